@@ -1,4 +1,4 @@
-//! A browser that a test drives: Debian's Chromium, by the WebDriver protocol (W3C WebDriver 2).
+//! Drives Debian's Chromium through the WebDriver protocol (W3C WebDriver 2).
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -14,12 +14,12 @@ use vm::{Scratch, wait_until};
 
 use crate::rig::free_portal;
 
-/// Far above what a page takes to show something.
+/// Time limit for changes of the page, far above the usual time.
 const SOON: Duration = Duration::from_secs(30);
-/// The key of an element's reference (W3C WebDriver 2, section 12.1).
+/// Key of an element reference (W3C WebDriver 2, section 12.1).
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// A window of a headless browser.
+/// A headless browser window.
 pub struct Browser {
     driver: Child,
     address: String,
@@ -34,7 +34,7 @@ impl Browser {
     /// Opens a window of this size.
     ///
     /// # Errors
-    /// There is no browser, or it does not start.
+    /// Fails if the browser is missing or does not start.
     pub fn open(scratch: &Scratch, (width, height): (u32, u32)) -> Result<Browser> {
         let portal = free_portal()?;
         let driver = Command::new("chromedriver")
@@ -65,7 +65,7 @@ impl Browser {
         let made = browser.ask("POST", "/session", &wanted)?;
         let session = made["sessionId"].as_str().context("no session")?;
         browser.session = format!("/session/{session}");
-        // The smallest window of a desktop is wider than a phone.
+        // The smallest desktop window is wider than a phone, so the size is emulated.
         let metrics =
             json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         browser.devtools("Emulation.setDeviceMetricsOverride", &metrics)?;
@@ -94,28 +94,28 @@ impl Browser {
         self.ask(method, &format!("{}{path}", self.session), body)
     }
 
-    /// Sends a command of the browser's own developer protocol.
+    /// Sends a command of the Chrome DevTools protocol.
     ///
     /// # Errors
-    /// It is refused.
+    /// Fails if the browser refuses the command.
     pub fn devtools(&self, command: &str, parameters: &Value) -> Result<Value> {
         let body = json!({"cmd": command, "params": parameters});
         self.command("POST", "/goog/cdp/execute", &body)
     }
 
-    /// Goes to an address.
+    /// Opens an address.
     ///
     /// # Errors
-    /// There is nothing.
+    /// Fails if the address cannot be loaded.
     pub fn go(&self, address: &str) -> Result<()> {
         self.command("POST", "/url", &json!({"url": address}))?;
         Ok(())
     }
 
-    /// The first element that a CSS selector finds, once there is one.
+    /// Waits for an element that matches a CSS selector and returns the first match.
     ///
     /// # Errors
-    /// There is none for long.
+    /// Fails if no element appears in time.
     pub fn find(&self, selector: &str) -> Result<Element> {
         let wanted = json!({"using": "css selector", "value": selector});
         let found = wait_until(SOON, || {
@@ -127,10 +127,10 @@ impl Browser {
         ))
     }
 
-    /// Clicks.
+    /// Clicks an element.
     ///
     /// # Errors
-    /// It cannot be clicked: something is over it, or it is hidden.
+    /// Fails if the element is covered or hidden.
     pub fn click(&self, element: &Element) -> Result<()> {
         self.command("POST", &format!("/element/{}/click", element.0), &json!({}))?;
         Ok(())
@@ -139,17 +139,17 @@ impl Browser {
     /// Types into an element.
     ///
     /// # Errors
-    /// It takes no keys.
+    /// Fails if the element takes no keyboard input.
     pub fn type_into(&self, element: &Element, text: &str) -> Result<()> {
         let path = format!("/element/{}/value", element.0);
         self.command("POST", &path, &json!({"text": text}))?;
         Ok(())
     }
 
-    /// Presses keys, one after the other, wherever the focus is.
+    /// Presses keys one after the other, in the focused element.
     ///
     /// # Errors
-    /// They are refused.
+    /// Fails if the browser refuses the keys.
     pub fn press(&self, keys: &[&str]) -> Result<()> {
         let key = |kind: &str, key: &&str| json!({"type": kind, "value": key});
         let actions: Vec<Value> = keys
@@ -161,10 +161,10 @@ impl Browser {
         Ok(())
     }
 
-    /// Answers what the page asks, after a look at its words.
+    /// Checks that the open dialog contains `asks`, enters `text` if given, and accepts the dialog.
     ///
     /// # Errors
-    /// It asks nothing, or something else.
+    /// Fails if no dialog is open or its text differs.
     pub fn answer(&self, asks: &str, text: Option<&str>) -> Result<()> {
         let found = wait_until(SOON, || self.command("GET", "/alert/text", &json!({})).ok());
         let found = found.context("the page asks nothing")?;
@@ -177,10 +177,10 @@ impl Browser {
         Ok(())
     }
 
-    /// What a script returns.
+    /// Runs a script and returns its result.
     ///
     /// # Errors
-    /// It fails.
+    /// Fails if the script fails.
     pub fn script(&self, script: &str) -> Result<Value> {
         self.command(
             "POST",
@@ -189,10 +189,10 @@ impl Browser {
         )
     }
 
-    /// What a script returns of an element, its first argument.
+    /// Runs a script with an element as its first argument and returns the result.
     ///
     /// # Errors
-    /// It fails, or the element is gone.
+    /// Fails if the script fails or the element was removed.
     pub fn script_of(&self, element: &Element, script: &str) -> Result<Value> {
         let element = json!({ELEMENT: element.0});
         let body = json!({"script": script, "args": [element]});
@@ -202,7 +202,7 @@ impl Browser {
     /// Waits until a script returns true.
     ///
     /// # Errors
-    /// It does not for long: then what the page shows.
+    /// Fails after the time limit, with the text of the page.
     pub fn until(&self, condition: &str) -> Result<()> {
         let holds = || (self.script(condition).ok()? == true).then_some(());
         wait_until(SOON, holds).with_context(|| {
@@ -211,20 +211,20 @@ impl Browser {
         })
     }
 
-    /// What an element is called by those who cannot see it.
+    /// Returns an element's accessible name, as a screen reader would read it.
     ///
     /// # Errors
-    /// The element is gone.
+    /// Fails if the element was removed.
     pub fn label(&self, element: &Element) -> Result<String> {
         let path = format!("/element/{}/computedlabel", element.0);
         let label = self.command("GET", &path, &json!({}))?;
         Ok(label.as_str().unwrap_or_default().to_owned())
     }
 
-    /// All elements that a selector finds now.
+    /// Returns all elements that match a selector now.
     ///
     /// # Errors
-    /// The browser has gone.
+    /// Fails if the browser has ended.
     pub fn all(&self, selector: &str) -> Result<Vec<Element>> {
         let wanted = json!({"using": "css selector", "value": selector});
         let found = self.command("POST", "/elements", &wanted)?;
@@ -233,10 +233,10 @@ impl Browser {
         Ok(names.map(|name| Element(name.to_owned())).collect())
     }
 
-    /// A picture of the whole page, into a file.
+    /// Writes a screenshot of the whole page to a file.
     ///
     /// # Errors
-    /// There is none.
+    /// Fails if the browser returns no screenshot.
     pub fn picture(&self, file: &Path) -> Result<()> {
         let wanted = json!({"captureBeyondViewport": true});
         let taken = self.devtools("Page.captureScreenshot", &wanted)?;
@@ -246,7 +246,7 @@ impl Browser {
     }
 }
 
-/// An answer with a length: the driver keeps the connection. Is it a success?
+/// Reads one HTTP response with a Content-Length, because the driver keeps the connection open. Returns success and body.
 fn answer(stream: &mut impl BufRead) -> Result<(bool, String)> {
     let (mut status, mut length) = (String::new(), 0);
     stream.read_line(&mut status)?;
@@ -268,7 +268,7 @@ fn answer(stream: &mut impl BufRead) -> Result<(bool, String)> {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The browser ends with its session; the driver by force.
+        // The browser ends with its session. The driver must be killed.
         if !self.session.is_empty() {
             self.ask("DELETE", &self.session, &json!({})).ok();
         }

@@ -1,6 +1,5 @@
-//! A front end of a few bytes: enough of the vhost-user protocol to see whether a back end talks to us.
-//! Message layout: request, flags, size of the payload, payload; little endian (vhost-user specification, "Message
-//! Specification").
+//! A minimal vhost-user front end that checks whether a back end answers. Message layout: request, flags, payload size, payload,
+//! little endian (vhost-user specification, "Message Specification").
 
 use anyhow::{Context, Result, ensure};
 use std::io::{Read, Write};
@@ -17,7 +16,7 @@ const FEATURES: [u8; 12] = [1, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0];
 /// VIRTIO_F_VERSION_1.
 pub const VERSION_1: u64 = 1 << 32;
 
-/// An open session.
+/// An open vhost-user session.
 pub struct Client(UnixStream);
 
 impl Client {
@@ -28,13 +27,13 @@ impl Client {
         Client::over(stream)
     }
 
-    /// Speaks over a stream that is connected already.
+    /// Uses a connected stream.
     pub fn over(stream: UnixStream) -> Result<Client> {
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         Ok(Client(stream))
     }
 
-    /// Asks for the device's features.
+    /// Requests the device's features.
     pub fn features(&mut self) -> Result<u64> {
         self.0
             .write_all(&GET_FEATURES)

@@ -1,8 +1,8 @@
-//! A file system in a guest: made, filled, remounted, checked.
+//! Creates, fills, remounts and checks a file system in a guest.
 
 use crate::{Guest, Result, ensure};
 
-/// Makes a file system on `disk`, fills files in it, remounts and checks them.
+/// Creates a file system on `disk`, fills files in it, remounts and checks them.
 pub fn file_system_round_trip(guest: &mut Guest, disk: &str) -> Result<()> {
     guest.ok(&format!(
         "/tools/mke2fs -q -t ext4 /dev/{disk} && mount -t ext4 /dev/{disk} /mnt && truncate -s 16M /mnt/direct /mnt/cached && mkdir /mnt/tree && \
@@ -16,7 +16,7 @@ pub fn file_system_round_trip(guest: &mut Guest, disk: &str) -> Result<()> {
     file_system_check(guest)
 }
 
-/// Checks what `file_system_round_trip` wrote.
+/// Checks the files of `file_system_round_trip`.
 pub fn file_system_check(guest: &mut Guest) -> Result<()> {
     guest.io_ok("check --file /mnt/direct --seed 11 --writes 2000 --bs 4096")?;
     guest.io_ok("check --file /mnt/cached --seed 12 --writes 2000 --bs 4096 --buffered")?;

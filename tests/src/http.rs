@@ -1,4 +1,4 @@
-//! Bare HTTP: what is sent is what is written here, and what comes back is looked at as it came.
+//! A minimal HTTP client. Tests control every byte of the request and see the response unchanged.
 
 use anyhow::{Context, Result};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -6,22 +6,22 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Far above what an answer takes.
+/// Time limit for a response, far above the usual time.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// An answer.
+/// An HTTP response.
 #[derive(Debug)]
 pub struct Answer {
-    /// Its status.
+    /// Status code.
     pub status: u16,
-    /// Its lines before the body, as they came.
+    /// Status line and header lines, unchanged.
     pub head: String,
-    /// Its body.
+    /// Body.
     pub body: String,
 }
 
 impl Answer {
-    /// A header's value.
+    /// Returns a header's value. The name is case-insensitive.
     pub fn header(&self, name: &str) -> Option<&str> {
         let mut lines = self.head.lines().filter_map(|line| line.split_once(':'));
         let found = lines.find(|(key, _)| key.eq_ignore_ascii_case(name));
@@ -29,7 +29,7 @@ impl Answer {
     }
 }
 
-/// Asks over a connection, which ends with the answer. `headers` are whole lines.
+/// Sends one request and reads the response until the server closes the connection. `headers` are whole lines.
 pub fn ask(
     mut stream: impl Read + Write,
     method: &str,
@@ -56,23 +56,23 @@ pub fn ask(
     })
 }
 
-/// Listens to server-sent events: each has a name and its data.
+/// A stream of server-sent events, each with a name and data.
 pub struct Events(BufReader<UnixStream>);
 
 impl Events {
-    /// Begins to listen; every event from now on is heard.
+    /// Subscribes at `/v1/events`. Every later event is received.
     pub fn listen(control: &Path) -> Result<Events> {
         Events::listen_at(control, "/v1/events")
     }
 
-    /// Begins to listen at a path.
+    /// Subscribes at `path`.
     pub fn listen_at(control: &Path, path: &str) -> Result<Events> {
         let mut stream = UnixStream::connect(control)?;
         stream.set_read_timeout(Some(LIMIT))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: lunette\r\n\r\n")?;
         let mut events = Events(BufReader::new(stream));
         let mut line = String::new();
-        // The head of the answer comes when the daemon has subscribed.
+        // The daemon sends the response head after it has subscribed the client.
         while line != "\r\n" {
             line.clear();
             events.0.read_line(&mut line).context("no answer")?;
@@ -80,7 +80,7 @@ impl Events {
         Ok(events)
     }
 
-    /// The next event.
+    /// Waits for the next event and returns its name and data.
     pub fn hear(&mut self) -> Result<(String, String)> {
         let (mut event, mut data) = (String::new(), String::new());
         loop {

@@ -1,5 +1,5 @@
-//! A FUSE file system that stops answering requests of chosen kinds, as a network file system does whose server is away. Its files are in
-//! memory, all in one folder. For tests that run as root.
+//! A FUSE file system that stops answering requests of chosen kinds, like a network file system whose server is unreachable. Its files
+//! are in memory, all in one folder. For tests that run as root.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,17 +12,17 @@ use anyhow::{Context, Result, ensure};
 
 /// Kinds of requests, by their FUSE opcodes.
 pub mod kind {
-    /// A name is looked up: every open begins so.
+    /// Looks up a name. Every open begins with LOOKUP.
     pub const LOOKUP: u32 = 1;
-    /// A file gets another size.
+    /// Changes attributes, here the size of a file.
     pub const SETATTR: u32 = 4;
-    /// A file is opened.
+    /// Opens a file.
     pub const OPEN: u32 = 14;
-    /// Data are read.
+    /// Reads from a file.
     pub const READ: u32 = 15;
-    /// Data are written.
+    /// Writes to a file.
     pub const WRITE: u32 = 16;
-    /// Data become durable.
+    /// Makes a file's data durable.
     pub const FSYNC: u32 = 20;
 }
 
@@ -32,7 +32,7 @@ const RELEASE: u32 = 18;
 const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 const CREATE: u32 = 35;
-/// FORGET, INTERRUPT and BATCH_FORGET have no answer.
+/// FORGET, INTERRUPT and BATCH_FORGET have no reply.
 const UNANSWERED: [u32; 3] = [2, 36, 42];
 
 const HEADER_BYTES: usize = 40;
@@ -46,10 +46,10 @@ const FATTR_SIZE: u32 = 8;
 #[derive(Default)]
 struct State {
     names: HashMap<Vec<u8>, u64>,
-    /// Content by inode number, from 2 on.
+    /// Content by inode number, starting at 2.
     files: HashMap<u64, Vec<u8>>,
     hung: Vec<u32>,
-    /// Only requests for this file hang; `None`: for all.
+    /// File whose requests hang. `None`: all files.
     hung_file: Option<u64>,
     held: Vec<Vec<u8>>,
 }
@@ -69,7 +69,7 @@ impl HungMount {
     /// Mounts a file system with files of these names and sizes on a new folder.
     ///
     /// # Errors
-    /// What mount(8) prints.
+    /// Fails with the output of mount(8).
     pub fn new(folder: &Path, files: &[(&str, usize)]) -> Result<HungMount> {
         std::fs::create_dir_all(folder)?;
         let device = File::options().read(true).write(true).open("/dev/fuse");
@@ -92,7 +92,7 @@ impl HungMount {
         let (mut requests, of_thread) = (device.try_clone()?, Arc::clone(&state));
         std::thread::spawn(move || {
             let mut bytes = vec![0; REQUEST_BYTES_MAX];
-            // An error is the end of the mount.
+            // read() fails after the unmount.
             while let Ok(length) = requests.read(&mut bytes) {
                 let request = &bytes[..length];
                 let mut state = lock(&of_thread);
@@ -117,26 +117,26 @@ impl HungMount {
         self.folder.join(name)
     }
 
-    /// Requests of these kinds are not answered from now on.
+    /// Stops answering requests of these kinds.
     pub fn hang(&self, kinds: &[u32]) {
         let mut state = lock(&self.state);
         state.hung = kinds.to_vec();
         state.hung_file = None;
     }
 
-    /// Requests of these kinds for one file are not answered from now on.
+    /// Stops answering requests of these kinds for one file.
     pub fn hang_file(&self, name: &str, kinds: &[u32]) {
         let mut state = lock(&self.state);
         state.hung = kinds.to_vec();
         state.hung_file = state.names.get(name.as_bytes()).copied();
     }
 
-    /// Number of requests that wait for an answer.
+    /// Returns the number of requests that wait for a reply.
     pub fn held(&self) -> usize {
         lock(&self.state).held.len()
     }
 
-    /// Answers all requests again, and those that wait.
+    /// Answers all waiting requests and resumes normal operation.
     pub fn release(&self) {
         let mut state = lock(&self.state);
         state.hung.clear();
@@ -217,7 +217,7 @@ impl State {
         bytes.extend(errno.to_ne_bytes());
         bytes.extend(unique.to_ne_bytes());
         bytes.extend(reply);
-        // A request that was interrupted has gone.
+        // The write fails if the request was interrupted.
         device.write_all(&bytes).ok();
     }
 

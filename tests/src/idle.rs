@@ -1,19 +1,19 @@
-//! What a daemon costs that has nothing to do.
+//! CPU use of an idle daemon.
 
 use anyhow::{Result, ensure};
 use std::time::{Duration, Instant};
 use vm::Daemon;
 
-/// How long it is watched at a time.
+/// Duration of one measurement.
 const WATCHED: Duration = Duration::from_secs(10);
-/// The most of a core that it may take.
+/// Limit of CPU use, as a share of one core.
 const SHARE_MAX: f64 = 0.01;
-/// How often at most, where the host takes the machine's processors away meanwhile.
+/// Most measurements, if the host takes CPU time away from this machine during them.
 const TIMES: usize = 6;
 
-/// Ends with an error when a daemon with nothing to do but `what` takes a hundredth of a core or more. A virtual machine's
-/// kernel counts as used what its host takes from a thread that runs: that is subtracted, and where it was as much as the
-/// bound, what is left says nothing and is watched again. `refresh` comes before each time.
+/// Fails if the daemon, idle except for `what`, uses [`SHARE_MAX`] of a core or more. A virtual machine's kernel counts stolen time
+/// of a running thread as used, so stolen time is subtracted. If the stolen time itself reaches the limit, the measurement is
+/// inconclusive and is repeated. `refresh` runs before each measurement.
 pub fn ensure_idle(
     daemon: &mut Daemon,
     what: &str,
@@ -42,7 +42,7 @@ pub fn ensure_idle(
     Ok(())
 }
 
-/// What the host took from all processors of this machine since it booted: proc(5), the eighth number of `/proc/stat`.
+/// Returns the steal time of all processors since boot: the eighth number of the `cpu` line of `/proc/stat` (proc(5)).
 fn stolen() -> Result<Duration> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let all = stat.lines().next().unwrap_or_default();

@@ -5,11 +5,11 @@ use iscsi::initiator::{CommandDone, Initiator};
 use iscsi::negotiation::Offer;
 use iscsi_initiator::{Lun, Session, SessionOptions};
 
-/// A session that is logged in.
+/// A session in the full feature phase.
 pub struct IscsiSession(Session);
 
 impl IscsiSession {
-    /// Logs in to a target as the initiator with this number, and takes what a new nexus is told.
+    /// Logs in as initiator `number` and consumes the unit attentions of a new I_T nexus.
     pub fn login(portal: &str, target: &str, number: u16) -> Result<IscsiSession> {
         let mut session = IscsiSession::login_only(portal, target, number)?;
         for _ in 0..4 {
@@ -20,7 +20,7 @@ impl IscsiSession {
         bail!("the unit stays not ready")
     }
 
-    /// Logs in; whatever the unit has to tell comes with the first commands.
+    /// Logs in. Unit attentions are left for the first commands.
     pub fn login_only(portal: &str, target: &str, number: u16) -> Result<IscsiSession> {
         let [high, low] = number.to_be_bytes();
         let options = SessionOptions {
@@ -33,12 +33,12 @@ impl IscsiSession {
         Ok(IscsiSession(Session::login(&portal, target, &options)?))
     }
 
-    /// One command on LUN 0.
+    /// Executes a command on LUN 0.
     pub fn command(&mut self, cdb: &[u8], out: Option<&[u8]>, into: u32) -> Result<CommandDone> {
         self.command_on(0, cdb, out, into)
     }
 
-    /// One command on a LUN below 256.
+    /// Executes a command on a LUN below 256.
     pub fn command_on(
         &mut self,
         lun: u8,

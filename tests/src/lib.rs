@@ -1,6 +1,6 @@
-//! Shared pieces of the end-to-end tests: one daemon with its places, checks on guests, a bare vhost-user client.
+//! Shared helpers of the end-to-end tests: a daemon with its temporary folders, guest checks, a minimal vhost-user client.
 //!
-//! Tests stand alone and may run in any order; those with guests take turns, for a guest wants the whole machine.
+//! Tests are independent and may run in any order. Tests with guests run one at a time, because a guest needs the whole machine.
 #![forbid(unsafe_code)]
 
 pub mod browser;

@@ -12,7 +12,7 @@ impl Loop {
     /// Attaches a free loop device to a file.
     ///
     /// # Errors
-    /// What losetup prints.
+    /// Fails with the output of losetup.
     pub fn over(path: &Path) -> Result<Loop> {
         Loop::with_sectors(path, 512)
     }
@@ -20,17 +20,17 @@ impl Loop {
     /// Attaches a free loop device of this logical block size to a file.
     ///
     /// # Errors
-    /// What losetup prints.
+    /// Fails with the output of losetup.
     pub fn with_sectors(path: &Path, bytes: u32) -> Result<Loop> {
         let (bytes, path) = (bytes.to_string(), path.display().to_string());
         let device = losetup(&["--find", "--show", "--sector-size", &bytes, &path])?;
         Ok(Loop(device))
     }
 
-    /// Gives it the size that its file has now.
+    /// Updates the device size to the current size of the file.
     ///
     /// # Errors
-    /// What losetup prints.
+    /// Fails with the output of losetup.
     pub fn take_size(&self) -> Result<()> {
         losetup(&["--set-capacity", &self.0])?;
         Ok(())

@@ -1,4 +1,4 @@
-//! Debian packages of the programs that are tested.
+//! Builds Debian packages of the tested programs.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,13 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, ensure};
 use vm::{GuestProgram, Profile, Scratch, guest_program, lunette_program};
 
-/// Runs a tool for packages.
+/// Runs a packaging tool.
 pub fn run(command: &mut Command) -> Result<Output> {
     let ran = command.output();
     ran.with_context(|| format!("cannot run {command:?}; hint: apt-get install dpkg-dev lintian"))
 }
 
-/// What it prints, if it does what is wanted.
+/// Runs a command that must succeed and returns its standard output.
 pub fn succeeds(command: &mut Command) -> Result<String> {
     let ran = run(command)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -22,7 +22,7 @@ pub fn succeeds(command: &mut Command) -> Result<String> {
     Ok(said)
 }
 
-/// A target directory with the programs of this build; what is in their packages is the same for every profile.
+/// Creates a target directory with the programs of this build. The packages have the same contents for every profile.
 pub fn built(scratch: &Scratch) -> Result<PathBuf> {
     let target = scratch.file("target");
     let (release, guests) = (
@@ -33,7 +33,7 @@ pub fn built(scratch: &Scratch) -> Result<PathBuf> {
     std::fs::create_dir_all(&guests)?;
     let program = lunette_program(Profile::Dev)?;
     for name in ["lunette", "lunette-lab"] {
-        // Without debug information, which takes long to pack.
+        // Stripped, because packing debug information takes long.
         let place = release.join(name);
         succeeds(
             Command::new("strip")
@@ -49,7 +49,7 @@ pub fn built(scratch: &Scratch) -> Result<PathBuf> {
     Ok(target)
 }
 
-/// The packages of these programs: `lunette`, then `lunette-lab`.
+/// Builds the packages `lunette` and `lunette-lab`, in this order.
 pub fn packages(target: &Path, out: &Path, revision: &str) -> Result<Vec<PathBuf>> {
     let script = vm::workspace().join("scripts/deb");
     let mut command = Command::new(script);

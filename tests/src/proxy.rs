@@ -1,4 +1,4 @@
-//! A TCP connection that goes wrong: what stands between an initiator and a target in tests of recovery.
+//! A TCP proxy between an initiator and a target that injects connection faults.
 
 use anyhow::Result;
 use std::io::{ErrorKind, Read, Write};
@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What is done to connections.
+/// A fault to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Harm {
-    /// Both sides see a reset.
+    /// Resets both sides of all connections.
     Reset,
-    /// A byte is flipped in what comes next, in the one direction or the other.
+    /// Flips one byte of the next data, in either direction.
     Flip,
-    /// What comes next is cut off in the middle, then the connection is closed.
+    /// Truncates the next data in the middle and closes the connection.
     Half,
-    /// Nothing comes through any more, in both directions; the connection stays.
+    /// Drops all data in both directions and keeps the connection open.
     Silence,
 }
 
@@ -24,7 +24,7 @@ const NONE: u8 = 0;
 const FLIP: u8 = 1;
 const HALF: u8 = 2;
 
-/// Both ends of a connection, and whether it is silent.
+/// Both ends of a connection, and whether it drops all data.
 type Ends = (TcpStream, TcpStream, Arc<AtomicBool>);
 
 #[derive(Default)]
@@ -42,7 +42,7 @@ impl State {
     fn reset_all(&self) {
         for (near, far, _) in self.streams().drain(..) {
             for stream in [near, far] {
-                // With no time to linger a close is a reset. Fails where the connection is over.
+                // With a linger time of zero, close sends a reset. Fails if the connection has already ended.
                 rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).ok();
                 stream.shutdown(Shutdown::Both).ok();
             }
@@ -50,14 +50,14 @@ impl State {
     }
 }
 
-/// Passes connections on to one address.
+/// Forwards connections to one address.
 pub struct Proxy {
     address: SocketAddr,
     state: Arc<State>,
 }
 
 impl Proxy {
-    /// In front of `to`.
+    /// Starts a proxy for `to`.
     pub fn start(to: SocketAddr) -> Result<Proxy> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
@@ -68,7 +68,7 @@ impl Proxy {
                 if shared.stop.load(Ordering::Relaxed) {
                     return;
                 }
-                // A target that is not there refuses, and so does this.
+                // Closes the connection if the target refuses it.
                 let (Ok(near), Ok(far)) = (near, TcpStream::connect(to)) else {
                     continue;
                 };
@@ -80,12 +80,12 @@ impl Proxy {
         Ok(Proxy { address, state })
     }
 
-    /// Where it listens.
+    /// Listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Does harm to the connections that there are.
+    /// Injects a fault into the current connections.
     pub fn harm(&self, harm: Harm) {
         match harm {
             Harm::Reset => self.state.reset_all(),
@@ -104,7 +104,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.state.stop.store(true, Ordering::Relaxed);
         self.state.reset_all();
-        // Wakes the thread that accepts.
+        // Wakes the accepting thread.
         TcpStream::connect(self.address).ok();
     }
 }
@@ -139,7 +139,7 @@ fn copy(state: &State, is_silent: &AtomicBool, mut from: TcpStream, mut to: TcpS
             continue;
         }
         let bytes = &mut buffer[..read];
-        // Not into logins, which have no digests: those are shorter than a command with data.
+        // Login PDUs have no digests and must stay intact. They are shorter than a command with data.
         let next = match read > 1024 {
             true => state.next.swap(NONE, Ordering::Relaxed),
             false => NONE,
@@ -152,7 +152,7 @@ fn copy(state: &State, is_silent: &AtomicBool, mut from: TcpStream, mut to: TcpS
             break;
         }
     }
-    // The other side may have gone already.
+    // Fails if the peer has already closed.
     from.shutdown(Shutdown::Both).ok();
     to.shutdown(Shutdown::Both).ok();
 }

@@ -1,4 +1,4 @@
-//! One test's daemon and its places.
+//! The daemon and the temporary folders of one test.
 
 use anyhow::{Result, bail, ensure};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -10,23 +10,23 @@ use vm::{Daemon, DaemonBuilder, Guest, Scratch, wait_until};
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A daemon, its temporary places, and the turn to use the machine.
+/// A daemon, its temporary folders, and the lock for exclusive use of the machine.
 pub struct Rig {
     /// Stopped first.
     pub daemon: Daemon,
-    /// Removed after it.
+    /// Removed after the daemon stopped.
     pub scratch: Scratch,
-    /// `None`: the test has its turn by another rig.
+    /// `None` if another rig of the test holds the lock.
     _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Rig {
-    /// Starts what `describe` makes of a bare daemon.
+    /// Starts the daemon that `describe` configures.
     pub fn new(describe: impl FnOnce(DaemonBuilder) -> DaemonBuilder) -> Result<Rig> {
         Rig::prepared(|_, builder| Ok(describe(builder)))
     }
 
-    /// The same, where something must be put in place before.
+    /// Like [`Rig::new`], but `describe` can also create files before the start.
     pub fn prepared(
         describe: impl FnOnce(&Scratch, DaemonBuilder) -> Result<DaemonBuilder>,
     ) -> Result<Rig> {
@@ -40,7 +40,7 @@ impl Rig {
         })
     }
 
-    /// Starts one more daemon, in places of its own. Drop it before this one.
+    /// Starts another daemon with its own folders. Drop it before this one.
     pub fn beside(&self, describe: impl FnOnce(DaemonBuilder) -> DaemonBuilder) -> Result<Rig> {
         let scratch = Scratch::new()?;
         let daemon = describe(DaemonBuilder::new(&scratch)).start()?;
@@ -51,12 +51,12 @@ impl Rig {
         })
     }
 
-    /// The socket of an export.
+    /// Returns the socket path of an export.
     pub fn socket(&self, export: &str) -> PathBuf {
         self.scratch.socket(&format!("{export}.sock"))
     }
 
-    /// Where an iSCSI target is found: the last line that says so.
+    /// Waits for the portal of an iSCSI target in the log. The last matching line counts.
     pub fn iscsi_portal(&mut self, target: &str) -> Result<String> {
         let announced = format!("ready iscsi {target} ");
         let process = self.daemon.process();
@@ -75,20 +75,20 @@ impl Rig {
         portal.unwrap_or_else(|| bail!("no iSCSI portal:\n{}", self.daemon.process().log_tail()))
     }
 
-    /// Bytes that a disk's file takes on the host.
+    /// Returns the allocated bytes of a disk's file on the host.
     pub fn allocated(&self, file: &str) -> Result<u64> {
-        // st_blocks counts units of 512 bytes whatever the file system's block size: stat(3type).
+        // st_blocks counts units of 512 bytes, independent of the file system's block size: stat(3type).
         Ok(std::fs::metadata(self.scratch.file(file))?.blocks() * 512)
     }
 }
 
-/// A portal that nobody uses, for a daemon that must come back where it was.
+/// Returns an unused portal, for a daemon that must restart on the same address.
 pub fn free_portal() -> Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     Ok(listener.local_addr()?)
 }
 
-/// Fails when the guest's kernel complained of a disk, or of anything as bad as a hung task.
+/// Fails if the guest's kernel logged an I/O error, a hung task or a similar problem.
 pub fn kernel_is_content(guest: &mut Guest) -> Result<()> {
     const COMPLAINTS: &str = "I/O error|critical|blocked for more|Call Trace|BUG:|WARNING:|Sense Key|timed out|abort|host reset|bus reset|EXT4-fs error|Buffer I/O";
     let output = guest.run(&format!("dmesg | grep -E '{COMPLAINTS}'"))?;
@@ -100,7 +100,7 @@ pub fn kernel_is_content(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// Sizes, flags and limits of the block layer: a file below `/sys/block/<disk>`.
+/// Reads a block layer attribute: a file below `/sys/block/<disk>`.
 pub fn attribute(guest: &mut Guest, disk: &str, name: &str) -> Result<String> {
     Ok(guest
         .ok(&format!("cat /sys/block/{disk}/{name}"))?
@@ -108,7 +108,7 @@ pub fn attribute(guest: &mut Guest, disk: &str, name: &str) -> Result<String> {
         .to_owned())
 }
 
-/// The same as a number.
+/// Reads a block layer attribute as a number.
 pub fn number(guest: &mut Guest, disk: &str, name: &str) -> Result<u64> {
     Ok(attribute(guest, disk, name)?.parse()?)
 }

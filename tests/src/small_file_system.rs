@@ -1,4 +1,4 @@
-//! A file system that is soon full.
+//! A small file system that tests can fill quickly.
 
 use anyhow::{Context, Result};
 use std::path::PathBuf;
@@ -6,11 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use vm::{Scratch, wait_until};
 
-/// A tmpfs of 24 MiB at `small`, in a mount name space that outlives daemons.
+/// A tmpfs of 24 MiB at `small`, in a mount namespace that outlives daemons.
 pub struct SmallFileSystem(Child);
 
 impl SmallFileSystem {
-    /// Mounts it.
+    /// Mounts the file system in a new mount namespace.
     pub fn mount(scratch: &Scratch) -> Result<SmallFileSystem> {
         let script = "mkdir -p small && mount -t tmpfs -o size=24M tmpfs small && touch small/mounted && exec sleep 3600";
         let as_user: &[&str] = match is_root() {
@@ -33,18 +33,18 @@ impl SmallFileSystem {
         Ok(keeper)
     }
 
-    /// Where processes in its mount name space find it.
+    /// Path of the file system inside its mount namespace.
     pub fn folder(scratch: &Scratch) -> PathBuf {
         scratch.files().join("small")
     }
 
-    /// Where this process finds it.
+    /// Path of the file system for this process.
     pub fn folder_from_outside(&self, scratch: &Scratch) -> PathBuf {
         let root = format!("/proc/{}/root{}", self.0.id(), scratch.files().display());
         PathBuf::from(root).join("small")
     }
 
-    /// The words before a program that shall run in its mount name space.
+    /// Returns the command prefix that runs a program in the mount namespace.
     pub fn wrapper(&self, scratch: &Scratch) -> Vec<String> {
         let folder = scratch.files().display();
         let script = format!("cd '{folder}' && exec \"$0\" \"$@\"");
@@ -61,7 +61,7 @@ impl SmallFileSystem {
 
 impl Drop for SmallFileSystem {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if the process has already ended.
         self.0.kill().ok();
         self.0.wait().ok();
     }

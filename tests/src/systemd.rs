@@ -1,5 +1,5 @@
-//! A host with systemd: a service manager as the first process of namespaces of its own, that of this machine or of another Debian, on a
-//! copy of a root file system that goes away with it. Needs root, a Debian system with systemd and util-linux; mmdebstrap for another Debian.
+//! A host with systemd: a service manager as process 1 of its own namespaces, on a temporary copy of this machine's root file system or
+//! of another Debian's. Needs root, a Debian system with systemd and util-linux. Another Debian also needs mmdebstrap.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -9,14 +9,14 @@ use anyhow::{Context, Result, bail, ensure};
 use vm::{Scratch, wait_until};
 
 const BOOT_LIMIT: Duration = Duration::from_secs(60);
-/// A command that hangs is a defect, and must not keep the test.
+/// Time limit of a command in seconds. A hanging command must fail the test, not block it.
 const COMMAND_LIMIT: &str = "90";
 
-/// What a Debian has here beside apt.
+/// Packages to install in another Debian, besides apt.
 const DEBIAN_PACKAGES: &str = "systemd,systemd-sysv,adduser";
 
-/// What it boots: arguments are the folder to use, a name for its control group, and the root file system to copy. The cgroup is entered before it becomes the root
-/// of what is seen, so that systemd makes its own below it.
+/// Boot script. Arguments: folder to use, cgroup name, root file system to copy. The script enters the cgroup before the cgroup namespace
+/// is created, so that systemd creates its own cgroups below it.
 const BOOT: &str = r#"
 set -eu
 cgroups=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/self/mounts)
@@ -44,7 +44,7 @@ exec env container=test chroot . /lib/systemd/systemd --system --log-target=jour
 ' sh "$1" "$3"
 "#;
 
-/// Ends all that is in the control groups, and removes them.
+/// Kills all processes in the cgroup and removes it.
 const CLEAN: &str = r#"
 cgroups=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/self/mounts)
 [ -d "$cgroups/$1" ] || exit 0
@@ -60,7 +60,7 @@ exit 1
 /// A host that runs systemd.
 pub struct SystemdHost {
     booted: Child,
-    /// The number of its first process here.
+    /// Process ID of its init, in the namespace of this process.
     init: u32,
     group: String,
 }
@@ -78,7 +78,7 @@ fn as_root(program: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// The root file system of a small Debian. Its files are root's, who has to remove them.
+/// Root file system of a small Debian. Its files belong to root, so root must remove them.
 pub struct DebianRoot(PathBuf);
 
 impl Drop for DebianRoot {
@@ -94,10 +94,10 @@ impl Drop for DebianRoot {
     }
 }
 
-/// A small Debian of a release, made of that release's packages.
+/// Creates a small Debian of a release from that release's packages.
 ///
 /// # Errors
-/// They cannot be had.
+/// Fails if mmdebstrap is missing or cannot get the packages.
 pub fn debian(release: &str, scratch: &Scratch) -> Result<DebianRoot> {
     let root = DebianRoot(scratch.file(release));
     let mut command = as_root("mmdebstrap")?;
@@ -114,10 +114,10 @@ pub fn debian(release: &str, scratch: &Scratch) -> Result<DebianRoot> {
 }
 
 impl SystemdHost {
-    /// Boots it, until its basic units are there.
+    /// Boots a copy of this machine's root file system and waits for the basic units.
     ///
     /// # Errors
-    /// Nobody is root here, or this machine has no systemd, or it does not boot.
+    /// Fails without root, without systemd, or if the boot does not complete.
     pub fn boot(scratch: &Scratch) -> Result<SystemdHost> {
         SystemdHost::boot_copy(Path::new("/"), scratch)
     }
@@ -167,15 +167,15 @@ impl SystemdHost {
         Ok(host)
     }
 
-    /// A path of that host, from here.
+    /// Translates a path of the host to a path for this process.
     pub fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.init))
     }
 
-    /// Runs a command on that host.
+    /// Runs a command on the host.
     ///
     /// # Errors
-    /// It cannot be run.
+    /// Fails if the command cannot be run.
     pub fn run(&self, words: &[&str]) -> Result<Output> {
         let mut command = as_root("timeout")?;
         command.args(["-s", "KILL", COMMAND_LIMIT, "nsenter", "--target"]);
@@ -187,10 +187,10 @@ impl SystemdHost {
             .context("cannot run nsenter; hint: apt-get install util-linux")
     }
 
-    /// What a command prints that succeeds.
+    /// Runs a command that must succeed and returns its standard output.
     ///
     /// # Errors
-    /// It does not.
+    /// Fails if the command fails.
     pub fn succeeds(&self, words: &[&str]) -> Result<String> {
         let ran = self.run(words)?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -199,25 +199,25 @@ impl SystemdHost {
         Ok(said)
     }
 
-    /// What the journal has of a unit.
+    /// Returns a unit's journal.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// Fails if the journal cannot be read.
     pub fn journal(&self, unit: &str) -> Result<String> {
         self.succeeds(&["journalctl", "--no-pager", "-o", "cat", "-u", unit])
     }
 
-    /// A property of a unit.
+    /// Returns a unit's property.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// Fails if the property cannot be read.
     pub fn property(&self, unit: &str, name: &str) -> Result<String> {
         let shown = self.succeeds(&["systemctl", "show", "--value", "-p", name, unit])?;
         Ok(shown.trim().to_owned())
     }
 }
 
-/// The process below `unshare`, which is the first of its namespace: found by its name, whoever started it.
+/// Finds process 1 of the new PID namespace below `starter`, by its name.
 fn first_process(starter: u32) -> Option<u32> {
     let children = |pid: u32| -> Vec<u32> {
         let path = format!("/proc/{pid}/task/{pid}/children");
@@ -239,7 +239,7 @@ fn first_process(starter: u32) -> Option<u32> {
 
 impl Drop for SystemdHost {
     fn drop(&mut self) {
-        // All mounts go with the processes.
+        // All mounts end with the processes.
         let cleaned = as_root("sh").and_then(|mut command| {
             let output = command.args(["-c", CLEAN, "sh", &self.group]).output()?;
             let wrong = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -249,7 +249,7 @@ impl Drop for SystemdHost {
         if let Err(error) = cleaned {
             eprintln!("after a host with systemd: {error}");
         }
-        // Where the kernel has no cgroup.kill.
+        // Kills the host's init, for kernels without cgroup.kill.
         if let Some(init) = first_process(self.booted.id())
             && let Ok(mut command) = as_root("kill")
         {

@@ -1,4 +1,4 @@
-//! `lunette vm` as a user has it: programs in folders of their own, and a place for guests that is this test's alone.
+//! `lunette vm` as a user runs it: installed programs, and a guest folder that belongs to this test only.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::io::Write;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use vm::running::{Registry, State, terminate};
 use vm::{GuestProgram, Profile, Scratch, guest_program, lunette_program, tool, wait_until};
 
-/// Ends of processes and of folders are a matter of moments; the machine may be busy.
+/// Time limit for processes to end and folders to be removed. Usually this takes moments, but the machine may be busy.
 const GONE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Installed programs and the folder of guests' folders. Whatever runs there is killed on drop.
+/// Installed programs and the folder that holds all guest folders. All its processes are killed on drop.
 pub struct UserGuests {
     scratch: Scratch,
     programs: PathBuf,
@@ -20,7 +20,7 @@ pub struct UserGuests {
 }
 
 impl UserGuests {
-    /// The programs as `make install` lays them out, without wrappers.
+    /// Installs the programs like `make install`, without wrappers.
     pub fn new() -> Result<UserGuests> {
         let scratch = Scratch::new()?;
         let programs = scratch.file("bin");
@@ -45,7 +45,7 @@ impl UserGuests {
         })
     }
 
-    /// Also the load generator for guests, which takes a while to build.
+    /// Adds the load generator for guests, which takes a while to build.
     pub fn with_bench(self) -> Result<UserGuests> {
         let bench = GuestProgram::Bench;
         let place = self.scratch.file("libexec/lunette").join(bench.name());
@@ -53,25 +53,25 @@ impl UserGuests {
         Ok(self)
     }
 
-    /// A file of this test's.
+    /// Returns the path of a file in this test's folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.scratch.file(name)
     }
 
-    /// A shell script in the place of `lunette`, whose path is `$REAL` in it.
+    /// Replaces `lunette` by a shell script. `$REAL` is the path of the program in it.
     pub fn wrap_daemon(&self, script: &str) -> Result<()> {
         let place = self.programs.join("lunette");
         std::fs::remove_file(&place)?;
         write_script(&place, &lunette_program(Profile::Dev)?, script)
     }
 
-    /// The same for QEMU.
+    /// Replaces QEMU by a shell script. `$REAL` is the path of the program in it.
     pub fn wrap_qemu(&self, script: &str) -> Result<()> {
         let name = "qemu-system-x86_64";
         write_script(&self.path.join(name), &tool(name)?, script)
     }
 
-    /// `lunette vm WORDS`.
+    /// Returns the command `lunette vm WORDS`.
     pub fn command(&self, words: &[&str]) -> Command {
         let search = std::env::var("PATH").unwrap_or_default();
         let mut command = Command::new(self.programs.join("lunette-lab"));
@@ -85,12 +85,12 @@ impl UserGuests {
         command
     }
 
-    /// Runs it, whatever its exit code.
+    /// Runs `lunette vm WORDS` with any exit code.
     pub fn vm(&self, words: &[&str]) -> Result<Output> {
         Ok(self.command(words).output()?)
     }
 
-    /// Runs it; it must succeed. Gives what it prints.
+    /// Runs `lunette vm WORDS`, which must succeed, and returns its standard output.
     pub fn ok(&self, words: &[&str]) -> Result<String> {
         let output = self.vm(words)?;
         ensure!(
@@ -103,7 +103,7 @@ impl UserGuests {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs it; it must fail. Gives what it complains of.
+    /// Runs `lunette vm WORDS`, which must fail, and returns its standard error.
     pub fn refused(&self, words: &[&str]) -> Result<String> {
         let output = self.vm(words)?;
         ensure!(
@@ -114,14 +114,14 @@ impl UserGuests {
         Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
-    /// Starts it and returns at once; its outputs go nowhere.
+    /// Starts `lunette vm WORDS` in the background and discards its output.
     pub fn start(&self, words: &[&str]) -> Result<Child> {
         let mut command = self.command(words);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         Ok(child?)
     }
 
-    /// Runs it with something to read.
+    /// Runs `lunette vm WORDS` with `input` on standard input.
     pub fn with_input(&self, words: &[&str], input: &[u8]) -> Result<Output> {
         let mut command = self.command(words);
         command
@@ -139,13 +139,13 @@ impl UserGuests {
         Ok(output)
     }
 
-    /// What is known of a guest, if there is one of the name.
+    /// Returns the recorded state of a guest, if the guest exists.
     pub fn state(&self, name: &str) -> Option<State> {
         let registry = Registry::at(&self.root()).ok()?;
         registry.place(name).ok()?.state().ok()
     }
 
-    /// Waits until `wanted` gives something of a guest's state.
+    /// Waits until `wanted` returns a value for a guest's state.
     pub fn wait_for<T>(
         &self,
         name: &str,
@@ -160,7 +160,7 @@ impl UserGuests {
         self.root().join(name)
     }
 
-    /// Waits until no process and no folder of any guest is left.
+    /// Waits until all processes of guests ended and all guest folders were removed.
     pub fn nothing_is_left(&self) -> Result<()> {
         let gone = wait_until(GONE_LIMIT, || {
             (self.processes().is_empty() && self.folders().is_empty()).then_some(())
@@ -179,7 +179,7 @@ impl UserGuests {
         self.scratch.socket("run/lunette/vm")
     }
 
-    /// Whatever is in the folder of guests' folders, by name.
+    /// Returns the names in the folder that holds all guest folders.
     fn folders(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.root())
             .into_iter()
@@ -190,7 +190,8 @@ impl UserGuests {
             .collect()
     }
 
-    /// Processes that have this place in their environment, without zombies: whatever was started through here has.
+    /// Returns the processes with this guest folder in their environment, without zombies. All processes started here inherit the
+    /// environment.
     fn processes(&self) -> Vec<(u32, String)> {
         let place = format!("XDG_RUNTIME_DIR={}", self.scratch.socket("run").display());
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -218,7 +219,7 @@ impl Drop for UserGuests {
     }
 }
 
-/// Kills with SIGKILL, and collects.
+/// Kills a child with SIGKILL and waits for it.
 pub fn kill_hard(child: &mut Child) -> Result<()> {
     child.kill()?;
     child.wait()?;

@@ -1,4 +1,4 @@
-//! Who may ask the daemon, by which way: users and groups at the control socket, tokens over TCP.
+//! Access control of the API: users and groups at the control socket, tokens over TCP.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, DaemonBuilder, Profile, Result, Rig, Scratch, bail, ensure, http};
@@ -21,7 +21,7 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
     Ok(())
 }
 
-/// Where the log says that something is served over TCP.
+/// Returns the TCP address from the log line that contains `what`.
 fn address(rig: &mut Rig, what: &str) -> Result<String> {
     let log = rig.daemon.process().log();
     let line = log.lines().find(|line| line.contains(what));
@@ -30,7 +30,7 @@ fn address(rig: &mut Rig, what: &str) -> Result<String> {
     Ok(word.trim().to_owned())
 }
 
-/// A daemon that is asked over TCP too, and where.
+/// Starts a daemon that also serves the API over TCP, and returns the address.
 fn over_tcp() -> Result<(Rig, String)> {
     let mut rig = Rig::prepared(|scratch, daemon| {
         let (control, readers) = (scratch.file("token"), scratch.file("readers"));
@@ -62,7 +62,7 @@ fn over_tcp_only_a_token_opens_and_it_is_never_told() -> Result<()> {
     };
     let control = format!("Bearer {CONTROL}");
     let readers = format!("Bearer {READERS}");
-    // Nothing is told to strangers, not even what there is.
+    // Unauthenticated clients learn nothing, not even which resources exist.
     for (token, challenge) in [
         (None, "Bearer realm=\"lunette\""),
         (Some("Basic Ym9iOmJvYg=="), "Bearer realm=\"lunette\""),
@@ -92,13 +92,13 @@ fn over_tcp_only_a_token_opens_and_it_is_never_told() -> Result<()> {
     ensure!(ask("PUT", "/v1/disks/e", Some(&control), body)?.status == 201);
     ensure!(ask("DELETE", "/v1/disks/e", Some(&control), "")?.status == 204);
 
-    // Another token counts at once, and the one before no more.
+    // A new token takes effect at once and the old one is revoked.
     let other = "another-token-that-is-long";
     write(&rig.scratch.file("token"), other, 0o600)?;
     ensure!(ask("GET", "/v1/disks", Some(&control), "")?.status == 401);
     let answer = ask("GET", "/v1/disks", Some(&format!("Bearer {other}")), "")?;
     ensure!(answer.status == 200, "{answer:?}");
-    // A file that others may read opens nothing.
+    // A token file that others may read grants no access.
     write(&rig.scratch.file("token"), other, 0o644)?;
     let answer = ask("GET", "/v1/disks", Some(&format!("Bearer {other}")), "")?;
     ensure!(answer.status == 401, "{answer:?}");
@@ -147,7 +147,7 @@ fn administrators_are_served_beside_silent_clients_and_readers() -> Result<()> {
     );
     ensure!(begun.elapsed() < Duration::from_secs(10));
 
-    // A reader is admitted when another has left.
+    // A reader is admitted after another has disconnected.
     drop(streams);
     let admitted = wait_until(Duration::from_secs(20), || {
         let mut reader = open(&request("/v1/version", READERS)).ok()?;
@@ -277,7 +277,7 @@ fn without_a_safe_token_nothing_is_served_over_tcp() -> Result<()> {
     Ok(())
 }
 
-/// Runs as another user and group, or says what lets it.
+/// Runs a program as another user and group. The error explains how to permit this.
 fn as_user(user: u32, group: u32, program: &Path, words: &[&str]) -> Result<Output> {
     let mut words_before = vec!["setpriv"];
     if !rustix::process::geteuid().is_root() {
@@ -302,8 +302,8 @@ fn as_user(user: u32, group: u32, program: &Path, words: &[&str]) -> Result<Outp
         .context("cannot run setpriv; hint: apt-get install util-linux")
 }
 
-/// The program where every user can run it, and the way to the control socket open: only what the daemon says of the socket
-/// stands between.
+/// Copies the program to a path that every user can run and opens the folders of the control socket, so that only the daemon's own
+/// access rules apply.
 fn opened(rig: &Rig) -> Result<PathBuf> {
     let program = rig.scratch.file("lunette");
     std::fs::copy(lunette_program(Profile::Dev)?, &program)?;
@@ -346,7 +346,7 @@ fn another_user_gets_nothing_from_the_socket() -> Result<()> {
     Ok(())
 }
 
-/// A group of this machine that is not root's.
+/// Returns the ID of a group of this machine.
 fn group(name: &str) -> Result<u32> {
     let groups = std::fs::read_to_string("/etc/group")?;
     let line = groups
@@ -410,7 +410,7 @@ fn a_group_that_there_is_not_is_told_at_the_start() -> Result<()> {
         let file = file.display().to_string();
         Ok(daemon.disk("d=ram:1M").arguments(["--config", &file]))
     })?;
-    // The thread that serves tells it, when the daemon may have said already that it serves.
+    // The serving thread logs the error, possibly after the daemon reported that it is ready.
     let process = rig.daemon.process();
     let log = wait_until(Duration::from_secs(30), || {
         let log = process.log();
@@ -422,7 +422,7 @@ fn a_group_that_there_is_not_is_told_at_the_start() -> Result<()> {
     Ok(())
 }
 
-/// A daemon whose restricted clients may use the folders `disks` and `open`, and not `private`.
+/// Starts a daemon whose restricted clients may use the folders `disks` and `open`, but not `private`.
 fn with_allowed_folders() -> Result<Rig> {
     Rig::prepared(|scratch, daemon| {
         for (folder, mode) in [("disks", 0o755), ("open", 0o777), ("private", 0o700)] {
@@ -445,7 +445,7 @@ fn with_allowed_folders() -> Result<Rig> {
     })
 }
 
-/// Members of the control group are refused; root is not.
+/// Members of the control group are refused outside of the allowed folders. Root is not.
 #[test]
 fn control_group_names_files_in_allowed_folders_only() -> Result<()> {
     let rig = with_allowed_folders()?;
@@ -496,7 +496,7 @@ fn control_group_names_files_in_allowed_folders_only() -> Result<()> {
 
     let output = member(&["disk", "add", &disk("disks/s.raw", ",size=1M")])?;
     ensure!(output.status.success(), "in an allowed folder: {output:?}");
-    // The same request again changes nothing, and is permitted.
+    // Repeating the request changes nothing and is permitted.
     let output = member(&["disk", "add", &disk("disks/s.raw", ",size=1M")])?;
     ensure!(
         !String::from_utf8_lossy(&output.stderr).contains("may not"),
@@ -544,7 +544,7 @@ fn qemu_img(words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// A commit writes the backing image, and a backup reads the files that the last backup names.
+/// A commit writes the backing image. A backup reads the files that the last backup names.
 #[test]
 fn jobs_of_a_token_reach_allowed_folders_only() -> Result<()> {
     let mut rig = with_allowed_folders()?;

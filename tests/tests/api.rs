@@ -1,4 +1,4 @@
-//! The control socket: what a crash leaves, how much it holds, many who ask at once, and what the document promises.
+//! The control socket: state after a crash, object limits, many concurrent clients, and conformance to the OpenAPI document.
 #![forbid(unsafe_code)]
 
 use control::{Client, ClientError, Method};
@@ -20,10 +20,10 @@ fn status_of(answer: std::result::Result<(u16, Value), ClientError>) -> Result<u
     }
 }
 
-/// What a daemon has, in a form to compare.
+/// Returns the daemon's configuration in a comparable form.
 fn objects(client: &Client) -> Result<Value> {
     let mut objects: Value = client.get("/v1/config")?;
-    // They have no order.
+    // The API returns objects in no fixed order.
     for kind in ["disks", "exports"] {
         if let Some(all) = objects[kind].as_array_mut() {
             all.sort_by_key(|one| one["name"].to_string());
@@ -32,7 +32,7 @@ fn objects(client: &Client) -> Result<Value> {
     Ok(objects)
 }
 
-/// Steps at which a change can be interrupted: those of the state's file, and those of a resize.
+/// Steps at which a change can be interrupted: those of writing the state file and those of a resize.
 const STEPS: [&str; 12] = [
     "before-keep",
     "created",
@@ -84,13 +84,13 @@ fn after_a_crash_at_any_step_there_is_the_state_of_before_or_of_after() -> Resul
             let body = (!body.is_null()).then_some(body);
             let answer = client(&daemon).change(method.clone(), path, body);
             let after = match answer {
-                // This change does not pass that step.
+                // The change does not pass this step.
                 Ok(_) => continue,
                 Err(_) => {
                     let status = daemon.process().wait(Duration::from_secs(20))?;
                     ensure!(!status.success(), "it ended by itself: {status}");
                     killed += 1;
-                    // The same change in another place, whole.
+                    // Applies the same change to another daemon without a fault.
                     let other = Scratch::new()?;
                     let undisturbed = DaemonBuilder::new(&other)
                         .disk("a=file:a.raw,size=2M")
@@ -124,7 +124,7 @@ fn after_a_crash_at_any_step_there_is_the_state_of_before_or_of_after() -> Resul
     Ok(())
 }
 
-/// Its log has the lines of the daemon before it too, which say nothing of this one: asks until it answers.
+/// Polls the API until the daemon answers. The log cannot show readiness, because it still has the lines of the previous daemon.
 fn first_answer(daemon: &Daemon) -> Result<Value> {
     let begun = Instant::now();
     loop {
@@ -136,7 +136,7 @@ fn first_answer(daemon: &Daemon) -> Result<Value> {
     }
 }
 
-/// Scratch directories differ from daemon to daemon.
+/// Removes socket paths, which differ between daemons.
 fn strip_paths(mut objects: Value) -> Value {
     let exports = objects
         .pointer_mut("/exports")
@@ -204,7 +204,7 @@ fn sixteen_thousand_luns_come_in_one_call_and_survive_restart() -> Result<()> {
     Ok(())
 }
 
-/// A generator that needs no crate: splitmix64.
+/// The splitmix64 generator, to avoid a dependency.
 struct Random(u64);
 
 impl Random {
@@ -283,7 +283,7 @@ fn two_hundred_clients_at_once_disturb_neither_data_nor_each_other() -> Result<(
                 })
             })
             .collect();
-        // Meanwhile another client of the data path writes, reads back and compares.
+        // A data path client writes, reads back and compares at the same time.
         let load = VerifiedLoad::start(&socket)?;
         for client in clients {
             match client.join() {
@@ -305,7 +305,7 @@ fn two_hundred_clients_at_once_disturb_neither_data_nor_each_other() -> Result<(
     Ok(())
 }
 
-/// Where scripts/setup puts it.
+/// Returns the program that scripts/setup installs.
 fn schemathesis() -> Result<std::path::PathBuf> {
     let program = workspace().join("build/python/bin/schemathesis");
     if !program.exists() {
@@ -336,7 +336,7 @@ fn answers_are_as_the_document_promises_whatever_is_asked() -> Result<()> {
             .arguments(["--api-listen", "127.0.0.1:0", "--token-file"])
             .arguments([token.to_string_lossy().as_ref()]);
         if own == 0 {
-            // It asks for files and sockets at any path: as somebody who may not make them everywhere.
+            // The fuzzer requests files and sockets at arbitrary paths, so the daemon runs as a user without rights elsewhere.
             for path in [scratch.files(), scratch.sockets(), &token] {
                 chown(path, Some(NOBODY), Some(NOBODY))?;
             }
@@ -361,10 +361,10 @@ fn answers_are_as_the_document_promises_whatever_is_asked() -> Result<()> {
         .arg("run")
         .arg(format!("http://{}/v1/openapi.json", address.trim()))
         .args(["--header", &format!("Authorization: Bearer {TOKEN}")])
-        // They have no end.
+        // These event streams never end.
         .args(["--exclude-path", "/v1/events"])
         .args(["--exclude-path", "/v1/live"])
-        // What a schema cannot say, such as that a disk has to be there, is refused too.
+        // A schema cannot express every rule (for example, that a disk must exist), so valid documents may be refused.
         .args(["--checks", "all"])
         .args(["--exclude-checks", "positive_data_acceptance"])
         .args(["--max-time", "25", "--request-timeout", "60"])
@@ -383,7 +383,7 @@ fn answers_are_as_the_document_promises_whatever_is_asked() -> Result<()> {
 
 const NOBODY: u32 = 65534;
 
-/// Lets everybody come to a path below the folder for temporary files.
+/// Permits every user to reach a path below the folder for temporary files.
 fn open_the_way(path: &std::path::Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let temporary = std::env::temp_dir();

@@ -1,4 +1,4 @@
-//! Unit attentions while the daemon runs: every nexus is told of a change once, and only once.
+//! Unit attentions at run time: each I_T nexus reports a change exactly once.
 #![forbid(unsafe_code)]
 
 use end_to_end::{IscsiSession, Result, Rig, ensure};
@@ -18,7 +18,7 @@ const LUNS_CHANGED: (u8, u8, u8) = (6, 0x3f, 0x0e);
 /// LOGICAL UNIT NOT SUPPORTED.
 const NOT_SUPPORTED: (u8, u8, u8) = (5, 0x25, 0x00);
 
-/// What TEST UNIT READY says: sense key and additional sense code with its qualifier; `None`: ready.
+/// Returns sense key, ASC and ASCQ of TEST UNIT READY. `None`: ready.
 fn said(session: &mut IscsiSession, lun: u8) -> Result<Option<(u8, u8, u8)>> {
     let done = session.command_on(lun, &TEST_UNIT_READY, None, 0)?;
     if done.status == 0 {
@@ -30,7 +30,7 @@ fn said(session: &mut IscsiSession, lun: u8) -> Result<Option<(u8, u8, u8)>> {
     Ok(Some((sense[2] & 0xf, sense[12], sense[13])))
 }
 
-/// LUNs of the target, as REPORT LUNS lists them.
+/// Returns the LUNs that REPORT LUNS lists.
 fn luns(session: &mut IscsiSession) -> Result<Vec<u8>> {
     let done = session.command(&REPORT_LUNS, None, 256)?;
     ensure!(done.status == 0, "REPORT LUNS: status {}", done.status);
@@ -53,7 +53,7 @@ fn rig() -> Result<(Rig, String)> {
     Ok((rig, portal))
 }
 
-/// The last block of LUN 0.
+/// Returns the address of LUN 0's last block.
 fn last_block(session: &mut IscsiSession) -> Result<u32> {
     let done = session.command(&READ_CAPACITY, None, 8)?;
     ensure!(done.status == 0, "READ CAPACITY: status {}", done.status);
@@ -68,7 +68,7 @@ fn another_size_is_told_to_every_nexus_once() -> Result<()> {
     let mut sessions = [
         IscsiSession::login(&portal, FIRST, 1)?,
         IscsiSession::login(&portal, FIRST, 2)?,
-        // The same disk by another target.
+        // The same disk through another target.
         IscsiSession::login(&second, SECOND, 1)?,
     ];
     for (words, last) in [
@@ -90,7 +90,7 @@ fn another_size_is_told_to_every_nexus_once() -> Result<()> {
             ensure!(last_block(session)? == last, "{number} sees another size");
         }
     }
-    // One that logs in later is told what every new nexus is told, and nothing of the past.
+    // A later login reports the unit attentions of a new nexus and no earlier change.
     let mut late = IscsiSession::login(&portal, FIRST, 3)?;
     ensure!(said(&mut late, 0)?.is_none());
     Ok(())
@@ -114,7 +114,7 @@ fn units_that_come_and_go_are_told_to_every_nexus_of_the_target_once() -> Result
             ensure!(next.is_none(), "{number}, again: {next:02x?}");
             let listed = luns(session)?;
             ensure!(listed == [0, 5], "{number} is told of {listed:?}");
-            // The unit is new to the nexus, which may have something to hear from it first.
+            // The unit is new to the nexus and may report unit attentions first.
             let mut ready = false;
             for _ in 0..4 {
                 ready |= said(session, 5)?.is_none();
@@ -144,7 +144,7 @@ fn report_luns_takes_the_news_away_for_all_units_of_its_nexus() -> Result<()> {
     let mut other = IscsiSession::login(&portal, FIRST, 2)?;
     rig.daemon.lunette(&["lun", "add", FIRST, "0:5", "e"])?;
     ensure!(luns(&mut session)? == [0, 5]);
-    // SPC-5, 6.35: REPORT LUNS clears it on every unit, for this nexus alone.
+    // SPC-5, 6.35: REPORT LUNS clears the unit attention on every unit, for its own nexus only.
     let next = said(&mut session, 0)?;
     ensure!(next.is_none(), "{next:02x?}");
     ensure!(said(&mut other, 0)? == Some(LUNS_CHANGED));

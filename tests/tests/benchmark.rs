@@ -1,5 +1,4 @@
-//! `lunette bench` as a program: Ctrl-C, tables from published to seen, comparing, a study that goes on where it stopped, rings of
-//! either kind against whoever has them.
+//! The program `lunette bench`: Ctrl-C, tables from published to seen, comparisons, resuming a study, split and packed rings.
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
@@ -69,7 +68,7 @@ fn ctrl_c_prints_what_there_is_and_the_exit_code_says_so() -> Result<()> {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()?;
-        // It works when the daemon has seen requests of it.
+        // The benchmark is running when the daemon has counted its requests.
         let begun = Instant::now();
         while !rig.daemon.latency(&["d0"])?.contains("read") {
             ensure!(begun.elapsed() < PATIENCE, "nothing was read");
@@ -96,7 +95,7 @@ fn ctrl_c_prints_what_there_is_and_the_exit_code_says_so() -> Result<()> {
     Ok(())
 }
 
-/// Without an end of its own a run would otherwise wait for answers that nobody gives.
+/// A run without an end of its own must not wait forever for the responses of a removed device.
 #[test]
 fn a_device_that_goes_away_ends_the_run_with_the_reason() -> Result<()> {
     for waits in [&[][..], &["--interrupts"]] {
@@ -187,8 +186,8 @@ fn the_table_goes_from_published_to_seen() -> Result<()> {
         let ends = &one["ends"][0];
         let reads = document["jobs"][0]["read"]["total_ios"].as_u64();
         ensure!(reads.is_some() && ends["count"].as_u64() == reads, "{ends}");
-        // On one clock: a request is noticed after it was published, and seen after it was reaped. A driver that looks at the ring
-        // while the device still tells it of an answer sees it before the notification is over.
+        // All stamps use one clock: a request is noticed after it was published, and seen after it was reaped. A driver that polls
+        // the ring can see a response before the device has finished the notification.
         ensure!(
             ends["noticed_ns"].as_f64().is_some_and(|ns| ns > 0.0),
             "{ends}"
@@ -260,7 +259,7 @@ fn two_result_files_are_compared() -> Result<()> {
     Ok(())
 }
 
-/// The result file's runs: each a line, each another.
+/// Returns the runs in the result file. Each line must be a different run.
 fn runs(path: &Path) -> Result<Vec<String>> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let mut keys = Vec::new();
@@ -277,7 +276,7 @@ fn runs(path: &Path) -> Result<Vec<String>> {
     Ok(keys)
 }
 
-/// The runs of its comparison of polling with not polling: with and without, each another.
+/// Returns the runs of the polling comparison, without and with polling. Each run must be different.
 fn polling_runs(path: &Path) -> Result<[HashSet<String>; 2]> {
     let mut runs = [HashSet::new(), HashSet::new()];
     for line in std::fs::read_to_string(path)?.lines().skip(1) {
@@ -308,7 +307,8 @@ fn a_study_goes_on_where_it_stopped() -> Result<()> {
         ]);
         command.arg("--turn-ms=10").arg("--place").arg(&place);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A terminal's Ctrl-C goes to all of a group: to the daemons that it has started, too.
+        // The child has its own process group. A terminal's Ctrl-C reaches the whole group, including the daemons that the study
+        // started.
         command.process_group(0);
         Ok(command)
     };
@@ -324,17 +324,17 @@ fn a_study_goes_on_where_it_stopped() -> Result<()> {
     ensure!(output.status.code() == Some(130), "{}", said(&output));
     let before = runs(&results)?;
     ensure!((4..30).contains(&before.len()), "{} runs", before.len());
-    // There is a page of what there is, and it says so.
+    // The page shows the partial results and states that the study ended early.
     let page = || std::fs::read_to_string(place.join("index.html"));
     let early = page()?;
     ensure!(early.contains(&format!("ended after {} of 30 runs", before.len())));
     ensure!(early.contains("Polling or not: not compared"), "{early}");
-    // A crash in the middle of a line.
+    // Simulates a crash in the middle of a line.
     let mut text = std::fs::read_to_string(&results)?;
     text.push_str("{\"configuration\":{\"transport\":\"bl");
     std::fs::write(&results, &text)?;
 
-    // Ended again in its last part, the comparison of polling with not polling.
+    // Interrupts the study again in its last part, the polling comparison.
     let child = study()?.spawn()?;
     let begun = Instant::now();
     while !std::fs::read_to_string(&results)?.contains("polling_comparison") {
@@ -370,7 +370,7 @@ fn a_study_goes_on_where_it_stopped() -> Result<()> {
         said(&output)
     );
 
-    // Another study does not mix with it.
+    // A study with other parameters is refused in the same folder.
     let output = study()?.arg("--polling").output()?;
     ensure!(!output.status.success() && said(&output).contains("another study"));
     Ok(())
@@ -459,7 +459,7 @@ fn packed_rings_are_driven_where_there_are_some_and_refused_elsewhere() -> Resul
     qemu.wait()?;
     let (split, packed) = (split?, packed?);
     ensure!(split.status.success(), "{}", said(&split));
-    // A later one may have them; this one says in clear words that it has not.
+    // The back end may have no packed rings. Then the message must name the missing feature.
     if !packed.status.success() {
         let text = said(&packed);
         ensure!(
@@ -470,7 +470,7 @@ fn packed_rings_are_driven_where_there_are_some_and_refused_elsewhere() -> Resul
     Ok(())
 }
 
-/// The page as people see it: all pictures are drawn, and nothing is fetched for it.
+/// Renders the page in a browser: all charts are drawn and no resource is fetched.
 #[test]
 fn the_page_of_a_study_is_drawn_without_anything_from_outside() -> Result<()> {
     let folder = Scratch::new()?;
@@ -496,7 +496,7 @@ fn the_page_of_a_study_is_drawn_without_anything_from_outside() -> Result<()> {
     let dom = String::from_utf8_lossy(&output.stdout);
     ensure!(dom.matches("<svg").count() == 6, "{}", said(&output));
     ensure!(dom.matches("<table").count() == 6 && dom.contains("<h2>Advice</h2>"));
-    // A browser calls home by itself; a page that loads something names its host.
+    // The browser contacts its vendor's hosts by itself. Any other host would come from the page.
     let fetched = std::fs::read_to_string(&net_log)?;
     let urls = fetched.split("\"url\":\"").skip(1);
     for url in urls.filter_map(|rest| rest.split('"').next()) {
@@ -506,7 +506,7 @@ fn the_page_of_a_study_is_drawn_without_anything_from_outside() -> Result<()> {
     Ok(())
 }
 
-/// Needs a dozen huge pages; where there are none it has to say how to have them.
+/// Needs a dozen huge pages. Without them the error must name the command that reserves them.
 #[test]
 fn huge_pages_are_used_or_asked_for() -> Result<()> {
     let rig = rig()?;
@@ -536,7 +536,7 @@ fn huge_pages_are_used_or_asked_for() -> Result<()> {
     Ok(())
 }
 
-/// Two disks behind one controller share its queues; a slow request says whose it was.
+/// Two disks behind one controller share its queues. A slow request must name its disk.
 #[test]
 fn slow_requests_of_a_shared_controller_say_their_disk() -> Result<()> {
     let rig = rig()?;
@@ -593,7 +593,7 @@ fn slow_requests_of_a_shared_controller_say_their_disk() -> Result<()> {
         text.contains("disk d1 ") && text.contains(" unit 3:7"),
         "{text}"
     );
-    // Each has tables of its own.
+    // Each disk has its own tables.
     for disk in ["d0", "d1"] {
         let text = rig.daemon.latency(&["--json", disk])?;
         let document: Value = serde_json::from_str(&text)?;
@@ -603,8 +603,8 @@ fn slow_requests_of_a_shared_controller_say_their_disk() -> Result<()> {
     Ok(())
 }
 
-/// Over a line of 40 ms round trip one request at a time has at most 25 answers in a second, whatever the machine does; as many are lost
-/// as are to be only in the line's own tests.
+/// With a round trip of 40 ms, one request at a time completes at most 25 times per second. Packet loss is covered by the link's own
+/// tests.
 #[test]
 fn a_line_with_a_delay_is_between_driver_and_target() -> Result<()> {
     let folder = Scratch::new()?;
@@ -638,7 +638,7 @@ fn a_line_with_a_delay_is_between_driver_and_target() -> Result<()> {
     Ok(())
 }
 
-/// Scripts read these lines: each begins with time, kind, process, version and target, and the totals agree with each other.
+/// Scripts parse these lines. Each begins with time, kind, process, version and target, and the totals must be consistent.
 #[test]
 fn disktest_prints_its_lines_for_a_file() -> Result<()> {
     let folder = Scratch::new()?;

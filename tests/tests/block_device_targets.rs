@@ -1,5 +1,5 @@
-//! Mirrors, backups and commits to block devices. Discarded blocks read as zeroes there if clients were told so. Needs: root,
-//! losetup(8); `make unit` runs them. Takes: 10 s.
+//! Mirrors, backups and commits to block devices. If clients were promised that discarded blocks read as zeroes, they do so on the
+//! device. Needs: root, losetup(8); `make unit` runs them. Takes: 10 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::loop_device::Loop;
@@ -85,7 +85,7 @@ impl Bed {
         Ok(())
     }
 
-    /// READ (16) of one block.
+    /// READ (16) of one block, compared with `byte`.
     fn reads(&self, session: &mut IscsiSession, offset: u64, byte: u8) -> Result<()> {
         let mut cdb = [0; 16];
         cdb[0] = 0x88;
@@ -108,7 +108,7 @@ fn disk_moves_to_a_block_device_and_keeps_what_its_clients_were_told() -> Result
     for (disk, block, device_bytes) in [
         ("file:@d.raw,size=16M", 512, SIZE),
         ("file:@d.raw,size=16M", 4096, SIZE),
-        // Volumes are rounded up.
+        // Volumes are rounded up in size.
         ("file:@d.raw,size=16M", 512, SIZE + 4 * MIB),
         ("ram:16M", 512, SIZE),
     ] {
@@ -141,7 +141,7 @@ fn disk_moves_to_a_block_device_and_keeps_what_its_clients_were_told() -> Result
         bed.unmap(&mut session, 2 * MIB)?;
         bed.reads(&mut session, 2 * MIB, 0)?;
         drop(session);
-        // Detached before the files go.
+        // Stops the daemon before its files are removed.
         drop(bed.rig);
     }
     Ok(())
@@ -189,7 +189,7 @@ fn block_device_is_committed_to_before_and_after_a_restart() -> Result<()> {
             bed.rig.daemon.kill()?;
             bed.rig.daemon.start_again()?;
         }
-        // One that is cancelled leaves the device to the next one.
+        // A cancelled commit leaves the device free for the next one.
         bed.ask(&["disk", "commit", "d", "--speed", "1K"])?;
         bed.ask(&["job", "cancel", "d"])?;
         bed.ask(&["disk", "commit", "d", "--wait"])?;
@@ -203,7 +203,7 @@ fn block_device_is_committed_to_before_and_after_a_restart() -> Result<()> {
     Ok(())
 }
 
-/// Virtio-blk promises nothing about discarded blocks: the device gets discards as they are.
+/// Virtio-blk promises nothing about discarded blocks, so discards are passed to the device unchanged.
 #[test]
 #[ignore = "as root: see the head of this file"]
 fn discards_of_virtio_clients_alone_are_not_turned_into_writes() -> Result<()> {

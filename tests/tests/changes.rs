@@ -1,4 +1,4 @@
-//! Changes at run time: one that is refused, or that a crash interrupts, leaves everything as it was.
+//! Changes at run time are atomic: a refused or interrupted change leaves the configuration and the disks as they were.
 #![forbid(unsafe_code)]
 
 use control::{Client, ClientError, Method};
@@ -17,7 +17,7 @@ fn client(daemon: &Daemon) -> Client {
     Client::new(&daemon.control()).patient(Duration::from_secs(60))
 }
 
-/// What is configured, as it can be put again.
+/// Returns the configuration in the form that PUT accepts.
 fn configuration(client: &Client) -> Result<Value> {
     let mut all: Value = client.get("/v1/config")?;
     for kind in ["disks", "exports"] {
@@ -44,7 +44,7 @@ fn is_refused(client: &Client, configuration: &Value) -> Result<()> {
     }
 }
 
-/// A disk that is made smaller loses what lies behind its new end: not before all else has been done.
+/// Shrinking a disk discards data, so it is the last step of a change.
 #[test]
 fn refused_change_has_made_no_disk_smaller() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -62,7 +62,7 @@ fn refused_change_has_made_no_disk_smaller() -> Result<()> {
     let before = configuration(&client)?;
     let mut wanted = before.clone();
     disk(&mut wanted, "a")["size"] = json!(MIB);
-    // It cannot be.
+    // The file of `b` is read-only and cannot grow.
     disk(&mut wanted, "b")["size"] = json!(2 * MIB);
     is_refused(&client, &wanted)?;
     ensure!(configuration(&client)? == before);
@@ -70,7 +70,7 @@ fn refused_change_has_made_no_disk_smaller() -> Result<()> {
         std::fs::read(&file)? == vec![7; 2 * MIB as usize],
         "data are lost"
     );
-    // Nothing is in the way of the same without the other disk.
+    // Without the change of disk `b` the same change succeeds.
     disk(&mut wanted, "b")["size"] = json!(MIB);
     client.change(Method::PUT, "/v1/config?force=true", Some(&wanted))?;
     ensure!(std::fs::read(&file)? == vec![7; MIB as usize]);
@@ -136,7 +136,7 @@ fn files_that_a_refused_change_has_made_are_gone() -> Result<()> {
     Ok(())
 }
 
-/// Whoever mends the mistake asks for the same disk again.
+/// An administrator corrects the mistake and requests the same disk again.
 #[test]
 fn disk_of_a_refused_change_is_let_go_of() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -192,7 +192,7 @@ fn crash_during_a_resize_of_several_leaves_old_or_new_sizes() -> Result<()> {
             ensure!(answer.is_err(), "it was to be killed");
             daemon.process().wait(Duration::from_secs(20))?;
             let again = plain.start()?;
-            // Its log has the lines of the daemon before it, which say nothing of this one.
+            // The log still has the lines of the previous daemon and cannot show readiness.
             let begun = Instant::now();
             while let Err(error) = configuration(&client(&again)) {
                 ensure!(begun.elapsed() < Duration::from_secs(20), "{error:#}");
@@ -208,7 +208,7 @@ fn crash_during_a_resize_of_several_leaves_old_or_new_sizes() -> Result<()> {
     Ok(())
 }
 
-/// What an administrator does: another name in the file, for what is there.
+/// An administrator renames an existing export in the configuration.
 #[test]
 fn export_is_renamed_on_its_socket_and_a_disk_is_not() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -225,7 +225,7 @@ fn export_is_renamed_on_its_socket_and_a_disk_is_not() -> Result<()> {
     client.change(Method::PUT, "/v1/config", Some(&wanted))?;
     ensure!(configuration(&client)?["exports"] == wanted["exports"]);
     ensure!(features("a.sock")? != 0);
-    // Refused at last: the one that made room is had back.
+    // The change fails in its last step, so the removed export is restored.
     let mut refused = wanted.clone();
     refused["exports"][0]["name"] = json!("c");
     let nowhere = scratch.file("nowhere/x.sock");
@@ -249,7 +249,7 @@ fn export_is_renamed_on_its_socket_and_a_disk_is_not() -> Result<()> {
     Ok(())
 }
 
-/// What goes makes room for what comes in the same change, also where the two are not spelled the same.
+/// A removed target makes room for a new one in the same change, even if their names or portals differ only in spelling.
 #[test]
 fn target_comes_where_another_one_goes() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -277,7 +277,7 @@ fn target_comes_where_another_one_goes() -> Result<()> {
     ] {
         client.change(Method::PUT, "/v1/config", Some(&with(name, address)))?;
         drop(IscsiSession::login(&portals("127.0.0.1"), name, 1)?);
-        // The daemon may learn a little later that the initiator has left.
+        // The daemon may notice the end of the session a little later.
         let gone = wait_until(Duration::from_secs(20), || {
             let sessions: Value = client.get("/v1/sessions").ok()?;
             sessions.as_array()?.is_empty().then_some(())
@@ -287,7 +287,7 @@ fn target_comes_where_another_one_goes() -> Result<()> {
     Ok(())
 }
 
-/// A file of users may be moved together with the change that names its new place.
+/// A users file may be moved together with the change that names its new path.
 #[test]
 fn target_is_rolled_back_without_its_chap_file() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -346,7 +346,7 @@ fn start_that_lacks_what_came_at_run_time_says_where_that_is() -> Result<()> {
     let running = daemon.start()?;
     let file = scratch.file("b.raw");
     std::fs::File::create(&file)?.set_len(1 << 20)?;
-    // One that is not required is waited for.
+    // The daemon would wait for a missing disk that is not required.
     let disk = json!({"backend": "file", "path": file, "require": true});
     client(&running).change(Method::PUT, "/v1/disks/b", Some(&disk))?;
     drop(running);
@@ -406,7 +406,7 @@ fn reload_that_what_was_changed_before_forbids_says_so() -> Result<()> {
     Ok(())
 }
 
-/// A file of one user for the targets of a daemon.
+/// Writes a CHAP users file with one user.
 fn write_users(path: &Path, line: &str, mode: u32) -> Result<()> {
     std::fs::write(path, line)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;

@@ -1,5 +1,5 @@
-//! The packages where systemd runs, on this machine's Debian and on Debian 13: installed with apt, started, reloaded, restarted and killed
-//! under load, upgraded over, removed. Needs: root, systemd, dpkg-dev, mmdebstrap. Takes: 100 s.
+//! The Debian packages under systemd, on this machine's Debian and on Debian 13: installed with apt, started, reloaded, restarted and
+//! killed under load, upgraded, removed. Needs: root, systemd, dpkg-dev, mmdebstrap. Takes: 100 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::packages::{built, packages};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
 use vm::wait_until;
 
-/// Far above what anything here takes; far below "it waits for something".
+/// Time limit, far above the usual time of any step.
 const SOON: Duration = Duration::from_secs(60);
 
 const UNIT: &str = "lunette.service";
@@ -55,7 +55,7 @@ fn install(host: &SystemdHost, package: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The daemon is another process than it was.
+/// Waits until the service runs in a process other than `before` and returns its process ID.
 fn other_process(host: &SystemdHost, before: &str) -> Result<String> {
     let found = wait_until(SOON, || {
         let is_active = host.property(UNIT, "ActiveState").ok()? == "active";
@@ -68,7 +68,7 @@ fn other_process(host: &SystemdHost, before: &str) -> Result<String> {
     })
 }
 
-/// One block of the RAM disk.
+/// Runs `use_it` with a driver of the RAM disk.
 fn with_ram_disk<T>(
     host: &SystemdHost,
     use_it: impl FnOnce(&mut BlkQueue) -> Result<T>,
@@ -80,7 +80,7 @@ fn with_ram_disk<T>(
     use_it(&mut queue)
 }
 
-/// Kept by the service manager when the daemon ends at once.
+/// Checks that the RAM disk survives the end of the daemon, because the service manager holds its memory.
 fn ram_disk_survives(host: &SystemdHost, end: impl FnOnce() -> Result<()>) -> Result<()> {
     with_ram_disk(host, |queue| {
         ensure!(queue.write(1 << 20, &[7; 4096])? == status::OK);
@@ -113,11 +113,11 @@ fn packages_serve_on_debian_13() -> Result<()> {
     serve(&host, &scratch)
 }
 
-/// From installation to removal.
+/// Tests one host from installation to removal.
 fn serve(host: &SystemdHost, scratch: &Scratch) -> Result<()> {
     let target = built(scratch)?;
     install(host, &packages(&target, &scratch.file("one"), "1")?[0])?;
-    // Without a configuration there is nothing to serve, and nothing has failed.
+    // Without a configuration the service is inactive, not failed.
     ensure!(host.property(UNIT, "ActiveState")? == "inactive");
     std::fs::write(host.path("/etc/lunette/lunette.toml"), CONFIGURATION)?;
     let started = host.succeeds(&["systemctl", "start", UNIT]);
@@ -125,7 +125,7 @@ fn serve(host: &SystemdHost, scratch: &Scratch) -> Result<()> {
     is_confined(host)?;
     reloads(host)?;
 
-    // The front end that is connected goes on, through a restart and a newer package.
+    // The connected front end continues through a restart and a package upgrade.
     let load = VerifiedLoad::start(&host.path("/run/lunette/file.sock"))?;
     load.goes_on(SOON)?;
     let mut process = host.property(UNIT, "MainPID")?;
@@ -148,12 +148,12 @@ fn serve(host: &SystemdHost, scratch: &Scratch) -> Result<()> {
     std::fs::write(patience, "[Service]\nWatchdogSec=2\nWatchdogSignal=KILL\n")?;
     host.succeeds(&["systemctl", "daemon-reload"])?;
     host.succeeds(&["systemctl", "restart", UNIT])?;
-    // It answers its watchdog no more.
+    // The stopped process no longer answers its watchdog.
     ram_disk_survives(host, || kill("STOP"))?;
     leaves_nothing(host)
 }
 
-/// By its unit, and by its own filters.
+/// Checks the confinement by the unit and by the daemon's own seccomp filters.
 fn is_confined(host: &SystemdHost) -> Result<()> {
     let rated = host.succeeds(&["systemd-analyze", "security", "--no-pager", UNIT])?;
     let exposure = rated

@@ -1,4 +1,4 @@
-//! Space comes back when a guest gives it back, zeroes are zeroes, and read-only stays read-only.
+//! Discards free space in the file, zeroed ranges read as zeroes, and read-only disks refuse writes.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{kernel_is_content, number};
@@ -58,7 +58,7 @@ fn discard_shrinks_the_file_and_zeroed_ranges_read_as_zeroes() -> Result<()> {
             );
         }
 
-        // 2 MiB in the middle of what still holds data, and a last part that no alignment helps.
+        // Zeroes 2 MiB between written data, and 1536 bytes at an unaligned offset.
         guest.ok(&format!(
             "/tools/blkdiscard -z -o 1M -l 2M /dev/{disk} && /tools/blkdiscard -z -o 20979200 -l 1536 /dev/{disk}"
         ))?;
@@ -114,7 +114,7 @@ fn a_read_only_disk_is_read_only_at_both_transports() -> Result<()> {
         let discard = guest.run(&format!("/tools/blkdiscard /dev/{disk}"))?;
         ensure!(discard.code != 0, "{disk} was discarded");
     }
-    // WRITE(10) and WRITE SAME(16) past the kernel's own check, which /dev/sda has: DATA PROTECT, WRITE PROTECTED.
+    // WRITE(10) and WRITE SAME(16) bypass the kernel's own check of /dev/sda. Expected: DATA PROTECT, WRITE PROTECTED.
     for command in [
         "2a 00 00 00 00 00 00 00 01 00",
         "93 00 00 00 00 00 00 00 00 00 00 00 00 01 00 00",

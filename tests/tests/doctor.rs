@@ -1,4 +1,4 @@
-//! `lunette doctor`: findings of recorded hosts, profiles, and exit codes that programs can use. Needs: nothing. Takes: 2 s.
+//! `lunette doctor`: findings of recorded hosts, profiles, and exit codes for scripts. Needs: nothing. Takes: 2 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Profile, Result, Scratch, ensure};
@@ -79,7 +79,7 @@ fn host_without_findings_exits_0_and_records_can_be_read() -> Result<()> {
             .map(|f| f["check"].to_string())
             .collect::<Vec<_>>()
     };
-    // Steal and the like change from second to second, and are told from a limit on.
+    // Steal time and similar values change every second and are reported above a threshold only.
     ensure!(checks(&here) == checks(&there), "{here:?}\n{there:?}");
     Ok(())
 }
@@ -93,7 +93,7 @@ fn profile_is_shown_as_a_diff_and_applied_only_on_request() -> Result<()> {
         text.contains("- net.core.rmem_max = 212992\n+ net.core.rmem_max = 16777216   #"),
         "{text}"
     );
-    // A host may have more than a profile asks for.
+    // A host may exceed a profile's values.
     let rows = json(&[
         "--profile",
         "iscsi-10g",

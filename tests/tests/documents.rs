@@ -1,6 +1,6 @@
-//! Documents that a reader can rely on: the README is short, its figures and its picture are those of
-//! `docs/lab/vhost-user.md`, links lead to headings that exist, and private words stay out. Needs nothing but the tree; takes no
-//! time. `LUNETTE_DRAW=1 cargo test --workspace --exclude lunette-fuzz --test documents` draws the picture anew.
+//! Checks the documents: the README is short, its figures and its chart match `docs/lab/vhost-user.md`, links lead to existing
+//! headings, and private terms do not appear. Needs only the source tree. `LUNETTE_DRAW=1 cargo test --workspace --exclude
+//! lunette-fuzz --test documents` redraws the chart.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, bail, ensure};
@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::{Component, Path, PathBuf};
 use vm::workspace;
 
-/// Cases of the table of `make bench`, and what the README calls them.
+/// Cases in the table of `make bench` and their labels in the README.
 const CASES: [(&str, &str); 9] = [
     ("null QD32", "null, depth 32"),
     ("null QD1", "null, depth 1"),
@@ -25,12 +25,12 @@ const CASES: [(&str, &str); 9] = [
 const TABLE: &str = "docs/lab/vhost-user.md";
 const PICTURE: &str = "docs/pictures/speed.svg";
 
-/// A row of both tables of the page.
+/// One row, joined from both tables of the page.
 struct Case {
     label: &'static str,
     /// I/Os per second of virtio-blk, virtio-scsi and the peer, as printed.
     rates: [String; 3],
-    /// virtio-blk's and virtio-scsi's ratio to the peer.
+    /// Ratios of virtio-blk and virtio-scsi to the peer.
     ratios: [f64; 2],
 }
 
@@ -77,7 +77,7 @@ fn cases(page: &str) -> Result<Vec<Case>> {
         .collect()
 }
 
-/// Bars of the ratios to the peer, with the rates beside them.
+/// Draws the ratios to the peer as bars with their rates.
 fn picture(cases: &[Case]) -> Result<String> {
     const LEFT: f64 = 318.0;
     const UNIT: f64 = 46.0;
@@ -166,10 +166,10 @@ fn the_readme_shows_the_figures_of_the_latest_table() -> Result<()> {
     Ok(())
 }
 
-/// Lines of the README before its figures: two screens.
+/// Maximum README lines before the figures: two screens.
 const README_LINES_MAX: usize = 80;
 
-/// Words that mean something else here than anywhere else, and the words of the field.
+/// Terms with a private meaning in this project, and the standard term for each.
 const PRIVATE_WORDS: [(&str, &str); 14] = [
     ("door", "transport, or export"),
     ("doors", "transports, or exports"),
@@ -187,7 +187,7 @@ const PRIVATE_WORDS: [(&str, &str); 14] = [
     ("asked-for", "requested"),
 ];
 
-/// Every document, by its path from the root of the tree.
+/// Returns every document by its path from the root of the tree.
 fn documents() -> Result<BTreeMap<PathBuf, String>> {
     let root = workspace();
     let mut paths = Vec::new();
@@ -215,7 +215,7 @@ fn documents() -> Result<BTreeMap<PathBuf, String>> {
     Ok(documents)
 }
 
-/// Lines outside of blocks of code.
+/// Returns the lines outside of code blocks.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut in_block = false;
     text.lines().enumerate().filter(move |(_, line)| {
@@ -225,7 +225,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// What GitHub makes of a heading.
+/// Returns the anchor that GitHub generates for a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().chars().filter_map(|c| match c {
         ' ' => Some('-'),
@@ -235,7 +235,7 @@ fn anchor(heading: &str) -> String {
     kept.collect()
 }
 
-/// `docs/../README.md` as `README.md`.
+/// Normalizes a path: `docs/../README.md` becomes `README.md`.
 fn plain_path(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -331,7 +331,7 @@ fn documents_use_the_words_of_the_field() -> Result<()> {
     Ok(())
 }
 
-/// Private words that a name in the code might have, besides those.
+/// Further private terms that may not appear in names in the code.
 const PRIVATE_NAMES: [(&str, &str); 4] = [
     ("whom", "the address of the daemon"),
     ("glass", "what it does"),
@@ -339,7 +339,7 @@ const PRIVATE_NAMES: [(&str, &str); 4] = [
     ("asking", "interrupt moderation"),
 ];
 
-/// The parts of a name: `snake_case` and `CamelCase` in lower case.
+/// Returns the parts of a `snake_case` or `CamelCase` name in lower case.
 fn parts_of(name: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     for letter in name.chars() {
@@ -353,7 +353,7 @@ fn parts_of(name: &str) -> Vec<String> {
     parts
 }
 
-/// Names that a line of Rust defines: what follows `fn`, `struct` and the like, and fields.
+/// Returns the names that a line of Rust defines: identifiers after `fn`, `struct` and similar keywords, and fields.
 fn names_of(line: &str) -> Vec<&str> {
     let line = line.split("//").next().unwrap_or_default();
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
@@ -474,7 +474,7 @@ fn contributing_answers_ten_questions_with_files() -> Result<()> {
         .collect();
     ensure!(rows.len() == 10, "{} questions", rows.len());
     for row in rows {
-        // tests/tests/tidy.rs looks whether the files exist.
+        // tests/tests/tidy.rs checks that the files exist.
         ensure!(
             row.contains("`crates/")
                 && (row.contains("ARCHITECTURE.md#") || row.contains("SECURITY.md#")),
@@ -484,7 +484,7 @@ fn contributing_answers_ten_questions_with_files() -> Result<()> {
     Ok(())
 }
 
-/// A row of SECURITY.md's promises ends with tests, or is marked as not tested.
+/// Each promise in SECURITY.md names tests or is marked as not tested.
 #[test]
 fn every_promise_about_security_names_a_test() -> Result<()> {
     let page = std::fs::read_to_string(workspace().join("SECURITY.md"))?;

@@ -1,5 +1,5 @@
-//! What was acknowledged is there: after a remount, after a restart of the daemon, for the next guest; and what cannot
-//! be done fails with the right error and harms nothing else.
+//! Acknowledged data survives remounts, daemon restarts and a new guest. Requests that cannot be executed fail with the right error
+//! and affect nothing else.
 #![forbid(unsafe_code)]
 
 use end_to_end::files::{file_system_check, file_system_round_trip};
@@ -13,7 +13,7 @@ use std::time::Duration;
 const EIO: i64 = 5;
 const EINVAL: i64 = 22;
 const ENOSPC: i64 = 28;
-/// What Linux makes of MEDIUM ERROR, where virtio-blk has only "an error".
+/// Errno that Linux reports for MEDIUM ERROR. Virtio-blk has only a general error.
 const ENODATA: i64 = 61;
 
 #[test]
@@ -34,14 +34,14 @@ fn virtio_blk_data_survives_remounts_and_daemon_restarts() -> Result<()> {
     file_system_round_trip(&mut guest, "vda")?;
     guest.io_ok("fill --file /dev/vdb --seed 21 --writes 4000 --bs 8192 --depth 8")?;
 
-    // The guest sits still; the file system stays mounted.
+    // The guest is idle and the file system stays mounted.
     rig.daemon.stop(Duration::from_secs(60))?;
     rig.daemon.start_again()?;
     file_system_check(&mut guest)?;
     guest.io_ok("check --file /dev/vdb --seed 21 --writes 4000 --bs 8192 --depth 8")?;
 
-    // Under load, and again, for where it ends within a request is chance: a daemon that is told to end answers what it
-    // has taken before it goes, one that is killed leaves it to the next one, and the guest waits and goes on.
+    // Repeated under load, because the moment of the end within a request is random. A daemon that stops on request completes its
+    // requests first. A killed daemon leaves them to its successor. The guest waits and continues in both cases.
     let soak = guest.start("guest-agent soak --file /dev/vdb --seed 22 --depth 8 --runtime 18")?;
     for round in 0..7 {
         std::thread::sleep(Duration::from_millis(2500));
@@ -66,8 +66,8 @@ fn virtio_blk_data_survives_remounts_and_daemon_restarts() -> Result<()> {
     kernel_is_content(&mut guest)
 }
 
-/// A packed ring is written over while its requests are in flight, and its front end does not know where it stands when
-/// the daemon is killed: only the in-flight region does.
+/// A packed ring is overwritten while its requests are in flight, and its front end does not track the ring position. After a kill
+/// only the in-flight region has this state.
 #[test]
 fn packed_ring_goes_on_after_kills_of_the_daemon() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
@@ -79,7 +79,7 @@ fn packed_ring_goes_on_after_kills_of_the_daemon() -> Result<()> {
         .vhost_user_blk_with(&rig.socket("d"), 1, "packed=on")
         .boot()?;
     guest.wait_for_disks(&["vda"])?;
-    // VIRTIO_F_RING_PACKED is bit 34 of the features that the driver took.
+    // VIRTIO_F_RING_PACKED is bit 34 of the accepted features.
     let features = guest.ok("cat /sys/class/block/vda/device/features")?;
     ensure!(
         features.trim().as_bytes().get(34) == Some(&b'1'),
@@ -140,7 +140,7 @@ fn scsi_data_survives_remounts_and_is_seen_by_virtio_blk() -> Result<()> {
     kernel_is_content(&mut guest)
 }
 
-/// A probe's errno; an error when it succeeded.
+/// Returns a probe's errno. Fails if the probe succeeded.
 fn errno(guest: &mut Guest, words: &str) -> Result<i64> {
     let outcome = guest.io(&format!("probe {words}"))?;
     match outcome.get("errno").and_then(Value::as_i64) {
@@ -157,7 +157,7 @@ fn bytes(guest: &mut Guest, words: &str) -> Result<u64> {
     }
 }
 
-/// Runs a CDB through the SCSI generic driver; gives what `sg_raw` says of its outcome.
+/// Sends a CDB through the SCSI generic driver and returns the output of `sg_raw`.
 fn cdb(guest: &mut Guest, disk: &str, cdb: &str, options: &str) -> Result<String> {
     let output = guest.run(&format!(
         "sg_raw {options} /dev/{disk} {cdb} </dev/zero 2>&1"
@@ -239,7 +239,7 @@ fn what_a_disk_does_not_have_or_allow_gets_the_right_error() -> Result<()> {
         );
     }
 
-    // Past the kernel's own checks, straight to the device: 16 MiB are 4096 = 0x1000 blocks of 4096 bytes.
+    // Requests to the device that bypass the kernel's own checks. 16 MiB are 4096 = 0x1000 blocks of 4096 bytes.
     const OUT_OF_RANGE: &str = "Logical block address out of range";
     for (name, command, options) in [
         (
@@ -298,7 +298,7 @@ fn what_a_disk_does_not_have_or_allow_gets_the_right_error() -> Result<()> {
 
 #[test]
 fn a_full_file_system_and_a_lost_file_end_reach_the_guest_as_errors() -> Result<()> {
-    // The daemon gets a file system of 24 MiB of its own; without root it needs a user name space for that.
+    // The daemon has its own file system of 24 MiB. Without root this needs a user namespace.
     let script = "mkdir -p small && mount -t tmpfs -o size=24M tmpfs small && exec \"$0\" \"$@\"";
     let as_user: &[&str] = match rustix::process::geteuid().is_root() {
         true => &["unshare"],
@@ -342,7 +342,7 @@ fn a_full_file_system_and_a_lost_file_end_reach_the_guest_as_errors() -> Result<
             "{disk}: writing 32 MiB to a file system of 24 MiB: {output:?}"
         );
     }
-    // What was written before is still there, and can be written again.
+    // Previously written data is intact and can be rewritten.
     for pass in [
         "check --file /dev/vda".to_owned(),
         format!("fill --file /dev/{full}"),
@@ -371,7 +371,7 @@ fn a_full_file_system_and_a_lost_file_end_reach_the_guest_as_errors() -> Result<
     }
     guest.wait_ok(bystander, Duration::from_secs(180))?;
 
-    // And the check can fail: data that changes behind the daemon is found.
+    // Proves that the check can fail: it detects data that is changed behind the daemon.
     guest.io_ok("fill --file /dev/vdc --seed 44 --writes 100 --size 1M")?;
     let mut file = File::options()
         .write(true)

@@ -1,4 +1,4 @@
-//! Server-sent events: every change is told, in order, and nobody who listens slowly holds anybody up.
+//! Server-sent events: every change is reported in order, and a slow client delays neither the daemon nor other clients.
 #![forbid(unsafe_code)]
 
 use control::{Client, Method};
@@ -13,7 +13,7 @@ fn api(daemon: &Daemon) -> Client {
     Client::new(&daemon.control()).patient(Duration::from_secs(120))
 }
 
-/// Hears the next event, which must be this one; gives its data.
+/// Waits for the next event, checks its name and fields, and returns its data.
 fn expect(events: &mut Events, event: &str, fields: &Value) -> Result<Value> {
     let (heard, data) = events.hear()?;
     let data: Value = serde_json::from_str(&data)?;
@@ -69,7 +69,7 @@ fn every_change_is_told_in_order() -> Result<()> {
         last = id;
     }
 
-    // Sessions of both transports, which come by themselves.
+    // Sessions of both transports open and close without a change by the API.
     let front_end = json!({"name": "d", "session": "vhost-d"});
     let mut session = client::Client::connect(&rig.socket("d"))?;
     session.features()?;
@@ -88,7 +88,7 @@ fn every_change_is_told_in_order() -> Result<()> {
     let closed = expect(&mut events, "session.closed", &initiator)?;
     ensure!(closed["session"] == id, "{closed}");
 
-    // One that is thrown out.
+    // A session that the API removes.
     let _session = IscsiSession::login(&portal, TARGET, 8)?;
     let opened = expect(&mut events, "session.opened", &json!({}))?;
     let id = opened["session"].as_str().unwrap_or_default();
@@ -116,7 +116,7 @@ fn listener_that_reads_nothing_is_told_what_it_missed() -> Result<()> {
     };
     let mut after_first = 0;
     for round in 0..ROUNDS {
-        // Each of these is four thousand events.
+        // Each of these changes causes four thousand events.
         for body in [json!(luns), json!([])] {
             api.change(Method::PUT, "/v1/exports/c/luns", Some(&body))?;
         }
@@ -126,7 +126,7 @@ fn listener_that_reads_nothing_is_told_what_it_missed() -> Result<()> {
     }
     let grown = resident(&mut rig)?.saturating_sub(after_first);
     ensure!(grown < 32 << 20, "it grew by {grown} bytes");
-    // What the socket and the bounded backlog held comes in order, with a hole that is told.
+    // The events in the socket and the bounded backlog arrive in order, and a `missed` event reports the gap.
     let all = u64::from(UNITS) * 2 * ROUNDS as u64;
     let (mut next, mut missed) = (1, 0);
     while next <= all {
@@ -148,7 +148,7 @@ fn listener_that_reads_nothing_is_told_what_it_missed() -> Result<()> {
     Ok(())
 }
 
-/// What is served and counted comes by itself, and what changes in between.
+/// The stream delivers status and counters periodically, and changes in between.
 #[test]
 fn live_has_moments_that_go_on_and_events() -> Result<()> {
     let rig = Rig::new(|daemon| daemon.disk("d=ram:1M").vhost_blk("d"))?;

@@ -1,5 +1,5 @@
-//! Beside fio itself (Debian's): the same job files give the same requests, our JSON has its keys and types, its own readers
-//! take what we write, and there is no option of its that we do not know.
+//! Compares `lunette bench` with Debian's fio: the same job files issue the same requests, our JSON has fio's keys and types, fio's
+//! own tools read our output, and every fio option is recognized.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use end_to_end::{Context, Profile, Result, Scratch, bail, ensure};
 use serde_json::Value;
 use vm::lunette_program;
 
-/// Bytes of the file that jobs run on.
+/// Size of the file that jobs run on, in bytes.
 const FILE: u64 = 4 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ enum Who {
     Lunette,
 }
 
-/// Runs a job file below `folder`, which is also the working directory; gives stdout.
+/// Runs a job file in `folder`, which is also the working directory, and returns standard output.
 fn run(who: Who, folder: &Path, text: &str, more: &[&str]) -> Result<String> {
     std::fs::write(folder.join("job.fio"), text)?;
     let mut command = match who {
@@ -42,17 +42,17 @@ fn run(who: Who, folder: &Path, text: &str, more: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// A request: write, bytes, place.
+/// A request: is a write, length in bytes, offset.
 type Request = (bool, u64, u64);
 
-/// Requests of a job file's clones, clone by clone, each in the order in which it made them.
+/// Returns the requests of a job file's clones, each in the order of issue.
 fn requests(who: Who, case: &str) -> Result<Vec<Vec<Request>>> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
     for name in ["a", "b"] {
         std::fs::write(folder.join(name), vec![0x5a; FILE as usize])?;
     }
-    // With fio a second filename does not replace the first one.
+    // In fio a second filename does not replace the first one.
     let file = if case.contains("filename=") {
         ""
     } else {
@@ -77,7 +77,7 @@ fn requests(who: Who, case: &str) -> Result<Vec<Vec<Request>>> {
         clones.push(text.lines().map(request).collect::<Result<Vec<_>>>()?);
     }
     ensure!(!clones.is_empty(), "{who:?} wrote no log for {case}");
-    // fio numbers clones in the order in which their threads begin.
+    // fio numbers clones in the order in which their threads start.
     clones.sort();
     Ok(clones)
 }
@@ -86,7 +86,7 @@ fn both(case: &str) -> Result<[Vec<Vec<Request>>; 2]> {
     Ok([requests(Who::Fio, case)?, requests(Who::Lunette, case)?])
 }
 
-/// Log files by name: each line's number of columns, and what of it does not depend on the time it took.
+/// Returns the log files by name. The columns that depend on timing are removed from each line.
 fn logs(who: Who, text: &str) -> Result<BTreeMap<String, Vec<Vec<u64>>>> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
@@ -110,7 +110,7 @@ fn logs(who: Who, text: &str) -> Result<BTreeMap<String, Vec<Vec<u64>>>> {
             Ok(words)
         };
         let mut lines = text.lines().map(line).collect::<Result<Vec<_>>>()?;
-        // Requests of several clones or directions end in any order.
+        // Requests of several clones or directions complete in any order.
         lines.sort_unstable();
         logs.insert(name.clone(), lines);
     }
@@ -132,7 +132,7 @@ fn log_files_have_the_names_the_lines_and_the_columns_of_fio_s() -> Result<()> {
         let (fio, ours) = (logs(Who::Fio, &text)?, logs(Who::Lunette, &text)?);
         ensure!(fio == ours, "{more}:\nfio  {fio:?}\nours {ours:?}");
     }
-    // By time: the files and their columns are the same, lines are as many as intervals.
+    // Averaged over time: files and columns are equal, and there is one line per interval.
     let text = "[j]\nioengine=psync\nthread\nfilename=a\nrw=read\nbs=4k\ntime_based\nruntime=300ms\n\
                 write_bw_log=b\nwrite_lat_log=l\nwrite_iops_log=i\nlog_avg_msec=50\n";
     let (fio, ours) = (logs(Who::Fio, text)?, logs(Who::Lunette, text)?);
@@ -195,7 +195,7 @@ fn random_jobs_with_a_map_hit_the_blocks_that_fio_hits() -> Result<()> {
     Ok(())
 }
 
-/// Of 1000 requests: how many are writes, and how many have which size.
+/// Per 1000 requests: the number of each combination of direction and size.
 fn shares(clones: &[Vec<Request>]) -> BTreeMap<(bool, u64), u64> {
     let mut shares = BTreeMap::new();
     let total = clones.iter().map(Vec::len).sum::<usize>() as u64;
@@ -226,7 +226,7 @@ fn mixtures_and_sizes_have_the_shares_of_fio() -> Result<()> {
         let keys: std::collections::BTreeSet<_> = fio.keys().chain(ours.keys()).collect();
         for key in keys {
             let of = |shares: &BTreeMap<_, u64>| shares.get(key).copied().unwrap_or(0);
-            // Some thousand draws: three deviations are below 30 of 1000.
+            // With some thousand draws, three standard deviations are below 30 per 1000.
             ensure!(
                 of(&fio).abs_diff(of(&ours)) <= 35,
                 "{case}:\n{fio:?}\n{ours:?}"
@@ -236,7 +236,7 @@ fn mixtures_and_sizes_have_the_shares_of_fio() -> Result<()> {
     Ok(())
 }
 
-/// How many of 1000 requests go to the most popular 1, 5, 10, 25 and 50 % of all blocks.
+/// Requests per 1000 that address the most popular 1, 5, 10, 25 and 50 % of all blocks.
 fn popularity(clones: &[Vec<Request>]) -> [u64; 5] {
     let blocks = (FILE / 4096) as usize;
     let mut counts = vec![0u64; blocks];
@@ -302,7 +302,7 @@ fn zones_are_where_fio_has_them() -> Result<()> {
     Ok(())
 }
 
-/// What is bounded by time has no exact counts; that a bound is kept can be seen.
+/// A run with a time limit has no exact counts, but its rate limit can be checked.
 #[test]
 fn rates_are_kept_from_the_end_of_the_ramp_on() -> Result<()> {
     let case = "rw=randread\ntime_based\nruntime=1s\nramp_time=300ms\nrate_iops=500";
@@ -314,7 +314,7 @@ fn rates_are_kept_from_the_end_of_the_ramp_on() -> Result<()> {
     Ok(())
 }
 
-/// A job file with everything that a file may have around its options.
+/// A job file with all syntax that may surround options.
 #[test]
 fn includes_variables_and_comments_are_fio_s() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -354,7 +354,7 @@ fn includes_variables_and_comments_are_fio_s() -> Result<()> {
     Ok(())
 }
 
-/// What of one document is missing, or of another type, in the other.
+/// Collects fields that are missing in our document or have another type than in fio's.
 fn apart(path: &str, fio: &Value, ours: &Value, found: &mut Vec<String>) {
     let kind = |value: &Value| match value {
         Value::Null => "null",
@@ -370,7 +370,7 @@ fn apart(path: &str, fio: &Value, ours: &Value, found: &mut Vec<String>) {
         return;
     }
     if let (Value::Object(fio), Value::Object(ours)) = (fio, ours) {
-        // Which buckets there are is the machine's affair; that there are any is not.
+        // The set of buckets depends on the machine. At least one bucket must exist.
         let buckets = path.ends_with("/bins");
         if buckets && ours.is_empty() {
             found.push(format!("{path}: empty"));
@@ -406,7 +406,7 @@ fn documents(format: &str) -> Result<(Scratch, [Value; 2])> {
 fn our_json_has_fio_s_keys_and_types() -> Result<()> {
     for format in ["--output-format=json", "--output-format=json+"] {
         let (_scratch, [fio, mut ours]) = documents(format)?;
-        // fio tells options of [global] apart; its readers take them from either place.
+        // fio lists the options of [global] separately. Its tools accept them in either place.
         ours["global options"] = fio["global options"].clone();
         let mut found = Vec::new();
         apart("", &fio, &ours, &mut found);
@@ -427,7 +427,7 @@ fn our_json_has_fio_s_keys_and_types() -> Result<()> {
     Ok(())
 }
 
-/// Runs one of fio's own programs, which Debian keeps in its package; those among the documents are compressed.
+/// Runs one of fio's own tools from its Debian package. Tools in the documentation folder are compressed.
 fn reader(folder: &Path, program: &str, arguments: &[&str]) -> Result<String> {
     let packed = PathBuf::from(format!("/usr/share/doc/fio/{program}.py.gz"));
     let path = if packed.exists() {
@@ -458,7 +458,7 @@ fn fio_s_own_readers_take_what_we_write() -> Result<()> {
     let more = ["--output-format=json+", "--output=ours.json"];
     run(Who::Lunette, folder, text, &more)?;
 
-    // It checks its own result against the histograms.
+    // The tool checks its own result against the histograms.
     for check in [&[][..], &["--validate"]] {
         let arguments = [&["ours.json", "ours.csv"], check].concat();
         reader(folder, "fio_jsonplus_clat2csv", &arguments)?;
@@ -479,7 +479,7 @@ fn fio_s_own_readers_take_what_we_write() -> Result<()> {
         serde_json::from_str(&std::fs::read_to_string(folder.join("ours.json"))?)?;
     ensure!(Some(sum) == document["jobs"][0]["read"]["total_ios"].as_u64());
 
-    // Without gnuplot it makes the data that gnuplot would draw.
+    // Without gnuplot the tool only writes the data to draw.
     reader(folder, "fio2gnuplot", &["-p", "j_bw*.log", "-k", "-o", "x"])?;
     let average = std::fs::read_to_string(folder.join("j_bw.average"))?;
     let mean = average.split_whitespace().last().context("it is empty")?;
@@ -511,7 +511,7 @@ fn every_option_of_fio_is_honoured_or_refused_by_its_name() -> Result<()> {
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(!output.status.success(), "it ran: {said}");
     for (option, line) in options.iter().zip(2..) {
-        // Free text takes anything.
+        // Free text options accept any value.
         if ["name", "description", "filename"].contains(option) || option.ends_with("_log") {
             continue;
         }

@@ -1,10 +1,10 @@
-//! Firmware boots from our disks: UEFI (OVMF), whose drivers agree to no limit and read a file of any length at once, and a PC
+//! Firmware boots from our disks: UEFI (OVMF), whose drivers negotiate no limits and read a file of any length at once, and a PC
 //! BIOS (SeaBIOS), whose drivers poll.
 #![forbid(unsafe_code)]
 
 use end_to_end::{GuestBuilder, Result, Rig, ensure};
 
-/// A unified kernel image is that large: more than what a request could move once.
+/// Size of a unified kernel image in MiB, above a former limit of one request.
 const PROGRAM_MIB: usize = 64;
 
 #[test]
@@ -31,7 +31,7 @@ fn bios_boots_from_both_kinds_of_disk() -> Result<()> {
     )
 }
 
-/// `image` makes the disk and gives its size in MiB.
+/// `image` creates the disk and returns its size in MiB.
 fn boots(
     name: &str,
     image: impl Fn(&std::path::Path) -> Result<u64>,

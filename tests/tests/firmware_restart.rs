@@ -1,13 +1,13 @@
-//! The daemon is killed and comes back while firmware sets its disk up: the guest boots all the same.
+//! The guest boots although the daemon is killed and restarted while firmware sets up its disk.
 //!
-//! QEMU may start the device on the new connection before it has negotiated anything there.
+//! QEMU may start the device on the new connection before it has negotiated features there.
 #![forbid(unsafe_code)]
 
 use end_to_end::{GuestBuilder, Result, Rig, ensure};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The firmware started the device while nobody was there to be connected to: QEMU 7.2 does not try again, QEMU 10 does.
+/// Log line of QEMU if the firmware started the device while no daemon was connected. QEMU 7.2 does not retry, QEMU 10 does.
 const GIVEN_UP: &str = "vhost start failed: Error setting inflight format";
 
 #[test]
@@ -26,7 +26,7 @@ fn bios_boots_though_the_daemon_was_killed_while_it_set_the_disk_up() -> Result<
     )
 }
 
-/// Kills the daemon so many milliseconds after QEMU has begun, and starts it again 0.2 s later.
+/// Kills the daemon after each delay in milliseconds since the start of QEMU, and restarts it 0.2 s later.
 fn boots_at(
     kills: &[u64],
     firmware: impl Fn(GuestBuilder) -> GuestBuilder,

@@ -1,5 +1,5 @@
-//! Disks that others resize: the daemon takes the size over, and tells clients. What is ignored wants root and losetup(8); `make unit`
-//! runs it.
+//! Disks that are resized outside of the daemon: the daemon adopts the size and notifies clients. Ignored tests need root and
+//! losetup(8); `make unit` runs them.
 #![forbid(unsafe_code)]
 
 use control::{Client, ClientError, Method};
@@ -30,7 +30,7 @@ fn set_len(path: &Path, bytes: u64) -> Result<()> {
     Ok(file.set_len(bytes)?)
 }
 
-/// Bytes of a disk as GET /v1/disks says, which follows nothing.
+/// Returns a disk's size in bytes from GET /v1/disks, which does not check the file's size.
 fn known_size(client: &Client, disk: &str) -> Result<Value> {
     let disk: Value = client.get(&format!("/v1/disks/{disk}"))?;
     Ok(disk["status"]["size"].clone())
@@ -47,7 +47,7 @@ fn hears_size(events: &mut Events, disk: &str, size: u64) -> Result<()> {
     }
 }
 
-/// The next TEST UNIT READY says that the size is another one, and READ CAPACITY which.
+/// Checks that the next TEST UNIT READY reports a capacity change and that READ CAPACITY returns the new size.
 fn sees_size(session: &mut IscsiSession, bytes: u64) -> Result<()> {
     let done = session.command(&TEST_UNIT_READY, None, 0)?;
     let sense = done.sense.get(..14).unwrap_or(&[0; 14]);
@@ -98,10 +98,10 @@ fn file_that_grew_or_shrank_outside_is_followed_by_status_and_reload() -> Result
         ensure!(known_size(&client, "a")? == size, "{words}: {answer}");
         hears_size(&mut events, "a", size)?;
         sees_size(&mut session, size)?;
-        // What is configured holds.
+        // A configured size has priority.
         ensure!(known_size(&client, "b")? == 4 * MIB, "{words}: {answer}");
     }
-    // A file that is being replaced: nothing is there for a moment.
+    // A file that is being replaced is empty for a moment.
     set_len(&file, 0)?;
     rig.daemon.lunette(&["status"])?;
     ensure!(known_size(&client, "a")? == 3 * MIB);
@@ -135,7 +135,7 @@ fn block_device_that_grew_or_shrank_is_followed_without_a_command() -> Result<()
     let mut session = IscsiSession::login(&portal, TARGET, 1)?;
     let mut events = Events::listen(&rig.daemon.control())?;
     for size in [8 * MIB, 16 * MIB, 2 * MIB] {
-        // What is configured holds: of the second one nobody hears.
+        // A configured size has priority: the second device causes no event.
         set_len(&other, size.max(4 * MIB))?;
         devices[1].take_size()?;
         set_len(&file, size)?;
@@ -175,12 +175,12 @@ fn resize_without_a_size_takes_over_that_of_the_file() -> Result<()> {
             ensure!(std::fs::metadata(path)?.len() == size, "it was left alone");
         }
     }
-    // No later change finds anything left to do about it.
+    // A later change must not resize the disks again.
     let mut events = Events::listen(&daemon.control())?;
     daemon.lunette(&["disk", "limit", "r", "iops=1000"])?;
     let (event, data) = events.hear()?;
     ensure!(event == "disk.limited", "{event}: {data}");
-    // It holds when the daemon starts again, though b was configured to have another size; a is followed, not configured.
+    // The size survives a restart, although another size was configured for b. No size is configured for a, which follows its file.
     daemon.kill()?;
     daemon.start_again()?;
     for disk in ["a", "b"] {
@@ -188,7 +188,7 @@ fn resize_without_a_size_takes_over_that_of_the_file() -> Result<()> {
     }
     let configured: Value = client.get("/v1/disks/a")?;
     ensure!(configured["size"].is_null(), "{configured}");
-    // What is no size, or has none to take over, is refused.
+    // Refused: a file size that is no multiple of the block size, and disks without a file size.
     set_len(&said, 6 * MIB + 100)?;
     for (disk, status, word) in [
         ("r", 422, "ram"),

@@ -1,5 +1,5 @@
-//! Sockets, disks and targets of jobs that the sandbox or file permissions forbid: the error names the reason and the key. Needs: Landlock;
-//! root for the part about permissions. Takes: 2 s.
+//! Sockets, disks and job targets that the sandbox or file permissions forbid: the error names the reason and the configuration key.
+//! Needs: Landlock; root for the part about permissions. Takes: 2 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, DaemonBuilder, Result, Scratch, ensure};
@@ -18,7 +18,7 @@ fn sandbox_names_itself_and_its_key() -> Result<()> {
     let inside = scratch.file("inside");
     std::fs::create_dir(&inside)?;
     let disk = format!("d=file:{}/d.raw,size=1M", inside.display());
-    // The state folder of the tests is beside the two folders.
+    // The state folder of the tests is next to the two folders.
     let start = |paths: &[&str]| {
         let daemon = DaemonBuilder::new(&scratch).disk(&disk);
         let daemon = daemon.arguments(["--sandbox", "enforce"]);
@@ -49,9 +49,9 @@ fn sandbox_names_itself_and_its_key() -> Result<()> {
         }
     }
     ensure!(daemon.stop(Duration::from_secs(30))?.success());
-    // The key helps.
+    // With the configuration key the same commands succeed.
     let daemon = start(&["--sandbox-path", &outside.to_string()])?;
-    // The log of the daemon before has the line that `start` waits for.
+    // `start` finds its line in the log of the previous daemon, so the test waits for the socket.
     let control = daemon.control();
     wait_until(Duration::from_secs(30), || control.exists().then_some(())).context("no socket")?;
     for words in commands.iter().enumerate().filter(|(at, _)| *at != 2) {
@@ -60,7 +60,7 @@ fn sandbox_names_itself_and_its_key() -> Result<()> {
     Ok(())
 }
 
-/// Runs `lunette serve` as a user without rights in a folder.
+/// Runs `lunette serve` as a user without permission for a folder.
 #[test]
 fn permissions_name_the_user_and_the_key() -> Result<()> {
     if !rustix::process::geteuid().is_root() {

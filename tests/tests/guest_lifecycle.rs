@@ -1,4 +1,4 @@
-//! Guests come, go, reboot and are killed; the daemon serves on.
+//! Guests start, stop, reboot and are killed while the daemon continues to serve.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::kernel_is_content;
@@ -25,7 +25,7 @@ fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()
         .vhost_user_blk(&rig.socket("other"), 1)
         .boot()?;
     other.wait_for_disks(&["vda"])?;
-    // In rounds, so that each event happens while a round runs and progress after it is seen.
+    // Runs in rounds, so that each event falls into a round and later progress is visible.
     let mut round =
         other.start("guest-agent soak --file /dev/vda --seed 1 --depth 2 --runtime 30")?;
 
@@ -41,7 +41,7 @@ fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()
         ))?;
     }
     for _ in 0..3 {
-        // Reboot in the midst of I/O that nobody waits for; what was acknowledged before stays.
+        // Reboots during unacknowledged I/O. Data acknowledged before must survive.
         for disk in ["vda", "sda"] {
             guest.start(&format!(
                 "guest-agent load --file /dev/{disk} --rw randread --depth 4 --runtime 60"
@@ -61,7 +61,7 @@ fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()
     round = other.start("guest-agent soak --file /dev/vda --seed 2 --depth 2 --runtime 15")?;
 
     for disk in ["vda", "sda"] {
-        // Above the 16 MiB that are verified: the load may write anything there.
+        // The load writes above the 16 MiB that are verified.
         guest.start(&format!(
             "dd if=/dev/urandom of=/tmp/noise bs=1M count=1; while :; do dd if=/tmp/noise of=/dev/{disk} bs=64k seek=$((256 + RANDOM % 500)) count=16 oflag=direct; done"
         ))?;
@@ -118,7 +118,7 @@ fn memory_is_plugged_in_and_out_while_io_is_in_flight() -> Result<()> {
     guest.wait_for_disks(&["vda", "vdb", "sda"])?;
     let mut soaks = vec![guest.start("guest-agent soak --file /dev/vda --runtime 12")?];
     guest.plug_memory("dimm", 128)?;
-    // As movable memory it is what programs get first, so the next buffers lie in it.
+    // The kernel allocates movable memory to programs first, so the next buffers are in it.
     guest.ok(
         "n=0; until grep -l offline /sys/devices/system/memory/*/state >/tmp/offline; do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done; \
          for state in $(cat /tmp/offline); do echo online_movable > $state || exit 1; done; grep -A9 Movable /proc/zoneinfo | grep -q 'managed *[1-9]'",
@@ -151,7 +151,7 @@ fn an_unprivileged_daemon_serves_a_guest_within_the_usual_limits() -> Result<()>
         false => limits.to_vec(),
     };
     let mut rig = Rig::prepared(|scratch, daemon| {
-        // Where a stranger can reach it: the build directory may lie in somebody's home.
+        // Copied to a folder that every user can reach. The build directory may be in a home folder.
         let program = scratch.socket("lunette");
         copy(vm::lunette_program(Profile::Dev)?, &program)?;
         set_permissions(scratch.sockets(), Permissions::from_mode(0o777))?;
@@ -177,7 +177,7 @@ fn an_unprivileged_daemon_serves_a_guest_within_the_usual_limits() -> Result<()>
     Ok(())
 }
 
-/// A driver that has turned write-back off sends no flushes from then on: not to the daemon that comes after this one, either.
+/// A driver that has turned write-back off sends no flushes any more. This must hold for the next daemon, too.
 #[test]
 fn write_back_turned_off_stays_off_after_the_daemon_is_killed() -> Result<()> {
     const WRITEBACK: u32 = 32;
@@ -201,7 +201,7 @@ fn write_back_turned_off_stays_off_after_the_daemon_is_killed() -> Result<()> {
         let (_queue, front_end) = driver(&rig)?;
         ensure!(front_end.config(WRITEBACK, 1)? == [0]);
     }
-    // Its machine is switched off.
+    // Powers the driver's machine off.
     let (queue, front_end) = driver(&rig)?;
     front_end.stop_queue(0)?;
     drop((queue, front_end));

@@ -1,5 +1,5 @@
-//! Front ends that break the rules, against the real program: each ends its own session, while a guest and another
-//! front end go on with verified I/O.
+//! Front ends that violate the protocol, against the real program. Each ends only its own session, while a guest and another front
+//! end continue verified I/O.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::kernel_is_content;
@@ -9,12 +9,12 @@ use vhost_frontend::{
     BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, hostile, status,
 };
 
-/// Far above what a batch of requests takes; far below "it stands still".
+/// Time limit, far above the usual time of a batch of requests.
 const SOON: Duration = Duration::from_secs(30);
 
 #[test]
 fn hostile_front_ends_end_their_own_sessions_and_the_others_go_on() -> Result<()> {
-    // One worker: whoever blocks it blocks everybody.
+    // One worker serves all front ends, so a blocked worker is detected.
     let mut rig = Rig::new(|daemon| {
         daemon
             .disk("bad=ram:64M")
@@ -49,7 +49,7 @@ fn hostile_front_ends_end_their_own_sessions_and_the_others_go_on() -> Result<()
     }
     let took = begun.elapsed();
     ensure!(failures.is_empty(), "{}", failures.join("\n"));
-    // The next front end is served as if nothing had been.
+    // The next front end is served normally.
     let mut front_end = FrontEnd::connect(&bad, &Options::default())?;
     let options = QueueOptions::default();
     let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, 4096, Cuts::Usual)?;
@@ -64,7 +64,7 @@ fn hostile_front_ends_end_their_own_sessions_and_the_others_go_on() -> Result<()
     Ok(())
 }
 
-/// Refusals are logged, and so that nobody can fill the disk with them: two kinds of lines, each once per second.
+/// Refusals are logged at a limited rate, so that a front end cannot fill the disk: two kinds of lines, each once per second.
 fn log_is_limited(log: &str, took: Duration) -> Result<()> {
     let complaints = log.lines().filter(|line| line.contains("WARN")).count() as u64;
     ensure!(complaints > 0, "nothing was logged:\n{log}");

@@ -1,5 +1,5 @@
-//! Initiators by the thousand, most of which say nothing, and ones that break the rules: the one that works goes on, new
-//! ones get in, and silence costs nothing.
+//! Thousands of mostly idle initiators, and initiators that violate the protocol. A working session continues, new logins succeed,
+//! and idle sessions cost no CPU time.
 #![forbid(unsafe_code)]
 
 #[path = "../../crates/iscsi_target/tests/common/hostile.rs"]
@@ -17,12 +17,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
-/// Far above what a few commands take; far below "it stands still".
+/// Time limit, far above the usual time of a few commands.
 const SOON: Duration = Duration::from_secs(60);
 const IDLE_SESSIONS: u16 = 1000;
 const HALF_OPEN_MAX: usize = 100;
 
-/// A session that writes and reads back, without a pause.
+/// A session that writes and reads back continuously.
 struct Load {
     rounds: Arc<AtomicU64>,
     ends: Arc<AtomicBool>,
@@ -100,7 +100,7 @@ fn allow_descriptors(needed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the daemon knows of so many sessions.
+/// Waits until the daemon reports `count` sessions.
 fn sessions_are(daemon: &Daemon, count: usize) -> Result<()> {
     let client = Client::new(&daemon.control()).patient(SOON);
     let begun = Instant::now();
@@ -118,7 +118,7 @@ fn sessions_are(daemon: &Daemon, count: usize) -> Result<()> {
     }
 }
 
-/// Has the target closed it? What it had to say before is passed over.
+/// Returns true if the target has closed the connection. Discards received data.
 fn is_closed(stream: &mut TcpStream) -> Result<bool> {
     stream.set_nonblocking(true)?;
     loop {
@@ -140,7 +140,7 @@ fn thousand_idle_sessions_and_half_logins_delay_nobody() -> Result<()> {
     allow_descriptors(4096)?;
     let limits = format!("connections=1400,sessions=1100,half_open={HALF_OPEN_MAX},login_s=3600");
     let mut rig = Rig::new(|daemon| {
-        // One worker: whoever holds it up holds up everybody.
+        // One worker serves all sessions, so a blocked worker is detected.
         daemon
             .disk("d0=ram:64M")
             .arguments([
@@ -166,7 +166,7 @@ fn thousand_idle_sessions_and_half_logins_delay_nobody() -> Result<()> {
     let load = Load::start(&portal)?;
     load.goes_on("a thousand idle sessions")?;
 
-    // A part of a Login Request each, and then nothing; more of them than there may be.
+    // Each connection sends a part of a Login Request and then stops. More of them connect than the limit permits.
     let mut half_open = Vec::new();
     for _ in 0..3 * HALF_OPEN_MAX {
         let mut stream = TcpStream::connect(&portal)?;
@@ -180,7 +180,7 @@ fn thousand_idle_sessions_and_half_logins_delay_nobody() -> Result<()> {
         for stream in &mut half_open {
             closed += usize::from(is_closed(stream)?);
         }
-        // The oldest have given way; those that came last are still waited for.
+        // The oldest connections are closed first. The target still waits for the newest.
         ensure!(
             closed <= 2 * HALF_OPEN_MAX,
             "{closed} half-open logins were closed"
@@ -196,7 +196,7 @@ fn thousand_idle_sessions_and_half_logins_delay_nobody() -> Result<()> {
     }
     ensure!(!is_closed(&mut half_open[3 * HALF_OPEN_MAX - 1])?);
 
-    // The limit of sessions: 1100, of which 1001 are there.
+    // The limit is 1100 sessions, and 1001 are open.
     let mut more = Vec::new();
     for number in 2000..2099 {
         more.push(IscsiSession::login(&portal, TARGET, number)?);
@@ -215,7 +215,7 @@ fn thousand_idle_sessions_and_half_logins_delay_nobody() -> Result<()> {
         std::thread::sleep(Duration::from_millis(10));
     }
     load.goes_on("sessions up to the limit")?;
-    // They are all served, the first and the last.
+    // All sessions are served, from the first to the last.
     for session in [0, 499, 999] {
         let done = idle[session].command(&[0; 6], None, 0)?;
         ensure!(
@@ -227,11 +227,11 @@ fn thousand_idle_sessions_and_half_logins_delay_nobody() -> Result<()> {
     drop((half_open, more));
     load.finish()?;
 
-    // Those that left are gone, and nobody says anything any more.
+    // Closed sessions are gone, and all others are idle.
     sessions_are(&rig.daemon, idle.len())?;
     let what = format!("{} idle sessions", idle.len());
     ensure_idle(&mut rig.daemon, &what, || {
-        // They answer pings, too.
+        // The sessions also answer pings.
         idle.iter_mut()
             .try_for_each(|session| session.command(&[0; 6], None, 0).map(drop))
     })?;
@@ -243,7 +243,7 @@ fn thousand_idle_sessions_and_half_logins_delay_nobody() -> Result<()> {
 #[test]
 fn initiators_that_break_the_rules_harm_nobody_but_themselves() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
-        // One worker: whoever holds it up holds up everybody.
+        // One worker serves all sessions, so a blocked worker is detected.
         daemon
             .disk("d0=ram:64M")
             .arguments([

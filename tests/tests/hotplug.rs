@@ -1,11 +1,11 @@
-//! Disks come, grow, shrink and go while a guest runs, through the command line.
+//! Disks are added, grown, shrunk and removed through the command line while a guest runs.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::number;
 use end_to_end::{Guest, GuestBuilder, Result, Rig, ensure};
 use std::time::{Duration, Instant};
 
-/// A change is a matter of milliseconds; a guest under TCG on a busy machine is not.
+/// Time limit for a change to be visible: milliseconds natively, much longer in a guest under TCG on a busy machine.
 const SEEN_LIMIT: Duration = Duration::from_secs(60);
 const ROUNDS: usize = 100;
 
@@ -17,7 +17,7 @@ fn until(guest: &mut Guest, test: &str) -> Result<()> {
     Ok(())
 }
 
-/// Complaints of the kernel about anything but the unit that comes and goes.
+/// Returns kernel errors, except those of the unit that is added and removed.
 fn kernel_complains(guest: &mut Guest, but: &str) -> Result<String> {
     let words = "I/O error|critical|blocked for more|Call Trace|BUG:|WARNING:|timed out|abort|host reset|bus reset";
     let found = guest.run(&format!("dmesg | grep -E '{words}' | grep -v -E '{but}'"))?;
@@ -59,11 +59,11 @@ fn a_unit_comes_and_goes_a_hundred_times_under_io_on_another() -> Result<()> {
     println!("the slowest unit was seen {slowest:?} after the call began");
     let report = guest.wait_ok(soak, Duration::from_secs(120))?;
     ensure!(report.contains("\"mismatches\":0"), "{report}");
-    // A unit that goes while its partitions are looked for is complained of, by its name or by its address.
+    // The kernel logs an error about a unit that is removed during the partition scan, with its name or its address.
     let letter = other.trim_start_matches("sd");
     let complaints = kernel_complains(&mut guest, &format!("0:0:4:0|dev sd[^{letter}]"))?;
     ensure!(complaints.is_empty(), "{complaints}");
-    // Nobody has it: it can go.
+    // The disk is unused and can be removed.
     rig.daemon.lunette(&["disk", "remove", "hot"])?;
     rig.daemon.process().check_running()
 }
@@ -104,7 +104,7 @@ fn lun_in_use_goes_when_its_requests_end_or_by_force() -> Result<()> {
         let mut words = vec!["lun", "remove", "c", "4:0"];
         words.extend(forced.then_some("--force"));
         rig.daemon.lunette(&words)?;
-        // Its requests fail from now on, and none hangs: it comes to its end.
+        // The unit's requests fail instead of hanging, so the load ends.
         guest.wait(load, Duration::from_secs(120))?;
         until(&mut guest, "! [ -e /sys/class/scsi_device/0:0:4:0 ]")?;
         rig.daemon.lunette(&["lun", "add", "c", "4:0", "hot"])?;
@@ -147,7 +147,7 @@ fn a_guest_sees_a_disk_grow_and_shrink_without_a_reboot() -> Result<()> {
             &format!("[ $(cat /sys/block/{seen}/size) = 327680 ]"),
         )?;
         if disk != "n" {
-            // The last block of what was added.
+            // The last block of the added space.
             guest.ok(&format!(
                 "dd if=/dev/urandom of=/tmp/x bs=4096 count=1 2>/dev/null; \
                  dd if=/tmp/x of=/dev/{seen} bs=4096 seek=40959 oflag=direct && \
@@ -163,7 +163,7 @@ fn a_guest_sees_a_disk_grow_and_shrink_without_a_reboot() -> Result<()> {
             &format!("[ $(cat /sys/block/{seen}/size) = 98304 ]"),
         )?;
         let report = guest.wait(soak, Duration::from_secs(60))?;
-        // A null disk keeps nothing to compare with.
+        // A null disk stores no data to compare.
         ensure!(
             disk == "n" || report.stdout.contains("\"mismatches\":0"),
             "{report:?}"
@@ -174,7 +174,7 @@ fn a_guest_sees_a_disk_grow_and_shrink_without_a_reboot() -> Result<()> {
     Ok(())
 }
 
-/// The guest has the old disk open, and writes to it, while it is replaced; the two differ in size and in block size.
+/// The guest has the old disk open and writes to it during the replacement. The two disks differ in size and block size.
 #[test]
 fn replaced_lun_is_a_new_disk_to_the_guest() -> Result<()> {
     const BYTE: u8 = 0x55;
@@ -192,7 +192,7 @@ fn replaced_lun_is_a_new_disk_to_the_guest() -> Result<()> {
         .vhost_user_scsi(&rig.socket("c"), 2)
         .boot()?;
     let place = "/sys/class/scsi_device/0:0:4:0/device/block/sd*";
-    // Sectors of 512 bytes, and bytes of a block.
+    // Number of 512-byte sectors, and bytes per block.
     let disks = [("b", 131_072, 4096), ("a", 65_536, 512)];
     for round in 0..4 {
         let (name, sectors, block_size) = disks[round % 2];

@@ -1,5 +1,4 @@
-//! Storage that stops answering: it holds up what is done to its own disks, and nothing else. Needs: root, FUSE, mount(8); `make unit` runs
-//! them. Takes: 60 s.
+//! Storage that stops answering delays only operations on its own disks. Needs: root, FUSE, mount(8); `make unit` runs them. Takes: 60 s.
 #![forbid(unsafe_code)]
 
 use std::thread::JoinHandle;
@@ -12,11 +11,11 @@ use serde_json::{Value, json};
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
 
 const MIB: usize = 1 << 20;
-/// Longest time of a call that waits for nothing: the machine may be busy.
+/// Time limit for calls that must not wait for storage. The machine may be busy.
 const SOON: Duration = Duration::from_secs(10);
 
 struct Bed {
-    /// Answers again before the daemon ends.
+    /// Resumes answering before the daemon ends.
     mount: HungMount,
     rig: Rig,
 }
@@ -27,8 +26,8 @@ const JOB: &str = "/v1/disks/h/job";
 type Answer = Result<(u16, Value), ClientError>;
 
 impl Bed {
-    /// A daemon with the RAM disk `ram`, and others on a mount, which is `@` in their options and has the files `h.raw` and `t.raw`.
-    /// Requests of the kind `hung` are not answered.
+    /// Starts a daemon with the RAM disk `ram` and further disks on a mount. `@` in their options is the mount, which has the files
+    /// `h.raw` and `t.raw`. Requests of the kinds in `hung` are not answered.
     fn new(disks: &[&str], hung: &[u32], exports: &[&str]) -> Result<Bed> {
         let mut mount = None;
         let rig = Rig::prepared(|scratch, daemon| {
@@ -56,7 +55,7 @@ impl Bed {
         Client::new(&self.rig.daemon.control()).patient(6 * SOON)
     }
 
-    /// Makes a call that waits for nothing.
+    /// Makes a call that must not wait for storage.
     fn soon(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Answer> {
         let begun = Instant::now();
         let answer = self.client().change(method.clone(), path, body);
@@ -75,7 +74,7 @@ impl Bed {
         is_refused(answer, reason)
     }
 
-    /// Makes a call on a thread of its own, and returns when its request to the file system waits.
+    /// Makes a call on its own thread and waits until its file system request hangs.
     fn hangs(&self, method: Method, path: &str, body: &Value) -> Result<JoinHandle<Answer>> {
         let held = self.mount.held();
         let (client, path, body) = (self.client(), path.to_owned(), body.clone());
@@ -84,7 +83,7 @@ impl Bed {
         Ok(running)
     }
 
-    /// A daemon that serves `h`.
+    /// Starts a daemon that exports `h`.
     fn with_client() -> Result<Bed> {
         Bed::new(&[H], &[], &["h"])
     }
@@ -103,7 +102,7 @@ impl Bed {
         waits_until(is_so).with_context(|| format!("job is not {state}: {:?}", self.job_state()))
     }
 
-    /// Starts a write of a client.
+    /// Starts a client write.
     fn writes(&self, offset: u64) -> JoinHandle<Result<()>> {
         let socket = self.rig.socket("h");
         std::thread::spawn(move || {
@@ -116,7 +115,7 @@ impl Bed {
         })
     }
 
-    /// Cancels the job, which ends when its storage answers. Until then the disk is served, and the target is not free.
+    /// Cancels the job, which ends when its storage answers. Until then the disk is served and the target is in use.
     fn cancels(&self) -> Result<()> {
         self.succeeds_soon(Method::DELETE, JOB, None)?;
         let state = self.job_state()?;
@@ -130,7 +129,7 @@ impl Bed {
         self.succeeds_soon(Method::DELETE, "/v1/disks/t", None)
     }
 
-    /// Makes calls about a disk with a job. No call waits for the storage.
+    /// Makes calls about a disk with a job and checks that none waits for the storage.
     fn steers(&self) -> Result<()> {
         for paused in [true, false] {
             let paused = json!({ "paused": paused });
@@ -190,11 +189,11 @@ fn disk_that_hangs_while_it_is_opened_holds_up_no_other_change() -> Result<()> {
     bed.refused_soon(put.clone(), h, &ram, "disk h is being opened")?;
     bed.succeeds_soon(Method::DELETE, h, None)?;
     is_refused(ended(adding)?, "was removed while it was being opened")?;
-    // The late result is closed: its lock is not in the way.
+    // The late result is closed, so its lock does not prevent another open.
     bed.mount.release();
     waits_until(|| Ok(bed.soon(Method::PUT, h, Some(&file))?.is_ok()))?;
     ensure!(bed.state("h")? == "ready");
-    // The file is closed when the removal is answered.
+    // The response to a removal means that the file is closed.
     for _ in 0..10 {
         bed.succeeds_soon(Method::DELETE, h, None)?;
         bed.succeeds_soon(Method::PUT, h, Some(&file))?;
@@ -289,7 +288,7 @@ fn clients_wait_20_s_for_a_target_unless_the_mirror_is_cancelled() -> Result<()>
             bed.cancels()?;
             continue;
         }
-        // 20 s after the write, and a margin.
+        // 20 s after the write, plus a margin.
         while !writing.is_finished() {
             ensure!(begun.elapsed() < Duration::from_secs(60), "the write waits");
             std::thread::sleep(Duration::from_millis(100));

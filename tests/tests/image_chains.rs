@@ -1,5 +1,5 @@
-//! `lunette image commit`, `rebase` and `snapshot` on random images that QEMU has made and written, judged by qemu-img: the content
-//! stays, and no image has a fault. Needs: qemu-utils. Takes: 25 s.
+//! `lunette image commit`, `rebase` and `snapshot` on random images that QEMU creates and writes. qemu-img checks that the content
+//! is unchanged and no image has errors. Needs: qemu-utils. Takes: 25 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, Scratch, ensure};
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 const KIB: u64 = 1 << 10;
-/// Random images of each test.
+/// Number of random images per test.
 const SEEDS: u64 = 5;
 
 fn run(folder: &Path, program: &str, arguments: &[&str]) -> Result<Output> {
@@ -20,7 +20,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What it prints, if it does what is asked.
+/// Runs a command that must succeed and returns its standard output.
 fn succeeds(folder: &Path, program: &str, arguments: &[&str]) -> Result<String> {
     let ran = run(folder, program, arguments)?;
     let (stdout, stderr) = (text(&ran.stdout), text(&ran.stderr));
@@ -31,7 +31,7 @@ fn succeeds(folder: &Path, program: &str, arguments: &[&str]) -> Result<String> 
     Ok(stdout)
 }
 
-/// What it complains of, if it refuses what is asked.
+/// Runs a command that must fail and returns its standard error.
 fn refused(folder: &Path, arguments: &[&str]) -> Result<String> {
     let ran = run(folder, &lunette()?, &[&["image"], arguments].concat())?;
     ensure!(
@@ -62,7 +62,7 @@ impl Random {
     }
 }
 
-/// Some writes, zeroes and compressed clusters, by QEMU.
+/// Writes random data, zeroes and compressed clusters with QEMU.
 fn scribble(folder: &Path, name: &str, format: &str, size: u64, random: &mut Random) -> Result<()> {
     let mut commands = Vec::new();
     for _ in 0..6 {
@@ -80,7 +80,7 @@ fn scribble(folder: &Path, name: &str, format: &str, size: u64, random: &mut Ran
     for command in &commands {
         let arguments = ["-f", format, "-c", command, name];
         let ran = run(folder, "qemu-io", &arguments)?;
-        // QEMU compresses whole clusters that have nothing yet, and fails others.
+        // QEMU compresses only whole, unallocated clusters and fails for others.
         let may_fail = command.starts_with("write -c");
         ensure!(
             ran.status.success() || may_fail,
@@ -92,7 +92,7 @@ fn scribble(folder: &Path, name: &str, format: &str, size: u64, random: &mut Ran
     Ok(())
 }
 
-/// Two raw or qcow2 bases of different sizes, and an overlay on the first.
+/// Creates two raw or qcow2 bases of different sizes and an overlay on the first.
 fn make(folder: &Path, seed: u64) -> Result<[&'static str; 2]> {
     let mut random = Random(seed);
     let formats = match seed % 3 {
@@ -123,7 +123,7 @@ fn make(folder: &Path, seed: u64) -> Result<[&'static str; 2]> {
     Ok(formats)
 }
 
-/// The overlay's content, as QEMU reads it.
+/// Returns the overlay's content, read by QEMU.
 fn content(folder: &Path) -> Result<Vec<u8>> {
     succeeds(
         folder,
@@ -206,7 +206,7 @@ fn committed_images_give_their_content_to_the_base() -> Result<()> {
             after[..before.len()] == before,
             "seed {seed}: the base has not got the content"
         );
-        // What lies behind the overlay's end is none of its business.
+        // A commit does not change the base beyond the overlay's end.
         let beyond = before.len().min(rest.len());
         ensure!(
             after[before.len()..] == rest[beyond..],
@@ -224,7 +224,7 @@ fn committed_images_give_their_content_to_the_base() -> Result<()> {
     Ok(())
 }
 
-/// A run of unallocated parts may begin in the middle of a cluster. The images below differ in the first half of the next cluster.
+/// An unallocated range may begin in the middle of a cluster. The images below differ in the first half of the next cluster.
 #[test]
 fn rebase_of_an_image_with_subclusters_keeps_its_content() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -249,14 +249,14 @@ fn rebase_of_an_image_with_subclusters_keeps_its_content() -> Result<()> {
     is_clean(folder, "overlay")
 }
 
-/// Clusters of 2 MiB are larger than the pieces in which other images are compared.
+/// Clusters of 2 MiB are larger than the pieces in which rebase compares images.
 #[test]
 fn rebase_counts_each_large_cluster_once() -> Result<()> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
     let mut below = vec![0; 12 << 20];
     std::fs::write(folder.join("new"), &below)?;
-    // The whole of two clusters, and the second half of a third.
+    // Two whole clusters, and the second half of a third.
     below[..4 << 20].fill(0x11);
     below[7 << 20..8 << 20].fill(0x22);
     std::fs::write(folder.join("old"), &below)?;
@@ -283,7 +283,7 @@ fn rebase_and_commit_refuse_what_would_change_content() -> Result<()> {
     ensure!(told.contains("nowhere"), "{told}");
     let told = refused(folder, &["commit", "two"])?;
     ensure!(told.contains("no backing image"), "{told}");
-    // A name alone, as after a move.
+    // Only the name of the backing image changes, as after a move.
     std::fs::rename(folder.join("one"), folder.join("moved"))?;
     image(
         folder,
@@ -311,7 +311,7 @@ fn rebase_and_commit_refuse_what_would_change_content() -> Result<()> {
     Ok(())
 }
 
-/// Snapshots of ours that QEMU reads, goes back to and removes, and the other way round.
+/// QEMU reads, applies and removes our snapshots, and Lunette those of QEMU.
 #[test]
 fn snapshots_are_those_of_qemu_and_keep_their_content() -> Result<()> {
     for seed in 200..200 + SEEDS {
@@ -344,7 +344,7 @@ fn snapshots_are_those_of_qemu_and_keep_their_content() -> Result<()> {
         ensure!(told.contains("already"), "{told}");
         let told = refused(folder, &["snapshot", "overlay", "--apply", "s9"])?;
         ensure!(told.contains("no snapshot s9"), "{told}");
-        // Each goes back to what the other has taken.
+        // Each program applies a snapshot of the other.
         image(folder, &["snapshot", "overlay", "--apply", "s1"])?;
         is_clean(folder, "overlay")?;
         ensure!(content(folder)? == kept[1], "seed {seed}: s1 differs");
@@ -370,7 +370,7 @@ fn snapshots_are_those_of_qemu_and_keep_their_content() -> Result<()> {
     Ok(())
 }
 
-/// Persistent bitmaps stay valid where the content of the disk stays, and are never lost silently.
+/// Persistent bitmaps remain valid if the disk's content is unchanged. Their loss is always reported.
 #[test]
 fn bitmaps_stay_valid_or_their_loss_is_announced() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -421,14 +421,14 @@ fn bitmaps_stay_valid_or_their_loss_is_announced() -> Result<()> {
             ran.status.success() && told.contains("bitmaps are invalid"),
             "{told}"
         );
-        // The clusters of the bitmaps are leaks, which both find.
+        // The clusters of the lost bitmaps are leaks. Both programs find them.
         image(folder, &["check", name, "--repair", "leaks"])?;
         ensure!(!has_bitmap(name)?, "{name}");
     }
     Ok(())
 }
 
-/// The work of a commit and of a rebase follows the allocated data. The limit is far above the time of a loaded machine.
+/// The cost of a commit and of a rebase follows the allocated data. The limit is far above the time on a loaded machine.
 #[test]
 fn commit_and_rebase_of_large_empty_overlays_take_seconds() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -461,7 +461,7 @@ fn commit_and_rebase_of_large_empty_overlays_take_seconds() -> Result<()> {
     is_clean(folder, "overlay")
 }
 
-/// Whenever it is killed, the overlay has its content, and the same command again does the rest.
+/// After a kill at any time, the overlay has its content, and repeating the command completes the work.
 #[test]
 fn killed_commits_and_rebases_keep_content_and_can_be_repeated() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -495,7 +495,7 @@ fn killed_commits_and_rebases_keep_content_and_can_be_repeated() -> Result<()> {
             content(folder)? == before,
             "round {round}: another run changes the content"
         );
-        // What was reserved when it was killed is used by nobody.
+        // Clusters that were reserved before the kill are leaks.
         image(folder, &["check", "overlay", "--repair", "leaks"])?;
         is_clean(folder, "overlay")?;
         for name in ["one", "two", "overlay"] {

@@ -1,5 +1,5 @@
-//! Formats and names that a guest may have written: no command takes them for the administrator's word. Images of other formats are named and
-//! refused. Needs: qemu-utils. Takes: 5 s.
+//! Formats and file names that a guest may have written: no command trusts them. Images of other formats are recognized and refused.
+//! Needs: qemu-utils. Takes: 5 s.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -45,7 +45,7 @@ fn refused(folder: &Path, arguments: &[&str], why: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes raw disks whose guests have written qcow2 headers that name `secret`, as backing image and as data file.
+/// Creates raw disks whose guests have written qcow2 headers that name `secret` as backing image and as data file.
 fn guests_disks(folder: &Path) -> Result<()> {
     let mut secret = SECRET.to_vec();
     secret.resize(MIB, b'.');
@@ -89,7 +89,7 @@ fn content_of_a_raw_disk_never_makes_it_an_image() -> Result<()> {
         }
         succeeds(folder, &["info", guest])?;
         ensure!(std::fs::read(folder.join(guest))? == before);
-        // The administrator states that it is raw.
+        // The administrator states the format raw.
         succeeds(
             folder,
             &["convert", guest, "copy", "--to", "raw", "--from", "raw"],
@@ -175,7 +175,7 @@ fn images_name_files_of_their_own_folder_unless_more_is_allowed() -> Result<()> 
             "any",
         ],
     )?;
-    // A disk that a request adds, and the target of a job.
+    // A disk in an API request, and a job's target.
     let rig = Rig::new(|daemon| daemon.disk("d0=ram:1M").vhost_blk("d0"))?;
     let path = at.join("image.qcow2").display().to_string();
     let disk = format!("d1=image:{path}");
@@ -232,7 +232,7 @@ fn images_of_other_formats_are_named_and_refused() -> Result<()> {
     Ok(())
 }
 
-/// Also where only the name changes.
+/// Includes a rebase that only changes the name of the backing image.
 #[test]
 fn images_are_not_put_onto_themselves_or_onto_too_long_chains() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -251,7 +251,7 @@ fn images_are_not_put_onto_themselves_or_onto_too_long_chains() -> Result<()> {
             refused(folder, &[&rebase[..], mode].concat(), "stand on itself")?;
         }
     }
-    // Headers of 512 images, each with the name of the one below.
+    // Writes the headers of 512 images, each with the name of the image below.
     for nth in 3..=512 {
         let made = std::fs::read(folder.join("2.qcow2"))?;
         let below = name(nth - 1);
@@ -261,7 +261,7 @@ fn images_are_not_put_onto_themselves_or_onto_too_long_chains() -> Result<()> {
         image[16..20].copy_from_slice(&(below.len() as u32).to_be_bytes());
         std::fs::write(folder.join(name(nth)), image)?;
     }
-    // `map` reads headers and tables alone, of any chain, as qemu-img does.
+    // Like qemu-img, `map` reads only headers and tables and accepts a chain of any length.
     succeeds(folder, &["map", "512.qcow2"])?;
     succeeds(folder, &["compare", "511.qcow2", "0.qcow2"])?;
     let compare = ["compare", "512.qcow2", "0.qcow2"];
@@ -279,7 +279,7 @@ fn images_are_not_put_onto_themselves_or_onto_too_long_chains() -> Result<()> {
     refused(folder, &rebase, "more than 512 images")
 }
 
-/// A result that the daemon could not open is refused, and nothing is left of it.
+/// An image that the daemon could not open is refused, and no partial result remains.
 #[test]
 fn images_that_could_not_be_opened_are_not_made() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -319,7 +319,7 @@ fn images_that_could_not_be_opened_are_not_made() -> Result<()> {
     Ok(())
 }
 
-/// A snapshot, a commit and a mirror leave the disk with the policy with which it was configured.
+/// A snapshot, a commit and a mirror keep the disk's configured policy for named files.
 #[test]
 fn jobs_keep_the_policy_for_named_files() -> Result<()> {
     let mut rig = Rig::prepared(|scratch, daemon| {

@@ -1,5 +1,5 @@
-//! The commands of `lunette image` beside those of qemu-img, on the same images: exit codes, JSON, empty disks of 64 TiB, special
-//! characters in paths, and existing destinations. Needs: qemu-img, qemu-io; root for a loop device. Takes: 10 s.
+//! Compares `lunette image` with qemu-img on the same images: exit codes, JSON, empty disks of 64 TiB, special characters in paths,
+//! and existing destinations. Needs: qemu-img, qemu-io; root for a loop device. Takes: 10 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, Scratch, ensure};
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// An empty disk of 64 TiB took minutes to hours where each byte was read.
+/// Time limit. Reading every byte of an empty disk of 64 TiB would take minutes to hours.
 const SOON: Duration = Duration::from_secs(60);
 
 fn run(folder: &Path, program: &str, arguments: &[&str]) -> Result<Output> {
@@ -39,7 +39,7 @@ fn json(output: &Output) -> Result<Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// A chain of three: raw, an image that is smaller than its overlay, and an overlay with zeroes over data.
+/// Creates a chain of three: a raw image, an image that is smaller than its overlay, and an overlay with zeroes over data.
 fn make_chain(folder: &Path) -> Result<()> {
     std::fs::write(folder.join("base.raw"), vec![7; 1 << 20])?;
     std::fs::File::options()
@@ -83,7 +83,7 @@ fn map_has_the_extents_and_fields_of_qemu_img() -> Result<()> {
     Ok(())
 }
 
-/// Images with snapshots, bitmaps, compressed clusters, leaks and subclusters, of both versions.
+/// Creates images with snapshots, bitmaps, compressed clusters, leaks and subclusters, in both qcow2 versions.
 fn make_variants(folder: &Path) -> Result<Vec<&'static str>> {
     make_chain(folder)?;
     let create = |options: &str, name: &str| {
@@ -101,7 +101,7 @@ fn make_variants(folder: &Path) -> Result<Vec<&'static str>> {
     bitmap(&["--add", "bitmaps.qcow2", "first"])?;
     bitmap(&["--add", "-g", "32768", "bitmaps.qcow2", "second one"])?;
     bitmap(&["--disable", "bitmaps.qcow2", "second one"])?;
-    // Each second cluster first: the clusters of the disk are not in order in the file.
+    // Writes every second cluster first, so that the disk's clusters are not in order in the file.
     create("cluster_size=64k", "fragmented.qcow2")?;
     for first in [0, 64] {
         let writes = (0..16).flat_map(|nth| {
@@ -127,7 +127,7 @@ fn make_variants(folder: &Path) -> Result<Vec<&'static str>> {
     ])
 }
 
-/// Returns the fields of qemu-img that Lunette lacks or has with another value.
+/// Collects the fields of qemu-img that are missing in our output or differ.
 fn differences(prefix: &str, ours: &Value, theirs: &Value, all: &mut Vec<String>) {
     match (ours, theirs) {
         (Value::Object(_), Value::Object(fields)) => {
@@ -211,7 +211,7 @@ fn exit_codes_are_those_of_qemu_img() -> Result<()> {
     let copy = ["convert", "-O", "qcow2", "top.qcow2", "same.qcow2"];
     succeeds(folder, "qemu-img", &copy)?;
     std::fs::write(folder.join("damaged.qcow2"), b"QFI\xfb\0\0\0\x03")?;
-    // Shorter, and zeroes where the other is longer.
+    // A shorter file. The other one has zeroes beyond its end.
     std::fs::write(folder.join("short.raw"), vec![7; 1 << 20])?;
     for (one, other, expected) in [
         ("top.qcow2", "same.qcow2", 0),
@@ -243,7 +243,7 @@ fn exit_codes_are_those_of_qemu_img() -> Result<()> {
         ensure!(ours == Some(expected), "{name}: {ours:?}");
         ensure!(theirs == Some(expected), "qemu-img: {name}: {theirs:?}");
     }
-    // Code 2 would mean that the image is damaged.
+    // Exit code 2 would mean that the image is damaged.
     ensure!(code(folder, &["check", "--unknown", "top.qcow2"])? == Some(1));
     Ok(())
 }
@@ -308,7 +308,7 @@ fn paths_may_have_special_characters() -> Result<()> {
         ensure!(ran.status.success(), "{arguments:?}: {ran:?}");
         Ok(())
     };
-    // A relative name with a colon would be a protocol for QEMU.
+    // QEMU would parse the part of a relative name before a colon as a protocol.
     let (one, two) = (format!("./{one}"), format!("./{two}"));
     let full = folder.join("over,lay.qcow2").display().to_string();
     done(&["create", &one, "4M"])?;
@@ -366,7 +366,7 @@ fn convert_writes_over_existing_destinations() -> Result<()> {
         "qemu-img",
         &["compare", "-F", "raw", "top.qcow2", device],
     );
-    // A hole over data that are there.
+    // A hole over existing data.
     std::fs::write(folder.join("sparse.raw"), [9; 4096])?;
     let sparse = std::fs::File::options()
         .write(true)
@@ -404,7 +404,7 @@ fn convert_writes_over_existing_destinations() -> Result<()> {
     odd
 }
 
-/// A disk that ends within a block of the destination: the rest of the block is unchanged.
+/// A disk that ends within a block of the destination. The rest of the block is unchanged.
 fn blocks_of_4096(folder: &Path) -> Result<()> {
     std::fs::write(folder.join("large"), vec![0xff; 1 << 20])?;
     std::fs::write(folder.join("odd.raw"), vec![5; (512 << 10) + 512])?;

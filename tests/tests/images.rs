@@ -1,5 +1,5 @@
 //! Disks in qcow2 images: a guest's verified I/O through kills of the daemon, on an image with a backing image; growth at run time; the
-//! commands of `lunette image`, judged by qemu-img. Needs: a guest, qemu-img, Ceph. Takes: 40 s.
+//! commands of `lunette image`, checked by qemu-img. Needs: a guest, qemu-img, Ceph. Takes: 40 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{free_portal, kernel_is_content};
@@ -26,7 +26,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What it prints, if it does what is asked.
+/// Runs a command that must succeed and returns its standard output.
 fn succeeds(folder: &Path, program: &str, arguments: &[&str]) -> Result<String> {
     let ran = run(folder, program, arguments)?;
     let (stdout, stderr) = (text(&ran.stdout), text(&ran.stderr));
@@ -46,8 +46,8 @@ fn program() -> Result<String> {
     Ok(vm::lunette_program(vm::Profile::Dev)?.display().to_string())
 }
 
-/// A raw backing image that is a logical unit of another daemon's target: read as needed, never written, and waited for when its target
-/// restarts.
+/// The raw backing image is a logical unit of another daemon's target. It is read as needed, never written, and waited for while its
+/// target restarts.
 #[test]
 fn image_stands_on_an_iscsi_unit_through_a_restart_of_its_target() -> Result<()> {
     const TARGET: &str = "iqn.2026-11.org.example:base";
@@ -79,7 +79,7 @@ fn image_stands_on_an_iscsi_unit_through_a_restart_of_its_target() -> Result<()>
             ensure!(queue.read(at as u64, &mut bytes)? == status::OK);
             ensure!(bytes == content[at..at + bytes.len()], "{at}");
         }
-        // Beyond its end are zeroes; a part of a cluster takes the rest with it.
+        // Beyond the backing image's end the disk reads zeroes. A write to a part of a cluster copies the rest of the cluster.
         let mut bytes = vec![1; 512];
         ensure!(queue.read(39 << 20, &mut bytes)? == status::OK && bytes == [0; 512]);
         ensure!(queue.write(7 << 20, &[0xee; 512])? == status::OK);
@@ -94,7 +94,7 @@ fn image_stands_on_an_iscsi_unit_through_a_restart_of_its_target() -> Result<()>
     far.daemon.start_again()?;
     load.goes_on(SOON)?;
     ensure!(load.finish()? > 0);
-    // An orderly stop leaves no unused clusters.
+    // An orderly stop leaves no leaked clusters.
     near.daemon.stop(SOON)?;
     ensure!(
         std::fs::read(far.scratch.file("base.raw"))? == content,
@@ -104,7 +104,7 @@ fn image_stands_on_an_iscsi_unit_through_a_restart_of_its_target() -> Result<()>
     Ok(())
 }
 
-/// A logical unit in the place of files: below an image, as what is copied, and as what something is copied or committed to.
+/// A logical unit replaces files: as backing image, source of a copy, target of a copy, and target of a commit.
 #[test]
 fn images_stand_on_and_are_copied_to_units() -> Result<()> {
     const TARGET: &str = "iqn.2026-11.org.example:far";
@@ -165,7 +165,7 @@ fn images_stand_on_and_are_copied_to_units() -> Result<()> {
     overwritten_or_refused(folder, &unit, &there, after)
 }
 
-/// Where there is something else, holes are zeroes.
+/// Over existing data, holes are written as zeroes.
 fn overwritten_or_refused(
     folder: &Path,
     unit: &str,
@@ -193,7 +193,7 @@ fn overwritten_or_refused(
             &["convert", "small.qcow2", unit, "--to", "qcow2"],
             "can be raw only",
         ),
-        // A guest may have written that.
+        // A guest may have written this header.
         (
             &["create", "other.qcow2", "--backing", unit],
             "begins as a disk image in the format qcow2",
@@ -213,7 +213,7 @@ fn overwritten_or_refused(
     Ok(())
 }
 
-/// A raw file may end within a block: it is filled up with zeroes, as by QEMU.
+/// A raw file may end within a block. Like QEMU, the rest of the block is filled with zeroes.
 #[test]
 fn raw_files_that_end_within_a_block_are_copied_as_qemu_does() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -228,7 +228,7 @@ fn raw_files_that_end_within_a_block_are_copied_as_qemu_does() -> Result<()> {
     Ok(())
 }
 
-/// An image in a file, on a snapshot in the cluster, as QEMU names it.
+/// An image in a file whose backing image is a snapshot in the Ceph cluster, in QEMU's notation.
 #[test]
 fn qcow2_image_stands_on_a_snapshot_of_the_cluster() -> Result<()> {
     let ceph = Ceph::start()?;
@@ -270,7 +270,7 @@ fn qcow2_image_stands_on_a_snapshot_of_the_cluster() -> Result<()> {
             && bytes[512..] == content[(5 << 20) + 512..][..bytes.len() - 512]
     );
     rig.daemon.stop(SOON)?;
-    // Without the daemon: copied, compared, and written over the image in the cluster.
+    // Without the daemon: copies, compares, and overwrites the image in the cluster.
     lunette(
         folder.files(),
         &["convert", &base, "copy.raw", "--to", "raw"],
@@ -289,7 +289,7 @@ fn qcow2_image_stands_on_a_snapshot_of_the_cluster() -> Result<()> {
     Ok(())
 }
 
-/// A snapshot of a disk that is far away: it goes on in an image here, which names what it stands on, for the next daemon too.
+/// Takes a snapshot of a remote disk. The disk continues in a local image that names its backing image, also after a restart.
 fn goes_on_in_a_snapshot(near: &mut Rig, image: &Path) -> Result<()> {
     let load = VerifiedLoad::start(&near.socket("d"))?;
     load.goes_on(SOON)?;
@@ -377,7 +377,7 @@ fn disk_in_ceph_goes_on_in_its_snapshot() -> Result<()> {
     );
     let disk = format!("d=rbd:rbd/snapped,{way}");
     let mut near = Rig::new(|daemon| daemon.disk(&disk).vhost_blk("d"))?;
-    // The second backup is an image over the first, which is in the cluster.
+    // The second backup also goes to an image whose backing image is the first backup in the cluster.
     let second = folder.file("second.qcow2").display().to_string();
     for target in [
         format!("rbd:rbd/backup,{way}"),
@@ -412,7 +412,7 @@ fn disk_in_ceph_goes_on_in_its_snapshot() -> Result<()> {
     has_leaks_at_most(folder.files(), "over.qcow2")
 }
 
-/// An overlay on a raw image of 32 MiB.
+/// Creates an overlay on a raw image of 32 MiB.
 fn make_overlay(folder: &Path) -> Result<()> {
     let content: Vec<u8> = (0..32 * MIB).map(|at| (at / 512 % 251) as u8).collect();
     std::fs::write(folder.join("base.raw"), content)?;
@@ -431,7 +431,7 @@ fn make_overlay(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// After a kill an image may have clusters that nobody uses, which a repair frees, and no other fault.
+/// Checks that an image has leaked clusters at most. A kill may leave them, and a repair frees them.
 fn has_leaks_at_most(folder: &Path, image: &str) -> Result<()> {
     let checked = run(folder, "qemu-img", &["check", image])?;
     let code = checked.status.code();
@@ -473,7 +473,7 @@ fn an_image_whose_daemon_is_killed_under_load_has_no_fault() -> Result<()> {
     Ok(())
 }
 
-/// One that is a disk by itself, and one elsewhere; through kills, a snapshot and a commit.
+/// One data file is a raw disk, and the other is in another folder. The images go through kills, a snapshot and a commit.
 #[test]
 fn images_with_data_files_are_those_of_qemu() -> Result<()> {
     let mut rig = Rig::prepared(|scratch, daemon| {
@@ -535,7 +535,7 @@ fn images_with_data_files_are_those_of_qemu() -> Result<()> {
     Ok(())
 }
 
-/// The daemon ends while a front end is connected, and while somebody reads statistics.
+/// The daemon ends while a front end is connected and a client reads statistics.
 #[test]
 fn image_has_no_unused_clusters_after_an_orderly_stop() -> Result<()> {
     let mut rig = Rig::prepared(|scratch, daemon| {
@@ -551,7 +551,7 @@ fn image_has_no_unused_clusters_after_an_orderly_stop() -> Result<()> {
     Ok(())
 }
 
-/// With a client that is at it; what was reserved is given back, and the image is free for others.
+/// A client is active during the removal. Reserved clusters are freed, and other programs can use the image.
 #[test]
 fn image_removed_under_load_is_closed_and_served_again() -> Result<()> {
     let rig = Rig::prepared(|scratch, daemon| {
@@ -626,7 +626,7 @@ fn guest_data_in_a_growing_image_survives_kills() -> Result<()> {
     );
     kernel_is_content(&mut guest)?;
     drop(guest);
-    // The image keeps its size; configuration and daemon follow.
+    // The image keeps its new size. Configuration and daemon adopt it.
     rig.daemon.kill()?;
     rig.daemon.start_again()?;
     let shown: Value = control::get(&rig.daemon.control(), "/v1/disks/d")?;
@@ -703,7 +703,7 @@ fn images_are_made_checked_and_converted_as_qemu_does() -> Result<()> {
     images_are_resized(at)
 }
 
-/// Of the images that stand in the folder.
+/// Resizes the images in the folder `at`.
 fn images_are_resized(at: &Path) -> Result<()> {
     lunette(at, &["resize", "overlay.qcow2", "+16M"])?;
     let refused = run(
@@ -737,7 +737,7 @@ fn images_are_resized(at: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A count that is too low is a fault; one that is too high only takes room.
+/// A refcount that is too low is an error. One that is too high is a leak.
 #[test]
 fn a_check_tells_faults_from_clusters_that_nobody_uses() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -749,7 +749,7 @@ fn a_check_tells_faults_from_clusters_that_nobody_uses() -> Result<()> {
         &["create", "-q", "-f", "qcow2", "disk.qcow2", "8M"],
     )?;
     succeeds(at, "qemu-io", &["-c", "write -P 7 0 256k", "disk.qcow2"])?;
-    // The refcount block of QEMU's new images is the third cluster; counts have 16 bits.
+    // In a new image of QEMU the refcount block is the third cluster. Refcounts have 16 bits.
     let count_of = |cluster: usize| 2 * 65_536 + 2 * cluster + 1;
     std::fs::File::options()
         .write(true)

@@ -1,4 +1,4 @@
-//! Incremental backups of disks in use: what has changed and nothing else, through kills, restarts, snapshots and growth; judged by
+//! Incremental backups of disks in use copy exactly the changed data, through kills, restarts, snapshots and growth. Checked by
 //! qemu-img. Needs: qemu-img. Takes: 20 s.
 #![forbid(unsafe_code)]
 
@@ -12,7 +12,7 @@ use end_to_end::{Context, Result, Rig, ensure};
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, status};
 
 const SOON: Duration = Duration::from_secs(60);
-/// Bytes that a bit of a bitmap stands for.
+/// Bytes per bit of a bitmap.
 const CHUNK: u64 = 64 << 10;
 const SIZE: u64 = 64 << 20;
 
@@ -28,7 +28,7 @@ fn qemu_img(folder: &Path, arguments: &[&str]) -> Result<String> {
     Ok(stdout.into_owned())
 }
 
-/// Does something with the disk as a driver that comes and goes.
+/// Connects a driver to the disk, runs `work` and disconnects.
 fn driver(rig: &Rig, work: impl FnOnce(&mut BlkQueue) -> Result<()>) -> Result<()> {
     let mut front_end = FrontEnd::connect(&rig.socket("d0"), &Options::default())?;
     let options = QueueOptions::default();
@@ -36,7 +36,7 @@ fn driver(rig: &Rig, work: impl FnOnce(&mut BlkQueue) -> Result<()>) -> Result<(
     work(&mut queue)
 }
 
-/// Writes into chunks of the disk, of each the last bytes.
+/// Writes the last 1024 bytes of each chunk.
 fn write(rig: &Rig, chunks: &[u64], byte: u8) -> Result<()> {
     driver(rig, |queue| {
         for chunk in chunks {
@@ -63,7 +63,7 @@ fn image(rig: &Rig, name: &str) -> String {
     format!("image:{},cache=writeback", path.display())
 }
 
-/// Bytes that a backup of the name `daily` has copied.
+/// Runs the incremental backup `daily` and returns the number of copied bytes.
 fn backup(rig: &Rig, target: &str) -> Result<u64> {
     let words = ["disk", "backup", "d0", target, "--incremental", "daily"];
     let said = rig
@@ -146,7 +146,7 @@ fn what_has_changed_is_copied_and_nothing_else_through_kills() -> Result<()> {
     ensure!(info.contains("monday.qcow2"), "{info}");
     qemu_img(&folder, &["check", "tuesday.qcow2"])?;
 
-    // The same place again is brought up to date.
+    // A second backup to the same target updates it.
     write(&rig, &[7], 3)?;
     ensure!(rig.daemon.stop(SOON)?.success());
     rig.daemon.start_again()?;
@@ -155,7 +155,7 @@ fn what_has_changed_is_copied_and_nothing_else_through_kills() -> Result<()> {
     ensure!(copied > 0 && copied <= CHUNK, "{copied} bytes of one chunk");
     same(&rig, "d0.raw", "tuesday.qcow2")?;
 
-    // Somebody else has written to it.
+    // Another program has written to the disk's file.
     ensure!(rig.daemon.stop(SOON)?.success());
     let file = std::fs::File::options()
         .write(true)
@@ -183,7 +183,7 @@ fn what_has_changed_is_copied_and_nothing_else_through_kills() -> Result<()> {
     Ok(())
 }
 
-/// Writes all over the disk, until it is to stop.
+/// Writes at random offsets until `is_over` is set. Returns the number of writes.
 fn scatter(rig: &Rig, is_over: &AtomicBool) -> Result<u64> {
     let mut front_end = FrontEnd::connect(&rig.socket("d0"), &Options::default())?;
     let options = QueueOptions::default();
@@ -198,13 +198,13 @@ fn scatter(rig: &Rig, is_over: &AtomicBool) -> Result<u64> {
         let written = queue.write(offset, &[(state >> 40) as u8; 4096])?;
         ensure!(written == status::OK, "byte {offset}: status {written}");
         count += 1;
-        // Slow enough that not all is dirty at the end of a backup.
+        // Slow enough that some chunks are clean at the end of a backup.
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(count)
 }
 
-/// The disk goes on in an image, comes to another place and grows meanwhile; its bitmap stays.
+/// The disk gets a snapshot, moves to another file and grows during the backups. Its bitmap remains valid.
 #[test]
 fn nothing_is_missed_while_clients_write() -> Result<()> {
     let mut rig = one_disk()?;
@@ -225,7 +225,7 @@ fn nothing_is_missed_while_clients_write() -> Result<()> {
             rig.daemon
                 .lunette(&["disk", "mirror", "d0", &moved, "--switch", "--wait"])?;
             backup(&rig, &target)?;
-            // Cancelled in the middle: what it would have copied is copied by the next one.
+            // A cancelled backup leaves its remaining data to the next one.
             let words = [
                 "disk",
                 "backup",
@@ -273,7 +273,7 @@ fn nothing_is_missed_while_clients_write() -> Result<()> {
     Ok(())
 }
 
-/// A daemon that comes after another one goes on with what that has recorded.
+/// After an upgrade the new daemon continues the recorded bitmaps.
 #[test]
 fn bitmaps_go_on_in_another_daemon_after_an_upgrade() -> Result<()> {
     let mut rig = one_disk()?;

@@ -1,4 +1,4 @@
-//! Initiators of others on the whole way: Linux's own in a guest, and QEMU, which boots a guest from a target.
+//! Other initiators, end to end: Linux's own in a guest, and QEMU, which boots a guest from a target.
 #![forbid(unsafe_code)]
 
 use end_to_end::files::{file_system_check, file_system_round_trip};
@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
-/// Far above what an end takes.
+/// Time limit for a stop, far above the usual time.
 const SOON: Duration = Duration::from_secs(60);
 
 #[test]
@@ -72,7 +72,7 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills() -> Result<()> {
         "fill --file /dev/{e} --seed 61 --writes 1000 --size 16M"
     ))?;
 
-    // In the midst of verified I/O, twice in either way; the file system stays mounted.
+    // Two kills and two orderly stops during verified I/O. The file system stays mounted.
     let soak = guest.start(
         "truncate -s 32M /mnt/soak && guest-agent soak --file /mnt/soak --seed 62 --depth 4 --runtime 16",
     )?;
@@ -89,7 +89,7 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills() -> Result<()> {
             );
         }
         rig.daemon.start_again()?;
-        // The guest has logged in again and goes on.
+        // The guest has logged in again and continues.
         guest
             .ok(&format!(
                 "cat /mnt/tree/file{} && dd if=/dev/{e} of=/dev/null bs=4k count=1 iflag=direct",
@@ -201,7 +201,7 @@ fn qemu_boots_a_guest_from_a_target() -> Result<()> {
     guest.io_ok("fill --file /kept --seed 71 --writes 500")?;
     guest.reboot()?;
     guest.io_ok("check --file /kept --seed 71 --writes 500")?;
-    // The daemon's end and return while the guest writes to its root: QEMU logs in again.
+    // The daemon restarts while the guest writes to its root disk. QEMU logs in again.
     let soak = guest
         .start("truncate -s 16M /more && guest-agent soak --file /more --seed 72 --runtime 8")?;
     std::thread::sleep(Duration::from_secs(1));

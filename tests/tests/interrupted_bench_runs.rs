@@ -1,5 +1,5 @@
-//! `lunette bench` that is interrupted, killed, has nobody to read it, or is asked for what makes no sense: nothing stays behind,
-//! nothing is lost, and the exit code is honest.
+//! `lunette bench` is interrupted, killed, loses its reader, or gets invalid arguments. No process or file remains, no result is
+//! lost, and the exit code is correct.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -17,13 +17,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const TARGET: &str = "iqn.2026-11.org.example:spoilt";
 
 fn bench(words: &[&str]) -> Result<Command> {
-    // Whoever runs this may have SIGHUP ignored.
+    // The caller may have SIGHUP ignored.
     let mut command = Command::new("env");
     command.arg("--default-signal=HUP");
     command.arg(lunette_program(Profile::Dev)?);
     command.arg("bench").args(words);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A signal that is sent to it is for it alone.
+    // The process has its own group, so that a signal reaches only this process.
     command.process_group(0);
     Ok(command)
 }
@@ -62,14 +62,14 @@ fn children(pid: u32) -> Vec<u32> {
     words.filter_map(|word| word.parse().ok()).collect()
 }
 
-/// Ended, whether or not somebody has asked how.
+/// Returns true if the process has ended, even if its parent has not yet waited for it.
 fn is_gone(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
     state.is_none_or(|state| state.starts_with(['Z', 'X']))
 }
 
-/// The folder of a daemon's sockets.
+/// Returns the folder of a daemon's sockets.
 fn folder_of(pid: u32) -> Option<PathBuf> {
     let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
     let mut words = line.split('\0');
@@ -81,7 +81,7 @@ fn send(child: &Child, signal: Signal) -> Result<()> {
     kill_process(Pid::from_child(child), signal).context("it is gone")
 }
 
-/// SIGKILL lets nobody tidy up; but a daemon that polls would take a CPU for ever.
+/// SIGKILL prevents a clean-up, and a daemon that polls would use a CPU forever.
 #[test]
 fn whatever_ends_a_study_no_daemon_stays_behind() -> Result<()> {
     for signals in [
@@ -111,7 +111,7 @@ fn whatever_ends_a_study_no_daemon_stays_behind() -> Result<()> {
         }
         let output = child.wait_with_output()?;
         match signals {
-            // The first one ends it in good order, with a page of what there is.
+            // The first signal ends the study in an orderly way, with a page of the partial results.
             [Signal::HUP] => ensure!(output.status.code() == Some(130), "{}", said(&output)),
             _ => {
                 let last = output.status.signal();
@@ -133,7 +133,7 @@ fn whatever_ends_a_study_no_daemon_stays_behind() -> Result<()> {
     Ok(())
 }
 
-/// `nohup` has SIGHUP ignored.
+/// `nohup` ignores SIGHUP.
 #[test]
 fn a_run_started_to_outlive_its_terminal_goes_on() -> Result<()> {
     let rig = rig()?;
@@ -173,7 +173,7 @@ fn a_file_that_was_being_filled_is_gone() -> Result<()> {
     Ok(())
 }
 
-/// Data that is not as it was written, and `head` has gone.
+/// Verification fails while the reader of standard output has closed its end, as `head` does.
 #[test]
 fn a_verdict_is_the_same_when_nobody_reads() -> Result<()> {
     let rig = rig()?;
@@ -214,7 +214,7 @@ fn what_could_not_be_kept_is_found_before_the_run_or_printed_after_it() -> Resul
     let document: Value = serde_json::from_slice(&output.stdout)?;
     ensure!(document["jobs"][0]["read"]["total_ios"] != 0);
 
-    // What was there before is gone only now, and all of it.
+    // The run replaces an existing file completely, and only at its end.
     let scratch = Scratch::new()?;
     let file = scratch.files().join("result.json");
     fs::write(&file, vec![b'x'; 1 << 20])?;
@@ -297,7 +297,7 @@ fn what_makes_no_sense_is_refused_before_anything_starts() -> Result<()> {
     Ok(())
 }
 
-/// The result's first repetition.
+/// Runs a benchmark and returns the first repetition of its result.
 fn measured(words: &[&str]) -> Result<Value> {
     let output = bench(words)?.arg("--json").output()?;
     let document: Value = serde_json::from_slice(&output.stdout).with_context(|| said(&output))?;
@@ -316,7 +316,7 @@ fn flushes_are_among_the_requests_that_kicks_are_counted_for() -> Result<()> {
         "--interrupts",
         "--runtime=100ms",
     ])?;
-    // One request at a time, each at most kicked for, and answered, once.
+    // With one request at a time, each causes at most one kick and one interrupt.
     for what in ["kicks_per_io", "interrupts_per_io"] {
         ensure!(
             one[what].as_f64().is_some_and(|each| each <= 1.001),
@@ -328,7 +328,7 @@ fn flushes_are_among_the_requests_that_kicks_are_counted_for() -> Result<()> {
     Ok(())
 }
 
-/// An iSCSI target of this machine is not other people's work.
+/// CPU time of an iSCSI target on this machine counts as the device's.
 #[test]
 fn the_cpu_time_of_a_target_on_this_machine_is_the_device_s() -> Result<()> {
     let mut rig = rig()?;

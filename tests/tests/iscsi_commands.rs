@@ -1,5 +1,5 @@
-//! `lunette iscsi`: targets are found, disks are copied both ways over several connections, reservations are changed.
-//! Needs: nothing but the daemon. Takes: 10 s.
+//! `lunette iscsi`: discovery, copies in both directions over several connections, and reservations. Needs: nothing but the daemon.
+//! Takes: 10 s.
 #![forbid(unsafe_code)]
 
 use control::{Client, Method};
@@ -16,7 +16,7 @@ const TARGET: &str = "iqn.2026-11.org.example:t0";
 const OTHER: &str = "iqn.2026-11.org.example:t1";
 const MIB: u64 = 1 << 20;
 
-/// A daemon with two targets: a file of 32 MiB and 4 KiB blocks, and memory of 32 MiB; the second target asks for CHAP.
+/// A daemon with two targets: a file of 32 MiB with 4 KiB blocks, and 32 MiB of memory. The second target requires CHAP.
 struct Bed {
     _rig: Rig,
     scratch: Scratch,
@@ -84,7 +84,7 @@ impl Bed {
         Ok(serde_json::from_str(&self.ok(words)?)?)
     }
 
-    /// What a command that fails says.
+    /// Runs a command that must fail and returns its standard error.
     fn refused(&self, words: &[&str]) -> Result<String> {
         let output = self.run(words)?;
         ensure!(output.status.code() == Some(1), "{words:?}: {output:?}");
@@ -168,7 +168,7 @@ fn discovery_finds_targets_and_login_has_the_requested_keys() -> Result<()> {
 #[test]
 fn copies_over_four_connections_keep_holes_both_ways() -> Result<()> {
     let bed = bed()?;
-    // 20 MiB with data at both ends and a hole between, and an end that is no whole block.
+    // 20 MiB with data at both ends and a hole between. The end is not block-aligned.
     let original = bed.scratch.file("original");
     let file = std::fs::File::create(&original)?;
     let noise: Vec<u8> = (0..3 * MIB as u32)
@@ -191,7 +191,7 @@ fn copies_over_four_connections_keep_holes_both_ways() -> Result<()> {
     ])?;
     ensure!(first.contains("20971643 bytes"), "{first}");
     bed.ok(&["verify", &original, &unit, "--connections", "4"])?;
-    // From one unit to another, of other blocks, and back to a file.
+    // Copies to a unit with another block size, and back to a file.
     bed.ok(&[
         "copy",
         &unit,
@@ -228,7 +228,7 @@ fn copies_over_four_connections_keep_holes_both_ways() -> Result<()> {
         "{second}"
     );
 
-    // One byte differs, and is found; what was behind it is written again from there on.
+    // Verification finds a byte that differs. A copy from that offset on repairs the unit.
     let changed = std::fs::File::options().write(true).open(&back)?;
     changed.write_all_at(&[noise[5].wrapping_add(1)], 17 * MIB + 5)?;
     let said = bed.refused(&["verify", &back, &bed.unit(0)])?;
@@ -266,10 +266,10 @@ fn a_copy_that_is_interrupted_says_where_to_go_on() -> Result<()> {
         .stderr(Stdio::piped())
         .spawn()?;
     let mut stdin = child.stdin.take().context("its input")?;
-    // A pipe holds 64 KiB: when this is through, the copy goes on.
+    // A pipe holds 64 KiB. When this write returns, the copy is in progress.
     stdin.write_all(&data[..2 * BLOCK])?;
     kill_process(Pid::from_child(&child), Signal::INT)?;
-    // It ends behind the block that it reads; nobody need take all of it.
+    // The copy ends after the block that it is reading, so the rest may stay unread.
     stdin.write_all(&data[2 * BLOCK..5 * BLOCK]).ok();
     drop(stdin);
     let output = child.wait_with_output()?;
@@ -371,7 +371,7 @@ fn chap_proves_both_sides_and_a_wrong_secret_is_said() -> Result<()> {
     Ok(())
 }
 
-/// The values of a well-known study, and a few more; an initiator asks for more of everything.
+/// Values from a published study and a few more. The initiator offers more for every key.
 #[test]
 fn target_keys_bound_what_sessions_agree_on() -> Result<()> {
     let keys = "max_burst_length=262144,first_burst_length=65536,initial_r2t=true,max_outstanding_r2t=2,max_connections=3,\
@@ -408,7 +408,7 @@ fn target_keys_bound_what_sessions_agree_on() -> Result<()> {
     ensure!(session.command(&read, None, 512)?.status == 0);
     drop(session);
 
-    // As a file has them, and as the API gives and takes them.
+    // The same keys in the configuration file and in the API.
     let text = rig.daemon.lunette(&["config", "show"])?;
     ensure!(
         text.contains("max_burst_length = 262144") && text.contains("queue_depth = 64"),

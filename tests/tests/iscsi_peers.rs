@@ -1,4 +1,4 @@
-//! iSCSI as others speak it: libiscsi's conformance suite and tools, qemu-img; and one disk behind two transports.
+//! iSCSI interoperability: libiscsi's conformance suite and tools, qemu-img, and one disk behind two transports.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, IscsiSession, Result, Rig, bail, ensure};
@@ -7,7 +7,7 @@ use vhost_frontend::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiReque
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 
-/// A command of one test, with an end of its own; the suite's test of an interrupted SANITIZE looks once a minute.
+/// Runs one test's command with a time limit. The suite's test of an interrupted SANITIZE polls once per minute.
 fn run(words: &[&str]) -> Result<(Option<i32>, String)> {
     let (program, arguments) = words.split_first().context("no program")?;
     let output = Command::new("timeout")
@@ -45,11 +45,11 @@ fn rig(disk: &str, more: &[&str]) -> Result<(Rig, String)> {
     Ok((rig, portal))
 }
 
-/// A disk that the suite's tests of these names want; the first that fits counts.
+/// A disk for the suite's tests with these name prefixes. The first match applies.
 struct SetUp {
     tests: &'static [&'static str],
     disk: &'static str,
-    /// A CHAP user of these words.
+    /// Name and secret of a CHAP user.
     user: Option<(&'static str, &'static str)>,
 }
 
@@ -65,13 +65,14 @@ const SET_UPS: [SetUp; 6] = [
         user: None,
     },
     SetUp {
-        // wants to unmap single blocks
+        // Needs to unmap single blocks.
         tests: &["ALL.GetLBAStatus.UnmapSingle"],
         disk: "d0=ram:64M,physical_block_size=512",
         user: None,
     },
     SetUp {
-        // wants an operation that lasts longer than its pauses of three seconds and one: a pass takes eight at least
+        // Needs an operation that outlasts the test's pauses of three seconds and one second. One pass takes at least eight
+        // seconds.
         tests: &["ALL.Sanitize.Reset"],
         disk: "d0=ram:512M",
         user: None,
@@ -88,11 +89,11 @@ const SET_UPS: [SetUp; 6] = [
     },
 ];
 
-/// The suite's one test that no target passes: after its reset it logs in anew, and takes the unit attention that tells
-/// the new nexus of the reset (SAM-5, 5.14) for a failure.
+/// A test that no target passes: after its reset it logs in again and treats the unit attention for the new nexus (SAM-5, 5.14) as
+/// a failure.
 const PASSES_NOWHERE: &str = "ALL.iSCSITMF.LUNResetSimpleAsync";
 
-/// What the suite calls skipped, although it is an answer: atomic writes of a RAM disk may begin at any block.
+/// Lines that the suite marks as skipped although they are valid results: atomic writes of a RAM disk may begin at any block.
 const NO_RESTRICTIONS: [&str; 2] = [
     "[SKIPPED] No alignment restrictions on this LUN",
     "[SKIPPED] No granularity restrictions on this LUN",
@@ -102,7 +103,7 @@ fn is_skipped(line: &str) -> bool {
     line.contains("[SKIPPED]") && !NO_RESTRICTIONS.contains(&line.trim())
 }
 
-/// One of libiscsi's tests: `[SKIPPED]` is not passed, and its exit code says nothing.
+/// Runs one libiscsi test. Returns its output unless it passed. `[SKIPPED]` is no pass, and the exit code carries no information.
 fn is_passed(test: &str, urls: &[&str]) -> Result<Option<String>> {
     let words = ["iscsi-test-cu", "-d", "-S", "-n", "-V", "-t", test];
     let (_, text) = run(&[&words, urls].concat())?;
@@ -122,7 +123,7 @@ fn said(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// A file of CHAP users that only its owner may read.
+/// Writes a CHAP users file that only its owner may read.
 fn users_file(scratch: &end_to_end::Scratch, user: (&str, &str)) -> Result<String> {
     use std::os::unix::fs::PermissionsExt;
     let users = scratch.file("users");
@@ -131,7 +132,7 @@ fn users_file(scratch: &end_to_end::Scratch, user: (&str, &str)) -> Result<Strin
     Ok(users.to_string_lossy().into_owned())
 }
 
-/// Those of the tests that do not pass with a disk of this set-up.
+/// Runs tests with a disk of this set-up and returns those that fail.
 fn fails_with(set_up: &SetUp, tests: &[&str]) -> Result<Vec<String>> {
     let folder = end_to_end::Scratch::new()?;
     let (admit, user) = match set_up.user {
@@ -145,7 +146,7 @@ fn fails_with(set_up: &SetUp, tests: &[&str]) -> Result<Vec<String>> {
     let url = format!("iscsi://{user}{portal}/{TARGET}/0");
     let mut failures = Vec::new();
     for test in tests {
-        // Twice the same: the tests of several paths want two.
+        // The tests of several paths need two URLs, so the same one is given twice.
         if let Some(text) = is_passed(test, &[&url, &url])? {
             failures.push(format!("{test} with {}: {:?}", set_up.disk, said(&text)));
         }
@@ -171,7 +172,7 @@ fn libiscsi_suite_passes() -> Result<()> {
         left = others;
         shares.push((set_up, tests));
     }
-    // Each with a daemon of its own; most of the time goes by in the suite's own pauses.
+    // Each set-up has its own daemon. Most of the time is spent in the suite's own pauses.
     let failures = std::thread::scope(|scope| {
         let runs: Vec<_> = shares
             .iter()
@@ -232,7 +233,7 @@ fn ipv6_portal_serves_and_is_told_with_its_group() -> Result<()> {
     Ok(())
 }
 
-/// EXTENDED COPY (LID1) of the first 8 blocks of one disk to the 8th of another, both named by their NAA identifiers.
+/// Returns EXTENDED COPY (LID1) of the first 8 blocks of one disk to block 8 of another. NAA identifiers name both disks.
 fn copy(from: u64, to: u64) -> ([u8; 16], Vec<u8>) {
     let mut list = vec![0; 16 + 2 * 32 + 28];
     // target descriptor list length, segment descriptor list length
@@ -336,13 +337,13 @@ fn chap_admits_users_and_nobody_else() -> Result<()> {
     }
     let log = rig.daemon.process().log();
     ensure!(!log.contains("secretsecret"), "a secret is in the log");
-    // An administrator learns of who was not let in, and why; of many in a row the first is told.
+    // The log names the refused initiator and the reason. Only the first of many refusals in a row is logged.
     let refused = log.lines().find(|line| line.contains("login refused"));
     let refused = refused.with_context(|| format!("no refusal in the log:\n{log}"))?;
     for word in ["authentication failed", "iscsi-inq", TARGET, "127.0.0.1"] {
         ensure!(refused.contains(word), "{word}: {refused}");
     }
-    // Who was let in has gone again.
+    // The admitted initiator has disconnected again.
     for event in ["logged in", "connection ends"] {
         let line = log.lines().find(|line| line.contains(event));
         let line = line.with_context(|| format!("no \"{event}\" in the log:\n{log}"))?;
@@ -418,7 +419,7 @@ fn both_wildcards_are_served_and_an_announced_address_is_told_instead() -> Resul
     Ok(())
 }
 
-/// Who is to be kept out is kept out without an end of the target's other sessions.
+/// A removed user is refused, and the target's other sessions continue.
 #[test]
 fn reload_reads_chap_users_anew() -> Result<()> {
     let folder = end_to_end::Scratch::new()?;
@@ -457,7 +458,7 @@ fn reload_reads_chap_users_anew() -> Result<()> {
     Ok(())
 }
 
-/// PERSISTENT RESERVE OUT: service action, and the two keys.
+/// PERSISTENT RESERVE OUT with a service action and the two keys.
 fn reserve(action: u8, own: u64, new: u64) -> ([u8; 10], [u8; 24]) {
     let mut data = [0; 24];
     data[..8].copy_from_slice(&own.to_be_bytes());
@@ -503,7 +504,7 @@ fn reservation_through_one_transport_stops_writes_through_the_other() -> Result<
         Ok(done.status)
     };
     let mut session = IscsiSession::login(&portal, TARGET, 1)?;
-    // The guest's unit attention.
+    // Consumes the guest's unit attention.
     guest(&[0; 6], &[])?;
     ensure!(guest(&WRITE, &[1; 4096])? == 0);
     for (action, own, new) in [(0, 0, 7), (1, 7, 0)] {
@@ -515,7 +516,7 @@ fn reservation_through_one_transport_stops_writes_through_the_other() -> Result<
     let (cdb, data) = reserve(3, 7, 0);
     ensure!(session.command(&cdb, Some(&data), 0)?.status == 0, "CLEAR");
 
-    // The other way round.
+    // The reverse direction.
     for (action, own, new) in [(0, 0, 9), (1, 9, 0)] {
         let (cdb, data) = reserve(action, own, new);
         let mut status = guest(&cdb, &data)?;

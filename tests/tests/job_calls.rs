@@ -1,4 +1,4 @@
-//! Calls to the API while each kind of job is at work: none of them waits for the job. Needs: qemu-img. Takes: 10 s.
+//! API calls while each kind of job runs: none of them waits for the job. Needs: qemu-img. Takes: 10 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, Rig, ensure};
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
 use vm::wait_until;
 
-/// Longest time of a call. The machine may be busy; a job takes two minutes at its speed.
+/// Time limit of a call. The machine may be busy. At its speed limit a job takes two minutes.
 const SOON: Duration = Duration::from_secs(15);
 const SPEED: [&str; 2] = ["--speed", "64K"];
 const MIB: usize = 1 << 20;
 
-/// An image with 4 MiB of data over a backing image with 8 MiB.
+/// Creates an image with 4 MiB of data over a backing image with 8 MiB.
 fn image_over_another() -> Result<Rig> {
     Rig::prepared(|scratch, daemon| {
         let create = |words: &[&str]| -> Result<()> {
@@ -46,7 +46,7 @@ fn write_data(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Makes a call, which may be refused, and checks its time.
+/// Makes a call, which may be refused, and checks its duration.
 fn soon(rig: &Rig, words: &[&str]) -> Result<String> {
     let begun = Instant::now();
     let output = rig.daemon.ask(words)?;
@@ -62,7 +62,7 @@ fn state(rig: &Rig) -> Result<String> {
     Ok(state.with_context(|| job.to_string())?.to_owned())
 }
 
-/// A job that is refused leaves the record of the last one.
+/// A refused job leaves the record of the previous one.
 #[test]
 fn refused_job_leaves_the_record_of_the_last_one() -> Result<()> {
     let rig = image_over_another()?;

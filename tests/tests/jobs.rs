@@ -1,5 +1,5 @@
-//! Snapshots, mirrors, backups and streams of disks in use, with kills of the daemon in between; judged by qemu-img. Needs: qemu-img, a
-//! guest, Ceph. Takes: 40 s.
+//! Snapshots, mirrors, backups and streams of disks in use, with kills of the daemon in between. Checked by qemu-img. Needs: qemu-img,
+//! a guest, Ceph. Takes: 40 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{free_portal, kernel_is_content};
@@ -24,7 +24,7 @@ fn run(folder: &Path, program: &str, arguments: &[&str]) -> Result<Output> {
     ran.with_context(|| format!("cannot run {program}; hint: apt-get install qemu-utils"))
 }
 
-/// What it prints, if it does what is asked.
+/// Runs a command that must succeed and returns its standard output.
 fn succeeds(folder: &Path, program: &str, arguments: &[&str]) -> Result<String> {
     let ran = run(folder, program, arguments)?;
     let (stdout, stderr) = (text(&ran.stdout), text(&ran.stderr));
@@ -54,7 +54,7 @@ fn shown(rig: &Rig, disk: &str) -> Result<Value> {
     Ok(control::get(&rig.daemon.control(), &disk)?)
 }
 
-/// Where a disk is.
+/// Returns a disk's back end and file name.
 fn place(rig: &Rig, disk: &str) -> Result<String> {
     let shown = shown(rig, disk)?;
     let path = shown["path"].as_str().unwrap_or_default();
@@ -75,7 +75,7 @@ fn is_at(rig: &Rig, disk: &str, wanted: &str) -> Result<()> {
     Ok(())
 }
 
-/// Does something with a disk as a driver that comes and goes.
+/// Connects a driver to a disk, runs `work` and disconnects.
 fn driver(rig: &Rig, disk: &str, work: impl FnOnce(&mut BlkQueue) -> Result<()>) -> Result<()> {
     let mut front_end = FrontEnd::connect(&rig.socket(disk), &Options::default())?;
     let options = QueueOptions::default();
@@ -87,7 +87,7 @@ fn mark_at(nth: u64) -> u64 {
     (32 << 20) + nth * (192 << 10)
 }
 
-/// All marks up to this one are there; then it and the next kill find this one, too.
+/// Checks all marks below `nth`, then writes mark `nth`.
 fn mark(rig: &Rig, disk: &str, nth: u8) -> Result<()> {
     marks_are_there(rig, disk, nth)?;
     driver(rig, disk, |queue| {
@@ -109,7 +109,7 @@ fn marks_are_there(rig: &Rig, disk: &str, count: u8) -> Result<()> {
     })
 }
 
-/// A verified load while something is done to its disk; then a mark, and a kill that loses nothing.
+/// Runs `work` under verified load, writes a mark, kills and restarts the daemon, and checks all marks.
 fn under_load(
     rig: &mut Rig,
     disk: &str,
@@ -143,7 +143,7 @@ fn two_disks() -> Result<Rig> {
     })
 }
 
-/// Writes a number to one disk, and when that is answered to the other, until it is to stop.
+/// Writes the same number to one disk and, after its completion, to the other, until `is_over` is set.
 fn write_in_turns(rig: &Rig, is_over: &AtomicBool) -> Result<u64> {
     let connect = |disk: &str| FrontEnd::connect(&rig.socket(disk), &Options::default());
     let (mut first, mut second) = (connect("d0")?, connect("d1")?);
@@ -225,7 +225,7 @@ fn snapshot_of_two_disks_is_of_one_moment() -> Result<()> {
         before = first;
     }
     ensure!(before < last, "{before} of {last}");
-    // What the disks were may be read by others, and not be written.
+    // Other programs may read the former disks but not write them.
     succeeds(folder, "qemu-img", &["info", "d0.raw", "-f", "raw"])?;
     succeeds(folder, "qemu-img", &["check", "d1-5.qcow2"])?;
     let held = run(
@@ -278,13 +278,13 @@ fn disk_goes_on_in_its_snapshot_after_kills() -> Result<()> {
     ensure!(!rig.scratch.file("other.qcow2").exists());
     is_at(&rig, "d1", "file:d1.raw")?;
 
-    // All of it comes up, and nothing below is needed any more.
+    // Copies all data into the top image, so that it needs no backing image.
     under_load(&mut rig, "d0", 4, |rig| {
         ask(rig, &["disk", "stream", "d0", "--wait"]).map(drop)
     })?;
     ensure!(rig.daemon.stop(SOON)?.success());
     let folder = rig.scratch.files().to_owned();
-    // After kills there may be clusters that nobody uses, and no other fault.
+    // A kill may leave leaked clusters, but no other error.
     let checked = run(&folder, "qemu-img", &["check", "new-3.qcow2"])?;
     ensure!(matches!(checked.status.code(), Some(0 | 3)), "{checked:?}");
     let info = succeeds(&folder, "qemu-img", &["info", "new-3.qcow2"])?;
@@ -313,7 +313,7 @@ fn disk_goes_back_into_its_base_step_by_step() -> Result<()> {
             ask(rig, &["disk", "snapshot", "d0", "--to", &to]).map(drop)
         })?;
     }
-    // Somebody else stands on the same image: its content must not change.
+    // Another image has the same backing image, whose content must not change.
     let other = path(&rig, "other.qcow2");
     let create = [
         "create", "-q", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", &other,
@@ -329,7 +329,7 @@ fn disk_goes_back_into_its_base_step_by_step() -> Result<()> {
     marks_are_there(&rig, "d0", 3)?;
     ask(&rig, &["disk", "remove", "e"])?;
 
-    // Cancelled, and killed in the middle: the disk is where it was.
+    // A cancelled or killed commit leaves the disk on its image.
     let slow = ["disk", "commit", "d0", "--speed", "64K"];
     under_load(&mut rig, "d0", 3, |rig| {
         ask(rig, &slow)?;
@@ -351,7 +351,7 @@ fn disk_goes_back_into_its_base_step_by_step() -> Result<()> {
         let checked = run(&folder, "qemu-img", &["check", image])?;
         ensure!(matches!(checked.status.code(), Some(0 | 3)), "{checked:?}");
     }
-    // They are left behind, and nobody needs them.
+    // The former images are unused.
     for image in ["a.qcow2", "b.qcow2"] {
         std::fs::remove_file(folder.join(image))?;
     }
@@ -378,7 +378,7 @@ fn disk_moves_to_an_image_and_to_an_iscsi_unit_and_back() -> Result<()> {
             "image:moved.qcow2",
         ),
         (unit, "iscsi:"),
-        // The far RAM disk has no volatile cache, and clients were told so.
+        // The remote RAM disk has no volatile cache, and clients were informed of that.
         (format!("file:{raw},cache=writethrough"), "file:back.raw"),
     ];
     for (nth, (target, wanted)) in (0..).zip(places) {
@@ -418,7 +418,7 @@ fn disk_moves_into_a_ceph_cluster_and_out_again() -> Result<()> {
     );
     let places = [
         (rbd, "rbd:"),
-        // There is no cache before the cluster.
+        // The disk in the cluster has no volatile cache.
         (
             format!("image:{image},cache=writethrough"),
             "image:out.qcow2",
@@ -435,7 +435,7 @@ fn disk_moves_into_a_ceph_cluster_and_out_again() -> Result<()> {
     Ok(())
 }
 
-/// A job does that on its own thread, which a busy machine runs late.
+/// Waits until the disk's layers are `wanted`. The job changes them on its own thread, which runs late on a busy machine.
 fn stack_becomes(rig: &Rig, wanted: &str) -> Result<()> {
     let mut now = String::new();
     let is_so = vm::wait_until(SOON, || {
@@ -456,7 +456,7 @@ fn mirror_that_is_killed_or_cancelled_leaves_its_disk() -> Result<()> {
     ask(&rig, &slow)?;
     load.goes_on(SOON)?;
     stack_becomes(&rig, r#"["mirror","file"]"#)?;
-    // One at a time; and its disk keeps its size and its place meanwhile.
+    // A disk has at most one job. Meanwhile its size and location cannot change.
     refused(&rig, &slow, "has a mirror at work")?;
     refused(
         &rig,
@@ -496,7 +496,7 @@ fn mirror_that_is_killed_or_cancelled_leaves_its_disk() -> Result<()> {
     stack_becomes(&rig, r#"["file"]"#)?;
     refused(&rig, &["job", "wait", "d0"], "cancelled")?;
 
-    // What is no place for it, and what was made for nothing is not left behind.
+    // Unsuitable targets are refused, and newly created target files are removed.
     ask(&rig, &["disk", "add", "r=ram:1M"])?;
     for kind in ["file", "image"] {
         let target = format!("{kind}:{},cache=writeback", path(&rig, "new"));
@@ -521,7 +521,7 @@ fn mirror_that_is_killed_or_cancelled_leaves_its_disk() -> Result<()> {
     is_at(&rig, "d0", "file:d0.raw")
 }
 
-/// The job of a truncated or replaced target fails, and the disk stays where it was.
+/// If the target is truncated or replaced, the job fails and the disk stays on its source.
 #[test]
 fn mirror_whose_target_is_changed_by_another_program_fails() -> Result<()> {
     let rig = two_disks()?;
@@ -538,7 +538,7 @@ fn mirror_whose_target_is_changed_by_another_program_fails() -> Result<()> {
         stack_becomes(&rig, r#"["file"]"#)
     };
     mark(&rig, "d0", 0)?;
-    // While it is copied: the rest of the copy would make the file as long as before.
+    // Truncates the target during the copy. Without the check, the rest of the copy would extend the file to its former size.
     let path = rig.scratch.file("copying.raw");
     driver(&rig, "d0", |queue| {
         let written = queue.write(0, &vec![5; 1 << 20])?;
@@ -554,7 +554,7 @@ fn mirror_whose_target_is_changed_by_another_program_fails() -> Result<()> {
     truncate(&path)?;
     // A write of a client or of the copy may come before the next check.
     fails(&[&path.display().to_string(), "bytes instead of 67108864"])?;
-    // Complete, and waiting for the switch.
+    // Changes the target of a complete mirror that waits for the switch.
     for is_replaced in [false, true] {
         let path = rig.scratch.file(&format!("ready-{is_replaced}.raw"));
         ready(&path, "0")?;
@@ -566,7 +566,7 @@ fn mirror_whose_target_is_changed_by_another_program_fails() -> Result<()> {
                 std::fs::rename(rig.scratch.file("other"), &path)?;
             }
         }
-        // The job may have failed by then.
+        // The job may have failed already.
         rig.daemon.ask(&["job", "switch", "d0"])?;
         let size = if is_replaced {
             "512 bytes"
@@ -578,7 +578,7 @@ fn mirror_whose_target_is_changed_by_another_program_fails() -> Result<()> {
     marks_are_there(&rig, "d0", 1)
 }
 
-/// The daemon ends in the middle: an orderly stop is as good as a kill.
+/// The daemon ends during the test. Here an orderly stop is equivalent to a kill.
 #[test]
 fn backup_holds_what_was_written_when_it_was_complete() -> Result<()> {
     let mut rig = two_disks()?;
@@ -612,7 +612,7 @@ fn backup_holds_what_was_written_when_it_was_complete() -> Result<()> {
     Ok(())
 }
 
-/// File systems of a guest: a snapshot of both while they are written is as after a loss of power, and the guest goes on.
+/// A snapshot of two file systems in use is crash-consistent, and the guest continues.
 #[test]
 fn guest_is_snapshotted_and_moved_while_it_writes() -> Result<()> {
     let mut rig = two_disks()?;
@@ -667,7 +667,7 @@ fn guest_is_snapshotted_and_moved_while_it_writes() -> Result<()> {
     let end = ["convert", "-f", "qcow2", "-O", "raw", "a.qcow2", "end.raw"];
     succeeds(rig.scratch.files(), "qemu-img", &end)?;
     succeeds(rig.scratch.files(), "e2fsck", &["-fn", "end.raw"])?;
-    // As after a loss of power: the journal is replayed, and then there is nothing to mend.
+    // As after a power loss, the journal is replayed and the file system is then clean.
     let folder = Scratch::new()?;
     std::fs::rename(rig.scratch.file("taken.raw"), folder.file("taken.raw"))?;
     let at = folder.files();
@@ -680,7 +680,7 @@ fn guest_is_snapshotted_and_moved_while_it_writes() -> Result<()> {
     Ok(())
 }
 
-/// The cost of a job follows allocated data, and a client that cancels one waits for one step of it.
+/// The cost of a job follows allocated data. Cancelling waits for one step of the job.
 #[test]
 fn jobs_of_huge_empty_images_end_soon_and_are_cancelled_at_once() -> Result<()> {
     let rig = Rig::prepared(|scratch, daemon| {

@@ -1,4 +1,5 @@
-//! A reservation with APTPL holds at every transport after the daemon was killed, until its holder lets it go, and stays with its file.
+//! A reservation with APTPL survives kills of the daemon at every transport until its holder releases it, and belongs to the disk's
+//! file.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::free_portal;
@@ -10,14 +11,14 @@ const TARGET: &str = "iqn.2026-11.org.example:t0";
 const GOOD: u8 = 0;
 const CHECK_CONDITION: u8 = 2;
 const CONFLICT: u8 = 0x18;
-/// What Linux makes of RESERVATION CONFLICT.
+/// Errno that Linux reports for RESERVATION CONFLICT.
 const EBADE: i64 = 52;
-/// WRITE(10) of 8 blocks at 0; READ(10) of the same.
+/// WRITE(10) of 8 blocks at LBA 0. READ(10) reads the same blocks.
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0];
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0];
 const READ_CAPACITY: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// PERSISTENT RESERVE OUT, type 1 (write exclusive): service action, both keys, APTPL where it registers.
+/// Sends PERSISTENT RESERVE OUT, type 1 (write exclusive), with a service action and both keys. A registration sets APTPL.
 fn reserve(session: &mut IscsiSession, action: u8, own: u64, new: u64) -> Result<()> {
     let mut data = [0; 24];
     data[..8].copy_from_slice(&own.to_be_bytes());
@@ -32,7 +33,7 @@ fn reserve(session: &mut IscsiSession, action: u8, own: u64, new: u64) -> Result
     Ok(())
 }
 
-/// What a write of 4096 bytes at 0 gives in the guest: `None` when it was done.
+/// Writes 4096 bytes at offset 0 in the guest. Returns the errno of a failure.
 fn written(guest: &mut Guest, disk: &str) -> Result<Option<i64>> {
     let outcome = guest.io(&format!(
         "probe --file /dev/{disk} --op write --length 4096"
@@ -64,7 +65,7 @@ fn aptpl_reservation_survives_kills_across_transports() -> Result<()> {
     };
     let subject = GuestBuilder::new("reservations").vhost_user_scsi(&rig.socket("c"), 1);
 
-    // Taken over iSCSI. The holder has not come back when the guest tries.
+    // Reserved over iSCSI. The holder has not logged in again when the guest writes.
     let mut session = IscsiSession::login(&rig.iscsi_portal(TARGET)?, TARGET, 1)?;
     reserve(&mut session, 0, 0, 7)?;
     reserve(&mut session, 1, 7, 0)?;
@@ -88,12 +89,12 @@ fn aptpl_reservation_survives_kills_across_transports() -> Result<()> {
         session.command(&WRITE, Some(&[2; 4096]), 0)?.status == GOOD,
         "its holder's write"
     );
-    // It lets go: for good, whatever happens to the daemon.
+    // A release is permanent, even if the daemon is killed.
     reserve(&mut session, 3, 7, 0)?;
     guest.power_off()?;
     killed(&mut rig)?;
 
-    // Taken by a guest; a file of the state of before would stop it.
+    // Reserved by a guest. A stale state file would refuse its write.
     let mut guest = subject.boot()?;
     let disk = guest.scsi_disk(0, 0, 0)?;
     ensure!(
@@ -113,7 +114,7 @@ fn aptpl_reservation_survives_kills_across_transports() -> Result<()> {
     guest.ok(&format!("sg_persist -n -o -C -K 0x9 /dev/{disk}"))?;
     let mut status = session.command(&WRITE, Some(&[4; 4096]), 0)?.status;
     if status == 2 {
-        // CHECK CONDITION: the unit attention of what was cleared
+        // CHECK CONDITION: unit attention of the cleared reservation.
         status = session.command(&WRITE, Some(&[4; 4096]), 0)?.status;
     }
     ensure!(
@@ -126,7 +127,7 @@ fn aptpl_reservation_survives_kills_across_transports() -> Result<()> {
 #[test]
 fn registrations_stay_with_their_ports_after_a_restart() -> Result<()> {
     const OTHER: &str = "iqn.2026-11.org.example:t1";
-    // READ KEYS and READ FULL STATUS are told by the daemon: each registration with its port.
+    // Returns each registration with its port, from the API. READ KEYS and READ FULL STATUS have the same data.
     let held = |daemon: &end_to_end::Daemon| -> Result<Vec<Value>> {
         let held: Vec<Value> = control::get(&daemon.control(), "/v1/reservations")?;
         let registrations = held.first().and_then(|one| one["registrations"].as_array());
@@ -159,9 +160,9 @@ fn registrations_stay_with_their_ports_after_a_restart() -> Result<()> {
     daemon.kill()?;
     drop(daemon);
 
-    // The other way round: without what was kept, the first to come had the other's number.
+    // The order of the targets is reversed. Without the persisted numbers, the first target would get the other's port number.
     let mut daemon = builder([OTHER, TARGET], &scratch).start()?;
-    // Its log has the lines of the daemon before it too, which say nothing of this one: asks until it answers.
+    // Polls the API until the daemon answers. The log still has the lines of the previous daemon.
     let after = vm::wait_until(std::time::Duration::from_secs(30), || held(&daemon).ok());
     ensure!(after.as_ref() == Some(&before), "{after:?}, not {before:?}");
     let at = portal(&mut daemon, OTHER)?;
@@ -179,7 +180,7 @@ fn registrations_stay_with_their_ports_after_a_restart() -> Result<()> {
     Ok(())
 }
 
-/// Status of a write of 4096 bytes to a LUN; what its unit has to tell first is taken, and the capacity of a new one is read.
+/// Returns the status of a write of 4096 bytes to a LUN. Consumes unit attentions first, and reads the capacity of a new unit.
 fn write_status(session: &mut IscsiSession, lun: u8) -> Result<u8> {
     for _ in 0..8 {
         session.command_on(lun, &READ_CAPACITY, None, 8)?;
@@ -191,7 +192,7 @@ fn write_status(session: &mut IscsiSession, lun: u8) -> Result<u8> {
     bail!("LUN {lun} has no end of things to tell")
 }
 
-/// Two sessions: of the holder, initiator 1, and of another initiator.
+/// Logs in the holder (initiator 1) and another initiator.
 fn log_in_both(portal: &str) -> Result<[IscsiSession; 2]> {
     let login = |number| {
         let session = || IscsiSession::login(portal, TARGET, number).ok();
@@ -201,7 +202,7 @@ fn log_in_both(portal: &str) -> Result<[IscsiSession; 2]> {
     Ok([login(1)?, login(2)?])
 }
 
-/// By LUN: is it reserved for the first session?
+/// Returns, for each LUN, whether the first session holds a reservation.
 fn reserved(sessions: &mut [IscsiSession; 2], luns: u8) -> Result<Vec<bool>> {
     let [holder, other] = sessions;
     let one = |lun| {
@@ -215,7 +216,7 @@ fn reserved(sessions: &mut [IscsiSession; 2], luns: u8) -> Result<Vec<bool>> {
     (0..luns).map(one).collect()
 }
 
-/// Disks by name and file, as LUNs from 0 on.
+/// Writes a configuration with disks by name and file, as LUNs from 0 on.
 fn configure(config: &Path, portal: &str, disks: &[(&str, &Path)]) -> Result<()> {
     let mut text = String::new();
     let mut names = Vec::new();
@@ -249,8 +250,8 @@ fn reservation_follows_its_file_and_no_name() -> Result<()> {
     reserve(&mut sessions[0], 1, 7, 0)?;
     ensure!(reserved(&mut sessions, 1)? == [true]);
 
-    // The file is renamed while it is served. Then nothing serves it, and in the end a disk of another name; its name is
-    // that of a disk on another file.
+    // The file is renamed in use. Then no disk uses the file, and at last a disk with another name does. The former disk name now
+    // has another file.
     std::fs::rename(&a, &b)?;
     ensure!(reserved(&mut sessions, 1)? == [true]);
     configure(&config, &portal, &[("other", &rig.scratch.file("x.raw"))])?;
@@ -270,7 +271,7 @@ fn reservation_follows_its_file_and_no_name() -> Result<()> {
         "after a restart"
     );
 
-    // Two files change their names while nobody serves them, and the configuration stays.
+    // Two files exchange their names while the daemon is down. The configuration is unchanged.
     rig.daemon.kill()?;
     std::fs::rename(&b, &a)?;
     std::fs::rename(&c, &b)?;
@@ -282,7 +283,7 @@ fn reservation_follows_its_file_and_no_name() -> Result<()> {
         "names changed"
     );
 
-    // A new file in the place of the reserved one, which is gone.
+    // A new file replaces the removed reserved file.
     rig.daemon.kill()?;
     std::fs::remove_file(&c)?;
     rig.daemon.start_again()?;

@@ -1,5 +1,5 @@
-//! What `lunette latency` tells of a running daemon: slowest requests whole, iSCSI's extra stages, rates in a pipe; and that
-//! the probes are in the program.
+//! Output of `lunette latency` for a running daemon: all stages of the slowest requests, iSCSI's extra stages, rates in a pipe.
+//! Also checks that the program contains the probes.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, IscsiSession, Profile, Result, Rig, bail, ensure};
@@ -55,7 +55,7 @@ fn drive(subject: &str) -> Result<()> {
     let output = Command::new(lunette_program(Profile::Dev)?)
         .args(["bench", subject, "--rw", "write", "--bs", "4k"])
         .args(["--interrupts", "--set", "size=64k", "--set", "offset=1m"])
-        // Once, also on a busy machine.
+        // A retry on a busy machine would write the blocks more than once.
         .args(["--retries", "0"])
         .output()?;
     let text = String::from_utf8_lossy(&output.stderr);
@@ -69,7 +69,7 @@ fn slowest(rig: &Rig, selector: &str) -> Result<Vec<Value>> {
     Ok(document["slowest"].as_array().context("no list")?.clone())
 }
 
-/// Somebody has truncated the file under it: which disk, and what became of its I/Os, once a second at most.
+/// Truncates the disk's file. The log must name the disk and the failed I/Os, at most once per second.
 #[test]
 fn failed_ios_are_logged_with_their_disk() -> Result<()> {
     let mut rig = Rig::new(|daemon| daemon.disk("d0=file:d.raw,size=64M").vhost_blk("d0"))?;
@@ -144,8 +144,8 @@ fn slowest_requests_are_told_whole_at_every_transport() -> Result<()> {
     Ok(())
 }
 
-/// Two disks behind one controller and one target, one of them slow: each has its own table through every transport, what a
-/// transport measured is the sum, and what is not told apart is said.
+/// Two disks behind one controller and one target, one of them slow. Each has its own table through every transport, a transport's
+/// table is the sum, and the report lists the exports whose queues a disk shares.
 #[test]
 #[allow(
     clippy::too_many_lines,
@@ -171,7 +171,7 @@ fn disks_that_share_queues_have_tables_of_their_own() -> Result<()> {
         Ok(document["reports"][0].clone())
     };
     let reads = |report: &Value| report["counters"]["operations"][0]["requests"].as_u64();
-    // Before anything has happened, a table without lines, and no mistake.
+    // Before the first request a table is empty, and no error is reported.
     ensure!(reads(&report(&rig, "slow")?) == Some(0));
     let read = |subject: &str, count: &str| -> Result<()> {
         let output = Command::new(lunette_program(Profile::Dev)?)
@@ -193,7 +193,7 @@ fn disks_that_share_queues_have_tables_of_their_own() -> Result<()> {
     };
     let controller = rig.socket("c0").display().to_string();
     read(&format!("vhost-user-scsi:{controller}:0:0"), "50")?;
-    // While a queue has served one disk only, all that it counts is that disk's.
+    // As long as a queue has served one disk only, all its counts belong to that disk.
     let alone = report(&rig, "fast")?;
     ensure!(alone["shares_queues_of"].is_null(), "{alone}");
     read(&format!("vhost-user-scsi:{controller}:0:1"), "10")?;
@@ -203,7 +203,7 @@ fn disks_that_share_queues_have_tables_of_their_own() -> Result<()> {
     )?;
     let portal = portal(&mut rig)?;
     let mut session = IscsiSession::login(&portal, TARGET, 1)?;
-    // READ(10) of a block, in turns; the first command for a unit takes its attention.
+    // READ(10) of one block, alternating. The first command to a unit consumes its unit attention.
     let one = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
     for lun in [0, 1] {
         session.command_on(lun, &[0; 6], None, 0)?;
@@ -217,7 +217,7 @@ fn disks_that_share_queues_have_tables_of_their_own() -> Result<()> {
     let count = |selector: &str| -> Result<u64> {
         reads(&report(&rig, selector)?).with_context(|| format!("{selector} has no reads"))
     };
-    // Benchmarks read 50, 10 and 5 times, the session 4 times each; the drivers made no other reads.
+    // The benchmarks read 50, 10 and 5 times, and the session 4 times per disk. The drivers make no other reads.
     let counted = [
         ("fast", 54),
         ("slow", 19),
@@ -258,7 +258,7 @@ fn disks_that_share_queues_have_tables_of_their_own() -> Result<()> {
     Ok(())
 }
 
-/// Names of a table's rows: the first one of this operation.
+/// Returns the rows of the first table of this operation.
 fn rows(rig: &Rig, selector: &str, operation: &str) -> Result<Vec<(String, u64)>> {
     let document: Value = serde_json::from_str(&rig.daemon.latency(&["--json", selector])?)?;
     let tables = document["reports"][0]["operations"]
@@ -281,7 +281,7 @@ fn data_that_iscsi_asks_for_has_stages_of_its_own() -> Result<()> {
     let mut rig = rig()?;
     let portal = portal(&mut rig)?;
     let mut session = IscsiSession::login(&portal, TARGET, 1)?;
-    // 1 MiB is more than any first burst: the target has to ask.
+    // 1 MiB exceeds any first burst, so the target must solicit data.
     let large = [0x2a, 0, 0, 0, 0, 0, 0, 8, 0, 0];
     let data = vec![1; 1 << 20];
     for _ in 0..3 {
@@ -314,10 +314,10 @@ fn watching_works_in_a_pipe_and_ends_with_it() -> Result<()> {
         .spawn()?;
     let stdout = watching.stdout.take().context("no pipe")?;
     let mut lines = BufReader::new(stdout).lines();
-    // It watches, from before the first write.
+    // The output starts before the first write.
     lines.next().context("it printed nothing")??;
     drive(&format!("vhost-user-blk:{}", rig.socket("d0").display()))?;
-    // The writes may lie in two intervals.
+    // The writes may be in two intervals.
     let mut writes = 0;
     let seen = lines.by_ref().take(200).find_map(|line| {
         let document: Value = serde_json::from_str(&line.ok()?).ok()?;
@@ -336,7 +336,7 @@ fn watching_works_in_a_pipe_and_ends_with_it() -> Result<()> {
     Ok(())
 }
 
-/// The probes in the program, each with how many arguments it has.
+/// Returns the probes in the program, each with its number of arguments.
 fn probes() -> Result<BTreeMap<String, usize>> {
     let output = Command::new("readelf")
         .arg("--notes")
@@ -383,7 +383,7 @@ fn the_tool_checks_itself_and_what_stamps_cost() -> Result<()> {
     let complaints = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{text}{complaints}");
     let lines = |word: &str| text.lines().filter(|line| line.starts_with(word)).count();
-    // Counts and percentiles are right on any machine; the rest was run.
+    // Counts and percentiles are correct on any machine. Other checks run without a verdict.
     ensure!(lines("ok ") == 2 && lines("not judged") >= 4, "{text}");
     ensure!(lines("not checked") == 0, "is fio installed?\n{text}");
 
@@ -419,7 +419,7 @@ fn trace_scripts_use_probes_and_arguments_that_there_are() -> Result<()> {
         let text = std::fs::read_to_string(&path)?;
         let name = path.file_name().context("no name")?.to_string_lossy();
         ensure!(readme.contains(&*name), "{name} is not in the README");
-        // Several probes with one body are one list: the body is behind the last.
+        // Several probes may share one body, which follows the last probe.
         let mut listed: Vec<usize> = Vec::new();
         for probe in text.split("usdt:*:lunette:").skip(1) {
             let end = probe.find(|c: char| !c.is_ascii_lowercase());
@@ -445,8 +445,8 @@ fn trace_scripts_use_probes_and_arguments_that_there_are() -> Result<()> {
     Ok(())
 }
 
-/// What bpftrace makes of a script for a running daemon: parsed, typed, each probe and argument found in its program and
-/// compiled, but not given to the kernel.
+/// Compiles a script with bpftrace for a running daemon. bpftrace parses and types the script and resolves each probe and argument,
+/// but does not load it into the kernel.
 fn compiles(script: &Path, argument: Option<&str>, pid: u32) -> Result<bool> {
     let output = Command::new("bpftrace")
         .args(["-d", "-p", &pid.to_string()])
@@ -458,8 +458,8 @@ fn compiles(script: &Path, argument: Option<&str>, pid: u32) -> Result<bool> {
     Ok(output.status.success() && text.contains("define i64 @\"usdt:"))
 }
 
-/// Compilers and kernels refuse what looks right: each script is compiled for a daemon that works, and attached to it
-/// where the kernel can do that.
+/// Compilers and kernels may refuse a script that looks correct. Each script is compiled for a running daemon, and attached where
+/// the kernel permits.
 #[test]
 fn every_script_compiles_and_where_it_can_be_attached_tells_something() -> Result<()> {
     let mut rig = rig()?;
@@ -497,7 +497,7 @@ fn every_script_compiles_and_where_it_can_be_attached_tells_something() -> Resul
     Ok(())
 }
 
-/// Attaches a script while there is load, and looks for `word` in what it tells.
+/// Attaches a script under load and checks that its output contains `word`.
 fn attach(rig: &mut Rig, script: &Path, argument: Option<&str>, word: &str) -> Result<()> {
     let portal = portal(rig)?;
     let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
@@ -515,7 +515,7 @@ fn attach(rig: &mut Rig, script: &Path, argument: Option<&str>, word: &str) -> R
         let more = printed.read_line(&mut text)?;
         ensure!(more > 0, "it ended");
     }
-    // It says that it begins to attach, not when it has done so.
+    // bpftrace reports the begin of the attachment but not its end.
     for _ in 0..10 {
         std::thread::sleep(Duration::from_millis(300));
         drive(&subject)?;
@@ -528,7 +528,7 @@ fn attach(rig: &mut Rig, script: &Path, argument: Option<&str>, word: &str) -> R
     printed.read_to_string(&mut text)?;
     let output = tracing.wait_with_output()?;
     let complaints = String::from_utf8_lossy(&output.stderr);
-    // That it may not lock more memory is no reason not to work.
+    // A limit on locked memory does not prevent tracing.
     let mut errors = complaints.lines().filter(|line| line.starts_with("ERROR"));
     let refused = errors.find(|line| !line.contains("RLIMIT_MEMLOCK"));
     ensure!(refused.is_none(), "{complaints}");
@@ -595,7 +595,7 @@ fn session_counters_stay_when_the_initiator_leaves() -> Result<()> {
     };
     let portal = rig.iscsi_portal(TARGET)?;
     let mut session = IscsiSession::login(&portal, TARGET, 5)?;
-    // READ(10) of 8 blocks, at 0 and beyond every end.
+    // READ(10) of 8 blocks at LBA 0, and beyond the end of the disk.
     let read = [0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0];
     let beyond = [0x28, 0, 0xff, 0xff, 0xff, 0xf0, 0, 0, 8, 0];
     for _ in 0..5 {
@@ -621,7 +621,7 @@ fn session_counters_stay_when_the_initiator_leaves() -> Result<()> {
     let page = metrics(&rig)?;
     ensure!(page.contains(&counted("requests", 5)), "{page}");
     ensure!(page.contains(&counted("bytes", 5 * 4096)), "{page}");
-    // What is refused before it becomes an I/O is of no operation.
+    // A request that is refused before it becomes an I/O counts for the operation `other`.
     ensure!(page.contains(&counted("errors", 0)), "{page}");
     let refused = labels.replace("\"read\"", "\"other\"");
     let refused = format!("lunette_initiator_errors_total{{{refused}}} ");

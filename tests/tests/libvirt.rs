@@ -1,5 +1,5 @@
-//! libvirt itself reads and starts the domains that `lunette libvirt xml` prints, in a process of its own and without a service:
-//! `qemu:///embed` below a folder of the test's.
+//! libvirt reads and starts the domains that `lunette libvirt xml` prints. It runs inside a process without a service:
+//! `qemu:///embed` in a folder of the test.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, GuestBuilder, Profile, Result, Rig, Scratch, bail, ensure};
@@ -10,12 +10,12 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 use vm::{lunette_program, tool, wait_until};
 
-/// A guest boots in seconds; the machine may be busy.
+/// Time limit for a guest's boot. Usually a few seconds, but the machine may be busy.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
-/// libvirt for root wants users that only its service's package makes; anybody else's needs none. This is `nobody`.
+/// User that runs libvirt: `nobody`. As root, libvirt needs users that only the package of its service creates.
 const USER: u32 = 65534;
 
-/// Who runs libvirt, and where it keeps its files.
+/// User and folder of an embedded libvirt.
 struct Libvirt<'a> {
     scratch: &'a Scratch,
 }
@@ -30,7 +30,7 @@ impl Libvirt<'_> {
                 chown(&folder, Some(USER), Some(USER))?;
             }
         }
-        // QEMU's output goes to a file: the daemon that would take it comes with a service for the whole machine.
+        // QEMU's output goes to a file, because the daemon for this output belongs to the system-wide service.
         let settings = scratch.socket("libvirt").join("etc");
         std::fs::create_dir_all(&settings)?;
         std::fs::write(settings.join("qemu.conf"), "stdio_handler = \"file\"\n")?;
@@ -46,7 +46,7 @@ impl Libvirt<'_> {
         self.scratch.socket("libvirt")
     }
 
-    /// The program, as an ordinary user.
+    /// Returns a command that runs as an ordinary user.
     fn command(&self, program: &str) -> Result<Command> {
         let program = tool(program)?;
         let mut command = match is_root() {
@@ -70,7 +70,7 @@ impl Libvirt<'_> {
         Ok(command)
     }
 
-    /// QEMU's arguments as libvirt makes them of a domain.
+    /// Returns the QEMU arguments that libvirt generates for a domain.
     fn native(&self, domain: &Path) -> Result<String> {
         let output = self
             .command("virsh")?
@@ -99,11 +99,11 @@ impl Libvirt<'_> {
     }
 }
 
-/// A domain that runs; it ends with libvirt's process.
+/// A running domain. It ends with libvirt's process.
 struct Running(Child);
 
 impl Running {
-    /// Asks it to end, which ends QEMU first.
+    /// Requests the end, which stops QEMU first.
     fn stop(mut self) -> Result<()> {
         terminate(&self.0)?;
         self.0.wait()?;
@@ -113,7 +113,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended before.
+        // The process may have ended already.
         terminate(&self.0).unwrap_or(());
         self.0.wait().map(drop).unwrap_or(());
     }
@@ -146,12 +146,12 @@ fn printed(output: Output) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// `lunette libvirt xml WORDS`.
+/// Runs `lunette libvirt xml WORDS`.
 fn xml(words: &[&str]) -> Result<Output> {
     let output = Command::new(lunette_program(Profile::Dev)?)
         .args(["libvirt", "xml"])
         .args(words)
-        // Whoever runs libvirt here may have no access to /dev/kvm.
+        // The user may have no access to /dev/kvm.
         .args(["--accel", "tcg"])
         .output()?;
     Ok(output)
@@ -207,7 +207,7 @@ fn exports_of_a_running_daemon_are_in_a_domain_that_libvirt_starts() -> Result<(
         "{native}\nof\n{text}"
     );
     let running = libvirt.run(&domain)?;
-    // The guest's kernel looks for partitions on every disk that it finds.
+    // The guest's kernel reads the partition table of every disk.
     let reads = |disk: &str| -> Result<u64> {
         let statistics: Value = control::get(&rig.daemon.control(), "/v1/statistics")?;
         let disks = statistics["disks"].as_array().context("no disks")?;
@@ -275,7 +275,7 @@ fn a_plan_knows_the_disks_of_a_running_daemon() -> Result<()> {
     Ok(())
 }
 
-/// Devices of a command line as `DRIVER at ADDRESS`, sorted; QEMU's short form and its JSON.
+/// Returns the devices of a command line as `DRIVER at ADDRESS`, sorted. Accepts QEMU's short form and its JSON.
 fn devices(words: &[String]) -> Result<Vec<String>> {
     let pairs = words.windows(2).filter(|pair| pair[0] == "-device");
     let found = pairs.map(|pair| {
@@ -295,7 +295,7 @@ fn devices(words: &[String]) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// A shell's words.
+/// Splits a command line like a shell.
 fn words(text: &str) -> Result<Vec<String>> {
     let output = Command::new("sh")
         .args(["-c", &format!("printf '%s\\0' {text}")])

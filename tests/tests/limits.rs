@@ -1,4 +1,4 @@
-//! Limits hold over all transports of a disk together, are shared evenly, and do not touch other disks.
+//! A disk's limits apply to the sum over all transports, are shared evenly, and do not affect other disks.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Profile, Result, Rig, ensure};
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::process::{Child, Command, Stdio};
 use vm::{lunette_program, wait_until};
 
-/// Starts a driver that wants all it can get: random reads at `depth` for three seconds, after the burst is used up.
+/// Starts a driver with unlimited demand: random reads at `depth` for three seconds, after the burst is used up.
 fn drive(subject: &str, depth: u32, bs: &str) -> Result<Child> {
     Command::new(lunette_program(Profile::Dev)?)
         .args(["bench", subject, "--rw", "randread", "--bs", bs])
@@ -26,7 +26,7 @@ fn drive(subject: &str, depth: u32, bs: &str) -> Result<Child> {
         .context("lunette bench")
 }
 
-/// What it got: I/Os and bytes a second.
+/// Returns the driver's I/Os and bytes per second.
 fn rates(driver: Child) -> Result<(f64, f64)> {
     let output = driver.wait_with_output()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -61,7 +61,7 @@ fn transports_share_the_limits_of_a_disk() -> Result<()> {
     let scsi = drive(&subject("vhost-user-scsi", "c"), 4, "4k")?;
     let free = drive(&subject("vhost-user-blk", "free"), 4, "4k")?;
     let (blk, scsi, free) = (rates(blk)?.0, rates(scsi)?.0, rates(free)?.0);
-    // No more than was allowed, with the five parts in a hundred that a start in the middle of a second may give.
+    // The limit plus 5 %, because the measurement may start in the middle of a second.
     ensure!(
         blk + scsi <= 1050.0,
         "{blk} and {scsi} a second, 1000 allowed"
@@ -83,7 +83,7 @@ fn transports_share_the_limits_of_a_disk() -> Result<()> {
         "{bytes} bytes a second, {allowed} allowed"
     );
 
-    // Who looks for where the time went is told that it was the limits.
+    // The latency report attributes the wait to the limits.
     let table = rig.daemon.latency(&["--json"])?;
     let table: Value = serde_json::from_str(&table).with_context(|| table.clone())?;
     let held = table["limited"].as_object().context("no limits")?;
@@ -102,7 +102,7 @@ fn daemon_ends_at_once_with_requests_that_wait_for_limits() -> Result<()> {
     let mut rig = Rig::new(|daemon| daemon.disk("d=null:1G,iops=1,iops_burst=1").vhost_blk("d"))?;
     let subject = format!("vhost-user-blk:{}", rig.socket("d").display());
     let mut driver = drive(&subject, 32, "4k")?;
-    // It is connected and its requests wait once the daemon has answered the first one.
+    // After the first response the driver is connected and its further requests wait.
     let waiting = wait_until(std::time::Duration::from_secs(20), || {
         let table = rig.daemon.latency(&["--json"]).ok()?;
         table.contains("\"operation\":\"read\"").then_some(())
@@ -115,7 +115,7 @@ fn daemon_ends_at_once_with_requests_that_wait_for_limits() -> Result<()> {
     Ok(())
 }
 
-/// Counts of one moment: when, requests of the disk, requests of each export's queues.
+/// Counters at one moment: time, requests of the disk, and requests per export.
 struct Counted {
     at_ns: f64,
     requests: f64,
@@ -143,7 +143,7 @@ fn counted(rig: &Rig, disk: &str, exports: [&str; 2]) -> Result<Counted> {
     })
 }
 
-/// What a disk did in a second, over a window of some seconds, by the daemon's own clock and counters.
+/// Returns a disk's rates over five seconds, from the daemon's own clock and counters.
 fn window(rig: &Rig, disk: &str, exports: [&str; 2]) -> Result<(f64, f64, [f64; 2])> {
     let before = counted(rig, disk, exports)?;
     std::thread::sleep(std::time::Duration::from_secs(5));
@@ -182,7 +182,7 @@ fn limits_change_under_load_and_hold_within_five_percent() -> Result<()> {
             .spawn()
             .context("lunette bench")
     };
-    // They end with the daemon.
+    // The drivers end with the daemon.
     let mut drivers = [
         drive(&subject("vhost-user-blk", "d"), "32")?,
         drive(&subject("vhost-user-scsi", "c"), "8")?,
@@ -193,7 +193,7 @@ fn limits_change_under_load_and_hold_within_five_percent() -> Result<()> {
     });
     ensure!(begun.is_some(), "the drivers do not begin");
 
-    // A fifth of a second's worth may come at once: longer pauses of this machine would be seen.
+    // The burst is a fifth of a second's worth. Longer pauses of the machine would reduce the measured rate.
     let steps = [
         ("iops=1000,iops_burst=200", Some(1000.0), None),
         ("iops=3000,iops_burst=600", Some(3000.0), None),
@@ -207,7 +207,7 @@ fn limits_change_under_load_and_hold_within_five_percent() -> Result<()> {
     ];
     for (limits, iops, bandwidth) in steps {
         rig.daemon.lunette(&["disk", "limit", "d", limits])?;
-        // What came before, and the burst, are over.
+        // Skips the previous limit and the burst.
         std::thread::sleep(std::time::Duration::from_secs(1));
         let mut seen = Vec::new();
         let holds = (0..8).find_map(|_| {
@@ -226,7 +226,7 @@ fn limits_change_under_load_and_hold_within_five_percent() -> Result<()> {
             }
         });
         ensure!(holds.is_some(), "{limits}: {seen:.0?}");
-        // More than was allowed is never excused by a busy machine.
+        // A busy machine never explains a rate above the limit.
         for (requests, bytes, _) in &seen {
             ensure!(
                 iops.is_none_or(|iops| *requests <= iops * 1.05),
@@ -240,7 +240,7 @@ fn limits_change_under_load_and_hold_within_five_percent() -> Result<()> {
         println!("{limits}: {:.1?}", seen.last());
     }
 
-    // By PUT of the whole disk too, and they come back after a restart.
+    // The limits can also be set with a PUT of the whole disk, and they survive a restart.
     let client = control::Client::new(&rig.daemon.control());
     let mut disk: Value = client.get("/v1/disks/d")?;
     disk["iops"] = 700.into();

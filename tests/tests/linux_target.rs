@@ -38,7 +38,7 @@ fn iscsi(words: &[&str]) -> Result<Value> {
 fn four_connections_agree_on_the_keys_and_keep_verified_data() -> Result<()> {
     let (guest, portal) = start(0)?;
     let unit = format!("iscsi://{portal}/{TARGET}/0");
-    // Those of a well-known study.
+    // Values from a published study.
     let keys = [
         "--connections",
         "4",
@@ -56,7 +56,7 @@ fn four_connections_agree_on_the_keys_and_keep_verified_data() -> Result<()> {
     let target = unit.trim_end_matches("/0");
     let mut words = vec!["parameters", target];
     words.extend(keys);
-    // The guest's network may take a moment.
+    // The guest's network may need a moment.
     let agreed = wait_until(SOON, || iscsi(&words).ok()).context("no login")?;
     for (key, value) in [
         ("MaxBurstLength", Value::from(262_144)),
@@ -83,7 +83,8 @@ fn disk(portal: std::net::SocketAddr, level: u8) -> String {
     )
 }
 
-/// At level 2 the target's own kernel (6.1) crashes in a third of such runs, when it frees the commands of a connection that is lost.
+/// Levels 0 and 1 only. At level 2 the target's kernel (6.1) crashes in a third of such runs, when it frees the commands of a lost
+/// connection.
 #[test]
 fn connections_to_it_break_and_no_write_is_lost() -> Result<()> {
     for level in 0..2 {
@@ -96,13 +97,13 @@ fn connections_to_it_break_and_no_write_is_lost() -> Result<()> {
             for harm in [Harm::Reset, Harm::Flip, Harm::Half, Harm::Reset] {
                 load.goes_on(SOON)?;
                 proxy.harm(harm);
-                // It asks for two seconds (DefaultTime2Wait) after each.
+                // The target requests two seconds (DefaultTime2Wait) after each loss.
                 std::thread::sleep(Duration::from_millis(2500));
             }
             Ok(load.goes_on(SOON)?)
         };
         let broken = broken();
-        // What the load itself says is more.
+        // The load's own error has more details and takes precedence.
         let verified = load.finish().map_err(Into::into).and(broken);
         verified.with_context(|| {
             let log = rig.daemon.process().log_tail();
@@ -130,7 +131,8 @@ fn verified_data_is_kept_at_level_2() -> Result<()> {
     guest.kill()
 }
 
-/// Two ports of the target lead to one unit, and the target says which is better (ALUA): that one is used, whichever is named first.
+/// Two ports of the target lead to one unit, and the target reports the preferred one (ALUA). The initiator uses it in either order
+/// of portals.
 #[test]
 fn path_that_the_target_prefers_is_used_and_followed() -> Result<()> {
     const OPTIMIZED: u8 = 0;

@@ -1,5 +1,5 @@
-//! Listeners that cannot be opened at the start: a port in use, a folder that is made later. They wait and open; mistakes refuse the
-//! start. Mode, owner and group of vhost-user sockets.
+//! Listeners that cannot be opened at the start, because a port is in use or a folder is missing, wait and open later. Configuration
+//! errors refuse the start. Mode, owner and group of vhost-user sockets.
 #![forbid(unsafe_code)]
 
 use std::net::{TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 const TARGET: &str = "iqn.2026-11.org.example:later";
 
-/// Reads events until all of `wanted` have come.
+/// Reads events until all of `wanted` have arrived.
 fn hear_all(events: &mut Events, wanted: &[(&str, &str)]) -> Result<()> {
     let mut missing = wanted.to_vec();
     while !missing.is_empty() {
@@ -24,7 +24,7 @@ fn hear_all(events: &mut Events, wanted: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// Checks that `lunette status` fails and names these listeners.
+/// Checks that `lunette status` fails and lists these listeners.
 fn check_status(rig: &Rig, listeners: &[String]) -> Result<()> {
     let shown = rig.daemon.ask(&["status"])?;
     let text = String::from_utf8_lossy(&shown.stdout).into_owned();
@@ -36,7 +36,7 @@ fn check_status(rig: &Rig, listeners: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a change leaves waiting listeners as they are, and that a new listener that cannot be opened fails.
+/// Checks that a change leaves waiting listeners waiting, and that a new listener that cannot be opened fails.
 fn refuse_new_socket(rig: &Rig) -> Result<()> {
     rig.daemon.lunette(&["disk", "add", "f=ram:1M"])?;
     let missing = rig.scratch.file("missing/f.sock").display().to_string();
@@ -79,7 +79,7 @@ fn listeners_of_every_kind_wait_at_the_start_and_open_later() -> Result<()> {
     })?;
     let socket = socket.unwrap_or_default();
 
-    // What can be served is served, and the rest is shown.
+    // Other exports are served, and the status lists the waiting listeners.
     client::Client::connect(&rig.socket("e"))?;
     let api_client = Client::new(&rig.daemon.control());
     let status: Status = api_client.get("/v1/status")?;
@@ -185,7 +185,7 @@ fn a_reload_lets_new_sockets_wait_and_leaves_waiting_ones() -> Result<()> {
     write(&rig.scratch, &["b"])?;
     rig.daemon.lunette(&["reload"])?;
     ensure!(waiting(&rig)? == ["b"]);
-    // A start with the folder opens the socket at once.
+    // With the folder in place, a start opens the socket at once.
     rig.daemon.stop(Duration::from_secs(60))?;
     let folder = rig.scratch.socket("later");
     std::fs::create_dir(&folder)?;
@@ -228,13 +228,13 @@ fn a_reload_changes_mode_and_group_of_a_socket_under_a_client() -> Result<()> {
     ensure!(found()? == (0o660, own), "{:?}", found()?);
     front_end.features()?;
 
-    // A key that is taken away needs a new socket, and the client would lose its disk.
+    // Removing a key needs a new socket, and the client would lose its disk.
     write(&rig.scratch, "")?;
     let refused = rig.daemon.lunette(&["reload"]).err();
     let said = refused.map(|error| error.to_string()).unwrap_or_default();
     ensure!(said.contains("has a client"), "{said}");
 
-    // A mistake names the key; run-time exports have the keys, too.
+    // Errors name the key. Exports added at run time accept the same keys.
     write(&rig.scratch, "socket_group = \"no-such-group\"\n")?;
     let refused = rig.daemon.lunette(&["reload"]).err();
     let said = refused.map(|error| error.to_string()).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! dm-multipath in a guest. Disks of one name in two daemons stay two disks, and a write meant for one never lands on the other; two
-//! iSCSI portals are two paths to one disk, and one that is lost costs no error.
+//! dm-multipath in a guest. Disks of one name in two daemons stay separate, and a write to one never reaches the other. Two iSCSI
+//! portals are two paths to one disk, and the loss of one path causes no error.
 //!
 //! Needs multipath-tools, dmsetup and open-iscsi, which `scripts/setup test` unpacks; takes about 40 seconds.
 #![forbid(unsafe_code)]
@@ -10,7 +10,7 @@ use end_to_end::{DaemonBuilder, GuestBuilder, Result, Rig, Scratch, bail, ensure
 
 const MARK: &str = "written to the disk of the second daemon";
 
-/// Both daemons have the same words: a disk `d0`, and one that says to be the other's.
+/// Adds the same disks to both daemons: `d0`, and `same` with a common WWN.
 fn described(builder: DaemonBuilder) -> DaemonBuilder {
     builder
         .disk("d0=ram:64M")
@@ -46,7 +46,7 @@ fn disks_of_one_name_in_two_daemons_stay_two_disks_under_multipath() -> Result<(
     let (Some((_, 1)), Some((second_map, 1))) = (map_of(&one), map_of(&other)) else {
         bail!("{one} and {other} are paths to one disk: {maps:?}");
     };
-    // Through the maps, as who mounts them does.
+    // Writes through the multipath maps.
     let device =
         |map: &str| format!("/dev/$(/tools/dmsetup info -c --noheadings -o blkdevname {map})");
     guest.ok(&format!(
@@ -82,7 +82,7 @@ fn path_through_a_portal_is_lost_under_load_without_an_error() -> Result<()> {
         .boot()?;
     guest.start_initiator()?;
     guest.discover(first.address())?;
-    // A path that is lost fails its commands after that long.
+    // Time in seconds after which a lost path fails its commands.
     let settings = [("node.session.timeo.replacement_timeout", "2")];
     guest.iscsi_login(first.address(), TARGET, &settings)?;
     guest.iscsi_login(second.address(), TARGET, &settings)?;

@@ -1,5 +1,5 @@
-//! A machine without a disk boots from a target: iPXE in the network card's ROM logs in with CHAP, both ways, and hands its disk to
-//! a PC BIOS' INT 13h.
+//! A machine without a disk boots from a target: iPXE in the network card's ROM logs in with mutual CHAP and provides the disk
+//! through a PC BIOS' INT 13h.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::free_portal;
@@ -7,7 +7,7 @@ use end_to_end::{Context, GuestBuilder, Result, Rig, ensure};
 use std::os::unix::fs::PermissionsExt;
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
-/// Where QEMU's user network has this machine.
+/// Address of this machine in QEMU's user network.
 const HOST: &str = "10.0.2.2";
 
 #[test]
@@ -25,7 +25,7 @@ fn ipxe_boots_a_machine_from_a_target_with_chap() -> Result<()> {
             .arguments([&*users.to_string_lossy()]))
     })?;
     rig.iscsi_portal(TARGET)?;
-    // The target is named in other letters than here: it is the same.
+    // The target name is in upper case here. Names are compared without regard to case.
     let script = format!(
         "#!ipxe\nset initiator-iqn iqn.2026-11.org.example:pxe\nset username ann\nset password secretsecret\n\
          set reverse-username bob\nset reverse-password secretsecret2\n\

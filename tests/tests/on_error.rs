@@ -1,4 +1,4 @@
-//! A full device, with `on_error`: I/O waits instead of failing, through a restart too, and goes on when there is room.
+//! A full device with `on_error`: I/O waits instead of failing, also through a restart, and continues when there is space.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::kernel_is_content;
@@ -87,7 +87,7 @@ fn full_device_under_verified_load_costs_no_error_or_write() -> Result<()> {
         !status.status.success() && text.contains("lunette disk resume s"),
         "{text}"
     );
-    // Without room it only waits on.
+    // Without free space the write continues to wait.
     rig.daemon.lunette(&["disk", "resume", "s"])?;
     wait_for_waiting(&mut rig, "s")?;
     guest.ok("/tools/blkdiscard --length 8388608 /dev/vda")?;
@@ -97,7 +97,8 @@ fn full_device_under_verified_load_costs_no_error_or_write() -> Result<()> {
         .with_context(|| rig.daemon.process().log_tail())?;
     guest.io_ok(&check("sda", 62))?;
 
-    // Now there is room for half of the other. A daemon that ends leaves what waits to the next one, and the guest hears nothing.
+    // Now half of the other disk's data fits. A daemon that stops leaves waiting requests to its successor, and the guest sees no
+    // error.
     let blk = guest.start(&fill("vdb", 61))?;
     wait_for_waiting(&mut rig, "b")?;
     let ended = rig.daemon.stop(Duration::from_secs(30))?;
@@ -147,7 +148,7 @@ fn iscsi_write_to_a_full_device_waits_and_is_resumed() -> Result<()> {
             .collect::<Result<Vec<u8>>>()
     });
     wait_for_waiting(&mut rig, "d")?;
-    // 8 MiB of it are given back by another session: UNMAP of one range.
+    // Another session frees 8 MiB: UNMAP of one range.
     let mut other = IscsiSession::login(&portal, TARGET, 2)?;
     let mut list = vec![0; 24];
     list[1] = 22;
@@ -161,7 +162,7 @@ fn iscsi_write_to_a_full_device_waits_and_is_resumed() -> Result<()> {
     ensure!(statuses.iter().all(|status| *status == 0), "{statuses:?}");
     ensure!(waiting(&rig, "d") == Some(0));
 
-    // Half of what was given back is there; the daemon ends while the next write waits, and so does the session.
+    // Half of the freed space is left. The daemon stops while the next write waits, and the session ends with it.
     let writer = std::thread::spawn(move || {
         (0..32).try_for_each(|number| write(&mut other, number * 512).map(drop))
     });

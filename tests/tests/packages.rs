@@ -1,5 +1,5 @@
-//! Debian packages: built twice alike, without a complaint of lintian, installed below a folder, upgraded over, removed and purged; what
-//! they install runs. The image for containers: built twice alike, its digests, its program. Needs: dpkg-dev, lintian. Takes: 60 s.
+//! Debian packages: reproducible, free of lintian complaints, installed in a folder, upgraded, removed and purged; the installed
+//! programs run. The container image: reproducible, its digests, its program. Needs: dpkg-dev, lintian. Takes: 60 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::packages::{built, packages, run, succeeds};
@@ -13,7 +13,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// dpkg on a folder in the place of the root: maintainer scripts run with DPKG_ROOT, which leaves this machine alone.
+/// Runs dpkg with a folder as root. Maintainer scripts run with DPKG_ROOT, which leaves this machine unchanged.
 fn dpkg(root: &Path, arguments: &[&str], packages: &[PathBuf]) -> Result<()> {
     let mut command = Command::new("dpkg");
     command.arg(format!("--root={}", root.display()));
@@ -118,14 +118,15 @@ fn installed(root: &Path) -> Result<()> {
     ensure!(root.join("etc/lunette").is_dir());
     let version = succeeds(Command::new(root.join("usr/bin/lunette")).arg("--version"))?;
     ensure!(version.starts_with("lunette "), "{version}");
-    // One program finds the other.
+    // `lunette` finds the program of the other package.
     let helped = succeeds(Command::new(root.join("usr/bin/lunette")).args(["image", "--help"]))?;
     ensure!(helped.contains("convert"), "{helped}");
     bill_of_materials(root, "lunette")?;
     bill_of_materials(root, "lunette-lab")
 }
 
-/// CycloneDX 1.5: all that is linked, with licences, checksums of what comes from the registry, and needs that are all listed.
+/// Checks a CycloneDX 1.5 document: all linked crates with licences, checksums of registry crates, and complete dependency
+/// references.
 fn bill_of_materials(root: &Path, package: &str) -> Result<()> {
     let file = root.join(format!("usr/share/doc/{package}/{package}.cdx.json.gz"));
     let text = succeeds(Command::new("gzip").arg("-dc").arg(file))?;
@@ -172,7 +173,7 @@ fn bill_of_materials(root: &Path, package: &str) -> Result<()> {
     Ok(())
 }
 
-/// The image of this build's program. That program is not linked statically, so it runs on this system only.
+/// Builds the container image of this build's program. The program is linked dynamically and runs on this system only.
 fn image(program: &Path, out: &Path) -> Result<PathBuf> {
     let mut command = Command::new(vm::workspace().join("scripts/oci"));
     command
@@ -184,7 +185,7 @@ fn image(program: &Path, out: &Path) -> Result<PathBuf> {
     Ok(PathBuf::from(succeeds(&mut command)?.trim()))
 }
 
-/// The JSON or the bytes that a descriptor names, after its digest and size have been compared.
+/// Returns the path and JSON content of a descriptor's blob, after checking digest and size.
 fn blob(layout: &Path, descriptor: &serde_json::Value) -> Result<(PathBuf, serde_json::Value)> {
     let digest = descriptor["digest"].as_str().context("no digest")?;
     let sum = digest.strip_prefix("sha256:").context("another digest")?;

@@ -1,5 +1,5 @@
-//! The page for browsers: what it shows of a daemon under load, in headless Chromium, from a phone's width up; what it asks for; and that
-//! it names nobody else; what it changes, for whom, by mouse and by keyboard. Needs: chromium, chromium-driver. Takes: 40 s.
+//! The web page: its view of a daemon under load in headless Chromium, from phone width on; its requests; no references to other hosts;
+//! changes by mouse and keyboard, and by role. Needs: chromium, chromium-driver. Takes: 40 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::browser::Browser;
@@ -38,7 +38,7 @@ fn serve() -> Result<Shown> {
     Ok(Shown { rig, address })
 }
 
-/// The document as a browser has it after some seconds.
+/// Returns the document after some seconds in a browser.
 fn dom(scratch: &Scratch, address: &str, more: &[String]) -> Result<String> {
     let profile = scratch.file("profile");
     let output = Command::new("chromium")
@@ -72,10 +72,10 @@ fn the_page_shows_disks_and_stages_of_a_daemon_under_load() -> Result<()> {
         let browser = Browser::open(&scratch, size)?;
         browser.go(&address)?;
         browser.until("return document.querySelectorAll('#stages .bar').length > 5")?;
-        // A curve has a value for each second.
+        // A curve has one value per second.
         browser.until("return document.getElementById('rates').ariaLabel.includes('writes ')")?;
         browser.until("return !document.getElementById('quantiles').ariaLabel.includes('none')")?;
-        // What the daemon says by itself is there at once.
+        // Events of the daemon appear at once.
         let limit = format!("iops={}00", size.0);
         let limit = ["disk", "limit", "d7", &limit];
         shown.rig.daemon.lunette(&limit)?;
@@ -189,7 +189,7 @@ fn the_page_is_for_everybody_and_data_for_those_with_a_token() -> Result<()> {
         head.contains("content-security-policy: default-src 'none'"),
         "{head}"
     );
-    // Whoever has no token keeps no connection.
+    // A client without a token cannot keep its connection open.
     ensure!(head.contains("connection: close"), "{head}");
     ensure!(body.contains("<title>Lunette</title>") && !body.contains("d7"));
     for path in ["/v1/status", "/v1/statistics", "//", "/?x", "/v1/../"] {
@@ -220,7 +220,7 @@ fn the_page_is_for_everybody_and_data_for_those_with_a_token() -> Result<()> {
     Ok(())
 }
 
-/// A page that nobody sees listens to nothing; one that is seen again goes on, with another daemon too.
+/// A hidden page closes its event stream. A visible page reconnects, also to another daemon.
 #[test]
 fn a_page_goes_on_after_a_restart_of_the_daemon() -> Result<()> {
     let mut shown = serve()?;
@@ -238,7 +238,7 @@ fn a_page_goes_on_after_a_restart_of_the_daemon() -> Result<()> {
     browser.until("return document.getElementById('problem').hidden")
 }
 
-/// Through a tunnel to the control socket nobody shows a token: only our own page may use that.
+/// Requests through a tunnel to the control socket carry no token, so only our own page may use it.
 #[test]
 fn pages_of_other_sites_do_not_reach_the_control_socket() -> Result<()> {
     let shown = serve()?;
@@ -279,14 +279,14 @@ fn pages_of_other_sites_do_not_reach_the_control_socket() -> Result<()> {
     Ok(())
 }
 
-/// The disk whose name a row begins with, as the page shows it.
+/// Returns a script for the text of a disk's table row.
 fn row(name: &str) -> String {
     format!(
         "[...document.querySelectorAll('#disks tr')].map(row => row.innerText).find(text => text.startsWith('{name}'))"
     )
 }
 
-/// By mouse and keyboard, each after the page has asked.
+/// Changes by mouse and keyboard, each after a confirmation.
 #[test]
 fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
     let shown = serve()?;
@@ -330,7 +330,7 @@ fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
         (disk.ok()?["iops"] == 77).then_some(())
     };
     vm::wait_until(Duration::from_secs(30), limits).context("no limit comes")?;
-    // What the daemon refuses is said, and stays to be read.
+    // A refusal of the daemon is shown and stays visible.
     browser.click(&browser.find("#snapshot")?)?;
     browser.answer(
         "Image on the daemon's machine",
@@ -385,7 +385,7 @@ fn each_view_of_the_page_fits_and_can_be_heard() -> Result<()> {
         for control in browser
             .all("button, input, select, summary, canvas:not([aria-hidden] *), [role=img]")?
         {
-            // What a row of a table has may be another element a second later.
+            // A table row may be rebuilt every second.
             let Ok(label) = browser.label(&control) else {
                 continue;
             };
@@ -399,7 +399,7 @@ fn each_view_of_the_page_fits_and_can_be_heard() -> Result<()> {
         let picture = scratch.file(&format!("page-{scheme}.png"));
         browser.picture(&picture)?;
         looks_like_a_picture(&picture)?;
-        // Whoever may only look is offered nothing else.
+        // A read-only user sees no controls for changes.
         browser.script(&format!(
             "sessionStorage.setItem('token', '{READERS_TOKEN}'); location.reload()"
         ))?;

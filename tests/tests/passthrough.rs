@@ -1,5 +1,5 @@
-//! Disks that are passed through: clients' commands reach the device as they are, and its answers come back as they are. Units of another
-//! daemon's target, and SCSI devices of a guest in which Lunette runs.
+//! Pass-through disks: commands reach the device unchanged, and its responses return unchanged. Units of another daemon's target, and
+//! SCSI devices of a guest in which Lunette runs.
 //!
 //! Needs: guests. Takes: 40 s.
 #![forbid(unsafe_code)]
@@ -15,8 +15,8 @@ const FAR: &str = "iqn.2026-11.org.example:far";
 const NEAR: &str = "iqn.2026-11.org.example:near";
 const SOON: Duration = Duration::from_secs(60);
 
-/// A far daemon with a RAM disk, and a near one that passes its unit through, as an iSCSI target, as a virtio-scsi controller `c` and as
-/// virtio-blk `r`.
+/// A far daemon with a RAM disk, and a near daemon that passes the far unit through: as an iSCSI target, as virtio-scsi controller `c`
+/// and as virtio-blk `r`.
 struct Pair {
     near: Rig,
     far: Rig,
@@ -58,7 +58,7 @@ impl Pair {
     }
 }
 
-/// Commands whose answers tell one unit from another, with room for their data.
+/// Commands whose responses identify a unit, each with its data length.
 const LOOKS: [(&[u8], u32); 12] = [
     (&[0x12, 0, 0, 0, 96, 0], 96),
     (&[0x12, 1, 0x00, 0, 255, 0], 255),
@@ -71,7 +71,7 @@ const LOOKS: [(&[u8], u32); 12] = [
     (&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0], 32),
     (&[0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0], 8192),
     (&[0x4d, 0, 0x40, 0, 0, 0, 0, 0, 64, 0], 64),
-    // No unit has this page: sense data.
+    // No unit has this VPD page, so the response is sense data.
     (&[0x12, 1, 0xee, 0, 64, 0], 64),
 ];
 
@@ -90,12 +90,12 @@ fn answers_of_an_iscsi_unit_come_back_as_they_are() -> Result<()> {
             "{cdb:02x?}: {there:?} and {here:?}"
         );
     }
-    // What is written through one is read through the other.
+    // Data written through one daemon is read through the other.
     let write = [0x2a, 0, 0, 0, 0, 9, 0, 0, 1, 0];
     ensure!(near.command(&write, Some(&[0x5a; 512]), 0)?.status == 0);
     let read = [0x28, 0, 0, 0, 0, 9, 0, 0, 1, 0];
     ensure!(far.command(&read, None, 512)?.data == [0x5a; 512]);
-    // By the device's own COMPARE AND WRITE, which the near daemon does not emulate.
+    // COMPARE AND WRITE of the device. The near daemon does not emulate it.
     let compare = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0];
     let mut both = [0x5a; 1024];
     both[512..].fill(0x77);
@@ -106,7 +106,7 @@ fn answers_of_an_iscsi_unit_come_back_as_they_are() -> Result<()> {
         "{again:?}"
     );
     ensure!(near.command(&read, None, 512)?.data == [0x77; 512]);
-    // Longer than a scratch buffer of other commands.
+    // Larger than a scratch buffer of other commands.
     let long = vec![3; 2 << 20];
     let write = [0xaa, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
     ensure!(near.command(&write, Some(&long), 0)?.status == 0);
@@ -170,7 +170,7 @@ fn emulated_reservations_hold_between_clients_of_a_daemon() -> Result<()> {
     ensure!(one.command(&reserve_command, Some(&reserve), 0)?.status == 0);
     let write = [0x2a, 0, 0, 0, 0, 9, 0, 0, 1, 0];
     ensure!(other.command(&write, Some(&[1; 512]), 0)?.status == 0x18);
-    // A command that is passed through whole.
+    // This command is passed through unchanged.
     let mode_select = [0x15, 0x10, 0, 0, 4, 0];
     ensure!(other.command(&mode_select, Some(&[0; 4]), 0)?.status == 0x18);
     ensure!(
@@ -197,7 +197,7 @@ fn verified_load_and_commands_go_on_when_the_far_target_restarts() -> Result<()>
     };
     let done = done?;
     ensure!(done.data.ends_with(b"FAR-AWAY"), "{done:?}");
-    // The RAM disk of the far daemon is empty again, so that the load ends here.
+    // The far RAM disk is empty after its restart, so the load cannot continue.
     drop(load);
     Ok(())
 }
@@ -223,7 +223,7 @@ fn guest_sees_the_device_behind_virtio_scsi() -> Result<()> {
     guest.kill()
 }
 
-/// An initiator that may only read gets to nothing that it is not known to leave as it is, firmware included.
+/// A read-only initiator can send only commands that are known to leave the device unchanged. This excludes firmware updates.
 #[test]
 fn read_only_initiators_reach_no_command_that_may_change_the_device() -> Result<()> {
     let pair = Pair::start("")?;
@@ -254,14 +254,14 @@ fn read_only_initiators_reach_no_command_that_may_change_the_device() -> Result<
         );
     }
     ensure!(session.command(&[0x12, 0, 0, 0, 96, 0], None, 96)?.status == 0);
-    // To another one the device itself answers that it has no such command.
+    // For another initiator the device itself rejects the command as unknown.
     let done = IscsiSession::login(near, NEAR, 5)?.command(&[0x3b; 10], Some(&[0; 512]), 0)?;
     ensure!(done.status == 2 && done.sense[2] & 0x0f == 5, "{done:?}");
     drop(reader);
     Ok(())
 }
 
-/// What QEMU's disk and CD-ROM say in a guest is what clients of the Lunette in that guest see.
+/// Clients of Lunette in the guest see the same data from QEMU's disk and CD-ROM as the guest.
 #[test]
 fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {
     let (scratch, portal) = (Scratch::new()?, free_portal()?);
@@ -276,7 +276,7 @@ fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {
     let portal = portal.to_string();
     let login = wait_until(SOON, || IscsiSession::login(&portal, NEAR, 1).ok());
     let mut session = login.context("no login")?;
-    // The unit attentions of the second unit.
+    // Consumes the unit attentions of the second unit.
     for _ in 0..3 {
         session.command_on(1, &[0; 6], None, 0)?;
     }
@@ -285,7 +285,7 @@ fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {
         inquiry.data.get(8..32) == Some(b"MAKER   Spindle         "),
         "{inquiry:?}"
     );
-    // The same bytes as the guest's own tool reads.
+    // The guest's own tool reads the same bytes.
     for (lun, cdb) in [
         (0, "12 00 00 00 60 00"),
         (0, "12 01 83 00 ff 00"),
@@ -312,7 +312,7 @@ fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {
             "{lun}: {cdb}: {own} and {through:?}"
         );
     }
-    // Data both ways of the disk; of the CD-ROM by READ (10), with blocks of 2,048 bytes.
+    // Transfers data to and from the disk, and from the CD-ROM by READ (10) with blocks of 2,048 bytes.
     let write = [0x8a, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 2, 0, 0];
     ensure!(session.command(&write, Some(&[0x5a; 1024]), 0)?.status == 0);
     ensure!(
@@ -325,7 +325,7 @@ fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {
     ensure!(kept[9 * 512..11 * 512] == [0x5a; 1024] && kept[11 * 512] == 0);
     let read = session.command_on(1, &[0x28, 0, 0, 0, 0, 3, 0, 0, 2, 0], None, 4096)?;
     ensure!(read.data == [0xcd; 4096], "{read:?}");
-    // An error of the device: LBA out of range, as the device says it.
+    // An error of the device is returned unchanged: LBA out of range.
     let beyond = session.command(&[0x28, 0, 0x7f, 0, 0, 0, 0, 0, 1, 0], None, 512)?;
     ensure!(
         beyond.status == 2 && beyond.sense[2] & 0x0f == 5,
@@ -339,7 +339,7 @@ fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {
     guest.kill()
 }
 
-/// A guest with a disk, whose content is `disk.raw`, and a CD-ROM.
+/// Boots a guest with a disk, whose content is `disk.raw`, and a CD-ROM.
 fn with_devices(scratch: &Scratch, portal: std::net::SocketAddr) -> Result<Guest> {
     let (disk, cd) = (scratch.file("disk.raw"), scratch.file("cd.raw"));
     std::fs::File::create(&disk)?.set_len(16 << 20)?;

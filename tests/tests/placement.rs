@@ -1,4 +1,4 @@
-//! Exports with workers of their choice, or one of their own: who serves what, and that it is changed while clients run.
+//! Placement of exports on shared, chosen or dedicated workers, and changes of the placement while clients run.
 #![forbid(unsafe_code)]
 
 use control::Client;
@@ -20,7 +20,7 @@ fn export(client: &Client, name: &str) -> Result<Value> {
     Ok(client.get(&format!("/v1/exports/{name}"))?)
 }
 
-/// The workers that serve an export now.
+/// Returns the workers that serve an export now.
 fn serving(client: &Client, name: &str) -> Result<Vec<u64>> {
     let export = export(client, name)?;
     let served = export["status"]["served"].as_array().into_iter().flatten();
@@ -30,12 +30,12 @@ fn serving(client: &Client, name: &str) -> Result<Vec<u64>> {
     Ok(workers)
 }
 
-/// The workers' threads.
+/// Returns the names of the worker threads.
 fn threads(client: &Client) -> Result<Vec<String>> {
     let status: Value = client.get("/v1/status")?;
     let mut names = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{}/task", status["pid"]))? {
-        // A thread may end meanwhile.
+        // A thread may end during the listing.
         let name = std::fs::read_to_string(task?.path().join("comm")).unwrap_or_default();
         if name.starts_with("worker-") {
             names.push(name.trim().to_owned());
@@ -89,7 +89,7 @@ fn vhost_user_queues_run_on_the_workers_of_their_export() -> Result<()> {
     let shown = rig.daemon.lunette(&["status"])?;
     ensure!(shown.contains("served by 1"), "{shown}");
 
-    // What runs stays where it is, what comes does not.
+    // Running queues stay on their worker. New queues use the new placement.
     rig.daemon
         .lunette(&["export", "place", "d0", "dedicated"])?;
     let mut bytes = [0; 4096];
@@ -111,7 +111,7 @@ fn vhost_user_queues_run_on_the_workers_of_their_export() -> Result<()> {
     let latency = rig.daemon.latency(&["d0"])?;
     ensure!(!latency.is_empty());
 
-    // A dedicated worker serves what it has until that ends, and then ends itself.
+    // A dedicated worker serves its queues until they end, and then ends itself.
     rig.daemon.lunette(&["export", "place", "d0", "shared"])?;
     ensure!(queue.write(0, &[8; 4096])? == status::OK);
     rig.daemon.lunette(&["export", "remove", "c0"])?;
@@ -136,7 +136,7 @@ fn iscsi_connections_of_a_dedicated_target_are_its_workers_alone() -> Result<()>
     let portal = rig.iscsi_portal(OWN)?;
     let client = client(&rig);
     let first = IscsiSession::login(&portal, OWN, 1)?;
-    // Names are compared without regard to case.
+    // iSCSI names are compared without regard to case.
     let second = IscsiSession::login(&portal, &OWN.to_uppercase().replace("IQN", "iqn"), 2)?;
     let other = IscsiSession::login(&rig.iscsi_portal(SHARED)?, SHARED, 3)?;
     ensure!(serving(&client, OWN)? == [1]);

@@ -22,7 +22,7 @@ const UNAVAILABLE: Option<[u8; 3]> = Some([0x02, 0x04, 0x0c]);
 /// UNIT ATTENTION, ASYMMETRIC ACCESS STATE CHANGED.
 const CHANGED: Option<[u8; 3]> = Some([0x06, 0x2a, 0x06]);
 
-/// Sense key, additional sense code and qualifier of a READ; `None`: it succeeded.
+/// Returns sense key, ASC and ASCQ of a READ. `None`: it succeeded.
 fn read(session: &mut IscsiSession) -> Result<Option<[u8; 3]>> {
     let done = session.command(&READ, None, 512)?;
     Ok(match done.status {
@@ -31,14 +31,14 @@ fn read(session: &mut IscsiSession) -> Result<Option<[u8; 3]>> {
     })
 }
 
-/// Access state and status code of the second port group.
+/// Returns access state and status code of the second port group.
 fn second_group(session: &mut IscsiSession) -> Result<[u8; 2]> {
     let data = session.command(&REPORT, None, 256)?.data;
     ensure!(data.len() == 28, "{data:02x?}");
     Ok([data[16], data[21]])
 }
 
-/// Portal groups 1 and 2 of a target.
+/// A target with portal groups 1 and 2.
 struct Target {
     scratch: Scratch,
     daemon: Daemon,
@@ -61,7 +61,7 @@ impl Target {
         })
     }
 
-    /// A session through each portal group, after the first unit attentions.
+    /// Opens a session through each portal group and consumes the first unit attentions.
     fn sessions(&self) -> Result<[IscsiSession; 2]> {
         let mut sessions = [
             IscsiSession::login_only(&self.portals[0], TARGET, 1)?,
@@ -104,7 +104,7 @@ fn administrator_sets_the_states_of_portal_groups() -> Result<()> {
     let status = target.daemon.lunette(&["status"])?;
     ensure!(status.contains("portal group 2: standby"), "{status}");
 
-    // At run time, without a change when repeated.
+    // A change at run time. Repeating it has no effect.
     target.set("2", "active/non-optimized")?;
     ensure!(read(&mut first)? == CHANGED && read(&mut first)?.is_none());
     ensure!(read(&mut second)? == CHANGED && read(&mut second)?.is_none());
@@ -112,7 +112,7 @@ fn administrator_sets_the_states_of_portal_groups() -> Result<()> {
     target.set("2", "active/non-optimized")?;
     ensure!(read(&mut first)?.is_none());
 
-    // An initiator changes the state, and the administrator takes it back.
+    // An initiator changes the state, and the administrator reverts it.
     let group = target.port_groups()?[1]["target_port_group"].clone();
     let group = u8::try_from(group.as_u64().unwrap_or(0))?;
     let list = [0, 0, 0, 0, 0x03, 0, 0, group];
@@ -132,7 +132,7 @@ fn administrator_sets_the_states_of_portal_groups() -> Result<()> {
     ensure!(read(&mut second)? == CHANGED && read(&mut second)?.is_none());
     ensure!(read(&mut first)? == CHANGED);
 
-    // The state survives the daemon.
+    // The state survives a restart.
     target.set("2", "unavailable")?;
     let changes = target.daemon.lunette(&["config", "diff"])?;
     ensure!(
@@ -145,7 +145,7 @@ fn administrator_sets_the_states_of_portal_groups() -> Result<()> {
     ensure!(read(&mut first)?.is_none());
     ensure!(read(&mut second)? == UNAVAILABLE);
 
-    // Back to the state of the file: a reload decides again.
+    // After the state equals the file's again, a reload may change it.
     target.set("2", "standby")?;
     ensure!(read(&mut second)? == CHANGED && read(&mut second)? == STANDBY);
     configure(&target.scratch, &target.portals, "")?;

@@ -1,4 +1,4 @@
-//! The program as others start it: conventions of vhost-user back ends, sockets, signals, what is installed.
+//! The program as other software starts it: conventions of vhost-user back ends, sockets, signals, installed files.
 #![forbid(unsafe_code)]
 
 use end_to_end::client::{Client, VERSION_1};
@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use vm::{Process, lunette_program, wait_until, workspace};
 
-/// Far above what an end takes; far below "it waits for something".
+/// Time limit for a stop, far above the usual time.
 const SOON: Duration = Duration::from_secs(20);
 
 fn lunette(words: &[&str]) -> Result<Command> {
@@ -64,7 +64,7 @@ fn a_configuration_with_mistakes_has_an_exit_code_of_its_own() -> Result<()> {
     let serve = ["serve", "--control", &control, "--disk"];
     let mistaken = lunette(&serve)?.arg("d0=ram:many").output()?;
     ensure!(mistaken.status.code() == Some(2), "{}", mistaken.status);
-    // A start that may succeed the next time has another code, at which a service manager tries again.
+    // A start that may succeed later has another exit code, for which a service manager retries.
     let file = scratch.file("file");
     std::fs::write(&file, [])?;
     let socket = file.join("d0.sock");
@@ -76,7 +76,7 @@ fn a_configuration_with_mistakes_has_an_exit_code_of_its_own() -> Result<()> {
     Ok(())
 }
 
-/// What cannot be meant is told apart from what is refused, for scripts.
+/// Scripts can distinguish invalid arguments from a refused request.
 #[test]
 fn words_that_make_no_sense_have_an_exit_code_of_their_own() -> Result<()> {
     let rig = Rig::new(|daemon| daemon.disk("d=ram:1M").vhost_scsi("c"))?;
@@ -128,7 +128,7 @@ fn words_that_make_no_sense_have_an_exit_code_of_their_own() -> Result<()> {
     Ok(())
 }
 
-/// The daemon may see other files than who asks it: of another user, in another container, on another machine.
+/// The daemon may see other files than its client: as another user, in another container, or on another machine.
 #[test]
 fn the_daemon_looks_for_the_file_of_a_disk_that_is_added() -> Result<()> {
     let rig = Rig::new(|daemon| daemon.disk("d=ram:1M"))?;
@@ -161,11 +161,11 @@ fn a_back_end_program_serves_its_socket_and_ends_at_once_on_sigterm() -> Result<
     Ok(())
 }
 
-/// Starts a back end program that finds `socket` as its descriptor 7.
+/// Starts a back end program with `socket` as its descriptor 7.
 fn with_descriptor(scratch: &Scratch, socket: OwnedFd) -> Result<Child> {
     let file = scratch.file("disk.raw");
     std::fs::write(&file, vec![0; 1 << 20])?;
-    // A shell moves it from stdin, the one place that std can hand a descriptor to.
+    // A shell moves it from standard input, the only place where std can pass a descriptor.
     Ok(Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "sh", "-c"])
         .arg("exec \"$0\" vhost-user-blk --fd 7 --blk-file \"$1\" 7<&0 </dev/null")
@@ -175,7 +175,7 @@ fn with_descriptor(scratch: &Scratch, socket: OwnedFd) -> Result<Child> {
         .spawn()?)
 }
 
-/// Waits for its end; kills it when it does not come.
+/// Waits for the end of a child and kills it after the time limit.
 fn ends(mut child: Child) -> Result<bool> {
     let ended = wait_until(SOON, || child.try_wait().transpose());
     if ended.is_none() {
@@ -230,14 +230,14 @@ fn a_second_client_is_refused_and_the_first_one_stays() -> Result<()> {
     let mut rig = Rig::new(|daemon| daemon.disk("a=ram:16M").vhost_blk("a"))?;
     let socket = rig.socket("a");
     let mut first = Client::connect(&socket)?;
-    // The second answer shows that the first message was dealt with altogether.
+    // The second response shows that the first message was processed completely.
     first.features()?;
     first.features()?;
     let second = Client::connect(&socket).and_then(|mut second| second.features());
     ensure!(second.is_err(), "a second client was served");
     ensure!(first.features()? & VERSION_1 != 0);
 
-    // Without limit: each goes before the next one comes.
+    // Any number of clients may follow each other.
     drop(first);
     for _ in 0..50 {
         let served = wait_until(SOON, || {

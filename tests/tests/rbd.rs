@@ -1,4 +1,4 @@
-//! Ceph RBD against a real cluster: a monitor and an OSD of Debian's packages on this machine.
+//! Ceph RBD against a real cluster: a monitor and an OSD from Debian's packages on this machine.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{kernel_is_content, number};
@@ -18,7 +18,7 @@ use vhost_frontend::{
 use vm::{CEPH_USER, Ceph, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a daemon may take to end at most, also while its cluster is away.
+/// Time limit for a daemon to stop, also while its cluster is unreachable.
 const STOP_LIMIT: Duration = Duration::from_secs(40);
 
 fn config(ceph: &Ceph) -> ClusterConfig {
@@ -36,7 +36,7 @@ fn open(ceph: &Ceph, name: &str) -> Result<Arc<Image>> {
     Ok(Image::open(&cluster, &name, false)?)
 }
 
-/// A channel and the descriptor that it wakes.
+/// A channel and the eventfd that it signals.
 struct Driver {
     channel: Channel,
     wake: OwnedFd,
@@ -49,7 +49,7 @@ impl Driver {
         Ok(Driver { channel, wake })
     }
 
-    /// Waits for the eventfd, and only for it, until `count` I/Os are over.
+    /// Waits for the eventfd only, until `count` I/Os have completed.
     fn wait(&mut self, count: usize) -> Result<Vec<Finished>> {
         let mut over = Vec::new();
         let end = Instant::now() + LIMIT;
@@ -114,7 +114,7 @@ fn the_library_reads_writes_zeroes_compares_resizes_and_lists() -> Result<()> {
     ensure!(cluster.option("rbd_cache").as_deref() == Some("false"));
     ensure!(image.option("rbd_cache")? == Some(("false".to_owned(), false)));
 
-    // Data, at once for many, in one buffer's several segments and in none.
+    // 64 concurrent writes, and a read across two of them.
     let mut driver = Driver::new(&image)?;
     for number in 0..64_u64 {
         let mut buffer = IoBuffer::owned(4096);
@@ -128,7 +128,7 @@ fn the_library_reads_writes_zeroes_compares_resizes_and_lists() -> Result<()> {
     let bytes = driver.read(4096 * 3, 8192)?;
     ensure!(bytes[..4096].iter().all(|b| *b == 4) && bytes[4096..].iter().all(|b| *b == 5));
 
-    // What is zeroed or discarded reads as zeroes, to the byte, and whole objects go.
+    // Zeroed and discarded ranges read as zeroes with byte granularity, and whole objects are removed.
     let mut nothing = IoBuffer::default();
     ensure!(driver.channel.discard(512, 512, &mut nothing, 7).is_ok());
     ensure!(driver.one()?.result == Ok(0));
@@ -180,7 +180,7 @@ fn the_library_reads_writes_zeroes_compares_resizes_and_lists() -> Result<()> {
     }
     ensure!(driver.read(4096, 512)? == [9; 512]);
 
-    // Sizes, seen by who watches; beyond the end nothing is read.
+    // The watcher sees both resizes. A read beyond the end fails.
     let seen = Arc::new(AtomicU64::new(0));
     let told = Arc::clone(&seen);
     image.watch_size(move |size| told.store(size.unwrap_or(0), Ordering::SeqCst))?;
@@ -194,7 +194,7 @@ fn the_library_reads_writes_zeroes_compares_resizes_and_lists() -> Result<()> {
     let beyond = driver.channel.read(128 << 20, &mut buffer, 4);
     ensure!(beyond.is_ok() && driver.one()?.result == Err(22), "EINVAL");
 
-    // The rest of the control plane's calls.
+    // The other control operations.
     ensure!(image.metadata("key")?.is_none());
     image.set_metadata("key", Some("value"))?;
     ensure!(image.metadata("key")?.as_deref() == Some("value"));
@@ -212,7 +212,7 @@ fn the_library_reads_writes_zeroes_compares_resizes_and_lists() -> Result<()> {
     Ok(())
 }
 
-/// `EILSEQ`: what librbd says when a comparison fails.
+/// `EILSEQ`, the error of librbd for a failed comparison.
 fn libc_eilseq() -> i32 {
     rustix::io::Errno::ILSEQ.raw_os_error()
 }
@@ -269,7 +269,7 @@ fn what_cannot_be_opened_says_why_and_nothing_blocks_its_submitter() -> Result<(
         ensure!(took < Duration::from_secs(12), "{name} took {took:?}");
     }
 
-    // An OSD that is away: more I/O than librados budgets for is taken without a wait, and ends when it is back.
+    // Without an OSD, more I/O than librados' budget is accepted without blocking. It completes when the OSD is back.
     let image = open(&ceph, "rbd/a")?;
     let mut driver = Driver::new(&image)?;
     ensure!(driver.write(0, &[1; 4096])? == Ok(0));
@@ -288,18 +288,18 @@ fn what_cannot_be_opened_says_why_and_nothing_blocks_its_submitter() -> Result<(
     let took = begun.elapsed();
     ensure!(took < Duration::from_secs(20), "submitting took {took:?}");
     ensure!(driver.channel.in_flight() == 2000);
-    // Nor does what may block: it is given up in time.
+    // A blocking operation does not hang either: it times out.
     let error = image.resize(32 << 20).err().context("resized")?;
     ensure!(error.to_string().contains("no answer"), "{error}");
     ceph.start_osd()?;
     let over = driver.wait(2000)?;
     ensure!(over.iter().all(|over| over.result == Ok(0)));
-    // Whether the resize that was given up has been carried out since or not, this part of the image is there.
+    // This range exists whether or not the abandoned resize was executed later.
     ensure!(driver.read(31 << 20, 4096)? == [2; 4096]);
     Ok(())
 }
 
-/// How long after the return of an OSD requests go on at the latest.
+/// Time limit for requests to continue after the return of an OSD.
 const RETURN_LIMIT: Duration = Duration::from_secs(50);
 
 fn lunette(words: &[&str]) -> Result<std::process::Output> {
@@ -325,11 +325,11 @@ fn rbd_disk_waits_for_its_osd_and_follows_sizes() -> Result<()> {
             .vhost_blk("s")
     })?;
 
-    // Verified load, through a kill of the OSD and its return: it waits, and no request fails.
+    // Under verified load, the OSD is killed and restarted. Requests wait, and none fails.
     let load = VerifiedLoad::start(&rig.socket("a"))?;
     load.goes_on(LIMIT)?;
     ceph.kill_osd();
-    // What had been answered by then is counted first.
+    // Lets completed requests be counted first.
     std::thread::sleep(Duration::from_secs(1));
     let waits = load
         .goes_on(Duration::from_secs(2))
@@ -346,7 +346,7 @@ fn rbd_disk_waits_for_its_osd_and_follows_sizes() -> Result<()> {
     load.goes_on(RETURN_LIMIT)?;
     load.finish()?;
 
-    // Sizes: by the disk, both ways; and by somebody else.
+    // The disk is resized in both directions, and the image by another client.
     let size = |rig: &mut Rig| -> Result<u64> {
         let disk = rig.daemon.lunette(&["disk", "show", "a", "--json"])?;
         let disk: serde_json::Value = serde_json::from_str(&disk)?;
@@ -365,7 +365,7 @@ fn rbd_disk_waits_for_its_osd_and_follows_sizes() -> Result<()> {
     let followed = wait_until(LIMIT, || (size(&mut rig).ok()? == 128 << 20).then_some(()));
     ensure!(followed.is_some(), "{}", rig.daemon.process().log_tail());
 
-    // Data through the whole disk; a discard frees the object; a snapshot is read-only.
+    // Data is intact across the disk, a discard frees the object, and a snapshot is read-only.
     let mut front_end = FrontEnd::connect(&rig.socket("a"), &Options::default())?;
     let options = QueueOptions::default();
     let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 65536, Cuts::Usual)?;
@@ -396,7 +396,7 @@ fn rbd_disk_waits_for_its_osd_and_follows_sizes() -> Result<()> {
         "a snapshot was written"
     );
 
-    // kill -9 of the daemon: what was answered is there for the next one.
+    // The daemon is killed. Completed writes are visible to the next daemon.
     ensure!(queue.write(1 << 20, &[9; 65536])? == status::OK);
     rig.daemon.process().kill()?;
     rig.daemon.start_again()?;
@@ -404,7 +404,7 @@ fn rbd_disk_waits_for_its_osd_and_follows_sizes() -> Result<()> {
     let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 65536, Cuts::Usual)?;
     ensure!(queue.read(1 << 20, &mut bytes)? == status::OK && bytes == [9; 65536]);
 
-    // The list, and the end of a daemon whose cluster is away.
+    // The image list, and a daemon's stop while its cluster is unreachable.
     let (conf, keyring) = (ceph.conf(), ceph.keyring());
     let (conf, keyring) = (conf.to_string_lossy(), keyring.to_string_lossy());
     let connection = ["--conf", &conf, "--id", CEPH_USER, "--keyring", &keyring];
@@ -457,7 +457,7 @@ fn guest_survives_a_kill_of_the_osd() -> Result<()> {
     ensure!(report.contains("\"mismatches\":0"), "{report}");
     kernel_is_content(&mut guest)?;
 
-    // Somebody else resizes the image: the guest's kernel has the new size on both transports, without being asked to look.
+    // Another client resizes the image. The guest's kernel has the new size on both transports without a rescan.
     ceph.rbd(&["resize", "rbd/a", "--size", "96M", "--no-progress"])?;
     for device in ["sda", "vda"] {
         let grown = wait_until(LIMIT, || {
@@ -467,7 +467,7 @@ fn guest_survives_a_kill_of_the_osd() -> Result<()> {
     }
     guest.kill()?;
 
-    // Another disk of the same image would take the lock from the first.
+    // A second disk on the same image would take the lock from the first.
     let again = rig
         .daemon
         .ask(&["disk", "add", &disk.replacen("a=", "b=", 1)])?;
@@ -476,7 +476,7 @@ fn guest_survives_a_kill_of_the_osd() -> Result<()> {
         !again.status.success() && said.contains("belongs to the disk a"),
         "{said}"
     );
-    // A disk that cannot be opened is refused with the reason, and the rest goes on.
+    // A disk that cannot be opened is refused with the reason. Other disks are not affected.
     let missing = format!("m={}", ceph.disk("rbd/missing"));
     let refused = rig.daemon.ask(&["disk", "add", &missing])?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -518,7 +518,7 @@ fn fenced_daemon_fails_io_until_its_entry_is_gone() -> Result<()> {
         "it comes back by itself"
     );
 
-    // Without the entry it comes back, with the data as it was.
+    // After removal from the blocklist the disk recovers with its data unchanged.
     ceph.ceph(&["osd", "blocklist", "rm", address])?;
     let begun = Instant::now();
     let mut bytes = [0; 512];
@@ -537,7 +537,7 @@ fn fenced_daemon_fails_io_until_its_entry_is_gone() -> Result<()> {
     Ok(())
 }
 
-/// The identity of a disk, as it is shown.
+/// Returns a disk's identity, as displayed.
 fn identity(rig: &mut Rig, disk: &str) -> Result<String> {
     let shown = rig.daemon.lunette(&["disk", "identity", disk])?;
     let identity = shown.split_whitespace().find(|word| word.len() == 36);
@@ -571,10 +571,10 @@ fn identity_is_the_images_whatever_its_name() -> Result<()> {
     Ok(())
 }
 
-/// How long a daemon that was refused an image may take to have it, when nobody else has it any more.
+/// Time limit for a daemon to get an image that another client has released.
 const LOCK_LIMIT: Duration = Duration::from_secs(90);
 
-/// Waits until the disk `d` is shown in this state, for this reason.
+/// Waits until the disk `d` has this state and reason.
 fn wait_for_state(rig: &Rig, state: &str, reason: &str) -> Result<()> {
     let show = || rig.daemon.lunette(&["disk", "show", "d"]);
     let shown = wait_until(LIMIT, || {
@@ -592,7 +592,7 @@ fn exclusive_disk_keeps_others_out_and_shared_disks_do_not() -> Result<()> {
     ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;
     let options = QueueOptions::default();
     let disk = |image: &str, lock: &str| format!("d={},lock={lock}", ceph.disk(image));
-    // Exclusive: other clients may read and not write, and another daemon says who is in the way.
+    // Exclusive lock: other clients can read but not write, and another daemon names the holder.
     let mut rig = Rig::new(|daemon| daemon.disk(&disk("rbd/x", "exclusive")).vhost_blk("d"))?;
     let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
     let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
@@ -614,7 +614,7 @@ fn exclusive_disk_keeps_others_out_and_shared_disks_do_not() -> Result<()> {
     ensure!(came.is_some(), "{}", late.daemon.process().log_tail());
     drop((late, rig));
 
-    // Shared: each sees at once what the other has written. It needs an image without the lock.
+    // Shared: each daemon sees the other's writes at once. The image must not have the exclusive-lock feature.
     let first = Rig::new(|daemon| daemon.disk(&disk("rbd/s", "shared")).vhost_blk("d"))?;
     let second = first.beside(|daemon| daemon.disk(&disk("rbd/s", "shared")).vhost_blk("d"))?;
     let mut ends = Vec::new();
@@ -637,7 +637,7 @@ fn exclusive_disk_keeps_others_out_and_shared_disks_do_not() -> Result<()> {
     wait_for_state(&wrong, "unavailable", "hint: rbd feature disable rbd/x ")
 }
 
-/// A disk of a cluster whose monitors do not answer, and how many seconds it takes to find that out.
+/// Returns a disk in a cluster whose monitors do not answer, with a time-out in seconds.
 fn unreachable(name: &str, seconds: u32) -> String {
     format!(
         "{name}=rbd:rbd/a,mon_host=127.0.0.1:1,option.client_mount_timeout={seconds},\
@@ -664,7 +664,7 @@ fn start_and_reload_do_not_wait_for_a_cluster_that_does_not_answer() -> Result<(
     rig.daemon.lunette(&["reload"])?;
     ensure!(state("n")?.contains("opening"), "{}", state("n")?);
     wait_for_state(&rig, "unavailable", "see that monitors run")?;
-    // It is removed while it is being opened again, or waits for that.
+    // Removes the disk while it is reopened or waits for that.
     rig.daemon.lunette(&["disk", "remove", "d"])?;
     ensure!(state("d").is_err(), "a removed disk");
 
@@ -703,14 +703,14 @@ fn changes_of_other_disks_are_made_while_an_image_is_being_opened() -> Result<()
         !added.status.success() && said.contains("see that monitors run"),
         "{said}"
     );
-    // Those before the image is asked for are few.
+    // Few changes happen before the open begins.
     ensure!(changes >= 10, "{changes} changes in ten seconds");
     Ok(())
 }
 
 const TARGET: &str = "iqn.2026-11.org.example:rbd";
 
-/// COMPARE AND WRITE(16) of blocks, both halves of one byte each: status and sense key.
+/// COMPARE AND WRITE(16), each half filled with one byte. Returns status and sense key.
 fn compare_and_write(session: &mut IscsiSession, lba: u16, bytes: [u8; 2]) -> Result<(u8, u8)> {
     compare_and_write_blocks(session, lba, 1, bytes)
 }
@@ -757,7 +757,7 @@ fn compare_and_write_is_one_operation_for_all_daemons_of_an_image() -> Result<()
     ensure!(compare_and_write(other, 9, [1, 2])? == GOOD);
     ensure!(compare_and_write(one, 9, [1, 3])? == MISCOMPARE);
 
-    // Each block becomes that of one daemon only, however close together both try.
+    // Exactly one daemon wins each block, even if both try at the same time.
     for round in 0..50 {
         let lba = 100 + round;
         let winner = std::thread::scope(|scope| -> Result<[(u8, u8); 2]> {
@@ -772,7 +772,7 @@ fn compare_and_write_is_one_operation_for_all_daemons_of_an_image() -> Result<()
         );
     }
 
-    // librbd 16 takes no more than a sector.
+    // librbd 16 accepts one sector at most.
     ensure!(compare_and_write_blocks(one, 8190, 2, [0, 4])? == (2, 0x05));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Faults of a Ceph cluster and of how a disk names it: guests see waiting or errors, and nothing hangs.
+//! Faults of a Ceph cluster and of a disk's reference to it: guests see delays or errors, and nothing hangs.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, stat
 use vm::{CEPH_USER, Ceph, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a daemon may take to end at most.
+/// Time limit for a daemon to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(40);
 
-/// Waits until a disk is shown in this state, for this reason.
+/// Waits until a disk has this state and reason.
 fn wait_for_state(rig: &Rig, disk: &str, state: &str, reason: &str) -> Result<()> {
     let show = || rig.daemon.lunette(&["disk", "show", disk]);
     let shown = wait_until(LIMIT, || {
@@ -22,7 +22,7 @@ fn wait_for_state(rig: &Rig, disk: &str, state: &str, reason: &str) -> Result<()
     Ok(())
 }
 
-/// Has the cluster refuse the client that has an image open; returns its address.
+/// Blocklists the client that has an image open and returns its address.
 fn blocklist(ceph: &Ceph, image: &str) -> Result<String> {
     let status = ceph.rbd(&["status", image, "--format", "json"])?;
     let status: serde_json::Value = serde_json::from_str(&status)?;
@@ -32,7 +32,7 @@ fn blocklist(ceph: &Ceph, image: &str) -> Result<String> {
     Ok(address)
 }
 
-/// From which parts of its store in use on an OSD is nearly full, takes no more copies, and is full.
+/// Sets the used fractions at which an OSD is nearly full, refuses backfill, and is full.
 fn set_full_ratios(ceph: &Ceph, ratios: [&str; 3]) -> Result<()> {
     let [nearly, copies, full] = ratios;
     for (command, ratio) in [
@@ -62,12 +62,12 @@ fn full_cluster_makes_writes_wait_and_removed_pool_fails_io() -> Result<()> {
     let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
     ensure!(queue.write(0, &[1; 512])? == status::OK);
 
-    // Full: writes wait, reads and other disks do not; with room again the write ends well.
+    // A full cluster delays writes, but no reads and no other disks. With free space again the write succeeds.
     set_full_ratios(&ceph, ["0.00001", "0.00002", "0.00003"])?;
     let slot = queue.take().context("no slot")?;
     queue.data(slot).write(0, &[2; 512]);
     let begun = Instant::now();
-    // Writes pass until the daemon's connection has heard of it.
+    // Writes succeed until the daemon's connection has the new OSD map.
     loop {
         ensure!(
             queue.submit(slot, kind::OUT, 0, 512, 0),
@@ -90,7 +90,7 @@ fn full_cluster_makes_writes_wait_and_removed_pool_fails_io() -> Result<()> {
     let mut bytes = [0; 512];
     ensure!(queue.read(0, &mut bytes)? == status::OK && bytes == [2; 512]);
 
-    // The pool goes, and the image with it: errors, no hang, and an end in time.
+    // The pool and its image are removed. I/O fails without a hang, and the daemon stops in time.
     let sure = "--yes-i-really-really-mean-it";
     ceph.ceph(&["osd", "pool", "rm", "rbd", "rbd", sure])?;
     let begun = Instant::now();
@@ -147,7 +147,7 @@ fn renamed_image_is_served_on_whatever_takes_its_name() -> Result<()> {
     let mut bytes = [0; 512];
     ensure!(queue.read(0, &mut bytes)? == status::OK && bytes == [1; 512]);
 
-    // What has to be opened again is found by its name: the log says what became of it, and I/O waits.
+    // A reopen finds the image by name. The log names its new name, and I/O waits.
     let address = blocklist(&ceph, "rbd/b")?;
     wait_for_state(&rig, "d", "unavailable", "blocklisted")?;
     let slot = queue.take().context("no slot")?;
@@ -191,7 +191,7 @@ fn renamed_image_is_served_on_whatever_takes_its_name() -> Result<()> {
     Ok(())
 }
 
-/// Objects that are gone read as zeroes: a guest must not see them.
+/// Removed objects read as zeroes. A guest must not see them.
 #[test]
 fn removed_image_fails_io_whatever_takes_its_name() -> Result<()> {
     let ceph = Ceph::start()?;
@@ -225,7 +225,7 @@ fn removed_image_fails_io_whatever_takes_its_name() -> Result<()> {
     };
     let mut bytes = [0; 512];
 
-    // Without its header an image is no image, whoever has it open.
+    // An image without its header is invalid, even if a client has it open.
     let id = image_id(&ceph, "rbd/header")?;
     for object in [format!("rbd_header.{id}"), "rbd_id.header".to_owned()] {
         ceph.output("rados", &["-p", "rbd", "rm", &object])?;
@@ -234,7 +234,7 @@ fn removed_image_fails_io_whatever_takes_its_name() -> Result<()> {
     ensure!(header.read(0, &mut bytes)? == status::IOERR);
     ensure!(header.write(0, &[2; 512])? == status::IOERR);
 
-    // Nobody does I/O while the client is blocklisted and the images are removed.
+    // The client is blocklisted and idle while the images are removed.
     let address = blocklist(&ceph, "rbd/report")?;
     for image in ["rbd/report", "rbd/stop"] {
         let removed = wait_until(LIMIT, || ceph.rbd(&["rm", image, "--no-progress"]).ok());
@@ -253,7 +253,7 @@ fn removed_image_fails_io_whatever_takes_its_name() -> Result<()> {
     }
     wait_for_state(&rig, "stop", "waiting", "")?;
 
-    // Another image of the name is another disk, which comes when it is asked for.
+    // Another image of this name is another disk and is opened only on request.
     ceph.rbd(&["create", "rbd/report", "--size", "8M"])?;
     wait_for_state(
         &rig,

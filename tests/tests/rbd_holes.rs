@@ -1,4 +1,4 @@
-//! Holes of Ceph RBD images, as GET LBA STATUS tells them, against a real cluster.
+//! Holes of Ceph RBD images in GET LBA STATUS, against a real cluster.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use vm::Ceph;
 
 const TARGET: &str = "iqn.2026-11.org.example:rbd";
 
-/// GET LBA STATUS from a block on: first block, blocks and provisioning status of each descriptor.
+/// GET LBA STATUS from a block on. Returns first block, number of blocks and provisioning status of each descriptor.
 fn lba_status(session: &mut IscsiSession, lba: u16) -> Result<Vec<(u64, u32, u8)>> {
     let [high, low] = lba.to_be_bytes();
     let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, high, low, 0, 0, 1, 8, 0, 0];
@@ -25,7 +25,7 @@ fn lba_status(session: &mut IscsiSession, lba: u16) -> Result<Vec<(u64, u32, u8)
         .collect()
 }
 
-/// What is listed by a call that blocks: the worker serves others meanwhile, also while the cluster is away.
+/// A blocking call lists the holes. The worker must serve other sessions meanwhile, even while the cluster is unreachable.
 #[test]
 fn holes_of_an_image_are_told_to_initiators_and_nobody_waits_for_that() -> Result<()> {
     const MAPPED: u8 = 0;
@@ -62,7 +62,7 @@ fn holes_of_an_image_are_told_to_initiators_and_nobody_waits_for_that() -> Resul
     ensure!(told == expected, "{told:x?}");
     ensure!(lba_status(&mut session, 0x4004)?.first() == Some(&(0x4004, 4, MAPPED)));
 
-    // While the OSD is away the list waits, and the worker does not.
+    // While the OSD is down the list waits, and the worker does not.
     let mut other = IscsiSession::login(&rig.iscsi_portal(OTHER)?, OTHER, 2)?;
     ceph.kill_osd();
     let told = std::thread::scope(|scope| {
@@ -75,7 +75,7 @@ fn holes_of_an_image_are_told_to_initiators_and_nobody_waits_for_that() -> Resul
         ceph.start_osd()?;
         waits.join().ok().context("a thread panicked")
     })?;
-    // A list that takes longer than librbd's calls may is an error, and is to be asked for again.
+    // If the list exceeds the time limit of librbd's calls, the command fails and must be repeated.
     let told = told.or_else(|_| lba_status(&mut session, 0))?;
     ensure!(told == expected, "{told:x?}");
     Ok(())

@@ -1,5 +1,5 @@
-//! Persistent reservations of an RBD image that two daemons serve: what an initiator of one of them does holds at the other, through
-//! restarts, kills and a daemon that stands still.
+//! Persistent reservations of an RBD image that two daemons serve: a reservation through one daemon applies at the other, through
+//! restarts, kills and stopped daemons.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, DaemonBuilder, IscsiSession, Result, Rig, bail, ensure};
@@ -15,7 +15,7 @@ use vm::{CEPH_USER, Ceph, wait_until};
 const TARGET: &str = "iqn.2026-11.org.example:rbd";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Status, then additional sense code and qualifier of a unit attention or another check condition.
+/// Status, then ASC and ASCQ of a check condition.
 type Ended = (u8, u16);
 
 const GOOD: Ended = (0, 0);
@@ -25,7 +25,7 @@ const RESERVATIONS_RELEASED: Ended = (2, 0x2a04);
 const REGISTRATIONS_PREEMPTED: Ended = (2, 0x2a05);
 const BUSY: u8 = 8;
 
-/// Bytes before what virtio-blk writes beside the initiators' blocks.
+/// Offset of virtio-blk's writes in bytes, beyond the initiators' blocks.
 const BESIDE: u64 = 1 << 20;
 
 const REGISTER: u8 = 0;
@@ -35,7 +35,7 @@ const CLEAR: u8 = 3;
 const PREEMPT: u8 = 4;
 const PREEMPT_AND_ABORT: u8 = 5;
 
-/// A command, again while the daemon does not know yet what holds.
+/// Executes a command. Repeats it while the daemon returns BUSY because it does not have the current reservation.
 fn run(
     session: &mut IscsiSession,
     cdb: &[u8],
@@ -54,7 +54,7 @@ fn run(
     }
 }
 
-/// PERSISTENT RESERVE OUT with both keys; registrations survive the daemons.
+/// PERSISTENT RESERVE OUT with both keys. Registrations have APTPL.
 fn reserve(session: &mut IscsiSession, action: u8, kind: u8, keys: [u64; 2]) -> Result<Ended> {
     let mut data = [0; 24];
     data[..8].copy_from_slice(&keys[0].to_be_bytes());
@@ -70,7 +70,7 @@ fn write(session: &mut IscsiSession, byte: u8) -> Result<Ended> {
     Ok(run(session, &cdb, Some(&[byte; 4096]), 0)?.0)
 }
 
-/// READ(10) of the same; the byte of which all are.
+/// READ(10) of the same blocks. Returns their byte if all bytes are equal.
 fn read(session: &mut IscsiSession) -> Result<(Ended, Option<u8>)> {
     let (ended, data) = run(session, &[0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0], None, 4096)?;
     let first = data.first().copied();
@@ -87,7 +87,7 @@ fn keys(session: &mut IscsiSession) -> Result<Vec<u64>> {
         .collect())
 }
 
-/// How many registrants `lunette reservation` shows, and how many of them are other daemons'.
+/// Returns the number of registrants in `lunette reservation`, and how many of them are at other daemons.
 fn shown(rig: &Rig) -> Result<(usize, usize)> {
     let text = rig
         .daemon
@@ -112,7 +112,7 @@ fn serve_disk(disk: String) -> impl Fn(DaemonBuilder) -> DaemonBuilder {
     }
 }
 
-/// The same initiator name and port number at every daemon: what differs is the daemon.
+/// Logs in with the same initiator name and port at every daemon, so that only the daemons differ.
 fn login(rig: &mut Rig) -> Result<IscsiSession> {
     let portal = rig.iscsi_portal(TARGET)?;
     let session = || IscsiSession::login(&portal, TARGET, 1).ok();
@@ -132,7 +132,7 @@ fn reservations_hold_at_both_daemons_through_restarts() -> Result<()> {
     let mut second = first.beside(serve(&ceph))?;
     let (mut a, mut b) = (login(&mut first)?, login(&mut second)?);
 
-    // Both register, one reserves, the other one is kept out.
+    // Both initiators register, one reserves, and the other gets a conflict.
     ensure!(reserve(&mut a, REGISTER, 0, [0, 1])? == GOOD);
     ensure!(reserve(&mut b, REGISTER, 0, [0, 2])? == GOOD);
     ensure!(keys(&mut a)? == [1, 2] && keys(&mut b)? == [1, 2]);
@@ -142,13 +142,13 @@ fn reservations_hold_at_both_daemons_through_restarts() -> Result<()> {
     ensure!(read(&mut b)? == (GOOD, Some(1)));
     ensure!(reserve(&mut b, RESERVE, 1, [2, 0])? == CONFLICT);
 
-    // It takes the reservation over: that holds at the other daemon before it is answered.
+    // Preempts the reservation. The change applies at the other daemon before the response.
     ensure!(reserve(&mut b, PREEMPT, 1, [2, 1])? == GOOD);
     ensure!(write(&mut a, 3)? == REGISTRATIONS_PREEMPTED && write(&mut a, 3)? == CONFLICT);
     ensure!(write(&mut b, 4)? == GOOD && read(&mut a)? == (GOOD, Some(4)));
     ensure!(reserve(&mut b, RELEASE, 1, [2, 0])? == GOOD && write(&mut a, 5)? == GOOD);
 
-    // Registrants are told at their own daemon.
+    // Registrants get unit attentions at their own daemon.
     ensure!(reserve(&mut a, REGISTER, 0, [0, 1])? == GOOD);
     ensure!(reserve(&mut b, RESERVE, 5, [2, 0])? == GOOD && write(&mut a, 6)? == GOOD);
     ensure!(reserve(&mut b, RELEASE, 5, [2, 0])? == GOOD);
@@ -156,7 +156,7 @@ fn reservations_hold_at_both_daemons_through_restarts() -> Result<()> {
     ensure!(reserve(&mut b, CLEAR, 0, [2, 0])? == GOOD);
     ensure!(write(&mut a, 6)? == RESERVATIONS_PREEMPTED && keys(&mut a)?.is_empty());
 
-    // Both are changed at once, many times: nothing is lost.
+    // Concurrent changes at both daemons, many times. No change is lost.
     for round in 0..10 {
         let (old, new) = (round, round + 1);
         std::thread::scope(|scope| -> Result<()> {
@@ -171,7 +171,7 @@ fn reservations_hold_at_both_daemons_through_restarts() -> Result<()> {
     both.sort_unstable();
     ensure!(both == [10, 1000], "{both:?}");
 
-    // The holder's daemon is killed and comes back; then both.
+    // The holder's daemon is killed and restarted, then both daemons.
     ensure!(reserve(&mut a, RESERVE, 1, [10, 0])? == GOOD);
     first.daemon.kill()?;
     ensure!(write(&mut b, 7)? == CONFLICT);
@@ -182,7 +182,7 @@ fn reservations_hold_at_both_daemons_through_restarts() -> Result<()> {
     (a, b) = (restart(&mut first)?, restart(&mut second)?);
     ensure!(write(&mut b, 9)? == CONFLICT && write(&mut a, 10)? == GOOD);
 
-    // It is killed and does not come back: the other one takes over, in time.
+    // The holder's daemon is killed for good. The other initiator preempts within the time limit.
     first.daemon.kill()?;
     let begun = Instant::now();
     ensure!(reserve(&mut b, PREEMPT_AND_ABORT, 1, [1000, 10])? == GOOD);
@@ -195,7 +195,7 @@ fn reservations_hold_at_both_daemons_through_restarts() -> Result<()> {
     Ok(())
 }
 
-/// Stops a daemon, and waits until each of its threads has stopped: one that runs on another CPU may still take a command.
+/// Stops a daemon with SIGSTOP and waits until all threads have stopped. A thread on another CPU might still take a command.
 fn stand_still(rig: &mut Rig) -> Result<()> {
     let process = rig.daemon.process();
     process.signal(Signal::STOP)?;
@@ -203,7 +203,7 @@ fn stand_still(rig: &mut Rig) -> Result<()> {
     let is_still = || -> Option<()> {
         for task in std::fs::read_dir(&tasks).ok()? {
             let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
-            // The state is behind the name, which may have anything in it (proc(5)).
+            // The state follows the name, which may contain any characters (proc(5)).
             let (_, state) = stat.rsplit_once(") ")?;
             state.starts_with('T').then_some(())?;
         }
@@ -212,12 +212,12 @@ fn stand_still(rig: &mut Rig) -> Result<()> {
     wait_until(Duration::from_secs(20), is_still).context("it does not stop")
 }
 
-/// A daemon that stands still has not heard of what another one does, and would go on as if it had the reservation.
+/// A stopped daemon misses the preemption and would continue as if it held the reservation.
 #[test]
 fn stopped_daemon_writes_nothing_after_a_preemption() -> Result<()> {
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;
-    // Confined: what a worker notices, another thread has to mend.
+    // With the sandbox, a worker that detects the fault must leave the repair to another thread.
     let confined = ["--sandbox", "enforce"];
     let mut first = Rig::new(|daemon| serve(&ceph)(daemon).vhost_blk("d").arguments(confined))?;
     let mut second = first.beside(serve(&ceph))?;
@@ -225,7 +225,7 @@ fn stopped_daemon_writes_nothing_after_a_preemption() -> Result<()> {
     ensure!(reserve(&mut a, REGISTER, 0, [0, 1])? == GOOD);
     ensure!(reserve(&mut b, REGISTER, 0, [0, 2])? == GOOD);
     ensure!(reserve(&mut a, RESERVE, 1, [1, 0])? == GOOD && write(&mut a, 1)? == GOOD);
-    // virtio-blk knows no reservations. A daemon that serves nothing else takes no part, and nobody waits for it.
+    // virtio-blk has no reservations. A daemon without SCSI exports takes no part in the protocol and is not waited for.
     let disk = format!("d={},lock=shared", ceph.disk("rbd/s"));
     let block_only = first.beside(|daemon| daemon.disk(&disk).vhost_blk("d"))?;
     let mut ends = Vec::new();
@@ -263,20 +263,20 @@ fn stopped_daemon_writes_nothing_after_a_preemption() -> Result<()> {
     let listed = ceph.ceph(&["osd", "blocklist", "ls"])?;
     ensure!(listed.contains("127.0.0.1"), "{listed}");
 
-    // It goes on: the write that it finds then is of the holder, as far as it knows.
+    // The daemon continues. From its outdated state, the pending write is the holder's.
     first.daemon.process().signal(Signal::CONT)?;
     let (session, done) = writer.join().ok().context("a thread panicked")?;
     let mut a = session;
     let ended = done?.status;
     ensure!(ended != 0, "a write of a preempted initiator");
     ensure!(read(&mut b)? == (GOOD, Some(2)));
-    // Whatever an excluded daemon has begun, by whichever transport, ends with an error and is not written.
+    // All pending I/O of an excluded daemon fails, on any transport, and is not written.
     ensure!(excluded.wait()?.status == status::IOERR);
     excluded.release(slot);
     let mut bytes = [0; 512];
     ensure!(other.read(BESIDE, &mut bytes)? == status::OK && bytes == [1; 512]);
 
-    // It comes back over a new connection, knows what it has missed, and tells its initiator.
+    // The daemon reconnects, gets the missed changes, and informs its initiator.
     let told = wait_until(LIMIT, || match write(&mut a, 67) {
         Ok(CONFLICT) => Some(()),
         _ => None,
@@ -295,7 +295,7 @@ fn stopped_daemon_writes_nothing_after_a_preemption() -> Result<()> {
     Ok(())
 }
 
-/// A user who may read and write images, and nothing beyond: the cluster does not let it blocklist others.
+/// Creates a user with access to images only. The cluster refuses its requests to blocklist other clients.
 fn weak_user(ceph: &Ceph) -> Result<String> {
     let keyring = ceph.folder().join("weak.keyring");
     let path = keyring.to_string_lossy();
@@ -310,7 +310,7 @@ fn weak_user(ceph: &Ceph) -> Result<String> {
     ))
 }
 
-/// Without the right to blocklist, the change is answered when the daemon that stands still has certainly stopped to rely on the old state.
+/// Without the permission to blocklist, the change completes when the stopped daemon's lease has certainly expired.
 #[test]
 fn three_daemons_agree_though_one_is_stopped() -> Result<()> {
     let ceph = Ceph::start()?;
@@ -340,7 +340,7 @@ fn three_daemons_agree_though_one_is_stopped() -> Result<()> {
         let done = b.command(&cdb, Some(&[66; 4096]), 0);
         (b, done)
     });
-    // Initiators wait less long for a command: it is sent again, and finds what has been done by then.
+    // The initiator's time limit is shorter. It repeats the command and finds the result of the first one.
     let preempted = wait_until(2 * LIMIT, || match reserve(&mut c, PREEMPT, 5, [3, 2]) {
         Ok(CONFLICT | GOOD) => keys(&mut c).ok().filter(|keys| *keys == [3]),
         _ => {
@@ -373,7 +373,7 @@ fn three_daemons_agree_though_one_is_stopped() -> Result<()> {
     Ok(())
 }
 
-/// GET LBA STATUS(16): status, and additional sense code and qualifier.
+/// GET LBA STATUS(16). Returns status, ASC and ASCQ.
 fn lba_status(session: &mut IscsiSession, lun: u8) -> Result<Ended> {
     let cdb = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0];
     let done = session.command_on(lun, &cdb, None, 64)?;
@@ -419,7 +419,7 @@ fn without_osd_reservations_are_unknown_and_status_times_out() -> Result<()> {
     Ok(())
 }
 
-/// The object through a connection that nobody shares.
+/// Opens the object through a connection of its own.
 fn object(ceph: &Ceph, connection: &str) -> Result<Arc<Object>> {
     let config = ClusterConfig {
         conf: Some(ceph.conf()),
@@ -448,7 +448,7 @@ fn object_is_compared_and_replaced_and_watchers_are_awaited() -> Result<()> {
         other.read(64)?.as_deref() == Some(b"short") && other.read(2)?.as_deref() == Some(b"sh")
     );
 
-    // Each of two watchers is notified; who does not acknowledge is waited for, and is not among those who have.
+    // Both watchers are notified. The notifier waits for a missing acknowledgement and then does not list that watcher.
     let (notified, seen) = mpsc::channel();
     let timeout = Duration::from_secs(15);
     let own = Arc::clone(&one);
@@ -474,12 +474,12 @@ fn object_is_compared_and_replaced_and_watchers_are_awaited() -> Result<()> {
         "{took:?}"
     );
 
-    // Who is blocklisted is served no more, and hears that its watch is lost.
+    // A blocklisted client is refused and is notified that its watch is lost.
     let address = other.cluster().address()?;
     ensure!(address != one.cluster().address()?);
     one.cluster().blocklist(&address)?;
     one.cluster().wait_for_map()?;
-    // An OSD that has served this knows it.
+    // An OSD that has served this read has the new map.
     one.read(64)?;
     let errno = other.read(64).err().map(|error| error.errno());
     ensure!(errno == Some(ESHUTDOWN), "{errno:?}");

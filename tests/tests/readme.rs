@@ -1,6 +1,5 @@
-//! The examples of README.md and of docs/getting-started.md work as printed. Only places are changed: sockets and files go
-//! to the test's own directories, and a guest is emulated where KVM does not work. Needs the built program and QEMU; half a
-//! minute.
+//! The examples in README.md and docs/getting-started.md work as printed. Only paths are changed: sockets and files are in the
+//! test's own folders, and the guest is emulated without KVM. Needs the built program and QEMU. Takes: 30 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::client::{Client, VERSION_1};
@@ -14,7 +13,7 @@ use vm::{Accelerator, Process, guest_directory, lunette_program, wait_until, wor
 const README: &str = "README.md";
 const GETTING_STARTED: &str = "docs/getting-started.md";
 
-/// The blocks of a language in a document that hold `word`.
+/// Returns a document's code blocks in a language that contain `word`.
 fn blocks(document: &str, language: &str, word: &str) -> Result<Vec<String>> {
     let text = std::fs::read_to_string(workspace().join(document))?;
     let opening = format!("```{language}\n");
@@ -39,7 +38,7 @@ fn only(document: &str, language: &str, word: &str) -> Result<String> {
 
 #[test]
 fn the_qemu_example_boots_a_guest_that_sees_both_disks() -> Result<()> {
-    // A guest of the lab's own makes what the example boots from.
+    // The lab's own guest creates the boot files of the example.
     GuestBuilder::new("readme").boot()?.power_off()?;
 
     let scratch = Scratch::new()?;
@@ -88,7 +87,7 @@ fn the_qemu_example_boots_a_guest_that_sees_both_disks() -> Result<()> {
     let mut typed = qemu.stdin.take().context("no stdin")?;
     let printed = || String::from_utf8_lossy(&std::fs::read(&log).unwrap_or_default()).into_owned();
     let seen = wait_until(Duration::from_secs(240), || {
-        // The console drops what is typed before the shell reads it, so it is typed again.
+        // The console drops input until the shell reads it, so the command is repeated.
         typed
             .write_all(b"cat /sys/block/vda/size /sys/block/sda/size\n")
             .ok()?;
@@ -148,7 +147,7 @@ fn the_iscsi_example_serves() -> Result<()> {
         lunette_program(Profile::Dev)?,
         scratch.file("target/release/lunette"),
     )?;
-    // Another port, for 3260 may be in use here.
+    // Another port, because 3260 may be in use.
     let example = only(README, "sh", "--iscsi")?.replace("127.0.0.1:3260", "127.0.0.1:0");
     let mut serve = Command::new("sh");
     serve.arg("-c").arg(format!("exec {example}"));

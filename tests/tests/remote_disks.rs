@@ -1,5 +1,5 @@
-//! Disks that are logical units of another daemon's iSCSI target: data, abilities, sizes and errors pass through, and a target that
-//! dies and comes back costs no error. Needs: a guest, tgt. Takes: 50 s.
+//! Disks that are logical units of another daemon's iSCSI target: data, features, sizes and errors pass through, and a restart of
+//! the target causes no error. Needs: a guest, tgt. Takes: 50 s.
 #![forbid(unsafe_code)]
 
 use control::{Client, Method};
@@ -21,19 +21,19 @@ const MIB: u64 = 1 << 20;
 const SOON: Duration = Duration::from_secs(60);
 const USER: &str = "ann";
 
-/// Two daemons: a far one with a target, and a near one with a disk on its unit, exported as virtio-blk `r`.
+/// A far daemon with a target, and a near daemon with a disk on its unit, exported as virtio-blk `r`.
 struct Pair {
     near: Rig,
     far: Rig,
 }
 
 impl Pair {
-    /// `backing`: the far disk; `keys`: further keys of the near one.
+    /// Starts both daemons. `backing` configures the far disk, and `keys` are further keys of the near disk.
     fn start(backing: &str, keys: &str) -> Result<Pair> {
         Pair::prepared(backing, keys, |_| Ok(()))
     }
 
-    /// The same, with a far disk that is prepared as a file.
+    /// Like [`Pair::start`], with a prepared file as the far disk.
     fn prepared(backing: &str, keys: &str, file: impl FnOnce(&Path) -> Result<()>) -> Result<Pair> {
         let portal = free_portal()?.to_string();
         let far = Rig::prepared(|scratch, daemon| {
@@ -77,7 +77,7 @@ impl Pair {
     }
 }
 
-/// Debian's tgtd, with a file of 32 MiB as LUN 1, for its LUN 0 is a controller.
+/// Debian's tgtd with a file of 32 MiB as LUN 1. Its LUN 0 is a controller.
 struct Tgt {
     scratch: Scratch,
     portal: String,
@@ -95,7 +95,7 @@ impl Tgt {
         let (scratch, address) = (Scratch::new()?, free_portal()?);
         let disk = std::fs::File::create(scratch.file("tgt.raw"))?;
         disk.set_len(32 * MIB)?;
-        // Its control port names a socket of its own, beside that of a tgtd that may run here.
+        // A control port of its own, because another tgtd may run on this machine.
         let control = (u32::from(address.port()) % 9000 + 1).to_string();
         let portal = address.to_string();
         let daemon = Tgt::run(&scratch, &portal, &control, target)?;
@@ -217,7 +217,7 @@ fn data_discards_and_block_size_pass_over_four_connections() -> Result<()> {
     );
     ensure!(word(36) > 0, "no discards: {config:?}");
 
-    // The same unit once more, by another disk: its reservations and locks would be two.
+    // A second disk on the same unit would have separate reservations and locks.
     let disks: Vec<Value> = control::get(&pair.near.daemon.control(), "/v1/disks")?;
     let unit = disks[0]["unit"].as_str().context("no unit")?;
     let users = disks[0]["chap_file"].as_str().context("no file")?;
@@ -263,7 +263,7 @@ fn data_discards_and_block_size_pass_over_four_connections() -> Result<()> {
         sessions[0]["connections"] == 4 && sessions[1].is_null(),
         "{sessions}"
     );
-    // Two of them on each of two workers.
+    // Two connections on each of two workers.
     let exports: Value = control::get(&pair.far.daemon.control(), "/v1/exports")?;
     let served = exports[0]["status"]["served"]
         .as_array()
@@ -290,7 +290,7 @@ fn a_target_that_is_killed_and_comes_back_costs_no_error_and_no_write() -> Resul
     Ok(())
 }
 
-/// A near daemon, whose connections to a far one go through a proxy, under a load that verifies every block.
+/// A near daemon connected to a far daemon through a proxy, under a load that verifies every block.
 struct Broken {
     load: VerifiedLoad,
     near: Rig,
@@ -324,9 +324,9 @@ impl Broken {
     }
 }
 
-/// Connections that are reset, cut off within a PDU, or falsified, every 100 ms. Gives the log of the initiator, and the far session.
+/// Resets, truncates or corrupts connections every 100 ms. Returns the initiator's log and the far sessions.
 fn break_connections(level: u8, connections: u8) -> Result<(String, Value)> {
-    // Dropped from the last one on.
+    // Dropped in reverse order.
     let Broken {
         far,
         proxy,
@@ -350,7 +350,7 @@ fn break_connections(level: u8, connections: u8) -> Result<(String, Value)> {
 #[test]
 fn connections_that_break_all_the_time_cost_no_error_and_no_write() -> Result<()> {
     let (log, _) = break_connections(0, 3)?;
-    // Rate-limited: not one for each.
+    // The log is rate-limited and has less than one line per loss.
     let losses = log.matches("session lost").count();
     ensure!(
         (2..30).contains(&losses),
@@ -373,7 +373,7 @@ fn level_1_costs_no_error_and_no_write_either() -> Result<()> {
     Ok(())
 }
 
-/// The session that was there at first is there at the end, and nothing was logged in anew but connections.
+/// Checks that the first session survives, and that only connections logged in again.
 fn level_2_outlives(connections: u8) -> Result<()> {
     let (log, sessions) = break_connections(2, connections)?;
     ensure!(!log.contains("session lost"), "{log}");
@@ -389,8 +389,7 @@ fn level_2_outlives(connections: u8) -> Result<()> {
     Ok(())
 }
 
-/// A target of which nothing is heard any more, though nobody has closed a connection: it is asked after five seconds, and given up after
-/// five more.
+/// A target that goes silent without closing a connection. The initiator sends a ping after five seconds and gives up after five more.
 #[test]
 fn silent_connections_are_noticed_and_cost_no_error_and_no_write() -> Result<()> {
     for level in [0, 2] {
@@ -421,7 +420,7 @@ fn level_2_keeps_a_session_whose_only_connection_is_lost() -> Result<()> {
     level_2_outlives(1)
 }
 
-/// Two targets of the far daemon lead to one disk, each behind a proxy of its own.
+/// Two targets of the far daemon lead to one disk, each behind its own proxy.
 #[test]
 fn another_path_takes_over_and_a_restart_finds_it() -> Result<()> {
     let other = "iqn.2026-11.org.example:other";
@@ -450,7 +449,7 @@ fn another_path_takes_over_and_a_restart_finds_it() -> Result<()> {
         Ok(sessions[0]["export"].to_string())
     };
     ensure!(at()?.contains("far"), "{}", at()?);
-    // They come and go: the one after the other is used.
+    // Both paths are lost and return repeatedly. The disk uses one after the other.
     let broken = (|| -> Result<()> {
         for _ in 0..4 {
             first.harm(Harm::Reset);
@@ -487,11 +486,11 @@ fn growth_is_followed_and_a_lost_unit_fails_io_in_time() -> Result<()> {
     ensure!(queue.write(12 * MIB, &[3; 4096])? == status::OK);
 
     pair.far.daemon.kill()?;
-    // It waits two seconds for another session.
+    // The request waits two seconds for another session.
     ensure!(queue.write(0, &[4; 4096])? == status::IOERR);
     let away = pair.wait_for_state("unavailable")?;
     ensure!(away.to_string().contains("cannot connect"), "{away}");
-    // And is told at once from then on.
+    // Later requests fail at once.
     ensure!(queue.read(0, &mut [0; 4096])? == status::IOERR);
     pair.far.daemon.start_again()?;
     pair.wait_for_state("ready")?;
@@ -559,7 +558,7 @@ fn guest_boots_from_a_remote_disk_through_a_target_restart() -> Result<()> {
     guest.kill()
 }
 
-/// Guest, near daemon, far daemon: either is killed under verified I/O.
+/// Guest, near daemon, far daemon: each daemon is killed under verified I/O.
 #[test]
 fn chain_of_two_daemons_survives_kills_of_either() -> Result<()> {
     let mut pair = Pair::start(&file_of("64M"), ",connections=2")?;
@@ -582,13 +581,14 @@ fn chain_of_two_daemons_survives_kills_of_either() -> Result<()> {
         .wait_ok(soak, Duration::from_secs(180))
         .with_context(|| pair.near.daemon.process().log_tail())?;
     ensure!(report.contains("\"mismatches\":0"), "{report}");
-    // The near daemon that came after one that was killed has taken its session's place: what was left of it cannot be carried out later.
+    // The restarted near daemon has reinstated its predecessor's session, so pending commands of the old session cannot be executed
+    // later.
     let sessions: Value = control::get(&pair.far.daemon.control(), "/v1/sessions")?;
     ensure!(sessions.as_array().map(Vec::len) == Some(1), "{sessions}");
     kernel_is_content(&mut guest)
 }
 
-/// The first LUNs of all tgt hosts have the same identifiers, which tgt derives from target and LUN number.
+/// The first LUNs of all tgt hosts have equal identifiers, because tgt derives them from target and LUN number.
 #[test]
 fn units_of_two_tgt_hosts_are_two_disks() -> Result<()> {
     let (one, other) = (Tgt::start()?, Tgt::named("iqn.2026-11.org.example:tgt2")?);
@@ -609,7 +609,7 @@ fn units_of_two_tgt_hosts_are_two_disks() -> Result<()> {
         ensure!(a != b && a != "null", "{key}: {disks}");
     }
     drop(rig);
-    // A path to the other host is no path to the same unit.
+    // A path to the other host does not lead to the same unit.
     let rig = Rig::new(|daemon| daemon.disk(&disk("d0", &one, &more)))?;
     let disks: Value = control::get(&rig.daemon.control(), "/v1/disks")?;
     let reason = disks[0].to_string();

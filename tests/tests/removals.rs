@@ -1,5 +1,5 @@
-//! What is removed while clients use it waits for their requests, as a state that everybody can see, and nobody else waits for it.
-//! Needs: nothing but the daemon. Takes: 20 s.
+//! A removal waits for client requests in flight. It is visible as a state and delays no other change. Needs: nothing but the
+//! daemon. Takes: 20 s.
 #![forbid(unsafe_code)]
 
 use control::{Client, Method};
@@ -14,7 +14,7 @@ const TARGET: &str = "iqn.2026-11.org.example:t0";
 /// READ (10) of one block (SBC-4, 5.13).
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
-/// The configuration: a disk whose I/Os take three seconds, and a target with or without it.
+/// Returns a configuration with a disk whose I/Os take three seconds, and a target with or without that disk.
 fn configuration(portal: &str, has_lun: bool) -> String {
     let disk = "[[disk]]\nname = \"slow\"\nbackend = \"delay\"\ntime = \"3s\"\nsize = \"1M\"\naround = \"ram\"\n";
     let target =
@@ -26,7 +26,7 @@ fn configuration(portal: &str, has_lun: bool) -> String {
     format!("{disk}{target}{lun}")
 }
 
-/// That configuration, with an initiator that reads.
+/// That configuration with an active reader.
 struct Busy {
     rig: Rig,
     portal: String,
@@ -66,7 +66,7 @@ fn busy() -> Result<Busy> {
     })
 }
 
-/// Another change is made while what is removed waits.
+/// Checks that another change succeeds while the removal waits.
 fn another_change_is_made(client: &Client) -> Result<()> {
     let ram = json!({"backend": "ram", "size": 1 << 20});
     client.change(Method::PUT, "/v1/disks/other", Some(&ram))?;
@@ -91,7 +91,7 @@ fn removed_lun_is_seen_as_removing_until_its_requests_end() -> Result<()> {
     );
     another_change_is_made(&client)?;
     ensure!(!reader.is_finished(), "the other change has waited");
-    // What is being removed cannot be changed.
+    // An object in removal cannot be changed.
     let shown = json!({"disk": "other"});
     let refused = client.change(Method::PUT, &format!("{lun}?force=true"), Some(&shown));
     ensure!(
@@ -105,7 +105,7 @@ fn removed_lun_is_seen_as_removing_until_its_requests_end() -> Result<()> {
         status == 0,
         "the request in flight ended with status {status}"
     );
-    // The same again waits until it is gone.
+    // Repeating the removal waits until the object is gone.
     let gone = |client: &Client| client.get::<Value>(&lun).is_err();
     let begun = Instant::now();
     while !gone(&client) {
@@ -142,7 +142,7 @@ fn a_reload_that_removes_a_lun_in_use_waits_no_longer_than_its_caller() -> Resul
         "{status}: {answer}"
     );
     another_change_is_made(&client)?;
-    // Whichever of two whole configurations ended last would undo the other.
+    // Of two concurrent whole configurations, the last would undo the other.
     let second = client.change(Method::POST, &format!("{reload}=0"), None);
     let said = second.as_ref().map_err(ToString::to_string);
     ensure!(
@@ -249,7 +249,7 @@ fn export_removed_by_force_delays_nobody() -> Result<()> {
         ensure!(begun.elapsed() < Duration::from_secs(20), "it stays");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Its session was ended, so the reader may have got anything but a hang.
+    // The session was closed, so the reader may end with any result but must not hang.
     reader.join().expect("it does not panic").ok();
     drop(rig);
     Ok(())
@@ -266,7 +266,7 @@ fn a_disk_that_shrinks_waits_for_its_end_and_other_changes_do_not() -> Result<()
     let size = json!({"size": 512});
     let shrink = "/v1/disks/slow/size?force=true&wait=0";
     let (status, _) = client.change(Method::PUT, shrink, Some(&size))?;
-    // The block that is read stays: nothing has to be waited for, or the read is waited for.
+    // The block in flight is in the remaining part, so the change may complete at once or wait for the read.
     ensure!(status == 200 || status == 202, "answered with {status}");
     another_change_is_made(&client)?;
     let begun = Instant::now();

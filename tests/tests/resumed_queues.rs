@@ -1,4 +1,4 @@
-//! Front ends that reconnect by themselves, to a virtio-blk export that has another disk meanwhile.
+//! Front ends that reconnect to a virtio-blk export whose disk was replaced meanwhile.
 #![forbid(unsafe_code)]
 
 use control::{Client, Method};
@@ -13,7 +13,7 @@ const MIB: usize = 1 << 20;
 const SOON: Duration = Duration::from_secs(30);
 const BLOCK: usize = 4096;
 
-/// What a virtual machine has: memory, and a driver with its queue in it.
+/// Parts of a virtual machine: memory, and a driver with its queue.
 struct Machine {
     front_end: FrontEnd,
     queue: BlkQueue,
@@ -45,9 +45,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Connects again with the same memory, as a VMM does whose guest goes on. `others`: queues that the driver has not used yet.
+    /// Reconnects with the same memory, like a VMM whose guest continues. `others`: queues that the driver has not used yet.
     fn reconnect(&mut self, socket: &Path, base: u32, others: &[u16]) -> Result<()> {
-        // It fails where the session has ended already.
+        // Fails if the session has already ended.
         self.front_end
             .channel()
             .stream()
@@ -66,7 +66,7 @@ impl Machine {
     }
 }
 
-/// Puts a write of block 0 into a queue that nobody serves.
+/// Submits a write of block 0 to a queue without a back end.
 fn leave_write(queue: &mut BlkQueue, byte: u8) -> Result<()> {
     let Some(slot) = queue.take() else {
         end_to_end::bail!("all requests are in flight");
@@ -98,7 +98,7 @@ fn two_disks() -> Result<Rig> {
     })
 }
 
-/// Where the queue stands after so many requests of three descriptors, and less than a round.
+/// Ring position after `requests` requests of three descriptors, within the first round.
 fn base_after(requests: u32, packed: bool) -> u32 {
     const PACKED_START: u32 = 0x8000_8000;
     match packed {
@@ -118,7 +118,7 @@ fn queue_resumed_on_another_disk_is_refused_until_a_reset() -> Result<()> {
         give_disk(&rig, "e")?;
         old.front_end.channel().wait_closed(SOON)?;
 
-        // Where it stood; where a ring stands that has come round; beside a queue that was never used.
+        // Resumes at the last position, at the start as after a full round, and together with an unused queue.
         leave_write(&mut old.queue, 2)?;
         let (stood, start) = (base_after(1, packed), base_after(0, packed));
         for (base, others) in [(stood, &[][..]), (start, &[]), (stood, &[0]), (stood, &[])] {
@@ -138,7 +138,7 @@ fn queue_resumed_on_another_disk_is_refused_until_a_reset() -> Result<()> {
             "{log}"
         );
 
-        // The guest was reset: its driver knows the disk now, also after a restart of the daemon.
+        // After a guest reset the new driver is bound to the new disk, also through a daemon restart.
         drop(old);
         let mut new = Machine::start(&socket, 1, packed)?;
         new.write(3)?;
@@ -150,7 +150,7 @@ fn queue_resumed_on_another_disk_is_refused_until_a_reset() -> Result<()> {
         ensure!(first_block(&rig, "e.raw")? == [4; BLOCK]);
         ensure!(first_block(&rig, "d.raw")? == [1; BLOCK]);
 
-        // The old disk again: to this driver it is another one.
+        // For this driver the original disk is also a different disk.
         give_disk(&rig, "d")?;
         new.front_end.channel().wait_closed(SOON)?;
         leave_write(&mut new.queue, 5)?;
@@ -161,7 +161,7 @@ fn queue_resumed_on_another_disk_is_refused_until_a_reset() -> Result<()> {
     Ok(())
 }
 
-/// Queues with a write in each, which no back end has looked at yet.
+/// Returns queues that each contain a write, not yet seen by a back end.
 fn queues_with_writes(front_end: &mut FrontEnd, byte: u8) -> Result<[BlkQueue; 2]> {
     let mut queue = |index| -> Result<BlkQueue> {
         let queue = front_end.place_queue(index, &QueueOptions::default())?;
@@ -180,8 +180,8 @@ fn begin(front_end: &FrontEnd, queues: &mut [BlkQueue]) -> Result<()> {
     Ok(())
 }
 
-/// A VMM does not wait until a ring has started: its guest may submit before the daemon has looked at the ring. What tells such a driver
-/// from one that resumes is the in-flight region, which a VMM keeps for a driver that goes on and asks for anew otherwise.
+/// A VMM does not wait until a ring has started, so its guest may submit before the daemon reads the ring. The in-flight region
+/// distinguishes such a driver from one that resumes: a VMM preserves it for a driver that continues and otherwise requests a new one.
 #[test]
 fn driver_that_submits_before_its_queues_start_is_served() -> Result<()> {
     let size = QueueOptions::default().size;
@@ -201,7 +201,7 @@ fn driver_that_submits_before_its_queues_start_is_served() -> Result<()> {
         give_disk(&rig, "e")?;
         driver.front_end.channel().wait_closed(SOON)?;
 
-        // The old driver, in queues that it had not used before.
+        // The old driver, with queues that it had not used before.
         let mut resumed = FrontEnd::connect(&socket, &options)?;
         resumed.give_inflight(&kept)?;
         let mut queues = queues_with_writes(&mut resumed, 2)?;
@@ -209,7 +209,7 @@ fn driver_that_submits_before_its_queues_start_is_served() -> Result<()> {
         ensure!(first_block(&rig, "e.raw")? == [0; BLOCK]);
         drop(resumed);
 
-        // To ask for a region and to give the one that was kept is to resume.
+        // Requesting a region and then sending the preserved one also means resuming.
         let mut resumed = FrontEnd::connect(&socket, &options)?;
         resumed.new_inflight(2, size)?;
         resumed.give_inflight(&kept)?;

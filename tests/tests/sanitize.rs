@@ -1,4 +1,4 @@
-//! SANITIZE over iSCSI: it outlives a kill, and while it runs no transport of the disk lets anything pass.
+//! SANITIZE over iSCSI: it survives a kill, and all transports of the disk refuse I/O while it runs.
 #![forbid(unsafe_code)]
 
 use end_to_end::{IscsiSession, Result, Rig, bail, ensure};
@@ -23,7 +23,7 @@ fn rig(disk: &str, blk: bool) -> Result<(Rig, String)> {
     Ok((rig, portal))
 }
 
-/// Sense key, additional sense code and qualifier of a unit that does not just announce itself.
+/// Returns sense key, ASC and ASCQ of TEST UNIT READY, without unit attentions.
 fn ready(session: &mut IscsiSession) -> Result<(u8, u8, u8)> {
     for _ in 0..4 {
         let done = session.command(&[0; 6], None, 0)?;
@@ -38,7 +38,7 @@ fn ready(session: &mut IscsiSession) -> Result<(u8, u8, u8)> {
     bail!("unit attentions without end")
 }
 
-/// Overwrites every block with a pattern, and answers when it has begun: IMMED.
+/// Starts SANITIZE with a pattern for every block. With IMMED the response comes at the start.
 fn begin_overwriting(session: &mut IscsiSession, pattern: &[u8; 4]) -> Result<()> {
     let list = [&[0x01, 0, 0, 4][..], pattern].concat();
     let cdb = [0x48, 0x81, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
@@ -57,7 +57,7 @@ fn wait_for_its_end(session: &mut IscsiSession) -> Result<()> {
 
 #[test]
 fn sanitize_goes_on_after_a_kill() -> Result<()> {
-    // So slow that a restart finds it under way.
+    // The bandwidth limit makes the operation outlast a restart.
     let (mut rig, portal) = rig("d0=file:d0.raw,size=64M,bandwidth=4M", false)?;
     let mut session = IscsiSession::login(&portal, TARGET, 1)?;
     begin_overwriting(&mut session, b"wipe")?;
@@ -85,7 +85,7 @@ fn sanitize_pauses_while_its_disk_is_removed() -> Result<()> {
     rig.daemon.lunette(&["disk", "remove", "d0"])?;
     let file = rig.scratch.file("d0.raw");
     let begun = Instant::now();
-    // What was in flight may end first.
+    // I/O in flight may complete first.
     while is_open(rig.daemon.process().id(), &file)? {
         ensure!(begun.elapsed() < Duration::from_secs(10), "it stays open");
         std::thread::sleep(Duration::from_millis(20));
@@ -102,14 +102,14 @@ fn sanitize_pauses_while_its_disk_is_removed() -> Result<()> {
     Ok(())
 }
 
-/// Has a process a file open?
+/// Returns true if a process has a file open.
 fn is_open(process: u32, file: &Path) -> Result<bool> {
     let descriptors = std::fs::read_dir(format!("/proc/{process}/fd"))?;
     let mut open = descriptors.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
     Ok(open.any(|path| path == file))
 }
 
-/// What a guest with virtio-blk gets of each kind of request that reaches the disk.
+/// Returns the virtio-blk status of each kind of request that reaches the disk.
 fn statuses(queue: &mut BlkQueue) -> Result<[u8; 3]> {
     Ok([
         queue.write(1 << 20, &[0x55; 4096])?,
@@ -127,7 +127,7 @@ fn sanitize_stops_virtio_blk_and_leaves_nothing_written() -> Result<()> {
     let mut session = IscsiSession::login(&portal, TARGET, 1)?;
     ensure!(queue.write(0, &[0xaa; 4096])? == status::OK);
 
-    // One is in flight when the operation begins: it ends as it would have.
+    // A request in flight at the start of the operation completes normally.
     let slot = queue.take().expect("a queue of four");
     queue.data(slot).write(0, &[0xbb; 4096]);
     ensure!(queue.submit(slot, kind::OUT, 8, 4096, 0));

@@ -1,5 +1,5 @@
-//! Damaged state files: each kind, empty, cut short, with one wrong bit, unreadable or gone, has the outcome that docs/operations.md lists.
-//! Takes: 15 s.
+//! Damaged state files: each kind, empty, truncated, with a flipped bit, unreadable or missing, has the outcome listed in
+//! docs/operations.md. Takes: 15 s.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 const SOON: Duration = Duration::from_secs(60);
 
-/// LUNs of the disks with a reservation, with SWP, with a sanitize operation, of a file that cannot have an attribute, and in RAM.
+/// LUNs of the disks with a reservation, with SWP, with a sanitize operation, on a file that cannot have an attribute, and in RAM.
 const RESERVED: u8 = 0;
 const PROTECTED: u8 = 1;
 const SANITIZED: u8 = 2;
@@ -50,7 +50,7 @@ enum Damage {
     FirstBit,
     MiddleBit,
     LastBit,
-    /// A folder in its place: root can read a file of any mode.
+    /// Replaced by a folder, because root can read a file of any mode.
     Unreadable,
     Gone,
 }
@@ -91,25 +91,25 @@ impl Damage {
     }
 }
 
-/// Outcome of a damaged file, and of one that is gone.
+/// Outcomes of a damaged file and of a missing file.
 enum Outcome {
     /// READ through this LUN.
     Read(u8, Answer, Answer),
-    /// The disk of this LUN is unavailable; it is there again with a new identity.
+    /// The disk of this LUN is unavailable. Without the file it has a new identity.
     Unavailable(u8),
-    /// The iSCSI disk is unavailable because of the file; it has a new initiator name.
+    /// The iSCSI disk is unavailable. Without the file it has a new initiator name.
     NoInitiator,
-    /// The daemon does not start; it starts without the file.
+    /// The daemon does not start. Without the file it starts.
     NoStart,
-    /// The bitmap has a reason to copy everything; without the record there is no bitmap.
+    /// The bitmap requires a full copy. Without the record there is no bitmap.
     Everything { names_known: bool },
-    /// The status shows the file; the export has the write-through mode, or the default one.
+    /// The status lists the file, and the export is in write-through mode. Without the file it has the default mode.
     WriteThrough,
-    /// The status shows the file. The next driver replaces it.
+    /// The status lists the file. The next driver replaces it.
     Shown,
 }
 
-/// The table of docs/operations.md. `daemon` needs a Ceph cluster: its row is a test of `scsi_exec`. Locks have no content.
+/// The table of docs/operations.md. The row `daemon` needs a Ceph cluster and is tested in `scsi_exec`. Locks have no content.
 const TABLE: [(&str, Outcome); 13] = [
     ("reservations", Outcome::Read(RESERVED, Busy, Good)),
     ("mode-pages", Outcome::Read(PROTECTED, Busy, Good)),
@@ -126,21 +126,21 @@ const TABLE: [(&str, Outcome); 13] = [
     ("last-disk", Outcome::Shown),
 ];
 
-/// Kinds that each need a start of their own: they hide the outcome of others.
+/// Kinds that each need a separate start, because they hide the outcome of others.
 const ALONE: [&str; 4] = ["ports", "changes", "resizing", "bitmap-bits"];
 
 struct Place {
     scratch: Scratch,
-    /// The state folder after a clean stop, with all kinds of files.
+    /// Copy of the state folder after a clean stop, with files of all kinds.
     saved: PathBuf,
-    /// Name of the file of each kind.
+    /// File name of each kind.
     files: BTreeMap<String, String>,
-    /// Modification time of the disk with a bitmap. Later starts change it, and the saved record does not have theirs.
+    /// Modification time of the disk with a bitmap. Later starts change it, and the saved record has this one.
     written: SystemTime,
 }
 
 fn builder(scratch: &Scratch) -> DaemonBuilder {
-    // A start is waited for by the lines in the log.
+    // The start is detected by lines in the log, so an old log must not exist.
     fs::remove_file(scratch.file("lunette.log")).ok();
     let file = |name: &str| scratch.file(name).display().to_string();
     let disk = |name: &str, options: &str| format!("{name}=file:{},{options}", file(name));
@@ -151,7 +151,7 @@ fn builder(scratch: &Scratch) -> DaemonBuilder {
         .disk(&disk("d3", "cache=writeback,ro=on"))
         .disk("d4=ram:16M")
         .disk(&disk("d5", "size=16M,cache=writeback"))
-        // Nothing listens there: its initiator name is read all the same.
+        // No target listens there, but the initiator name is read.
         .disk("d6=iscsi://127.0.0.1:9/iqn.2026-11.org.example:none/0")
         .vhost_blk("d5")
         .arguments(["--iscsi", &format!("{TARGET}=d0,d1,d2,d3,d4")])
@@ -165,7 +165,7 @@ fn builder(scratch: &Scratch) -> DaemonBuilder {
         ])
 }
 
-/// A daemon with a session of an initiator that has no registration.
+/// A daemon with a session of an unregistered initiator.
 struct Served {
     daemon: end_to_end::Daemon,
     session: IscsiSession,
@@ -187,7 +187,7 @@ impl Served {
         Ok(Served { daemon, session })
     }
 
-    /// Has another initiator send REGISTER with APTPL, and RESERVE of the type exclusive access.
+    /// Sends REGISTER with APTPL and RESERVE with the type exclusive access, as another initiator.
     fn reserve(&mut self) -> Result<()> {
         let mut holder = IscsiSession::login(&portal(&mut self.daemon)?, TARGET, 1)?;
         let mut register = [0; 24];
@@ -237,7 +237,7 @@ impl Served {
         Ok(serde_json::from_str(&self.daemon.lunette(&words)?)?)
     }
 
-    /// The byte `writeback` of the configuration space (virtio 1.3, 5.2.4).
+    /// Returns true if `writeback` in the configuration space is set (virtio 1.3, 5.2.4).
     fn is_write_back(&self, scratch: &Scratch) -> Result<bool> {
         let front_end = FrontEnd::connect(&scratch.socket("d5.sock"), &Options::default())?;
         Ok(front_end.config(32, 1)? == [1])
@@ -262,7 +262,7 @@ impl Place {
         self.scratch.socket("state")
     }
 
-    /// Has a daemon write files of all kinds.
+    /// Starts a daemon that writes files of all kinds.
     fn new() -> Result<Place> {
         let scratch = Scratch::new()?;
         fs::write(scratch.file("d3"), [0; 1 << 20])?;
@@ -277,7 +277,7 @@ impl Place {
         let sanitize = [0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0];
         ensure!(served.answer(SANITIZED, &sanitize, None)? == Good);
         served.reserve()?;
-        // A driver that turns the write cache off, with VIRTIO_BLK_F_CONFIG_WCE.
+        // A driver disables the write cache with VIRTIO_BLK_F_CONFIG_WCE.
         let mut front_end = FrontEnd::connect(&scratch.socket("d5.sock"), &Options::default())?;
         let options = QueueOptions::default();
         drop(BlkQueue::start(
@@ -311,7 +311,7 @@ impl Place {
         let saved = scratch.file("saved");
         let state = scratch.socket("state");
         copy(&state, &saved)?;
-        // A resize that a kill interrupts.
+        // A kill interrupts a resize.
         let fault = ["env", "LUNETTE_FAULT=after-begin-resize"];
         let mut daemon = builder(&scratch).under(&fault).start()?;
         let resized = daemon.ask(&["disk", "resize", "d1", "32M"])?;
@@ -340,7 +340,7 @@ impl Place {
         Ok(place)
     }
 
-    /// Puts the state folder back, damages the files of some kinds, and returns their paths.
+    /// Restores the state folder, damages the files of some kinds, and returns their paths.
     fn damage(&self, kinds: &[&str], damage: Damage) -> Result<Vec<PathBuf>> {
         fs::File::options()
             .write(true)
@@ -422,7 +422,7 @@ impl Place {
         Ok(())
     }
 
-    /// Resets all damaged files, and checks that their objects are served with default state.
+    /// Resets all damaged files and checks that their objects are served with default state.
     fn reset(&self, served: &mut Served) -> Result<()> {
         let damaged = served.state()?;
         for one in damaged.iter().filter(|one| one.condition == "damaged") {
@@ -446,7 +446,7 @@ impl Place {
 }
 
 impl Place {
-    /// Without damage, all state has its effect.
+    /// Checks that undamaged state has its effect.
     fn whole_state_has_its_effect(&self) -> Result<()> {
         self.damage(&[], Damage::Empty)?;
         let mut served = Served::start(&self.scratch)?;
@@ -463,7 +463,7 @@ impl Place {
         Ok(())
     }
 
-    /// Damages the files of several kinds, whose objects differ.
+    /// Damages files of several kinds that belong to different objects.
     fn kinds_together(&self, damage: Damage) -> Result<()> {
         let rows = || TABLE.iter().filter(|(kind, _)| !ALONE.contains(kind));
         let kinds: Vec<&str> = rows().map(|(kind, _)| *kind).collect();
@@ -482,7 +482,7 @@ impl Place {
             self.reset(&mut served).context("reset")?;
             ensure!(served.answer(PROTECTED, &WRITE, Some(&[0; 512]))? == Good);
             for lun in [RESERVED, PROTECTED, SANITIZED, READ_ONLY, RAM] {
-                // A disk that was unavailable is opened again in the background.
+                // An unavailable disk is reopened in the background.
                 let begun = Instant::now();
                 while served.read(lun)? != Good {
                     ensure!(begun.elapsed() < SOON, "LUN {lun} after the reset");
@@ -553,12 +553,12 @@ fn reset_moves_only_the_named_file_and_saves_known_state_again() -> Result<()> {
         .find(|name| name.starts_with("reservations-") && fs::metadata(state.join(name)).is_ok());
     let saved = saved.context("no reservations")?;
 
-    // Copies under other names are no state, and their reset leaves the state alone.
+    // Copies under other names are not state files, and resetting them leaves the state unchanged.
     for (name, copied) in [
         ("identities.json", "identities-copy.json"),
         ("changes.json", "changes-copy.json"),
         ("ports.saved", "ports-copy.saved"),
-        // A code for a letter that needs none.
+        // An escape code for a letter that needs none.
         (&*saved, &*saved.replacen('r', "_72", 1)),
     ] {
         let content = fs::read(state.join(name))?;
@@ -574,7 +574,7 @@ fn reset_moves_only_the_named_file_and_saves_known_state_again() -> Result<()> {
         ensure!(fs::read(state.join(name))? == content, "{name} was moved");
     }
 
-    // A file of the old format does not count beside a checked one.
+    // A file in the old format is ignored if a checksummed file exists.
     let old = saved.replace(".saved", ".state");
     fs::write(state.join(&old), b"old")?;
     let content = fs::read(state.join(&saved))?;
