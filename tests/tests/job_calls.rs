@@ -76,6 +76,93 @@ fn refused_job_leaves_the_record_of_the_last_one() -> Result<()> {
     Ok(())
 }
 
+/// Names of the open files of the daemon in the test's folder.
+fn open_files(rig: &Rig, pid: u32) -> Result<Vec<String>> {
+    let folder = format!("/proc/{}/fd", pid);
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        // A descriptor may be closed between the two calls.
+        let Ok(path) = std::fs::read_link(entry?.path()) else {
+            continue;
+        };
+        if path.starts_with(rig.scratch.files()) {
+            names.extend(
+                path.file_name()
+                    .map(|name| name.to_string_lossy().into_owned()),
+            );
+        }
+    }
+    Ok(names)
+}
+
+/// A job closes the files that the disk does not use any more, while clients are connected.
+#[test]
+fn ended_job_closes_the_files_that_the_disk_has_left() -> Result<()> {
+    let mut rig = image_over_another()?;
+    let pid = rig.daemon.process().id();
+    let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, MIB, Cuts::Usual)?;
+    let path = |name: &str| rig.scratch.file(name).display().to_string();
+    let (over, backup) = (
+        path("over.qcow2"),
+        format!("image:{}", path("backup.qcow2")),
+    );
+    let mirror = format!("image:{}", path("mirror.qcow2"));
+    for (job, left, has) in [
+        (&["stream", "d"][..], "base.qcow2", "d.qcow2"),
+        (
+            &["snapshot", "d", "--to", &over],
+            "base.qcow2",
+            "over.qcow2",
+        ),
+        (&["commit", "d"], "over.qcow2", "d.qcow2"),
+        (&["backup", "d", &backup], "backup.qcow2", "d.qcow2"),
+        (
+            &["mirror", "d", &mirror, "--switch"],
+            "d.qcow2",
+            "mirror.qcow2",
+        ),
+    ] {
+        // Each worker has the files open.
+        let mut data = vec![0; MIB];
+        for at in 0..8 {
+            let done = queue.read((at * MIB) as u64, &mut data)?;
+            ensure!(
+                done == status::OK && data == vec![7; MIB],
+                "{job:?}, status {done}"
+            );
+        }
+        let wait: &[&str] = if job[0] == "snapshot" {
+            &[]
+        } else {
+            &["--wait"]
+        };
+        rig.daemon.lunette(&[&["disk"], job, wait].concat())?;
+        let open = open_files(&rig, pid)?;
+        ensure!(
+            open.iter().any(|name| name == has) && !open.iter().any(|name| name == left),
+            "{job:?}: {open:?}"
+        );
+        if job[0] == "stream" {
+            let disk: Value = control::get(&rig.daemon.control(), "/v1/disks/d")?;
+            ensure!(
+                disk["status"]["stack"] == serde_json::json!(["image"]),
+                "{disk}"
+            );
+            for again in ["stream", "commit"] {
+                let refused = soon(&rig, &["disk", again, "d"])?;
+                ensure!(refused.contains("disk d has no backing image"), "{refused}");
+            }
+            // Another program can lock the old backing image and write it.
+            let write = ["-c", "write -P 1 0 64k", &path("base.qcow2")];
+            let output = Command::new("qemu-io").args(write).output()?;
+            ensure!(output.status.success(), "{output:?}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn no_call_waits_for_a_job() -> Result<()> {
     let rig = image_over_another()?;

@@ -301,11 +301,7 @@ fn disk_goes_back_into_its_base_step_by_step() -> Result<()> {
     let mut rig = two_disks()?;
     let path = |rig: &Rig, name: &str| rig.scratch.file(name).display().to_string();
     let folder = rig.scratch.files().to_owned();
-    refused(
-        &rig,
-        &["disk", "commit", "d0"],
-        "no image that stands on another",
-    )?;
+    refused(&rig, &["disk", "commit", "d0"], "has no backing image")?;
     mark(&rig, "d0", 0)?;
     for (nth, name) in [(1, "a.qcow2"), (2, "b.qcow2")] {
         let to = path(&rig, name);
@@ -512,11 +508,7 @@ fn mirror_that_is_killed_or_cancelled_leaves_its_disk() -> Result<()> {
     refused(&rig, &["disk", "mirror", "d0", &small], "1048576")?;
     let used = format!("file:{},cache=writeback", path(&rig, "d1.raw"));
     refused(&rig, &["disk", "mirror", "d0", &used], "in use")?;
-    refused(
-        &rig,
-        &["disk", "stream", "d0"],
-        "no image that stands on another",
-    )?;
+    refused(&rig, &["disk", "stream", "d0"], "has no backing image")?;
     ensure!(load.finish()? > 0);
     is_at(&rig, "d0", "file:d0.raw")
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use block::{DiskInfo, Geometry, Identity};
 
 use crate::error::{check_naa, check_physical_block_size, check_size};
+use crate::layer::visit_stack;
 use crate::on_error::ErrorPolicyCell;
 use crate::replacement::{self, BrokenPromise, DeviceCell};
 use crate::{
@@ -447,10 +448,9 @@ impl Disk {
 
     /// Returns the kinds of its layers, from the top down.
     pub fn stack(&self) -> Vec<&'static str> {
-        let device = self.device();
-        let top: Option<&dyn BlockDevice> = Some(&*device);
-        let layers = std::iter::successors(top, |layer| layer.below());
-        layers.map(|layer| layer.kind()).collect()
+        let mut kinds = Vec::new();
+        visit_stack(&*self.device(), |device| kinds.push(device.kind()));
+        kinds
     }
 
     /// Returns the present device. Takes a lock: not for every request.

@@ -1,5 +1,6 @@
 //! Answers of a device's thread to a worker, signalled by an event on its ring.
 
+use std::io;
 use std::sync::PoisonError;
 
 use uring::{Event, Owner, Ring, WatchId};
@@ -19,6 +20,11 @@ impl<T> Inbox<T> {
             waiting: Mutex::default(),
             event,
         }
+    }
+
+    /// Watches the event on a worker's ring.
+    pub fn watch(&self, ring: &mut Ring, owner: Owner) -> io::Result<WatchId> {
+        ring.watch_event(owner, 0, &self.event)
     }
 
     /// Adds an answer, on any thread; wakes the worker for the first one.
@@ -45,7 +51,7 @@ impl<T> Inbox<T> {
         if watch.is_none() {
             return;
         }
-        match ring.watch_event(owner, 0, &self.event) {
+        match self.watch(ring, owner) {
             Ok(again) => *watch = Some(again),
             Err(error) => tracing::error!("answers of a disk are not noticed any more: {error}"),
         }

@@ -94,3 +94,24 @@ impl<L: Layer> BlockDevice for L {
         self.attach_layer(attach)
     }
 }
+
+/// Calls `visit` for a device and for all layers and backing images below it, from the top down.
+pub(crate) fn visit_stack(top: &dyn BlockDevice, mut visit: impl FnMut(&dyn BlockDevice)) {
+    let mut backing = visit_layers(top, &mut visit);
+    while let Some(device) = backing {
+        backing = visit_layers(&*device, &mut visit);
+    }
+}
+
+/// Visits a device and the layers below it. Returns the backing image of the lowest one.
+fn visit_layers(
+    top: &dyn BlockDevice,
+    visit: &mut impl FnMut(&dyn BlockDevice),
+) -> Option<Arc<dyn BlockDevice>> {
+    let mut backing = None;
+    for device in std::iter::successors(Some(top), |device| device.below()) {
+        visit(device);
+        backing = device.backing();
+    }
+    backing
+}

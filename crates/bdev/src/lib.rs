@@ -269,6 +269,14 @@ pub trait BlockDevice: Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Closes the device that it has left ([`BlockDevice::leave_backing`]). False: a worker still has a channel to that. May block.
+    ///
+    /// # Errors
+    /// Error of the system.
+    fn close_backing(&self) -> io::Result<bool> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Releases the locks, because this process will open the object again. Nothing is written until the locks are taken again.
     ///
     /// # Errors
@@ -320,6 +328,11 @@ pub trait BlockDevice: Send + Sync {
 
     /// Returns the device below, if there is one.
     fn below(&self) -> Option<&dyn BlockDevice> {
+        None
+    }
+
+    /// The backing image that an image names; an image that leaves it has none from then on.
+    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
         None
     }
 

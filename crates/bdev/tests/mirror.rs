@@ -249,7 +249,19 @@ fn image_over_an_open_disk_comes_up_and_stands_alone() {
     while at < SIZE {
         at = two_image.copy_up(at, 1 << 20).unwrap().end;
     }
+    assert!(!two_image.close_backing().unwrap());
+    assert!(two_image.backing().is_some());
     two_image.leave_backing().unwrap();
+    assert!(two_image.backing().is_none());
+    assert_eq!(content(&two_image), expected);
+    assert!(two_image.close_backing().unwrap());
+    assert_eq!(Arc::strong_count(&one), 1);
+    // Discarded clusters have no entry any more, and read as zeroes.
+    Worker::new(&*two_image)
+        .do_plain(IoRequest::discard(65536, 65536))
+        .unwrap();
+    let mut expected = expected;
+    expected[65536..][..65536].fill(0);
     assert_eq!(content(&two_image), expected);
     drop((two_image, one, base));
     std::fs::remove_file(path("base.raw")).unwrap();
@@ -259,6 +271,46 @@ fn image_over_an_open_disk_comes_up_and_stands_alone() {
     // Holes have remained.
     let space = std::fs::metadata(path("two.qcow2")).unwrap();
     assert!(std::os::unix::fs::MetadataExt::blocks(&space) * 512 < SIZE / 2);
+}
+
+/// A worker that has read the backing image closes its channel to it while it uses the image.
+#[test]
+fn image_closes_the_backing_image_that_it_has_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let base = Image::create(&image_options(&path("base.qcow2")), SIZE).unwrap();
+    let base: Arc<dyn BlockDevice> = Arc::new(base);
+    Worker::new(&*base).write(65536, &[7; 65536]).unwrap();
+    base.give_up_writing().unwrap();
+    let name = BackingName {
+        name: "base.qcow2".to_owned(),
+        format: "qcow2",
+    };
+    let options = image_options(&path("over.qcow2"));
+    let over = Image::create_over(&options, &name, Arc::clone(&base), SIZE).unwrap();
+    let mut worker = Worker::new(&over);
+    assert_eq!(worker.read(65536, 512).unwrap(), [7; 512]);
+    let mut at = 0;
+    while at < SIZE {
+        at = over.copy_up(at, 1 << 20).unwrap().end;
+    }
+    over.leave_backing().unwrap();
+    assert!(!over.close_backing().unwrap(), "a worker has a channel");
+    // Holes of the backing image read as zeroes before and after the channel is closed.
+    assert_eq!(worker.read(0, 512).unwrap(), [0; 512]);
+    assert_eq!(worker.read(65536, 512).unwrap(), [7; 512]);
+    worker.write(0, &[3; 512]).unwrap();
+    assert!(over.close_backing().unwrap());
+    assert!(!over.close_backing().unwrap(), "it is closed once");
+    assert_eq!(Arc::strong_count(&base), 1);
+    assert_eq!(
+        worker.read(0, 1024).unwrap()[..],
+        [[3; 512], [0; 512]].concat()
+    );
+    drop((worker, over, base));
+    std::fs::remove_file(path("base.qcow2")).unwrap();
+    let alone = Image::open(&options).unwrap();
+    assert_eq!(Worker::new(&alone).read(65536, 512).unwrap(), [7; 512]);
 }
 
 fn one_options(like: &ImageOptions, path: &Path) -> ImageOptions {

@@ -16,6 +16,7 @@ use qcow2::{Map, Mapping, Segment};
 use uring::{Completion, Owner, Ring, WatchId};
 
 use super::Shared;
+use super::backing_link::BackingUser;
 use super::owner::{Answer, Command, Request};
 use super::readers::Reader;
 use crate::admit::Limits;
@@ -65,6 +66,23 @@ enum Next {
     Failed(IoError),
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BackingState {
+    /// The image names the backing image.
+    InUse,
+    /// The image has left the backing image. I/O may be in flight there.
+    Left,
+    /// The channel is being closed.
+    Closing,
+}
+
+/// Channel to the backing image.
+struct BackingChannel {
+    channel: Box<dyn IoChannel>,
+    state: BackingState,
+    _user: Arc<BackingUser>,
+}
+
 pub(super) struct ImageChannel {
     shared: Arc<Shared>,
     map: Arc<Map>,
@@ -76,7 +94,9 @@ pub(super) struct ImageChannel {
     file_owners: Vec<Owner>,
     /// Channel of the table file, for flushes, if the data is in another file.
     tables: Option<(Box<dyn IoChannel>, Vec<Owner>)>,
-    backing: Option<Box<dyn IoChannel>>,
+    backing: Option<BackingChannel>,
+    /// Bytes from the start that the backing image covers; 0 once the image has left it.
+    covered: u64,
     owner: Owner,
     requests: Sender<Request>,
     inbox: Arc<Inbox<Answer>>,
@@ -100,13 +120,17 @@ impl ImageChannel {
             Some(_) => Some(attach.below(|attach| shared.file.attach(attach))?),
             None => None,
         };
-        let backing = match &shared.backing {
-            Some(device) => Some(device.attach(attach)?),
+        let owner = attach.owner();
+        let inbox = Arc::new(Inbox::new(attach.ring().event()?));
+        let backing = match shared.backing.join(&inbox) {
+            Some((device, user)) => Some(BackingChannel {
+                channel: device.attach(attach)?,
+                state: BackingState::InUse,
+                _user: user,
+            }),
             None => None,
         };
-        let owner = attach.owner();
-        let event = attach.ring().event()?;
-        let watch = attach.ring().watch_event(owner, 0, &event)?;
+        let watch = inbox.watch(attach.ring(), owner)?;
         let (map_number, map) = shared.map();
         Ok(ImageChannel {
             limits: Limits::of(&shared.info, &shared.capacity),
@@ -117,10 +141,14 @@ impl ImageChannel {
             file,
             file_owners,
             tables,
+            covered: match backing {
+                Some(_) => shared.backing.bytes(),
+                None => 0,
+            },
             backing,
             owner,
             requests,
-            inbox: Arc::new(Inbox::new(event)),
+            inbox,
             watch: Some(watch),
             next_token: 0,
             slots: Vec::new(),
@@ -211,8 +239,8 @@ impl ImageChannel {
             Mapping::Data { host, .. } => {
                 self.move_data(ring, index, IoRequest::read(host, length))
             }
-            Mapping::Unallocated if at < self.shared.backing_bytes => {
-                let length = length.min(self.shared.backing_bytes - at);
+            Mapping::Unallocated if at < self.covered => {
+                let length = length.min(self.covered - at);
                 self.read_backing(ring, index, IoRequest::read(at, length))
             }
             Mapping::Unallocated | Mapping::Zero => {
@@ -252,7 +280,7 @@ impl ImageChannel {
         let cluster = self.map.cluster_bytes();
         let io = self.slots[index as usize].io;
         let gives_back = io.kind == IoKind::Discard || io.flags.has(IoFlags::UNMAP);
-        let is_covered = at < self.shared.backing_bytes;
+        let is_covered = at < self.covered;
         // The last cluster of a disk may be partial.
         let reaches_end = at + left >= self.map.size();
         let whole = match (at.is_multiple_of(cluster), reaches_end) {
@@ -320,7 +348,7 @@ impl ImageChannel {
     #[cold]
     fn block_status(&mut self, ring: &mut Ring, index: u32) -> Next {
         let io = self.slots[index as usize].io;
-        let covered = self.shared.backing_bytes;
+        let covered = self.covered;
         // Bounds the number of entries that a worker examines.
         let length = match self.map.absent_bytes(io.offset) {
             0 => io
@@ -372,7 +400,10 @@ impl ImageChannel {
         let mut buffer = std::mem::take(&mut slot.buffer);
         let bytes = slot.io.length;
         let below = IoRequest::block_status(at, length);
-        match backing.submit(ring, &below, &mut buffer, Tag(index.into())) {
+        match backing
+            .channel
+            .submit(ring, &below, &mut buffer, Tag(index.into()))
+        {
             Submission::Pending => Next::Waits(Waits::Backing { whole: true, bytes }),
             Submission::Done(outcome) => after(slot, buffer, true, outcome, bytes),
         }
@@ -386,7 +417,10 @@ impl ImageChannel {
         let slot = &mut self.slots[index as usize];
         let (mut buffer, whole) = piece(slot, &io);
         let bytes = io.length;
-        match backing.submit(ring, &io, &mut buffer, Tag(index.into())) {
+        match backing
+            .channel
+            .submit(ring, &io, &mut buffer, Tag(index.into()))
+        {
             Submission::Pending => Next::Waits(Waits::Backing { whole, bytes }),
             Submission::Done(outcome) => {
                 let slot = &mut self.slots[index as usize];
@@ -493,6 +527,7 @@ impl ImageChannel {
             self.inbox.watch_again(ring, self.owner, &mut self.watch);
         }
         self.refresh_map();
+        self.leave_backing(ring);
         let mut answers = std::mem::take(&mut self.answers);
         self.inbox.take(&mut answers);
         for (number, answer) in answers.drain(..) {
@@ -511,6 +546,34 @@ impl ImageChannel {
             self.finish(index as u32, outcome, finished);
         }
         self.answers = answers;
+    }
+
+    /// Follows an image that has left its backing image: unallocated clusters read as zeroes, and the channel to the backing image is
+    /// closed.
+    #[cold]
+    fn leave_backing(&mut self, ring: &mut Ring) {
+        if let Some(backing) = &mut self.backing
+            && backing.state == BackingState::InUse
+            && self.shared.backing.is_left()
+        {
+            backing.state = BackingState::Left;
+            self.covered = 0;
+            self.close_left_backing(ring);
+        }
+    }
+
+    /// Closes the channel to a backing image that the image has left, when its I/O has ended.
+    fn close_left_backing(&mut self, ring: &mut Ring) {
+        let Some(backing) = &mut self.backing else {
+            return;
+        };
+        if backing.state == BackingState::Left && backing.channel.in_flight() == 0 {
+            backing.state = BackingState::Closing;
+            backing.channel.close(ring);
+        }
+        if backing.state == BackingState::Closing && backing.channel.is_closed() {
+            self.backing = None;
+        }
     }
 
     fn take_answer(&mut self, index: usize, content: &[u8]) {
@@ -590,7 +653,10 @@ impl IoChannel for ImageChannel {
             (Some((tables, owners)), _) if is_of(owners) => {
                 tables.complete(ring, completion, below);
             }
-            (_, Some(backing)) => backing.complete(ring, completion, below),
+            (_, Some(backing)) => {
+                backing.channel.complete(ring, completion, below);
+                self.close_left_backing(ring);
+            }
             (Some(_), None) => {}
         }
         if !self.finished_below.is_empty() {
@@ -614,7 +680,7 @@ impl IoChannel for ImageChannel {
             }
             Waits::Backing { .. } => {
                 if let Some(backing) = &mut self.backing {
-                    backing.abort(ring, below);
+                    backing.channel.abort(ring, below);
                 }
             }
             Waits::Answer { token, .. } => {
@@ -629,8 +695,11 @@ impl IoChannel for ImageChannel {
         if let Some((tables, _)) = &mut self.tables {
             tables.close(ring);
         }
-        if let Some(backing) = &mut self.backing {
-            backing.close(ring);
+        if let Some(backing) = &mut self.backing
+            && backing.state != BackingState::Closing
+        {
+            backing.state = BackingState::Closing;
+            backing.channel.close(ring);
         }
         if let Some(watch) = self.watch.take() {
             ring.unwatch(watch);
@@ -641,7 +710,7 @@ impl IoChannel for ImageChannel {
         let is_backing_closed = self
             .backing
             .as_ref()
-            .is_none_or(|backing| backing.is_closed());
+            .is_none_or(|backing| backing.channel.is_closed());
         let are_tables_closed = self
             .tables
             .as_ref()

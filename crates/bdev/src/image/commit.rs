@@ -34,7 +34,8 @@ pub(super) fn reopen(image: &Image) -> Result<Committable, OpenError> {
     let container = image.shared.file.container();
     let container = container.map_err(|error| failed(error.to_string()))?;
     let header = Header::read(&container).map_err(|error| failed(error.to_string()))?;
-    let (Some(named), Some(below)) = (backing_of(path, &header)?, &image.shared.backing) else {
+    let (Some(named), Some(below)) = (backing_of(path, &header)?, image.shared.backing.device())
+    else {
         return Err(failed("stands on no other image".to_owned()));
     };
     if header.snapshots > 0 {

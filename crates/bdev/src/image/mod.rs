@@ -4,6 +4,7 @@
 //! changes the tables (`owner`). Released clusters become free after the I/O that may access them (`readers`). The crate `qcow2` orders
 //! writes so that a crash leaves a consistent image. Tests: `tests/image.rs`, `tests/model.rs`.
 
+mod backing_link;
 mod channel;
 mod commit;
 mod data_file;
@@ -28,6 +29,7 @@ use block::{Capacity, DiskInfo, IoFlags, IoRequest};
 use qcow2::Map;
 
 use crate::{Attach, BlockDevice, CacheMode, CopiedUp, File, IoChannel, Medium, OpenError};
+use backing_link::BackingLink;
 pub use commit::Committable;
 pub use data_file::{backing_path_of, data_file_of};
 pub use names::{BackingFormat, BackingImage, NamedFiles, backing_named, backing_of};
@@ -82,9 +84,7 @@ struct Shared {
     cache: CacheMode,
     /// See [`ImageOptions::named_files`].
     named_files: NamedFiles,
-    backing: Option<Arc<dyn BlockDevice>>,
-    /// Size of the backing image in bytes, or 0.
-    backing_bytes: u64,
+    backing: BackingLink,
     /// Clusters over the backing image can be zeroed in the tables.
     can_zero: bool,
     map: Mutex<Arc<Map>>,
@@ -336,7 +336,7 @@ impl BlockDevice for Image {
 
     /// Includes the backing images, where no other process may write.
     fn take_locks(&self) -> io::Result<()> {
-        if let Some(below) = &self.shared.backing {
+        if let Some(below) = self.shared.backing.device() {
             below.take_locks()?;
         }
         self.shared.files().try_for_each(File::take_locks)
@@ -366,6 +366,12 @@ impl BlockDevice for Image {
         self.change(Change::LeaveBacking)
     }
 
+    fn close_backing(&self) -> io::Result<bool> {
+        // The device is dropped on this thread: closing its files may block, and the owner serves clients.
+        self.ask(Change::CloseBacking)
+            .map(|closed| closed.is_some())
+    }
+
     /// No other process can change the size of an open image.
     fn found_size(&self) -> io::Result<Option<u64>> {
         Ok(Some(self.shared.capacity.bytes()))
@@ -379,8 +385,8 @@ impl BlockDevice for Image {
         "image"
     }
 
-    fn below(&self) -> Option<&dyn BlockDevice> {
-        self.shared.backing.as_deref()
+    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
+        self.shared.backing.device()
     }
 
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity};
 use qcow2::{Header, OpenOptions};
 
+use super::backing_link::BackingLink;
 use super::names::{BackingFormat, backing_of};
 use super::owner::Owner;
 use super::readers::Readers;
@@ -37,10 +38,8 @@ impl Opened {
     /// Creates the owner. Called on the owner thread.
     pub fn start(self) -> io::Result<Owner> {
         // The owner reads the backing image only for allocations and copies. A read-only image needs no descriptors for that.
-        let backing = match &self.shared.backing {
-            Some(device) if !self.shared.info.read_only => {
-                Some(BlockingIo::lazy(Arc::clone(device))?)
-            }
+        let backing = match self.shared.backing.device() {
+            Some(device) if !self.shared.info.read_only => Some(BlockingIo::lazy(device)?),
             _ => None,
         };
         Ok(Owner {
@@ -48,6 +47,7 @@ impl Opened {
             backing,
             shared: self.shared,
             freeing: None,
+            left: None,
         })
     }
 }
@@ -151,9 +151,6 @@ fn assemble(
     );
     let image = image.map_err(is_image)?;
     log_state(options, &header, &image);
-    let backing_bytes = backing
-        .as_ref()
-        .map_or(0, |backing| backing.info().geometry.capacity_bytes());
     let below = data_file.as_ref().unwrap_or(&file).info();
     let mut info = describe(&below, options, &header, block_size);
     if let Some(backing) = &backing {
@@ -165,8 +162,7 @@ fn assemble(
         info,
         cache: options.cache,
         named_files: options.named_files,
-        backing_bytes,
-        backing,
+        backing: BackingLink::new(backing),
         can_zero: image.can_zero(),
         map: Mutex::new(image.map()),
         map_number: AtomicU64::new(0),

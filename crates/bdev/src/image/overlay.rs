@@ -1,5 +1,6 @@
 //! Creates images over the device of a disk (external snapshots), and copies backing data into an image.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use super::names::backing_named;
 use super::open::CHAIN_MAX;
 use super::owner::Owner;
 use super::{Image, ImageOptions, open};
+use crate::layer::visit_stack;
 use crate::{BlockDevice, CacheMode, CopiedUp, File, FileOptions, OpenError};
 
 /// Initial size of the file in bytes.
@@ -74,8 +76,10 @@ fn check_openable(
     below: &dyn BlockDevice,
 ) -> Result<(), OpenError> {
     backing_named(path, &name.name, Some(name.format))?;
-    let chain = std::iter::successors(Some(below), |device| device.below());
-    let images = chain.filter(|device| device.kind() == "image").count();
+    let mut images = 0;
+    visit_stack(below, |device| {
+        images += usize::from(device.kind() == "image")
+    });
     if images >= CHAIN_MAX {
         return Err(open::fail(
             path,
@@ -137,16 +141,30 @@ impl Owner {
         }
     }
 
-    /// Removes the reference to the backing image after all its data was copied.
+    /// Removes the name of the backing image from the header and has the workers close their channels to it. All data of the backing
+    /// image has been copied.
     pub(super) fn leave_backing(&mut self) -> qcow2::Result<()> {
         self.has_no_snapshots()?;
-        self.image.set_backing(None)
+        self.image.set_backing(None)?;
+        self.left = self.shared.backing.leave();
+        Ok(())
+    }
+
+    /// Returns the backing image that the image has left, once no channel to it is open. `None`: a worker still has one.
+    pub(super) fn close_backing(&mut self) -> io::Result<Option<Arc<dyn BlockDevice>>> {
+        if self.left.is_none() || !self.shared.backing.is_unused() {
+            return Ok(None);
+        }
+        if let Some(mut backing) = self.backing.take() {
+            backing.detach()?;
+        }
+        Ok(self.left.take())
     }
 
     /// Allocates clusters for the data of the backing image. Its holes stay unallocated and later read as zeroes.
     pub(super) fn copy_up(&mut self, offset: u64, length: u64) -> qcow2::Result<CopiedUp> {
         self.has_no_snapshots()?;
-        let end = self.shared.backing_bytes;
+        let end = self.shared.backing.bytes();
         let cluster = self.image.header().cluster_bytes();
         let count_max = (length / cluster).max(1) as usize;
         let (mut at, mut clusters) = (offset, Vec::new());

@@ -12,7 +12,7 @@ use qcow2::{Backing, Error, Image};
 use super::Shared;
 use crate::file::Container;
 use crate::inbox::Inbox;
-use crate::{BlockingIo, CopiedUp};
+use crate::{BlockDevice, BlockingIo, CopiedUp};
 
 /// Interval of the checks whether released clusters can be freed.
 const RELEASE_PAUSE: Duration = Duration::from_millis(20);
@@ -51,6 +51,8 @@ pub(super) enum Change {
     },
     /// Removes the reference to the backing image.
     LeaveBacking(Sender<io::Result<()>>),
+    /// Closes the backing image that it has left, if no worker has a channel to it.
+    CloseBacking(Sender<io::Result<Option<Arc<dyn BlockDevice>>>>),
 }
 
 pub(super) enum Request {
@@ -74,6 +76,8 @@ pub(super) struct Owner {
     pub shared: Arc<Shared>,
     /// Released clusters, free once all I/O from before this generation has ended.
     pub freeing: Option<(u64, Vec<u64>)>,
+    /// Backing image that the image has left. Workers may have channels to it.
+    pub left: Option<Arc<dyn BlockDevice>>,
 }
 
 impl Owner {
@@ -213,6 +217,10 @@ impl Owner {
                 reply.send(pieces).ok();
                 return;
             }
+            Change::CloseBacking(reply) => {
+                reply.send(self.close_backing()).ok();
+                return;
+            }
             Change::LeaveBacking(reply) => (self.leave_backing().map_err(system), reply),
         };
         self.follow_corruption();
@@ -254,7 +262,7 @@ impl Owner {
             // Handled by `prepare`.
             Command::PrepareWrite(_) => {}
             Command::Zero { offset, length } => {
-                let backing = self.shared.backing_bytes;
+                let backing = self.covered();
                 self.image.zero_clusters(*offset, *length, backing)?;
             }
             Command::ReadCompressed(offset) => {
@@ -264,6 +272,14 @@ impl Owner {
             }
         }
         Ok(Vec::new())
+    }
+
+    /// Bytes that the backing image covers; 0 once no worker reads it.
+    fn covered(&self) -> u64 {
+        match self.left.is_none() && self.shared.backing.is_left() {
+            true => 0,
+            false => self.shared.backing.bytes(),
+        }
     }
 
     /// Closes the image, and the descriptors that only allocations need.

@@ -7,6 +7,7 @@ use std::sync::mpsc::Receiver;
 use qcow2::CreateOptions;
 
 use crate::BlockDevice;
+use crate::layer::visit_stack;
 
 use super::owner::{Owner, Request};
 
@@ -46,13 +47,13 @@ pub fn step_image_owners() {
 /// Steps the owners of `device` and its backing devices, within the step of an owner that reads it. Steps of other owners may depend on the
 /// step in progress.
 pub(crate) fn step_owners_of(device: &dyn BlockDevice) {
-    let mut devices = vec![device];
-    while let Some(below) = devices.last().and_then(|device| device.below()) {
-        devices.push(below);
-    }
+    let mut capacities = Vec::new();
+    visit_stack(device, |device| {
+        capacities.push(Arc::clone(device.capacity()));
+    });
     step_some(|owner| {
-        let mut devices = devices.iter();
-        devices.any(|device| Arc::ptr_eq(device.capacity(), &owner.shared.capacity))
+        let mut capacities = capacities.iter();
+        capacities.any(|capacity| Arc::ptr_eq(capacity, &owner.shared.capacity))
     });
 }
 

@@ -1,7 +1,25 @@
 //! Name under which an image records its backing file.
 
-use bdev::BackingName;
+use bdev::{BackingName, BlockDevice};
 use config::BlockDeviceConfig;
+
+use crate::objects::Refusal;
+
+/// Checks that a device is an image with a backing image.
+pub(super) fn check_backing(disk: &str, device: &dyn BlockDevice) -> Result<(), Refusal> {
+    match device.backing() {
+        Some(_) => Ok(()),
+        None => Err(no_backing(disk)),
+    }
+}
+
+/// The refusal of a job that needs a backing image.
+pub(super) fn no_backing(disk: &str) -> Refusal {
+    Refusal::conflict(
+        format!("disk {disk} has no backing image"),
+        "lunette disk snapshot makes an image with a backing image",
+    )
+}
 
 /// Reason why a device cannot be a backing file, and a hint.
 pub(super) type Obstacle = (String, &'static str);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bdev::{BlockDevice, Committable, DiscardMode, Disk, Mirror};
 
+use super::backing_name::{check_backing, no_backing};
 use super::copy::{Copying, keep_discards, run_copying};
 use super::exchange::{exchange_held, failed};
 use super::{Context, Job, JobKind};
@@ -28,11 +29,9 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
         cache, named_files, ..
     } = config.backend
     else {
-        return Err(no_overlay(&name));
+        return Err(no_backing(&name));
     };
-    if device.kind() != "image" || device.below().is_none() {
-        return Err(no_overlay(&name));
-    }
+    check_backing(&name, &*device)?;
     if config.read_only {
         return Err(Refusal::conflict(
             format!("disk {name} is read-only"),
@@ -84,13 +83,6 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     };
     run_copying(copying)?;
     Ok(job)
-}
-
-fn no_overlay(name: &str) -> Refusal {
-    Refusal::conflict(
-        format!("disk {name} is no image that stands on another"),
-        "lunette disk show names what it stands on",
-    )
 }
 
 /// Reopens the image over a writable backing image and switches the disk to an empty mirror.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use bdev::BlockDevice;
 use control::objects::JobState;
 
+use super::backing_name::check_backing;
 use super::exchange::failed;
 use super::{Context, Job, JobKind};
 use crate::objects::Refusal;
@@ -18,6 +19,9 @@ const PART_MIN: u64 = 64 << 10;
 /// Target duration of a step. Longer steps reduce the length, because a cancellation waits for one step.
 const STEP_TIME: Duration = Duration::from_millis(100);
 
+/// Interval at which the end of a stream looks whether all workers have closed the backing image.
+const CLOSE_STEP: Duration = Duration::from_millis(5);
+
 /// Starts to copy the backing data of a disk's image. Blocks.
 ///
 /// # Errors
@@ -26,12 +30,7 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     let (disk, config) = context.disk(disk)?;
     let name = disk.name().to_owned();
     let device = disk.device();
-    if device.kind() != "image" || device.below().is_none() {
-        return Err(Refusal::conflict(
-            format!("disk {name} is no image that stands on another"),
-            "lunette disk show names what it stands on",
-        ));
-    }
+    check_backing(&name, &*device)?;
     if config.read_only {
         return Err(Refusal::conflict(
             format!("disk {name} is read-only"),
@@ -79,5 +78,9 @@ fn stream(device: &dyn BlockDevice, job: &Job) -> std::io::Result<bool> {
     }
     job.set_state(JobState::Finishing, None);
     device.leave_backing()?;
+    // Workers close their files of the backing image when their reads there have ended.
+    while !device.close_backing()? {
+        std::thread::sleep(CLOSE_STEP);
+    }
     Ok(true)
 }

@@ -22,6 +22,8 @@ use crate::random::Random;
 
 /// Maximum number of blocks of a copied part.
 const PART_MAX: u64 = 24;
+/// Maximum number of attempts to close a backing image, with I/O of clients in between.
+const CLOSE_STEPS_MAX: usize = 10_000;
 
 /// A device with the copier's ring and channel.
 struct Way {
@@ -88,7 +90,7 @@ impl World {
         let before = of.device();
         // Images with internal snapshots are the bottom of a chain. The image may have no backing image if the daemon ended at that
         // point.
-        if self.plans[disk].lower.is_empty() || before.below().is_none() {
+        if self.plans[disk].lower.is_empty() || before.backing().is_none() {
             return;
         }
         Files::set_faults(self.corruption);
@@ -185,6 +187,33 @@ impl World {
         assert!(
             left.is_ok() || self.is_over() || self.is_troubled,
             "d{disk} does not stand alone: {left:?}"
+        );
+        if left.is_ok() {
+            self.close_backing(disk, &*device, &mut random);
+        }
+    }
+
+    /// Closes the backing image that a disk's image has left, while clients continue.
+    fn close_backing(&mut self, disk: usize, device: &dyn BlockDevice, random: &mut Random) {
+        for _ in 0..CLOSE_STEPS_MAX {
+            if self.is_over() {
+                return;
+            }
+            let closed = device.close_backing();
+            self.look_at_faults();
+            match closed {
+                Ok(true) => return,
+                Ok(false) => self.clients_go_on(random),
+                Err(error) => {
+                    let is_expected = self.is_over() || self.is_troubled;
+                    assert!(is_expected, "the backing image of d{disk}: {error}");
+                    return;
+                }
+            }
+        }
+        assert!(
+            self.is_over() || self.is_troubled,
+            "the backing image of d{disk} is not closed"
         );
     }
 
