@@ -1,4 +1,4 @@
-//! The daemon under a service manager: readiness, watchdog, sockets that are passed, what is installed for it.
+//! The daemon under a service manager: readiness, watchdog, socket activation, descriptor store, installed files.
 #![forbid(unsafe_code)]
 
 use control::Method;
@@ -17,10 +17,10 @@ use std::time::Duration;
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
 use vm::{Process, lunette_program, wait_until, workspace};
 
-/// Far above what anything here takes; far below "it waits for something".
+/// Time limit, far above the usual time of any step.
 const SOON: Duration = Duration::from_secs(60);
 
-/// What the service manager hears next.
+/// Returns the next notification to the service manager.
 fn heard(manager: &UnixDatagram) -> Result<String> {
     let mut bytes = [0; 512];
     let length = manager
@@ -69,7 +69,7 @@ fn a_service_manager_hears_that_it_is_ready_alive_and_ending() -> Result<()> {
     Ok(())
 }
 
-/// A daemon that is passed its sockets; a test that fails does not leave it behind.
+/// A daemon with passed sockets. Killed on drop, so that a failed test leaves no process.
 struct Passed(Child);
 
 impl Passed {
@@ -82,15 +82,15 @@ impl Passed {
 
 impl Drop for Passed {
     fn drop(&mut self) {
-        // Ended already, as a rule.
+        // Usually the process has already ended.
         self.0.kill().ok();
         self.0.wait().ok();
     }
 }
 
-/// With the sockets of the export `d` and of the control socket.
+/// Starts a daemon with the sockets of the export `d` and of the control socket.
 fn passed(scratch: &Scratch, exports: &OwnedFd, controls: &OwnedFd) -> Result<Passed> {
-    // A shell puts them where a service manager does: at 3 and 4, with the number of the process that takes them.
+    // A shell moves them to descriptors 3 and 4, like a service manager, and sets LISTEN_PID to its own process ID.
     let mut command = Command::new("sh");
     command
         .arg("-c")
@@ -136,7 +136,7 @@ fn sockets_that_are_passed_are_served_and_stay() -> Result<()> {
     Ok(())
 }
 
-/// A message of the daemon, with the descriptor in it.
+/// Returns the daemon's next notification and its descriptor.
 fn heard_with_descriptor(manager: &UnixDatagram) -> Result<(String, Option<OwnedFd>)> {
     let mut bytes = [0; 512];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -158,7 +158,7 @@ fn heard_with_descriptor(manager: &UnixDatagram) -> Result<(String, Option<Owned
     ))
 }
 
-/// A daemon with a RAM disk that is to stay, and the memory that was kept for it.
+/// Starts a daemon with a persistent RAM disk, and passes the stored memory if there is some.
 fn with_kept_memory(scratch: &Scratch, memory: Option<&OwnedFd>) -> Result<Passed> {
     let mut command = Command::new("sh");
     let start = match memory {
@@ -189,7 +189,7 @@ fn with_kept_memory(scratch: &Scratch, memory: Option<&OwnedFd>) -> Result<Passe
     Ok(Passed(command.spawn()?))
 }
 
-/// The disk's first bytes at two places, after the daemon has said that it is ready.
+/// Waits until the daemon is ready. Returns a driver of the disk and the disk's description from the API.
 fn ready_disk(scratch: &Scratch, manager: &UnixDatagram) -> Result<(FrontEnd, BlkQueue, Value)> {
     loop {
         let (line, _) = heard_with_descriptor(manager)?;
@@ -211,7 +211,7 @@ fn block(queue: &mut BlkQueue, offset: u64) -> Result<[u8; 4096]> {
     Ok(bytes)
 }
 
-/// systemd's descriptor store, in small: what it was given it passes to the daemon that comes next.
+/// A minimal version of systemd's descriptor store: passes stored descriptors to the next daemon.
 #[test]
 fn ram_disk_in_the_managers_keeping_survives_kills() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -249,7 +249,7 @@ fn ram_disk_in_the_managers_keeping_survives_kills() -> Result<()> {
     ensure!(block(&mut queue, 1 << 20)? == [7; 4096]);
     ensure!(block(&mut queue, 31 << 20)? == [9; 4096]);
     drop((queue, front_end));
-    // A disk that is removed needs its memory no more.
+    // The removal of the disk also removes its stored memory.
     let client = control::Client::new(&scratch.socket("control.sock")).patient(SOON);
     let removed = || client.change(Method::DELETE, "/v1/exports/d", None).ok();
     wait_until(SOON, removed).context("its client stays")?;
@@ -260,7 +260,7 @@ fn ram_disk_in_the_managers_keeping_survives_kills() -> Result<()> {
     Ok(())
 }
 
-/// A restart by the service manager: the front end that is connected goes on with the daemon that comes next.
+/// A restart by the service manager: the connected front end continues with the next daemon.
 #[test]
 fn sessions_in_the_managers_keeping_go_on_after_a_restart() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -282,7 +282,7 @@ fn sessions_in_the_managers_keeping_go_on_after_a_restart() -> Result<()> {
         ensure!(kept.iter().any(|(name, _)| name == "handover"), "{kept:?}");
         daemon = with_kept(&scratch, &kept)?;
         hear_ready(&manager)?;
-        // Connections have to end when somebody ends them.
+        // The daemon removes the connections from the store, so that closing them takes effect.
         for _ in &kept {
             let line = heard(&manager)?;
             ensure!(
@@ -303,11 +303,11 @@ fn hear_ready(manager: &UnixDatagram) -> Result<()> {
     Ok(())
 }
 
-/// A daemon with a disk in a file, and what a service manager has kept for it.
+/// Starts a daemon with a disk in a file and the descriptors in a service manager's store.
 fn with_kept(scratch: &Scratch, kept: &[(String, OwnedFd)]) -> Result<Passed> {
     let (mut moves, mut inherited) = (String::new(), Vec::new());
     for (place, (_, fd)) in (3..).zip(kept) {
-        // It is inherited under its number of here, above those that it is to have.
+        // The descriptor is inherited with a number above the final ones.
         let above = rustix::io::fcntl_dupfd_cloexec(fd, 200)?;
         rustix::io::fcntl_setfd(&above, rustix::io::FdFlags::empty())?;
         moves.push_str(&format!("exec {place}<&{0} {0}<&-; ", above.as_raw_fd()));
@@ -340,7 +340,7 @@ fn with_kept(scratch: &Scratch, kept: &[(String, OwnedFd)]) -> Result<Passed> {
     Ok(daemon)
 }
 
-/// Nobody else can listen where the service manager does: what is served there stays, whatever becomes of a change.
+/// Only the service manager's socket can listen at this path, so the export must survive every change.
 #[test]
 fn export_on_a_socket_that_was_passed_can_be_changed_and_had_back() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -358,7 +358,7 @@ fn export_on_a_socket_that_was_passed_can_be_changed_and_had_back() -> Result<()
     };
     put("d", "d", 2)?;
     ensure!(features()? & VERSION_1 != 0);
-    // Refused, after the export has made room: there is no folder for the other one.
+    // The change fails after the export was removed to make room, because the other socket's folder is missing.
     let mut wanted: Value = asks.get("/v1/config")?;
     let nowhere = scratch.file("nowhere/x.sock");
     let exports_wanted = wanted["exports"].as_array_mut().context("a list")?;
@@ -374,7 +374,7 @@ fn export_on_a_socket_that_was_passed_can_be_changed_and_had_back() -> Result<()
     ensure!(features()? & VERSION_1 != 0);
     let shown: Value = asks.get("/v1/exports/d")?;
     ensure!(shown["queues"] == 2, "{shown}");
-    // Gone, and another one comes there.
+    // Another export replaces a removed one on the socket.
     asks.change(Method::DELETE, "/v1/exports/d?force=true", None)?;
     put("e", "d", 1)?;
     ensure!(features()? & VERSION_1 != 0);
@@ -382,7 +382,7 @@ fn export_on_a_socket_that_was_passed_can_be_changed_and_had_back() -> Result<()
     Ok(())
 }
 
-/// The sockets are matched to exports by the file and the flags, which know nothing of what was changed since.
+/// Sockets are matched to exports by the configuration file and the flags, which do not contain later changes.
 #[test]
 fn passed_socket_serves_runtime_changes_after_a_restart() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -404,20 +404,20 @@ fn passed_socket_serves_runtime_changes_after_a_restart() -> Result<()> {
         passed(&scratch, &exports, &controls)
     };
 
-    // Another name there.
+    // An export with another name on the socket.
     let child = passed(&scratch, &exports, &controls)?;
     change(Method::DELETE, "d", &socket)?;
     change(Method::PUT, "e", &socket)?;
     let child = restarted(child)?;
     ensure!(names()? == ["e"]);
     ensure!(Client::connect(&socket)?.features()? & VERSION_1 != 0);
-    // None, and later one again. The client has left, but the daemon may not have noticed.
+    // No export on the socket, and later one again. The daemon may not yet have noticed that the client left.
     change(Method::DELETE, "e?force=true", &socket)?;
     let child = restarted(child)?;
     ensure!(names()?.is_empty());
     change(Method::PUT, "e", &socket)?;
     ensure!(Client::connect(&socket)?.features()? & VERSION_1 != 0);
-    // The name of the file elsewhere.
+    // The configured export name with another socket.
     let elsewhere = scratch.socket("elsewhere.sock");
     change(Method::DELETE, "e?force=true", &socket)?;
     change(Method::PUT, "d", &elsewhere)?;
@@ -505,7 +505,7 @@ fn units_pages_and_completions_are_installed_and_removed_again() -> Result<()> {
         .filter(|line| line.contains("lunette"))
         .collect();
     ensure!(output.status.success() && ours.is_empty(), "{said}");
-    // Of 10.0, which is a service that may do everything.
+    // The threshold is 1.6 of 10.0 (unconfined).
     let output = Command::new("systemd-analyze")
         .args(["security", "--offline=yes", "--threshold=16", "--no-pager"])
         .arg(units.join("lunette.service"))

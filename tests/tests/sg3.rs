@@ -1,4 +1,4 @@
-//! The SCSI core through a guest's eyes: sg3-utils over vhost-user-scsi, held to what they print.
+//! The SCSI core as a guest's sg3-utils see it over vhost-user-scsi. Compares their output.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::kernel_is_content;
@@ -7,7 +7,7 @@ use end_to_end::{Guest, GuestBuilder, Result, Rig, ensure};
 /// A guest with two disks of 64 MiB: a file with 512-byte blocks and memory with 4096-byte blocks.
 struct Bench {
     guest: Guest,
-    /// Their names: of the block device and of the SCSI generic device.
+    /// Names of the block device and of the SCSI generic device.
     file: [String; 2],
     memory: [String; 2],
     rig: Rig,
@@ -41,8 +41,8 @@ impl Bench {
         })
     }
 
-    /// Runs a command, `D` and `E` standing for the two disks, `SD` and `SE` for their generic devices; its exit code and
-    /// all that it prints must be as said.
+    /// Runs a command and checks its exit code and output. `D` and `E` stand for the two disks, `SD` and `SE` for their generic
+    /// devices.
     fn expect(&mut self, command: &str, code: i32, lines: &[&str]) -> Result<()> {
         let words: Vec<String> = command.split(' ').map(|word| self.placed(word)).collect();
         let command = words.join(" ");
@@ -53,7 +53,7 @@ impl Bench {
             "{command}: exit code {}, not {code}\n{printed}",
             output.code
         );
-        // Tools pad and indent as they like.
+        // The tools' padding and indentation vary.
         let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let all = words(printed);
         for line in lines {
@@ -65,7 +65,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The first MiB of the file holds so many zeroes and `y`, and else only `x`.
+    /// Checks the first MiB of the file: this many zeroes and `y`, the rest `x`.
     fn counts(&mut self, zeroes: usize, ys: usize) -> Result<()> {
         let file = std::fs::read(self.rig.scratch.file("d.raw"))?;
         let start = &file[..1 << 20];
@@ -97,7 +97,7 @@ impl Bench {
     }
 }
 
-/// Exit codes of sg3-utils (their manual page sg3_utils(8)): what the sense key of the answer was.
+/// Exit codes of sg3-utils for the sense key of a response (manual page sg3_utils(8)).
 const NOT_READY: i32 = 2;
 const ILLEGAL_REQUEST: i32 = 5;
 const UNIT_ATTENTION: i32 = 6;
@@ -154,7 +154,7 @@ fn what_a_unit_says_of_itself() -> Result<()> {
                 "Maximum atomic transfer length: 0 blocks",
             ],
         ),
-        // a file in the page cache keeps no write whole, memory does
+        // Writes to a file in the page cache are not atomic, writes to memory are.
         (
             "sg_vpd -p bl E",
             &["Maximum atomic transfer length: 2048 blocks"],
@@ -213,7 +213,7 @@ fn what_a_unit_says_of_itself() -> Result<()> {
         ),
         (
             "sg_opcodes -o 0x28 -R D",
-            // its CDB usage data: LBA, group number and length count
+            // CDB usage data: LBA, group number and length count.
             &["Opcode=0x28", "ff ff ff ff", "ff ff"],
         ),
         ("sg_opcodes -o 0xff D", &["Command is NOT supported"]),
@@ -277,7 +277,7 @@ fn what_changes_a_disk_changes_what_was_asked_and_nothing_else() -> Result<()> {
         "for c in x y; do head -c 512 /dev/zero | tr '\\0' $c >/tmp/$c; done; cat /tmp/x /tmp/y >/tmp/xy; \
          tr '\\0' x </dev/zero | dd of={d} bs=64k count=16 iflag=fullblock oflag=direct"
     ))?;
-    // UNMAP, of 16 blocks of 512 bytes
+    // UNMAP of 16 blocks of 512 bytes.
     bench.expect("sg_unmap -f -l 16 -n 16 D", 0, &[])?;
     bench.expect("sg_get_lba_status -l 0 D", 0, &["blocks: 16 mapped"])?;
     bench.expect(
@@ -285,7 +285,7 @@ fn what_changes_a_disk_changes_what_was_asked_and_nothing_else() -> Result<()> {
         0,
         &["LBA: 0x0000000000000010 blocks: 16 deallocated"],
     )?;
-    // Anchored blocks read as zeroes, and have their space.
+    // Anchored blocks read as zeroes and keep their space allocated.
     bench.expect(
         "sg_vpd -p lbpv D",
         0,
@@ -321,7 +321,7 @@ fn what_changes_a_disk_changes_what_was_asked_and_nothing_else() -> Result<()> {
     )?;
     bench.counts(24 * 512, 0)?;
 
-    // COMPARE AND WRITE: x is there, y comes; then it is there no more.
+    // COMPARE AND WRITE from x to y. Repeating it fails, because x is no longer there.
     bench.expect(
         "sg_compare_and_write -i /tmp/xy -l 5 -n 1 -x 1024 D",
         0,
@@ -334,19 +334,19 @@ fn what_changes_a_disk_changes_what_was_asked_and_nothing_else() -> Result<()> {
     )?;
     bench.counts(24 * 512, 512)?;
 
-    // WRITE SAME with data, and with UNMAP
+    // WRITE SAME with data, and with UNMAP.
     bench.expect("sg_write_same -i /tmp/y -l 100 -n 8 -x 512 D", 0, &[])?;
     bench.counts(24 * 512, 9 * 512)?;
     bench.expect("sg_write_same -U -l 200 -n 8 -x 512 -i /dev/zero D", 0, &[])?;
     bench.counts(32 * 512, 9 * 512)?;
 
-    // VERIFY with the data at hand: block 100 is y, block 99 is x.
+    // VERIFY with the expected data: block 100 is y, block 99 is x.
     bench.expect("sg_verify -l 0 -c 2048 D", 0, &[])?;
     bench.expect("sg_verify -l 100 -c 1 -n 512 -i /tmp/y D", 0, &[])?;
     bench.expect("sg_verify -l 99 -c 1 -n 512 -i /tmp/y D", MISCOMPARE, &[])?;
     bench.expect("sg_sync D", 0, &[])?;
 
-    // EXTENDED COPY from disk to disk: the other one holds nothing before.
+    // EXTENDED COPY to another disk, which is empty before.
     let e = bench.memory[0].clone();
     let sum = |disk: &str, skip| {
         format!("dd if={disk} bs=1M skip={skip} count=1 iflag=direct 2>/dev/null | md5sum")
@@ -364,7 +364,7 @@ fn what_changes_a_disk_changes_what_was_asked_and_nothing_else() -> Result<()> {
         "and touched what it should not"
     );
 
-    // SANITIZE and FORMAT UNIT in their ways, and what they leave; a format without a pattern leaves what is there.
+    // All variants of SANITIZE and FORMAT UNIT, and the resulting data. A format without a pattern preserves data.
     for (way, left) in [
         ("sg_sanitize -B", "\0\0\0\0"),
         ("sg_sanitize -O -p /tmp/y", "yyyy"),
@@ -415,7 +415,7 @@ fn reservations_resets_and_port_groups_have_their_effect() -> Result<()> {
         &["Key=0xabc scope: LU_SCOPE, type: Write Exclusive, registrants only"],
     )?;
     bench.expect("sg_persist -n -s D", 0, &["<< Reservation holder >>"])?;
-    // A wrong key, and what it names.
+    // A wrong key causes a conflict, the right one releases.
     bench.expect(
         "sg_persist -n -o -L -K 0xabd -T 5 D",
         RESERVATION_CONFLICT,
@@ -430,7 +430,7 @@ fn reservations_resets_and_port_groups_have_their_effect() -> Result<()> {
         &["there are NO registered reservation keys"],
     )?;
 
-    // A reset of the unit: seen as a unit attention, once, by this disk alone.
+    // A unit reset causes one unit attention, on this disk only.
     bench.expect("sg_reset -d SD", 0, &[])?;
     bench.expect(
         "sg_turs SD",

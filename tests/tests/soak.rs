@@ -1,5 +1,5 @@
 //! Verifying clients while the daemon is killed and upgraded, and while a file system is full. Prints counts and the longest pauses.
-//! `SOAK_MINUTES` sets the time, which is two minutes by default; `make soak MINUTES=n` sets it too. Needs: qemu-img, util-linux.
+//! `SOAK_MINUTES` or `make soak MINUTES=n` sets the duration, two minutes by default. Needs: qemu-img, util-linux.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::free_portal;
@@ -20,16 +20,16 @@ const TARGET: &str = "iqn.2026-11.org.example:soak";
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 512;
 const DEPTH: u16 = 8;
-/// A client that waits longer has been forgotten.
+/// Time limit for a response, after which a request counts as lost.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a client has seen so far.
+/// Progress of a client.
 #[derive(Default)]
 struct Progress {
     stop: AtomicBool,
     verified: AtomicU64,
     connections: AtomicU64,
-    /// Longest time without an answer, in microseconds.
+    /// Longest time without a response, in microseconds.
     longest_pause: AtomicU64,
 }
 
@@ -40,7 +40,7 @@ impl Progress {
     }
 }
 
-/// A client on a thread of its own.
+/// A client on its own thread.
 struct Client {
     name: &'static str,
     progress: Arc<Progress>,
@@ -61,7 +61,7 @@ impl Client {
         }
     }
 
-    /// Waits until the client has had further answers.
+    /// Waits until the client gets further responses.
     fn wait_for_progress(&self) -> Result<()> {
         let before = self.progress.verified.load(Ordering::Relaxed);
         let goes_on = wait_until(PATIENCE, || {
@@ -90,18 +90,18 @@ impl Client {
     }
 }
 
-/// A virtual machine whose front end connects again, with its in-flight region.
+/// A virtual machine whose front end reconnects with its in-flight region.
 struct Machine<'a> {
     socket: PathBuf,
     front_end: FrontEnd,
     region: InflightMemory,
-    /// Requests that have come back: where the split ring stands.
+    /// Number of completed requests, which is the split ring's position.
     done: u16,
     progress: &'a Progress,
 }
 
 impl Machine<'_> {
-    /// Writes and reads blocks from byte `offset` on until it is stopped, and reads all of them then.
+    /// Writes and reads blocks from byte `offset` on until stopped, and then reads all of them.
     fn run(socket: PathBuf, offset: u64, progress: &Progress) -> Result<()> {
         let mut front_end = FrontEnd::connect(&socket, &Options::default())?;
         let options = QueueOptions::default();
@@ -126,7 +126,7 @@ impl Machine<'_> {
         Ok(verifier.check_all(&mut queue)?)
     }
 
-    /// Waits for a request to come back, through as many daemons as it takes.
+    /// Waits for a completion and reconnects to each new daemon.
     fn wait(&mut self, queue: &mut BlkQueue) -> vhost_frontend::Result<BlkDone> {
         let since = Instant::now();
         loop {
@@ -139,7 +139,7 @@ impl Machine<'_> {
                 }
                 Err(error) => return Err(error),
             }
-            // The ring stands still once the daemon is gone, and all that came back was taken above.
+            // After the daemon has ended the ring does not change, and all completions were taken above.
             if self.front_end.channel().is_closed() && self.connect(queue).is_err() {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -159,7 +159,7 @@ impl Machine<'_> {
     }
 }
 
-/// An initiator that logs in again, and repeats a write whose outcome it does not know.
+/// An initiator that logs in again and repeats a write with unknown outcome.
 struct Host<'a> {
     portal: String,
     session: Option<IscsiSession>,
@@ -182,7 +182,7 @@ impl Host<'_> {
             if progress.stop.load(Ordering::Relaxed) {
                 break;
             }
-            // 97 and the number of blocks have no common factor.
+            // 97 and the number of blocks are coprime.
             let block = (turn as usize * 97) % BLOCKS;
             if generations[block] > 0 {
                 let read = host.command(0x28, block, None)?;
@@ -229,7 +229,7 @@ impl Host<'_> {
     }
 }
 
-/// The daemon under test, which upgrades replace by processes that its rig does not know.
+/// The daemon under test. After an upgrade it is a process that the rig does not track.
 struct Daemons {
     rig: Rig,
     upgraded: Option<Pid>,
@@ -279,7 +279,7 @@ impl Daemons {
         Ok(())
     }
 
-    /// Ends the last daemon in an orderly way.
+    /// Stops the last daemon in an orderly way.
     fn end(mut self) -> Result<Scratch> {
         match self.upgraded.take() {
             None => drop(self.rig.daemon.stop(PATIENCE)?),
@@ -308,7 +308,7 @@ fn qemu_img(words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// A daemon that is killed may leave clusters that it had reserved, and nothing worse.
+/// Checks that the image has leaked clusters at most. A killed daemon may leave them.
 fn check_image(image: &Path) -> Result<()> {
     let checked = Command::new("qemu-img").arg("check").arg(image).output()?;
     const ONLY_LEAKS: i32 = 3;
@@ -319,9 +319,9 @@ fn check_image(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A disk on a small file system, whose I/O waits while that is full.
+/// A disk on a small file system. Its I/O waits while the file system is full.
 struct FullDisk {
-    // The order of the fields is the order in which they end.
+    // The fields are dropped in this order.
     rig: Rig,
     folder: PathBuf,
     _small: SmallFileSystem,
@@ -352,14 +352,14 @@ impl FullDisk {
         })
     }
 
-    /// Fills the file system, lets a client write until it waits, and gives room.
+    /// Fills the file system, lets a client write until it waits, and frees space.
     fn turn(&mut self) -> Result<()> {
         let (pad, disk) = (self.folder.join("pad"), self.folder.join("disk"));
-        // The disk of the turn before takes no room any more.
+        // Frees the space of the previous turn.
         let disk = std::fs::File::options().write(true).open(disk)?;
         disk.set_len(0)?;
         disk.set_len(4 << 20)?;
-        // This fails when no room is left.
+        // Fails when no space is left.
         std::fs::write(&pad, vec![0x5a; 64 << 20]).ok();
         let socket = self.rig.socket("full");
         let client = Client::start("full disk", move |progress| {

@@ -1,6 +1,6 @@
-//! Code of others: packages of the page for browsers, and the check for known defects of crates.
+//! Third-party code: npm packages of the web page, and the check for known defects of crates.
 //!
-//! `make check` holds licences and sources of crates (`deny.toml`), and the test `tidy` the number of the daemon's dependencies.
+//! `make check` tests licences and sources of crates (`deny.toml`), and the test `tidy` limits the daemon's dependencies.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, ensure};
@@ -9,16 +9,16 @@ use std::path::PathBuf;
 use std::process::Command;
 use vm::{Scratch, workspace};
 
-/// Licences of npm packages. Only code of `uplot` is in the page; the others build it.
+/// Permitted licences of npm packages. Only code of `uplot` is in the page. The others are build tools.
 const NPM_LICENCES: [&str; 2] = ["Apache-2.0", "MIT"];
 
-/// Packages with an install script, which `make page` does not run (`npm ci --ignore-scripts`).
+/// Packages with an install script. `make page` does not run it (`npm ci --ignore-scripts`).
 const WITH_INSTALL_SCRIPT: [&str; 1] = ["node_modules/esbuild"];
 
-/// Packages in the lock file. esbuild has one per platform.
+/// Maximum number of packages in the lock file. esbuild has one per platform.
 const NPM_PACKAGES_MAX: usize = 29;
 
-/// Lists the faults in the entry of a package in `package-lock.json`.
+/// Returns the faults of a package's entry in `package-lock.json`.
 fn faults(name: &str, package: &Value) -> Vec<String> {
     let text = |key: &str| package[key].as_str().unwrap_or_default();
     let mut faults = Vec::new();
@@ -48,7 +48,7 @@ fn packages_of_the_page_have_hashes_and_allowed_licences() -> Result<()> {
     let lock = std::fs::read_to_string(folder.join("package-lock.json"))?;
     let lock: Value = serde_json::from_str(&lock)?;
     let packages = lock["packages"].as_object().context("no packages")?;
-    // The one without a name is the page itself.
+    // The entry without a name is the page itself.
     let others = || packages.iter().filter(|(name, _)| !name.is_empty());
     let found: Vec<String> = others()
         .flat_map(|(name, package)| faults(name, package))
@@ -97,7 +97,7 @@ fn install_scripts_of_npm_packages_are_not_run() -> Result<()> {
     Ok(())
 }
 
-/// Runs the check for known defects where the database cannot be fetched; returns its standard error.
+/// Runs the check for known defects without access to the database and returns its standard error.
 fn without_database(database: Option<PathBuf>, scratch: &Scratch) -> Result<String> {
     let mut command = Command::new(workspace().join("scripts/advisories"));
     command

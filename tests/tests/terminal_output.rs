@@ -1,4 +1,5 @@
-//! Hostile images, targets, initiators and daemons: no command prints their control characters. Needs: qemu-img. Takes: 10 s.
+//! Text from hostile images, targets, initiators and daemons: commands never print its control characters. Needs: qemu-img. Takes:
+//! 10 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::free_portal;
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 
-/// Sets a title, clears the screen by ESC and by C1, overwrites the line, forges a line and reverses text.
+/// Text that sets a title, clears the screen by ESC and by C1, overwrites the line, forges a line and reverses text.
 const HOSTILE: &str = "x\x1b]0;y\x07\x1b[2J\u{9b}2J\x7f\rz\nlunette: done\u{202e}a\u{2066}b";
 
 fn lunette(folder: &Path, words: &[&str]) -> Result<Output> {
@@ -23,7 +24,7 @@ fn lunette(folder: &Path, words: &[&str]) -> Result<Output> {
     Ok(command.args(words).current_dir(folder).output()?)
 }
 
-/// Returns an error if text for a terminal has characters that a terminal carries out, or a line that was forged.
+/// Fails if the text has characters that a terminal interprets, or a forged line.
 fn is_harmless(what: &str, text: &[u8]) -> Result<()> {
     let text = std::str::from_utf8(text).with_context(|| format!("{what}: not UTF-8"))?;
     let is_bad = |c: char| {
@@ -36,7 +37,7 @@ fn is_harmless(what: &str, text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command and returns its output, which has to show the escapes of hostile text if `shows`.
+/// Runs a command and returns its output. If `shows` is set, the output must contain the escaped hostile text.
 fn check(folder: &Path, words: &[&str], shows: bool) -> Result<Vec<u8>> {
     let output = lunette(folder, words)?;
     let what = format!("lunette {words:?}");
@@ -97,7 +98,7 @@ fn hostile_image_is_shown_with_escapes() -> Result<()> {
     ] {
         check(&folder, &[&["image"], words].concat(), shows)?;
     }
-    // JSON has the same text in its own escapes.
+    // JSON contains the same text with JSON's escapes.
     let info = check(&folder, &["image", "info", "--json", "o.qcow2"], true)?;
     let info: Value = serde_json::from_slice(&info)?;
     ensure!(info["backing-filename"] == HOSTILE, "{info}");
@@ -105,7 +106,7 @@ fn hostile_image_is_shown_with_escapes() -> Result<()> {
     let info: Value = serde_json::from_slice(&info)?;
     ensure!(info[0]["name"] == HOSTILE, "{info}");
 
-    // The daemon refuses the backing name, and the disk waits.
+    // The daemon refuses the backing file name, and the disk stays unavailable.
     let disk = format!("d=image:{}", folder.join("o.qcow2").display());
     let mut daemon = DaemonBuilder::new(&scratch).disk(&disk).start();
     let log = match &mut daemon {
@@ -124,7 +125,7 @@ fn hostile_image_is_shown_with_escapes() -> Result<()> {
     Ok(())
 }
 
-/// Answers one connection of a discovery session: a login without negotiation, then this text.
+/// Starts a target for discovery sessions: a login without negotiation, then this text.
 fn hostile_target(text: &'static str) -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let portal = listener.local_addr()?.to_string();
@@ -236,7 +237,7 @@ fn hostile_initiator_name_is_logged_with_escapes() -> Result<()> {
     is_harmless("the log", daemon.process().log().as_bytes())
 }
 
-/// Serves answers with hostile text on a control socket.
+/// Serves responses with hostile text on a control socket.
 fn hostile_daemon(socket: &Path) -> Result<()> {
     let listener = UnixListener::bind(socket)?;
     std::thread::spawn(move || {

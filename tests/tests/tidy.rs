@@ -1,4 +1,4 @@
-//! Rules of this source tree that no compiler holds. Each failure names the file and what to do instead.
+//! Rules of this source tree that no compiler checks. Each failure names the file and the fix.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, bail, ensure};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use vm::workspace;
 
-/// Dependencies run downwards in this list, or stay on a level.
+/// Crates may depend only on crates of the same or a lower level in this list.
 const LEVELS: [(&str, &[&str]); 5] = [
     (
         "words",
@@ -72,7 +72,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
     ),
 ];
 
-/// Edges that the levels allow and the design does not: who, whom, why.
+/// Dependencies that the levels permit and the design forbids: crate, dependencies, reason.
 const FORBIDDEN: [(&str, &[&str], &str); 7] = [
     (
         "control",
@@ -115,7 +115,7 @@ const FORBIDDEN: [(&str, &[&str], &str); 7] = [
     ),
 ];
 
-/// What a program does not link, not even through others: program, crates, why.
+/// Crates that a program must not link, even indirectly: program, crates, reason.
 const NOT_LINKED: [(&str, &[&str], &str); 2] = [
     (
         "lunette",
@@ -129,16 +129,16 @@ const NOT_LINKED: [(&str, &[&str], &str); 2] = [
     ),
 ];
 
-/// Lines of `cargo tree` for the daemon's program: what whoever audits or packages it has to look at.
+/// Maximum lines of `cargo tree` for the daemon, which auditors and packagers must review.
 const DEPENDENCIES_MAX: usize = 215;
 
-/// The crates that are named for unsafe code.
+/// Crates that may contain unsafe code.
 const UNSAFE_CRATES: [&str; 5] = ["guest_memory", "uring", "probes", "librbd", "scsi_generic"];
 
-/// A file beyond this has outgrown its one job.
+/// Maximum lines of a file. A longer file has more than one purpose.
 const LINES_MAX: usize = 800;
 
-/// Crates of the data path: their clock is `latency`'s, and their system calls are `uring`'s.
+/// Crates of the data path. They use the clock of `latency` and the system calls of `uring`.
 const DATA_PATH: [&str; 9] = [
     "block",
     "virtqueue",
@@ -151,7 +151,7 @@ const DATA_PATH: [&str; 9] = [
     "iscsi_target",
 ];
 
-/// What code of the data path does not name, and what it uses instead.
+/// Names that data path code must not use, and the replacement.
 const CLOCKS_AND_CALLS: [(&[&str], &str); 4] = [
     (
         &["Instant", "SystemTime", "clock_gettime", "quanta::"],
@@ -182,7 +182,7 @@ const CLOCKS_AND_CALLS: [(&[&str], &str); 4] = [
     ),
 ];
 
-/// Files of these crates that run on threads of the control plane.
+/// Files of these crates that run on control plane threads.
 const CONTROL_PLANE: [(&str, &str); 8] = [
     (
         "crates/reactor/src/accepting.rs",
@@ -240,7 +240,7 @@ fn output_of(program: &str, words: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// What git tracks, and what it would track if it were added, so that a rule holds before the commit.
+/// Returns all tracked files and new files that are not ignored, so that a rule applies before the commit.
 fn tracked_files() -> Result<Vec<PathBuf>> {
     let listing = output_of(
         "git",
@@ -273,7 +273,7 @@ fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
 }
 
-/// The packages of this workspace.
+/// Returns the packages of this workspace.
 fn metadata() -> Result<Value> {
     let words = ["metadata", "--format-version=1", "--no-deps", "--offline"];
     Ok(serde_json::from_str(&output_of(&cargo(), &words)?)?)
@@ -298,7 +298,7 @@ fn dependencies_run_one_way() -> Result<()> {
         };
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
             let other = dependency["name"].as_str().unwrap_or_default();
-            // Tests may look at anything.
+            // Tests may use any crate.
             let (Some(&below), false) = (levels.get(other), dependency["kind"] == "dev") else {
                 continue;
             };
@@ -318,7 +318,7 @@ fn dependencies_run_one_way() -> Result<()> {
     report("dependencies against the direction", findings)
 }
 
-/// The crates of this workspace that `root` links, itself included; of each its direct dependencies are known.
+/// Returns the workspace crates that `root` links, including itself. `direct` has the direct dependencies of each crate.
 fn linked<'a>(root: &'a str, direct: &BTreeMap<&'a str, Vec<&'a str>>) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::new();
     let mut open = vec![root];
@@ -402,7 +402,7 @@ fn paths_in_documents_exist() -> Result<()> {
     report("documents and the tree have grown apart", findings)
 }
 
-/// What stands in backquotes or as the target of a link and looks like a path of this tree.
+/// Returns quoted words and link targets that look like paths of this tree.
 fn quoted_paths(text: &str) -> Vec<String> {
     const ROOTS: [&str; 6] = ["crates/", "tests/", "scripts/", "docs/", "fuzz/", ".ci/"];
     let quotes = text.split('`').skip(1).step_by(2);
@@ -432,7 +432,7 @@ fn quoted_paths(text: &str) -> Vec<String> {
     found
 }
 
-/// A path from the root, or a hop's name such as `virtio_blk/queue`: a module or folder of that crate.
+/// Returns true for an existing path from the root, or for a hop such as `virtio_blk/queue`: a module or folder of that crate.
 fn path_exists(root: &Path, quoted: &str) -> bool {
     let quoted = quoted.trim_end_matches('/');
     if root.join(quoted).exists() {
@@ -449,7 +449,7 @@ fn path_exists(root: &Path, quoted: &str) -> bool {
 
 #[test]
 fn no_file_names_a_place_of_one_machine() -> Result<()> {
-    // Written in two parts, so that this file does not find itself.
+    // Split in two parts, so that this file does not match.
     let places = [
         concat!("/ro", "ot/"),
         concat!("/ho", "me/"),
@@ -458,7 +458,7 @@ fn no_file_names_a_place_of_one_machine() -> Result<()> {
     ];
     let mut findings = Vec::new();
     for path in tracked_files()? {
-        // Not text: nothing to read.
+        // Binary files are skipped.
         let Ok(text) = std::fs::read_to_string(workspace().join(&path)) else {
             continue;
         };
@@ -538,7 +538,7 @@ fn every_file_has_a_head_and_one_job() -> Result<()> {
     report("source files", findings)
 }
 
-/// The most characters of a test's name: subject, condition, result.
+/// Maximum length of a test's name: subject, condition, result.
 const TEST_NAME_MAX: usize = 66;
 
 #[test]
@@ -564,7 +564,7 @@ fn names_of_tests_are_short() -> Result<()> {
     report("names of tests", findings)
 }
 
-/// Code without comments and tests: those begin with the attribute, and come last.
+/// Returns the lines of code without comments and tests. Tests begin with the attribute and come last.
 fn code_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = text.lines().enumerate();
     lines
@@ -603,7 +603,7 @@ fn the_data_path_has_one_clock_and_one_ring() -> Result<()> {
     report("clocks and system calls on the data path", findings)
 }
 
-/// Files of the programs that write to the terminal past `cli_common::terminal`.
+/// Program files that write to the terminal without `cli_common::terminal`.
 const RAW_OUTPUT: &[(&str, &str)] = &[
     (
         "crates/cli_common/src/terminal.rs",
@@ -630,7 +630,7 @@ const RAW_OUTPUT: &[(&str, &str)] = &[
     ),
 ];
 
-/// Text of images, targets, initiators and other daemons reaches a terminal without control characters.
+/// Text from images, targets, initiators and other daemons must reach a terminal without control characters.
 #[test]
 fn programs_escape_what_they_print() -> Result<()> {
     const PROGRAMS: [&str; 3] = ["cli_common", "lunette", "lunette_lab"];
@@ -666,7 +666,7 @@ fn programs_escape_what_they_print() -> Result<()> {
     report("output past cli_common::terminal", findings)
 }
 
-/// `scripts/mutations` builds each of them in: one that the code has moved away from is to be written anew.
+/// `scripts/mutations` applies each patch. A patch that no longer applies must be rewritten.
 #[test]
 fn seeded_defects_fit_the_code() -> Result<()> {
     for entry in std::fs::read_dir(workspace().join("crates/sim/mutations"))? {

@@ -1,4 +1,4 @@
-//! Disks arrive in a guest where and as the configuration says, however many there are.
+//! Guests see any number of disks with the configured addresses and properties.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{attribute, kernel_is_content, number};
@@ -6,7 +6,7 @@ use end_to_end::{GuestBuilder, Result, Rig, ensure, ensure_idle};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Linux's number for a LUN: from 256 on, with the bits of the flat space addressing method (SAM-5, 4.7.7.3) in it.
+/// Returns Linux's number for a LUN. From 256 on it includes the bits of the flat space addressing method (SAM-5, 4.7.7.3).
 fn kernel_lun(lun: u32) -> u32 {
     if lun < 256 { lun } else { lun | 0x4000 }
 }
@@ -45,7 +45,7 @@ fn four_virtio_blk_disks_with_two_queues_each() -> Result<()> {
         ("vdc", 128, 4096),
         ("vdd", 1024, 512),
     ] {
-        // The kernel counts in units of 512 bytes whatever the block size.
+        // The kernel counts in units of 512 bytes, independent of the block size.
         ensure!(
             number(&mut guest, disk, "size")? == mib * MIB / 512,
             "size of {disk}"
@@ -63,7 +63,7 @@ fn four_virtio_blk_disks_with_two_queues_each() -> Result<()> {
     );
 
     for (disk, packed) in [("vda", "0"), ("vdb", "1")] {
-        // One digit for each feature bit from 0 on; VIRTIO_F_RING_PACKED is bit 34.
+        // One digit per feature bit, starting at bit 0. VIRTIO_F_RING_PACKED is bit 34.
         let features = attribute(&mut guest, disk, "device/features")?;
         ensure!(features.get(34..35) == Some(packed), "{disk}: {features}");
     }
@@ -78,7 +78,7 @@ fn four_virtio_blk_disks_with_two_queues_each() -> Result<()> {
         guest.io_ok("soak --file /dev/vdb --runtime 1")?;
     }
 
-    // All at once, verified; the null disk keeps nothing and is only read.
+    // Verified load on all disks at once. The null disk stores nothing and is only read.
     let soaks = ["vda", "vdb", "vdc"]
         .map(|disk| format!("guest-agent soak --file /dev/{disk} --bs 4096 --depth 4 --runtime 4 & soaks=\"$soaks $!\"; "));
     guest.ok(&format!(
@@ -107,7 +107,7 @@ fn four_virtio_blk_disks_with_two_queues_each() -> Result<()> {
 
 #[test]
 fn scsi_disks_have_their_addresses_and_idle_costs_nothing() -> Result<()> {
-    // Host 0: 4 targets with 1 LUN; host 1: 1 target with 4 LUNs; host 2: 64 LUNs; host 3: the far corner.
+    // Host 0: 4 targets with 1 LUN; host 1: 1 target with 4 LUNs; host 2: 64 LUNs; host 3: the lowest and highest address.
     let mut addresses: Vec<(&str, u32, u32)> = Vec::new();
     addresses.extend((0..4).map(|target| ("wide", target, 0)));
     addresses.extend((0..4).map(|lun| ("deep", 0, lun)));
@@ -120,7 +120,7 @@ fn scsi_disks_have_their_addresses_and_idle_costs_nothing() -> Result<()> {
             daemon = daemon.vhost_scsi(host);
         }
         for (index, (host, target, lun)) in addresses.iter().enumerate() {
-            // Each disk has a size of its own, by which it is known again in the guest.
+            // Each disk has a unique size, which identifies it in the guest.
             daemon = daemon
                 .disk(&format!("d{index}=ram:{}K", 16384 + 4 * index))
                 .lun(&format!("{host}/{target}:{lun}=d{index}"));
@@ -160,7 +160,7 @@ fn scsi_disks_have_their_addresses_and_idle_costs_nothing() -> Result<()> {
         guest.console_tail()
     );
 
-    // One script for all, because a script costs more than what it does here.
+    // One script for all disks, because starting a script takes longer than this work.
     let sizes = guest.ok(
         "for d in /sys/class/scsi_device/*; do echo ${d##*/} $(cat $d/device/block/*/size); done",
     )?;
@@ -180,7 +180,7 @@ fn scsi_disks_have_their_addresses_and_idle_costs_nothing() -> Result<()> {
         );
     }
 
-    // Different content on each, checked after all were written: no address reaches another's disk.
+    // Each disk gets different content, checked after all writes. This detects an address that reaches another disk.
     for pass in ["fill", "check"] {
         guest.ok_within(
             Duration::from_secs(360),

@@ -1,5 +1,5 @@
-//! A daemon is replaced by another one under its clients: guests and drivers keep their connections and all their data, and a program that
-//! cannot take over leaves everything as it is. Needs: a guest. Takes: 30 s.
+//! A daemon is replaced in use: guests and drivers keep their connections and data, and a program that cannot take over changes nothing.
+//! Needs: a guest. Takes: 30 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{attribute, free_portal, kernel_is_content};
@@ -32,17 +32,17 @@ fn pid(rig: &Rig) -> Result<i32> {
     Ok(i32::try_from(pid)?)
 }
 
-/// The daemon that is there last, which no rig knows. Ends before its rig's places go.
+/// Process ID of the current daemon, which no rig tracks. The daemon ends before its rig's folders are removed.
 struct Last(i32);
 
 impl Last {
-    /// Upgrades the daemon, and knows the new one.
+    /// Upgrades the daemon and stores the new process ID.
     fn upgrade(&mut self, rig: &mut Rig, more: &[&str]) -> Result<()> {
         let before = pid(rig)?;
         rig.daemon.lunette(&[&["upgrade"], more].concat())?;
         self.0 = pid(rig)?;
         ensure!(self.0 != before, "it is the same process");
-        // The one of the rig is nobody's any more.
+        // Waits for the rig's former process.
         rig.daemon.process().wait(SOON).ok();
         Ok(())
     }
@@ -74,7 +74,7 @@ fn descriptors(pid: i32) -> Result<usize> {
     Ok(std::fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
-/// A raw file and an image, exported so.
+/// Starts a daemon with a raw file and an image, exported by `exported`.
 fn two_disks(exported: impl FnOnce(DaemonBuilder) -> DaemonBuilder) -> Result<Rig> {
     Rig::prepared(|scratch, daemon| {
         let file = scratch.file("d0.raw").display().to_string();
@@ -119,12 +119,12 @@ fn guests_go_on_through_upgrades() -> Result<()> {
             .with_context(|| rig.daemon.process().log_tail())?;
         ensure!(report.contains("\"mismatches\":0"), "{report}");
     }
-    // Nobody has connected anew, not even once.
+    // No front end has reconnected.
     let log = rig.daemon.process().log();
     let count = |what: &str| log.matches(what).count();
     ensure!(count("front end goes on") == 24, "{log}");
     ensure!(count("front end connected") == 2, "{log}");
-    // The new daemon tells a guest of a new size, by the channel that the first one was given.
+    // The new daemon notifies the guest of a new size, through the channel of the first daemon.
     rig.daemon.lunette(&["disk", "resize", "d0", "96M"])?;
     let grown = wait_until(SOON, || {
         (attribute(&mut guest, "vda", "size").ok()? == "196608").then_some(())
@@ -142,7 +142,7 @@ fn guests_go_on_through_upgrades() -> Result<()> {
     Ok(())
 }
 
-/// The two disks with a front end each; and another daemon, whose disk `r` is a logical unit of the first one.
+/// Starts a daemon with a front end for each of two disks, and another daemon whose disk `r` is a logical unit of the first one.
 fn front_ends_and_an_initiator() -> Result<(Rig, Rig)> {
     const TARGET: &str = "iqn.2026-11.org.example:t";
     let portal = free_portal()?.to_string();
@@ -162,10 +162,10 @@ fn front_ends_and_an_initiator() -> Result<(Rig, Rig)> {
     Ok((rig, near))
 }
 
-/// How many upgrades follow each other: more by hand.
+/// Environment variable for the number of consecutive upgrades. Manual runs use more.
 const UPGRADES: &str = "LUNETTE_UPGRADES";
 
-/// Clients that come at any time, also while no daemon is there.
+/// Clients that connect continuously, also while no daemon runs.
 struct Callers {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<u64>>,
@@ -187,7 +187,7 @@ impl Callers {
         Callers { stop, thread }
     }
 
-    /// How many have come; none was refused.
+    /// Stops and returns the number of calls. Fails if one was refused.
     fn finish(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         let calls = self.thread.join().ok().context("the thread has panicked")?;
@@ -195,7 +195,7 @@ impl Callers {
     }
 }
 
-/// What is at a path of a service over TCP.
+/// Returns the response for a path of a TCP service.
 fn answer(address: SocketAddr, path: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(SOON))?;
@@ -243,7 +243,7 @@ fn nobody_is_refused_during_an_upgrade() -> Result<()> {
     for callers in callers {
         ensure!(callers.finish()? > 0);
     }
-    // An export that has gone leaves no socket behind, whoever made that.
+    // A removed export leaves no socket, even if another daemon created it.
     rig.daemon.lunette(&["export", "remove", "d0", "--force"])?;
     ensure!(!rig.socket("d0").exists());
     last.end()?;
@@ -301,7 +301,7 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
     for load in loads {
         ensure!(load.finish()? > 0);
     }
-    // A front end that leaves is gone, and another one may come.
+    // After a front end disconnects, another one may connect.
     let load = VerifiedLoad::start(&rig.socket("d0"))?;
     load.goes_on(SOON)?;
     ensure!(load.finish()? > 0);
@@ -335,7 +335,7 @@ fn ram_disks_stay_or_keep_the_daemon_from_ending() -> Result<()> {
         let mut bytes = [0; 4096];
         ensure!(queue.read(1 << 20, &mut bytes)? == status::OK && bytes == [7; 4096]);
     }
-    // Initiators log in again at the same portal, and find the same.
+    // Initiators log in again at the same portal and read the same data.
     let mut session = IscsiSession::login(&portal, "iqn.2026-11.org.example:t", 1)?;
     let mut read_10 = [0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0];
     read_10[2..6].copy_from_slice(&(2048_u32).to_be_bytes());
@@ -377,7 +377,7 @@ fn jobs_keep_the_daemon_from_ending() -> Result<()> {
     last.end()
 }
 
-/// Writes the configuration file of one raw disk behind vhost-user, with `keys` of the daemon and `disk` keys of the disk.
+/// Writes a configuration file with one raw disk behind vhost-user. `keys` are keys of the daemon and `disk` those of the disk.
 fn write_configuration(scratch: &Scratch, keys: &str, disk: &str) -> Result<()> {
     let (file, socket) = (scratch.file("d0.raw"), scratch.socket("d0.sock"));
     let text = format!(
@@ -407,13 +407,13 @@ fn upgrade_refuses_what_a_reload_refuses() -> Result<()> {
         ensure!(pid(&rig)? == before);
         load.goes_on(SOON)?;
     }
-    // An export that has a client.
+    // An export with a client cannot be removed.
     std::fs::write(rig.scratch.file("lunette.toml"), "workers = 1\n")?;
     let refused = rig.daemon.lunette(&["upgrade"]).err();
     let refused = refused.context("its client loses the export")?.to_string();
     ensure!(refused.contains("has a client"), "{refused}");
     load.goes_on(SOON)?;
-    // A key of the daemon itself: a reload refuses it, and the next daemon has it.
+    // A key of the daemon itself: a reload refuses it, and the next daemon uses it.
     write_configuration(&rig.scratch, "workers = 2", "")?;
     ensure!(rig.daemon.lunette(&["reload"]).is_err());
     let mut last = Last(0);
@@ -452,7 +452,7 @@ fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
         ensure!(pid(&rig)? == before);
         load.goes_on(SOON)?;
     }
-    // To the next one and back, by the program that is named.
+    // Upgrades to the named program.
     let mut last = Last(0);
     let program = vm::lunette_program(vm::Profile::Dev)?.display().to_string();
     last.upgrade(&mut rig, &["--to", &program])?;
@@ -461,7 +461,7 @@ fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
     last.end()
 }
 
-/// What somebody else sends to the socket where descriptors are taken, or whoever wants the daemon's, gets nothing.
+/// A handover to a socket of another user, of another type or without a listener is refused.
 #[test]
 fn front_ends_are_handed_to_the_daemons_user_alone() -> Result<()> {
     let rig = two_disks(blk_and_scsi)?;
@@ -471,7 +471,7 @@ fn front_ends_are_handed_to_the_daemons_user_alone() -> Result<()> {
         client.change(control::Method::POST, "/v1/upgrade", Some(&body))
     };
     let file = rig.scratch.file("d0.raw");
-    // Somebody has listened there, and has gone.
+    // A socket whose listener has ended.
     let deserted = rig.scratch.socket("deserted");
     drop(UnixDatagram::bind(&deserted)?);
     for (handover, socket, said) in [
@@ -489,11 +489,11 @@ fn front_ends_are_handed_to_the_daemons_user_alone() -> Result<()> {
     Ok(())
 }
 
-/// Whoever takes over reads slowly: the daemon waits for it, and signals that come meanwhile end nothing.
+/// The successor reads slowly. The daemon waits for it, and signals meanwhile do not end the handover.
 #[test]
 fn signals_during_a_handover_do_not_end_it() -> Result<()> {
     let mut rig = two_disks(blk_and_scsi)?;
-    // More sockets than a queue of datagrams has places.
+    // More sockets than a datagram queue can hold.
     for number in 0..20 {
         let name = format!("e{number}");
         let export = format!("{name}:{}", rig.socket(&name).display());
@@ -514,7 +514,7 @@ fn signals_during_a_handover_do_not_end_it() -> Result<()> {
     }
     let mut bytes = [0; 256];
     let mut names = Vec::new();
-    // The last of what it leaves are the listening sockets.
+    // The listening sockets come last.
     while names
         .iter()
         .filter(|name| *name == "handover.export")

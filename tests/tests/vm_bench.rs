@@ -1,4 +1,4 @@
-//! `lunette vm bench`: the studies' job files, unchanged, in a guest of both transports.
+//! `lunette vm bench` runs the studies' job files unchanged in a guest, over both transports.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, UserGuests, ensure};
@@ -11,7 +11,7 @@ fn study(name: &str) -> String {
     place.display().to_string()
 }
 
-/// A number of a document, which must be there.
+/// Returns a number of a document. Fails if it is missing.
 fn number(document: &Value, path: &str) -> Result<u64> {
     let value = document.pointer(path).and_then(Value::as_u64);
     value.with_context(|| format!("no {path} in {document:#}"))
@@ -43,7 +43,7 @@ fn job_files_of_the_studies_run_unchanged_in_a_guest() -> Result<()> {
     guests.nothing_is_left()
 }
 
-/// Bandwidth logs come back with a line for each request; the result has CPU times, and fio's tools read both.
+/// Bandwidth logs have one line per request, the result has CPU times, and fio's tools read both.
 fn four_disks(guests: &UserGuests) -> Result<()> {
     let logs = guests.file("logs").display().to_string();
     let output = guests.file("four.json");
@@ -64,7 +64,7 @@ fn four_disks(guests: &UserGuests) -> Result<()> {
     let mut ios = Vec::new();
     for (job, direction) in [(0, "read"), (1, "write")] {
         let at = |what: &str| number(&document, &format!("/jobs/{job}/{direction}/{what}"));
-        // Four disks share 4 MiB; a request of up to 64 KiB that does not fit at the end of each is left out.
+        // Four disks share 4 MiB. A request of up to 64 KiB that does not fit at the end of a disk's share is omitted.
         let bytes = at("io_bytes")?;
         ensure!(
             bytes <= 4 << 20 && bytes > (4 << 20) - 4 * (64 << 10),
@@ -139,7 +139,7 @@ fn eight_disks(guests: &UserGuests) -> Result<()> {
     Ok(())
 }
 
-/// BLKDISCARD of a kernel whose io_uring has no discards, on both transports; what was discarded reads as zeroes.
+/// Uses BLKDISCARD on a kernel without io_uring discards, over both transports. Discarded ranges read as zeroes.
 fn discards(guests: &UserGuests) -> Result<()> {
     let job = guests.file("trim.fio");
     std::fs::write(
@@ -164,7 +164,7 @@ fn discards(guests: &UserGuests) -> Result<()> {
     Ok(())
 }
 
-/// Whatever is wrong is said, with a way on.
+/// Checks that each error names a fix.
 fn refusals(guests: &UserGuests) -> Result<()> {
     let job = guests.file("wrong.fio");
     let path = job.display().to_string();

@@ -1,11 +1,11 @@
-//! `lunette vm latency`: every layer of a guest has a figure, a disk's delay is seen by the layers that wait for it and by no other, and
-//! the parts of requests sum to what the application sees; QEMU's devices are seen by its trace events. Needs: guests. Takes: 110 s.
+//! `lunette vm latency` reports every layer of a guest. A disk's delay appears exactly in the layers that wait for it, and the parts of
+//! requests sum to the application's latency. Trace events measure QEMU's devices. Needs: guests. Takes: 110 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, UserGuests, ensure};
 use serde_json::Value;
 
-/// Far longer than anything that a guest adds, also one that is emulated on a busy machine.
+/// Delay of the disk, far above the latency that a guest adds, even emulated on a busy machine.
 const DELAY_NS: f64 = 20e6;
 
 fn number(value: &Value) -> f64 {
@@ -68,7 +68,7 @@ fn layers(study: &Value, guest_layers: usize) -> Result<()> {
             false => ensure!(mean < DELAY_NS / 2.0, "{layer}"),
         }
     }
-    // The application beside the layers below it; device, reaped and block device.
+    // The guest has the application and the layers below. Also waiting: device, reaped and block device.
     ensure!(
         of_guest == guest_layers + 1 && waiting == of_guest + 3,
         "{of_guest} and {waiting} layers"
@@ -94,7 +94,7 @@ fn parts(study: &Value) -> Result<()> {
     Ok(())
 }
 
-/// QEMU's device is seen by its own trace events: its I/O takes less than the whole, and that less than what the application waits.
+/// Trace events measure QEMU's device: its I/O takes less than the device's total, and that takes less than the application waits.
 #[test]
 fn a_device_of_qemu_has_its_layers_too() -> Result<()> {
     let guests = UserGuests::new()?.with_bench()?;

@@ -1,4 +1,4 @@
-//! `lunette vm mcs`: two guests with a cable between them, one session with one and two connections.
+//! `lunette vm mcs`: two directly connected guests, one session with one and with two connections.
 //!
 //! Needs: guests. Takes: 40 s.
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Guests on a bridge: tap devices that `lunette vm run` makes without a helper, in a network namespace of the test's own.
+//! Guests on a bridge: `lunette vm run` creates tap devices without a helper, in the test's own network namespace.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, Rig, Scratch, UserGuests, bail, ensure};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use vm::{Process, tool, wait_until};
 
-/// A network namespace with a bridge; it is gone with the process that it belongs to.
+/// A network namespace with a bridge. It ends with its process.
 struct Namespace {
     holder: Process,
     _scratch: Scratch,
@@ -45,7 +45,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Words before a program's that run it in here.
+    /// Returns the command prefix that runs a program in this namespace.
     fn words(&self) -> Result<[String; 3]> {
         Ok([
             tool("nsenter")?.display().to_string(),
@@ -70,7 +70,7 @@ impl Namespace {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// `lunette vm WORDS` in here.
+    /// Runs `lunette vm WORDS` in this namespace.
     fn vm(&self, guests: &UserGuests, words: &[&str]) -> Result<(bool, String)> {
         let command = guests.command(words);
         let [program, net, end] = self.words()?;
@@ -171,7 +171,7 @@ fn two_guests_on_a_bridge_reach_each_other_and_a_target() -> Result<()> {
     Ok(())
 }
 
-/// The initiator of the command line writes and compares a unit from within the guest.
+/// The command line initiator writes and compares a unit from inside the guest.
 fn iscsi_session(guests: &UserGuests, name: &str) -> Result<()> {
     let lab = guests.command(&[]).get_program().to_owned();
     let stripped = guests.file("lab");
@@ -217,7 +217,7 @@ fn what_a_tap_lacks_is_named_with_the_way_without() -> Result<()> {
         !is_up && told.contains("cannot join lunette0 to lo"),
         "{told}"
     );
-    // Without the capability, as any user without it.
+    // Runs without CAP_NET_ADMIN, like an ordinary user.
     let command = guests.command(&["run", "--net", "tap", "blk:1"]);
     let mut bounded = Command::new(tool("setpriv")?);
     bounded

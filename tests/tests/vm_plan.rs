@@ -1,5 +1,5 @@
-//! What `lunette vm plan` prints is what a guest finds: its text starts daemon and guest unmodified, and names, addresses,
-//! queues and serial numbers are those of the plan.
+//! A guest matches the output of `lunette vm plan`: its text starts daemon and guest unmodified, and names, addresses, queues and
+//! serial numbers are as planned.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{attribute, kernel_is_content};
@@ -11,14 +11,14 @@ use std::path::Path;
 use std::process::Command;
 use vm::{Accelerator, lunette_program};
 
-/// Words and options of one plan.
+/// Arguments and options of one plan.
 struct Case<'a> {
     name: &'a str,
     words: Vec<String>,
     system: Option<&'a Path>,
 }
 
-/// Runs `lunette vm plan`; the guest's kernel, consoles and sockets are those of the test.
+/// Runs `lunette vm plan` with the kernel, consoles and sockets of the test.
 fn plan(case: &Case<'_>, scratch: &Scratch, format: &str) -> Result<String> {
     let (kernel, initramfs, append) = GuestBuilder::boot_files()?;
     let agent = scratch.socket("agent.sock");
@@ -55,7 +55,7 @@ fn plan(case: &Case<'_>, scratch: &Scratch, format: &str) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// A shell runs the text; in the place of `program` stands one that notes its arguments, which are the ones that it would get.
+/// Runs the text in a shell and returns the arguments of `program`, which a script replaces to record them.
 fn arguments_of(text: &str, program: &str, scratch: &Scratch) -> Result<Vec<String>> {
     let folder = scratch.file("bin");
     std::fs::create_dir_all(&folder)?;
@@ -81,7 +81,7 @@ fn text<'a>(value: &'a Value, what: &str) -> Result<&'a str> {
         .with_context(|| format!("no {what} in {value}"))
 }
 
-/// Holds the guest against the plan.
+/// Compares the guest with the plan.
 fn compare(guest: &mut Guest, plan: &Value) -> Result<()> {
     let disks = plan["disks"].as_array().context("no disks")?;
     let mut scsi = BTreeSet::new();
@@ -130,7 +130,7 @@ fn compare_disk(guest: &mut Guest, disk: &Value, name: &str, plan: &Value) -> Re
         attribute(guest, name, "removable")? == is_removable,
         "removable of {name}"
     );
-    // Where the device sits: udev makes by-path names of it.
+    // PCI address of the device. udev derives by-path names from it.
     let device = text(disk, "device")?;
     let devices = plan["devices"].as_array().context("no devices")?;
     let device = devices.iter().find(|found| found["id"] == device);
@@ -145,7 +145,7 @@ fn compare_disk(guest: &mut Guest, disk: &Value, name: &str, plan: &Value) -> Re
         .filter_map(Value::as_str)
         .collect();
     if seen["scsi_address"].is_null() {
-        // udev: virtio- and this.
+        // The name from udev is `virtio-` and the serial number.
         let found = attribute(guest, name, "serial")?;
         ensure!(found == serial, "{name}: {found}, planned {serial}");
         ensure!(by_id.contains(format!("virtio-{found}").as_str()));
@@ -173,7 +173,7 @@ fn compare_disk(guest: &mut Guest, disk: &Value, name: &str, plan: &Value) -> Re
     Ok(())
 }
 
-/// Starts what the plan prints and compares.
+/// Starts the printed plan and compares the guest with it.
 fn boots(case: &Case<'_>) -> Result<()> {
     let rig = Rig::prepared(|scratch, builder| {
         let flags = plan(case, scratch, "flags")?;

@@ -1,4 +1,4 @@
-//! `lunette vm plug` and `unplug`: whole devices come and go while a guest runs and writes to another one.
+//! `lunette vm plug` and `unplug`: whole devices are added and removed while a guest runs and writes to another one.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, UserGuests, ensure};
@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 const ROUNDS: u32 = 20;
 
-/// A script that waits until `test` holds.
+/// Returns a script that waits until `test` holds.
 fn until(test: &str) -> String {
     format!("i=0; until {test}; do i=$((i+1)); [ $i -lt 600 ] || exit 1; sleep 0.05; done")
 }
@@ -51,7 +51,7 @@ fn virtio_blk_device_comes_and_goes_20_times_under_io() -> Result<()> {
         exec(&until("! [ -e /sys/block/vdb ]"))?;
     }
 
-    // A disk of QEMU's on QEMU's controller, beside the one that is there.
+    // A disk of QEMU on a controller of QEMU, besides the existing one.
     let file = guests.file("cold.raw");
     std::fs::File::create(&file)?.set_len(8 << 20)?;
     let file = file.display().to_string();
@@ -80,7 +80,7 @@ fn virtio_blk_device_comes_and_goes_20_times_under_io() -> Result<()> {
         "dmesg | grep -E 'I/O error|Call Trace|BUG:|blocked for more|timed out' | grep -v vdb; true",
     )?;
     ensure!(complaints.is_empty(), "{complaints}");
-    // Nothing of what came and went is left with the daemon.
+    // The daemon has no disks of the removed devices.
     let control = guests
         .state("plug")
         .context("it is gone")?

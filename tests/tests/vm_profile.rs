@@ -1,5 +1,5 @@
-//! `lunette vm profile` and `lunette vm compare --preset`: the functions of a guest's kernel are found while it serves requests, with one
-//! queue and with two; programs on a file system are compared with bare metal. Needs: guests. Takes: 90 s.
+//! `lunette vm profile` and `lunette vm compare --preset`: finds the functions of a guest's kernel that serve requests, with one queue
+//! and with two, and compares programs on a file system with bare metal. Needs: guests. Takes: 90 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, UserGuests, ensure};
@@ -42,7 +42,7 @@ fn functions_of_guests_with_one_queue_and_with_two_are_found() -> Result<()> {
         let functions = functions.context("no functions")?;
         let shares: f64 = functions.iter().map(|one| number(&one["share"])).sum();
         ensure!((shares - 1.0).abs() < 1e-6, "{run}");
-        // The driver's own function is met on the way to a disk, whatever else the kernel does.
+        // Every request passes the driver's function, independent of other kernel activity.
         let stacks = run["guest"]["stacks"].as_object().context("no stacks")?;
         let queues_requests = stacks.keys().any(|stack| stack.contains("virtio_queue_rq"));
         ensure!(queues_requests, "{run}");
@@ -56,7 +56,7 @@ fn functions_of_guests_with_one_queue_and_with_two_are_found() -> Result<()> {
             around["exits_per_io"].is_number() || !reason.is_empty(),
             "{run}"
         );
-        // The host samples what this machine lets it, or says why not.
+        // The host profile has the permitted samples or a reason.
         let host = &run["host"];
         ensure!(
             number(&host["samples"]) > 0.0 || host["reason"].is_string(),
@@ -103,7 +103,7 @@ fn programs_on_a_file_system_are_compared_with_bare_metal() -> Result<()> {
     let printed = guests.ok(&words)?;
     let document: Value = serde_json::from_str(&printed)?;
     let cells = document["cells"].as_array().context("no cells")?;
-    // The host and one way, one and two threads, with barriers and without.
+    // The host and one way, one and two threads, with and without barriers.
     ensure!(cells.len() == 8, "{document}");
     for cell in cells {
         ensure!(number(&cell["iops"]["median"]) > 0.0, "{cell}");

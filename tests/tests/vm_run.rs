@@ -1,4 +1,4 @@
-//! `lunette vm run` and its companions, as installed programs: what users do with a guest, and what is left of it however it ends.
+//! `lunette vm run` and related commands as installed programs: use of a guest, and clean-up after every kind of end.
 #![forbid(unsafe_code)]
 
 use end_to_end::user_guests::kill_hard;
@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::Child;
 use vm::running::Phase;
 
-/// More than any window or buffer on the way.
+/// Larger than any window or buffer on the path.
 const MUCH: usize = 10_000_000;
 
-/// Bytes in which no piece is like another.
+/// Returns pseudo-random bytes without repeated parts.
 fn bytes(count: usize) -> Vec<u8> {
     let words = (0..count as u64 / 8 + 1).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
@@ -75,7 +75,7 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
     guests.nothing_is_left()
 }
 
-/// Exit codes, streams apart, much of everything, and what is left of a command whose exec was killed.
+/// Checks exit codes, separate output streams, large data, and the clean-up of a command whose exec was killed.
 fn commands(guests: &UserGuests) -> Result<()> {
     let failing = guests.vm(&["exec", "one", "echo out; echo err >&2; exit 7"])?;
     ensure!(
@@ -124,7 +124,7 @@ fn files(guests: &UserGuests) -> Result<()> {
         .stdin(std::fs::File::open(&first)?)
         .output()?;
     let host = String::from_utf8(host.stdout)?;
-    // Nothing but the finished file is there.
+    // Only the complete file exists, no temporary file.
     ensure!(sum == format!("{host}first\n"), "{sum} instead of {host}");
     guests.ok(&["copy", "two", ":/tmp/first", &text(&back)])?;
     ensure!(
@@ -183,7 +183,7 @@ fn nothing_is_left_of_a_guest_whose_supervisor_is_killed_at_any_point() -> Resul
     guests.wait_for("qemu", |_| control.exists().then_some(()))?;
     end(child)?;
 
-    // It does not end when it is asked to: this shell does not pass the signal on.
+    // QEMU does not end on request, because this shell ignores the signal.
     guests.wrap_qemu("trap '' TERM; $REAL \"$@\"")?;
     let is = |phase: Phase| move |state: &vm::running::State| (state.phase == phase).then_some(());
     let child = start("booting", &[])?;
@@ -196,7 +196,7 @@ fn nothing_is_left_of_a_guest_whose_supervisor_is_killed_at_any_point() -> Resul
     guests.wait_for("running", is(Phase::Stopping))?;
     end(child)?;
 
-    // What it added to a daemon that runs already goes too, and only that.
+    // Objects that the guest added to a running daemon are removed, and no others.
     let scratch = Scratch::new()?;
     let daemon = DaemonBuilder::new(&scratch).disk("own=ram:8M").start()?;
     let control = daemon.control().display().to_string();
@@ -218,7 +218,7 @@ fn nothing_is_left_of_a_guest_whose_supervisor_is_killed_at_any_point() -> Resul
         "{disks}"
     );
 
-    // In the background: first the one who waits for it, then the guest's supervisor.
+    // In the background: kills first the waiting command, then the guest's supervisor.
     let child = start("detached", &["--detach"])?;
     guests.wait_for("detached", is(Phase::Booting))?;
     end(child)?;
@@ -231,13 +231,13 @@ fn nothing_is_left_of_a_guest_whose_supervisor_is_killed_at_any_point() -> Resul
     guests.nothing_is_left()
 }
 
-/// SIGTERM.
+/// Sends SIGTERM.
 fn terminate(child: &Child) {
     vm::running::terminate(child.id(), false);
 }
 
-/// A kernel in the form that boot loaders know (Linux, Documentation/arch/x86/boot.rst) that says "stuck" on the serial port and
-/// then does nothing.
+/// Returns a kernel in the format for boot loaders (Linux, Documentation/arch/x86/boot.rst) that prints "stuck" on the serial port
+/// and halts.
 fn kernel_that_hangs() -> Vec<u8> {
     const SETUP: usize = 0x200;
     const CODE: usize = 0x26c;
@@ -290,7 +290,7 @@ fn a_guest_that_does_not_come_up_ends_with_what_its_console_said() -> Result<()>
         }
         guests.nothing_is_left()?;
     }
-    // A QEMU that refuses its command line.
+    // QEMU refuses its command line.
     let refused = guests.refused(&["run", "blk:1", "backing=ram:8M", "--qemu-arg=-nonsense"])?;
     ensure!(refused.contains("nonsense: invalid option"), "{refused}");
     guests.nothing_is_left()

@@ -1,5 +1,5 @@
-//! `lunette vm compare` and `lunette vm matrix`: a disk that is slow is told from bare metal, a study that was interrupted goes on, and
-//! its pictures are drawn. Needs: guests. Takes: 60 s.
+//! `lunette vm compare` and `lunette vm matrix`: a slow disk differs from bare metal, an interrupted study resumes, and its charts are
+//! drawn. Needs: guests. Takes: 60 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, Rig, UserGuests, bail, ensure};
@@ -11,8 +11,8 @@ use vm::wait_until;
 
 const SOON: Duration = Duration::from_secs(240);
 
-/// A disk of 20 ms and one of memory, beside files of this machine. An emulated guest is slow by itself: what the delay does is seen in
-/// the disk without one.
+/// A disk with a delay of 20 ms, a memory disk, and files of this machine. An emulated guest is slow, so the effect of the delay is
+/// compared with the memory disk.
 #[test]
 fn a_slow_disk_is_far_below_bare_metal_and_below_a_fast_one() -> Result<()> {
     let rig = Rig::new(|daemon| {
@@ -57,7 +57,7 @@ fn a_slow_disk_is_far_below_bare_metal_and_below_a_fast_one() -> Result<()> {
     ensure!(cells.iter().all(|cell| cell["turns"] == 2), "{document}");
     let class = slow["class"].as_str().unwrap_or_default();
     ensure!(class.starts_with("below 40 %"), "{document}");
-    // No answer comes before its time, whatever the machine does; and without the delay there are many more.
+    // No request completes before the delay, on any machine, and the memory disk completes many more requests.
     for field in ["/mean_ns", "/p50_ns", "/p99_ns"] {
         ensure!(number(slow, field) >= 20e6, "{field} of {slow}");
     }
@@ -70,7 +70,7 @@ fn a_slow_disk_is_far_below_bare_metal_and_below_a_fast_one() -> Result<()> {
         number(fast, "/of_first/value") > 5.0 * number(slow, "/of_first/value"),
         "{document}"
     );
-    // The daemon ran before, and its CPU time is not only the guest's.
+    // The daemon ran before, so its CPU time includes more than this guest's requests.
     ensure!(
         slow["host_cpu_ns_per_io"].is_null() && number(host, "/host_cpu_ns_per_io") > 0.0,
         "{document}"

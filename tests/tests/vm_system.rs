@@ -1,5 +1,5 @@
-//! `lunette vm run` with what is the user's own: a system that boots from its disk, raw by QEMU and qcow2 by Lunette, beside other disks;
-//! and a folder of the host in the guest. Needs: qemu-system-common (virtiofsd), qemu-utils, syslinux, mtools. Takes: 40 s.
+//! `lunette vm run` with a user's own data: a system that boots from its disk, raw by QEMU and qcow2 by Lunette, with other disks; and a
+//! host folder in the guest. Needs: qemu-system-common (virtiofsd), qemu-utils, syslinux, mtools. Takes: 40 s.
 #![forbid(unsafe_code)]
 
 use control::Client;
@@ -8,10 +8,10 @@ use serde_json::Value;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A boot from a disk under TCG, on a busy machine.
+/// Time limit for a boot from a disk under TCG on a busy machine.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 
-/// `vm exec` once the system's agent is there: nobody waits for that of a system that need not have one.
+/// Repeats `vm exec` until the system's agent answers. `vm run` does not wait for it, because the system may have no agent.
 fn exec_when_up(guests: &UserGuests, name: &str, command: &str) -> Result<String> {
     let begun = Instant::now();
     loop {
@@ -28,8 +28,8 @@ fn exec_when_up(guests: &UserGuests, name: &str, command: &str) -> Result<String
     }
 }
 
-/// What starts the kernel from a disk of Lunette's: the disk's boot loader under KVM. TCG goes on with what it has translated of the boot
-/// sector when another process puts the next one in its place, so that QEMU has to load the kernel there.
+/// Returns the arguments that start the kernel from a disk of Lunette. Under KVM the disk's boot loader starts it. TCG continues with its
+/// translation of the boot sector after another process overwrites it, so QEMU must load the kernel.
 fn loader(guests: &UserGuests) -> Result<Vec<String>> {
     if vm::Accelerator::detect()? == vm::Accelerator::Kvm {
         return Ok(Vec::new());
@@ -88,7 +88,7 @@ fn own_system_boots_raw_by_qemu_and_qcow2_by_lunette() -> Result<()> {
     let first = exec_when_up(&guests, "own", seen)?;
     ensure!(first.contains("/dev/vda2 / ext4"), "{first}");
     ensure!(first.contains("\nvda\nvdb\n"), "{first}");
-    // The boot loader's line, not one that QEMU was given.
+    // The command line is the boot loader's and not QEMU's.
     ensure!(first.contains("BOOT_IMAGE="), "{first}");
     guests.ok(&["exec", "own", "echo kept > /mark && sync"])?;
     guests.ok(&["stop", "own"])?;
@@ -139,7 +139,7 @@ fn folder_of_the_host_is_read_and_written_in_the_guest() -> Result<()> {
         refused.contains("/no/such/folder") && refused.contains("hint:"),
         "{refused}"
     );
-    // Also what is wrong with the topology is said where --detach was asked for.
+    // Errors in the topology are also reported with --detach.
     let memory = ["run", "--detach", "blk:1,via=qemu", "backing=ram:16M"];
     let refused = guests.refused(&memory)?;
     ensure!(refused.contains("which QEMU does not reach"), "{refused}");
