@@ -158,7 +158,7 @@ impl Mapping {
         Ok(File::from(fd))
     }
 
-    /// Returns true if a memfd has pages at or after byte `offset`, or if the kernel cannot tell.
+    /// Returns true if a memfd has pages at or after byte `offset`, or if the kernel does not support the query.
     pub fn has_data_from(file: &File, offset: u64) -> bool {
         !matches!(
             seek(file, SeekFrom::Data(offset)),
@@ -246,7 +246,7 @@ impl Mapping {
     }
 
     /// Returns the first bytes at or after `offset` that have pages, or a part of them; bytes before the result read as zeroes. Empty,
-    /// at the mapping's end, if there are none. If the kernel cannot tell, all bytes count as used. Only for memory that was never
+    /// at the mapping's end, if there are none. If the kernel does not support the query, all bytes count as used. Only for memory that was never
     /// shared.
     pub fn next_used(&self, offset: usize) -> Range<usize> {
         if offset >= self.length {

@@ -1,4 +1,4 @@
-//! Every mapping survives truncation, whatever the number of clients. In a test program of its own, because it
+//! Every mapping survives truncation, for any number of clients. A separate test program, because the test
 //! exhausts the watch table of the process.
 
 use std::os::fd::AsFd;

@@ -33,9 +33,10 @@ pub struct CheckReport {
     pub allocated: u64,
     /// Number of allocated clusters that are compressed.
     pub compressed: u64,
-    /// Of those, compressed ones and clusters that do not follow the one before in their L2 table, as `qemu-img check` counts them.
+    /// Number of allocated clusters that are compressed or do not follow the previous one of their L2 table, as `qemu-img check` counts
+    /// them.
     pub fragmented: u64,
-    /// Clusters that are counted more often than they are used: they only take room.
+    /// Number of leaked clusters: their refcount is higher than their number of uses.
     pub leaks: u64,
     /// Number of clusters with a count below their uses, and of invalid entries.
     pub corruptions: u64,

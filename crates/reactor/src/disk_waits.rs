@@ -1,7 +1,7 @@
 //! Estimates how long an otherwise idle worker waits for a disk.
 //!
-//! The worker uses the estimate to choose between polling and sleeping. The estimate follows the shorter waits, whatever
-//! ended them, so that a worker keeps polling where work arrives quickly. Measurements: `docs/performance.md`.
+//! The worker uses the estimate to choose between polling and sleeping. The estimate follows the shorter waits, for any
+//! cause, so that a worker keeps polling where work arrives quickly. Measurements: `docs/performance.md`.
 
 use std::time::Duration;
 

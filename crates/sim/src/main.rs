@@ -27,25 +27,25 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(version, about, long_about = None)]
 struct Arguments {
-    /// One seed, with a trace of what happens
+    /// Run one seed and print a trace of its events
     #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "minutes"])]
     seed: Option<u64>,
-    /// These seeds; B is not one of them
+    /// Run the seeds from A up to, but not including, B
     #[arg(long, value_name = "A..B", value_parser = range)]
     seeds: Option<Range<u64>>,
-    /// Fresh seeds, for this many minutes
+    /// Run fresh seeds for this many minutes
     #[arg(long, value_name = "M")]
     minutes: Option<f64>,
-    /// The first of the fresh seeds; otherwise the time says which
+    /// First of the fresh seeds [default: from the clock]
     #[arg(long, value_name = "N", requires = "minutes")]
     first: Option<u64>,
-    /// Steps of a run
+    /// Number of steps per run
     #[arg(long, value_name = "N", default_value_t = 600)]
     steps: usize,
-    /// Threads, each with seeds of its own
+    /// Number of threads, each with its own seeds
     #[arg(long, value_name = "N", default_value_t = 1)]
     jobs: u64,
-    /// Leave a failing schedule as long as it is
+    /// Do not shrink a failing schedule
     #[arg(long)]
     no_shrink: bool,
 }

@@ -8,7 +8,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 /// # Errors
 /// When the number is not an open descriptor.
 pub fn inherited(number: i32) -> io::Result<OwnedFd> {
-    // SAFETY: the call takes no pointer and does not change the descriptor with this number, whoever owns it.
+    // SAFETY: the call takes no pointer and does not change the descriptor with this number, which may have another owner.
     let duplicate = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
     if duplicate < 0 {
         return Err(io::Error::last_os_error());

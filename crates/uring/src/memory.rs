@@ -111,7 +111,7 @@ fn set(submitter: &Submitter<'_>, place: u16, base: *mut u8, length: usize) -> i
         iov_base: base.cast(),
         iov_len: length,
     };
-    // SAFETY: the kernel pins the pages that are mapped there now; they stay allocated whatever happens to the address
-    // range later. Operations use the index only together with a buffer that keeps this same memory allocated.
+    // SAFETY: the kernel pins the pages that are mapped there now; they stay allocated even if the address
+    // range is unmapped later. Operations use the index only together with a buffer that keeps this same memory allocated.
     unsafe { submitter.register_buffers_update(place.into(), &[memory], None) }
 }

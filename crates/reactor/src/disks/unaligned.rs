@@ -40,7 +40,7 @@ pub(crate) struct Unaligned {
     number: u64,
 }
 
-/// What an operation does next, or waits for.
+/// Next step of an operation, or the event that it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// Waits for the range lock.
