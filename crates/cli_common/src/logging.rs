@@ -36,10 +36,10 @@ pub enum LogFormat {
 /// Filter and format of the log.
 #[derive(Clone, Debug, Args)]
 pub struct LogOptions {
-    /// What to log: a level (error, warn, info, debug, trace), or PART=LEVEL,... [default: RUST_LOG, or info]
+    /// Log filter: a level (error, warn, info, debug, trace), or PART=LEVEL,... [default: RUST_LOG, or info]
     #[arg(long, value_name = "FILTER", global = true, help_heading = "Log")]
     pub log: Option<String>,
-    /// How to log: text (without time under systemd, whose journal has its own) or json
+    /// Log format: text (without time under systemd, because the journal adds it) or json
     #[arg(
         long,
         value_name = "FORMAT",

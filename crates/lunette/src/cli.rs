@@ -19,10 +19,10 @@ use crate::rbd::RbdCommand;
 #[derive(Debug, Parser)]
 #[command(name = "lunette", version, arg_required_else_help = true, after_help = AFTER)]
 pub struct Cli {
-    /// The log
+    /// Log options
     #[command(flatten)]
     pub log: LogOptions,
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub command: Command,
 }
@@ -48,11 +48,11 @@ pub enum Command {
     Check(CheckArguments),
     /// Replace a running daemon with another program, under its guests
     Upgrade(UpgradeArguments),
-    /// Show whether all is well, what is served, and to whom
+    /// Show the state of the daemon, its exports and its clients
     Status(LookArguments),
     /// List and change the disks of a running daemon
     Disk(DiskCommand),
-    /// Watch and steer long work on disks: mirrors, backups, streams
+    /// Show and control jobs on disks: mirrors, backups, streams
     Job(JobCommand),
     /// List and change the exports of a running daemon
     Export(ExportCommand),
@@ -72,7 +72,7 @@ pub enum Command {
     Rbd(RbdCommand),
     /// Show where requests' time goes, stage by stage
     Latency(LatencyArguments),
-    /// Write what a daemon does into one file, to be looked at with a browser or sent with a question
+    /// Write a report about a running daemon to one file, for a browser or a support request
     Report(ReportArguments),
     /// Watch rates and latencies on a screen, second by second
     #[command(disable_help_flag = true, after_help = AFTER_TOP)]
@@ -82,19 +82,19 @@ pub enum Command {
     /// Drive a device as a guest's driver would, and measure it (the program lunette-lab runs this)
     #[command(disable_help_flag = true, after_help = AFTER_BENCH)]
     Bench(LabArguments),
-    /// Say what of this host's set-up makes disks of virtual machines slow, and how to change it
+    /// Find host settings that slow down virtual machine disks, and how to change them
     #[command(disable_help_flag = true, after_help = AFTER_DOCTOR)]
     Doctor(LabArguments),
-    /// Make, check and convert qcow2 images that nobody serves
+    /// Create, check and convert qcow2 images that no daemon serves
     #[command(disable_help_flag = true, after_help = AFTER_IMAGE)]
     Image(LabArguments),
-    /// Look at iSCSI targets, and copy their disks, without a driver
+    /// Inspect iSCSI targets and copy their disks, without a kernel driver
     #[command(disable_help_flag = true, after_help = AFTER_ISCSI)]
     Iscsi(LabArguments),
-    /// Make domains of libvirt, and read them (the program lunette-lab runs this)
+    /// Create and read libvirt domains (the program lunette-lab runs this)
     #[command(disable_help_flag = true, after_help = AFTER_LIBVIRT)]
     Libvirt(LabArguments),
-    /// Plan and run guests whose disks are Lunette's, or QEMU's to compare with (the program lunette-lab runs this)
+    /// Plan and run guests with disks of Lunette, or of QEMU for comparison (the program lunette-lab runs this)
     #[command(disable_help_flag = true, after_help = AFTER_VM)]
     Vm(LabArguments),
     /// Serve one file as virtio-blk, as QEMU and libvirt start a back end
@@ -145,13 +145,13 @@ pub struct Configuration {
     /// translation, or by a name
     #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
     pub announce: Vec<String>,
-    /// What any initiator may do with the targets of --iscsi: none, ro or rw [default: none]
+    /// Access of any initiator to the targets of --iscsi: none, ro or rw [default: none]
     #[arg(long, value_name = "MODE")]
     pub demo_mode: Option<String>,
     /// CHAP users of the targets of --iscsi: a line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600
     #[arg(long, value_name = "FILE")]
     pub chap_user: Option<String>,
-    /// What is the daemon's own
+    /// Flags of the daemon itself
     #[command(flatten)]
     pub daemon: DaemonFlags,
 }
@@ -178,13 +178,13 @@ impl Configuration {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_SERVE)]
 pub struct ServeArguments {
-    /// What to serve
+    /// Objects to serve
     #[command(flatten)]
     pub configuration: Configuration,
     /// Record no stage stamps: only to measure their cost (lunette bench stamp-cost)
     #[arg(long)]
     pub without_stamps: bool,
-    /// Go on with the front ends of the daemon at the control socket, which ends: what lunette upgrade starts
+    /// Take over the front ends of the daemon at the control socket, which then ends; used by lunette upgrade
     #[arg(long)]
     pub take_over: bool,
 }
@@ -193,22 +193,22 @@ pub struct ServeArguments {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_UPGRADE)]
 pub struct UpgradeArguments {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub daemon: DaemonAddress,
     /// The program to start [default: this one]
     #[arg(long, value_name = "PROGRAM")]
     pub to: Option<PathBuf>,
-    /// Go on where RAM disks without persist=memfd lose their content
+    /// Upgrade although RAM disks without persist=memfd lose their content
     #[arg(long)]
     pub lose_ram_disks: bool,
-    /// Go on where jobs are at work: they end, and their disks are as they were
+    /// Upgrade although jobs are running: they end, and their disks stay unchanged
     #[arg(long)]
     pub end_jobs: bool,
     /// Upgrade although lunette reload would refuse the configuration file: clients of changed disks may lose their sessions
     #[arg(long)]
     pub force: bool,
-    /// Print the version of what this program understands of a running daemon
+    /// Print the version of the handover protocol
     #[arg(long, hide = true)]
     pub handover_version: bool,
 }
@@ -217,16 +217,16 @@ pub struct UpgradeArguments {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_REPORT)]
 pub struct ReportArguments {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub daemon: DaemonAddress,
-    /// How long to look, in seconds: 1 to 240
+    /// Duration of the measurement in seconds: 1 to 240
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub seconds: u64,
-    /// The file; - is the standard output
+    /// Output file; - is the standard output
     #[arg(long, value_name = "FILE", default_value = "lunette-report.html")]
     pub out: PathBuf,
-    /// Give disks, exports, initiators, serial numbers and paths other names
+    /// Replace the names of disks, exports, initiators, serial numbers and paths
     #[arg(long)]
     pub redact: bool,
 }
@@ -275,7 +275,7 @@ SIGTERM and SIGINT end it quickly, SIGHUP reloads the file, SIGUSR1 prints the l
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_CHECK)]
 pub struct CheckArguments {
-    /// What to look at
+    /// Configuration to check
     #[command(flatten)]
     pub configuration: Configuration,
     /// Print {"valid": ..., "mistakes": [{file, line, column, message, allowed, help}], "warnings": [...]} to stdout
@@ -298,10 +298,10 @@ pub struct LatencyArguments {
     /// where it shares their queues with other disks
     #[arg(value_name = "EXPORT|DISK|QUEUE")]
     pub selector: Option<String>,
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub daemon: DaemonAddress,
-    /// Print JSON; with --watch one object a line
+    /// Print JSON; with --watch one object per line
     #[arg(long)]
     pub json: bool,
     /// Print the slowest requests of the last minute, stage by stage
@@ -340,7 +340,7 @@ pub struct LogArguments {
     /// Set the filter: a level (off, error, warn, info, debug, trace), or PART=LEVEL,... [default: show it]
     #[arg(value_name = "FILTER")]
     pub filter: Option<String>,
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub daemon: DaemonAddress,
 }
@@ -440,7 +440,7 @@ pub struct BlkProgram {
     /// The file or block device to serve
     #[arg(long, value_name = "PATH", required = true)]
     pub blk_file: PathBuf,
-    /// What both programs take
+    /// Common arguments
     #[command(flatten)]
     pub common: ProgramArguments,
 }
@@ -459,7 +459,7 @@ pub struct ScsiProgram {
     /// A file or block device to serve; the first is LUN 0 of target 0, each further one the next LUN
     #[arg(long, value_name = "PATH", required = true)]
     pub blk_file: Vec<PathBuf>,
-    /// What both programs take
+    /// Common arguments
     #[command(flatten)]
     pub common: ProgramArguments,
 }

@@ -17,7 +17,7 @@ use crate::objects::{print_json, size_text};
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_RBD)]
 pub struct RbdCommand {
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub action: RbdAction,
 }
@@ -30,7 +30,7 @@ pub enum RbdAction {
         /// The pool, or a namespace of it
         #[arg(value_name = "POOL[/NAMESPACE]")]
         pool: String,
-        /// Which cluster, as whom
+        /// Cluster and user
         #[command(flatten)]
         connection: Connection,
         /// Print JSON
@@ -42,16 +42,16 @@ pub enum RbdAction {
 /// Cluster and user, with the keys of a disk.
 #[derive(Debug, Args)]
 pub struct Connection {
-    /// Ceph's configuration file [default: where Ceph looks for it]
+    /// Ceph's configuration file [default: Ceph's default paths]
     #[arg(long, value_name = "FILE")]
     pub conf: Option<PathBuf>,
-    /// The user without `client.` [default: admin]
+    /// User without `client.` [default: admin]
     #[arg(long, value_name = "USER")]
     pub id: Option<String>,
-    /// The file with the user's key [default: what the configuration says]
+    /// File with the user's key [default: from the configuration file]
     #[arg(long, value_name = "FILE")]
     pub keyring: Option<PathBuf>,
-    /// Addresses of monitors [default: what the configuration says]
+    /// Addresses of monitors [default: from the configuration file]
     #[arg(long, value_name = "ADDRESS,...")]
     pub mon_host: Option<String>,
     /// An option of Ceph; may be given several times
@@ -151,7 +151,7 @@ fn list(config: &ClusterConfig, pool: &str) -> Result<Vec<Listed>, Error> {
         };
         let shape = Image::open(&cluster, &image, true).and_then(|image| image.shape());
         let shape = match shape {
-            // Removed after the list was made.
+            // The image was removed after listing.
             Err(error) if error.errno() == rustix::io::Errno::NOENT.raw_os_error() => continue,
             shape => shape?,
         };

@@ -22,10 +22,10 @@ use crate::vm::VmCommand;
     after_help = AFTER
 )]
 pub struct Cli {
-    /// The log
+    /// Log options
     #[command(flatten)]
     pub log: LogOptions,
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub command: Command,
 }
@@ -42,17 +42,17 @@ const AFTER: &str = "\
 pub enum Command {
     /// Drive a device as a guest's driver would, and measure it
     Bench(Box<BenchArguments>),
-    /// Say what of this host's set-up makes disks of virtual machines slow, and how to change it
+    /// Find host settings that slow down virtual machine disks, and how to change them
     Doctor(Box<DoctorArguments>),
-    /// Make, check and convert qcow2 images that nobody serves
+    /// Create, check and convert qcow2 images that no daemon serves
     Image(ImageArguments),
-    /// Look at iSCSI targets, and copy their disks, without a driver
+    /// Inspect iSCSI targets and copy their disks, without a kernel driver
     Iscsi(Box<IscsiArguments>),
-    /// Make domains of libvirt, and read them
+    /// Create and read libvirt domains
     Libvirt(LibvirtCommand),
     /// Watch a daemon's rates and latencies on a screen, second by second
     Top(TopArguments),
-    /// Plan and run guests whose disks are Lunette's, or QEMU's to compare with
+    /// Plan and run guests with disks of Lunette, or of QEMU for comparison
     Vm(VmCommand),
     /// Print a shell's completion script for lunette-lab
     #[command(after_help = AFTER_COMPLETION)]

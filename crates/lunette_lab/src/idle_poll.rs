@@ -14,7 +14,7 @@ const FILE: &str = "/dev/cpu_dma_latency";
 /// The option `--idle-poll`.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct IdlePoll {
-    /// Keep the CPUs of this host from sleeping for the time of the run: what is left of a wait is not their waking up
+    /// Keep the CPUs of this host out of sleep states during the run, so that latencies do not include their wake-up time
     #[arg(long, global = true)]
     idle_poll: bool,
 }

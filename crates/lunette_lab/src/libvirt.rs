@@ -43,7 +43,7 @@ struct FromArguments {
     /// The domain, as virsh dumpxml prints it; - reads stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// What to print
+    /// Output: QEMU's command line or a configuration file
     #[arg(long, value_enum, default_value = "qemu")]
     to: Form,
     /// Folder of the exports' sockets

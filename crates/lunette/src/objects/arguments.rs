@@ -7,7 +7,7 @@ use cli_common::DaemonAddress;
 /// Address of the daemon, and output format.
 #[derive(Clone, Debug, Args)]
 pub struct Ask {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub daemon: DaemonAddress,
     /// Print JSON
@@ -19,7 +19,7 @@ pub struct Ask {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_STATUS)]
 pub struct LookArguments {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub ask: Ask,
 }
@@ -35,10 +35,10 @@ Exit code 0: all is well, 1: something is not, or there is no daemon.";
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_DISK)]
 pub struct DiskCommand {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub ask: Ask,
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub action: DiskAction,
 }
@@ -85,7 +85,7 @@ pub enum DiskAction {
         disk: String,
         /// New size: bytes, or K, M, G, T [default: the present size of its file, block device or image]
         size: Option<String>,
-        /// Shrink it, and lose the data beyond the new end
+        /// Shrink the disk and lose the data beyond the new end
         #[arg(long)]
         force: bool,
     },
@@ -106,21 +106,21 @@ pub enum DiskAction {
         #[arg(value_name = "KEY=VALUE,...")]
         setting: String,
     },
-    /// Submit again I/Os that have failed and wait
+    /// Resubmit the waiting I/Os of a disk
     Resume {
         /// Name
         disk: String,
     },
-    /// Take a snapshot: disks go on in new qcow2 images over what they are, all at one moment
+    /// Take a snapshot: at one moment, all disks continue in new qcow2 images over their present contents
     Snapshot {
         /// Names
         #[arg(required = true)]
         disk: Vec<String>,
-        /// The image that is made, once for each disk, in the same order
+        /// Image to create, one per disk in the same order
         #[arg(long, value_name = "IMAGE", required = true)]
         to: Vec<String>,
     },
-    /// Copy a disk while it is used, and let it go on in the copy
+    /// Copy a disk while it is used, and move it to the copy
     Mirror {
         /// Name
         disk: String,
@@ -129,43 +129,43 @@ pub enum DiskAction {
         /// Switch to the copy as soon as it is complete [default: lunette job switch does]
         #[arg(long)]
         switch: bool,
-        /// How fast
+        /// Speed and wait options
         #[command(flatten)]
         how: Speed,
     },
-    /// Copy a disk while it is used: what it is when the copy is complete
+    /// Copy a disk while it is used; the copy has the content at the end of the job
     Backup {
         /// Name
         disk: String,
         /// As for mirror
         target: String,
-        /// Copy what has changed since the last backup of this name: to the same target, or into a new image over it. The first copies
-        /// everything
+        /// Copy the changes since the last backup of this name: to the same target, or into a new image over it. The first backup
+        /// copies everything
         #[arg(long, value_name = "NAME")]
         incremental: Option<String>,
-        /// How fast
+        /// Speed and wait options
         #[command(flatten)]
         how: Speed,
     },
-    /// List and remove dirty bitmaps: what has changed since the last backup of each name
+    /// List and remove dirty bitmaps, which record the changes since the last backup of each name
     Bitmap {
-        /// What to do
+        /// Subcommand
         #[command(subcommand)]
         action: BitmapAction,
     },
-    /// Copy what an image has into the image that it stands on, and let the disk go on there
+    /// Copy an image's data into its backing image, and move the disk there
     Commit {
         /// Name
         disk: String,
-        /// How fast
+        /// Speed and wait options
         #[command(flatten)]
         how: Speed,
     },
-    /// Copy what an image stands on into the image, which then stands alone
+    /// Copy the backing images' data into the image, which then needs no backing image
     Stream {
         /// Name
         disk: String,
-        /// How fast
+        /// Speed and wait options
         #[command(flatten)]
         how: Speed,
     },
@@ -173,7 +173,7 @@ pub enum DiskAction {
     Identity {
         /// Name
         disk: String,
-        /// Give it a new identity, as a copy of another disk needs; no export may serve it
+        /// Create a new identity, for a disk that is a copy of another; no export may serve the disk
         #[arg(long)]
         new: bool,
     },
@@ -190,12 +190,12 @@ pub enum DiskAction {
 /// `lunette disk bitmap`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum BitmapAction {
-    /// List them
+    /// List bitmaps
     List {
-        /// Of this disk alone
+        /// Only the bitmaps of this disk
         disk: Option<String>,
     },
-    /// Remove one: the next backup of its name copies everything
+    /// Remove a bitmap; the next backup of its name copies everything
     Remove {
         /// The disk's name
         disk: String,
@@ -207,10 +207,10 @@ pub enum BitmapAction {
 /// Speed of a job, and whether to wait for it.
 #[derive(Clone, Debug, Args)]
 pub struct Speed {
-    /// Bytes to copy in a second: K, M, G [default: no limit]
+    /// Limit in bytes per second: K, M, G [default: no limit]
     #[arg(long, value_name = "SIZE")]
     pub speed: Option<String>,
-    /// Wait until it has ended, or a mirror is complete, and show its progress
+    /// Wait for the end of the job, or until a mirror is complete, and show the progress
     #[arg(long)]
     pub wait: bool,
 }
@@ -219,10 +219,10 @@ pub struct Speed {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_JOB)]
 pub struct JobCommand {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub ask: Ask,
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub action: JobAction,
 }
@@ -242,19 +242,19 @@ Exit code 0: done, or begun; 1: failed or cancelled.";
 /// Actions of `lunette job`.
 #[derive(Debug, Subcommand)]
 pub enum JobAction {
-    /// List jobs: of each disk the last one
+    /// List the last job of each disk
     List,
     /// Show the job of a disk
     Show {
         /// Name of the disk
         disk: String,
     },
-    /// Let a job wait until it is resumed
+    /// Pause a job until it is resumed
     Pause {
         /// Name of the disk
         disk: String,
     },
-    /// Let a paused job go on
+    /// Resume a paused job
     Resume {
         /// Name of the disk
         disk: String,
@@ -263,7 +263,7 @@ pub enum JobAction {
     Speed {
         /// Name of the disk
         disk: String,
-        /// Bytes to copy in a second: K, M, G, or none
+        /// Limit in bytes per second: K, M, G, or none
         #[arg(value_name = "SIZE|none")]
         speed: String,
     },
@@ -288,10 +288,10 @@ pub enum JobAction {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_EXPORT)]
 pub struct ExportCommand {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub ask: Ask,
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub action: ExportAction,
 }
@@ -378,7 +378,7 @@ pub enum NewExport {
         /// Address that discovery names, instead of the portals of the same group
         #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
         announce: Vec<String>,
-        /// What any initiator may do: none, ro or rw [default: none]
+        /// Access of any initiator: none, ro or rw [default: none]
         #[arg(long, value_name = "MODE")]
         demo_mode: Option<String>,
         /// CHAP users: a file that the daemon may read, as for serve --chap-user
@@ -391,10 +391,10 @@ pub enum NewExport {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_LUN)]
 pub struct LunCommand {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub ask: Ask,
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub action: LunAction,
 }
@@ -452,10 +452,10 @@ pub enum LunAction {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_SESSION)]
 pub struct SessionCommand {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub ask: Ask,
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub action: SessionAction,
 }
@@ -486,10 +486,10 @@ pub enum SessionAction {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_RESERVATION)]
 pub struct ReservationCommand {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub ask: Ask,
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub action: ReservationAction,
 }
@@ -504,7 +504,7 @@ Examples:
 pub enum ReservationAction {
     /// List all registrations and reservations
     List,
-    /// Show those of one disk
+    /// Show the registrations and reservations of one disk
     Show {
         /// Name
         disk: String,
@@ -515,10 +515,10 @@ pub enum ReservationAction {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_STATE)]
 pub struct StateCommand {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub ask: Ask,
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub action: StateAction,
 }
@@ -539,7 +539,7 @@ pub enum StateAction {
     List,
     /// Reset a damaged file: move it aside, and serve its object with the default state
     Reset {
-        /// Name of the file, as the list shows it
+        /// Name of the file, as listed
         file: String,
         /// Do not ask for confirmation
         #[arg(long)]
@@ -551,10 +551,10 @@ pub enum StateAction {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_CONFIG)]
 pub struct ConfigCommand {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub ask: Ask,
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub action: ConfigAction,
 }
@@ -581,10 +581,10 @@ pub enum ConfigAction {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_RELOAD)]
 pub struct ReloadArguments {
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub ask: Ask,
-    /// Override what is in use: disconnect clients, abort requests, drop data beyond a new end
+    /// Reload although objects are in use: disconnect clients, abort requests, drop data beyond a new end
     #[arg(long)]
     pub force: bool,
 }

@@ -14,13 +14,13 @@ use crate::idle_poll::IdlePoll;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER, args_conflicts_with_subcommands = true)]
 pub struct BenchArguments {
-    /// Other things than one trial
+    /// Subcommands other than one trial
     #[command(subcommand)]
     pub command: Option<BenchCommand>,
     /// A trial
     #[command(flatten)]
     pub trial: Trial,
-    /// Whether CPUs sleep
+    /// Sleep states of CPUs
     #[command(flatten)]
     pub idle: IdlePoll,
 }
@@ -63,13 +63,13 @@ fn cpus_worth(text: &str) -> Result<f64, String> {
 /// Subcommands of `lunette bench`.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Measure in the manner of the Linux Test Project's disktest: its flags and its lines
+    /// Measure like the Linux Test Project's disktest, with its flags and output lines
     Disktest(DisktestArguments),
     /// Compare two result files
     Compare {
         /// A result of --output-format=json
         first: PathBuf,
-        /// Another one
+        /// Another result
         second: PathBuf,
     },
     /// Measure both transports beside qemu-storage-daemon, in under five minutes
@@ -82,9 +82,9 @@ pub enum BenchCommand {
     RbdTable(RbdTableArguments),
     /// Measure one iSCSI session with one to several connections (MC/S)
     Mcs(McsArguments),
-    /// Measure what stamps cost: the same load with and without them, in turns
+    /// Measure the cost of stamps: the same load with and without them, in turns
     StampCost(StampArguments),
-    /// Is the tool right? Known service times, exact percentiles, and fio on the same device
+    /// Check the tool itself: known service times, exact percentiles, and fio on the same device
     SelfCheck(SelfCheckArguments),
     /// The fifteen-case study: which transport, how many workers and queues
     Matrix(MatrixArguments),
@@ -114,7 +114,7 @@ pub enum RingKind {
 /// One trial.
 #[derive(Debug, Args)]
 pub struct Trial {
-    /// What to measure, and fio job files
+    /// Devices to measure, and fio job files
     #[arg(value_name = "SUBJECT|JOBFILE")]
     pub what: Vec<String>,
     /// A further subject; all take turns
@@ -129,22 +129,22 @@ pub struct Trial {
     /// Turns of each subject [default: 5 with --vs, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: Option<u32>,
-    /// Milliseconds before anything counts
+    /// Milliseconds before the measurement starts
     #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(..=LONGEST_MS))]
     pub warm_up_ms: u64,
-    /// How often a turn that was disturbed is run again
+    /// Maximum repetitions of a disturbed turn
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=MANY))]
     pub retries: u32,
-    /// CPUs' worth of other work from which on a turn counts as disturbed
+    /// Other CPU use, in CPUs, at which a turn counts as disturbed
     #[arg(long, value_name = "CPUS", default_value_t = 0.1, value_parser = cpus_worth)]
     pub disturbance: f64,
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, default_value_t = Format::Normal)]
     pub output_format: Format,
     /// Print fio's JSON: the same as --output-format=json
     #[arg(long)]
     pub json: bool,
-    /// Write there instead of to stdout
+    /// Write to this file instead of stdout
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
@@ -159,7 +159,7 @@ pub struct Quick {
     /// Size of requests
     #[arg(long, value_name = "SIZE")]
     pub bs: Option<String>,
-    /// Requests in flight, of each clone
+    /// Requests in flight per clone
     #[arg(long, value_name = "N")]
     pub iodepth: Option<String>,
     /// Clones of the job
@@ -168,16 +168,16 @@ pub struct Quick {
     /// Part of the disk
     #[arg(long, value_name = "SIZE")]
     pub size: Option<String>,
-    /// How long [default: 5s, unless a size is named]
+    /// Duration [default: 5s, unless a size is given]
     #[arg(long, value_name = "TIME")]
     pub runtime: Option<String>,
-    /// Check what was written: crc32c, crc32, crc16, crc64
+    /// Verify written data: crc32c, crc32, crc16, crc64
     #[arg(long, value_name = "SUM")]
     pub verify: Option<String>,
     /// Any other option of a job file
     #[arg(long, value_name = "OPTION=VALUE")]
     pub set: Vec<String>,
-    /// So many clones, and a line every second
+    /// Number of clones, with a line of output every second
     #[arg(long, value_name = "N", conflicts_with = "numjobs")]
     pub threads: Option<String>,
     /// Random reads
@@ -186,7 +186,7 @@ pub struct Quick {
     /// Random writes
     #[arg(long, conflicts_with_all = ["rw", "mix"])]
     pub write: bool,
-    /// Random reads and writes, so many of 100 reads
+    /// Random reads and writes, with this percentage of reads
     #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "50", conflicts_with = "rw")]
     pub mix: Option<String>,
 }
@@ -248,13 +248,13 @@ pub struct Driver {
     /// Poll for completions of files too
     #[arg(long)]
     pub poll_files: bool,
-    /// Most queues that are used, a thread each
+    /// Maximum number of queues, with one thread each
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub queues: Option<u16>,
-    /// CPUs for its threads, in turn
+    /// CPUs for the driver's threads, in turn
     #[arg(long, value_name = "N,N,...")]
     pub cpus: Option<String>,
-    /// Chains lie in the ring itself
+    /// Place descriptor chains in the ring itself, without indirect descriptors
     #[arg(long)]
     pub direct_descriptors: bool,
     /// Without VIRTIO_F_EVENT_IDX
@@ -271,7 +271,7 @@ pub struct Driver {
 /// `lunette bench table`
 #[derive(Debug, Args)]
 pub struct TableArguments {
-    /// Where the files under test go: a disk's file system, not tmpfs
+    /// Folder for the files under test: on a disk's file system, not tmpfs
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
     pub place: PathBuf,
     /// Append the table to FOLDER/YYYY-MM-DD.md
@@ -283,13 +283,13 @@ pub struct TableArguments {
     /// CPU of the devices
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub device_cpu: usize,
-    /// Turns of each subject and case: many short ones, for a machine is quicker at some times than at others
+    /// Turns of each subject and case; many short turns average out changes of the machine's speed
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=MANY))]
     pub repetitions: u32,
     /// Milliseconds that one turn measures
     #[arg(long, value_name = "MS", default_value_t = 80, value_parser = clap::value_parser!(u64).range(10..=LONGEST_MS))]
     pub turn_ms: u64,
-    /// Only cases whose name contains this
+    /// Only cases with this text in their name
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
 }
@@ -297,10 +297,10 @@ pub struct TableArguments {
 /// `lunette bench mcs`
 #[derive(Debug, Args)]
 pub struct McsArguments {
-    /// A unit, whose content is lost; without it a daemon with a RAM disk is started
+    /// Logical unit, overwritten by the test [default: a RAM disk of a daemon that the test starts]
     #[arg(value_name = "iscsi://HOST[:PORT]/TARGET/LUN")]
     pub target: Option<String>,
-    /// The largest number of connections
+    /// Maximum number of connections
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub connections: u16,
     /// Bytes of a request
@@ -309,8 +309,8 @@ pub struct McsArguments {
     /// Requests in flight
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub iodepth: u32,
-    /// A line between driver and target with a delay (one way), a rate (bits per second) and a loss of packets, such as
-    /// delay=5ms,rate=4g,loss=0.05%: in network namespaces, which root may make, and others where the kernel lets them
+    /// Simulated line between driver and target with a one-way delay, a rate in bits per second and a packet loss, such as
+    /// delay=5ms,rate=4g,loss=0.05%: uses network namespaces, which need root or a kernel that permits user namespaces
     #[arg(
         long,
         value_name = "delay=TIME,rate=BITS,loss=PERCENT",
@@ -320,7 +320,7 @@ pub struct McsArguments {
     /// JSON instead of a table
     #[arg(long)]
     pub json: bool,
-    /// What all tables take
+    /// Common arguments of all tables
     #[command(flatten)]
     pub table: TableArguments,
 }
@@ -328,7 +328,7 @@ pub struct McsArguments {
 /// `lunette bench rbd-table`
 #[derive(Debug, Args)]
 pub struct RbdTableArguments {
-    /// What all tables take
+    /// Common arguments of all tables
     #[command(flatten)]
     pub table: TableArguments,
     /// Ceph's configuration file, which also names the user's keyring
@@ -354,16 +354,16 @@ pub struct StampArguments {
     /// CPU of the daemons
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub device_cpu: usize,
-    /// How often both daemons are started: what makes the interval narrow
+    /// Number of starts of both daemons; more starts narrow the confidence interval
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=MANY))]
     pub rounds: u32,
-    /// Turns of each in a round, an even number
+    /// Turns of each daemon per round, an even number
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=MANY))]
     pub repetitions: u32,
     /// Milliseconds that one turn measures
     #[arg(long, value_name = "MS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(10..=LONGEST_MS))]
     pub turn_ms: u64,
-    /// Only cases whose name contains this
+    /// Only cases with this text in their name
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
     /// Print JSON
@@ -374,10 +374,10 @@ pub struct StampArguments {
 /// `lunette bench self-check`
 #[derive(Debug, Args)]
 pub struct SelfCheckArguments {
-    /// Where the file lies that fio and we drive: a disk's file system, not tmpfs
+    /// Folder of the file for both fio and lunette bench: on a disk's file system, not tmpfs
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
     pub place: PathBuf,
-    /// Run everything, and judge nothing that depends on how quick this machine is
+    /// Run all checks, without a verdict on those that depend on the machine's speed
     #[arg(long)]
     pub without_timing: bool,
 }
@@ -385,13 +385,13 @@ pub struct SelfCheckArguments {
 /// `lunette bench matrix`
 #[derive(Debug, Args)]
 pub struct MatrixArguments {
-    /// Folder for the result file, the page and the pictures; a study in it goes on where it stopped
+    /// Folder for the result file, the page and the charts; an interrupted study in it is resumed
     #[arg(long, value_name = "FOLDER", default_value = "target/bench/matrix")]
     pub place: PathBuf,
     /// Disks at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub disks: u16,
-    /// Numbers of workers, 0: one that all share [default: 0,1,2,4,8, cut to the machine's CPUs]
+    /// Numbers of workers; 0 is one shared worker [default: 0,1,2,4,8, up to the machine's CPUs]
     #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
     pub workers: Vec<usize>,
     /// Numbers of queues of each disk
@@ -409,7 +409,7 @@ pub struct MatrixArguments {
     /// Milliseconds that one run measures
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=LONGEST_MS))]
     pub turn_ms: u64,
-    /// The driver polls instead of waiting for interrupts
+    /// Poll instead of waiting for interrupts
     #[arg(long)]
     pub polling: bool,
 }

@@ -25,10 +25,10 @@ pub struct DisktestArguments {
     /// Threads, with one transfer each
     #[arg(short = 'K', value_name = "THREADS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
-    /// Kind of I/O: D past the page cache; R raw, B block and F file are found out
+    /// Kind of I/O: D bypasses the page cache; R raw, B block and F file are detected
     #[arg(short = 'I', value_name = "TYPE", default_value = "B")]
     kind: String,
-    /// What is printed: T throughput, X transfers, P and C as T, R the time, A all
+    /// Output: T throughput, X transfers, P and C as T, R the time, A all
     #[arg(short = 'P', value_name = "TXPRCA", default_value = "T")]
     print: String,
     /// Seconds from one heartbeat to the next
@@ -40,10 +40,10 @@ pub struct DisktestArguments {
     /// Read
     #[arg(short = 'r')]
     read: bool,
-    /// Write: what is there is lost
+    /// Write; existing data is lost
     #[arg(short = 'w')]
     write: bool,
-    /// Reads and writes of 100, with -r and -w
+    /// Percentages of reads and writes, with -r and -w
     #[arg(
         short = 'D',
         value_name = "READ%:WRITE%",
@@ -54,10 +54,10 @@ pub struct DisktestArguments {
     /// Bytes of a transfer, with k or m for 1024 and 1048576
     #[arg(short = 'B', value_name = "SIZE", default_value = "4k")]
     size: String,
-    /// Pattern: r or R anywhere, l or L in a row
+    /// Pattern: r or R random, l or L sequential
     #[arg(short = 'p', value_name = "PATTERN", default_value = "l")]
     pattern: String,
-    /// Blocks of 512 bytes from the beginning that are used
+    /// Number of 512-byte blocks to use, from the beginning
     #[arg(short = 'N', value_name = "BLOCKS", value_parser = clap::value_parser!(u64).range(1..=1 << 50))]
     blocks: Option<u64>,
     /// A file or block device, iscsi://HOST/TARGET/LUN, vhost-user-blk:SOCKET or vhost-user-scsi:SOCKET

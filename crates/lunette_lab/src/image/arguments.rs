@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct ImageArguments {
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub action: Action,
 }
@@ -39,7 +39,7 @@ Examples:
 pub enum Action {
     /// Make an empty image
     Create(CreateArguments),
-    /// Say what an image is: size, clusters, backing images, snapshots
+    /// Show the properties of an image: size, clusters, backing images, snapshots
     Info(InfoArguments),
     /// Look for faults. Exit code 0: none; 1: an error; 2: it is damaged; 3: it has leaked clusters only; 63: its format has no check
     Check {
@@ -49,7 +49,7 @@ pub enum Action {
         /// Its format: qcow2
         #[arg(long, short = 'f', value_name = "FORMAT")]
         format: Option<Format>,
-        /// Repair clusters that nobody uses, or all that can be repaired
+        /// Repair leaked clusters, or everything that can be repaired
         #[arg(long, short = 'r', value_name = "WHAT")]
         repair: Option<RepairWhat>,
         #[command(flatten)]
@@ -72,7 +72,7 @@ pub enum Action {
     },
     /// Copy a disk into a new file of another format, or over a disk that exists; holes and zeroes take no room
     Convert(ConvertArguments),
-    /// Write all that an image has into its backing image. The image itself stays as it is
+    /// Write an image's data into its backing image. The image itself is unchanged
     Commit {
         /// The image
         #[arg(value_name = "PATH")]
@@ -88,7 +88,7 @@ pub enum Action {
     },
     /// List the snapshots inside an image, take one, go back to one, or remove one
     Snapshot(SnapshotArguments),
-    /// Put an image onto another backing image, or onto none. It has the same content afterwards
+    /// Change or remove the backing image. The content stays the same
     Rebase(RebaseArguments),
     /// Compare the content of two disks. Exit code 0: yes; 1: no; 2: an error
     Compare(CompareArguments),
@@ -144,7 +144,7 @@ pub struct InfoArguments {
     /// Its format [default: the one that its content shows; no other file is opened for that]
     #[arg(long, short = 'f', value_name = "FORMAT")]
     pub format: Option<Format>,
-    /// Also of the images that it stands on
+    /// Include the backing images
     #[arg(long, visible_alias = "backing-chain")]
     pub chain: bool,
     #[command(flatten)]
@@ -167,7 +167,7 @@ pub struct ResizeArguments {
     pub format: Option<Format>,
     #[command(flatten)]
     pub named: NamedFilesArgument,
-    /// Let the disk become smaller: the data behind its new end are lost
+    /// Shrink the disk; data beyond its new end is lost
     #[arg(long)]
     pub shrink: bool,
 }
@@ -241,7 +241,7 @@ pub struct SnapshotArguments {
     /// Take a snapshot of this name
     #[arg(long, value_name = "NAME")]
     pub create: Option<String>,
-    /// The disk is as it was when this snapshot was taken; what it was last is lost
+    /// Restore the disk from this snapshot; its present content is lost
     #[arg(long, value_name = "NAME")]
     pub apply: Option<String>,
     /// Remove this snapshot
@@ -274,7 +274,7 @@ pub struct RebaseArguments {
     /// The image has no backing image any more
     #[arg(long, conflicts_with = "backing")]
     pub no_backing: bool,
-    /// Change the name only, as after a move of the backing image: what was not written to the image reads as the new one says
+    /// Change only the name of the backing image, for example after a move; unallocated clusters then read from the new one
     #[arg(long = "unsafe")]
     pub name_only: bool,
     /// Show no progress
@@ -344,9 +344,9 @@ impl Format {
 /// Extent of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RepairWhat {
-    /// Clusters that nobody uses.
+    /// Leaked clusters.
     Leaks,
-    /// Those, wrong counts and flags, and entries that name impossible places. The data of such entries are lost.
+    /// Also wrong refcounts and flags, and invalid entries. The data of such entries is lost.
     All,
 }
 

@@ -12,7 +12,7 @@ use iscsi_initiator::{ChapAlgorithm, Portal, SessionOptions, UnitAddress, read_c
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct IscsiArguments {
-    /// What to do
+    /// Subcommand
     #[command(subcommand)]
     pub action: Action,
 }
@@ -32,7 +32,7 @@ Examples:
 /// Actions of `lunette iscsi`.
 #[derive(Debug, Subcommand)]
 pub enum Action {
-    /// List the targets that a portal knows, and their addresses
+    /// List the targets of a portal and their addresses
     Discover {
         /// Portal [default port: 3260]
         #[arg(value_name = "HOST[:PORT]")]
@@ -40,7 +40,7 @@ pub enum Action {
         /// CHAP user of the discovery session
         #[arg(long, value_name = "NAME", requires = "chap_file")]
         user: Option<String>,
-        /// How to log in
+        /// Login options
         #[command(flatten)]
         login: Login,
         /// Print JSON
@@ -52,31 +52,31 @@ pub enum Action {
         /// The target
         #[arg(value_name = "iscsi://HOST/TARGET")]
         target: String,
-        /// How to log in
+        /// Login options
         #[command(flatten)]
         login: Login,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show what a logical unit is: names, size, blocks, write protection
+    /// Show the properties of a logical unit: names, size, blocks, write protection
     Inquiry {
         /// The logical unit
         #[arg(value_name = "iscsi://HOST/TARGET/LUN")]
         unit: UnitAddress,
-        /// How to log in
+        /// Login options
         #[command(flatten)]
         login: Login,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Log in, show what was negotiated, and log out
+    /// Log in, show the negotiated keys, and log out
     Parameters {
         /// The target
         #[arg(value_name = "iscsi://HOST/TARGET")]
         target: String,
-        /// How to log in
+        /// Login options
         #[command(flatten)]
         login: Login,
         /// Print JSON
@@ -88,13 +88,13 @@ pub enum Action {
         /// The target
         #[arg(value_name = "iscsi://HOST/TARGET")]
         target: String,
-        /// Stop after so many
+        /// Number of pings
         #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
         count: u32,
-        /// Seconds between two
+        /// Interval in seconds
         #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
         interval: f64,
-        /// How to log in
+        /// Login options
         #[command(flatten)]
         login: Login,
     },
@@ -107,10 +107,10 @@ pub enum Action {
         /// The logical unit
         #[arg(value_name = "iscsi://HOST/TARGET/LUN")]
         unit: UnitAddress,
-        /// What to do
+        /// Subcommand
         #[command(subcommand)]
         action: PersistAction,
-        /// How to log in
+        /// Login options
         #[command(flatten)]
         login: Login,
     },
@@ -119,13 +119,13 @@ pub enum Action {
 /// `copy` and `verify`
 #[derive(Debug, Args)]
 pub struct Transfer {
-    /// From where: a file, a block device or iscsi://...
+    /// Source: a file, a block device or iscsi://...
     #[arg(value_name = "SOURCE")]
     pub source: String,
-    /// To where; a file is created, or overwritten
+    /// Destination; a file is created or overwritten
     #[arg(value_name = "DESTINATION")]
     pub destination: String,
-    /// Go on from this byte, as an interrupted run says it
+    /// Start at this byte, as printed by an interrupted run
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub from: u64,
     /// Requests in flight
@@ -137,7 +137,7 @@ pub struct Transfer {
     /// Print no progress
     #[arg(long)]
     pub quiet: bool,
-    /// How to log in
+    /// Login options
     #[command(flatten)]
     pub login: Login,
 }
@@ -156,11 +156,11 @@ pub enum PersistAction {
         /// Reservation key, in hexadecimal
         #[arg(value_parser = key)]
         key: u64,
-        /// Keep registrations and reservation through a loss of power (APTPL)
+        /// Keep registrations and reservation through a power loss (APTPL)
         #[arg(long)]
         persist: bool,
     },
-    /// Take back the registration, which the initiator name and the session's ISID name
+    /// Remove the registration of this initiator name and ISID
     Unregister,
     /// Reserve the unit
     Reserve {
@@ -176,17 +176,17 @@ pub enum PersistAction {
         /// Reservation key of this initiator
         #[arg(value_parser = key)]
         key: u64,
-        /// As it was reserved
+        /// Kind of the reservation
         #[arg(value_name = "KIND")]
         kind: String,
     },
-    /// Take back the reservation and all registrations
+    /// Remove the reservation and all registrations
     Clear {
         /// Reservation key of this initiator
         #[arg(value_parser = key)]
         key: u64,
     },
-    /// Take the reservation and the registrations of another key
+    /// Remove the registrations of another key and take over its reservation
     Preempt {
         /// Reservation key of this initiator
         #[arg(value_parser = key)]
@@ -194,7 +194,7 @@ pub enum PersistAction {
         /// The other key
         #[arg(value_parser = key)]
         other: u64,
-        /// Of the reservation
+        /// Kind of the reservation
         #[arg(value_name = "KIND")]
         kind: String,
         /// Abort the tasks of the other key
@@ -224,7 +224,7 @@ pub struct Login {
     /// CHAP algorithms to offer, in order of preference [default: sha3-256,sha256,sha1,md5]
     #[arg(long, global = true, value_name = "LIST")]
     pub chap_algorithms: Option<Algorithms>,
-    /// Seconds after which a target that does not answer is given up
+    /// Seconds after which a silent target counts as failed
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub timeout: u64,
     /// Digests of headers and data
@@ -248,7 +248,7 @@ pub struct Login {
     /// MaxOutstandingR2T
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub max_outstanding_r2t: Option<u16>,
-    /// ErrorRecoveryLevel: 1 asks again for data whose digest is wrong, 2 goes on when a connection is lost
+    /// ErrorRecoveryLevel: 1 requests data with a wrong digest again, 2 also continues after the loss of a connection
     #[arg(long, global = true, value_name = "LEVEL", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub error_recovery_level: u8,
 }

@@ -18,8 +18,8 @@ pub struct GuestArguments {
     /// devices), via=lunette|qemu|qemu-iothread, backing=ram:SIZE|file:FOLDER|tmpfs:FOLDER|block:DEVICE+DEVICE|daemon:DISK+DISK
     #[arg(value_name = "TOPOLOGY", required = true)]
     pub topology: Vec<String>,
-    /// Control socket of the running daemon whose disks backing=daemon names [default: that of the system's daemon, if it runs];
-    /// `vm run` has it serve all of the guest's disks
+    /// Control socket of the running daemon for backing=daemon [default: that of the system's daemon, if it runs]; `vm run` lets
+    /// that daemon serve all of the guest's disks
     #[arg(long, value_name = "SOCKET", help_heading = "Guest")]
     pub control: Option<PathBuf>,
     /// Name of the guest; its disks' serial numbers and files follow from it

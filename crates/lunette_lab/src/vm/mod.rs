@@ -35,9 +35,9 @@ pub struct VmCommand {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Print how to serve and start a guest with these disks, and what it will call them
+    /// Print how to serve these disks and start a guest, and their names in the guest
     Plan(Box<plan::PlanArguments>),
-    /// Bring the small system that guests boot
+    /// Download the small system that guests boot
     Setup(setup::SetupArguments),
     /// Run a guest with these disks, and its daemon
     Run(Box<run::RunArguments>),
@@ -47,7 +47,7 @@ enum Action {
     Exec(exec::ExecArguments),
     /// Run a job file in a guest, and measure
     Bench(Box<bench::BenchArguments>),
-    /// Say how far from bare metal a guest's disks are: host, Lunette and QEMU in turns
+    /// Compare a guest's disks with bare metal: host, Lunette and QEMU in turns
     Compare(Box<study::compare::CompareArguments>),
     /// Measure the fifteen cases in guests, by transport and number of threads
     Matrix(Box<study::matrix::MatrixArguments>),
@@ -59,19 +59,19 @@ enum Action {
     Mcs(mcs::McsArguments),
     /// Copy a file into a guest, or out of it
     Copy(copy::CopyArguments),
-    /// Look at a guest's console, and type there
+    /// Connect the terminal to a guest's console
     Console(console::ConsoleArguments),
-    /// Ask QEMU's monitor
+    /// Send a command to QEMU's monitor
     Monitor(console::MonitorArguments),
-    /// Plug a disk into a guest that runs
+    /// Plug a disk into a running guest
     Plug(plug::PlugArguments),
-    /// Take a plugged disk away
+    /// Remove a plugged disk
     Unplug(plug::UnplugArguments),
     /// Power a guest off
     Stop(stop::StopArguments),
     /// Reboot a guest
     Reboot(stop::StopArguments),
-    /// Take a guest's power away
+    /// Power a guest off without its cooperation
     Kill(stop::KillArguments),
     /// Clean up after a guest
     #[command(hide = true)]

@@ -14,7 +14,7 @@ use super::GuestArguments;
 pub struct PlanArguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// What to print
+    /// Output format
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
 }

@@ -35,19 +35,19 @@ enum Kind {
 pub struct PlugArguments {
     /// The guest
     name: String,
-    /// What the disk is to be in it
+    /// Kind of the disk in the guest
     #[arg(value_enum)]
     kind: Kind,
     /// A disk of the guest's daemon by its name, or a new one: NAME=ram:SIZE, NAME=file:PATH; with --via-qemu a raw file or a block
     /// device
     disk: String,
-    /// QEMU serves it
+    /// Let QEMU serve the disk
     #[arg(long)]
     via_qemu: bool,
     /// Request queues of a virtio-blk device [default: one for each virtual CPU]
     #[arg(long, value_name = "N")]
     queues: Option<u16>,
-    /// Where a SCSI disk goes: CONTROLLER/TARGET:LUN [default: the first controller, a target that is free]
+    /// Address of a SCSI disk: CONTROLLER/TARGET:LUN [default: a free target of the first controller]
     #[arg(long, value_name = "ADDRESS")]
     at: Option<String>,
 }
@@ -67,9 +67,9 @@ Examples:
 pub struct UnplugArguments {
     /// The guest
     name: String,
-    /// The disk, by the name that it was plugged with
+    /// Name of the disk at plug
     disk: String,
-    /// How long to wait for the guest to let go of it
+    /// Time limit for the guest to release the disk
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     within: u64,
 }

@@ -13,7 +13,7 @@ use super::failed;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct SetupArguments {
-    /// Also what is there already, to have the newest kernel
+    /// Download existing files again, to get the newest kernel
     #[arg(long)]
     again: bool,
 }

@@ -32,7 +32,7 @@ pub struct BenchArguments {
     name: String,
     /// Job file in fio's language; its files and devices are the guest's
     job: PathBuf,
-    /// Disks for all jobs, whatever the file says: names in /dev, or paths
+    /// Disks for all jobs, instead of those in the file: names in /dev, or paths
     #[arg(long, value_name = "DISK,DISK", value_delimiter = ',')]
     disks: Vec<String>,
     /// Instead of each size in the file
@@ -44,10 +44,10 @@ pub struct BenchArguments {
     /// Instead of each runtime in the file
     #[arg(long, value_name = "TIME", help_heading = "Overrides")]
     runtime: Option<String>,
-    /// Another option for all jobs, whatever the file says
+    /// Option for all jobs, instead of the one in the file
     #[arg(long, value_name = "OPTION=VALUE", value_parser = job_text::option, help_heading = "Overrides")]
     set: Vec<(String, String)>,
-    /// Who makes the load
+    /// Load generator
     #[arg(long, value_enum, default_value = "lunette")]
     with: Generator,
     /// Form of the result: a table, or fio's JSON
@@ -56,7 +56,7 @@ pub struct BenchArguments {
     /// File for the result
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Whether CPUs of the host sleep
+    /// Sleep states of the host's CPUs
     #[command(flatten)]
     idle: IdlePoll,
     /// Folder for the logs that the jobs write [default: the job file's name without its end]

@@ -43,7 +43,7 @@ pub struct LatencyArguments {
     /// Transports that are studied
     #[arg(long, value_enum, default_value = "both")]
     transport: Transports,
-    /// Who emulates the device
+    /// Emulator of the device
     #[arg(long, value_enum, default_value = "lunette")]
     device: Device,
     /// Patterns
@@ -60,17 +60,17 @@ pub struct LatencyArguments {
     /// Bytes of each disk
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     size: String,
-    /// Where disks' files and pictures go
+    /// Folder for disk files and charts
     #[arg(long, default_value = "lunette-latency", value_name = "FOLDER")]
     folder: PathBuf,
-    /// A disk that takes so long for each I/O, such as 200us, instead of a file: shows which layers see it
+    /// Use a disk with this delay per I/O, such as 200us, instead of a file; shows which layers include the delay
     #[arg(long, value_name = "TIME")]
     delay: Option<String>,
-    /// Whether the daemon's workers poll, as they do by default. They suppress notifications then, and that layer has no figure: both
-    /// makes a second table of the same with it
+    /// Polling of the daemon's workers. Polling workers suppress notifications, so the notification layer has no result. `both`
+    /// prints a second table with polling
     #[arg(long, value_enum, default_value = "both", value_name = "WHEN", num_args = 0..=1, default_missing_value = "only")]
     polling: Polling,
-    /// Whether CPUs of the host sleep
+    /// Sleep states of the host's CPUs
     #[command(flatten)]
     idle: IdlePoll,
     /// Print JSON
@@ -81,9 +81,9 @@ pub struct LatencyArguments {
 /// Polling of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Polling {
-    /// They sleep at once
+    /// Workers sleep at once
     No,
-    /// They poll
+    /// Workers poll
     Only,
     /// One after the other
     Both,

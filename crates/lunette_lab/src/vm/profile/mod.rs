@@ -35,7 +35,7 @@ pub struct ProfileArguments {
     /// Transport of the disks
     #[arg(long, value_enum, default_value = "scsi")]
     transport: Transport,
-    /// Who emulates the devices
+    /// Emulator of the devices
     #[arg(long, default_value = "lunette", value_name = "WHO", value_parser = ["lunette", "qemu", "qemu-iothread"])]
     via: String,
     /// Numbers of request queues, each in a guest of its own [default: 1 and one for each virtual CPU]
@@ -65,13 +65,13 @@ pub struct ProfileArguments {
     /// Bytes of each disk
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     size: String,
-    /// Where disks' files, profiles and flame graphs go
+    /// Folder for disk files, profiles and flame graphs
     #[arg(long, default_value = "lunette-profile", value_name = "FOLDER")]
     folder: PathBuf,
     /// Functions in the table
     #[arg(long, default_value_t = 15, value_name = "N")]
     top: usize,
-    /// Whether CPUs of the host sleep
+    /// Sleep states of the host's CPUs
     #[command(flatten)]
     idle: IdlePoll,
     /// Print JSON

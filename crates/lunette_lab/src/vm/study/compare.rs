@@ -31,7 +31,7 @@ pub struct CompareArguments {
     /// Requests in flight
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     iodepth: u32,
-    /// Programs on an ext4 file system of the disk instead: files that are made, read and written, or a mail server. What was on the disk is lost
+    /// Run programs on an ext4 file system of the disk instead: create, read or write files, or a mail server. The disk's content is lost
     #[arg(long, value_name = "PRESET", value_parser = ["create", "seqread", "randread", "randwrite", "mail"], conflicts_with_all = ["rw", "rwmixread", "bs", "iodepth"], help_heading = "File systems")]
     preset: Option<String>,
     /// Threads of the programs
@@ -53,7 +53,7 @@ pub struct CompareArguments {
         help_heading = "File systems"
     )]
     barriers: Barriers,
-    /// Turns of each way; with fewer than four the interval says little
+    /// Turns of each way; fewer than four give a useless confidence interval
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     turns: u32,
     /// Seconds of each turn
@@ -62,7 +62,7 @@ pub struct CompareArguments {
     /// Bytes of each disk
     #[arg(long, default_value = "256M", value_name = "SIZE")]
     size: String,
-    /// Where disks' files, the result and the picture go; on the file system that is asked about
+    /// Folder for disk files, the result and the chart; on the file system under test
     #[arg(long, default_value = "lunette-compare", value_name = "FOLDER")]
     folder: PathBuf,
     /// Virtual CPUs of the guest
@@ -79,10 +79,10 @@ pub struct CompareArguments {
     /// That daemon's control socket
     #[arg(long, value_name = "SOCKET", requires = "disk")]
     control: Option<PathBuf>,
-    /// Only ways whose name has one of these words in it, beside the host
+    /// Only ways with one of these words in their name, and the host
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     ways: Vec<String>,
-    /// Whether CPUs of the host sleep
+    /// Sleep states of the host's CPUs
     #[command(flatten)]
     idle: IdlePoll,
     /// Print JSON

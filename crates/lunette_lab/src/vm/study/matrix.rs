@@ -32,13 +32,13 @@ pub struct MatrixArguments {
         value_delimiter = ','
     )]
     pub(super) threads: Vec<u32>,
-    /// Only ways whose name has one of these words in it
+    /// Only ways with one of these words in their name
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     pub(super) series: Vec<String>,
     /// Request queues of each device; several numbers are ways of their own [default: one for each virtual CPU]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(super) queues: Vec<u32>,
-    /// Ways without indirect descriptors too: each request takes a descriptor of the ring for each of its parts
+    /// Also ways without indirect descriptors: each request takes a ring descriptor for each of its parts
     #[arg(long)]
     pub(super) chained: bool,
     /// How long Lunette's workers poll, in microseconds, or `always`; several are ways of their own [default: as the daemon does]
@@ -50,7 +50,7 @@ pub struct MatrixArguments {
     /// Depths
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     depths: Vec<u32>,
-    /// Turns; with fewer than four the intervals say little
+    /// Turns; fewer than four give useless confidence intervals
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     turns: u32,
     /// Seconds of each run
@@ -59,10 +59,10 @@ pub struct MatrixArguments {
     /// Bytes of each disk
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     pub(super) size: String,
-    /// Where disks' files, results and pictures go; also on network file systems
+    /// Folder for disk files, results and charts; may be on a network file system
     #[arg(long, default_value = "lunette-matrix", value_name = "FOLDER")]
     folder: PathBuf,
-    /// Block devices, one for each disk, whose content is lost; every way has a guest of its own then
+    /// Block devices, one per disk, overwritten by the study; each way then runs in a separate guest
     #[arg(
         long,
         value_name = "DEVICE,DEVICE",
@@ -76,7 +76,7 @@ pub struct MatrixArguments {
     /// Two mixtures, one depth, two numbers of threads, short runs
     #[arg(long)]
     quick: bool,
-    /// Whether CPUs of the host sleep
+    /// Sleep states of the host's CPUs
     #[command(flatten)]
     idle: IdlePoll,
     /// Print JSON
