@@ -130,7 +130,7 @@ unit: ## Unit and property tests; those that need root and loop devices with sud
 	$(as_root) $(tests_of) --test machine --test followed --test block_device_targets --test hung_storage -- --ignored
 
 # End-to-end tests that wait more than they work
-beside = access api debian events fio hostile_initiators image_chains incremental_backups iscsi_commands iscsi_peers job_calls jobs listeners packages port_groups rbd rbd_faults rbd_holes rbd_reservations remote_disks removals sanitize soak supply_chain
+beside = access api debian events fio host_faults hostile_initiators image_chains incremental_backups iscsi_commands iscsi_peers job_calls jobs listeners packages port_groups rbd rbd_faults rbd_holes rbd_reservations remote_disks removals sanitize soak supply_chain
 alone = $(filter-out $(beside),$(basename $(notdir $(wildcard tests/tests/*.rs))))
 
 guests: ## End-to-end tests, one after the other, for each guest wants the whole machine; those that mostly wait beside them

@@ -12,6 +12,7 @@ pub mod idle;
 pub mod initiator;
 pub mod loop_device;
 pub mod packages;
+pub mod preload;
 pub mod proxy;
 pub mod rig;
 pub mod small_file_system;

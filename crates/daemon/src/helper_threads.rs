@@ -93,6 +93,9 @@ impl HelperThreads {
             state.threads -= 1;
             if let Some(of_place) = state.places.get_mut(place) {
                 of_place.threads -= 1;
+                if of_place.threads == 0 && of_place.waiting.is_empty() {
+                    state.places.remove(place);
+                }
             }
         }
         started

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod bitmaps;
+mod blocking_call;
 mod confinement;
 mod connection_table;
 pub mod control;
@@ -33,6 +34,7 @@ mod uevents;
 mod watchdog;
 mod writing_ahead;
 
+pub use blocking_call::no_thread;
 pub use confinement::confine;
 pub use disks::warnings;
 pub use exports::{Endpoint, ReadyExport};

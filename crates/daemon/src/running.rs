@@ -16,6 +16,7 @@ use latency::Snapshot;
 use reactor::{Pool, WorkerOptions};
 
 use crate::bitmaps::Bitmaps;
+use crate::blocking_call::no_thread;
 use crate::control::{self, Api, Audience, BindError, Names, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
 use crate::handover::{self, Ending, Named, Sockets};
@@ -187,7 +188,8 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
     resume(options.sessions, &overview);
     let events = owner.events();
     let event_bus = owner.event_bus.clone();
-    let manager = Manager::start(owner, inbox).map_err(|error| error.to_string())?;
+    let manager = Manager::start(owner, inbox)
+        .map_err(|error| no_thread("for changes of objects", &error))?;
     let asked = Api {
         view: overview.clone(),
         manager: manager.manager(),

@@ -114,6 +114,18 @@ pub fn serve(
 ) -> Outcome {
     let notifier = around.notifier.clone();
     let running = daemon::start(config, options).map_err(failure::not_started)?;
+    let no_thread =
+        |purpose| move |error: std::io::Error| Failure::because(daemon::no_thread(purpose, &error));
+    // Threads come first: a daemon that is ready does not fail for want of one.
+    let reloads =
+        reload_on_demand(running.reloader(), notifier.clone()).map_err(no_thread("for reloads"))?;
+    let watchdog = match (&notifier, notify::watchdog_time()) {
+        (Some(notifier), Some(time)) => {
+            let watchdog = running.watchdog(notifier.clone(), time);
+            Some(watchdog.map_err(no_thread("for the watchdog"))?)
+        }
+        _ => None,
+    };
     announce(&running);
     let status = running.status();
     for disk in &around.kept {
@@ -124,18 +136,13 @@ pub fn serve(
             );
         }
     }
-    let mut watchdog = None;
     if let Some(notifier) = &notifier {
         let (reloader, to) = (running.reloader(), notifier.clone());
         running.watch_listeners(move || to.status(&status_line(&reloader.status())));
         notifier.ready(&status_line(&running.status()));
         // Stored copies would keep connections open after a front end or this daemon closes them.
         notifier.remove_stored(around.stored.iter().map(String::as_str));
-        if let Some(time) = notify::watchdog_time() {
-            watchdog = Some(running.watchdog(notifier.clone(), time)?);
-        }
     }
-    let reloads = reload_on_demand(running.reloader(), notifier.clone())?;
     loop {
         match next_signal(&mut signals, &running) {
             Signal::End => break,
@@ -275,7 +282,8 @@ pub fn print_latency(running: &Running) {
 /// Hands sessions over to the heir, if there is one. Ends all other sessions, workers and sockets in bounded time.
 fn end(mut running: Running, around: &Around) {
     tracing::info!("ending");
-    std::thread::spawn(|| {
+    let limit = std::thread::Builder::new().name("end-limit".to_owned());
+    let limited = limit.spawn(|| {
         std::thread::sleep(END_LIMIT);
         tracing::error!(
             "requests are still in flight after {} s, exiting anyway",
@@ -283,6 +291,9 @@ fn end(mut running: Running, around: &Around) {
         );
         std::process::exit(1);
     });
+    if let Err(error) = limited {
+        tracing::warn!(%error, "no thread to limit the time of the end");
+    }
     if let Some(heir) = heir(around) {
         // The service manager already stores the memory of RAM disks.
         let memory = around.memory.as_ref().filter(|_| around.heir().is_some());

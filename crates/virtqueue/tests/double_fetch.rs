@@ -118,7 +118,7 @@ impl Shared {
             }
             self.change_table(&mut random);
             // Not the first bytes: their version and size are checked when a device starts.
-            if random.next() % 16 == 0 {
+            if random.next().is_multiple_of(16) {
                 let byte = 64 + random.next() as usize % 128;
                 region.write(byte, random.next() as u8);
             }
@@ -130,7 +130,12 @@ impl Shared {
         let mut bytes = random.address().to_le_bytes().to_vec();
         bytes.extend(random.length().to_le_bytes());
         // A table in a table is an error, and hides the others.
-        let flags = random.flags() & if random.next() % 8 == 0 { 7 } else { !INDIRECT };
+        let flags = random.flags()
+            & if random.next().is_multiple_of(8) {
+                7
+            } else {
+                !INDIRECT
+            };
         // In packed rings the flags are where split rings have `next`.
         let halves = if self.layout.packed {
             [0, flags & !NEXT]

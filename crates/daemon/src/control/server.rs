@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use axum::extract::ConnectInfo;
+use axum::http::StatusCode;
 use axum::{Extension, middleware};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
@@ -88,12 +89,14 @@ async fn serve(
     }
 }
 
-/// Runs blocking work outside the runtime's thread.
+/// Runs a call that may block on a thread of its own. Without a thread the request fails, and may be repeated.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ErrorResponse> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| {
-        ErrorResponse::internal("internal error while reading this; hint: see the daemon's log")
+    let result = crate::blocking_call::blocking(work).await;
+    result.map_err(|error| match error.kind() {
+        io::ErrorKind::Other => ErrorResponse::internal(error.to_string()),
+        _ => ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
     })
 }
 

@@ -109,12 +109,12 @@ async fn answer(
         response.headers_mut().insert(ALLOW, allowed);
         return Ok(response);
     }
-    let page = tokio::task::spawn_blocking(move || view.metrics()).await;
+    let page = crate::blocking_call::blocking(move || view.metrics()).await;
     Ok(match page {
         Ok(page) => plain(StatusCode::OK, super::CONTENT_TYPE, page),
-        Err(_) => {
-            let text = "internal error while making this page; see the daemon's log\n".to_owned();
-            plain(StatusCode::INTERNAL_SERVER_ERROR, TEXT, text)
+        Err(error) => {
+            let text = format!("cannot make this page: {error}\n");
+            plain(StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
         }
     })
 }

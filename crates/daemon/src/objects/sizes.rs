@@ -9,6 +9,7 @@ use super::draining::Reply;
 use super::owner::{Live, Owner};
 use super::refusal::{Fault, Refusal};
 use super::{Manager, Message};
+use crate::blocking_call::blocking;
 use config::Config;
 
 /// Longest wait for a file system that does not answer. The reader then sees the old size.
@@ -44,9 +45,10 @@ impl Manager {
             return;
         }
         let messages = self.messages.clone();
-        let look = tokio::task::spawn_blocking(move || {
+        let of_thread = Arc::clone(&looking);
+        let look = blocking(move || {
             let changed = changed(&live);
-            looking.0.store(false, Ordering::Relaxed);
+            of_thread.0.store(false, Ordering::Relaxed);
             let (followed, done) = tokio::sync::oneshot::channel();
             if !changed.is_empty() {
                 let message: Message = Box::new(move |owner| {
@@ -60,8 +62,10 @@ impl Manager {
             done
         });
         let followed = async {
-            if let Ok(done) = look.await {
-                done.await.ok();
+            match look.await {
+                Ok(done) => drop(done.await),
+                // The next call tries again.
+                Err(_) => looking.0.store(false, Ordering::Relaxed),
             }
         };
         tokio::time::timeout(PATIENCE, followed).await.ok();
