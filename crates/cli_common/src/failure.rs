@@ -50,7 +50,7 @@ impl Failure {
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
         match &error {
-            // The daemon rejected the request, which contains words of the command line.
+            // Status 400: the daemon rejected an argument of the command line.
             ClientError::Problem { problem } if problem.status == 400 => Failure::mistake(error),
             _ => Failure::because(error.to_string()),
         }

@@ -1,4 +1,4 @@
-//! Finds the other one of the two programs: next to this one, or in PATH.
+//! Finds the other program (`lunette` or `lunette-lab`) next to this one, or in PATH.
 
 use std::env;
 use std::os::unix::fs::PermissionsExt;

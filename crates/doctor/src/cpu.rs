@@ -6,7 +6,7 @@ use crate::host::{Host, cpus_of};
 
 const CPUS: &str = "/sys/devices/system/cpu";
 
-/// Limit of the exit latency of a sleep state in microseconds: an I/O of a fast disk.
+/// Maximum exit latency of a sleep state in microseconds: the duration of an I/O on a fast disk.
 const DEEP_US: i64 = 20;
 /// Limit of steal time in percent.
 const STEAL_PERCENT: f64 = 1.0;

@@ -1,14 +1,15 @@
-//! Any CDBs, one after the other, with any data, from two initiators: no panic, and nothing beyond the disk or a buffer.
+//! Executes arbitrary CDBs with arbitrary data, in sequence, from two initiators. Rules: no panic, and no access beyond the disk or
+//! a buffer.
 //!
-//! A record: a byte that chooses nexus and LUN, a byte with the CDB's length, two numbers of 16 bits with the lengths of data-out
-//! and of the data-in buffer, the CDB, data-out. The disks and the executor are those of the tests of `scsi`.
+//! Format of a record: a byte that selects nexus and LUN, a byte with the CDB's length, two 16-bit lengths of data-out and of the
+//! data-in buffer, the CDB, data-out. Disks and executor are those of the tests of `scsi`.
 
 use std::sync::Arc;
 
 use crate::common::{Bed, info};
 use crate::input::Input;
 
-/// Runs the commands that `data` has.
+/// Executes the commands in `data`.
 pub fn run(data: &[u8]) {
     let mut bed = Bed::new(512, 64);
     bed.add(1, info(4096, 16, 1), true);

@@ -1,7 +1,7 @@
-//! EXTENDED COPY with any parameter list, of both kinds, among three disks: no panic, nothing beyond a disk, and nothing
-//! written but by a copy that was accepted.
+//! Sends EXTENDED COPY with arbitrary parameter lists of both kinds, for three disks. Rules: no panic, no access beyond a disk, and
+//! no write without an accepted copy.
 //!
-//! Descriptors are made well-formed often enough that copies begin.
+//! Many descriptors are well-formed, so that copies start.
 
 use block::IoKind;
 use scsi::Status;
@@ -14,7 +14,7 @@ fn target(input: &mut Input<'_>) -> [u8; 32] {
     if input.byte() & 1 == 1 {
         return input.array();
     }
-    // identification descriptor: NAA, 8 bytes; block size 512
+    // Identification descriptor: NAA, 8 bytes; block size 512.
     let mut descriptor = [0; 32];
     descriptor[0] = 0xe4;
     descriptor[4] = 0x01;
@@ -49,7 +49,8 @@ struct Copy {
     list: Vec<u8>,
 }
 
-/// Reads a parameter list: kind, list identifier, flags, and the numbers of targets, segments and damaged bytes; then these.
+/// Reads a parameter list: kind, list identifier, flags, and the numbers of targets, segments and damaged bytes, followed by the
+/// targets, segments and damage.
 fn copy(input: &mut Input<'_>) -> Copy {
     let [kind, list_identifier, flags, targets, segments, damage] = input.array();
     let (long_identifier, is_cut) = (kind & 1 != 0, kind & 2 != 0);
@@ -89,7 +90,7 @@ fn copy(input: &mut Input<'_>) -> Copy {
     }
 }
 
-/// Runs the copies that `data` has.
+/// Executes the copies in `data`.
 pub fn run(data: &[u8]) {
     let mut bed = Bed::new(512, 64);
     for number in 1..3 {

@@ -1,4 +1,4 @@
-//! Values from the front of an input. An input that has ended reads as zeroes.
+//! Reads values from the front of an input. After its end an input reads as zeroes.
 
 pub(crate) struct Input<'a>(pub &'a [u8]);
 

@@ -1,12 +1,12 @@
-//! Any bytes as the answers of a target, in login and in full feature phase, with commands of each kind in flight: no panic, and no
-//! more memory than was asked for.
+//! Feeds arbitrary bytes as a target's responses to an initiator, in login and in full feature phase, with commands of each kind in
+//! flight. Rules: no panic, and no more memory than the commands need.
 //!
-//! The first byte chooses whether a login comes first, and the error recovery level. At level 2 the connection is lost half way.
+//! The first byte selects whether a login comes first, and the error recovery level. At level 2 the connection is lost halfway.
 
 use iscsi::initiator::{Initiator, InitiatorSettings};
 use iscsi::negotiation::Offer;
 
-/// A Login Response that accepts the stages of a Login Request (RFC 7143, 11.12 and 11.13).
+/// Builds a Login Response that accepts the stages of a Login Request (RFC 7143, 11.12 and 11.13).
 fn login_response(request: &[u8]) -> [u8; 48] {
     let mut header = [0; 48];
     header[0] = 0x23;

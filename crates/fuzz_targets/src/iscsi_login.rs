@@ -1,6 +1,6 @@
-//! Any bytes as the Login Requests of an initiator that has to pass CHAP: it never gets in without the secret.
+//! Feeds arbitrary bytes as Login Requests of an initiator that must pass CHAP. Rule: no login succeeds without the secret.
 //!
-//! Each record is a flags byte, a length byte and text of that length.
+//! Format of a record: a flags byte, a length byte and text of that length.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
-//! Any bytes as the stream of a logged-in initiator: framing, commands, write data, task management, text.
+//! Feeds arbitrary bytes as the stream of a logged-in initiator: framing, commands, write data, task management, text.
 //!
-//! The first two bytes choose digests, the error recovery level and how the stream is cut.
+//! The first two bytes select digests, the error recovery level and the size of the pieces.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ fn login(digest: &str, level: &str) -> Vec<u8> {
     bytes
 }
 
-/// Feeds the bytes; answers every other command at once. `false`: the connection is to be dropped.
+/// Feeds bytes to a connection and answers every other command at once. Returns false if the connection must be dropped.
 fn feed(connection: &mut Connection, mut input: &[u8]) -> bool {
     loop {
         let received = connection.receive(input);
@@ -134,7 +134,7 @@ fn feed(connection: &mut Connection, mut input: &[u8]) -> bool {
                     .logout_response(logout.tag)
                     .expect("a logout in progress");
             }
-            // Unanswered: a connection that was logged out drains without end.
+            // No response: a logged-out connection drains without end.
             Step::Logout(_)
             | Step::LoggedIn(_)
             | Step::Abandoned(_)

@@ -1,4 +1,4 @@
-//! Any bytes as text keys: pairs, values of every type, and a negotiation with them.
+//! Parses arbitrary bytes as text keys: pairs, values of every type, and a negotiation with them.
 
 use iscsi::negotiation::{Offer, Originator, Responder};
 use iscsi::text::{KEY_MAX, parse, parse_binary, parse_list, parse_number, parse_range};
@@ -18,7 +18,7 @@ pub fn run(data: &[u8]) {
         if let Some(binary) = parse_binary(pair.value, 64) {
             assert!((1..=64).contains(&binary.len()));
         }
-        // Any answer may be refused.
+        // Refusals are allowed.
         originator.accept(pair).ok();
         responder.answer(pair);
         responder.answer_in_full_feature_phase(pair);

@@ -1,4 +1,4 @@
-//! Bodies of the fuzz targets: functions that take any bytes and panic if a rule is broken.
+//! Bodies of the fuzz targets: functions that accept arbitrary bytes and panic on a rule violation.
 //!
 //! Two drivers call them. libFuzzer (`fuzz/fuzz_targets`, `make fuzz`) needs a nightly compiler and is guided by coverage. The test
 //! `fuzzing` of this crate runs with every `make test`: it replays the corpus (`fuzz/corpus`) and mutates it for some seconds.
@@ -22,7 +22,7 @@ pub mod shared_reservations;
 pub mod vhost_user_messages;
 pub mod virtio_blk_request;
 
-/// A target: its name and its body.
+/// Name and body of a target.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets. Each has a file in `fuzz/fuzz_targets` and a folder in `fuzz/corpus`.

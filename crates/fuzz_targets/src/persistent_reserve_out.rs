@@ -1,7 +1,7 @@
-//! PERSISTENT RESERVE OUT with any parameter list, from three initiators, one of them through another port: no panic, and
-//! well-formed data of PERSISTENT RESERVE IN afterwards.
+//! Sends PERSISTENT RESERVE OUT with arbitrary parameter lists from three initiators, one of them through another port. Rules: no
+//! panic, and well-formed PERSISTENT RESERVE IN data afterwards.
 //!
-//! Keys and names are few, so that registrations meet.
+//! There are few keys and names, so that registrations collide.
 
 use crate::common::{Answer, Bed, initiator, port};
 use crate::input::Input;
@@ -22,15 +22,15 @@ struct Service<'a> {
 
 enum List<'a> {
     Plain,
-    /// TransportIDs of initiators that may be there.
+    /// Numbers of the initiators in the list of TransportIDs.
     Ports(&'a [u8]),
     Any(&'a [u8]),
-    /// For REGISTER AND MOVE: to which port and initiator.
+    /// Relative target port and initiator for REGISTER AND MOVE.
     Move(u8, u8),
 }
 
 impl<'a> Service<'a> {
-    /// Eight bytes, then those of the list.
+    /// Reads eight bytes and the list.
     fn of(input: &mut Input<'a>) -> Service<'a> {
         let [who, action, scope_and_type, own, new, flags, kind, length] = input.array();
         let count = usize::from(kind >> 2);
@@ -104,7 +104,7 @@ fn read(bed: &mut Bed, action: u8) -> Answer {
     panic!("unit attentions without end");
 }
 
-/// Runs the service actions that `data` has.
+/// Executes the service actions in `data`.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let mut bed = Bed::new(512, 64);
@@ -142,7 +142,7 @@ pub fn run(data: &[u8]) {
         let said = u32::from_be_bytes(held.data[4..8].try_into().unwrap()) as usize;
         assert_eq!(held.data.len(), 8 + said);
         assert!(matches!(said, 0 | 16));
-        // A holder is registered.
+        // A reservation holder is registered.
         assert!(said == 0 || keys.data.len() > 8);
         let full = read(&mut bed, 3);
         let mut descriptors = full.data.get(8..).unwrap_or_default();

@@ -1,12 +1,12 @@
-//! An image with changed metadata: no panic, and no more memory than the image has bytes.
+//! Uses an image with changed metadata. Rules: no panic, and no more memory than the size of the image.
 //!
-//! The first byte chooses how the image is created. Each ten bytes behind it are an offset and eight bytes to write there. The image
-//! is used as in the test `hostile` of `qcow2`.
+//! The first byte selects the options of the image. Each of the following groups of ten bytes is an offset and eight bytes to write
+//! there. The image is used as in the test `hostile` of `qcow2`.
 
 use crate::images::{Recorded, hostile};
 use crate::input::Input;
 
-/// Uses an image that `data` describes in every way.
+/// Performs all operations on the image that `data` describes.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let kind = input.byte();

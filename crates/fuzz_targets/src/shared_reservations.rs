@@ -1,5 +1,5 @@
-//! Any bytes as the reservations object that daemons share: no panic while record and state are read, and a consistent unit
-//! after it adopted them.
+//! Reads arbitrary bytes as the reservations object that daemons share. Rules: no panic while reading record and state, and a
+//! consistent unit after it adopted them.
 
 use crate::common::{Bed, SharedState, info};
 use crate::input::Input;
@@ -7,7 +7,7 @@ use bdev::SharedRecord;
 use scsi::Status;
 use std::sync::Arc;
 
-/// Adopts the record that `data` has, as two versions.
+/// Adopts the record in `data` as two versions.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let (first, second, bytes) = (input.be64(), input.be64(), input.0);

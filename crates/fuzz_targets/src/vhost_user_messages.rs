@@ -1,6 +1,6 @@
-//! Any bytes as the messages of a vhost-user front end, with memory, rings and descriptors behind them.
+//! Feeds arbitrary bytes as the messages of a vhost-user front end with memory, rings and descriptors.
 //!
-//! The body is shared with a test of `vhost_user`, and lists the rules.
+//! The body is shared with a test of `vhost_user` and lists the rules.
 
 use std::sync::{Arc, LazyLock};
 
@@ -9,7 +9,7 @@ use reactor::{PollLimit, Pool, WorkerOptions};
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_device::VirtioDevice;
 
-/// One worker and one device for all inputs: a session leaves nothing behind.
+/// One worker and one device serve all inputs, because a session leaves no state.
 static SERVED: LazyLock<(Arc<Pool>, Arc<dyn VirtioDevice>)> = LazyLock::new(|| {
     guest_memory::sigbus::install().expect("a handler");
     let options = WorkerOptions {
@@ -34,7 +34,7 @@ static SERVED: LazyLock<(Arc<Pool>, Arc<dyn VirtioDevice>)> = LazyLock::new(|| {
     )
 });
 
-/// Runs a session on `data`.
+/// Runs a session with the messages in `data`.
 pub fn run(data: &[u8]) {
     let (pool, device) = &*SERVED;
     vhost_user::fuzzing::messages(device, pool, data);

@@ -1,4 +1,4 @@
-//! Any header, length and range of a virtio-blk request: an accepted I/O lies on the disk, in whole sectors.
+//! Parses virtio-blk requests with arbitrary header, lengths and ranges. Rule: an accepted I/O is on the disk, in whole sectors.
 
 use crate::input::Input;
 use block::{DiskInfo, Geometry, IoRequest};
@@ -39,7 +39,7 @@ fn check(io: &IoRequest, info: &DiskInfo) {
     assert!(!(info.read_only && io.modifies()), "{io:?}");
 }
 
-/// Parses the request and the ranges that `data` has.
+/// Parses the request and the ranges in `data`.
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let choice = input.byte();
@@ -49,7 +49,7 @@ pub fn run(data: &[u8]) {
     match parse(&header, readable, writable, &info) {
         Ok(Request::Io(io)) => {
             check(&io, &info);
-            // The buffer is as long as the I/O.
+            // The buffer has the length of the I/O.
             assert!(!io.moves_data() || [readable, writable].map(u64::from).contains(&io.length));
         }
         Ok(Request::Ranges { kind, count }) => {

@@ -1,9 +1,9 @@
 //! Runs every fuzz target with the stable compiler: its corpus first, then mutations of the corpus for some seconds.
 //!
-//! No coverage feedback: a mutation that reaches new code is not added to the corpus. `make fuzz` has that, with libFuzzer. Variables of
-//! the environment: `FUZZ_SECONDS`, the time for the mutations of one target; `FUZZ_SEED`, to repeat a run; `FUZZ_INPUT`, a file to run
-//! instead. An argument selects the targets with this text in their names. The input that a target runs is in a file at that time, so that it
-//! can be found after an abort as well.
+//! Without coverage feedback, a mutation that reaches new code is not added to the corpus. `make fuzz` has feedback, through libFuzzer.
+//! Environment variables: `FUZZ_SECONDS` is the time for the mutations of one target, `FUZZ_SEED` repeats a run, and `FUZZ_INPUT` is a
+//! file to run instead. An argument selects the targets with this text in their names. The current input of a target is in a file, so
+//! that it can be found after an abort.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -19,25 +19,25 @@ use std::time::{Duration, Instant, SystemTime};
 
 use fuzz_targets::{TARGETS, Target};
 
-/// Time for the mutations of one target, where `FUZZ_SECONDS` is not set.
+/// Default of `FUZZ_SECONDS`, the time for the mutations of one target.
 const SECONDS: u64 = 5;
-/// Targets that run at a time.
+/// Number of targets that run at a time.
 const THREADS: usize = 2;
-/// An input that takes longer is a failure. Inputs take milliseconds; the rest is for a loaded machine.
+/// Time limit for an input, after which it is a failure. An input takes milliseconds, but the machine may be loaded.
 const INPUT_SECONDS_MAX: u64 = 60;
-/// Bytes of an input at most.
+/// Maximum size of an input in bytes.
 const INPUT_MAX: usize = 16 << 10;
-/// Bytes of all corpora together at most: the corpus is in the repository.
+/// Maximum size of all corpora in bytes, because the corpus is in the repository.
 const CORPUS_MAX: usize = 300 << 10;
 const THREAD_NAME: &str = "fuzzing";
 
-/// A thread other than the drivers' own has panicked: a worker of a target.
+/// A worker of a target has panicked, which is a thread other than the drivers' own.
 static WORKER_PANICKED: AtomicBool = AtomicBool::new(false);
 
 struct Settings {
     duration: Duration,
     seed: u64,
-    /// Folder of the inputs that failed or are running.
+    /// Folder for the current and the failed inputs.
     work: PathBuf,
 }
 
@@ -47,7 +47,7 @@ struct Outcome {
     failure: Option<String>,
 }
 
-/// The input that a thread runs, since when.
+/// Current input of a thread and its start time.
 type Running = Mutex<Option<(PathBuf, Instant)>>;
 
 fn corpus(name: &str) -> io::Result<Vec<Vec<u8>>> {
@@ -64,7 +64,7 @@ fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// xorshift64*
+/// The generator xorshift64*.
 struct Random(u64);
 
 impl Random {
@@ -75,7 +75,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which must not be 0.
     fn below(&mut self, end: usize) -> usize {
         (self.next() >> 16) as usize % end
     }
@@ -85,7 +85,7 @@ impl Random {
     }
 }
 
-/// Values at the edges of ranges, to be written in 1, 2, 4 or 8 bytes.
+/// Boundary values, written in 1, 2, 4 or 8 bytes.
 const INTERESTING: [u64; 16] = [
     0,
     1,
@@ -105,7 +105,7 @@ const INTERESTING: [u64; 16] = [
     u64::MAX,
 ];
 
-/// Changes one seed in one to eight ways.
+/// Applies one to eight changes to a seed.
 fn mutation(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
     let mut data = random.pick(seeds).clone();
     for _ in 0..=random.below(8) {
@@ -215,7 +215,7 @@ fn run_target(target: Target, settings: &Settings, running: &Running) -> io::Res
     Ok(outcome)
 }
 
-/// Ends the process if an input takes too long: no thread can be ended alone.
+/// Ends the process if an input exceeds the time limit, because a single thread cannot be ended.
 fn watch(running: &[Running]) {
     for one in running {
         let one = one.lock().expect("no panic while it is held");
@@ -235,7 +235,7 @@ fn number_of(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Every target has a file for libFuzzer and a corpus, and the corpora are small.
+/// Checks that every target has a file for libFuzzer and a corpus, and that the corpora are small.
 fn check_files() -> Result<(), String> {
     let names = |folder: &str| -> Result<Vec<String>, String> {
         let entries = std::fs::read_dir(root().join(folder));
@@ -304,7 +304,7 @@ fn main() -> ExitCode {
         println!("fuzzing: {error}");
         return ExitCode::FAILURE;
     }
-    // Beside a guest of another test this is the work that can wait.
+    // This work can wait if the guest of another test runs.
     rustix::process::nice(10).ok();
     note_panics_of_workers();
     if let Some(file) = std::env::var_os("FUZZ_INPUT") {
@@ -343,7 +343,7 @@ fn run_file(file: &Path, chosen: &[Target]) -> ExitCode {
     ExitCode::from(u8::from(WORKER_PANICKED.load(Ordering::Acquire)))
 }
 
-/// Runs targets on a few threads, and returns how many failed.
+/// Runs targets on a few threads and returns the number of failures.
 fn targets_survive_the_corpus_and_its_mutations(chosen: &[Target], settings: &Settings) -> usize {
     let (next, failures) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let running: [Running; THREADS] = Default::default();

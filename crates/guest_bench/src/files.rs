@@ -3,7 +3,7 @@
 //!
 //! `create`: files of 1 MiB, written in 64 KiB pieces, synced, and removed when the thread's share of the file system is full. `seqread`:
 //! 64 KiB reads of a large file per thread, with direct I/O. `randread`, `randwrite`: 4 KiB, with direct I/O; one sync per 64 writes.
-//! `mail`: of seven operations, four read a whole message, two write and sync one of 1 to 64 KiB, and one removes one.
+//! `mail`: four of seven operations read a whole message, two write and sync a message of 1 to 64 KiB, and one removes a message.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, create_dir_all, remove_file};

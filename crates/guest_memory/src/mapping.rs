@@ -246,8 +246,8 @@ impl Mapping {
     }
 
     /// Returns the first bytes at or after `offset` that have pages, or a part of them; bytes before the result read as zeroes. Empty,
-    /// at the mapping's end, if there are none. If the kernel does not support the query, all bytes count as used. Only for memory that was never
-    /// shared.
+    /// at the mapping's end, if there are none. If the kernel does not support the query, all bytes count as used. Only for
+    /// memory that was never shared.
     pub fn next_used(&self, offset: usize) -> Range<usize> {
         if offset >= self.length {
             return self.length..self.length;

@@ -501,7 +501,7 @@ fn functions_of_rfc_7144_tell_of_attentions_and_end_the_nexus() {
     assert_eq!(manage(&mut one, TaskFunction::ClearAca), 5);
 }
 
-/// Checks that the session got an announcement on each connection before it was dropped.
+/// Checks that each connection of the session received the Async Message "will drop all connections" before it was closed.
 fn assert_dismissed(client: &mut Client, connections: u16) {
     for cid in 0..connections {
         client.until(|client| client.is_closed(cid));

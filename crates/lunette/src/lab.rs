@@ -13,13 +13,13 @@ use cli_common::{Failure, Outcome, find_sibling};
 
 pub const PROGRAM: &str = "lunette-lab";
 
-/// Commands implemented by it.
+/// Commands of `lunette` that `lunette-lab` implements.
 pub const COMMANDS: [&str; 7] = ["bench", "doctor", "image", "iscsi", "libvirt", "top", "vm"];
 
 /// Arguments of a command of `lunette-lab`, passed on unparsed.
 #[derive(Debug, Args)]
 pub struct LabArguments {
-    /// As `--help` lists them
+    /// Arguments, see --help of the command
     #[arg(
         value_name = "ARGUMENT",
         trailing_var_arg = true,

@@ -7,7 +7,8 @@ use loom::thread;
 use crate::explore;
 use crate::word::Word;
 
-/// The owner counts without locked instructions. A reader sees no value twice as old, and the sum after the owner's end.
+/// The owner counts without locked instructions. A reader sees a growing sequence of values, and the exact sum after the owner has
+/// ended.
 pub fn counts_grow_and_are_exact_when_the_owner_has_ended() {
     explore(3, || {
         let word = Arc::<Word>::default();

@@ -257,5 +257,5 @@ pub const SESSION: &[Call] = &[
     (libc::SYS_readlink, Any),
 ];
 
-/// A device's own ring is created before its thread is confined.
+/// Additional calls of a device thread: none, because its ring is created before the thread is confined.
 pub const DEVICE: &[Call] = &[];

@@ -468,7 +468,7 @@ fn spec_i_pt_with_the_name_of_a_node_registers_its_initiator_ports() {
     assert_eq!(read(&mut bed, 0)[7], 3 * 8);
 }
 
-/// Guests have the name of a node without a port.
+/// The TransportID of a guest contains an iSCSI node name without an ISID.
 #[test]
 fn spec_i_pt_registers_a_guest_by_its_name() {
     let mut bed = Bed::new(512, 2048);

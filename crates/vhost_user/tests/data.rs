@@ -238,7 +238,7 @@ fn a_request_moves_more_than_32_mib_however_its_chain_is_laid_out() {
         };
         let mut queue = front_end.start_queue(0, &queue_options).unwrap();
         let small = front_end.allocate(4096, 4096).unwrap();
-        // The same memory repeatedly: a guest needs no 40 MiB to request them. The disk has 64 MiB.
+        // All elements refer to the same memory, so a request of 40 MiB needs less guest memory. The disk has 64 MiB.
         let data = front_end.allocate(EACH, 4096).unwrap();
         let (header, answer) = (small.part(0, 16), small.part(64, 1));
         for kind in [kind::IN, kind::OUT] {

@@ -74,7 +74,7 @@ impl WalkError {
     }
 }
 
-/// Second walk, without errors for requests.
+/// State of the second walk along a refused chain, which reports errors of the ring only.
 pub(crate) struct Survey<'a> {
     appender: Appender<'a>,
     limits: Limits,

@@ -117,8 +117,8 @@ impl FullFeature {
             let length = bhs.lengths.data();
             task.data.digest_failed(0, length, &self.rules);
         }
-        // If the task fails, the Reject is sent first. Otherwise it follows the turn, so that its ExpCmdSN covers the
-        // command.
+        // If the task fails, the Reject is sent first. Otherwise it follows the delivery, so that its ExpCmdSN includes
+        // the command.
         let fails = task.data.fault().is_some();
         if !digest_ok && fails {
             self.reject(io, bhs, RejectReason::DataDigestError);

@@ -13,7 +13,7 @@ const IN_A_ROW: u32 = 3;
 /// Minimum interval between two warnings.
 const AGAIN: Duration = Duration::from_secs(600);
 
-/// Short sessions of a unit.
+/// Counter of consecutive short sessions of a unit.
 #[derive(Debug)]
 pub(super) struct Takeovers {
     /// Start of the session.

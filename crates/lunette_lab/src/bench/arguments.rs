@@ -117,7 +117,7 @@ pub struct Trial {
     /// Devices to measure, and fio job files
     #[arg(value_name = "SUBJECT|JOBFILE")]
     pub what: Vec<String>,
-    /// A further subject; all take turns
+    /// Another device to measure; all devices take turns
     #[arg(long, value_name = "SUBJECT")]
     pub vs: Vec<String>,
     /// Flags for a job

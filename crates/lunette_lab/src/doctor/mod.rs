@@ -18,19 +18,19 @@ use measure::Effect;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct DoctorArguments {
-    /// Disks to look at: files and block devices; without any, and without a daemon, all block devices of the host
+    /// Files and block devices to check [default: all block devices of the host]
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// Look at the disks of the daemon with this control socket
+    /// Check the disks of the daemon with this control socket
     #[arg(long, value_name = "SOCKET", conflicts_with = "paths")]
     control: Option<PathBuf>,
-    /// Look into a guest of `lunette vm run` instead
+    /// Check a guest of `lunette vm run` instead
     #[arg(long, value_name = "NAME", conflicts_with_all = ["paths", "control", "from"])]
     guest: Option<String>,
-    /// Look at a host that was recorded with --record
+    /// Check a host that was recorded with --record
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// Write the files that are looked at into one file, for --from elsewhere, and do nothing else
+    /// Only write the checked files to one file, for --from on another host
     #[arg(long, value_name = "FILE", conflicts_with = "from")]
     record: Option<PathBuf>,
     /// Compare kernel parameters with a profile: iscsi-10g
@@ -39,13 +39,13 @@ pub struct DoctorArguments {
     /// Set the profile's parameters, until the next boot
     #[arg(long, requires = "profile", conflicts_with_all = ["from", "guest"])]
     apply: bool,
-    /// Try each change of CPUs and storage that is a value of a file: with it and without it in turns, and undo it. Needs root
+    /// Measure the effect of each change to a file for CPUs and storage, in turns with and without it, then undo it. Needs root
     #[arg(long, conflicts_with_all = ["from", "guest"])]
     measure: bool,
-    /// Where --measure puts its file of 64 MiB; on the storage that matters
+    /// Folder for the test file of --measure (64 MiB), on the storage to measure
     #[arg(long, value_name = "FOLDER", default_value = ".", requires = "measure")]
     folder: PathBuf,
-    /// JSON instead of a text
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }

@@ -126,7 +126,7 @@ impl List {
                 return Err(Sense::parameter_field(0));
             }
             check_zero(4, &header[4..15])?;
-            // Neither IMMED nor G_SENSE.
+            // IMMED and G_SENSE are not supported and must be zero.
             check_zero(15, &header[15..16])?;
             check_zero(17, &header[17..20])?;
             check_zero(24, &header[24..42])?;

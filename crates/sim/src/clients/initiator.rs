@@ -34,7 +34,7 @@ struct Sent {
     token: u64,
     disk: usize,
     cid: u16,
-    /// Number of polls since the response may be lost.
+    /// Number of polls since the response was possibly lost.
     looks: u32,
 }
 

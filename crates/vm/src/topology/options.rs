@@ -91,7 +91,7 @@ pub struct KnownDisk {
     pub wwn: Option<u64>,
 }
 
-/// The guest around the disks.
+/// Properties of the guest, except its disks.
 #[derive(Clone, Debug)]
 pub struct PlanOptions {
     /// Name of the guest.

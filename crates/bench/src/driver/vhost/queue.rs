@@ -127,7 +127,7 @@ pub struct VhostQueue {
     is_scsi: bool,
     lun: [u8; 4],
     block_shift: u32,
-    /// Block addresses or counts exceed 10-byte commands.
+    /// Some block addresses or counts do not fit a CDB of 10 bytes.
     wide: bool,
     indirect: bool,
     polling: bool,

@@ -101,7 +101,7 @@ fn values<'a>(report: &Report<'a>, choice: &str) -> Vec<&'a str> {
     values
 }
 
-/// Returns a sentence for each value that is not the best of its choice, then a recommendation.
+/// Compares each value of a choice with the best one, in a sentence each. Ends with a recommendation.
 pub fn advice(report: &Report<'_>) -> Vec<String> {
     let mut sentences = Vec::new();
     for choice in choices(report) {

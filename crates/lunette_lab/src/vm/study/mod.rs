@@ -16,7 +16,7 @@ mod series;
 
 use serde::{Deserialize, Serialize};
 
-/// A way to disks.
+/// A path from the jobs to the disks, such as the host, virtio-blk of Lunette, or a device of QEMU.
 #[derive(Clone, Debug)]
 pub struct Way {
     /// Name in tables and pictures.
