@@ -1,4 +1,4 @@
-//! A host that refuses threads, and one whose wall clock jumps. Needs: cc, qemu-img. Takes: 20 s.
+//! Faults of the host: refused threads, and jumps of the wall clock. Needs: cc, qemu-img. Takes: 20 s.
 #![forbid(unsafe_code)]
 
 use std::os::unix::net::UnixStream;
@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 use vhost_frontend::VerifiedLoad;
 
 const TARGET: &str = "iqn.2026-11.org.example:faults";
-/// Far above what a request takes on a loaded machine.
+/// Time limit of a request, far above the usual time on a loaded machine.
 const SOON: Duration = Duration::from_secs(20);
-/// More threads than a start needs.
+/// Number of threads, above the number that a start needs.
 const THREADS_MAX: i64 = 100;
 /// READ (10) of one block (SBC-4, 5.13).
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
-/// A daemon with a disk and an export of each kind that has threads of its own.
+/// A daemon with one disk and export of each kind that has its own threads.
 fn described(
     scratch: &Scratch,
     daemon: DaemonBuilder,
@@ -74,7 +74,7 @@ impl Bed {
         })
     }
 
-    /// Uses exports of these disks and the target, and reads the state.
+    /// Checks that exports of these disks, the target and the API are served.
     fn serves(&self, disks: &[&str]) -> Result<()> {
         for export in disks {
             let load = VerifiedLoad::start(&self.rig.socket(export))?;
@@ -92,7 +92,7 @@ impl Bed {
         Ok(client.change(method, path, Some(body))?)
     }
 
-    /// Makes a change that needs a thread.
+    /// Checks that a change is refused because it needs a thread.
     fn is_refused(&self, method: Method, path: &str, body: &Value) -> Result<()> {
         let Err(error) = self.change(method, path, body) else {
             bail!("{path} needs no thread");
@@ -113,7 +113,7 @@ impl Bed {
     }
 }
 
-/// Each thread of a start is refused once, with all that come after it.
+/// Each thread of a start is refused once, and so are all later ones.
 #[test]
 fn daemon_without_threads_gives_the_reason_or_starts_whole() -> Result<()> {
     let mut refused = 0;
@@ -176,7 +176,7 @@ fn running_daemon_without_threads_refuses_what_needs_one() -> Result<()> {
     bed.is_refused(Method::POST, "/v1/disks/file/job", &job)?;
     ensure!(VerifiedLoad::start(&bed.rig.socket("image")).is_err());
     ensure!(!ask(&["upgrade"])?.status.success());
-    // Clients that are served are not affected.
+    // Served clients are not affected.
     load.goes_on(SOON)?;
     ensure!(session.command(&READ, None, 512)?.status == 0);
     bed.preload.allow_threads(i64::MAX)?;
@@ -199,7 +199,7 @@ fn wall_clock_that_jumps_affects_no_client() -> Result<()> {
     let load = VerifiedLoad::start(&bed.rig.socket("file"))?;
     let limited = json!({ "iops": 1000 });
     bed.change(Method::PUT, "/v1/disks/unit/limits", &limited)?;
-    // By a day, by ten years, to 1970 (Linux has no earlier time), beyond 2038, and back.
+    // The clock jumps by a day, by ten years, to 1970 (the earliest time in Linux), beyond 2038, and back.
     for offset in [1, DAY, -DAY, 3650 * DAY, 10 - now, 7300 * DAY, 0] {
         bed.preload.move_clock(offset)?;
         let begun = Instant::now();

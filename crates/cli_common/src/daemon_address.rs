@@ -11,7 +11,7 @@ use crate::Failure;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Which daemon")]
 pub struct DaemonAddress {
-    /// Control socket of the daemon [default: as for serve --control, else the system's]
+    /// Control socket of the daemon [default: like serve --control, otherwise the system's]
     #[arg(long, visible_alias = "control", value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
     /// Use the API over TCP (serve --api-listen); needs --token-file

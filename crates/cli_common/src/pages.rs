@@ -10,7 +10,7 @@ use crate::failure::{Failure, Outcome};
 /// `lunette completion`
 #[derive(Debug, Args)]
 pub struct CompletionArguments {
-    /// Which shell
+    /// Shell
     #[arg(value_name = "SHELL", value_enum)]
     pub shell: clap_complete::Shell,
 }
@@ -18,7 +18,7 @@ pub struct CompletionArguments {
 /// `lunette man`
 #[derive(Debug, Args)]
 pub struct ManArguments {
-    /// Where to
+    /// Output folder
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
 }

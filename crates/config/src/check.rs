@@ -27,7 +27,7 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Returns those of this process.
+    /// Returns the surroundings of this process.
     pub fn of_this_process() -> Surroundings {
         let cpus = match rustix::thread::sched_getaffinity(None) {
             Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU)
@@ -44,7 +44,7 @@ impl Surroundings {
         }
     }
 
-    /// Returns those for a part of another process's configuration.
+    /// Returns the surroundings for a part of another process's configuration.
     pub fn of_another_process() -> Surroundings {
         Surroundings {
             files_are_here: false,

@@ -452,8 +452,8 @@ impl BlockDeviceConfig {
         wanted == NamedFiles::None || wanted == most
     }
 
-    /// Returns true if it follows changes of its size by others. `is_device`: tests for a block device of this machine, which also does.
-    /// `None`: only its configuration sets the size.
+    /// Returns true if the disk adopts a size that other programs change. `is_device` returns true for a block device of this machine,
+    /// which also changes by itself. `None`: only the configuration sets the size.
     pub fn follows_size(&self, is_device: impl FnOnce(&Path) -> bool) -> Option<bool> {
         match self {
             BlockDeviceConfig::File { path, .. } => Some(is_device(path)),

@@ -207,7 +207,7 @@ impl fmt::Display for Diagnostics {
 
 impl std::error::Error for Diagnostics {}
 
-/// Returns the one of `known` that `found` probably misspells.
+/// Returns the name in `known` that `found` probably misspells.
 pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |word: &str| word.to_lowercase().replace(['-', '_', ' '], "");
     let found = plain(found);

@@ -110,17 +110,17 @@ pub trait ExportObject {
         None
     }
 
-    /// Returns true if it has portals of this portal group.
+    /// Returns true if the export has portals of this portal group.
     fn has_portal_group(&self, _group: u16) -> bool {
         false
     }
 
-    /// Returns its path that a request may give relative to the client's folder.
+    /// Returns the socket path for modification. In a request it may be relative to the client's folder.
     fn path_mut(&mut self) -> Option<&mut PathBuf> {
         None
     }
 
-    /// Returns true if an export of this kind with that name cannot coexist with it.
+    /// Returns true if another export of this kind cannot have this name.
     fn bars(&self, name: &str) -> bool {
         // The caller compares names.
         let _ = name;
@@ -399,12 +399,12 @@ impl<'a> ExportRef<'a> {
         one.chain(luns.map(|lun| lun.disk.as_str()))
     }
 
-    /// Returns true if it cannot coexist with another export.
+    /// Returns true if the two exports cannot coexist.
     pub fn bars(self, other: ExportRef<'_>) -> bool {
         self.kind() == other.kind() && self.object().bars(other.name())
     }
 
-    /// Returns true if they are the same except for their logical units, access states and workers.
+    /// Returns true if both exports are equal except for their logical units, access states and workers.
     pub fn is_same_endpoint(self, other: ExportRef<'_>) -> bool {
         let bare = |export: ExportRef<'_>| {
             let mut export = export.to_owned();
@@ -417,8 +417,8 @@ impl<'a> ExportRef<'a> {
         bare(self) == bare(other)
     }
 
-    /// Returns true if it can change to the other one without disconnecting its clients: the endpoint is the same except for the rights of
-    /// the socket.
+    /// Returns true if the export can change to `other` without disconnecting its clients: the endpoint is the same except for the
+    /// rights of the socket.
     pub fn can_become(self, other: ExportRef<'_>) -> bool {
         let mut changed = self.to_owned();
         let object = changed.object_mut();

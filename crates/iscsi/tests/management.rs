@@ -333,7 +333,8 @@ fn connection_that_logs_out_gives_its_commands_back_to_the_window() {
         let header = second.command(itt, 0x80, 0, &[0xff]);
         second.send(header.to_bhs(), &[], &[]);
     }
-    // One command waits here for a turn that never comes, another one there for the turn after it.
+    // A command on the second connection waits for its CmdSN turn, which never comes. One on the first connection waits for the
+    // turn after that.
     second.cmd_sn = 12;
     let header = second.command(11, 0x80, 0, &[0xff]);
     second.send(header.to_bhs(), &[], &[]);

@@ -258,7 +258,7 @@ impl TargetPolicy for Shared {
             return Err(LoginStatus::AuthorizationFailure);
         }
         let attachment = match self.sessions.attach(claim.clone()) {
-            // A session that waits for its connection gives way.
+            // Without a free slot, a session without connections is ended.
             Err(LoginStatus::OutOfResources) => {
                 let waits = |session: &Arc<Session>| session.connections().is_empty();
                 let waiting = self.sessions.sessions().into_iter().find(waits);

@@ -164,7 +164,7 @@ fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
         let write = Initiator::write(0, &cdb, vec![1; LARGE as usize]);
         client.initiator.command(0, write).unwrap();
     }
-    // Commands are sent, answers to R2Ts are not: nothing is received.
+    // Sends commands but no Data-Out for R2Ts, because nothing is received.
     let pause = Instant::now();
     push(&mut client, || pause.elapsed() > Duration::from_millis(200));
     let held = rig.server.memory_in_use();

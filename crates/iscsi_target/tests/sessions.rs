@@ -349,7 +349,7 @@ fn connection_that_may_only_read_joins_no_session_that_writes() {
     assert_eq!(join_from(&rig, [127, 0, 0, 1], 1, tsih, 2), [0, 0]);
 }
 
-/// Nor can it end the session by reinstatement (RFC 7143, 6.3.5). TSIH 0 asks for a new session.
+/// A connection with fewer rights cannot end the session by reinstatement either (RFC 7143, 6.3.5). TSIH 0 requests a new session.
 #[test]
 fn login_that_may_only_read_reinstates_no_session_that_writes() {
     let rig = Rig::open(ram(16), by_address(), ServerLimits::default());
@@ -357,7 +357,7 @@ fn login_that_may_only_read_reinstates_no_session_that_writes() {
     let status = join_from(&rig, [127, 0, 0, 2], 1, 0, 0);
     assert_eq!(status, [0x02, 0x02], "authorization failure");
     assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
-    // It may have a session of its own, and reinstate that.
+    // The same initiator may open and reinstate a read-only session.
     for _ in 0..2 {
         assert_eq!(join_from(&rig, [127, 0, 0, 2], 2, 0, 0), [0, 0]);
     }

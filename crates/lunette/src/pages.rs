@@ -80,7 +80,7 @@ mod tests {
                 .output();
             let output = match output {
                 Ok(output) => output,
-                // There is no man on this machine.
+                // The program man is not installed.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
                 Err(error) => panic!("{error}"),
             };

@@ -33,14 +33,14 @@ enum Action {
 struct XmlArguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// An export of a running daemon, by its name, in the place of a topology; may be given again
+    /// Export of a running daemon, instead of a topology; may be given several times
     #[arg(long, value_name = "NAME", conflicts_with = "topology")]
     export: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 struct FromArguments {
-    /// The domain, as virsh dumpxml prints it; - reads stdin
+    /// Domain XML in the format of virsh dumpxml; - reads stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Output: QEMU's command line or a configuration file
@@ -53,9 +53,9 @@ struct FromArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Form {
-    /// QEMU's command line
+    /// Command line of QEMU
     Qemu,
-    /// A daemon's configuration file that serves the domain's virtio disks
+    /// Configuration file of a daemon that serves the domain's virtio disks
     Toml,
 }
 

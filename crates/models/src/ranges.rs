@@ -12,8 +12,8 @@ use crate::conditions::{Condition, Conditions};
 use crate::explore;
 use crate::range_lock::{Admission, Barrier, Participant, RangeLocks};
 
-/// The data of a disk: a number, which each write increases by a load and a store without ordering. Two writes that overlap lose one of
-/// them, as does a write that does not see the one before.
+/// The data of a disk: a number, which each write increases by a load and a store without ordering. One of two overlapping writes is
+/// lost, and so is a write that is not visible to the next one.
 #[derive(Default)]
 struct Data {
     number: AtomicU64,

@@ -277,7 +277,7 @@ fn waiting_io_of_an_aborted_task_is_cancelled_and_others_wait_on() {
 fn stopped_source_gets_its_waiting_ios_back_with_errors() {
     let mut rig = Rig::new(sick(9, full(), Some(3)), OnError::Stop);
     rig.write(0);
-    // Another one is in flight when the source stops, and fails then.
+    // A second write is in flight when the source stops, and then fails.
     let request = IoRequest::write(4096, 4096);
     assert_eq!(rig.submit(&request, 1, 2), Submission::Pending);
     let stopped = Rc::new(RefCell::new(false));
@@ -343,7 +343,7 @@ fn io_waits_for_a_device_until_it_can_be_attached() {
     let waiting = rig.disk.state().waiting().unwrap();
     assert_eq!(waiting.error.kind, IoErrorKind::Offline);
     device.absent.store(false, Ordering::Release);
-    // The worker retries on its own; a client would wait that long.
+    // The worker retries by itself. The client waits until then.
     while rig.outcomes().is_empty() {
         rig.iterate();
     }

@@ -461,7 +461,7 @@ impl Ring {
     fn try_push(&mut self, entry: &Entry) -> bool {
         // SAFETY: the data that the entry points to (segments, message, their memory, the time) and its descriptor are in the slot
         // that its `user_data` identifies; the slot neither moves nor is reused before the last completion of this entry, and on
-        // drop it is leaked if that never came.
+        // drop it is leaked if that completion has not arrived.
         unsafe { self.io.submission().push(entry).is_ok() }
     }
 

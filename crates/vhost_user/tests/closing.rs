@@ -169,7 +169,7 @@ fn of_a_server_that_ends_while_a_disk_does_not_answer() {
     drop((queue, at_stuck, pool, directory));
 }
 
-/// It sends its first message just when it has to give way.
+/// A silent front end sends its first message while its connection is being closed for a newer one.
 #[test]
 fn of_a_silent_front_end_that_gives_way() {
     let rig = Rig::polling(1, PollLimit::Never);

@@ -209,7 +209,7 @@ fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
     };
     slow.release();
     assert_eq!(refused, Some(32));
-    // It has drained, and another one is served.
+    // The requests have drained, and the next front end is served.
     drop((queue, front_end));
     eventually("its session ends", || !rig.is_connected("d"));
     let mut next = connect(&socket);

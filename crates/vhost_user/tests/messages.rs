@@ -45,7 +45,7 @@ fn messages_need_no_set_protocol_features_before_them() {
     let region = answers(31, &INFLIGHT);
     assert_eq!(region[16..], INFLIGHT[16..]);
     assert_ne!(region[..8], [0; 8]);
-    // RESET_DEVICE with an answer, which is a feature, too.
+    // RESET_DEVICE (a protocol feature) with NEED_REPLY.
     let channel = Channel::connect(&socket).unwrap();
     channel.acknowledged(34, &[], &[]).unwrap();
     let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();

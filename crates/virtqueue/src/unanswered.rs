@@ -2,7 +2,7 @@
 //! another index than the used index and have no in-flight region.
 //!
 //! `available index - used index` requests are unanswered, but the indices do not identify them. A device that answers in order left the
-//! last ones; one that does not, like this one, may have left older ones. DPDK repeats the last ones. A request that is answered twice
+//! last ones. Any other device, like this one, may have left older ones. DPDK repeats the last ones. A request that is answered twice
 //! breaks the driver's queue, and a repeated write may read memory that is already used for other data. The entries of both rings are
 //! therefore compared first: for each head, its last position in the available and in the used ring. The result is exact while the rings
 //! have not been overwritten, and while every head that was made available later than it was answered is unanswered. Otherwise it is the
@@ -50,8 +50,8 @@ impl<A: Fn(u16) -> u16, U: Fn(u16) -> u32> Rings<A, U> {
                 Some((head.balance > 0, ahead, at, number))
             })
             .collect();
-        // If more candidates remain than requests are unanswered, some were answered before older ones, soon after they were made
-        // available.
+        // If there are more candidates than unanswered requests, some candidates were answered out of order, soon after they were
+        // made available. They are dropped.
         found.sort_unstable_by(|a, b| b.cmp(a));
         found.truncate(usize::from(count));
         found.sort_unstable_by_key(|(_, _, at, _)| *at);

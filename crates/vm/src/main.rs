@@ -24,14 +24,14 @@ enum Action {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
-    /// Builds the programs that run in guests, which otherwise the first guest does that needs them
+    /// Builds the programs for guests. Otherwise the first guest that needs them builds them
     Programs,
     /// Boots a guest with disks of a running back end and runs one script in it
     Boot {
-        /// Socket of a virtio-blk disk; may be given again
+        /// Socket of a virtio-blk disk; may be given several times
         #[arg(long, value_name = "SOCKET")]
         blk: Vec<PathBuf>,
-        /// Socket of a virtio-scsi controller; may be given again
+        /// Socket of a virtio-scsi controller; may be given several times
         #[arg(long, value_name = "SOCKET")]
         scsi: Vec<PathBuf>,
         /// Queues of each device
@@ -40,7 +40,7 @@ enum Action {
         /// Virtual CPUs
         #[arg(long, default_value_t = 1)]
         cpus: u32,
-        /// One more argument for QEMU; may be given again
+        /// Additional argument for QEMU; may be given several times
         #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
         qemu: Vec<String>,
         /// Shell script

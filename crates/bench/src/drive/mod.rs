@@ -62,7 +62,7 @@ struct Slot {
     length: u32,
     started: Stamp,
     busy: bool,
-    /// The discard is done, and the same blocks are to be written.
+    /// The discard is complete, and a write of the same blocks follows.
     trimmed: bool,
 }
 

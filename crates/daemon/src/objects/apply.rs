@@ -255,7 +255,7 @@ impl Owner {
         let grown = undo.resized.iter().map(|(disk, _)| disk.as_str());
         self.growing
             .retain(|growing| !grown.clone().any(|disk| disk == growing.disk));
-        // If another program takes a socket meanwhile, its export waits for it.
+        // If another program has taken a socket, the restored export waits for the socket.
         transports.set_may_wait(true);
         for open in &undo.exports {
             exports::close(&open.name, &*open.device, &self.servers.pool);

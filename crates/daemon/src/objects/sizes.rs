@@ -15,7 +15,7 @@ use config::Config;
 /// Longest wait for a file system that does not answer. The reader then sees the old size.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Set while a thread looks at the sizes of disks.
+/// Set while a thread checks the sizes of disks.
 #[derive(Debug, Default)]
 pub(super) struct Looking(AtomicBool);
 

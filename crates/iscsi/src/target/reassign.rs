@@ -230,7 +230,7 @@ impl FullFeature {
             }
             _ => Err(TaskFunctionResponse::ReassignmentNotSupported),
         };
-        // Its own command and those of others that were reassigned are no more than the table has room for; see `holds_window`.
+        // The connection's own commands and reassigned commands together fit the table; see `holds_window`.
         let taken = taken.and_then(|task| match self.tasks.has_room() {
             true => Ok(task),
             false => {

@@ -29,7 +29,7 @@ pub struct Policy {
     pub table: SessionTable,
     pub offer: Offer,
     pub chap: Vec<Algorithm>,
-    /// CHAP is optional: used only if the initiator offers nothing else.
+    /// CHAP is optional: used only if the initiator offers no other method.
     pub chap_is_optional: bool,
     pub users: HashMap<String, ChapUser>,
     pub targets: Vec<TargetRecord>,

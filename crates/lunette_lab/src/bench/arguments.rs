@@ -72,13 +72,13 @@ pub enum BenchCommand {
         /// Another result
         second: PathBuf,
     },
-    /// Measure both transports beside qemu-storage-daemon, in under five minutes
+    /// Compare both transports with qemu-storage-daemon, in under five minutes
     Table(TableArguments),
-    /// Measure the iSCSI transport beside tgt, in under five minutes
+    /// Compare the iSCSI transport with tgt, in under five minutes
     IscsiTable(TableArguments),
-    /// Measure a qcow2 image beside a raw file and qemu-storage-daemon, in under three minutes
+    /// Compare a qcow2 image with a raw file and qemu-storage-daemon, in under three minutes
     ImageTable(TableArguments),
-    /// Measure images of a Ceph cluster beside qemu-storage-daemon's rbd driver; both images are overwritten
+    /// Compare images of a Ceph cluster with qemu-storage-daemon's rbd driver; both images are overwritten
     RbdTable(RbdTableArguments),
     /// Measure one iSCSI session with one to several connections (MC/S)
     Mcs(McsArguments),
@@ -107,7 +107,7 @@ pub enum Format {
 pub enum RingKind {
     /// Descriptors, available ring and used ring
     Split,
-    /// One ring of descriptors (VIRTIO_F_RING_PACKED), where the device has it
+    /// One ring of descriptors (VIRTIO_F_RING_PACKED), if the device offers it
     Packed,
 }
 
@@ -257,7 +257,7 @@ pub struct Driver {
     /// Place descriptor chains in the ring itself, without indirect descriptors
     #[arg(long)]
     pub direct_descriptors: bool,
-    /// Without VIRTIO_F_EVENT_IDX
+    /// Do not accept VIRTIO_F_EVENT_IDX
     #[arg(long)]
     pub no_event_idx: bool,
     /// Kind of rings

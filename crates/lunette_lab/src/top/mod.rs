@@ -34,19 +34,19 @@ use screen::{Screen, Wish};
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_TOP)]
 pub struct TopArguments {
-    /// Begin with exports, queues, disks or workers
+    /// First view: exports, queues, disks or workers
     #[arg(value_name = "VIEW", default_value = "exports")]
     pub view: String,
-    /// Only rows with this text in them: a name, a disk, a kind of export
+    /// Show only rows with this text: a name, a disk, a kind of export
     #[arg(long, value_name = "TEXT")]
     pub filter: Option<String>,
-    /// Seconds between two updates
+    /// Update interval in seconds
     #[arg(long, value_name = "SECONDS", default_value = "1")]
     pub interval: f64,
     /// Print one frame as plain text, for pipes
     #[arg(long)]
     pub once: bool,
-    /// Which daemon
+    /// Address of the daemon
     #[command(flatten)]
     pub daemon: DaemonAddress,
 }

@@ -14,7 +14,7 @@ use super::failed;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_CONSOLE)]
 pub struct ConsoleArguments {
-    /// The guest
+    /// Name of the guest
     name: String,
 }
 
@@ -28,9 +28,9 @@ Example:
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_MONITOR)]
 pub struct MonitorArguments {
-    /// The guest
+    /// Name of the guest
     name: String,
-    /// One command of QEMU's monitor; without it the monitor itself, which Ctrl-] leaves
+    /// Command for QEMU's monitor; without it, the monitor is opened interactively (Ctrl-] leaves it)
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
 }

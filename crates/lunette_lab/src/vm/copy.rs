@@ -17,11 +17,11 @@ use super::failed;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct CopyArguments {
-    /// The guest
+    /// Name of the guest
     name: String,
-    /// From: a file of the guest's begins with a colon
+    /// Source; a path in the guest begins with a colon
     source: String,
-    /// To: likewise; a folder gets a file of the source's name
+    /// Destination; a path in the guest begins with a colon, and a folder gets a file with the source's name
     destination: String,
 }
 

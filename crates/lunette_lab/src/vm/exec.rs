@@ -16,12 +16,12 @@ use super::failed;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct ExecArguments {
-    /// The guest
+    /// Name of the guest
     name: String,
-    /// Give the command nothing to read
+    /// Run the command with empty standard input
     #[arg(long, short = 'n')]
     no_stdin: bool,
-    /// A shell script in one argument, or a program and its arguments in several
+    /// Shell script as one argument, or a program and its arguments
     #[arg(
         value_name = "COMMAND",
         required = true,

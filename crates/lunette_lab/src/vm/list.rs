@@ -14,7 +14,7 @@ use super::failed;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct ListArguments {
-    /// One JSON object a guest, in a list
+    /// Print a JSON list with one object per guest
     #[arg(long)]
     json: bool,
 }

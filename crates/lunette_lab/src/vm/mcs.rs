@@ -1,4 +1,4 @@
-//! `lunette vm mcs`: the table of one session with several connections between two guests, a target and an initiator.
+//! `lunette vm mcs`: measures one session with several connections between two guests, a target and an initiator.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ const CASES: u32 = 3;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct McsArguments {
-    /// The largest number of connections
+    /// Maximum number of connections
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16))]
     connections: u16,
     /// Bytes of a request
@@ -33,22 +33,22 @@ pub struct McsArguments {
     /// Requests in flight
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     iodepth: u32,
-    /// Largest packet of the cable between the guests, in bytes
+    /// MTU of the link between the guests, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 9000, value_parser = clap::value_parser!(u16).range(1280..=65535))]
     mtu: u16,
     /// Virtual CPUs of each guest
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
-    /// Bytes of the RAM disk, in MiB: written once before anything is measured
+    /// Size of the RAM disk in MiB, written once before the measurement
     #[arg(long, value_name = "MIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(4..=4096))]
     size_mib: u32,
-    /// Turns of each number of connections and case
+    /// Turns for each number of connections and each case
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
-    /// Milliseconds that one turn measures
+    /// Measured time of a turn in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..=600_000))]
     turn_ms: u64,
-    /// JSON instead of a table
+    /// Print JSON
     #[arg(long)]
     json: bool,
     /// Append the table to FOLDER/YYYY-MM-DD.md

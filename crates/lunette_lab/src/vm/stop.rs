@@ -15,9 +15,9 @@ use super::failed;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct StopArguments {
-    /// The guest
+    /// Name of the guest
     name: String,
-    /// How long to wait for it
+    /// Time limit in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     within: u64,
 }
@@ -34,7 +34,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_KILL)]
 pub struct KillArguments {
-    /// The guest
+    /// Name of the guest
     name: String,
 }
 

@@ -9,7 +9,7 @@ use super::failed;
 /// `lunette vm watch`
 #[derive(Debug, Args)]
 pub struct WatchArguments {
-    /// The guest
+    /// Name of the guest
     name: String,
 }
 

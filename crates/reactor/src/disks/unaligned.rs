@@ -87,7 +87,7 @@ enum Way {
     Blocks,
     /// By the device: whole blocks without data.
     Device,
-    /// Nothing is done.
+    /// No operation.
     Skip,
 }
 

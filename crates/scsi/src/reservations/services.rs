@@ -200,7 +200,7 @@ impl Reservations {
         Ok(Effects::default())
     }
 
-    /// Returns true if there is room for those of them that are not registered yet.
+    /// Returns true if all unregistered initiators in `who` and `others` can be registered.
     fn has_room(&self, who: &Registrant, others: &[Registrant]) -> bool {
         let is_new = |who: &&Registrant| self.find(who).is_none();
         // More than this never fit, and are not counted.

@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(bytes, expected);
         let elsewhere = SharedReservations::decode(&bytes, DaemonId(9)).unwrap();
         assert_eq!(elsewhere.reservations.registrations[0].who, who(OWN.0, 1));
-        // Another daemon encodes it as it was.
+        // Another daemon encodes the same bytes.
         assert_eq!(elsewhere.clone().encode(DaemonId(9)), Some(bytes));
     }
 

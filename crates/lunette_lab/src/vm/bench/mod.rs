@@ -28,20 +28,20 @@ use result::{CpuTimes, Measured};
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct BenchArguments {
-    /// The guest
+    /// Name of the guest
     name: String,
-    /// Job file in fio's language; its files and devices are the guest's
+    /// Job file in fio's language, with files and devices of the guest
     job: PathBuf,
     /// Disks for all jobs, instead of those in the file: names in /dev, or paths
     #[arg(long, value_name = "DISK,DISK", value_delimiter = ',')]
     disks: Vec<String>,
-    /// Instead of each size in the file
+    /// Replace each size in the file
     #[arg(long, value_name = "SIZE", help_heading = "Overrides")]
     size: Option<String>,
-    /// Instead of each loops in the file
+    /// Replace each loops in the file
     #[arg(long, value_name = "N", help_heading = "Overrides")]
     loops: Option<u32>,
-    /// Instead of each runtime in the file
+    /// Replace each runtime in the file
     #[arg(long, value_name = "TIME", help_heading = "Overrides")]
     runtime: Option<String>,
     /// Option for all jobs, instead of the one in the file
@@ -50,25 +50,25 @@ pub struct BenchArguments {
     /// Load generator
     #[arg(long, value_enum, default_value = "lunette")]
     with: Generator,
-    /// Form of the result: a table, or fio's JSON
+    /// Output format: a table, or fio's JSON
     #[arg(long, value_enum, default_value = "normal")]
     output_format: Format,
-    /// File for the result
+    /// Output file
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Sleep states of the host's CPUs
     #[command(flatten)]
     idle: IdlePoll,
-    /// Folder for the logs that the jobs write [default: the job file's name without its end]
+    /// Folder for the logs of the jobs [default: name of the job file without its suffix]
     #[arg(long, value_name = "FOLDER")]
     logs: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Generator {
-    /// The load generator of lunette bench, which this command puts into the guest
+    /// Load generator of lunette bench, which this command copies to the guest
     Lunette,
-    /// The fio that the guest has
+    /// fio in the guest
     Fio,
 }
 

@@ -44,7 +44,7 @@ pub struct CompareArguments {
         help_heading = "File systems"
     )]
     threads: Vec<u32>,
-    /// With barriers (the file system flushes the disk's cache where order matters), without, or both
+    /// Use barriers (the file system flushes the disk's cache to order writes), no barriers, or both
     #[arg(
         long,
         value_enum,
@@ -76,7 +76,7 @@ pub struct CompareArguments {
         value_delimiter = ','
     )]
     disk: Vec<String>,
-    /// That daemon's control socket
+    /// Control socket of that daemon
     #[arg(long, value_name = "SOCKET", requires = "disk")]
     control: Option<PathBuf>,
     /// Only ways with one of these words in their name, and the host

@@ -271,8 +271,7 @@ pub fn draw(chart: &Chart, folder: &Path, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Minimum turns for conclusions. The interval of a ratio of two or three values is as wide as chance makes
-/// it.
+/// Minimum turns for conclusions. With two or three values the width of a confidence interval is random.
 const TURNS_FOR_INTERVALS: u32 = 4;
 
 /// Message in place of conclusions after too few turns.
