@@ -346,7 +346,6 @@ fn another_user_gets_nothing_from_the_socket() -> Result<()> {
     Ok(())
 }
 
-/// Returns the ID of a group of this machine.
 fn group(name: &str) -> Result<u32> {
     let groups = std::fs::read_to_string("/etc/group")?;
     let line = groups

@@ -30,7 +30,6 @@ fn said(session: &mut IscsiSession, lun: u8) -> Result<Option<(u8, u8, u8)>> {
     Ok(Some((sense[2] & 0xf, sense[12], sense[13])))
 }
 
-/// Returns the LUNs that REPORT LUNS lists.
 fn luns(session: &mut IscsiSession) -> Result<Vec<u8>> {
     let done = session.command(&REPORT_LUNS, None, 256)?;
     ensure!(done.status == 0, "REPORT LUNS: status {}", done.status);
@@ -53,7 +52,6 @@ fn rig() -> Result<(Rig, String)> {
     Ok((rig, portal))
 }
 
-/// Returns the address of LUN 0's last block.
 fn last_block(session: &mut IscsiSession) -> Result<u32> {
     let done = session.command(&READ_CAPACITY, None, 8)?;
     ensure!(done.status == 0, "READ CAPACITY: status {}", done.status);

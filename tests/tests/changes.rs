@@ -406,7 +406,6 @@ fn reload_that_what_was_changed_before_forbids_says_so() -> Result<()> {
     Ok(())
 }
 
-/// Writes a CHAP users file with one user.
 fn write_users(path: &Path, line: &str, mode: u32) -> Result<()> {
     std::fs::write(path, line)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;

@@ -68,7 +68,6 @@ fn other_process(host: &SystemdHost, before: &str) -> Result<String> {
     })
 }
 
-/// Runs `use_it` with a driver of the RAM disk.
 fn with_ram_disk<T>(
     host: &SystemdHost,
     use_it: impl FnOnce(&mut BlkQueue) -> Result<T>,
@@ -113,7 +112,6 @@ fn packages_serve_on_debian_13() -> Result<()> {
     serve(&host, &scratch)
 }
 
-/// Tests one host from installation to removal.
 fn serve(host: &SystemdHost, scratch: &Scratch) -> Result<()> {
     let target = built(scratch)?;
     install(host, &packages(&target, &scratch.file("one"), "1")?[0])?;

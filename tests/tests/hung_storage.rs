@@ -102,7 +102,6 @@ impl Bed {
         waits_until(is_so).with_context(|| format!("job is not {state}: {:?}", self.job_state()))
     }
 
-    /// Starts a client write.
     fn writes(&self, offset: u64) -> JoinHandle<Result<()>> {
         let socket = self.rig.socket("h");
         std::thread::spawn(move || {

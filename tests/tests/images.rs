@@ -703,7 +703,6 @@ fn images_are_made_checked_and_converted_as_qemu_does() -> Result<()> {
     images_are_resized(at)
 }
 
-/// Resizes the images in the folder `at`.
 fn images_are_resized(at: &Path) -> Result<()> {
     lunette(at, &["resize", "overlay.qcow2", "+16M"])?;
     let refused = run(

@@ -62,7 +62,6 @@ fn state(rig: &Rig) -> Result<String> {
     Ok(state.with_context(|| job.to_string())?.to_owned())
 }
 
-/// A refused job leaves the record of the previous one.
 #[test]
 fn refused_job_leaves_the_record_of_the_last_one() -> Result<()> {
     let rig = image_over_another()?;

@@ -146,7 +146,6 @@ fn printed(output: Output) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Runs `lunette libvirt xml WORDS`.
 fn xml(words: &[&str]) -> Result<Output> {
     let output = Command::new(lunette_program(Profile::Dev)?)
         .args(["libvirt", "xml"])

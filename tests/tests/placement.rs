@@ -20,7 +20,6 @@ fn export(client: &Client, name: &str) -> Result<Value> {
     Ok(client.get(&format!("/v1/exports/{name}"))?)
 }
 
-/// Returns the workers that serve an export now.
 fn serving(client: &Client, name: &str) -> Result<Vec<u64>> {
     let export = export(client, name)?;
     let served = export["status"]["served"].as_array().into_iter().flatten();
@@ -30,7 +29,6 @@ fn serving(client: &Client, name: &str) -> Result<Vec<u64>> {
     Ok(workers)
 }
 
-/// Returns the names of the worker threads.
 fn threads(client: &Client) -> Result<Vec<String>> {
     let status: Value = client.get("/v1/status")?;
     let mut names = Vec::new();

@@ -537,7 +537,6 @@ fn fenced_daemon_fails_io_until_its_entry_is_gone() -> Result<()> {
     Ok(())
 }
 
-/// Returns a disk's identity, as displayed.
 fn identity(rig: &mut Rig, disk: &str) -> Result<String> {
     let shown = rig.daemon.lunette(&["disk", "identity", disk])?;
     let identity = shown.split_whitespace().find(|word| word.len() == 36);
@@ -574,7 +573,6 @@ fn identity_is_the_images_whatever_its_name() -> Result<()> {
 /// Time limit for a daemon to get an image that another client has released.
 const LOCK_LIMIT: Duration = Duration::from_secs(90);
 
-/// Waits until the disk `d` has this state and reason.
 fn wait_for_state(rig: &Rig, state: &str, reason: &str) -> Result<()> {
     let show = || rig.daemon.lunette(&["disk", "show", "d"]);
     let shown = wait_until(LIMIT, || {

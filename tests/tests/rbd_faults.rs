@@ -8,10 +8,8 @@ use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, stat
 use vm::{CEPH_USER, Ceph, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Time limit for a daemon to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(40);
 
-/// Waits until a disk has this state and reason.
 fn wait_for_state(rig: &Rig, disk: &str, state: &str, reason: &str) -> Result<()> {
     let show = || rig.daemon.lunette(&["disk", "show", disk]);
     let shown = wait_until(LIMIT, || {

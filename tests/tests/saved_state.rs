@@ -361,7 +361,6 @@ impl Place {
         Ok(paths)
     }
 
-    /// Checks the outcome for one kind.
     fn check(
         &self,
         served: &mut Served,
@@ -446,7 +445,6 @@ impl Place {
 }
 
 impl Place {
-    /// Checks that undamaged state has its effect.
     fn whole_state_has_its_effect(&self) -> Result<()> {
         self.damage(&[], Damage::Empty)?;
         let mut served = Served::start(&self.scratch)?;
@@ -494,7 +492,6 @@ impl Place {
         Ok(())
     }
 
-    /// Damages the file of one kind.
     fn kind_alone(&self, kind: &str, outcome: &Outcome, damage: Damage) -> Result<()> {
         self.damage(&[kind], damage)?;
         if matches!(outcome, Outcome::NoStart) && damage != Damage::Gone {

@@ -23,7 +23,6 @@ const DEPTH: u16 = 8;
 /// Time limit for a response, after which a request counts as lost.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Progress of a client.
 #[derive(Default)]
 struct Progress {
     stop: AtomicBool,
@@ -61,7 +60,6 @@ impl Client {
         }
     }
 
-    /// Waits until the client gets further responses.
     fn wait_for_progress(&self) -> Result<()> {
         let before = self.progress.verified.load(Ordering::Relaxed);
         let goes_on = wait_until(PATIENCE, || {

@@ -81,7 +81,6 @@ fn text<'a>(value: &'a Value, what: &str) -> Result<&'a str> {
         .with_context(|| format!("no {what} in {value}"))
 }
 
-/// Compares the guest with the plan.
 fn compare(guest: &mut Guest, plan: &Value) -> Result<()> {
     let disks = plan["disks"].as_array().context("no disks")?;
     let mut scsi = BTreeSet::new();
