@@ -147,7 +147,7 @@ guests: ## End-to-end tests, one after the other, for each guest wants the whole
 sim: ## The data path on simulated clock, disks and network, with fresh seeds for MINUTES (10)
 	@$(CARGO) run --quiet --profile sim -p sim -- --minutes $(or $(MINUTES),10) --jobs $$(nproc)
 
-soak: ## Verifying clients through kills, upgrades and full file systems for MINUTES (10), with counts and the longest pauses
+soak: ## Verifying clients through kills, upgrades, the OOM killer, full and failing file systems for MINUTES (10), with the longest pauses
 	@scripts/setup test
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
 	SOAK_MINUTES=$(or $(MINUTES),10) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test soak -- --nocapture

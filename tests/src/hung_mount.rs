@@ -1,5 +1,5 @@
-//! A FUSE file system that stops answering requests of chosen kinds, like a network file system whose server is unreachable. Its files
-//! are in memory, all in one folder. For tests that run as root.
+//! A FUSE file system that stops answering requests of chosen kinds, like a network file system whose server is unreachable. It can also fail
+//! them with EIO, or go away. Its files are in memory, all in one folder. For tests that run as root.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -40,6 +40,7 @@ const REQUEST_BYTES_MAX: usize = 256 << 10;
 const WRITE_BYTES_MAX: u32 = 128 << 10;
 const ROOT: u64 = 1;
 const ENOENT: i32 = 2;
+const EIO: i32 = 5;
 const ENOSYS: i32 = 38;
 const FATTR_SIZE: u32 = 8;
 
@@ -52,6 +53,8 @@ struct State {
     /// File whose requests hang. `None`: all files.
     hung_file: Option<u64>,
     held: Vec<Vec<u8>>,
+    /// Kinds of requests that are answered with EIO.
+    failing: Vec<u32>,
 }
 
 /// A mounted file system. Unmounted on drop.
@@ -131,6 +134,22 @@ impl HungMount {
         state.hung_file = state.names.get(name.as_bytes()).copied();
     }
 
+    /// Fails requests of these kinds with EIO from now on. Without kinds, all requests succeed again.
+    pub fn fail(&self, kinds: &[u32]) {
+        lock(&self.state).failing = kinds.to_vec();
+    }
+
+    /// Ends the connection of the kernel to the file system, as the death of its server does. Requests fail from now on.
+    ///
+    /// # Errors
+    /// umount(8) cannot be run.
+    pub fn go_away(&self) -> Result<()> {
+        // umount2(2), MNT_FORCE: "abort pending requests". The call itself fails, because files are open.
+        let mut unmount = Command::new("umount");
+        unmount.arg("-f").arg(&self.folder).output()?;
+        Ok(())
+    }
+
     /// Returns the number of requests that wait for a reply.
     pub fn held(&self) -> usize {
         lock(&self.state).held.len()
@@ -208,7 +227,11 @@ impl State {
             return;
         }
         let body = request.get(HEADER_BYTES..).unwrap_or_default();
-        let (errno, reply) = match self.reply(kind, u64_at(request, 16), body) {
+        let reply = match self.failing.contains(&kind) {
+            true => Err(EIO),
+            false => self.reply(kind, u64_at(request, 16), body),
+        };
+        let (errno, reply) = match reply {
             Ok(reply) => (0, reply),
             Err(errno) => (-errno, Vec::new()),
         };

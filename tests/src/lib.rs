@@ -11,6 +11,7 @@ pub mod hung_mount;
 pub mod idle;
 pub mod initiator;
 pub mod loop_device;
+pub mod memory_group;
 pub mod packages;
 pub mod preload;
 pub mod proxy;

@@ -1,14 +1,17 @@
 //! Storage that stops answering delays only operations on its own disks. Needs: root, FUSE, mount(8); `make unit` runs them. Takes: 60 s.
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use control::{Client, ClientError, Method};
 use end_to_end::hung_mount::{HungMount, kind};
+use end_to_end::loop_device::Loop;
 use end_to_end::{Context, Result, Rig, ensure};
 use serde_json::{Value, json};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
 
 const MIB: usize = 1 << 20;
 /// Time limit for calls that must not wait for storage. The machine may be busy.
@@ -299,6 +302,58 @@ fn clients_wait_20_s_for_a_target_unless_the_mirror_is_cancelled() -> Result<()>
         let shown: Value = bed.client().get(JOB)?;
         let reason = shown["reason"].as_str().unwrap_or_default();
         ensure!(reason.contains("cannot write to the target"), "{reason}");
+    }
+    Ok(())
+}
+
+/// Writes until a request fails. Returns the status of that request.
+fn failed_write(socket: PathBuf, began: mpsc::Sender<()>) -> Result<u8> {
+    let mut front_end = FrontEnd::connect(&socket, &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+    loop {
+        for offset in (0..MIB as u64).step_by(4096) {
+            let status = queue.write(offset, &[7; 4096])?;
+            if status != status::OK {
+                return Ok(status);
+            }
+            began.send(()).ok();
+        }
+    }
+}
+
+/// A file, and a loop device over a file, whose file system goes away while a client writes.
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
+fn device_that_goes_away_under_load_fails_its_own_requests_alone() -> Result<()> {
+    for is_block_device in [false, true] {
+        let bed = Bed::new(&[], &[], &["ram"])?;
+        let path = bed.mount.path("h.raw");
+        let device = is_block_device.then(|| Loop::over(&path)).transpose()?;
+        let path = device
+            .as_ref()
+            .map_or(path, |device| device.0.clone().into());
+        let disk = json!({ "backend": "file", "path": path });
+        bed.succeeds_soon(Method::PUT, "/v1/disks/h", Some(&disk))?;
+        let export = format!("h:{}", bed.rig.socket("h").display());
+        let daemon = &bed.rig.daemon;
+        daemon.lunette(&["export", "add", "vhost-blk", &export])?;
+        let other = VerifiedLoad::start(&bed.rig.socket("ram"))?;
+        let (socket, (began, begun)) = (bed.rig.socket("h"), mpsc::channel());
+        let writing = std::thread::spawn(move || failed_write(socket, began));
+        for _ in 0..100 {
+            begun.recv_timeout(SOON).context("no write succeeds")?;
+        }
+        bed.mount.go_away()?;
+        waits_until(|| Ok(writing.is_finished()))?;
+        let status = writing.join().ok().context("the thread panicked")??;
+        ensure!(status == status::IOERR, "status {status}");
+        other.goes_on(SOON)?;
+        ensure!(bed.state("ram")? == "ready");
+        bed.state("h")?;
+        bed.succeeds_soon(Method::DELETE, "/v1/exports/h?force=true", None)?;
+        bed.succeeds_soon(Method::DELETE, "/v1/disks/h", None)?;
+        other.finish()?;
     }
     Ok(())
 }

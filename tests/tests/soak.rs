@@ -1,10 +1,14 @@
-//! Verifying clients while the daemon is killed and upgraded, and while a file system is full. Prints counts and the longest pauses.
-//! `SOAK_MINUTES` or `make soak MINUTES=n` sets the duration, two minutes by default. Needs: qemu-img, util-linux.
+//! Verifying clients while the daemon is killed, upgraded and out of memory, and while a file system is full or fails. Prints counts and the
+//! longest pauses. `SOAK_MINUTES` sets the time, which is two minutes by default; `make soak MINUTES=n` sets it too. Needs: qemu-img,
+//! util-linux; root for EIO (FUSE) and the OOM killer (cgroups).
 #![forbid(unsafe_code)]
 
+use end_to_end::hung_mount::{HungMount, kind};
+use end_to_end::memory_group::MemoryGroup;
 use end_to_end::rig::free_portal;
 use end_to_end::{Context, IscsiSession, Result, Rig, Scratch, SmallFileSystem, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -277,6 +281,38 @@ impl Daemons {
         Ok(())
     }
 
+    /// Lets the OOM killer end the daemon: a client fills a RAM disk beyond a limit of memory.
+    fn run_out_of_memory(&mut self, group: &MemoryGroup) -> Result<()> {
+        let process = match self.upgraded {
+            None => self.rig.daemon.process().id(),
+            Some(pid) => u32::try_from(pid.as_raw_nonzero().get())?,
+        };
+        let socket = self.rig.socket("memory");
+        let export = format!("memory:{}", socket.display());
+        let daemon = &self.rig.daemon;
+        daemon.lunette(&["disk", "add", "memory=ram:128M"])?;
+        daemon.lunette(&["export", "add", "vhost-blk", &export])?;
+        group.limit(process, 16 << 20)?;
+        // It waits for an answer that does not come.
+        std::thread::spawn(move || fill(&socket).ok());
+        match self.upgraded.take() {
+            None => {
+                let status = self.rig.daemon.process().wait(PATIENCE)?;
+                ensure!(status.signal() == Some(9), "not killed: {status}");
+            }
+            Some(pid) => wait_for_end(pid)?,
+        }
+        group.lift()?;
+        self.rig.daemon.start_again()?;
+        // What was added has survived. The upgrade refuses to lose a RAM disk.
+        let daemon = &self.rig.daemon;
+        let answers = || daemon.lunette(&["status"]).ok();
+        wait_until(PATIENCE, answers).context("the daemon does not start")?;
+        daemon.lunette(&["export", "remove", "memory", "--force"])?;
+        daemon.lunette(&["disk", "remove", "memory"])?;
+        Ok(())
+    }
+
     /// Stops the last daemon in an orderly way.
     fn end(mut self) -> Result<Scratch> {
         match self.upgraded.take() {
@@ -289,6 +325,17 @@ impl Daemons {
         let Rig { scratch, .. } = self.rig;
         Ok(scratch)
     }
+}
+
+/// Writes to a disk of 128 MiB.
+fn fill(socket: &Path) -> Result<()> {
+    let mut front_end = FrontEnd::connect(socket, &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, 1 << 20, Cuts::Usual)?;
+    for megabyte in 0..128 {
+        queue.write(megabyte << 20, &[0xa5; 1 << 20])?;
+    }
+    Ok(())
 }
 
 fn wait_for_end(pid: Pid) -> Result<()> {
@@ -317,74 +364,152 @@ fn check_image(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A disk on a small file system. Its I/O waits while the file system is full.
-struct FullDisk {
-    // The fields are dropped in this order.
+/// Storage that fails and recovers.
+enum Storage {
+    /// A file system without room.
+    Full {
+        folder: PathBuf,
+        _small: SmallFileSystem,
+    },
+    /// A file system that answers reads and writes with EIO.
+    Erroring(HungMount),
+}
+
+impl Storage {
+    fn disk(&self) -> PathBuf {
+        match self {
+            Storage::Full { folder, .. } => folder.join("disk"),
+            Storage::Erroring(mount) => mount.path("disk"),
+        }
+    }
+
+    fn fail(&self) {
+        match self {
+            // This fails when no room is left.
+            Storage::Full { folder, .. } => {
+                std::fs::write(folder.join("pad"), vec![0x5a; 64 << 20]).ok();
+            }
+            Storage::Erroring(mount) => mount.fail(&[kind::READ, kind::WRITE]),
+        }
+    }
+
+    fn recover(&self) -> Result<()> {
+        match self {
+            Storage::Full { folder, .. } => std::fs::remove_file(folder.join("pad"))?,
+            Storage::Erroring(mount) => mount.fail(&[]),
+        }
+        Ok(())
+    }
+}
+
+/// A disk whose I/O waits while its storage fails, in a daemon of its own.
+struct FailingDisk {
+    // The order of the fields is the order in which they end.
     rig: Rig,
-    folder: PathBuf,
-    _small: SmallFileSystem,
+    storage: Storage,
     _scratch: Scratch,
+    name: &'static str,
     turns: u64,
     verified: u64,
 }
 
-impl FullDisk {
-    fn start(beside: &Rig) -> Result<FullDisk> {
+impl FailingDisk {
+    fn full(beside: &Rig) -> Result<FailingDisk> {
         let scratch = Scratch::new()?;
         let small = SmallFileSystem::mount(&scratch)?;
         let wrapper = small.wrapper(&scratch);
         let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
         let file = SmallFileSystem::folder(&scratch).join("disk");
         let disk = format!(
-            "full=file:{},size=4M,cache=writeback,on_error=stop",
+            "d=file:{},size=4M,cache=writeback,on_error=stop",
             file.display()
         );
-        let rig = beside.beside(|daemon| daemon.under(&wrapper).disk(&disk).vhost_blk("full"))?;
-        Ok(FullDisk {
+        let rig = beside.beside(|daemon| daemon.under(&wrapper).disk(&disk).vhost_blk("d"))?;
+        let storage = Storage::Full {
             folder: small.folder_from_outside(&scratch),
-            rig,
             _small: small,
-            _scratch: scratch,
-            turns: 0,
-            verified: 0,
-        })
+        };
+        Ok(FailingDisk::new("full file system", rig, storage, scratch))
     }
 
-    /// Fills the file system, lets a client write until it waits, and frees space.
+    fn erroring(beside: &Rig) -> Result<FailingDisk> {
+        let scratch = Scratch::new()?;
+        let mount = HungMount::new(&scratch.file("mount"), &[("disk", 4 << 20)])?;
+        let disk = format!(
+            "d=file:{},cache=writeback,on_error=stop",
+            mount.path("disk").display()
+        );
+        let rig = beside.beside(|daemon| daemon.disk(&disk).vhost_blk("d"))?;
+        let storage = Storage::Erroring(mount);
+        Ok(FailingDisk::new("EIO", rig, storage, scratch))
+    }
+
+    fn new(name: &'static str, rig: Rig, storage: Storage, scratch: Scratch) -> FailingDisk {
+        FailingDisk {
+            rig,
+            storage,
+            _scratch: scratch,
+            name,
+            turns: 0,
+            verified: 0,
+        }
+    }
+
+    /// Lets the storage fail, lets a client write until it waits, and lets the storage recover. Kills the daemon meanwhile every other time.
     fn turn(&mut self) -> Result<()> {
-        let (pad, disk) = (self.folder.join("pad"), self.folder.join("disk"));
-        // Frees the space of the previous turn.
-        let disk = std::fs::File::options().write(true).open(disk)?;
+        self.run().with_context(|| self.name)
+    }
+
+    fn run(&mut self) -> Result<()> {
+        // The disk of the turn before takes no room any more.
+        let disk = std::fs::File::options()
+            .write(true)
+            .open(self.storage.disk())?;
         disk.set_len(0)?;
         disk.set_len(4 << 20)?;
-        // Fails when no space is left.
-        std::fs::write(&pad, vec![0x5a; 64 << 20]).ok();
-        let socket = self.rig.socket("full");
-        let client = Client::start("full disk", move |progress| {
+        self.storage.fail();
+        let socket = self.rig.socket("d");
+        let client = Client::start(self.name, move |progress| {
             Machine::run(socket, 1 << 20, progress)
         });
         let control = self.rig.daemon.control();
         let waits = || {
-            let disk: serde_json::Value = control::get(&control, "/v1/disks/full").ok()?;
+            let disk: serde_json::Value = control::get(&control, "/v1/disks/d").ok()?;
             (disk["status"]["waiting"].as_u64()? > 0).then_some(())
         };
-        wait_until(PATIENCE, waits).context("no write waits for room")?;
+        wait_until(PATIENCE, waits).context("no I/O waits")?;
         if self.turns % 2 == 1 {
             self.rig.daemon.kill()?;
             self.rig.daemon.start_again()?;
         }
-        std::fs::remove_file(&pad)?;
-        self.rig.daemon.lunette(&["disk", "resume", "full"])?;
+        self.storage.recover()?;
+        self.rig.daemon.lunette(&["disk", "resume", "d"])?;
         client.wait_for_progress()?;
         self.verified += client.progress.verified.load(Ordering::Relaxed);
         client.finish()?;
         self.turns += 1;
         Ok(())
     }
+
+    fn summary(&self) -> String {
+        let (turns, verified) = (self.turns, self.verified);
+        format!(
+            "{turns} times {} ({verified} requests verified there)",
+            self.name
+        )
+    }
+}
+
+/// Faults of the main daemon, with their numbers.
+#[derive(Default)]
+struct Counts {
+    kills: u64,
+    upgrades: u64,
+    out_of_memory: u64,
 }
 
 #[test]
-fn clients_lose_nothing_through_kills_upgrades_and_a_full_disk() -> Result<()> {
+fn clients_lose_nothing_through_kills_upgrades_and_failing_storage() -> Result<()> {
     let minutes = match std::env::var("SOAK_MINUTES") {
         Ok(text) => text.parse::<f64>().context("SOAK_MINUTES")?,
         Err(_) => 2.0,
@@ -399,8 +524,13 @@ fn clients_lose_nothing_through_kills_upgrades_and_a_full_disk() -> Result<()> {
         Client::start("image", move |progress| Machine::run(image, 0, progress)),
         Client::start("iSCSI", move |progress| Host::run(portal, progress)),
     ];
-    let mut full = FullDisk::start(&daemons.rig)?;
-    let (mut kills, mut upgrades) = (0, 0);
+    let is_root = rustix::process::geteuid().is_root();
+    let mut failing = vec![FailingDisk::full(&daemons.rig)?];
+    if is_root {
+        failing.push(FailingDisk::erroring(&daemons.rig)?);
+    }
+    let group = MemoryGroup::new().filter(|_| is_root);
+    let mut counts = Counts::default();
     for turn in 0.. {
         if Instant::now() > until {
             break;
@@ -408,15 +538,20 @@ fn clients_lose_nothing_through_kills_upgrades_and_a_full_disk() -> Result<()> {
         for client in &clients {
             client.wait_for_progress()?;
         }
-        match turn % 4 {
-            1 => {
+        match (turn % 6, &group) {
+            (1, _) => {
                 daemons.upgrade()?;
-                upgrades += 1;
+                counts.upgrades += 1;
             }
-            3 => full.turn()?,
+            (2, _) => failing[0].turn()?,
+            (4, _) if is_root => failing[1].turn()?,
+            (5, Some(group)) => {
+                daemons.run_out_of_memory(group)?;
+                counts.out_of_memory += 1;
+            }
             _ => {
                 daemons.kill()?;
-                kills += 1;
+                counts.kills += 1;
             }
         }
     }
@@ -424,18 +559,33 @@ fn clients_lose_nothing_through_kills_upgrades_and_a_full_disk() -> Result<()> {
     for client in clients {
         lines.push(client.finish()?);
     }
-    let (full_turns, full_verified) = (full.turns, full.verified);
-    drop(full);
+    let summaries: Vec<String> = failing.iter().map(FailingDisk::summary).collect();
+    let has_all = failing.iter().all(|disk| disk.turns > 0);
+    drop(failing);
     let scratch = daemons.end()?;
     check_image(&scratch.file("image.qcow2"))?;
+    let Counts {
+        kills,
+        upgrades,
+        out_of_memory,
+    } = counts;
     println!(
-        "soak: {minutes} minutes: {kills} kills, {upgrades} upgrades, {full_turns} times a full file system ({full_verified} requests verified there)"
+        "soak: {minutes} minutes: {kills} kills, {upgrades} upgrades, {out_of_memory} times out of memory, {}",
+        summaries.join(", ")
     );
+    if !is_root {
+        println!("soak: without EIO, which needs root");
+    }
+    if group.is_none() {
+        println!(
+            "soak: without the OOM killer, which needs root and the memory controller of cgroups"
+        );
+    }
     for line in &lines {
         println!("soak: {line}");
     }
     ensure!(
-        kills > 0 && upgrades > 0 && full_turns > 0,
+        kills > 0 && upgrades > 0 && has_all && (out_of_memory > 0 || group.is_none()),
         "too short a time for every kind of fault"
     );
     Ok(())
