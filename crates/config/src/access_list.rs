@@ -41,7 +41,7 @@ pub static ACL_KEYS: &[AclKey] = &[
         default: "any",
         run_time: RunTime::Reload,
         of: &[],
-        help: "where it comes from, such as `192.0.2.0/24`",
+        help: "its address or network, such as `192.0.2.0/24`",
         read: |key, reader, draft| {
             if let Some(text) = key.text(reader) {
                 draft.network = parsed::<Network>(reader, key.name, &text);
@@ -56,7 +56,7 @@ pub static ACL_KEYS: &[AclKey] = &[
         default: "`false`",
         run_time: RunTime::Reload,
         of: &[],
-        help: "it may read only",
+        help: "read-only access",
         read: |key, reader, draft| draft.read_only = key.is_on(reader),
         get: |entry| Some(json!(entry.read_only)),
     },

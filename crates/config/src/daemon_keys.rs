@@ -199,7 +199,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Text("a group of this machine", GROUP_ALLOWED),
             NONE,
             RESTART,
-            "members may change everything over the control socket, with files in `allow_paths` only",
+            "members may change all objects over the control socket, and name files in `allow_paths` only",
             |key, reader, draft| draft.control_group = key.text(reader).map(|at| at.value),
             |config| {
                 config
@@ -217,7 +217,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Text("a group of this machine", GROUP_ALLOWED),
             NONE,
             RESTART,
-            "members may read over the control socket, and change nothing",
+            "members may read over the control socket",
             |key, reader, draft| draft.control_readers = key.text(reader).map(|at| at.value),
             |config| {
                 config
@@ -274,7 +274,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Word(&const { words(&sandbox::Mode::WORDS) }),
             "`threads`",
             RESTART,
-            "[confinement](security.md#the-sandbox) of the process and its threads to the system calls and files that they need",
+            "[confinement](security.md#the-sandbox) of the process and its threads to the necessary system calls and files",
             |key, reader, draft| {
                 let mode = reader.choice(key.name, &sandbox::Mode::WORDS);
                 draft.sandbox = mode.map(|at| at.value);
@@ -285,7 +285,8 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "sandbox",
             "MODE",
             FlagForm::Word,
-            "Confinement to the needed system calls and files: off, log (record violations), threads (confine workers and sessions) or enforce (confine the process, too)",
+            "Confinement to the needed system calls and files: off, log (record violations), threads (confine workers and \
+                sessions) or enforce (confine the process, too)",
         ),
     },
     DaemonKey {
@@ -294,7 +295,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::List("list of paths", PATHS_ALLOWED, Item::Text),
             NONE,
             RESTART,
-            "folders and files that the sandbox allows beside those of disks, sockets and state",
+            "folders and files that the sandbox allows in addition to those of disks, sockets and state",
             |key, reader, draft| {
                 if let Some(paths) = read_texts(reader, key.name, PATHS_ALLOWED) {
                     let paths = paths.into_iter().map(PathBuf::from);
@@ -342,7 +343,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::List("list of host names", NAMES_ALLOWED, Item::Text),
             NONE,
             RESTART,
-            "names, beside `localhost` and IP addresses, that browsers may use for the [API](api.md#access)",
+            "names that browsers may use for the [API](api.md#access), besides `localhost` and IP addresses",
             |key, reader, draft| {
                 if let Some(names) = read_texts(reader, key.name, NAMES_ALLOWED) {
                     draft.api_names.extend(names);
@@ -366,7 +367,8 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::List("list of paths", PATHS_ALLOWED, Item::Text),
             "the folders of the disks and sockets that the configuration file names",
             RESTART,
-            "folders and devices that members of `control_group` and clients with the token may name in requests; root and the daemon's user may name every file",
+            "folders and devices that members of `control_group` and clients with the token may name in requests; root and the \
+                daemon's user may name every file",
             |key, reader, draft| {
                 if let Some(paths) = read_texts(reader, key.name, PATHS_ALLOWED) {
                     draft
@@ -393,7 +395,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Text("path of a file of mode 600", FILE_ALLOWED),
             NONE,
             REREAD,
-            "its token allows changes, with files in `allow_paths` only",
+            "token that allows changes, with files in `allow_paths` only",
             |key, reader, draft| draft.token_file = read_file_name(reader, key.name),
             |config| path_value(config.access.token_file.as_ref()),
         ),
@@ -410,7 +412,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Text("path of a file of mode 600", FILE_ALLOWED),
             NONE,
             REREAD,
-            "its token allows reading",
+            "token that allows reading",
             |key, reader, draft| draft.readers_token_file = read_file_name(reader, key.name),
             |config| path_value(config.access.readers_token_file.as_ref()),
         ),
@@ -427,7 +429,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Text("path of a file of mode 600", FILE_ALLOWED),
             NONE,
             RunTime::OnlyReload,
-            "CHAP users that iSCSI discovery sessions have to authenticate as",
+            "CHAP users of iSCSI discovery sessions",
             |key, reader, draft| draft.discovery_auth = read_file_name(reader, key.name),
             |config| path_value(config.discovery_auth.as_ref()),
         ),
@@ -444,7 +446,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Number("", 1..=WORKERS_MAX as u64),
             "half of the CPUs, at most 4",
             RESTART,
-            "threads that do the I/O",
+            "number of threads for I/O",
             |key, reader, draft| {
                 let count = key.number(reader);
                 draft.workers.count = count.map(|at| At::new(at.value as usize, at.place));
@@ -454,12 +456,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
                 Placement::Cpus(_) => None,
             },
         ),
-        flag: flag(
-            "workers",
-            "N",
-            FlagForm::Word,
-            "Number of threads that do the I/O",
-        ),
+        flag: flag("workers", "N", FlagForm::Word, "Number of threads for I/O"),
     },
     DaemonKey {
         key: key(
@@ -491,7 +488,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Poll,
             "`50`",
             RESTART,
-            "how long a worker that serves guests polls before it sleeps; it tunes itself below this bound. 0 never polls",
+            "maximum polling time before a worker with guests sleeps; the actual time adapts below it. 0: no polling",
             |key, reader, draft| draft.poll = read_poll(reader, key.name),
             |config| poll_value(config.workers.poll),
         ),
@@ -508,7 +505,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Poll,
             "`0`",
             RESTART,
-            "the same for a worker that serves only iSCSI connections",
+            "the same for a worker with iSCSI connections only",
             |key, reader, draft| draft.network_poll = read_poll(reader, key.name),
             |config| poll_value(config.workers.network_poll),
         ),
@@ -525,7 +522,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Poll,
             "`5`",
             RESTART,
-            "how long a worker polls for a disk that has one I/O to complete",
+            "maximum polling time of a worker for a disk with one I/O in flight",
             |key, reader, draft| draft.disk_poll = read_poll(reader, key.name),
             |config| poll_value(config.workers.disk_poll),
         ),

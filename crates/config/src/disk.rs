@@ -88,7 +88,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: REQUIRED,
         run_time: RunTime::AddAnew,
         of: &[],
-        help: "what the disk is, see below",
+        help: "kind of the disk: see the sections below",
         read: |key, reader, disk| {
             disk.device = reader.choice(key.name, &DEVICE_KINDS).map(|at| at.value);
         },
@@ -100,8 +100,8 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: NONE,
         run_time: DISK_RESIZE,
         of: &[],
-        help: "`ram`, `null`, `delay`: required. `file`: a file that is missing is created with it, sparse; without it the disk \
-            follows the file's size. `image`, `rbd`, `iscsi`, `scsi_generic`: not allowed, image and unit have their size",
+        help: "`ram`, `null`, `delay`: required. `file`: a missing file is created sparse with this size; without this key the \
+            disk follows the size of the file. `image`, `rbd`, `iscsi`, `scsi_generic`: not allowed, because the image or unit has a size",
         read: |key, reader, disk| disk.size = reader.size(key.name),
         get: |disk| disk.backend.size().map(Value::from),
     },
@@ -114,7 +114,8 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: REQUIRED,
         run_time: RunTime::AddAnew,
         of: &["file", "image", "scsi_generic"],
-        help: "`image`: a qcow2 image. `scsi_generic`: `/dev/sgN`, or a block device that is a SCSI device. `file`: any content is served as raw bytes; that of an image gets a warning",
+        help: "`image`: a qcow2 image. `scsi_generic`: `/dev/sgN`, or a block device that is a SCSI device. `file`: the content \
+            is served as raw bytes; an image format causes a warning",
         read: |key, reader, disk| {
             disk.path = key
                 .text(reader)
@@ -130,10 +131,10 @@ pub static DISK_KEYS: &[DiskKey] = &[
     Key {
         name: "data_file",
         kind: Kind::Text("path of a file", "the path of a file or a block device"),
-        default: "the file that the image names, where it is read only",
+        default: "for reading: the file that the image names",
         run_time: RunTime::AddAnew,
         of: &["image"],
-        help: "The file that has the data of an image with an external data file. What is written has to be named here: the image may come from anybody",
+        help: "external data file of the image. Required for writing, because an image from an untrusted source can name any file",
         read: |key, reader, disk| {
             disk.data_file = key.text(reader).map(|at| at.value.into());
         },
@@ -148,7 +149,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "`any`; `folder` for a disk or a job's target that a request to the API names",
         run_time: RunTime::AddAnew,
         of: &["image"],
-        help: "Backing images and data files that the image, and its backing images, may name. `any`: every file, logical unit and RBD image. \
+        help: "allowed names of backing images and data files in the image and in its backing images. `any`: every file, logical unit and RBD image. \
             `folder`: files in the folder of the image that names them. `none`: an image that names a file is refused",
         read: |key, reader, disk| {
             disk.named_files = reader
@@ -209,7 +210,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "`null`",
         run_time: RunTime::AddAnew,
         of: &["delay"],
-        help: "what keeps the data",
+        help: "storage of the data",
         read: |key, reader, disk| {
             disk.around = reader.choice(key.name, &Around::WORDS).map(|at| at.value);
         },
@@ -224,7 +225,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "`none`",
         run_time: RunTime::AddAnew,
         of: &["ram"],
-        help: "`memfd`: the content outlives the daemon, killed or not, where its service manager keeps descriptors: see \
+        help: "`memfd`: the content survives the end of the daemon, also a kill, if the service manager stores descriptors: see \
             [RAM disks that stay](operations.md#ram-disks-that-stay)",
         read: |key, reader, disk| {
             if let Some(at) = reader.choice(key.name, &Persist::WORDS) {
@@ -272,7 +273,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "512 bytes; of a block device or a remote unit its own",
         run_time: RunTime::AddAnew,
         of: &[],
-        help: "logical block size, which may be smaller than the device's",
+        help: "logical block size; may be smaller than that of the device",
         read: |key, reader, disk| disk.block_size = read_block_size(key, reader),
         get: |disk| disk.block_size.map(Value::from),
     },
@@ -282,8 +283,8 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "`unmap`",
         run_time: RunTime::AddAnew,
         of: &["ram", "null", "delay", "file", "image", "rbd", "iscsi"],
-        help: "effect of a discard. `unmap`: the device gets it. `zeroes`: the blocks read as zeroes, also on a device that does not \
-            promise it; zeroes are written there. `ignore`: none. `lunette disk mirror` and `disk commit` set it where clients need it",
+        help: "effect of a discard. `unmap`: forwarded to the device. `zeroes`: the blocks read as zeroes; if the device does not \
+            guarantee this, zeroes are written. `ignore`: none. `lunette disk mirror` and `disk commit` set it if clients need it",
         read: |key, reader, disk| disk.discard = reader.choice(key.name, &DiscardMode::WORDS),
         get: |disk| {
             let word = disk.discard.word();
@@ -296,7 +297,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "`false`",
         run_time: RunTime::AddAnew,
         of: &[],
-        help: "refuses writes. In a flag `ro` is the same",
+        help: "refuses writes. Short form in a flag: `ro`",
         read: |key, reader, disk| disk.read_only = key.is_on(reader),
         get: |disk| Some(json!(disk.read_only)),
     },
@@ -306,7 +307,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "`false`",
         run_time: RunTime::NextStart,
         of: &[],
-        help: "the daemon does not start without the disk. Otherwise it starts, shows the disk as unavailable and tries it again",
+        help: "`true`: the daemon does not start without the disk. `false`: it starts, shows the disk as unavailable and retries it",
         read: |key, reader, disk| disk.require = key.is_on(reader),
         get: |disk| Some(json!(disk.require)),
     },
@@ -320,7 +321,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "from the disk's [identity](operations.md#identity)",
         run_time: RunTime::AddAnew,
         of: &[],
-        help: "serial number that clients see",
+        help: "serial number reported to clients",
         read: |key, reader, disk| disk.serial = read_serial(key, reader),
         get: |disk| disk.serial.clone().map(Value::from),
     },
@@ -330,7 +331,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "from the disk's [identity](operations.md#identity)",
         run_time: RunTime::AddAnew,
         of: &[],
-        help: "NAA identifier. Set it only where two daemons serve one medium as one disk",
+        help: "NAA identifier. Set it only if two daemons serve one medium as one disk",
         read: |key, reader, disk| {
             disk.wwn = read_wwn(key, reader);
             disk.shown.wwn = disk.wwn.as_ref().map(|at| at.value);
@@ -343,7 +344,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "that of the file or device",
         run_time: RunTime::AddAnew,
         of: &[],
-        help: "physical block size that clients see",
+        help: "physical block size reported to clients",
         read: |key, reader, disk| {
             disk.shown.physical_block_size = read_physical_block_size(key, reader, disk.block_size);
         },
@@ -365,7 +366,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "`false`",
         run_time: RunTime::AddAnew,
         of: &[],
-        help: "EXTENDED COPY through targets that do not have the disk may use it, by its NAA identifier",
+        help: "EXTENDED COPY through targets without this disk may use it, by its NAA identifier",
         read: |key, reader, disk| disk.shown.copy_across_targets = key.is_on(reader),
         get: |disk| Some(json!(disk.shown.copy_across_targets)),
     },
@@ -375,7 +376,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: NONE,
         run_time: DISK_LIMIT,
         of: &[],
-        help: "limit for all clients together",
+        help: "limit for the sum of all clients",
         read: |key, reader, disk| disk.iops = key.number(reader),
         get: |disk| disk.limits.iops.map(Value::from),
     },
@@ -385,7 +386,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "a twentieth of `iops`",
         run_time: DISK_LIMIT,
         of: &[],
-        help: "requests that may come at once after a pause",
+        help: "requests admitted at once after a pause",
         read: |key, reader, disk| disk.iops_burst = key.number(reader),
         get: |disk| disk.limits.iops_burst.map(Value::from),
     },
@@ -395,7 +396,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: NONE,
         run_time: DISK_LIMIT,
         of: &[],
-        help: "limit for all clients together, reads and writes added",
+        help: "limit for the sum of reads and writes of all clients",
         read: |key, reader, disk| disk.bandwidth = reader.size(key.name),
         get: |disk| disk.limits.bandwidth.map(Value::from),
     },
@@ -405,7 +406,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "a twentieth of `bandwidth`",
         run_time: DISK_LIMIT,
         of: &[],
-        help: "bytes that may come at once after a pause",
+        help: "bytes admitted at once after a pause",
         read: |key, reader, disk| disk.bandwidth_burst = reader.size(key.name),
         get: |disk| disk.limits.bandwidth_burst.map(Value::from),
     },
@@ -415,8 +416,8 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "`report`",
         run_time: DISK_SET,
         of: &[],
-        help: "what happens to an I/O that the device fails: the client gets the error; it \
-            [waits](operations.md#when-a-disk-fails); it waits if the device is full",
+        help: "handling of failed I/Os. `report`: the client receives the error. `stop`: the I/O \
+            [waits](operations.md#when-a-disk-fails). `enospc`: it waits if the device is full",
         read: |key, reader, disk| {
             if let Some(at) = reader.choice(key.name, &OnError::WORDS) {
                 disk.errors.on_error = at.value;
@@ -430,7 +431,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "`0`",
         run_time: DISK_SET,
         of: &[],
-        help: "after this time the device is asked to cancel an I/O. 0: never",
+        help: "time after which the device is asked to cancel an I/O. 0: never",
         read: |key, reader, disk| {
             if let Some(at) = key.number(reader) {
                 disk.errors.io_timeout = at.value as u32;

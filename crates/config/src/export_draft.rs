@@ -127,7 +127,7 @@ pub const fn workers<D: Placed, T: ExportObject>() -> Key<D, T> {
         default: NONE,
         run_time: PLACE,
         of: &[],
-        help: "the workers that serve it. In a flag `workers=1+3`",
+        help: "workers that serve it. In a flag: `workers=1+3`",
         read: |_, reader, draft| draft.placement_mut().workers = read_workers(reader),
         get: |export| workers_value(export.placement()),
     }

@@ -106,7 +106,7 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         Kind::Text("any", "a text"),
         NONE,
         RunTime::Reload,
-        "a name for people",
+        "descriptive name",
         |key, reader, draft| draft.alias = key.text(reader).map(|at| at.value),
         |target| target.alias.as_ref().map(|alias| json!(alias)),
     ),
@@ -115,7 +115,7 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         Kind::List("list of names of disks", DISKS_ALLOWED, Item::Text),
         NONE,
         LUN_COMMAND,
-        "logical units from 0, in this order",
+        "logical units from 0 on, in this order",
         |key, reader, draft| draft.disks = read_list(reader, key.name, DISKS_ALLOWED),
         // `lun` contains them, for all numbers.
         |_| None,
@@ -161,7 +161,7 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         Kind::List("string or list: addresses", ANNOUNCE_ALLOWED, Item::Text),
         "the portals",
         RunTime::Reload,
-        "[addresses that discovery names](operations.md#discovery) instead of the portals of the same group",
+        "[addresses in discovery responses](operations.md#discovery), instead of the portals of the same group",
         |_, reader, draft| draft.announce = read_announce(reader, draft.portals.as_deref()),
         |target| texts(&target.announce),
     ),
@@ -200,7 +200,7 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         Kind::Word(&const { words(&MODES) }),
         "`none`",
         RunTime::Reload,
-        "what initiators may do that nothing else admits",
+        "rights of initiators without a CHAP user or an entry in `acl`",
         |key, reader, draft| {
             let mode = reader.choice(key.name, &MODES);
             draft.demo_mode = mode.map_or(DemoMode::None, |at| at.value);
@@ -212,8 +212,8 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         Kind::Text("path of a file of mode 600", FILE_ALLOWED),
         NONE,
         RunTime::ReloadReread,
-        "a line `NAME SECRET [TARGET_NAME TARGET_SECRET]` each; secrets have at least 12 characters. With it every initiator has to \
-            authenticate",
+        "CHAP users, one per line: `NAME SECRET [TARGET_NAME TARGET_SECRET]`; secrets have at least 12 characters. With this key \
+            every initiator must authenticate",
         |key, reader, draft| draft.chap_users = key.text(reader).map(|at| at.value.into()),
         |target| {
             let path = target.chap_users.as_ref();

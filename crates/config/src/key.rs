@@ -113,7 +113,7 @@ impl fmt::Display for RunTime {
             RunTime::OnlyReload => to.write_str("reload"),
             RunTime::ReloadEndsSession => to.write_str("API, reload; ends the session"),
             RunTime::ReloadReread => to.write_str("API, reload (also its content)"),
-            RunTime::AddAnew => to.write_str("add anew"),
+            RunTime::AddAnew => to.write_str("add again"),
             RunTime::Reload => to.write_str("API, reload"),
             RunTime::NextStart => to.write_str("reload (for the next start)"),
             RunTime::Command(command) => write!(to, "`{command}`, reload"),

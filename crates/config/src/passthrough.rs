@@ -51,8 +51,7 @@ pub const PASSTHROUGH: DiskKey = Key {
     default: "`false`",
     run_time: RunTime::AddAnew,
     of: &["iscsi"],
-    help: "SCSI clients' commands go to the unit as they are, and its answers come back as they are: see \
-        [passthrough](remote-disks.md#passthrough)",
+    help: "forwards commands of SCSI clients and responses of the unit unchanged: see [passthrough](remote-disks.md#passthrough)",
     read: |key, reader, disk| disk.passthrough.is_on = key.is_on(reader),
     get: |disk| match &disk.backend {
         BlockDeviceConfig::Iscsi(remote) => remote.passthrough.map(|_| json!(true)),
@@ -66,8 +65,8 @@ pub const RESERVATIONS_KEY: DiskKey = Key {
     default: "`refuse`",
     run_time: RunTime::AddAnew,
     of: &["scsi_generic", "iscsi"],
-    help: "reservations of a disk that is passed through. `refuse`: clients get none. `emulate`: they hold between the clients of this \
-        daemon. `forward`: the device's own, between hosts; all clients of this daemon are one registrant",
+    help: "reservations of a passed-through disk. `refuse`: not available. `emulate`: valid among the clients of this daemon. \
+        `forward`: those of the device, valid among hosts; all clients of this daemon are one registrant",
     read: |key, reader, disk| {
         disk.passthrough.reservations = reader.choice(key.name, &RESERVATIONS)
     },

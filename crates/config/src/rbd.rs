@@ -164,7 +164,7 @@ pub const LOCK: DiskKey = Key {
     default: "`cooperative`",
     run_time: RunTime::AddAnew,
     of: &["rbd"],
-    help: "[who else may write](rbd.md#who-else-may-write)",
+    help: "[access of other clients](rbd.md#who-else-may-write)",
     read: |key, reader, disk| {
         let lock = reader.choice(key.name, &RbdLock::WORDS);
         disk.lock = lock.map_or(RbdLock::default(), |at| at.value);
@@ -181,7 +181,7 @@ pub const OPTION: DiskKey = Key {
     default: NONE,
     run_time: RunTime::AddAnew,
     of: &["rbd"],
-    help: "further options of Ceph. In a flag `option.KEY=VALUE`",
+    help: "further options of Ceph. In a flag: `option.KEY=VALUE`",
     read: |key, reader, disk| {
         disk.cluster.options = read_options(reader, key.name, &key.kind.allowed());
     },

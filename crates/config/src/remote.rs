@@ -217,7 +217,7 @@ pub const UNIT: DiskKey = Key {
     default: REQUIRED,
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "the logical unit. USER is that of CHAP",
+    help: "the logical unit. USER is the CHAP user",
     read: |key, reader, disk| {
         let Some(text) = key.text(reader) else {
             return;
@@ -247,7 +247,7 @@ pub const PATHS_KEY: DiskKey = Key {
     default: NONE,
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "other ways to the same unit, for when there is no session by the first: other portals, or other targets",
+    help: "alternative paths to the same unit, used if the first has no session: other portals, or other targets",
     read: |key, reader, disk| {
         let Some(text) = key.text(reader) else {
             return;
@@ -274,8 +274,8 @@ pub const TRUST_PATHS: DiskKey = Key {
     default: "`false`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "uses `paths` also if the unit has no identity that can be checked by them. Set it only if all of them lead to one unit: \
-           otherwise writes reach another disk",
+    help: "uses `paths` also if the unit has no identity that can be compared. Set it only if all paths lead to one unit: \
+        otherwise writes reach another disk",
     read: |key, reader, disk| {
         disk.remote.trust_paths = reader.boolean(key.name).is_some_and(|at| at.value);
     },
@@ -288,7 +288,7 @@ pub const CONNECTIONS_KEY: DiskKey = Key {
     default: "`1`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "a target that allows fewer gets as many as it allows",
+    help: "requested number; the target may allow fewer",
     read: |key, reader, disk| {
         if let Some(at) = key.number(reader) {
             disk.remote.connections = at.value as u16;
@@ -306,7 +306,7 @@ pub const CHAP_FILE: DiskKey = Key {
     default: NONE,
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "CHAP secrets, a line each: `NAME SECRET [TARGET_NAME TARGET_SECRET]`; with the last two the target has to prove itself",
+    help: "CHAP secrets, one per line: `NAME SECRET [TARGET_NAME TARGET_SECRET]`; with the last two fields the target must authenticate too",
     read: |key, reader, disk| disk.remote.chap_file = key.text(reader).map(|at| at.value.into()),
     get: |disk| Some(json!(remote(disk)?.chap_file.as_ref()?.to_string_lossy())),
 };
@@ -329,7 +329,7 @@ pub const CHAP_ALGORITHMS: DiskKey = Key {
     default: "`sha3-256 sha256 sha1 md5`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "[CHAP algorithms](remote-disks.md#chap) that are offered, in order of preference",
+    help: "offered [CHAP algorithms](remote-disks.md#chap), in order of preference",
     read: |key, reader, disk| {
         let Some(text) = key.text(reader) else {
             return;
@@ -354,7 +354,7 @@ pub const INITIATOR_NAME: DiskKey = Key {
     default: "that of `/etc/iscsi/initiatorname.iscsi`, else [that of the state folder](remote-disks.md#initiator-name-and-isid)",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "as whom to log in",
+    help: "initiator name for the login",
     read: |key, reader, disk| {
         let Some(name) = key.text(reader) else {
             return;
@@ -373,7 +373,7 @@ pub const QUEUE_DEPTH_KEY: DiskKey = Key {
     default: "`128`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "commands in flight at the target; more wait",
+    help: "maximum number of commands in flight at the target",
     read: |key, reader, disk| {
         if let Some(at) = key.number(reader) {
             disk.remote.queue_depth = at.value as u16;
@@ -388,7 +388,7 @@ pub const REPLACEMENT_TIMEOUT_KEY: DiskKey = Key {
     default: "`120`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "for so long I/O waits for a session that is lost; then it fails, and `on_error` decides. 0: it waits for ever",
+    help: "time that I/O waits for a lost session. Then it fails, and `on_error` applies. 0: no limit",
     read: |key, reader, disk| {
         if let Some(at) = key.number(reader) {
             disk.remote.replacement_timeout = at.value as u32;
@@ -403,7 +403,7 @@ pub const HEADER_DIGEST: DiskKey = Key {
     default: "`none`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "a checksum over each header",
+    help: "checksum over each header",
     read: |key, reader, disk| {
         let digest = reader.choice(key.name, &Digest::WORDS);
         disk.remote.digests[0] = digest.map_or(Digest::None, |at| at.value);
@@ -417,7 +417,7 @@ pub const DATA_DIGEST: DiskKey = Key {
     default: "`none`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "a checksum over the data of each PDU",
+    help: "checksum over the data of each PDU",
     read: |key, reader, disk| {
         let digest = reader.choice(key.name, &Digest::WORDS);
         disk.remote.digests[1] = digest.map_or(Digest::None, |at| at.value);
@@ -431,7 +431,7 @@ pub const MAX_RECV_DATA_SEGMENT_LENGTH: DiskKey = Key {
     default: "`262144`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "most data of a PDU that the target sends",
+    help: "maximum data of a PDU from the target",
     read: |key, reader, disk| {
         if let Some(at) = key.number(reader) {
             disk.remote.max_recv_data_segment_length = at.value as u32;
@@ -451,7 +451,7 @@ pub const MAX_BURST_LENGTH: DiskKey = Key {
     default: "`1048576`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "most data that the target requests at once, and sends in a sequence",
+    help: "maximum data of one request (R2T) or sequence of the target",
     read: |key, reader, disk| {
         if let Some(at) = key.number(reader) {
             disk.remote.max_burst_length = at.value as u32;
@@ -466,7 +466,7 @@ pub const FIRST_BURST_LENGTH: DiskKey = Key {
     default: "`262144`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "most data that is sent without being requested; not more than `max_burst_length`",
+    help: "maximum unsolicited data; at most `max_burst_length`",
     read: |key, reader, disk| {
         if let Some(at) = key.number(reader) {
             disk.remote.first_burst_length = at.value as u32;
@@ -481,7 +481,7 @@ pub const MAX_OUTSTANDING_R2T: DiskKey = Key {
     default: "`1`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "requests for the data of a command that the target may have out",
+    help: "maximum outstanding data requests (R2T) per command",
     read: |key, reader, disk| {
         if let Some(at) = key.number(reader) {
             disk.remote.max_outstanding_r2t = at.value as u16;
@@ -501,7 +501,7 @@ pub const IMMEDIATE_DATA: DiskKey = Key {
     default: "`true`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "data are sent in the PDU of their command",
+    help: "sends data in the PDU of the command",
     read: |key, reader, disk| {
         disk.remote.immediate_data = reader.boolean(key.name).is_none_or(|at| at.value);
     },
@@ -514,7 +514,7 @@ pub const INITIAL_R2T: DiskKey = Key {
     default: "`false`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "data behind that are sent only when the target requests them",
+    help: "sends other data only on request of the target",
     read: |key, reader, disk| {
         disk.remote.initial_r2t = reader.boolean(key.name).is_some_and(|at| at.value);
     },
@@ -527,8 +527,8 @@ pub const ERROR_RECOVERY_LEVEL: DiskKey = Key {
     default: "`0`",
     run_time: RunTime::AddAnew,
     of: ISCSI,
-    help: "what the session asks for. 1: data whose digest is wrong is sent again. 2: commands outlive the loss of a connection; the \
-           target may agree to less",
+    help: "requested level; the target may allow a lower one. 1: data with a wrong digest is sent again. 2: commands survive the \
+        loss of a connection",
     read: |key, reader, disk| {
         if let Some(at) = key.number(reader) {
             disk.remote.error_recovery_level = at.value as u8;

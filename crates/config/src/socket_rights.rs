@@ -47,7 +47,7 @@ pub const fn socket_mode<D: Vhost, T: ExportObject>() -> Key<D, T> {
         default: "`0777` less the umask",
         run_time: RunTime::Reload,
         of: &[],
-        help: "permission bits of the socket, from its first moment. To connect, a front end needs the right to write",
+        help: "permission bits of the socket, from its creation on. To connect, a front end needs the right to write",
         read: |key, reader, draft| {
             let Some(text) = key.text(reader) else {
                 return;

@@ -70,7 +70,7 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         "header_digest",
         Kind::Word(&const { words(&DIGESTS) }),
         "`any`",
-        "a checksum over each header: as the initiator prefers it, refused, or required",
+        "checksum over each header: as the initiator prefers, refused, or required",
         |key, reader, bounds| {
             if let Some(at) = reader.choice(key.name, &DIGESTS) {
                 bounds.offer.header_digest = at.value;
@@ -82,7 +82,7 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         "data_digest",
         Kind::Word(&const { words(&DIGESTS) }),
         "`any`",
-        "a checksum over the data of each PDU, likewise",
+        "checksum over the data of each PDU, likewise",
         |key, reader, bounds| {
             if let Some(at) = reader.choice(key.name, &DIGESTS) {
                 bounds.offer.data_digest = at.value;
@@ -94,7 +94,7 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         "max_recv_data_segment_length",
         Kind::Number("bytes", 512..=RECEIVE_MAX),
         "`262144`",
-        "most data of a PDU that an initiator sends",
+        "maximum data of a PDU from an initiator",
         |key, reader, bounds| {
             number(key, reader, bounds, |bounds, value| {
                 bounds.offer.max_recv_data_segment_length = value;
@@ -106,7 +106,7 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         "max_burst_length",
         Kind::Number("bytes", LENGTHS),
         "`16776704`",
-        "most data that is requested at once, and sent in a sequence",
+        "maximum data of one request (R2T) or sequence",
         |key, reader, bounds| {
             number(key, reader, bounds, |bounds, value| {
                 bounds.offer.session.max_burst_length = value;
@@ -118,7 +118,7 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         "first_burst_length",
         Kind::Number("bytes", LENGTHS),
         "`262144`",
-        "most data that an initiator sends without being asked; not more than `max_burst_length`",
+        "maximum unsolicited data from an initiator; at most `max_burst_length`",
         |key, reader, bounds| {
             number(key, reader, bounds, |bounds, value| {
                 bounds.offer.session.first_burst_length = value;
@@ -130,7 +130,7 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         "max_outstanding_r2t",
         Kind::Number("requests", 1..=R2T_MAX),
         "`8`",
-        "requests for the data of a command that are out at a time",
+        "maximum outstanding data requests (R2T) per command",
         |key, reader, bounds| {
             number(key, reader, bounds, |bounds, value| {
                 bounds.offer.session.max_outstanding_r2t = value as u16;
@@ -154,7 +154,7 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         "initial_r2t",
         Kind::Boolean,
         "`false`",
-        "initiators send data behind that only when they are asked",
+        "initiators send other data only on request",
         |key, reader, bounds| {
             if let Some(at) = reader.boolean(key.name) {
                 bounds.offer.session.initial_r2t = at.value;
@@ -166,7 +166,7 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         "max_connections",
         Kind::Number("connections of a session", 1..=16),
         "`16`",
-        "not more than `connections_per_session` of the [limits](#limits-of-iscsi-initiators)",
+        "at most `connections_per_session` of the [limits](#limits-of-iscsi-initiators)",
         |key, reader, bounds| {
             number(key, reader, bounds, |bounds, value| {
                 bounds.offer.session.max_connections = value as u16;
@@ -178,8 +178,8 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         "error_recovery_level",
         Kind::Number("", 0..=2),
         "`0`",
-        "1: data whose digest is wrong is sent again. 2: a session and its commands outlive its connections for the next two keys' time, \
-         so that they go on when the initiator is back",
+        "1: data with a wrong digest is sent again. 2: a session and its commands survive the loss of a connection, for the time \
+            of the next two keys, and continue when the initiator has reconnected",
         |key, reader, bounds| {
             number(key, reader, bounds, |bounds, value| {
                 bounds.offer.session.error_recovery_level = value as u8;
@@ -191,7 +191,7 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         "default_time2wait",
         Kind::Number("seconds", 0..=SECONDS_MAX),
         "`0`",
-        "how long an initiator waits at least before it comes back",
+        "minimum time before an initiator reconnects",
         |key, reader, bounds| {
             number(key, reader, bounds, |bounds, value| {
                 bounds.offer.session.time_to_wait = value as u16;
@@ -203,7 +203,7 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         "default_time2retain",
         Kind::Number("seconds", 0..=SECONDS_MAX),
         "`20`",
-        "how long it may take then",
+        "time to reconnect after that",
         |key, reader, bounds| {
             number(key, reader, bounds, |bounds, value| {
                 bounds.offer.session.time_to_retain = value as u16;
@@ -215,7 +215,7 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         "queue_depth",
         Kind::Number("commands", 1..=1024),
         "that of the limits",
-        "commands of a session in progress: the command window; not more than `commands_per_session` of the limits",
+        "maximum commands in progress per session (command window); at most `commands_per_session` of the limits",
         |key, reader, bounds| {
             number(key, reader, bounds, |bounds, value| {
                 bounds.queue_depth = Some(value);
@@ -230,7 +230,7 @@ pub static TARGET_KEYS: &[TargetKey] = &[
             ALGORITHMS_ALLOWED,
         ),
         "`sha3-256 sha256 sha1 md5`",
-        "CHAP algorithms that initiators may use; the first one of the initiator's list that is allowed is taken",
+        "CHAP algorithms that initiators may use; the first allowed one in the initiator's list is used",
         |key, reader, bounds| {
             let Some(text) = key.text(reader) else {
                 return;

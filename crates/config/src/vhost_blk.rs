@@ -45,7 +45,7 @@ pub static VHOST_BLK_KEYS: &[Key<VhostBlkDraft, VhostBlkConfig>] = &[
     queues(
         BLK_QUEUES_MAX,
         "`256`",
-        "most request queues that a client may use",
+        "maximum number of request queues per client",
     ),
     workers(),
     dedicated("a worker for this export alone"),

@@ -35,7 +35,7 @@ pub static VHOST_SCSI_KEYS: &[Key<VhostScsiDraft, VhostScsiConfig>] = &[
     queues(
         SCSI_QUEUES_MAX,
         "`254`",
-        "most request queues; control and event queue come on top",
+        "maximum number of request queues, without the control and event queues",
     ),
     workers(),
     dedicated("a worker for this export alone"),
