@@ -523,7 +523,7 @@ fn write_is_not_complete_before_its_last_byte_is_in_place() {
         ("FirstBurstLength", "1024"),
         ("MaxConnections", "2"),
     ]);
-    // Its turn comes while its unsolicited data is being received.
+    // The command's CmdSN turn comes while its unsolicited data is being received.
     let write = {
         raw.cmd_sn = 2;
         raw.command(9, 0x20, 1024, &write10(0, 2))

@@ -415,7 +415,7 @@ fn held_commands_close_the_window_and_answers_open_it() {
     raw.still_serves();
 }
 
-/// The commands before it on its connection belong to the window; they are not immediate.
+/// The commands before the function on its connection are not immediate, so they count for the window.
 #[test]
 fn function_waits_behind_as_many_commands_as_the_window_holds() {
     let mut first = Raw::new(&[("MaxConnections", "2")]);

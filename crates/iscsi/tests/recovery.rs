@@ -446,7 +446,7 @@ impl Simulation {
             }
             Event::Recovered { cid, .. } => {
                 self.recovered += 1;
-                // Its tasks were reassigned; it returns without tasks.
+                // The connection's tasks were reassigned, so it returns without tasks.
                 if !self.initiator.is_ready(cid) {
                     self.initiator.recover(cid);
                     self.open(usize::from(cid));

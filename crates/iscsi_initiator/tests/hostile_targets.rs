@@ -71,7 +71,7 @@ fn a_target_that_sends_a_byte_now_and_then_is_given_up_in_time() {
     let begun = Instant::now();
     let error = login(&portal).err().expect("no session");
     assert!(matches!(error, SessionError::Silent { .. }), "{error}");
-    // Its response would take twelve seconds.
+    // The target's response would take twelve seconds.
     assert!(begun.elapsed() < Duration::from_secs(8));
 }
 
@@ -133,7 +133,7 @@ fn garbage_lies_and_endless_redirections_are_errors() {
             let mut request = [0; 48];
             stream.read_exact(&mut request).ok();
             stream.write_all(&answer).ok();
-            // Until the initiator has closed the connection.
+            // Waits until the initiator has closed the connection.
             stream.read_to_end(&mut Vec::new()).ok();
         });
         let begun = Instant::now();

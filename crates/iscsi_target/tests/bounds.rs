@@ -270,7 +270,7 @@ fn connections_of_a_session_share_what_it_may_hold() {
 fn begun_writes_hold_what_a_session_may_and_all_end() {
     let allowed = 2 << 20;
     let (rig, mut client) = session_of_sixteen(allowed, Offer::default());
-    // Twice FirstBurstLength: half of each write is unsolicited. Memory suffices for the rest of some only.
+    // Twice FirstBurstLength: half of each write is unsolicited. The memory suffices for the solicited half of only some writes.
     let (length, first) = (512 << 10, 256 << 10);
     assert_eq!(Offer::default().session.first_burst_length, first);
     let blocks = (length / BLOCK) as u16;
@@ -299,7 +299,7 @@ fn begun_writes_hold_what_a_session_may_and_all_end() {
     assert_eq!(rig.server.memory_in_use(), 0, "all is given back");
 }
 
-/// For one command, or for a full window.
+/// Applies to one command and to a full window.
 #[test]
 fn long_commands_share_what_a_turn_may_take() {
     const COMMANDS: u32 = 32;

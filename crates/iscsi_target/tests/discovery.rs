@@ -101,7 +101,7 @@ fn wildcard_portals_of_both_families_come_in_any_order() {
         SocketAddr::from(([127, 0, 0, 1], port)),
         SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, port)),
     );
-    // Alone, it serves both families.
+    // A single wildcard portal serves both address families.
     let first = |address: SocketAddr, tag| {
         format!(
             "TargetName={};TargetAddress={address},{tag};",

@@ -7,7 +7,7 @@ use iscsi::initiator::{Initiator, InitiatorSettings};
 use iscsi::negotiation::Offer;
 use iscsi_target::{AclEntry, DemoMode, ServerError, ServerLimits, TargetOptions};
 
-/// With the ISID of initiator 1.
+/// Returns settings with this name and the ISID of initiator 1.
 fn named(initiator: &str) -> InitiatorSettings {
     InitiatorSettings {
         initiator_name: initiator.to_owned(),
@@ -21,7 +21,7 @@ fn log_in(rig: &Rig, settings: InitiatorSettings) -> Client {
     client
 }
 
-/// The same name: full width digits, and capitals.
+/// Spellings of one name: full-width digits, and capitals.
 const SPELLINGS: [&str; 3] = [
     "iqn.2026-11.org.example:i1",
     "IQN.2026-11.ORG.Example:I1",

@@ -142,7 +142,7 @@ fn target_that_is_replaced_has_its_portal_again_at_once() {
     }
 }
 
-/// A login that began without authentication would end without it.
+/// Otherwise a login that began without authentication could also complete without it.
 #[test]
 fn begun_login_does_not_reach_the_replacing_target() {
     let rig = Rig::ram();

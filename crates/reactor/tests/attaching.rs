@@ -12,7 +12,7 @@ use latency::Clock;
 use reactor::{DiskHandle, Source, SourceId, Tag, Worker};
 use uring::Ring;
 
-/// Refuses the first attempts.
+/// A device that refuses the first attempts to attach it.
 struct Shy {
     inner: Null,
     refusals: u32,

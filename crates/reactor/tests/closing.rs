@@ -233,7 +233,7 @@ fn thousand_closes_under_load_leave_no_completion_astray() {
         for _ in 0..round % 7 {
             worker.iterate_once();
         }
-        // The next one opens while this one's I/Os are in flight, or its handle closes.
+        // The next source opens the disk while I/Os of the stopped source are in flight, or while its handle closes.
         worker.stop(added.unwrap(), |_, _| {});
     }
     let opened = count.attached.load(Ordering::Relaxed);

@@ -147,7 +147,7 @@ fn new_device(nth: usize, folder: &std::path::Path) -> Arc<dyn BlockDevice> {
     };
     match nth % 3 {
         0 => ram(),
-        // Its flushes are in flight long after the replacement.
+        // The flushes of this device are in flight long after its replacement.
         1 => Arc::new(Delay::new(ram(), Duration::from_millis(3))),
         _ => Arc::new(
             File::open(FileOptions {

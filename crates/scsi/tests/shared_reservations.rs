@@ -140,7 +140,7 @@ fn preempt_and_abort_aborts_tasks_at_the_daemon_of_its_victim() {
     };
     assert_eq!(aborts.len(), 1);
     assert!(aborts[0].matches(task(&a)) && !aborts[0].matches(task(&b)));
-    // Its own key: its other tasks are aborted locally before the response.
+    // The initiator's own key: its other tasks are aborted at this daemon before the response.
     assert_eq!(out(&mut b, PREEMPT_AND_ABORT, 1, [2, 2], 0), GOOD);
     assert_eq!((shared.take_aborts(), keys(&mut b)), (vec![], vec![]));
 }
@@ -182,7 +182,7 @@ fn a_daemon_that_does_not_know_what_holds_is_busy_and_catches_up() {
     }
     unit.set_reservations_current(true);
 
-    // It has missed a preemption. A replacement based on its old copy fails, and is repeated on the current state.
+    // Daemon `late` has missed a preemption. A replacement based on its old copy fails, and is repeated on the current state.
     let (version, before) = shared.get();
     assert_eq!(out(&mut a, PREEMPT_AND_ABORT, 0, [1, 2], 0), GOOD);
     shared.take_aborts();

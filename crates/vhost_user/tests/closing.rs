@@ -30,7 +30,7 @@ fn send_away(channel: &Channel, socket: &mut Option<TcpStream>) -> bool {
     sent.is_ok()
 }
 
-/// The same on a connection that is refused, but only after the message.
+/// Sends the message on a connection that is refused after the message.
 fn send_unasked(path: &Path, socket: TcpStream) -> Channel {
     let (mut socket, mut sent) = (Some(socket), None);
     eventually("a message before the refusal", || {

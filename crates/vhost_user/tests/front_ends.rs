@@ -125,7 +125,7 @@ fn legacy_driver_may_accept_any_layout() {
     assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
 }
 
-/// 0x8000_8000: with 0, both wrap counters would be 0, and the device would never see a chain.
+/// The base must be 0x8000_8000. With 0, both wrap counters would be 0, and the device would never see a chain.
 #[test]
 fn packed_ring_that_never_ran_stands_at_its_start() {
     let rig = Rig::polling(1, PollLimit::Never);

@@ -70,7 +70,7 @@ fn packed_rings_go_on_in_another_server_and_back() {
     goes_on(true);
 }
 
-/// Its setup before the first queue, and memory added later.
+/// Hands over the setup before the first queue, and memory that was added later.
 #[test]
 fn front_end_that_has_begun_to_set_up_goes_on_with_that() {
     let device = ram(1 << 20);
@@ -91,7 +91,7 @@ fn front_end_that_has_begun_to_set_up_goes_on_with_that() {
     let mut first = start(&mut front_end, 0);
     assert_eq!(first.write(0, &[1; 512]).unwrap(), status::OK);
     hand_over(1, 0);
-    // Stopped, and started from the beginning in the other process.
+    // The queue is stopped, and started from the beginning in the other process.
     let base = front_end.stop_queue(0).unwrap();
     assert_eq!(base, 1);
     drop(first);
@@ -105,7 +105,7 @@ fn front_end_that_has_begun_to_set_up_goes_on_with_that() {
     hand_over(1, 0);
     assert_eq!(servers[0].queues_running(), 0);
     drop((first, second));
-    // It hangs up: both servers are free.
+    // The front end disconnects, and both servers are free.
     drop(front_end);
     eventually("the end of the session", || !servers[0].is_connected("d"));
 }

@@ -10,7 +10,7 @@ use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
 #[test]
 fn thousand_idle_exports_use_no_cpu() {
     const EXPORTS: usize = 1000;
-    // Fifty with a session, the others waiting.
+    // Fifty exports have a session. The others wait for a front end.
     let rig = Rig::new(2);
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     assert!(

@@ -289,7 +289,7 @@ fn driver_is_told_of_no_event_that_it_has_not_negotiated() {
         assert!(queue.add(&[], &[at.element()], 0));
         queue.publish();
         if told.is_empty() {
-            // Nor has it missed an event while its queue was stopped.
+            // The driver has not missed an event while its queue was stopped, either.
             let base = front_end.stop_queue(EVENTS).unwrap();
             controller.post(Event::Added, 0, 1);
             front_end.begin_queue(&queue, base).unwrap();

@@ -182,7 +182,7 @@ fn get_vring_base_answers_when_everything_in_flight_is_answered() {
         } else {
             assert_eq!((answered, base), (10, 10));
         }
-        // It continues from there.
+        // The queue continues from this position.
         front_end.begin_queue(queue.queue(), base).unwrap();
         assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
         assert_eq!(queue.flush().unwrap(), status::OK);
@@ -417,7 +417,7 @@ fn worker_sleeps_whatever_its_kicks_are() {
         let queue = front_end.place_queue(0, &QueueOptions::default()).unwrap();
         front_end.describe_queue(&queue, 0).unwrap();
         front_end.enable(0, true).unwrap();
-        // It may be refused, and the session may end.
+        // The back end may refuse the descriptor, and the session may end.
         let set = front_end.set_kick(0, Some(kick.as_fd()));
         std::thread::sleep(Duration::from_millis(50));
         let iterations = || {

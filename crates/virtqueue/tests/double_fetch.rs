@@ -89,7 +89,7 @@ struct Shared {
     table: MemoryTable,
     layout: RingLayout,
     inflight: Arc<Mapping>,
-    /// Where the device pops next: the available index of a split ring, or the place of a packed ring, with its wrap counter.
+    /// Next position of the device: the available index of a split ring, or the position in a packed ring with its wrap counter.
     place: AtomicU16,
     done: AtomicBool,
 }

@@ -237,7 +237,7 @@ fn split_indirect_table_is_read_by_its_links_in_any_order() {
     let tables = [
         vec![element(0, 1), element(1, 2), element(2, 7)],
         vec![element(0, 2), element(2, 0), element(1, 1)],
-        // No link leads to the descriptors between and behind.
+        // No link leads to the descriptors between and after those of the chain.
         vec![
             element(0, 3),
             element(2, 1),

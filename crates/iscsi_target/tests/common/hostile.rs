@@ -1,5 +1,5 @@
-//! Initiators that break the rules, byte by byte: against a server in the same process, and against a running daemon. Depends on an address
-//! only.
+//! Initiators that violate the protocol, byte by byte. Used against a server in the same process and against a running daemon, so the
+//! cases need only an address.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -65,7 +65,7 @@ fn logged_in(portal: SocketAddr) -> TcpStream {
     logged_in_with(portal, "")
 }
 
-/// The same with more keys.
+/// Logs in with additional keys; the next CmdSN is 1.
 fn logged_in_with(portal: SocketAddr, keys: &str) -> TcpStream {
     let mut stream = raw(portal);
     let text = format!(

@@ -184,7 +184,7 @@ impl Client {
         connections.fold(false, |moved, cid| self.pump_one(cid as u16) | moved)
     }
 
-    /// The same on one connection.
+    /// Like [`Client::pump`] on one connection.
     pub fn pump_one(&mut self, number: u16) -> bool {
         let cid = usize::from(number);
         let fresh = std::mem::take(self.initiator.outgoing(number));

@@ -271,7 +271,7 @@ impl Bed {
         )
     }
 
-    /// The same on a directory with a store that may have been used before.
+    /// Like [`Bed::new`], on a directory with a store that may have been used before.
     pub fn over(directory: Arc<Directory>, info: DiskInfo, removable: bool) -> Bed {
         let target = Target::new(vec![port(1)]);
         let nexus = target.attach_nexus(initiator(1), port(1));

@@ -78,7 +78,7 @@ impl Rig {
         self.serve_watched_controller(delay).0
     }
 
-    /// The same; also returns the first disk's block device and the controller.
+    /// Like [`Rig::serve_controller`]; also returns the first disk's block device and the controller.
     pub fn serve_watched_controller(
         &self,
         delay: Duration,
@@ -86,7 +86,7 @@ impl Rig {
         self.serve_delayed_controller([delay; 2])
     }
 
-    /// The same, with a delay for each disk.
+    /// Like [`Rig::serve_watched_controller`], with a delay for each disk.
     pub fn serve_delayed_controller(
         &self,
         delays: [Duration; 2],
