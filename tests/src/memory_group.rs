@@ -17,7 +17,7 @@ pub struct MemoryGroup {
 }
 
 impl MemoryGroup {
-    /// Creates a group. Returns `None` if this process must not, or if the kernel has no memory controller.
+    /// Creates a group. Returns `None` if this process lacks the permission, or if the kernel has no memory controller.
     pub fn new() -> Option<MemoryGroup> {
         let name = format!("lunette-test-{}", std::process::id());
         let is_v1 = Path::new(V1).join("memory.limit_in_bytes").exists();
@@ -27,7 +27,7 @@ impl MemoryGroup {
         };
         let folder = Path::new(parent).join(name);
         if !is_v1 {
-            // Refused if the controller is enabled already, or if there is none.
+            // The kernel refuses this if the controller is already enabled or does not exist.
             fs::write(Path::new(V2).join("cgroup.subtree_control"), "+memory").ok();
         }
         fs::create_dir(&folder).ok()?;
@@ -38,7 +38,7 @@ impl MemoryGroup {
     /// Moves a process into the group, and limits the memory that it gets from now on. It does not swap.
     ///
     /// # Errors
-    /// The kernel refuses one of these.
+    /// The kernel refuses the move or the limit.
     pub fn limit(&self, process: u32, bytes: u64) -> Result<()> {
         // The first is cgroup v1, the second v2.
         for (name, value) in [("memory.swappiness", "0"), ("memory.swap.max", "0")] {
@@ -55,7 +55,7 @@ impl MemoryGroup {
     /// Lifts the limit.
     ///
     /// # Errors
-    /// The kernel refuses that.
+    /// The kernel refuses the new limit.
     pub fn lift(&self) -> Result<()> {
         let none = if self.limit == "memory.max" {
             "max"
@@ -68,7 +68,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // Fails while a process is left.
+        // Fails while the group has a process.
         fs::remove_dir(&self.folder).ok();
     }
 }

@@ -13,7 +13,7 @@ use vm::Scratch;
 const CLOCK_OFFSET: u64 = 0;
 const THREADS_LEFT: u64 = 8;
 
-/// The library, and the file in which it finds its orders.
+/// The library, and the file with the faults that it causes.
 pub struct Preload {
     library: PathBuf,
     orders: PathBuf,
@@ -24,7 +24,7 @@ impl Preload {
     /// Compiles the library. It causes no fault at first.
     ///
     /// # Errors
-    /// What the compiler prints.
+    /// The error messages of the compiler.
     pub fn new(scratch: &Scratch) -> Result<Preload> {
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/preload/preload.c");
         let library = scratch.file("preload.so");
@@ -57,12 +57,12 @@ impl Preload {
         ]
     }
 
-    /// Moves the wall clock to so many seconds after the true time.
+    /// Sets how many seconds the wall clock is ahead of the true time.
     pub fn move_clock(&self, seconds: i64) -> Result<()> {
         self.write(CLOCK_OFFSET, seconds)
     }
 
-    /// Lets the daemon create so many threads from now on.
+    /// Sets how many more threads the daemon can create.
     pub fn allow_threads(&self, count: i64) -> Result<()> {
         self.write(THREADS_LEFT, count)
     }

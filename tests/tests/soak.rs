@@ -293,7 +293,7 @@ impl Daemons {
         daemon.lunette(&["disk", "add", "memory=ram:128M"])?;
         daemon.lunette(&["export", "add", "vhost-blk", &export])?;
         group.limit(process, 16 << 20)?;
-        // It waits for an answer that does not come.
+        // The client waits for a response that never comes.
         std::thread::spawn(move || fill(&socket).ok());
         match self.upgraded.take() {
             None => {
@@ -304,7 +304,7 @@ impl Daemons {
         }
         group.lift()?;
         self.rig.daemon.start_again()?;
-        // What was added has survived. The upgrade refuses to lose a RAM disk.
+        // The export and disk still exist. They are removed, because an upgrade is refused while there is a RAM disk.
         let daemon = &self.rig.daemon;
         let answers = || daemon.lunette(&["status"]).ok();
         wait_until(PATIENCE, answers).context("the daemon does not start")?;
@@ -366,7 +366,7 @@ fn check_image(image: &Path) -> Result<()> {
 
 /// Storage that fails and recovers.
 enum Storage {
-    /// A file system without room.
+    /// A full file system.
     Full {
         folder: PathBuf,
         _small: SmallFileSystem,
@@ -385,7 +385,7 @@ impl Storage {
 
     fn fail(&self) {
         match self {
-            // This fails when no room is left.
+            // The write fails when the file system is full.
             Storage::Full { folder, .. } => {
                 std::fs::write(folder.join("pad"), vec![0x5a; 64 << 20]).ok();
             }
@@ -404,7 +404,7 @@ impl Storage {
 
 /// A disk whose I/O waits while its storage fails, in a daemon of its own.
 struct FailingDisk {
-    // The order of the fields is the order in which they end.
+    // Fields are dropped in this order.
     rig: Rig,
     storage: Storage,
     _scratch: Scratch,
@@ -461,7 +461,7 @@ impl FailingDisk {
     }
 
     fn run(&mut self) -> Result<()> {
-        // The disk of the turn before takes no room any more.
+        // The previous disk needs no space any more.
         let disk = std::fs::File::options()
             .write(true)
             .open(self.storage.disk())?;
