@@ -1,4 +1,4 @@
-# What a user and a maintainer type. `make help` lists it; scripts/setup says what it will install before it does.
+# Targets for users and maintainers. `make help` lists them. scripts/setup announces each package before it installs it.
 
 SHELL := /bin/bash
 CARGO ?= cargo
@@ -18,24 +18,24 @@ fishdir = $(PREFIX)/share/fish/vendor_completions.d
 systemddir = $(PREFIX)/lib/systemd/system
 sysusersdir = $(PREFIX)/lib/sysusers.d
 tmpfilesdir = $(PREFIX)/lib/tmpfiles.d
-# rustup's default place, for shells that have not read ~/.cargo/env
+# rustup's default folder, for shells that have not read ~/.cargo/env
 export PATH := $(PATH):$(HOME)/.cargo/bin
-# A failed end-to-end test explains itself; a backtrace of the test runner adds nothing.
+# Errors of end-to-end tests have enough context; a backtrace of the test runner adds nothing.
 export RUST_LIB_BACKTRACE := 0
 target_directory = $(or $(CARGO_TARGET_DIR),target)
-# Result files of `lunette bench` say which commit they are of.
+# Result files of `lunette bench` contain the commit.
 export LUNETTE_COMMIT := $(shell git describe --always --dirty 2>/dev/null)
-# What `make profile` counted under load, where a compiler like this one has made it: others name functions differently. Who
-# sets RUSTFLAGS has a build of their own.
+# Counts of `make profile`, if they are from the same compiler: other compilers name functions differently. With RUSTFLAGS no profile is
+# used.
 compiler := $(shell PATH='$(PATH)' rustc -vV 2>/dev/null | awk '/^release/ { r = $$2 } /^LLVM/ { l = $$3 } END { print "rustc-" r "-llvm-" l }')
 profile := $(if $(RUSTFLAGS),,$(wildcard $(CURDIR)/profile/$(compiler).profdata))
 export LUNETTE_PROFILE := $(if $(profile),$(compiler))
 programs = -p lunette -p lunette_lab
-# What runs in guests of `lunette vm`: linked statically, and so in a folder of its own.
+# Programs that run in guests of `lunette vm`. They are linked statically, and therefore built in a separate folder.
 agent_directory = $(target_directory)/guest-agent
 guest_programs = $(agent_directory)/x86_64-unknown-linux-gnu/release
 release = $(CARGO) build --release $(if $(profile),--config 'build.rustflags=["-Cprofile-use=$(profile)"]')
-# The daemon as one file that needs no library.
+# Build of the daemon as one file that needs no library.
 musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
@@ -47,7 +47,7 @@ help: ## Lists the targets
 
 build: ## Builds the optimised programs, lunette and lunette-lab
 	@scripts/setup build
-	@$(if $(profile),:,echo "build: no profile for this compiler in profile/ or RUSTFLAGS set: somewhat slower; make profile makes one")
+	@$(if $(profile),:,echo "build: no profile for this compiler in profile/, or RUSTFLAGS is set: the programs are somewhat slower; hint: make profile")
 	$(release) $(programs)
 	RUSTFLAGS='-C target-feature=+crt-static -C strip=debuginfo' $(CARGO) build --release -p guest_agent -p guest_bench \
 		--target x86_64-unknown-linux-gnu --target-dir $(agent_directory)
@@ -56,58 +56,58 @@ page: ## Builds the page for browsers from its sources (crates/page/web), with n
 	@scripts/setup page
 	cd crates/page/web && npm ci --ignore-scripts --no-audit && npm run check && npm run build
 
-profile: ## Counts what is hot while every transport is driven and notes it in profile/, by which build and the benchmarks go
+profile: ## Records hot code under load of every transport in profile/, for build and the benchmarks
 	@scripts/setup profile
 	@scripts/profile $(target_directory) $(compiler) $(DRIVER_CPU) $(DEVICE_CPU)
 
-demo: ## Serves two disks to a real guest, measures them there and shows where the time went
+demo: ## Serves two disks to a real guest, measures them there and shows the latency of each stage
 	@scripts/setup demo
 	@echo "demo: building in release"
 	@$(release) --quiet -p lunette -p vm
 	@LUNETTE_BIN=$(abspath $(target_directory))/release/lunette $(target_directory)/release/vm demo
 
-bench: ## Measures virtio-blk and virtio-scsi beside qemu-storage-daemon and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
+bench: ## Compares virtio-blk and virtio-scsi with qemu-storage-daemon and writes the table to docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup bench
 	@echo "bench: building in release"
 	@$(release) --quiet $(programs)
 	@$(target_directory)/release/lunette bench table \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
-bench-iscsi: ## Measures iSCSI beside tgt and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
+bench-iscsi: ## Compares iSCSI with tgt and writes the table to docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup bench-iscsi
 	@echo "bench-iscsi: building in release"
 	@$(release) --quiet $(programs)
 	@$(as_root) $(target_directory)/release/lunette bench iscsi-table \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
-bench-images: ## Measures a qcow2 image beside a raw file and qemu-storage-daemon and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
+bench-images: ## Compares a qcow2 image with a raw file and qemu-storage-daemon and writes the table to docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup bench
 	@echo "bench-images: building in release"
 	@$(release) --quiet $(programs)
 	@$(target_directory)/release/lunette bench image-table \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
-bench-rbd: ## Measures images of a Ceph cluster on this machine beside qemu-storage-daemon and notes the table in docs/lab
+bench-rbd: ## Compares images of a Ceph cluster on this machine with qemu-storage-daemon and writes the table to docs/lab
 	@scripts/setup bench-rbd
 	@echo "bench-rbd: building in release"
 	@$(release) --quiet $(programs) -p vm
 	@$(target_directory)/release/vm ceph $(target_directory)/release/lunette bench rbd-table --repetitions 10 --turn-ms 500 \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
-test: ## Formatting, clippy, unit and property tests, then tests in real guests
+test: ## Checks formatting and clippy, runs unit and property tests, then tests in real guests
 	@scripts/setup test
 	@$(MAKE) --no-print-directory --keep-going check unit guests
 
-test-fast: check unit ## Formatting, clippy, unit and property tests: all that boots no guest
+test-fast: check unit ## Checks formatting and clippy, runs unit and property tests: everything without guests
 
-test-one: ## One file of end-to-end tests: make test-one T=durability; or of those one test: T='durability errors'
-	@test -n "$(T)" || { echo "test-one: which? hint: make test-one T=durability" >&2; ls tests/tests | sed 's/^/  /; s/\.rs$$//' >&2; exit 2; }
+test-one: ## Runs one file of end-to-end tests: make test-one T=durability; or one test of it: T='durability errors'
+	@test -n "$(T)" || { echo "test-one: T is missing; hint: make test-one T=durability, or one of these:" >&2; ls tests/tests | sed 's/^/  /; s/\.rs$$//' >&2; exit 2; }
 	@test -f "tests/tests/$(firstword $(T)).rs" || { echo "test-one: there is no tests/tests/$(firstword $(T)).rs" >&2; exit 2; }
 	@scripts/setup test
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
 	LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test $(firstword $(T)) -- --test-threads=1 $(wordlist 2,99,$(T))
 
-check: ## Formatting, clippy and cargo doc (warnings denied), unused dependencies, licences and sources of all others, whether make static compiles
+check: ## Checks formatting, clippy and cargo doc (warnings denied), dependencies (unused, licences, sources), and the build of make static
 	$(CARGO) fmt --all --check
 	@for tool in cargo-machete cargo-deny; do \
 		command -v $$tool > /dev/null || { echo "check: $$tool is missing; hint: cargo install --locked $$tool" >&2; exit 1; }; \
@@ -118,24 +118,24 @@ check: ## Formatting, clippy and cargo doc (warnings denied), unused dependencie
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --workspace --exclude lunette-fuzz --no-deps --document-private-items
 	$(CARGO) check -p lunette --target $(musl)
 
-# Always the whole workspace, and of that the tests that are meant: of one crate alone, dependencies would be built anew, with other
-# features. So end-to-end tests have names that no other crate's tests have.
+# Always builds the whole workspace and selects tests by name: for one crate alone, dependencies would be built again with other features.
+# Names of end-to-end test files are therefore unique in the workspace.
 tests_of = $(CARGO) test --workspace --exclude lunette-fuzz --no-fail-fast
 
-advisories: ## Checks the dependencies for known defects with RustSec's database, which is fetched; ADVISORY_DB=DIR names a clone instead
+advisories: ## Fetches RustSec's database and checks the dependencies for known defects; ADVISORY_DB=DIR uses a clone instead
 	@CARGO='$(CARGO)' ADVISORY_DB='$(ADVISORY_DB)' scripts/advisories
 
-unit: ## Unit and property tests; those that need root and loop devices with sudo
+unit: ## Runs unit and property tests; with sudo those that need root and loop devices
 	$(tests_of) --exclude end_to_end
 	$(as_root) $(tests_of) --test machine --test followed --test block_device_targets --test hung_storage -- --ignored
 
-# End-to-end tests that wait more than they work
+# End-to-end tests that mostly wait
 beside = access api debian events fio host_faults hostile_initiators image_chains incremental_backups iscsi_commands iscsi_peers job_calls jobs listeners packages port_groups rbd rbd_faults rbd_holes rbd_reservations remote_disks removals sanitize soak supply_chain
 alone = $(filter-out $(beside),$(basename $(notdir $(wildcard tests/tests/*.rs))))
 
-guests: ## End-to-end tests, one after the other, for each guest wants the whole machine; those that mostly wait beside them
+guests: ## Runs end-to-end tests one after the other, and in parallel those that mostly wait
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
-	@echo "guests: $(beside) and the simulator run beside the others, and are printed last"
+	@echo "guests: $(beside) and the simulator run in parallel to the others, and are printed last"
 	@log=$$(mktemp); simulated=$$(mktemp); status=0; export LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette; \
 	nice -n 15 $(target_directory)/debug/vm programs > /dev/null & \
 	(sleep 200; exec nice -n 15 $(target_directory)/debug/sim --minutes 2) > $$simulated 2>&1 & sim=$$!; \
@@ -144,15 +144,15 @@ guests: ## End-to-end tests, one after the other, for each guest wants the whole
 	wait $$beside || status=$$?; cat $$log; echo "the simulator:"; wait $$sim || status=$$?; cat $$simulated; \
 	rm -f $$log $$simulated; exit $$status
 
-sim: ## The data path on simulated clock, disks and network, with fresh seeds for MINUTES (10)
+sim: ## Runs the data path on simulated clock, disks and network, with fresh seeds for MINUTES (10)
 	@$(CARGO) run --quiet --profile sim -p sim -- --minutes $(or $(MINUTES),10) --jobs $$(nproc)
 
-soak: ## Verifying clients through kills, upgrades, the OOM killer, full and failing file systems for MINUTES (10), with the longest pauses
+soak: ## Runs verifying clients through kills, upgrades, the OOM killer, full and failing file systems for MINUTES (10); prints the longest pauses
 	@scripts/setup test
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
 	SOAK_MINUTES=$(or $(MINUTES),10) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test soak -- --nocapture
 
-fuzz: ## Each fuzz target for FUZZ_SECONDS (60), guided by coverage; make test runs them for seconds, without a nightly compiler
+fuzz: ## Runs each fuzz target for FUZZ_SECONDS (60), guided by coverage; make test runs them for seconds, without a nightly compiler
 	@scripts/setup fuzz
 	@cd fuzz && for fuzz_target in $$($(CARGO) +nightly fuzz list); do \
 		echo "fuzz: $$fuzz_target for $(FUZZ_SECONDS) s"; \
@@ -160,15 +160,15 @@ fuzz: ## Each fuzz target for FUZZ_SECONDS (60), guided by coverage; make test r
 		$(CARGO) +nightly fuzz run "$$fuzz_target" "found/$$fuzz_target" "corpus/$$fuzz_target" -- -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; \
 	done
 
-static: ## One statically linked program of the daemon (musl), for any Linux on x86-64; without Ceph, whose libraries cannot be loaded
+static: ## Builds the daemon as one static program (musl) for any Linux on x86-64; without Ceph, because it cannot load libraries
 	@scripts/setup static
 	$(release) -p lunette --target $(musl)
 	@echo $(static_program)
 
-oci: static ## That program as an OCI image layout, in target/oci, and as target/oci.tar, without a container engine
+oci: static ## Builds an OCI image of the static program in target/oci and target/oci.tar, without a container engine
 	@scripts/oci $(static_program) $(target_directory)/oci
 
-deb: ## Debian packages of the built programs, in OUT (target/debian)
+deb: ## Builds Debian packages of the built programs, in OUT (target/debian)
 	@test -x $(target_directory)/release/lunette || { echo "deb: nothing is built yet; hint: make build" >&2; exit 1; }
 	@scripts/setup deb
 	@scripts/deb $(target_directory) $(or $(OUT),$(target_directory)/debian)
@@ -192,7 +192,7 @@ install: ## Installs the built programs, their man pages, completions, systemd u
 		if test -x $$built; then \
 			echo "install $(DESTDIR)$(libexecdir)/lunette/$$program"; \
 			install -D -m 755 $$built $(DESTDIR)$(libexecdir)/lunette/$$program || exit 1; \
-		else echo "install: $$program is not built: lunette vm lacks what needs it; hint: make build" >&2; fi; \
+		else echo "install: $$program is not built: some functions of lunette vm will not work; hint: make build" >&2; fi; \
 	done
 	sed "s|@BINDIR@|$(bindir)|" contrib/systemd/lunette.service.in > $(DESTDIR)$(systemddir)/lunette.service
 	install -m 644 contrib/systemd/lunette.socket $(DESTDIR)$(systemddir)/lunette.socket
@@ -204,17 +204,17 @@ install: ## Installs the built programs, their man pages, completions, systemd u
 		echo "install $(DESTDIR)$$entry"; \
 		echo "install $(DESTDIR)$$descriptor"; \
 		install -d $(DESTDIR)$(libexecdir) $(DESTDIR)$(descriptordir) && \
-		printf '#!/bin/sh\n# What the descriptor names: it has room for a program, not for a subcommand.\nexec %s vhost-user-%s "$$@"\n' \
+		printf '#!/bin/sh\n# Program for the descriptor, which cannot contain a subcommand.\nexec %s vhost-user-%s "$$@"\n' \
 			$(bindir)/lunette $$kind > $(DESTDIR)$$entry && chmod 755 $(DESTDIR)$$entry && \
 		sed "s|@ENTRY@|$$entry|" scripts/50-lunette-$$kind.json.in > $(DESTDIR)$$descriptor || exit 1; \
 	done
 
-uninstall: ## Removes what install put there
+uninstall: ## Removes the files of make install
 	rm -f $(DESTDIR)$(bindir)/lunette{,-lab} $(DESTDIR)$(libexecdir)/{lunette-vhost-user-{blk,scsi},lunette/guest-{agent,bench}} \
 		$(DESTDIR)$(descriptordir)/50-lunette-{blk,scsi}.json $(DESTDIR)$(mandir)/lunette{,-*}.1 \
 		$(DESTDIR)$(bashdir)/lunette{,-lab} $(DESTDIR)$(zshdir)/_lunette{,-lab} $(DESTDIR)$(fishdir)/lunette{,-lab}.fish \
 		$(DESTDIR)$(systemddir)/lunette.{service,socket} $(DESTDIR){$(sysusersdir),$(tmpfilesdir)}/lunette.conf
 
-clean: ## Removes what was built, the guests' files too
+clean: ## Removes all built files and the guests' files
 	$(CARGO) clean
 	rm -rf build
