@@ -63,8 +63,8 @@ profile: ## Records hot code under load of every transport in profile/, for buil
 demo: ## Serves two disks to a real guest, measures them there and shows the latency of each stage
 	@scripts/setup demo
 	@echo "demo: building in release"
-	@$(release) --quiet -p lunette -p vm
-	@LUNETTE_BIN=$(abspath $(target_directory))/release/lunette $(target_directory)/release/vm demo
+	@$(release) --quiet -p lunette -p xtask
+	@LUNETTE_BIN=$(abspath $(target_directory))/release/lunette $(target_directory)/release/xtask demo
 
 bench: ## Compares virtio-blk and virtio-scsi with qemu-storage-daemon and writes the table to docs/lab (DRIVER_CPU, DEVICE_CPU)
 	@scripts/setup bench
@@ -90,8 +90,8 @@ bench-images: ## Compares a qcow2 image with a raw file and qemu-storage-daemon 
 bench-rbd: ## Compares images of a Ceph cluster on this machine with qemu-storage-daemon and writes the table to docs/lab
 	@scripts/setup bench-rbd
 	@echo "bench-rbd: building in release"
-	@$(release) --quiet $(programs) -p vm
-	@$(target_directory)/release/vm ceph $(target_directory)/release/lunette bench rbd-table --repetitions 10 --turn-ms 500 \
+	@$(release) --quiet $(programs) -p xtask
+	@$(target_directory)/release/xtask ceph $(target_directory)/release/lunette bench rbd-table --repetitions 10 --turn-ms 500 \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
 test: ## Checks formatting and clippy, runs unit and property tests, then tests in real guests
@@ -137,7 +137,7 @@ guests: ## Runs end-to-end tests one after the other, and in parallel those that
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
 	@echo "guests: $(beside) and the simulator run in parallel to the others, and are printed last"
 	@log=$$(mktemp); simulated=$$(mktemp); status=0; export LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette; \
-	nice -n 15 $(target_directory)/debug/vm programs > /dev/null & \
+	nice -n 15 $(target_directory)/debug/xtask programs > /dev/null & \
 	(sleep 200; exec nice -n 15 $(target_directory)/debug/sim --minutes 2) > $$simulated 2>&1 & sim=$$!; \
 	$(tests_of) $(addprefix --test ,$(beside)) -- --test-threads=1 > $$log 2>&1 & beside=$$!; \
 	$(tests_of) $(addprefix --test ,$(alone)) -- --test-threads=1 || status=$$?; \

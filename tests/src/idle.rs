@@ -1,8 +1,8 @@
 //! CPU use of an idle daemon.
 
+use crate::Daemon;
 use anyhow::{Result, ensure};
 use std::time::{Duration, Instant};
-use vm::Daemon;
 
 /// Duration of one measurement.
 const WATCHED: Duration = Duration::from_secs(10);

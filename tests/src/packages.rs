@@ -4,8 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use crate::Scratch;
 use anyhow::{Context, Result, ensure};
-use vm::{GuestProgram, Profile, Scratch, guest_program, lunette_program};
+use vm::{GuestProgram, Profile, guest_program, lunette_program};
 
 /// Runs a packaging tool.
 pub fn run(command: &mut Command) -> Result<Output> {

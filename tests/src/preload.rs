@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::Scratch;
 use anyhow::{Context, Result, ensure};
-use vm::Scratch;
 
 /// Offsets of the fields of `struct faults`.
 const CLOCK_OFFSET: u64 = 0;

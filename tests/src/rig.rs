@@ -1,12 +1,13 @@
 //! The daemon and the temporary folders of one test.
 
+use crate::{Daemon, DaemonBuilder, Scratch};
 use anyhow::{Result, bail, ensure};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use vm::{Daemon, DaemonBuilder, Guest, Scratch, wait_until};
+use vm::{Guest, wait_until};
 
 static TURN: Mutex<()> = Mutex::new(());
 

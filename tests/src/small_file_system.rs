@@ -1,10 +1,11 @@
 //! A small file system that tests can fill quickly.
 
+use crate::Scratch;
 use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use vm::{Scratch, wait_until};
+use vm::wait_until;
 
 /// A tmpfs of 24 MiB at `small`, in a mount namespace that outlives daemons.
 pub struct SmallFileSystem(Child);

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use crate::Scratch;
 use anyhow::{Context, Result, bail, ensure};
-use vm::{Scratch, wait_until};
+use vm::wait_until;
 
 const BOOT_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit of a command in seconds. A hanging command must fail the test, not block it.

@@ -1,5 +1,6 @@
 //! `lunette vm` as a user runs it: installed programs, and a guest folder that belongs to this test only.
 
+use crate::Scratch;
 use anyhow::{Context, Result, bail, ensure};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 use vm::running::{Registry, State, terminate};
-use vm::{GuestProgram, Profile, Scratch, guest_program, lunette_program, tool, wait_until};
+use vm::{GuestProgram, Profile, guest_program, lunette_program, tool, wait_until};
 
 /// Time limit for processes to end and folders to be removed. Usually this takes moments, but the machine may be busy.
 const GONE_LIMIT: Duration = Duration::from_secs(60);

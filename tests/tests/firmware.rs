@@ -12,7 +12,7 @@ fn uefi_boots_a_program_of_64_mib_from_both_kinds_of_disk() -> Result<()> {
     boots(
         "uefi",
         |scratch| {
-            vm::efi_image(scratch, 80, PROGRAM_MIB)?;
+            end_to_end::firmware::efi_image(scratch, 80, PROGRAM_MIB)?;
             Ok(80)
         },
         GuestBuilder::uefi,
@@ -24,7 +24,7 @@ fn bios_boots_from_both_kinds_of_disk() -> Result<()> {
     boots(
         "bios",
         |scratch| {
-            vm::bios_image(scratch)?;
+            end_to_end::firmware::bios_image(scratch)?;
             Ok(1)
         },
         GuestBuilder::boots_from_disk,
@@ -54,7 +54,7 @@ fn boots(
             _ => guest.vhost_user_scsi(&rig.socket("c"), 1),
         };
         let mut guest = firmware(guest).power_on()?;
-        guest.wait_for_line(vm::READ_WHOLE)?;
+        guest.wait_for_line(end_to_end::firmware::READ_WHOLE)?;
         guest.kill()?;
     }
     let log = rig.daemon.process().log();

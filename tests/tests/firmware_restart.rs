@@ -13,7 +13,7 @@ const GIVEN_UP: &str = "vhost start failed: Error setting inflight format";
 #[test]
 fn uefi_boots_though_the_daemon_was_killed_while_it_set_the_disk_up() -> Result<()> {
     boots_at(&[800, 1500, 2200, 3000], GuestBuilder::uefi, |image| {
-        vm::efi_image(image, 40, 1)
+        end_to_end::firmware::efi_image(image, 40, 1)
     })
 }
 
@@ -22,7 +22,7 @@ fn bios_boots_though_the_daemon_was_killed_while_it_set_the_disk_up() -> Result<
     boots_at(
         &[50, 150, 300],
         GuestBuilder::boots_from_disk,
-        vm::bios_image,
+        end_to_end::firmware::bios_image,
     )
 }
 
@@ -48,7 +48,7 @@ fn boots_at(
         loop {
             let console = std::fs::read(guest.console()).unwrap_or_default();
             let qemu = guest.process().log();
-            if String::from_utf8_lossy(&console).contains(vm::READ_WHOLE) {
+            if String::from_utf8_lossy(&console).contains(end_to_end::firmware::READ_WHOLE) {
                 booted += 1;
                 break;
             }

@@ -2,6 +2,7 @@
 //! commands of `lunette image`, checked by qemu-img. Needs: a guest, qemu-img, Ceph. Takes: 40 s.
 #![forbid(unsafe_code)]
 
+use end_to_end::ceph::{CEPH_USER, Ceph};
 use end_to_end::rig::{free_portal, kernel_is_content};
 use end_to_end::{Context, GuestBuilder, Result, Rig, Scratch, ensure};
 use serde_json::Value;
@@ -9,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
-use vm::{CEPH_USER, Ceph, wait_until};
+use vm::wait_until;
 
 const MIB: usize = 1 << 20;
 /// Images may name any file, unit or RBD image.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::files::{file_system_check, file_system_round_trip};
+use end_to_end::open_iscsi;
 use end_to_end::rig::{free_portal, kernel_is_content};
 use end_to_end::{Context, GuestBuilder, Result, Rig, ensure};
 use std::os::unix::fs::PermissionsExt;
@@ -36,7 +37,7 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills() -> Result<()> {
     })?;
     rig.iscsi_portal(TARGET)?;
     let mut guest = GuestBuilder::new("initiator").cpus(2).initiator().boot()?;
-    guest.start_initiator()?;
+    open_iscsi::start(&mut guest)?;
     for (key, value) in [
         ("authmethod", "CHAP"),
         ("username", "cat"),
@@ -47,9 +48,10 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills() -> Result<()> {
         let line = format!("discovery.sendtargets.auth.{key} = {value}");
         guest.ok(&format!("echo '{line}' >> /etc/iscsi/iscsid.conf"))?;
     }
-    let found = guest.discover(portal)?;
+    let found = open_iscsi::discover(&mut guest, portal)?;
     ensure!(found.contains(TARGET), "discovery shows: {found}");
-    let remote = guest.iscsi_login(
+    let remote = open_iscsi::login(
+        &mut guest,
         portal,
         TARGET,
         &[
@@ -62,7 +64,7 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills() -> Result<()> {
             ("node.conn[0].iscsi.DataDigest", "CRC32C"),
         ],
     )?;
-    let session = guest.iscsi_sessions()?;
+    let session = open_iscsi::sessions(&mut guest)?;
     for line in ["HeaderDigest: CRC32C", "DataDigest: CRC32C", "LOGGED IN"] {
         ensure!(session.contains(line), "no {line:?} in {session}");
     }
@@ -109,7 +111,7 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills() -> Result<()> {
     file_system_check(&mut guest)?;
     guest.ok(&format!("umount /mnt && /tools/e2fsck -fn /dev/{d}"))?;
     kernel_is_content(&mut guest)?;
-    guest.iscsi_logout(&remote)?;
+    open_iscsi::logout(&mut guest, &remote)?;
     let left = guest.disks()?;
     ensure!(left.is_empty(), "after the logout there are {left:?}");
     ensure!(rig.daemon.stop(SOON)?.success());
@@ -127,8 +129,8 @@ fn linux_initiator_logs_out_on_request_and_comes_back() -> Result<()> {
     })?;
     rig.iscsi_portal(TARGET)?;
     let mut guest = GuestBuilder::new("asked").cpus(2).initiator().boot()?;
-    guest.start_initiator()?;
-    let remote = guest.iscsi_login(portal, TARGET, &[])?;
+    open_iscsi::start(&mut guest)?;
+    let remote = open_iscsi::login(&mut guest, portal, TARGET, &[])?;
     let disk = guest.scsi_disk(0, 0, 0)?;
     let soak = guest.start(&format!(
         "guest-agent soak --file /dev/{disk} --seed 81 --depth 4 --runtime 20"
@@ -156,7 +158,7 @@ fn linux_initiator_logs_out_on_request_and_comes_back() -> Result<()> {
         .wait_ok(soak, Duration::from_secs(300))
         .with_context(|| rig.daemon.process().log_tail())?;
     kernel_is_content(&mut guest)?;
-    guest.iscsi_logout(&remote)?;
+    open_iscsi::logout(&mut guest, &remote)?;
     ensure!(rig.daemon.stop(SOON)?.success());
     Ok(())
 }
@@ -165,7 +167,11 @@ fn linux_initiator_logs_out_on_request_and_comes_back() -> Result<()> {
 fn qemu_boots_a_guest_from_a_target() -> Result<()> {
     let portal = free_portal()?;
     let mut rig = Rig::prepared(|scratch, daemon| {
-        vm::bootable_image(&scratch.file("boot.raw"), 160, vm::BootableSystem::Agent)?;
+        end_to_end::bootable::bootable_image(
+            &scratch.file("boot.raw"),
+            160,
+            end_to_end::bootable::BootableSystem::Agent,
+        )?;
         Ok(daemon
             .disk("d=file:d.raw,size=160M,cache=none")
             .arguments(["--iscsi", &format!("{TARGET}=d")])

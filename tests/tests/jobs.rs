@@ -2,6 +2,7 @@
 //! a guest, Ceph. Takes: 40 s.
 #![forbid(unsafe_code)]
 
+use end_to_end::ceph::{CEPH_USER, Ceph};
 use end_to_end::rig::{free_portal, kernel_is_content};
 use end_to_end::{Context, GuestBuilder, Result, Rig, Scratch, ensure};
 use serde_json::Value;
@@ -10,7 +11,6 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
-use vm::{CEPH_USER, Ceph};
 
 const SOON: Duration = Duration::from_secs(60);
 

@@ -3,6 +3,7 @@
 //! Needs: a guest. Takes: 60 s.
 #![forbid(unsafe_code)]
 
+use end_to_end::lio;
 use end_to_end::proxy::{Harm, Proxy};
 use end_to_end::rig::free_portal;
 use end_to_end::{Context, GuestBuilder, Result, Rig, ensure};
@@ -18,7 +19,7 @@ const SOON: Duration = Duration::from_secs(120);
 fn start(level: u8) -> Result<(Guest, std::net::SocketAddr)> {
     let portal = free_portal()?;
     let mut guest = GuestBuilder::new("target").cpus(2).target(portal).boot()?;
-    guest.start_target(TARGET, 64, level, &[("MaxConnections", "4")])?;
+    lio::start_target(&mut guest, TARGET, 64, level, &[("MaxConnections", "4")])?;
     Ok((guest, portal))
 }
 
@@ -143,9 +144,9 @@ fn path_that_the_target_prefers_is_used_and_followed() -> Result<()> {
         .cpus(2)
         .target_with_paths(&portals)
         .boot()?;
-    guest.start_target(TARGET, 64, 0, &[])?;
-    guest.add_target_path(TARGET)?;
-    guest.set_access_state(1, NON_OPTIMIZED)?;
+    lio::start_target(&mut guest, TARGET, 64, 0, &[])?;
+    lio::add_target_path(&mut guest, TARGET)?;
+    lio::set_access_state(&mut guest, 1, NON_OPTIMIZED)?;
     let target = format!("iscsi://{}/{TARGET}", portals[1]);
     wait_until(SOON, || iscsi(&["parameters", &target]).ok()).context("no login")?;
     let disk = format!("r=iscsi://{}/{TARGET}/0,paths={}", portals[0], portals[1]);
@@ -154,18 +155,18 @@ fn path_that_the_target_prefers_is_used_and_followed() -> Result<()> {
     let mut goes_by = |guest: &mut Guest, path: u8| -> Result<()> {
         load.goes_on(SOON)?;
         let by = wait_until(SOON, || {
-            let by = [1, 2].map(|path| guest.path_has_session(TARGET, path).ok());
+            let by = [1, 2].map(|path| lio::path_has_session(guest, TARGET, path).ok());
             (by == [Some(path == 1), Some(path == 2)]).then_some(())
         });
         by.with_context(|| format!("not by path {path}: {}", rig.daemon.process().log_tail()))
     };
     let followed = (|| -> Result<()> {
         goes_by(&mut guest, 2)?;
-        guest.set_access_state(1, OPTIMIZED)?;
-        guest.set_access_state(2, NON_OPTIMIZED)?;
+        lio::set_access_state(&mut guest, 1, OPTIMIZED)?;
+        lio::set_access_state(&mut guest, 2, NON_OPTIMIZED)?;
         goes_by(&mut guest, 1)?;
-        guest.set_access_state(2, OPTIMIZED)?;
-        guest.set_access_state(1, STANDBY)?;
+        lio::set_access_state(&mut guest, 2, OPTIMIZED)?;
+        lio::set_access_state(&mut guest, 1, STANDBY)?;
         goes_by(&mut guest, 2)
     })();
     load.finish().map_err(Into::into).and(followed)?;

@@ -4,6 +4,8 @@
 //! Needs multipath-tools, dmsetup and open-iscsi, which `scripts/setup test` unpacks; takes about 40 seconds.
 #![forbid(unsafe_code)]
 
+use end_to_end::multipath::multipath_maps;
+use end_to_end::open_iscsi;
 use end_to_end::proxy::Proxy;
 use end_to_end::rig::free_portal;
 use end_to_end::{DaemonBuilder, GuestBuilder, Result, Rig, Scratch, bail, ensure};
@@ -33,7 +35,7 @@ fn disks_of_one_name_in_two_daemons_stay_two_disks_under_multipath() -> Result<(
         .boot()?;
     guest.wait_for_disks(&["sda", "sdb", "sdc", "sdd"])?;
     let (one, other) = (guest.scsi_disk(0, 0, 0)?, guest.scsi_disk(1, 0, 0)?);
-    let maps = guest.multipath_maps()?;
+    let maps = multipath_maps(&mut guest)?;
     let paths: Vec<usize> = maps.values().map(Vec::len).collect();
     ensure!(
         maps.len() == 3 && paths.iter().filter(|paths| **paths == 2).count() == 1,
@@ -80,14 +82,14 @@ fn path_through_a_portal_is_lost_under_load_without_an_error() -> Result<()> {
         .initiator()
         .multipath()
         .boot()?;
-    guest.start_initiator()?;
-    guest.discover(first.address())?;
+    open_iscsi::start(&mut guest)?;
+    open_iscsi::discover(&mut guest, first.address())?;
     // Time in seconds after which a lost path fails its commands.
     let settings = [("node.session.timeo.replacement_timeout", "2")];
-    guest.iscsi_login(first.address(), TARGET, &settings)?;
-    guest.iscsi_login(second.address(), TARGET, &settings)?;
+    open_iscsi::login(&mut guest, first.address(), TARGET, &settings)?;
+    open_iscsi::login(&mut guest, second.address(), TARGET, &settings)?;
     guest.wait_for_disks(&["sda", "sdb"])?;
-    let maps = guest.multipath_maps()?;
+    let maps = multipath_maps(&mut guest)?;
     ensure!(
         maps.len() == 1 && maps.values().all(|paths| paths.len() == 2),
         "two portals are two paths to one disk: {maps:?}"

@@ -17,7 +17,7 @@ fn ipxe_boots_a_machine_from_a_target_with_chap() -> Result<()> {
         let users = scratch.file("users");
         std::fs::write(&users, "ann secretsecret bob secretsecret2\n")?;
         std::fs::set_permissions(&users, std::fs::Permissions::from_mode(0o600))?;
-        vm::bios_image(&scratch.file("d.raw"))?;
+        end_to_end::firmware::bios_image(&scratch.file("d.raw"))?;
         Ok(daemon
             .disk("d=file:d.raw,ro")
             .arguments(["--iscsi", &format!("{TARGET}=d")])
@@ -43,7 +43,7 @@ fn ipxe_boots_a_machine_from_a_target_with_chap() -> Result<()> {
         .arguments(["-netdev", &network])
         .arguments(["-device", "virtio-net-pci,netdev=net,bootindex=1"])
         .power_on()?;
-    let booted = guest.wait_for_line(vm::READ_WHOLE);
+    let booted = guest.wait_for_line(end_to_end::firmware::READ_WHOLE);
     booted.with_context(|| rig.daemon.process().log())?;
     guest.kill()?;
     let log = rig.daemon.process().log();

@@ -1,6 +1,7 @@
 //! Ceph RBD against a real cluster: a monitor and an OSD from Debian's packages on this machine.
 #![forbid(unsafe_code)]
 
+use end_to_end::ceph::{CEPH_USER, Ceph};
 use end_to_end::rig::{kernel_is_content, number};
 use end_to_end::{
     Context, DaemonBuilder, GuestBuilder, IscsiSession, Result, Rig, Scratch, bail, ensure,
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use vhost_frontend::{
     BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, VerifiedLoad, status,
 };
-use vm::{CEPH_USER, Ceph, wait_until};
+use vm::wait_until;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Time limit for a daemon to stop, also while its cluster is unreachable.

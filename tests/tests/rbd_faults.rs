@@ -3,9 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use end_to_end::ceph::{CEPH_USER, Ceph};
 use end_to_end::{Context, Result, Rig, ensure};
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
-use vm::{CEPH_USER, Ceph, wait_until};
+use vm::wait_until;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(40);

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use end_to_end::ceph::Ceph;
 use end_to_end::{Context, IscsiSession, Result, Rig, ensure};
-use vm::Ceph;
 
 const TARGET: &str = "iqn.2026-11.org.example:rbd";
 

@@ -2,6 +2,7 @@
 //! restarts, kills and stopped daemons.
 #![forbid(unsafe_code)]
 
+use end_to_end::ceph::{CEPH_USER, Ceph};
 use end_to_end::{Context, DaemonBuilder, IscsiSession, Result, Rig, bail, ensure};
 use librbd::{Cluster, ClusterConfig, Image, ImageName, Object};
 use rustix::process::Signal;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
-use vm::{CEPH_USER, Ceph, wait_until};
+use vm::wait_until;
 
 const TARGET: &str = "iqn.2026-11.org.example:rbd";
 const LIMIT: Duration = Duration::from_secs(60);

@@ -543,7 +543,7 @@ fn a_daemon_starts_without_its_target_and_errors_say_what_to_do() -> Result<()> 
 #[test]
 fn guest_boots_from_a_remote_disk_through_a_target_restart() -> Result<()> {
     let file = "[[disk]]\nname = \"d\"\nbackend = \"file\"\npath = \"far.raw\"\n";
-    let mut pair = Pair::prepared(file, "", vm::bios_image)?;
+    let mut pair = Pair::prepared(file, "", end_to_end::firmware::bios_image)?;
     let guest = GuestBuilder::new("remote-boot").vhost_user_blk(&pair.near.socket("r"), 1);
     pair.far.daemon.kill()?;
     let guest = guest.boots_from_disk().power_on()?;
@@ -551,9 +551,16 @@ fn guest_boots_from_a_remote_disk_through_a_target_restart() -> Result<()> {
     let console = || {
         String::from_utf8_lossy(&std::fs::read(guest.console()).unwrap_or_default()).into_owned()
     };
-    ensure!(!console().contains(vm::READ_WHOLE), "booted from nowhere");
+    ensure!(
+        !console().contains(end_to_end::firmware::READ_WHOLE),
+        "booted from nowhere"
+    );
     pair.far.daemon.start_again()?;
-    let booted = wait_until(SOON, || console().contains(vm::READ_WHOLE).then_some(()));
+    let booted = wait_until(SOON, || {
+        console()
+            .contains(end_to_end::firmware::READ_WHOLE)
+            .then_some(())
+    });
     booted.with_context(|| format!("{}\n{}", console(), pair.near.daemon.process().log_tail()))?;
     guest.kill()
 }

@@ -3,11 +3,12 @@
 //! `make check` tests licences and sources of crates (`deny.toml`), and the test `tidy` limits the daemon's dependencies.
 #![forbid(unsafe_code)]
 
+use end_to_end::Scratch;
 use end_to_end::{Context, Result, ensure};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::Command;
-use vm::{Scratch, workspace};
+use vm::workspace;
 
 /// Permitted licences of npm packages. Only code of `uplot` is in the page. The others are build tools.
 const NPM_LICENCES: [&str; 2] = ["Apache-2.0", "MIT"];

@@ -59,6 +59,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
             "doctor",
             "lunette_lab",
             "vm",
+            "xtask",
             "sim",
             "vhost_frontend",
             "lunette",

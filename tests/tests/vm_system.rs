@@ -46,7 +46,11 @@ fn loader(guests: &UserGuests) -> Result<Vec<String>> {
     ensure!(warned.contains("by=qemu"), "{warned}");
     let system = vm::setup::user_system()?;
     let path = |path: &std::path::Path| path.display().to_string();
-    let append = format!("{} {}=/dev/vda2", vm::user_command_line("own"), vm::ROOT);
+    let append = format!(
+        "{} {}=/dev/vda2",
+        vm::initramfs::user_command_line("own"),
+        vm::initramfs::ROOT
+    );
     Ok(vec![
         "--kernel".to_owned(),
         path(&system.kernel),
@@ -61,7 +65,7 @@ fn loader(guests: &UserGuests) -> Result<Vec<String>> {
 fn own_system_boots_raw_by_qemu_and_qcow2_by_lunette() -> Result<()> {
     let guests = UserGuests::new()?;
     let (raw, qcow2) = (guests.file("own.raw"), guests.file("own.qcow2"));
-    vm::bootable_image(&raw, 192, vm::BootableSystem::User)?;
+    end_to_end::bootable::bootable_image(&raw, 192, end_to_end::bootable::BootableSystem::User)?;
     let run = |system: &str, more: &[&str]| {
         let words = [
             "run",

@@ -114,7 +114,7 @@ impl GuestBuilder {
         self
     }
 
-    /// Adds dm-multipath, `multipath` and `dmsetup`: see [`Guest::multipath_maps`].
+    /// Adds dm-multipath, `multipath` and `dmsetup`.
     #[must_use]
     pub fn multipath(mut self) -> Self {
         self.equipment = match self.equipment {
@@ -124,7 +124,7 @@ impl GuestBuilder {
         self
     }
 
-    /// Adds Linux's iSCSI initiator, and a network with the host at 10.0.2.2: see [`Guest::start_initiator`].
+    /// Adds Linux's iSCSI initiator, and a network with the host at 10.0.2.2.
     #[must_use]
     pub fn initiator(mut self) -> Self {
         self.equipment = Equipment::Initiator;
@@ -132,13 +132,13 @@ impl GuestBuilder {
             .arguments(["-device", "virtio-net-pci,netdev=net,romfile="])
     }
 
-    /// Adds Linux's iSCSI target; its portal is forwarded from this address of the host: see [`Guest::start_target`].
+    /// Adds Linux's iSCSI target; its portal is forwarded from this address of the host.
     #[must_use]
     pub fn target(self, portal: SocketAddr) -> Self {
         self.target_with_paths(&[portal])
     }
 
-    /// As [`GuestBuilder::target`], with several portals at port 3260 and the following ports: see [`Guest::add_target_path`].
+    /// As [`GuestBuilder::target`], with several portals at port 3260 and the following ports.
     #[must_use]
     pub fn target_with_paths(mut self, portals: &[SocketAddr]) -> Self {
         self.equipment = Equipment::Target;
@@ -174,14 +174,14 @@ impl GuestBuilder {
         self.arguments(["-netdev", &netdev, "-device", &card])
     }
 
-    /// Boots with the boot loader on the first disk, like a PC; see [`crate::bootable_image`].
+    /// Boots with the boot loader on the first disk, like a PC.
     #[must_use]
     pub fn boots_from_disk(mut self) -> Self {
         self.boots_from_disk = true;
         self
     }
 
-    /// Boots with UEFI firmware from a disk: see [`crate::efi_image`].
+    /// Boots with UEFI firmware from a disk.
     #[must_use]
     pub fn uefi(mut self) -> Self {
         (self.uefi, self.boots_from_disk) = (true, true);

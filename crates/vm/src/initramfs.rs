@@ -4,7 +4,6 @@
 
 use crate::build::{GuestProgram, Profile, lunette_program};
 use crate::cpio::Archive;
-use crate::multipath::MULTIPATH_CONF;
 use crate::places::{
     Kernel, guest_directory, initiator_tool, multipath_file, tool, unpacked_libraries,
 };
@@ -94,6 +93,22 @@ const TOOLS: [&str; 27] = [
 ];
 /// Unpacked by `scripts/setup`, because an installation on the host would start services.
 const INITIATOR_TOOLS: [&str; 2] = ["iscsid", "iscsiadm"];
+
+/// Without udev, `multipath` reads VPD page 83h from the kernel and prefers the same designators. Disks with a single path also have a
+/// map.
+const MULTIPATH_CONF: &str = "defaults {
+    uid_attribute \"\"
+    find_multipaths no
+    user_friendly_names no
+    detect_prio no
+    detect_checker no
+    prio const
+    path_checker tur
+    no_path_retry fail
+    skip_kpartx yes
+}
+";
+
 const MULTIPATH_TOOLS: [&str; 2] = ["multipath", "dmsetup"];
 /// Plugins that `multipath` loads at run time.
 const MULTIPATH_PLUGINS: [&str; 2] = ["libchecktur.so", "libprioconst.so"];
@@ -102,12 +117,12 @@ const MULTIPATH_PLUGINS: [&str; 2] = ["libchecktur.so", "libprioconst.so"];
 const ISCSID_CONF: &str = "node.startup = manual\n";
 const PASSWD: &str = "root:x:0:0:root:/:/bin/sh\n";
 /// Name of the initiator in a guest.
-pub const INITIATOR_NAME: &str = "iqn.2026-11.org.example:guest";
+const INITIATOR_NAME: &str = "iqn.2026-11.org.example:guest";
 
 /// The init script. By default the agent is process 1: when it ends, the kernel panics, which the host detects. With [`USER`] on the
 /// kernel command line, the shell is process 1 and reaps children; it restarts an agent for `lunette vm exec` and a shell on the console.
 /// With neither, it runs a shell on the console and powers off after it. A root file system named by [`ROOT`] has the same script and no
-/// modules: see `crates/vm/src/bootable.rs`.
+/// modules: see `tests/src/bootable.rs`.
 const INIT: &str = "#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/tools:/bin

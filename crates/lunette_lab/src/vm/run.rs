@@ -10,12 +10,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, find_sibling, say};
+use vm::initramfs::user_command_line;
 use vm::running::{
     Attached, Expect, GuestEnd, MONITOR_SOCKET, OwnDaemon, Phase, Place, Program, Recipe, Registry,
     State, Supervisor, Tap, attach, ports,
 };
 use vm::topology::{GuestKernel, MachineType, Plan, Topology};
-use vm::{Accelerator, setup, tool, user_command_line};
+use vm::{Accelerator, setup, tool};
 
 use super::net::Net;
 use super::{GuestArguments, failed, mistake, net, running_daemon, share};

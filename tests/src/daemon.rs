@@ -1,14 +1,14 @@
 //! A running `lunette serve`.
 
-use crate::build::{Profile, lunette_program};
-use crate::process::{Process, wait_until};
-use crate::scratch::Scratch;
-use anyhow::{Context, Result, bail};
-use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
+
+use rustix::process::Signal;
+use vm::{Process, Profile, lunette_program, wait_until};
+
+use crate::{Context, Result, Scratch, bail};
 
 /// Timeout of a start, which takes milliseconds on an idle machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);

@@ -3,14 +3,15 @@
 //! Both are child processes that end with their owner, with all data in one temporary folder. Other clusters of the machine are not
 //! accessed. A start takes a few seconds.
 
-use crate::places::{guest_directory, tool};
-use crate::process::{Process, wait_until};
-use anyhow::{Context, Result, bail};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+
 use tempfile::{Builder, TempDir};
+use vm::{Process, guest_directory, tool, wait_until};
+
+use crate::{Context, Result, bail};
 
 /// Timeout of a command or of a daemon's start on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -1,14 +1,16 @@
 //! Bootable disk image for a PC: an MBR, a FAT partition with SYSLINUX, kernel and initramfs, and a root partition with an agent. Created
 //! without privileges.
 
-use crate::initramfs::{self, Equipment};
-use crate::places::{kernel, tool};
-use anyhow::{Context, Result, ensure};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use vm::initramfs::{self, Equipment};
+use vm::{kernel, tool};
+
+use crate::{Context, Result, ensure};
 
 const MIB: u64 = 1 << 20;
 /// Offsets of the partitions. The first one has room for kernel and initramfs.

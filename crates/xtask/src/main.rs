@@ -1,14 +1,17 @@
-//! Command line of the lab: the demonstration, and a guest for manual tests.
+//! Tasks of contributors: the demonstration, and guests and Ceph clusters for manual tests and benchmarks.
 #![forbid(unsafe_code)]
+
+mod demo;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use end_to_end::ceph::{CEPH_USER, Ceph};
 use std::path::PathBuf;
 use std::time::Instant;
-use vm::{CEPH_USER, Ceph, GuestBuilder, GuestProgram};
+use vm::{GuestBuilder, GuestProgram};
 
 #[derive(Parser)]
-#[command(about = "Guests for demonstrations and tests")]
+#[command(about = "Demonstration, and guests and Ceph clusters for manual tests")]
 struct Command {
     #[command(subcommand)]
     action: Action,
@@ -67,7 +70,7 @@ fn in_cluster(command: &[String]) -> Result<i32> {
 fn main() -> Result<()> {
     vm::watch()?;
     match Command::parse().action {
-        Action::Demo => vm::demo::run(),
+        Action::Demo => demo::run(),
         Action::Programs => {
             for program in [GuestProgram::Agent, GuestProgram::Bench] {
                 println!("{}", vm::guest_program(program)?.display());

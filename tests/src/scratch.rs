@@ -1,10 +1,12 @@
 //! Temporary folders of a run: one with a short path for sockets (the limit is 108 bytes), and one on a disk file system for disks,
 //! because `/tmp` may be in memory. Both are removed on drop.
 
-use crate::places::guest_directory;
-use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
+
 use tempfile::{Builder, TempDir};
+use vm::guest_directory;
+
+use crate::{Context, Result};
 
 /// Two temporary directories.
 pub struct Scratch {

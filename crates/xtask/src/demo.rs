@@ -3,12 +3,13 @@
 
 mod page;
 
-use crate::{Accelerator, Daemon, DaemonBuilder, Guest, GuestBuilder, Scratch, interrupted};
 use anyhow::{Context, Result, bail};
+use end_to_end::{Daemon, DaemonBuilder, Guest, GuestBuilder, Scratch};
 use page::Page;
 use serde_json::Value;
 use std::io::{IsTerminal, Read};
 use std::time::{Duration, Instant};
+use vm::{Accelerator, interrupted};
 
 /// Number of rounds. The transports alternate, so that other load affects both; the median is shown.
 const ROUNDS: usize = 3;

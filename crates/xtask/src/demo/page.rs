@@ -1,8 +1,7 @@
 //! Web page of the demonstration's daemon: address and token, and a report under load with a screenshot if a browser is installed.
 
-use crate::build::lunette_program;
-use crate::{Daemon, DaemonBuilder, Process, Profile, Scratch, interrupted, tool, workspace};
 use anyhow::{Context, Result, ensure};
+use end_to_end::{Daemon, DaemonBuilder, Profile, Scratch};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Read, Write as _};
@@ -11,6 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use vm::{Process, interrupted, lunette_program, tool, workspace};
 
 /// Duration of a report in seconds.
 pub(super) const SECONDS: u32 = 12;

@@ -3,10 +3,12 @@
 //! A checksum detects lost, duplicated and swapped words. Both programs access the registers of the first serial port directly, without
 //! firmware services.
 
-use crate::places::tool;
-use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::process::Command;
+
+use vm::tool;
+
+use crate::{Context, Result, ensure};
 
 /// Messages for a complete and for a damaged image.
 pub const READ_WHOLE: &str = "LUNETTE: READ WHOLE";
