@@ -306,6 +306,24 @@ fn links_lead_to_headings_that_exist() -> Result<()> {
 }
 
 #[test]
+fn index_of_the_documents_lists_every_page() -> Result<()> {
+    let index = std::fs::read_to_string(workspace().join("docs/README.md"))?;
+    let pages = documents()?.into_keys().filter(|path| {
+        path.parent() == Some(Path::new("docs")) && path != Path::new("docs/README.md")
+    });
+    let missing: Vec<String> = pages
+        .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()))
+        .filter(|name| !index.contains(&format!("]({name}")))
+        .collect();
+    ensure!(
+        missing.is_empty(),
+        "docs/README.md does not list {}: add each to the table of its readers",
+        missing.join(", ")
+    );
+    Ok(())
+}
+
+#[test]
 fn documents_use_the_words_of_the_field() -> Result<()> {
     let mut findings = Vec::new();
     for (path, text) in documents()? {
