@@ -56,7 +56,7 @@ Exit code: 0 nothing is worth changing, 1 something is (or it failed), 2 the com
 Examples:
     lunette doctor
     lunette doctor /srv/vm1.raw /dev/nvme0n1
-    lunette doctor --control /run/lunette/control.sock --json
+    lunette doctor --control /run/lunette/lunette.sock --json
     lunette doctor --guest guest1
     sudo lunette doctor --measure --folder /srv
     lunette doctor --profile iscsi-10g

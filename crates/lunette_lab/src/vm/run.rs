@@ -101,7 +101,7 @@ Examples:
     lunette vm stop guest1
 
   A disk of a daemon that runs already
-    lunette vm run blk:1,backing=daemon:d1 --control /run/lunette/control.sock
+    lunette vm run blk:1,backing=daemon:d1 --control /run/lunette/lunette.sock
 
   A system of one's own, beside whose disk there are four of Lunette's
     lunette vm run blk:4 --system disk.qcow2 --memory 4G
