@@ -116,10 +116,8 @@ pub trait Protocol: 'static {
         self.resume(io, request, outcome, None)
     }
 
-    /// Continues after [`Step::AnswerAndGoOn`], without a chain.
-    fn go_on(&mut self, _io: &mut Io, _request: &mut Request<Self::State>) -> Step {
-        Step::Over
-    }
+    /// Continues a request in the background after its response was written, for [`Step::AnswerAndGoOn`].
+    fn detach(&mut self, _request: &mut Request<Self::State>) {}
 
     /// Returns the logical unit that a request addresses, if the device has several.
     fn unit(&self, _request: &Request<Self::State>) -> Option<UnitAddress> {

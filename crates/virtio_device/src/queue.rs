@@ -54,7 +54,7 @@ enum Progress {
     Done,
     /// Waiting for an I/O completion, an event or a later iteration.
     Pending,
-    /// Finished, and answered before.
+    /// Refused: it was answered before.
     Over,
 }
 
@@ -80,8 +80,6 @@ pub struct Queue<P: Protocol> {
     pended: Vec<u16>,
     /// Slots to be answered at the end of the iteration.
     done: Vec<u16>,
-    /// Answered slots that still have work to do.
-    going_on: Vec<u16>,
     /// Slots that yielded, with their next step, in order of continuation.
     resting: VecDeque<(u16, Step)>,
     /// Requests of this iteration that completed synchronously: shared stamps, a count per operation, and the partition.
@@ -141,7 +139,6 @@ impl<P: Protocol> Queue<P> {
             batch: Vec::with_capacity(BATCH),
             pended: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
-            going_on: Vec::new(),
             resting: VecDeque::new(),
             iterations: Vec::with_capacity(4),
             mixed: MixedBatch::default(),
@@ -369,10 +366,10 @@ impl<P: Protocol> Queue<P> {
                     self.resting.push_back((index, step));
                     return Progress::Pending;
                 }
-                Step::Answer if slot.active => return Progress::Done,
-                Step::Answer | Step::Over => return Progress::Over,
+                Step::Answer => return Progress::Done,
+                Step::Over => return Progress::Over,
                 Step::AnswerAndGoOn => {
-                    slot.goes_on = true;
+                    slot.detaches = true;
                     return Progress::Done;
                 }
                 Step::Wait => {
@@ -409,7 +406,7 @@ impl<P: Protocol> Queue<P> {
     #[inline(always)]
     fn answer_done<const SEVERAL: bool>(&mut self) {
         for &index in &self.done {
-            let free = self.slots.answer_and_release(index, &self.view, |slot| {
+            self.slots.answer_and_release(index, &self.view, |slot| {
                 let answer = self.protocol.answer(&mut slot.request);
                 let bytes = u64::from(slot.bytes);
                 slot.good = answer.good;
@@ -425,11 +422,10 @@ impl<P: Protocol> Queue<P> {
                     let chain = &slot.request.chain;
                     self.ring.push(chain.id, chain.descriptors, answer.written);
                 }
+                if slot.detaches {
+                    self.protocol.detach(&mut slot.request);
+                }
             });
-            if !free {
-                self.slots.let_go(index);
-                self.going_on.push(index);
-            }
         }
     }
 
@@ -604,9 +600,6 @@ impl<P: Protocol> Source for Queue<P> {
         self.iterations.clear();
         self.done.clear();
         self.note_in_flight();
-        if !self.going_on.is_empty() {
-            self.go_on(io);
-        }
     }
 
     fn flush_notifications(&mut self) {

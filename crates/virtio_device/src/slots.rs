@@ -23,8 +23,8 @@ pub(crate) struct Slot<S> {
     pub pended: bool,
     /// Waits for [`crate::Queue::resume_waiting`].
     pub waiting: bool,
-    /// Continues after its answer, without a chain.
-    pub goes_on: bool,
+    /// Continues in the background after its response was written.
+    pub detaches: bool,
     /// Holds an unanswered request.
     pub active: bool,
     pub bytes: u32,
@@ -59,7 +59,7 @@ impl<S: Default> Default for Slot<S> {
             scratch: false,
             pended: false,
             waiting: false,
-            goes_on: false,
+            detaches: false,
             active: false,
         }
     }
@@ -78,7 +78,7 @@ impl<S> Slot<S> {
 
     #[inline(always)]
     fn make_free(&mut self) {
-        (self.scratch, self.waiting, self.goes_on) = (false, false, false);
+        (self.scratch, self.waiting, self.detaches) = (false, false, false);
     }
 }
 
@@ -183,19 +183,19 @@ impl<S: Default> Slots<S> {
     /// table.
     #[inline(always)]
     pub fn answered(&mut self, index: u16, view: &GuestView) -> &mut Slot<S> {
-        self.answer(index, view, |_| ()).0
+        self.answer(index, view, |_| ())
     }
 
     /// Like [`Slots::answered`]; `how` answers the request.
     #[inline(always)]
-    fn answer<R>(
+    fn answer(
         &mut self,
         index: u16,
         view: &GuestView,
-        how: impl FnOnce(&mut Slot<S>) -> R,
-    ) -> (&mut Slot<S>, R) {
+        how: impl FnOnce(&mut Slot<S>),
+    ) -> &mut Slot<S> {
         let slot = &mut self.slots[usize::from(index)];
-        let result = how(slot);
+        how(slot);
         let id = slot.request.chain.id;
         if let Some(busy) = self.busy.get_mut(usize::from(id)) {
             *busy = false;
@@ -204,31 +204,19 @@ impl<S: Default> Slots<S> {
             slot.request.chain.recycle(view);
         }
         slot.active = false;
-        (slot, result)
+        slot
     }
 
-    /// Answers a request with `how` and releases its chain ID. Releases its slot, and returns true, unless the request continues.
+    /// Answers a request with `how`. Releases its chain ID and its slot.
     #[inline(always)]
     pub fn answer_and_release(
         &mut self,
         index: u16,
         view: &GuestView,
         how: impl FnOnce(&mut Slot<S>),
-    ) -> bool {
-        let (slot, ()) = self.answer(index, view, how);
-        let free = !slot.goes_on;
-        if free {
-            slot.make_free();
-            self.free.push(index);
-        }
-        free
-    }
-
-    /// Detaches the chain from an answered request that continues. The chain ID stays readable.
-    pub fn let_go(&mut self, index: u16) {
-        let chain = &mut self.slots[usize::from(index)].request.chain;
-        chain.buffer.clear();
-        (chain.readable, chain.writable) = (0, 0);
+    ) {
+        self.answer(index, view, how).make_free();
+        self.free.push(index);
     }
 
     /// Releases the pins of free slots. Called when the guest memory is replaced.
@@ -283,7 +271,7 @@ mod tests {
         assert!(matches!(fill(&mut slots, 100), Fill::Twice(100)));
         assert_eq!(slots.in_flight(), 1);
         let view = GuestView::new(Default::default());
-        assert!(slots.answer_and_release(first, &view, |_| ()));
+        slots.answer_and_release(first, &view, |_| ());
         assert!(matches!(fill(&mut slots, 100), Fill::Filled(..)));
         assert_eq!(slots.in_flight(), 1);
     }

@@ -279,11 +279,10 @@ impl Protocol for RequestQueue {
         self.resume(io, request, outcome, None)
     }
 
-    fn go_on(&mut self, _io: &mut Io, request: &mut Request<Pending>) -> Step {
+    fn detach(&mut self, request: &mut Request<Pending>) {
         let mut task = request.state.task.detach();
         task.go_on();
         go_on_in_background(&self.worker, &self.shared.units, task);
-        Step::Over
     }
 
     fn unit(&self, request: &Request<Self::State>) -> Option<UnitAddress> {

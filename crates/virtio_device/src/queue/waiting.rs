@@ -1,4 +1,4 @@
-//! Requests between two steps: waiting for an event, deferred in favour of other work, or continuing after their answer.
+//! Requests between two steps: waiting for an event, or deferred in favour of other work.
 
 use reactor::Io;
 
@@ -81,19 +81,6 @@ impl<P: Protocol> Queue<P> {
                 Progress::Done => self.done.push(index),
                 Progress::Pending => {}
                 Progress::Over => self.slots.free_slot(index),
-            }
-        }
-    }
-
-    /// Continues answered requests that still have work to do.
-    #[cold]
-    pub(super) fn go_on(&mut self, io: &mut Io) {
-        for index in std::mem::take(&mut self.going_on) {
-            let slot = self.slots.get(index);
-            slot.goes_on = false;
-            let step = self.protocol.go_on(io, &mut slot.request);
-            if !matches!(self.advance(io, index, step), Progress::Pending) {
-                self.slots.free_slot(index);
             }
         }
     }
