@@ -34,6 +34,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
             "iscsi_initiator",
             "bdev",
             "reactor",
+            "request_engine",
         ],
     ),
     (
@@ -74,7 +75,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
 ];
 
 /// Dependencies that the levels permit and the design forbids: crate, dependencies, reason.
-const FORBIDDEN: [(&str, &[&str], &str); 7] = [
+const FORBIDDEN: [(&str, &[&str], &str); 8] = [
     (
         "control",
         &[
@@ -104,6 +105,11 @@ const FORBIDDEN: [(&str, &[&str], &str); 7] = [
         "it takes bytes and gives values",
     ),
     ("bdev", &["reactor"], "a back end never learns who asked"),
+    (
+        "request_engine",
+        &["virtqueue", "scsi", "iscsi", "scsi_exec", "virtio_device"],
+        "all transports use it, and it depends on none of them",
+    ),
     (
         "virtio_blk",
         &["vhost_user", "virtio_scsi", "scsi"],
@@ -140,11 +146,12 @@ const UNSAFE_CRATES: [&str; 5] = ["guest_memory", "uring", "probes", "librbd", "
 const LINES_MAX: usize = 800;
 
 /// Crates of the data path. They use the clock of `latency` and the system calls of `uring`.
-const DATA_PATH: [&str; 9] = [
+const DATA_PATH: [&str; 10] = [
     "block",
     "virtqueue",
     "bdev",
     "reactor",
+    "request_engine",
     "scsi_exec",
     "virtio_device",
     "virtio_blk",

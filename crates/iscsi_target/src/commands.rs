@@ -173,20 +173,18 @@ impl Connection {
         let opcode = command.cdb.first().copied().unwrap_or(0);
         let operation = operation_of(opcode, direct.as_ref());
         slot.operation = Some(operation);
-        if let Some(timeline) = &mut self.timeline {
-            let name = || {
-                let disk = self.shared.units.disk(DiskId(disk.0))?;
-                Some(disk.name().to_owned())
-            };
-            slot.part = timeline.part_of(disk, operation, name);
-        }
+        let name = || {
+            let disk = self.shared.units.disk(DiskId(disk.0))?;
+            Some(disk.name().to_owned())
+        };
+        slot.part = self.measurement.timeline.part_of(disk, operation, name);
         slot.bytes = direct.map_or(0, |request| match request.moves_data() {
             true => request.length as u32,
             false => 0,
         });
         slot.offset = direct.map_or(0, |request| request.offset);
         let parsed = probes::Parsed {
-            id: probes::id(self.probed, index),
+            id: self.measurement.probe_id(index),
             operation: slot.operation.unwrap_or(Operation::Other) as u64,
             offset: slot.offset,
             length: u64::from(slot.bytes),
@@ -198,7 +196,7 @@ impl Connection {
     }
 
     /// Hops 4 and 5: submits each command's I/O to its disk. Commands from the same receive share their stamps.
-    pub(crate) fn submit_batch(&mut self, io: &mut Io, stamps: Option<&mut Stamps>) {
+    pub(crate) fn submit_batch(&mut self, io: &mut Io, stamps: Option<Stamps>) {
         if self.batch.is_empty() {
             return;
         }
@@ -206,9 +204,8 @@ impl Connection {
         if let Some(first) = self.batch.first().and_then(|id| self.slots.current(*id)) {
             counts.part = first.part;
         }
-        let now = self.stamp(io);
-        let mut own = Stamps::noticed(now);
-        let stamps = stamps.unwrap_or(&mut own);
+        let now = self.measurement.stamp(io);
+        let mut stamps = stamps.unwrap_or(Stamps::noticed(now));
         stamps.mark(Stage::Submitted, now);
         let mut batch = std::mem::take(&mut self.batch);
         let tell = io.wants_prefetch();
@@ -226,11 +223,9 @@ impl Connection {
             let operation = slot.operation.unwrap_or(Operation::Other) as usize;
             let first = !slot.pended;
             if first {
-                slot.stamps = *stamps;
+                slot.stamps = stamps;
             }
-            if slot.part != counts.part {
-                self.mixed.turn_to(&mut counts, slot.part);
-            }
+            self.measurement.turn_to(&mut counts, slot.part);
             let progress = self.advance(io, id.index);
             let slot = self.slots.get(id.index);
             // A command that waits for data-out is not submitted yet.
@@ -243,14 +238,14 @@ impl Connection {
                 Progress::Done => {
                     self.done.push(id);
                     counts.at_once[operation] += u32::from(first);
-                    probes::submitted(|| std::iter::once(probes::id(self.probed, id.index)));
-                    probes::reaped(|| std::iter::once(probes::id(self.probed, id.index)));
+                    probes::submitted(|| std::iter::once(self.measurement.probe_id(id.index)));
+                    probes::reaped(|| std::iter::once(self.measurement.probe_id(id.index)));
                 }
                 Progress::Pending => {
                     self.slots.get(id.index).pended = true;
                     if !waits {
                         counts.pending[operation] += u32::from(first && !asked);
-                        probes::submitted(|| std::iter::once(probes::id(self.probed, id.index)));
+                        probes::submitted(|| std::iter::once(self.measurement.probe_id(id.index)));
                     }
                 }
                 Progress::Over => self.release(id.index),
@@ -260,21 +255,11 @@ impl Connection {
             batch.clear();
             self.batch = batch;
         }
-        let reaped = self.stamp(io);
-        if self.reaped == Stamp::default() {
-            self.reaped = reaped;
+        let reaped = self.measurement.stamp(io);
+        if self.measurement.reaped == Stamp::default() {
+            self.measurement.reaped = reaped;
         }
-        let before = *stamps;
-        stamps.mark(Stage::Reaped, reaped);
-        if self.mixed.is_empty() {
-            return self.count_submitted(&counts, &before, reaped);
-        }
-        self.mixed.add(&counts);
-        let mut mixed = std::mem::take(&mut self.mixed);
-        for counts in mixed.drain() {
-            self.count_submitted(&counts, &before, reaped);
-        }
-        self.mixed = mixed;
+        self.measurement.submitted(&counts, stamps, now, reaped);
     }
 
     /// Sends prefetch hints for the next commands of the batch, unless they wait for data-out. Reads from memory are included, because the
@@ -382,7 +367,7 @@ impl Connection {
         buffer: IoBuffer,
         outcome: IoOutcome,
     ) {
-        let id = probes::id(self.probed, index);
+        let id = self.measurement.probe_id(index);
         probes::reaped(|| std::iter::once(id));
         let slot = self.slots.get(index);
         slot.busy = false;

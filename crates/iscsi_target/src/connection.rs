@@ -16,10 +16,9 @@ use block::IoOutcome;
 use guest_memory::IoBuffer;
 use iscsi::login::{LoggedIn, Visitor};
 use iscsi::session::{ConnectionKey, SessionKind};
-use latency::{
-    Labels, MixedBatch, Operation, Part, QueueRecord, QueueTimeline, SlowRequest, Stamp, Stamps,
-};
+use latency::{Labels, QueueRecord, SlowRequest, Stamp};
 use reactor::{DiskHandle, Io, RateLimit, Source};
+use request_engine::Measurement;
 use scsi::{AbortScope, DiskId, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction};
 use scsi_exec::{DiskHandles, Hold, Registration, TaskOrder};
 use uring::{Completion, Message, Owner, RingFd};
@@ -116,18 +115,12 @@ pub(crate) struct Connection {
     moved: u64,
     /// Second at which an initiator that does not log out is dropped.
     leaves_at: Option<u64>,
-    pub(crate) timeline: Option<QueueTimeline>,
-    /// Requests of this iteration that completed synchronously: shared stamps, a count per operation, and the partition.
-    pub(crate) iterations: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
-    /// Counts of the batch that is being submitted, while its commands address several disks.
-    pub(crate) mixed: MixedBatch,
-    pub(crate) reaped: Stamp,
+    /// Records nothing until the login to a target.
+    pub(crate) measurement: Measurement,
     /// Time at which the current completion was noticed.
     pub(crate) heard: Stamp,
     /// Candidates of this iteration for the slowest commands.
     pub(crate) slow: Vec<SlowRequest>,
-    /// Upper bits of the command IDs in USDT probes.
-    pub(crate) probed: u64,
 }
 
 impl Connection {
@@ -147,6 +140,9 @@ impl Connection {
         };
         let protocol = shared.limits.protocol.clone();
         let owner = io.own(place.source);
+        let probe_id_base = probes::queue(place.worker.index(), place.source.place());
+        let mut measurement = Measurement::new(Labels::default(), 0, probe_id_base);
+        measurement.timeline.set_recording(false);
         Connection {
             iscsi: iscsi::target::Connection::new(shared.clone(), visitor, protocol),
             socket: io.ring().register(socket),
@@ -178,13 +174,9 @@ impl Connection {
             accepted: shared.seconds(),
             moved: shared.seconds(),
             leaves_at: None,
-            timeline: None,
-            iterations: Vec::new(),
-            mixed: MixedBatch::default(),
-            reaped: Stamp::default(),
+            measurement,
             heard: Stamp::default(),
             slow: Vec::new(),
-            probed: probes::queue(place.worker.index(), place.source.place()),
             place,
             shared,
         }
@@ -264,14 +256,14 @@ impl Connection {
         };
         let runners = self.shared.units.runners();
         self.registration = Some(runners.register(runner(self.place.clone())));
-        let mut timeline = QueueTimeline::new(labels, TIMELINE_DEPTH);
-        timeline.set_recording(io.is_recording());
-        io.register(timeline.record().clone());
-        let record = timeline.record().clone();
+        let probe_id_base = self.measurement.probe_id_base;
+        self.measurement = Measurement::new(labels, TIMELINE_DEPTH, probe_id_base);
+        self.measurement.timeline.set_recording(io.is_recording());
+        let record = self.measurement.timeline.record().clone();
+        io.register(record.clone());
         self.shared
             .tallies
             .connected(key.tsih, self.number(), record);
-        self.timeline = Some(timeline);
         self.buffers.count_in(found.memory);
         self.session = Some(Attached {
             view: found.target.scsi.view(),
@@ -582,7 +574,7 @@ impl Source for Connection {
         outcome: IoOutcome,
         reaped: Stamp,
     ) {
-        self.reaped = reaped;
+        self.measurement.reaped = reaped;
         self.io_done(io, slot, buffer, outcome);
     }
 
@@ -591,12 +583,12 @@ impl Source for Connection {
         if !self.ended {
             self.answer_all(io);
         }
-        let answered = self.stamp(io);
+        let answered = self.measurement.stamp(io);
         if !self.ended {
             self.flush(io);
             self.receive_more(io);
         }
-        let notified = self.stamp(io);
+        let notified = self.measurement.stamp(io);
         self.record(io.clock(), answered, notified);
     }
 
@@ -646,8 +638,7 @@ impl Source for Connection {
     }
 
     fn record(&self) -> Option<Arc<QueueRecord>> {
-        self.timeline
-            .as_ref()
-            .map(|timeline| timeline.record().clone())
+        let is_registered = self.session.is_some();
+        is_registered.then(|| self.measurement.timeline.record().clone())
     }
 }

@@ -247,10 +247,10 @@ impl Connection {
     /// Hops 2 to 5 for received bytes.
     fn take_in(&mut self, io: &mut Io, noticed: Stamp) {
         let mut stamps = Stamps::noticed(noticed);
-        stamps.mark(Stage::Popped, self.stamp(io));
+        stamps.mark(Stage::Popped, self.measurement.stamp(io));
         self.consume(io);
-        stamps.mark(Stage::Parsed, self.stamp(io));
-        self.submit_batch(io, Some(&mut stamps));
+        stamps.mark(Stage::Parsed, self.measurement.stamp(io));
+        self.submit_batch(io, Some(stamps));
     }
 
     fn consume(&mut self, io: &mut Io) {

@@ -1,4 +1,4 @@
-//! Common queue code of virtio-blk and virtio-scsi: slots, batches, answers, stamps and control-plane access.
+//! Common queue code of virtio-blk and virtio-scsi: slots, batches, answers and control-plane access.
 //!
 //! A device has two parts. A front end configures the shared [`VirtioDevice`]. Each queue has a [`Protocol`], which parses requests and
 //! writes answers. [`Queue`] connects a protocol with a ring; a worker owns it. Nothing here allocates or locks per request.

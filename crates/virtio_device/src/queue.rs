@@ -21,11 +21,9 @@ use std::sync::Arc;
 use bdev::{Disk, PREFETCH_DISTANCE, Prefetch, Submission};
 use block::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
-use latency::{
-    Clock, MixedBatch, Operation, Part, PartCounts, QueueRecord, QueueTimeline, Stage, Stamp,
-    Stamps,
-};
+use latency::{Clock, Part, PartCounts, QueueRecord, Stage, Stamp, Stamps};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag};
+use request_engine::Measurement;
 use uring::{RingFd, Signal};
 use virtqueue::{DeviceQueue, QueueError};
 
@@ -62,8 +60,6 @@ enum Progress {
 pub struct Queue<P: Protocol> {
     id: SourceId,
     index: u16,
-    /// Upper bits of the request IDs in USDT probes.
-    probed: u64,
     ring: DeviceQueue,
     view: GuestView,
     protocol: P,
@@ -82,16 +78,13 @@ pub struct Queue<P: Protocol> {
     done: Vec<u16>,
     /// Slots that yielded, with their next step, in order of continuation.
     resting: VecDeque<(u16, Step)>,
-    /// Requests of this iteration that completed synchronously: shared stamps, a count per operation, and the partition.
-    iterations: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
-    /// Counts of the batch that is being submitted, while requests in flight address several disks.
-    mixed: MixedBatch,
+    /// Requests in flight address several disks.
     several: bool,
     /// Partition of all measurements, unless `several` is set.
     part: Part,
     /// Number of batches sorted by disk (wraps).
     sorted: u8,
-    timeline: QueueTimeline,
+    measurement: Measurement,
     kick: Option<RingFd>,
     call: Option<Signal>,
     error: Option<Signal>,
@@ -102,7 +95,6 @@ pub struct Queue<P: Protocol> {
     /// Failed requests stay unanswered for the next device.
     leaves_failed: bool,
     broken: bool,
-    reaped: Stamp,
     /// Start of the last iteration that had requests.
     noticed: Stamp,
     on_broken: OnBroken,
@@ -124,10 +116,10 @@ impl<P: Protocol> Queue<P> {
         let is_tracked = setup.inflight.is_some();
         resume::resume(&mut ring, setup.inflight, &setup.labels)?;
         let depth = usize::from(size);
+        let probe_id_base = probes::queue(setup.labels.worker, id.place());
         Ok(Queue {
             id,
             index: setup.index,
-            probed: probes::queue(setup.labels.worker, id.place()),
             ring,
             view: GuestView::new(setup.memory),
             protocol,
@@ -140,12 +132,10 @@ impl<P: Protocol> Queue<P> {
             pended: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
             resting: VecDeque::new(),
-            iterations: Vec::with_capacity(4),
-            mixed: MixedBatch::default(),
             several: false,
             part: Part::REST,
             sorted: 0,
-            timeline: QueueTimeline::new(setup.labels, depth),
+            measurement: Measurement::new(setup.labels, depth, probe_id_base),
             kick: setup.kick.map(RingFd::from),
             call: setup.call.map(Signal::new),
             error: setup.error.map(Signal::new),
@@ -154,7 +144,6 @@ impl<P: Protocol> Queue<P> {
             is_tracked,
             leaves_failed: false,
             broken: false,
-            reaped: Stamp::default(),
             noticed: Stamp::default(),
             on_broken: setup.on_broken,
         })
@@ -179,7 +168,7 @@ impl<P: Protocol> Queue<P> {
 
     /// Hop 2: pops chains from the ring into slots.
     fn pop_batch(&mut self) {
-        let polls = self.timeline.counters().polls.get();
+        let polls = self.measurement.timeline.counters().polls.get();
         let there = usize::from(self.ring.waiting());
         let batch_size = self.batch_size.next(polls, there);
         let limit = BATCH.min(self.protocol.batch_limit()).min(batch_size);
@@ -266,8 +255,8 @@ impl<P: Protocol> Queue<P> {
             }
             let slot = self.slots.get(index);
             let operation = slot.operation as usize;
-            if SEVERAL && slot.part != counts.part {
-                self.mixed.turn_to(&mut counts, slot.part);
+            if SEVERAL {
+                self.measurement.turn_to(&mut counts, slot.part);
             }
             match self.take_first_step(io, index) {
                 Progress::Done => {
@@ -286,9 +275,9 @@ impl<P: Protocol> Queue<P> {
         self.done.extend_from_slice(&batch[..done]);
         batch.clear();
         self.batch = batch;
-        let now = self.stamp(io);
-        let (probed, at_once_ones) = (self.probed, self.done.get(done_before..).unwrap_or(&[]));
-        let id = |index: &u16| probes::id(probed, u32::from(*index));
+        let now = self.measurement.stamp(io);
+        let at_once_ones = self.done.get(done_before..).unwrap_or(&[]);
+        let id = |index: &u16| self.measurement.probe_id(u32::from(*index));
         if !at_once_ones.is_empty() {
             probes::submitted(|| at_once_ones.iter().map(id));
             probes::reaped(|| at_once_ones.iter().map(id));
@@ -307,15 +296,8 @@ impl<P: Protocol> Queue<P> {
                 slot.submitted = now;
             }
         }
-        if !SEVERAL || self.mixed.is_empty() {
-            return self.count_submitted(&counts, stamps, now);
-        }
-        self.mixed.add(&counts);
-        let mut mixed = std::mem::take(&mut self.mixed);
-        for counts in mixed.drain() {
-            self.count_submitted(&counts, stamps, now);
-        }
-        self.mixed = mixed;
+        // The stamps of synchronous requests already have the time of their submission: that of parsing.
+        self.measurement.submitted(&counts, stamps, now, now);
     }
 
     /// Executes a request's first step: usually an I/O, and usually the only step.
@@ -411,13 +393,11 @@ impl<P: Protocol> Queue<P> {
                 let bytes = u64::from(slot.bytes);
                 slot.good = answer.good;
                 if SEVERAL {
-                    self.timeline.select(slot.part);
+                    self.measurement.timeline.select(slot.part);
                 }
-                self.timeline.count(slot.operation, bytes, answer.good);
-                if slot.pended {
-                    self.timeline
-                        .note_reaped(slot.operation, slot.noticed, slot.submitted);
-                }
+                let pended = slot.pended.then(|| (slot.noticed, slot.submitted));
+                self.measurement
+                    .answered(slot.operation, bytes, answer.good, pended);
                 if !self.broken {
                     let chain = &slot.request.chain;
                     self.ring.push(chain.id, chain.descriptors, answer.written);
@@ -429,27 +409,13 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Returns the time, or the default stamp if nothing is recorded.
-    #[inline]
-    fn stamp(&self, io: &Io) -> Stamp {
-        match self.timeline.is_recording() {
-            true => io.now(),
-            false => Stamp::default(),
-        }
-    }
-
     /// Fires the probes of hops 6 and 7.
     #[inline]
     fn tell_probes(&mut self) {
-        let (probed, done, slots) = (self.probed, &self.done, &mut self.slots);
-        let id = |index: &u16| probes::id(probed, u32::from(*index));
+        let (done, slots) = (&self.done, &mut self.slots);
+        let id = |index: &u16| self.measurement.probe_id(u32::from(*index));
         probes::answered(|| done.iter().map(|index| (id(index), slots.get(*index).good)));
         probes::notified(|| done.iter().map(id));
-    }
-
-    fn note_in_flight(&self) {
-        let in_flight = self.slots.in_flight() as u64;
-        self.timeline.counters().in_flight.set(in_flight);
     }
 
     fn accepts(&self) -> bool {
@@ -466,7 +432,7 @@ impl<P: Protocol> Source for Queue<P> {
             self.ring.guess(&self.view);
             self.slots.guess();
         } else {
-            self.timeline.counters().polls.add(1);
+            self.measurement.timeline.counters().polls.add(1);
             self.ask_in_time(now);
         }
         ready
@@ -481,10 +447,10 @@ impl<P: Protocol> Source for Queue<P> {
             }
         }
         let mut stamps = Stamps::noticed(noticed);
-        let probed = self.probed;
+        let probed = self.measurement.probe_id_base;
         probes::noticed(probed);
         self.pop_batch();
-        stamps.mark(Stage::Popped, self.stamp(io));
+        stamps.mark(Stage::Popped, self.measurement.stamp(io));
         if !self.batch.is_empty() {
             let (batch, slots) = (&self.batch, &mut self.slots);
             probes::popped(u32::from(self.index), || {
@@ -496,7 +462,7 @@ impl<P: Protocol> Source for Queue<P> {
         }
         self.begin_batch(io);
         self.ask_in_time(noticed);
-        stamps.mark(Stage::Parsed, self.stamp(io));
+        stamps.mark(Stage::Parsed, self.measurement.stamp(io));
         if !self.batch.is_empty() {
             let (batch, slots) = (&self.batch, &mut self.slots);
             probes::parsed(|| {
@@ -516,7 +482,7 @@ impl<P: Protocol> Source for Queue<P> {
         } else {
             self.submit_batch::<false>(io, stamps);
         }
-        self.note_in_flight();
+        self.measurement.note_in_flight(self.slots.in_flight());
     }
 
     fn finish(
@@ -527,7 +493,7 @@ impl<P: Protocol> Source for Queue<P> {
         outcome: IoOutcome,
         reaped: Stamp,
     ) {
-        (self.reaped, self.noticed) = (reaped, reaped);
+        (self.measurement.reaped, self.noticed) = (reaped, reaped);
         let Ok(index) = u16::try_from(slot) else {
             return;
         };
@@ -535,7 +501,7 @@ impl<P: Protocol> Source for Queue<P> {
             self.slots.answer_and_release(index, &self.view, |_| ());
             return;
         }
-        let id = probes::id(self.probed, slot);
+        let id = self.measurement.probe_id(slot);
         probes::reaped(|| std::iter::once(id));
         let slot = self.slots.get(index);
         let scratch = if slot.scratch {
@@ -563,43 +529,28 @@ impl<P: Protocol> Source for Queue<P> {
         let wanted = self.show();
         self.protocol.shown();
         // The answers are visible to the driver.
-        let answered = self.stamp(io);
+        let answered = self.measurement.stamp(io);
         let mut notified = answered;
         let told = wanted && self.call.is_some();
         self.batch_size
-            .published(told && !self.iterations.is_empty());
+            .published(told && self.measurement.has_synchronous());
         if told {
             self.tell();
-            notified = self.stamp(io);
+            notified = self.measurement.stamp(io);
         }
         if !self.done.is_empty() {
             self.tell_probes();
         }
-        for (stamps, counts, part) in &mut self.iterations {
-            stamps.mark(Stage::Answered, answered);
-            stamps.mark(Stage::Notified, notified);
-            if P::SEVERAL_DISKS {
-                self.timeline.select(*part);
-            }
-            self.timeline.record_iteration(counts, stamps);
-        }
-        // Without a completion in this iteration, another event has just ended the wait.
-        if self.reaped == Stamp::default() {
-            self.reaped = answered;
-        }
-        self.timeline.record_answered(self.reaped, answered);
-        self.timeline.record_notified(notified);
+        let has_slow = self.measurement.notified(answered, notified);
         if P::SEVERAL_DISKS && !self.several {
-            self.timeline.select(self.part);
+            self.measurement.timeline.select(self.part);
         }
-        if self.timeline.take_slow_seen() {
+        if has_slow {
             self.keep_slow(io, answered, notified);
         }
-        self.reaped = Stamp::default();
         self.steps = 0;
-        self.iterations.clear();
         self.done.clear();
-        self.note_in_flight();
+        self.measurement.end_iteration(self.slots.in_flight());
     }
 
     fn flush_notifications(&mut self) {
@@ -617,12 +568,12 @@ impl<P: Protocol> Source for Queue<P> {
         if self.kick.is_none() {
             return self.slots.has_free();
         }
-        self.timeline.counters().sleeps.add(1);
+        self.measurement.timeline.counters().sleeps.add(1);
         self.ring.enable_notifications() && self.slots.has_free()
     }
 
     fn kicked(&mut self) {
-        self.timeline.counters().kicks.add(1);
+        self.measurement.timeline.counters().kicks.add(1);
     }
 
     fn disarm(&mut self) {
@@ -655,11 +606,11 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn record(&self) -> Option<Arc<QueueRecord>> {
-        Some(self.timeline.record().clone())
+        Some(self.measurement.timeline.record().clone())
     }
 
     fn set_recording(&mut self, recording: bool) {
-        self.timeline.set_recording(recording);
+        self.measurement.timeline.set_recording(recording);
     }
 
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {

@@ -35,9 +35,9 @@ impl<P: Protocol> Queue<P> {
         if std::mem::replace(&mut self.broken, true) {
             return;
         }
-        self.timeline.counters().malformed.add(1);
+        self.measurement.timeline.counters().malformed.add(1);
         if let Some(suppressed) = BROKEN_LOG.pass() {
-            let labels = self.timeline.labels();
+            let labels = self.measurement.timeline.labels();
             tracing::warn!(
                 export = labels.export,
                 queue = self.index,
@@ -83,9 +83,9 @@ impl<P: Protocol> Queue<P> {
 
     /// Writes the error response and returns the slot's chain immediately.
     fn refuse(&mut self, index: u16, place: ErrorPlace, why: &dyn Display) {
-        self.timeline.counters().malformed.add(1);
+        self.measurement.timeline.counters().malformed.add(1);
         if let Some(suppressed) = REFUSED_LOG.pass() {
-            let labels = self.timeline.labels();
+            let labels = self.measurement.timeline.labels();
             tracing::warn!(
                 export = labels.export,
                 queue = self.index,

@@ -93,7 +93,7 @@ impl<P: Protocol> Queue<P> {
     pub(super) fn tell(&mut self) {
         let Some(call) = &self.call else { return };
         let sent = call.send();
-        self.timeline.counters().notifications.add(1);
+        self.measurement.timeline.counters().notifications.add(1);
         if sent == Err(HeldUp) {
             self.held_up();
         }

@@ -3,7 +3,7 @@
 //! While all requests in flight address one disk, this code is not called, and a request costs one comparison with its predecessor
 //! (`Protocol::disk_changed`). Otherwise each slot stores its partition. Tests: `crates/vhost_user/tests/scsi.rs`.
 
-use latency::{DiskNumber, Operation, Part, PartCounts, SlowRequest, Stage, Stamp, Stamps};
+use latency::{DiskNumber, Part, SlowRequest, Stage, Stamp, Stamps};
 use reactor::Io;
 
 use super::Queue;
@@ -24,7 +24,10 @@ impl<P: Protocol> Queue<P> {
             let slot = self.slots.get(*index);
             let disk = self.protocol.disk_number(&slot.request);
             let name = || self.protocol.disk_name(disk);
-            slot.part = self.timeline.part_of(disk, slot.operation, name);
+            slot.part = self
+                .measurement
+                .timeline
+                .part_of(disk, slot.operation, name);
             // Its first I/O will allocate a partition.
             again |= slot.part == Part::REST && disk != DiskNumber::NONE;
             alike &= *first.get_or_insert(slot.part) == slot.part;
@@ -41,25 +44,7 @@ impl<P: Protocol> Queue<P> {
         }
         if !self.several {
             self.part = part;
-            self.timeline.select(part);
-        }
-    }
-
-    /// Counts the requests of one batch and one partition that were submitted.
-    #[inline(always)]
-    pub(super) fn count_submitted(&mut self, counts: &PartCounts, mut stamps: Stamps, now: Stamp) {
-        // The partition of a single disk is selected already: by `sort_by_disk`, and after each publishing.
-        if P::SEVERAL_DISKS && self.several {
-            self.timeline.select(counts.part);
-        }
-        if counts.pending != [0; Operation::COUNT] {
-            let mut stamps = stamps;
-            stamps.mark(Stage::Submitted, now);
-            self.timeline.record_arrivals(&counts.pending, &stamps);
-        }
-        if counts.at_once != [0; Operation::COUNT] {
-            stamps.mark(Stage::Reaped, now);
-            self.iterations.push((stamps, counts.at_once, counts.part));
+            self.measurement.timeline.select(part);
         }
     }
 
@@ -85,15 +70,13 @@ impl<P: Protocol> Queue<P> {
                     (Stage::Popped, slot.popped),
                     (Stage::Parsed, slot.parsed),
                     (Stage::Submitted, slot.submitted),
-                    (Stage::Reaped, self.reaped),
+                    (Stage::Reaped, self.measurement.reaped),
                 ] {
                     stamps.mark(stage, stamp);
                 }
-            } else if let Some((shared, ..)) = self.iterations.last() {
-                stamps = *shared;
+            } else {
+                stamps = self.measurement.shared_stamps();
             }
-            stamps.mark(Stage::Answered, answered);
-            stamps.mark(Stage::Notified, notified);
             let request = SlowRequest {
                 operation: slot.operation,
                 tag: u64::from(slot.request.chain.id),
@@ -102,7 +85,8 @@ impl<P: Protocol> Queue<P> {
                 length: u64::from(slot.bytes),
                 stamps,
             };
-            self.timeline.keep_slow(io.clock(), request);
+            self.measurement
+                .keep_slow(io.clock(), request, answered, notified);
         }
     }
 }
