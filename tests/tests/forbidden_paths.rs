@@ -10,15 +10,16 @@ use vm::wait_until;
 
 #[test]
 fn sandbox_names_itself_and_its_key() -> Result<()> {
-    let scratch = Scratch::new()?;
-    let outside = scratch.file("outside");
-    std::fs::create_dir(&outside)?;
+    let (scratch, other) = (Scratch::new()?, Scratch::new()?);
+    let outside = other.sockets();
     std::fs::write(outside.join("there.raw"), [0; 1 << 16])?;
+    for file in ["ceph.conf", "keyring", "chap"] {
+        std::fs::write(outside.join(file), "")?;
+    }
     let outside = outside.display();
     let inside = scratch.file("inside");
     std::fs::create_dir(&inside)?;
     let disk = format!("d=file:{}/d.raw,size=1M", inside.display());
-    // The state folder of the tests is next to the two folders.
     let start = |paths: &[&str]| {
         let daemon = DaemonBuilder::new(&scratch).disk(&disk);
         let daemon = daemon.arguments(["--sandbox", "enforce"]);
@@ -28,11 +29,17 @@ fn sandbox_names_itself_and_its_key() -> Result<()> {
     let created = format!("e=file:{outside}/e.raw,size=1M");
     let there = format!("e=file:{outside}/there.raw");
     let target = format!("file:{outside}/backup.raw");
-    let commands: [&[&str]; 4] = [
+    let conf = format!("e=rbd:rbd/e,conf={outside}/ceph.conf");
+    let keyring = format!("e=rbd:rbd/e,mon_host=::1,keyring={outside}/keyring");
+    let chap = format!("e=iscsi://u@[::1]:9/iqn.2026-11.org.example:e/0,chap_file={outside}/chap");
+    let commands: [&[&str]; 7] = [
         &["export", "add", "vhost-blk", &socket],
         &["disk", "add", &created],
         &["disk", "add", &there],
         &["disk", "backup", "d", &target],
+        &["disk", "add", &conf],
+        &["disk", "add", &keyring],
+        &["disk", "add", &chap],
     ];
     let mut daemon = start(&[])?;
     let status = daemon.lunette(&["status"])?;
@@ -54,8 +61,8 @@ fn sandbox_names_itself_and_its_key() -> Result<()> {
     // `start` finds its line in the log of the previous daemon, so the test waits for the socket.
     let control = daemon.control();
     wait_until(Duration::from_secs(30), || control.exists().then_some(())).context("no socket")?;
-    for words in commands.iter().enumerate().filter(|(at, _)| *at != 2) {
-        daemon.lunette(words.1)?;
+    for at in [0, 1, 3] {
+        daemon.lunette(commands[at])?;
     }
     Ok(())
 }

@@ -65,11 +65,14 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
         &access.readers_token_file,
         &config.discovery_auth,
     ];
-    let users = config.iscsi.iter().map(|target| &target.chap_users);
-    for file in secrets.into_iter().chain(users).flatten() {
-        paths.read.push(folder_of(file));
+    let secrets = secrets.into_iter().filter_map(Option::as_deref);
+    let users = config.iscsi.iter();
+    let users = users.filter_map(|target| target.chap_users.as_deref());
+    let disks = config.disks.iter();
+    let of_disks = disks.filter_map(|disk| disk.backend.chap_file());
+    for file in secrets.chain(users).chain(of_disks).chain(config_file) {
+        paths.read.extend(folders_of(file));
     }
-    paths.read.extend(config_file.map(folder_of));
 
     let passed = options.passed_control.as_ref().map(|passed| &passed.path);
     let control = config.control.as_ref().or(passed);
@@ -109,9 +112,8 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
             BlockDeviceConfig::Rbd(rbd) => {
                 paths.write.extend(CEPH.iter().map(PathBuf::from));
                 let own = [&rbd.cluster.conf, &rbd.cluster.keyring];
-                paths
-                    .read
-                    .extend(own.into_iter().flatten().map(|file| folder_of(file)));
+                let own = own.into_iter().flatten();
+                paths.read.extend(own.flat_map(|file| folders_of(file)));
             }
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }
@@ -128,6 +130,12 @@ pub(crate) fn folder_of(path: &Path) -> PathBuf {
         Some(folder) if folder != Path::new("") => folder.to_owned(),
         _ => PathBuf::from("."),
     }
+}
+
+/// Returns the folder of the path and, for a link, that of the file that it leads to. The file is read again later, and may be replaced.
+fn folders_of(path: &Path) -> [PathBuf; 2] {
+    let found = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    [folder_of(path), folder_of(&found)]
 }
 
 /// Returns the nearest existing ancestor of a missing folder.
@@ -149,7 +157,10 @@ fn place_of(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
     use super::*;
+    use config::{Flags, Surroundings};
 
     #[test]
     fn a_missing_folder_of_a_socket_has_its_nearest_ancestor() {
@@ -157,6 +168,42 @@ mod tests {
         assert_eq!(nearest("/etc/none/such"), Path::new("/etc"));
         assert_eq!(nearest("/none"), Path::new("/"));
         assert_eq!(nearest("none"), std::env::current_dir().unwrap());
+    }
+
+    #[test]
+    fn files_with_secrets_are_read_from_their_folders() {
+        let scratch = tempfile::tempdir().unwrap();
+        let folder = |name: &str| {
+            let folder = scratch.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            fs::canonicalize(folder).unwrap()
+        };
+        let [links, files] = ["links", "files"].map(folder);
+        let file = |name: &str, text: &str| {
+            let path = files.join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            symlink(path, links.join(name)).unwrap();
+        };
+        file("chap", "host secretsecret1\n");
+        let text = format!(
+            "workers = 1\n[[disk]]\nname = \"d\"\nbackend = \"iscsi\"\n\
+             unit = \"iscsi://host@[::1]/iqn.2026-11.org.example:d/0\"\nchap_file = \"{}\"\n",
+            links.join("chap").display()
+        );
+        let text = Some(("lunette.toml", text.as_str()));
+        let config = config::parse(text, &Flags::default(), &Surroundings::of_this_process());
+        let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        file("lunette.toml", "");
+        let paths = paths(
+            &config,
+            &StartOptions::default(),
+            Some(&links.join("lunette.toml")),
+        );
+        for folder in [links, files] {
+            let count = paths.read.iter().filter(|path| **path == folder).count();
+            assert_eq!(count, 2, "{}: {paths:?}", folder.display());
+        }
     }
 
     #[test]

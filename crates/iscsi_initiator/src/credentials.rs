@@ -94,7 +94,10 @@ pub fn equal_secrets(text: &str) -> Option<String> {
 /// If the file cannot be read, or other users have access.
 pub fn read_private(path: &Path, what: &str) -> Result<String, String> {
     let shown = path.display();
-    let failed = |error| format!("cannot read {what} from {shown}: {error}");
+    let failed = |error| {
+        let reason = sandbox::unreadable(path, &error);
+        format!("cannot read {what} from {shown}: {reason}")
+    };
     let mut file = std::fs::File::open(path).map_err(failed)?;
     let mode = file.metadata().map_err(failed)?.mode();
     if mode & 0o077 != 0 {

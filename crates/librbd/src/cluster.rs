@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CString, c_char};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -193,6 +193,10 @@ impl Cluster {
             Some(path) => Some(c_text("path", &path.to_string_lossy())?),
             None => None,
         };
+        if let Some(path) = &config.conf {
+            // librados reports an unreadable file as a missing one.
+            check_readable("Ceph's configuration", path, CONF_HINT)?;
+        }
         let path = conf.as_ref().map_or(std::ptr::null(), |path| path.as_ptr());
         // SAFETY: a handle that is not connected; a text that ends with NUL, or null.
         let read = unsafe { (self.library.rados_conf_read_file)(self.handle, path) };
@@ -206,7 +210,7 @@ impl Cluster {
                 Error::failed(
                     format!("read Ceph's configuration {path}"),
                     errno,
-                    "name the file with conf=, or the monitors with mon_host=",
+                    CONF_HINT,
                 )
             })?;
         }
@@ -215,10 +219,7 @@ impl Cluster {
         }
         if let Some(keyring) = &config.keyring {
             // librados ignores an unreadable keyring and is then refused, with a less specific error.
-            std::fs::File::open(keyring).map_err(|error| {
-                let what = format!("read the keyring {}", keyring.display());
-                Error::failed(what, error.raw_os_error().unwrap_or(libc::EIO), "")
-            })?;
+            check_readable("the keyring", keyring, "")?;
             self.set("keyring", &keyring.to_string_lossy())?;
         }
         if let Some(mon_host) = &config.mon_host {
@@ -341,8 +342,25 @@ impl Cluster {
     }
 }
 
+const CONF_HINT: &str = "name the file with conf=, or the monitors with mon_host=";
+
 const MONITORS_HINT: &str =
     "see that monitors run, and that conf= or mon_host= names the right ones";
+
+/// Fails for a file that librados would pass over.
+fn check_readable(what: &str, path: &Path, hint: &str) -> Result<(), Error> {
+    let Err(error) = std::fs::File::open(path) else {
+        return Ok(());
+    };
+    let what = format!("read {what} {}", path.display());
+    Err(match error.kind() {
+        std::io::ErrorKind::PermissionDenied => Error::Denied {
+            what,
+            reason: sandbox::unreadable(path, &error),
+        },
+        _ => Error::failed(what, error.raw_os_error().unwrap_or(libc::EIO), hint),
+    })
+}
 
 fn connect_hint(errno: i32, user: &str) -> String {
     match errno {

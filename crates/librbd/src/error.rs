@@ -13,6 +13,14 @@ pub enum Error {
         /// Error of the loader.
         reason: String,
     },
+    /// A file may not be read.
+    #[error("cannot {what}: {reason}")]
+    Denied {
+        /// Failed operation.
+        what: String,
+        /// The sandbox or permissions, with a hint.
+        reason: String,
+    },
     /// A text with a NUL byte, which C functions do not accept.
     #[error("{what} {text:?} has a NUL byte")]
     Text {
@@ -80,6 +88,7 @@ impl Error {
             Error::Failed { errno, .. } => *errno,
             Error::TimedOut { .. } => libc::ETIMEDOUT,
             Error::Library { .. } => libc::ELIBACC,
+            Error::Denied { .. } => libc::EACCES,
             Error::Text { .. } => libc::EINVAL,
         }
     }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -31,6 +32,15 @@ pub(crate) fn record(paths: &Paths) {
 /// "Permission denied" comes from file permissions.
 pub fn refusal(path: &Path, writes: bool) -> Option<String> {
     refusal_of(ALLOWED.get()?, path, writes)
+}
+
+/// Explains why `path` cannot be read. For "Permission denied" the text has a hint.
+pub fn unreadable(path: &Path, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => refusal(path, false)
+            .unwrap_or_else(|| format!("{error}; hint: let this user read it (chown, chmod)")),
+        _ => error.to_string(),
+    }
 }
 
 fn refusal_of(allowed: &Paths, path: &Path, writes: bool) -> Option<String> {

@@ -12,7 +12,7 @@ mod denial;
 mod filter;
 mod folders;
 
-pub use denial::refusal;
+pub use denial::{refusal, unreadable};
 
 use std::fmt;
 use std::path::PathBuf;
