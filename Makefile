@@ -105,7 +105,7 @@ test-one: ## Runs one file of end-to-end tests: make test-one T=durability; or o
 	@test -f "tests/tests/$(firstword $(T)).rs" || { echo "test-one: there is no tests/tests/$(firstword $(T)).rs" >&2; exit 2; }
 	@scripts/setup test
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
-	LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test $(firstword $(T)) -- --test-threads=1 $(wordlist 2,99,$(T))
+	$(sandboxed) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test $(firstword $(T)) -- --test-threads=1 $(wordlist 2,99,$(T))
 
 check: ## Checks formatting, clippy and cargo doc (warnings denied), dependencies (unused, licences, sources), and the build of make static
 	$(CARGO) fmt --all --check
@@ -122,6 +122,9 @@ check: ## Checks formatting, clippy and cargo doc (warnings denied), dependencie
 # Names of end-to-end test files are therefore unique in the workspace.
 tests_of = $(CARGO) test --workspace --exclude lunette-fuzz --no-fail-fast
 
+# Daemons of end-to-end tests run in the sandbox of the packaged unit, also those that `lunette bench` and `lunette vm run` start.
+sandboxed = LUNETTE_SANDBOX=$(or $(LUNETTE_SANDBOX),enforce) LUNETTE_SANDBOX_PATHS=$(or $(LUNETTE_GUEST_DIR),$(CURDIR)/build/guest)
+
 advisories: ## Fetches RustSec's database and checks the dependencies for known defects; ADVISORY_DB=DIR uses a clone instead
 	@CARGO='$(CARGO)' ADVISORY_DB='$(ADVISORY_DB)' scripts/advisories
 
@@ -136,7 +139,7 @@ alone = $(filter-out $(beside),$(basename $(notdir $(wildcard tests/tests/*.rs))
 guests: ## Runs end-to-end tests one after the other, and in parallel those that mostly wait
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
 	@echo "guests: $(beside) and the simulator run in parallel to the others, and are printed last"
-	@log=$$(mktemp); simulated=$$(mktemp); status=0; export LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette; \
+	@log=$$(mktemp); simulated=$$(mktemp); status=0; export $(sandboxed) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette; \
 	nice -n 15 $(target_directory)/debug/xtask programs > /dev/null & \
 	(sleep 200; exec nice -n 15 $(target_directory)/debug/sim --minutes 2) > $$simulated 2>&1 & sim=$$!; \
 	$(tests_of) $(addprefix --test ,$(beside)) -- --test-threads=1 > $$log 2>&1 & beside=$$!; \
@@ -150,7 +153,7 @@ sim: ## Runs the data path on simulated clock, disks and network, with fresh see
 soak: ## Runs verifying clients through kills, upgrades, the OOM killer, full and failing file systems for MINUTES (10); prints the longest pauses
 	@scripts/setup test
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
-	SOAK_MINUTES=$(or $(MINUTES),10) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test soak -- --nocapture
+	$(sandboxed) SOAK_MINUTES=$(or $(MINUTES),10) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test soak -- --nocapture
 
 fuzz: ## Runs each fuzz target for FUZZ_SECONDS (60), guided by coverage; make test runs them for seconds, without a nightly compiler
 	@scripts/setup fuzz

@@ -6,7 +6,7 @@ use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use vm::{Process, Profile, lunette_program, wait_until};
+use vm::{Process, Profile, guest_directory, lunette_program, wait_until};
 
 use crate::{Context, Result, Scratch, bail};
 
@@ -27,7 +27,8 @@ pub struct DaemonBuilder {
 
 impl DaemonBuilder {
     /// Creates a builder for `lunette serve`. It runs in the folder for files, so disk paths are relative to that. Its state folder is
-    /// next to its sockets.
+    /// next to its sockets. It runs in the sandbox of the packaged unit, `enforce`, and may add disks in its folders and in
+    /// [`vm::guest_directory`]. `LUNETTE_SANDBOX` or `--sandbox` selects another mode.
     pub fn new(scratch: &Scratch) -> DaemonBuilder {
         DaemonBuilder {
             directory: scratch.files().to_owned(),
@@ -144,6 +145,11 @@ impl DaemonBuilder {
             .arg(self.sockets.join("state"))
             .args(&self.arguments);
         command.current_dir(&self.directory);
+        if std::env::var_os("LUNETTE_SANDBOX").is_none() {
+            command.env("LUNETTE_SANDBOX", "enforce");
+        }
+        let folders = std::env::join_paths([&guest_directory(), &self.sockets])?;
+        command.env("LUNETTE_SANDBOX_PATHS", folders);
         Process::start(
             "lunette serve",
             &command,

@@ -67,6 +67,57 @@ fn sandbox_names_itself_and_its_key() -> Result<()> {
     Ok(())
 }
 
+/// An example that is copied to /etc/lunette overrides the unit, so it has the same mode.
+#[test]
+fn packages_and_tests_run_the_daemon_with_enforce() -> Result<()> {
+    for (file, line) in [
+        (
+            "contrib/systemd/lunette.service.in",
+            "\nEnvironment=LUNETTE_SANDBOX=enforce\n",
+        ),
+        ("contrib/lunette.toml", "\nsandbox = \"enforce\"\n"),
+        (
+            "contrib/kubernetes/lunette.yaml",
+            " sandbox = \"enforce\"\n",
+        ),
+        ("scripts/oci", ",\"LUNETTE_SANDBOX=enforce\"]"),
+    ] {
+        let text = std::fs::read_to_string(vm::workspace().join(file))?;
+        ensure!(text.contains(line), "{file} lacks {line:?}");
+    }
+    let scratch = Scratch::new()?;
+    let daemon = DaemonBuilder::new(&scratch).disk("r=ram:1M").start()?;
+    let status: control::Status = serde_json::from_str(&daemon.lunette(&["status", "--json"])?)?;
+    ensure!(status.sandbox == "enforce", "{}", status.sandbox);
+    Ok(())
+}
+
+/// No test selects another mode, by a flag, a key or the environment.
+#[test]
+fn tests_leave_the_sandbox_on() -> Result<()> {
+    let mut found = Vec::new();
+    for folder in ["tests/tests", "tests/src"] {
+        for entry in std::fs::read_dir(vm::workspace().join(folder))? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != "rs") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path)?.to_lowercase();
+            let mut settings = text.split("sandbox").skip(1);
+            let is_other = settings.any(|rest| {
+                let value = rest.trim_start_matches(|c: char| " =,\\\"".contains(c));
+                let word = value.split(|c: char| !c.is_ascii_alphabetic()).next();
+                matches!(word, Some("off" | "log" | "threads"))
+            });
+            if is_other {
+                found.push(path);
+            }
+        }
+    }
+    ensure!(found.is_empty(), "modes other than enforce in {found:?}");
+    Ok(())
+}
+
 /// Runs `lunette serve` as a user without permission for a folder.
 #[test]
 fn permissions_name_the_user_and_the_key() -> Result<()> {

@@ -39,7 +39,7 @@ impl Bed {
             new.hang(hung);
             mount = Some(new);
             let at = |disk: &&str| disk.replace('@', &format!("{}/", folder.display()));
-            let daemon = daemon.disk("ram=ram:4M").arguments(["--sandbox", "off"]);
+            let daemon = daemon.disk("ram=ram:4M");
             let disks = disks.iter().map(at);
             let daemon = disks.fold(daemon, |daemon, disk| daemon.disk(&disk));
             let exports = exports.iter();
