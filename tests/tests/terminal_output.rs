@@ -16,7 +16,8 @@ use std::time::Duration;
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 
 /// Text that sets a title, clears the screen by ESC and by C1, overwrites the line, forges a line and reverses text.
-const HOSTILE: &str = "x\x1b]0;y\x07\x1b[2J\u{9b}2J\x7f\rz\nlunette: done\u{202e}a\u{2066}b";
+const HOSTILE: &str =
+    "x\x1b]0;y\x07\x1b[2J\u{9b}2J\x7f\rz\nlunette: done\u{202e}a\u{2066}b\u{200e}\u{61c}";
 
 fn lunette(folder: &Path, words: &[&str]) -> Result<Output> {
     let program = vm::lunette_program(vm::Profile::Dev)?;
@@ -29,7 +30,7 @@ fn is_harmless(what: &str, text: &[u8]) -> Result<()> {
     let text = std::str::from_utf8(text).with_context(|| format!("{what}: not UTF-8"))?;
     let is_bad = |c: char| {
         (c.is_control() && !"\n\t".contains(c))
-            || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
     ensure!(!text.contains(is_bad), "{what}: {text:?}");
     let forged = text.lines().any(|line| line.starts_with("lunette: done"));

@@ -641,7 +641,7 @@ const RAW_OUTPUT: &[(&str, &str)] = &[
 /// Text from images, targets, initiators and other daemons must reach a terminal without control characters.
 #[test]
 fn programs_escape_what_they_print() -> Result<()> {
-    const PROGRAMS: [&str; 3] = ["cli_common", "lunette", "lunette_lab"];
+    const PROGRAMS: [&str; 4] = ["bench", "cli_common", "lunette", "lunette_lab"];
     const RAW: [&str; 5] = [
         "io::stdout()",
         "io::stderr()",

@@ -11,7 +11,7 @@ use std::io::{self, StderrLock, StdoutLock, Write};
 const fn is_control(c: char) -> bool {
     matches!(
         c,
-        '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
     )
 }
 
@@ -134,13 +134,14 @@ pub(crate) mod tests {
     use super::*;
 
     /// Hostile text: a new title, a cleared screen by ESC and by C1, a forged line, text that reads backwards.
-    pub const HOSTILE: &str = "a\x1b]0;x\x07\u{9b}2J\x7f\rb\nlunette: done\u{202e}c\u{2066}d\te";
+    pub const HOSTILE: &str =
+        "a\x1b]0;x\x07\u{9b}2J\x7f\rb\nlunette: done\u{202e}c\u{2066}d\te\u{200e}\u{200f}\u{61c}";
 
     #[test]
     fn control_characters_are_escaped() {
         assert_eq!(
             printable(HOSTILE),
-            "a\\u001b]0;x\\u0007\\u009b2J\\u007f\\u000db\\u000alunette: done\\u202ec\\u2066d\\u0009e"
+            "a\\u001b]0;x\\u0007\\u009b2J\\u007f\\u000db\\u000alunette: done\\u202ec\\u2066d\\u0009e\\u200e\\u200f\\u061c"
         );
         // Other text stays as it is, without a copy.
         for text in ["iqn.2026-11.org.example:t0", "Gerät 日本", "\u{a0}", ""] {
@@ -156,7 +157,7 @@ pub(crate) mod tests {
         let text = String::from_utf8(terminal.0).unwrap();
         assert_eq!(
             text,
-            "a\\u001b]0;x\\u0007\\u009b2J\\u007f\\u000db\nlunette: done\\u202ec\\u2066d\te\n\u{1f600}\u{fffd}m"
+            "a\\u001b]0;x\\u0007\\u009b2J\\u007f\\u000db\nlunette: done\\u202ec\\u2066d\te\\u200e\\u200f\\u061c\n\u{1f600}\u{fffd}m"
         );
     }
 

@@ -99,7 +99,8 @@ impl Progress {
         if self.heartbeat.is_some() {
             self.say(&line);
         } else {
-            self.bar.set_message(line);
+            self.bar
+                .set_message(cli_common::printable(&line).into_owned());
             self.bar.tick();
         }
     }
@@ -118,7 +119,7 @@ impl Progress {
     /// Prints a line on stderr.
     pub fn say(&self, line: &str) {
         // The reader may have closed the pipe.
-        let say = || writeln!(std::io::stderr(), "{line}").ok();
+        let say = || writeln!(cli_common::stderr(), "{line}").ok();
         self.bar.suspend(say);
     }
 }
