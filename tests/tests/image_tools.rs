@@ -297,6 +297,49 @@ fn cost_follows_data_and_not_the_size() -> Result<()> {
     Ok(())
 }
 
+/// Options of qemu-img are accepted, and `-q` prints nothing.
+#[test]
+fn options_are_spelled_as_in_qemu_img() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = |name: &str| scratch.files().join(name);
+    for name in ["ours", "theirs"] {
+        std::fs::create_dir(folder(name))?;
+    }
+    for words in [
+        &["create", "-q", "-f", "qcow2", "a.qcow2", "1M"][..],
+        &["create", "-q", "-f", "raw", "r.raw", "1M"],
+        &["create", "-q", "-f", "raw", "r.raw"],
+        &[
+            "create", "-q", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", "o.qcow2",
+        ],
+        &["check", "-q", "-f", "qcow2", "a.qcow2"],
+        &["check", "-q", "absent.qcow2"],
+        &["snapshot", "-q", "-c", "s", "a.qcow2"],
+        &["snapshot", "-q", "-a", "s", "a.qcow2"],
+        &["snapshot", "-q", "-d", "s", "a.qcow2"],
+        &[
+            "rebase", "-q", "-u", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", "o.qcow2",
+        ],
+        &["resize", "-q", "-f", "qcow2", "o.qcow2", "2M"],
+    ] {
+        let ours = image(&folder("ours"), words)?;
+        let theirs = run(&folder("theirs"), "qemu-img", words)?;
+        ensure!(
+            ours.status.success() == theirs.status.success() && ours.stdout.is_empty(),
+            "{words:?}: {ours:?}, {theirs:?}"
+        );
+    }
+    ensure!(std::fs::metadata(folder("ours").join("r.raw"))?.len() == 1 << 20);
+    ensure!(code(&folder("ours"), &["snapshot", "-l", "a.qcow2"])? == Some(0));
+    let exists = image(
+        &folder("ours"),
+        &["convert", "a.qcow2", "r.raw", "-O", "raw"],
+    )?;
+    let text = String::from_utf8_lossy(&exists.stderr);
+    ensure!(text.contains("exists already; hint: -n "), "{text}");
+    Ok(())
+}
+
 #[test]
 fn paths_may_have_special_characters() -> Result<()> {
     let scratch = Scratch::new()?;

@@ -52,6 +52,9 @@ pub enum Action {
         /// Repair leaked clusters, or everything that can be repaired
         #[arg(long, short = 'r', value_name = "WHAT")]
         repair: Option<RepairWhat>,
+        /// Print nothing but errors
+        #[arg(long, short)]
+        quiet: bool,
         #[command(flatten)]
         output: OutputArguments,
     },
@@ -82,7 +85,7 @@ pub enum Action {
         format: Option<Format>,
         #[command(flatten)]
         named: NamedFilesArgument,
-        /// Show no progress
+        /// Print nothing but errors
         #[arg(long, short)]
         quiet: bool,
     },
@@ -170,6 +173,9 @@ pub struct ResizeArguments {
     /// Shrink the disk; data beyond its new end is lost
     #[arg(long)]
     pub shrink: bool,
+    /// Print nothing but errors
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
 /// `lunette image compare`
@@ -209,11 +215,14 @@ pub struct CreateArguments {
     /// Bytes of the disk, or K, M, G, T (powers of 1024); by default those of the backing image
     #[arg(value_name = "SIZE")]
     pub size: Option<String>,
+    /// Format of the new file; raw: an empty file of this size, without other options
+    #[arg(long, short = 'f', value_name = "FORMAT", default_value = "qcow2")]
+    pub format: Format,
     /// The image shows this one where nothing was written; relative to the new image
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, short = 'b', value_name = "PATH")]
     pub backing: Option<String>,
     /// The backing image's format, which the new image states [default: qcow2 if name and content agree, raw if it has no signature]
-    #[arg(long, value_name = "FORMAT", requires = "backing")]
+    #[arg(long, short = 'F', value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
     #[command(flatten)]
     pub named: NamedFilesArgument,
@@ -229,6 +238,9 @@ pub struct CreateArguments {
     /// The data file is a raw disk by itself, which others may read and write while the image is not served
     #[arg(long, requires = "data_file", conflicts_with = "backing")]
     pub data_file_raw: bool,
+    /// Print nothing but errors
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
 /// `lunette image snapshot`
@@ -239,17 +251,23 @@ pub struct SnapshotArguments {
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
     /// Take a snapshot of this name
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, short, value_name = "NAME")]
     pub create: Option<String>,
     /// Restore the disk from this snapshot; its present content is lost
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, short, value_name = "NAME")]
     pub apply: Option<String>,
     /// Remove this snapshot
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, short, value_name = "NAME")]
     pub delete: Option<String>,
+    /// List the snapshots: the default
+    #[arg(long, short, conflicts_with = "change")]
+    pub list: bool,
     /// Its format: qcow2
     #[arg(long, short = 'f', value_name = "FORMAT")]
     pub format: Option<Format>,
+    /// Print nothing but errors
+    #[arg(long, short)]
+    pub quiet: bool,
     #[command(flatten)]
     pub output: OutputArguments,
 }
@@ -261,10 +279,15 @@ pub struct RebaseArguments {
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
     /// The new backing image, relative to the image
-    #[arg(long, value_name = "PATH", required_unless_present = "no_backing")]
+    #[arg(
+        long,
+        short = 'b',
+        value_name = "PATH",
+        required_unless_present = "no_backing"
+    )]
     pub backing: Option<String>,
     /// Its format, which the image states [default: qcow2 if name and content agree, raw if it has no signature]
-    #[arg(long, value_name = "FORMAT", requires = "backing")]
+    #[arg(long, short = 'F', value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
     /// Format of PATH: qcow2
     #[arg(long, short = 'f', value_name = "FORMAT")]
@@ -275,9 +298,9 @@ pub struct RebaseArguments {
     #[arg(long, conflicts_with = "backing")]
     pub no_backing: bool,
     /// Change only the name of the backing image, for example after a move; unallocated clusters then read from the new one
-    #[arg(long = "unsafe")]
+    #[arg(long = "unsafe", short = 'u')]
     pub name_only: bool,
-    /// Show no progress
+    /// Print nothing but errors
     #[arg(long, short)]
     pub quiet: bool,
 }

@@ -104,6 +104,9 @@ pub fn commit(
     if has_bitmaps {
         warn_of_bitmaps(&place);
     }
+    if quiet {
+        return Ok(());
+    }
     let (path, place) = (path.display(), place.display());
     Ok(writeln!(
         cli_common::stdout(),
@@ -225,6 +228,9 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
         Some((name, format)) => format!("stands on {name} ({format})"),
         None => "stands alone".to_owned(),
     };
+    if arguments.quiet {
+        return Ok(());
+    }
     match copied.is_empty() {
         true => writeln!(cli_common::stdout(), "{shown} {stands}")?,
         false => writeln!(cli_common::stdout(), "{shown} {stands}: {copied}")?,

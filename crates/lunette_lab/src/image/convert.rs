@@ -16,7 +16,7 @@ use cli_common::{Failure, Outcome};
 use super::arguments::{ConvertArguments, Format};
 use super::disks::{open_disk, open_writable, remote};
 use super::pieces::{Cut, Lane, PIECE_BYTES, Stop, failure, is_zero};
-use super::{cluster_bits, new_container, of};
+use super::{FIRST_BYTES, cluster_bits, new_file, of};
 use crate::meter::Meter;
 
 /// Granularity of omitted zeroes, in bytes.
@@ -63,7 +63,11 @@ fn existing(arguments: &ConvertArguments, size: u64) -> Result<Arc<dyn BlockDevi
 fn make(arguments: &ConvertArguments, size: u64) -> Result<Arc<dyn BlockDevice>, Failure> {
     let path = arguments.destination.as_path();
     let bits = cluster_bits(&arguments.cluster_size)?;
-    let container = new_container(path)?;
+    let container = new_file(
+        path,
+        FIRST_BYTES,
+        "-n writes into it; else remove it first, or give another path",
+    )?;
     let because = |error: &dyn std::fmt::Display| Failure::because(error.to_string());
     Ok(match arguments.to {
         Format::Raw => {

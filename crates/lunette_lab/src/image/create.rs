@@ -9,10 +9,13 @@ use cli_common::{Failure, Outcome};
 
 use super::arguments::{CreateArguments, Format, parse_bytes};
 use super::disks::{backing_image, open_disk};
-use super::{cluster_bits, new_container, of};
+use super::{cluster_bits, new_container, new_file, of};
 
 pub fn create(arguments: &CreateArguments) -> Outcome {
     let path = arguments.path.as_path();
+    if arguments.format == Format::Raw {
+        return create_raw(arguments);
+    }
     let mut options = CreateOptions {
         cluster_bits: cluster_bits(&arguments.cluster_size)?,
         extended_l2: arguments.extended_l2,
@@ -22,8 +25,7 @@ pub fn create(arguments: &CreateArguments) -> Outcome {
         }),
         ..CreateOptions::new(0)
     };
-    let size = arguments.size.as_deref().map(parse_bytes).transpose();
-    let size = size.map_err(Failure::mistake)?;
+    let size = given_size(arguments)?;
     if let Some(name) = &arguments.data_file
         && (name.starts_with("json:") || name.starts_with("file:"))
     {
@@ -40,11 +42,7 @@ pub fn create(arguments: &CreateArguments) -> Outcome {
     }
     options.size = match size.or(below) {
         Some(size) => size,
-        None => {
-            return Err(Failure::mistake(
-                "a size is needed; hint: lunette image create vm.qcow2 20G",
-            ));
-        }
+        None => return Err(no_size()),
     };
     let container = new_container(path)?;
     let made = qcow2::create(&container, &options).map_err(|error| of(path)(&error));
@@ -60,12 +58,45 @@ pub fn create(arguments: &CreateArguments) -> Outcome {
         std::fs::remove_file(path).ok();
         return Err(failure);
     }
+    print_created(arguments, options.size)
+}
+
+fn given_size(arguments: &CreateArguments) -> Result<Option<u64>, Failure> {
+    let size = arguments.size.as_deref().map(parse_bytes).transpose();
+    size.map_err(Failure::mistake)
+}
+
+fn no_size() -> Failure {
+    Failure::mistake("a size is needed; hint: lunette image create vm.qcow2 20G")
+}
+
+fn print_created(arguments: &CreateArguments, bytes: u64) -> Outcome {
+    if arguments.quiet {
+        return Ok(());
+    }
+    let (path, format) = (arguments.path.display(), arguments.format.word());
     Ok(writeln!(
         cli_common::stdout(),
-        "{}: qcow2, {} bytes",
-        path.display(),
-        options.size
+        "{path}: {format}, {bytes} bytes"
     )?)
+}
+
+/// Creates a raw disk, which is one hole.
+fn create_raw(arguments: &CreateArguments) -> Outcome {
+    let path = arguments.path.as_path();
+    if arguments.backing.is_some() || arguments.data_file.is_some() || arguments.extended_l2 {
+        return Err(Failure::mistake(
+            "a raw disk has no backing image, no data file and no L2 entries; hint: --format qcow2",
+        ));
+    }
+    let bytes = given_size(arguments)?.ok_or_else(no_size)?;
+    if bytes == 0 || !bytes.is_multiple_of(512) {
+        return Err(Failure::mistake(format!(
+            "{bytes} bytes: the size of a disk must be a multiple of 512"
+        )));
+    }
+    new_file(path, bytes, "remove it first, or give another path")?;
+    print_created(arguments, bytes)
 }
 
 /// Opens a new image and its backing chain as the daemon does.

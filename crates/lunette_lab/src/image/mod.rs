@@ -41,8 +41,12 @@ pub fn run(arguments: &ImageArguments) -> Outcome {
             path,
             format,
             repair,
+            quiet,
             output,
-        } => check(path, *format, *repair, output.is_json()),
+        } => {
+            let printed = (!quiet).then(|| output.is_json());
+            check(path, *format, *repair, printed)
+        }
         Action::Resize(resize) => self::resize(resize),
         Action::Map {
             path,
@@ -113,13 +117,16 @@ fn require_qcow2(path: &Path, format: Option<Format>) -> Result<(), Failure> {
 
 /// Creates a file for an image. Fails if the path exists.
 fn new_container(path: &Path) -> Result<Container, Failure> {
+    new_file(path, FIRST_BYTES, "remove it first, or give another path")
+}
+
+/// Creates a file of `bytes` bytes. Fails with `hint` if the path exists.
+fn new_file(path: &Path, bytes: u64, hint: &str) -> Result<Container, Failure> {
     if path.exists() {
-        return Err(of(path)(
-            &"exists already; hint: remove it first, or give another path",
-        ));
+        return Err(of(path)(&format!("exists already; hint: {hint}")));
     }
     let file = File::open(FileOptions {
-        size: Some(FIRST_BYTES),
+        size: Some(bytes),
         cache: CacheMode::Writeback,
         is_container: true,
         ..FileOptions::new(path)
@@ -145,11 +152,12 @@ fn cluster_bits(text: &str) -> Result<u32, Failure> {
     Ok(bytes.trailing_zeros())
 }
 
+/// Checks an image. `printed` selects JSON or text for the report; `None` prints errors only.
 fn check(
     path: &Path,
     format: Option<Format>,
     repair: Option<RepairWhat>,
-    as_json: bool,
+    printed: Option<bool>,
 ) -> Outcome {
     // No other file is opened, so content is sufficient without a stated format.
     let found = disks::signature(path)?;
@@ -167,6 +175,17 @@ fn check(
     };
     let container = open_container(path, repair == Repair::Nothing)?;
     let report = qcow2::Image::check(container, repair).map_err(|error| of(path)(&error))?;
+    if let Some(as_json) = printed {
+        print_report(path, &report, as_json)?;
+    }
+    match () {
+        () if report.is_clean() => Ok(()),
+        () if report.corruptions > report.corruptions_fixed => Err(Failure::Found(DAMAGED)),
+        () => Err(Failure::Found(LEAKING)),
+    }
+}
+
+fn print_report(path: &Path, report: &qcow2::CheckReport, as_json: bool) -> std::io::Result<()> {
     let mut stdout = cli_common::stdout();
     if as_json {
         let text = json!({
@@ -198,11 +217,7 @@ fn check(
             report.leaks_fixed
         )?;
     }
-    match () {
-        () if report.is_clean() => Ok(()),
-        () if report.corruptions > report.corruptions_fixed => Err(Failure::Found(DAMAGED)),
-        () => Err(Failure::Found(LEAKING)),
-    }
+    Ok(())
 }
 
 /// Returns true if an image has valid persistent bitmaps.
@@ -248,6 +263,9 @@ fn resize(arguments: &ResizeArguments) -> Outcome {
     disk.set_size(size).map_err(|error| of(path)(&error))?;
     if has_bitmaps {
         warn_of_bitmaps(path);
+    }
+    if arguments.quiet {
+        return Ok(());
     }
     Ok(writeln!(
         cli_common::stdout(),

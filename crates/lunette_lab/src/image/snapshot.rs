@@ -27,15 +27,21 @@ pub fn run(arguments: &SnapshotArguments) -> Outcome {
         let seconds = now.map_or(0, |now| now.as_secs() as u32);
         let id = image.create_snapshot(name, seconds);
         let id = id.map_err(|error| failed(&error))?;
-        writeln!(stdout, "{shown}: snapshot {id}, {name}")?;
+        if !arguments.quiet {
+            writeln!(stdout, "{shown}: snapshot {id}, {name}")?;
+        }
     } else if let Some(which) = &arguments.apply {
         let applied = image.apply_snapshot(which);
         applied.map_err(|error| failed(&error))?;
-        writeln!(stdout, "{shown} is as in snapshot {which}")?;
+        if !arguments.quiet {
+            writeln!(stdout, "{shown} is as in snapshot {which}")?;
+        }
     } else if let Some(which) = &arguments.delete {
         let deleted = image.delete_snapshot(which);
         deleted.map_err(|error| failed(&error))?;
-        writeln!(stdout, "{shown}: snapshot {which} removed")?;
+        if !arguments.quiet {
+            writeln!(stdout, "{shown}: snapshot {which} removed")?;
+        }
     } else if arguments.output.is_json() {
         let list = Value::from(describe::snapshots(image.snapshots()));
         writeln!(stdout, "{list:#}")?;
