@@ -25,6 +25,7 @@ mod report;
 mod running;
 mod service_thread;
 mod signals;
+mod start_checks;
 pub mod state;
 pub mod state_files;
 mod state_thread;
@@ -46,4 +47,5 @@ pub use running::{
     Inherited, PassedControl, Reload, Reloader, Running, StartError, StartOptions, start,
 };
 pub use signals::{Signal, Signals};
+pub use start_checks::StartChecks;
 pub use watchdog::Watchdog;

@@ -3,8 +3,9 @@
 use std::io::Write;
 
 use config::{Config, Surroundings};
-use daemon::warnings;
-use serde_json::json;
+use daemon::objects::Fault;
+use daemon::{StartChecks, warnings};
+use serde_json::{Value, json};
 
 use crate::cli::CheckArguments;
 use crate::failure::{Failure, Outcome};
@@ -17,29 +18,27 @@ pub fn run(arguments: &CheckArguments) -> Outcome {
         &Surroundings::of_this_process(),
     );
     let mut stdout = cli_common::stdout();
-    let equal_secrets = read.as_ref().ok().and_then(config::equal_chap_secrets);
-    if let Some(message) = equal_secrets {
-        let help = config::EQUAL_SECRETS_HELP;
-        if arguments.json {
-            let mistake = json!({"kind": "relation", "message": message, "help": help});
-            let answer = json!({"valid": false, "mistakes": [mistake], "warnings": []});
-            writeln!(stdout, "{answer}")?;
-            return Err(Failure::Told);
-        }
-        return Err(Failure::because(format!("{message}; hint: {help}")));
-    }
     match read {
-        Ok(config) if arguments.json => {
-            let answer = json!({"valid": true, "mistakes": [], "warnings": warnings(&config)});
-            writeln!(stdout, "{answer}")?;
-            Ok(())
-        }
         Ok(config) => {
-            for warning in warnings(&config) {
-                writeln!(stdout, "warning: {warning}")?;
+            let checks = StartChecks::of(&config);
+            let warnings = [checks.warnings, warnings(&config)].concat();
+            let mistakes = checks.mistakes;
+            let is_valid = mistakes.is_empty();
+            if arguments.json {
+                let mistakes: Vec<Value> = mistakes.iter().map(shown).collect();
+                let answer = json!({"valid": is_valid, "mistakes": mistakes, "warnings": warnings});
+                writeln!(stdout, "{answer}")?;
+            } else {
+                for warning in warnings {
+                    writeln!(stdout, "warning: {warning}")?;
+                }
             }
-            writeln!(stdout, "valid: {}", summary(&config))?;
-            Ok(())
+            match is_valid {
+                true if arguments.json => Ok(()),
+                true => Ok(writeln!(stdout, "valid: {}", summary(&config))?),
+                false if arguments.json => Err(Failure::Told),
+                false => Err(Failure::Reasons(mistakes.iter().map(text).collect())),
+            }
         }
         Err(mistakes) if arguments.json => {
             writeln!(
@@ -53,6 +52,18 @@ pub fn run(arguments: &CheckArguments) -> Outcome {
             crate::failure::say(&mistakes);
             Err(Failure::Told)
         }
+    }
+}
+
+/// Returns a mistake without a place in the file, as JSON.
+fn shown(fault: &Fault) -> Value {
+    json!({"kind": "relation", "message": fault.detail, "help": fault.help})
+}
+
+fn text(fault: &Fault) -> String {
+    match &fault.help {
+        Some(help) => format!("{}; hint: {help}", fault.detail),
+        None => fault.detail.clone(),
     }
 }
 

@@ -8,6 +8,7 @@ use ::control::Token;
 use axum::http::{HeaderMap, header};
 
 use super::access::Right;
+use crate::start_checks::token_files;
 use config::AccessConfig;
 
 /// Reason why a request is not authenticated.
@@ -54,7 +55,7 @@ impl Tokens {
             control: access.token_file.clone(),
             readers: access.readers_token_file.clone(),
         };
-        for path in tokens.control.iter().chain(&tokens.readers) {
+        for path in token_files(access) {
             Token::read(path)?;
         }
         Ok((tokens != Tokens::default()).then_some(tokens))

@@ -46,7 +46,7 @@ pub use owner::{How, Live, Made, Owner};
 pub use placing::served;
 pub use plan::Plan;
 pub use refusal::{Fault, Refusal};
-pub(crate) use relations::absolute;
+pub(crate) use relations::{absolute, check as check_start};
 pub use replacing::NewDevice;
 pub use servers::{Servers, Transports, iscsi_session, vhost_session};
 pub use state_store::StateStore;
