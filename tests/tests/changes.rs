@@ -376,6 +376,24 @@ fn reload_tells_of_limits_that_are_others() -> Result<()> {
     write(200)?;
     let told = daemon.lunette(&["reload"])?;
     ensure!(told.trim() == "1 disks limited", "{told}");
+    // A value that was changed at run time stays, and the reload names it.
+    daemon.lunette(&["disk", "limit", "a", "iops=300"])?;
+    daemon.lunette(&["disk", "add", "b=ram:1M"])?;
+    write(400)?;
+    let told = daemon.lunette(&["reload"])?;
+    let lines: Vec<&str> = told.lines().map(str::trim).collect();
+    ensure!(
+        lines.len() == 4 && lines[0] == "no changes" && lines[2] == "~ disk a (limits)",
+        "{told}"
+    );
+    let disk: Value = client(&daemon).get("/v1/disks/a")?;
+    ensure!(disk["iops"] == 300, "{disk}");
+    let answer = daemon.lunette(&["reload", "--json"])?;
+    let answer: Value = serde_json::from_str(&answer)?;
+    ensure!(
+        answer["shadowed"] == json!(["~ disk a (limits)"]),
+        "{answer}"
+    );
     Ok(())
 }
 

@@ -67,4 +67,7 @@ pub struct Summary {
     pub luns_added: usize,
     /// Logical units removed from remaining exports.
     pub luns_removed: usize,
+    /// After a reload: values of the file that are not in effect because of a change at run time, one line each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shadowed: Vec<String>,
 }

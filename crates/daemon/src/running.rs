@@ -24,7 +24,7 @@ use crate::jobs::{Context, Jobs};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{
-    EventBus, How, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, StateStore, Work,
+    EventBus, How, Live, Made, Manager, ManagerThread, Owner, Refusal, Servers, StateStore, Work,
     bodies, served,
 };
 use crate::state_files::DamagedFiles;
@@ -542,7 +542,7 @@ impl Reloader {
     ///
     /// # Errors
     /// All reasons for a refusal. Nothing has changed then.
-    pub fn reload(&self) -> Result<Plan, Vec<String>> {
+    pub fn reload(&self) -> Result<Made, Vec<String>> {
         let because = |refusal: Refusal| -> Vec<String> {
             refusal.faults().iter().map(ToString::to_string).collect()
         };
@@ -555,7 +555,7 @@ impl Reloader {
         let manager = self.manager.as_ref();
         let manager = manager.ok_or(Refusal::Ending).map_err(because)?;
         let made = manager.change_blocking(Work::Reload(Box::new(config)), How::default());
-        made.map(|made| made.plan).map_err(because)
+        made.map_err(because)
     }
 
     /// Returns the served objects and their clients.

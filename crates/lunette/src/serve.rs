@@ -220,11 +220,21 @@ fn reload_on_demand(
 /// Reloads the file and logs the result.
 fn reload(reloader: &Reloader) {
     match reloader.reload() {
-        Ok(plan) if plan.is_empty() => tracing::info!("reloaded: no changes"),
-        Ok(plan) => {
-            let summary =
-                serde_json::to_string(&daemon::control::summary(&plan)).unwrap_or_default();
-            tracing::info!("reloaded: {summary}");
+        Ok(made) => {
+            match made.plan.is_empty() {
+                true => tracing::info!("reloaded: no changes"),
+                false => {
+                    let summary = daemon::control::summary(&made.plan);
+                    let summary = serde_json::to_string(&summary).unwrap_or_default();
+                    tracing::info!("reloaded: {summary}");
+                }
+            }
+            for change in &made.shadowed {
+                tracing::warn!(
+                    change,
+                    "value of the file not in effect: changed at run time"
+                );
+            }
         }
         Err(reasons) => {
             for reason in reasons {

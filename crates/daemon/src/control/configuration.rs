@@ -13,7 +13,7 @@ use super::allowed_paths::Caller;
 use super::api::{Api, Force, ForceQuery, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, ReadErrors};
 use super::server::blocking;
-use crate::objects::{Change, Overlay, Plan, Refusal, Work, bodies};
+use crate::objects::{Change, Made, Overlay, Plan, Refusal, Work, bodies};
 use config::{objects_json, render};
 
 /// Returns the number of objects that a plan changed.
@@ -33,6 +33,15 @@ pub fn summary(plan: &Plan) -> Summary {
         access_states_changed: plan.access_states.iter().map(|(_, s)| s.len()).sum(),
         luns_added: plan.add_luns.iter().map(|(_, luns)| luns.len()).sum(),
         luns_removed: plan.remove_luns.iter().map(|(_, luns)| luns.len()).sum(),
+        shadowed: Vec::new(),
+    }
+}
+
+/// Returns the summary of a reload.
+pub fn reload_summary(made: &Made) -> Summary {
+    Summary {
+        shadowed: made.shadowed.clone(),
+        ..summary(&made.plan)
     }
 }
 
@@ -121,7 +130,7 @@ pub(super) async fn reload(
     })?;
     let work = Work::Reload(Box::new(config));
     match api.work(work, force).await? {
-        Some(made) => Ok(Json(summary(&made.plan)).into_response()),
+        Some(made) => Ok(Json(reload_summary(&made)).into_response()),
         None => api.accepted(),
     }
 }

@@ -331,6 +331,23 @@ impl Overlay {
         disks.chain(exports).collect()
     }
 
+    /// Returns the lines of changes that replace a value of `base`, or remove an object of it. Added objects are left out.
+    pub fn shadowing_lines(&self, base: &Config) -> Vec<String> {
+        let has_lun = |(export, target, lun): &Address| {
+            let luns = base.export(export).and_then(ExportRef::luns);
+            let mut luns = luns.unwrap_or_default().iter();
+            luns.any(|one| (one.target, one.lun) == (*target, *lun))
+        };
+        let mut shadowing = self.clone();
+        shadowing
+            .disks
+            .retain(|disk| base.disk(&disk.name).is_some());
+        let is_known = |export: &ExportConfig| base.export(export.as_ref().name()).is_some();
+        shadowing.exports.retain(is_known);
+        shadowing.luns.retain(|address, _| has_lun(address));
+        shadowing.lines(base)
+    }
+
     /// Returns one line per change of `base`, for display.
     pub fn lines(&self, base: &Config) -> Vec<String> {
         let mut lines = Vec::new();

@@ -77,6 +77,8 @@ pub struct How {
 pub struct Made {
     /// Steps that were done.
     pub plan: Plan,
+    /// After a reload: values of the file that a change at run time replaces, one line each.
+    pub shadowed: Vec<String>,
     /// Exports that accept clients now.
     pub ready: Vec<ReadyExport>,
 }
@@ -303,6 +305,8 @@ impl Owner {
                     .transports()
                     .map(|d| d.iscsi.set_discovery_users(finders));
                 made.plan.discovery_users = changed == Some(true);
+                let kept = super::overlay::Overlay::between(&self.base, &self.config);
+                made.shadowed = kept.shadowing_lines(&self.base);
             }
             Err(_) => self.base = before,
         }
@@ -361,7 +365,11 @@ impl Owner {
         let ready = self.carry_out(&plan, &next, how, &transports)?;
         self.set_config(next);
         self.publish();
-        Ok(Made { plan, ready })
+        Ok(Made {
+            plan,
+            ready,
+            ..Made::default()
+        })
     }
 
     /// Returns the plan that turns the present objects into `next`.

@@ -81,6 +81,20 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         true => "no changes".to_owned(),
         false => told.join(", "),
     };
-    writeln!(cli_common::stdout(), "{text}")?;
+    let mut stdout = cli_common::stdout();
+    writeln!(stdout, "{text}")?;
+    if !summary.shadowed.is_empty() {
+        writeln!(
+            stdout,
+            "values of the file that are not in effect because of changes at run time:"
+        )?;
+        for line in &summary.shadowed {
+            writeln!(stdout, "  {}", cli_common::printable(line))?;
+        }
+        writeln!(
+            stdout,
+            "hint: make the change at run time again with the value of the file, or write the run-time value into the file"
+        )?;
+    }
     Ok(())
 }
