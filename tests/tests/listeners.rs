@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use control::{Client, Status};
 use end_to_end::http::Events;
-use end_to_end::{IscsiSession, Result, Rig, Scratch, client, ensure};
+use end_to_end::{Context, IscsiSession, Result, Rig, Scratch, client, ensure};
 use serde_json::Value;
 
 const TARGET: &str = "iqn.2026-11.org.example:later";
@@ -102,6 +102,26 @@ fn listeners_of_every_kind_wait_at_the_start_and_open_later() -> Result<()> {
             format!("metrics listener {metrics_at}"),
         ],
     )?;
+    for (export, line) in [
+        (
+            "d",
+            format!("! export d: socket {} is not open: ", socket.display()),
+        ),
+        (
+            TARGET,
+            format!("! export {TARGET}: portal {portal_at} is not open: "),
+        ),
+    ] {
+        for command in [&["export", "list"][..], &["export", "show", export]] {
+            let text = rig.daemon.lunette(command)?;
+            let found = text.lines().find(|one| one.starts_with(&line));
+            let found = found.with_context(|| format!("{command:?}: {text}"))?;
+            ensure!(
+                found.contains(", next try in ") && found.contains("; hint: "),
+                "{found}"
+            );
+        }
+    }
     let page = rig.daemon.lunette(&["export", "show", "d", "--json"])?;
     let shown: Value = serde_json::from_str(&page)?;
     ensure!(

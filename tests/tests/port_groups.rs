@@ -128,6 +128,12 @@ fn administrator_sets_the_states_of_portal_groups() -> Result<()> {
     );
     let table = target.daemon.lunette(&["export", "access-state", TARGET])?;
     ensure!(table.contains("LUN 0 unavailable"), "{table}");
+    let second_alone = ["export", "access-state", TARGET, "2"];
+    let row = target.daemon.lunette(&second_alone)?;
+    ensure!(
+        row.lines().count() == 2 && row.contains("LUN 0 unavailable"),
+        "{row}"
+    );
     target.set("2", "active/non-optimized")?;
     ensure!(read(&mut second)? == CHANGED && read(&mut second)?.is_none());
     ensure!(read(&mut first)? == CHANGED);

@@ -155,7 +155,7 @@ impl Kind {
             }
             Kind::Numbers(numbers) => {
                 let numbers: Vec<String> = numbers.iter().map(|n| format!("`{n}`")).collect();
-                format!("word: {}", numbers.join(" or "))
+                format!("integer: {}", numbers.join(" or "))
             }
             Kind::Size(form, _) => format!("size{form}"),
             Kind::Word(words) => format!("word: {}", one_of(words)),

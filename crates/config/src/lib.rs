@@ -53,7 +53,7 @@ pub use accounts::{account, group_id, user_id};
 pub use chap_users::read_chap_users;
 pub use check::Surroundings;
 pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
-pub use devices::{Around, BlockDeviceConfig, CacheMode};
+pub use devices::{Around, BlockDeviceConfig, CacheMode, DEVICE_KINDS};
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use disk::{DISK_KEYS, DISK_SET, DiskDraft, DiskKey};
 pub use export::{ExportConfig, ExportObject, ExportRef, Said};

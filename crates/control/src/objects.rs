@@ -1,7 +1,8 @@
 //! Objects as JSON, with the names of the configuration file. The response of GET is a valid body of PUT.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::net::SocketAddr;
+use std::{fmt, io};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -353,6 +354,14 @@ pub struct ExportState {
     pub removing_seconds: Option<u64>,
 }
 
+impl ExportState {
+    /// Returns true if no listener of the export is open and some are retried.
+    pub fn is_waiting(&self) -> bool {
+        let waits = self.waiting_socket.is_some() || !self.waiting_portals.is_empty();
+        waits && self.portals.is_empty()
+    }
+}
+
 /// A configured portal that is not open yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WaitingPortal {
@@ -430,6 +439,40 @@ impl WaitingListener {
     pub fn is_same_listener(&self, other: &WaitingListener) -> bool {
         (&self.kind, &self.export, &self.address) == (&other.kind, &other.export, &other.address)
     }
+
+    /// Returns the reason for which the listener is not open, the time of the next attempt, and a hint.
+    pub fn problem(&self) -> String {
+        let (reason, seconds) = (&self.reason, self.next_try_seconds);
+        let hint = match reason.contains("hint: ") {
+            true => String::new(),
+            false => format!("; hint: {}", self.hint()),
+        };
+        format!("{self} is not open: {reason}, next try in {seconds} s{hint}")
+    }
+
+    fn hint(&self) -> String {
+        let address = &self.address;
+        let Ok(socket) = address.parse::<SocketAddr>() else {
+            return format!(
+                "create the folder of {address}, or end the process that listens there: ss -xlp"
+            );
+        };
+        let is_missing = self.reason.contains(&no_such_address());
+        match is_missing {
+            true => format!(
+                "add {} to an interface of this host (ip address), or correct the address in the configuration",
+                socket.ip()
+            ),
+            false => format!(
+                "end the process that listens on {address} (ss -tlnp), or choose another port"
+            ),
+        }
+    }
+}
+
+/// Returns the system's text for an address that this host does not have.
+fn no_such_address() -> String {
+    io::Error::from(rustix::io::Errno::ADDRNOTAVAIL).to_string()
 }
 
 impl fmt::Display for WaitingListener {

@@ -115,9 +115,19 @@ pub struct Configuration {
     /// Read the configuration from this TOML file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A disk: NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH, NAME=image:PATH, NAME=scsi_generic:/dev/sgN, NAME=rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT] or NAME=iscsi://[USER@]HOST[:PORT]/TARGET/LUN, then ,KEY=VALUE: of a file
-    /// size (to create it), cache (none, writeback, writethrough); of an image conf, id, keyring, mon_host, lock (cooperative, exclusive, shared), option.KEY; of all disks block_size (512, 4096), physical_block_size, ro, require, removable, serial, wwn, copy_across_targets,
-    /// on_error (report, stop, enospc), io_timeout (seconds), and limits in a second: iops, bandwidth (with iops_burst, bandwidth_burst)
+    /// A disk: NAME=BACKEND:..., then ,KEY=VALUE
+    ///
+    /// Backends: ram:SIZE, null:SIZE, delay:TIME,size=SIZE, file:PATH, image:PATH, scsi_generic:/dev/sgN,
+    /// rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], iscsi://[USER@]HOST[:PORT]/TARGET/LUN
+    ///
+    /// Keys of files: size (to create it), cache (none, writeback, writethrough)
+    ///
+    /// Keys of RBD images: conf, id, keyring, mon_host, lock (cooperative, exclusive, shared), option.KEY
+    ///
+    /// Keys of all disks: block_size (512, 4096), physical_block_size, ro, require, removable, serial, wwn, copy_across_targets,
+    /// on_error (report, stop, enospc), io_timeout (seconds)
+    ///
+    /// Limits per second: iops, bandwidth, iops_burst, bandwidth_burst
     #[arg(long, value_name = "NAME=BACKEND:...")]
     #[expect(
         rustdoc::broken_intra_doc_links,

@@ -304,6 +304,7 @@ Examples:
     lunette export add iscsi iqn.2026-11.org.example:t0=d0,d1 --portal 192.0.2.1 --demo-mode ro
     lunette export place d0 1,3         workers 1 and 3 serve new queues
     lunette export place d0 dedicated   a worker that serves nothing else
+    lunette export access-state iqn.2026-11.org.example:t0
     lunette export access-state iqn.2026-11.org.example:t0 2 standby
     lunette export remove vm0 --force";
 
@@ -335,10 +336,9 @@ pub enum ExportAction {
     AccessState {
         /// Name
         export: String,
-        /// Portal group
-        #[arg(requires = "state")]
+        /// Portal group [default: show all groups]
         group: Option<u16>,
-        /// active/optimized, active/non-optimized, standby or unavailable [default: show all groups]
+        /// active/optimized, active/non-optimized, standby or unavailable [default: show the state]
         #[arg(value_name = "STATE")]
         state: Option<String>,
     },

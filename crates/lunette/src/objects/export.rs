@@ -1,7 +1,7 @@
 //! `lunette export`.
 
 use config::{ExportConfig, Flags};
-use control::objects::{Export, PortGroup};
+use control::objects::{Export, PortGroup, WaitingListener};
 use control::{Method, escape};
 use serde_json::{Value, json};
 
@@ -31,10 +31,23 @@ pub fn run(command: ExportCommand) -> Outcome {
             let path = format!("{}/access-states/{group}", path(&export));
             ask.change(Method::PUT, &path, Some(&json!({ "state": state })))
         }
-        ExportAction::AccessState { export, .. } => {
-            let export: Export = ask.daemon.client()?.get(&path(&export))?;
-            let status = export.status.unwrap_or_default();
-            ask.print(&status.port_groups, port_groups)
+        ExportAction::AccessState { export, group, .. } => {
+            let shown: Export = ask.daemon.client()?.get(&path(&export))?;
+            let mut groups = shown.status.unwrap_or_default().port_groups;
+            if groups.is_empty() {
+                return Err(Failure::because(format!(
+                    "export {export} is a {} export and has no portal groups; hint: iSCSI targets have access states",
+                    shown.kind
+                )));
+            }
+            groups.retain(|one| group.is_none_or(|group| one.group == group));
+            if let (Some(group), true) = (group, groups.is_empty()) {
+                let reason = format!(
+                    "export {export} has no portal group {group}; hint: lunette export access-state {export}"
+                );
+                return Err(Failure::because(reason));
+            }
+            ask.print(&groups, port_groups)
         }
         ExportAction::Remove {
             export,
@@ -146,7 +159,8 @@ fn absolute(mut export: ExportConfig) -> ExportConfig {
 
 fn table(exports: &[Export]) -> Table {
     let head = Table::new(&["NAME", "KIND", "WHERE", "DISKS", "CLIENT", "WORKERS"]);
-    exports.iter().fold(head, |table, export| {
+    let waiting: Vec<WaitingListener> = exports.iter().flat_map(waiting_listeners).collect();
+    let table = exports.iter().fold(head, |table, export| {
         let place = export.socket().map(str::to_owned);
         let place = place.unwrap_or_else(|| export.portals().join(" "));
         let disks = match export.disk() {
@@ -160,6 +174,7 @@ fn table(exports: &[Export]) -> Table {
             }
             match (status.connected, status.sessions) {
                 (true, 2..) => format!("{} sessions", status.sessions),
+                (false, _) if status.is_waiting() => "not open".to_owned(),
                 (connected, _) => yes(connected),
             }
         });
@@ -171,7 +186,25 @@ fn table(exports: &[Export]) -> Table {
             client,
             serving(export).unwrap_or_default(),
         ])
-    })
+    });
+    let notes = waiting.iter().map(WaitingListener::problem);
+    notes.fold(table, |table, line| table.note(&format!("! {line}")))
+}
+
+/// Returns the listeners of an export that cannot be opened yet.
+fn waiting_listeners(export: &Export) -> Vec<WaitingListener> {
+    let Some(status) = &export.status else {
+        return Vec::new();
+    };
+    let portals = status.waiting_portals.iter().cloned();
+    let portals = portals.map(|portal| WaitingListener {
+        kind: "iscsi".to_owned(),
+        export: Some(export.name.clone()),
+        address: portal.address,
+        reason: portal.reason,
+        next_try_seconds: portal.next_try_seconds,
+    });
+    portals.chain(status.waiting_socket.clone()).collect()
 }
 
 fn port_groups(groups: &[PortGroup]) -> Table {

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use config::{DiskConfig, Flags, parse_size};
+use config::{DEVICE_KINDS, DiskConfig, Flags, parse_size};
 use control::objects::{Job, JobSettings, JobState, NewJob, NewSnapshot, SnapshotDisk};
 use control::{Method, escape};
 use serde_json::json;
@@ -64,7 +64,27 @@ pub fn backup(
     begin(ask, disk, &job, how.wait)
 }
 
+/// Refuses a target without the word of a device, such as a bare path.
+fn check_target(kind: &str, disk: &str, target: &str) -> Result<(), String> {
+    let word = target.split_once(':').map_or(target, |(word, _)| word);
+    if DEVICE_KINDS.iter().any(|(known, _)| *known == word) {
+        return Ok(());
+    }
+    let of_path = match Path::new(target)
+        .extension()
+        .is_some_and(|end| end == "qcow2")
+    {
+        true => "image",
+        false => "file",
+    };
+    Err(format!(
+        "target {target}: must be file:PATH, image:PATH (qcow2), rbd:POOL/IMAGE or iscsi://HOST[:PORT]/TARGET/LUN; \
+         hint: lunette disk {kind} {disk} {of_path}:{target}"
+    ))
+}
+
 fn copy(kind: &str, disk: &str, target: &str, how: &Speed) -> Result<NewJob, Failure> {
+    check_target(kind, disk, target).map_err(Failure::mistake)?;
     let flags = Flags {
         disk: vec![format!("{disk}={target}")],
         ..Flags::default()
@@ -268,6 +288,30 @@ mod tests {
         assert_eq!(bytes_of("100M").ok(), Some(100 << 20));
         assert_eq!(bytes_of("none").ok(), Some(0));
         assert!(bytes_of("fast").is_err());
+    }
+
+    #[test]
+    fn target_without_a_device_names_the_forms() {
+        for (target, form) in [
+            ("/a/b.raw", "hint: lunette disk backup d0 file:/a/b.raw"),
+            ("b.qcow2", "hint: lunette disk backup d0 image:b.qcow2"),
+            ("/dev/sdx", "hint: lunette disk backup d0 file:/dev/sdx"),
+        ] {
+            let text = check_target("backup", "d0", target).unwrap_err();
+            assert!(
+                text.contains("must be file:PATH, ") && text.ends_with(form),
+                "{text}"
+            );
+        }
+        for target in [
+            "file:/a",
+            "image:a,cache=none",
+            "rbd:p/i",
+            "iscsi://h/t/0",
+            "ram",
+        ] {
+            assert!(check_target("mirror", "d0", target).is_ok(), "{target}");
+        }
     }
 
     #[test]

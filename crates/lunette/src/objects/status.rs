@@ -136,10 +136,7 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
         ));
     }
     for listener in &status.waiting_listeners {
-        worries.push(format!(
-            "{listener} is not open: {}, next try in {} s",
-            listener.reason, listener.next_try_seconds
-        ));
+        worries.push(listener.problem());
     }
     for disk in &status.disks {
         if let Some(reason) = &disk.reservations_unknown {

@@ -6,6 +6,8 @@ use std::fmt;
 pub struct Table {
     head: Vec<&'static str>,
     rows: Vec<Vec<String>>,
+    /// Lines below the rows.
+    notes: Vec<String>,
 }
 
 impl Table {
@@ -13,6 +15,7 @@ impl Table {
         Table {
             head: head.to_vec(),
             rows: Vec::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -21,6 +24,13 @@ impl Table {
         let cells = cells.iter();
         let cells = cells.map(|cell| cli_common::printable(cell).into_owned());
         self.rows.push(cells.collect());
+        self
+    }
+
+    /// Adds a line below the rows.
+    #[must_use]
+    pub fn note(mut self, line: &str) -> Table {
+        self.notes.push(cli_common::printable(line).into_owned());
         self
     }
 }
@@ -44,7 +54,7 @@ impl fmt::Display for Table {
         for row in &self.rows {
             line(&mut row.iter().map(String::as_str))?;
         }
-        Ok(())
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
     }
 }
 
