@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use vm::{Process, Profile, guest_directory, lunette_program, wait_until};
 
-use crate::{Context, Result, Scratch, bail};
+use crate::{Context, Result, Scratch, bail, loop_device};
 
 /// Timeout of a start, which takes milliseconds on an idle machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -27,8 +27,8 @@ pub struct DaemonBuilder {
 
 impl DaemonBuilder {
     /// Creates a builder for `lunette serve`. It runs in the folder for files, so disk paths are relative to that. Its state folder is
-    /// next to its sockets. It runs in the sandbox of the packaged unit, `enforce`, and may add disks in its folders and in
-    /// [`vm::guest_directory`]. `LUNETTE_SANDBOX` or `--sandbox` selects another mode.
+    /// next to its sockets. It runs in the sandbox of the packaged unit, `enforce`, and may add loop devices, and disks in its folders
+    /// and in [`vm::guest_directory`]. `LUNETTE_SANDBOX` or `--sandbox` selects another mode.
     pub fn new(scratch: &Scratch) -> DaemonBuilder {
         DaemonBuilder {
             directory: scratch.files().to_owned(),
@@ -148,8 +148,9 @@ impl DaemonBuilder {
         if std::env::var_os("LUNETTE_SANDBOX").is_none() {
             command.env("LUNETTE_SANDBOX", "enforce");
         }
-        let folders = std::env::join_paths([&guest_directory(), &self.sockets])?;
-        command.env("LUNETTE_SANDBOX_PATHS", folders);
+        let mut allowed = loop_device::nodes();
+        allowed.extend([guest_directory(), self.sockets.clone()]);
+        command.env("LUNETTE_SANDBOX_PATHS", std::env::join_paths(allowed)?);
         Process::start(
             "lunette serve",
             &command,

@@ -1,6 +1,6 @@
 //! Loop devices (losetup(8)), for tests that run as root.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, ensure};
@@ -41,6 +41,12 @@ impl Drop for Loop {
     fn drop(&mut self) {
         losetup(&["--detach", &self.0]).ok();
     }
+}
+
+/// Returns the nodes of all loop devices. A test may attach one of them while its daemon runs.
+pub(crate) fn nodes() -> Vec<PathBuf> {
+    let nodes = (0..).map(|number| PathBuf::from(format!("/dev/loop{number}")));
+    nodes.take_while(|node| node.exists()).collect()
 }
 
 fn losetup(arguments: &[&str]) -> Result<String> {
