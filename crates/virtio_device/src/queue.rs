@@ -29,7 +29,7 @@ use virtqueue::{DeviceQueue, QueueError};
 
 use crate::device::{BuiltQueue, OnBroken, QueueControl, QueueSetup};
 use crate::protocol::{Protocol, Request, Start, Step};
-use crate::slots::{Fill, Slots};
+use crate::slots::{self, Fill, Slots};
 use batch_size::{BATCH, BatchSize};
 use breach::REFUSED_BYTES;
 use interrupt_moderation::InterruptModeration;
@@ -52,8 +52,6 @@ enum Progress {
     Done,
     /// Waiting for an I/O completion, an event or a later iteration.
     Pending,
-    /// Refused: it was answered before.
-    Over,
 }
 
 /// A virtqueue with its device model `P`.
@@ -196,7 +194,8 @@ impl<P: Protocol> Queue<P> {
     /// Hop 3: parses each request.
     fn begin_batch(&mut self, io: &mut Io) {
         self.protocol.look();
-        let batch = std::mem::take(&mut self.batch);
+        let mut batch = std::mem::take(&mut self.batch);
+        let mut refused = false;
         for &index in &batch {
             let tag = self.tag(index);
             let slot = self.slots.get(index);
@@ -210,14 +209,20 @@ impl<P: Protocol> Queue<P> {
                     bytes,
                 }) => {
                     (slot.operation, slot.bytes) = (operation, bytes);
-                    (slot.pended, slot.otherwise) = (false, false);
+                    slot.pended = false;
                     slot.offset = slot.request.job.io.offset;
                     if !matches!(step, Step::Data) {
                         slot.begin_otherwise(step);
                     }
                 }
-                Err(malformed) => self.refuse_begun(index, malformed),
+                Err(malformed) => {
+                    self.refuse_begun(index, malformed);
+                    refused = true;
+                }
             }
+        }
+        if refused {
+            batch.retain(|index| self.slots.get(*index).stage != slots::Stage::Free);
         }
         self.batch = batch;
         if P::SEVERAL_DISKS && (self.protocol.disk_changed() || self.several) {
@@ -269,7 +274,6 @@ impl<P: Protocol> Queue<P> {
                     self.pended.push(index);
                     counts.pending[operation] += 1;
                 }
-                Progress::Over => self.slots.free_slot(index),
             }
         }
         self.done.extend_from_slice(&batch[..done]);
@@ -305,7 +309,7 @@ impl<P: Protocol> Queue<P> {
     fn take_first_step(&mut self, io: &mut Io, index: u16) -> Progress {
         let tag = self.tag(index);
         let slot = self.slots.get(index);
-        if slot.otherwise {
+        if slot.stage == slots::Stage::Parsed {
             return self.take_other_step(io, index);
         }
         let request = &mut slot.request;
@@ -348,25 +352,27 @@ impl<P: Protocol> Queue<P> {
                     self.resting.push_back((index, step));
                     return Progress::Pending;
                 }
-                Step::Answer => return Progress::Done,
-                Step::Over => return Progress::Over,
+                Step::Answer | Step::Over => {
+                    slot.stage = slots::Stage::Done;
+                    return Progress::Done;
+                }
                 Step::AnswerAndGoOn => {
-                    slot.detaches = true;
+                    slot.stage = slots::Stage::Detaching;
                     return Progress::Done;
                 }
                 Step::Wait => {
-                    slot.waiting = true;
+                    slot.stage = slots::Stage::Waiting;
                     return Progress::Pending;
                 }
                 Step::Data => {
-                    slot.scratch = false;
+                    slot.stage = slots::Stage::Data;
                     let Request { chain, job, .. } = &mut slot.request;
                     let buffer = &mut chain.buffer;
                     let steps = buffer.len() as u64 / STEP_BYTES;
                     (io.submit(job.disk, &job.io, buffer, tag), None, steps)
                 }
                 Step::Scratch(mut scratch) => {
-                    slot.scratch = true;
+                    slot.stage = slots::Stage::Scratch;
                     let steps = 1 + scratch.len() as u64 / STEP_BYTES;
                     let job = slot.request.job;
                     let submitted = io.submit(job.disk, &job.io, &mut scratch, tag);
@@ -381,6 +387,13 @@ impl<P: Protocol> Queue<P> {
             step = self
                 .protocol
                 .resume(io, &mut slot.request, outcome, scratch);
+        }
+    }
+
+    /// Continues a request with a step after its first one.
+    fn continue_with(&mut self, io: &mut Io, index: u16, step: Step) {
+        if let Progress::Done = self.advance(io, index, step) {
+            self.done.push(index);
         }
     }
 
@@ -402,7 +415,7 @@ impl<P: Protocol> Queue<P> {
                     let chain = &slot.request.chain;
                     self.ring.push(chain.id, chain.descriptors, answer.written);
                 }
-                if slot.detaches {
+                if slot.stage == slots::Stage::Detaching {
                     self.protocol.detach(&mut slot.request);
                 }
             });
@@ -504,7 +517,7 @@ impl<P: Protocol> Source for Queue<P> {
         let id = self.measurement.probe_id(slot);
         probes::reaped(|| std::iter::once(id));
         let slot = self.slots.get(index);
-        let scratch = if slot.scratch {
+        let scratch = if slot.stage == slots::Stage::Scratch {
             Some(buffer)
         } else {
             slot.request.chain.buffer = buffer;
@@ -513,11 +526,7 @@ impl<P: Protocol> Source for Queue<P> {
         let step = self
             .protocol
             .resume(io, &mut slot.request, outcome, scratch);
-        match self.advance(io, index, step) {
-            Progress::Done => self.done.push(index),
-            Progress::Pending => {}
-            Progress::Over => self.slots.free_slot(index),
-        }
+        self.continue_with(io, index, step);
     }
 
     fn publish(&mut self, io: &mut Io) {

@@ -9,37 +9,52 @@ use virtqueue::Chain;
 
 use crate::protocol::{Request, Step};
 
+/// Stage of the request in a slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Stage {
+    /// No unanswered request.
+    #[default]
+    Free,
+    /// Parsed. The first step is in the slot's `step`, because it is not an I/O on the chain's buffer.
+    Parsed,
+    /// I/O on the chain's buffer: before its submission, in flight, or complete.
+    Data,
+    /// I/O on scratch memory, in flight.
+    Scratch,
+    /// Waiting for [`crate::Queue::resume_waiting`] or [`crate::Queue::proceed`].
+    Waiting,
+    /// Ready for its response.
+    Done,
+    /// Ready for its response. The request continues in the background afterwards.
+    Detaching,
+}
+
 /// One slot. It is cache-line aligned; the fields that each request needs are in the first three lines.
 #[repr(C, align(64))]
 pub(crate) struct Slot<S> {
     pub operation: Operation,
+    pub stage: Stage,
     /// Answered without an error.
     pub good: bool,
-    /// Begins with another step than [`Step::Data`].
-    pub otherwise: bool,
-    /// The I/O uses scratch memory instead of the chain's buffer.
-    pub scratch: bool,
     /// The I/O was pending, so its stamps are recorded one by one.
     pub pended: bool,
-    /// Waits for [`crate::Queue::resume_waiting`].
-    pub waiting: bool,
-    /// Continues in the background after its response was written.
-    pub detaches: bool,
-    /// Holds an unanswered request.
-    pub active: bool,
     pub bytes: u32,
     /// Partition of its measurements, while requests in flight address several disks.
     pub part: Part,
     /// Disk offset of its first I/O in bytes.
     pub offset: u64,
     pub request: Request<S>,
-    /// Next step between two hops of a batch, if `otherwise` is set.
+    /// First step of a request in [`Stage::Parsed`].
     pub step: Option<Step>,
     pub noticed: Stamp,
     pub popped: Stamp,
     pub parsed: Stamp,
     pub submitted: Stamp,
 }
+
+// Four cache lines with the largest state of a device type.
+const _: () = assert!(size_of::<Slot<[u64; 8]>>() == 256);
 
 impl<S: Default> Default for Slot<S> {
     fn default() -> Self {
@@ -54,13 +69,9 @@ impl<S: Default> Default for Slot<S> {
             popped: Stamp::default(),
             parsed: Stamp::default(),
             submitted: Stamp::default(),
+            stage: Stage::Free,
             good: false,
-            otherwise: false,
-            scratch: false,
             pended: false,
-            waiting: false,
-            detaches: false,
-            active: false,
         }
     }
 }
@@ -73,12 +84,7 @@ impl<S> Slot<S> {
             self.offset = 0;
         }
         self.step = Some(step);
-        self.otherwise = true;
-    }
-
-    #[inline(always)]
-    fn make_free(&mut self) {
-        (self.scratch, self.waiting, self.detaches) = (false, false, false);
+        self.stage = Stage::Parsed;
     }
 }
 
@@ -169,7 +175,7 @@ impl<S: Default> Slots<S> {
             return Fill::Twice(id);
         };
         *busy = true;
-        slot.active = true;
+        slot.stage = Stage::Data;
         self.free.pop();
         Fill::Filled(index, bytes)
     }
@@ -179,21 +185,15 @@ impl<S: Default> Slots<S> {
         self.busy.get(usize::from(id)).is_none_or(|busy| *busy)
     }
 
-    /// Releases the chain ID of an answered request; the driver may reuse it. Releases its memory, except for memory of `view`, the current
-    /// table.
+    /// Answers a request with `how`. Releases its slot and its chain ID, which the driver may reuse, and its memory, except for memory of
+    /// `view`, the current table.
     #[inline(always)]
-    pub fn answered(&mut self, index: u16, view: &GuestView) -> &mut Slot<S> {
-        self.answer(index, view, |_| ())
-    }
-
-    /// Like [`Slots::answered`]; `how` answers the request.
-    #[inline(always)]
-    fn answer(
+    pub fn answer_and_release(
         &mut self,
         index: u16,
         view: &GuestView,
         how: impl FnOnce(&mut Slot<S>),
-    ) -> &mut Slot<S> {
+    ) {
         let slot = &mut self.slots[usize::from(index)];
         how(slot);
         let id = slot.request.chain.id;
@@ -203,19 +203,7 @@ impl<S: Default> Slots<S> {
         if self.changed {
             slot.request.chain.recycle(view);
         }
-        slot.active = false;
-        slot
-    }
-
-    /// Answers a request with `how`. Releases its chain ID and its slot.
-    #[inline(always)]
-    pub fn answer_and_release(
-        &mut self,
-        index: u16,
-        view: &GuestView,
-        how: impl FnOnce(&mut Slot<S>),
-    ) {
-        self.answer(index, view, how).make_free();
+        slot.stage = Stage::Free;
         self.free.push(index);
     }
 
@@ -225,13 +213,6 @@ impl<S: Default> Slots<S> {
         for index in &self.free {
             self.slots[usize::from(*index)].request.chain.clear();
         }
-    }
-
-    /// Releases the slot of an answered request. Its data stays readable until the slot is reused.
-    #[inline(always)]
-    pub fn free_slot(&mut self, index: u16) {
-        self.slots[usize::from(index)].make_free();
-        self.free.push(index);
     }
 
     #[inline(always)]
@@ -247,7 +228,7 @@ impl<S: Default> Slots<S> {
     /// Iterates over all unanswered requests, for searches such as task management.
     pub fn active(&mut self) -> impl Iterator<Item = (u16, &mut Slot<S>)> {
         let numbered = (0..).zip(&mut self.slots);
-        numbered.filter(|(_, slot)| slot.active)
+        numbered.filter(|(_, slot)| slot.stage != Stage::Free)
     }
 }
 

@@ -10,7 +10,7 @@ use virtqueue::{ErrorPlace, PopError};
 
 use super::Queue;
 use crate::device::Breach;
-use crate::protocol::{Malformed, Protocol, Step};
+use crate::protocol::{Malformed, Protocol};
 use uring::HeldUp;
 
 /// Bytes that a refused request counts in a batch. Its chain may have been walked twice, and a driver may send an endless sequence of them.
@@ -77,8 +77,7 @@ impl<P: Protocol> Queue<P> {
             last: writable > 0,
         };
         self.refuse(index, place, &malformed.0);
-        let slot = self.slots.answered(index, &self.view);
-        slot.begin_otherwise(Step::Over);
+        self.slots.answer_and_release(index, &self.view, |_| ());
     }
 
     /// Writes the error response and returns the slot's chain immediately.

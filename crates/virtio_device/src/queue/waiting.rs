@@ -2,16 +2,18 @@
 
 use reactor::Io;
 
-use super::{Progress, Queue, STEPS_MAX};
+use super::{Queue, STEPS_MAX};
 use crate::protocol::{Protocol, Request, Step};
+use crate::slots::Stage;
 
 impl<P: Protocol> Queue<P> {
     /// Calls `with` for the state of each request in flight. The `bool` argument is true if the request waits ([`Step::Wait`]). If `with`
     /// returns true for a waiting request, the request is answered. The caller must wake the source afterwards.
     pub fn for_each_request(&mut self, mut with: impl FnMut(&mut P, &mut P::State, bool) -> bool) {
         for (index, slot) in self.slots.active() {
-            let answer = with(&mut self.protocol, &mut slot.request.state, slot.waiting);
-            if answer && std::mem::take(&mut slot.waiting) {
+            let waits = slot.stage == Stage::Waiting;
+            if with(&mut self.protocol, &mut slot.request.state, waits) && waits {
+                slot.stage = Stage::Done;
                 self.done.push(index);
             }
         }
@@ -27,8 +29,10 @@ impl<P: Protocol> Queue<P> {
     fn waiting(&mut self, slot: u32, is_meant: impl FnOnce(&P::State) -> bool) -> Option<u16> {
         let index = u16::try_from(slot).ok()?;
         let slot = self.slots.get(index);
-        let meant = slot.waiting && is_meant(&slot.request.state);
-        slot.waiting &= !meant;
+        let meant = slot.stage == Stage::Waiting && is_meant(&slot.request.state);
+        if meant {
+            slot.stage = Stage::Done;
+        }
         meant.then_some(index)
     }
 
@@ -60,11 +64,7 @@ impl<P: Protocol> Queue<P> {
         };
         let slot = self.slots.get(index);
         let step = next(&mut self.protocol, io, &mut slot.request);
-        match self.advance(io, index, step) {
-            Progress::Done => self.done.push(index),
-            Progress::Pending => {}
-            Progress::Over => self.slots.free_slot(index),
-        }
+        self.continue_with(io, index, step);
     }
 
     /// Continues requests that yielded in an earlier iteration.
@@ -77,11 +77,7 @@ impl<P: Protocol> Queue<P> {
             let Some((index, step)) = self.resting.pop_front() else {
                 return;
             };
-            match self.advance(io, index, step) {
-                Progress::Done => self.done.push(index),
-                Progress::Pending => {}
-                Progress::Over => self.slots.free_slot(index),
-            }
+            self.continue_with(io, index, step);
         }
     }
 }
