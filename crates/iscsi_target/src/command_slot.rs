@@ -1,11 +1,13 @@
 //! A command as the SCSI executor's transport. Missing data-out is requested by R2T, and memory for data may be short.
 
 use guest_memory::IoBuffer;
+use latency::Stamp;
 use reactor::Io;
 use scsi_exec::{Data, Exempt, Parts, Transport, Waiter};
 
 use crate::commands::STEPS_MAX;
 use crate::connection::Connection;
+use crate::slots::Arrival;
 
 pub(crate) struct CommandSlot<'a> {
     pub connection: &'a mut Connection,
@@ -60,10 +62,12 @@ impl Transport for CommandSlot<'_> {
         let slot = slots.get(self.index);
         // A task that is being failed gets no data; it will be reported as abandoned.
         let there = |task| iscsi.solicit(task, length as u32).ok();
-        match slot.iscsi.map_or(Some(true), there) {
+        match slot.iscsi().map_or(Some(true), there) {
             Some(true) => Data::There,
             there => {
-                slot.asked |= there.is_some();
+                if there.is_some() && !matches!(slot.arrival, Arrival::Solicited(_)) {
+                    slot.arrival = Arrival::Solicited([Stamp::default(); 2]);
+                }
                 Data::Awaited
             }
         }

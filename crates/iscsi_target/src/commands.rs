@@ -4,14 +4,16 @@ use bdev::{PREFETCH_DISTANCE, Prefetch, Submission};
 use block::IoOutcome;
 use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
-use latency::{DiskNumber, Operation, PartCounts, Stage, Stamp, Stamps};
+use latency::{DiskNumber, Operation, PartCounts, Stamp, Stamps};
 use reactor::{Io, Step, Tag};
 use scsi::{Command, DiskId, Lun, Sense, SenseCode, SenseKey, TaskAttribute, TaskTag};
-use scsi_exec::{Granted, Hold, Task, execute, go_on_in_background, may_start, operation_of};
+use scsi_exec::{
+    Granted, Hold, Task, Ticket, execute, go_on_in_background, may_start, operation_of,
+};
 
 use crate::command_slot::CommandSlot;
 use crate::connection::Connection;
-use crate::slots::SlotId;
+use crate::slots::{Arrival, Client, SlotId, Stage};
 
 /// Limit of synchronous scratch I/Os per iteration, over all commands; each `STEP_BYTES` bytes count as one more. Long commands yield to
 /// other work of the worker.
@@ -51,7 +53,7 @@ impl Connection {
         let expected = self
             .slots
             .get(slot)
-            .iscsi
+            .iscsi()
             .and_then(|task| self.iscsi.command(task))
             .map_or(0, |command| command.write_length() as usize);
         let slot = self.slots.get(slot);
@@ -124,9 +126,12 @@ impl Connection {
 
     /// Delivers the resource that a command waited for. Drops it if the command is gone.
     pub(crate) fn grant(&mut self, id: SlotId, granted: Granted) {
-        let Some(slot) = self.slots.current(id).filter(|slot| !slot.aborted) else {
+        let Some(slot) = self.slots.current(id) else {
             return;
         };
+        if let Client::Aborted(_) = slot.client {
+            return;
+        }
         let starts = matches!(granted, Granted::Start(_));
         slot.task.grant(granted);
         match starts {
@@ -139,7 +144,7 @@ impl Connection {
     fn start(&mut self, index: u32) {
         let id = self.slots.id(index);
         let slot = self.slots.get(index);
-        let (Some(task), Some(session)) = (slot.iscsi, self.session.as_mut()) else {
+        let (Some(task), Some(session)) = (slot.iscsi(), self.session.as_mut()) else {
             return;
         };
         let Some(command) = self.iscsi.command(task) else {
@@ -147,7 +152,7 @@ impl Connection {
         };
         let lun = Lun(slot.lun);
         session.view.refresh();
-        slot.begun = true;
+        slot.stage = Stage::Begun;
         let unit = session.view.unit(lun);
         let disk = unit.map_or(DiskNumber::NONE, |unit| DiskNumber(unit.disk().0));
         slot.tag = unit.map(|unit| TaskTag {
@@ -206,7 +211,7 @@ impl Connection {
         }
         let now = self.measurement.stamp(io);
         let mut stamps = stamps.unwrap_or(Stamps::noticed(now));
-        stamps.mark(Stage::Submitted, now);
+        stamps.mark(latency::Stage::Submitted, now);
         let mut batch = std::mem::take(&mut self.batch);
         let tell = io.wants_prefetch();
         for at in 0..batch.len() {
@@ -221,7 +226,7 @@ impl Connection {
                 continue;
             }
             let operation = slot.operation.unwrap_or(Operation::Other) as usize;
-            let first = !slot.pended;
+            let first = slot.arrival == Arrival::New;
             if first {
                 slot.stamps = stamps;
             }
@@ -229,8 +234,9 @@ impl Connection {
             let progress = self.advance(io, id.index);
             let slot = self.slots.get(id.index);
             // A command that waits for data-out is not submitted yet.
-            let waits = slot.asked && slot.task.is_ready();
-            let asked = slot.asked && !waits;
+            let asked = matches!(slot.arrival, Arrival::Solicited(_));
+            let waits = asked && slot.task.is_ready();
+            let asked = asked && !waits;
             if asked {
                 self.data_came(id.index, now);
             }
@@ -242,8 +248,8 @@ impl Connection {
                     probes::reaped(|| std::iter::once(self.measurement.probe_id(id.index)));
                 }
                 Progress::Pending => {
-                    self.slots.get(id.index).pended = true;
                     if !waits {
+                        self.slots.get(id.index).arrival = Arrival::Pending;
                         counts.pending[operation] += u32::from(first && !asked);
                         probes::submitted(|| std::iter::once(self.measurement.probe_id(id.index)));
                     }
@@ -293,18 +299,23 @@ impl Connection {
             match step {
                 Step::Wait => return Progress::Pending,
                 Step::Over => return Progress::Over,
-                Step::Answer | Step::AnswerAndGoOn if slot.lost.is_some() => {
-                    self.keep_answer(index, matches!(step, Step::AnswerAndGoOn));
-                    return Progress::Over;
-                }
-                Step::Answer | Step::AnswerAndGoOn if slot.iscsi.is_some() => {
-                    slot.goes_on = matches!(step, Step::AnswerAndGoOn);
+                Step::Answer | Step::AnswerAndGoOn => {
+                    let detaches = matches!(step, Step::AnswerAndGoOn);
+                    match slot.client {
+                        Client::Task(_) if detaches => slot.stage = Stage::Detaching,
+                        Client::Task(_) => slot.stage = Stage::Done,
+                        Client::Session(itt) => {
+                            self.keep_answer(index, itt, detaches);
+                            return Progress::Over;
+                        }
+                        Client::None | Client::Aborted(_) | Client::Background(_) => {
+                            if detaches {
+                                self.leave(index, Task::go_on);
+                            }
+                            return Progress::Over;
+                        }
+                    }
                     return Progress::Done;
-                }
-                Step::Answer => return Progress::Over,
-                Step::AnswerAndGoOn => {
-                    self.leave(index, Task::go_on);
-                    return Progress::Over;
                 }
                 Step::Data => {
                     slot.touched = true;
@@ -314,7 +325,7 @@ impl Connection {
                     }
                     let Submission::Done(outcome) = io.submit(job.disk, &job.io, &mut part, tag)
                     else {
-                        (slot.busy, slot.scratch) = (true, false);
+                        slot.stage = Stage::Data;
                         return Progress::Pending;
                     };
                     self.buffers.give_shell(part);
@@ -324,10 +335,10 @@ impl Connection {
                     slot.touched = true;
                     let Submission::Done(outcome) = io.submit(job.disk, &job.io, &mut buffer, tag)
                     else {
-                        (slot.busy, slot.scratch) = (true, true);
+                        slot.stage = Stage::Scratch;
                         return Progress::Pending;
                     };
-                    if slot.left {
+                    if matches!(slot.client, Client::Background(_)) {
                         self.leave(index, move |task| task.resume(outcome, None));
                         return Progress::Over;
                     }
@@ -370,15 +381,16 @@ impl Connection {
         let id = self.measurement.probe_id(index);
         probes::reaped(|| std::iter::once(id));
         let slot = self.slots.get(index);
-        slot.busy = false;
-        if slot.aborted {
-            return self.release(index);
+        let stage = std::mem::replace(&mut slot.stage, Stage::Begun);
+        match slot.client {
+            Client::Aborted(_) => return self.release(index),
+            Client::Background(_) => {
+                self.leave(index, move |task| task.resume(outcome, None));
+                return self.release(index);
+            }
+            Client::None | Client::Task(_) | Client::Session(_) => {}
         }
-        if slot.left {
-            self.leave(index, move |task| task.resume(outcome, None));
-            return self.release(index);
-        }
-        let scratch = if slot.scratch {
+        let scratch = if stage == Stage::Scratch {
             Some(buffer)
         } else {
             self.buffers.give_shell(buffer);
@@ -394,27 +406,37 @@ impl Connection {
 
     /// Aborts a command. Drops `wait` when the command can no longer access a disk.
     pub(crate) fn abort_slot(&mut self, io: &mut Io, index: u32, wait: Option<&Hold>) {
-        if let Some(task) = self.slots.part(index) {
-            let command = self.iscsi.command(task);
-            self.slots.get(index).aborted_itt = command.map(|command| command.itt);
-            // Fails if the protocol has ended the task itself.
-            self.iscsi.abort(task).ok();
-        }
         let slot = self.slots.get(index);
-        if !slot.aborted && slot.task.survives_abort() {
-            slot.left = true;
-            return;
-        }
-        if slot.aborted {
-            if let (true, Some(wait)) = (slot.busy, wait) {
-                slot.task.hold(wait);
+        let itt = match slot.client {
+            Client::Task(task) => {
+                let command = self.iscsi.command(task);
+                let itt = command.map(|command| command.itt);
+                self.slots.part(index);
+                // Fails if the protocol has ended the task itself.
+                self.iscsi.abort(task).ok();
+                itt
             }
+            Client::Session(itt) => {
+                self.lose_answer(index);
+                Some(itt)
+            }
+            Client::Background(itt) => itt,
+            Client::None => None,
+            // Its I/O is in flight.
+            Client::Aborted(_) => {
+                if let Some(wait) = wait {
+                    slot.task.hold(wait);
+                }
+                return;
+            }
+        };
+        let slot = self.slots.get(index);
+        if slot.task.survives_abort() {
+            slot.client = Client::Background(itt);
             return;
         }
-        self.lose_answer(index);
-        let slot = self.slots.get(index);
-        slot.aborted = true;
-        if slot.busy {
+        slot.client = Client::Aborted(itt);
+        if slot.is_busy() {
             if let Some(wait) = wait {
                 slot.task.hold(wait);
             }
@@ -435,6 +457,11 @@ impl Connection {
 
     /// Releases the slot of a finished command.
     pub(crate) fn release(&mut self, index: u32) {
+        drop(self.free_slot(index));
+    }
+
+    /// Like [`Connection::release`]. Returns the command's ticket in the task order and the holds that wait for its end.
+    pub(crate) fn free_slot(&mut self, index: u32) -> (Option<Ticket>, Vec<Hold>) {
         let slot = self.slots.get(index);
         if let Some(buffer) = slot.buffer.take() {
             if slot.receiving {
@@ -443,10 +470,6 @@ impl Connection {
                 self.buffers.give(buffer);
             }
         }
-        let (borrowed, tag) = (slot.borrowed, slot.tag);
-        let (ticket, waits) = self.slots.free(index);
-        if let (true, Some(tag)) = (borrowed, tag) {
-            self.output.owe(tag, ticket, waits);
-        }
+        self.slots.free(index)
     }
 }

@@ -17,6 +17,7 @@ use scsi_exec::{Call, Effect, Exempt, Hold, Known, Runner, Tasks, Want};
 
 use crate::connection::Connection;
 use crate::shared::Place;
+use crate::slots::Client;
 
 /// Operation that continues after a wait.
 #[derive(Clone, Copy, Debug)]
@@ -242,15 +243,16 @@ impl Connection {
             let later = self.is_exempt(index, call);
             let slot = self.slots.get(index);
             // A command that waits for its CmdSN turn gets the error for a missing unit at its turn.
-            let has_come = slot.begun || slot.tag.is_some();
+            let has_come = slot.is_begun() || slot.tag.is_some();
+            let runs_here = !matches!(slot.client, Client::None | Client::Background(_));
             let known = Known {
                 task: &slot.task,
                 tag: slot.tag,
                 unit: unit_address(slot.lun).filter(|_| has_come),
                 id: 0,
-                begun: slot.begun && (slot.iscsi.is_some() || slot.aborted || slot.lost.is_some()),
+                begun: slot.is_begun() && runs_here,
                 later,
-                open: slot.iscsi.is_some(),
+                open: slot.iscsi().is_some(),
             };
             match call.effect(&known) {
                 Some(Effect::Abort) => {
@@ -269,7 +271,7 @@ impl Connection {
 
     fn is_exempt(&mut self, index: u32, call: &Call) -> bool {
         let slot = self.slots.get(index);
-        let (Some(exempt), Some(tag), Some(task)) = (call.exempt, slot.tag, slot.iscsi) else {
+        let (Some(exempt), Some(tag), Some(task)) = (call.exempt, slot.tag, slot.iscsi()) else {
             return false;
         };
         self.iscsi.command(task).is_some_and(|command| {

@@ -4,6 +4,7 @@ use latency::{Clock, Operation, SlowRequest, Stage, Stamp, UnitAddress};
 use scsi::{Lun, LunAddress, Response, Status};
 
 use crate::connection::Connection;
+use crate::slots::Arrival;
 
 /// Maximum number of slow candidates per iteration.
 const SLOW_MAX: usize = 64;
@@ -12,10 +13,13 @@ impl Connection {
     /// Records the arrival of a command after its solicited data is complete and its I/O is submitted.
     pub(crate) fn data_came(&mut self, index: u32, submitted: Stamp) {
         let slot = self.slots.get(index);
-        slot.asked = false;
+        let arrival = std::mem::replace(&mut slot.arrival, Arrival::Pending);
+        let Arrival::Solicited([awaited, received]) = arrival else {
+            return;
+        };
         for (stage, stamp) in [
-            (Stage::Awaited, slot.awaited),
-            (Stage::Received, slot.received),
+            (Stage::Awaited, awaited),
+            (Stage::Received, received),
             (Stage::Submitted, submitted),
         ] {
             let before = slot.stamps.at(Stage::Parsed);
@@ -31,14 +35,14 @@ impl Connection {
     pub(crate) fn data_arrived(&mut self, index: u32, whole: bool) {
         let (at, id) = (self.heard, self.measurement.probe_id(index));
         let slot = self.slots.get(index);
-        if !slot.asked {
+        let Arrival::Solicited([awaited, received]) = &mut slot.arrival else {
             return;
-        }
-        if slot.awaited == Stamp::default() {
-            slot.awaited = at;
+        };
+        if *awaited == Stamp::default() {
+            *awaited = at;
             probes::awaited(id);
         }
-        slot.received = at;
+        *received = at;
         if whole {
             probes::received(id);
         }
@@ -54,7 +58,7 @@ impl Connection {
             slot.stamps.at(Stage::Noticed),
             slot.stamps.at(Stage::Submitted),
         );
-        let pended = slot.pended.then_some((noticed, submitted));
+        let pended = (slot.arrival != Arrival::New).then_some((noticed, submitted));
         measurement.timeline.select(slot.part);
         measurement.answered(operation, u64::from(slot.bytes), good, pended);
         let id = measurement.probe_id(index);
@@ -66,7 +70,7 @@ impl Connection {
         if may_be_slow && self.slow.len() < SLOW_MAX {
             let mut stamps = slot.stamps;
             stamps.mark(Stage::Reaped, latest);
-            let task = slot.iscsi.and_then(|task| self.iscsi.command(task));
+            let task = slot.iscsi().and_then(|task| self.iscsi.command(task));
             self.slow.push(SlowRequest {
                 operation,
                 tag: task.map_or(0, |command| u64::from(command.itt)),

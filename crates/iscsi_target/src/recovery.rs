@@ -9,6 +9,7 @@ use scsi_exec::Task;
 use crate::connection::Connection;
 use crate::responses::transfer;
 use crate::retained::RetainedTask;
+use crate::slots::Client;
 
 impl Connection {
     /// Hands every command to the session: to restart, still running, or with its response.
@@ -51,7 +52,7 @@ impl Connection {
             slot.operation,
             Some(Operation::Read | Operation::Write | Operation::Flush | Operation::Discard)
         );
-        let (begun, touched, busy) = (slot.begun, slot.touched, slot.busy);
+        let (begun, touched, busy) = (slot.is_begun(), slot.touched, slot.is_busy());
         // An I/O that waits for a retry after a disk error can be restarted on another connection.
         let source = self.place().source;
         let waits = busy && medium && io.cancel_waiting(source, |slot| slot == index);
@@ -70,10 +71,10 @@ impl Connection {
                 };
                 self.shared().retained.add(itt, retained);
             }
-        } else if slot.busy && !slot.task.survives_abort() {
+        } else if slot.is_busy() && !slot.task.survives_abort() {
             if self.iscsi.leave_behind(task, Left::Running).is_ok() {
                 self.slots.part(index);
-                self.slots.get(index).lost = Some(itt);
+                self.slots.get(index).client = Client::Session(itt);
                 return;
             }
         } else {
@@ -92,9 +93,9 @@ impl Connection {
 
     /// Retains the response of a command that ended after the loss of its connection.
     #[cold]
-    pub(crate) fn keep_answer(&mut self, index: u32, goes_on: bool) {
+    pub(crate) fn keep_answer(&mut self, index: u32, itt: u32, detaches: bool) {
         let slot = self.slots.get(index);
-        let Some(itt) = slot.lost.take() else { return };
+        slot.client = Client::None;
         let mut response = slot.task.take_response();
         let transfer = transfer(slot.read_length, slot.write_length, response.residual);
         let data = std::mem::take(&mut response.data);
@@ -108,7 +109,7 @@ impl Connection {
         if let Some(session) = self.iscsi.session() {
             session.reassignable.ended(itt, &completion, data);
         }
-        if goes_on {
+        if detaches {
             self.leave(index, Task::go_on);
         }
     }
@@ -123,10 +124,12 @@ impl Connection {
 
     /// Ends a command without a connection and without a response: it was aborted or cannot end.
     pub(crate) fn lose_answer(&mut self, index: u32) {
-        if let (Some(itt), Some(session)) =
-            (self.slots.get(index).lost.take(), self.iscsi.session())
-        {
-            session.end_running(itt);
+        let slot = self.slots.get(index);
+        if let Client::Session(itt) = slot.client {
+            slot.client = Client::None;
+            if let Some(session) = self.iscsi.session() {
+                session.end_running(itt);
+            }
         }
     }
 

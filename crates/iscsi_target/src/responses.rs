@@ -7,7 +7,7 @@ use scsi::{Residual, Response, Status};
 use scsi_exec::Task;
 
 use crate::connection::Connection;
-use crate::slots::SlotId;
+use crate::slots::{SlotId, Stage};
 
 /// Maximum size of the data digest buffer that is kept.
 const DIGESTED_BYTES_KEPT: usize = 1 << 20;
@@ -82,7 +82,7 @@ impl Connection {
     fn deliver(&mut self, index: u32, response: Response) {
         self.count(index, &response);
         let slot = self.slots.get(index);
-        let (goes_on, reads) = (std::mem::take(&mut slot.goes_on), slot.reads as usize);
+        let (detaches, reads) = (slot.stage == Stage::Detaching, slot.reads as usize);
         let transfer = transfer(slot.read_length, slot.write_length, response.residual);
         // A failed read sends the bytes that its device reports as transferred.
         let reads = match (response.status, response.residual) {
@@ -101,6 +101,8 @@ impl Connection {
         } else {
             None
         };
+        // The task keeps its place in the task order until data from the disk's memory was sent.
+        let mut owes_place = None;
         if let Some(task) = self.slots.part(index) {
             let sense = response.sense_data();
             let completion = Completion {
@@ -111,13 +113,17 @@ impl Connection {
             };
             let borrowed = data.as_ref().is_some_and(|(buffer, _)| !buffer.is_owned());
             // Fails if the protocol has ended the task itself.
-            let queued = self.send(task, data, &completion).is_ok();
-            self.slots.get(index).borrowed = borrowed && queued;
+            if self.send(task, data, &completion).is_ok() && borrowed {
+                owes_place = self.slots.get(index).tag;
+            }
         }
-        if goes_on {
+        if detaches {
             self.leave(index, Task::go_on);
         }
-        self.release(index);
+        let (ticket, waits) = self.free_slot(index);
+        if let Some(tag) = owes_place {
+            self.output.owe(tag, ticket, waits);
+        }
     }
 
     fn send(

@@ -18,11 +18,57 @@ pub(crate) struct SlotId {
     pub generation: u32,
 }
 
+/// Stage of the command in a slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// No command.
+    #[default]
+    Free,
+    /// Receiving immediate data, or waiting for its turn in the task order.
+    New,
+    /// Planned: has a step to execute, or waits for data, memory or another task.
+    Begun,
+    /// I/O on the command's own buffer in flight.
+    Data,
+    /// I/O on scratch memory in flight.
+    Scratch,
+    /// Ready for its response.
+    Done,
+    /// Ready for its response. The task continues in the background afterwards.
+    Detaching,
+}
+
+/// Recipient of a command's response.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Client {
+    /// None: the command was answered.
+    #[default]
+    None,
+    /// The iSCSI task on this connection.
+    Task(TaskId),
+    /// The session, which retains the response of the task with this ITT after the loss of the connection.
+    Session(u32),
+    /// None: aborted. No further steps are executed. Contains the ITT at the time of the abort.
+    Aborted(Option<u32>),
+    /// None: aborted, but the task continues in the background after the I/O in flight. Contains the ITT at the time of the abort.
+    Background(Option<u32>),
+}
+
+/// Measurement of a command's arrival.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// Not submitted yet.
+    #[default]
+    New,
+    /// Waiting for solicited data. The stamps are the arrivals of its first and last part so far.
+    Solicited([Stamp; 2]),
+    /// Counted as pending.
+    Pending,
+}
+
 #[derive(Default)]
 pub(crate) struct Slot {
     pub generation: u32,
-    /// The iSCSI task, until it was answered.
-    pub iscsi: Option<TaskId>,
     pub task: Task,
     /// The next I/O, or the one in flight.
     pub job: Job,
@@ -34,28 +80,13 @@ pub(crate) struct Slot {
 /// State that is reset for each command.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct State {
-    used: bool,
-    /// Read data is sent from the disk's memory. The task keeps its place in the task order until the data was sent.
-    pub borrowed: bool,
+    pub stage: Stage,
+    pub client: Client,
+    pub arrival: Arrival,
     /// The kernel receives into the buffer.
     pub receiving: bool,
-    /// An I/O is in flight.
-    pub busy: bool,
     /// An I/O was submitted.
     pub touched: bool,
-    /// ITT of a task without connection that has to retain its response.
-    pub lost: Option<u32>,
-    /// The I/O uses scratch memory.
-    pub scratch: bool,
-    /// The task was aborted and executes no further steps.
-    pub aborted: bool,
-    /// ITT at the time of the abort.
-    pub aborted_itt: Option<u32>,
-    /// Aborted, but continues in the background after the I/O in flight.
-    pub left: bool,
-    pub begun: bool,
-    /// The task continues after its answer.
-    pub goes_on: bool,
     pub lun: [u8; 8],
     pub tag: Option<TaskTag>,
     pub read_length: u32,
@@ -69,13 +100,6 @@ pub(crate) struct State {
     pub bytes: u32,
     /// Disk offset in bytes.
     pub offset: u64,
-    /// A batch has submitted it before.
-    pub pended: bool,
-    /// Its data was solicited, and its arrival is not recorded yet.
-    pub asked: bool,
-    /// Arrival times of the first and last solicited data.
-    pub awaited: Stamp,
-    pub received: Stamp,
     /// Stamps of the stages so far.
     pub stamps: Stamps,
 }
@@ -95,14 +119,34 @@ impl DerefMut for Slot {
 }
 
 impl Slot {
+    /// Returns the iSCSI task, until it was answered or aborted.
+    pub fn iscsi(&self) -> Option<TaskId> {
+        match self.client {
+            Client::Task(task) => Some(task),
+            _ => None,
+        }
+    }
+
+    /// Returns true if the core has planned the command.
+    pub fn is_begun(&self) -> bool {
+        !matches!(self.stage, Stage::Free | Stage::New)
+    }
+
+    /// Returns true if an I/O is in flight.
+    pub fn is_busy(&self) -> bool {
+        matches!(self.stage, Stage::Data | Stage::Scratch)
+    }
+
     /// Resets the slot. Returns the command's ticket in the task order and the holds that wait for its end.
     fn clear(&mut self) -> (Option<Ticket>, Vec<Hold>) {
         self.generation = self.generation.wrapping_add(1);
-        (self.iscsi, self.buffer, self.state) = (None, None, State::default());
+        (self.buffer, self.state) = (None, State::default());
         self.task.abandon();
         self.task.end()
     }
 }
+
+const _: () = assert!(size_of::<Slot>() <= 328 && size_of::<State>() <= 184);
 
 const NONE: u32 = u32::MAX;
 
@@ -123,7 +167,7 @@ impl Slots {
     pub fn find(&self, task: TaskId) -> Option<SlotId> {
         let index = *self.by_task.get(task.index())?;
         let slot = self.slots.get(index as usize)?;
-        (slot.iscsi == Some(task)).then_some(SlotId {
+        (slot.client == Client::Task(task)).then_some(SlotId {
             index,
             generation: slot.generation,
         })
@@ -136,8 +180,7 @@ impl Slots {
             (self.slots.len() - 1) as u32
         });
         let slot = &mut self.slots[index as usize];
-        slot.used = true;
-        slot.iscsi = Some(task);
+        (slot.stage, slot.client) = (Stage::New, Client::Task(task));
         if let Some(place) = self.by_task.get_mut(task.index()) {
             *place = index;
         }
@@ -152,7 +195,7 @@ impl Slots {
     }
 
     pub fn task(&self, index: u32) -> Option<TaskId> {
-        self.slots[index as usize].iscsi
+        self.slots[index as usize].iscsi()
     }
 
     pub fn buffer(&self, index: u32) -> Option<&IoBuffer> {
@@ -161,7 +204,7 @@ impl Slots {
 
     pub fn current(&mut self, id: SlotId) -> Option<&mut Slot> {
         let slot = self.slots.get_mut(id.index as usize)?;
-        (slot.used && slot.generation == id.generation).then_some(slot)
+        (slot.stage != Stage::Free && slot.generation == id.generation).then_some(slot)
     }
 
     pub fn id(&self, index: u32) -> SlotId {
@@ -173,7 +216,9 @@ impl Slots {
 
     /// Separates the slot from its ended iSCSI task. The slot may stay in use.
     pub fn part(&mut self, index: u32) -> Option<TaskId> {
-        let task = self.slots[index as usize].iscsi.take()?;
+        let slot = &mut self.slots[index as usize];
+        let task = slot.iscsi()?;
+        slot.client = Client::None;
         if let Some(place) = self.by_task.get_mut(task.index())
             && *place == index
         {
@@ -194,20 +239,20 @@ impl Slots {
 
     /// Returns a slot that was aborted with this ITT and has I/O in flight.
     pub fn aborted(&mut self, itt: u32, lun: [u8; 8]) -> Option<&mut Slot> {
-        let is_it = |slot: &Slot| {
-            slot.used && slot.busy && slot.aborted_itt == Some(itt) && slot.lun == lun
-        };
+        let clients = [Client::Aborted(Some(itt)), Client::Background(Some(itt))];
+        let is_it =
+            |slot: &Slot| slot.is_busy() && clients.contains(&slot.client) && slot.lun == lun;
         self.slots.iter_mut().find(|slot| is_it(slot))
     }
 
     /// Returns the indices of the slots in use.
     pub fn used(&self) -> impl Iterator<Item = u32> {
         let all = self.slots.iter().enumerate();
-        all.filter(|(_, slot)| slot.used)
+        all.filter(|(_, slot)| slot.stage != Stage::Free)
             .map(|(index, _)| index as u32)
     }
 
     pub fn busy(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.busy).count()
+        self.slots.iter().filter(|slot| slot.is_busy()).count()
     }
 }
