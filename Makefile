@@ -40,7 +40,7 @@ musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check advisories unit guests sim soak fuzz deb static oci install uninstall clean
+.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check advisories unit guests sim soak fuzz fuzz-asan miri deb static oci install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -162,6 +162,20 @@ fuzz: ## Runs each fuzz target for FUZZ_SECONDS (60), guided by coverage; make t
 		mkdir -p "found/$$fuzz_target" && \
 		$(CARGO) +nightly fuzz run "$$fuzz_target" "found/$$fuzz_target" "corpus/$$fuzz_target" -- -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; \
 	done
+
+# Sanitizers and Miri build with a nightly compiler, each in a folder of its own.
+fuzz-asan: ## Each fuzz target for FUZZ_SECONDS (60) with AddressSanitizer, without cargo-fuzz: needs a nightly compiler
+	@scripts/setup fuzz-asan
+	FUZZ_SECONDS=$(FUZZ_SECONDS) RUSTFLAGS='-Zsanitizer=address' $(CARGO) +nightly test -p fuzz_targets --test fuzzing \
+		--target x86_64-unknown-linux-gnu --target-dir $(target_directory)/asan
+
+# Memory that a client changes is loaded without atomics on purpose (crates/guest_memory/src/volatile.rs), so that tests of it would report a
+# race. Copies of large ranges take hours in Miri, which also has no memfd and no SIGBUS.
+miri: ## Unit tests of client memory and rings of the corpus in Miri, which finds undefined behaviour: needs a nightly compiler
+	@scripts/setup miri
+	export MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-permissive-provenance' PROPTEST_CASES=2; \
+	$(CARGO) +nightly miri test -p guest_memory --lib -- --skip words_of_a_copy --skip copy:: --skip mapping:: --skip sigbus:: && \
+	$(CARGO) +nightly miri test -p virtqueue --test random_bytes -- --skip random_bytes_never
 
 static: ## Builds the daemon as one static program (musl) for any Linux on x86-64; without Ceph, because it cannot load libraries
 	@scripts/setup static

@@ -19,6 +19,12 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use crate::{copy, sigbus};
 
+/// Flags of private zeroes. Miri does not support NORESERVE.
+const ANONYMOUS: MapFlags = match cfg!(miri) {
+    true => MapFlags::PRIVATE,
+    false => MapFlags::PRIVATE.union(MapFlags::NORESERVE),
+};
+
 /// Maximum address space for clients' memory, in bytes: three quarters of the 2^47 of a process. Sparse files may have any length, and
 /// a process without free addresses cannot allocate memory.
 const CLIENTS_BYTES_MAX: usize = 96 << 40;
@@ -133,7 +139,7 @@ impl Mapping {
                 std::ptr::null_mut(),
                 length,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
+                ANONYMOUS,
             )?
         };
         Ok(Arc::new(Mapping {

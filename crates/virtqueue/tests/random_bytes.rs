@@ -25,3 +25,12 @@ fn some_bytes_are_accepted() {
     data[8 + 128 + 2] = 1;
     assert_eq!(ring_of_bytes(&data), 1);
 }
+
+/// Also run by `make miri`, which has no time for random bytes.
+#[test]
+fn rings_of_the_corpus_are_walked() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/chain");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        ring_of_bytes(&std::fs::read(entry.unwrap().path()).unwrap());
+    }
+}

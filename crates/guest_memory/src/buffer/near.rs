@@ -108,12 +108,12 @@ impl IoBuffer {
 /// Prefetches a cache line for writing; other cores lose their copy.
 #[inline(always)]
 pub(crate) fn prefetch_line_to_write(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: as in `prefetch_line`; processors without this instruction execute it as a no-op.
     unsafe {
         core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(any(not(target_arch = "x86_64"), miri))]
     let _ = address;
 }
 
