@@ -16,6 +16,8 @@ pub mod kind {
     pub const LOOKUP: u32 = 1;
     /// Changes attributes, here the size of a file.
     pub const SETATTR: u32 = 4;
+    /// Removes a file.
+    pub const UNLINK: u32 = 10;
     /// Opens a file.
     pub const OPEN: u32 = 14;
     /// Reads from a file.
@@ -24,14 +26,20 @@ pub mod kind {
     pub const WRITE: u32 = 16;
     /// Makes a file's data durable.
     pub const FSYNC: u32 = 20;
+    /// Sets an extended attribute.
+    pub const SETXATTR: u32 = 21;
+    /// Makes the names in a folder durable.
+    pub const FSYNCDIR: u32 = 30;
+    /// Creates and opens a file.
+    pub const CREATE: u32 = 35;
 }
 
 const GETATTR: u32 = 3;
 const STATFS: u32 = 17;
 const RELEASE: u32 = 18;
+const GETXATTR: u32 = 22;
 const FLUSH: u32 = 25;
 const INIT: u32 = 26;
-const CREATE: u32 = 35;
 /// FORGET, INTERRUPT and BATCH_FORGET have no reply.
 const UNANSWERED: [u32; 3] = [2, 36, 42];
 
@@ -42,6 +50,7 @@ const ROOT: u64 = 1;
 const ENOENT: i32 = 2;
 const EIO: i32 = 5;
 const ENOSYS: i32 = 38;
+const ENODATA: i32 = 61;
 const FATTR_SIZE: u32 = 8;
 
 #[derive(Default)]
@@ -53,6 +62,8 @@ struct State {
     /// File whose requests hang. `None`: all files.
     hung_file: Option<u64>,
     held: Vec<Vec<u8>>,
+    /// Kinds of all answered requests, in order.
+    answered: Vec<u32>,
     /// Kinds of requests that are answered with EIO.
     failing: Vec<u32>,
 }
@@ -155,6 +166,11 @@ impl HungMount {
         lock(&self.state).held.len()
     }
 
+    /// Kinds of all answered requests, in order.
+    pub fn answered(&self) -> Vec<u32> {
+        lock(&self.state).answered.clone()
+    }
+
     /// Answers all waiting requests and resumes normal operation.
     pub fn release(&self) {
         let mut state = lock(&self.state);
@@ -226,6 +242,7 @@ impl State {
         if UNANSWERED.contains(&kind) {
             return;
         }
+        self.answered.push(kind);
         let body = request.get(HEADER_BYTES..).unwrap_or_default();
         let reply = match self.failing.contains(&kind) {
             true => Err(EIO),
@@ -281,8 +298,13 @@ impl State {
                 }
                 Ok(attributes(self))
             }
+            // The content stays for open files.
+            kind::UNLINK => {
+                self.names.remove(name_from(0)).ok_or(ENOENT)?;
+                Ok(Vec::new())
+            }
             kind::OPEN => Ok(opened(Fields::default())),
-            CREATE => {
+            kind::CREATE => {
                 let number = ROOT + 1 + self.files.len() as u64;
                 self.names.insert(name_from(16).to_vec(), number);
                 self.files.insert(number, Vec::new());
@@ -310,7 +332,9 @@ impl State {
                 .u32s(&[4096, 255, 4096])
                 .u32s(&[0; 7])
                 .0),
-            RELEASE | FLUSH | kind::FSYNC => Ok(Vec::new()),
+            GETXATTR => Err(ENODATA),
+            // Attributes are accepted and not stored.
+            RELEASE | FLUSH | kind::FSYNC | kind::SETXATTR | kind::FSYNCDIR => Ok(Vec::new()),
             _ => Err(ENOSYS),
         }
     }

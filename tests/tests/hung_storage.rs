@@ -212,6 +212,95 @@ fn disk_that_hangs_while_it_is_opened_holds_up_no_other_change() -> Result<()> {
     Ok(())
 }
 
+/// The storage hangs while a disk is shrunk, while its identity is written, and while a new file is removed after a failed change.
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
+fn end_of_a_change_that_hangs_holds_up_no_other_change() -> Result<()> {
+    let bed = Bed::new(&[H], &[], &[])?;
+    let put = Method::PUT;
+    let others = |size: &str| -> Result<()> {
+        bed.succeeds_soon(
+            put.clone(),
+            "/v1/disks/ram/size",
+            Some(&json!({ "size": size })),
+        )?;
+        let ram = json!({ "backend": "ram", "size": "1M" });
+        bed.succeeds_soon(put.clone(), "/v1/disks/other", Some(&ram))?;
+        bed.succeeds_soon(Method::DELETE, "/v1/disks/other", None)
+    };
+    bed.mount.hang(&[kind::SETATTR]);
+    let (path, size) = ("/v1/disks/h/size?force=true", json!({ "size": "2M" }));
+    let shrinking = bed.hangs(put.clone(), path, &size)?;
+    others("8M")?;
+    let third = json!({ "size": "3M" });
+    bed.refused_soon(put.clone(), path, &third, "removed or resized")?;
+    bed.refused_soon(Method::POST, JOB, &bed.job("mirror"), "resized")?;
+    bed.mount.release();
+    ended(shrinking)??;
+    let content = bed.mount.content("h.raw").context("no file")?;
+    ensure!(content.len() == 2 * MIB, "{} bytes", content.len());
+    let shown: Value = bed.client().get("/v1/disks/h")?;
+    ensure!(shown["status"]["size"] == 2 * MIB, "{shown}");
+    bed.succeeds_soon(put.clone(), path, Some(&json!({ "size": "1M" })))?;
+
+    bed.mount.hang(&[kind::SETXATTR]);
+    bed.succeeds_soon(put.clone(), "/v1/disks/t", Some(&bed.file("t.raw")))?;
+    ensure!(bed.mount.held() > 0, "no attribute was set");
+    others("16M")?;
+    ensure!(bed.state("t")? == "ready");
+    bed.mount.release();
+
+    // The socket of the export cannot be made, so the file of its disk is removed.
+    let mut all: Value = bed.client().get("/v1/config")?;
+    let mut new = bed.file("new.raw");
+    new["name"] = "new".into();
+    new["size"] = "1M".into();
+    let socket = bed.rig.scratch.file("missing/new.sock");
+    let export = json!({ "kind": "vhost-blk", "name": "new", "disk": "new", "socket": socket });
+    all["disks"].as_array_mut().context("no disks")?.push(new);
+    all["exports"]
+        .as_array_mut()
+        .context("no exports")?
+        .push(export);
+    bed.mount.hang(&[kind::UNLINK]);
+    let failing = bed.hangs(put.clone(), "/v1/config", &all)?;
+    others("32M")?;
+    bed.mount.release();
+    is_refused(ended(failing)?, "missing/new.sock")?;
+    ensure!(bed.mount.content("new.raw").is_none(), "the file is left");
+    Ok(())
+}
+
+/// A new file of a mirror is durable with its name: the folder is synced after the file is created, and a failure refuses the job.
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
+fn new_file_of_a_mirror_is_durable_with_its_folder() -> Result<()> {
+    let bed = Bed::with_client()?;
+    for backend in ["file", "image"] {
+        let name = format!("new-{backend}");
+        let mut target = bed.file(&name);
+        target["backend"] = backend.into();
+        let job = json!({ "kind": "mirror", "target": target, "switch": true });
+        bed.mount.fail(&[kind::FSYNCDIR]);
+        let refused = bed.soon(Method::POST, JOB, Some(&job))?;
+        is_refused(refused, &name)?;
+        ensure!(bed.mount.content(&name).is_none(), "{name} is left");
+        bed.mount.fail(&[]);
+        let before = bed.mount.answered().len();
+        bed.succeeds_soon(Method::POST, JOB, Some(&job))?;
+        bed.job_becomes("done")?;
+        let requests = bed.mount.answered().split_off(before);
+        let at = |kind| requests.iter().position(|answered| *answered == kind);
+        let (created, synced) = (at(kind::CREATE), at(kind::FSYNCDIR));
+        let written = at(kind::WRITE);
+        ensure!(
+            created.is_some() && created < synced && synced < written.or(Some(usize::MAX)),
+            "{name}: created {created:?}, folder synced {synced:?}, written {written:?}"
+        );
+    }
+    Ok(())
+}
+
 #[test]
 #[ignore = "needs root and FUSE; make unit runs it as root"]
 fn disk_that_hangs_at_the_start_becomes_available_later() -> Result<()> {

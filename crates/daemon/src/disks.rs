@@ -8,7 +8,8 @@ use bdev::{BlockDevice, Disk, DiskOptions, ImageFormat, OpenError, RateLimits};
 use block::Identity;
 use scsi::Store;
 
-use crate::identities::{self, Claim, Identities};
+use crate::identities::{self, Claim, Identities, Unwritten};
+use crate::objects::ToClose;
 use config::{BlockDeviceConfig, Config, DiskConfig, LimitsConfig};
 
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
@@ -49,16 +50,19 @@ pub type Devices = HashMap<String, Attempt>;
 /// Result of opening several disks.
 #[derive(Default)]
 pub(crate) struct Opening {
-    opened: Vec<(Arc<Disk>, Claim)>,
+    /// Disks with the places of their storage.
+    opened: Vec<(Arc<Disk>, Claim, String)>,
     /// Names of disks that cannot be opened, with the reason.
     pub failed: Vec<(String, String)>,
+    /// Devices that no disk has.
+    pub discarded: Vec<ToClose>,
 }
 
 impl Opening {
     pub fn disks(&self) -> Disks {
         let disks = self.opened.iter();
         disks
-            .map(|(disk, _)| (disk.name().to_owned(), disk.clone()))
+            .map(|(disk, ..)| (disk.name().to_owned(), disk.clone()))
             .collect()
     }
 
@@ -69,8 +73,12 @@ impl Opening {
             .collect()
     }
 
-    pub fn persist(&self, store: &dyn Store) {
-        identities::persist(&self.opened, store);
+    /// Returns the identities to write, each with the place of its storage.
+    pub fn unwritten(&self) -> Vec<(String, Unwritten)> {
+        let opened = self.opened.iter();
+        let unwritten = opened
+            .filter_map(|(disk, claim, place)| Some((place.clone(), Unwritten::of(disk, claim)?)));
+        unwritten.collect()
     }
 }
 
@@ -86,8 +94,14 @@ pub(crate) fn open_all<'a>(
     let (mut devices, mut claims) = (Vec::new(), Vec::new());
     for config in configs {
         let ready = ready.remove(&config.name);
-        let ready = ready.filter(|(opened_with, _)| opened_with == config);
-        let opened = ready.map(|(_, opened)| opened);
+        let opened = match ready {
+            Some((opened_with, opened)) if opened_with == *config => Some(opened),
+            Some((_, Ok(unused))) => {
+                opening.discarded.push(ToClose::Unused(unused));
+                None
+            }
+            Some((_, Err(_))) | None => None,
+        };
         match opened.unwrap_or_else(|| OpenDevice::open(config, store)) {
             Ok(mut opened) => {
                 let claim = opened.claim.take();
@@ -98,7 +112,10 @@ pub(crate) fn open_all<'a>(
                             devices.push(device);
                         }
                     }
-                    Err(reason) => opening.failed.push((config.name.clone(), reason)),
+                    Err(reason) => {
+                        opening.discarded.push(ToClose::Unused(opened));
+                        opening.failed.push((config.name.clone(), reason));
+                    }
                 }
             }
             Err(error) => opening
@@ -112,16 +129,24 @@ pub(crate) fn open_all<'a>(
     opening.failed.extend(refused);
     for (device, (config, claim)) in devices.into_iter().zip(claims) {
         if names.contains(&config.name) {
-            device.remove_if_created();
+            opening.discarded.push(ToClose::Refused(device));
             continue;
         }
-        match open(config, claim.identity, device) {
-            Ok(disk) => opening.opened.push((Arc::new(disk), claim)),
-            Err(error) => opening
-                .failed
-                .push((config.name.clone(), error.to_string())),
+        match open(config, claim.identity, device.clone()) {
+            Ok(disk) => {
+                let place = config.backend.blocking_place().unwrap_or_default();
+                opening.opened.push((Arc::new(disk), claim, place));
+            }
+            Err(error) => {
+                opening.discarded.push(ToClose::Refused(device));
+                opening
+                    .failed
+                    .push((config.name.clone(), error.to_string()));
+            }
         }
     }
+    let unused = ready.into_values().filter_map(|(_, opened)| opened.ok());
+    opening.discarded.extend(unused.map(ToClose::Unused));
     opening
 }
 
@@ -159,8 +184,7 @@ fn open(
         removable: config.shown.removable,
         copy_across_targets: config.shown.copy_across_targets,
     };
-    let disk = Disk::with_options(&config.name, options, device.clone())
-        .inspect_err(|_| device.remove_if_created())?;
+    let disk = Disk::with_options(&config.name, options, device)?;
     disk.set_limits(limits(&config.limits));
     disk.set_error_policy(config.errors);
     Ok(disk)

@@ -255,47 +255,51 @@ pub(crate) fn claim(
     Some(claim_medium(name, medium, store))
 }
 
-/// Writes the identities of new disks. Their files become durable in the background: a start does not wait for other data in them.
-pub(crate) fn persist(claims: &[(Arc<Disk>, Claim)], store: &dyn Store) {
-    let mut changed: Vec<OwnedFd> = Vec::new();
-    for (disk, claim) in claims.iter().filter(|(_, claim)| claim.is_stale) {
-        let device = disk.device();
-        let Some(medium) = device.medium() else {
-            continue;
-        };
-        let record = record(claim.identity, medium);
+/// A new identity that is not on its medium yet.
+pub(crate) struct Unwritten {
+    pub disk: Arc<Disk>,
+    certainty: Certainty,
+}
+
+impl Unwritten {
+    /// Returns the identity to write for a claim, unless the medium has it or there is none.
+    pub fn of(disk: &Arc<Disk>, claim: &Claim) -> Option<Unwritten> {
+        let is_new = claim.is_stale && disk.device().medium().is_some();
+        is_new.then(|| Unwritten {
+            disk: Arc::clone(disk),
+            certainty: claim.certainty,
+        })
+    }
+
+    /// Writes the identity. Returns the file to sync. May block.
+    pub fn write(&self, store: &dyn Store) -> Option<OwnedFd> {
+        let device = self.disk.device();
+        let medium = device.medium()?;
+        let record = record(self.disk.info().identity, medium);
         let Err(refused) = medium.set_attribute(&record.to_attribute()) else {
-            changed.extend(medium.reopen());
-            continue;
+            return medium.reopen().ok();
         };
-        if claim.certainty == Certainty::Written {
-            continue;
+        if self.certainty == Certainty::Written {
+            return None;
         }
-        let name = disk.name();
-        tracing::debug!(
-            disk = name,
-            "the medium cannot hold the identity: {refused}"
-        );
+        let disk = self.disk.name();
+        tracing::debug!(disk, "the medium cannot hold the identity: {refused}");
         if let Err(error) = save(medium, &record, store) {
             tracing::warn!(
-                disk = name,
+                disk,
                 "its identity cannot be persisted, and is another one after a restart: {error}; hint: --state DIR"
             );
         }
+        None
     }
-    if changed.is_empty() {
-        return;
-    }
-    let synchronise = move || {
-        for file in &changed {
-            if let Err(error) = rustix::fs::fsync(file) {
-                tracing::warn!("cannot persist an identity: {error}");
-            }
+}
+
+/// Makes written identities durable. Blocks until the storage has written all other data of the files, too.
+pub(crate) fn sync(files: &[OwnedFd]) {
+    for file in files {
+        if let Err(error) = rustix::fs::fsync(file) {
+            tracing::warn!("cannot persist an identity: {error}");
         }
-    };
-    let thread = std::thread::Builder::new().name("identities".to_owned());
-    if let Err(error) = thread.spawn(synchronise) {
-        tracing::warn!("cannot persist identities: {error}");
     }
 }
 

@@ -35,7 +35,9 @@ fn opened_beside(
     if !opening.failed.is_empty() {
         return Err(opening.reasons());
     }
-    opening.persist(store);
+    for (_, one) in opening.unwritten() {
+        one.write(store);
+    }
     Ok(opening.disks())
 }
 

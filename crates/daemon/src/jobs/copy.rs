@@ -664,7 +664,7 @@ impl Copying {
         let Context {
             manager, servers, ..
         } = &self.context;
-        exchange(manager, &servers.pool, &changes, last)
+        exchange(manager, servers, &changes, last)
     }
 
     /// Switches the disk back to its source. Retries without limit: a disk must not stay on a mirror without a job.

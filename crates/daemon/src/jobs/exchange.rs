@@ -7,7 +7,8 @@ use bdev::{BlockDevice, BlockingIo, Disk, RangeLock};
 use block::IoRequest;
 use reactor::Pool;
 
-use crate::objects::{Fault, Manager, NewDevice, Refusal};
+use crate::identities::Identities;
+use crate::objects::{Fault, Manager, NewDevice, Refusal, Servers};
 
 /// Workers attached to devices that are not in use yet. Dropping it detaches them.
 struct Prepared<'a> {
@@ -90,12 +91,12 @@ impl Flush {
 /// first to the new.
 pub(super) fn exchange(
     manager: &Manager,
-    pool: &Pool,
+    servers: &Servers,
     changes: &[NewDevice],
     last: impl FnOnce() -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
     let mut prepared = Prepared {
-        pool,
+        pool: &servers.pool,
         disks: Vec::new(),
         is_used: false,
     };
@@ -106,6 +107,12 @@ pub(super) fn exchange(
     }
     let held = hold(changes)?;
     last()?;
+    // Here and not on the thread of the owner: the storage may not answer.
+    for change in changes.iter().filter(|change| change.config.is_some()) {
+        let (disk, store) = (&change.disk, servers.units.store());
+        let written = Identities::carry_over(disk, &*change.device, store);
+        written.map_err(|reason| failed(disk.name(), &reason))?;
+    }
     let wanted = changes.to_vec();
     manager.call(move |owner| owner.replace_devices(&wanted))?;
     prepared.is_used = true;

@@ -70,7 +70,7 @@ fn change_over(context: &Context, made: &[Made]) -> Result<(), Refusal> {
     let mut flushes = flushes.collect::<Result<Vec<_>, _>>()?;
     // Clients wait only for the second flush, while the disks are held.
     flushes.iter_mut().try_for_each(Flush::run)?;
-    exchange(&context.manager, &context.servers.pool, &changes, || {
+    exchange(&context.manager, &context.servers, &changes, || {
         for NewDevice { disk, device, .. } in &changes {
             let checked = device.check_file();
             checked.map_err(|error| failed(disk.name(), &error))?;

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use bdev::{Disk, Shrinking};
 
+use super::closing::ToClose;
+use super::draining::Grown;
 use super::owner::{How, Owner, failed, refused};
 use super::plan::{Limit, Placing, Plan, Resize};
 use super::refusal::Refusal;
@@ -61,16 +63,16 @@ impl Owner {
         let opening = disks::open_all(unopened, devices, &known, &self.identities, store);
         let reasons = opening.reasons();
         if reasons.is_empty() {
-            opening.persist(store);
+            self.write_identities(opening.unwritten());
         }
         self.bitmaps.attach(&opening.disks());
         opened.extend(opening.disks());
-        let made_for_nothing = || {
-            opened
-                .values()
-                .for_each(|disk| disk.device().remove_if_created())
-        };
-        failed(&reasons).inspect_err(|_| made_for_nothing())?;
+        self.closing.extend(opening.discarded);
+        if let Err(refusal) = failed(&reasons) {
+            self.closing
+                .extend(opened.into_values().map(ToClose::NotMade));
+            return Err(refusal);
+        }
         let mut all = self.disks.clone();
         all.extend(
             opened
@@ -85,8 +87,8 @@ impl Owner {
             self.roll_back(undo, transports);
             // The opened exports have made it a logical unit, which would keep its file open.
             opened.values().for_each(|disk| self.servers.let_go(disk));
-            made_for_nothing();
-            self.closing.extend(opened.into_values());
+            self.closing
+                .extend(opened.into_values().map(ToClose::NotMade));
             return Err(refusal);
         }
         self.finish_parts(plan, &mut undo, &opened, all, first);
@@ -106,7 +108,12 @@ impl Owner {
         all: Disks,
         first: bool,
     ) {
-        let shrunk = self.shrink(std::mem::take(&mut undo.shrinking));
+        let shrinking = std::mem::take(&mut undo.shrinking);
+        let (later, now): (Vec<_>, Vec<_>) = shrinking
+            .into_iter()
+            .partition(|(disk, _)| self.may_block(disk.name()));
+        let shrunk = self.shrink(now);
+        self.shrink_later(later);
         let grown = undo.resized.iter().map(|(disk, _)| disk.as_str());
         self.growing
             .retain(|growing| !grown.clone().any(|disk| disk == growing.disk));
@@ -252,9 +259,11 @@ impl Owner {
     }
 
     fn roll_back(&mut self, undo: Undo, transports: &Transports) {
-        let grown = undo.resized.iter().map(|(disk, _)| disk.as_str());
+        let resized = undo.resized.into_iter();
+        let (on_helper, here): (Vec<_>, Vec<_>) =
+            resized.partition(|(name, _)| self.may_block(name));
         self.growing
-            .retain(|growing| !grown.clone().any(|disk| disk == growing.disk));
+            .retain(|growing| !here.iter().any(|(disk, _)| *disk == growing.disk));
         // If another program has taken a socket, the restored export waits for the socket.
         transports.set_may_wait(true);
         for open in &undo.exports {
@@ -269,7 +278,13 @@ impl Owner {
         for (disk, shrinking) in undo.shrinking {
             disk.stay_large(shrinking);
         }
-        for (name, size) in &undo.resized {
+        for (name, before) in on_helper {
+            if let Some(disk) = self.disks.get(&name).cloned() {
+                let size = disk.info().geometry.capacity_bytes();
+                self.shrink_back(Grown { disk, before, size });
+            }
+        }
+        for (name, size) in &here {
             if let Some(disk) = self.disks.get(name)
                 && let Err(error) = disk.roll_back_growth(*size)
             {
@@ -311,7 +326,8 @@ impl Owner {
         for name in plan.remove_exports.iter().filter(|name| !is_gone(name)) {
             self.remove_export(name);
         }
-        for Resize { disk, .. } in &plan.resize {
+        let resized = plan.resize.iter();
+        for Resize { disk, .. } in resized.filter(|one| !self.shrinks_later(&one.disk)) {
             self.resized(disk);
         }
     }
@@ -343,7 +359,7 @@ impl Owner {
                 // No disk will have this identity again.
                 scsi::forget(self.servers.units.store(), &disk.info());
             }
-            self.closing.push(disk);
+            self.closing.push(ToClose::Removed(disk));
         }
     }
 }

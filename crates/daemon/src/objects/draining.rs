@@ -108,8 +108,11 @@ impl Draining {
             format!("LUNs {at} of {export} are being removed: {requests} requests of the export in flight")
         });
         let shrinking = self.shrinking.iter();
-        let shrinking = shrinking
-            .map(|disk| format!("disk {disk} is being shrunk: waits for I/Os beyond its new end"));
+        let shrinking = shrinking.map(|disk| {
+            format!(
+                "disk {disk} is being shrunk: waits for I/Os beyond its new end and for its storage"
+            )
+        });
         let growing = self.growing.iter();
         let growing =
             growing.map(|disk| format!("disk {disk} is being made larger: waits for its storage"));
@@ -175,9 +178,9 @@ struct ToDrain {
 
 /// A disk that was grown for a change that is not complete.
 pub(super) struct Grown {
-    disk: Arc<Disk>,
-    before: u64,
-    size: u64,
+    pub disk: Arc<Disk>,
+    pub before: u64,
+    pub size: u64,
 }
 
 /// Objects that no client uses any more.
@@ -304,6 +307,27 @@ pub(super) struct Drains {
 }
 
 impl Drains {
+    /// Begins to show a disk that is being shrunk on a helper thread. Returns the number for [`Drains::end_shrink`].
+    pub fn begin_shrink(&mut self, disk: &str) -> u64 {
+        self.last += 1;
+        self.draining.push(Draining {
+            number: self.last,
+            since: Instant::now(),
+            is_whole: false,
+            is_announced: false,
+            exports: Vec::new(),
+            luns: Vec::new(),
+            shrinking: vec![disk.to_owned()],
+            growing: Vec::new(),
+            disks: Vec::new(),
+        });
+        self.last
+    }
+
+    pub fn end_shrink(&mut self, number: u64) {
+        self.draining.retain(|one| one.number != number);
+    }
+
     pub fn view(&self) -> Vec<Draining> {
         self.draining.clone()
     }
@@ -388,7 +412,7 @@ impl Owner {
                     true => self.after_sizes(reply),
                     false => reply,
                 };
-                self.reply_when_closed(made, reply);
+                self.reply_when_done(made, reply);
             }
         }
     }
@@ -596,7 +620,7 @@ impl Owner {
     }
 
     /// Restores the previous size of a disk after a refused change.
-    fn shrink_back(&mut self, Grown { disk, before, .. }: Grown) {
+    pub(super) fn shrink_back(&mut self, Grown { disk, before, .. }: Grown) {
         let messages = self.messages.clone();
         let name = disk.name().to_owned();
         let place = name.clone();

@@ -138,7 +138,11 @@ impl Owner {
         for disk in &plan.add_disks {
             self.event_bus.tell("disk.added", &disk.name);
         }
-        for Resize { disk, size } in &plan.resize {
+        let resized = plan.resize.iter();
+        let resized: Vec<_> = resized
+            .filter(|one| !self.shrinks_later(&one.disk))
+            .collect();
+        for Resize { disk, size } in resized {
             self.event_bus.tell_size(disk, *size);
         }
         for Limit { disk, .. } in &plan.limit {

@@ -1,10 +1,60 @@
 //! New identity for a disk, for a copy that carries the identity of its original.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
 use super::owner::{Owner, refused};
 use super::refusal::{Fault, Refusal};
-use crate::identities::Identities;
+use crate::identities::{self, Identities, Unwritten};
+
+/// Longest wait for the identities of new disks. Storage that has just opened a file answers much sooner.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Owner {
+    /// Writes identities on helper threads, each with the place of its storage. Waits [`PATIENCE`] for them: clients see a disk with an
+    /// identity that outlives a crash of the daemon, unless its storage does not answer.
+    pub(super) fn write_identities(&self, unwritten: Vec<(String, Unwritten)>) {
+        let mut missing = BTreeSet::new();
+        let mut places: BTreeMap<String, Vec<Unwritten>> = BTreeMap::new();
+        for (place, one) in unwritten {
+            missing.insert(one.disk.name().to_owned());
+            places.entry(place).or_default().push(one);
+        }
+        let (written, is_written) = mpsc::channel();
+        for (place, group) in places {
+            let (units, written) = (Arc::clone(&self.servers.units), written.clone());
+            let write = move || {
+                let files = group.iter().filter_map(|one| {
+                    let file = one.write(units.store());
+                    // The owner may have ceased to wait.
+                    written.send(one.disk.name().to_owned()).ok();
+                    file
+                });
+                let files: Vec<OwnedFd> = files.collect();
+                drop(written);
+                identities::sync(&files);
+            };
+            if let Err(error) = self.helpers.run(&place, write) {
+                tracing::warn!("no thread to write identities: {error}");
+            }
+        }
+        drop(written);
+        let end = Instant::now() + PATIENCE;
+        while !missing.is_empty()
+            && let Ok(disk) = is_written.recv_timeout(end.saturating_duration_since(Instant::now()))
+        {
+            missing.remove(&disk);
+        }
+        for disk in missing {
+            tracing::warn!(
+                disk,
+                "identity not written yet, because the storage does not answer; after a crash the disk has another identity"
+            );
+        }
+    }
+
     /// Returns the name of the disk with this medium.
     pub fn disk_of_medium(&self, key: &str) -> Option<String> {
         let is_it = |disk: &bdev::Disk| {

@@ -12,6 +12,7 @@ mod apply;
 pub mod bodies;
 mod changes;
 mod clients;
+mod closing;
 mod draining;
 mod events;
 mod failed_io;
@@ -38,6 +39,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 pub use changes::{Change, users, users_of_all};
+pub(crate) use closing::ToClose;
 pub use draining::{Draining, Work};
 pub use events::EventBus;
 pub use listeners::LISTENER_KINDS;
@@ -50,6 +52,7 @@ pub(crate) use relations::{absolute, check as check_start};
 pub use replacing::NewDevice;
 pub use servers::{Servers, Transports, iscsi_session, vhost_session};
 pub use state_store::StateStore;
+pub(crate) use waiting::START_PATIENCE;
 pub use waiting::WaitingDisks;
 
 type Message = Box<dyn FnOnce(&mut Owner) + Send>;

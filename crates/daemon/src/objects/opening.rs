@@ -12,10 +12,8 @@
 
 use std::sync::Arc;
 
-use bdev::Disk;
-
 use super::draining::{Drained, Reply, Work};
-use super::owner::{How, Made, Owner, refused};
+use super::owner::{How, Owner, refused};
 use super::plan::Plan;
 use super::refusal::{Fault, Refusal};
 use super::{Change, Message, relations};
@@ -203,23 +201,6 @@ impl Owner {
         let closed = self.helpers.run(&place, move || drop(device));
         if let Err(error) = closed {
             tracing::warn!(disk = config.name, "device closed by the owner: {error}");
-        }
-    }
-
-    /// Replies when removed disks are closed, because their files are free then. A close may block.
-    pub(super) fn reply_when_closed(&mut self, made: Result<Made, Refusal>, reply: Reply) {
-        let closing: Vec<Arc<Disk>> = std::mem::take(&mut self.closing);
-        if closing.is_empty() {
-            return reply(made);
-        }
-        let place = closing.first().map(|disk| disk.name().to_owned());
-        let close = move || {
-            drop(closing);
-            reply(made);
-        };
-        // Without a thread the disks are closed here, and the caller gets no reply.
-        if let Err(error) = self.helpers.run(&place.unwrap_or_default(), close) {
-            tracing::error!("no thread to close disks: {error}");
         }
     }
 }

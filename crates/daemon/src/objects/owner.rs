@@ -8,10 +8,11 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
-use bdev::Disk;
+use bdev::{Disk, Shrinking};
 use control::objects::WaitingListener;
 
 use super::changes::Change;
+use super::closing::ToClose;
 use super::draining::{Drained, Draining, Drains};
 use super::events::EventBus;
 use super::opening::Openings;
@@ -114,7 +115,9 @@ pub struct Owner {
     pub(super) helpers: HelperThreads,
     pub(super) openings: Openings,
     /// Disks removed by the current change, to be closed on a helper thread.
-    pub(super) closing: Vec<Arc<Disk>>,
+    pub(super) closing: Vec<ToClose>,
+    /// Disks of the current change that are shrunk on helper threads after it.
+    pub(super) shrinking: Vec<(Arc<Disk>, Shrinking)>,
     /// Disks that were opened in the background and are not served yet.
     pub(super) arrived: Vec<Attempt>,
     pub(super) drains: Drains,
@@ -170,6 +173,7 @@ impl Owner {
             helpers: HelperThreads::default(),
             openings: Openings::default(),
             closing: Vec::new(),
+            shrinking: Vec::new(),
             arrived: Vec::new(),
             drains: Drains::default(),
             growing: Vec::new(),
@@ -232,6 +236,10 @@ impl Owner {
             ..How::default()
         };
         let made = self.become_(next, how);
+        match &made {
+            Ok(_) => self.reply_when_done(Ok(Made::default()), Box::new(drop)),
+            Err(_) => self.close_here(),
+        }
         match (made, &self.state_store) {
             (Err(Refusal::Failed(mut faults)), Some(state_store)) => {
                 // The file may lack the object, so the hint names the state file.

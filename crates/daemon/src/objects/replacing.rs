@@ -8,7 +8,6 @@ use bdev::{BlockDevice, Condition, Disk};
 use super::owner::{Owner, refused};
 use super::refusal::{Fault, Refusal};
 use super::relations;
-use crate::identities::Identities;
 use config::{DiskConfig, ExportRef};
 
 /// A disk and its new device.
@@ -42,6 +41,10 @@ impl Owner {
             return Err(Refusal::Conflict(vec![
                 fault.help("wait until that has ended"),
             ]));
+        }
+        if self.drains.resizes(name) {
+            let fault = Fault::new(format!("disk {name} is being resized"));
+            return Err(Refusal::Conflict(vec![fault.help(super::draining::HELP)]));
         }
         Ok(config)
     }
@@ -88,9 +91,6 @@ impl Owner {
             if let Some(known) = next.disks.iter_mut().find(|known| known.name == *name) {
                 *known = config.clone();
             }
-            let store = self.servers.units.store();
-            let written = Identities::carry_over(disk, &**device, store);
-            written.map_err(|reason| refused(vec![format!("disk {name}: {reason}")]))?;
         }
         let faults = relations::check_change(&self.config, &next);
         if !faults.is_empty() {

@@ -20,7 +20,7 @@ use config::{Config, DiskConfig, ExportRef};
 const WAIT_FIRST: Duration = Duration::from_secs(1);
 const WAIT_LONGEST: Duration = Duration::from_secs(30);
 /// Longest wait of the start for slow disks, so that early clients find them.
-const START_PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const START_PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 struct Wait {
@@ -185,7 +185,7 @@ impl Owner {
     pub(super) fn open_or_wait(&mut self, configs: &[DiskConfig], devices: Devices) -> Disks {
         let store = self.servers.units.store();
         let opening = disks::open_all(configs, devices, &self.disks, &self.identities, store);
-        opening.persist(store);
+        self.write_identities(opening.unwritten());
         let by_name = configs.iter().map(|config| (config.name.as_str(), config));
         let by_name: HashMap<&str, &DiskConfig> = match opening.failed.is_empty() {
             true => HashMap::new(),
@@ -204,6 +204,7 @@ impl Owner {
             }
         }
         let opened = opening.disks();
+        self.closing.extend(opening.discarded);
         self.bitmaps.attach(&opened);
         for disk in opened.keys() {
             self.waiting.opened(disk);
@@ -282,7 +283,10 @@ impl Owner {
         let configs = configs.iter();
         let configs = configs.filter(|disk| !self.waiting.is_opening(disk));
         let configs: Vec<DiskConfig> = configs.cloned().collect();
-        self.open_or_wait(&configs, devices)
+        let opened = self.open_or_wait(&configs, devices);
+        // A required disk that was refused is opened again by the start, which needs its locks.
+        self.close_here();
+        opened
     }
 
     /// Returns the slow disks of a change, which become available after it.
@@ -355,7 +359,8 @@ impl Owner {
     fn bring_in(&mut self, due: &[DiskConfig], devices: Devices) {
         let opened = self.open_or_wait(due, devices);
         if opened.is_empty() {
-            return self.publish();
+            self.publish();
+            return self.reply_when_done(Ok(Made::default()), Box::new(drop));
         }
         let came: Vec<String> = opened.keys().cloned().collect();
         let how = How {
@@ -379,7 +384,7 @@ impl Owner {
                 self.publish();
             }
         }
-        self.reply_when_closed(Ok(Made::default()), Box::new(drop));
+        self.reply_when_done(Ok(Made::default()), Box::new(drop));
     }
 }
 
