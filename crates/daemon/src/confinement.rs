@@ -1,7 +1,10 @@
 //! Files that the sandbox permits: those of the configuration, `sandbox_paths`, and files that libraries read.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use config::{BlockDeviceConfig, Config, ExportRef};
 use sandbox::{Mode, Paths};
@@ -24,6 +27,8 @@ const SYSTEM: [&str; 11] = [
     "/run/NetworkManager",
     "/run/resolvconf",
 ];
+/// Longest wait for the storage of all disks, as for their opens at the start.
+const PATIENCE: Duration = crate::objects::START_PATIENCE;
 /// Folders of Ceph's libraries for sockets and logs.
 const CEPH: [&str; 3] = ["/run/ceph", "/var/log/ceph", "/var/lib/ceph"];
 
@@ -93,22 +98,28 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
             false => paths.make_sockets.extend(nearest_folder(&folder)),
         }
     }
+    let files = config
+        .disks
+        .iter()
+        .flat_map(|disk| disk_files(&disk.backend));
+    let places = places_of(files.map(Path::to_owned).collect());
+    // Files on storage that does not answer have no rule.
+    let place_of = |path: &Path| places.get(path).cloned();
     for disk in &config.disks {
         let list = match disk.read_only {
             true => &mut paths.read,
             false => &mut paths.write,
         };
         match &disk.backend {
-            BlockDeviceConfig::File { path, .. } => list.push(place_of(path)),
+            BlockDeviceConfig::File { path, .. } => list.extend(place_of(path)),
             BlockDeviceConfig::Image {
                 path, data_file, ..
             } => {
-                list.push(place_of(path));
-                // Only the configured data file: the image may come from an untrusted source.
-                list.extend(data_file.as_deref().map(place_of));
+                list.extend(place_of(path));
+                list.extend(data_file.as_deref().and_then(place_of));
             }
             // Any SCSI command needs write access to the node.
-            BlockDeviceConfig::ScsiGeneric { path, .. } => paths.write.push(place_of(path)),
+            BlockDeviceConfig::ScsiGeneric { path, .. } => paths.write.extend(place_of(path)),
             BlockDeviceConfig::Rbd(rbd) => {
                 paths.write.extend(CEPH.iter().map(PathBuf::from));
                 let own = [&rbd.cluster.conf, &rbd.cluster.keyring];
@@ -123,6 +134,63 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
     }
     paths.write.extend(config.sandbox_paths.iter().cloned());
     paths
+}
+
+/// Returns the files of a disk that the sandbox permits.
+fn disk_files(backend: &BlockDeviceConfig) -> impl Iterator<Item = &Path> {
+    let (path, data) = match backend {
+        BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::ScsiGeneric { path, .. } => {
+            (Some(path), None)
+        }
+        // Only the configured data file: the image may come from an untrusted source.
+        BlockDeviceConfig::Image {
+            path, data_file, ..
+        } => (Some(path), data_file.as_ref()),
+        _ => (None, None),
+    };
+    path.into_iter().chain(data).map(PathBuf::as_path)
+}
+
+/// Returns the place of each file. Storage may not answer, so threads look at it, one for each folder. A file without an answer in
+/// [`PATIENCE`] is left out, and its disk cannot be opened before the next start.
+fn places_of(files: BTreeSet<PathBuf>) -> HashMap<PathBuf, PathBuf> {
+    let mut folders: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+    for file in &files {
+        let folder = folders.entry(folder_of(file)).or_default();
+        folder.push(file.clone());
+    }
+    let (found, places) = mpsc::channel();
+    for (folder, files) in folders {
+        let found = found.clone();
+        let look = move || {
+            for file in files {
+                let place = place_of(&file);
+                // The rules are made of an open file: this must not block either.
+                fs::metadata(&place).ok();
+                // The caller may have ceased to wait.
+                found.send((file, place)).ok();
+            }
+        };
+        let thread = std::thread::Builder::new().name("sandbox-paths".to_owned());
+        if let Err(error) = thread.spawn(look) {
+            let folder = folder.display();
+            tracing::error!("no thread to look at {folder}: {error}");
+        }
+    }
+    drop(found);
+    let end = Instant::now() + PATIENCE;
+    let mut known = HashMap::new();
+    while let Ok((file, place)) = places.recv_timeout(end.saturating_duration_since(Instant::now()))
+    {
+        known.insert(file, place);
+    }
+    for file in files.iter().filter(|file| !known.contains_key(*file)) {
+        tracing::error!(
+            file = %file.display(),
+            "storage does not answer, and the sandbox denies the file; hint: restart the daemon when it answers"
+        );
+    }
+    known
 }
 
 pub(crate) fn folder_of(path: &Path) -> PathBuf {
