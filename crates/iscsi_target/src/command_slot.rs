@@ -5,7 +5,6 @@ use latency::Stamp;
 use reactor::Io;
 use scsi_exec::{Data, Exempt, Parts, Transport, Waiter};
 
-use crate::commands::STEPS_MAX;
 use crate::connection::Connection;
 use crate::slots::Arrival;
 
@@ -88,7 +87,7 @@ impl Transport for CommandSlot<'_> {
     }
 
     fn may_use_scratch(&mut self) -> bool {
-        let may = self.connection.scratch_steps < STEPS_MAX;
+        let may = !self.connection.pace.is_exhausted();
         if !may {
             self.connection.rest(self.index);
         }

@@ -15,11 +15,6 @@ use crate::command_slot::CommandSlot;
 use crate::connection::Connection;
 use crate::slots::{Arrival, Client, SlotId, Stage};
 
-/// Limit of synchronous scratch I/Os per iteration, over all commands; each `STEP_BYTES` bytes count as one more. Long commands yield to
-/// other work of the worker.
-pub(crate) const STEPS_MAX: usize = 32;
-const STEP_BYTES: usize = 128 << 10;
-
 enum Progress {
     /// The response is ready.
     Done,
@@ -342,7 +337,7 @@ impl Connection {
                         self.leave(index, move |task| task.resume(outcome, None));
                         return Progress::Over;
                     }
-                    self.scratch_steps += 1 + buffer.len() / STEP_BYTES;
+                    self.pace.count(buffer.len(), true);
                     slot.task.resume(outcome, Some(*buffer));
                 }
             }

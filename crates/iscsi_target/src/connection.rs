@@ -18,7 +18,7 @@ use iscsi::login::{LoggedIn, Visitor};
 use iscsi::session::{ConnectionKey, SessionKind};
 use latency::{Labels, QueueRecord, SlowRequest, Stamp};
 use reactor::{DiskHandle, Io, RateLimit, Source};
-use request_engine::Measurement;
+use request_engine::{Measurement, Pace};
 use scsi::{AbortScope, DiskId, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction};
 use scsi_exec::{DiskHandles, Hold, Registration, TaskOrder};
 use uring::{Completion, Message, Owner, RingFd};
@@ -88,8 +88,8 @@ pub(crate) struct Connection {
     pub(crate) starved: VecDeque<(SlotId, usize)>,
     /// Slots that have executed many steps in this iteration and yield to others.
     pub(crate) resting: Vec<SlotId>,
-    /// Scratch I/O steps of this iteration, limited by `STEPS_MAX`.
-    pub(crate) scratch_steps: usize,
+    /// Counts only I/O on scratch memory.
+    pub(crate) pace: Pace,
     /// Queued output is sent, then the connection ends.
     pub(crate) closing: bool,
     pub(crate) ended: bool,
@@ -160,7 +160,7 @@ impl Connection {
             done: Vec::new(),
             starved: VecDeque::new(),
             resting: Vec::new(),
-            scratch_steps: 0,
+            pace: Pace::default(),
             closing: false,
             ended: false,
             login_waits: false,
@@ -579,7 +579,7 @@ impl Source for Connection {
     }
 
     fn publish(&mut self, io: &mut Io) {
-        self.scratch_steps = 0;
+        self.pace = Pace::default();
         if !self.ended {
             self.answer_all(io);
         }

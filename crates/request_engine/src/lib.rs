@@ -6,5 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod measurement;
+mod pace;
 
 pub use measurement::Measurement;
+pub use pace::Pace;

@@ -12,14 +12,11 @@ use block::{IoError, IoErrorKind, IoOutcome};
 use guest_memory::IoBuffer;
 use latency::{QueueRecord, Stamp};
 use reactor::{Io, Source, SourceId, Tag, WorkerHandle};
+use request_engine::Pace;
 use uring::RingFd;
 
 use crate::task::Need;
 use crate::{DiskHandles, Task, Units};
-
-/// Limit of synchronous I/Os per iteration, and bytes that count as one more I/O.
-const STEPS_MAX: usize = 32;
-const STEP_BYTES: usize = 128 << 10;
 
 /// Runs a task to its end on this worker, from its next need.
 pub fn go_on_in_background(worker: &WorkerHandle, units: &Arc<Units>, task: Task) {
@@ -65,13 +62,13 @@ impl Background {
             source: self.id,
             slot: 0,
         };
-        let mut steps = 0;
-        while steps < STEPS_MAX {
+        let mut pace = Pace::default();
+        while !pace.is_exhausted() {
             match self.task.take_need() {
                 Need::Nothing => return,
                 Need::Scratch(id, request, part) => {
                     let mut buffer = self.task.scratch(request.kind, part);
-                    steps += 1 + buffer.len() / STEP_BYTES;
+                    pace.count(buffer.len(), true);
                     let submitted = match self.disks.get(io, &self.units, id) {
                         Some(disk) => io.submit(disk, &request, &mut buffer, tag),
                         None => Submission::Done(Err(IoError::new(IoErrorKind::Offline))),

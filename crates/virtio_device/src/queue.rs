@@ -23,7 +23,7 @@ use block::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
 use latency::{Clock, Part, PartCounts, QueueRecord, Stage, Stamp, Stamps};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag};
-use request_engine::Measurement;
+use request_engine::{Measurement, Pace};
 use uring::{RingFd, Signal};
 use virtqueue::{DeviceQueue, QueueError};
 
@@ -36,11 +36,6 @@ use interrupt_moderation::InterruptModeration;
 
 /// Bytes after which a batch ends, so that other sources of the worker do not wait. A RAM disk copies as much in 1 or 2 ms.
 const BATCH_BYTES: u64 = 8 << 20;
-
-/// Limit of follow-up I/Os per iteration that complete synchronously; each `STEP_BYTES` bytes count as one more. Long requests yield to
-/// other work of the worker. For I/O on the chain's own memory only the bytes count.
-const STEPS_MAX: u64 = 32;
-const STEP_BYTES: u64 = 128 << 10;
 
 /// From this batch size on, separate response cache lines are prefetched while popping. Parsing takes a third of the time of popping:
 /// prefetches there would exceed the outstanding lines of a core.
@@ -64,8 +59,7 @@ pub struct Queue<P: Protocol> {
     slots: Slots<P::State>,
     batch_size: BatchSize,
     interrupt_moderation: InterruptModeration,
-    /// Follow-up steps of this iteration, limited by [`STEPS_MAX`].
-    steps: u64,
+    pace: Pace,
     /// Response cache lines were prefetched when the batch was popped.
     early: bool,
     /// Slots of the batch that is being drained.
@@ -124,7 +118,7 @@ impl<P: Protocol> Queue<P> {
             slots: Slots::new(size),
             batch_size: BatchSize::new(),
             interrupt_moderation: InterruptModeration::new(clock),
-            steps: 0,
+            pace: Pace::default(),
             early: false,
             batch: Vec::with_capacity(BATCH),
             pended: Vec::with_capacity(BATCH),
@@ -347,8 +341,8 @@ impl<P: Protocol> Queue<P> {
         let tag = self.tag(index);
         let slot = self.slots.get(index);
         loop {
-            let (submitted, scratch, steps) = match step {
-                Step::Scratch(_) | Step::Data if self.steps >= STEPS_MAX => {
+            let (submitted, scratch, bytes) = match step {
+                Step::Scratch(_) | Step::Data if self.pace.is_exhausted() => {
                     self.resting.push_back((index, step));
                     return Progress::Pending;
                 }
@@ -368,21 +362,20 @@ impl<P: Protocol> Queue<P> {
                     slot.stage = slots::Stage::Data;
                     let Request { chain, job, .. } = &mut slot.request;
                     let buffer = &mut chain.buffer;
-                    let steps = buffer.len() as u64 / STEP_BYTES;
-                    (io.submit(job.disk, &job.io, buffer, tag), None, steps)
+                    let bytes = buffer.len();
+                    (io.submit(job.disk, &job.io, buffer, tag), None, bytes)
                 }
                 Step::Scratch(mut scratch) => {
                     slot.stage = slots::Stage::Scratch;
-                    let steps = 1 + scratch.len() as u64 / STEP_BYTES;
-                    let job = slot.request.job;
+                    let (job, bytes) = (slot.request.job, scratch.len());
                     let submitted = io.submit(job.disk, &job.io, &mut scratch, tag);
-                    (submitted, Some(scratch), steps)
+                    (submitted, Some(scratch), bytes)
                 }
             };
             let Submission::Done(outcome) = submitted else {
                 return Progress::Pending;
             };
-            self.steps += steps;
+            self.pace.count(bytes, scratch.is_some());
             let scratch = scratch.map(|scratch| *scratch);
             step = self
                 .protocol
@@ -557,7 +550,7 @@ impl<P: Protocol> Source for Queue<P> {
         if has_slow {
             self.keep_slow(io, answered, notified);
         }
-        self.steps = 0;
+        self.pace = Pace::default();
         self.done.clear();
         self.measurement.end_iteration(self.slots.in_flight());
     }

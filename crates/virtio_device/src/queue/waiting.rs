@@ -2,7 +2,7 @@
 
 use reactor::Io;
 
-use super::{Queue, STEPS_MAX};
+use super::Queue;
 use crate::protocol::{Protocol, Request, Step};
 use crate::slots::Stage;
 
@@ -71,7 +71,7 @@ impl<P: Protocol> Queue<P> {
     #[cold]
     pub(super) fn go_on_resting(&mut self, io: &mut Io) {
         for _ in 0..self.resting.len() {
-            if self.steps >= STEPS_MAX {
+            if self.pace.is_exhausted() {
                 return;
             }
             let Some((index, step)) = self.resting.pop_front() else {
