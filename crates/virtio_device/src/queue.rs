@@ -401,7 +401,11 @@ impl<P: Protocol> Queue<P> {
                 if SEVERAL {
                     self.measurement.timeline.select(slot.part);
                 }
-                let pended = slot.pended.then(|| (slot.noticed, slot.submitted));
+                // The stamps are in a cache line that synchronous requests do not touch.
+                let pended = match slot.pended {
+                    true => Some((slot.noticed, slot.submitted)),
+                    false => None,
+                };
                 self.measurement
                     .answered(slot.operation, bytes, answer.good, pended);
                 if !self.broken {
