@@ -276,6 +276,14 @@ fn open_flags(cache: CacheMode, read_only: bool) -> OFlags {
     }
 }
 
+impl File {
+    /// Returns device and inode of the open file.
+    pub(crate) fn id(&self) -> io::Result<(u64, u64)> {
+        let stat = rustix::fs::fstat(&self.shared.control)?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+}
+
 impl BlockDevice for File {
     fn info(&self) -> DiskInfo {
         let info = &self.shared.info;

@@ -7,14 +7,16 @@
 //!   iscsi://..., rbd:...                                        see `remote_backing`
 //! ```
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use qcow2::Header;
+use rustix::fs::{Mode, OFlags};
 use serde_json::{Map, Value};
 
 use super::open::fail;
 use super::remote_backing::is_remote;
-use crate::OpenError;
+use crate::{File, OpenError};
 
 /// Policy for the backing image and the data file that an image names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +57,35 @@ impl NamedFiles {
                 named.display()
             ),
         ))
+    }
+
+    /// Checks that an opened file is the one that [`NamedFiles::check`] has permitted. A user who can write to a folder below that of the
+    /// image could have replaced the file by a symbolic link in between.
+    ///
+    /// # Errors
+    /// Another file was opened.
+    pub(super) fn check_opened(
+        self,
+        image: &Path,
+        what: &str,
+        named: &Path,
+        opened: &File,
+    ) -> Result<(), OpenError> {
+        if self != NamedFiles::Folder {
+            return Ok(());
+        }
+        let found = find_below(named, folder_of(image));
+        let is_same = found.is_ok_and(|found| opened.id().is_ok_and(|id| id == found));
+        match is_same {
+            true => Ok(()),
+            false => Err(fail(
+                image,
+                format!(
+                    "its {what} {} was replaced while it was opened, and is not used; hint: let only root and the user of the daemon write to its folder",
+                    named.display()
+                ),
+            )),
+        }
     }
 }
 
@@ -243,12 +274,29 @@ pub(super) fn folder_of(image: &Path) -> &Path {
     image.parent().unwrap_or(Path::new(""))
 }
 
+fn canonical(path: Option<&Path>) -> io::Result<PathBuf> {
+    let path = path.filter(|path| *path != Path::new(""));
+    std::fs::canonicalize(path.unwrap_or(Path::new(".")))
+}
+
+/// Finds a file in or below a folder without following symbolic links on the way from there. Returns its device and inode.
+fn find_below(file: &Path, folder: &Path) -> io::Result<(u64, u64)> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let (parent, folder) = (canonical(file.parent())?, canonical(Some(folder))?);
+    let below = parent.strip_prefix(&folder).map_err(io::Error::other)?;
+    let name = file.file_name().ok_or(io::ErrorKind::NotFound)?;
+    let mut at = rustix::fs::open(&folder, flags | OFlags::DIRECTORY, Mode::empty())?;
+    for part in below.components() {
+        let part = part.as_os_str();
+        at = rustix::fs::openat(&at, part, flags | OFlags::DIRECTORY, Mode::empty())?;
+    }
+    let found = rustix::fs::openat(&at, name, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&found)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
 /// Returns true if a file lies in or below a folder and is no symbolic link.
 pub(super) fn lies_below(file: &Path, folder: &Path) -> bool {
-    let canonical = |path: Option<&Path>| {
-        let path = path.filter(|path| *path != Path::new(""));
-        std::fs::canonicalize(path.unwrap_or(Path::new(".")))
-    };
     let is_link = std::fs::symlink_metadata(file).is_ok_and(|found| found.is_symlink());
     match (canonical(file.parent()), canonical(Some(folder))) {
         (Ok(its), Ok(folder)) => !is_link && its.starts_with(folder),
@@ -272,6 +320,53 @@ mod tests {
             format: found,
         };
         assert_eq!(named(name, format), Ok(expected), "{name}");
+    }
+
+    /// The file is replaced between the check and the open, in a folder that other users can write.
+    #[test]
+    fn file_that_was_replaced_while_it_was_opened_is_refused() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(path("vm/below")).unwrap();
+        std::fs::create_dir(path("secrets")).unwrap();
+        for name in ["vm/below/base", "secrets/base"] {
+            std::fs::write(path(name), [7; 512]).unwrap();
+        }
+        let (image, named) = (path("vm/top.qcow2"), path("vm/below/base"));
+        let policy = NamedFiles::Folder;
+        let open = || {
+            let options = crate::FileOptions {
+                cache: crate::CacheMode::Writeback,
+                read_only: true,
+                ..crate::FileOptions::new(&named)
+            };
+            File::open(options).unwrap()
+        };
+        let checked = |opened: &File| policy.check_opened(&image, "backing image", &named, opened);
+        policy.check(&image, "backing image", &named).unwrap();
+        checked(&open()).unwrap();
+        // A symbolic link in place of the file, while it is opened and also afterwards.
+        std::fs::rename(&named, path("vm/below/kept")).unwrap();
+        symlink(path("secrets/base"), &named).unwrap();
+        let opened = open();
+        assert!(checked(&opened).is_err());
+        std::fs::rename(path("vm/below/kept"), &named).unwrap();
+        assert!(
+            checked(&opened)
+                .unwrap_err()
+                .to_string()
+                .contains("was replaced")
+        );
+        // A symbolic link in place of the folder.
+        std::fs::rename(path("vm/below"), path("vm/kept")).unwrap();
+        symlink(path("secrets"), path("vm/below")).unwrap();
+        let opened = open();
+        assert!(checked(&opened).is_err());
+        std::fs::remove_file(path("vm/below")).unwrap();
+        std::fs::rename(path("vm/kept"), path("vm/below")).unwrap();
+        assert!(checked(&opened).is_err());
+        checked(&open()).unwrap();
     }
 
     #[test]

@@ -61,10 +61,14 @@ pub(super) fn open(options: &ImageOptions) -> Result<Opened, OpenError> {
     let mut below = open_below(options, &files.header, &mut seen)?;
     // No recursion: a long chain could overflow the stack.
     let mut levels = Vec::new();
+    let mut named_by = options.path.clone();
     let mut device = loop {
         match below {
             Below::Image(options) => {
                 let files = open_level(&options, &mut seen)?;
+                let (policy, path) = (options.named_files, &options.path);
+                policy.check_opened(&named_by, "backing image", path, &files.file)?;
+                named_by.clone_from(path);
                 below = open_below(&options, &files.header, &mut seen)?;
                 levels.push((options, files));
             }
@@ -206,7 +210,14 @@ fn open_files(options: &ImageOptions) -> Result<Files, OpenError> {
         let (file, container) = open_file(options, path, cache)?;
         let header = Header::read(&container).map_err(|error| fail(path, not_served(&error)))?;
         let data = match data_file::path(options, &header)? {
-            Some(path) => Some(open_file(options, &path, cache)?),
+            Some(named) => {
+                let opened = open_file(options, &named, cache)?;
+                if options.data_file.is_none() {
+                    let policy = options.named_files;
+                    policy.check_opened(path, "data file", &named, &opened.0)?;
+                }
+                Some(opened)
+            }
             None => None,
         };
         Ok::<_, OpenError>(Files {
@@ -309,12 +320,15 @@ fn open_below(
             if found.is_ok_and(|found| !seen.insert((found.dev(), found.ino()))) {
                 return Err(fail(path, STANDS_ON_ITSELF));
             }
-            Ok(Below::Device(Arc::new(File::open(FileOptions {
+            let file = File::open(FileOptions {
                 cache: options.cache,
                 read_only: true,
                 is_container: true,
                 ..FileOptions::new(&below.path)
-            })?)))
+            })?;
+            let (policy, named) = (options.named_files, &below.path);
+            policy.check_opened(path, "backing image", named, &file)?;
+            Ok(Below::Device(Arc::new(file)))
         }
         BackingFormat::Qcow2 => Ok(Below::Image(ImageOptions {
             cache: options.cache,
