@@ -303,6 +303,18 @@ fn new_file_of_a_mirror_is_durable_with_its_folder() -> Result<()> {
 
 #[test]
 #[ignore = "needs root and FUSE; make unit runs it as root"]
+fn daemon_starts_while_a_lookup_hangs() -> Result<()> {
+    let bed = Bed::new(&[H], &[kind::LOOKUP], &[])?;
+    ensure!(bed.mount.held() > 0, "no lookup");
+    ensure!(bed.state("h")? == "opening", "{}", bed.state("h")?);
+    let ram = json!({ "backend": "ram", "size": "1M" });
+    bed.succeeds_soon(Method::PUT, "/v1/disks/other", Some(&ram))?;
+    bed.mount.release();
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
 fn disk_that_hangs_at_the_start_becomes_available_later() -> Result<()> {
     let bed = Bed::new(&[H], &[kind::OPEN], &[])?;
     ensure!(bed.state("h")? == "opening", "{}", bed.state("h")?);

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use super::daemon_keys::{Draft, WorkersDraft};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
+use super::file_lookup::look_at_files;
 use super::lun::LunDraft;
 use super::model::{Config, Placement};
 use super::place::{At, Place};
@@ -237,14 +239,18 @@ fn check_sockets(draft: &Draft, diagnostics: &mut Diagnostics) {
     }
 }
 
+/// Longest wait for the files of disks. Two paths to a file without an answer are found by the locks of the file.
+const FILES_PATIENCE: Duration = Duration::from_secs(1);
+
 fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Diagnostics) {
+    let paths = draft.disks.iter().filter_map(|disk| disk.path.as_ref());
+    let paths = paths.map(|path| path.value.clone()).collect();
+    let resolved = look_at_files(&paths, FILES_PATIENCE, |path| path.canonicalize().ok());
     let mut files = Once::new();
     for disk in &draft.disks {
         let Some(path) = &disk.path else { continue };
-        let key = path
-            .value
-            .canonicalize()
-            .unwrap_or_else(|_| absolute(&path.value));
+        let found = resolved.get(&path.value).cloned().flatten();
+        let key = found.unwrap_or_else(|| absolute(&path.value));
         let what = format!("the file {}", path.value.display());
         let help = "a file belongs to one disk, and a disk may have several exports";
         files.see(key, &path.place, what, help, diagnostics);

@@ -19,6 +19,7 @@ mod example_tests;
 mod export;
 mod export_draft;
 mod export_kinds;
+mod file_lookup;
 mod flag_source;
 mod flags_over_file;
 mod iscsi;
@@ -58,6 +59,7 @@ pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use disk::{DISK_KEYS, DISK_SET, DiskDraft, DiskKey};
 pub use export::{ExportConfig, ExportObject, ExportRef, Said};
 pub use export_kinds::{EXPORT_KINDS, ExportKind};
+pub use file_lookup::look_at_files;
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 pub use iscsi::{
     AccessState, AccessStates, AclEntry, Announced, DemoMode, ISCSI_KEYS, IscsiConfig, Network,

@@ -1,12 +1,11 @@
 //! Files that the sandbox permits: those of the configuration, `sandbox_paths`, and files that libraries read.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use config::{BlockDeviceConfig, Config, ExportRef};
+use config::{BlockDeviceConfig, Config, ExportRef, look_at_files};
 use sandbox::{Mode, Paths};
 
 use crate::running::{StartError, StartOptions};
@@ -151,39 +150,15 @@ fn disk_files(backend: &BlockDeviceConfig) -> impl Iterator<Item = &Path> {
     path.into_iter().chain(data).map(PathBuf::as_path)
 }
 
-/// Returns the place of each file. Storage may not answer, so threads look at it, one for each folder. A file without an answer in
-/// [`PATIENCE`] is left out, and its disk cannot be opened before the next start.
+/// Returns the place of each file. A file without an answer of its storage in [`PATIENCE`] is left out, and its disk cannot be opened before
+/// the next start.
 fn places_of(files: BTreeSet<PathBuf>) -> HashMap<PathBuf, PathBuf> {
-    let mut folders: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
-    for file in &files {
-        let folder = folders.entry(folder_of(file)).or_default();
-        folder.push(file.clone());
-    }
-    let (found, places) = mpsc::channel();
-    for (folder, files) in folders {
-        let found = found.clone();
-        let look = move || {
-            for file in files {
-                let place = place_of(&file);
-                // The rules are made of an open file: this must not block either.
-                fs::metadata(&place).ok();
-                // The caller may have ceased to wait.
-                found.send((file, place)).ok();
-            }
-        };
-        let thread = std::thread::Builder::new().name("sandbox-paths".to_owned());
-        if let Err(error) = thread.spawn(look) {
-            let folder = folder.display();
-            tracing::error!("no thread to look at {folder}: {error}");
-        }
-    }
-    drop(found);
-    let end = Instant::now() + PATIENCE;
-    let mut known = HashMap::new();
-    while let Ok((file, place)) = places.recv_timeout(end.saturating_duration_since(Instant::now()))
-    {
-        known.insert(file, place);
-    }
+    let known = look_at_files(&files, PATIENCE, |file| {
+        let place = place_of(file);
+        // The rules are made of an open file. This must not block either.
+        fs::metadata(&place).ok();
+        place
+    });
     for file in files.iter().filter(|file| !known.contains_key(*file)) {
         tracing::error!(
             file = %file.display(),
