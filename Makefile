@@ -40,7 +40,7 @@ musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check advisories unit guests sim soak fuzz fuzz-asan miri deb static oci install uninstall clean
+.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check advisories unit guests sim soak fuzz fuzz-asan miri tsan deb static oci install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -176,6 +176,12 @@ miri: ## Unit tests of client memory and rings of the corpus in Miri, which find
 	export MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-permissive-provenance' PROPTEST_CASES=2; \
 	$(CARGO) +nightly miri test -p guest_memory --lib -- --skip words_of_a_copy --skip copy:: --skip mapping:: --skip sigbus:: && \
 	$(CARGO) +nightly miri test -p virtqueue --test random_bytes -- --skip random_bytes_never
+
+# One test at a time: ThreadSanitizer does not see system calls of rustix, so a mapping at the address of an earlier one looks like a race.
+tsan: ## Unit tests of counters, client memory and iSCSI sessions with ThreadSanitizer: needs a nightly compiler
+	@scripts/setup tsan
+	PROPTEST_CASES=4 RUSTFLAGS='-Zsanitizer=thread' $(CARGO) +nightly test -Zbuild-std -p latency -p guest_memory -p iscsi --lib \
+		--target x86_64-unknown-linux-gnu --target-dir $(target_directory)/tsan -- --test-threads=1 --skip words_of_a_copy --skip copy::
 
 static: ## Builds the daemon as one static program (musl) for any Linux on x86-64; without Ceph, because it cannot load libraries
 	@scripts/setup static
