@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Result;
+use vm::wait_until;
 
 /// The memory controller of cgroup v1.
 const V1: &str = "/sys/fs/cgroup/memory";
@@ -68,7 +70,8 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // Fails while the group has a process.
-        fs::remove_dir(&self.folder).ok();
+        // Busy for a moment after the end of the last process.
+        let removed = || fs::remove_dir(&self.folder).ok();
+        wait_until(Duration::from_secs(5), removed);
     }
 }
