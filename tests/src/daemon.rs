@@ -149,7 +149,7 @@ impl DaemonBuilder {
             command.env("LUNETTE_SANDBOX", "enforce");
         }
         let mut allowed = loop_device::nodes();
-        allowed.extend([guest_directory(), self.sockets.clone()]);
+        allowed.push(guest_directory());
         command.env("LUNETTE_SANDBOX_PATHS", std::env::join_paths(allowed)?);
         Process::start(
             "lunette serve",

@@ -176,6 +176,11 @@ impl UserGuests {
         Ok(())
     }
 
+    /// Returns the option that lets a daemon with the sandbox create sockets in the folders of guests.
+    pub fn sandbox_path(&self) -> String {
+        format!("--sandbox-path={}", self.scratch.socket("run").display())
+    }
+
     fn root(&self) -> PathBuf {
         self.scratch.socket("run/lunette/vm")
     }

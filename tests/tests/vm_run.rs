@@ -198,7 +198,10 @@ fn nothing_is_left_of_a_guest_whose_supervisor_is_killed_at_any_point() -> Resul
 
     // Objects that the guest added to a running daemon are removed, and no others.
     let scratch = Scratch::new()?;
-    let daemon = DaemonBuilder::new(&scratch).disk("own=ram:8M").start()?;
+    let daemon = DaemonBuilder::new(&scratch)
+        .disk("own=ram:8M")
+        .arguments([guests.sandbox_path().as_str()])
+        .start()?;
     let control = daemon.control().display().to_string();
     let child = start(
         "added",

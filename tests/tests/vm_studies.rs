@@ -15,11 +15,12 @@ const SOON: Duration = Duration::from_secs(240);
 /// compared with the memory disk.
 #[test]
 fn a_slow_disk_is_far_below_bare_metal_and_below_a_fast_one() -> Result<()> {
+    let guests = UserGuests::new()?.with_bench()?;
+    let sockets = guests.sandbox_path();
     let rig = Rig::new(|daemon| {
         let daemon = daemon.disk("slow=delay:20ms,size=16M");
-        daemon.disk("fast=ram:16M")
+        daemon.disk("fast=ram:16M").arguments([sockets.as_str()])
     })?;
-    let guests = UserGuests::new()?.with_bench()?;
     let folder = vm::workspace().join("target/vm-studies-compare");
     std::fs::remove_dir_all(&folder).ok();
     let place = folder.display().to_string();
