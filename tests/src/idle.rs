@@ -11,7 +11,7 @@ const SHARE_MAX: f64 = 0.01;
 /// Most measurements, if the host takes CPU time away from this machine during them.
 const TIMES: usize = 6;
 
-/// Fails if the daemon, idle except for `what`, uses [`SHARE_MAX`] of a core or more. A virtual machine's kernel counts stolen time
+/// Fails if the daemon, idle except for `what`, uses `SHARE_MAX` of a core or more. A virtual machine's kernel counts stolen time
 /// of a running thread as used, so stolen time is subtracted. If the stolen time itself reaches the limit, the measurement is
 /// inconclusive and is repeated. `refresh` runs before each measurement.
 pub fn ensure_idle(

@@ -2,8 +2,9 @@
 //! errors refuse the start. Mode, owner and group of vhost-user sockets.
 #![forbid(unsafe_code)]
 
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::time::Duration;
 
 use control::{Client, Status};
@@ -46,6 +47,37 @@ fn refuse_new_socket(rig: &Rig) -> Result<()> {
     ensure!(
         !refused.status.success() && said.contains(&missing),
         "{said}"
+    );
+    Ok(())
+}
+
+/// Checks that the commands for exports name the waiting listeners, with the next attempt and a hint.
+fn check_exports(rig: &Rig, socket: &Path, portal_at: SocketAddr) -> Result<()> {
+    for (export, line) in [
+        (
+            "d",
+            format!("! export d: socket {} is not open: ", socket.display()),
+        ),
+        (
+            TARGET,
+            format!("! export {TARGET}: portal {portal_at} is not open: "),
+        ),
+    ] {
+        for command in [&["export", "list"][..], &["export", "show", export]] {
+            let text = rig.daemon.lunette(command)?;
+            let found = text.lines().find(|one| one.starts_with(&line));
+            let found = found.with_context(|| format!("{command:?}: {text}"))?;
+            ensure!(
+                found.contains(", next try in ") && found.contains("; hint: "),
+                "{found}"
+            );
+        }
+    }
+    let page = rig.daemon.lunette(&["export", "show", "d", "--json"])?;
+    let shown: Value = serde_json::from_str(&page)?;
+    ensure!(
+        shown[0]["status"]["waiting_socket"]["kind"] == "vhost-user",
+        "{shown}"
     );
     Ok(())
 }
@@ -102,32 +134,7 @@ fn listeners_of_every_kind_wait_at_the_start_and_open_later() -> Result<()> {
             format!("metrics listener {metrics_at}"),
         ],
     )?;
-    for (export, line) in [
-        (
-            "d",
-            format!("! export d: socket {} is not open: ", socket.display()),
-        ),
-        (
-            TARGET,
-            format!("! export {TARGET}: portal {portal_at} is not open: "),
-        ),
-    ] {
-        for command in [&["export", "list"][..], &["export", "show", export]] {
-            let text = rig.daemon.lunette(command)?;
-            let found = text.lines().find(|one| one.starts_with(&line));
-            let found = found.with_context(|| format!("{command:?}: {text}"))?;
-            ensure!(
-                found.contains(", next try in ") && found.contains("; hint: "),
-                "{found}"
-            );
-        }
-    }
-    let page = rig.daemon.lunette(&["export", "show", "d", "--json"])?;
-    let shown: Value = serde_json::from_str(&page)?;
-    ensure!(
-        shown[0]["status"]["waiting_socket"]["kind"] == "vhost-user",
-        "{shown}"
-    );
+    check_exports(&rig, &socket, portal_at)?;
 
     let mut events = Events::listen(&rig.daemon.control())?;
     refuse_new_socket(&rig)?;

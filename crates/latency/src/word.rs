@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn a_reader_sees_every_value_in_order() {
-        let word = std::sync::Arc::new(Word::new(0));
+        let word = std::sync::Arc::new(Word::default());
         let reader = word.clone();
         let looking = std::thread::spawn(move || {
             let mut last = 0;

@@ -26,10 +26,12 @@ impl Owner {
         for (place, group) in places {
             let (units, written) = (Arc::clone(&self.servers.units), written.clone());
             let write = move || {
-                let files = group.iter().filter_map(|one| {
-                    let file = one.write(units.store());
+                let files = group.into_iter().filter_map(|one| {
+                    let (disk, file) = (one.disk.name().to_owned(), one.write(units.store()));
+                    // Before the reply: a disk that is removed then has no other holder, and its file is free.
+                    drop(one);
                     // The owner may have ceased to wait.
-                    written.send(one.disk.name().to_owned()).ok();
+                    written.send(disk).ok();
                     file
                 });
                 let files: Vec<OwnedFd> = files.collect();
