@@ -75,11 +75,19 @@ impl UserGuests {
     /// Returns the command `lunette vm WORDS`.
     pub fn command(&self, words: &[&str]) -> Command {
         let search = std::env::var("PATH").unwrap_or_default();
+        let runtime_folder = self.scratch.socket("run");
+        // Daemons that `lunette vm` starts may create sockets in the folders of guests.
+        let mut allowed = std::env::var_os("LUNETTE_SANDBOX_PATHS").unwrap_or_default();
+        if !allowed.is_empty() {
+            allowed.push(":");
+        }
+        allowed.push(&runtime_folder);
         let mut command = Command::new(self.programs.join("lunette-lab"));
         command
             .arg("vm")
             .args(words)
-            .env("XDG_RUNTIME_DIR", self.scratch.socket("run"))
+            .env("XDG_RUNTIME_DIR", &runtime_folder)
+            .env("LUNETTE_SANDBOX_PATHS", allowed)
             .env("LUNETTE_GUEST_DIR", vm::guest_directory())
             .env("PATH", format!("{}:{search}", self.path.display()))
             .stdin(Stdio::null());
