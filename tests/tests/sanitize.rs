@@ -5,6 +5,7 @@ use end_to_end::{IscsiSession, Result, Rig, bail, ensure};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
+use vm::wait_until;
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 const IDLE: (u8, u8, u8) = (0, 0, 0);
@@ -132,6 +133,15 @@ fn sanitize_stops_virtio_blk_and_leaves_nothing_written() -> Result<()> {
     queue.data(slot).write(0, &[0xbb; 4096]);
     ensure!(queue.submit(slot, kind::OUT, 8, 4096, 0));
     queue.publish();
+    // The worker may take the request later than the command of the other client.
+    let client = control::Client::new(&rig.daemon.control());
+    let in_flight = || {
+        let metrics = client.text("/metrics").ok()?;
+        let is_taken = metrics.contains("lunette_disk_io_in_flight{disk=\"d0\"} 1");
+        is_taken.then_some(())
+    };
+    // Shorter than the disk's delay: afterwards the request has ended.
+    wait_until(Duration::from_millis(250), in_flight);
     begin_overwriting(&mut session, b"wipe")?;
     let done = queue.wait()?;
     queue.release(done.slot);
@@ -141,7 +151,7 @@ fn sanitize_stops_virtio_blk_and_leaves_nothing_written() -> Result<()> {
     let found = statuses(&mut queue)?;
     ensure!(found == refused, "{found:?} while it runs");
     ensure!(ready(&mut session)? == UNDER_WAY, "the test took too long");
-    let metrics = control::Client::new(&rig.daemon.control()).text("/metrics")?;
+    let metrics = client.text("/metrics")?;
     let counted = "lunette_disk_io_errors_total{disk=\"d0\",class=\"closed\"} 3";
     ensure!(metrics.contains(counted), "not counted:\n{metrics}");
 

@@ -64,20 +64,16 @@ fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// The generator xorshift64*.
-struct Random(u64);
+struct Random(fastrand::Rng);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+        self.0.u64(..)
     }
 
     /// Returns a number below `end`, which must not be 0.
     fn below(&mut self, end: usize) -> usize {
-        (self.next() >> 16) as usize % end
+        self.0.usize(..end)
     }
 
     fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
@@ -194,7 +190,7 @@ fn run_target(target: Target, settings: &Settings, running: &Running) -> io::Res
     let current = File::create(&place)?;
     let mut hash = DefaultHasher::new();
     (settings.seed, name).hash(&mut hash);
-    let mut random = Random(hash.finish() | 1);
+    let mut random = Random(fastrand::Rng::with_seed(hash.finish()));
     let mut left = seeds.iter();
     let begun = Instant::now();
     loop {

@@ -24,19 +24,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Sectors inside of the disk, at its end and outside.
 const SECTORS: [u64; 8] = [0, 1, 8, 2040, 2041, 2048, 1 << 40, u64::MAX];
 
-/// xorshift64*
-struct Random(u64);
+struct Random(fastrand::Rng);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+        self.0.u64(..)
     }
 
     fn pick<T: Copy>(&mut self, values: &[T]) -> T {
-        values[self.next() as usize % values.len()]
+        values[self.0.usize(..values.len())]
     }
 }
 
@@ -45,7 +41,7 @@ fn beside(change: impl Fn(&mut Random) + Sync, work: impl FnOnce()) {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut random = Random(0x9e37_79b9_7f4a_7c15);
+            let mut random = Random(fastrand::Rng::with_seed(0x9e37_79b9_7f4a_7c15));
             while !done.load(Ordering::Relaxed) {
                 change(&mut random);
             }

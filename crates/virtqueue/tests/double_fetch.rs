@@ -26,19 +26,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const NEXT: u16 = 1;
 const INDIRECT: u16 = 4;
 
-/// xorshift64*
-struct Random(u64);
+struct Random(fastrand::Rng);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+        self.0.u64(..)
     }
 
     fn pick<T: Copy>(&mut self, values: &[T]) -> T {
-        values[self.next() as usize % values.len()]
+        values[self.0.usize(..values.len())]
     }
 
     fn address(&mut self) -> u64 {
@@ -99,7 +95,7 @@ impl Shared {
     fn attack(&self) {
         let raw = RawRing::new(&self.layout, &self.table).unwrap();
         let region = RingMemory::new(self.inflight.clone(), 0, 4096);
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut random = Random(fastrand::Rng::with_seed(0x9e37_79b9_7f4a_7c15));
         while !self.done.load(Ordering::Relaxed) {
             let at = random.index();
             let place = self.place.load(Ordering::Relaxed);
