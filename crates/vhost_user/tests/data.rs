@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bdev::{File, FileOptions, Null, NullOptions};
+use bdev::{Disk, File, FileOptions, Null, NullOptions};
 use block::{IoFlags, IoKind};
 use reactor::PollLimit;
 use support::{Rig, Watched, connect, eventually, ram, start_blk};
@@ -13,6 +13,7 @@ use vhost_frontend::{
     BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, Verifier, feature, kind, request,
     status,
 };
+use virtio_blk::{BlkDevice, BlkOptions};
 
 const PIECE: u64 = 4 << 20;
 
@@ -422,5 +423,37 @@ fn queue_of_1024_entries_is_filled_to_the_brim() {
         let mut got = [0; 512];
         assert_eq!(queue.read(700 * 512, &mut got).unwrap(), status::OK);
         assert_eq!(got, [700u16 as u8 ^ 2; 512]);
+    }
+}
+
+/// A driver may read a new capacity before the message about it has reached the queue. The test never sends this message.
+#[test]
+fn requests_within_a_capacity_that_the_driver_has_read_are_served() {
+    const MIB: u64 = 1 << 20;
+    let rig = Rig::new(1);
+    let disk = Arc::new(Disk::new("d", None, ram(MIB)).unwrap());
+    let options = BlkOptions {
+        name: "d".to_owned(),
+        queues: 1,
+    };
+    let socket = rig.socket("d");
+    let device = Arc::new(BlkDevice::new(disk.clone(), options));
+    rig.server.listen(&socket, device).unwrap();
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    let within = |end: u64| Range {
+        sector: end / 512 - 8,
+        sectors: 8,
+        flags: 0,
+    };
+    for end in [2 * MIB, 3 * MIB] {
+        assert_eq!(queue.write(end - 4096, &[1; 4096]).unwrap(), status::IOERR);
+        assert_eq!(queue.write_zeroes(&[within(end)]).unwrap(), status::IOERR);
+        disk.resize(end).unwrap();
+        assert_eq!(front_end.config(0, 8).unwrap(), (end / 512).to_le_bytes());
+        if end == 2 * MIB {
+            assert_eq!(queue.write(end - 4096, &[1; 4096]).unwrap(), status::OK);
+        }
+        assert_eq!(queue.write_zeroes(&[within(end)]).unwrap(), status::OK);
     }
 }

@@ -262,9 +262,8 @@ impl VirtioDevice for BlkDevice {
         let disk = self.disk.clone();
         let writethrough = self.writethrough.clone();
         Box::new(move |io, id| {
-            let info = disk.info();
             let handle = io.open(&disk);
-            let protocol = BlkQueue::new(handle, info, writethrough);
+            let protocol = BlkQueue::new(handle, disk, writethrough);
             match Queue::new(setup, id, io.clock(), protocol) {
                 Ok(queue) => Ok(queue.built()),
                 Err(error) => {

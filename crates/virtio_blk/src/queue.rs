@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bdev::Disk;
 use block::{DiskInfo, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use latency::Operation;
@@ -21,6 +22,8 @@ use crate::request::{
 /// The virtio-blk part of a queue.
 pub(crate) struct BlkQueue {
     disk: DiskHandle,
+    /// The exported disk, for its present size.
+    exported: Arc<Disk>,
     info: Arc<DiskInfo>,
     limits: Limits,
     writethrough: Arc<AtomicBool>,
@@ -61,11 +64,13 @@ const _: () = assert!(size_of::<Pending>() <= 20);
 impl BlkQueue {
     pub(crate) fn new(
         disk: DiskHandle,
-        info: Arc<DiskInfo>,
+        exported: Arc<Disk>,
         writethrough: Arc<AtomicBool>,
     ) -> BlkQueue {
+        let info = exported.info();
         BlkQueue {
             disk,
+            exported,
             limits: Limits::of(&info),
             info,
             writethrough,
@@ -78,6 +83,18 @@ impl BlkQueue {
         self.info = info;
     }
 
+    /// Adopts the disk's present properties. Returns true if they have changed: the driver may have read a new capacity from the
+    /// configuration space before the message about it has arrived here.
+    #[cold]
+    fn adopt_present_info(&mut self) -> bool {
+        let present = self.exported.info();
+        let has_changed = !Arc::ptr_eq(&present, &self.info);
+        if has_changed {
+            self.set_info(present);
+        }
+        has_changed
+    }
+
     #[inline]
     fn is_writethrough(&self) -> bool {
         self.writethrough.load(Ordering::Relaxed)
@@ -85,7 +102,7 @@ impl BlkQueue {
 
     /// Returns the next step of a request with several I/Os.
     #[inline(never)]
-    fn next_io(&self, request: &mut Request<Pending>) -> Step {
+    fn next_io(&mut self, request: &mut Request<Pending>) -> Step {
         match request.state.rest {
             Some(Rest::Ranges(ranges)) => self.next_range(request, ranges),
             Some(Rest::Pieces(rest)) => next_piece(request, rest),
@@ -94,7 +111,7 @@ impl BlkQueue {
     }
 
     /// Returns the next step of a discard or write-zeroes request.
-    fn next_range(&self, request: &mut Request<Pending>, mut ranges: Ranges) -> Step {
+    fn next_range(&mut self, request: &mut Request<Pending>, mut ranges: Ranges) -> Step {
         let pending = &mut request.state;
         while ranges.next < ranges.count {
             let mut bytes = [0; RANGE_SIZE];
@@ -103,7 +120,11 @@ impl BlkQueue {
             request.chain.buffer.read_whole(at, &mut bytes);
             ranges.next += 1;
             pending.rest = Some(Rest::Ranges(ranges));
-            match request::parse_range(ranges.kind, &bytes, &self.info) {
+            let mut parsed = request::parse_range(ranges.kind, &bytes, &self.info);
+            if parsed.is_err() && self.adopt_present_info() {
+                parsed = request::parse_range(ranges.kind, &bytes, &self.info);
+            }
+            match parsed {
                 Ok(Some(io)) => return self.data(request, io),
                 Ok(None) => {}
                 Err(status) => {
@@ -171,7 +192,15 @@ impl BlkQueue {
         if let Some(transfer) = request::parse_plain(&header, readable, writable, &self.limits) {
             return self.begin_transfer(request, transfer);
         }
-        let parsed = match request::parse(&header, readable, writable, &self.info) {
+        let mut parsed = request::parse(&header, readable, writable, &self.info);
+        if parsed.is_err() && self.adopt_present_info() {
+            if let Some(transfer) = request::parse_plain(&header, readable, writable, &self.limits)
+            {
+                return self.begin_transfer(request, transfer);
+            }
+            parsed = request::parse(&header, readable, writable, &self.info);
+        }
+        let parsed = match parsed {
             Ok(parsed) => parsed,
             Err(status) => {
                 request.state.status = status;
