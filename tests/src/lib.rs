@@ -21,6 +21,7 @@ pub mod multipath;
 pub mod open_iscsi;
 pub mod packages;
 pub mod preload;
+pub mod prose;
 pub mod proxy;
 pub mod rig;
 mod scratch;

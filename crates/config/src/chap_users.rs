@@ -47,7 +47,7 @@ pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String>
         return Err(format!("{shown}:{mistake}"));
     }
     if users.is_empty() {
-        return Err(format!("{shown} has no CHAP user"));
+        return Err(format!("{shown} has no line with a CHAP user"));
     }
     Ok(users)
 }

@@ -125,9 +125,9 @@ fn unknown(what: &str, found: &At<String>, known: &[&str]) -> Mistake {
     let guessed = known.iter().take(NAMES_GUESSED_MAX).copied();
     let mistake = mistake.did_you_mean(&found.value, guessed);
     mistake.allowed(match known.len() {
-        0 => format!("nothing: no {what} is configured"),
+        0 => format!("none, because no {what} is configured"),
         1..=NAMES_LISTED_MAX => super::diagnostics::one_of(known),
-        count => format!("the name of one of the {count} that are configured"),
+        count => format!("one of the {count} configured names"),
     })
 }
 
@@ -161,19 +161,19 @@ fn check_names(draft: &Draft, diagnostics: &mut Diagnostics) {
     let mut disks = Once::new();
     for name in draft.disks.iter().filter_map(|disk| disk.name.as_ref()) {
         let what = format!("the disk name `{}`", name.value);
-        let help = "give each disk a name of its own";
+        let help = "give each disk its own name";
         disks.see(&name.value, &name.place, what, help, diagnostics);
     }
     let mut wwns = Once::new();
     for wwn in draft.disks.iter().filter_map(|disk| disk.wwn.as_ref()) {
         let what = format!("the identifier {:016x}", wwn.value);
-        let help = "give each disk an identifier of its own: to initiators, disks with one identifier are one disk";
+        let help = "give each disk its own identifier: initiators treat disks with the same identifier as one disk";
         wwns.see(wwn.value, &wwn.place, what, help, diagnostics);
     }
     let mut exports = Once::new();
     for name in draft.exports.iter().filter_map(|export| export.name()) {
         let what = format!("the export name `{}`", name.value);
-        let help = "give each export a name of its own; without `name` a vhost-blk export has the name of its disk";
+        let help = "give each export its own name; without `name` a vhost-blk export has the name of its disk";
         // Two spellings of an iSCSI name are one target.
         let key = iscsi_name::normalised(&name.value);
         let key = key.unwrap_or_else(|| name.value.as_str().into());
@@ -215,7 +215,7 @@ fn check_luns(drafts: &[LunDraft], diagnostics: &mut Diagnostics) {
         if let (Some(target), Some(lun)) = (&draft.target, &draft.lun) {
             let address = (target.value, lun.value);
             let what = format!("target {}, LUN {} of this export", address.0, address.1);
-            let help = "give each logical unit an address of its own";
+            let help = "give each logical unit its own address";
             luns.see(address, &lun.place, what, help, diagnostics);
         }
     }
@@ -233,7 +233,7 @@ fn check_sockets(draft: &Draft, diagnostics: &mut Diagnostics) {
     let exports = draft.exports.iter().filter_map(|export| export.socket());
     for socket in control.chain(exports) {
         let what = format!("the socket {}", socket.value.display());
-        let help = "give each export, and the control socket, a path of its own";
+        let help = "give each export and the control socket its own path";
         let key = absolute(&socket.value);
         sockets.see(key, &socket.place, what, help, diagnostics);
     }
@@ -252,7 +252,7 @@ fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Dia
         let found = resolved.get(&path.value).cloned().flatten();
         let key = found.unwrap_or_else(|| absolute(&path.value));
         let what = format!("the file {}", path.value.display());
-        let help = "a file belongs to one disk, and a disk may have several exports";
+        let help = "use a file for one disk only, and give that disk several exports";
         files.see(key, &path.place, what, help, diagnostics);
 
         // Without a file that is not required the daemon starts, and waits for it.
@@ -266,7 +266,7 @@ fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Dia
             let message = format!("there is no file {}", path.value.display());
             let mistake = Mistake::new(MistakeKind::Relation, &path.place, message);
             diagnostics.push(
-                mistake.help("give a `size` to have it created, or correct the path (relative to the folder that the daemon is started in)"),
+                mistake.help("set `size` to create it, or correct the path (relative to the daemon's working directory)"),
             );
         }
     }
@@ -278,12 +278,12 @@ fn check_tokens(draft: &Draft, diagnostics: &mut Diagnostics) {
         && draft.token_file.is_none()
     {
         let message = format!(
-            "`api_listen`: the API on {} needs a token, and there is no `token_file`",
+            "`api_listen`: the API on {} needs a token, but `token_file` is not set",
             address.value
         );
         let mistake = Mistake::new(MistakeKind::Relation, &address.place, message);
         diagnostics.push(mistake.help(
-            "make a file with a token, (umask 077; openssl rand -hex 32 > token), and name it with `token_file`",
+            "create a token file, (umask 077; openssl rand -hex 32 > token), and set `token_file` to its path",
         ));
     }
 }
@@ -315,11 +315,11 @@ fn placement(
     };
     let mut once = Once::new();
     for cpu in &cpus.value {
-        let help = "two workers on one CPU only wait for each other";
+        let help = "list each CPU once: two workers on one CPU block each other";
         let what = format!("CPU {}", cpu.value);
         once.see(cpu.value, &cpu.place, what, help, diagnostics);
         if !surroundings.cpus.contains(&cpu.value) {
-            let message = format!("this process may not run on CPU {}", cpu.value);
+            let message = format!("this process is not allowed to run on CPU {}", cpu.value);
             let mistake = Mistake::new(MistakeKind::Relation, &cpu.place, message);
             diagnostics.push(mistake.allowed(format!("CPUs {}", ranges(&surroundings.cpus))));
         }
@@ -328,7 +328,7 @@ fn placement(
         && count.value != cpus.value.len()
     {
         let message = format!(
-            "`workers`: found {}, but `cpus` lists {}",
+            "`workers`: found {}, but `cpus` has {} CPUs",
             count.value,
             cpus.value.len()
         );

@@ -22,7 +22,7 @@ use super::readers::{
 };
 use super::value::{Fields, Reader};
 
-const GROUP_ALLOWED: &str = "the name of a group of this machine";
+const GROUP_ALLOWED: &str = "the name of a group in /etc/group";
 /// Default polling limit, in microseconds.
 const POLL_MICROS_DEFAULT: u32 = 50;
 /// Cost of a sleep, in microseconds: for slower disks the worker sleeps.
@@ -122,7 +122,7 @@ impl DaemonKey {
             None => row,
             Some(flag) => {
                 let more = match flag.form {
-                    FlagForm::Repeated => ", once for each",
+                    FlagForm::Repeated => ", which may be repeated",
                     _ => "",
                 };
                 let row = row.trim_end_matches(" |");
@@ -196,7 +196,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
     DaemonKey {
         key: key(
             "control_group",
-            Kind::Text("a group of this machine", GROUP_ALLOWED),
+            Kind::Text("a group of `/etc/group`", GROUP_ALLOWED),
             NONE,
             RESTART,
             "members may change all objects over the control socket, and name files in `allow_paths` only",
@@ -214,7 +214,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
     DaemonKey {
         key: key(
             "control_readers",
-            Kind::Text("a group of this machine", GROUP_ALLOWED),
+            Kind::Text("a group of `/etc/group`", GROUP_ALLOWED),
             NONE,
             RESTART,
             "members may read over the control socket",
@@ -244,7 +244,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "state",
             "DIR",
             FlagForm::Word,
-            "State folder: reservations, saved mode pages, identities and, only if this is given, changes made at run time",
+            "State folder: reservations, saved mode pages, identities and, only if this option is set, changes made at run time",
         ),
     },
     DaemonKey {
@@ -253,7 +253,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Text("IP address and port", ADDRESS_ALLOWED),
             NONE,
             RESTART,
-            "serves `/metrics` over TCP, read only",
+            "serves `/metrics` over TCP",
             |key, reader, draft| draft.metrics_listen = read_address(reader, key.name),
             |config| {
                 config
@@ -265,7 +265,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "metrics-listen",
             "ADDRESS:PORT",
             FlagForm::Word,
-            "Serve metrics for Prometheus at http://ADDRESS:PORT/metrics; with a token file only to clients with a token",
+            "Serve metrics for Prometheus at http://ADDRESS:PORT/metrics; if a token file is set, only to clients with a token",
         ),
     },
     DaemonKey {
@@ -285,8 +285,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "sandbox",
             "MODE",
             FlagForm::Word,
-            "Confinement to the needed system calls and files: off, log (record violations), threads (confine workers and \
-                sessions) or enforce (confine the process, too)",
+            "Confinement to the necessary system calls and files: off, log (record violations), threads (confine workers and sessions) or enforce (also confine the process)",
         ),
     },
     DaemonKey {
@@ -312,7 +311,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "sandbox-path",
             "PATH",
             FlagForm::Repeated,
-            "Folder that --sandbox=enforce allows beside those of disks, sockets and state: for disks that are added later",
+            "Folder that --sandbox=enforce allows in addition to those of disks, sockets and state, for disks that are added later",
         ),
     },
     DaemonKey {
@@ -321,7 +320,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Text("IP address and port", ADDRESS_ALLOWED),
             NONE,
             RESTART,
-            "serves the [API](api.md) over TCP to clients with a token; needs `token_file` or `readers_token_file`",
+            "serves the [API](api.md) over TCP to clients with a token; needs `token_file`",
             |key, reader, draft| draft.api_listen = read_address(reader, key.name),
             |config| {
                 config
@@ -334,7 +333,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "api-listen",
             "ADDRESS:PORT",
             FlagForm::Word,
-            "Serve the API over TCP too, to clients with the token of --token-file",
+            "Also serve the API over TCP, to clients with the token of --token-file",
         ),
     },
     DaemonKey {
@@ -358,14 +357,14 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "api-name",
             "NAME",
             FlagForm::Repeated,
-            "Host name that browsers may use for the API, beside localhost and IP addresses",
+            "Host name that browsers may use for the API, in addition to localhost and IP addresses",
         ),
     },
     DaemonKey {
         key: key(
             "allow_paths",
             Kind::List("list of paths", PATHS_ALLOWED, Item::Text),
-            "the folders of the disks and sockets that the configuration file names",
+            "the folders of the disks and sockets in the configuration file",
             RESTART,
             "folders and devices that members of `control_group` and clients with the token may name in requests; root and the \
                 daemon's user may name every file",
@@ -403,7 +402,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "token-file",
             "FILE",
             FlagForm::Word,
-            "Token that allows changes over TCP, with files in --allow-path only: a file of mode 600 with one line",
+            "File with the token that allows changes over TCP, with files in --allow-path only: mode 600, one line",
         ),
     },
     DaemonKey {
@@ -420,7 +419,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "readers-token-file",
             "FILE",
             FlagForm::Word,
-            "Token that allows reading over TCP: a file of mode 600 with one line",
+            "File with the token that allows reading over TCP: mode 600, one line",
         ),
     },
     DaemonKey {
@@ -437,7 +436,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "discovery-auth",
             "FILE",
             FlagForm::Word,
-            "CHAP users that discovery sessions have to authenticate as: a file as for --chap-user",
+            "CHAP users for the authentication of discovery sessions: a file as for --chap-user",
         ),
     },
     DaemonKey {
@@ -479,7 +478,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "cpus",
             "N,N,...",
             FlagForm::List,
-            "One worker for each of these CPUs, pinned to it",
+            "Start one worker for each of these CPUs, pinned to it",
         ),
     },
     DaemonKey {
@@ -496,7 +495,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "poll-us",
             "N|always",
             FlagForm::Word,
-            "How long a worker that serves guests polls before it sleeps: 0, microseconds, or `always`",
+            "Longest time that a worker with guests polls before it sleeps: 0, microseconds, or `always`",
         ),
     },
     DaemonKey {
@@ -513,7 +512,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "network-poll-us",
             "N|always",
             FlagForm::Word,
-            "The same for a worker that serves only iSCSI connections; more shortens round trips, and costs CPU time",
+            "The same for a worker with iSCSI connections only; a longer time shortens round trips and costs CPU time",
         ),
     },
     DaemonKey {
@@ -530,14 +529,13 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "disk-poll-us",
             "N|always",
             FlagForm::Word,
-            "How long a worker polls for a disk that has one I/O to complete; more makes disks of some tens of microseconds a tenth \
-                faster at depth 1, and costs CPU time",
+            "Longest time that a worker polls for a disk with one I/O in flight; a longer time makes disks with latencies of some tens of microseconds about 10 % faster at depth 1 and costs CPU time",
         ),
     },
     list_of(
         "disk",
         "list of tables, `[[disk]]`",
-        "tables, each headed [[disk]]",
+        "tables with the header [[disk]]",
         "[disks](#disks)",
         |key, reader, draft| {
             for fields in reader.objects(key.name, &key.kind.allowed()) {
@@ -569,8 +567,11 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
     DaemonKey {
         key: key(
             "iscsi_limits",
-            Kind::Sections("table, `[iscsi_limits]`", "a table, headed [iscsi_limits]"),
-            "see there",
+            Kind::Sections(
+                "table, `[iscsi_limits]`",
+                "a table with the header [iscsi_limits]",
+            ),
+            "see its section",
             RESTART,
             "[limits of iSCSI initiators](#limits-of-iscsi-initiators)",
             |key, reader, draft| {
@@ -606,7 +607,7 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
         (key.read)(key, &mut reader, &mut draft);
     }
     reader.finish(|key| match key {
-        "disks" => Some("each disk has a table of its own, headed [[disk]]".to_owned()),
+        "disks" => Some("write one table with the header [[disk]] for each disk".to_owned()),
         _ => None,
     });
     draft

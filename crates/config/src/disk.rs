@@ -78,7 +78,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: REQUIRED,
         run_time: RunTime::AddAnew,
         of: &[],
-        help: "exports and commands refer to it",
+        help: "name for exports and commands",
         read: |key, reader, disk| disk.name = read_name(reader, key.name),
         get: |disk| Some(json!(disk.name)),
     },
@@ -174,8 +174,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "`none`",
         run_time: RunTime::AddAnew,
         of: &["file", "image"],
-        help: "`none`: O_DIRECT. `writeback`: the page cache holds written data until a flush. `writethrough`: each write is \
-            durable when it is answered",
+        help: "`none`: O_DIRECT. `writeback`: the page cache holds written data until a flush. `writethrough`: each write is durable when it completes",
         read: |key, reader, disk| {
             disk.cache = reader
                 .choice(key.name, &CacheMode::WORDS)
@@ -610,7 +609,7 @@ fn relate_discard(reader: &mut Reader<'_, '_>, draft: &DiskDraft) {
         Some(DeviceKind::Rbd) if draft.lock == RbdLock::Shared => "lock = \"shared\"",
         _ => return,
     };
-    let message = format!("`discard` does not go with `{other}`");
+    let message = format!("`discard` cannot be combined with `{other}`");
     let mistake = Mistake::new(MistakeKind::Relation, &at.place, &message);
     reader.diagnostics().push(mistake.help("remove `discard`"));
 }
@@ -627,16 +626,16 @@ fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
     };
     let refusal = match draft.device {
         Some(Rbd) => Some((
-            "`size`: an image has the size that it has",
+            "`size`: not allowed, because the image determines the size",
             "change it with `lunette disk resize` or `rbd resize`",
         )),
         Some(Image) => Some((
-            "`size`: an image has the size that it has",
+            "`size`: not allowed, because the image determines the size",
             "change it with `lunette disk resize`, or `lunette image resize` while it is not served",
         )),
         Some(Iscsi | ScsiGeneric) => Some((
-            "`size`: a logical unit has the size that it has",
-            "resize it where it is kept",
+            "`size`: not allowed, because the logical unit determines the size",
+            "resize it at its target",
         )),
         _ => None,
     };

@@ -33,7 +33,7 @@ pub struct ExportKind {
 pub static VHOST_BLK: ExportKind = ExportKind {
     word: "vhost-blk",
     table: "vhost_blk",
-    example: "tables, each headed [[vhost_blk]]",
+    example: "tables with the header [[vhost_blk]]",
     schema: "VhostBlk",
     summary: "One disk as virtio-blk on one vhost-user socket.",
     properties: || schema_of(VHOST_BLK_KEYS),
@@ -44,7 +44,7 @@ pub static VHOST_BLK: ExportKind = ExportKind {
 pub static VHOST_SCSI: ExportKind = ExportKind {
     word: "vhost-scsi",
     table: "vhost_scsi",
-    example: "tables, each headed [[vhost_scsi]]",
+    example: "tables with the header [[vhost_scsi]]",
     schema: "VhostScsi",
     summary: "A virtio-scsi controller on one vhost-user socket.",
     properties: || schema_of(VHOST_SCSI_KEYS),
@@ -55,7 +55,7 @@ pub static VHOST_SCSI: ExportKind = ExportKind {
 pub static ISCSI: ExportKind = ExportKind {
     word: "iscsi",
     table: "iscsi",
-    example: "tables, each headed [[iscsi]]",
+    example: "tables with the header [[iscsi]]",
     schema: "Iscsi",
     summary: "An iSCSI target.",
     properties: || {

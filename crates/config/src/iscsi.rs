@@ -187,7 +187,7 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         Kind::Boolean,
         "`true`",
         RunTime::Reload,
-        "initiators may set access states (SET TARGET PORT GROUPS). `false`: only the administrator sets them",
+        "initiators may set access states (SET TARGET PORT GROUPS). `false`: only the administrator may",
         |key, reader, draft| {
             if reader.boolean(key.name).is_some_and(|at| !at.value) {
                 draft.state_setters = StateSetters::AdministratorOnly;
@@ -243,7 +243,7 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         |target| (!target.acl.is_empty()).then(|| acl_value(&target.acl)),
     ),
     workers(),
-    dedicated("a worker for this target alone"),
+    dedicated("start a worker for this target alone"),
 ];
 
 /// Reads a target.
@@ -257,14 +257,14 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn Exp
     if let (Some(first), false) = (first, draft.disks.is_empty() || draft.luns.is_empty()) {
         let message = "iscsi: `disks` and `lun` exclude each other";
         let mistake = Mistake::new(MistakeKind::Key, &first.value.place, message);
-        let help = "`disks` numbers LUNs from 0; to choose numbers, list all disks in `lun`";
+        let help = "`disks` numbers LUNs from 0; to choose the numbers, list all disks in `lun`";
         reader.diagnostics().push(mistake.help(help));
     }
     reader.finish(|key| match key {
         "disk" => Some(format!(
-            "iscsi: a target's disks are its `disks`: {DISKS_ALLOWED}"
+            "iscsi: list a target's disks in `disks`: {DISKS_ALLOWED}"
         )),
-        "portal" => Some(format!("iscsi: `portals` is {PORTALS_ALLOWED}")),
+        "portal" => Some(format!("iscsi: `portals` must be {PORTALS_ALLOWED}")),
         _ => None,
     });
     let numbered = (0..).zip(std::mem::take(&mut draft.disks));
@@ -552,7 +552,7 @@ mod tests {
         assert_eq!(config.discovery_auth, Some(PathBuf::from("finders")));
         for (announce, told) in [
             ("203.0.113.7:3260,3", "no portal has the portal group 3"),
-            ("0.0.0.0:3260", "not an address that others can reach"),
+            ("0.0.0.0:3260", "not an address that initiators can reach"),
             ("moon landing", "not an address such as"),
         ] {
             let mistakes = with(&[announce]).unwrap_err().to_string();

@@ -49,7 +49,7 @@ pub fn read_flags(
         common.push(field("chap_users", word(&source("--chap-user", text))));
     }
     if let (true, Some(first)) = (flags.iscsi.is_empty(), common.first()) {
-        let message = "this needs --iscsi".to_owned();
+        let message = "this flag needs --iscsi".to_owned();
         let mistake = Mistake::new(MistakeKind::Relation, &first.value.place, message);
         diagnostics.push(mistake.allowed(ISCSI_FORM));
     }

@@ -140,7 +140,7 @@ pub static ISCSI_LIMIT_KEYS: &[LimitKey] = &[
         "login_s",
         Kind::Number("seconds", LOGIN_SECONDS),
         "`15`",
-        "time to log in",
+        "time limit of a login",
         |key, reader, limits| put(key.number(reader), &mut limits.login_s),
         |limits| Some(json!(limits.login_s)),
     ),

@@ -109,7 +109,7 @@ impl fmt::Display for RunTime {
         match self {
             RunTime::Never => to.write_str("-"),
             RunTime::Restart => to.write_str("restart"),
-            RunTime::RestartReread => to.write_str("restart (the content: at once)"),
+            RunTime::RestartReread => to.write_str("restart (the content: immediately)"),
             RunTime::OnlyReload => to.write_str("reload"),
             RunTime::ReloadEndsSession => to.write_str("API, reload; ends the session"),
             RunTime::ReloadReread => to.write_str("API, reload (also its content)"),
@@ -389,7 +389,7 @@ impl<D, T> Key<D, T> {
         let mut schema = self.kind.schema();
         let of = match self.of {
             [] => String::new(),
-            of => format!("Of the back end `{}`: ", of.join("`, `")),
+            of => format!("For the back end `{}`: ", of.join("`, `")),
         };
         let form = match &self.kind {
             Kind::Text(form, _) | Kind::ShortText(form, ..) | Kind::List(form, ..) => {

@@ -45,7 +45,7 @@ impl PlacementDraft {
         if !self.workers.is_empty() {
             let message = "`workers` and `dedicated` exclude each other";
             let mistake = Mistake::new(MistakeKind::Key, &at.place, message);
-            let help = "`workers` names workers that other exports share, `dedicated` starts one for this export alone";
+            let help = "use `workers` to select shared workers, or `dedicated` to start one for this export alone";
             reader.diagnostics().push(mistake.help(help));
         }
     }
@@ -62,7 +62,7 @@ impl PlacementDraft {
 
 /// Remedy for a worker that does not exist.
 pub const WORKER_HELP: &str =
-    "start the daemon with more `workers`, or give the export a worker of its own with `dedicated`";
+    "start the daemon with more `workers`, or start a worker for this export with `dedicated`";
 
 /// Returns the message that a worker does not exist.
 pub fn no_worker(worker: u32) -> String {

@@ -73,11 +73,10 @@ fn read_options(
         };
         let place = &field.key.place;
         let mistake = if SECRETS.contains(&key.as_str()) {
-            let message = format!(
-                "`option.{key}` would be visible to everybody who may read the configuration"
-            );
+            let message =
+                format!("`option.{key}` would be visible to all readers of the configuration");
             Mistake::new(MistakeKind::Key, place, message)
-                .help("write the key to a file, and name that with `keyring`")
+                .help("write the key to a file, and set `keyring` to its path")
         } else if key.is_empty() || key.contains('\0') || value.contains('\0') {
             Mistake::new(MistakeKind::Key, place, "`option`: not an option of Ceph")
         } else if options.insert(key.clone(), value).is_some() {

@@ -44,7 +44,7 @@ pub fn read_socket(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<
     let path = reader.text(key, SOCKET_ALLOWED)?;
     if path.value.starts_with('@') {
         let message = format!(
-            "`{key}`: abstract sockets such as `{0}` are not supported; hint: a path, or ./{0} for a file of that name",
+            "`{key}`: abstract sockets such as `{0}` are not supported; hint: give a path, or ./{0} for a file of that name",
             path.value
         );
         let mistake = Mistake::new(MistakeKind::Value, &path.place, message);
@@ -122,7 +122,7 @@ pub fn read_address(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At
     match text.value.parse() {
         Ok(address) => Some(At::new(address, text.place)),
         Err(_) => {
-            let message = format!("`{key}`: {:?} is no address with a port", text.value);
+            let message = format!("`{key}`: {:?} is not an address with a port", text.value);
             let mistake = Mistake::new(MistakeKind::Value, &text.place, message);
             reader.diagnostics().push(mistake.allowed(ADDRESS_ALLOWED));
             None

@@ -145,7 +145,7 @@ impl RemoteConfig {
             (Some(user), Some(file)) => Some(read_credentials(file, user).map_err(failed)?),
             (Some(user), None) => {
                 return Err(failed(format!(
-                    "the address names the CHAP user {user}; hint: give its secret with `chap_file`"
+                    "the address names the CHAP user {user}, but `chap_file` is not set; hint: set `chap_file` to a file with its secret"
                 )));
             }
             (None, Some(_)) => {
@@ -611,7 +611,10 @@ mod tests {
         );
         let other = config("iscsi://bob@192.0.2.2/iqn.2026-11.org.example:t1/0");
         let error = other.options("r", false).unwrap_err().to_string();
-        assert!(error.contains("has another user than the unit"), "{error}");
+        assert!(
+            error.contains("names another CHAP user than the unit"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -624,7 +627,7 @@ mod tests {
         let error = |config: RemoteConfig| config.options("r", false).unwrap_err().to_string();
         let named = error(config("iscsi://ann@h/iqn.2026-11.org.example:t0/0", None));
         assert!(
-            named.contains("hint: give its secret with `chap_file`"),
+            named.contains("hint: set `chap_file` to a file with its secret"),
             "{named}"
         );
         let unnamed = error(config("iscsi://h/iqn.2026-11.org.example:t0/0", Some("/x")));

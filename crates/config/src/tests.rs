@@ -206,7 +206,7 @@ socket = ""
         [
             "1:1 configuration: no key `wokers`",
             "2:12 CPU 1 is already used at lunette.toml:2:9",
-            "2:15 this process may not run on CPU 9",
+            "2:15 this process is not allowed to run on CPU 9",
             "3:11 `poll_us`: found \"fast\"",
             "6:11 `backend`: found \"rma\"",
             "7:1 disk: no key `sise`",
@@ -392,7 +392,7 @@ fn a_list_without_anything_is_called_empty() {
 #[test]
 fn workers_and_cpus_that_contradict_are_a_mistake() {
     let found = mistakes("workers = 3\ncpus = [0, 1]\n");
-    assert_eq!(found, ["1:11 `workers`: found 3, but `cpus` lists 2"]);
+    assert_eq!(found, ["1:11 `workers`: found 3, but `cpus` has 2 CPUs"]);
 }
 
 #[test]
@@ -443,7 +443,7 @@ fn image_keys_are_the_same_in_flags_and_files() {
         ("image = \"i\"", "4:9 `image`: found \"i\""),
         (
             "image = \"p/i\"\nsize = \"1G\"",
-            "5:8 `size`: an image has the size that it has",
+            "5:8 `size`: not allowed, because the image determines the size",
         ),
         (
             "image = \"p/i\"\npath = \"x\"",
@@ -451,7 +451,7 @@ fn image_keys_are_the_same_in_flags_and_files() {
         ),
         (
             "image = \"p/i\"\noption = { key = \"secret\" }",
-            "5:12 `option.key` would be visible to everybody who may read the configuration",
+            "5:12 `option.key` would be visible to all readers of the configuration",
         ),
         (
             "image = \"p/i\"\noption = { a = [1] }",

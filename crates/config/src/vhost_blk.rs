@@ -48,7 +48,7 @@ pub static VHOST_BLK_KEYS: &[Key<VhostBlkDraft, VhostBlkConfig>] = &[
         "maximum number of request queues per client",
     ),
     workers(),
-    dedicated("a worker for this export alone"),
+    dedicated("start a worker for this export alone"),
 ];
 
 /// Reads a vhost-blk export.
@@ -61,7 +61,7 @@ pub fn read_vhost_blk(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn
     }
     draft.placement.relate(&mut reader);
     reader.finish(|key| match key {
-        "read_only" => Some("vhost_blk: `read_only` belongs to the disk".to_owned()),
+        "read_only" => Some("vhost_blk: `read_only` is a key of the disk".to_owned()),
         _ => None,
     });
     Box::new(draft)

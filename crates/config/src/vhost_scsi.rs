@@ -38,7 +38,7 @@ pub static VHOST_SCSI_KEYS: &[Key<VhostScsiDraft, VhostScsiConfig>] = &[
         "maximum number of request queues, without the control and event queues",
     ),
     workers(),
-    dedicated("a worker for this export alone"),
+    dedicated("start a worker for this export alone"),
     Key {
         name: "lun",
         kind: Kind::List(
@@ -72,7 +72,7 @@ pub fn read_vhost_scsi(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dy
     draft.placement.relate(&mut reader);
     reader.finish(|key| match key {
         "disk" => Some(format!(
-            "vhost_scsi: a controller's disks are its `lun`: {LUN_EXAMPLE}"
+            "vhost_scsi: list a controller's disks in `lun`: {LUN_EXAMPLE}"
         )),
         _ => None,
     });

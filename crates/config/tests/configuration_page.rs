@@ -182,7 +182,7 @@ fn keys_of_the_parser(section: &Section) -> BTreeSet<String> {
     let allowed = after
         .lines()
         .find(|line| line.trim_start().starts_with("allowed:"));
-    let words = allowed.expect("what is allowed").split('`');
+    let words = allowed.expect("the allowed values").split('`');
     words.skip(1).step_by(2).map(str::to_owned).collect()
 }
 
