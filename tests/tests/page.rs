@@ -205,7 +205,7 @@ fn the_page_is_for_everybody_and_data_for_those_with_a_token() -> Result<()> {
     let dump = ["--dump-dom".to_owned()];
     let document = dom(&scratch, &format!("http://{}/", shown.address), &dump)?;
     ensure!(
-        document.contains("a token is needed") && !document.contains(">d7<"),
+        document.contains("token required") && !document.contains(">d7<"),
         "{document}"
     );
     let document = dom(
@@ -230,7 +230,7 @@ fn a_page_goes_on_after_a_restart_of_the_daemon() -> Result<()> {
     browser.until("return document.getElementById('state').innerText.includes('attention')")?;
     shown.rig.daemon.kill()?;
     browser.until(
-        "return document.getElementById('state').innerText === 'the daemon does not answer'",
+        "return document.getElementById('state').innerText === 'no response from the daemon'",
     )?;
     browser.until("return !document.getElementById('problem').hidden")?;
     shown.rig.daemon.start_again()?;
@@ -293,7 +293,7 @@ fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
     let scratch = Scratch::new()?;
     let browser = Browser::open(&scratch, (1280, 900))?;
     browser.go(&format!("http://{}/", shown.address))?;
-    browser.until("return document.getElementById('state').innerText === 'a token is needed'")?;
+    browser.until("return document.getElementById('state').innerText === 'token required'")?;
     browser.type_into(&browser.find("#token")?, TOKEN)?;
     browser.click(&browser.find("#login button")?)?;
     browser.until("return !document.getElementById('main').hidden")?;
@@ -336,7 +336,7 @@ fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
         "Image on the daemon's machine",
         Some("/no/such/folder/new.qcow2"),
     )?;
-    browser.answer("Let new go on in /no/such/folder/new.qcow2?", None)?;
+    browser.answer("Continue new in /no/such/folder/new.qcow2?", None)?;
     browser
         .until("return document.getElementById('problem').innerText.startsWith('snapshot: ')")?;
     browser.until("return !document.getElementById('problem').hidden")?;

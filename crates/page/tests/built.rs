@@ -36,6 +36,6 @@ fn page_is_what_its_sources_make() {
     let built = std::fs::read_to_string(web.join("built.html")).unwrap();
     assert!(
         built == page::PAGE,
-        "src/page.html is not what web/ makes; hint: make page"
+        "src/page.html does not match web/; hint: make page"
     );
 }

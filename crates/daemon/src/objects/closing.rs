@@ -104,7 +104,7 @@ impl Owner {
         };
         // Without a thread the disks are closed here, and the caller gets no reply.
         if let Err(error) = self.helpers.run(&place.unwrap_or_default(), close) {
-            tracing::error!("no thread to close disks: {error}");
+            tracing::error!("cannot start a thread to close disks: {error}");
         }
     }
 

@@ -1,4 +1,4 @@
-// The daemon's API. Whoever reaches it through a tunnel to its control socket needs no token.
+// The daemon's API. A client with a tunnel to the control socket needs no token.
 
 import type { Report } from "./types";
 

@@ -1,4 +1,4 @@
-// Changes, each after a confirmation. Those who may only look are not offered any.
+// Changes, each after a confirmation. Readers get no controls for changes.
 
 import { send } from "./api";
 import { $ } from "./dom";
@@ -34,15 +34,15 @@ export async function change(what: string, method: string, path: string, body?: 
 const pathOf = (disk: string): string => `/v1/disks/${encodeURIComponent(disk)}`;
 
 function resize(disk: string): void {
-  const question = `New size of ${disk} in bytes. A disk that becomes smaller loses what is behind its new end.`;
+  const question = `New size of ${disk} in bytes. Shrinking a disk discards the data beyond its new end.`;
   const size = prompt(question);
-  if (size && /^[0-9]+$/.test(size) && confirm(`Give ${disk} ${size} bytes?`)) {
+  if (size && /^[0-9]+$/.test(size) && confirm(`Resize ${disk} to ${size} bytes?`)) {
     change("resize", "PUT", `${pathOf(disk)}/size`, { size: Number(size) });
   }
 }
 
 function limit(disk: string): void {
-  const iops = prompt(`Most requests per second of ${disk}; empty: no limit`);
+  const iops = prompt(`Maximum requests per second of ${disk}; empty: no limit`);
   if (iops !== null && /^[0-9]*$/.test(iops)) {
     change("limit", "PUT", `${pathOf(disk)}/limits`, iops ? { iops: Number(iops) } : {});
   }
@@ -50,15 +50,15 @@ function limit(disk: string): void {
 
 function snapshot(disk: string): void {
   const question =
-    `Image on the daemon's machine that ${disk} goes on in; it is made, and what the disk is now is kept below it`;
+    `Path of a new image on the daemon's machine for ${disk}; the present content of the disk becomes its backing image`;
   const path = prompt(question);
-  if (path && confirm(`Let ${disk} go on in ${path}?`)) {
+  if (path && confirm(`Continue ${disk} in ${path}?`)) {
     change("snapshot", "POST", "/v1/snapshot", { disks: [{ disk, path }] });
   }
 }
 
 function remove(disk: string): void {
-  if (confirm(`Remove the disk ${disk}? Exports that use it keep it: the daemon refuses then.`)) {
+  if (confirm(`Remove the disk ${disk}? The daemon refuses while exports use it.`)) {
     change("remove", "DELETE", pathOf(disk));
   }
 }

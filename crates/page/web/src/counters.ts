@@ -1,4 +1,4 @@
-// What happened between two moments: counters only grow, so it is their difference.
+// Differences of counters between two moments.
 
 import type { Latencies, Moment, Statistics } from "./types";
 

@@ -80,7 +80,7 @@ class Chart {
       ],
     };
     this.plot = new uPlot(options, [[], ...curves.map(() => [])] as uPlot.AlignedData, this.place);
-    // What it shows is said by its place.
+    // Its place contains the description.
     this.plot.root.ariaHidden = "true";
     addEventListener("resize", () => this.plot.setSize(this.size()));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.plot.redraw(false, true));
@@ -113,12 +113,12 @@ class Chart {
       seconds.map((second) => second.at),
       ...this.curves.map((curve) => seconds.map(curve.of)),
     ] as uPlot.AlignedData);
-    // Nobody points at anything: the legend says how it is now, once the data are drawn.
+    // Without a pointer, the legend shows the latest values.
     const isPointed = (this.plot.cursor.left ?? -1) >= 0;
     if (!isPointed && seconds.length) queueMicrotask(() => this.plot.setLegend({ idx: seconds.length - 1 }));
     const second = seconds.at(-1);
     const now = second && this.curves.map((curve) => `${curve.name} ${said(curve.of(second), this.shown)}`);
-    this.place.setAttribute("aria-label", now ? `now: ${now.join(", ")}` : "nothing yet");
+    this.place.setAttribute("aria-label", now ? `now: ${now.join(", ")}` : "no data yet");
   }
 }
 

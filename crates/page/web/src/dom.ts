@@ -1,4 +1,4 @@
-// What the page is made of: text always goes in as text.
+// Elements of the page. Text is always inserted as text.
 
 export function $<E extends HTMLElement = HTMLElement>(id: string): E {
   return document.getElementById(id) as E;

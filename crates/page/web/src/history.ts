@@ -19,7 +19,7 @@ export class History {
 
   add(moment: Moment): void {
     const before = this.now;
-    // A daemon that has started anew has counted nothing yet.
+    // A restarted daemon has no data yet.
     const isSame = before && before.statistics.at_ns < moment.statistics.at_ns;
     this.then = isSame ? before : null;
     this.now = moment;

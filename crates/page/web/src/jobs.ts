@@ -1,4 +1,4 @@
-// Jobs of disks, and what can be done about them.
+// Jobs of disks, and their actions.
 
 import { change } from "./changes";
 import { type Cell, element, number, table, text } from "./dom";
@@ -21,7 +21,7 @@ function actionsOf(job: Job): Action[] {
     case "paused":
       return [{ name: "resume", method: "PUT", body: { paused: false } }, cancel];
     case "ready": {
-      const question = `Let ${job.disk} go on in ${job.target}?`;
+      const question = `Switch ${job.disk} to ${job.target}?`;
       return [{ name: "switch", question, method: "POST", where: "/switch" }, cancel];
     }
     default:

@@ -67,7 +67,7 @@ function heard(event: string, data: string): void {
 function needsToken(): void {
   $("login").hidden = false;
   $("main").hidden = true;
-  $("state").textContent = hasToken() ? "wrong token" : "a token is needed";
+  $("state").textContent = hasToken() ? "wrong token" : "token required";
   $("state").className = "bad";
 }
 
@@ -80,7 +80,7 @@ async function untilVisible(): Promise<void> {
   }
 }
 
-/** Until a token is needed. */
+/** Until token required. */
 async function follow(): Promise<void> {
   for (;;) {
     await untilVisible();
@@ -92,7 +92,7 @@ async function follow(): Promise<void> {
     } catch (error) {
       if (error instanceof ApiError && error.status === 401) return needsToken();
       if (!document.hidden) {
-        $("state").textContent = "the daemon does not answer";
+        $("state").textContent = "no response from the daemon";
         $("state").className = "bad";
         showProblem((error as Error).message, false);
       }

@@ -1,4 +1,4 @@
-// What is requested now and then: sessions and dirty bitmaps. And what the daemon said by itself.
+// Sessions and dirty bitmaps, polled at a lower rate, and the events of the daemon.
 
 import { ask } from "./api";
 import { $, element, number, table, text } from "./dom";
