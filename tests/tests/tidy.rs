@@ -1,7 +1,7 @@
 //! Rules of this source tree that no compiler checks. Each failure names the file and the fix.
 #![forbid(unsafe_code)]
 
-use end_to_end::{Context, Result, bail, ensure};
+use end_to_end::{Context, Result, bail, ensure, prose};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -92,19 +92,23 @@ const FORBIDDEN: [(&str, &[&str], &str); 8] = [
     (
         "config",
         &["daemon", "control", "vhost_user", "virtio_device"],
-        "it says what there is to be, and starts nothing",
+        "it describes objects and starts nothing",
     ),
     (
         "scsi",
         &["iscsi", "virtio_device", "virtqueue", "guest_memory"],
-        "it knows no transport and no ring",
+        "it depends on no transport and no ring",
     ),
     (
         "iscsi",
         &["scsi", "virtio_device", "virtqueue", "guest_memory"],
         "it takes bytes and gives values",
     ),
-    ("bdev", &["reactor"], "a back end never learns who asked"),
+    (
+        "bdev",
+        &["reactor"],
+        "a back end does not depend on its clients",
+    ),
     (
         "request_engine",
         &["virtqueue", "scsi", "iscsi", "scsi_exec", "virtio_device"],
@@ -113,12 +117,12 @@ const FORBIDDEN: [(&str, &[&str], &str); 8] = [
     (
         "virtio_blk",
         &["vhost_user", "virtio_scsi", "scsi"],
-        "a device knows no socket and no other device",
+        "a device depends on no socket and no other device",
     ),
     (
         "virtio_scsi",
         &["vhost_user", "virtio_blk", "iscsi"],
-        "a device knows no socket and no other device",
+        "a device depends on no socket and no other device",
     ),
 ];
 
@@ -312,7 +316,7 @@ fn dependencies_run_one_way() -> Result<()> {
             };
             if below > level {
                 findings.push(format!(
-                    "{name} ({}) depends on {other} ({}): move what it needs down, or turn the call into a trait that {other} implements",
+                    "{name} ({}) depends on {other} ({}): move the needed items down, or turn the call into a trait that {other} implements",
                     LEVELS[level].0, LEVELS[below].0
                 ));
             }
@@ -531,7 +535,7 @@ fn every_file_has_a_head_and_one_job() -> Result<()> {
     for (path, text) in rust_files()? {
         if !text.starts_with("//!") {
             findings.push(format!(
-                "{}: begin with //! and what it is, who owns it, what it trusts",
+                "{}: begin with //! and the purpose, the owner and the trusted input",
                 path.display()
             ));
         }
@@ -559,7 +563,7 @@ fn names_of_tests_are_short() -> Result<()> {
             let name = name.and_then(|rest| rest.split('(').next());
             if let Some(name) = name.filter(|name| is_test && name.len() > TEST_NAME_MAX) {
                 let (path, length) = (path.display(), name.len());
-                findings.push(format!("{path}: {name} has {length} characters, {TEST_NAME_MAX} are the most: say subject, condition, result"));
+                findings.push(format!("{path}: {name} has {length} characters, the maximum is {TEST_NAME_MAX}: give subject, condition, result"));
             }
             is_test = match line.strip_prefix("#[") {
                 Some(attribute) => {
@@ -570,6 +574,71 @@ fn names_of_tests_are_short() -> Result<()> {
         }
     }
     report("names of tests", findings)
+}
+
+/// Maximum numbers of marked phrases (`end_to_end::prose`) per 10,000 words of comments, documents and messages. A budget only
+/// falls: lower it when you reword a folder.
+const PROSE_BUDGETS: [(&str, [usize; 3]); 3] = [
+    ("crates/guest_memory", [20, 0, 10]),
+    ("crates/uring", [30, 0, 10]),
+    ("tests", [20, 0, 10]),
+];
+
+/// Budget of a folder that the table does not list.
+const PROSE_BUDGET: usize = 10;
+
+/// A folder with fewer words counts as one of this size, so that one phrase does not exceed its budget.
+const PROSE_WORDS_MIN: usize = 1_000;
+
+/// Lines per folder and kind in the failure message.
+const PROSE_LINES_MAX: usize = 30;
+
+/// Folder with its own budgets: a crate, a top-level folder, or `.`. `None` for recorded outputs and for text about phrases.
+fn prose_folder(path: &Path) -> Option<String> {
+    let parts: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
+    match parts[..] {
+        ["docs", "lab", ..] | ["CHANGELOG.md"] | ["tests", "src", "prose.rs"] => None,
+        ["crates", name, _, ..] => Some(format!("crates/{name}")),
+        [folder, _, ..] => Some(folder.to_owned()),
+        _ => Some(".".to_owned()),
+    }
+}
+
+#[test]
+fn prose_stays_within_its_budgets() -> Result<()> {
+    let mut counts: BTreeMap<(String, prose::Kind), (usize, Vec<String>)> = BTreeMap::new();
+    for path in tracked_files()? {
+        let (Some(folder), Some(name)) = (prose_folder(&path), path.to_str()) else {
+            continue;
+        };
+        let Ok(text) = std::fs::read_to_string(workspace().join(&path)) else {
+            continue;
+        };
+        for (kind, line, text) in prose::pieces(name, &text) {
+            let (words, found) = counts.entry((folder.clone(), kind)).or_default();
+            *words += prose::word_count(&text);
+            for (phrase, advice) in prose::marks(&text) {
+                found.push(format!(
+                    "{name}:{line}: {phrase}: {advice}: {}",
+                    text.trim()
+                ));
+            }
+        }
+    }
+    let mut findings = Vec::new();
+    for ((folder, kind), (words, found)) in &counts {
+        let budgets = PROSE_BUDGETS.iter().find(|(name, _)| name == folder);
+        let budget = budgets.map_or(PROSE_BUDGET, |(_, budgets)| budgets[*kind as usize]);
+        let rate = found.len() * 10_000 / words.max(&PROSE_WORDS_MIN);
+        if rate > budget {
+            let lines = found[..found.len().min(PROSE_LINES_MAX)].join("\n    ");
+            findings.push(format!(
+                "{folder}: {}: {rate} marked phrases per 10,000 words, the budget is {budget}:\n    {lines}",
+                kind.name()
+            ));
+        }
+    }
+    report("prose that is hard to read", findings)
 }
 
 /// Returns the lines of code without comments and tests. Tests begin with the attribute and come last.
