@@ -13,7 +13,7 @@ pub fn multipath_maps(guest: &mut Guest) -> Result<BTreeMap<String, Vec<String>>
          for disk in /sys/block/sd*; do echo I:1 >/run/udev/data/b$(cat $disk/dev); done; \
          /tools/multipath -v3 2>&1; true")?;
     let table = guest.ok("/tools/dmsetup table --target multipath")?;
-    ensure!(table.contains(": "), "multipath made no map:\n{said}");
+    ensure!(table.contains(": "), "multipath created no map:\n{said}");
     let lines = table.lines().filter(|line| line.contains(": "));
     let maps = lines.map(|line| {
         let (name, parameters) = line.split_once(": ").context("no table")?;

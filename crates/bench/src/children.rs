@@ -32,7 +32,7 @@ impl Scratch {
     pub fn new(prefix: &str, place: &Path) -> Result<Scratch> {
         let folder = tempfile::Builder::new().prefix(prefix).tempdir_in(place);
         let folder =
-            folder.with_context(|| format!("cannot make a folder in {}", place.display()))?;
+            folder.with_context(|| format!("cannot create a folder in {}", place.display()))?;
         let mut all = SCRATCHES.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(folder.path().to_owned());
         Ok(Scratch(folder))
@@ -138,7 +138,7 @@ impl Daemon {
             if ended.is_some() || Instant::now() > until {
                 let mut text = String::new();
                 File::open(log)?.read_to_string(&mut text)?;
-                bail!("{name} does not serve: {}", text.trim());
+                bail!("{name} is not ready: {}", text.trim());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -193,7 +193,7 @@ mod tests {
             .err()
             .map(|error| error.to_string())
             .unwrap_or_default();
-        assert!(text.starts_with("ls does not serve: "), "{text}");
+        assert!(text.starts_with("ls is not ready: "), "{text}");
         assert!(text.contains("nonexistent-folder"), "{text}");
     }
 }

@@ -28,7 +28,7 @@ impl Painter {
     /// # Errors
     /// The SVG is invalid.
     pub fn png(&self, svg: &str) -> Result<Vec<u8>> {
-        let tree = Tree::from_str(svg, &self.options).context("an SVG of ours is none")?;
+        let tree = Tree::from_str(svg, &self.options).context("the generated SVG is invalid")?;
         let size = tree.size().to_int_size();
         let mut pixels = Pixmap::new(size.width(), size.height()).context("an empty picture")?;
         resvg::render(&tree, Transform::default(), &mut pixels.as_mut());

@@ -266,14 +266,7 @@ fn plan(options: &StampOptions, case: &Case, subjects: Vec<Subject>) -> Result<P
 
 /// Formats the table.
 pub fn render(costs: &[StampCost]) -> String {
-    let head = [
-        "what stamps cost",
-        "with",
-        "without",
-        "cost",
-        "95 %",
-        "goal",
-    ];
+    let head = ["cost of stamps", "with", "without", "cost", "95 %", "goal"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for cost in costs.iter().filter(|cost| !cost.with.is_empty()) {
         let Some(interval) = cost.cost() else {
@@ -294,8 +287,8 @@ pub fn render(costs: &[StampCost]) -> String {
         let verdict = match interval {
             i if i.high < limit => "met",
             i if i.low >= limit => "missed",
-            i if i.value < limit => "met, not for sure",
-            _ => "missed, not for sure",
+            i if i.value < limit => "met, not significant",
+            _ => "missed, not significant",
         };
         lines.push(vec![
             cost.case.clone(),

@@ -68,14 +68,14 @@ pub fn check(
         let what = if unit.iter().all(|byte| *byte == 0) {
             "zeroes"
         } else {
-            "no block of ours"
+            "not a block of this test"
         };
         return Err(format!("offset {offset}: {what}: a write was lost"));
     }
     let (stored, computed) = (word(unit, SUM), sum(algorithm, unit));
     if stored != computed {
         return Err(format!(
-            "offset {offset}: checksum {computed:#x}, stored {stored:#x}: the data was changed"
+            "offset {offset}: checksum {computed:#x}, stored {stored:#x}: the data changed"
         ));
     }
     let (found_seed, found_offset, found) = (word(unit, 8), word(unit, 16), word(unit, 24));

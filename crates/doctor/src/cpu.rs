@@ -62,7 +62,7 @@ fn governor(host: &Host) -> Option<Finding> {
         slow.len(),
         files.len()
     );
-    let why = "A CPU that clocks down while it waits for a request serves the next one slowly.";
+    let why = "A CPU that lowers its clock between requests serves the next one slowly.";
     Some(Finding::worth("governor", Area::Cpu, found, why).by_writing(slow, "performance"))
 }
 
@@ -79,14 +79,14 @@ fn sleep_states(host: &Host) -> Option<Finding> {
         }
     }
     let (latency, name) = deep?;
-    let found = format!("CPUs sleep as deep as {name}, which takes {latency} us to leave");
-    let why = "At low depth a request finds a CPU asleep, and waits until it has woken.";
+    let found = format!("CPUs use the idle state {name}, with a wake-up latency of {latency} us");
+    let why = "At low queue depth each request waits until a CPU has woken up.";
     let command = format!("cpupower idle-set --disable-by-latency {DEEP_US}");
     Some(Finding::worth("sleep_states", Area::Cpu, found, why).by(command))
 }
 
 fn idle_poll(host: &Host) -> Option<Finding> {
-    let why = "CPUs that never sleep answer at once, take power all the time, and slow their SMT siblings down.";
+    let why = "CPUs that never sleep respond at once, but use more power and slow their SMT siblings down.";
     has_word(host, "idle=poll")
         .then(|| Finding::note("idle_poll", Area::Cpu, "booted with idle=poll", why))
 }
@@ -97,8 +97,8 @@ fn halt_poll(host: &Host) -> Option<Finding> {
     if !is_virtual(host) || driver == "haltpoll" {
         return None;
     }
-    let found = format!("a virtual machine with the idle driver {driver}");
-    let why = "A virtual CPU that polls for some microseconds before it halts saves an exit for each request.";
+    let found = format!("this is a virtual machine with the idle driver {driver}");
+    let why = "A virtual CPU that polls for some microseconds before it halts avoids an exit per request.";
     Some(Finding::worth("halt_poll", Area::Cpu, found, why).by("modprobe cpuidle_haltpoll force=1"))
 }
 
@@ -111,13 +111,14 @@ fn mitigations(host: &Host) -> Option<Finding> {
     });
     let count = on.count();
     let found = format!("{count} mitigations of CPU vulnerabilities are on");
-    let why = "They make system calls and exits of guests slower; leave them on where guests are not trusted.";
+    let why =
+        "They slow down system calls and guest exits. Leave them on if guests are not trusted.";
     (count > 0).then(|| Finding::note("mitigations", Area::Cpu, found, why))
 }
 
 fn smt(host: &Host, question: &Question) -> Option<Finding> {
     let is_on = host.number(&format!("{CPUS}/smt/active")) == Some(1) && !question.is_guest;
-    let why = "A worker that shares a core with a busy virtual CPU gets half of it: pin them apart (`workers`, virsh vcpupin).";
+    let why = "A worker gets about half of a core that it shares with a busy virtual CPU. Pin them to different cores (`workers`, virsh vcpupin).";
     is_on.then(|| Finding::note("smt", Area::Cpu, "SMT is on", why))
 }
 
@@ -135,7 +136,7 @@ fn steal(host: &Host) -> Option<Finding> {
     let found = format!(
         "{percent:.1} % of the CPUs' time since boot was taken by other virtual machines (steal)"
     );
-    let why = "A worker or virtual CPU that has to wait for its CPU makes requests wait; only the owner of the host can change that.";
+    let why = "Requests wait while their worker or virtual CPU waits for a physical CPU. Only the owner of the host can change that.";
     (percent >= STEAL_PERCENT).then(|| Finding::note("steal", Area::Cpu, found, why))
 }
 
@@ -144,7 +145,7 @@ fn nodes(host: &Host) -> Option<Finding> {
     let cpus: Vec<String> = files.iter().filter_map(|file| host.text(file)).collect();
     let nodes = cpus.iter().filter(|list| !list.is_empty()).count();
     let found = format!("{nodes} NUMA nodes with CPUs {}", cpus.join(" and "));
-    let why = "A worker on another node than its guest's memory, or its disk, is slower: keep them on one (`workers`, numactl).";
+    let why = "A worker is slower on another node than its guest's memory or its disk. Put them on one node (`workers`, numactl).";
     (nodes > 1).then(|| Finding::note("numa", Area::Cpu, found, why))
 }
 
@@ -175,7 +176,7 @@ fn interrupts(host: &Host) -> Option<Finding> {
         targets.len(),
         targets.first()?
     );
-    let why = "One CPU has to answer for all queues, and the others wait for it.";
+    let why = "One CPU handles the completions of all queues, and the others wait for it.";
     (is_one && cpus > 1).then(|| {
         Finding::worth("interrupts", Area::Cpu, found, why).by("systemctl enable --now irqbalance")
     })
@@ -187,9 +188,9 @@ fn quota(host: &Host) -> Option<Finding> {
     let (quota, period) = text.split_once(' ')?;
     let (quota, period): (f64, f64) = (quota.parse().ok()?, period.trim().parse().ok()?);
     let found = format!(
-        "this control group may use {:.1} CPUs, and is stopped when it has",
+        "this control group is limited to {:.1} CPUs",
         quota / period.max(1.0)
     );
-    let why = "A daemon that polls uses its share up and then stands still until the next period.";
+    let why = "A polling daemon exhausts its quota and is then throttled until the next period.";
     Some(Finding::note("quota", Area::Cpu, found, why))
 }

@@ -33,7 +33,7 @@ fn huge_pages(host: &Host) -> Option<Finding> {
     let file = format!("{THP}/enabled");
     let text = host.text(&file)?;
     let why =
-        "Memory in small pages costs a CPU more misses of its TLB, twice so under a hypervisor.";
+        "Small pages cause more TLB misses, and each costs about twice as much under a hypervisor.";
     let finding = Finding::worth(
         "huge_pages",
         Area::Memory,
@@ -46,7 +46,7 @@ fn huge_pages(host: &Host) -> Option<Finding> {
 fn shared_huge_pages(host: &Host) -> Option<Finding> {
     let file = format!("{THP}/shmem_enabled");
     let text = host.text(&file)?;
-    let why = "A guest's memory that a daemon shares (memfd) is made of small pages then, whatever the host does elsewhere.";
+    let why = "Guest memory that a daemon shares (memfd) then consists of small pages.";
     let finding = Finding::worth(
         "shared_huge_pages",
         Area::Memory,
@@ -58,7 +58,8 @@ fn shared_huge_pages(host: &Host) -> Option<Finding> {
 
 fn same_page_merging(host: &Host) -> Option<Finding> {
     const FILE: &str = "/sys/kernel/mm/ksm/run";
-    let why = "It reads all memory again and again, and a write to a page that was merged has to copy it first.";
+    let why =
+        "It scans all memory repeatedly, and a write to a merged page must copy the page first.";
     let finding = Finding::worth("ksm", Area::Memory, "kernel same-page merging runs", why);
     (host.number(FILE) == Some(1)).then(|| finding.by_writing(vec![FILE.to_owned()], "2"))
 }
@@ -79,7 +80,7 @@ fn swap(host: &Host) -> Option<Finding> {
         "swappiness {swappiness}, with swap on {}",
         devices.join(" and ")
     );
-    let why = "The kernel swaps out memory of guests to cache files that nobody reads again; each page that comes back is a slow request.";
+    let why = "The kernel swaps out guest memory in favour of the page cache. Each access to a swapped page is a slow request.";
     let finding = Finding::worth("swappiness", Area::Memory, found, why);
     (on_disk && swappiness >= 60).then(|| finding.by("sysctl -w vm.swappiness=10"))
 }
@@ -98,7 +99,7 @@ fn dirty(host: &Host) -> Option<Finding> {
         most >> 30
     );
     let why =
-        "With cache=writeback a flush may have to write all of it first, and everybody waits.";
+        "With cache=writeback a flush may have to write all of it first, and all clients wait.";
     let finding = Finding::note("dirty", Area::Memory, found, why);
     (bytes == 0 && most >= 8 << 30).then(|| {
         finding.by("sysctl -w vm.dirty_bytes=1073741824 vm.dirty_background_bytes=268435456")
@@ -107,7 +108,7 @@ fn dirty(host: &Host) -> Option<Finding> {
 
 fn zone_reclaim(host: &Host) -> Option<Finding> {
     let mode = host.number("/proc/sys/vm/zone_reclaim_mode")?;
-    let why = "A node whose memory is full reclaims its own instead of using another's, and requests wait for that.";
+    let why = "A full node reclaims its own memory instead of using another node's, and requests wait for that.";
     let finding = Finding::worth(
         "zone_reclaim",
         Area::Memory,
@@ -129,14 +130,13 @@ fn limits(host: &Host) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(files) = soft("Max open files").filter(|files| *files < NOFILE) {
         let found = format!("a process may have {files} open files");
-        let why = "Each queue of each guest needs some: with many disks new guests are refused.";
+        let why = "Each queue of each guest needs some. With many disks, new guests are refused.";
         let finding = Finding::worth("nofile", Area::Memory, found, why);
         findings.push(finding.by("ulimit -n 65536, or LimitNOFILE=65536 in the unit"));
     }
     if let Some(bytes) = soft("Max locked memory").filter(|bytes| *bytes < MEMLOCK) {
         let found = format!("a process may lock {} KiB of memory", bytes / 1024);
-        let why =
-            "Kernels before 5.12 count io_uring's rings and buffers against it; later ones do not.";
+        let why = "Kernels before 5.12 count io_uring's rings and buffers against this limit.";
         let finding = Finding::note("memlock", Area::Memory, found, why);
         findings.push(finding.by("ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit"));
     }

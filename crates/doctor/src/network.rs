@@ -24,7 +24,7 @@ pub(crate) fn examine(host: &Host, findings: &mut Vec<Finding>) {
             .unwrap_or(JUMBO);
         if mtu < JUMBO {
             let found = format!("{name} ({} Gbit/s) has an MTU of {mtu}", speed / 1000);
-            let why = "Six times as many packets for the same data; all hosts and switches on the way have to agree.";
+            let why = "The same data needs six times as many packets as with jumbo frames. All hosts and switches on the path must use the same MTU.";
             findings.push(
                 Finding::note("mtu", Area::Network, found, why)
                     .by(format!("ip link set {name} mtu {JUMBO}")),
@@ -39,7 +39,7 @@ pub(crate) fn examine(host: &Host, findings: &mut Vec<Finding>) {
             continue;
         };
         let found = format!("net.core.{check} is {bytes}, with a link of 10 Gbit/s or more");
-        let why = "A connection cannot have more under way than its buffers hold, and waits for each round trip.";
+        let why = "A connection cannot have more data in flight than its buffers hold.";
         findings.push(
             Finding::worth(check, Area::Network, found, why)
                 .by("lunette doctor --profile iscsi-10g --apply"),
@@ -50,12 +50,12 @@ pub(crate) fn examine(host: &Host, findings: &mut Vec<Finding>) {
         (
             "tcp_window_scaling",
             "/proc/sys/net/ipv4/tcp_window_scaling",
-            "Without it no connection has more than 64 KiB under way.",
+            "Without window scaling, a connection has at most 64 KiB in flight.",
         ),
         (
             "tcp_sack",
             "/proc/sys/net/ipv4/tcp_sack",
-            "After one lost packet everything behind it is sent again. Guides for links that lose nothing turn it off.",
+            "Without it, all data after a lost packet are sent again. Some guides for lossless links turn it off.",
         ),
     ] {
         if off(file) {

@@ -27,38 +27,37 @@ pub struct Profile {
 /// All profiles.
 pub const PROFILES: [Profile; 1] = [Profile {
     name: "iscsi-10g",
-    about: "iSCSI over links of 10 Gbit/s and more. Time stamps and selective acknowledgements, which guides of 2010 turn off, stay on: \
-            without them a link that loses packets is far slower.",
+    about: "iSCSI over links of 10 Gbit/s and more. Time stamps and selective acknowledgements stay on, although old guides turn them off: without them a lossy link is far slower.",
     parameters: &[
         Parameter {
             name: "net.core.rmem_max",
             value: "16777216",
-            why: "a receive buffer holds what is under way",
+            why: "maximum receive buffer",
         },
         Parameter {
             name: "net.core.wmem_max",
             value: "16777216",
-            why: "so does a send buffer",
+            why: "maximum send buffer",
         },
         Parameter {
             name: "net.ipv4.tcp_rmem",
             value: "4096 131072 16777216",
-            why: "how far receive buffers grow by themselves",
+            why: "limits of automatic receive buffer tuning",
         },
         Parameter {
             name: "net.ipv4.tcp_wmem",
             value: "4096 65536 16777216",
-            why: "how far send buffers do",
+            why: "limits of automatic send buffer tuning",
         },
         Parameter {
             name: "net.core.netdev_max_backlog",
             value: "30000",
-            why: "packets that wait for a CPU in a burst",
+            why: "maximum backlog of received packets per CPU",
         },
         Parameter {
             name: "net.ipv4.tcp_no_metrics_save",
             value: "1",
-            why: "a connection does not inherit the slowness of one before it",
+            why: "new connections do not inherit the metrics of earlier ones",
         },
     ],
 }];

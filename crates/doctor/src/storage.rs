@@ -104,7 +104,7 @@ fn scheduler(host: &Host, device: &str) -> Option<Finding> {
     let text = host.text(&file)?;
     let scheduler = chosen(&text)?;
     let found = format!("{device} has the I/O scheduler {scheduler}");
-    let why = "A device without a head to move gains nothing from an order, and each request pays for it; the guest has its own.";
+    let why = "A device without seek time gains nothing from a scheduler, but each request pays for it. The guest has its own scheduler.";
     let is_wrong = scheduler != "none"
         && !is_rotational(host, device)
         && text.split_whitespace().any(|one| one == "none");
@@ -117,8 +117,8 @@ fn scheduler(host: &Host, device: &str) -> Option<Finding> {
 fn queue_depth(host: &Host, device: &str) -> Option<Finding> {
     let file = format!("{BLOCK}/{device}/queue/nr_requests");
     let number = host.number(&file).filter(|number| *number < NR_REQUESTS)?;
-    let found = format!("{device} takes {number} requests a queue");
-    let why = "More requests of guests wait outside of it.";
+    let found = format!("{device} accepts {number} requests per queue");
+    let why = "Further requests of guests wait in software.";
     let has_none = host
         .text(&format!("{BLOCK}/{device}/queue/scheduler"))
         .as_deref()
@@ -136,8 +136,8 @@ fn throttling(host: &Host, device: &str) -> Option<Finding> {
         .number(&format!("{BLOCK}/{device}/queue/wbt_lat_usec"))
         .filter(|limit| *limit > 0)?;
     let found =
-        format!("{device} holds buffered writes back while reads take longer than {limit} us");
-    let why = "Good for a desktop; a disk with cache=writeback writes in bursts then.";
+        format!("{device} throttles buffered writes while reads take longer than {limit} us");
+    let why = "Useful on a desktop. A disk with cache=writeback then writes in bursts.";
     Some(Finding::note(
         "writeback_throttling",
         Area::Storage,
@@ -151,7 +151,7 @@ fn single_queue(host: &Host, device: &str, question: &Question) -> Option<Findin
     let queues = host.names(&format!("{BLOCK}/{device}/mq")).len();
     let cpus = crate::host::cpus_of(&host.text("/sys/devices/system/cpu/online")?).len();
     let found = format!("{device} has {queues} queue(s) for {cpus} CPUs");
-    let why = "CPUs that share a queue wait for its lock, and its interrupt goes to one of them.";
+    let why = "CPUs that share a queue contend for its lock, and one of them gets its interrupts.";
     let finding = Finding::worth("queues", Area::Storage, found, why);
     let is_few = question.is_guest && queues > 0 && queues < cpus.min(8);
     is_few.then(|| {
@@ -165,7 +165,7 @@ fn single_queue(host: &Host, device: &str, question: &Question) -> Option<Findin
 fn loop_device(host: &Host, device: &str) -> Option<Finding> {
     let file = host.text(&format!("{BLOCK}/{device}/loop/backing_file"))?;
     let found = format!("{device} is a loop device over {file}");
-    let why = "Each request passes two block layers and, as a rule, a page cache.";
+    let why = "Each request passes two block layers and usually a page cache.";
     let finding = Finding::worth("loop", Area::Storage, found, why);
     Some(finding.by(format!("serve the file itself: --disk NAME=file:{file}")))
 }
@@ -176,13 +176,13 @@ fn file_system(host: &Host, disk: &DiskOf) -> Option<Finding> {
     }
     let (_, folder, kind) = mount_of(host, &disk.path)?;
     let on = |what: &str| format!("{} lies on {kind} ({folder}): {what}", disk.name);
-    let why = "Seeing double: the guest's file system sits on another one that does the same work once more.";
+    let why = "Duplicate work: the guest's file system is stored on another file system of the same kind.";
     Some(match kind.as_str() {
         "btrfs" | "bcachefs" | "zfs" => {
-            let found = on("each write goes to a new place, with a checksum");
+            let found = on("it writes each block to a new location, with a checksum");
             let finding = Finding::worth("copy_on_write", Area::Storage, found, why);
             match kind.as_str() {
-                "btrfs" => finding.by("chattr +C on the folder before the file is made"),
+                "btrfs" => finding.by("chattr +C on the folder before the file is created"),
                 _ => finding.by("use a volume (zvol) or another file system"),
             }
         }
@@ -192,7 +192,7 @@ fn file_system(host: &Host, disk: &DiskOf) -> Option<Finding> {
                 .by("put the file on a volume of the host")
         }
         "nfs" | "nfs4" | "cifs" | "fuse.sshfs" | "9p" => {
-            let why = "Each request is one of the network's; a server that is away stops it.";
+            let why = "Each request crosses the network and stops while the server is unavailable.";
             Finding::note(
                 "network_file_system",
                 Area::Storage,
@@ -201,8 +201,8 @@ fn file_system(host: &Host, disk: &DiskOf) -> Option<Finding> {
             )
         }
         kind if kind.starts_with("fuse") => {
-            let why = "Each request goes through another process.";
-            Finding::note("fuse", Area::Storage, on("a file system of a process"), why)
+            let why = "Each request passes through another process.";
+            Finding::note("fuse", Area::Storage, on("a FUSE file system"), why)
         }
         _ => return None,
     })
@@ -210,7 +210,7 @@ fn file_system(host: &Host, disk: &DiskOf) -> Option<Finding> {
 
 fn two_caches(disk: &DiskOf) -> Option<Finding> {
     let found = format!("{} goes through the host's page cache", disk.name);
-    let why = "Seeing double: the guest has a cache of its own, and the host's holds the same data again.";
+    let why = "Duplicate cache: the guest and the host cache the same data.";
     let finding = Finding::note("two_caches", Area::Storage, found, why);
     disk.is_cached.then(|| finding.by("cache = \"none\""))
 }
@@ -223,7 +223,7 @@ fn sparse(disk: &DiskOf) -> Option<Finding> {
         taken * 100 / size.max(1),
         size >> 20
     );
-    let why = "The first write to each hole has to find space, and is slower than those after it.";
+    let why = "The first write to each hole allocates space, which is slower than later writes.";
     let finding = Finding::note("sparse", Area::Storage, found, why);
     (taken < size / 10 * 9).then(|| finding.by(format!("fallocate -l {size} {}", disk.path)))
 }
@@ -233,7 +233,7 @@ fn tracing(host: &Host) -> Option<Finding> {
         .text("/sys/kernel/tracing/current_tracer")
         .filter(|tracer| tracer != "nop")?;
     let found = format!("the kernel's tracer {tracer} is on");
-    let why = "Each function that it traces takes longer.";
+    let why = "Each traced function takes longer.";
     let finding = Finding::worth("tracer", Area::Storage, found, why);
     Some(finding.by_writing(vec!["/sys/kernel/tracing/current_tracer".to_owned()], "nop"))
 }

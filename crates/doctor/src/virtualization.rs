@@ -13,7 +13,7 @@ pub(crate) fn examine(host: &Host, question: &Question, findings: &mut Vec<Findi
         findings.push(without_kvm(host));
         return;
     }
-    let why = "An interrupt that the CPU delivers to the guest by itself costs no exit.";
+    let why = "Interrupts that the CPU delivers directly to the guest cause no exit.";
     let is_off = |file: &str| matches!(host.text(file).as_deref(), Some("N" | "0"));
     if is_off("/sys/module/kvm_intel/parameters/enable_apicv") {
         let found = "KVM does not use APICv (posted interrupts)";
@@ -27,7 +27,7 @@ pub(crate) fn examine(host: &Host, question: &Question, findings: &mut Vec<Findi
     }
     if host.number("/sys/module/kvm/parameters/halt_poll_ns") == Some(0) {
         let found = "KVM does not poll before it puts a virtual CPU to sleep";
-        let why = "A virtual CPU that waits for a disk is woken faster if its host has polled for a short while.";
+        let why = "Short polling on the host wakes a virtual CPU that waits for a disk faster.";
         let finding = Finding::worth("kvm_halt_poll", Area::Virtualization, found, why);
         findings.push(finding.by_writing(
             vec!["/sys/module/kvm/parameters/halt_poll_ns".to_owned()],
@@ -38,7 +38,7 @@ pub(crate) fn examine(host: &Host, question: &Question, findings: &mut Vec<Findi
 
 fn without_kvm(host: &Host) -> Finding {
     const CHECK: &str = "kvm";
-    let why = "Without KVM guests are emulated, ten to a hundred times slower; figures of such guests say nothing of real ones.";
+    let why = "Without KVM, guests are emulated and run ten to a hundred times slower. Measurements of such guests are meaningless.";
     let can = has_flag(host, "vmx") || has_flag(host, "svm");
     if can {
         let module = if has_flag(host, "vmx") {
@@ -46,13 +46,13 @@ fn without_kvm(host: &Host) -> Finding {
         } else {
             "kvm_amd"
         };
-        let found = "there is no /dev/kvm, though the CPU can virtualize";
+        let found = "/dev/kvm is missing, although the CPU supports virtualization";
         return Finding::worth(CHECK, Area::Virtualization, found, why)
             .by(format!("modprobe {module}"));
     }
     let found = match is_virtual(host) {
-        true => "there is no /dev/kvm: a virtual machine without nested virtualization",
-        false => "there is no /dev/kvm",
+        true => "/dev/kvm is missing: this is a virtual machine without nested virtualization",
+        false => "/dev/kvm is missing",
     };
     Finding::note(CHECK, Area::Virtualization, found, why)
 }

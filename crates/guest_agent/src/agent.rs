@@ -19,7 +19,7 @@ pub fn serve(args: &Args) -> Result<bool, String> {
         .write(true)
         .open(path)
         .map_err(|error| format!("cannot open {path}: {error}"))?;
-    make_raw(&port).map_err(|error| format!("cannot make {path} raw: {error}"))?;
+    make_raw(&port).map_err(|error| format!("cannot set {path} to raw mode: {error}"))?;
     let sender = Arc::new(Mutex::new(
         port.try_clone()
             .map_err(|error| format!("cannot duplicate {path}: {error}"))?,

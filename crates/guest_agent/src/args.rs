@@ -21,7 +21,7 @@ impl Args {
             } else {
                 words
                     .next()
-                    .ok_or_else(|| format!("--{name} wants a value"))?
+                    .ok_or_else(|| format!("--{name} needs a value"))?
             };
             options.insert(name.to_owned(), value);
         }
@@ -40,7 +40,7 @@ impl Args {
     pub fn number(&self, name: &str, default: u64) -> Result<u64, String> {
         self.0.get(name).map_or(Ok(default), |text| {
             parse_size(text).ok_or_else(|| {
-                format!("--{name} wants a number such as 4096 or 64M, found {text:?}")
+                format!("--{name} needs a number such as 4096 or 64M, found {text:?}")
             })
         })
     }

@@ -136,9 +136,7 @@ fn take(agent: &Arc<Agent>, scripts: &mut Scripts, id: u32, frame: Frame) -> Res
             scripts.remove(&id);
         }
         (frame, _) => {
-            return Err(Violation(format!(
-                "{frame:?} on channel {id}, where it has no place"
-            )));
+            return Err(Violation(format!("unexpected {frame:?} on channel {id}")));
         }
     }
     Ok(())

@@ -24,9 +24,9 @@ const USAGE: &str = "guest-agent SUBCOMMAND --file PATH [--OPTION VALUE]...
   check  the same options as fill: reads everything back and compares
   soak   --seed 1 --runtime 5 --bs 4096 --depth 4 [--size BYTES]                  random writes, each verified later
   probe  --op read|write|flush --offset 0 --length 512 [--buffered]               one I/O; prints bytes or errno
-  zeroes --offset 0 --length BYTES                                               does the range read as zeroes?
-  agent  --file TTY                                                              runs what a test's host asks for
-  channel                                                                        runs what `lunette vm exec` asks for";
+  zeroes --offset 0 --length BYTES                                               checks that the range reads as zeroes
+  agent  --file TTY                                                              runs commands of a test's host
+  channel                                                                        runs commands of `lunette vm exec`";
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);

@@ -35,7 +35,7 @@ pub fn run(words: &[String]) -> Result<()> {
     // Reading kernel symbols takes a while and must not be sampled.
     let mut samples = Samples::new(pids.is_empty().then(std::process::id));
     for sampler in &mut samplers {
-        sampler.enable().context("cannot begin to sample")?;
+        sampler.enable().context("cannot start sampling")?;
     }
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -45,7 +45,7 @@ pub fn run(words: &[String]) -> Result<()> {
             .for_each(|sampler| samples.take(sampler));
     }
     for sampler in &mut samplers {
-        sampler.disable().context("cannot end to sample")?;
+        sampler.disable().context("cannot stop sampling")?;
         samples.take(sampler);
     }
     let document = json!({"hertz": hertz, "has_kernel": has_kernel, "has_symbols": samples.kernel.has_symbols(),

@@ -129,7 +129,7 @@ impl Frame {
     pub(crate) fn read(kind: u8, payload: &[u8]) -> Result<Frame, Violation> {
         let wrong = || {
             Violation(format!(
-                "a frame of kind {kind} with a payload of {} bytes that makes no sense",
+                "a malformed frame of kind {kind} with a payload of {} bytes",
                 payload.len()
             ))
         };
@@ -155,8 +155,7 @@ impl Frame {
 /// Decodes a header: kind, channel and payload length.
 pub(crate) fn read_header(header: &[u8; HEADER]) -> Result<(u8, u32, usize), Violation> {
     if header.iter().all(|byte| *byte == 0) {
-        let lead_in =
-            "a new session begins: the guest has rebooted, or its agent was started again";
+        let lead_in = "new session: the guest rebooted or its agent restarted";
         return Err(Violation(lead_in.to_owned()));
     }
     let [mark, kind, zero, also_zero, rest @ ..] = *header;
@@ -174,7 +173,7 @@ pub(crate) fn read_header(header: &[u8; HEADER]) -> Result<(u8, u32, usize), Vio
         _ => false,
     };
     if mark != MARK || zero != 0 || also_zero != 0 || !allowed {
-        return Err(Violation(format!("no header of a frame: {header:02x?}")));
+        return Err(Violation(format!("malformed frame header: {header:02x?}")));
     }
     Ok((kind, channel, length))
 }
@@ -210,7 +209,7 @@ fn read_credit(payload: &[u8]) -> Option<Frame> {
 fn put(kind: u8, channel: u32, payload: &[u8], bytes: &mut Vec<u8>) {
     assert!(
         payload.len() <= PAYLOAD_MAX,
-        "a frame of {} bytes",
+        "a frame of {} bytes is too long",
         payload.len()
     );
     bytes.extend([MARK, kind, 0, 0]);

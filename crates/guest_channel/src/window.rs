@@ -23,11 +23,7 @@ impl Budget {
 
     /// Counts sent bytes. More than [`Budget::left`] is a bug of the caller.
     pub fn spend(&mut self, count: u32) {
-        assert!(
-            count <= self.0,
-            "{count} bytes sent where {} are allowed",
-            self.0
-        );
+        assert!(count <= self.0, "{count} bytes sent, allowed {}", self.0);
         self.0 -= count;
     }
 
@@ -38,7 +34,7 @@ impl Budget {
     pub fn grant(&mut self, count: u32) -> Result<(), Violation> {
         if count > WINDOW - self.0 {
             return Err(Violation(format!(
-                "{count} bytes more may be sent where {} of {WINDOW} already may",
+                "window update of {count} bytes exceeds the window: {} of {WINDOW} are open",
                 self.0
             )));
         }
@@ -73,7 +69,7 @@ impl Allowance {
         let count = u32::try_from(count).ok().filter(|count| *count <= allowed);
         let count = count.ok_or_else(|| {
             Violation(format!(
-                "more bytes on a stream than the {allowed} that may come"
+                "received more than the {allowed} bytes allowed on a stream"
             ))
         })?;
         self.open -= count;

@@ -31,7 +31,7 @@ pub struct Cli {
 }
 
 const AFTER: &str = "\
-`lunette bench ...` runs `lunette-lab bench ...`, and `lunette vm ...` likewise, from beside itself or from PATH.
+`lunette bench ...` runs `lunette-lab bench ...` from its own folder or from PATH. The same applies to `lunette vm ...`.
 
   lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32 --cpus 0
   lunette vm plan scsi:4x1,queues=2
@@ -40,11 +40,11 @@ const AFTER: &str = "\
 /// Subcommands of `lunette-lab`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Drive a device as a guest's driver would, and measure it
+    /// Measure a device with a driver like a guest's
     Bench(Box<BenchArguments>),
     /// Find host settings that slow down virtual machine disks, and how to change them
     Doctor(Box<DoctorArguments>),
-    /// Create, check and convert qcow2 images that no daemon serves
+    /// Create, check and convert qcow2 images that are not in use
     Image(ImageArguments),
     /// Inspect iSCSI targets and copy their disks, without a kernel driver
     Iscsi(Box<IscsiArguments>),

@@ -47,7 +47,7 @@ impl IdlePoll {
         match open() {
             Ok(file) => Ok(Awake { _file: Some(file) }),
             Err(error) => Err(Failure::because(format!(
-                "--idle-poll: cannot write {}: {error}; hint: root may, or whom a udev rule lets",
+                "--idle-poll: cannot write {}: {error}; hint: run as root, or grant access with a udev rule",
                 path.display()
             ))),
         }

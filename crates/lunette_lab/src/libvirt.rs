@@ -23,7 +23,7 @@ enum Action {
     /// Print the domain of a guest with these disks, as `lunette vm plan --format xml`, or with exports of a running daemon
     #[command(after_help = AFTER_XML)]
     Xml(Box<XmlArguments>),
-    /// Read a domain, and print QEMU's command line for it, or how Lunette would serve its disks
+    /// Read a domain, and print QEMU's command line or a Lunette configuration for its disks
     #[command(after_help = AFTER_FROM)]
     FromXml(FromArguments),
 }
@@ -65,14 +65,14 @@ Example:
     lunette libvirt from-xml domain.xml --to toml";
 
 const AFTER_XML: &str = "\
-With --export names, sockets, queues and logical units are those of the daemon; nothing is added to it.
+With --export, names, sockets, queues and logical units are those of the daemon, which is not changed.
 
 Example:
     lunette libvirt xml scsi:4x1 --name guest1 > guest1.xml
     lunette libvirt xml --export d0 --export c0 --control /run/lunette/lunette.sock --name guest1 > guest1.xml";
 
 const AFTER_FROM: &str = "\
-What is not understood is named on stderr, with its path in the document; nothing is left out silently.
+Unsupported elements are listed on stderr with their path in the document.
 
 Example:
     virsh dumpxml --inactive guest1 | lunette libvirt from-xml -";
@@ -117,7 +117,7 @@ fn from_xml(arguments: &FromArguments) -> Result<String, Failure> {
     let domain = Domain::read(&text, PlanOptions::default())
         .map_err(|error| Failure::because(format!("{file}: {error}")))?;
     for what in &domain.unread {
-        say(&format_args!("lunette: {file}: not understood: {what}"));
+        say(&format_args!("lunette: {file}: unsupported: {what}"));
     }
     match arguments.to {
         Form::Qemu => Ok(domain.plan.qemu_text()),

@@ -76,11 +76,11 @@ impl Shared {
                 return Ok(value);
             }
             if let Some(reason) = &state.closed {
-                bail!("{what}: the guest is gone: {reason}");
+                bail!("{what}: the guest has ended: {reason}");
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || interrupted() {
-                bail!("{what}: nothing within {limit:?}");
+                bail!("{what}: no response within {limit:?}");
             }
             state = self
                 .changed
@@ -130,7 +130,7 @@ impl Agent {
     pub fn start(&mut self, script: &str) -> Result<Running> {
         if script.len() > SCRIPT_MAX {
             bail!(
-                "a script of {} bytes is too long for the serial port, {SCRIPT_MAX} is the most",
+                "a script of {} bytes is too long for the serial port, the maximum is {SCRIPT_MAX}",
                 script.len()
             );
         }

@@ -561,7 +561,7 @@ impl Guest {
                     Err(error) => Some(Err(error)),
                 }
             });
-            said.unwrap_or_else(|| bail!("nothing said {line:?} within {limit:?}"))
+            said.unwrap_or_else(|| bail!("no output {line:?} within {limit:?}"))
         })
     }
 
@@ -582,7 +582,7 @@ impl Guest {
         work(self).with_context(|| {
             let ended = match self.process.ended() {
                 Ok(Some(status)) => format!("QEMU ended, {status}"),
-                _ => "QEMU runs".to_owned(),
+                _ => "QEMU is running".to_owned(),
             };
             format!(
                 "guest {}: {ended}\n{}\n{}",

@@ -148,11 +148,11 @@ if grep -q lunette.user /proc/cmdline; then
     while :; do guest-agent channel; sleep 1; done &
     export HOME=/root PS1='\\h:\\w# '
     cd /root
-    echo; echo 'A shell in the guest. Its tools are busybox, guest-agent and what is in /tools; \"poweroff -f\" ends it.'
+    echo; echo 'A shell in the guest. Its tools are busybox, guest-agent and the programs in /tools; \"poweroff -f\" ends it.'
     while :; do setsid cttyhack sh; done
 fi
 if grep -q lunette.agent /proc/cmdline; then exec /bin/guest-agent agent --file /dev/ttyS1; fi
-echo; echo 'A shell in the guest. Its tools are busybox, guest-agent and what is in /tools; \"poweroff -f\" ends it.'
+echo; echo 'A shell in the guest. Its tools are busybox, guest-agent and the programs in /tools; \"poweroff -f\" ends it.'
 setsid cttyhack sh
 poweroff -f
 ";
@@ -183,7 +183,7 @@ pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
     (INIT, ISCSID_CONF, PASSWD, INITIATOR_NAME, MULTIPATH_CONF).hash(&mut hasher);
     for (inside, outside) in &files {
         let metadata = std::fs::metadata(outside)
-            .with_context(|| format!("cannot look at {}", outside.display()))?;
+            .with_context(|| format!("cannot stat {}", outside.display()))?;
         (
             inside,
             metadata.len(),
@@ -213,7 +213,7 @@ pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
     }
     let mut part = tempfile::NamedTempFile::new_in(&directory)?;
     std::io::Write::write_all(&mut part, &bytes)?;
-    part.persist(&path).context("cannot keep the initramfs")?;
+    part.persist(&path).context("cannot store the initramfs")?;
     // A fixed name, for users that start QEMU themselves.
     let link = directory.join(format!("{kind}.cpio"));
     if link.is_symlink() {

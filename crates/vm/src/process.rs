@@ -122,7 +122,7 @@ impl Process {
         match wait_until(limit, || self.child.try_wait().transpose()) {
             Some(status) => Ok(status?),
             None => bail!(
-                "{} still runs after {limit:?}\n{}",
+                "{} is still running after {limit:?}\n{}",
                 self.name,
                 self.log_tail()
             ),
@@ -140,7 +140,7 @@ impl Process {
     pub fn cpu_time(&self) -> Result<Duration> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id()))?;
         // The second field is a name in parentheses that may contain spaces: proc(5), fields 14 and 15.
-        let (_, fields) = stat.rsplit_once(") ").context("strange /proc/PID/stat")?;
+        let (_, fields) = stat.rsplit_once(") ").context("malformed /proc/PID/stat")?;
         let ticks: u64 = fields
             .split(' ')
             .skip(11)
@@ -181,7 +181,7 @@ pub fn tail(name: &str, log: &Path) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let last = &lines[lines.len().saturating_sub(LINES)..];
     format!(
-        "--- the end of what {name} printed ---\n{}\n--- end ---",
+        "--- last output of {name} ---\n{}\n--- end ---",
         last.join("\n")
     )
 }

@@ -88,7 +88,7 @@ impl Qmp {
         if self
             .reader
             .read_line(&mut line)
-            .context("QEMU's monitor is silent")?
+            .context("no response from QEMU's monitor")?
             == 0
         {
             bail!("QEMU closed its monitor");

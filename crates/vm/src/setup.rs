@@ -51,7 +51,7 @@ pub fn program_for_guests(program: GuestProgram) -> Result<PathBuf> {
     let found = candidates.iter().find(|path| is_static(path));
     found.cloned().with_context(|| {
         format!(
-            "no statically linked {name} at {} or {}; hint: `make install` puts it there",
+            "no statically linked {name} at {} or {}; hint: install it with `make install`",
             candidates[0].display(),
             candidates[1].display()
         )
@@ -105,14 +105,14 @@ impl Setup<'_> {
         let folder = guest_directory();
         std::fs::create_dir_all(&folder).with_context(|| {
             format!(
-                "cannot make {}; hint: set LUNETTE_GUEST_DIR to a folder that you may write to",
+                "cannot create {}; hint: set LUNETTE_GUEST_DIR to a writable folder",
                 folder.display()
             )
         })?;
         let lock = File::create(folder.join("setup.lock"))?;
         ensure!(
             flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok(),
-            "another setup works in {}; hint: wait for its end",
+            "another setup runs in {}; hint: wait until it has ended",
             folder.display()
         );
         remove_parts(&folder)?;
@@ -168,11 +168,11 @@ impl Setup<'_> {
             if is_last || !rustix::process::getuid().is_root() {
                 break;
             }
-            (self.say)("will refresh apt's package lists, which do not name Debian's cloud kernel");
+            (self.say)("will refresh apt's package lists, which lack Debian's cloud kernel");
             run(Command::new(apt("apt-get")?).args(["update", "-qq"]))?;
         }
         bail!(
-            "apt knows no {KERNEL_PACKAGE}; hint: as root, apt-get update, with Debian's main archive in /etc/apt/sources.list"
+            "apt has no package {KERNEL_PACKAGE}; hint: as root, apt-get update, with Debian's main archive in /etc/apt/sources.list"
         )
     }
 
@@ -201,15 +201,16 @@ impl Setup<'_> {
         run(download
             .args(["download", "-qq", package])
             .current_dir(part.path()))
-        .context("hint: apt-get update, and see that Debian's mirror can be reached")?;
+        .context("hint: run apt-get update, and check that Debian's mirror can be reached")?;
         let mut files = std::fs::read_dir(part.path())?.flatten();
         let file = files
             .next()
-            .context("apt-get has downloaded nothing")?
+            .context("apt-get downloaded no package")?
             .path();
         let unpacked = part.path().join("root");
-        run(Command::new(dpkg).arg("-x").arg(&file).arg(&unpacked))
-            .with_context(|| format!("hint: see whether {} is full: df", folder.display()))?;
+        run(Command::new(dpkg).arg("-x").arg(&file).arg(&unpacked)).with_context(|| {
+            format!("hint: check with df that {} is not full", folder.display())
+        })?;
         ensure!(!interrupted(), "interrupted");
         let kept = tempfile::Builder::new()
             .prefix(PART)
@@ -235,13 +236,13 @@ fn put(from: &Path, to: &Path) -> Result<()> {
     if to.exists() {
         std::fs::remove_dir_all(to)?;
     }
-    std::fs::rename(from, to).with_context(|| format!("cannot make {}", to.display()))
+    std::fs::rename(from, to).with_context(|| format!("cannot create {}", to.display()))
 }
 
 fn apt(name: &str) -> Result<PathBuf> {
     tool(name).map_err(|_| {
         anyhow::anyhow!(
-            "there is no {name} here to download Debian's cloud kernel with; hint: on a Debian, make {} with `lunette vm setup` and copy it here, or give `lunette vm run` a --kernel with an --initrd, or a --system",
+            "cannot download Debian's cloud kernel without {name}; hint: create {} with `lunette vm setup` on a Debian system and copy it to this machine, or start `lunette vm run` with --kernel and --initrd, or with --system",
             guest_directory().display()
         )
     })

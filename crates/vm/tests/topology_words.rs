@@ -82,7 +82,7 @@ fn mistakes_name_the_word_what_is_allowed_and_what_to_write() {
         ),
         (
             "scsi:4",
-            "scsi:4: \"4\" is no arrangement; it is TARGETSxLUNS; hint: scsi:4x1 has four targets of one LUN, scsi:1x4 one \
+            "scsi:4: \"4\" is not of the form TARGETSxLUNS; hint: scsi:4x1 has four targets of one LUN, scsi:1x4 one \
              target of four LUNs",
         ),
         (
@@ -115,18 +115,16 @@ fn mistakes_name_the_word_what_is_allowed_and_what_to_write() {
         ),
         (
             "blk:3,backing=block:/dev/sdb+/dev/sdc",
-            "blk:3,backing=block:/dev/sdb+/dev/sdc: 3 disks, but backing names 2; hint: name one for each disk, with + \
-             between them",
+            "blk:3,backing=block:/dev/sdb+/dev/sdc: 3 disks, but backing names 2; hint: give one for each disk, with + between them",
         ),
         (
             "blk:1,via=qemu,backing=ram:1M",
-            "blk:1,via=qemu,backing=ram:1M: backing=ram is memory of Lunette's daemon, which QEMU does not reach; \
-             hint: backing=tmpfs:/dev/shm serves both ways",
+            "blk:1,via=qemu,backing=ram:1M: backing=ram is memory of Lunette's daemon, which QEMU cannot access; \
+             hint: backing=tmpfs:/dev/shm works with both",
         ),
         (
             "blk:1,aio=native",
-            "blk:1,aio=native: aio is for devices of QEMU's own, these are Lunette's; hint: add via=qemu or \
-             via=qemu-iothread, or leave it away",
+            "blk:1,aio=native: aio applies to QEMU's devices only, these are Lunette's; hint: add via=qemu or via=qemu-iothread, or omit the key",
         ),
         (
             "blk:1,removable=1",
@@ -138,7 +136,7 @@ fn mistakes_name_the_word_what_is_allowed_and_what_to_write() {
         ),
         (
             "via=qemu",
-            "TOPOLOGY: no word describes disks; hint: scsi:4x1 is one controller with four targets, blk:4 four virtio-blk \
+            "TOPOLOGY: no word specifies disks; hint: scsi:4x1 is one controller with four targets, blk:4 four virtio-blk \
              devices",
         ),
     ];
@@ -244,7 +242,7 @@ fn queues_are_spread_over_threads_where_qemu_can() {
     assert_eq!(
         old.to_string(),
         format!(
-            "{words}: iothread_vq_mapping needs QEMU 9.0, this is 7.2; hint: --qemu-version 10.0 plans for a later one; \
+            "{words}: iothread_vq_mapping needs QEMU 9.0, this is 7.2; hint: plan for a later version with --qemu-version 10.0; \
              without iothread_vq_mapping each device has one thread"
         )
     );

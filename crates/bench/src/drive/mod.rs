@@ -345,7 +345,7 @@ impl Crew {
     fn finish(&mut self, done: Done, now: Stamp) -> Result<()> {
         let slot = &mut self.slots[usize::from(done.slot)];
         if !slot.busy {
-            bail!("the device answered slot {} twice", done.slot);
+            bail!("the device completed slot {} twice", done.slot);
         }
         slot.busy = false;
         self.in_flight -= 1;
@@ -401,11 +401,11 @@ impl Crew {
             }
             if done.is_empty() {
                 if shared.gone.load(Ordering::Relaxed) {
-                    bail!("the device is gone");
+                    bail!("the device has disconnected");
                 }
                 if now > until {
                     bail!(
-                        "the device did not answer {} requests within {} s",
+                        "the device did not complete {} requests within {} s",
                         self.in_flight,
                         DRAIN.as_secs()
                     );

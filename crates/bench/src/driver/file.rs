@@ -40,7 +40,7 @@ pub fn prepare(path: &Path, size: u64, interrupted: &AtomicBool) -> Result<()> {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
-    let failed = || format!("cannot make {}", path.display());
+    let failed = || format!("cannot create {}", path.display());
     let file = tempfile::Builder::new()
         .prefix(".lunette-bench")
         // The umask restricts these permissions.
@@ -60,7 +60,7 @@ pub fn prepare(path: &Path, size: u64, interrupted: &AtomicBool) -> Result<()> {
         left -= part as u64;
         ensure!(
             !interrupted.load(Ordering::Relaxed),
-            "interrupted while it filled {}",
+            "interrupted while filling {}",
             path.display()
         );
     }
@@ -110,7 +110,7 @@ impl FileSession {
                 let place = subject.path.display();
                 let refused = |error: &std::io::Error| error.kind() == ErrorKind::InvalidInput;
                 let hint = match direct && file.as_ref().is_err_and(refused) {
-                    true => " with O_DIRECT, which it may not have; say ,direct=0 to go without",
+                    true => " with O_DIRECT; hint: disable direct I/O with ,direct=0",
                     false => "",
                 };
                 (

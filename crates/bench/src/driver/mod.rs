@@ -47,7 +47,7 @@ fn scsi_end(status: u8, sense: &[u8]) -> String {
         return format!("status {status:02x}h");
     };
     let hint = match (code, qualifier) {
-        (0x25, 0) => ": there is no such unit",
+        (0x25, 0) => ": no such unit",
         _ => "",
     };
     let key = key & 0xf;

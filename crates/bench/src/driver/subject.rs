@@ -136,7 +136,7 @@ fn scsi<'a>(text: &str, place: &'a str) -> Result<(Kind, &'a str)> {
             (Ok(target), Ok(lun)) if lun < 16_384 => (target, lun),
             _ => bail!("`{text}`: the target is 0 to 255, the LUN 0 to 16383"),
         },
-        _ => bail!("`{text}`: a target without a LUN; say SOCKET:TARGET:LUN"),
+        _ => bail!("`{text}`: a target without a LUN; hint: SOCKET:TARGET:LUN"),
     };
     Ok((Kind::VhostScsi { target, lun }, path))
 }

@@ -152,9 +152,8 @@ pub fn parse(
             file: file.to_owned(),
             line: 0,
             option: String::new(),
-            message:
-                "there is no job in it: a job is a section such as [read] that is not [global]"
-                    .to_owned(),
+            message: "no job found: a job is a section such as [read] that is not [global]"
+                .to_owned(),
         });
     }
     if mistakes.is_empty() {
@@ -243,8 +242,8 @@ runtime=5 parsecs
             [
                 "j.fio:2: bs: `4q` is not a size: a number, then k, m, g, t or p",
                 "j.fio:4: rw: `sideways` is not one of read, write, randread, randwrite, rw, readwrite, randrw, trim, randtrim, trimwrite, randtrimwrite",
-                "j.fio:5: iodpth: there is no such option; did you mean iodepth?",
-                "j.fio:6: hipri: an option of fio that is not honoured here",
+                "j.fio:5: iodpth: unknown option; did you mean iodepth?",
+                "j.fio:6: hipri: an unsupported option of fio",
                 "j.fio:7: numjobs: `0` is not a number from 1 to 4096",
                 "j.fio:8: runtime: `5 parsecs` is not a time: a number, then us, ms, s, m, h or d",
             ]
@@ -255,7 +254,7 @@ runtime=5 parsecs
     fn options_that_contradict_each_other_are_told_at_the_later_one() {
         assert_eq!(
             mistakes("[a]\nrw=randrw\nrwmixread=10\nrwmixwrite=10\n"),
-            ["j.fio:4: rwmixwrite: 10 and rwmixread=10 do not make 100"]
+            ["j.fio:4: rwmixwrite: 10 and rwmixread=10 do not add up to 100"]
         );
         assert_eq!(
             mistakes("[a]\ntime_based\n"),
@@ -277,11 +276,11 @@ runtime=5 parsecs
     fn what_is_no_job_file_is_told() {
         assert_eq!(
             mistakes("")[0],
-            "j.fio: there is no job in it: a job is a section such as [read] that is not [global]"
+            "j.fio: no job found: a job is a section such as [read] that is not [global]"
         );
         assert_eq!(
             mistakes("bs=4k\n")[0],
-            "j.fio:1: bs: stands before the first section"
+            "j.fio:1: bs: found before the first section"
         );
         assert_eq!(
             mistakes("[a\n")[0],
@@ -289,7 +288,7 @@ runtime=5 parsecs
         );
         assert_eq!(
             mistakes("[a]\nfilename=$HOME/x\n")[0],
-            "j.fio:2: filename: `$HOME/x` is not honoured here; ${NAME}, $ncpus, $pagesize and $mb_memory are"
+            "j.fio:2: filename: `$HOME/x` is not supported; use ${NAME}, $ncpus, $pagesize or $mb_memory"
         );
         assert_eq!(
             mistakes("[a]\nfilename=${HOME}/x\nname=${A\n"),
@@ -331,7 +330,7 @@ runtime=5 parsecs
     fn split_percentages_must_fit() {
         assert_eq!(
             mistakes("[a]\nbssplit=4k/60:8k/60\n"),
-            ["j.fio:2: bssplit: the percentages make 120, more than 100"]
+            ["j.fio:2: bssplit: the sum of the percentages is 120, more than 100"]
         );
     }
 

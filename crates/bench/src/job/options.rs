@@ -98,7 +98,7 @@ fn set(job: &mut Job, option: &str, value: Option<&str>) -> Result<(), String> {
 /// Returns the reason why an option is refused.
 fn refusal(option: &str) -> String {
     if REFUSED.contains(&option) {
-        return "an option of fio that is not honoured here".to_owned();
+        return "an unsupported option of fio".to_owned();
     }
     let near = HONOURED
         .iter()
@@ -106,8 +106,8 @@ fn refusal(option: &str) -> String {
         .min()
         .filter(|(distance, _)| *distance <= 2);
     match near {
-        Some((_, known)) => format!("there is no such option; did you mean {known}?"),
-        None => "there is no such option".to_owned(),
+        Some((_, known)) => format!("unknown option; did you mean {known}?"),
+        None => "unknown option".to_owned(),
     }
 }
 
@@ -120,7 +120,7 @@ fn switches(job: &mut Job, option: &str, value: Option<&str>) -> Option<Result<(
         "stonewall" | "wait_for_previous" => set(&mut job.stonewall),
         "group_reporting" => match switch(value) {
             Ok(true) => Ok(()),
-            Ok(false) => Err("clones of a job are always reported as one here".to_owned()),
+            Ok(false) => Err("clones of a job are always reported as one".to_owned()),
             Err(error) => Err(error),
         },
         "end_fsync" => set(&mut job.flush_at_end),
@@ -132,13 +132,13 @@ fn switches(job: &mut Job, option: &str, value: Option<&str>) -> Option<Result<(
         "lat_percentiles" => set(&mut job.lat_percentiles),
         "per_job_logs" => match switch(value) {
             Ok(true) => Ok(()),
-            Ok(false) => Err("each clone of a job has log files of its own here".to_owned()),
+            Ok(false) => Err("each clone of a job has its own log files".to_owned()),
             Err(error) => Err(error),
         },
         // Clones are always threads.
         "thread" => match switch(value) {
             Ok(true) => Ok(()),
-            Ok(false) => Err("clones are always threads here".to_owned()),
+            Ok(false) => Err("clones are always threads".to_owned()),
             Err(error) => Err(error),
         },
         "randrepeat" | "allrandrepeat" => match switch(value) {
@@ -174,7 +174,7 @@ fn valued(job: &mut Job, option: &str, text: &str) -> Result<(), String> {
         "rw" | "readwrite" => order(job, text)?,
         "rw_sequencer" if text == "sequential" => {}
         "rw_sequencer" => {
-            return Err(format!("`{text}` is not honoured here; sequential is"));
+            return Err(format!("`{text}` is not supported; use sequential"));
         }
         "number_ios" => job.ios_max = Some(number(text, 1, u64::MAX)?),
         "rwmixread" => {
@@ -210,7 +210,7 @@ fn valued(job: &mut Job, option: &str, text: &str) -> Result<(), String> {
         "cpus_allowed_policy" if text == "split" => {}
         "cpus_allowed_policy" => {
             return Err(format!(
-                "`{text}` is not honoured here: each clone takes one CPU (split)"
+                "`{text}` is not supported: each clone takes one CPU (split)"
             ));
         }
         "write_bw_log" => job.logs.bandwidth = Some(text.to_owned()),
@@ -303,14 +303,12 @@ fn rate(text: &str) -> Result<Rate, String> {
 
 fn distribution(text: &str) -> Result<Distribution, String> {
     if text.contains(',') {
-        return Err(
-            "one distribution for reads and another for writes is not honoured here".to_owned(),
-        );
+        return Err("different distributions for reads and writes are not supported".to_owned());
     }
     let (word, parameter) = text.split_once(':').unwrap_or((text, ""));
     let parameter_of = |default: f64, low: f64, high: f64| {
         if parameter.contains(':') {
-            return Err(format!("the centre in `{parameter}` is not honoured here"));
+            return Err(format!("the centre in `{parameter}` is not supported"));
         }
         if parameter.is_empty() {
             return Ok(default);
@@ -325,7 +323,7 @@ fn distribution(text: &str) -> Result<Distribution, String> {
     match word {
         "random" if parameter.is_empty() => Ok(Distribution::Uniform),
         "zipf" => match parameter_of(1.1, 0.0, 10.0)? {
-            1.0 => Err("zipf has no theta of 1".to_owned()),
+            1.0 => Err("zipf does not allow a theta of 1".to_owned()),
             theta => Ok(Distribution::Zipf(theta)),
         },
         "pareto" => parameter_of(0.2, 0.0, 1.0).map(Distribution::Pareto),
@@ -358,7 +356,7 @@ fn zones(
     }
     let access: u32 = zones.iter().map(|zone| u32::from(zone.access)).sum();
     if access != 100 {
-        return Err(format!("the zones get {access} of 100 requests"));
+        return Err(format!("the zones get {access} % of the requests"));
     }
     let percent = |zone: &Zone| match zone.extent {
         Amount::Percent(percent) => u32::from(percent),
@@ -375,7 +373,10 @@ fn checksum(text: &str) -> Result<Checksum, String> {
     let found = Checksum::WORDS.iter().find(|(word, _)| *word == text);
     found.map(|(_, checksum)| *checksum).ok_or_else(|| {
         let words: Vec<&str> = Checksum::WORDS.iter().map(|(word, _)| *word).collect();
-        format!("`{text}` is not honoured here; {} are", words.join(", "))
+        format!(
+            "`{text}` is not supported; supported are {}",
+            words.join(", ")
+        )
     })
 }
 
@@ -387,7 +388,7 @@ fn engine(text: &str) -> Result<String, String> {
         return Ok(text.to_owned());
     }
     Err(format!(
-        "`{text}` is not honoured here; {} and {} are, and driven by the subject's own driver",
+        "`{text}` is not supported; supported are {} and {}, through the subject's own driver",
         ENGINES.join(", "),
         SYNCHRONOUS.join(", ")
     ))
@@ -413,7 +414,7 @@ pub fn check(job: &Job) -> Result<(), (&'static str, String)> {
     if let (Some(read), Some(write)) = (job.mix_read, job.mix_write)
         && u16::from(read) + u16::from(write) != 100
     {
-        let message = format!("{write} and rwmixread={read} do not make 100");
+        let message = format!("{write} and rwmixread={read} do not add up to 100");
         return Err(("rwmixwrite", message));
     }
     if job.time_based && job.runtime.is_none_or(|time| time.is_zero()) {
@@ -429,11 +430,11 @@ pub fn check(job: &Job) -> Result<(), (&'static str, String)> {
         }
     }
     if job.verify.is_some() && job.zero_buffers {
-        let message = "blocks that are verified cannot be zeroes".to_owned();
+        let message = "verified blocks cannot be zeroes".to_owned();
         return Err(("zero_buffers", message));
     }
     if job.verify.is_some() && job.distribution != Distribution::Uniform && job.loops > 1 {
-        let message = "with verify only a random map can be repeated".to_owned();
+        let message = "verify needs a random map".to_owned();
         return Err(("loops", message));
     }
     let apart = job.offset_increment != Amount::Bytes(0);
@@ -443,7 +444,7 @@ pub fn check(job: &Job) -> Result<(), (&'static str, String)> {
         return Err(("numjobs", message.to_owned()));
     }
     if job.verify.is_some() && job.pattern.trims() {
-        let message = "with discards there is nothing to read back".to_owned();
+        let message = "discards cannot be verified".to_owned();
         return Err(("verify", message));
     }
     let synchronous = job

@@ -103,7 +103,7 @@ impl Reader<'_> {
             Err(message) => return self.mistake(file, number, option, message),
         };
         match self.sections.last_mut() {
-            None => self.mistake(file, number, option, "stands before the first section"),
+            None => self.mistake(file, number, option, "found before the first section"),
             Some(section) => section.lines.push(Line {
                 file: file.clone(),
                 number,
@@ -154,7 +154,7 @@ impl Reader<'_> {
         }
         match expanded.find('$') {
             Some(at) => Err(format!(
-                "`{}` is not honoured here; ${{NAME}}, $ncpus, $pagesize and $mb_memory are",
+                "`{}` is not supported; use ${{NAME}}, $ncpus, $pagesize or $mb_memory",
                 &expanded[at..]
             )),
             None => Ok(expanded),

@@ -164,7 +164,9 @@ fn split(text: &str) -> Result<Sizes, String> {
     let given: u32 = parts.iter().filter_map(|(_, p)| p.map(u32::from)).sum();
     let open = parts.iter().filter(|(_, p)| p.is_none()).count() as u32;
     if given > 100 {
-        return Err(format!("the percentages make {given}, more than 100"));
+        return Err(format!(
+            "the sum of the percentages is {given}, more than 100"
+        ));
     }
     // Entries without a percentage share the remainder equally; the rest of the division goes to the last one.
     let share = (100 - given).checked_div(open).unwrap_or(0);
@@ -175,7 +177,7 @@ fn split(text: &str) -> Result<Sizes, String> {
     let sum: u8 = parts.iter().map(|(_, percent)| *percent).sum();
     match parts.last_mut() {
         Some((_, percent)) => *percent += 100 - sum,
-        None => return Err(format!("`{text}` leaves nothing")),
+        None => return Err(format!("`{text}` has no values")),
     }
     Ok(Sizes::Split(parts))
 }

@@ -198,7 +198,7 @@ fn await_namespace(pid: u32) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    bail!("unshare --net makes no namespace")
+    bail!("unshare --net did not create a namespace")
 }
 
 fn tun() -> Result<(std::fs::File, String)> {
@@ -207,7 +207,7 @@ fn tun() -> Result<(std::fs::File, String)> {
         .write(true)
         .open("/dev/net/tun")
         .context("cannot open /dev/net/tun; hint: modprobe tun")?;
-    let name = uring::make_tun(&file, "lunette%d").context("cannot make a TUN device")?;
+    let name = uring::make_tun(&file, "lunette%d").context("cannot create a TUN device")?;
     rustix::io::ioctl_fionbio(&file, true)?;
     Ok((file, name))
 }

@@ -50,7 +50,7 @@ fn verdict(what: &str, a: (&str, &[f64]), b: (&str, &[f64])) -> Option<String> {
     let sure = sureness(a.1.len().min(b.1.len()), ratio);
     Some(if (ratio.value - 1.0).abs() < MATTERS {
         format!(
-            "{what}: no difference that matters between {} and {} ({range}).",
+            "{what}: no significant difference between {} and {} ({range}).",
             a.0, b.0
         )
     } else if ratio.value > 1.0 {
@@ -86,23 +86,27 @@ pub fn advice(study: &Study) -> Vec<String> {
     let mut sentences = Vec::new();
     if study.records.len() < study.planned {
         sentences.push(format!(
-            "The study was ended after {} of {} runs: what follows is of its whole turns. The same command goes on.",
+            "The study was interrupted after {} of {} runs: the results are those of its complete turns. The same command continues it.",
             study.records.len(),
             study.planned
         ));
     }
     let Some((winner, _)) = best(&rates, |_| true) else {
-        sentences.push("There is no whole turn yet: nothing can be said.".to_owned());
+        sentences.push("No complete turn yet: no results.".to_owned());
         return sentences;
     };
     sentences.push(format!(
-        "Over all fifteen cases, each counted alike, most I/Os per second: {}.",
+        "Most I/Os per second over all fifteen cases with equal weight: {}.",
         winner.name()
     ));
     let transport = |name: &str| best(&rates, |c| c.transport == name);
     if let (Some(blk), Some(scsi)) = (transport("blk"), transport("scsi")) {
         let pair = (("virtio-blk", &blk.1[..]), ("virtio-scsi", &scsi.1[..]));
-        sentences.extend(verdict("Transport, each at its best", pair.0, pair.1));
+        sentences.extend(verdict(
+            "Transport, each with its best settings",
+            pair.0,
+            pair.1,
+        ));
     }
     let mut workers: Vec<usize> = rates.keys().map(|c| c.workers).collect();
     workers.sort_unstable();
@@ -145,7 +149,7 @@ pub fn advice(study: &Study) -> Vec<String> {
     let (all, disturbed) = (runs.clone().count(), runs.filter(|d| *d).count());
     if disturbed > 0 {
         sentences.push(format!(
-            "{disturbed} of {all} runs were disturbed by other work on the machine: take differences with care."
+            "{disturbed} of {all} runs were disturbed by other work on the machine: differences are less reliable."
         ));
     }
     sentences

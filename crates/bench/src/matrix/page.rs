@@ -133,7 +133,7 @@ fn steps(study: &Study) -> Chart {
     });
     Chart {
         title: format!(
-            "Where a random read's time in the device goes, QD{}",
+            "Time of a random read in the device by stage, QD{}",
             DEPTHS[1]
         ),
         unit: "microseconds, mean".to_owned(),
@@ -262,8 +262,8 @@ fn head(study: &Study) -> String {
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Lunette: which transport, how many workers and queues</title>\
          <style>{STYLE}</style></head><body>\n<h1>Which transport, how many workers and queues</h1>\n\
-         <p>{} RAM disks at once, 4 KiB requests, {} turns of {} ms, driver {}. 75/25: 75 % reads, 25 % writes; QD: requests in flight \
-         of each disk and queue. Bars are medians, lines reach from the least to the largest turn.<br>{}, {} CPUs {}, lunette {}.</p>\n<h2>Advice</h2>\n<ul>\n",
+         <p>{} concurrent RAM disks, 4 KiB requests, {} turns of {} ms, driver {}. 75/25: 75 % reads, 25 % writes; QD: requests in flight \
+         of each disk and queue. Bars are medians, lines extend from the minimum to the maximum of the turns.<br>{}, {} CPUs {}, lunette {}.</p>\n<h2>Advice</h2>\n<ul>\n",
         study.disks,
         turns,
         study.turn_ms,

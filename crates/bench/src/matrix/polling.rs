@@ -203,7 +203,7 @@ pub(super) fn advice(study: &Study) -> Vec<String> {
     let cases = cases(study);
     if cases.is_empty() {
         return vec![
-            "Polling or not: not compared, for the study was ended before; the same command goes on with it.".to_owned(),
+            "Polling or not: not compared, because the study was interrupted; the same command continues it.".to_owned(),
         ];
     }
     let mut sentences = Vec::new();
@@ -252,23 +252,22 @@ pub(super) fn advice(study: &Study) -> Vec<String> {
     }
     let list = |all: &[String]| all.join("; ");
     let conclusion = if few {
-        "Polling or not: too few pairs of turns to advise; the same command goes on.".to_owned()
+        "Polling or not: too few pairs of turns for advice; the same command continues.".to_owned()
     } else {
         match (&pays[..], &costs[..]) {
             ([], []) => {
-                "Polling or not: it makes no difference that is sure here; leave it as it is."
-                    .to_owned()
+                "Polling or not: no significant difference; keep the present setting.".to_owned()
             }
             ([], costs) => format!(
-                "Polling or not: it gains no rate that is sure and costs CPU ({}): serve with --poll-us 0.",
+                "Polling or not: no significant gain in rate, but a higher CPU cost ({}): serve with --poll-us 0.",
                 list(costs)
             ),
             (pays, []) => format!(
-                "Polling or not: leave it on, it gains rate ({}) at no more CPU per I/O that is sure.",
+                "Polling or not: leave it on, it gains rate ({}) without significantly more CPU per I/O.",
                 list(pays)
             ),
             (pays, costs) => format!(
-                "Polling or not: leave it on where rate counts ({}); --poll-us 0 where CPU is dear ({}).",
+                "Polling or not: leave it on if rate matters ({}); use --poll-us 0 if CPU time matters ({}).",
                 list(pays),
                 list(costs)
             ),
@@ -325,11 +324,11 @@ mod tests {
             (
                 [200e3, 100e3],
                 [5.0, 3.0],
-                "--poll-us 0 where CPU is dear (one disk, randread, QD1)",
+                "--poll-us 0 if CPU time matters (one disk, randread, QD1)",
             ),
             ([200e3, 100e3], [3.0, 3.0], "leave it on, it gains rate"),
             ([100e3, 100e3], [5.0, 3.0], "serve with --poll-us 0"),
-            ([100e3, 100e3], [3.0, 3.0], "no difference that is sure"),
+            ([100e3, 100e3], [3.0, 3.0], "no significant difference"),
         ] {
             let text = advice(&study(rates, costs, 6)).join("\n");
             assert!(text.contains(word), "{text}");
@@ -353,7 +352,7 @@ mod tests {
     fn what_was_cut_short_is_not_judged() {
         assert!(advice(&study([2.0, 1.0], [1.0, 1.0], 0))[0].contains("not compared"));
         let few = advice(&study([200e3, 100e3], [5.0, 3.0], 2)).join("\n");
-        assert!(few.contains("too few pairs of turns to advise"), "{few}");
+        assert!(few.contains("too few pairs of turns for advice"), "{few}");
         // A turn without its partner is ignored.
         let mut odd = study([200e3, 100e3], [5.0, 3.0], 6);
         odd.polls.pop();

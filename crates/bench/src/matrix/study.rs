@@ -169,7 +169,7 @@ fn read(path: &Path) -> Result<Option<Study>> {
         return Ok(None);
     };
     let header: Header = serde_json::from_str(first)
-        .with_context(|| format!("{} is no result file of this study", path.display()))?;
+        .with_context(|| format!("{} is not a result file of this study", path.display()))?;
     let poll = |line: &str| {
         Some(
             serde_json::from_str::<PollLine>(line)
@@ -221,7 +221,7 @@ pub fn run(
     let configurations = configurations(options);
     ensure!(
         !configurations.is_empty(),
-        "nothing to compare: a disk has no more queues than there are workers, and all of {:?} are more than any of {:?}",
+        "nothing to compare: a disk has at most as many queues as workers, but all queue counts {:?} exceed the worker counts {:?}",
         options.queues,
         options.workers
     );
@@ -233,7 +233,7 @@ pub fn run(
     study.planned = whole;
     if !done.is_empty() || !study.polls.is_empty() {
         progress.say(&format!(
-            "going on after {} of {} runs",
+            "continuing after {} of {} runs",
             done.len() + study.polls.len(),
             whole + polling::planned(options)
         ));
@@ -302,7 +302,7 @@ fn open(options: &StudyOptions) -> Result<Study> {
             study.disks == options.disks
                 && u128::from(study.turn_ms) == options.turn.as_millis()
                 && study.polling == options.polling,
-            "{} holds another study ({} disks, {} ms, polling {}); name another folder with --place",
+            "{} contains another study ({} disks, {} ms, polling {}); hint: choose another folder with --place",
             options.results.display(),
             study.disks,
             study.turn_ms,
@@ -311,7 +311,7 @@ fn open(options: &StudyOptions) -> Result<Study> {
         let (here, there) = (environment(), &study.environment);
         ensure!(
             made_by(&here) == made_by(there),
-            "{} was begun by {}, and this is {}: figures of both say nothing together; name another folder, or remove that one",
+            "{} was created by {}, this is {}, and their figures are not comparable; hint: choose another folder, or remove that one",
             options.results.display(),
             made_by(there),
             made_by(&here)

@@ -47,10 +47,10 @@ pub fn compare(a: (&str, &Outcome), b: (&str, &Outcome)) -> String {
         let (of_a, of_b) = (first.each(|one| one.iops()), second.each(|one| one.iops()));
         let interval = bootstrap_ratio_apart(&of_b, &of_a);
         let verdict = match interval {
-            _ if of_a.len() < 3 || of_b.len() < 3 => "too few repetitions to say",
+            _ if of_a.len() < 3 || of_b.len() < 3 => "too few repetitions",
             Some(i) if i.low > 1.0 => "more",
             Some(i) if i.high < 1.0 => "less",
-            Some(_) => "no difference that could be told",
+            Some(_) => "no significant difference",
             None => "nothing to compare",
         };
         lines.push(vec![
@@ -62,7 +62,7 @@ pub fn compare(a: (&str, &Outcome), b: (&str, &Outcome)) -> String {
         ]);
     }
     text.push_str(&columns(&lines));
-    text.push_str("The files were not measured in turns: what the machine did differently is in the ratio too.\n");
+    text.push_str("The files were not measured in turns: the ratio includes changes of the machine's speed.\n");
     text
 }
 

@@ -67,12 +67,12 @@ pub fn to_json(outcome: &Outcome, jobs: &[Job], bins: bool) -> Value {
 
 /// Parses a document written by [`to_json`].
 pub fn read(text: &str) -> Result<Outcome> {
-    let document: Value = serde_json::from_str(text).context("this is no JSON")?;
+    let document: Value = serde_json::from_str(text).context("this is not JSON")?;
     let outcome = document
         .get("lunette")
         .and_then(|ours| ours.get("outcome"))
-        .context("no result of lunette bench: there is no `lunette` in it")?;
-    serde_json::from_value(outcome.clone()).context("its `lunette` makes no sense")
+        .context("not a result of lunette bench: the field `lunette` is missing")?;
+    serde_json::from_value(outcome.clone()).context("its field `lunette` is malformed")
 }
 
 fn entry(result: &JobResult, job: Option<&Job>, group: u64, bins_too: bool) -> Map<String, Value> {

@@ -79,7 +79,7 @@ pub fn to_text(outcome: &Outcome) -> String {
         environment.build(),
     ));
     if outcome.interrupted {
-        text.push_str("interrupted: this is what there is\n");
+        text.push_str("interrupted: partial results\n");
     }
     text.push('\n');
     text.push_str(&overview(outcome));
@@ -118,14 +118,11 @@ pub fn to_text(outcome: &Outcome) -> String {
         .map(|one| one.attempts.saturating_sub(1))
         .sum();
     if again > 0 {
-        text.push_str(&format!(
-            "\n{again} times a repetition was run again because it was disturbed\n"
-        ));
+        text.push_str(&format!("\n{again} disturbed repetitions were run again\n"));
     }
     if disturbed > 0 {
         text.push_str(&format!(
-            "\nwarning: {disturbed} repetitions were disturbed by other work on this machine, \
-             and so were the attempts to run them again\n"
+            "\nwarning: {disturbed} repetitions were disturbed by other work on this machine, even when run again\n"
         ));
     }
     text
@@ -186,7 +183,7 @@ fn overview(outcome: &Outcome) -> String {
             "irqs/IO",
             "device CPU",
             "driver CPU",
-            "against the first",
+            "relative to the first",
         ]
         .map(String::from)
         .to_vec(),

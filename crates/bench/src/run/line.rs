@@ -81,7 +81,7 @@ fn ask(cpu: usize, way: &Way) -> Result<Vec<f64>> {
             way.line.0.store(answer + 1, Ordering::Release);
             answer += 2;
             while way.line.0.load(Ordering::Acquire) != answer {
-                ensure!(!way.ended.load(Ordering::Relaxed), "nobody answers");
+                ensure!(!way.ended.load(Ordering::Relaxed), "no thread responds");
             }
         }
         if sample > 0 {
@@ -115,7 +115,9 @@ mod tests {
         for cpus in [(0, 1023), (1023, 0)] {
             let error = round_trip(cpus).unwrap_err();
             assert!(
-                error.to_string().contains("no thread may run on CPU 1023"),
+                error
+                    .to_string()
+                    .contains("threads are not allowed to run on CPU 1023"),
                 "{error}"
             );
         }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// Pins the calling thread to a CPU.
 pub fn pin(cpu: usize) -> Result<()> {
-    let nowhere = || format!("no thread may run on CPU {cpu}");
+    let nowhere = || format!("threads are not allowed to run on CPU {cpu}");
     ensure!(cpu < CpuSet::MAX_CPU, nowhere());
     let mut set = CpuSet::new();
     set.set(cpu);

@@ -265,7 +265,7 @@ fn without_errors(outcome: &Outcome) -> Result<()> {
         let complaint = bad.jobs.iter().flat_map(|job| &job.complaints).next();
         let complaint = complaint.map_or("", String::as_str);
         anyhow::bail!(
-            "{}: {} requests failed, or gave other data than was written: {complaint}",
+            "{}: {} requests failed or returned wrong data: {complaint}",
             subject.name,
             bad.errors()
         );
@@ -508,7 +508,7 @@ fn is_told_stages(subject: &Subject) -> Result<()> {
     let status: control::Status = control::get(socket, "/v1/status").with_context(named)?;
     ensure!(
         export_of(subject, &status).is_some(),
-        "{}: that daemon does not serve {}",
+        "{}: that daemon has no export {}",
         named(),
         subject.path.display()
     );
@@ -596,7 +596,7 @@ mod tests {
                 })
             },
         );
-        assert!(turns.next().is_none(), "not all turns were run");
+        assert!(turns.next().is_none(), "some turns are missing");
         (one.unwrap(), told.get())
     }
 

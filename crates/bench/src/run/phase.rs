@@ -240,21 +240,21 @@ impl Phase {
             let info = session.info();
             ensure!(
                 !info.read_only || jobs().all(|job| !job.pattern.writes() && !job.pattern.trims()),
-                "{} refuses writes",
+                "{} is read-only",
                 target.name
             );
             let trims = jobs().filter(|job| job.pattern.trims());
             if let Some(longest) = trims.map(|job| job.longest()).max() {
                 ensure!(
                     info.discard_max >= u64::from(longest),
-                    "{} takes discards of up to {} bytes, and a job makes some of {longest}; hint: a smaller bs, or a disk that discards",
+                    "{} accepts discards of up to {} bytes, but a job needs {longest}; hint: use a smaller bs, or a disk that discards",
                     target.name,
                     info.discard_max
                 );
             }
             let exists = |pid: &u32| cpu_of(*pid).is_some();
             if let Some(pid) = target.pid {
-                ensure!(exists(&pid), "{}: there is no process {pid}", target.name);
+                ensure!(exists(&pid), "{}: no process {pid}", target.name);
             }
             open.pids
                 .extend(target.pid.or(session.pid().filter(exists)));
@@ -294,7 +294,7 @@ impl Phase {
     /// Runs the phase until it ends or is interrupted.
     #[allow(
         clippy::too_many_arguments,
-        reason = "one caller, and each is a thing of its own"
+        reason = "one caller, and the arguments are unrelated"
     )]
     pub fn run(
         &self,
@@ -344,7 +344,7 @@ impl Phase {
         });
         let gone = sessions.iter().find(|(_, session)| session.is_closed());
         if let (Some((name, _)), true) = (gone, shared.gone.load(Ordering::Relaxed)) {
-            bail!("{name}: the device has ended the session: what it logged says why");
+            bail!("{name}: the device has ended the session; hint: see its log");
         }
         drop(sessions);
         let results = results.into_iter().collect::<Result<Vec<_>>>()?;
@@ -464,7 +464,7 @@ fn targets(job: &Job, subject: Option<&Subject>) -> Result<Vec<Subject>> {
     }
     ensure!(
         !job.filenames.is_empty(),
-        "job {}: no filename, and the command line names no subject",
+        "job {}: neither a filename nor a subject on the command line",
         job.name
     );
     let direct = job.direct.unwrap_or(false);

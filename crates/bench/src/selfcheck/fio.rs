@@ -112,12 +112,13 @@ fn by_us(runner: &Runner<'_>, file: &Path, text: &str) -> Result<Turn> {
 /// Compares the results of fio and this driver on the same device.
 pub fn same_as_fio(runner: &Runner<'_>, options: &CheckOptions) -> Result<Vec<Finding>> {
     let finding = |found: String, verdict| Finding {
-        claim: "a job file gives the same with fio and with us on one device".to_owned(),
+        claim: "a job file has the same result with fio and with lunette bench on one device"
+            .to_owned(),
         found,
         verdict,
     };
     if Command::new("fio").arg("--version").output().is_err() {
-        let found = "fio is not here (Debian: apt-get install fio)".to_owned();
+        let found = "fio is missing (Debian: apt-get install fio)".to_owned();
         return Ok(vec![finding(found, Verdict::NotChecked)]);
     }
     let folder = folder_in(&options.place)?;

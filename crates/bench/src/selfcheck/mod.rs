@@ -165,7 +165,7 @@ impl Runner<'_> {
         let outcome = run(&plan, &self.clock, self.interrupted, self.progress)?;
         anyhow::ensure!(!self.interrupted.load(Ordering::Relaxed), "interrupted");
         let mut repetitions = outcome.subjects.into_iter().flat_map(|one| one.repetitions);
-        repetitions.next().context("nothing was run")
+        repetitions.next().context("nothing ran")
     }
 }
 
@@ -205,7 +205,7 @@ fn counts(runner: &Runner<'_>, served: &Served) -> Result<Finding> {
         counted.push(sum.sum());
     }
     Ok(Finding {
-        claim: "a null device's histograms count just the I/Os".to_owned(),
+        claim: "a null device's histograms count exactly the I/Os".to_owned(),
         found: format!("{ios} I/Os, counted {counted:?}"),
         verdict: judged(ios > 0 && counted.iter().all(|count| *count == ios)),
     })
@@ -263,7 +263,7 @@ fn service_times(
     let way = bare.latency().quantile_ns(0.5) as f64;
     let mut findings = Vec::new();
     for (number, text) in DELAYS.iter().enumerate() {
-        let delay = DelayTime::parse(text).context("a delay of ours")?;
+        let delay = DelayTime::parse(text).context("a valid delay")?;
         // A distribution needs many requests; concurrent ones reduce the run time.
         let (depth, size, quantiles): (_, _, &[f64]) = match delay {
             DelayTime::Fixed(_) => ("1", "1m", &[0.5]),
@@ -289,11 +289,7 @@ fn service_times(
         }
         findings.push(Finding {
             claim: format!("an injected service time of {text} is measured within 2 %"),
-            found: format!(
-                "{}; the way there and back took {}",
-                found.join(", "),
-                time(way)
-            ),
+            found: format!("{}; the round trip took {}", found.join(", "), time(way)),
             verdict: match options.timing {
                 true => judged(right),
                 false => Verdict::NotJudged,
@@ -304,7 +300,7 @@ fn service_times(
 }
 
 fn folder_in(place: &Path) -> Result<Scratch> {
-    std::fs::create_dir_all(place).with_context(|| format!("cannot make {}", place.display()))?;
+    std::fs::create_dir_all(place).with_context(|| format!("cannot create {}", place.display()))?;
     Scratch::new("lunette-check", place)
 }
 

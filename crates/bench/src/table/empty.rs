@@ -137,7 +137,9 @@ mod tests {
     fn a_cpu_that_is_not_there_is_said() {
         let error = exchanges((0, 1023), 1, Duration::from_millis(1)).unwrap_err();
         assert!(
-            error.to_string().contains("no thread may run on CPU 1023"),
+            error
+                .to_string()
+                .contains("threads are not allowed to run on CPU 1023"),
             "{error}"
         );
     }

@@ -26,7 +26,7 @@ pub fn image_table(
 ) -> Result<String> {
     chosen(options, CASES.iter().map(|(name, _)| *name))?;
     std::fs::create_dir_all(&options.place)
-        .with_context(|| format!("cannot make {}", options.place.display()))?;
+        .with_context(|| format!("cannot create {}", options.place.display()))?;
     let disks = Scratch::new("lunette-bench", &options.place)?;
     let sockets = Scratch::for_sockets("li")?;
     progress.say("starting the daemons and filling their images");

@@ -199,7 +199,7 @@ fn await_port(daemon: &mut Daemon, address: SocketAddr, log: &Path) -> Result<()
     while TcpStream::connect(address).is_err() {
         if Instant::now() > until || daemon.has_ended()? {
             let text = std::fs::read_to_string(log).unwrap_or_default();
-            bail!("nobody accepts at {address}: {}", text.trim());
+            bail!("cannot connect to {address}: {}", text.trim());
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -117,7 +117,7 @@ fn subjects(options: &McsOptions, own: Option<&Served>) -> Result<Vec<Subject>> 
     let (place, pid) = match (own, &options.target) {
         (Some(own), _) => (own.place().to_owned(), format!(",pid={}", own.pid())),
         (None, Some(target)) => (target.clone(), String::new()),
-        (None, None) => anyhow::bail!("there is no target"),
+        (None, None) => anyhow::bail!("no target"),
     };
     (1..=options.connections)
         .map(|count| Subject::parse(&format!("{place},name={count},connections={count}{pid}")))
@@ -165,7 +165,7 @@ fn render(lines: &[Line], options: &McsOptions) -> String {
     let mut text = introduction(&options.table);
     if let Some(link) = options.link {
         text.push_str(&format!(
-            "Over a line of {:.1} ms round trip, {} and {:.3} % loss, packets of 9000 bytes; driver and target in network namespaces of their own\n\n",
+            "Line with {:.1} ms round trip time, {} and {:.3} % loss, packets of 9000 bytes; driver and target in separate network namespaces\n\n",
             link.delay.as_secs_f64() * 2e3,
             match link.rate {
                 0 => "any rate".to_owned(),
@@ -175,7 +175,7 @@ fn render(lines: &[Line], options: &McsOptions) -> String {
         ));
     }
     text.push_str(&format!(
-        "One session, {} a request, {} in flight; MB/s and I/Os per second: median, half the spread; against one connection: ratio of \
+        "One session, {} a request, {} in flight; MB/s and I/Os per second: median, half the spread; relative to one connection: ratio of \
          medians with its 95 % interval; CPU seconds per million requests\n\n",
         options.size, options.depth
     ));
@@ -208,7 +208,7 @@ pub fn mcs_rows(rows: &[McsRow]) -> String {
         "connections",
         "MB/s",
         "IOPS",
-        "against one",
+        "relative to one",
         "target CPU",
         "driver CPU",
     ])];

@@ -364,7 +364,7 @@ fn idle_cpu(daemon: &Daemon, socket: &Path) -> Result<f64> {
 
 /// Returns the CPU fraction of a process during `time`.
 fn share_of_cpu(pid: u32, time: Duration) -> Result<f64> {
-    let cpu = || cpu_of(pid).context("the daemon is gone");
+    let cpu = || cpu_of(pid).context("the daemon has ended");
     let (before, begin) = (cpu()?, Instant::now());
     std::thread::sleep(time);
     let used = cpu()?.saturating_sub(before);
@@ -427,7 +427,7 @@ fn render(
     options: &TableOptions,
 ) -> String {
     let mut text = introduction(options);
-    text.push_str("I/Os per second: median, half the spread; line: from CPU to CPU and back, median (shortest to longest)\n\n");
+    text.push_str("I/Os per second: median, half the spread; line: round trip between two CPUs, median (minimum to maximum)\n\n");
     text.push_str(&rates(lines));
     text.push_str("\nRatios of medians, with their 95 % intervals\n\n");
     text.push_str(&ratios(lines));
@@ -436,7 +436,7 @@ fn render(
     if let Some(one) = empty {
         let time = latency::table::time(one.time * 1e9);
         text.push_str(&format!(
-            "\nKick and interrupt alone, a device that sleeps and does nothing else: {time}, {:.2} s\n",
+            "\nKick and interrupt alone, with an otherwise idle device that sleeps: {time}, {:.2} s\n",
             one.cpu * 1e6,
         ));
     }

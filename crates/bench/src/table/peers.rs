@@ -28,9 +28,9 @@ impl Place {
     /// Creates the folders; files are placed below `files`.
     pub fn new(files: &Path, interrupted: &AtomicBool) -> Result<Place> {
         std::fs::create_dir_all(files)
-            .with_context(|| format!("cannot make {}", files.display()))?;
+            .with_context(|| format!("cannot create {}", files.display()))?;
         let memory = Path::new("/dev/shm");
-        ensure!(memory.is_dir(), "there is no tmpfs at /dev/shm");
+        ensure!(memory.is_dir(), "/dev/shm is not a tmpfs");
         let mut place = Place {
             folder: Scratch::new("lunette-bench", files)?,
             memory: Scratch::new("lunette-bench", memory)?,

@@ -39,7 +39,7 @@ pub fn rbd_table(
     chosen(options, CASES.iter().map(|(name, _)| *name))?;
     ensure!(
         rbd.image != rbd.peer_image,
-        "both daemons would write the image {}",
+        "both daemons would write to the image {}",
         rbd.image
     );
     let clock = Clock::new();
@@ -89,7 +89,7 @@ fn qemu(options: &TableOptions, rbd: &RbdPlace, folder: &Path) -> Result<Served>
     let (pool, image) = rbd
         .peer_image
         .split_once('/')
-        .context("an image is named POOL/IMAGE")?;
+        .context("an image name has the form POOL/IMAGE")?;
     let mut command = Start::new(Path::new("qemu-storage-daemon"), Some(options.device_cpu));
     command.arg("--blockdev").arg(format!(
         "driver=rbd,node-name=d0,pool={pool},image={image},conf={},user={},cache.direct=on",

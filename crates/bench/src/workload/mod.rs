@@ -266,7 +266,7 @@ fn extent(job: &Job, clone: u32, disk: Extent) -> Result<(u64, u64), Misfit> {
         .checked_mul(u64::from(clone))
         .and_then(|more| more.checked_add(job.offset.of(capacity)))
         .filter(|start| *start < capacity)
-        .ok_or_else(|| Misfit(format!("offset: lies beyond the end of {capacity} bytes")))?;
+        .ok_or_else(|| Misfit(format!("offset: it is beyond the end of {capacity} bytes")))?;
     let start = start - start % u64::from(block_size);
     let room = capacity - start;
     let mut length = job.size.map_or(room, |amount| bytes_of(amount, disk));
@@ -275,7 +275,7 @@ fn extent(job: &Job, clone: u32, disk: Extent) -> Result<(u64, u64), Misfit> {
     }
     if length > room {
         return Err(Misfit(format!(
-            "size: {length} bytes from {start} reach beyond the end of {capacity} bytes"
+            "size: {length} bytes from {start} extend beyond the end of {capacity} bytes"
         )));
     }
     if length < largest {

@@ -123,7 +123,7 @@ fn send_signal(group: Pid, number: u8) {
 /// Runs a script to its end.
 pub fn run(agent: &Arc<Agent>, id: u32, channel: &Arc<Channel>, script: Option<Vec<u8>>) {
     let Some(script) = script else {
-        let reason = format!("a script may have {SCRIPT_MAX} bytes, this one is longer");
+        let reason = format!("the script is longer than {SCRIPT_MAX} bytes");
         return agent.send(id, channel, &Frame::Failed(reason));
     };
     let mut command = Command::new("/bin/sh");

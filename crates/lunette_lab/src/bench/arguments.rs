@@ -27,36 +27,36 @@ pub struct BenchArguments {
 
 const AFTER: &str = "\
 Subjects: vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH,
-iscsi://HOST[:PORT]/TARGET/LUN; then ,pid=N (whose CPU time counts as the device's),
-,control=SOCKET (a Lunette: its stages are printed), ,name=NAME, for a file ,direct=0|1, for
+iscsi://HOST[:PORT]/TARGET/LUN; then ,pid=N (process of the device, for its CPU time),
+,control=SOCKET (control socket of a Lunette, to print its stages), ,name=NAME, for a file ,direct=0|1, for
 iSCSI ,digests=0|1 and ,connections=N (one session with N connections, MC/S).
 
 Examples:
-  Random reads at depth 32, five seconds, by a driver that polls on CPU 0
+  Random reads at depth 32, five seconds, with a driver that polls on CPU 0
     lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32 --cpus 0
 
-  Two devices in turns, driven as a guest does it
+  Two devices in turns, with interrupts as in a guest
     lunette bench vhost-user-blk:/tmp/a.sock --vs vhost-user-blk:/tmp/b.sock \\
       --interrupts --rw randread --runtime 2s
 
-  A job file of fio's; its filename counts when no subject is named
+  A job file of fio; its filename is the subject if none is given
     lunette bench vhost-user-scsi:/tmp/c0.sock study.fio --output-format=json
 
   64 threads, a line every second
     lunette bench file:/dev/loop0 --threads 64 --bs 256k --mix=70
 
-  What two result files say
+  Comparison of two result files
     lunette bench compare before.json after.json";
 
 /// Maximum time of a turn in milliseconds: one day.
 const LONGEST_MS: u64 = 86_400_000;
-/// Upper limit of counts; larger values are mistakes.
+/// Upper limit of counts.
 const MANY: i64 = 1_000_000;
 
 fn cpus_worth(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(cpus) if cpus >= 0.0 => Ok(cpus),
-        _ => Err("a number of CPUs, such as 0.1, or inf: nothing counts as disturbed".to_owned()),
+        _ => Err("a number of CPUs, such as 0.1, or inf to accept all runs".to_owned()),
     }
 }
 
@@ -93,7 +93,7 @@ pub enum BenchCommand {
 /// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// A table for people
+    /// A human-readable table
     Normal,
     /// fio's JSON
     Json,
@@ -263,7 +263,7 @@ pub struct Driver {
     /// Kind of rings
     #[arg(long, value_enum, default_value_t = RingKind::Split)]
     pub ring: RingKind,
-    /// Guest memory from huge pages of 2 MiB, which the machine must have set aside
+    /// Use reserved huge pages of 2 MiB as guest memory
     #[arg(long)]
     pub huge_pages: bool,
 }

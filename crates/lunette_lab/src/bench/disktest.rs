@@ -79,7 +79,7 @@ fn mixture(text: &str) -> Result<u8, String> {
     let parts = parts.and_then(|(reads, writes)| Some((part(reads)?, part(writes)?)));
     match parts {
         Some((reads, writes)) if u32::from(reads) + u32::from(writes) == 100 => Ok(reads),
-        _ => Err("two parts that make 100, such as 75:25".to_owned()),
+        _ => Err("two parts with the sum 100, such as 75:25".to_owned()),
     }
 }
 
@@ -103,7 +103,7 @@ impl DisktestArguments {
             .find(|c| !"TXPRCA".contains(c.to_ascii_uppercase()));
         if let Some(letter) = unknown {
             return Err(Failure::mistake(format!(
-                "-P{}: {letter} is none of T, X, P, R, C and A",
+                "-P{}: {letter} is not one of T, X, P, R, C and A",
                 self.print
             )));
         }
@@ -121,7 +121,7 @@ impl DisktestArguments {
             .find(|c| !"DRBF".contains(c.to_ascii_uppercase()));
         if let Some(letter) = unknown {
             return Err(Failure::mistake(format!(
-                "-I{}: {letter} is none of D, R, B and F",
+                "-I{}: {letter} is not one of D, R, B and F",
                 self.kind
             )));
         }
@@ -139,7 +139,7 @@ impl DisktestArguments {
             "l" | "L" | "lu" | "Lu" => false,
             _ => {
                 return Err(Failure::mistake(format!(
-                    "-p{}: r or R anywhere, l or L in a row upwards",
+                    "-p{}: give r or R for random, l or L for linear",
                     self.pattern
                 )));
             }

@@ -22,14 +22,15 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     }
     match arguments.workers.iter().max() {
         Some(most) if *most > cpus => {
-            let reason = format!("--workers {most}: there are {cpus} CPUs, and each has its own");
+            let reason =
+                format!("--workers {most}: each worker needs its own CPU, but there are {cpus}");
             return Err(Failure::because(reason));
         }
         _ => workers.retain(|count| *count <= cpus),
     }
     let place = &arguments.place;
     std::fs::create_dir_all(place)
-        .map_err(|error| Failure::because(format!("cannot make {}: {error}", place.display())))?;
+        .map_err(|error| Failure::because(format!("cannot create {}: {error}", place.display())))?;
     let options = StudyOptions {
         program: cli_common::find_sibling("lunette")?,
         results: place.join("results.jsonl"),

@@ -122,7 +122,7 @@ fn trial(trial: &Trial) -> Outcome {
     let jobs = jobs(&trial.quick, &files)?;
     if subjects.is_empty() && jobs.iter().all(|job| job.filenames.is_empty()) {
         return Err(Failure::mistake(format_args!(
-            "nothing to measure: name a subject ({})",
+            "nothing to measure; hint: give a subject ({})",
             FORMS
         )));
     }
@@ -294,7 +294,7 @@ fn jobs(quick: &Quick, files: &[&String]) -> Result<Vec<Job>, Failure> {
                 line: 0,
                 option: String::new(),
                 message: match file.contains(':') {
-                    true => format!("no subject ({FORMS}), and no job file either: {error}"),
+                    true => format!("neither a subject ({FORMS}) nor a job file: {error}"),
                     false => format!("cannot read it: {error}"),
                 },
             }),

@@ -58,12 +58,12 @@ impl fmt::Display for Effect {
         let (before, after) = (median(&self.without), median(&self.with));
         write!(
             f,
-            "measured: {before:.0} -> {after:.0} random reads of 4 KiB in a second at depth 1 (x{:.2}), ",
+            "measured: {before:.0} -> {after:.0} random reads of 4 KiB per second at depth 1 (x{:.2}), ",
             self.ratio()
         )?;
         f.write_str(match self.is_beyond_spread() {
             true => "beyond the spread",
-            false => "within the spread: it gives nothing here",
+            false => "within the spread: no effect here",
         })
     }
 }
@@ -82,7 +82,7 @@ impl Before {
         for (file, value) in &self.0 {
             if let Err(error) = std::fs::write(file, value) {
                 say(&format_args!(
-                    "lunette: cannot put {file} back to {value:?}: {error}"
+                    "lunette: cannot restore {file} to {value:?}: {error}"
                 ));
             }
         }
@@ -140,7 +140,7 @@ pub fn run(findings: &mut [(Finding, Option<Effect>)], folder: &Path) -> Result<
 fn effect_of(change: &Change, load: &Load, interrupted: &AtomicBool) -> Result<Effect, Failure> {
     let unwritable = |error| {
         Failure::because(format!(
-            "cannot change {}: {error}; hint: it needs root",
+            "cannot change {}: {error}; hint: run as root",
             change.files[0]
         ))
     };
@@ -167,7 +167,7 @@ impl Load {
         let file = folder.join(format!(".lunette-doctor-{}", std::process::id()));
         let failed = |error| {
             Failure::because(format!(
-                "cannot write {}: {error}; hint: --folder",
+                "cannot write {}: {error}; hint: choose another --folder",
                 file.display()
             ))
         };

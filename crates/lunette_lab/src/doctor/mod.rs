@@ -30,7 +30,7 @@ pub struct DoctorArguments {
     /// Check a host that was recorded with --record
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// Only write the checked files to one file, for --from on another host
+    /// Only record the checked files in one file, for --from on another host
     #[arg(long, value_name = "FILE", conflicts_with = "from")]
     record: Option<PathBuf>,
     /// Compare kernel parameters with a profile: iscsi-10g
@@ -51,7 +51,7 @@ pub struct DoctorArguments {
 }
 
 const AFTER: &str = "\
-Exit code: 0 nothing is worth changing, 1 something is (or it failed), 2 the command line makes no sense.
+Exit code 0: no advice, 1: advice or an error, 2: invalid command line.
 
 Examples:
     lunette doctor
@@ -127,7 +127,7 @@ fn print(findings: &[(Finding, Option<Effect>)]) -> Outcome {
         .iter()
         .filter(|(f, e)| !is_worth(f, e.as_ref()))
         .collect();
-    for (heading, some) in [("Worth changing", &worth), ("Good to know", &known)] {
+    for (heading, some) in [("Worth changing", &worth), ("Notes", &known)] {
         if some.is_empty() {
             continue;
         }

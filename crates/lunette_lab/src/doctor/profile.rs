@@ -38,11 +38,11 @@ pub fn run(name: &str, host: &Host, apply: bool, is_json: bool) -> Outcome {
             }
         }
         match differing.len() {
-            0 => writeln!(out, "\nThe host has all of it.")?,
+            0 => writeln!(out, "\nThe host already has these settings.")?,
             _ => writeln!(
                 out,
                 "\nSet them until the next boot: lunette doctor --profile {} --apply\n\
-                 For good: the lines with + into /etc/sysctl.d/90-{}.conf",
+                 Permanently: write the lines with + to /etc/sysctl.d/90-{}.conf",
                 profile.name, profile.name
             )?,
         }
@@ -65,7 +65,7 @@ fn set(rows: &[&Row]) -> Outcome {
                 row.wanted
             )?,
             Err(error) => failed.push(format!(
-                "cannot set {} to {:?}: {error}; hint: it needs root",
+                "cannot set {} to {:?}: {error}; hint: run as root",
                 row.name, row.wanted
             )),
         }

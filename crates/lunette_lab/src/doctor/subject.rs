@@ -18,7 +18,7 @@ pub fn question(arguments: &DoctorArguments) -> Result<Question, Failure> {
     };
     for path in &arguments.paths {
         let whole = path.canonicalize().map_err(|error| {
-            Failure::because(format!("cannot look at {}: {error}", path.display()))
+            Failure::because(format!("cannot stat {}: {error}", path.display()))
         })?;
         question
             .disks
@@ -77,7 +77,7 @@ pub fn guest(name: &str) -> Result<Host, Failure> {
         Ended::Code(code) => {
             let said = String::from_utf8_lossy(&errors).into_owned();
             return Err(failed(anyhow::anyhow!(
-                "looking at its files ended with {code}: {said}"
+                "cannot read its files, exit code {code}: {said}"
             )));
         }
         Ended::NobodyReads => return Err(Failure::NobodyReads),

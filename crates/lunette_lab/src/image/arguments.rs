@@ -15,13 +15,13 @@ pub struct ImageArguments {
 }
 
 const AFTER: &str = "\
-Images are qcow2, as QEMU's; raw files and block devices are disks too, and so are logical units and RBD images, which are raw:
-iscsi://HOST[:PORT]/TARGET/LUN and rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]. All but create and convert refuse files that
-somebody serves or has open for writing, QEMU included. A logical unit has no such lock.
+Images are qcow2, as in QEMU. Raw files, block devices, logical units and RBD images are raw disks:
+iscsi://HOST[:PORT]/TARGET/LUN and rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]. All commands except create and convert refuse files that
+another process (also QEMU) serves or has open for writing. A logical unit has no such lock.
 
-A guest decides what its disk contains, so content alone never makes a file an image. Without an option that states the format, a file is
-qcow2 if it begins so and its name ends in .qcow2, and raw if it has no signature of an image format; everything else is refused.
-An image may name other files. Those in its own folder are opened; --named-files any allows all.
+A guest controls the content of its disk, so content alone never determines the format. Without a format option, a file is
+qcow2 if it has that signature and its name ends in .qcow2, and raw if it has no image signature; all other files are refused.
+An image may name other files. Only those in its own folder are opened, unless --named-files any is given.
 
 Examples:
     lunette image create vm.qcow2 20G
@@ -37,11 +37,11 @@ Examples:
 /// Actions of `lunette image`.
 #[derive(Debug, Subcommand)]
 pub enum Action {
-    /// Make an empty image
+    /// Create an empty image
     Create(CreateArguments),
     /// Show the properties of an image: size, clusters, backing images, snapshots
     Info(InfoArguments),
-    /// Look for faults. Exit code 0: none; 1: an error; 2: it is damaged; 3: it has leaked clusters only; 63: its format has no check
+    /// Check an image. Exit code 0: no faults, 1: an error, 2: damage, 3: only leaked clusters, 63: format without a check
     Check {
         /// The image
         #[arg(value_name = "PATH")]
@@ -58,7 +58,7 @@ pub enum Action {
         #[command(flatten)]
         output: OutputArguments,
     },
-    /// Give the disk in an image or a raw file another size
+    /// Resize the disk in an image or a raw file
     Resize(ResizeArguments),
     /// Show which parts of a disk have data
     Map {
@@ -73,7 +73,7 @@ pub enum Action {
         #[command(flatten)]
         output: OutputArguments,
     },
-    /// Copy a disk into a new file of another format, or over a disk that exists; holes and zeroes take no room
+    /// Copy a disk into a new file of another format, or over an existing disk; holes and zeroes take no space
     Convert(ConvertArguments),
     /// Write an image's data into its backing image. The image itself is unchanged
     Commit {
@@ -89,11 +89,11 @@ pub enum Action {
         #[arg(long, short)]
         quiet: bool,
     },
-    /// List the snapshots inside an image, take one, go back to one, or remove one
+    /// List, create, apply or remove the internal snapshots of an image
     Snapshot(SnapshotArguments),
     /// Change or remove the backing image. The content stays the same
     Rebase(RebaseArguments),
-    /// Compare the content of two disks. Exit code 0: yes; 1: no; 2: an error
+    /// Compare the content of two disks. Exit code 0: equal, 1: different, 2: an error
     Compare(CompareArguments),
 }
 
@@ -109,7 +109,7 @@ fn named_files(word: &str) -> Result<NamedFiles, String> {
     let mut words = NamedFiles::WORDS.into_iter();
     let found = words.find(|(known, _)| *known == word);
     let found = found.map(|(_, value)| value);
-    found.ok_or_else(|| "any, folder or none is expected".to_owned())
+    found.ok_or_else(|| "expected any, folder or none".to_owned())
 }
 
 /// Output format of a command.
@@ -144,7 +144,7 @@ pub struct InfoArguments {
     /// The image
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// Its format [default: the one that its content shows; no other file is opened for that]
+    /// Its format [default: detected from its content, without opening other files]
     #[arg(long, short = 'f', value_name = "FORMAT")]
     pub format: Option<Format>,
     /// Include the backing images
@@ -162,7 +162,7 @@ pub struct ResizeArguments {
     /// The image or raw file
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// New size in bytes, or with K, M, G, T (powers of 1024); +SIZE and -SIZE add and take away
+    /// New size in bytes, or with K, M, G, T (powers of 1024); +SIZE and -SIZE are relative to the present size
     #[arg(value_name = "SIZE", allow_hyphen_values = true)]
     pub size: String,
     /// Its format [default: qcow2 if name and content agree, raw if it has no signature]
@@ -218,10 +218,10 @@ pub struct CreateArguments {
     /// Format of the new file; raw: an empty file of this size, without other options
     #[arg(long, short = 'f', value_name = "FORMAT", default_value = "qcow2")]
     pub format: Format,
-    /// The image shows this one where nothing was written; relative to the new image
+    /// Backing image, which provides unwritten data; relative to the new image
     #[arg(long, short = 'b', value_name = "PATH")]
     pub backing: Option<String>,
-    /// The backing image's format, which the new image states [default: qcow2 if name and content agree, raw if it has no signature]
+    /// The backing image's format, stored in the new image [default: qcow2 if name and content agree, raw if it has no signature]
     #[arg(long, short = 'F', value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
     #[command(flatten)]
@@ -229,13 +229,13 @@ pub struct CreateArguments {
     /// Bytes of a cluster: 512 to 2M, a power of two
     #[arg(long, value_name = "SIZE", default_value = "64K")]
     pub cluster_size: String,
-    /// Allocate a 32nd part of a cluster by itself; for clusters of 16K and more, and QEMU 5.2 and newer
+    /// Allocate in subclusters, each a 32nd of a cluster; needs clusters of 16K or more, and QEMU 5.2 or newer
     #[arg(long)]
     pub extended_l2: bool,
-    /// Keep the data in this file, relative to the new image, which has the tables only. A file must not exist; a block device may
+    /// External data file, relative to the new image; the image then has only tables. It must not exist, unless it is a block device
     #[arg(long, value_name = "PATH")]
     pub data_file: Option<String>,
-    /// The data file is a raw disk by itself, which others may read and write while the image is not served
+    /// Use the data file as a raw disk, which other programs may read and write while the image is not in use
     #[arg(long, requires = "data_file", conflicts_with = "backing")]
     pub data_file_raw: bool,
     /// Print nothing but errors
@@ -286,7 +286,7 @@ pub struct RebaseArguments {
         required_unless_present = "no_backing"
     )]
     pub backing: Option<String>,
-    /// Its format, which the image states [default: qcow2 if name and content agree, raw if it has no signature]
+    /// Its format, stored in the image [default: qcow2 if name and content agree, raw if it has no signature]
     #[arg(long, short = 'F', value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
     /// Format of PATH: qcow2
@@ -294,7 +294,7 @@ pub struct RebaseArguments {
     pub format: Option<Format>,
     #[command(flatten)]
     pub named: NamedFilesArgument,
-    /// The image has no backing image any more
+    /// Remove the backing image
     #[arg(long, conflicts_with = "backing")]
     pub no_backing: bool,
     /// Change only the name of the backing image, for example after a move; unallocated clusters then read from the new one
@@ -339,9 +339,9 @@ pub struct ConvertArguments {
 /// Disk formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// Bytes as they are.
+    /// Raw bytes.
     Raw,
-    /// QEMU's images.
+    /// QEMU's qcow2 images.
     Qcow2,
 }
 
@@ -385,7 +385,9 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let number = digits.parse::<u64>().ok();
     let bytes = number.and_then(|number| number.checked_mul(1 << shift));
     bytes.filter(|_| !digits.starts_with('+')).ok_or_else(|| {
-        format!("{text:?} is no size: a number of bytes, or with K, M, G or T (powers of 1024)")
+        format!(
+            "{text:?} is not a size: give a number of bytes, or with K, M, G or T (powers of 1024)"
+        )
     })
 }
 

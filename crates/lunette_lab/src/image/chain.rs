@@ -61,13 +61,11 @@ pub fn commit(
     require_qcow2(path, format)?;
     let mut overlay = open_tables(path, true, named_files)?;
     let Some((place, format)) = below(path, overlay.header(), named_files)? else {
-        return Err(failed(
-            &"it has no backing image, so that there is nothing to commit to",
-        ));
+        return Err(failed(&"it has no backing image to commit to"));
     };
     if !overlay.snapshots().is_empty() {
         return Err(failed(
-            &"it has snapshots, which would read otherwise on what its backing image becomes; hint: remove them, or lunette image convert",
+            &"a commit would change the content of its internal snapshots; hint: remove them, or use lunette image convert",
         ));
     }
     let to = of(&place);
@@ -110,7 +108,7 @@ pub fn commit(
     let (path, place) = (path.display(), place.display());
     Ok(writeln!(
         cli_common::stdout(),
-        "{place} has what {path} has: {done}"
+        "committed {path} to {place}: {done}"
     )?)
 }
 
@@ -204,7 +202,7 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
     if !arguments.name_only {
         if !image.snapshots().is_empty() {
             return Err(failed(
-                &"it has snapshots, which would read otherwise on another backing image; hint: remove them, or lunette image convert",
+                &"another backing image would change the content of its internal snapshots; hint: remove them, or use lunette image convert",
             ));
         }
         let mut old = match below(path, image.header(), named_files)? {
@@ -225,8 +223,8 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
     changed.map_err(|error| failed(&error))?;
     let shown = path.display();
     let stands = match named {
-        Some((name, format)) => format!("stands on {name} ({format})"),
-        None => "stands alone".to_owned(),
+        Some((name, format)) => format!("has the backing image {name} ({format})"),
+        None => "has no backing image".to_owned(),
     };
     if arguments.quiet {
         return Ok(());
@@ -254,7 +252,7 @@ fn check_chain(path: &Path, place: &Path, format: Format) -> Result<(), Failure>
         };
         if seen.contains(&found) {
             return Err(failed(&format!(
-                "{} stands on it, so that it would stand on itself; hint: give another backing image",
+                "{} has it as backing image, which would form a cycle; hint: give another backing image",
                 place.display()
             )));
         }
@@ -264,7 +262,7 @@ fn check_chain(path: &Path, place: &Path, format: Format) -> Result<(), Failure>
         seen.push(found);
         if seen.len() > CHAIN_MAX {
             return Err(failed(&format!(
-                "its chain would have more than {CHAIN_MAX} images, and could not be opened; hint: lunette image commit shortens a chain"
+                "its chain would exceed {CHAIN_MAX} images, the maximum for opening; hint: shorten it with lunette image commit"
             )));
         }
         let file = File::open(FileOptions {

@@ -48,13 +48,13 @@ fn is_block_device(path: &Path) -> bool {
 fn existing(arguments: &ConvertArguments, size: u64) -> Result<Arc<dyn BlockDevice>, Failure> {
     let path = arguments.destination.as_path();
     if remote(path).is_none() && !path.exists() {
-        return Err(of(path)(&"does not exist; hint: leave -n out to create it"));
+        return Err(of(path)(&"does not exist; hint: omit -n to create it"));
     }
     let device = open_writable(path, arguments.to, NamedFiles::None)?;
     let bytes = device.capacity().bytes();
     if bytes < size {
         return Err(of(path)(&format!(
-            "it has {bytes} bytes, and cannot hold the {size} bytes of the source; hint: resize one of them"
+            "it has {bytes} bytes, less than the {size} bytes of the source; hint: resize one of them"
         )));
     }
     Ok(device)

@@ -30,7 +30,7 @@ pub fn create(arguments: &CreateArguments) -> Outcome {
         && (name.starts_with("json:") || name.starts_with("file:"))
     {
         return Err(Failure::mistake(format!(
-            "--data-file {name}: the image would name another file, because QEMU reads this as a protocol; hint: --data-file ./{name}"
+            "--data-file {name}: QEMU would read this name as a protocol; hint: --data-file ./{name}"
         )));
     }
     let mut below = None;

@@ -59,7 +59,7 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
         if value.get("backing-filename").is_some() {
             let (name, format) = (text("backing-filename"), text("backing-filename-format"));
             let format = if format.is_empty() {
-                "no format said"
+                "no format"
             } else {
                 &format
             };
@@ -69,14 +69,14 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
         if let Some(name) = data.get("data-file") {
             let name = printable(name.as_str().unwrap_or("not named"));
             match data["data-file-raw"] == true {
-                true => writeln!(stdout, "data file: {name}, a raw disk by itself")?,
+                true => writeln!(stdout, "data file: {name}, with raw data")?,
                 false => writeln!(stdout, "data file: {name}")?,
             }
         }
         if value["dirty-flag"] == true {
             writeln!(
                 stdout,
-                "not closed cleanly: its counts are repaired when it is next served"
+                "not closed cleanly: its reference counts are repaired at the next start"
             )?;
         }
         if value["format-specific"]["data"]["corrupt"] == true {
@@ -101,15 +101,12 @@ fn write_bitmap(out: &mut impl Write, bitmap: &Value) -> std::io::Result<()> {
     let flags = bitmap["flags"].as_array().into_iter().flatten();
     let flags: Vec<&str> = flags.filter_map(Value::as_str).collect();
     let state = match () {
-        () if flags.contains(&IN_USE) => ", not saved, and invalid",
+        () if flags.contains(&IN_USE) => ", not saved and invalid",
         () if flags.contains(&AUTO) => "",
         () => ", disabled",
     };
     let granularity = &bitmap["granularity"];
-    writeln!(
-        out,
-        "bitmap {name}: {granularity} bytes for each bit{state}"
-    )
+    writeln!(out, "bitmap {name}: {granularity} bytes per bit{state}")
 }
 
 /// Files of a chain, identified by device and inode.
@@ -126,7 +123,7 @@ impl Seen {
         let file = (found.dev(), found.ino());
         if self.0.contains(&file) {
             return Err(of(path)(
-                &"its backing chain is an infinite loop: the image stands on itself; hint: lunette image rebase --unsafe --backing PATH",
+                &"its backing images form a cycle; hint: lunette image rebase --unsafe --backing PATH",
             ));
         }
         self.0.push(file);

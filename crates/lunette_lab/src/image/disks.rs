@@ -29,15 +29,13 @@ pub fn determine_format(path: &Path) -> Result<Format, Failure> {
         (Some(ImageFormat::Qcow2), true) => Ok(Format::Qcow2),
         (None, false) => Ok(Format::Raw),
         (None, true) => Err(of(path)(&format!(
-            "its name ends in .qcow2, and it is no qcow2 image; {STATE_FORMAT}"
+            "its name ends in .qcow2, but it is not a qcow2 image; {STATE_FORMAT}"
         ))),
         (Some(ImageFormat::Qcow2), false) if !is_remote => Err(of(path)(&format!(
-            "it begins as a disk image in the format qcow2, which a guest may have written, and its name does not end in .qcow2; \
-             {STATE_FORMAT}: qcow2 for an image of your own, raw for a disk that a guest writes"
+            "it has the signature of a qcow2 image, which a guest may have written, and its name does not end in .qcow2; {STATE_FORMAT}: qcow2 for an image of your own, raw for a disk that a guest writes"
         ))),
         (Some(other), _) => Err(of(path)(&format!(
-            "it begins as a disk image in the format {other}, which is not read{}; hint: qemu-img convert reads it, and raw as its stated \
-             format takes its bytes as they are (--format, convert: --from, a backing image: --backing-format)",
+            "it contains a disk image in the unsupported format {other}{}; hint: convert it with qemu-img convert, or state the format raw to use its bytes unchanged (--format, convert: --from, a backing image: --backing-format)",
             if is_remote { " over a network" } else { "" }
         ))),
     }
@@ -120,7 +118,7 @@ fn open(
     Ok(match (remote(path), format) {
         (Some(name), Format::Raw) => open_remote(name, read_only)?,
         (Some(_), Format::Qcow2) => {
-            return Err(of(path)(&"over a network a disk can be raw only"));
+            return Err(of(path)(&"a remote disk can only be raw"));
         }
         (None, Format::Raw) => {
             let file = File::open(FileOptions {

@@ -110,7 +110,7 @@ fn require_qcow2(path: &Path, format: Option<Format>) -> Result<(), Failure> {
     match format {
         Format::Qcow2 => Ok(()),
         Format::Raw => Err(of(path)(
-            &"it is a raw disk, and this command is for qcow2 images",
+            &"it is a raw disk, but this command needs a qcow2 image",
         )),
     }
 }
@@ -123,7 +123,7 @@ fn new_container(path: &Path) -> Result<Container, Failure> {
 /// Creates a file of `bytes` bytes. Fails with `hint` if the path exists.
 fn new_file(path: &Path, bytes: u64, hint: &str) -> Result<Container, Failure> {
     if path.exists() {
-        return Err(of(path)(&format!("exists already; hint: {hint}")));
+        return Err(of(path)(&format!("already exists; hint: {hint}")));
     }
     let file = File::open(FileOptions {
         size: Some(bytes),
@@ -164,7 +164,7 @@ fn check(
     if format == Some(Format::Raw) || found != Some(ImageFormat::Qcow2) {
         let shown = path.display();
         say(&format_args!(
-            "lunette: {shown}: it is no qcow2 image, and other formats have no check"
+            "lunette: {shown}: cannot check it: it is not a qcow2 image"
         ));
         return Err(Failure::Found(NO_CHECK));
     }
@@ -207,7 +207,7 @@ fn print_report(path: &Path, report: &qcow2::CheckReport, as_json: bool) -> std:
         }
         writeln!(
             stdout,
-            "{} of {} clusters have data, {} of them compressed; {} faults, {} of them repaired; {} clusters that nobody uses, {} of them freed",
+            "{} of {} clusters have data, {} of them compressed; {} faults, {} of them repaired; {} leaked clusters, {} of them freed",
             report.allocated,
             report.clusters,
             report.compressed,
@@ -230,7 +230,7 @@ fn has_bitmaps(path: &Path) -> Result<bool, Failure> {
 fn warn_of_bitmaps(path: &Path) {
     let path = path.display();
     cli_common::say(&format_args!(
-        "{path}: warning: its persistent bitmaps are invalid now: the change is not recorded in them; hint: make a full backup and new bitmaps"
+        "{path}: warning: its persistent bitmaps are now invalid, because they do not record this change; hint: make a full backup and new bitmaps"
     ));
 }
 
@@ -257,7 +257,7 @@ fn resize(arguments: &ResizeArguments) -> Outcome {
     };
     if size < before && !arguments.shrink {
         return Err(Failure::mistake(format!(
-            "the disk has {before} bytes: what is behind {size} would be lost; hint: --shrink if that is meant"
+            "cannot shrink the disk from {before} to {size} bytes without data loss; hint: allow it with --shrink"
         )));
     }
     disk.set_size(size).map_err(|error| of(path)(&error))?;
@@ -269,7 +269,7 @@ fn resize(arguments: &ResizeArguments) -> Outcome {
     }
     Ok(writeln!(
         cli_common::stdout(),
-        "{}: {size} bytes, before {before}",
+        "{}: resized from {before} to {size} bytes",
         path.display()
     )?)
 }

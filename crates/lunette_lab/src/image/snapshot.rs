@@ -34,7 +34,7 @@ pub fn run(arguments: &SnapshotArguments) -> Outcome {
         let applied = image.apply_snapshot(which);
         applied.map_err(|error| failed(&error))?;
         if !arguments.quiet {
-            writeln!(stdout, "{shown} is as in snapshot {which}")?;
+            writeln!(stdout, "{shown}: reverted to snapshot {which}")?;
         }
     } else if let Some(which) = &arguments.delete {
         let deleted = image.delete_snapshot(which);

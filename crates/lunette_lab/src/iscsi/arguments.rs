@@ -18,8 +18,8 @@ pub struct IscsiArguments {
 }
 
 const AFTER: &str = "\
-A logical unit is written iscsi://[USER@]HOST[:PORT]/TARGET/LUN. Nothing is mounted, and no driver is needed: the commands are
-initiators themselves, without root.
+A logical unit has the form iscsi://[USER@]HOST[:PORT]/TARGET/LUN. Each command is an iSCSI initiator of its own and needs
+neither a kernel driver nor root.
 
 Examples:
     lunette iscsi discover 192.0.2.1
@@ -100,7 +100,7 @@ pub enum Action {
     },
     /// Copy between files, block devices and logical units; `-` is standard input or output
     Copy(Transfer),
-    /// Compare a file, block device or logical unit with another; exit code 1 where they differ
+    /// Compare a file, block device or logical unit with another; exit code 1 if they differ
     Verify(Transfer),
     /// Show and change persistent reservations of a logical unit
     Persist {
@@ -218,7 +218,7 @@ pub struct Login {
     /// This initiator's name [default: that of /etc/iscsi/initiatorname.iscsi, else that of the default state folder]
     #[arg(long, global = true, value_name = "IQN")]
     pub initiator_name: Option<String>,
-    /// CHAP secrets, a line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600; the user stands in the address
+    /// CHAP secrets, one line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600; the address names the user
     #[arg(long, global = true, value_name = "FILE")]
     pub chap_file: Option<PathBuf>,
     /// CHAP algorithms to offer, in order of preference [default: sha3-256,sha256,sha1,md5]
@@ -305,7 +305,7 @@ impl Login {
             }
             (Some(user), None) => {
                 return Err(Failure::mistake(format!(
-                    "the address names the CHAP user {user}; hint: give its secret with --chap-file FILE"
+                    "the address names the CHAP user {user}, but --chap-file is not set; hint: set --chap-file to a file with its secret"
                 )));
             }
             (None, Some(_)) => {

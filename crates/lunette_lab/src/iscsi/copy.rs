@@ -97,7 +97,7 @@ pub fn copy(transfer: &Transfer) -> Outcome {
             destination.finish()?;
             let done = meter.end();
             say(&format_args!(
-                "interrupted: {done}; hint: go on with --from {at}"
+                "interrupted: {done}; hint: continue with --from {at}"
             ));
             return Err(Failure::Interrupted);
         }
@@ -194,7 +194,7 @@ pub fn verify(transfer: &Transfer) -> Outcome {
         if interrupted.load(Ordering::Relaxed) {
             let done = meter.end();
             say(&format_args!(
-                "interrupted, no difference so far: {done}; hint: go on with --from {at}"
+                "interrupted, no difference so far: {done}; hint: continue with --from {at}"
             ));
             return Err(Failure::Interrupted);
         }

@@ -250,7 +250,7 @@ fn request_blocks(unit: &Unit, transfer: &Transfer) -> Result<u32, Failure> {
     let info = unit.info();
     if info.device_type != 0 {
         return Err(Failure::because(format!(
-            "the logical unit is no disk (device type {:#04x})",
+            "the logical unit is not a disk (device type {:#04x})",
             info.device_type
         )));
     }
@@ -369,7 +369,7 @@ impl FileDestination {
             let room = seek(&file, SeekFrom::End(0)).map_err(|errno| failed(errno.into()))?;
             if room < size {
                 return Err(Failure::because(format!(
-                    "{text} has {room} bytes, and the source {size}"
+                    "{text} has {room} bytes, less than the source, {size} bytes"
                 )));
             }
         }
@@ -453,7 +453,7 @@ impl UnitDestination {
             && size > info.bytes()
         {
             return Err(Failure::because(format!(
-                "the destination has {} bytes, and the source {size}",
+                "the destination has {} bytes, less than the source, {size} bytes",
                 info.bytes()
             )));
         }

@@ -31,7 +31,7 @@ pub fn targets(portal: &Portal, options: &SessionOptions, json: bool) -> Outcome
         }
     }
     if found.is_empty() {
-        cli_common::say(&"no target: this initiator may log in to none");
+        cli_common::say(&"no target admits this initiator");
     }
     Ok(())
 }
@@ -71,7 +71,7 @@ pub fn units(target: &str, login: &Login, json: bool) -> Outcome {
     match found.missing {
         0 => Ok(()),
         missing => Err(Failure::because(format!(
-            "the list is not complete: {name} has {missing} more logical units, which it did not report"
+            "incomplete list: {name} has {missing} more logical units that it did not report"
         ))),
     }
 }
@@ -259,7 +259,7 @@ pub fn ping(target: &str, count: u32, interval: f64, login: &Login) -> Outcome {
     let mut stdout = cli_common::stdout();
     Ok(writeln!(
         stdout,
-        "{} answers: at least {least:.1}, on average {mean:.1}, at most {most:.1} us",
+        "{} responses: minimum {least:.1}, mean {mean:.1}, maximum {most:.1} us",
         times.len()
     )?)
 }

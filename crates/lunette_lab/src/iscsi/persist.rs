@@ -59,7 +59,7 @@ fn parse(kind: &str) -> Result<ReservationKind, Failure> {
             .map(|(word, ..)| *word)
             .collect();
         Failure::mistake(format!(
-            "{kind:?} is no kind of reservation: {}",
+            "{kind:?} is not a reservation type: {}",
             words.join(", ")
         ))
     })

@@ -26,16 +26,16 @@ pub const HELP: &str = "
   up down, j k    select a row; its stages are shown below
   s S, left right sort by the next or the previous column
   r               reverse the order
-  /               show only rows with a text (a name, a disk, a kind); Esc: all
+  /               show only rows that contain a text (a name, a disk, a kind); Esc: all
   o               stages of all operations, or of one
-  space           freeze, and go on
+  space           freeze or continue
   q               quit
 
   mean, p99     time of a request from noticed to notified
-  depth         requests taken and not answered, now
+  depth         requests in flight
   kick/s        kicks from the client       intr/s  interrupts to the client
-  held/s        I/Os that limits of their disk held back
-  iter/s        event loop iterations of a worker; useful: those with work
+  held/s        I/Os delayed by limits of their disk
+  iter/s        event loop iterations of a worker; useful: iterations with work
   reaped        service time of the disk; other stages: queueing in the daemon";
 
 pub fn draw(screen: &Screen, area: Rect, buffer: &mut Buffer) {
@@ -165,8 +165,8 @@ fn draw_rows(screen: &Screen, rows: &[Row], area: Rect, buffer: &mut Buffer) {
     if rows.is_empty() {
         let text = match (screen.interval().is_some(), screen.filter.is_empty()) {
             (false, _) => "waiting for the first second",
-            (true, false) => "no row has this text; Esc shows all",
-            (true, true) => "nothing here yet",
+            (true, false) => "no row contains this text; Esc shows all",
+            (true, true) => "no data yet",
         };
         let below = Rect {
             y: area.y + 1,
@@ -191,8 +191,8 @@ fn stage_lines(screen: &Screen, row: Option<&Row>) -> Vec<Line<'static>> {
     };
     let Some(total) = spans.get(&Span::Total).filter(|total| !total.is_empty()) else {
         let why = match row.latencies {
-            None => "no queue of its own: see its controller",
-            Some(_) => "no request was answered",
+            None => "it has no queue of its own: see its controller",
+            Some(_) => "no request completed",
         };
         let text = format!("{}, {operation}: {why}", row.name);
         let mut lines = vec![Line::from(text).style(weak())];
@@ -200,7 +200,7 @@ fn stage_lines(screen: &Screen, row: Option<&Row>) -> Vec<Line<'static>> {
         lines.resize(Span::COMMON.len() + 2, Line::default());
         return lines;
     };
-    let title = format!("{}, {operation}: where the time goes", row.name);
+    let title = format!("{}, {operation}: time by stage", row.name);
     let head = format!("{:<10}{:>8} {:>5} {:>8}", "stage", "mean", "share", "p99");
     let mut lines = vec![
         Line::from(title).style(strong()),

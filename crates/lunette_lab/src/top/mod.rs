@@ -54,12 +54,12 @@ pub struct TopArguments {
 const AFTER_TOP: &str = "\
 Examples:
     lunette top                      all exports; press ? for the keys
-    lunette top disks                begin with the disks
+    lunette top disks                start with the disks
     lunette top queues --filter vm0 --interval 5
     lunette top workers --once | head
 
-The bars below the table show the stages of the selected row, as lunette latency names them: how
-much of a request's time each one takes.";
+The bars below the table show the time of each stage of the selected row, with the stage names
+of lunette latency.";
 
 /// Poll interval for the terminal size.
 const SIZE_INTERVAL: Duration = Duration::from_millis(250);
@@ -86,7 +86,7 @@ pub fn run(arguments: &TopArguments) -> Outcome {
     }
     if !std::io::stdout().is_terminal() {
         return Err(Failure::because(
-            "stdout is no terminal: print one frame with --once",
+            "stdout is not a terminal; hint: print one frame with --once",
         ));
     }
     // Before switching to the screen: a missing daemon is reported on an ordinary line.
@@ -109,7 +109,7 @@ fn view(word: &str) -> Result<View, Failure> {
     let found = View::ALL.into_iter().find(|view| view.name() == word);
     found.ok_or_else(|| {
         let known = View::ALL.map(View::name).join(", ");
-        Failure::mistake(format!("`{word}` is no view: {known}"))
+        Failure::mistake(format!("`{word}` is not a view: {known}"))
     })
 }
 
@@ -168,7 +168,7 @@ fn show<B: Backend<Error = std::io::Error>>(
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::because(
-                        "the thread that asks the daemon has ended",
+                        "the thread that polls the daemon has ended",
                     ));
                 }
             }

@@ -140,7 +140,7 @@ idle (no client)             0       0       -       -     0     0      0      0
 
 
 
-d0, all: where the time goes
+d0, all: time by stage
 stage         mean share      p99
 popped      500 ns  12 %   500 ns  █████▊
 parsed      250 ns   6 %   250 ns  ██▉
@@ -206,8 +206,8 @@ fn frozen_numbers_stand_still_and_trouble_is_told() {
     assert!(before[1].ends_with("frozen"));
     screen.looked(Ok(look(7)));
     assert_eq!(frame(&screen, 80, 24), before);
-    screen.looked(Err("nobody listens".to_owned()));
-    assert_eq!(frame(&screen, 80, 24)[23], "nobody listens");
+    screen.looked(Err("no process listens".to_owned()));
+    assert_eq!(frame(&screen, 80, 24)[23], "no process listens");
     press(&mut screen, &[Key::Char(' ')]);
     screen.looked(Ok(look(9)));
     assert!(frame(&screen, 80, 24)[0].contains("up 0:00:09"));
@@ -254,5 +254,5 @@ fn any_size_is_drawn_without_panic_and_one_frame_is_plain_text() {
     );
     assert!(!plain(&screen, 80, 24).contains("? help"));
     screen.filter = "nothing like it".to_owned();
-    assert!(plain(&screen, 80, 24).contains("no row has this text"));
+    assert!(plain(&screen, 80, 24).contains("no row contains this text"));
 }

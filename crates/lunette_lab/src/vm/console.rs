@@ -19,7 +19,7 @@ pub struct ConsoleArguments {
 }
 
 const AFTER_CONSOLE: &str = "\
-The last 64 KiB that the console has printed come first. Ctrl-] leaves it; the guest runs on. Several may look at one console.
+Prints the last 64 KiB of the console first. Ctrl-] leaves the console, and the guest continues to run. Several terminals may share a console.
 
 Example:
     lunette vm console guest1";
@@ -52,7 +52,7 @@ pub fn console(arguments: &ConsoleArguments) -> Outcome {
         arguments.name
     ));
     match attach(&place.file(CONSOLE_SOCKET)).map_err(failed)? {
-        Attached::Left => say(&format_args!("\nguest {} runs on", arguments.name)),
+        Attached::Left => say(&format_args!("\nguest {} continues to run", arguments.name)),
         Attached::Ended => say(&format_args!("\nguest {} has ended", arguments.name)),
     }
     Ok(())

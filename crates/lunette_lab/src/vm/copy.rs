@@ -26,8 +26,8 @@ pub struct CopyArguments {
 }
 
 const AFTER: &str = "\
-The copy gets its name when it is whole, so that nobody sees half of it. It is as executable as the source. A folder goes
-through tar: `tar c FOLDER | lunette vm exec NAME tar x`, and back `lunette vm exec NAME tar c FOLDER | tar x`.
+The copy gets its name when it is complete. It has the mode of the source. To copy a folder, use tar:
+`tar c FOLDER | lunette vm exec NAME tar x`, or in the other direction `lunette vm exec NAME tar c FOLDER | tar x`.
 
 Examples:
     lunette vm copy guest1 job.fio :/tmp/job.fio
@@ -47,7 +47,7 @@ pub fn run(arguments: &CopyArguments) -> Outcome {
         (Some(inside), None) => copy_out(&socket, inside, Path::new(destination)),
         _ => {
             return Err(cli_common::Failure::mistake(format!(
-                "copy {source} {destination}: one of the two, and only one, is the guest's and begins with a colon; hint: lunette vm copy {} {source} :/tmp/",
+                "copy {source} {destination}: exactly one path must be the guest's and begin with a colon; hint: lunette vm copy {} {source} :/tmp/",
                 arguments.name
             )));
         }
@@ -65,7 +65,7 @@ pub(super) fn copy_in(socket: &Path, source: &Path, inside: &str) -> Result<()> 
     let metadata = file.metadata()?;
     ensure!(
         metadata.is_file(),
-        "{} is no file; hint: a folder goes through tar, see lunette vm copy --help",
+        "{} is not a file; hint: copy a folder with tar, see lunette vm copy --help",
         source.display()
     );
     let name = source.file_name().unwrap_or_default().to_string_lossy();
@@ -114,7 +114,7 @@ pub(super) fn copy_out(socket: &Path, inside: &str, destination: &Path) -> Resul
         .with_context(|| format!("cannot write {}", destination.display()))?;
     drop(writer);
     let mode = u32::from_str_radix(String::from_utf8_lossy(&mode).trim(), 8);
-    let mode = mode.context("the guest tells no mode")? & 0o777;
+    let mode = mode.context("guest did not report the file mode")? & 0o777;
     stream.set_permissions(std::fs::Permissions::from_mode(mode))?;
     part.persist(&destination)
         .with_context(|| format!("cannot write {}", destination.display()))
@@ -142,6 +142,6 @@ pub(super) fn run_script(
             let errors = String::from_utf8_lossy(&errors);
             bail!("{} (exit code {code} in the guest)", errors.trim())
         }
-        Ended::NobodyReads => bail!("nobody reads what is copied"),
+        Ended::NobodyReads => bail!("the reader of the copied data has ended"),
     }
 }

@@ -32,8 +32,8 @@ pub struct ExecArguments {
 }
 
 const AFTER: &str = "\
-What the command prints comes as it is printed, stdout and stderr apart, and its exit code becomes that of this command; after
-signal N it is 128 + N. stdin goes to the command. SIGINT and SIGTERM are passed on, and a command whose exec is killed is killed.
+The output of the command is passed on immediately, with stdout and stderr separate. Its exit code becomes that of this command; after
+signal N it is 128 + N. stdin goes to the command. SIGINT and SIGTERM are passed on. If this program is killed, the command is killed, too.
 
 Examples:
     lunette vm exec guest1 'cat /proc/partitions | tail -n +3'

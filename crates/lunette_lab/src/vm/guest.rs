@@ -18,11 +18,11 @@ pub struct GuestArguments {
     /// devices), via=lunette|qemu|qemu-iothread, backing=ram:SIZE|file:FOLDER|tmpfs:FOLDER|block:DEVICE+DEVICE|daemon:DISK+DISK
     #[arg(value_name = "TOPOLOGY", required = true)]
     pub topology: Vec<String>,
-    /// Control socket of the running daemon for backing=daemon [default: that of the system's daemon, if it runs]; `vm run` lets
-    /// that daemon serve all of the guest's disks
+    /// Control socket of the running daemon for backing=daemon [default: that of the system's daemon, if it runs]; for `vm run` that
+    /// daemon serves all disks of the guest
     #[arg(long, value_name = "SOCKET", help_heading = "Guest")]
     pub control: Option<PathBuf>,
-    /// Name of the guest; its disks' serial numbers and files follow from it
+    /// Name of the guest; serial numbers and files of its disks are derived from it
     #[arg(long, default_value = "lunette-guest", help_heading = "Guest")]
     pub name: String,
     /// Virtual CPUs
@@ -34,7 +34,7 @@ pub struct GuestArguments {
     /// Chipset
     #[arg(long, value_enum, default_value = "q35", help_heading = "Guest")]
     pub machine: MachineWord,
-    /// Model of the CPUs, as QEMU's -cpu takes it
+    /// Model of the CPUs, in the form of QEMU's -cpu
     #[arg(
         long,
         value_name = "MODEL",
@@ -42,10 +42,10 @@ pub struct GuestArguments {
         help_heading = "Guest"
     )]
     pub cpu: String,
-    /// Accelerator, as QEMU's -accel takes it; the first that works is used [default: kvm, then tcg]
+    /// Accelerator, in the form of QEMU's -accel; the first working one is used [default: kvm, then tcg]
     #[arg(long, value_name = "NAME", help_heading = "Guest")]
     pub accel: Vec<String>,
-    /// UUID of the guest, which its disks' serial numbers then follow from
+    /// UUID of the guest, from which the serial numbers of its disks are then derived
     #[arg(long, help_heading = "Guest")]
     pub uuid: Option<String>,
     /// Disk to boot from, the guest's first: FILE, then ,format=raw|qcow2 and ,by=qemu|lunette
@@ -77,7 +77,7 @@ pub struct GuestArguments {
     /// Plan for this version of QEMU [default: the installed one, else 7.2]
     #[arg(long, value_name = "N.N", help_heading = "Hypervisor")]
     pub qemu_version: Option<String>,
-    /// One more argument for QEMU; may be given again
+    /// Additional argument for QEMU; may be given several times
     #[arg(
         long,
         value_name = "ARGUMENT",

@@ -20,9 +20,9 @@ pub struct ListArguments {
 }
 
 const AFTER: &str = "\
-A guest's folder holds its sockets and logs: $XDG_RUNTIME_DIR/lunette/vm/NAME, or /tmp/lunette-UID/vm/NAME. A guest whose state is
-dead was killed together with the processes that clean up after it: `lunette vm kill NAME` removes what is left, and so does
-the next guest of the name.
+A guest's folder contains its sockets and logs: $XDG_RUNTIME_DIR/lunette/vm/NAME, or /tmp/lunette-UID/vm/NAME. A guest in the state
+dead was killed together with its cleanup processes: `lunette vm kill NAME` removes its files, and so does
+the next guest with that name.
 
 Example:
     lunette vm list --json";

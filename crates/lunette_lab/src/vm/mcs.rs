@@ -57,10 +57,10 @@ pub struct McsArguments {
 }
 
 const AFTER: &str = "\
-Starts two guests with a cable between them, Lunette's target with a RAM disk in one and its initiator in the other, and measures reads,
-writes and both with one to several connections in one session. The login requests what a well-known study of MC/S had:
+Starts two guests with a network cable between them, Lunette's target with a RAM disk in one and its initiator in the other, and measures reads,
+writes and both with one to several connections in one session. The login requests the parameters of a well-known study of MC/S:
 MaxRecvDataSegmentLength=131072, MaxBurstLength=262144, FirstBurstLength=65536, ImmediateData=Yes, InitialR2T=Yes. The cable is a socket between
-the two QEMUs. Without KVM the guests are emulated: figures say how connections compare, not how fast they are.
+the two QEMUs. Without KVM the guests are emulated: compare numbers of connections, and ignore absolute figures.
 
 Examples:
     lunette vm mcs
@@ -135,7 +135,7 @@ impl Rig {
         Ok(Rig {
             target,
             initiator,
-            agreed: serde_json::from_str(&agreed).context("parameters are no JSON")?,
+            agreed: serde_json::from_str(&agreed).context("the parameters are not JSON")?,
         })
     }
 
@@ -176,7 +176,7 @@ impl Rig {
         if output.code != 0 {
             bail!("bench mcs in the guest: {}", output.stderr.trim());
         }
-        serde_json::from_str(&output.stdout).context("the guest's answer is no JSON")
+        serde_json::from_str(&output.stdout).context("the guest's response is not JSON")
     }
 
     /// CPU seconds of the target's daemon, as counted in its guest.
@@ -203,8 +203,7 @@ fn measure(arguments: &McsArguments) -> Result<(Value, String)> {
     let labelled = match accelerator {
         Accelerator::Kvm => String::new(),
         Accelerator::Tcg => {
-            ": emulated, so that figures say how connections compare, not how fast they are"
-                .to_owned()
+            ": emulated, so compare numbers of connections and ignore absolute figures".to_owned()
         }
     };
     let said = |key: &str| match &rig.agreed[key] {

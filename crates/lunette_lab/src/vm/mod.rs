@@ -35,7 +35,7 @@ pub struct VmCommand {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Print how to serve these disks and start a guest, and their names in the guest
+    /// Print the commands to serve these disks and to start a guest, and the disks' names in the guest
     Plan(Box<plan::PlanArguments>),
     /// Download the small system that guests boot
     Setup(setup::SetupArguments),
@@ -45,15 +45,15 @@ enum Action {
     List(list::ListArguments),
     /// Run a command in a guest
     Exec(exec::ExecArguments),
-    /// Run a job file in a guest, and measure
+    /// Run and measure a job file in a guest
     Bench(Box<bench::BenchArguments>),
     /// Compare a guest's disks with bare metal: host, Lunette and QEMU in turns
     Compare(Box<study::compare::CompareArguments>),
     /// Measure the fifteen cases in guests, by transport and number of threads
     Matrix(Box<study::matrix::MatrixArguments>),
-    /// Show where the time goes between an application in a guest and the disk, layer by layer
+    /// Measure the latency of each layer between an application in a guest and the disk
     Latency(Box<latency::LatencyArguments>),
-    /// Show which functions the CPUs of a guest and of its host are in, with one queue and with several
+    /// Profile the CPUs of a guest and of its host, with one queue and with several
     Profile(Box<profile::ProfileArguments>),
     /// Measure one iSCSI session with several connections (MC/S) between two guests
     Mcs(mcs::McsArguments),

@@ -22,7 +22,7 @@ pub struct PlanArguments {
 /// Output formats of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// Everything, for people
+    /// Everything, human-readable
     Text,
     /// The daemon's flags
     Flags,
@@ -32,7 +32,7 @@ enum Format {
     Qemu,
     /// libvirt's domain XML
     Xml,
-    /// Everything, for programs
+    /// Everything, machine-readable
     Json,
 }
 
@@ -42,10 +42,10 @@ Examples:
   One virtio-scsi controller with four targets of one LUN, 2 queues
     lunette vm plan scsi:4x1,queues=2
 
-  The same disks through QEMU's own device, with a thread for its I/O
+  The same disks through QEMU's own device, with an I/O thread
     lunette vm plan scsi:4x1,queues=2 via=qemu-iothread
 
-  Four virtio-blk devices beside a system disk
+  Four virtio-blk devices and a system disk
     lunette vm plan blk:4 --system disk.qcow2";
 
 /// Prints a plan.

@@ -41,10 +41,10 @@ pub struct PlugArguments {
     /// A disk of the guest's daemon by its name, or a new one: NAME=ram:SIZE, NAME=file:PATH; with --via-qemu a raw file or a block
     /// device
     disk: String,
-    /// Let QEMU serve the disk
+    /// Serve the disk with QEMU
     #[arg(long)]
     via_qemu: bool,
-    /// Request queues of a virtio-blk device [default: one for each virtual CPU]
+    /// Request queues of a virtio-blk device [default: one per virtual CPU]
     #[arg(long, value_name = "N")]
     queues: Option<u16>,
     /// Address of a SCSI disk: CONTROLLER/TARGET:LUN [default: a free target of the first controller]
@@ -53,7 +53,7 @@ pub struct PlugArguments {
 }
 
 const AFTER: &str = "\
-A virtio-blk device needs a root port of the q35 machine that is free; `vm run` leaves --spare-ports free.
+A virtio-blk device needs a free root port of the q35 machine; `vm run` reserves --spare-ports.
 
 Examples:
     lunette vm plug guest1 blk fast=ram:1G
@@ -75,8 +75,8 @@ pub struct UnplugArguments {
 }
 
 const AFTER_UNPLUG: &str = "\
-The guest is asked to let go of a device; one that does not answer keeps it. What was made for the plug is removed, with the
-content of a disk of memory.
+Requests the guest to release the device; without its response the device stays. The disks and exports of the plug are removed, including the
+content of a RAM disk.
 
 Example:
     lunette vm unplug guest1 fast";
@@ -179,11 +179,11 @@ impl Guest {
             let is_taken = |at: &str| state.plugged.iter().any(|other| other.at == at);
             if state.plugged.iter().any(|other| other.disk == plugged.disk) {
                 problem = Some(format!(
-                    "{} is plugged in already; hint: lunette vm list",
+                    "{} is already plugged in; hint: lunette vm list",
                     plugged.disk
                 ));
             } else if plugged.kind == "scsi" && is_taken(&plugged.at) {
-                problem = Some(format!("{} is taken", plugged.at));
+                problem = Some(format!("{} is in use", plugged.at));
             } else if plugged.kind == "scsi" {
                 state.plugged.push(plugged.clone());
             } else if let Some(port) = ports.iter().find(|port| !is_taken(port)) {
@@ -191,7 +191,7 @@ impl Guest {
                 state.plugged.push(plugged.clone());
             } else {
                 problem = Some(format!(
-                    "no port of guest {name} ({machine}) is free, {} are taken; hint: lunette vm run --spare-ports N",
+                    "guest {name} ({machine}) has no free port, {} are in use; hint: lunette vm run --spare-ports N",
                     ports.len()
                 ));
             }
@@ -377,7 +377,7 @@ impl Guest {
             }
             ensure!(
                 Instant::now() < end,
-                "the guest has not let go of it within {} s; hint: unmount what is on it, or see lunette vm console {}",
+                "the guest did not release it within {} s; hint: unmount its file systems, or see lunette vm console {}",
                 limit.as_secs(),
                 self.name
             );
@@ -409,7 +409,7 @@ impl Guest {
         let list = self
             .qmp
             .command("qom-list", json!({ "path": "/machine/peripheral" }))?;
-        let list = list.as_array().context("a strange answer to qom-list")?;
+        let list = list.as_array().context("unexpected response to qom-list")?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let named = list
             .iter()
@@ -483,7 +483,7 @@ fn address(at: &str) -> Result<(&str, u8, u16)> {
         Some((controller, target.parse().ok()?, lun.parse().ok()?))
     };
     parts().with_context(|| {
-        format!("{at:?} is no address; hint: CONTROLLER/TARGET:LUN, such as c0/5:0")
+        format!("{at:?} is not an address; hint: give CONTROLLER/TARGET:LUN, such as c0/5:0")
     })
 }
 

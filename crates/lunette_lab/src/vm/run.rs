@@ -27,17 +27,17 @@ use super::{GuestArguments, failed, mistake, net, running_daemon, share};
 pub struct RunArguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// Return when the guest is up, which then runs in the background
+    /// Run the guest in the background; returns when it has booted
     #[arg(long, help_heading = "Run")]
     detach: bool,
-    /// Append what the guest's console prints to this file
+    /// Append the output of the guest's console to this file
     #[arg(long, value_name = "FILE", help_heading = "Run")]
     serial: Option<PathBuf>,
     /// Join the terminal to QEMU's monitor instead of the guest's console
     #[arg(long, value_enum, help_heading = "Run")]
     monitor: Option<MonitorWord>,
-    /// Network of the guest: none; user, which is QEMU's own and needs no privileges: the guest reaches what this machine reaches, as
-    /// 10.0.2.15, and this machine is 10.0.2.2; or tap, a network interface of this machine, with
+    /// Network of the guest: none; user, QEMU's user-mode network, which needs no privileges (the guest has the address 10.0.2.15 and
+    /// reaches this machine as 10.0.2.2); or tap, a network interface of this machine, with
     /// ,bridge=NAME,vhost=on,queues=N,mac=ADDRESS,address=ADDRESS/LENGTH as needed
     #[arg(
         long,
@@ -49,14 +49,14 @@ pub struct RunArguments {
     /// Hardware address of its network card
     #[arg(long, value_name = "ADDRESS", value_parser = net::hardware_address, help_heading = "Run")]
     mac: Option<String>,
-    /// Folder of this machine that the guest has too, to read and to write, by virtiofs: the small system has it at /share, others mount
-    /// the tag `share`
+    /// Folder of this machine to share with the guest through virtiofs, writable: the small system mounts it at /share; other systems
+    /// mount the tag `share`
     #[arg(long, value_name = "FOLDER", value_parser = share::folder, help_heading = "Run")]
     share: Option<PathBuf>,
-    /// Give the guest a balloon, by which the monitor's `balloon MIB` takes memory from it
+    /// Add a memory balloon, which the monitor's `balloon MIB` controls
     #[arg(long, help_heading = "Run")]
     balloon: bool,
-    /// One more argument for the guest's own daemon, such as --workers=2; may be given again
+    /// Additional argument for the guest's own daemon, such as --workers=2; may be given several times
     #[arg(
         long,
         value_name = "ARGUMENT",
@@ -65,10 +65,10 @@ pub struct RunArguments {
         help_heading = "Run"
     )]
     daemon_arg: Vec<String>,
-    /// Root ports of the q35 machine that stay free for `lunette vm plug`
+    /// Free root ports of the q35 machine for `lunette vm plug`
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=16), help_heading = "Run")]
     spare_ports: u32,
-    /// How long the guest's system may take to come up
+    /// Time limit for the boot of the guest
     #[arg(
         long,
         value_name = "SECONDS",
@@ -86,9 +86,9 @@ enum MonitorWord {
 }
 
 const AFTER: &str = "\
-The guest runs until it powers off, Ctrl-] is typed, or this command gets a signal; with --detach until `lunette vm stop`. Its daemon
-ends with it, and nothing of either stays behind, however this command ends. Without --system or --kernel it boots the small
-system that `lunette vm setup` brings. KVM is used where a guest boots under it, else TCG; LUNETTE_ACCEL=kvm or tcg decides otherwise.
+The guest runs until it powers off, Ctrl-] is pressed, or this command receives a signal; with --detach until `lunette vm stop`. Its daemon
+ends with it, and the files of both are always removed. Without --system or --kernel it boots the small
+system of `lunette vm setup`. The accelerator is KVM if a guest boots under it, otherwise TCG; LUNETTE_ACCEL=kvm or tcg overrides this.
 
 Examples:
 
@@ -100,10 +100,10 @@ Examples:
     lunette vm exec guest1 'ls /sys/block'
     lunette vm stop guest1
 
-  A disk of a daemon that runs already
+  A disk of a running daemon
     lunette vm run blk:1,backing=daemon:d1 --control /run/lunette/lunette.sock
 
-  A system of one's own, beside whose disk there are four of Lunette's
+  A system disk of your own, and four disks of Lunette
     lunette vm run blk:4 --system disk.qcow2 --memory 4G
 
   A folder of this machine, at /share in the guest
@@ -266,7 +266,7 @@ fn run_alone(arguments: &RunArguments, claimed: &mut Claimed, is_ready: &AtomicB
     is_ready.store(true, Ordering::Relaxed);
     // Without a waiting process the guest is not wanted.
     let told = writeln!(cli_common::stdout(), "{READY}");
-    told.context("nobody waits for the guest any more")?;
+    told.context("the command that started the guest has ended")?;
     supervisor.wait_for_end().map(drop)
 }
 
@@ -382,7 +382,7 @@ fn boot_loader(plan: &Plan, accelerator: Accelerator) -> Option<&'static str> {
     let is_stale =
         accelerator == Accelerator::Tcg && is_read_by_lunette && options.kernel.is_none();
     is_stale.then_some(
-        "boot loaders of several stages do not start under TCG from a disk that another process serves; hint: --system FILE,by=qemu or --kernel",
+        "multi-stage boot loaders do not start under TCG from a disk of another process; hint: --system FILE,by=qemu or --kernel",
     )
 }
 
@@ -395,14 +395,14 @@ fn helpers(arguments: &RunArguments, place: &Place) -> Result<Vec<OwnDaemon>> {
 
 fn boot_hint(arguments: &RunArguments, accelerator: Accelerator) -> String {
     let again = match accelerator {
-        Accelerator::Kvm => "LUNETTE_ACCEL=tcg does without KVM",
-        Accelerator::Tcg => "a busy machine needs a longer --boot-limit",
+        Accelerator::Kvm => "disable KVM with LUNETTE_ACCEL=tcg",
+        Accelerator::Tcg => "set a longer --boot-limit on a busy machine",
     };
     match arguments.guest.kernel {
         Some(_) => format!(
-            "--kernel alone needs virtio drivers that are built in, or an --initrd with its modules; {again}"
+            "--kernel alone needs built-in virtio drivers, or an --initrd with the modules; {again}"
         ),
-        None => format!("{again}; --serial FILE keeps all of the console"),
+        None => format!("{again}; save the whole console output with --serial FILE"),
     }
 }
 
@@ -526,8 +526,8 @@ fn create(path: &Path, size: u64) -> Result<()> {
     match std::fs::File::create_new(path) {
         Ok(file) => file
             .set_len(size)
-            .with_context(|| format!("cannot make {} {size} bytes long", path.display())),
+            .with_context(|| format!("cannot set the size of {} to {size} bytes", path.display())),
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => bail!("cannot make {}: {error}", path.display()),
+        Err(error) => bail!("cannot create {}: {error}", path.display()),
     }
 }

@@ -17,7 +17,7 @@ use vm::topology::{Backing, KnownDisk, KnownExport, KnownUnit, Shown, Topology};
 pub fn add(supervisor: &mut Supervisor, control: &Path, flags: &[String]) -> Result<()> {
     for pair in flags.chunks(2) {
         let [flag, value] = pair else {
-            bail!("a flag without a value: {pair:?}");
+            bail!("flag without a value: {pair:?}");
         };
         let name = value.split([':', '=', '/']).next().unwrap_or_default();
         let (words, path): (Vec<&str>, _) = match flag.as_str() {
@@ -28,17 +28,17 @@ pub fn add(supervisor: &mut Supervisor, control: &Path, flags: &[String]) -> Res
             "--vhost-blk" => (vec!["export", "add", "vhost-blk", value], export(name)),
             "--vhost-scsi" => (vec!["export", "add", "vhost-scsi", value], export(name)),
             "--lun" => {
-                let (controller, rest) = value.split_once('/').context("a strange LUN")?;
-                let (address, disk) = rest.split_once('=').context("a strange LUN")?;
+                let (controller, rest) = value.split_once('/').context("malformed LUN")?;
+                let (address, disk) = rest.split_once('=').context("malformed LUN")?;
                 // Removed together with its controller.
                 ask(control, &["lun", "add", controller, address, disk])?;
                 continue;
             }
-            other => bail!("{other} is no flag of a guest's daemon"),
+            other => bail!("{other} is not a flag of a guest's daemon"),
         };
         ensure!(
             !exists(control, &path)?,
-            "the daemon at {} has {name} already; hint: choose another --name, or name its disks by backing=daemon:DISK+DISK",
+            "the daemon at {} already has {name}; hint: choose another --name, or use its disks with backing=daemon:DISK+DISK",
             control.display()
         );
         supervisor.watcher()?.delete_at_end(control, &path)?;
@@ -61,8 +61,9 @@ fn exists(control: &Path, path: &str) -> Result<bool> {
 
 /// Runs `lunette WORDS`, which parses descriptions of disks and exports.
 pub fn ask(control: &Path, words: &[&str]) -> Result<()> {
-    let program = find_sibling("lunette")
-        .map_err(|_| anyhow::anyhow!("there is no lunette beside this program or in PATH"))?;
+    let program = find_sibling("lunette").map_err(|_| {
+        anyhow::anyhow!("cannot find lunette in the folder of this program or in PATH")
+    })?;
     let output = Command::new(program)
         .args(words)
         .arg("--socket")
@@ -123,9 +124,8 @@ pub fn exports(
 ) -> Result<(Vec<KnownExport>, BTreeMap<String, KnownDisk>), Failure> {
     let socket = match control {
         Some(control) => control.to_owned(),
-        None => control::default_socket().ok_or_else(|| {
-            Failure::mistake("which daemon has the exports? hint: --control SOCKET names it")
-        })?,
+        None => control::default_socket()
+            .ok_or_else(|| Failure::mistake("--export needs a daemon; hint: --control SOCKET"))?,
     };
     let client = Client::new(&socket);
     let lacks = |error| unanswered(&socket, &error);
@@ -149,7 +149,7 @@ pub fn exports(
 fn known_export(export: &Export) -> Result<KnownExport, Failure> {
     let Some(socket) = export.socket() else {
         return Err(Failure::mistake(format!(
-            "{} is an iSCSI target, which a guest reaches by its network; hint: lunette export add vhost-blk DISK:SOCKET exports the same disk by a socket",
+            "{} is an iSCSI target, which a guest uses through its network; hint: export the same disk through a socket with lunette export add vhost-blk DISK:SOCKET",
             export.name
         )));
     };

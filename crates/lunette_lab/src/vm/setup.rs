@@ -19,10 +19,10 @@ pub struct SetupArguments {
 }
 
 const AFTER: &str = "\
-Guests without a --system of their own boot Debian's cloud kernel and an initramfs with busybox, some tools of this machine, and
-the agent that `lunette vm exec` speaks with. The packages are downloaded with apt-get and unpacked into
-$XDG_DATA_HOME/lunette/guest, that is ~/.local/share/lunette/guest; LUNETTE_GUEST_DIR names another folder. Nothing is installed, and
-no privilege is needed.
+Guests without --system boot Debian's cloud kernel and an initramfs with busybox, some tools of this machine, and
+the agent for `lunette vm exec`. The packages are downloaded with apt-get and unpacked into
+$XDG_DATA_HOME/lunette/guest, by default ~/.local/share/lunette/guest; LUNETTE_GUEST_DIR sets another folder. Nothing is installed, and
+no privileges are needed.
 
 Example:
     lunette vm setup && lunette vm run blk:1";

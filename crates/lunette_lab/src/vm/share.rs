@@ -21,12 +21,13 @@ pub const KERNEL_WORD: &str = "lunette.share";
 /// Parses `--share`, an existing folder.
 pub fn folder(text: &str) -> Result<PathBuf, String> {
     let wrong =
-        |error: std::io::Error| format!("{error}; hint: --share FOLDER of a folder that there is");
+        |error: std::io::Error| format!("{error}; hint: give an existing folder, --share FOLDER");
     let path = std::fs::canonicalize(text).map_err(wrong)?;
     match path.is_dir() {
         true => Ok(path),
         false => Err(
-            "it is no folder; hint: lunette vm copy brings single files into a guest".to_owned(),
+            "it is not a folder; hint: copy single files into a guest with lunette vm copy"
+                .to_owned(),
         ),
     }
 }
@@ -55,7 +56,7 @@ impl Kind {
             Kind::Own => Ok(vec![socket, "--shared-dir".to_owned(), folder]),
             Kind::Qemu if folder.contains(',') => {
                 bail!(
-                    "--share {folder}: QEMU's virtiofsd takes no folder with a comma in its path; hint: rename it, or apt-get install virtiofsd"
+                    "--share {folder}: QEMU's virtiofsd does not support a comma in the path; hint: rename the folder, or apt-get install virtiofsd"
                 )
             }
             Kind::Qemu if !rustix::process::geteuid().is_root() => {
@@ -81,7 +82,7 @@ pub fn daemon(folder: &Path, place: &Place) -> Result<OwnDaemon> {
         .find(|path| path.is_file());
     let Some(path) = found else {
         bail!(
-            "--share needs virtiofsd, and there is none of {}; hint: apt-get install virtiofsd, on Debian 12 qemu-system-common",
+            "--share needs virtiofsd, but none of {} exists; hint: apt-get install virtiofsd, on Debian 12 qemu-system-common",
             PROGRAMS.join(", ")
         );
     };

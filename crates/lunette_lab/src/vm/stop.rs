@@ -23,8 +23,8 @@ pub struct StopArguments {
 }
 
 const AFTER: &str = "\
-The guest's agent does it; of a system without one, its power button or its reset button is pressed. A guest that does not react
-is ended by `lunette vm kill`.
+Uses the guest's agent or, in a system without the agent, the power or reset button. If the guest does not react,
+end it with `lunette vm kill`.
 
 Examples:
     lunette vm stop guest1
@@ -39,8 +39,8 @@ pub struct KillArguments {
 }
 
 const AFTER_KILL: &str = "\
-The guest loses its power: what it has not flushed is lost. Its daemon ends as it should, after flushing its disks. Of a guest
-that is dead already, what is left is removed.
+The guest loses its power, with all data that it has not flushed. Its daemon flushes its disks and ends normally. For a guest
+that is already dead, the command removes its files.
 
 Example:
     lunette vm kill guest1";
@@ -62,7 +62,7 @@ pub fn stop(arguments: &StopArguments) -> Outcome {
         }
         wait(limit, || (!place.is_held()).then_some(())).with_context(|| {
             format!(
-                "guest {0} has not powered off within {1} s; hint: lunette vm kill {0}",
+                "guest {0} did not power off within {1} s; hint: lunette vm kill {0}",
                 arguments.name, arguments.within
             )
         })
@@ -87,7 +87,7 @@ pub fn reboot(arguments: &StopArguments) -> Outcome {
         };
         wait(limit, again).with_context(|| {
             format!(
-                "guest {0} is not up again within {1} s; hint: lunette vm console {0}",
+                "guest {0} did not boot again within {1} s; hint: lunette vm console {0}",
                 arguments.name, arguments.within
             )
         })?;
@@ -108,7 +108,7 @@ pub fn kill(arguments: &KillArguments) -> Outcome {
     let place = registry.place(&arguments.name).map_err(failed)?;
     if place.folder().exists() && place.remove_left_over().map_err(failed)? {
         say(&format_args!(
-            "guest {} was dead; what was left is removed",
+            "guest {} was dead; its files are removed",
             arguments.name
         ));
         return Ok(());

@@ -17,7 +17,7 @@ impl fmt::Display for DomainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}; hint: virsh dumpxml --inactive DOMAIN prints one",
+            "{}; hint: print one with virsh dumpxml --inactive DOMAIN",
             self.0
         )
     }
@@ -135,7 +135,7 @@ impl Parts<'_, '_> {
         reader.attribute(memory, "unit");
         self.options.memory_mib = mebibytes(memory).ok_or_else(|| {
             DomainError(format!(
-                "{}: {:?} is no size",
+                "{}: {:?} is not a size",
                 reader.path(memory),
                 memory.text().unwrap_or_default()
             ))

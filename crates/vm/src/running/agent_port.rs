@@ -151,9 +151,7 @@ impl AgentPort {
     fn take(&self, id: u32, frame: Frame) -> Result<(), Violation> {
         let mut state = self.lock();
         let Some(channel) = state.channels.get_mut(&id) else {
-            return Err(Violation(format!(
-                "a frame for a channel {id} that does not exist"
-            )));
+            return Err(Violation(format!("a frame for the unknown channel {id}")));
         };
         let answer = match &frame {
             Frame::Output(data) => {
@@ -171,7 +169,7 @@ impl AgentPort {
             Frame::Exit(_) | Frame::Failed(_) => None,
             frame => {
                 return Err(Violation(format!(
-                    "a frame that only a host sends: {frame:?}"
+                    "a frame with the wrong direction (host to guest): {frame:?}"
                 )));
             }
         };
@@ -191,8 +189,7 @@ impl AgentPort {
     /// Sends a frame to the guest.
     fn send(&self, id: u32, frame: &Frame) -> Result<(), Violation> {
         if self.shared.port.waiting() > PORT_QUEUE_MAX {
-            let text =
-                format!("nothing while {PORT_QUEUE_MAX} bytes wait: it does not read its port");
+            let text = format!("it does not read its port: {PORT_QUEUE_MAX} bytes are waiting");
             return Err(Violation(text));
         }
         self.shared.port.append(|bytes| frame.encode(id, bytes));
@@ -239,13 +236,13 @@ impl Sessions {
     fn open(&mut self, client: &Arc<Outbox>) -> Result<u32, Violation> {
         if !self.has_session {
             let text = match &self.last_problem {
-                Some(problem) => format!("the guest's agent does not answer: {problem}"),
-                None => "the guest's agent has not started; hint: `lunette vm list` tells when the guest is running".to_owned(),
+                Some(problem) => format!("the guest's agent does not respond: {problem}"),
+                None => "the guest's agent has not started; hint: see the guest's state with `lunette vm list`".to_owned(),
             };
             return Err(Violation(text));
         }
         if self.channels.len() >= CLIENTS_MAX {
-            let text = format!("{CLIENTS_MAX} commands run in the guest, which are the most");
+            let text = format!("{CLIENTS_MAX} commands already run in the guest, the maximum");
             return Err(Violation(text));
         }
         self.next_id += 1;
@@ -296,7 +293,7 @@ impl Client<'_> {
             Frame::Input(data) => {
                 let count = data.len() as u32;
                 if count > channel.input.left() {
-                    return Err(Violation("more input than was allowed".to_owned()));
+                    return Err(Violation("more input than allowed".to_owned()));
                 }
                 channel.input.spend(count);
             }
@@ -304,7 +301,7 @@ impl Client<'_> {
             Frame::Credit(Stream::Errors, count) => channel.errors.give(*count),
             frame => {
                 return Err(Violation(format!(
-                    "a frame that only a guest sends: {frame:?}"
+                    "a frame with the wrong direction (guest to host): {frame:?}"
                 )));
             }
         }

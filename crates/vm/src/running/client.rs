@@ -41,7 +41,7 @@ pub fn exec(
 ) -> Result<Ended> {
     if script.len() > SCRIPT_MAX {
         bail!(
-            "a command of {} bytes is too long, {SCRIPT_MAX} are the most; hint: copy it into the guest as a file",
+            "a command of {} bytes is too long, the maximum is {SCRIPT_MAX}; hint: copy it into the guest as a file",
             script.len()
         );
     }
@@ -107,9 +107,7 @@ fn receive(
                     return Ok(());
                 }
                 frame => {
-                    return Err(Violation(format!(
-                        "a frame without meaning here: {frame:?}"
-                    )));
+                    return Err(Violation(format!("an unexpected frame: {frame:?}")));
                 }
             };
             if let Err(error) = written {
@@ -128,10 +126,10 @@ fn receive(
         (Some(error), _) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             Ok(Ended::NobodyReads)
         }
-        (Some(error), _) => Err(error).context("cannot write what the command printed"),
+        (Some(error), _) => Err(error).context("cannot write the command's output"),
         (None, Some(Err(reason))) => bail!("{reason}"),
         (None, Some(Ok(code))) => Ok(Ended::Code(code)),
-        (None, None) => bail!("the command's end is unknown"),
+        (None, None) => bail!("the result of the command is unknown"),
     }
 }
 

@@ -74,11 +74,11 @@ impl Console {
         let text = String::from_utf8_lossy(&bytes).replace('\r', "");
         let lines: Vec<&str> = text.lines().collect();
         if lines.is_empty() {
-            return format!("--- guest {name} has printed nothing on its console ---");
+            return format!("--- guest {name} has no console output ---");
         }
         let last = &lines[lines.len().saturating_sub(LINES_SHOWN)..];
         format!(
-            "--- the end of guest {name}'s console ---\n{}\n--- end ---",
+            "--- last console output of guest {name} ---\n{}\n--- end ---",
             last.join("\n")
         )
     }

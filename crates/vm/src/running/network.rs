@@ -44,9 +44,9 @@ impl Tap {
             name = uring::make_tap(&tun, &name, options.queues > 1).map_err(|error| {
                 match error.raw_os_error() {
                     Some(code) if code == Errno::PERM.raw_os_error() => anyhow::anyhow!(
-                        "cannot make a tap device: this process lacks the capability CAP_NET_ADMIN; hint: run as root, or setpriv --inh-caps +net_admin --ambient-caps +net_admin; --net user needs no privileges"
+                        "cannot create a tap device: this process lacks the capability CAP_NET_ADMIN; hint: run as root, or setpriv --inh-caps +net_admin --ambient-caps +net_admin; --net user needs no privileges"
                     ),
-                    _ => anyhow::anyhow!("cannot make the tap device {name}: {error}"),
+                    _ => anyhow::anyhow!("cannot create the tap device {name}: {error}"),
                 }
             })?;
             queues.push(tun);
@@ -62,12 +62,12 @@ impl Tap {
                 anyhow::anyhow!("there is no interface {bridge}; hint: ip link add {bridge} type bridge && ip link set {bridge} up")
             })?;
             links.join(tap, index).with_context(|| {
-                format!("cannot join {name} to {bridge}; hint: ip -d link show {bridge} tells whether it is a bridge")
+                format!("cannot join {name} to {bridge}; hint: check that it is a bridge with ip -d link show {bridge}")
             })?;
         }
         links
             .bring_up(tap)
-            .with_context(|| format!("cannot bring {name} up"))?;
+            .with_context(|| format!("cannot enable {name}"))?;
         let tap = Tap {
             name,
             queues,
@@ -135,10 +135,10 @@ fn refused(path: &str, error: Errno) -> anyhow::Error {
     let module = if path == TUN { "tun" } else { "vhost_net" };
     match error {
         Errno::NOENT | Errno::NODEV | Errno::NXIO => anyhow::anyhow!(
-            "there is no {path}; hint: modprobe {module}, or in a container pass the device node on; --net user does without"
+            "there is no {path}; hint: modprobe {module}, or pass the device node into the container; --net user does not need it"
         ),
         Errno::ACCESS | Errno::PERM => anyhow::anyhow!(
-            "this user may not open {path}{}; hint: ask for its group, or run as root; --net user does without",
+            "no permission to open {path}{}; hint: add the user to its group, or run as root; --net user does not need it",
             group_of(Path::new(path))
         ),
         error => anyhow::anyhow!("cannot open {path}: {error}"),
@@ -173,7 +173,7 @@ fn vhost(queues: u32) -> Result<(Vec<OwnedFd>, Option<String>)> {
             Ok(fd) => opened.push(fd),
             Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => {
                 let without = format!(
-                    "there is no {VHOST}: QEMU carries the frames itself; hint: modprobe vhost_net"
+                    "there is no {VHOST}: QEMU transfers the frames itself; hint: modprobe vhost_net"
                 );
                 return Ok((Vec::new(), Some(without)));
             }
@@ -255,11 +255,14 @@ fn acknowledged(answer: &[u8]) -> Result<()> {
     let code = answer.get(HEADER..HEADER + 4);
     let code: Option<[u8; 4]> = code.and_then(|bytes| bytes.try_into().ok());
     let (Some(kind), Some(code)) = (kind, code) else {
-        bail!("an answer of {} bytes from the kernel", answer.len());
+        bail!(
+            "a truncated response of {} bytes from the kernel",
+            answer.len()
+        );
     };
     ensure!(
         u16::from_ne_bytes(kind) == NLMSG_ERROR,
-        "an answer of another kind from the kernel"
+        "an unexpected response from the kernel"
     );
     match i32::from_ne_bytes(code) {
         0 => Ok(()),
@@ -313,7 +316,7 @@ mod tests {
         );
         let forbidden = refused(VHOST, Errno::ACCESS).to_string();
         assert!(
-            forbidden.contains("may not open /dev/vhost-net"),
+            forbidden.contains("no permission to open /dev/vhost-net"),
             "{forbidden}"
         );
     }

@@ -136,7 +136,7 @@ impl Registry {
                 let place = PathBuf::from(place);
                 ensure!(
                     place.is_dir(),
-                    "XDG_RUNTIME_DIR is {}, which is no folder; hint: unset it, and guests' folders are made in /tmp",
+                    "XDG_RUNTIME_DIR is {}, which is not a folder; hint: unset it to use /tmp for guests' folders",
                     place.display()
                 );
                 make(&place.join("lunette"), uid)?
@@ -165,13 +165,13 @@ impl Registry {
             (1..=NAME_MAX).contains(&name.len())
                 && name.chars().all(sound)
                 && name.starts_with(|c: char| c.is_ascii_alphanumeric()),
-            "{name:?} is no name of a guest; hint: up to {NAME_MAX} letters, digits, '-', '_' and '.', the first one a letter or digit"
+            "{name:?} is not a valid guest name; hint: use up to {NAME_MAX} letters, digits, '-', '_' and '.', the first one a letter or digit"
         );
         let folder = self.root.join(name);
         let longest = folder.as_os_str().len() + 1 + SOCKET_NAME_MAX;
         ensure!(
             longest <= SOCKET_PATH_MAX,
-            "sockets below {} would have paths of {longest} bytes, {SOCKET_PATH_MAX} are the most; hint: a shorter name, or set XDG_RUNTIME_DIR to a shorter path",
+            "sockets below {} would have paths of {longest} bytes, the maximum is {SOCKET_PATH_MAX}; hint: use a shorter name, or set XDG_RUNTIME_DIR to a shorter path",
             folder.display()
         );
         Ok(Place { folder })
@@ -196,7 +196,7 @@ impl Registry {
         let mut names = (1..).map(|number| format!("vm{number}"));
         names
             .find(|name| !taken.contains(name))
-            .context("no name is free")
+            .context("no free name")
     }
 
     /// Returns a running guest's folder and state.
@@ -205,10 +205,10 @@ impl Registry {
         if !place.is_held() {
             let running = self.running()?;
             let running = match running.is_empty() {
-                true => "none runs".to_owned(),
+                true => "none is running".to_owned(),
                 false => format!("running: {}", running.join(", ")),
             };
-            bail!("no guest {name} runs; {running}; hint: lunette vm list");
+            bail!("there is no guest {name}; {running}; hint: lunette vm list");
         }
         let state = place.state()?;
         Ok((place, state))
@@ -227,7 +227,7 @@ impl Registry {
         let fresh = unfinished(&self.root, owner);
         let full = || {
             format!(
-                "cannot make {}; hint: see whether its file system is full (df {0}), or set XDG_RUNTIME_DIR to another",
+                "cannot create {}; hint: check that its file system is not full (df {0}), or set XDG_RUNTIME_DIR to another one",
                 self.root.display()
             )
         };
@@ -247,7 +247,7 @@ impl Registry {
             if !removed || !rename(&fresh, &place.folder)? {
                 remove(&fresh)?;
                 bail!(
-                    "a guest named {name} runs already; hint: choose another --name, or end it with: lunette vm stop {name}"
+                    "a guest named {name} is already running; hint: choose another --name, or end it with lunette vm stop {name}"
                 );
             }
         }
@@ -289,7 +289,7 @@ impl Place {
         let path = self.file(STATE);
         let text =
             std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        serde_json::from_slice(&text).with_context(|| format!("{} makes no sense", path.display()))
+        serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))
     }
 
     /// Replaces the state atomically.
@@ -351,7 +351,7 @@ fn rename(from: &Path, to: &Path) -> Result<bool> {
     match rustix::fs::rename(from, to) {
         Ok(()) => Ok(true),
         Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => Ok(false),
-        Err(error) => Err(error).with_context(|| format!("cannot make {}", to.display())),
+        Err(error) => Err(error).with_context(|| format!("cannot create {}", to.display())),
     }
 }
 
@@ -371,7 +371,7 @@ fn make(folder: &Path, uid: u32) -> Result<PathBuf> {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
             return Err(error).with_context(|| {
                 format!(
-                    "cannot make {}; hint: set XDG_RUNTIME_DIR to a folder of your own",
+                    "cannot create {}; hint: set XDG_RUNTIME_DIR to a folder of your own",
                     folder.display()
                 )
             });
@@ -379,10 +379,10 @@ fn make(folder: &Path, uid: u32) -> Result<PathBuf> {
         _ => {}
     }
     let metadata = std::fs::symlink_metadata(folder)
-        .with_context(|| format!("cannot look at {}", folder.display()))?;
+        .with_context(|| format!("cannot stat {}", folder.display()))?;
     ensure!(
         metadata.is_dir() && metadata.uid() == uid && metadata.permissions().mode() & 0o022 == 0,
-        "{} is not a folder that only this user may write to; hint: remove it, or set XDG_RUNTIME_DIR to a folder of your own",
+        "{} is not a folder, or other users may write to it; hint: remove it, or set XDG_RUNTIME_DIR to a folder of your own",
         folder.display()
     );
     Ok(folder.to_owned())
@@ -430,7 +430,7 @@ mod tests {
         assert_eq!(
             registry.names().unwrap(),
             ["one"],
-            "nothing is left of the refused one"
+            "the refused guest leaves no files"
         );
         registry.claim("two", 3, &state("two")).unwrap();
         // The lock is free and the folder exists: the supervisor was killed.
@@ -441,7 +441,7 @@ mod tests {
                 .find("one")
                 .unwrap_err()
                 .to_string()
-                .contains("no guest one runs")
+                .contains("there is no guest one")
         );
         let again = registry.claim("one", 4, &state("one")).unwrap();
         assert!(again.place.is_held());
@@ -473,6 +473,6 @@ mod tests {
         }
         let deep = Registry::at(Path::new(&"/d".repeat(50))).unwrap();
         let long = deep.place("a").unwrap_err().to_string();
-        assert!(long.contains("107 are the most"), "{long}");
+        assert!(long.contains("the maximum is 107"), "{long}");
     }
 }

@@ -189,7 +189,7 @@ impl Supervisor {
         let place = self.place()?.clone();
         // Ports are bound before QEMU starts, so that no output is lost. Client sockets are created when they are served.
         let console_port = UnixListener::bind(place.file(CONSOLE_PORT))
-            .with_context(|| format!("cannot make a socket in {}", place.folder().display()))?;
+            .with_context(|| format!("cannot create a socket in {}", place.folder().display()))?;
         let agent_port = UnixListener::bind(place.file(AGENT_PORT))?;
         self.console
             .serve(UnixListener::bind(place.file(CONSOLE_SOCKET))?);
@@ -238,11 +238,11 @@ impl Supervisor {
             self.check_running()
                 .with_context(|| self.console.tail(&self.state.name))?;
             if interrupted() {
-                bail!("interrupted while the guest booted");
+                bail!("interrupted during the guest's boot");
             }
             if Instant::now() >= end {
                 bail!(
-                    "guest {} has not booted within {} s, {}\n{}\nhint: {}",
+                    "guest {} did not boot within {} s, {}\n{}\nhint: {}",
                     self.state.name,
                     limit.as_secs(),
                     self.state.accelerator,
@@ -271,7 +271,7 @@ impl Supervisor {
                 // Its disks would hang from now on, so the guest ends with a reason.
                 daemon
                     .check_running()
-                    .context("the guest's disks are gone")?;
+                    .context("the guest's daemon has ended")?;
             }
             let boots = self.agent.as_ref().map_or(0, |agent| agent.wait(MOMENT));
             if boots != self.state.boots {

@@ -34,7 +34,7 @@ impl Watcher {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()
-            .context("cannot start the process that cleans up")?;
+            .context("cannot start the cleanup process")?;
         let pipe = child.stdin.take();
         Ok(Watcher { child, pipe })
     }
@@ -56,8 +56,11 @@ impl Watcher {
     }
 
     fn say(&mut self, line: &str) -> Result<()> {
-        let pipe = self.pipe.as_mut().context("the watcher is gone")?;
-        writeln!(pipe, "{line}").context("the process that cleans up is gone")
+        let pipe = self
+            .pipe
+            .as_mut()
+            .context("the cleanup process has ended")?;
+        writeln!(pipe, "{line}").context("the cleanup process has ended")
     }
 
     /// Closes the pipe and waits until the watcher has cleaned up.

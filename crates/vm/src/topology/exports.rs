@@ -95,8 +95,8 @@ impl Plan {
             if builder.has_device(&export.name) {
                 return Err(TopologyError::new(
                     &export.name,
-                    "there are two devices of this name",
-                    "name each export once, and none of them system beside --system",
+                    "two devices have this name",
+                    "give each export once, and none with the name system if --system is given",
                 ));
             }
             let group = export.group(cpus);

@@ -54,7 +54,7 @@ impl Plan {
     /// Returns the command that serves the disks; for a running daemon, the commands that add the missing objects.
     pub fn flags_text(&self) -> String {
         if !self.needs_daemon() {
-            return "# QEMU serves all disks itself: no daemon is needed\n".to_owned();
+            return "# QEMU serves all disks: no daemon is needed\n".to_owned();
         }
         if self.uses_running_daemon() {
             return self.commands();

@@ -36,10 +36,10 @@ impl QemuVersion {
             })
         });
         let number =
-            number.ok_or_else(|| wrong(format!("{text:?} holds no number such as 7.2")))?;
+            number.ok_or_else(|| wrong(format!("{text:?} contains no number such as 7.2")))?;
         match number < QemuVersion::OLDEST {
             true => Err(wrong(format!(
-                "{number} is too old, {} is the oldest that is supported",
+                "{number} is too old, the oldest supported version is {}",
                 QemuVersion::OLDEST
             ))),
             false => Ok(number),

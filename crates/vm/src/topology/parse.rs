@@ -62,7 +62,7 @@ impl Topology {
         if groups.is_empty() {
             return Err(TopologyError::new(
                 "TOPOLOGY",
-                "no word describes disks",
+                "no word specifies disks",
                 "scsi:4x1 is one controller with four targets, blk:4 four virtio-blk devices",
             ));
         }
@@ -179,8 +179,8 @@ fn size_of(word: &str, size: Option<u64>, backing: &Backing) -> Result<Option<u6
     match (backing, size) {
         (Backing::Block(_) | Backing::Daemon(_), Some(_)) => Err(TopologyError::new(
             word,
-            "size is not for disks that have a size of their own",
-            "leave size away; it is for backing=ram, file and tmpfs",
+            "size does not apply to disks with a fixed size",
+            "omit size; it applies to backing=ram, file and tmpfs",
         )),
         (Backing::Block(_) | Backing::Daemon(_), None) => Ok(None),
         (_, size) => Ok(Some(size.unwrap_or(SIZE))),
@@ -201,7 +201,7 @@ fn shape(word: &str, head: &str) -> Result<Shape, TopologyError> {
             let (targets, luns) = numbers.split_once('x').ok_or_else(|| {
                 TopologyError::new(
                     word,
-                    format!("{numbers:?} is no arrangement; it is TARGETSxLUNS"),
+                    format!("{numbers:?} is not of the form TARGETSxLUNS"),
                     "scsi:4x1 has four targets of one LUN, scsi:1x4 one target of four LUNs",
                 )
             })?;
@@ -409,7 +409,7 @@ fn check(group: &Group) -> Result<(), TopologyError> {
     }
     if is_scsi && group.packed {
         return wrong(
-            "packed is for blk: QEMU does not pass packed rings on for vhost-user-scsi".to_owned(),
+            "packed is for blk: QEMU does not support packed rings for vhost-user-scsi".to_owned(),
             "blk:4,packed",
         );
     }
@@ -422,8 +422,8 @@ fn check(group: &Group) -> Result<(), TopologyError> {
         ];
         if let Some((key, _)) = keys.iter().find(|(_, is_given)| *is_given) {
             return wrong(
-                format!("{key} is for devices of QEMU's own, these are Lunette's"),
-                "add via=qemu or via=qemu-iothread, or leave it away",
+                format!("{key} applies to QEMU's devices only, these are Lunette's"),
+                "add via=qemu or via=qemu-iothread, or omit the key",
             );
         }
     }
@@ -435,13 +435,13 @@ fn check(group: &Group) -> Result<(), TopologyError> {
     }
     if group.iothreads.is_some() && (group.via != Via::QemuIothread || group.vq_mapping.is_some()) {
         return wrong(
-            "iothreads is for via=qemu-iothread, and not beside iothread_vq_mapping".to_owned(),
+            "iothreads is for via=qemu-iothread without iothread_vq_mapping".to_owned(),
             "blk:4,via=qemu-iothread,iothreads=2",
         );
     }
     if group.via == Via::QemuIothread && group.ioeventfd == Some(false) {
         return wrong(
-            "a thread for I/O is woken by an eventfd, so ioeventfd=off does not go with via=qemu-iothread".to_owned(),
+            "an iothread needs an eventfd, so ioeventfd=off cannot be combined with via=qemu-iothread".to_owned(),
             "via=qemu,ioeventfd=off",
         );
     }
@@ -453,13 +453,13 @@ fn check_backing(group: &Group) -> Result<(), TopologyError> {
     let named = match &group.backing {
         Backing::Ram if group.via.is_qemu() => {
             return wrong(
-                "backing=ram is memory of Lunette's daemon, which QEMU does not reach".to_owned(),
-                "backing=tmpfs:/dev/shm serves both ways".to_owned(),
+                "backing=ram is memory of Lunette's daemon, which QEMU cannot access".to_owned(),
+                "backing=tmpfs:/dev/shm works with both".to_owned(),
             );
         }
         Backing::Daemon(_) if group.via.is_qemu() => {
             return wrong(
-                "backing=daemon is served by a daemon, and via=qemu by QEMU".to_owned(),
+                "backing=daemon needs a daemon, but via=qemu serves disks with QEMU".to_owned(),
                 "via=lunette, or backing=file:FOLDER".to_owned(),
             );
         }
@@ -471,7 +471,8 @@ fn check_backing(group: &Group) -> Result<(), TopologyError> {
         }
         Backing::Daemon(_) if group.removable > 0 => {
             return wrong(
-                "removable is set where a disk is added, and backing=daemon names disks that are there".to_owned(),
+                "removable is a property of an added disk, but backing=daemon uses existing disks"
+                    .to_owned(),
                 "lunette disk add NAME=ram:1G,removable".to_owned(),
             );
         }
@@ -485,6 +486,6 @@ fn check_backing(group: &Group) -> Result<(), TopologyError> {
     }
     wrong(
         format!("{disks} disks, but backing names {named}"),
-        "name one for each disk, with + between them".to_owned(),
+        "give one for each disk, with + between them".to_owned(),
     )
 }

@@ -215,7 +215,7 @@ pub(super) fn lay_out(
                 },
                 slots * machine.behind()
             ),
-            "one virtio-scsi controller is one device for all of its disks: scsi:1x64",
+            "use one virtio-scsi controller for all disks, such as scsi:1x64",
         )
     })?;
     let on_bus = count.min(slots - ports);
@@ -351,7 +351,7 @@ mod tests {
         let error = lay_out(MachineType::Q35, &words(&[("blk:241", 241)]), 0).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "blk:241: 241 PCI devices; q35 with 30 free slots holds at most 240; hint: one virtio-scsi controller is one device for all of its disks: scsi:1x64"
+            "blk:241: 241 PCI devices; q35 with 30 free slots holds at most 240; hint: use one virtio-scsi controller for all disks, such as scsi:1x64"
         );
     }
 }

@@ -420,7 +420,7 @@ impl Builder {
                 "iothread_vq_mapping needs QEMU {}.{}, this is {qemu}",
                 needed.0, needed.1
             ),
-            "--qemu-version 10.0 plans for a later one; without iothread_vq_mapping each device has one thread",
+            "plan for a later version with --qemu-version 10.0; without iothread_vq_mapping each device has one thread",
         ))
     }
 
@@ -442,8 +442,8 @@ impl Builder {
         if self.disks.iter().any(|disk| disk.name == name) {
             return Err(TopologyError::new(
                 &group.word,
-                format!("there are two disks {name}"),
-                "name each disk of the daemon once, and none of them d0, d1 and so on beside new ones",
+                format!("two disks have the name {name}"),
+                "give each disk of the daemon once, and none with a name such as d0 or d1 if there are new disks",
             ));
         }
         let file = |folder: &Path, is_tmpfs| Medium::File {
@@ -634,7 +634,7 @@ impl Builder {
     fn add_notes(&mut self) {
         let scsi = self.disks.iter().filter(|disk| disk.guest.scsi.is_some());
         if scsi.count() > 1 {
-            self.notes.insert("Linux probes several SCSI disks at a time: which is /dev/sda is not certain; use the address or /dev/disk/by-id".to_owned());
+            self.notes.insert("Linux probes SCSI disks concurrently, so names such as /dev/sda vary; use the address or /dev/disk/by-id".to_owned());
         }
         let lunette = self
             .devices
@@ -648,7 +648,7 @@ impl Builder {
         }
         if self.options.kernel.is_none() && self.options.system.is_none() {
             self.notes.insert(
-                "nothing to boot: --system FILE boots a disk of yours, --kernel FILE a kernel"
+                "nothing to boot; hint: give a disk with --system FILE or a kernel with --kernel FILE"
                     .to_owned(),
             );
         }
@@ -657,7 +657,7 @@ impl Builder {
             .iter()
             .any(|device| !device.address.is_certain())
         {
-            self.notes.insert("PCI bus numbers behind ports are the firmware's: the first port has bus 1 unless it numbers them otherwise".to_owned());
+            self.notes.insert("the firmware assigns the PCI bus numbers behind ports; usually the first port has bus 1".to_owned());
         }
     }
 }

@@ -19,10 +19,10 @@ impl Plan {
             section(title, &self.flags_text());
         }
         section("QEMU", &self.qemu_text());
-        section("what the guest sees", &self.guest_text());
+        section("disks in the guest", &self.guest_text());
         section(
             "the same in other forms",
-            "#   --format toml   the daemon's configuration file\n#   --format xml    libvirt's domain\n#   --format json   everything, for programs\n",
+            "#   --format toml   the daemon's configuration file\n#   --format xml    libvirt's domain\n#   --format json   everything, machine-readable\n",
         );
         text
     }
@@ -47,7 +47,7 @@ impl Plan {
         let name = name.unwrap_or_else(|| "/dev/sd?".to_owned());
         let size = match disk.size {
             Some(size) => format!("{} MiB", size >> 20),
-            None => "as it is".to_owned(),
+            None => "existing".to_owned(),
         };
         let place = match &guest.scsi {
             Some(address) => format!("SCSI {address} at PCI {}", device.address),
@@ -67,10 +67,10 @@ impl Plan {
         }
         if guest.by_id.is_empty() {
             let hint = format!("lunette disk identity {}", disk.name);
-            writeln!(text, "#          /dev/disk/by-id: as `{hint}` says").unwrap_or(());
+            writeln!(text, "#          /dev/disk/by-id: see `{hint}`").unwrap_or(());
         }
         if let (None, Some(find)) = (&guest.device, &guest.find) {
-            writeln!(text, "#          which one: {find}").unwrap_or(());
+            writeln!(text, "#          find it with: {find}").unwrap_or(());
         }
         text
     }

@@ -26,7 +26,7 @@ impl Plan {
     /// Returns the configuration file that serves the disks.
     pub fn toml(&self) -> String {
         if !self.needs_daemon() {
-            return "# QEMU serves all disks itself: no daemon is needed\n".to_owned();
+            return "# QEMU serves all disks: no daemon is needed\n".to_owned();
         }
         let mut tables: Vec<String> = self
             .served()

@@ -66,8 +66,7 @@ impl Place {
         let lun = lun.parse().ok().filter(|lun| *lun < 16_384);
         ensure!(
             !host.contains('@'),
-            "`iscsi://{target}` is logged in to without CHAP: leave the user out, and let \
-             initiators in by the target's access list or demo mode"
+            "`iscsi://{target}`: CHAP is not supported here; hint: omit the user, and admit the initiator without CHAP by the target's access list or demo mode"
         );
         ensure!(!host.is_empty() && !target.is_empty(), wrong());
         Ok(Place {
@@ -137,10 +136,13 @@ impl IscsiSession {
         session.pid = process::at_other_end(probe.stream());
         let capacity = probe.ask(&queue::read_capacity(), 32)?;
         let (Some(last), Some(block)) = (capacity.first_chunk::<8>(), capacity.get(8..12)) else {
-            bail!("READ CAPACITY gave {} bytes", capacity.len());
+            bail!("READ CAPACITY returned {} bytes", capacity.len());
         };
         let block = block.try_into().map_or(0, u32::from_be_bytes);
-        ensure!(block.is_power_of_two(), "blocks of {block} bytes");
+        ensure!(
+            block.is_power_of_two(),
+            "unsupported block size, {block} bytes"
+        );
         session.info.block_size = block;
         session.info.capacity = u64::from_be_bytes(*last)
             .saturating_add(1)

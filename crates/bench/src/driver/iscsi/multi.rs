@@ -125,7 +125,7 @@ impl MultiQueue {
         let mut session = Session::login(&portal, &place.target, &options)?;
         ensure!(
             session.connections() == usize::from(wanted),
-            "connections={wanted}: {} at {portal} allows {}; hint: say connections={0}, or raise MaxConnections of the target",
+            "connections={wanted}: {} at {portal} allows {}; hint: set connections={0}, or raise MaxConnections of the target",
             place.target,
             session.connections()
         );
@@ -229,7 +229,7 @@ impl MultiQueue {
         }
         for ended in self.ended.drain(..) {
             let index = self.by_tag.remove(&ended.itt);
-            let index = index.context("an answer to no request")?;
+            let index = index.context("a response to an unknown request")?;
             let slot = &mut self.slots[usize::from(index)];
             let mut ok = ended.response == 0 && ended.status == 0;
             if slot.ask == Ask::Read {

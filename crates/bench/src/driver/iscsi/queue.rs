@@ -183,7 +183,7 @@ impl IscsiQueue {
             self.publish()?;
             let mut done = Vec::new();
             while done.is_empty() {
-                ensure!(Instant::now() < until, "the target does not answer");
+                ensure!(Instant::now() < until, "no response from the target");
                 self.wait(Duration::from_millis(100))?;
                 self.reap(&mut done)?;
             }
@@ -352,7 +352,7 @@ impl IscsiQueue {
                 Ok(bytes) => self.sent(bytes),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error).context("the target takes no more"),
+                Err(error) => return Err(error).context("the target accepts no more data"),
             }
         }
         Ok(())
@@ -485,7 +485,7 @@ impl IscsiQueue {
         ensure!(
             slot.ask == Ask::Read
                 && end.is_some_and(|end| end <= slot.length && end as usize <= slot.data.len()),
-            "read data outside of what was asked for"
+            "read data outside of the requested range"
         );
         slot.came += header.lengths.data();
         Ok(())
@@ -495,7 +495,7 @@ impl IscsiQueue {
         let index = itt as u16;
         match self.slots.get(usize::from(index)) {
             Some(slot) if slot.busy && u32::from(slot.uses) == itt >> 16 => Ok(index),
-            _ => bail!("an answer to no request, tag {itt:#x}"),
+            _ => bail!("a response to an unknown request, tag {itt:#x}"),
         }
     }
 
@@ -549,7 +549,7 @@ impl IscsiQueue {
                 self.queue(answer.to_bhs(), None);
             }
             Some(Opcode::NopIn) => {}
-            kind => bail!("the target sent {kind:?}, which nobody asked for"),
+            kind => bail!("the target sent an unsolicited {kind:?}"),
         }
         while !self.waiting.is_empty() && !after(self.cmd_sn, self.max_cmd_sn) {
             if let Some(index) = self.waiting.pop_front() {

@@ -69,7 +69,7 @@ impl VhostSession {
         let mut front_end = FrontEnd::connect(&subject.path, &wanted).map_err(|error| {
             let hint = match &error {
                 vhost_frontend::Error::Io(io) if is_deserted(io) => {
-                    ", where no daemon listens: start it, or correct the path"
+                    ": no daemon listens there; hint: start it, or correct the path"
                 }
                 _ => "",
             };
@@ -88,7 +88,7 @@ impl VhostSession {
                 .with_context(|| format!("target {target} LUN {lun} of {place}"))?,
             _ => blk_info(&front_end).with_context(|| {
                 format!(
-                    "{place} gives no configuration: a virtio-scsi device is vhost-user-scsi:SOCKET"
+                    "{place} has no configuration; hint: for a virtio-scsi device, give vhost-user-scsi:SOCKET"
                 )
             })?,
         };
@@ -120,7 +120,7 @@ impl VhostSession {
     pub fn queue(&mut self, options: &DriverOptions, demand: Demand) -> Result<Box<VhostQueue>> {
         ensure!(
             self.used < self.info.queues,
-            "the device has {} queues, not more",
+            "the device has only {} queues",
             self.info.queues
         );
         let first = match self.kind {
@@ -145,11 +145,11 @@ impl VhostSession {
 fn refused(done: &ScsiDone) -> String {
     let (response, status) = (done.response, done.status);
     if response == UNTOUCHED {
-        return "nothing was answered: a virtio-blk device is vhost-user-blk:SOCKET".to_owned();
+        return "no response; hint: for a virtio-blk device, give vhost-user-blk:SOCKET".to_owned();
     }
     let end = match response {
         0 => scsi_end(status, &done.sense),
-        BAD_TARGET => "response 3: there is no such target".to_owned(),
+        BAD_TARGET => "response 3: no such target".to_owned(),
         _ => format!("response {response}"),
     };
     format!("READ CAPACITY(16) ends with {end}")
@@ -185,7 +185,7 @@ fn blk_info(front_end: &FrontEnd) -> Result<DeviceInfo> {
         1
     };
     Ok(DeviceInfo {
-        capacity: sectors.checked_mul(512).context("impossible capacity")?,
+        capacity: sectors.checked_mul(512).context("invalid capacity")?,
         block_size,
         queues: queues.min(front_end.queue_count().max(1)),
         read_only: front_end.has(blk_feature::READ_ONLY),
@@ -223,7 +223,7 @@ fn scsi_info(front_end: &mut FrontEnd, target: u8, lun: u16) -> Result<DeviceInf
     match last {
         Some(done) if done.response == 0 && done.status == 0 => {}
         Some(done) => bail!(refused(&done)),
-        None => bail!("nothing was asked"),
+        None => bail!("no request is pending"),
     }
     front_end.stop_queue(SCSI_FIRST_QUEUE)?;
     let mut last_block = [0; 8];
@@ -239,7 +239,7 @@ fn scsi_info(front_end: &mut FrontEnd, target: u8, lun: u16) -> Result<DeviceInf
     // The device's queue count includes the control and event queues.
     let queues = front_end.queue_count().saturating_sub(SCSI_FIRST_QUEUE);
     Ok(DeviceInfo {
-        capacity: capacity.context("impossible capacity")?,
+        capacity: capacity.context("invalid capacity")?,
         block_size,
         queues: queues.max(1),
         read_only: false,

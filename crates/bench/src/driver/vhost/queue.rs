@@ -459,7 +459,7 @@ impl VhostQueue {
                 .and_then(|slot| self.in_flight.get_mut(slot));
             match known {
                 Some(in_flight) if *in_flight => *in_flight = false,
-                _ => bail!("the device gave back buffer {slot}, which is not in flight"),
+                _ => bail!("the device returned buffer {slot}, which is not in flight"),
             }
             // The slot's next request is written there.
             self.slots.prefetch_to_write(self.answer_at(slot as u16));

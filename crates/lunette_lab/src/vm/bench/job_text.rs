@@ -6,7 +6,7 @@ pub fn option(text: &str) -> Result<(String, String), String> {
         Some((option, value)) if !option.trim().is_empty() => {
             Ok((option.trim().to_owned(), value.trim().to_owned()))
         }
-        _ => Err("it is written OPTION=VALUE, such as ramp_time=0".to_owned()),
+        _ => Err("expected OPTION=VALUE, such as ramp_time=0".to_owned()),
     }
 }
 
@@ -37,7 +37,7 @@ pub fn with_overrides(text: &str, overrides: &[(String, String)]) -> Result<Stri
         let bare = line.trim();
         if bare.split_whitespace().next() == Some("include") {
             return Err(format!(
-                "line {number}: `{bare}`: the guest has no other file; hint: put that file's text here"
+                "line {number}: `{bare}`: the guest has no access to other files; hint: insert the text of that file"
             ));
         }
         let option = bare.split('=').next().unwrap_or_default().trim();

@@ -81,9 +81,9 @@ enum Format {
 }
 
 const AFTER: &str = "\
-The jobs run on files and block devices of the guest. Data on the disks are lost where a job writes. Logs (write_bw_log and its
-like) come back as files of the same names. CPU times are of all of the guest and of the host's processes from the start of the
-load generator to its end, whatever the jobs leave out (ramp_time).
+The jobs run on files and block devices of the guest. Jobs that write destroy data on the disks. Logs (write_bw_log and
+similar options) are copied to files of the same names. CPU times are those of the whole guest and of the host's processes from the start of the
+load generator to its end, including ramp_time.
 
 Examples:
     lunette vm bench guest1 contrib/jobs/four-disks.fio --size 16m --loops 1
@@ -190,7 +190,7 @@ impl GuestFolder<'_> {
         let script = format!("cd {} || exit 1\n{script}", self.path);
         let mut output = Vec::new();
         run_script(self.socket, &script, words, ExecInput::Nothing, &mut output)?;
-        String::from_utf8(output).context("the guest printed what is no text")
+        String::from_utf8(output).context("the output of the guest is not text")
     }
 }
 
@@ -253,7 +253,7 @@ pub(super) fn in_guest(load: &Load, place: &Place, state: &State, job: &str) -> 
                     .ask("command -v fio >/dev/null && echo yes || echo no", &[])?
                     .trim()
                     == "yes",
-                "the guest has no fio; hint: --with lunette needs none; a static fio comes in with `lunette vm copy {} fio :/bin/fio`, and a system of your own (--system) may have its distribution's, which needs libraries",
+                "the guest has no fio; hint: use --with lunette, copy a static fio with `lunette vm copy {} fio :/bin/fio`, or boot a system that has fio (--system)",
                 state.name
             );
             "fio --output-format=json --output=result.json job.fio >&2".to_owned()
@@ -262,7 +262,8 @@ pub(super) fn in_guest(load: &Load, place: &Place, state: &State, job: &str) -> 
     let (elapsed, qemu, daemon) = watched(&folder, state, &command)?;
     let times = |file: &str| -> Result<CpuTimes> {
         let text = folder.ask(&format!("cat {file}"), &[])?;
-        CpuTimes::parse(&text).with_context(|| format!("the guest's /proc/stat says {text:?}"))
+        CpuTimes::parse(&text)
+            .with_context(|| format!("cannot parse the guest's /proc/stat: {text:?}"))
     };
     let guest_cpu = times("after")?.since(&times("before")?);
     let result = folder.ask("cat result.json", &[])?;
@@ -307,7 +308,7 @@ fn watched(
             }
             say(&format_args!("lunette: {}", errors.trim()));
         }
-        Ended::NobodyReads => bail!("nobody reads what the guest prints"),
+        Ended::NobodyReads => bail!("the reader of the guest's output has ended"),
     }
     let spent = |at: usize| Some(after[at]?.saturating_sub(before[at]?));
     Ok((elapsed, spent(0), spent(1)))
@@ -317,7 +318,7 @@ fn watched(
 pub(super) fn generator(socket: &Path) -> Result<String> {
     let program = program_for_guests(GuestProgram::Bench)?;
     let metadata = std::fs::metadata(&program)
-        .with_context(|| format!("cannot look at {}", program.display()))?;
+        .with_context(|| format!("cannot stat {}", program.display()))?;
     let made = metadata.modified()?.duration_since(std::time::UNIX_EPOCH);
     let made = made.map_or(0, |time| time.as_nanos());
     let path = format!("/tmp/guest-bench-{:x}-{made:x}", metadata.len());
@@ -339,10 +340,10 @@ fn fetch_logs(target: &Path, folder: &GuestFolder<'_>) -> Result<Vec<PathBuf>> {
         let mut parts = Path::new(name).components();
         ensure!(
             matches!(parts.next(), Some(Component::Normal(_))) && parts.next().is_none(),
-            "the guest has a log of the name {name:?}"
+            "the guest has an invalid log name {name:?}"
         );
         std::fs::create_dir_all(target)
-            .with_context(|| format!("cannot make {}", target.display()))?;
+            .with_context(|| format!("cannot create {}", target.display()))?;
         let place = target.join(name);
         copy_out(folder.socket, &format!("{}/{name}", folder.path), &place)?;
         logs.push(place);

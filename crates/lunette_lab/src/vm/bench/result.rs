@@ -75,9 +75,9 @@ impl Measured {
     ) -> Result<Measured> {
         let begin = result.find('{').unwrap_or(0);
         let mut document: Value = serde_json::from_str(&result[begin..])
-            .context("the load generator's result is no JSON")?;
+            .context("the load generator's result is not JSON")?;
         let object = document.as_object_mut();
-        let object = object.context("the load generator's result is no JSON object")?;
+        let object = object.context("the load generator's result is not a JSON object")?;
         let around = json!({
             "guest": state.name,
             "topology": state.topology,

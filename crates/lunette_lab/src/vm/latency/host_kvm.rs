@@ -31,11 +31,11 @@ impl HostTrace {
         let instances = Path::new(TRACEFS).join("instances");
         ensure!(
             instances.is_dir(),
-            "the host's {TRACEFS} cannot be read; hint: as root, mount -t tracefs tracefs {TRACEFS}"
+            "cannot read the host's {TRACEFS}; hint: as root, mount -t tracefs tracefs {TRACEFS}"
         );
         let folder = instances.join(format!("lunette-{}", std::process::id()));
         fs::create_dir(&folder)
-            .with_context(|| format!("cannot make {}; hint: as root", folder.display()))?;
+            .with_context(|| format!("cannot create {}; hint: run as root", folder.display()))?;
         let trace = HostTrace { folder };
         trace.write("tracing_on", "0")?;
         trace.write("buffer_size_kb", &BUFFER_KIB.to_string())?;

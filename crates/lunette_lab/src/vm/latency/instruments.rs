@@ -129,7 +129,7 @@ impl Instrument {
         let text = guest.script(&script)?;
         let (device, trace) = text
             .split_once('\n')
-            .context("the guest says nothing of its disk")?;
+            .context("the guest did not report its disk")?;
         // 254:0 in sysfs, 254,0 in events
         Ok(of_disk(&events(trace), &device.trim().replace(':', ",")))
     }

@@ -81,7 +81,7 @@ pub struct LatencyArguments {
 /// Polling of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Polling {
-    /// Workers sleep at once
+    /// Workers sleep immediately
     No,
     /// Workers poll
     Only,
@@ -106,13 +106,13 @@ enum Device {
     Lunette,
     /// QEMU, in its main loop
     Qemu,
-    /// QEMU, in a thread for I/O
+    /// QEMU, in an I/O thread
     QemuIothread,
 }
 
 const AFTER: &str = "\
-The guest has one CPU, and the job one request of 4 KiB in flight, past the page cache. Each layer is measured in a run of its own with only its
-instrument on; the control beside it is the application's figure in that run, so that an instrument that disturbs is seen.
+The guest has one CPU, and the job one request of 4 KiB in flight, without the page cache. Each layer is measured in a separate run with only its
+instrument enabled. The control column has the application's figure in that run and shows whether the instrument disturbs the measurement.
 
 Examples:
     lunette vm latency
@@ -190,17 +190,20 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
     }
     if arguments.delay.is_some() && arguments.device != Device::Lunette {
         return Err(Failure::mistake(
-            "--delay is a disk of Lunette's; leave --device away",
+            "--delay needs a disk of Lunette; hint: omit --device",
         ));
     }
     if arguments.polling == Polling::Only && arguments.device != Device::Lunette {
         return Err(Failure::mistake(
-            "--polling only is of Lunette's workers; leave --device away",
+            "--polling only is for Lunette's workers; hint: omit --device",
         ));
     }
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
-    let folder = study_folder(&arguments.folder, Some("--folder on another one"))?;
+    let folder = study_folder(
+        &arguments.folder,
+        Some("choose a --folder on another file system"),
+    )?;
     let is_ours = arguments.device == Device::Lunette;
     let polls: &[bool] = match arguments.polling {
         Polling::Both if is_ours => &[false, true],
@@ -219,9 +222,9 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         .map_err(|error| Failure::because(format!("{}: {error}", picture.display())))?;
     let texts: Vec<String> = studies.iter().map(Study::text).collect();
     let cautions: Vec<&str> = caution(&accelerator).into_iter().collect();
-    let about = "One virtual CPU, one request in flight; for each layer a run with its instrument alone, and the application's own figure in that run beside it as control.";
+    let about = "One virtual CPU, one request in flight. Each layer has a separate run with its instrument alone; the control is the application's figure in that run.";
     let page = plain_page(
-        "Where the time goes in a guest",
+        "Latency by layer in a guest",
         about,
         &cautions,
         &svg,
@@ -390,7 +393,7 @@ fn application(document: &Value, pattern: &str) -> Result<(f64, usize), String> 
     let job = &document["jobs"][0][side];
     match (job["lat_ns"]["mean"].as_f64(), job["total_ios"].as_u64()) {
         (Some(mean), Some(ios)) if ios > 0 => Ok((mean, ios as usize)),
-        _ => Err("the job did nothing".to_owned()),
+        _ => Err("the job made no requests".to_owned()),
     }
 }
 
@@ -496,7 +499,7 @@ impl Measuring<'_> {
             control_ns,
             is_part: false,
         };
-        let traced = self.qemu.context("nobody traces QEMU")?;
+        let traced = self.qemu.context("QEMU is not traced")?;
         match traced.around(&self.guest.monitor(), || self.run()) {
             Ok(((control, ios), spans)) => {
                 let found = [&spans.whole, &spans.io].map(|each| seen(each, ios));
@@ -565,7 +568,7 @@ impl Measuring<'_> {
                 let snapshot = control::Client::new(control).get(&path);
                 snapshot
                     .map(Some)
-                    .context("the daemon does not say what it measured")
+                    .context("the daemon's measurements are incomplete")
             }
         }
     }
@@ -584,7 +587,7 @@ impl Measuring<'_> {
             is_part,
         };
         let (Some(before), Some(after)) = (before, after) else {
-            let why = "there is no daemon".to_owned();
+            let why = "no daemon runs".to_owned();
             return vec![layer("Device".to_owned(), Err(why), false)];
         };
         let since = after.since(&before);
@@ -594,7 +597,7 @@ impl Measuring<'_> {
         };
         let spans = device_spans(&since, operation);
         let mut layers = Vec::new();
-        let missing = || Err("no request passed it".to_owned());
+        let missing = || Err("no request passed this layer".to_owned());
         for (name, title) in [
             ("whole", "Device (noticed to notified)"),
             ("reaped", "Block device (submitted to reaped)"),

@@ -85,7 +85,7 @@ impl Study {
             ]);
         }
         format!(
-            "\n{} requests matched one to one, all instruments on; the application sees {:.0} ns then\n{}",
+            "\n{} requests matched one to one with all instruments on; application: {:.0} ns\n{}",
             self.matched.requests,
             self.matched.control_ns,
             columns(&lines)

@@ -23,7 +23,7 @@ impl SlowDaemon {
         let control = sockets.path().join("control.sock");
         let mut command = std::process::Command::new(
             cli_common::find_sibling("lunette")
-                .map_err(|_| anyhow::anyhow!("there is no program lunette"))?,
+                .map_err(|_| anyhow::anyhow!("cannot find the program lunette"))?,
         );
         command.arg("serve").arg("--control").arg(&control);
         for disk in ["d0", "d1"] {
@@ -39,7 +39,7 @@ impl SlowDaemon {
             Err(error) => Some(Err(error)),
             Ok(()) => control.exists().then_some(Ok(())),
         });
-        up.context("the daemon of the delayed disks does not start")??;
+        up.context("the daemon of the delayed disks did not start")??;
         Ok(SlowDaemon {
             _process: process,
             control,

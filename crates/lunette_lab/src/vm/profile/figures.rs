@@ -134,7 +134,7 @@ impl Exits {
         let text = text.map_err(|error| format!("{}: {error}", folder.display()))?;
         text.trim()
             .parse()
-            .map_err(|_| format!("{}: no number", folder.display()))
+            .map_err(|_| format!("{}: not a number", folder.display()))
     }
 }
 

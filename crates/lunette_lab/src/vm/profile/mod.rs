@@ -38,10 +38,10 @@ pub struct ProfileArguments {
     /// Emulator of the devices
     #[arg(long, default_value = "lunette", value_name = "WHO", value_parser = ["lunette", "qemu", "qemu-iothread"])]
     via: String,
-    /// Numbers of request queues, each in a guest of its own [default: 1 and one for each virtual CPU]
+    /// Numbers of request queues, each in a separate guest [default: 1 and one per virtual CPU]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     queues: Vec<u32>,
-    /// Disks at once: targets of one controller, or devices of virtio-blk
+    /// Concurrent disks: targets of one controller, or virtio-blk devices
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     disks: u32,
     /// Virtual CPUs of the guests
@@ -59,7 +59,7 @@ pub struct ProfileArguments {
     /// Seconds of each run
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
     time: f64,
-    /// Samples of each CPU in a second
+    /// Samples per second and CPU
     #[arg(long, default_value_t = 997, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=10_000))]
     hertz: u32,
     /// Bytes of each disk
@@ -88,9 +88,9 @@ enum Transport {
 }
 
 const AFTER: &str = "\
-A guest boots for each number of queues and runs the same job, while its kernel and the host's note which function each CPU is in. The table has
-functions with their shares of the time in which the guest's CPUs were not idle; time that is spent waiting for locks is summed. The flame graphs in the folder are SVG files; a browser shows them, and zooms.
-The host samples what it may: as root, or with the sysctl kernel.perf_event_paranoid=1, its kernel too.
+A guest boots for each number of queues and runs the same job, while its kernel and the host's sample the current function of each CPU. The table has
+functions with their shares of the guest's busy CPU time, and the sum of the time in waits for locks. The flame graphs in the folder are SVG files for a browser.
+Sampling of the host's kernel needs root or the sysctl kernel.perf_event_paranoid=1.
 
 Examples:
     lunette vm profile
@@ -116,7 +116,10 @@ pub fn run(arguments: &ProfileArguments) -> Outcome {
     let time = turn_time("--time", arguments.time)?;
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
-    let folder = study_folder(&arguments.folder, Some("--folder on another one"))?;
+    let folder = study_folder(
+        &arguments.folder,
+        Some("choose a --folder on another file system"),
+    )?;
     let queues = match arguments.queues.as_slice() {
         [] if arguments.smp == 1 => vec![1],
         [] => vec![1, arguments.smp],
@@ -182,7 +185,7 @@ fn measure(
     for (file, _) in &files {
         fill(file, size)?;
     }
-    say(&format_args!("{}: the guest boots", counted(queues)));
+    say(&format_args!("{}: booting the guest", counted(queues)));
     let log = folder.join("guest.log");
     let guest = planned.start(&setup, &name, &log)?;
     let measured = in_guest(arguments, queues, time, &guest);
@@ -240,11 +243,11 @@ fn in_guest(
         Ok((sampled?, host, result?))
     })?;
     let guest_profile: Value =
-        serde_json::from_str(&in_guest).context("the guest's profile is no JSON")?;
+        serde_json::from_str(&in_guest).context("the guest's profile is not JSON")?;
     let guest_profile = Profile::of(&guest_profile)?;
     ensure!(
         guest_profile.total() > 0,
-        "no CPU of the guest was busy; hint: a longer --time"
+        "no CPU of the guest was busy; hint: set a longer --time"
     );
     let after = Around::read(guest)?;
     Ok(Measured {

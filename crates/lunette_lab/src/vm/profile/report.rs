@@ -52,7 +52,7 @@ pub fn table(all: &[Measured], top: usize) -> String {
             Err(_) => "-".to_owned(),
         },
     ));
-    lines.push(line("CPU time that the host took", &|one| {
+    lines.push(line("CPU time on the host", &|one| {
         percent(one.around.steal_share())
     }));
     for function in top_functions(all, top) {
@@ -103,7 +103,7 @@ fn host(all: &[Measured], heads: &[String]) -> String {
         match &one.host {
             Err(reason) => text.push_str(&format!("host, {head}: not sampled: {reason}\n")),
             Ok(profile) if !profile.has_kernel => {
-                text.push_str("the host's kernel may not be sampled; hint: as root, or sysctl kernel.perf_event_paranoid=1\n");
+                text.push_str("no permission to sample the host's kernel; hint: run as root, or set sysctl kernel.perf_event_paranoid=1\n");
                 break;
             }
             Ok(_) => {}

@@ -33,9 +33,9 @@ impl Verdict {
             (true, true) => format!("{one} has {range} of the IOPS of {other}"),
             (true, false) => format!("{one} has more IOPS than {other}: {range}"),
             (false, _) if (value - 1.0).abs() < MATTERS => {
-                format!("{one} makes no difference to {other} that matters: {range}")
+                format!("{one} and {other} differ insignificantly: {range}")
             }
-            (false, _) => format!("{one} cannot be told apart from {other}: {range}"),
+            (false, _) => format!("{one} and {other} are statistically equal: {range}"),
         }
     }
 }
@@ -188,7 +188,7 @@ fn take(report: &Report<'_>) -> Option<String> {
     Some(match first.name == best.name {
         true => format!("take: {}: it has the most IOPS over all cases", best.name),
         false => format!(
-            "take: {}: {} has less than {:.0} % more IOPS over all cases, and needs more",
+            "take: {}: {} has less than {:.0} % more IOPS over all cases and needs more threads",
             first.name,
             best.name,
             MATTERS * 100.0
@@ -259,7 +259,7 @@ mod tests {
             "{said:?}"
         );
         assert!(
-            said[1].starts_with("threads: 2 makes no difference to 1"),
+            said[1].starts_with("threads: 2 and 1 differ insignificantly"),
             "{said:?}"
         );
         assert!(

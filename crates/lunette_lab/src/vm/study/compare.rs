@@ -22,7 +22,7 @@ pub struct CompareArguments {
     /// Pattern: randread, randwrite, randrw, read or write
     #[arg(long, default_value = "randread", value_name = "PATTERN")]
     rw: String,
-    /// Reads of 100, for randrw
+    /// Percentage of reads, for randrw
     #[arg(long, default_value_t = 75, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     rwmixread: u8,
     /// Bytes of a request
@@ -53,7 +53,7 @@ pub struct CompareArguments {
         help_heading = "File systems"
     )]
     barriers: Barriers,
-    /// Turns of each way; fewer than four give a useless confidence interval
+    /// Turns of each variant; fewer than four give a useless confidence interval
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     turns: u32,
     /// Seconds of each turn
@@ -68,7 +68,7 @@ pub struct CompareArguments {
     /// Virtual CPUs of the guest
     #[arg(long, default_value_t = 2, value_name = "N")]
     smp: u32,
-    /// Compare these disks of a running daemon, by virtio-blk, instead of Lunette's files
+    /// Compare these disks of a running daemon, through virtio-blk, instead of Lunette's files
     #[arg(
         long,
         value_name = "DISK,DISK",
@@ -79,7 +79,7 @@ pub struct CompareArguments {
     /// Control socket of that daemon
     #[arg(long, value_name = "SOCKET", requires = "disk")]
     control: Option<PathBuf>,
-    /// Only ways with one of these words in their name, and the host
+    /// Only variants with one of these words in their name, and the host
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     ways: Vec<String>,
     /// Sleep states of the host's CPUs
@@ -102,8 +102,8 @@ enum Barriers {
 }
 
 const AFTER: &str = "\
-The same job runs on files of one folder: on the host, and in one guest through Lunette and through QEMU's own devices, in turns.
-Interrupted, the command goes on where it was when it is given again.
+Runs the same job on files of one folder in turns: on the host, and in one guest through Lunette and through QEMU's own devices.
+After an interruption, the same command continues where it stopped.
 
 Examples:
     lunette vm compare --folder /srv/compare
@@ -114,7 +114,7 @@ Examples:
 
 const HOST: &str = "host, no guest";
 /// A study does not mount file systems on the host.
-const HOST_FILES: &str = "On the host the programs use the file system of the folder as it is mounted, with and without barriers.";
+const HOST_FILES: &str = "On the host the programs use the file system of the folder with its mount options, with and without barriers.";
 
 fn ways(arguments: &CompareArguments, folder: &str) -> Vec<Way> {
     let backing = format!("backing=file:{folder},size={}", arguments.size);
@@ -197,7 +197,10 @@ fn cases(arguments: &CompareArguments) -> Vec<Case> {
 
 fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
     let turn = turn_time("--turn-time", arguments.turn_time)?;
-    let folder = study_folder(&arguments.folder, Some("--folder on another one"))?;
+    let folder = study_folder(
+        &arguments.folder,
+        Some("choose a --folder on another file system"),
+    )?;
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
     let mut guest = vec!["--smp".to_owned(), arguments.smp.to_string()];
@@ -210,7 +213,7 @@ fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
         ways: ways(arguments, &folder.display().to_string()),
     };
     if setup.ways.len() < 2 {
-        return Err(Failure::mistake("--ways: no way has such a name"));
+        return Err(Failure::mistake("--ways: unknown name"));
     }
     Ok(Study {
         setups: vec![setup],
@@ -230,7 +233,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     let study = study(arguments)?;
     let results = study.run().map_err(failed)?;
     if vm::interrupted() {
-        say(&"interrupted; the same command goes on from here");
+        say(&"interrupted; hint: the same command continues from here");
         return Err(Failure::Interrupted);
     }
     let report = Report {
@@ -289,7 +292,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     }
     // Not under emulation, which is slow by itself.
     if has_mistake && results.accelerator == "KVM" {
-        writeln!(stdout, "\nWhat lunette doctor says of this host:\n")?;
+        writeln!(stdout, "\nFindings of lunette doctor on this host:\n")?;
         stdout.flush()?;
         // The result of the check is printed but does not change this command's exit code.
         Command::new(std::env::current_exe()?)

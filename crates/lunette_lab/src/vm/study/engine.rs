@@ -54,7 +54,7 @@ impl Study {
     /// Runs the missing measurements. Returns all results, also after an interruption.
     pub fn run(&self) -> Result<Results> {
         std::fs::create_dir_all(&self.folder)
-            .with_context(|| format!("cannot make {}", self.folder.display()))?;
+            .with_context(|| format!("cannot create {}", self.folder.display()))?;
         let mut results = Results::read(&self.folder, self.header())?;
         let key = |run: &Run| (run.way.clone(), run.case.clone(), run.turn);
         let done: HashSet<_> = results.runs.iter().map(key).collect();
@@ -62,7 +62,7 @@ impl Study {
             !done.contains(&(way.name.clone(), case.name.clone(), turn))
         };
         if !done.is_empty() {
-            say(&format_args!("{} runs were measured before", done.len()));
+            say(&format_args!("{} runs already measured", done.len()));
         }
         for turn in 0..self.turns {
             for setup in &self.setups {
@@ -162,7 +162,7 @@ impl Study {
     fn files_on_host(&self, files: &Files, milliseconds: u64) -> Result<Value> {
         let folder = self.folder.join(format!("{HOST_FILES}files"));
         std::fs::create_dir_all(&folder)
-            .with_context(|| format!("cannot make {}", folder.display()))?;
+            .with_context(|| format!("cannot create {}", folder.display()))?;
         let words = files.words(&folder.display().to_string(), milliseconds, self.size);
         let measured = generator_on_host(
             Command::new(program_for_guests(GuestProgram::Bench)?)
@@ -265,14 +265,14 @@ pub fn fill(path: &Path, size: u64) -> Result<()> {
 /// I/O; `None` skips the check.
 pub fn study_folder(folder: &Path, hint: Option<&str>) -> Result<PathBuf, Failure> {
     let cannot = |error: std::io::Error| {
-        Failure::because(format!("cannot make {}: {error}", folder.display()))
+        Failure::because(format!("cannot create {}: {error}", folder.display()))
     };
     std::fs::create_dir_all(folder).map_err(cannot)?;
     let folder = std::fs::canonicalize(folder).map_err(cannot)?;
     match hint.filter(|_| !has_direct_io(&folder)) {
         None => Ok(folder),
         Some(hint) => Err(Failure::because(format!(
-            "{}: its file system has no direct I/O (O_DIRECT), without which the page cache is measured; hint: {hint}",
+            "{}: its file system has no direct I/O (O_DIRECT), so the page cache would be measured; hint: {hint}",
             folder.display()
         ))),
     }

@@ -26,7 +26,7 @@ struct Answer(Vec<u8>);
 impl Write for Answer {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if bytes.len() > ANSWER_MAX - self.0.len() {
-            let text = format!("the guest answers with more than {ANSWER_MAX} bytes");
+            let text = format!("the guest's response exceeds {ANSWER_MAX} bytes");
             return Err(std::io::Error::other(text));
         }
         self.0.extend_from_slice(bytes);
@@ -66,7 +66,7 @@ impl Planned {
         let planned = command.output().context("cannot plan a guest")?;
         let wrong = String::from_utf8_lossy(&planned.stderr);
         ensure!(planned.status.success(), "{}", wrong.trim());
-        let plan = serde_json::from_slice(&planned.stdout).context("the plan is no JSON")?;
+        let plan = serde_json::from_slice(&planned.stdout).context("the plan is not JSON")?;
         Ok(Planned { words, plan })
     }
 
@@ -97,7 +97,7 @@ impl Planned {
         let (place, state) = match up {
             Some(found) => found?,
             None if vm::interrupted() => bail!("interrupted"),
-            None => bail!("guest {name} does not come up: {}", process.log_tail()),
+            None => bail!("guest {name} did not boot: {}", process.log_tail()),
         };
         let mut guest = StudyGuest {
             process,
@@ -148,7 +148,10 @@ impl StudyGuest {
     fn ask(&self, script: &str) -> Result<String> {
         let text = self.script(script)?.trim().to_owned();
         let is_name = !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric());
-        ensure!(is_name, "the guest answers {text:?} to {script}");
+        ensure!(
+            is_name,
+            "unexpected response {text:?} of the guest to {script}"
+        );
         Ok(text)
     }
 

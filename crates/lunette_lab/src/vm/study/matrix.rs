@@ -21,10 +21,10 @@ use crate::vm::failed;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct MatrixArguments {
-    /// Disks at once, for each way
+    /// Concurrent disks of each variant
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(super) disks: u32,
-    /// Numbers of workers and I/O threads; 0: workers that all exports share as by default, and QEMU's main loop
+    /// Worker (Lunette) or iothread (QEMU) counts to test; 0: the default, shared workers or QEMU's main loop
     #[arg(
         long,
         default_value = "0,1,2,4,8",
@@ -32,16 +32,16 @@ pub struct MatrixArguments {
         value_delimiter = ','
     )]
     pub(super) threads: Vec<u32>,
-    /// Only ways with one of these words in their name
+    /// Only variants with one of these words in their name
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     pub(super) series: Vec<String>,
-    /// Request queues of each device; several numbers are ways of their own [default: one for each virtual CPU]
+    /// Request queues of each device; each number is a separate variant [default: one per virtual CPU]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(super) queues: Vec<u32>,
-    /// Also ways without indirect descriptors: each request takes a ring descriptor for each of its parts
+    /// Also test variants without indirect descriptors, where a request uses a ring descriptor per segment
     #[arg(long)]
     pub(super) chained: bool,
-    /// How long Lunette's workers poll, in microseconds, or `always`; several are ways of their own [default: as the daemon does]
+    /// Poll time of Lunette's workers, in microseconds, or `always`; each value is a separate variant [default: the daemon's]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(super) poll_us: Vec<String>,
     /// Virtual CPUs of the guests
@@ -62,7 +62,7 @@ pub struct MatrixArguments {
     /// Folder for disk files, results and charts; may be on a network file system
     #[arg(long, default_value = "lunette-matrix", value_name = "FOLDER")]
     folder: PathBuf,
-    /// Block devices, one per disk, overwritten by the study; each way then runs in a separate guest
+    /// Block devices, one per disk, overwritten by the study; each variant then runs in a separate guest
     #[arg(
         long,
         value_name = "DEVICE,DEVICE",
@@ -70,7 +70,7 @@ pub struct MatrixArguments {
         conflicts_with = "memory"
     )]
     pub(super) block: Vec<PathBuf>,
-    /// Disks of memory: Lunette's RAM disks, and files in /dev/shm for QEMU
+    /// Use disks in memory: Lunette's RAM disks, and files in /dev/shm for QEMU
     #[arg(long)]
     pub(super) memory: bool,
     /// Two mixtures, one depth, two numbers of threads, short runs
@@ -85,9 +85,9 @@ pub struct MatrixArguments {
 }
 
 const AFTER: &str = "\
-4 KiB requests: randread, mixtures of 75, 50 and 25 % reads, and randwrite, with 1, 4 and 8 requests in flight for each disk. The ways of one
-number of threads are in one guest and take turns; a guest boots for each number and turn. Interrupted, the command goes on where it was
-when it is given again. More threads than CPUs are measured all the same, and named in the output.
+4 KiB requests: randread, mixtures of 75, 50 and 25 % reads, and randwrite, with 1, 4 and 8 requests in flight for each disk. The variants with one
+number of threads run in one guest in turns; a guest boots for each number and turn. After an interruption, the same command continues
+where it stopped. More threads than CPUs are also measured, with a note in the output.
 
 Examples:
     lunette vm matrix --quick
@@ -132,8 +132,8 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
             arguments.disks
         )));
     }
-    let elsewhere =
-        (!arguments.memory && count == 0).then_some("--folder on another one, or --memory");
+    let elsewhere = (!arguments.memory && count == 0)
+        .then_some("choose a --folder on another file system, or --memory");
     let folder = study_folder(&arguments.folder, elsewhere)?;
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
@@ -148,7 +148,7 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
     };
     let setups = setups(arguments, &threads, &folder.display().to_string());
     if setups.is_empty() {
-        return Err(Failure::mistake("--series: no way has such a name"));
+        return Err(Failure::mistake("--series: unknown name"));
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     for many in threads.iter().filter(|n| **n as usize > cpus) {
@@ -189,7 +189,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     let study = study(arguments)?;
     let results = study.run().map_err(failed)?;
     if vm::interrupted() {
-        say(&"interrupted; the same command goes on from here");
+        say(&"interrupted; hint: the same command continues from here");
         return Err(Failure::Interrupted);
     }
     let report = Report {

@@ -68,8 +68,7 @@ impl Page<'_> {
         let environment = environment();
         let mut html = head(self.title, &self.about);
         html.push_str(&format!(
-            "<p>Guests under {accelerator}, {kernel}, {cpus} CPUs {cpu}, lunette {build}. Bars are medians of the turns; lines reach from the \
-             least to the largest.</p>\n",
+            "<p>Guests under {accelerator}, {kernel}, {cpus} CPUs {cpu}, lunette {build}. Bars are medians of the turns; lines extend from the minimum to the maximum.</p>\n",
             accelerator = escape(self.accelerator),
             kernel = escape(&environment.kernel),
             cpus = environment.cpus,

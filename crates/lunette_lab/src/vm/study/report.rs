@@ -150,7 +150,7 @@ impl Report<'_> {
         let equals: Vec<&str> = equals.map(|way| way.name.as_str()).collect();
         let also = match equals.as_slice() {
             [] => String::new(),
-            equals => format!("; not to be told apart from it: {}", equals.join("; ")),
+            equals => format!("; statistically equal: {}", equals.join("; ")),
         };
         let iops = median(&best);
         Some(format!(
@@ -277,7 +277,7 @@ const TURNS_FOR_INTERVALS: u32 = 4;
 /// Message in place of conclusions after too few turns.
 pub fn too_few(turns: u32) -> Option<String> {
     (turns < TURNS_FOR_INTERVALS)
-        .then(|| format!("{turns} turns are too few to tell ways apart; hint: --turns {TURNS_FOR_INTERVALS} or more"))
+        .then(|| format!("{turns} turns are too few for a comparison; hint: --turns {TURNS_FOR_INTERVALS} or more"))
 }
 
 /// Sentence on two ways, including whether their difference is significant.
@@ -287,7 +287,7 @@ pub fn sentence(case: &str, one: &str, other: &str, ratio: Option<Interval>) -> 
         None => write!(text, "{one} and {other} have no turn in common"),
         Some(Interval { value, low, high }) if low <= 1.0 && high >= 1.0 => write!(
             text,
-            "{one} and {other} cannot be told apart: {value:.2} ({low:.2} to {high:.2})"
+            "{one} and {other} are statistically equal: {value:.2} ({low:.2} to {high:.2})"
         ),
         Some(Interval { value, low, high }) => write!(
             text,
@@ -301,8 +301,7 @@ pub fn sentence(case: &str, one: &str, other: &str, ratio: Option<Interval>) -> 
 /// Limitations of results from an emulated guest.
 pub fn caution(accelerator: &str) -> Option<&'static str> {
     (accelerator != "KVM").then_some(
-        "The guest was emulated (TCG): its instructions take many times as long as a CPU's. Parts of bare metal and ratios between \
-         ways say little of guests under KVM.",
+        "The guest was emulated (TCG), which is many times slower than a CPU. Comparisons with bare metal and between variants do not apply to guests under KVM.",
     )
 }
 
@@ -370,7 +369,7 @@ mod tests {
             "randread, depth 1: scsi has 0.91 (0.88 to 0.94) of the IOPS of blk"
         );
         let same = sentence("x", "a", "b", interval(0.99, 0.95, 1.02));
-        assert!(same.contains("cannot be told apart"), "{same}");
+        assert!(same.contains("statistically equal"), "{same}");
         assert!(sentence("x", "a", "b", None).contains("no turn in common"));
     }
 }

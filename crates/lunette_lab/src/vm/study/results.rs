@@ -45,20 +45,27 @@ impl Results {
                 .with_context(|| format!("cannot write {shown}"))?;
         }
         let text = std::str::from_utf8(&text[..whole]);
-        let mut lines = text.with_context(|| format!("{shown} is no text"))?.lines();
+        let mut lines = text
+            .with_context(|| format!("{shown} is not text"))?
+            .lines();
         let Some(header) = lines.next() else {
             return Ok(results);
         };
         let header: Value = serde_json::from_str(header).unwrap_or_default();
         ensure!(
             header["study"] == results.study,
-            "{shown} holds the runs of another study; hint: give another --folder, or remove it"
+            "{shown} contains the runs of another study; hint: give another --folder, or remove it"
         );
         let accelerator = header["accelerator"].as_str().unwrap_or_default();
         accelerator.clone_into(&mut results.accelerator);
         for (number, line) in lines.enumerate() {
             let run = serde_json::from_str(line);
-            let wrong = || format!("line {} of {shown} is no run; hint: remove it", number + 2);
+            let wrong = || {
+                format!(
+                    "line {} of {shown} is malformed; hint: remove it",
+                    number + 2
+                )
+            };
             results.runs.push(run.with_context(wrong)?);
         }
         Ok(results)
@@ -75,7 +82,7 @@ impl Results {
         }
         ensure!(
             self.accelerator == accelerator,
-            "the runs before are of a guest under {}, this one is under {accelerator}; hint: give another --folder",
+            "earlier runs used a guest under {}, this one runs under {accelerator}; hint: give another --folder",
             self.accelerator
         );
         Ok(())
@@ -201,8 +208,8 @@ mod tests {
     fn cpu_time_that_is_not_known_is_not_nothing() {
         let of = |words| Run::of(&two_disks(), &way(words), &case(), 0).host_ns;
         assert_eq!(of(Some("blk:2,via=qemu")), Some(2000.0));
-        assert_eq!(of(Some("blk:2")), None, "the daemon's is not known");
-        assert_eq!(of(None), None, "the generator's is not known");
+        assert_eq!(of(Some("blk:2")), None, "unknown for the daemon");
+        assert_eq!(of(None), None, "unknown for the generator");
     }
 
     #[test]

@@ -132,16 +132,19 @@ fn bad_frame_ends_every_command_until_the_next_greeting() {
     rig.guest.started();
     rig.guest
         .stream
-        .write_all(b"whatever it is, it is no frame")
+        .write_all(b"these bytes are not a frame")
         .unwrap();
     let error = first.join().unwrap().unwrap_err().to_string();
-    assert!(error.contains("no header of a frame"), "{error}");
+    assert!(error.contains("malformed frame header"), "{error}");
     let refused = rig
         .exec("two", ExecInput::Nothing)
         .join()
         .unwrap()
         .unwrap_err();
-    assert!(refused.to_string().contains("does not answer"), "{refused}");
+    assert!(
+        refused.to_string().contains("does not respond"),
+        "{refused}"
+    );
     rig.guest.greet([8; 16]);
     assert_eq!(rig.port.boots(), 2);
     let third = rig.exec("three", ExecInput::Nothing);
@@ -172,7 +175,11 @@ fn protocol_violations_of_an_agent_end_its_session() {
             rig.port.wait(Duration::from_millis(10));
         }
         let problem = rig.port.last_problem().unwrap_or_default();
-        let words = ["that may come", "does not exist", "only a host sends"];
+        let words = [
+            "bytes allowed on a stream",
+            "the unknown channel",
+            "(host to guest)",
+        ];
         assert!(problem.contains(words[attack]), "{attack}: {problem}");
     }
 }
