@@ -220,7 +220,7 @@ impl Ceph {
             .with_context(|| format!("cannot run {program}"))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         if output.status.code() == Some(124) {
-            bail!("{program} {words:?}: no answer after {LIMIT:?}");
+            bail!("{program} {words:?}: no response after {LIMIT:?}");
         }
         if !output.status.success() {
             let error = String::from_utf8_lossy(&output.stderr);
@@ -262,8 +262,8 @@ impl Ceph {
         });
         match (up, &mut self.osd) {
             (Some(()), _) => Ok(()),
-            (None, Some(osd)) => bail!("the OSD does not come up\n{}", osd.log_tail()),
-            (None, None) => bail!("the OSD does not come up"),
+            (None, Some(osd)) => bail!("the OSD did not start\n{}", osd.log_tail()),
+            (None, None) => bail!("the OSD did not start"),
         }
     }
 
@@ -280,7 +280,7 @@ impl Ceph {
         if osd["up"] != 1 {
             return Ok(0);
         }
-        osd["up_from"].as_u64().context("an OSD without a start")
+        osd["up_from"].as_u64().context("the OSD was not started")
     }
 
     fn daemon(&self, program: &str, id: &str) -> Result<Process> {

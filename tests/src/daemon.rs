@@ -190,7 +190,7 @@ impl Daemon {
     /// Starts the daemon again after its end, with the same arguments.
     pub fn start_again(&mut self) -> Result<()> {
         if self.process.ended()?.is_none() {
-            bail!("it still runs");
+            bail!("it is still running");
         }
         self.process = self.builder.spawn()?;
         self.starts += 1;

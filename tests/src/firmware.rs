@@ -111,7 +111,7 @@ fn efi_program(bytes: usize) -> Vec<u8> {
     image.extend(pe_headers(section));
     image.resize(HEADERS, 0);
     let code = efi_code(DATA_AT, data.len(), sum);
-    assert!(code.len() <= DATA_AT, "the code's place is full");
+    assert!(code.len() <= DATA_AT, "no space left for the code");
     image.extend(code);
     image.resize(HEADERS + DATA_AT, 0);
     image.extend(data.iter().flat_map(|word| word.to_le_bytes()));

@@ -19,7 +19,7 @@ impl Scratch {
     pub fn new() -> Result<Scratch> {
         let parent = guest_directory();
         std::fs::create_dir_all(&parent)
-            .with_context(|| format!("cannot make {}", parent.display()))?;
+            .with_context(|| format!("cannot create {}", parent.display()))?;
         let sockets = Builder::new().prefix("lunette-").tempdir()?;
         let files = Builder::new().prefix("scratch-").tempdir_in(&parent)?;
         Ok(Scratch { sockets, files })

@@ -104,9 +104,9 @@ fn over_tcp_only_a_token_opens_and_it_is_never_told() -> Result<()> {
     ensure!(answer.status == 401, "{answer:?}");
 
     let log = rig.daemon.process().log();
-    ensure!(log.contains("chmod 600"), "nobody is told why:\n{log}");
+    ensure!(log.contains("chmod 600"), "the log has no reason:\n{log}");
     for secret in [CONTROL, READERS, other] {
-        ensure!(!log.contains(secret), "the log tells the token {secret}");
+        ensure!(!log.contains(secret), "the log contains the token {secret}");
     }
     Ok(())
 }
@@ -258,7 +258,7 @@ fn without_a_safe_token_nothing_is_served_over_tcp() -> Result<()> {
         Ok(scratch.file(name).display().to_string())
     };
     for (token, told) in [
-        (None, "there is no `token_file`"),
+        (None, "`token_file` is not set"),
         (Some(file("open", CONTROL, 0o644)?), "chmod 600"),
         (Some(file("short", "short", 0o600)?), "has no token"),
         (

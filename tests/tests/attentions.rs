@@ -111,7 +111,7 @@ fn units_that_come_and_go_are_told_to_every_nexus_of_the_target_once() -> Result
             let next = said(session, 0)?;
             ensure!(next.is_none(), "{number}, again: {next:02x?}");
             let listed = luns(session)?;
-            ensure!(listed == [0, 5], "{number} is told of {listed:?}");
+            ensure!(listed == [0, 5], "{number} reports {listed:?}");
             // The unit is new to the nexus and may report unit attentions first.
             let mut ready = false;
             for _ in 0..4 {
@@ -128,10 +128,10 @@ fn units_that_come_and_go_are_told_to_every_nexus_of_the_target_once() -> Result
             let gone = said(session, 5)?;
             ensure!(gone == Some(NOT_SUPPORTED), "{number}: {gone:02x?}");
             let listed = luns(session)?;
-            ensure!(listed == [0], "{number} is told of {listed:?}");
+            ensure!(listed == [0], "{number} reports {listed:?}");
         }
     }
-    ensure!(said(&mut other, 0)?.is_none(), "another target is told");
+    ensure!(said(&mut other, 0)?.is_none(), "another target reports it");
     Ok(())
 }
 

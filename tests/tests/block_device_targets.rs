@@ -152,8 +152,8 @@ fn disk_moves_to_a_block_device_and_keeps_what_its_clients_were_told() -> Result
 fn block_device_that_is_too_small_or_in_use_is_no_target() -> Result<()> {
     let bed = Bed::new("file:@d.raw,size=16M", 512, SIZE - MIB)?;
     for (kind, hint) in [
-        ("backup", "at least as large"),
-        ("mirror", "at least as large"),
+        ("backup", "of at least that size"),
+        ("mirror", "of at least that size"),
     ] {
         let refused = bed.copy(kind, &[]).err().context("it is too small")?;
         ensure!(refused.to_string().contains(hint), "{refused}");

@@ -91,7 +91,7 @@ fn ram_disk_survives(host: &SystemdHost, end: impl FnOnce() -> Result<()>) -> Re
     with_ram_disk(host, |queue| {
         let mut bytes = [0; 4096];
         ensure!(queue.read(1 << 20, &mut bytes)? == status::OK);
-        ensure!(bytes == [7; 4096], "the RAM disk has lost what it had");
+        ensure!(bytes == [7; 4096], "the RAM disk has lost its content");
         Ok(())
     })
 }

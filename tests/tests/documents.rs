@@ -333,7 +333,7 @@ fn documents_use_the_words_of_the_field() -> Result<()> {
             for (word, instead) in PRIVATE_WORDS {
                 if words.contains(word) {
                     findings.push(format!(
-                        "{}:{}: {word}: say {instead}",
+                        "{}:{}: {word}: use {instead}",
                         path.display(),
                         number + 1
                     ));
@@ -352,8 +352,8 @@ fn documents_use_the_words_of_the_field() -> Result<()> {
 /// Further private terms that may not appear in names in the code.
 const PRIVATE_NAMES: [(&str, &str); 4] = [
     ("whom", "the address of the daemon"),
-    ("glass", "what it does"),
-    ("lookers", "what they are"),
+    ("glass", "a verb for its effect"),
+    ("lookers", "a noun for them"),
     ("asking", "interrupt moderation"),
 ];
 
@@ -422,7 +422,7 @@ fn names_in_code_use_the_words_of_the_field() -> Result<()> {
                 let private = PRIVATE_WORDS.iter().chain(&PRIVATE_NAMES);
                 for (word, instead) in private {
                     if parts.iter().any(|part| part == word) {
-                        findings.push(format!("{shown}: {name}: say {instead}"));
+                        findings.push(format!("{shown}: {name}: use {instead}"));
                     }
                 }
             }

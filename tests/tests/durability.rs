@@ -363,7 +363,7 @@ fn a_full_file_system_and_a_lost_file_end_reach_the_guest_as_errors() -> Result<
         )?;
         ensure!(
             found == expected,
-            "{disk}: a read of what the file has lost gives errno {found}"
+            "{disk}: a read of lost data returns errno {found}"
         );
         guest.io_ok(&format!(
             "check --file /dev/{disk} --seed 43 --writes 500 --size 8M"

@@ -140,7 +140,7 @@ fn listener_that_reads_nothing_is_told_what_it_missed() -> Result<()> {
         let data: Value = serde_json::from_str(&data)?;
         let id = data["id"].as_u64().unwrap_or(0);
         if id != next {
-            bail!("event {id} after {}, and nothing said of a hole", next - 1);
+            bail!("event {id} after {} without a report of a gap", next - 1);
         }
         next += 1;
     }

@@ -54,7 +54,7 @@ fn sees_size(session: &mut IscsiSession, bytes: u64) -> Result<()> {
     let said = (done.status, sense[2] & 0xf, sense[12], sense[13]);
     ensure!(said == CAPACITY_CHANGED, "{said:02x?}");
     let ready = session.command(&TEST_UNIT_READY, None, 0)?;
-    ensure!(ready.status == 0, "said twice: {:02x?}", ready.sense);
+    ensure!(ready.status == 0, "reported twice: {:02x?}", ready.sense);
     let capacity = session.command(&READ_CAPACITY, None, 8)?;
     let last = u32::try_from(bytes / 512 - 1)?.to_be_bytes();
     ensure!(capacity.data.starts_with(&last), "{:02x?}", capacity.data);
@@ -93,7 +93,7 @@ fn file_that_grew_or_shrank_outside_is_followed_by_status_and_reload() -> Result
         set_len(&file, size)?;
         set_len(&said, size)?;
         let before = known_size(&client, "a")?;
-        ensure!(before != size, "nobody has looked yet");
+        ensure!(before != size, "the daemon has not checked the size yet");
         let answer = rig.daemon.lunette(&[words])?;
         ensure!(known_size(&client, "a")? == size, "{words}: {answer}");
         hears_size(&mut events, "a", size)?;

@@ -210,7 +210,7 @@ fn thousand_idle_sessions_and_half_logins_delay_nobody() -> Result<()> {
     while IscsiSession::login(&portal, TARGET, 3000).is_err() {
         ensure!(
             begun.elapsed() < SOON,
-            "what a session leaves is not given to the next"
+            "the next session does not get the remains of this one"
         );
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -138,9 +138,9 @@ impl Bed {
             self.succeeds_soon(Method::PUT, JOB, Some(&paused))?;
         }
         let size = json!({ "size": "8M" });
-        self.refused_soon(Method::PUT, "/v1/disks/h/size", &size, "at work")?;
+        self.refused_soon(Method::PUT, "/v1/disks/h/size", &size, "running")?;
         let removed = self.soon(Method::DELETE, "/v1/disks/h?force=true", None)?;
-        is_refused(removed, "at work")
+        is_refused(removed, "running")
     }
 
     fn state(&self, disk: &str) -> Result<String> {

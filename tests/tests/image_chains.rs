@@ -418,7 +418,7 @@ fn bitmaps_stay_valid_or_their_loss_is_announced() -> Result<()> {
         let ran = run(folder, &lunette()?, &[&["image"], command].concat())?;
         let told = text(&ran.stderr);
         ensure!(
-            ran.status.success() && told.contains("bitmaps are invalid"),
+            ran.status.success() && told.contains("bitmaps are now invalid"),
             "{told}"
         );
         // The clusters of the lost bitmaps are leaks. Both programs find them.

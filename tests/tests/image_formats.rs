@@ -70,7 +70,7 @@ fn content_of_a_raw_disk_never_makes_it_an_image() -> Result<()> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
     guests_disks(folder)?;
-    let why = "begins as a disk image in the format qcow2";
+    let why = "signature of a qcow2 image";
     for guest in ["guest.raw", "guest2.raw"] {
         let before = std::fs::read(folder.join(guest))?;
         for arguments in [
@@ -248,7 +248,7 @@ fn images_are_not_put_onto_themselves_or_onto_too_long_chains() -> Result<()> {
     for mode in [&["--unsafe"][..], &[]] {
         for below in ["0.qcow2", "1.qcow2", "2.qcow2"] {
             let rebase = ["rebase", "0.qcow2", "--backing", below];
-            refused(folder, &[&rebase[..], mode].concat(), "stand on itself")?;
+            refused(folder, &[&rebase[..], mode].concat(), "form a cycle")?;
         }
     }
     // Writes the headers of 512 images, each with the name of the image below.

@@ -192,12 +192,12 @@ fn overwritten_or_refused(
         ),
         (
             &["convert", "small.qcow2", unit, "--to", "qcow2"],
-            "can be raw only",
+            "therefore raw",
         ),
         // A guest may have written this header.
         (
             &["create", "other.qcow2", "--backing", unit],
-            "begins as a disk image in the format qcow2",
+            "signature of a qcow2 image",
         ),
         (
             &["info", "iscsi://127.0.0.1:1/iqn.2026-11.org.example:x/0"],
@@ -467,7 +467,7 @@ fn an_image_whose_daemon_is_killed_under_load_has_no_fault() -> Result<()> {
         let held = run(rig.scratch.files(), "qemu-img", &["info", "disk.qcow2"])?;
         ensure!(
             text(&held.stderr).contains("lock"),
-            "QEMU opens what the daemon has: {}",
+            "QEMU opens an image that the daemon serves: {}",
             text(&held.stdout)
         );
     }
@@ -502,7 +502,7 @@ fn images_with_data_files_are_those_of_qemu() -> Result<()> {
     }
     let at = rig.scratch.files().to_owned();
     let shown = lunette(&at, &["info", "d.qcow2"]);
-    ensure!(shown.is_err(), "what is served is opened: {shown:?}");
+    ensure!(shown.is_err(), "a served image was opened: {shown:?}");
     let load = VerifiedLoad::start(&rig.socket("d"))?;
     load.goes_on(SOON)?;
     let over = at.join("over.qcow2").display().to_string();
@@ -523,10 +523,7 @@ fn images_with_data_files_are_those_of_qemu() -> Result<()> {
     let same = ["compare", "-f", "raw", "-F", "qcow2", "d.raw", "d.qcow2"];
     succeeds(&at, "qemu-img", &same)?;
     let shown = lunette(&at, &["info", "d.qcow2"])?;
-    ensure!(
-        shown.contains("data file: d.raw, a raw disk by itself"),
-        "{shown}"
-    );
+    ensure!(shown.contains("data file: d.raw, with raw data"), "{shown}");
     let refused = run(&at, &program()?, &["image", "resize", "far/e.qcow2", "1G"])?;
     let refused = text(&refused.stderr);
     ensure!(refused.contains("not in the folder"), "{refused}");
@@ -623,7 +620,7 @@ fn guest_data_in_a_growing_image_survives_kills() -> Result<()> {
         guest.ok("dd if=/dev/vda bs=1M skip=32 count=16 2>/dev/null | tr -d '\\0' | wc -c")?;
     ensure!(
         zeroes.trim() == "0",
-        "{zeroes} bytes of what it got are not zero"
+        "{zeroes} bytes of its new part are not zero"
     );
     kernel_is_content(&mut guest)?;
     drop(guest);
@@ -730,7 +727,7 @@ fn images_are_resized(at: &Path) -> Result<()> {
     );
     let again = run(at, &program()?, &["image", "create", "new.qcow2", "1M"])?;
     ensure!(
-        text(&again.stderr).contains("exists already"),
+        text(&again.stderr).contains("already exists"),
         "{}",
         text(&again.stderr)
     );

@@ -278,7 +278,7 @@ fn what_makes_no_sense_is_refused_before_anything_starts() -> Result<()> {
         (
             &["matrix", "--workers=0", "--queues=9"],
             1,
-            "no more queues",
+            "at most as many queues",
         ),
         (&["matrix", "--queues=0"], 2, "queues"),
     ] {

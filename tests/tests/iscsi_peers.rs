@@ -309,7 +309,7 @@ fn images_go_in_and_out_with_qemu_img() -> Result<()> {
         "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", &image, &url,
     ])?;
     run_ok(&["qemu-img", "convert", "-f", "raw", "-O", "raw", &url, &back])?;
-    ensure!(std::fs::read(&*back)? == bytes, "what came back differs");
+    ensure!(std::fs::read(&*back)? == bytes, "the data read differ");
     ensure!(
         std::fs::read(rig.scratch.file("d0.raw"))? == bytes,
         "the file differs"
@@ -344,7 +344,7 @@ fn chap_admits_users_and_nobody_else() -> Result<()> {
         ensure!(refused.contains(word), "{word}: {refused}");
     }
     // The admitted initiator has disconnected again.
-    for event in ["logged in", "connection ends"] {
+    for event in ["logged in", "connection ended"] {
         let line = log.lines().find(|line| line.contains(event));
         let line = line.with_context(|| format!("no \"{event}\" in the log:\n{log}"))?;
         for word in ["INFO", "iscsi-inq", TARGET, "127.0.0.1"] {
@@ -534,7 +534,7 @@ fn reservation_through_one_transport_stops_writes_through_the_other() -> Result<
     let read = session.command(&[0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0], None, 4096)?;
     ensure!(
         read.data == [3; 4096],
-        "what the reservation's holder wrote"
+        "the data of the reservation's holder"
     );
     Ok(())
 }

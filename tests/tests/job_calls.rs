@@ -168,7 +168,7 @@ fn no_call_waits_for_a_job() -> Result<()> {
     let target = |name: &str| format!("file:{}", rig.scratch.file(name).display());
     for target in ["null:8M", "ram:8M", "delay:1us,size=8M,around=ram"] {
         let answer = soon(&rig, &["disk", "mirror", "d", target, "--switch"])?;
-        ensure!(answer.contains("does not keep its data"), "{answer}");
+        ensure!(answer.contains("loses its data"), "{answer}");
     }
     let (mirror, backup, other) = (
         target("mirror.raw"),
@@ -199,7 +199,7 @@ fn no_call_waits_for_a_job() -> Result<()> {
         write_data(&rig)?;
         soon(&rig, &["job", "cancel", "d"])?;
         let is_over = || (!["running", "cancelling"].contains(&&*state(&rig).ok()?)).then_some(());
-        wait_until(SOON, is_over).with_context(|| format!("{job:?} goes on"))?;
+        wait_until(SOON, is_over).with_context(|| format!("{job:?} continues"))?;
     }
     Ok(())
 }

@@ -263,7 +263,7 @@ fn disk_goes_on_in_its_snapshot_after_kills() -> Result<()> {
     refused(
         &rig,
         &["disk", "snapshot", "d0", "--to", &again],
-        "exists already",
+        "already exists",
     )?;
     refused(
         &rig,
@@ -274,7 +274,7 @@ fn disk_goes_on_in_its_snapshot_after_kills() -> Result<()> {
     let both = [
         "disk", "snapshot", "d1", "d0", "--to", &other, "--to", &again,
     ];
-    refused(&rig, &both, "exists already")?;
+    refused(&rig, &both, "already exists")?;
     ensure!(!rig.scratch.file("other.qcow2").exists());
     is_at(&rig, "d1", "file:d1.raw")?;
 

@@ -189,7 +189,7 @@ fn write_status(session: &mut IscsiSession, lun: u8) -> Result<u8> {
             return Ok(done.status);
         }
     }
-    bail!("LUN {lun} has no end of things to tell")
+    bail!("LUN {lun} reports unit attentions without an end")
 }
 
 /// Logs in the holder (initiator 1) and another initiator.

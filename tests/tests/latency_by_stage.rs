@@ -87,7 +87,7 @@ fn failed_ios_are_logged_with_their_disk() -> Result<()> {
     ensure!(!output.status.success(), "reads beyond the end succeed");
     let took = begun.elapsed();
     let log = rig.daemon.process().log();
-    let told = log.lines().filter(|line| line.contains("an I/O failed"));
+    let told = log.lines().filter(|line| line.contains("I/O failed"));
     let told: Vec<&str> = told.collect();
     let wanted = ["WARN", "read failed", "disk=\"d0\""];
     for line in &told {
@@ -248,7 +248,7 @@ fn disks_that_share_queues_have_tables_of_their_own() -> Result<()> {
     ensure!(shared == serde_json::json!(["c0", TARGET]), "{shared}");
     let text = rig.daemon.latency(&["fast"])?;
     ensure!(
-        text.contains("see c0, iqn.2026-11.org.example:t0, whose queues it shares"),
+        text.contains("see c0, iqn.2026-11.org.example:t0, which has the same queues"),
         "{text}"
     );
     ensure!(!text.contains("\nkicks"), "{text}");
@@ -493,7 +493,7 @@ fn every_script_compiles_and_where_it_can_be_attached_tells_something() -> Resul
         attach(&mut rig, &folder.join(script), argument, word)
             .with_context(|| format!("{script} attached"))?;
     }
-    println!("every script compiles, was attached and told what was expected");
+    println!("every script compiles, was attached and printed the expected output");
     Ok(())
 }
 

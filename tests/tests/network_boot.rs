@@ -48,7 +48,7 @@ fn ipxe_boots_a_machine_from_a_target_with_chap() -> Result<()> {
     guest.kill()?;
     let log = rig.daemon.process().log();
     let came_in = log.lines().find(|line| line.contains("logged in"));
-    let came_in = came_in.with_context(|| format!("nobody logged in:\n{log}"))?;
+    let came_in = came_in.with_context(|| format!("no initiator logged in:\n{log}"))?;
     ensure!(came_in.contains("iqn.2026-11.org.example:pxe"), "{came_in}");
     Ok(())
 }

@@ -72,11 +72,11 @@ fn packages_are_reproducible_install_upgrade_and_leave_nothing() -> Result<()> {
     let newer = packages(&target, &scratch.file("newer"), "2")?;
     dpkg(&root, &["--install"], &newer)?;
     installed(&root)?;
-    ensure!(state.exists(), "an upgrade loses what the daemon kept");
+    ensure!(state.exists(), "an upgrade loses the daemon's state");
     dpkg(&root, &["--remove", "lunette-lab", "lunette"], &[])?;
     ensure!(!root.join("usr/bin/lunette").exists() && state.exists());
     dpkg(&root, &["--purge", "lunette-lab", "lunette"], &[])?;
-    ensure!(!state.exists(), "purge leaves what the daemon kept");
+    ensure!(!state.exists(), "purge leaves the daemon's state");
     ensure!(
         root.join("etc/lunette/lunette.toml").exists(),
         "purge takes the user's configuration"

@@ -175,7 +175,7 @@ fn emulated_reservations_hold_between_clients_of_a_daemon() -> Result<()> {
     ensure!(other.command(&mode_select, Some(&[0; 4]), 0)?.status == 0x18);
     ensure!(
         pair.far(3)?.command(&write, Some(&[1; 512]), 0)?.status == 0,
-        "the far target knows nothing"
+        "the far target has no reservation"
     );
     Ok(())
 }

@@ -252,14 +252,14 @@ fn what_cannot_be_opened_says_why_and_nothing_blocks_its_submitter() -> Result<(
     for (config, name, expected) in [
         (&good, "rbd/missing", "lunette rbd list rbd"),
         (&good, "rbd/a@missing", "rbd snap ls rbd/a"),
-        (&good, "missing/a", "no such pool"),
-        (&wrong_key, "rbd/a", "the monitors refuse the key"),
+        (&good, "missing/a", "ceph osd pool ls"),
+        (&wrong_key, "rbd/a", "the monitors reject the key"),
         (
             &no_key,
             "rbd/a",
             "cannot read the keyring /nonexistent/keyring",
         ),
-        (&no_monitor, "rbd/a", "see that monitors run"),
+        (&no_monitor, "rbd/a", "check that the monitors run"),
         (&no_option, "rbd/a", "no option rbd_no_such_option"),
         (&no_file, "rbd/a", "/nonexistent/ceph.conf"),
     ] {
@@ -498,7 +498,7 @@ fn fenced_daemon_fails_io_until_its_entry_is_gone() -> Result<()> {
     let watchers: serde_json::Value = serde_json::from_str(&watchers)?;
     let address = watchers["watchers"][0]["address"]
         .as_str()
-        .context("nobody watches the image")?;
+        .context("the image has no watcher")?;
     let mut front_end = FrontEnd::connect(&rig.socket("a"), &Options::default())?;
     let options = QueueOptions::default();
     let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
@@ -516,7 +516,7 @@ fn fenced_daemon_fails_io_until_its_entry_is_gone() -> Result<()> {
     ensure!(seen.is_some(), "{}", shown(&rig)?);
     ensure!(
         queue.write(0, &[2; 512])? != status::OK,
-        "it comes back by itself"
+        "it recovers without help"
     );
 
     // After removal from the blocklist the disk recovers with its data unchanged.
@@ -662,7 +662,7 @@ fn start_and_reload_do_not_wait_for_a_cluster_that_does_not_answer() -> Result<(
     std::fs::write(rig.scratch.file("lunette.toml"), text)?;
     rig.daemon.lunette(&["reload"])?;
     ensure!(state("n")?.contains("opening"), "{}", state("n")?);
-    wait_for_state(&rig, "unavailable", "see that monitors run")?;
+    wait_for_state(&rig, "unavailable", "check that the monitors run")?;
     // Removes the disk while it is reopened or waits for that.
     rig.daemon.lunette(&["disk", "remove", "d"])?;
     ensure!(state("d").is_err(), "a removed disk");
@@ -672,7 +672,7 @@ fn start_and_reload_do_not_wait_for_a_cluster_that_does_not_answer() -> Result<(
     let refusing = DaemonBuilder::new(&scratch).disk(&required);
     let (status, said) = refusing.start_refused()?;
     ensure!(
-        !status.success() && said.contains("see that monitors run"),
+        !status.success() && said.contains("check that the monitors run"),
         "{status}: {said}"
     );
     Ok(())
@@ -699,7 +699,7 @@ fn changes_of_other_disks_are_made_while_an_image_is_being_opened() -> Result<()
     let added = adding.wait_with_output()?;
     let said = String::from_utf8_lossy(&added.stderr).into_owned();
     ensure!(
-        !added.status.success() && said.contains("see that monitors run"),
+        !added.status.success() && said.contains("check that the monitors run"),
         "{said}"
     );
     // Few changes happen before the open begins.

@@ -26,7 +26,7 @@ fn blocklist(ceph: &Ceph, image: &str) -> Result<String> {
     let status = ceph.rbd(&["status", image, "--format", "json"])?;
     let status: serde_json::Value = serde_json::from_str(&status)?;
     let address = status["watchers"][0]["address"].as_str();
-    let address = address.context("nobody watches the image")?.to_owned();
+    let address = address.context("the image has no watcher")?.to_owned();
     ceph.ceph(&["osd", "blocklist", "add", &address])?;
     Ok(address)
 }
@@ -115,7 +115,7 @@ fn disk_with_a_wrong_key_or_no_image_comes_once_mended() -> Result<()> {
         keyring.display()
     );
     let rig = Rig::new(|daemon| daemon.disk(&disk))?;
-    wait_for_state(&rig, "d", "unavailable", "the monitors refuse the key")?;
+    wait_for_state(&rig, "d", "unavailable", "the monitors reject the key")?;
     std::fs::copy(ceph.keyring(), keyring)?;
     wait_for_state(&rig, "d", "unavailable", "lunette rbd list rbd")?;
     ceph.rbd(&["create", "rbd/late", "--size", "8M"])?;
@@ -165,7 +165,7 @@ fn renamed_image_is_served_on_whatever_takes_its_name() -> Result<()> {
         &rig,
         "d",
         "unavailable",
-        "another image or snapshot has this name",
+        "belongs to another image or snapshot",
     )?;
     let waits = queue.wait_for(Duration::from_millis(100));
     ensure!(
@@ -258,7 +258,7 @@ fn removed_image_fails_io_whatever_takes_its_name() -> Result<()> {
         &rig,
         "report",
         "unavailable",
-        "another image or snapshot has this name",
+        "belongs to another image or snapshot",
     )?;
     ensure!(report.read(0, &mut bytes)? == status::IOERR);
     drop(queues);

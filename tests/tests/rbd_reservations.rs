@@ -352,7 +352,7 @@ fn three_daemons_agree_though_one_is_stopped() -> Result<()> {
     let log = third.daemon.process().log();
     ensure!(preempted.is_some(), "{log}");
     ensure!(
-        log.contains("not blocklisted, what it had begun may still be written"),
+        log.contains("cannot blocklist a daemon, its writes in flight may still arrive"),
         "{log}"
     );
     let listed = ceph.ceph(&["osd", "blocklist", "ls"])?;
@@ -487,7 +487,10 @@ fn object_is_compared_and_replaced_and_watchers_are_awaited() -> Result<()> {
     let told = wait_until(LIMIT, || {
         (lost.load(Ordering::SeqCst) != 0 && silent.age().is_err()).then_some(())
     });
-    ensure!(told.is_some(), "a watch of a blocklisted client goes on");
+    ensure!(
+        told.is_some(),
+        "the watch of a blocklisted client continues"
+    );
     drop((first, silent));
     ensure!(one.notify(b"nobody", LIMIT)?.is_empty());
     Ok(())

@@ -377,7 +377,9 @@ fn level_1_costs_no_error_and_no_write_either() -> Result<()> {
 fn level_2_outlives(connections: u8) -> Result<()> {
     let (log, sessions) = break_connections(2, connections)?;
     ensure!(!log.contains("session lost"), "{log}");
-    let losses = log.matches("connection lost, its commands go on").count();
+    let losses = log
+        .matches("connection lost, its commands continue")
+        .count();
     ensure!(
         (2..30).contains(&losses),
         "{losses} lines of losses:\n{log}"

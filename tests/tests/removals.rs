@@ -97,7 +97,7 @@ fn removed_lun_is_seen_as_removing_until_its_requests_end() -> Result<()> {
     ensure!(
         refused
             .as_ref()
-            .is_err_and(|e| e.to_string().contains("is being removed")),
+            .is_err_and(|e| e.to_string().contains("being removed")),
         "{refused:?}"
     );
     let status = reader.join().expect("it does not panic")?;
@@ -146,8 +146,9 @@ fn a_reload_that_removes_a_lun_in_use_waits_no_longer_than_its_caller() -> Resul
     let second = client.change(Method::POST, &format!("{reload}=0"), None);
     let said = second.as_ref().map_err(ToString::to_string);
     ensure!(
-        said.as_ref()
-            .is_err_and(|said| said.contains("another whole configuration has been waiting")),
+        said.as_ref().is_err_and(
+            |said| said.contains("another replacement of the configuration has been waiting")
+        ),
         "{said:?}"
     );
     ensure!(!reader.is_finished(), "the other change has waited");

@@ -134,7 +134,7 @@ fn queue_resumed_on_another_disk_is_refused_until_a_reset() -> Result<()> {
         );
         let log = rig.daemon.process().log();
         ensure!(
-            log.contains("another disk since its driver started; hint: "),
+            log.contains("was replaced after its driver started; hint: "),
             "{log}"
         );
 

@@ -68,7 +68,7 @@ fn sanitize_goes_on_after_a_kill() -> Result<()> {
     rig.daemon.start_again()?;
     let portal = rig.iscsi_portal(TARGET)?;
     let mut session = IscsiSession::login_only(&portal, TARGET, 1)?;
-    ensure!(ready(&mut session)? == UNDER_WAY, "it goes on");
+    ensure!(ready(&mut session)? == UNDER_WAY, "it continues");
     wait_for_its_end(&mut session)?;
     let bytes = std::fs::read(rig.scratch.file("d0.raw"))?;
     ensure!(bytes.len() == 64 << 20 && bytes.chunks(4).all(|word| word == b"wipe"));
@@ -99,7 +99,7 @@ fn sanitize_pauses_while_its_disk_is_removed() -> Result<()> {
     rig.daemon.lunette(&["lun", "add", TARGET, "0:0", "d0"])?;
     let mut session = IscsiSession::login_only(&portal, TARGET, 1)?;
     wait_for_its_end(&mut session)?;
-    ensure!(wiped()?, "it went on and did not end");
+    ensure!(wiped()?, "it continued and did not end");
     Ok(())
 }
 

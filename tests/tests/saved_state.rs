@@ -565,7 +565,7 @@ fn reset_moves_only_the_named_file_and_saves_known_state_again() -> Result<()> {
         let refused = served.daemon.ask(&["state", "reset", copied, "--yes"])?;
         let answer = String::from_utf8_lossy(&refused.stderr);
         ensure!(
-            !refused.status.success() && answer.contains("no state file of this daemon"),
+            !refused.status.success() && answer.contains("not a state file of this daemon"),
             "{answer}"
         );
         ensure!(fs::read(state.join(name))? == content, "{name} was moved");

@@ -122,7 +122,7 @@ fn guests_go_on_through_upgrades() -> Result<()> {
     // No front end has reconnected.
     let log = rig.daemon.process().log();
     let count = |what: &str| log.matches(what).count();
-    ensure!(count("front end goes on") == 24, "{log}");
+    ensure!(count("front end session taken over") == 24, "{log}");
     ensure!(count("front end connected") == 2, "{log}");
     // The new daemon notifies the guest of a new size, through the channel of the first daemon.
     rig.daemon.lunette(&["disk", "resize", "d0", "96M"])?;
@@ -294,7 +294,7 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
         );
     }
     let log = near.daemon.process().log();
-    ensure!(log.contains("session is back"), "{log}");
+    ensure!(log.contains("session recovered"), "{log}");
     ensure!(!log.contains("Connection refused"), "{log}");
     let now = descriptors(last.0)?;
     ensure!(now <= first + 2, "{first} descriptors have become {now}");
@@ -434,10 +434,10 @@ fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
     let script = rig.scratch.file("program");
     for (text, said) in [
         ("#!/bin/sh\necho 99\n", "understands 99"),
-        ("#!/bin/sh\nexit 1\n", "does not say what it understands"),
+        ("#!/bin/sh\nexit 1\n", "does not report a handover version"),
         (
             "#!/bin/sh\ntest \"$1\" = upgrade && { echo 1; exit; }\nexit 3\n",
-            "the new daemon has ended",
+            "the new daemon ended",
         ),
     ] {
         std::fs::write(&script, text)?;
@@ -475,10 +475,10 @@ fn front_ends_are_handed_to_the_daemons_user_alone() -> Result<()> {
     let deserted = rig.scratch.socket("deserted");
     drop(UnixDatagram::bind(&deserted)?);
     for (handover, socket, said) in [
-        (1, file.as_path(), "no socket of root"),
-        (1, deserted.as_path(), "nobody listens"),
-        (1, Path::new("/nonexistent/socket"), "cannot look at"),
-        (7, file.as_path(), "hands over version 1"),
+        (1, file.as_path(), "not a socket of root"),
+        (1, deserted.as_path(), "cannot connect"),
+        (1, Path::new("/nonexistent/socket"), "cannot stat"),
+        (7, file.as_path(), "handover version 1"),
     ] {
         let refused = ask(handover, socket).err().context("it ends")?.to_string();
         ensure!(refused.contains(said), "{refused}");

@@ -181,7 +181,7 @@ fn refusals(guests: &UserGuests) -> Result<()> {
     refused(
         "include b.fio\n",
         &[],
-        &["line 1", "hint: put that file's text here"],
+        &["line 1", "hint: insert the text of that file"],
     )?;
     refused(read, &["--disks", "vdzz"], &["/dev/vdzz", "exit code 1"])?;
     refused(read, &["--with", "fio"], &["the guest has no fio", "hint:"])

@@ -17,7 +17,7 @@ impl Namespace {
     fn new() -> Result<Namespace> {
         ensure!(
             Path::new("/dev/net/tun").exists(),
-            "there is no /dev/net/tun, by which tap devices are made\nhint: modprobe tun, or pass the device node on to the container"
+            "there is no /dev/net/tun for tap devices\nhint: modprobe tun, or pass the device node into the container"
         );
         ensure!(
             rustix::process::geteuid().is_root(),

@@ -39,11 +39,11 @@ fn virtio_blk_device_comes_and_goes_20_times_under_io() -> Result<()> {
         if round == 0 {
             let full = guests.refused(&["plug", "plug", "blk", "other=ram:16M"])?;
             ensure!(
-                full.contains("no port of guest plug (q35) is free, 1 are taken"),
+                full.contains("guest plug (q35) has no free port, 1 are in use"),
                 "{full}"
             );
             let twice = guests.refused(&["plug", "plug", "scsi", "--via-qemu", "hot"])?;
-            ensure!(twice.contains("hot is plugged in already"), "{twice}");
+            ensure!(twice.contains("hot is already plugged in"), "{twice}");
             ensure!(guests.ok(&["list"])?.contains("+blk:hot"));
             exec("guest-agent soak --file /dev/vdb --seed 9 --runtime 1")?;
         }

@@ -68,7 +68,7 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
     ensure!(guests.state("one").is_none() && guests.state("two").is_some());
     let stopped = guests.refused(&["exec", "one", "true"])?;
     ensure!(
-        stopped.contains("no guest one runs; running: two"),
+        stopped.contains("there is no guest one; running: two"),
         "{stopped}"
     );
     guests.ok(&["kill", "two"])?;
@@ -285,9 +285,9 @@ fn a_guest_that_does_not_come_up_ends_with_what_its_console_said() -> Result<()>
         words.extend(detached.then_some("--detach"));
         let complaint = guests.refused(&words)?;
         for part in [
-            "has not booted within 6 s",
+            "did not boot within 6 s",
             "stuck\n",
-            "hint: --kernel alone needs virtio drivers",
+            "hint: --kernel alone needs built-in virtio drivers",
         ] {
             ensure!(complaint.contains(part), "no {part:?} in: {complaint}");
         }

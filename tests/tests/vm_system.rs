@@ -146,7 +146,7 @@ fn folder_of_the_host_is_read_and_written_in_the_guest() -> Result<()> {
     // Errors in the topology are also reported with --detach.
     let memory = ["run", "--detach", "blk:1,via=qemu", "backing=ram:16M"];
     let refused = guests.refused(&memory)?;
-    ensure!(refused.contains("which QEMU does not reach"), "{refused}");
+    ensure!(refused.contains("which QEMU cannot access"), "{refused}");
     for machine in ["q35", "pc"] {
         guests.ok(&[
             "run",

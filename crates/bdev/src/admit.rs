@@ -54,7 +54,7 @@ impl Limits {
         let expected = io.buffer_length();
         assert!(
             expected == 0 || buffer.len() as u64 == expected,
-            "window and I/O differ"
+            "window and I/O have different lengths"
         );
         None
     }

@@ -150,7 +150,7 @@ impl StatusCalls {
             // The kernel has ended the watch, possibly for lack of memory.
             match ring.watch_event(self.owner, 0, event) {
                 Ok(again) => *watch = again,
-                Err(error) => tracing::error!("block status is not heard of any more: {error}"),
+                Err(error) => tracing::error!("cannot watch for block status results: {error}"),
             }
         }
         let answers = std::mem::take(&mut *lock(&self.answers));

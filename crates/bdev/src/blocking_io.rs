@@ -58,7 +58,7 @@ impl Drop for BlockingIo {
         let (mut completions, mut finished) = (Vec::new(), Vec::new());
         while channel.in_flight() > 0 {
             if let Err(error) = self.ring.enter(Wait::Until(None), &mut completions) {
-                tracing::error!("cannot wait for an I/O that was given up: {error}");
+                tracing::error!("cannot wait for a cancelled I/O: {error}");
                 return;
             }
             for completion in completions.drain(..) {
@@ -170,9 +170,8 @@ impl BlockingIo {
             Some(medium) => medium.key(),
             None => self.device.kind().to_owned(),
         };
-        let error = format!(
-            "{name}: the device has not ended its I/O in time; hint: check its storage, then try again"
-        );
+        let error =
+            format!("{name}: I/O timed out; hint: check the storage of the device, then try again");
         io::Error::new(io::ErrorKind::TimedOut, error)
     }
 
@@ -203,7 +202,7 @@ impl BlockingIo {
             errno => io::Error::from_raw_os_error(errno),
         };
         if self.is_hung {
-            return Err(io::Error::other("an earlier I/O has not ended"));
+            return Err(io::Error::other("an earlier I/O is still in flight"));
         }
         let (ring, channel) = self.attached()?;
         let submitted = channel.submit(ring, io, &mut buffer, Tag(0));
@@ -239,8 +238,8 @@ impl BlockingIo {
                     let (ring, channel) = self.attached()?;
                     channel.abort(ring, Tag(0));
                     let reason = match is_late {
-                        true => "the I/O takes too long",
-                        false => "the I/O was given up",
+                        true => "the I/O timed out",
+                        false => "the I/O was cancelled",
                     };
                     return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
                 }

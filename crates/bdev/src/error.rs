@@ -34,7 +34,7 @@ pub enum OpenError {
     },
     /// The retained memory of a RAM disk has another shape.
     #[error(
-        "its memory was kept with {size} bytes in blocks of {block_size} bytes; hint: configure it so, or remove the disk and add it anew"
+        "its retained memory has {size} bytes in blocks of {block_size} bytes, unlike its configuration; hint: configure that size and block size, or remove the disk and add it again"
     )]
     Kept {
         /// Size of the disk in bytes.

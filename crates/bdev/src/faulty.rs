@@ -213,7 +213,7 @@ impl FaultyBackend {
     fn vacate(&mut self, index: usize) -> Finished {
         self.free.push(index);
         let slot = &mut self.slots[index];
-        let (buffer, outcome) = slot.over.take().expect("only what is over is answered");
+        let (buffer, outcome) = slot.over.take().expect("an I/O completes after its end");
         Finished {
             tag: slot.tag,
             buffer,

@@ -66,7 +66,7 @@ impl FromStr for CacheMode {
             "writeback" => Ok(CacheMode::Writeback),
             "writethrough" => Ok(CacheMode::Writethrough),
             _ => Err(format!(
-                "cache mode {text:?} is not known: it must be none, writeback or writethrough"
+                "unknown cache mode {text:?}: it must be none, writeback or writethrough"
             )),
         }
     }
@@ -156,12 +156,12 @@ impl Shared {
     fn check_file(&self) -> io::Result<()> {
         let path = self.path.display();
         let changed = |what: String| {
-            let hint = "another program has changed it; hint: keep other programs away from it, and start again";
+            let hint = "another program changed the file; hint: stop that program, and start again";
             io::Error::other(format!("{path}: {what}: {hint}"))
         };
         let found = match rustix::fs::stat(&self.path) {
             Err(rustix::io::Errno::NOENT) => {
-                return Err(changed("the file does not exist any more".to_owned()));
+                return Err(changed("the file no longer exists".to_owned()));
             }
             found => found?,
         };
@@ -175,7 +175,7 @@ impl Shared {
         if (found.st_dev, found.st_ino) != (open.st_dev, open.st_ino) {
             let bytes = found.st_size;
             return Err(changed(format!(
-                "it is another file now, with {bytes} bytes"
+                "the path now names another file, of {bytes} bytes"
             )));
         }
         let (bytes, expected) = (open.st_size.unsigned_abs(), self.capacity.bytes());
@@ -184,7 +184,7 @@ impl Shared {
         match bytes.next_multiple_of(u64::from(unit)) >= expected {
             true => Ok(()),
             false => Err(changed(format!(
-                "it has {bytes} bytes instead of {expected}"
+                "the file has {bytes} bytes instead of {expected}"
             ))),
         }
     }
@@ -371,7 +371,7 @@ impl BlockDevice for File {
         }
         match uring::file_lock::lock(self.shared.control.as_fd(), is_writer)? {
             None => Ok(()),
-            Some(_) => Err(io::Error::other("somebody else has it by now")),
+            Some(_) => Err(io::Error::other("another process has locked the file")),
         }
     }
 

@@ -40,7 +40,7 @@ impl<T> Inbox<T> {
 
     /// Moves all answers into an empty list and reuses that list's memory. Called by the worker.
     pub fn take(&self, into: &mut Vec<(u64, T)>) {
-        debug_assert!(into.is_empty(), "answers are moved into an empty list");
+        debug_assert!(into.is_empty(), "the destination list is not empty");
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::swap(&mut *waiting, into);
     }
@@ -53,7 +53,7 @@ impl<T> Inbox<T> {
         }
         match self.watch(ring, owner) {
             Ok(again) => *watch = Some(again),
-            Err(error) => tracing::error!("answers of a disk are not noticed any more: {error}"),
+            Err(error) => tracing::error!("cannot watch for completions of a disk: {error}"),
         }
     }
 }

@@ -83,13 +83,11 @@ impl KeptMemory {
             u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
         if bytes[..16] != MAGIC {
-            return Err(refused(
-                "the memory that was kept is not that of a RAM disk",
-            ));
+            return Err(refused("the retained memory is not that of a RAM disk"));
         }
         if number(16) != VERSION {
             return Err(refused(
-                "the memory that was kept is of another version of Lunette",
+                "the retained memory belongs to another version of Lunette",
             ));
         }
         let mut size = [0; 8];
@@ -108,7 +106,7 @@ impl KeptMemory {
             .and_then(|size| size.checked_add(DATA_AT));
         match needed {
             Some(needed) if kept.size > 0 && needed <= kept.file.metadata()?.len() => Ok(kept),
-            _ => Err(refused("the memory that was kept is shorter than its disk")),
+            _ => Err(refused("the retained memory is shorter than its disk")),
         }
     }
 
@@ -251,7 +249,7 @@ mod tests {
             (8 << 20, identity(&first))
         );
         assert_eq!(open(options).unwrap().capacity().bytes(), 4 << 20);
-        assert!(grown.forget(), "nobody sees it any more");
+        assert!(grown.forget(), "the retained memory has no users");
         assert_ne!(identity(&open(options).unwrap()), identity(&first));
     }
 }

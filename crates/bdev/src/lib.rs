@@ -301,7 +301,7 @@ pub trait BlockDevice: Send + Sync {
     fn reopen_to_commit(&self) -> Result<Committable, OpenError> {
         Err(OpenError::File {
             path: std::path::PathBuf::new(),
-            what: "it is no image that stands on another".to_owned(),
+            what: "it is not an image with a backing image".to_owned(),
         })
     }
 

@@ -154,7 +154,7 @@ impl Kept {
         if !is_kept {
             tracing::warn!(
                 disk,
-                "nobody keeps its memory beyond the end of this process; hint: run the daemon under systemd with FileDescriptorStoreMax="
+                "RAM disk loses its content when this process ends; hint: run the daemon under systemd with FileDescriptorStoreMax="
             );
         }
         let is_larger = memory.size > options.size && !memory.may_end_at(options.size);
@@ -187,7 +187,7 @@ fn map(bytes: u64, huge_pages: bool, from: Option<(&File, u64)>) -> io::Result<A
         None => Mapping::anonymous(length)?,
     };
     if huge_pages && let Err(error) = memory.advise_huge_pages() {
-        tracing::debug!(%error, "no huge pages for {bytes} bytes of a RAM disk");
+        tracing::debug!(%error, "cannot use huge pages for {bytes} bytes of a RAM disk");
     }
     Ok(memory)
 }
@@ -369,12 +369,20 @@ struct RamBackend {
 fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> IoOutcome {
     match io.kind {
         IoKind::Read => {
-            assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
+            assert_eq!(
+                buffer.len() as u64,
+                io.length,
+                "window and I/O have different lengths"
+            );
             buffer.fill_from(memory, at as usize);
             Ok(())
         }
         IoKind::Write => {
-            assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
+            assert_eq!(
+                buffer.len() as u64,
+                io.length,
+                "window and I/O have different lengths"
+            );
             buffer.drain_to(memory, at as usize);
             Ok(())
         }

@@ -412,7 +412,7 @@ mod tests {
         assert!(!locks.is_open(), "I/Os are set aside from now on");
         assert!(
             granted.names().is_empty(),
-            "what was begun before has not ended"
+            "an earlier I/O is still in flight"
         );
         worker.barrier.lock().unwrap().clear();
         assert_eq!(granted.names(), [1]);

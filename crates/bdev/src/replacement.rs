@@ -46,7 +46,7 @@ pub(crate) fn check_shape(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenP
     let (before, after) = (told.geometry, new.geometry);
     if before.block_size() != after.block_size() {
         return broken(format!(
-            "its blocks have {} bytes, those of the disk {}; hint: block_size={}",
+            "its block size is {} bytes, that of the disk {}; hint: block_size={}",
             after.block_size(),
             before.block_size(),
             before.block_size()
@@ -58,7 +58,7 @@ pub(crate) fn check_shape(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenP
             after.capacity_bytes(),
             before.capacity_bytes(),
             match after.capacity_bytes() < before.capacity_bytes() {
-                true => "; hint: give a target that is at least as large",
+                true => "; hint: give a target of at least that size",
                 false => "",
             }
         ));
@@ -74,28 +74,28 @@ pub(crate) fn check(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise
     let promises = [
         ("it is read-only", !told.read_only && new.read_only),
         (
-            "it has a volatile write cache, and clients were told that there is none; hint: cache=writethrough",
+            "it has a volatile write cache, but the disk was presented to clients without one; hint: cache=writethrough",
             !told.write_cache && new.write_cache,
         ),
         (
-            "it cannot discard, and clients were told that the disk can",
+            "it cannot discard, but clients use discard",
             told.discard_granularity.is_some() && new.discard_granularity.is_none(),
         ),
         (
-            "discarded blocks do not read as zeroes there, and clients were told that they do",
+            "its discarded blocks do not read as zeroes, but clients rely on zeroes",
             told.discard_zeroes && !new.discard_zeroes,
         ),
         (
-            "it cannot write zeroes, and clients were told that the disk can",
+            "it cannot write zeroes, but clients use write zeroes",
             told.write_zeroes && !new.write_zeroes,
         ),
         (
-            "it is shared with other hosts in another way than the disk",
+            "its sharing with other hosts differs from that of the disk",
             told.shared != new.shared
                 || told.compare_and_write.is_some() && new.compare_and_write.is_none(),
         ),
         (
-            "SCSI devices that are passed through are not replaced",
+            "a SCSI device with passthrough cannot be replaced",
             told.passthrough.is_some() || new.passthrough.is_some(),
         ),
     ];

@@ -74,7 +74,7 @@ impl ScsiDisk {
         });
         let unit = GenericUnit(threads);
         unit.start()
-            .map_err(|error| failed(format!("no thread is left for its commands: {error}")))?;
+            .map_err(|error| failed(format!("cannot start a thread for its commands: {error}")))?;
         let parts = ScsiDiskParts {
             kind: "scsi_generic",
             unit: Box::new(unit),
@@ -122,20 +122,20 @@ impl Device {
         };
         let file = file.map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => sandbox::refusal(path, true).unwrap_or_else(|| {
-                format!("{error}; hint: the daemon's user needs the right to read and write it (group disk, or a udev rule)")
+                format!("{error}; hint: give the daemon's user read and write permission (group disk, or a udev rule)")
             }),
             io::ErrorKind::NotFound => {
-                format!("{error}; hint: `lsscsi -g` lists devices; /dev/sgN needs the kernel's module sg")
+                format!("{error}; hint: list devices with `lsscsi -g`; /dev/sgN needs the kernel's module sg")
             }
             _ => error.to_string(),
         })?;
         scsi_generic::check(file.as_fd()).map_err(|error| {
-            format!("it takes no SCSI commands: {error}; hint: name /dev/sgN, or a block device that is a SCSI device")
+            format!("it does not accept SCSI commands: {error}; hint: name /dev/sgN, or a block device that is a SCSI device")
         })?;
         let kind = file.metadata().map_err(|error| error.to_string())?;
         let is_block = kind.file_type().is_block_device();
         if !is_block && kind.rdev() == 0 {
-            return Err("it is no device".to_owned());
+            return Err("it is not a device".to_owned());
         }
         let most = scsi_generic::transfer_max(file.as_fd(), is_block);
         Ok(Device {
@@ -169,7 +169,7 @@ impl Device {
             Ok(answer) => {
                 tracing::debug!(
                     host_status = answer.host_status,
-                    "SCSI device was not reached"
+                    "SCSI command did not reach the device"
                 );
                 None
             }
@@ -177,7 +177,7 @@ impl Device {
             // The kernel's filter for users without the right to send all commands.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => Some(refused()),
             Err(error) => {
-                tracing::debug!("SCSI device was not reached: {error}");
+                tracing::debug!("cannot send a command to the SCSI device: {error}");
                 None
             }
         }
@@ -194,7 +194,7 @@ impl Device {
         loop {
             let done = self.execute(&command).ok_or_else(|| CommandError::Answer {
                 command: name,
-                what: "the device is not reached".to_owned(),
+                what: "the device is unreachable".to_owned(),
             })?;
             match checked(name, done) {
                 Err(CommandError::Refused {
@@ -330,10 +330,10 @@ impl Threads {
                 tracing::error!(
                     before = known.block_size,
                     now = info.block_size,
-                    "SCSI device is another one, or has blocks of another size: its disk fails until it is removed and added again"
+                    "SCSI device or its block size changed, I/O fails; hint: remove the disk and add it again"
                 );
                 self.watch.hear(UnitEvent::Down {
-                    reason: "another device is there, or its blocks have another size; hint: remove the disk and add it again",
+                    reason: "the device or its block size has changed; hint: remove the disk and add it again",
                     next_try: Duration::ZERO,
                 });
                 self.close();
@@ -343,7 +343,9 @@ impl Threads {
                 self.watch.hear(UnitEvent::Changed(&known));
             }
             Ok(_) => {}
-            Err(error) => tracing::warn!("SCSI device has changed and does not say how: {error}"),
+            Err(error) => {
+                tracing::warn!("SCSI device changed, but its properties cannot be read: {error}")
+            }
         }
     }
 }

@@ -76,7 +76,7 @@ fn changes_of_a_file_by_other_programs_are_found() {
     says(&error, &["another file", "4096 bytes"]);
     fs::remove_file(&path).unwrap();
     let error = file.check_file().unwrap_err().to_string();
-    says(&error, &["does not exist any more"]);
+    says(&error, &["no longer exists"]);
 }
 
 #[test]
@@ -152,7 +152,12 @@ fn image_of_another_format_is_named_and_never_to_be_changed() {
         let odd = refusal(FileOptions::new(&path));
         says(
             &odd,
-            &["1000 bytes", "512 bytes", format, "leave it as it is"],
+            &[
+                "1000 bytes",
+                "512 bytes",
+                format,
+                "another size would damage",
+            ],
         );
         let other = refusal(options(&path, 1 << 20, CacheMode::None));
         says(&other, &["1000 bytes large", format]);

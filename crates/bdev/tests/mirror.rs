@@ -236,7 +236,7 @@ fn image_over_an_open_disk_comes_up_and_stands_alone() {
         ram(),
         SIZE,
     );
-    assert!(again.err().unwrap().to_string().contains("exists already"));
+    assert!(again.err().unwrap().to_string().contains("already exists"));
     let two_image = Image::create_over(&two, &name("one.qcow2", "qcow2"), Arc::clone(&one), SIZE);
     let two_image: Arc<dyn BlockDevice> = Arc::new(two_image.unwrap());
     one.give_up_writing().unwrap();

@@ -513,7 +513,7 @@ fn image_with_snapshots_keeps_what_it_stands_on() {
         image.reopen_to_commit().err().unwrap().to_string(),
     ];
     for refusal in refusals {
-        let is_clear = refusal.contains("snapshots inside") && refusal.contains("--delete");
+        let is_clear = refusal.contains("internal snapshots") && refusal.contains("--delete");
         assert!(is_clear, "{refusal}");
     }
     Worker::new(&image).write(0, &[7; 4096]).unwrap();
@@ -588,7 +588,7 @@ fn what_is_not_served_is_refused_by_name() {
         ("encrypted", "LUKS"),
         ("raw", "file:PATH"),
         ("far", "not a file"),
-        ("loop", "stands on itself"),
+        ("loop", "form a cycle"),
         ("absent", "lunette image create"),
     ] {
         let error = open_image(&at.join(name), CacheMode::None)
@@ -669,7 +669,7 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
             .err()
             .unwrap()
             .to_string()
-            .contains("in the image itself")
+            .contains("no external data file")
     );
 }
 

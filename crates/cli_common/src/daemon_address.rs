@@ -9,7 +9,7 @@ use crate::Failure;
 
 /// Address of the daemon.
 #[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = "Which daemon")]
+#[command(next_help_heading = "Daemon address")]
 pub struct DaemonAddress {
     /// Control socket of the daemon [default: like serve --control, otherwise the system's]
     #[arg(long, visible_alias = "control", value_name = "PATH", global = true)]

@@ -130,7 +130,7 @@ fn read(text: &str) -> Result<Targets, String> {
         if !part.contains('=') && !LEVELS.contains(&part.to_lowercase().as_str()) {
             let guess = nearest_level(part);
             let guess = guess.map_or(String::new(), |guess| format!("; did you mean {guess}?"));
-            return Err(format!("`{part}` is no level: give {ALLOWED}{guess}"));
+            return Err(format!("`{part}` is not a level: give {ALLOWED}{guess}"));
         }
     }
     text.parse::<Targets>()

@@ -83,7 +83,7 @@ mod tests {
                 0o600,
                 ":1: the target's secret equals the initiator's secret in line 2",
             ),
-            ("", 0o600, "no CHAP user"),
+            ("", 0o600, "no line with a CHAP user"),
         ] {
             let error = write(text, mode).unwrap_err();
             assert!(error.contains(told), "{error}");

@@ -38,7 +38,7 @@ pub enum ClientError {
     },
     /// No process listens on the socket.
     #[error(
-        "nobody listens on {}: its daemon has ended; hint: start it with `lunette serve`",
+        "no daemon at {}: no process listens on this socket; hint: start one with `lunette serve`",
         socket.display()
     )]
     Stale {
@@ -71,7 +71,7 @@ pub enum ClientError {
         what: String,
     },
     /// The exchange failed.
-    #[error("cannot ask {way}: {what}")]
+    #[error("request to {way} failed: {what}")]
     Conversation {
         /// Path of the socket, or the address.
         way: String,
@@ -164,7 +164,7 @@ impl Client {
         let wrong = |why: &str| format!("{url:?} {why}, such as http://127.0.0.1:9753");
         if url.starts_with("https:") {
             return Err(wrong(
-                "needs TLS, which the daemon does not support; hint: use a tunnel, and name its local end",
+                "needs TLS, which the daemon does not support; hint: use a tunnel, and give the address of its local end",
             ));
         }
         let Some(authority) = url.strip_prefix("http://") else {
@@ -233,7 +233,7 @@ impl Client {
 
     fn understood<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, ClientError> {
         serde_json::from_slice(body)
-            .map_err(|error| self.failed(format!("malformed answer: {error}")))
+            .map_err(|error| self.failed(format!("malformed response: {error}")))
     }
 
     fn ask(
@@ -253,7 +253,7 @@ impl Client {
                 Ok(answer) => answer,
                 Err(_) => {
                     let seconds = patience.as_secs();
-                    Err(self.failed(format!("no answer within {seconds} s")))
+                    Err(self.failed(format!("no response within {seconds} s")))
                 }
             }
         };

@@ -312,7 +312,7 @@ pub struct Export {
 impl PartialSchema for Export {
     fn schema() -> RefOr<Schema> {
         ObjectBuilder::new()
-            .description(Some("An export: `kind` says which."))
+            .description(Some("An export of the kind `kind`."))
             .into()
     }
 }

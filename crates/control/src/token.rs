@@ -45,7 +45,7 @@ impl Token {
         let own = rustix::process::geteuid().as_raw();
         if ![0, own].contains(&metadata.uid()) {
             return Err(format!(
-                "token file {shown} belongs to user {}, who may change it; hint: chown {own} {shown}",
+                "token file {shown} belongs to another user, {}; hint: chown {own} {shown}",
                 metadata.uid()
             ));
         }

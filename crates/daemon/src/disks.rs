@@ -160,8 +160,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
         let warning = match ImageFormat::of_path(path) {
             Some(format) => format.warning(),
             None if size.is_none() && matches!(path.try_exists(), Ok(false)) => {
-                "there is no such file, and the disk is unavailable until there is; hint: give a size to have it created, or correct \
-                 the path"
+                "the file does not exist, and the disk is unavailable until it does; hint: set a size to create it, or correct the path"
                     .to_owned()
             }
             None => return None,

@@ -189,19 +189,18 @@ pub fn decode(named: Vec<Named>) -> Result<Vec<HandedOver>, String> {
         }
     }
     let Some(state) = state else {
-        return Err("the state is missing that says what was handed over".to_owned());
+        return Err("the handover has no state descriptor".to_owned());
     };
-    let state =
-        read(state).map_err(|error| format!("cannot read what was handed over: {error}"))?;
+    let state = read(state).map_err(|error| format!("cannot read the handover state: {error}"))?;
     if state.version != HANDOVER_VERSION {
         return Err(format!(
-            "the daemon before has handed over version {}, and this one understands {HANDOVER_VERSION}",
+            "the previous daemon uses handover version {}, this one {HANDOVER_VERSION}",
             state.version
         ));
     }
     let mut take = |number: usize| {
         let found = by_number.remove(&number);
-        found.ok_or_else(|| format!("descriptor {number} of what was handed over is missing"))
+        found.ok_or_else(|| format!("descriptor {number} of the handover is missing"))
     };
     let sessions = state.sessions.into_iter().map(|one| {
         let export = one.export.clone();
@@ -221,7 +220,10 @@ pub fn decode(named: Vec<Named>) -> Result<Vec<HandedOver>, String> {
             });
         whole
             .inspect_err(|error| {
-                tracing::warn!(export, "its front end connects anew: {error}");
+                tracing::warn!(
+                    export,
+                    "cannot take over the session, its front end must reconnect: {error}"
+                );
             })
             .ok()
     });
@@ -341,7 +343,12 @@ mod tests {
             .unwrap();
         let other = vec![(STATE.to_owned(), file.into())];
         assert!(decode(other).err().unwrap().contains("version 9"));
-        assert!(decode(Vec::new()).err().unwrap().contains("missing"));
+        assert!(
+            decode(Vec::new())
+                .err()
+                .unwrap()
+                .contains("no state descriptor")
+        );
         assert!(!is_handover("ram.handover") && !is_handover("handovers"));
     }
 }

@@ -191,7 +191,7 @@ impl Identities {
             let file = folder.join(VOLATILE);
             let file = file.display();
             tracing::error!(
-                "cannot write {file}; RAM disks get new identities at the next start: {error}"
+                "cannot write {file}, RAM disks get new identities at the next start: {error}"
             );
         }
     }
@@ -230,7 +230,7 @@ impl Identities {
                 let has_attribute = matches!(medium.attribute(), Ok(Some(_)));
                 if has_attribute {
                     return Err(format!(
-                        "cannot change the identity that the file has as an attribute: {refused}"
+                        "cannot change the identity in the file's attribute: {refused}"
                     ));
                 }
                 save(medium, &record, store)
@@ -287,7 +287,7 @@ impl Unwritten {
         if let Err(error) = save(medium, &record, store) {
             tracing::warn!(
                 disk,
-                "its identity cannot be persisted, and is another one after a restart: {error}; hint: --state DIR"
+                "cannot persist its identity, which changes at a restart: {error}; hint: --state DIR"
             );
         }
         None
@@ -327,8 +327,7 @@ pub(crate) fn resolve_conflicts(
             };
             if certainty == Certainty::Written {
                 let reason = format!(
-                    "it has the identity of the disk {other}, {identity}: both are one file, device, image or logical unit, or one is a snapshot of \
-                     the other; hint: for a snapshot of a file, setfattr -x user.lunette.identity FILE gives it a new identity"
+                    "it has the same identity as disk {other}, {identity}: both are the same file, device, image or logical unit, or one is a snapshot of the other; hint: for a snapshot of a file, setfattr -x user.lunette.identity FILE gives it a new identity"
                 );
                 failed.push((name.clone(), reason));
                 continue;
@@ -336,7 +335,7 @@ pub(crate) fn resolve_conflicts(
             let renewed = Claim::new(claim.key.clone());
             tracing::warn!(
                 disk = name,
-                "its file is a copy of the file of disk {other}, with its identity {identity}: it gets a new identity, {}",
+                "its file is a copy of the file of disk {other} with identity {identity}, new identity assigned: {}",
                 renewed.identity
             );
             taken.insert(renewed.identity, name.clone());
@@ -347,8 +346,7 @@ pub(crate) fn resolve_conflicts(
         if claim.certainty == Certainty::Inherited {
             tracing::warn!(
                 disk = config.name,
-                "its file was moved, restored or copied since it was given the identity {}, which it keeps; hint: if it is a \
-                 copy of a file that is in use, lunette disk identity {} --new",
+                "its file was moved, restored or copied since the identity {} was assigned; the disk retains this identity; hint: if the file is a copy of a file in use, run lunette disk identity {} --new",
                 claim.identity,
                 config.name
             );
@@ -437,7 +435,7 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Result<Cl
             .unwrap_or_default();
         tracing::warn!(
             disk = name,
-            "its file is a copy of {}, with its identity {}: it gets a new identity, {}",
+            "its file is a copy of {} with identity {}, new identity assigned: {}",
             original.display(),
             record.identity,
             claim.identity

@@ -80,7 +80,7 @@ impl DescriptorStore for KeptDisks {
             Err(error) => {
                 tracing::warn!(
                     disk,
-                    "the service manager does not keep its memory: {error}"
+                    "cannot store the memory of the RAM disk with the service manager: {error}"
                 );
                 false
             }

@@ -15,7 +15,7 @@ pub(crate) fn raise_descriptors() {
     if let Err(errno) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!(
             limit = limit.current,
-            "cannot raise the limit of open descriptors: {errno}; many queues may run out of them"
+            "cannot raise the limit of open descriptors, many queues may exceed it: {errno}"
         );
     }
 }

@@ -94,7 +94,7 @@ impl fmt::Display for QueueReport {
         if !self.untold_by.is_empty() {
             write!(
                 f,
-                "\nnot here: requests through {}, which serve too many disks to tell each apart",
+                "\nnot included: requests through {}, which serve too many disks for separate figures",
                 joined(&self.untold_by)
             )?;
         }
@@ -104,7 +104,7 @@ impl fmt::Display for QueueReport {
                 let whose = joined(&self.shares_queues_of);
                 write!(
                     f,
-                    "  kicks, interrupts, polls: see {whose}, whose queues it shares"
+                    "  kicks, interrupts, polls: see {whose}, which has the same queues"
                 )?;
             }
             return writeln!(f);

@@ -233,7 +233,7 @@ fn start_servers(
     let pool = Pool::start(&worker_options(&config.workers)).map_err(|error| error.to_string())?;
     pool.set_recording(!without_stamps);
     let units = exports::units(config, damaged)
-        .map_err(|error| format!("cannot start the thread that keeps state: {error}"))?;
+        .map_err(|error| format!("cannot start the state thread: {error}"))?;
     let pool = Arc::new(pool);
     units.run_on(&pool);
     let limits = config.iscsi_limits.server();
@@ -262,7 +262,7 @@ fn resume(sessions: Vec<vhost_user::HandedOver>, overview: &Overview) {
         if let Err(error) = transports.vhost.resume(session) {
             tracing::warn!(
                 export,
-                "its front end cannot go on, and connects anew: {error}"
+                "cannot resume the session, its front end must reconnect: {error}"
             );
         }
     }
@@ -299,8 +299,9 @@ fn serve_tcp(
     let address = entrance.address;
     // The configuration check refuses an address without a token.
     let Some(tokens) = tokens else {
-        let reason =
-            format!("the API on {address} needs a token; hint: token_file, or --token-file FILE");
+        let reason = format!(
+            "the API on {address} needs a token; hint: set token_file or --token-file FILE"
+        );
         return Err(reason.into());
     };
     if let Some(overview) = &asked.overview {
@@ -334,7 +335,7 @@ fn listen_to_uevents(manager: &ManagerThread) -> Option<Uevents> {
     let uevents = Uevents::start(manager.manager());
     uevents
         .inspect_err(|error| {
-            tracing::info!(%error, "no uevents: the size of block devices is checked at `lunette status` and `lunette reload` only");
+            tracing::info!(%error, "cannot receive uevents, checking sizes of block devices only at `lunette status` and `lunette reload`");
         })
         .ok()
 }
@@ -366,11 +367,11 @@ fn bind_control(
     match bind(&usual?) {
         Ok(bound) => Some(bound),
         Err(error @ BindError::InUse { .. }) => {
-            tracing::warn!("no control socket: {error} with --control");
+            tracing::warn!("control socket disabled: {error} with --control");
             None
         }
         Err(error) => {
-            tracing::warn!("no control socket: {error}; hint: choose a path with --control");
+            tracing::warn!("control socket disabled: {error}; hint: choose a path with --control");
             None
         }
     }
@@ -463,7 +464,7 @@ impl Running {
         let reasons = reasons.map(|one| format!("{one} cannot be opened: {}", one.reason));
         let mut reasons: Vec<String> = reasons.collect();
         reasons.push(
-            "there is no control socket, and every listener would wait; hint: --control PATH"
+            "cannot start without a control socket, because no listener could be opened; hint: --control PATH"
                 .to_owned(),
         );
         Err(StartError { reasons })
@@ -510,7 +511,7 @@ impl Running {
         match stored {
             Ok(()) => tracing::info!(sessions = count, "handed over"),
             Err(error) => {
-                tracing::error!("cannot hand over, front ends connect anew: {error}");
+                tracing::error!("cannot hand over, front ends must reconnect: {error}");
             }
         }
     }

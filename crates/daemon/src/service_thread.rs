@@ -155,7 +155,7 @@ impl Drop for ServiceThread {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!(service = self.name, "its thread panicked");
+            tracing::error!(service = self.name, "service thread panicked");
         }
     }
 }

@@ -65,8 +65,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if took > SLOW {
         let (seconds, path) = (took.as_secs_f64(), path.display());
         tracing::warn!(
-            "it took {seconds:.1} s to make {path} durable, and who asked for the change waited: its disk is slow or busy; \
-             see --state"
+            "slow state folder: {path} took {seconds:.1} s to become durable, which delays changes; hint: choose a faster disk with --state"
         );
     }
     replaced
@@ -105,7 +104,7 @@ fn replace_in(
     restored.map_err(|and| {
         let shown = path.display();
         io::Error::other(format!(
-            "{error}; rolling back {shown} failed too ({and}): the change is there after a restart"
+            "{error}; rolling back {shown} also failed ({and}): the change takes effect at a restart"
         ))
     })?;
     Err(error)

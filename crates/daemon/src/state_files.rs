@@ -260,9 +260,9 @@ pub(crate) fn encode(key: &str, payload: &[u8]) -> Vec<u8> {
 }
 
 const CUT: &str = "is empty or cut short";
-const OTHER_FORMAT: &str = "is not in the format of this version";
-const OTHER_LENGTH: &str = "has another length than was saved";
-const OTHER_CONTENT: &str = "has another content than was saved";
+const OTHER_FORMAT: &str = "has an unknown format";
+const OTHER_LENGTH: &str = "does not match its saved length";
+const OTHER_CONTENT: &str = "does not match its saved checksum";
 
 /// Checks and removes the header.
 pub(crate) fn decode(key: &str, file: &[u8]) -> Result<Vec<u8>, &'static str> {

@@ -32,7 +32,7 @@ impl StateThread {
     ) -> io::Result<T> {
         let (answer, answered) = channel();
         let task: Task = Box::new(move |store| drop(answer.send(task(store))));
-        let gone = || io::Error::other("the thread that keeps state has ended");
+        let gone = || io::Error::other("the state thread has ended");
         let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sender.send(task).map_err(|_| gone())?;
         drop(sender);

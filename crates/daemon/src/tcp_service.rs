@@ -245,7 +245,7 @@ where
                 tokio::task::yield_now().await;
             }
             Err(error) => {
-                tracing::debug!(service = name, %error, "no connection");
+                tracing::debug!(service = name, %error, "cannot accept a connection");
                 tokio::time::sleep(PAUSE).await;
             }
         }

@@ -49,7 +49,7 @@ impl Uevents {
             .name("uevents".to_owned())
             .spawn(move || {
                 if let Err(error) = pass_on(&socket, &stopped, &manager) {
-                    tracing::warn!(%error, "receiving uevents failed; sizes are checked at `lunette status` and `lunette reload` only");
+                    tracing::warn!(%error, "cannot receive uevents, checking sizes only at `lunette status` and `lunette reload`");
                 }
             })?;
         Ok(Uevents {
@@ -66,7 +66,7 @@ impl Drop for Uevents {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the uevents' thread panicked");
+            tracing::error!("uevents thread panicked");
         }
     }
 }

@@ -71,7 +71,7 @@ impl Watchdog {
                         round = Round::begin(&pool);
                         told = false;
                     } else if !std::mem::replace(&mut told, true) {
-                        tracing::error!(workers = ?missing, "workers make no progress; the watchdog waits for them");
+                        tracing::error!(workers = ?missing, "workers make no progress, watchdog pings stopped");
                     }
                 }
             })?;
@@ -88,7 +88,7 @@ impl Drop for Watchdog {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the watchdog's thread panicked");
+            tracing::error!("watchdog thread panicked");
         }
     }
 }

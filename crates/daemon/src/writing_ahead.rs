@@ -32,7 +32,7 @@ pub fn write_ahead(live: &Live) {
         for image in &mut images {
             let before = Instant::now();
             if before > until {
-                return tracing::info!("images are not written after {} s", LIMIT.as_secs());
+                return tracing::info!("writing images ahead stopped after {} s", LIMIT.as_secs());
             }
             // A failed write is reported when the image is closed.
             let flushed = image.run_plain(&IoRequest::flush());

@@ -57,7 +57,11 @@ fn late_disk_is_shown_as_unavailable_and_comes_in_with_its_exports() {
     assert_eq!((all.disks.len(), all.exports.len()), (2, 3));
     let exports = all.exports.iter();
     let sockets = exports.filter(|export| export.socket.is_some());
-    assert_eq!(sockets.count(), 2, "nobody can connect to late");
+    assert_eq!(
+        sockets.count(),
+        2,
+        "the socket of export late does not exist yet"
+    );
 
     let file = File::create(folder.path().join("late.raw")).unwrap();
     file.set_len(2 << 20).unwrap();

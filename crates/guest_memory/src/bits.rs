@@ -171,7 +171,7 @@ mod tests {
         assert_eq!((bits.next_set(130), bits.next_set(500)), (200, 200));
         bits.set(130, 200);
         assert_eq!(bits.next_clear(70), 200);
-        assert!(bits.is_set(200), "what is not there has to be looked at");
+        assert!(bits.is_set(200), "unknown bits must be checked");
     }
 
     #[test]

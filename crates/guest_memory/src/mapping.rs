@@ -45,7 +45,7 @@ impl Room {
         match CLIENTS_BYTES.fetch_update(success, failure, more) {
             Ok(_) => Ok(Room(bytes)),
             Err(taken) => Err(io::Error::other(format!(
-                "clients already share {} GiB, and there is no room for more",
+                "cannot map more client memory: clients already share {} GiB",
                 taken >> 30
             ))),
         }
@@ -122,7 +122,7 @@ impl Mapping {
         match mapping.watch {
             Some(_) => Ok(Arc::new(mapping)),
             None => Err(io::Error::other(
-                "no more mappings can be watched for truncation: clients share too many regions",
+                "cannot watch the mapping for truncation: clients share too many regions",
             )),
         }
     }

@@ -181,6 +181,6 @@ mod tests {
         assert!(mapping.is_poisoned());
         assert!(hits() > before);
         mapping.read(0, &mut got);
-        assert_eq!(got, [7; 4], "what was not truncated is still there");
+        assert_eq!(got, [7; 4], "the part before the truncation is unchanged");
     }
 }

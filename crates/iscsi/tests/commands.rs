@@ -49,11 +49,7 @@ fn write_without_unsolicited_data_is_asked_for_by_r2ts() {
     ]);
     let header = raw.command(9, 0xa0, 1536, &write10(0, 3));
     let answers = raw.send(header.to_bhs(), &[], &[]);
-    assert_eq!(
-        answers.len(),
-        1,
-        "MaxOutstandingR2T is 1 when nothing is said"
-    );
+    assert_eq!(answers.len(), 1, "MaxOutstandingR2T is 1 by default");
     let r2t = &answers[0];
     assert_eq!((r2t.opcode(), r2t.bhs[1]), (0x31, 0x80));
     assert_eq!(

@@ -188,7 +188,7 @@ fn abort_task_finds_the_task_or_says_what_became_of_it() {
     assert_eq!(
         raw.messages.functions.len(),
         2,
-        "SCSI was asked of what was and what is not there"
+        "SCSI received queries for existing and for missing tasks"
     );
     raw.still_serves();
 }
@@ -493,7 +493,7 @@ fn commands_of_connections_on_four_threads_begin_in_order() {
                         None => {
                             let woken = wake.recv_timeout(Duration::from_millis(5)).is_ok();
                             patience = if woken { 0 } else { patience + 1 };
-                            assert!(patience < 4000, "connection {me} waits for ever");
+                            assert!(patience < 4000, "connection {me} waits without an end");
                             if !woken {
                                 continue;
                             }

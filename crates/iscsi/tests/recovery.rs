@@ -331,7 +331,7 @@ impl Simulation {
                     .task_management_response(function.tag, TaskFunctionResponse::Rejected)
                     .unwrap(),
                 Step::Wake(other) => self.feed(usize::from(other), &[]),
-                Step::Forgotten(itt) => panic!("nobody aborts task {itt}"),
+                Step::Forgotten(itt) => panic!("no connection aborts task {itt}"),
                 Step::Logout(logout) => {
                     if let LogoutScope::ForRecovery(key) = logout.scope {
                         end.logouts.push((logout.tag, key));

@@ -155,7 +155,7 @@ fn task_reassign_is_answered_by_where_the_task_is() {
     let task = first.target_end.held[0];
     let connection = &mut first.target_end.connection;
     assert_eq!(connection.leave_behind(task, Left::Running), Ok(9));
-    assert!(connection.close().drop.is_empty(), "the session goes on");
+    assert!(connection.close().drop.is_empty(), "the session continues");
     let running = second.send_bytes(&reassign(4, 9, cmd_sn));
     assert_eq!(response(&running), 3, "its I/O is under way");
     let session = second.target_end.connection.session().cloned().unwrap();
@@ -197,7 +197,7 @@ fn a_session_without_connections_waits_and_ends_when_it_is_told_to() {
     assert_eq!(
         (response(&taken), back.target_end.held.len()),
         (0, 1),
-        "it begins anew"
+        "it starts again"
     );
     back.target_end.connection.close();
     session.forget_reassignable(|_, _| true);

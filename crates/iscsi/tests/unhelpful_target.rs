@@ -132,7 +132,7 @@ fn reassigned_with(response: u8) -> Result<Vec<Event>, InitiatorError> {
 
 #[test]
 fn task_that_the_target_keeps_is_not_given_back() {
-    assert!(reassigned_with(0).expect("it goes on").is_empty());
+    assert!(reassigned_with(0).expect("it continues").is_empty());
     let lost = reassigned_with(1).expect("it is not there");
     assert!(matches!(lost[..], [Event::Lost { .. }]), "{lost:?}");
     // Still allegiant, reassignment not supported, rejected.

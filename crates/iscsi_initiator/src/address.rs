@@ -181,7 +181,7 @@ impl UnitAddress {
         }
         let mut path: UnitAddress = text.parse()?;
         if path.user.is_some() && path.user != self.user {
-            return Err(format!("{text:?} has another user than the unit"));
+            return Err(format!("{text:?} names another CHAP user than the unit"));
         }
         path.user.clone_from(&self.user);
         Ok(path)

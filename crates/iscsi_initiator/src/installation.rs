@@ -228,7 +228,7 @@ impl Installation {
         if open_iscsi.is_some() && given.is_none() {
             tracing::warn!(
                 path = OPEN_ISCSI_NAME,
-                "file has no valid InitiatorName, ignored"
+                "file ignored: no valid InitiatorName"
             );
         }
         let file = match machine {
@@ -297,8 +297,7 @@ impl Installation {
                     if number > 0 {
                         tracing::warn!(
                             isid = hex(&isid),
-                            "another daemon uses this state folder and serves the same unit under the same disk name; \
-                             using another ISID; hint: give each daemon a state folder (--state)"
+                            "another daemon with this state folder serves the same unit under the same disk name, using another ISID; hint: give each daemon its own state folder (--state)"
                         );
                     }
                     return ReservedIsid {
@@ -309,7 +308,7 @@ impl Installation {
                 Ok(None) => {}
                 Err(error) => {
                     let path = path.display();
-                    tracing::warn!(%path, "cannot lock an ISID, using it without a lock: {error}");
+                    tracing::warn!(%path, "cannot lock the ISID, using it without a lock: {error}");
                     return unlocked(isid);
                 }
             }

@@ -162,7 +162,7 @@ impl Session {
             if waited > most && self.has_commands(cid) {
                 let late = io::Error::new(
                     io::ErrorKind::TimedOut,
-                    format!("it was not back within {} s", most.as_secs()),
+                    format!("connection recovery took more than {} s", most.as_secs()),
                 );
                 return Err(self.lost(cid, late));
             }
@@ -207,7 +207,7 @@ impl Session {
             Err(error) => {
                 lost.next_try = Instant::now() + pause(lost.tries);
                 lost.tries += 1;
-                tracing::debug!(portal = %self.portal, connection = cid, %error, "not back yet");
+                tracing::debug!(portal = %self.portal, connection = cid, %error, "connection recovery failed");
             }
         }
     }

@@ -112,7 +112,10 @@ impl Unit {
         let cdb = [0x5e, action, 0, 0, 0, 0, 0, high, low, 0];
         let data = self.command(IN, &cdb, LENGTH.into())?;
         let Some((head, list)) = data.split_first_chunk::<8>() else {
-            return Err(answer(IN, format!("{} bytes came", data.len())));
+            return Err(answer(
+                IN,
+                format!("response has only {} bytes", data.len()),
+            ));
         };
         let number =
             |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);

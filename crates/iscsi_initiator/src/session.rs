@@ -133,7 +133,7 @@ pub enum SessionError {
         error: InitiatorError,
     },
     /// The target was silent for too long.
-    #[error("{portal} has not answered for {} s", waited.as_secs())]
+    #[error("no response from {portal} for {} s", waited.as_secs())]
     Silent {
         /// The portal.
         portal: Portal,
@@ -141,7 +141,7 @@ pub enum SessionError {
         waited: Duration,
     },
     /// The target rejected a PDU.
-    #[error("{portal} rejects what was sent (reason {reason:#04x} of RFC 7143, 11.17.1)")]
+    #[error("{portal} rejected a PDU (reason {reason:#04x} of RFC 7143, 11.17.1)")]
     Rejected {
         /// The portal.
         portal: Portal,
@@ -149,13 +149,13 @@ pub enum SessionError {
         reason: u8,
     },
     /// The target requested the end of the session.
-    #[error("{portal} asks to log out, or drops the connection")]
+    #[error("{portal} requests a logout or drops the connection")]
     Dismissed {
         /// The portal.
         portal: Portal,
     },
     /// A connection was lost, and the target no longer has one of its commands.
-    #[error("a command went with a connection to {portal}: whether it was done is not known")]
+    #[error("a command was lost with a connection to {portal}: its result is unknown")]
     NotRecovered {
         /// The portal.
         portal: Portal,
@@ -452,7 +452,7 @@ impl Session {
             Event::Nop { data: came, .. } if came == data => Ok(begun.elapsed()),
             _ => Err(SessionError::Broken {
                 portal: self.portal.clone(),
-                error: InitiatorError::Protocol("NOP-In with other data than were sent"),
+                error: InitiatorError::Protocol("NOP-In with other data than the NOP-Out"),
             }),
         }
     }
@@ -598,7 +598,7 @@ impl Session {
         let came = match link.receive(&mut self.buffer) {
             Ok(Some(0)) => Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
-                "the target has closed it",
+                "the target closed the connection",
             )),
             Ok(Some(bytes)) => Ok(bytes),
             Ok(None) => return Ok(()),

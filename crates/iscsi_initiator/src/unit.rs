@@ -65,7 +65,7 @@ fn refusal(status: u8, sense: Option<&Sense>) -> String {
         (CHECK_CONDITION, Some(sense)) => sense.to_string(),
         (CHECK_CONDITION, None) => "CHECK CONDITION without sense data".to_owned(),
         (RESERVATION_CONFLICT, _) => {
-            "RESERVATION CONFLICT; hint: another initiator has reserved the unit, see `persist`"
+            "RESERVATION CONFLICT; hint: another initiator has reserved the unit; see `lunette-lab iscsi persist`"
                 .to_owned()
         }
         (BUSY, _) => "BUSY".to_owned(),
@@ -137,7 +137,7 @@ impl Unit {
             true => Ok(()),
             false => {
                 let other = self.info.device_type;
-                let what = format!("device type {other:#04x} is no disk");
+                let what = format!("device type {other:#04x} is not a disk");
                 Err(answer("INQUIRY", what))
             }
         }
@@ -335,7 +335,7 @@ pub fn luns(session: &mut Session) -> Result<LunList> {
         data = report_luns(session, wanted)?;
     }
     if data.len() < 8 {
-        let what = format!("{} bytes came", data.len());
+        let what = format!("response has only {} bytes", data.len());
         return Err(answer("REPORT LUNS", what));
     }
     Ok(lun_list(&data, length(&data)))
@@ -491,7 +491,10 @@ fn retried(
 fn read_whole(command: &'static str, done: CommandDone, length: u32) -> Result<Vec<u8>> {
     match done.data.len() {
         came if came == length as usize => Ok(done.data),
-        came => Err(answer(command, format!("{came} of {length} bytes came"))),
+        came => Err(answer(
+            command,
+            format!("received {came} of {length} bytes"),
+        )),
     }
 }
 
@@ -499,7 +502,10 @@ fn read_whole(command: &'static str, done: CommandDone, length: u32) -> Result<V
 fn written(command: &'static str, done: CommandDone) -> Result<()> {
     match done.residual {
         0.. => Ok(()),
-        short => Err(answer(command, format!("{} bytes were not taken", -short))),
+        short => Err(answer(
+            command,
+            format!("target did not accept {} bytes", -short),
+        )),
     }
 }
 
@@ -679,7 +685,7 @@ mod tests {
             512
         );
         let error = read_whole("READ(16)", done, 1024).unwrap_err().to_string();
-        assert_eq!(error, "READ(16): 512 of 1024 bytes came");
+        assert_eq!(error, "READ(16): received 512 of 1024 bytes");
     }
 
     #[test]
@@ -690,7 +696,7 @@ mod tests {
         };
         assert!(written("WRITE(16)", done(0)).is_ok());
         let error = written("WRITE(16)", done(-512)).unwrap_err().to_string();
-        assert_eq!(error, "WRITE(16): 512 bytes were not taken");
+        assert_eq!(error, "WRITE(16): target did not accept 512 bytes");
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl UnitInfo {
         };
         let first = data.first().copied().unwrap_or(0x7f);
         if first >> 5 != 0 {
-            return Err(answer("INQUIRY", "there is no such logical unit"));
+            return Err(answer("INQUIRY", "no such logical unit"));
         }
         self.device_type = first & 0x1f;
         self.vendor = text(&data, 8, 16);
@@ -153,7 +153,10 @@ impl UnitInfo {
             32,
         )?;
         let Some((last, rest)) = data.split_first_chunk::<8>() else {
-            return Err(answer(NAME, format!("{} bytes came", data.len())));
+            return Err(answer(
+                NAME,
+                format!("response has only {} bytes", data.len()),
+            ));
         };
         let block_size = rest
             .first_chunk::<4>()
@@ -164,7 +167,10 @@ impl UnitInfo {
             return Err(answer(NAME, "the unit has more than 2^63 bytes"));
         };
         if !block_size.is_power_of_two() || !(512..=65_536).contains(&block_size) {
-            return Err(answer(NAME, format!("blocks of {block_size} bytes")));
+            return Err(answer(
+                NAME,
+                format!("unsupported block size, {block_size} bytes"),
+            ));
         }
         let provisioning = data.get(14).copied().unwrap_or(0);
         self.block_size = block_size;
@@ -198,10 +204,16 @@ impl UnitInfo {
             bytes.map(u32::from_be_bytes)
         };
         let (Some(last), Some(block_size)) = (number(0), number(4)) else {
-            return Err(answer(NAME, format!("{} bytes came", data.len())));
+            return Err(answer(
+                NAME,
+                format!("response has only {} bytes", data.len()),
+            ));
         };
         if !block_size.is_power_of_two() || !(512..=65_536).contains(&block_size) {
-            return Err(answer(NAME, format!("blocks of {block_size} bytes")));
+            return Err(answer(
+                NAME,
+                format!("unsupported block size, {block_size} bytes"),
+            ));
         }
         (self.block_size, self.blocks) = (block_size, u64::from(last) + 1);
         Ok(())

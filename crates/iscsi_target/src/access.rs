@@ -70,7 +70,9 @@ impl FromStr for Announced {
         if let Ok(Portal { address, group }) = text.parse::<Portal>() {
             let is_scoped = matches!(address, SocketAddr::V6(ip) if ip.scope_id() != 0);
             if address.ip().is_unspecified() || address.port() == 0 || is_scoped {
-                return Err(format!("{text:?} is not an address that others can reach"));
+                return Err(format!(
+                    "{text:?} is not an address that initiators can reach"
+                ));
             }
             let address = address.to_string();
             return Ok(Announced { address, group });

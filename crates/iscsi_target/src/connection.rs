@@ -240,7 +240,7 @@ impl Connection {
             return;
         }
         let Some(found) = self.shared.nexus(key.tsih) else {
-            return self.end(io, "its session has ended");
+            return self.end(io, "session has ended");
         };
         let (in_flight, older) = self.shared.begins(&found, key.tsih, self.place.clone());
         for old in older {
@@ -277,7 +277,7 @@ impl Connection {
     fn log_end(&self, why: &str) {
         let visitor = self.iscsi.visitor();
         let Some(key) = self.key else {
-            tracing::debug!(address = visitor.address, "connection ends: {why}");
+            tracing::debug!(address = visitor.address, "connection ended: {why}");
             return;
         };
         if let Some(suppressed) = LEAVING_LOG.pass() {
@@ -287,7 +287,7 @@ impl Connection {
                 address = visitor.address,
                 connection = key.cid,
                 suppressed,
-                "connection ends: {why}"
+                "connection ended: {why}"
             );
         }
     }
@@ -330,7 +330,7 @@ impl Connection {
             return;
         }
         if self.leaves_at.is_some() || self.iscsi.request_logout(LOGOUT_SECONDS).is_err() {
-            return self.dismiss(io, "its session is ended");
+            return self.dismiss(io, "session closed by the target");
         }
         // The first of these seconds may end immediately.
         let leaves_in = u64::from(LOGOUT_SECONDS) + 1;
@@ -442,7 +442,7 @@ impl Connection {
         let mut next = idle_time.saturating_sub(quiet);
         if self.owes() {
             if quiet >= silent_time {
-                return self.end(io, "silent for too long");
+                return self.end(io, "no response from the initiator within the time limit");
             }
             // The initiator may catch up at any time, and is idle from then on.
             next = idle_time.min(silent_time - quiet);
@@ -476,7 +476,7 @@ impl Connection {
         let is_this = wanted.is_some_and(|wanted| iscsi_name::is_same(wanted, target));
         if self.session.is_none() && is_this {
             self.held_until_drained.push(hold);
-            self.end(io, "its target was removed during login");
+            self.end(io, "target was removed during login");
         }
     }
 
@@ -513,7 +513,10 @@ impl Connection {
 
     fn end_if_copied_too_much(&mut self, io: &mut Io) {
         if self.output.has_copied_too_much() {
-            self.end(io, "does not read its data while others write there");
+            self.end(
+                io,
+                "initiator does not read its data while others write the same range",
+            );
         }
     }
 
@@ -536,7 +539,7 @@ impl Connection {
             }
             _ => {
                 self.output.recycle(message, &mut self.buffers);
-                self.end(io, "its peer does not read");
+                self.end(io, "initiator does not read");
             }
         }
     }

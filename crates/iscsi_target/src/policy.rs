@@ -61,7 +61,7 @@ fn warn_of_contest(identity: &SessionIdentity, before: IpAddr, now: IpAddr) {
         isid,
         target = identity.target_name.as_deref().unwrap_or("(none)"),
         addresses = %format!("{before} {now}"),
-        "a session is taken over again and again; hint: give each host an initiator name of its own"
+        "repeated session reinstatement by different hosts; hint: give each host its own initiator name"
     );
 }
 

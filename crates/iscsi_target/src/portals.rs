@@ -107,7 +107,7 @@ impl Portals {
                 match open(address) {
                     Ok(listener) => drop(self.open.insert(address, Arc::new(listener))),
                     Err(error) => {
-                        tracing::error!(portal = %address, %error, "portal not open, retrying");
+                        tracing::error!(portal = %address, %error, "cannot open portal, retrying");
                         let wait = Retry::first(&error, Instant::now());
                         self.waiting.insert(address, wait);
                     }

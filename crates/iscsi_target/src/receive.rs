@@ -177,7 +177,7 @@ impl Connection {
             return;
         }
         match result {
-            Ok(0) => self.end(io, "closed by its peer"),
+            Ok(0) => self.end(io, "closed by the initiator"),
             Ok(bytes) => {
                 self.moves();
                 self.input.commands = 0;
@@ -225,7 +225,7 @@ impl Connection {
             return;
         }
         match completion.result {
-            Ok(0) => self.end(io, "closed by its peer"),
+            Ok(0) => self.end(io, "closed by the initiator"),
             Ok(bytes) => {
                 self.moves();
                 self.iscsi.placed_unseen(bytes as usize);
@@ -321,7 +321,7 @@ impl Connection {
                 }
                 Step::Close(reason) => {
                     self.submit_batch(io, None);
-                    tracing::debug!(?reason, "connection closes");
+                    tracing::debug!(?reason, "closing connection");
                     if let CloseReason::LoginFailed(status) = reason {
                         self.log_refusal(status);
                     }

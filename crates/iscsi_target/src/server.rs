@@ -54,12 +54,12 @@ impl std::fmt::Display for ServerError {
             ServerError::Bind(address, error) => {
                 write!(f, "cannot listen on {address}: {error}")?;
                 match error.kind() {
-                    io::ErrorKind::AddrInUse => {
-                        f.write_str(" (another target program may run; choose another port)")
-                    }
-                    io::ErrorKind::AddrNotAvailable => {
-                        f.write_str(" (no interface here has this address: see ip address)")
-                    }
+                    io::ErrorKind::AddrInUse => f.write_str(
+                        "; hint: another target program may use this port; choose another one",
+                    ),
+                    io::ErrorKind::AddrNotAvailable => f.write_str(
+                        "; hint: no interface of this machine has this address; see ip address",
+                    ),
                     _ => Ok(()),
                 }
             }
@@ -151,7 +151,7 @@ impl Server {
             .name("iscsi".into())
             .spawn(move || match sandbox::confine(sandbox::Thread::Session) {
                 Ok(()) => accept_all(&accepting),
-                Err(error) => tracing::error!("no initiator is served: {error}"),
+                Err(error) => tracing::error!("cannot accept initiators: {error}"),
             })?;
         Ok(Server {
             state,
@@ -333,7 +333,7 @@ impl Server {
         let asked = self.asked();
         let mut open = lock(&self.state.portals);
         if let Err((portal, error)) = open.set(&asked) {
-            tracing::warn!(%portal, %error, "unused portals stay open");
+            tracing::warn!(%portal, %error, "cannot close unused portals");
         }
         self.set_unreachable(&open);
         drop(open);
@@ -533,7 +533,7 @@ impl Drop for Server {
         }
         drop(drained);
         if all_drained.recv_timeout(END_TIME) == Err(mpsc::RecvTimeoutError::Timeout) {
-            tracing::warn!("connections did not end in time; ending without them");
+            tracing::warn!("connections did not end in time, ending without them");
         }
     }
 }

@@ -145,7 +145,7 @@ fn wildcard_portals_of_both_families_come_in_any_order() {
     assert_eq!(
         stays.read(0, 0, 1).status,
         0,
-        "listening anew ends no session"
+        "opening the portal again ends no session"
     );
 }
 
@@ -191,7 +191,7 @@ fn discovery_users_are_required_of_discovery_sessions_only() {
     let at = rig.portal;
     assert!(
         is_refused(at, credentials("finder", "finder's secret", None)),
-        "nobody has users"
+        "no target has CHAP users"
     );
     let mutual = Some(("the daemon", "the daemon's secret"));
     let users = || [("finder".to_owned(), user("finder's secret", mutual))].into();
@@ -250,7 +250,10 @@ fn who_offers_nothing_but_chap_discovers_as_a_user_of_a_target() {
     for secret in ["secret of ann", "secret of another"] {
         assert_eq!(send_targets(at, credentials("ann", secret, None)), all);
     }
-    assert!(is_refused(at, credentials("ann", "secret of nobody", None)));
+    assert!(is_refused(
+        at,
+        credentials("ann", "unknown secret value", None)
+    ));
     // Discovery with its own users does not accept those of targets.
     let finder = [("finder".to_owned(), user("finder's secret", None))];
     rig.server.set_discovery_users(finder.into());

@@ -89,6 +89,6 @@ fn prefetch_hint_names_the_next_of_several_commands() {
                 break;
             }
         }
-        assert!(told > 0, "never told, writing: {write}");
+        assert!(told > 0, "not notified, writing: {write}");
     }
 }

@@ -65,7 +65,7 @@ impl Session {
         for (_, event) in std::mem::take(&mut self.client.events) {
             match event {
                 Event::Command(done) => {
-                    let under = self.under.remove(&done.itt).expect("nobody asked for this");
+                    let under = self.under.remove(&done.itt).expect("unsolicited data");
                     assert_eq!((done.response, done.status), (0, 0), "{done:?}");
                     if let Some((from, to)) = under.expected {
                         assert!(done.data == self.image[from..to], "data differs");

@@ -558,7 +558,7 @@ mod tests {
         assert_eq!(
             (queue.runs.len(), queue.unanswered),
             (1, 0),
-            "what is not yet answered stays"
+            "unanswered requests remain"
         );
         assert_same(&queue, &expected);
     }

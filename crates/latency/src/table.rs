@@ -72,8 +72,7 @@ fn write_operation(f: &mut fmt::Formatter<'_>, report: &OperationReport) -> fmt:
     if report.rows.iter().any(|row| row.mean_ns < 0.0) {
         writeln!(
             f,
-            "below 0: the driver saw answers in the ring while the worker still sent the\ninterrupt, or had not \
-             looked at the clock yet"
+            "below 0: the driver found responses in the ring before the worker sent the\ninterrupt or read the clock"
         )?;
     }
     Ok(())
@@ -237,7 +236,10 @@ flush: 1 request
         let text = render(&report);
         let seen = text.lines().find(|line| line.starts_with("seen ")).unwrap();
         assert!(seen.starts_with("seen         450 ns   -150 ns"), "{text}");
-        assert!(text.contains("\nbelow 0: the driver saw answers"), "{text}");
+        assert!(
+            text.contains("\nbelow 0: the driver found responses"),
+            "{text}"
+        );
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
     }
 

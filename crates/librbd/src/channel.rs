@@ -176,7 +176,11 @@ impl Channel {
     /// # Panics
     /// When I/O is in flight on the previous image.
     pub fn set_image(&mut self, image: &Arc<Image>) {
-        assert_eq!(self.in_flight(), 0, "the image is in use");
+        assert_eq!(
+            self.in_flight(),
+            0,
+            "I/O is in flight on the previous image"
+        );
         self.image = Arc::clone(image);
     }
 

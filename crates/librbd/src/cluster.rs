@@ -122,7 +122,7 @@ impl Cluster {
         });
         let made = made.map_err(|error| match error {
             Error::TimedOut { what, seconds } => {
-                let what = format!("{what} (monitors: no answer after {seconds} s)");
+                let what = format!("{what} (no response from the monitors within {seconds} s)");
                 Error::failed(what, libc::ETIMEDOUT, MONITORS_HINT)
             }
             other => other,
@@ -181,7 +181,7 @@ impl Cluster {
         })?;
         cluster.fsid = text_in(&fsid);
         tracing::info!(
-            "ceph cluster connected, fsid={} user={}",
+            "Ceph cluster connected, fsid={} user={}",
             cluster.fsid,
             cluster.user
         );
@@ -238,7 +238,7 @@ impl Cluster {
             unsafe { (self.library.rados_conf_set)(self.handle, c_key.as_ptr(), c_value.as_ptr()) };
         check(set, |errno| {
             let hint = match errno {
-                libc::ENOENT => format!("Ceph has no option {key}: see `ceph config ls`"),
+                libc::ENOENT => format!("list Ceph's options with `ceph config ls`"),
                 _ => format!("see `ceph config help {key}`"),
             };
             Error::failed(format!("set Ceph's option {key} to {value:?}"), errno, hint)
@@ -342,10 +342,9 @@ impl Cluster {
     }
 }
 
-const CONF_HINT: &str = "name the file with conf=, or the monitors with mon_host=";
+const CONF_HINT: &str = "set conf= to the file, or mon_host= to the monitors";
 
-const MONITORS_HINT: &str =
-    "see that monitors run, and that conf= or mon_host= names the right ones";
+const MONITORS_HINT: &str = "check that the monitors run, and that conf= or mon_host= names them";
 
 /// Fails for a file that librados would pass over.
 fn check_readable(what: &str, path: &Path, hint: &str) -> Result<(), Error> {
@@ -367,12 +366,12 @@ fn connect_hint(errno: i32, user: &str) -> String {
         libc::ETIMEDOUT => MONITORS_HINT.to_owned(),
         libc::EACCES | libc::EPERM => {
             format!(
-                "the monitors refuse the key, or the keyring has none for {user}: compare it with `ceph auth get {user}`"
+                "the monitors reject the key, or the keyring has none for {user}: compare it with `ceph auth get {user}`"
             )
         }
-        libc::ENOENT | libc::EINVAL | libc::ENOTSUP => format!(
-            "there is no usable key for {user}: name a keyring with keyring=, another user with id="
-        ),
+        libc::ENOENT | libc::EINVAL | libc::ENOTSUP => {
+            format!("no usable key for {user}: set keyring= to a keyring, or id= to another user")
+        }
         _ => String::new(),
     }
 }
@@ -390,7 +389,7 @@ impl Drop for Cluster {
             Ok(())
         });
         if let Err(error) = shut_down {
-            tracing::warn!("connection to a ceph cluster left open: {error}");
+            tracing::warn!("cannot close a connection to a Ceph cluster: {error}");
         }
     }
 }
@@ -429,7 +428,7 @@ impl Pool {
             unsafe { (library.rados_ioctx_create)(cluster.handle, c_pool.as_ptr(), &mut handle) };
         check(made, |errno| {
             let hint = match errno {
-                libc::ENOENT => "there is no such pool: see `ceph osd pool ls`",
+                libc::ENOENT => "list the pools with `ceph osd pool ls`",
                 _ => "",
             };
             Error::failed(format!("open pool {pool}"), errno, hint)

@@ -34,7 +34,7 @@ pub fn wait_until_closed(limit: Duration) {
     let (open, _) = waited.unwrap_or_else(PoisonError::into_inner);
     if *open > 0 {
         tracing::warn!(
-            "connections to ceph clusters are left open: they do not end within {} s",
+            "connections to Ceph clusters did not close within {} s",
             limit.as_secs()
         );
     }

@@ -30,7 +30,7 @@ pub enum Error {
         text: String,
     },
     /// The cluster did not answer in time.
-    #[error("cannot {what}: no answer after {seconds} s; hint: see `ceph -s`")]
+    #[error("cannot {what}: no response after {seconds} s; hint: see `ceph -s`")]
     TimedOut {
         /// Failed operation.
         what: String,

@@ -34,7 +34,7 @@ pub struct ImageName {
 impl ImageName {
     /// Description of the syntax, for messages.
     pub const FORM: &'static str =
-        "POOL/IMAGE, POOL/NAMESPACE/IMAGE, or either with @SNAPSHOT, such as rbd/vm1";
+        "POOL/IMAGE or POOL/NAMESPACE/IMAGE, with or without @SNAPSHOT, such as rbd/vm1";
 
     /// Parses the syntax of [`ImageName::FORM`].
     pub fn parse(text: &str) -> Option<ImageName> {
@@ -627,8 +627,7 @@ fn open_hint(errno: i32, name: &ImageName) -> String {
         }
         libc::ENOENT => format!("see `lunette rbd list {place}`"),
         libc::EPERM | libc::EACCES => {
-            "the user's capabilities do not reach: `profile rbd` for mon and osd is enough"
-                .to_owned()
+            "the user needs the capability `profile rbd` for mon and osd".to_owned()
         }
         libc::ESHUTDOWN => "see `ceph osd blocklist ls`".to_owned(),
         _ => String::new(),

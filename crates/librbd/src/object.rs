@@ -182,7 +182,7 @@ impl Object {
             })?;
         }
         acknowledgements(&answer).ok_or_else(|| {
-            let what = self.what("understand what watchers say of");
+            let what = self.what("parse the watchers' acknowledgements of");
             Error::failed(what, libc::EBADMSG, "")
         })
     }
@@ -250,7 +250,7 @@ impl Object {
 }
 
 fn c_length(bytes: &[u8]) -> c_int {
-    c_int::try_from(bytes.len()).expect("a notification is short")
+    c_int::try_from(bytes.len()).expect("the notification is too short")
 }
 
 /// A notification to acknowledge.

@@ -28,7 +28,7 @@ pub struct Cli {
 }
 
 const AFTER: &str = "\
-A first try: one RAM disk, as virtio-blk, and QEMU's options to use it
+Quick start: one RAM disk as virtio-blk, and QEMU's options to use it
 
   lunette serve --disk d0=ram:512M --vhost-blk d0:/tmp/d0.sock
 
@@ -46,7 +46,7 @@ pub enum Command {
     Serve(ServeArguments),
     /// Check a configuration without starting anything
     Check(CheckArguments),
-    /// Replace a running daemon with another program, under its guests
+    /// Replace the program of a running daemon while guests stay connected
     Upgrade(UpgradeArguments),
     /// Show the state of the daemon, its exports and its clients
     Status(LookArguments),
@@ -79,27 +79,27 @@ pub enum Command {
     Top(LabArguments),
     /// Show or set the log filter of a running daemon
     Log(LogArguments),
-    /// Drive a device as a guest's driver would, and measure it (the program lunette-lab runs this)
+    /// Measure a device with a driver like a guest's (implemented in lunette-lab)
     #[command(disable_help_flag = true, after_help = AFTER_BENCH)]
     Bench(LabArguments),
     /// Find host settings that slow down virtual machine disks, and how to change them
     #[command(disable_help_flag = true, after_help = AFTER_DOCTOR)]
     Doctor(LabArguments),
-    /// Create, check and convert qcow2 images that no daemon serves
+    /// Create, check and convert qcow2 images that are not in use
     #[command(disable_help_flag = true, after_help = AFTER_IMAGE)]
     Image(LabArguments),
     /// Inspect iSCSI targets and copy their disks, without a kernel driver
     #[command(disable_help_flag = true, after_help = AFTER_ISCSI)]
     Iscsi(LabArguments),
-    /// Create and read libvirt domains (the program lunette-lab runs this)
+    /// Create and read libvirt domains (implemented in lunette-lab)
     #[command(disable_help_flag = true, after_help = AFTER_LIBVIRT)]
     Libvirt(LabArguments),
-    /// Plan and run guests with disks of Lunette, or of QEMU for comparison (the program lunette-lab runs this)
+    /// Plan and run guests with disks of Lunette, or of QEMU for comparison (implemented in lunette-lab)
     #[command(disable_help_flag = true, after_help = AFTER_VM)]
     Vm(LabArguments),
-    /// Serve one file as virtio-blk, as QEMU and libvirt start a back end
+    /// Serve one file as virtio-blk, with the options of QEMU's back-end programs
     VhostUserBlk(BlkProgram),
-    /// Serve files as a virtio-scsi controller, as QEMU and libvirt start a back end
+    /// Serve files as a virtio-scsi controller, with the options of QEMU's back-end programs
     VhostUserScsi(ScsiProgram),
     /// Print a shell's completion script
     #[command(after_help = AFTER_COMPLETION)]
@@ -135,7 +135,7 @@ pub struct Configuration {
     )]
     pub disk: Vec<String>,
     /// A disk as virtio-blk on a vhost-user socket; then ,name=NAME, ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP,
-    /// and ,workers=1+3 or ,dedicated: the workers that serve it, or one of its own
+    /// and ,workers=1+3 to select workers or ,dedicated to start one for this export
     #[arg(long, value_name = "DISK:SOCKET")]
     pub vhost_blk: Vec<String>,
     /// A virtio-scsi controller on a vhost-user socket; then ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP,
@@ -151,8 +151,8 @@ pub struct Configuration {
     /// Portals of the targets of --iscsi [default port: 3260, default portal group: 1]
     #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
     pub portal: Vec<String>,
-    /// Addresses of the targets of --iscsi that discovery names, instead of the portals of the same group: behind address
-    /// translation, or by a name
+    /// Addresses of the targets of --iscsi for discovery, instead of the portals of the same group: behind address translation, or
+    /// as host names
     #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
     pub announce: Vec<String>,
     /// Access of any initiator to the targets of --iscsi: none, ro or rw [default: none]
@@ -191,7 +191,7 @@ pub struct ServeArguments {
     /// Objects to serve
     #[command(flatten)]
     pub configuration: Configuration,
-    /// Record no stage stamps: only to measure their cost (lunette bench stamp-cost)
+    /// Do not record stage stamps: only to measure their cost (lunette bench stamp-cost)
     #[arg(long)]
     pub without_stamps: bool,
     /// Take over the front ends of the daemon at the control socket, which then ends; used by lunette upgrade
@@ -209,13 +209,13 @@ pub struct UpgradeArguments {
     /// The program to start [default: this one]
     #[arg(long, value_name = "PROGRAM")]
     pub to: Option<PathBuf>,
-    /// Upgrade although RAM disks without persist=memfd lose their content
+    /// Upgrade even if RAM disks without persist=memfd lose their content
     #[arg(long)]
     pub lose_ram_disks: bool,
-    /// Upgrade although jobs are running: they end, and their disks stay unchanged
+    /// Upgrade even if jobs are running; they end, and their disks stay unchanged
     #[arg(long)]
     pub end_jobs: bool,
-    /// Upgrade although lunette reload would refuse the configuration file: clients of changed disks may lose their sessions
+    /// Upgrade even if lunette reload would refuse the configuration file; clients of changed disks may lose their sessions
     #[arg(long)]
     pub force: bool,
     /// Print the version of the handover protocol
@@ -246,23 +246,23 @@ Examples:
     lunette report
     lunette report --seconds 60 --redact --out slow-writes.html
 
-The file is the daemon's page with what it has shown: disks, stages of requests, a heat map of latencies, the slowest
-requests, exports, jobs, workers and sessions. It needs no network. What disks hold is not in it.";
+The file is the daemon's web page with recorded data: disks, stages of requests, a heat map of latencies, the slowest
+requests, exports, jobs, workers and sessions. It needs no network. It contains no disk contents.";
 
 const AFTER_UPGRADE: &str = "\
 Examples:
-    lunette upgrade                           to the program that runs this command
+    lunette upgrade                           to the program of this command
     lunette upgrade --to /opt/lunette-1.3/bin/lunette
 
-Guests with vhost-user disks keep their connections, and wait some milliseconds. iSCSI initiators log in again.
-The new daemon has the arguments, the folder and the output of the one before. A service of systemd is upgraded by
+Guests with vhost-user disks stay connected and wait some milliseconds. iSCSI initiators log in again.
+The new daemon has the arguments, the working directory and the output of the old one. Upgrade a service of systemd with
 systemctl restart lunette.
-Exit code 0: the new daemon serves, 1: the one before does, or is started again.";
+Exit code 0: the new daemon serves, 1: the old one serves, possibly after a restart.";
 
 const AFTER_SERVE: &str = "\
 Examples:
 
-  Two disks as virtio-blk, and one of them on a SCSI controller too
+  Two disks as virtio-blk, and one of them also on a SCSI controller
     lunette serve --disk d0=ram:512M --disk d1=file:vm.raw,size=10G,cache=none \\
       --vhost-blk d0:d0.sock --vhost-blk d1:d1.sock \\
       --vhost-scsi c0:c0.sock --lun c0/0:0=d1
@@ -279,7 +279,7 @@ Examples:
 
 Prints a line `ready KIND NAME SOCKET` for each export as soon as clients can connect.
 Sizes: bytes, or K, M, G, T (powers of 1024). A comma in a path is written twice.
-SIGTERM and SIGINT end it quickly, SIGHUP reloads the file, SIGUSR1 prints the latency tables to stderr.";
+SIGTERM and SIGINT end the daemon, SIGHUP reloads the file, SIGUSR1 prints the latency tables to stderr.";
 
 /// `lunette check`
 #[derive(Debug, Args)]
@@ -304,8 +304,8 @@ All mistakes are reported at once. Exit code 0: none, 1: some. Warnings do not c
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_LATENCY)]
 pub struct LatencyArguments {
-    /// Only this export, disk or queue (EXPORT/NUMBER) [default: all exports]. The tables of a disk cover all its exports, also
-    /// where it shares their queues with other disks
+    /// Only this export, disk or queue (EXPORT/NUMBER) [default: all exports]. The tables of a disk cover all its exports, even if
+    /// it shares their queues with other disks
     #[arg(value_name = "EXPORT|DISK|QUEUE")]
     pub selector: Option<String>,
     /// Address of the daemon
@@ -318,7 +318,7 @@ pub struct LatencyArguments {
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "10",
         conflicts_with = "watch")]
     pub slowest: Option<usize>,
-    /// Print the changes since the last time, with rates, repeatedly
+    /// Print changes and rates repeatedly
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     pub watch: Option<f64>,
 }
@@ -337,10 +337,10 @@ The stages of a request, each measured from the one before:
     popped     the request is taken from the ring
     parsed     its header is parsed and its range checked
     awaited    the first of the requested data has arrived            (iSCSI: R2T)
-    received   the last of them has arrived                           (iSCSI)
+    received   all requested data have arrived                        (iSCSI)
     submitted  the block device gets the I/O
     reaped     the block device has completed it                      (service time; all others are queueing)
-    answered   the status is written, the buffer is given back
+    answered   the status is written, the buffer is returned
     notified   the client is notified";
 
 /// `lunette log`
@@ -358,11 +358,11 @@ pub struct LogArguments {
 const AFTER_LOG: &str = "\
 Examples:
     lunette log                           print the filter
-    lunette log debug                     everything, in detail
-    lunette log info,vhost_user=debug     one part in detail
-    lunette log warn                      less
+    lunette log debug                     debug messages of all parts
+    lunette log info,vhost_user=debug     debug messages of one part
+    lunette log warn                      warnings and errors only
 
-Holds until the daemon ends; `lunette serve --log FILTER` sets the first one.
+The filter applies until the daemon ends. `lunette serve --log FILTER` sets the initial filter.
 Parts are the names in front of log lines: vhost_user, virtio_scsi, iscsi_target, daemon, ...";
 
 const AFTER_LIBVIRT: &str = "\
@@ -370,7 +370,7 @@ Example:
     lunette libvirt from-xml domain.xml --to toml";
 
 const AFTER_TOP: &str = "\
-lunette top --help shows its options. It needs the program lunette-lab, beside lunette or in PATH.
+Options: lunette top --help. Needs the program lunette-lab in the folder of lunette or in PATH.
 
 Example:
     lunette top disks";
@@ -382,25 +382,25 @@ Examples:
     lunette vm exec guest1 'cat /proc/partitions'";
 
 const AFTER_BENCH: &str = "\
-lunette bench --help shows its options. It needs the program lunette-lab, beside lunette or in PATH.
+Options: lunette bench --help. Needs the program lunette-lab in the folder of lunette or in PATH.
 
 Example:
     lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32";
 
 const AFTER_DOCTOR: &str = "\
-lunette doctor --help shows its options. It needs the program lunette-lab, beside lunette or in PATH.
+Options: lunette doctor --help. Needs the program lunette-lab in the folder of lunette or in PATH.
 
 Example:
     lunette doctor /srv/vm1.raw";
 
 const AFTER_IMAGE: &str = "\
-lunette image --help shows its commands. It needs the program lunette-lab, beside lunette or in PATH.
+Commands: lunette image --help. Needs the program lunette-lab in the folder of lunette or in PATH.
 
 Example:
     lunette image create vm.qcow2 20G";
 
 const AFTER_ISCSI: &str = "\
-lunette iscsi --help shows its commands. It needs the program lunette-lab, beside lunette or in PATH.
+Commands: lunette iscsi --help. Needs the program lunette-lab in the folder of lunette or in PATH.
 
 Example:
     lunette iscsi discover 192.0.2.1";
@@ -426,7 +426,7 @@ pub struct ProgramArguments {
         conflicts_with = "fd"
     )]
     pub socket_path: Option<PathBuf>,
-    /// Use this descriptor: a listening socket, or a connection; the program ends with the connection
+    /// Use this descriptor: a listening socket, or a connection, with which the program ends
     #[arg(long, value_name = "FDNUM")]
     pub fd: Option<i32>,
     /// Print the capabilities as JSON and exit; other options are ignored

@@ -15,7 +15,7 @@ fn flags() -> impl Iterator<Item = (&'static DaemonKey, &'static Flag)> {
 /// Returns the help of a flag: its effect and its default.
 fn help(known: &DaemonKey, flag: &Flag) -> String {
     let default = known.key.default.replace('`', "");
-    match known.key.default.contains([' ', '`']) && default != "see there" {
+    match known.key.default.contains([' ', '`']) && default != "see its section" {
         true => format!("{} [default: {default}]", flag.help),
         false => flag.help.to_owned(),
     }

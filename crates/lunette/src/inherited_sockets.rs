@@ -89,8 +89,7 @@ fn assign(
             }),
             None => {
                 return Err(Failure::because(format!(
-                    "the service manager passes a socket at {}, which is neither the control socket nor that of an \
-                     export; hint: name it in the configuration, or leave it out of the socket unit",
+                    "the service manager passes the socket {}, which belongs neither to the control interface nor to an export; hint: add it to the configuration, or remove it from the socket unit",
                     bound.display()
                 )));
             }
@@ -112,7 +111,7 @@ fn path_of(socket: &OwnedFd) -> Result<PathBuf, Failure> {
     let path = address.path_bytes().unwrap_or_default();
     match std::str::from_utf8(path) {
         Ok(path) if !path.is_empty() => Ok(PathBuf::from(path)),
-        _ => Err(refused("it is not bound to a path".to_owned())),
+        _ => Err(refused("the socket is not bound to a path".to_owned())),
     }
 }
 

@@ -109,7 +109,7 @@ fn print(reports: &[QueueReport], held: &Held, as_json: bool) -> Outcome {
 
 fn text(reports: &[QueueReport], held: &Held) -> String {
     if reports.is_empty() {
-        return "no client has used any export yet\n".to_owned();
+        return "no client has connected to an export yet\n".to_owned();
     }
     let each: Vec<String> = reports.iter().map(QueueReport::to_string).collect();
     let mut text = each.join("\n");
@@ -119,7 +119,7 @@ fn text(reports: &[QueueReport], held: &Held) -> String {
     for (disk, limited) in held {
         let (requests, wait) = (limited.requests, limited.wait_ns);
         text.push_str(&format!(
-            "limits of disk {disk} held {requests} I/Os back, for {} each, which is part of `reaped`\n",
+            "limits of disk {disk} delayed {requests} I/Os by {} each, included in `reaped`\n",
             latency::table::time(wait as f64 / requests.max(1) as f64)
         ));
     }
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(held_since(&all, &all), Held::new());
         let reports = reports(&statistics.latency, None);
         assert!(text(&reports, &held(&statistics, Some("e"))).ends_with(
-            "\n\nlimits of disk d0 held 6679 I/Os back, for 3.86 ms each, which is part of `reaped`\n"
+            "\n\nlimits of disk d0 delayed 6679 I/Os by 3.86 ms each, included in `reaped`\n"
         ));
     }
 }

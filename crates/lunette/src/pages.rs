@@ -61,7 +61,7 @@ mod tests {
         assert_eq!(pages.len(), count(&Cli::command()) - lab::COMMANDS.len());
         assert!(
             main.contains("lunette\\-bench(1)"),
-            "the other program has that page"
+            "that page belongs to the other program"
         );
     }
 

@@ -39,7 +39,7 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     });
     let control = control::default_socket();
     let signals = Signals::listen()
-        .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
+        .map_err(|error| Failure::because(format!("cannot handle signals: {error}")))?;
     // Checked before the running daemon ends; otherwise its clients would lose their disks.
     if let Some(equal) = config::equal_chap_secrets(&config) {
         let hint = config::EQUAL_SECRETS_HELP;
@@ -77,7 +77,7 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     if !passed.sessions.is_empty() {
         match daemon::sessions_of(passed.sessions) {
             Ok(sessions) => options.sessions = sessions,
-            Err(error) => tracing::error!("{error}; front ends connect anew"),
+            Err(error) => tracing::error!("{error}; front ends must reconnect"),
         }
     }
     serve(config, options, signals, around)
@@ -132,7 +132,7 @@ pub fn serve(
         if !status.disks.iter().any(|known| known.name == **disk) {
             tracing::warn!(
                 disk,
-                "its memory is kept, and there is no such disk; hint: add it with persist = \"memfd\", or give the memory back with systemctl clean --what=fdstore"
+                "the service manager holds memory of a RAM disk that is not configured; hint: add the disk with persist = \"memfd\", or release the memory with systemctl clean --what=fdstore"
             );
         }
     }
@@ -238,7 +238,7 @@ fn reload(reloader: &Reloader) {
         }
         Err(reasons) => {
             for reason in reasons {
-                tracing::error!("not reloaded: {reason}");
+                tracing::error!("reload failed: {reason}");
             }
         }
     }
@@ -271,11 +271,11 @@ pub fn announce(running: &Running) {
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush());
     if running.ready().is_empty() {
-        tracing::warn!("no exports: nobody can connect; hint: lunette serve --help");
+        tracing::warn!("no exports, so that clients cannot connect; hint: lunette serve --help");
     }
     match running.control() {
         Some(path) => tracing::info!(control = %path.display(), "serving"),
-        None => tracing::info!("serving, without a control socket"),
+        None => tracing::info!("serving without a control socket"),
     }
 }
 

@@ -46,7 +46,7 @@ pub fn take(config: &Config, usual: Option<&Path>) -> Result<Passed, Failure> {
         })?;
     let Some(ending) = ending else {
         return Err(Failure::because(
-            "the daemon is of a version that hands nothing over; hint: restart it",
+            "the running daemon's version does not support a handover; hint: restart it",
         ));
     };
     let place = Place::new(control)?;
@@ -56,7 +56,7 @@ pub fn take(config: &Config, usual: Option<&Path>) -> Result<Passed, Failure> {
     };
     client.change(Method::POST, "/v1/upgrade", Some(&json!(wanted)))?;
     let named = receive(&place.socket, &ending)?;
-    tracing::debug!("the daemon before has ended");
+    tracing::debug!("the previous daemon has ended");
     let mut passed = Passed::default();
     for (name, fd) in named {
         match kept_disk(&name) {
@@ -109,12 +109,16 @@ fn receive(socket: &UnixDatagram, ending: &OwnedFd) -> Result<Vec<Named>, Failur
         match poll(&mut waits, Some(&rest)) {
             Ok(0) => {
                 return Err(Failure::because(format!(
-                    "the daemon before does not end within {} s",
+                    "the previous daemon did not end within {} s",
                     END_LIMIT.as_secs()
                 )));
             }
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(Failure::because(format!("cannot wait: {errno}"))),
+            Err(errno) => {
+                return Err(Failure::because(format!(
+                    "cannot wait for the previous daemon: {errno}"
+                )));
+            }
         }
         if !waits[0].revents().is_empty() {
             named.extend(message(socket)?);
@@ -135,7 +139,8 @@ fn message(socket: &UnixDatagram) -> Result<Option<Named>, Failure> {
         &mut control,
         flags,
     );
-    let got = got.map_err(|errno| Failure::because(format!("cannot take over: {errno}")))?;
+    let got =
+        got.map_err(|errno| Failure::because(format!("cannot receive the handover: {errno}")))?;
     let mut descriptor = None;
     for one in control.drain() {
         if let RecvAncillaryMessage::ScmRights(mut fds) = one {

@@ -35,7 +35,7 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
     }
     if arguments.daemon.api.is_some() {
         return Err(Failure::mistake(
-            "a daemon is upgraded on its own machine: use --socket",
+            "an upgrade over TCP is not possible; hint: run it on the daemon's machine, with --socket",
         ));
     }
     let client = arguments.daemon.client()?;
@@ -43,7 +43,7 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
     let process = Process::of(before.pid)?;
     if let Some(service) = process.service() {
         return Err(Failure::because(format!(
-            "the daemon is a service of systemd, which starts its programs; hint: systemctl restart {service} goes on with its front ends, too"
+            "the daemon is a service of systemd; hint: run systemctl restart {service}, which also preserves front end sessions"
         )));
     }
     let program = match &arguments.to {
@@ -81,7 +81,7 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
             );
             let mut again = process.start(Path::new(&program), false)?;
             wait(&client, &mut again, &process)?;
-            reasons.push("the program before runs again; front ends connect anew".to_owned());
+            reasons.push("the previous program runs again; front ends must reconnect".to_owned());
             Err(Failure::Reasons(reasons))
         }
         Err(failure) => Err(failure),
@@ -99,13 +99,13 @@ fn wait(client: &Client, child: &mut Child, before: &Process) -> Result<Version,
         }
         if let Some(status) = child.try_wait()? {
             return Err(Failure::because(format!(
-                "the new daemon has ended, {status}; hint: its errors are where process {} has written its own",
+                "the new daemon ended, {status}; hint: see its errors in the output of process {}",
                 before.pid
             )));
         }
         if Instant::now() > until {
             return Err(Failure::because(format!(
-                "the new daemon, process {}, does not serve within {} s",
+                "the new daemon, process {}, was not ready within {} s",
                 child.id(),
                 PATIENCE.as_secs()
             )));
@@ -125,11 +125,11 @@ fn check(program: &Path, running: &Version) -> Outcome {
     match said.parse::<u32>() {
         Ok(version) if asked.status.success() && version == running.handover => Ok(()),
         Ok(version) => Err(Failure::because(format!(
-            "the running daemon hands over version {}, and {shown} understands {version}; hint: restart the daemon with it",
+            "the running daemon uses handover version {}, but {shown} version {version}; hint: restart the daemon with the new program",
             running.handover
         ))),
         Err(_) => Err(Failure::because(format!(
-            "{shown} does not say what it understands of a running daemon; hint: is it a lunette, and of a version that has `lunette upgrade`?"
+            "{shown} does not report a handover version; hint: give a lunette program of a version with `lunette upgrade`"
         ))),
     }
 }
@@ -167,7 +167,7 @@ fn check_jobs(client: &Client) -> Outcome {
     match at_work.is_empty() {
         true => Ok(()),
         false => Err(Failure::because(format!(
-            "jobs would end, and be rolled back: {}; hint: lunette job wait, or --end-jobs",
+            "jobs would end and be rolled back: {}; hint: lunette job wait, or --end-jobs",
             at_work.join(", ")
         ))),
     }
@@ -188,7 +188,7 @@ impl Process {
         let place = PathBuf::from(format!("/proc/{pid}"));
         let failed = |error: std::io::Error| {
             Failure::because(format!(
-                "cannot see how process {pid} was started: {error}; hint: run this as the daemon's user, on its machine"
+                "cannot read the command line of process {pid}: {error}; hint: run this as the daemon's user, on its machine"
             ))
         };
         let words = |name: &str| -> Result<Vec<std::ffi::OsString>, Failure> {

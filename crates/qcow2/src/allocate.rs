@@ -291,7 +291,7 @@ impl<S: Storage> Image<S> {
     fn write_run(&self, table: usize, index: usize, run: &[Change]) -> Result<()> {
         let (Some(at), Some(entries)) = (self.map.l2_offset(table), self.loaded_table(table))
         else {
-            return corrupt(format!("L2 table {table} is not there"));
+            return corrupt(format!("L2 table {table} is missing"));
         };
         let words = self.header.entry_words();
         let mut bytes = Vec::with_capacity(run.len() * words * 8);

@@ -19,7 +19,7 @@ impl<S: Storage> Image<S> {
     pub fn set_backing(&mut self, backing: Option<(&str, &str)>) -> Result<()> {
         if self.header.is_data_file_raw() && backing.is_some() {
             return Err(Error::Unsupported(
-                "its data file is a raw disk by itself, which stands on no image".to_owned(),
+                "an image with data_file_raw cannot have a backing image".to_owned(),
             ));
         }
         let mut head = vec![0; self.header.cluster_bytes() as usize];
@@ -64,7 +64,7 @@ fn with_backing(head: &[u8], backing: Option<(&str, &str)>) -> Result<Vec<u8>> {
     new.extend(name);
     if name.len() > BACKING_NAME_MAX || new.len() > head.len() {
         return Err(Error::Unsupported(format!(
-            "the backing image's name has {} bytes, which the header has no room for; hint: a relative path is shorter",
+            "the backing image's name of {} bytes does not fit into the header; hint: use a shorter, relative path",
             name.len()
         )));
     }

@@ -101,13 +101,15 @@ impl Bitmaps {
                 Some(end) if offset > 0 && offset.is_multiple_of(header.cluster_bytes()) => {
                     Ok(offset..end)
                 }
-                _ => corrupt(format!("the {what} lies at {offset:#x} with {bytes} bytes")),
+                _ => corrupt(format!(
+                    "the {what} has an invalid location: offset {offset:#x}, {bytes} bytes"
+                )),
             }
         };
         if self.count == 0 || self.count > BITMAPS_MAX || self.directory_bytes > DIRECTORY_BYTES_MAX
         {
             return corrupt(format!(
-                "a bitmap directory of {} bytes for {} bitmaps",
+                "invalid bitmap directory: {} bytes for {} bitmaps",
                 self.directory_bytes, self.count
             ));
         }

@@ -27,14 +27,14 @@ impl<S: Storage> Image<S> {
         if name.is_empty() || name.len() > NAME_MAX {
             let length = name.len();
             return refused(format!(
-                "a snapshot's name has 1 to {NAME_MAX} bytes, this one {length}"
+                "the snapshot's name has {length} bytes, allowed are 1 to {NAME_MAX}"
             ));
         }
         if self.header.has_data_file() {
-            return refused("a disk with a data file has no snapshots in its image; hint: a new image over it, lunette image create --backing".to_owned());
+            return refused("an image with an external data file cannot have internal snapshots; hint: create an overlay with lunette image create --backing".to_owned());
         }
         if self.snapshots.iter().any(|known| known.name == name) {
-            return refused(format!("it has a snapshot of the name {name} already"));
+            return refused(format!("it already has a snapshot named {name}"));
         }
         let l1_entries = self.snapshots.iter().map(|known| known.l1_entries);
         let l1_entries = l1_entries.chain([self.header.l1_entries]).map(u64::from);
@@ -42,7 +42,7 @@ impl<S: Storage> Image<S> {
             || l1_entries.sum::<u64>() > L1_ENTRIES_MAX
         {
             return refused(format!(
-                "it has {} snapshots, and with one more it could not be opened; hint: lunette image snapshot --delete removes one",
+                "it already has {} snapshots, the maximum; hint: remove one with lunette image snapshot --delete",
                 self.snapshots.len()
             ));
         }
@@ -68,7 +68,7 @@ impl<S: Storage> Image<S> {
         let (_, snapshot) = self.snapshot(which)?;
         if self.header.bitmaps.is_some() {
             return refused(
-                "its persistent bitmaps would not match the disk afterwards; hint: remove them first, qemu-img bitmap --remove"
+                "its persistent bitmaps would no longer match the disk; hint: remove them first with qemu-img bitmap --remove"
                     .to_owned(),
             );
         }
@@ -111,7 +111,7 @@ impl<S: Storage> Image<S> {
         match found {
             Some(index) => Ok((index, self.snapshots[index].clone())),
             None => refused(format!(
-                "it has no snapshot {which}; hint: lunette image snapshot PATH lists them"
+                "it has no snapshot {which}; hint: list them with lunette image snapshot PATH"
             )),
         }
     }
@@ -120,13 +120,13 @@ impl<S: Storage> Image<S> {
     fn begin_change(&mut self) -> Result<()> {
         if self.header.version < 3 {
             return refused(
-                "version 2 of the format has no mark for counts that may be old; hint: qemu-img amend -o compat=1.1".to_owned(),
+                "version 2 of the format has no dirty bit for reference counts; hint: qemu-img amend -o compat=1.1".to_owned(),
             );
         }
         if self.header.refcount_order < REFCOUNT_ORDER_MIN {
             let bits = 1 << self.header.refcount_order;
             return refused(format!(
-                "reference counts of {bits} bits have no room for snapshots; hint: lunette image convert makes an image with 16"
+                "reference counts of {bits} bits are too small for snapshots; hint: create an image with 16 bits with lunette image convert"
             ));
         }
         let report = self.examine(Repair::Nothing)?;

@@ -119,7 +119,7 @@ impl<S: Storage> Image<S> {
         let report = self.examine(Repair::Counts)?;
         if !report.is_clean() {
             return corrupt(format!(
-                "it was not closed cleanly and cannot be repaired without a loss of data: {}; hint: lunette image check --repair all",
+                "it was not closed cleanly and cannot be repaired without data loss: {}; hint: lunette image check --repair all",
                 report.findings.join("; ")
             ));
         }
@@ -190,7 +190,7 @@ impl<S: Storage> Image<S> {
         }
         for offset in &self.refcounts.bad_blocks {
             check.fault_of_refcounts(format!(
-                "the refcount table has a block at {offset:#x}, which is impossible"
+                "the refcount table has an invalid refcount block offset {offset:#x}"
             ));
         }
     }
@@ -330,7 +330,7 @@ impl<S: Storage> Image<S> {
         for cluster in self.refcounts.clusters() {
             if check.uses.get(cluster) > 0 {
                 check.fault_of_refcounts(format!(
-                    "cluster {cluster} has reference counts and another use"
+                    "cluster {cluster} is a refcount block and has another use"
                 ));
             }
             check.uses.add(cluster, 1);
@@ -362,7 +362,9 @@ impl<S: Storage> Image<S> {
             for (cluster, used) in (first..).zip(uses) {
                 let counted = counts.get(cluster - first);
                 let finding = || {
-                    format!("cluster {cluster} is used {used} times and counted {counted} times")
+                    format!(
+                        "cluster {cluster} has {used} references and the reference count {counted}"
+                    )
                 };
                 if counted < used {
                     if used > self.refcounts.max() {
@@ -430,7 +432,7 @@ impl<S: Storage> Image<S> {
             return Ok(());
         }
         check.report.fault(format!(
-            "the entry at {at:#x} is wrong in saying whether cluster {cluster} is shared"
+            "the entry at {at:#x} has a wrong COPIED flag for cluster {cluster}"
         ));
         if matches!(check.repair, Repair::Counts | Repair::All) {
             let right = (entry ^ COPIED).to_be_bytes();

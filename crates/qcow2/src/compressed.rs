@@ -24,7 +24,7 @@ impl<S: Storage> Image<S> {
         };
         unpacked.ok_or_else(|| {
             crate::Error::Corrupt(format!(
-                "the compressed data of offset {offset} are damaged"
+                "the compressed data at offset {offset} are damaged"
             ))
         })
     }

@@ -72,24 +72,24 @@ pub fn create(storage: &impl Storage, options: &CreateOptions) -> Result<()> {
         || size > i64::MAX as u64
     {
         return Err(Error::Unsupported(format!(
-            "an image of {size} bytes in clusters of 2^{cluster_bits}: sizes are multiples of 512, clusters have 2^9 to 2^21 bytes"
+            "invalid size {size} bytes or cluster size 2^{cluster_bits} bytes: the size must be a multiple of 512, the cluster size 2^9 to 2^21"
         )));
     }
     if options.backing.is_some() && options.data_file.as_ref().is_some_and(|data| data.is_raw) {
         return Err(Error::Unsupported(
-            "a data file that is a raw disk by itself stands on no other image".to_owned(),
+            "an image with data_file_raw cannot have a backing image".to_owned(),
         ));
     }
     if extended_l2 && cluster_bits < EXTENDED_CLUSTER_BITS_MIN {
         return Err(Error::Unsupported(format!(
-            "extended L2 entries need clusters of 16 KiB at least, and these have 2^{cluster_bits} bytes"
+            "extended L2 entries need clusters of at least 16 KiB, found 2^{cluster_bits} bytes"
         )));
     }
     let cluster = 1_u64 << cluster_bits;
     let l1_entries = size.div_ceil(cluster << (cluster_bits - 3 - u32::from(extended_l2)));
     if l1_entries > (32 << 20) / 8 {
         return Err(Error::Unsupported(format!(
-            "an image with clusters of {cluster} bytes cannot have {size} bytes; hint: larger clusters"
+            "size {size} bytes is too large for clusters of {cluster} bytes; hint: use larger clusters"
         )));
     }
     let l1_clusters = (l1_entries.max(1) * 8).div_ceil(cluster);
@@ -185,7 +185,7 @@ fn header(
 
 fn no_room(head: &[u8]) -> Result<Vec<u8>> {
     Err(Error::Unsupported(format!(
-        "the header would have {} bytes with the names of other files, which it has no room for; hint: a relative path is shorter, or larger clusters",
+        "the names of other files make the header {} bytes long, more than a cluster; hint: use relative paths or larger clusters",
         head.len()
     )))
 }

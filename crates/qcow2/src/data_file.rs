@@ -225,7 +225,7 @@ impl<S: Storage> Image<S> {
         data_file.mark_written(old);
         if is_raw && new > old {
             let zeroed = data_file.storage.zero(old, new - old);
-            zeroed.map_err(io("cannot zero what the disk gets in the data file"))?;
+            zeroed.map_err(io("cannot zero the new part of the data file"))?;
         }
         self.extend_data_file(new)?;
         let synced = self.sync_data();
@@ -244,9 +244,7 @@ impl<S: Storage> Image<S> {
             true => storage.zero(found, disk - found),
             false => Ok(()),
         }
-        .map_err(io(
-            "the data file is smaller than the disk, and cannot be made larger",
-        ))
+        .map_err(io("the data file is smaller than the disk and cannot grow"))
     }
 
     /// Flushes all data to stable storage.

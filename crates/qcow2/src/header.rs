@@ -121,12 +121,12 @@ impl Header {
             .read_at(0, &mut fixed)
             .map_err(io("cannot read the header"))?;
         if !is_qcow2(&fixed) {
-            return Err(Error::Unsupported("it is no qcow2 image".to_owned()));
+            return Err(Error::Unsupported("it is not a qcow2 image".to_owned()));
         }
         let cluster_bits = be32(&fixed, 20);
         if !(9..=21).contains(&cluster_bits) {
             return corrupt(format!(
-                "clusters of 2^{cluster_bits} bytes: the format has 2^9 to 2^21"
+                "invalid cluster size 2^{cluster_bits} bytes: it must be 2^9 to 2^21"
             ));
         }
         let mut head = vec![0; (1 << cluster_bits).clamp(HEADER_BYTES, HEAD_BYTES_MAX)];
@@ -142,7 +142,7 @@ impl Header {
         let version = be32(head, 4);
         if !matches!(version, 2 | 3) {
             return Err(Error::Unsupported(format!(
-                "version {version} of the format; versions 2 and 3 are known"
+                "unsupported version {version} of the format; supported are 2 and 3"
             )));
         }
         let is_3 = version == 3;
@@ -153,7 +153,7 @@ impl Header {
         if method != 0 {
             let method = if method == 2 { "LUKS" } else { "AES" };
             return Err(Error::Unsupported(format!(
-                "it is encrypted ({method}), which is not supported; hint: qemu-img convert makes a plain copy"
+                "it is encrypted ({method}), which is not supported; hint: make a plain copy with qemu-img convert"
             )));
         }
         let header_bytes = if is_3 {
@@ -162,14 +162,16 @@ impl Header {
             VERSION_2_BYTES
         };
         if is_3 && (header_bytes < 104 || !header_bytes.is_multiple_of(8)) {
-            return corrupt(format!("a header of {header_bytes} bytes"));
+            return corrupt(format!("invalid header length {header_bytes} bytes"));
         }
         let compression = match head[104] {
             _ if incompatible & COMPRESSION_TYPE == 0 => Compression::Zlib,
             0 => Compression::Zlib,
             1 => Compression::Zstd,
             other => {
-                return Err(Error::Unsupported(format!("compression type {other}")));
+                return Err(Error::Unsupported(format!(
+                    "unsupported compression type {other}"
+                )));
             }
         };
         let mut header = Header {
@@ -298,23 +300,23 @@ impl Header {
             let end = offset.checked_add(bytes);
             if offset == 0 || !offset.is_multiple_of(cluster) || end.is_none_or(|end| end > file) {
                 return corrupt(format!(
-                    "the {what} lies at {offset} with {bytes} bytes, in a file of {file} bytes"
+                    "the {what} has an invalid location: offset {offset}, {bytes} bytes, in a file of {file} bytes"
                 ));
             }
             Ok(())
         };
         if self.refcount_order > 6 {
             return corrupt(format!(
-                "reference counts of 2^{} bits",
+                "invalid reference count width 2^{} bits",
                 self.refcount_order
             ));
         }
         if self.size > i64::MAX as u64 || !self.size.is_multiple_of(512) {
-            return corrupt(format!("a disk of {} bytes", self.size));
+            return corrupt(format!("invalid disk size {} bytes", self.size));
         }
         if self.has_subclusters() && self.cluster_bits < EXTENDED_CLUSTER_BITS_MIN {
             return corrupt(format!(
-                "extended L2 entries with clusters of {} bytes",
+                "extended L2 entries are invalid with clusters of {} bytes",
                 self.cluster_bytes()
             ));
         }
@@ -322,7 +324,7 @@ impl Header {
         let l1_bytes = u64::from(self.l1_entries) * 8;
         if needed > u64::from(self.l1_entries) || l1_bytes > L1_BYTES_MAX {
             return corrupt(format!(
-                "an L1 table of {} entries for a disk of {} bytes",
+                "invalid L1 table of {} entries for a disk of {} bytes",
                 self.l1_entries, self.size
             ));
         }
@@ -331,19 +333,17 @@ impl Header {
         }
         let table_bytes = u64::from(self.refcount_table_clusters) * cluster;
         if table_bytes == 0 || table_bytes > REFCOUNT_TABLE_BYTES_MAX {
-            return corrupt(format!("a refcount table of {table_bytes} bytes"));
+            return corrupt(format!("invalid refcount table of {table_bytes} bytes"));
         }
         lies("refcount table", self.refcount_table_offset, table_bytes)?;
         if self.snapshots > SNAPSHOTS_MAX {
-            return corrupt(format!("{} snapshots", self.snapshots));
+            return corrupt(format!("too many snapshots: {}", self.snapshots));
         }
         if self.snapshots > 0 && self.has_data_file() {
-            return corrupt("it has snapshots, and a data file, which has one content");
+            return corrupt("it has both internal snapshots and an external data file");
         }
         if self.is_data_file_raw() && self.backing_file.is_some() {
-            return corrupt(
-                "it stands on another image, and its data file is said to be all of it",
-            );
+            return corrupt("it has both a backing image and data_file_raw");
         }
         if self.snapshots > 0 {
             lies("snapshot table", self.snapshots_offset, 1)?;
@@ -356,7 +356,7 @@ fn check_features(incompatible: u64) -> Result<()> {
     let known = DIRTY | CORRUPT | DATA_FILE | COMPRESSION_TYPE | EXTENDED_L2;
     if incompatible & !known != 0 {
         return Err(Error::Unsupported(format!(
-            "it has incompatible features that are not known (bits {:#x})",
+            "it has unknown incompatible features (bits {:#x})",
             incompatible & !known
         )));
     }
@@ -373,13 +373,13 @@ fn backing_file(head: &[u8]) -> Result<Option<String>> {
         .and_then(|at| head.get(at..at.checked_add(length)?));
     let Some(name) = name.filter(|name| name.len() <= BACKING_NAME_MAX) else {
         return corrupt(format!(
-            "the backing file's name lies at {at} with {length} bytes"
+            "the backing file's name has an invalid location: offset {at}, {length} bytes"
         ));
     };
     match std::str::from_utf8(name) {
         Ok(name) => Ok(Some(name.to_owned())),
         Err(_) => Err(Error::Unsupported(
-            "the backing file's name is not UTF-8; hint: qemu-img rebase -u gives it another"
+            "the backing file's name is not UTF-8; hint: set another name with qemu-img rebase -u"
                 .to_owned(),
         )),
     }

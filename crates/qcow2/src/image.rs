@@ -81,8 +81,8 @@ impl<S: Storage> Image<S> {
         let header = Header::read(&storage)?;
         if header.has_data_file() != data.is_some() {
             let has = match header.has_data_file() {
-                true => "it has a data file, without which it is not opened",
-                false => "it has no data file",
+                true => "it needs its external data file",
+                false => "it has no external data file",
             };
             return Err(Error::Unsupported(has.to_owned()));
         }
@@ -218,12 +218,12 @@ impl<S: Storage> Image<S> {
         let cluster = host >> self.header.cluster_bits;
         if self.refcounts.in_use.is_structure(cluster) {
             return Err(Error::Overlap(format!(
-                "the L2 table {table} lies at {host:#x}, which another table occupies"
+                "the L2 table {table} at {host:#x} overlaps another table"
             )));
         }
         if host >= size {
             return corrupt(format!(
-                "the L2 table {table} lies at {host:#x}, beyond the end of the file"
+                "the L2 table {table} at {host:#x} is beyond the end of the file"
             ));
         }
         let entries = self.read_l2(host)?;
@@ -232,7 +232,7 @@ impl<S: Storage> Image<S> {
             return Ok(());
         }
         if !self.loaded.insert(host) && !self.is_counted_for_all(host)? {
-            return Err(Error::Overlap(format!("two L2 tables lie at {host:#x}")));
+            return Err(Error::Overlap(format!("two L2 tables are at {host:#x}")));
         }
         let mut entries = entries;
         let first = table as u64 * self.header.l2_span();
@@ -303,7 +303,7 @@ impl<S: Storage> Image<S> {
         match word & OVERLAPPING {
             0 => corrupt(format!("the L2 entry of offset {offset} is damaged")),
             _ => Err(Error::Overlap(format!(
-                "the L2 entry of offset {offset} names a cluster that has metadata"
+                "the L2 entry of offset {offset} points to a metadata cluster"
             ))),
         }
     }

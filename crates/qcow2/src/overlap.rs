@@ -62,7 +62,7 @@ impl InUse {
         match clusters.find(is_used) {
             None => Ok(()),
             Some(cluster) => Err(Error::Overlap(format!(
-                "cluster {cluster} is counted as free and in use"
+                "cluster {cluster} is in use but has the reference count 0"
             ))),
         }
     }
@@ -228,7 +228,7 @@ impl<S: Storage> Image<S> {
     pub(crate) fn check_access(&mut self) -> Result<()> {
         match &self.access {
             Access::ReadWrite => Ok(()),
-            Access::ReadOnly => Err(Error::Unsupported("it is open for reading only".to_owned())),
+            Access::ReadOnly => Err(Error::Unsupported("it is open read-only".to_owned())),
             Access::Corrupt(why) => Err(Error::Overlap(why.clone())),
             Access::Overlapping(why) => {
                 let why = why.clone();

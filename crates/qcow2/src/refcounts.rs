@@ -64,7 +64,7 @@ impl Refcounts {
         match self.bad_blocks.first() {
             None => Ok(()),
             Some(offset) => corrupt(format!(
-                "the refcount table has a block at {offset:#x}, which is impossible; hint: lunette image check --repair all"
+                "the refcount table has an invalid refcount block offset {offset:#x}; hint: lunette image check --repair all"
             )),
         }
     }
@@ -218,7 +218,7 @@ impl Refcounts {
         loop {
             let first = self.find_free(storage)?;
             if first >= CLUSTERS_END >> self.cluster_bits {
-                return corrupt("all clusters that there may be are counted as used");
+                return corrupt("no free cluster is left within the maximum image size");
             }
             let (index, at) = self.split(first);
             if index >= self.table.len() {
@@ -269,7 +269,9 @@ impl Refcounts {
             table_clusters = table_clusters.max(needed);
             blocks = blocks.max(numbers.len() as u64);
             if table_clusters * cluster > REFCOUNT_TABLE_BYTES_MAX {
-                return corrupt("clusters in use are too far apart for a new refcount table");
+                return corrupt(
+                    "no room for a new refcount table: used clusters are too far apart",
+                );
             }
         };
         let end = first + table_clusters + numbers.len() as u64;

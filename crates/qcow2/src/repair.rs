@@ -31,7 +31,7 @@ impl<S: Storage> Image<S> {
                 }
             };
         check.report.fault(format!(
-            "the entry at {at:#x} of an L1 table is impossible: {l1_entry:#x}{consequence}"
+            "the L1 entry at {at:#x} is invalid: {l1_entry:#x}{consequence}"
         ));
         self.repair_entry(at, &[replacement], check)?;
         Ok(replacement)
@@ -122,11 +122,11 @@ impl<S: Storage> Image<S> {
             L2Entry::Compressed { host, .. } => (host, parts.is_none_or(|parts| parts.0 == 0)),
         };
         match self.header.has_data_file() {
-            _ if !fits => Some("is impossible"),
-            true if host != offset => Some("names another place of the data file"),
+            _ if !fits => Some("is invalid"),
+            true if host != offset => Some("points to a wrong offset of the data file"),
             true => None,
-            false if host >= size => Some("names a place beyond the end of the file"),
-            false if is_metadata(host >> bits) => Some("names a cluster that has metadata"),
+            false if host >= size => Some("points beyond the end of the file"),
+            false if is_metadata(host >> bits) => Some("points to a metadata cluster"),
             false => None,
         }
     }

@@ -62,7 +62,7 @@ impl<S: Storage> Image<S> {
             // Otherwise the clusters would leak.
             self.refcounts.set(&self.storage, first, count, 0).ok();
         }
-        made.map_err(io("cannot make room for more clusters"))?;
+        made.map_err(io("cannot grow the image file"))?;
         Ok((first, count))
     }
 
@@ -70,7 +70,7 @@ impl<S: Storage> Image<S> {
     pub(crate) fn take_together(&mut self, count: u64) -> Result<u64> {
         if count >= self.refcounts.per_block() {
             return Err(Error::Unsupported(format!(
-                "a table of {count} clusters is not made; hint: qemu-img resize makes one"
+                "a table of {count} clusters is not supported; hint: use qemu-img resize"
             )));
         }
         let mut passed_over = Vec::new();

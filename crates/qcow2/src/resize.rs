@@ -59,7 +59,7 @@ impl<S: Storage> Image<S> {
         let needed = size.div_ceil(self.header.l2_span());
         if needed > L1_ENTRIES_MAX || size > i64::MAX as u64 {
             return Err(Error::Unsupported(format!(
-                "an image with clusters of {} bytes cannot have {size} bytes; hint: qemu-img convert -o cluster_size=2M makes one that can",
+                "clusters of {} bytes are too small for a size of {size} bytes; hint: convert the image with qemu-img convert -o cluster_size=2M",
                 self.header.cluster_bytes()
             )));
         }
@@ -105,7 +105,7 @@ impl<S: Storage> Image<S> {
                 .data()
                 .zero(host, length)
                 .map_err(io("cannot zero a part of a cluster")),
-            _ => crate::corrupt(format!("offset {offset} cannot be written")),
+            _ => crate::corrupt(format!("cannot write at offset {offset}")),
         }
     }
 

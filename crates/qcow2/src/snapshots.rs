@@ -96,7 +96,7 @@ pub(crate) fn read_table(storage: &impl Storage, header: &Header) -> Result<(Vec
             || !is_within
             || all_l1_entries > L1_ENTRIES_MAX
         {
-            return corrupt("a snapshot's L1 table is where none can be");
+            return corrupt("a snapshot's L1 table has an invalid location");
         }
         let rest = read(at + ENTRY_BYTES as u64, extra_bytes + id_bytes + name_bytes)?;
         let (extra, names) = rest.split_at(extra_bytes);

@@ -75,14 +75,14 @@ fn what_cannot_be_is_refused_before_memory_is_taken_for_it() {
     let mut sound = image(&mut Random(1));
     sound.resize(1 << 20, 0);
     for (at, field, reason) in [
-        (20, &[0, 0, 0, 40][..], "clusters of 2^40 bytes"),
-        (24, &[0x80; 8], "a disk of"),
+        (20, &[0, 0, 0, 40][..], "cluster size 2^40 bytes"),
+        (24, &[0x80; 8], "disk size"),
         (36, &[0xff; 4], "L1 table of"),
-        (40, &[0; 8], "L1 table lies at 0"),
-        (48, &[0xff; 8], "refcount table lies"),
+        (40, &[0; 8], "L1 table has an invalid location: offset 0"),
+        (48, &[0xff; 8], "refcount table has an invalid location"),
         (56, &[0xff; 4], "refcount table of"),
-        (60, &[0xff; 4], "4294967295 snapshots"),
-        (72, &[0, 0, 0, 0, 0, 0, 0, 4], "has a data file"),
+        (60, &[0xff; 4], "snapshots: 4294967295"),
+        (72, &[0, 0, 0, 0, 0, 0, 0, 4], "external data file"),
         (72, &[0, 0, 0, 0, 0, 0, 1, 0], "bits 0x100"),
         (96, &[0, 0, 0, 7], "2^7 bits"),
     ] {

@@ -68,7 +68,7 @@ impl Accepting {
         match poll(&mut waits, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => {
-                tracing::error!("cannot wait for {waits_for}: {errno}");
+                tracing::error!("cannot poll for {waits_for}: {errno}");
                 std::thread::sleep(Duration::from_secs(1));
             }
         }

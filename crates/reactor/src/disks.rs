@@ -327,7 +327,7 @@ impl Io {
                 disk,
                 worker,
                 on_error = open.disk.on_error().word(),
-                "cannot attach to the device, I/O fails or waits: {error}"
+                "cannot attach to the device: {error}"
             );
         } else {
             retry.again(&mut self.ring);
@@ -362,7 +362,7 @@ impl Io {
             // Otherwise a late completion would be attributed to the next user of the number.
             assert!(
                 self.ring.is_done_with(owner),
-                "a channel of a disk has closed with operations in flight"
+                "a disk's channel was closed with operations in flight"
             );
             self.unlisten(owner);
         }

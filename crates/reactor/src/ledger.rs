@@ -88,7 +88,7 @@ impl DiskRecord {
             && let Some(disk) = self.disk.upgrade()
             && let Some(suppressed) = self.failures.pass()
         {
-            tracing::warn!(disk = disk.name(), suppressed, "an I/O failed: {error}");
+            tracing::warn!(disk = disk.name(), suppressed, "I/O failed: {error}");
         }
     }
 
@@ -101,7 +101,7 @@ impl DiskRecord {
             tracing::warn!(
                 disk,
                 suppressed,
-                "an I/O failed and waits: {error}; hint: lunette disk resume {disk}"
+                "I/O failed and waits for a resume: {error}; hint: lunette disk resume {disk}"
             );
         }
     }

@@ -315,7 +315,7 @@ mod tests {
         assert!(!waits(&p, 2, 5_000, 5_000));
         assert!(!waits(&p, 2, 5_001, 2_000));
         close(&mut p);
-        assert!(waits(&p, 1, 20_000, 19_999), "whatever the clients do");
+        assert!(waits(&p, 1, 20_000, 19_999), "for all kinds of clients");
         let (clock, _) = Clock::simulated();
         let quiet = PollLimits {
             disk: PollLimit::Never,

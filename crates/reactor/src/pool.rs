@@ -63,7 +63,7 @@ impl std::fmt::Display for PoolError {
                 write!(f, "cannot start worker {worker}: {source}")?;
                 if source.kind() == std::io::ErrorKind::PermissionDenied {
                     f.write_str(
-                        "; hint: io_uring may be disabled, see sysctl kernel.io_uring_disabled",
+                        "; hint: check that io_uring is enabled (sysctl kernel.io_uring_disabled)",
                     )?;
                 }
                 Ok(())
@@ -79,7 +79,7 @@ impl std::fmt::Display for PoolError {
                 source,
             } => write!(
                 f,
-                "cannot pin worker {worker} to CPU {cpu}: {source}; hint: is it online, and in the cpuset of this process?"
+                "cannot pin worker {worker} to CPU {cpu}: {source}; hint: check that the CPU is online and in the cpuset of this process"
             ),
         }
     }

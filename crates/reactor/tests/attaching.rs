@@ -97,7 +97,7 @@ fn handle_that_waits_to_attach_closes_at_once_and_leaves_no_timer() {
     for _ in 0..100 {
         let handle = worker.io().open(&disk);
         worker.io().close(handle);
-        assert_eq!(disk.state().get(), DiskState::Ready, "nobody needs it");
+        assert_eq!(disk.state().get(), DiskState::Ready, "no source needs it");
     }
     let patience = Instant::now() + Duration::from_secs(60);
     while worker.io().ring().in_flight() > 0 {

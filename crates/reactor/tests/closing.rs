@@ -82,7 +82,7 @@ impl IoChannel for LateBackend {
         match completion.token {
             0 => drop(self.count.heard.fetch_add(1, Ordering::Relaxed)),
             1 => self.last = Some(true),
-            other => panic!("completion {other} is somebody else's"),
+            other => panic!("completion {other} belongs to another source"),
         }
     }
 

@@ -205,7 +205,7 @@ fn no_read_is_torn(device: Arc<dyn BlockDevice>, flags: IoFlags, limits: RateLim
     assert_eq!(disk.throttle().setting() == 0, limits.is_none());
     assert!(
         !disk.conditions().has(Condition::Locked),
-        "nobody holds anything any more"
+        "all ranges are released"
     );
 }
 

@@ -347,7 +347,7 @@ impl World {
                     let found = u32::from_le_bytes(found);
                     assert!(
                         self.written[block].contains(&found),
-                        "block {block} has {found}, which nobody wrote there"
+                        "block {block} has {found}, which was not written there"
                     );
                 }
             }

@@ -66,11 +66,11 @@ pub fn restrict(paths: &Paths) -> Result<Restriction, Error> {
     let missing = match status.ruleset {
         RulesetStatus::FullyEnforced => None,
         RulesetStatus::PartiallyEnforced => Some(
-            "some of Landlock (Linux 6.12 has all of it): files are confined, sockets and signals may not be"
+            "some features of Landlock (complete since Linux 6.12): sockets and signals may not be confined"
                 .to_owned(),
         ),
         RulesetStatus::NotEnforced => {
-            Some("Landlock (Linux 5.13, in the list of lsm=): files are not confined".to_owned())
+            Some("Landlock (since Linux 5.13, enabled with lsm=): files are not confined".to_owned())
         }
     };
     Ok(Restriction {

@@ -108,7 +108,7 @@ impl LogicalUnit {
             return Ok(None);
         };
         let shared = SharedReservations::decode(bytes, sharing.daemon)
-            .ok_or_else(|| format!("version {version} is no state of reservations"))?;
+            .ok_or_else(|| format!("reservation state of version {version} is malformed"))?;
         let before = sharing.version.replace(version);
         sharing.complete_from = shared.complete_from;
         sharing.notices.clone_from(&shared.notices);

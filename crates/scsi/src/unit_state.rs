@@ -198,7 +198,7 @@ impl UnitState {
         let restored = match loaded {
             Err(Unusable(reason)) => Err(reason),
             Ok(bytes) if self.restore(kind, &bytes) => Ok(()),
-            Ok(_) => Err(format!("{key}: not in a format of this version")),
+            Ok(_) => Err(format!("{key}: unknown format")),
         };
         let Err(reason) = restored else { return };
         if kind == Saved::Operation {

@@ -175,7 +175,7 @@ fn reservations_are_refused_emulated_or_forwarded() {
     // RESERVE, exclusive access.
     let answer = bed.run(0, &[0x5f, 1, 3, 0, 0, 0, 0, 0, 24, 0], &reserve, 0);
     assert_eq!(answer.status, Status::Good);
-    assert!(seen.try_recv().is_err(), "the device knows nothing of it");
+    assert!(seen.try_recv().is_err(), "the device has no such state");
     for refused in [
         &[0x1a, 0, 0x3f, 0, 255, 0][..],
         // A command with unknown effects on the device.

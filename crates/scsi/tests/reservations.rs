@@ -84,7 +84,7 @@ fn clear_task_set_is_about_the_task_set_of_its_nexus() {
     let clear = scope_of(TaskManagementFunction::ClearTaskSet);
     assert_eq!(clear, scope_of(TaskManagementFunction::AbortTaskSet));
     let ready = bed.run_as(&other, 0, &READY, &[], 0);
-    assert_eq!(ready.status, Status::Good, "there is nothing to tell");
+    assert_eq!(ready.status, Status::Good, "no unit attention is pending");
 }
 
 /// A parameter list of PERSISTENT RESERVE OUT.
@@ -387,7 +387,7 @@ fn spec_i_pt_leaves_the_key_of_a_registered_initiator_alone() {
     assert_eq!(
         read(&mut bed, 0)[4..],
         [0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 2],
-        "nobody was registered, nothing changed"
+        "no registration, no change"
     );
     assert_eq!(
         out(&mut bed, &two, RELEASE_OUT, 1, 2, 0).status,

@@ -88,7 +88,7 @@ impl Numbers {
         let free = numbers.find(|number| !self.taken.contains(number));
         let number = free.or_else(|| self.forget_one());
         let Some(number) = number else {
-            tracing::error!(name, "more target ports than there are identifiers");
+            tracing::error!(name, "more target ports than identifiers");
             return u16::MAX;
         };
         self.taken.insert(number);
@@ -135,7 +135,7 @@ impl WithPorts {
             Ok(text) => text.map_or_else(Numbers::default, |text| Numbers::decode(&text)),
             Err(Unusable(reason)) => {
                 tracing::error!(
-                    "target ports unknown, disks with saved reservations answer BUSY: {reason}"
+                    "cannot read the target ports, disks with saved reservations respond BUSY: {reason}"
                 );
                 let random = Identity::random().bits() % u128::from(BASE_MAX - BASE_MIN);
                 Numbers {
@@ -164,9 +164,9 @@ impl Store for WithPorts {
         let loaded = self.inner.load(key)?;
         let is_something = loaded.as_ref().is_some_and(|bytes| !bytes.is_empty());
         match &self.ports.lock().unusable {
-            Some(reason) if is_something && names_ports(key) => {
-                Err(Unusable(format!("its target ports are unknown: {reason}")))
-            }
+            Some(reason) if is_something && names_ports(key) => Err(Unusable(format!(
+                "the identifiers of its the identifiers of target ports are unknown: {reason}"
+            ))),
             _ => Ok(loaded),
         }
     }
@@ -194,7 +194,7 @@ impl Store for WithPorts {
             let mut numbers = self.ports.lock();
             if let Some(reason) = &numbers.unusable {
                 return Err(io::Error::other(format!(
-                    "target ports are unknown: {reason}"
+                    "the identifiers of target ports are unknown: {reason}"
                 )));
             }
             if !numbers.written {

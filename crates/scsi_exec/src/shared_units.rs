@@ -35,7 +35,7 @@ fn daemon(store: &dyn Store) -> Number {
     let saved = store.load(DAEMON).and_then(|bytes| {
         let Some(bytes) = bytes else { return Ok(None) };
         let number = bytes.try_into().ok().map(u128::from_be_bytes);
-        let malformed = || Unusable(format!("{DAEMON}: not in a format of this version"));
+        let malformed = || Unusable(format!("{DAEMON}: unknown format"));
         number
             .filter(|number| *number != 0)
             .ok_or_else(malformed)
@@ -58,7 +58,7 @@ fn daemon(store: &dyn Store) -> Number {
         }
         Err(error) => {
             tracing::error!(
-                "number of this daemon unknown, initiators have no registrations on shared images: {error}"
+                "cannot read the number of this daemon, initiators lose their registrations on shared images: {error}"
             );
             Number {
                 number: random(),

@@ -133,7 +133,7 @@ impl Units {
             let pool = self.pool.get().and_then(Weak::upgrade);
             tracing::info!(
                 disk = disk.name(),
-                "goes on with its interrupted sanitize or format operation"
+                "resuming the interrupted sanitize or format operation"
             );
             if let (Some(pool), Some(me)) = (pool, self.me.upgrade()) {
                 let mut task = Task::default();

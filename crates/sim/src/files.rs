@@ -57,7 +57,7 @@ pub fn create_raw(path: &Path, blocks: u64, first_value: u64) {
             fill(block, first_value + lba as u64, lba as u64);
         }
     }
-    file.write_all_at(&content, 0).expect("room for a file");
+    file.write_all_at(&content, 0).expect("space for a file");
 }
 
 pub fn create_image(path: &Path, options: &CreateOptions) {
@@ -102,12 +102,12 @@ pub fn create_between(
         assert!(failed.is_empty(), "{failed:?}");
         let segment = image.map().segment(at, BLOCK as u64);
         let Mapping::Data { host, .. } = segment.mapping else {
-            panic!("{segment:?} is no data");
+            panic!("{segment:?} is not data");
         };
         let block = &mut content[at as usize..][..BLOCK];
         fill(block, *value, *lba);
         let written = image.data().write_at(host, block);
-        written.expect("room for a file");
+        written.expect("space for a file");
     }
     image.close().expect("an image of the simulation");
 }

@@ -97,7 +97,7 @@ fn open(plan: &DiskPlan) -> Arc<dyn BlockDevice> {
                 cache: plan.cache,
                 ..FileOptions::new(path)
             });
-            Arc::new(opened.unwrap_or_else(|error| panic!("a raw file is not opened: {error}")))
+            Arc::new(opened.unwrap_or_else(|error| panic!("cannot open a raw file: {error}")))
         }
         Lies::Image => {
             let opened = Image::open(&ImageOptions {
@@ -106,7 +106,7 @@ fn open(plan: &DiskPlan) -> Arc<dyn BlockDevice> {
                 named_files: bdev::NamedFiles::Any,
                 ..ImageOptions::new(path)
             });
-            Arc::new(opened.unwrap_or_else(|error| panic!("an image is not opened: {error}")))
+            Arc::new(opened.unwrap_or_else(|error| panic!("cannot open an image: {error}")))
         }
     }
 }
@@ -124,7 +124,7 @@ impl Life {
             .enumerate()
             .map(|(number, plan)| {
                 let disk = Disk::new(&format!("d{number}"), None, open(plan));
-                Arc::new(disk.unwrap_or_else(|error| panic!("a disk is not made: {error}")))
+                Arc::new(disk.unwrap_or_else(|error| panic!("cannot create a disk: {error}")))
             })
             .collect();
         let units = Units::new(Box::<scsi::MemoryStore>::default());
@@ -143,7 +143,7 @@ impl Life {
         let scsi = Arc::new(ScsiDevice::new(units.clone(), options));
         for (number, disk) in disks.iter().enumerate() {
             let added = scsi.add_lun(number as u8, 0, disk);
-            added.expect("a place that is free");
+            added.expect("a free slot");
         }
         let server = server(&units, &disks);
         Life {
@@ -175,7 +175,10 @@ impl Life {
         } = self;
         server.dismiss();
         for round in 0.. {
-            assert!(round < 10_000, "the daemon does not stop: connections stay");
+            assert!(
+                round < 10_000,
+                "the daemon does not stop: connections remain"
+            );
             for worker in &mut workers {
                 worker.iterate_once();
             }
@@ -202,7 +205,7 @@ impl Life {
             let left = worker.io().ring().in_flight();
             assert_eq!(
                 left, 0,
-                "operations are left on a ring when the daemon stops"
+                "operations are in flight on a ring after the daemon's stop"
             );
         }
         drop((workers, blk, scsi, server, units, disks));
@@ -211,7 +214,7 @@ impl Life {
             if bdev::stepped::image_owners() == 0 {
                 break;
             }
-            assert!(round < 100, "an image is not closed: somebody has it still");
+            assert!(round < 100, "an image is not closed: it still has a user");
         }
     }
 
@@ -237,5 +240,5 @@ fn server(units: &Arc<Units>, disks: &[Arc<Disk>]) -> SimulatedServer {
         .map(|(lun, disk)| (lun as u16, disk.clone()))
         .collect();
     let server = SimulatedServer::new(units.clone(), ServerLimits::default(), options, &luns);
-    server.expect("a target that is allowed")
+    server.expect("a valid target")
 }

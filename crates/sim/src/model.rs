@@ -38,10 +38,10 @@ pub fn value_of(block: &[u8], lba: u64) -> Result<Value, String> {
     match (1..block.len() / 8).find(|index| word(*index) != expected(*index)) {
         None => Ok(value),
         Some(1) => Err(format!(
-            "content of another block, or none that was ever written: it begins with {value:#x}"
+            "content of another block, or content never written: it begins with {value:#x}"
         )),
         Some(at) => Err(format!(
-            "the first {} bytes of value {value}, and others behind",
+            "the first {} bytes of value {value}, then other bytes",
             8 * at
         )),
     }
@@ -197,9 +197,7 @@ impl Model {
         if known.contains(&value) {
             return Ok(());
         }
-        Err(format!(
-            "it has value {value}; it may have one of {known:?}"
-        ))
+        Err(format!("found value {value}, allowed {known:?}"))
     }
 
     /// Applies a kill or a power cut. Writes in flight become uncertain; after a power cut, so do writes that were not durable.

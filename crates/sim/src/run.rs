@@ -31,7 +31,7 @@ pub fn quiet_panics() {
         let payload = panic.payload();
         let text = payload.downcast_ref::<&str>().copied();
         let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        let what = text.unwrap_or("a panic without words");
+        let what = text.unwrap_or("a panic without a message");
         let place = panic
             .location()
             .map_or_else(String::new, |place| format!(" ({place})"));
@@ -83,7 +83,7 @@ pub fn one(seed: u64, count: usize, shrinks: bool) -> ExitCode {
     match result {
         Ok(digest) => {
             trace.iter().for_each(|line| println!("{line}"));
-            println!("seed {seed}: {count} steps, nothing wrong (digest {digest:016x})");
+            println!("seed {seed}: {count} steps passed (digest {digest:016x})");
             ExitCode::SUCCESS
         }
         Err(what) => {
@@ -146,7 +146,7 @@ fn watch(threads: &[Running], count: usize) {
             if let State::Seed(seed, since) = state
                 && since.elapsed() > HANGS
             {
-                println!("seed {seed} fails: it never ends");
+                println!("seed {seed} fails: it does not terminate");
                 println!("again: cargo run --profile sim -p sim -- --seed {seed} --steps {count}");
                 std::process::exit(1);
             }
@@ -206,7 +206,7 @@ pub fn many(
     match failure {
         None => {
             println!(
-                "{done} seeds from {}, {count} steps each, in {seconds} s: nothing wrong",
+                "{done} seeds from {}, {count} steps each, in {seconds} s: passed",
                 seeds.start
             );
             ExitCode::SUCCESS

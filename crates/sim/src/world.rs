@@ -279,7 +279,7 @@ impl World {
             let is_wanted = [LOST, ABORTED].contains(&why.as_str());
             assert!(
                 self.is_troubled || is_wanted || pending.survived,
-                "request {} of {name} ({kind:?} of d{disk}, {} blocks at {}) failed though nothing was wrong: {why}",
+                "request {} of {name} ({kind:?} of d{disk}, {} blocks at {}) failed without an injected fault: {why}",
                 done.token,
                 request.blocks,
                 request.lba
@@ -354,7 +354,7 @@ impl World {
         let found = self.models[request.disk].check(request.lba, pending.expected, pending.begin);
         if let Err(what) = found {
             panic!(
-                "request {} compared block {} of d{} well with value {}, though {what}",
+                "request {} compared block {} of d{} successfully with value {}, but {what}",
                 request.token, request.lba, request.disk, pending.expected
             );
         }
@@ -430,7 +430,7 @@ impl World {
         if blocks > GROW_MAX {
             return;
         }
-        say!(self, "d{disk} is to have {blocks} blocks");
+        say!(self, "d{disk}: resize to {blocks} blocks");
         let disk_of = self.life().disks[disk].clone();
         let grown = disk_of.resize(blocks * BLOCK as u64);
         self.look_at_faults();
@@ -446,7 +446,7 @@ impl World {
                 }
             }
             Err(error) => {
-                say!(self, "it is not made larger: {error}");
+                say!(self, "cannot grow the disk: {error}");
                 assert!(
                     self.is_troubled || Files::is_cut(),
                     "growing failed: {error}"
@@ -594,7 +594,7 @@ impl World {
             request.kind, request.disk, request.blocks, request.lba
         );
         panic!(
-            "{} requests never end; the first is {} of {}: {what}",
+            "{} requests do not complete; the first is {} of {}: {what}",
             self.pending.len(),
             self.pending
                 .first_key_value()

@@ -160,12 +160,15 @@ mod tests {
         lower(g.as_fd()).unwrap();
         let (h, i) = (open(file.path(), false), open(file.path(), true));
         assert_eq!(lock(h.as_fd(), false).unwrap(), None, "it only reads");
-        assert!(lock(i.as_fd(), true).unwrap().is_some(), "nobody may write");
+        assert!(
+            lock(i.as_fd(), true).unwrap().is_some(),
+            "writers are excluded"
+        );
         drop((h, i));
         unlock(g.as_fd()).unwrap();
         let j = open(file.path(), true);
-        assert_eq!(lock(j.as_fd(), true).unwrap(), None, "nobody has it");
-        assert!(lock(g.as_fd(), true).unwrap().is_some(), "somebody has it");
+        assert_eq!(lock(j.as_fd(), true).unwrap(), None, "unlocked");
+        assert!(lock(g.as_fd(), true).unwrap().is_some(), "locked");
     }
 
     #[test]

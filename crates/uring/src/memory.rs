@@ -71,7 +71,7 @@ impl Memory {
                 self.refused = true;
                 if !std::mem::replace(&mut self.told, true) {
                     tracing::info!(
-                        "memory is not registered with io_uring: {error}; I/O costs a little more; hint: allow more locked memory (ulimit -l, LimitMEMLOCK=)"
+                        "cannot register memory with io_uring, I/O takes slightly more CPU time: {error}; hint: allow more locked memory (ulimit -l, LimitMEMLOCK=)"
                     );
                 }
             }

@@ -62,18 +62,17 @@ fn check_features(ring: IoUring) -> io::Result<IoUring> {
     }
     Err(io::Error::new(
         io::ErrorKind::Unsupported,
-        "io_uring of this kernel is too old; hint: Linux 5.13 or later is needed (see uname -r)",
+        "io_uring of this kernel is too old; hint: use Linux 5.13 or later (see uname -r)",
     ))
 }
 
 fn explain(error: &io::Error) -> io::Error {
     let hint = match error.raw_os_error() {
         Some(libc::EPERM) => {
-            "; hint: io_uring is switched off for this user, sysctl kernel.io_uring_disabled=0 allows it"
+            "; hint: enable io_uring for this user with sysctl kernel.io_uring_disabled=0"
         }
         Some(libc::ENOSYS) => {
-            "; hint: it needs Linux 5.13 with CONFIG_IO_URING, and a container's seccomp \
-             profile must allow io_uring_setup and io_uring_enter"
+            "; hint: use Linux 5.13 with CONFIG_IO_URING, and allow io_uring_setup and io_uring_enter in the container's seccomp profile"
         }
         Some(libc::ENOMEM) => "; hint: raise the limit of locked memory (ulimit -l, LimitMEMLOCK=)",
         Some(libc::EMFILE) => "; hint: raise the limit of open files (ulimit -n, LimitNOFILE=)",
@@ -81,7 +80,7 @@ fn explain(error: &io::Error) -> io::Error {
     };
     io::Error::new(
         error.kind(),
-        format!("cannot set io_uring up: {error}{hint}"),
+        format!("cannot set up io_uring: {error}{hint}"),
     )
 }
 

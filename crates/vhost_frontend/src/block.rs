@@ -255,7 +255,7 @@ impl BlkQueue {
         self.publish();
         let done = self.wait()?;
         if done.slot != slot {
-            return Err(Error::Wrong("another request came back".into()));
+            return Err(Error::Wrong("another request completed".into()));
         }
         data.read(0, into);
         self.release(slot);

@@ -44,7 +44,7 @@ pub enum Error {
     #[error("the back end refused request {0}")]
     Refused(u32),
     /// The reply of the back end is invalid.
-    #[error("request {request} got an answer that is none: {what}")]
+    #[error("invalid reply to request {request}: {what}")]
     Answer {
         /// Request number.
         request: u32,
@@ -53,8 +53,7 @@ pub enum Error {
     },
     /// The machine has too few huge pages.
     #[error(
-        "{pages} huge pages of 2 MiB are needed ({error}); hint, as root: \
-         echo $(($(cat /proc/sys/vm/nr_hugepages) + {pages})) > /proc/sys/vm/nr_hugepages"
+        "cannot allocate {pages} huge pages of 2 MiB: {error}; hint, as root: echo $(($(cat /proc/sys/vm/nr_hugepages) + {pages})) > /proc/sys/vm/nr_hugepages"
     )]
     HugePages {
         /// Number of required huge pages.
@@ -63,13 +62,13 @@ pub enum Error {
         error: std::io::Error,
     },
     /// A wait timed out.
-    #[error("no answer within {0:?}")]
+    #[error("no reply within {0:?}")]
     Timeout(std::time::Duration),
     /// Memory is too small, or an address is outside of it.
     #[error("{0}")]
     Memory(#[from] guest_memory::MemoryError),
     /// The front end's memory is full.
-    #[error("no {0} bytes left in the front end's memory")]
+    #[error("the front end's memory has no {0} free bytes")]
     Full(u64),
     /// Data or a reply is wrong.
     #[error("{0}")]

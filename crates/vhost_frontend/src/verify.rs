@@ -92,7 +92,7 @@ impl Verifier {
         for _ in 0..count {
             let done = wait(queue)?;
             let Some((block, write)) = busy[usize::from(done.slot)].take() else {
-                return Err(Error::Wrong("a request came back twice".into()));
+                return Err(Error::Wrong("a request completed twice".into()));
             };
             if done.status != status::OK {
                 return Err(Error::Wrong(format!(

@@ -229,7 +229,10 @@ impl Conversation {
                 }
             }
             let export = &self.name;
-            tracing::info!(export, "front end goes on from the process before");
+            tracing::info!(
+                export,
+                "front end session taken over from the previous process"
+            );
         } else if let Some(suppressed) = COMING_LOG.pass() {
             tracing::info!(export = self.name, suppressed, "front end connected");
         }
@@ -268,7 +271,7 @@ impl Conversation {
         if let Handled::Refused(why) = self.relay.handle()?
             && let Some(suppressed) = REFUSED_LOG.pass()
         {
-            tracing::warn!(export = self.name, suppressed, "message refused: {why}");
+            tracing::warn!(export = self.name, suppressed, "message rejected: {why}");
         }
         Ok(())
     }
@@ -286,7 +289,7 @@ impl Conversation {
             channel.map(OwnedFd::from),
             messages,
         );
-        tracing::info!(export = self.name, "front end is handed over");
+        tracing::info!(export = self.name, "front end session handed over");
         // Set before other threads are notified: this process may be about to end all sessions.
         self.handover.is_over.store(true, Ordering::Release);
         // Fails if the receiver no longer waits; the session then ends.
@@ -305,7 +308,7 @@ fn room_to_answer(stream: &UnixStream) -> io::Result<()> {
         true => Ok(()),
         false => Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            "it does not read answers",
+            "the front end does not read replies",
         )),
     }
 }
@@ -313,14 +316,10 @@ fn room_to_answer(stream: &UnixStream) -> io::Result<()> {
 fn log_end(export: &str, end: &Error, why: Option<String>) {
     if let (Error::Disconnected, None) = (end, &why) {
         if let Some(suppressed) = LEAVING_LOG.pass() {
-            tracing::info!(export, suppressed, "front end left");
+            tracing::info!(export, suppressed, "front end disconnected");
         }
     } else if let Some(suppressed) = ENDED_LOG.pass() {
         let why = why.unwrap_or_else(|| end.to_string());
-        tracing::warn!(
-            export,
-            suppressed,
-            "front end refused, its session ends: {why}"
-        );
+        tracing::warn!(export, suppressed, "front end session ended: {why}");
     }
 }

@@ -24,7 +24,8 @@ impl RegionId {
     /// # Errors
     /// Returns a description if the descriptor has no file.
     pub fn of(file: &File) -> Result<RegionId, String> {
-        let stat = fstat(file).map_err(|errno| format!("the in-flight region: {errno}"))?;
+        let stat =
+            fstat(file).map_err(|errno| format!("cannot use the in-flight region: {errno}"))?;
         Ok(RegionId {
             device: stat.st_dev,
             inode: stat.st_ino,
@@ -63,7 +64,8 @@ impl InflightRegion {
             fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
             Ok(File::from(file))
         });
-        let file = made.map_err(|errno| format!("no memory for requests in flight: {errno}"))?;
+        let file =
+            made.map_err(|errno| format!("cannot allocate the in-flight region: {errno}"))?;
         Ok((VhostUserInflight::new(bytes, 0, queues, size), file))
     }
 
@@ -80,7 +82,7 @@ impl InflightRegion {
         };
         let memory = MemoryTable::default()
             .with_region(spec, file.as_fd())
-            .map_err(|error| format!("the in-flight region: {error}"))?;
+            .map_err(|error| format!("cannot use the in-flight region: {error}"))?;
         Ok(InflightRegion {
             id: RegionId::of(file)?,
             memory,
@@ -102,7 +104,7 @@ impl InflightRegion {
         let needed = stride * u64::from(self.queues);
         if self.bytes < needed {
             return Err(format!(
-                "an in-flight region of {} bytes for {} queues of {}, which need {needed}",
+                "the in-flight region has {} bytes; {} queues of size {} need {needed}",
                 self.bytes, self.queues, self.size
             ));
         }

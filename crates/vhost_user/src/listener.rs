@@ -201,7 +201,7 @@ impl Export {
         } else if !serving.is_over() {
             tracing::error!(
                 export = self.device.name(),
-                "session does not end within {} s, and is abandoned: a disk or the front end does not answer",
+                "session abandoned: it did not end within {} s, because a disk or the front end does not respond",
                 END_PATIENCE.as_secs()
             );
         }
@@ -259,7 +259,7 @@ impl Server {
             .spawn(move || match sandbox::confine(sandbox::Thread::Session) {
                 // Session threads are started by this one and inherit its confinement.
                 Ok(()) => accept_all(&accepting),
-                Err(error) => tracing::error!("no front end is served: {error}"),
+                Err(error) => tracing::error!("cannot accept front ends: {error}"),
             })?;
         Ok(Server {
             state,
@@ -316,7 +316,7 @@ impl Server {
                 socket::set_rights(path, rights)?
             }
             (Listening::Open(_), Some(path)) => {
-                let replaced = io::Error::other("another file is at the path");
+                let replaced = io::Error::other("another file has replaced the socket");
                 return Err(SocketError::Rights(path.clone(), replaced));
             }
             _ => export.rights,
@@ -580,7 +580,7 @@ fn close_aside(what: impl Send + 'static) {
         .spawn(move || drop(what));
     if let Err(error) = closing {
         // Without a thread, the connections were closed here.
-        tracing::warn!("no thread to close connections: {error}");
+        tracing::warn!("cannot start a thread to close connections: {error}");
     }
 }
 
@@ -651,7 +651,7 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
             tracing::warn!(
                 export = export.device.name(),
                 suppressed,
-                "front end refused: the previous one blocked a worker, and the export is closed for {SHUNNED:?}"
+                "front end refused: the previous one blocked a worker, and the export refuses connections for {SHUNNED:?}"
             );
         }
         return export.refuse(stream, state);

@@ -160,7 +160,7 @@ impl HandedOver {
     /// Returns the messages, checked like those of a front end.
     pub(crate) fn take_messages(&mut self) -> io::Result<Vec<Message>> {
         let messages = std::mem::take(&mut self.messages).into_iter();
-        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "no vhost-user message");
+        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not a vhost-user message");
         messages
             .map(|(bytes, fds)| Message::of_bytes(&bytes, fds).ok_or_else(wrong))
             .collect()

@@ -390,7 +390,7 @@ fn send(to: &UnixStream, mut bytes: &[u8], fds: &[OwnedFd]) -> io::Result<()> {
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
-        return Err(io::Error::other("a message with too many descriptors"));
+        return Err(io::Error::other("the message has too many descriptors"));
     }
     while !bytes.is_empty() {
         let sent = rustix::io::retry_on_intr(|| {

@@ -37,8 +37,7 @@ impl ResumeCheck {
             if resumes() {
                 device.driver_resumes();
                 return Err(format!(
-                    "queue {index} resumes, but the export has another disk since its driver started; \
-                     hint: reset or restart the virtual machine, or give the export its disk back"
+                    "queue {index} cannot resume: the export's disk was replaced after its driver started; hint: reset or restart the virtual machine, or restore the export's disk"
                 ));
             }
             self.started_anew.insert(index);

@@ -141,7 +141,9 @@ impl Session {
     fn vring(&mut self, index: u32) -> Reply<&mut Vring> {
         let count = self.vrings.len();
         if index as usize >= count {
-            return self.refuse(format!("no queue {index}: the device has {count} queues"));
+            return self.refuse(format!(
+                "there is no queue {index}: the device has {count} queues"
+            ));
         }
         Ok(&mut self.vrings[index as usize])
     }
@@ -169,7 +171,7 @@ impl Session {
         let (queues, size) = (said.num_queues, said.queue_size);
         if usize::from(queues) > count || u32::from(size) > MAX_QUEUE_SIZE {
             return self.refuse(format!(
-                "an in-flight region for {queues} queues of {size}; the device has {count}, of at most {MAX_QUEUE_SIZE}"
+                "the in-flight region has {queues} queues of size {size}; the device has {count}, of at most {MAX_QUEUE_SIZE}"
             ));
         }
         Ok(())
@@ -248,13 +250,13 @@ impl Session {
         let (count, most) = (alike.count(), change.states_max());
         if count == most {
             return self.refuse(format!(
-                "its memory changes while requests in flight use {most} older states of it"
+                "cannot change the memory: requests in flight use {most} earlier memory tables"
             ));
         }
         let mappings = self.old_mappings(&memory);
         if mappings > MAX_OLD_MAPPINGS {
             return self.refuse(format!(
-                "its memory changes while requests in flight use {mappings} replaced regions"
+                "cannot change the memory: requests in flight use {mappings} replaced regions"
             ));
         }
         // Kept until no queue uses it: unmapping a large guest takes long and must not happen on a worker.
@@ -395,7 +397,7 @@ impl VhostUserBackendReqHandlerMut for Session {
                 export,
                 features,
                 suppressed,
-                "driver has features that the device does not offer any more; requests that need them fail"
+                "driver negotiated features that the device no longer offers, requests that need them fail"
             );
         }
         self.features = features;

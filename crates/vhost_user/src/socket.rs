@@ -81,9 +81,11 @@ impl std::fmt::Display for SocketError {
                 }
                 write!(f, "{error}")?;
                 match error.kind() {
-                    io::ErrorKind::NotFound => f.write_str(" (does its directory exist?)"),
+                    io::ErrorKind::NotFound => {
+                        f.write_str("; hint: create its directory, or choose another path")
+                    }
                     io::ErrorKind::InvalidInput => {
-                        f.write_str(" (a socket's path has at most 107 bytes)")
+                        f.write_str("; hint: a socket's path has at most 107 bytes")
                     }
                     _ => Ok(()),
                 }
@@ -441,7 +443,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("/nonexistent-directory/s") && error.contains("directory exist"),
+            error.contains("/nonexistent-directory/s") && error.contains("create its directory"),
             "{error}"
         );
     }

@@ -100,7 +100,7 @@ impl Vring {
     ) -> Result<(), String> {
         check_kick(kick.as_ref())?;
         let Some(user) = self.addresses else {
-            return Err("its addresses were never set".into());
+            return Err("its addresses are not set".into());
         };
         let translate = |what: &str, address: u64| {
             context
@@ -148,7 +148,7 @@ impl Vring {
             Ok::<_, String>((id, control))
         });
         let (source, control) = made.map_err(|gone| gone.to_string())??;
-        let control = control.ok_or("the queue was not made")?;
+        let control = control.ok_or("cannot create the queue")?;
         context.device.queue_placed(index, worker, source);
         self.running = Some(Running {
             worker: worker.clone(),
@@ -268,7 +268,7 @@ fn check_event(what: &str, fd: Option<&OwnedFd>) -> Result<(), String> {
     let Some(fd) = fd else { return Ok(()) };
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let name = rustix::fs::readlink(link, Vec::new())
-        .map_err(|errno| format!("cannot find the type of its {what} descriptor: {errno}"))?;
+        .map_err(|errno| format!("cannot determine the type of its {what} descriptor: {errno}"))?;
     match EVENTS.iter().any(|kind| name.to_bytes().starts_with(kind)) {
         true => Ok(()),
         false => Err(format!(

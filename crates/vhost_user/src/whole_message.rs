@@ -42,7 +42,7 @@ pub(crate) fn wait(stream: &UnixStream, limit: Duration) -> io::Result<Option<Ow
         if begun.elapsed() > limit {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
-                format!("no whole message within {} s", limit.as_secs()),
+                format!("no complete message within {} s", limit.as_secs()),
             ));
         }
         std::thread::sleep(PAUSE);

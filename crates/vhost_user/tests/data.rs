@@ -320,7 +320,7 @@ fn driver_that_turns_write_back_off_gets_every_write_durable() {
 
     let mut front_end = connect(&socket);
     let mut queue = start_blk(&mut front_end, 0);
-    assert!(!write(&mut queue), "a new driver begins anew");
+    assert!(!write(&mut queue), "a new driver starts with the default");
 }
 
 /// From then on the driver sends no flushes, also on a later connection. The next driver after a reset does not either: QEMU shows it the

@@ -158,7 +158,7 @@ impl Scene {
         let until = Instant::now() + LIMIT;
         loop {
             assert!(!self.front_end.channel().is_closed(), "the session ended");
-            assert!(Instant::now() < until, "it does not come back");
+            assert!(Instant::now() < until, "it is not returned");
             if self.packed && ring.packed(first).flags.get() & (AVAIL | USED) == AVAIL | USED {
                 let used = ring.packed(first);
                 assert_eq!(used.id.get(), 5);
@@ -339,13 +339,13 @@ fn disk_serves_or_refuses_alone_what_is_odd() {
             IOERR,
         ),
         Case(
-            "a table that goes on beyond its end",
+            "a table with a next index beyond its end",
             TableEndsAt(3),
             good.to_vec(),
             NO_PLACE,
         ),
         Case(
-            "a table that goes on at its start",
+            "a table with a loop to its start",
             TableEndsAt(0),
             good.to_vec(),
             NO_PLACE,
@@ -446,13 +446,13 @@ fn controller_serves_or_refuses_alone_what_is_odd() {
             NO_PLACE,
         ),
         Case(
-            "a table that goes on beyond its end",
+            "a table with a next index beyond its end",
             TableEndsAt(3),
             good.to_vec(),
             FAILURE,
         ),
         Case(
-            "a table that goes on at its start",
+            "a table with a loop to its start",
             TableEndsAt(0),
             good.to_vec(),
             FAILURE,

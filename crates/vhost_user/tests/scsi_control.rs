@@ -232,7 +232,7 @@ fn events_without_buffers_are_reported_as_missed() {
             break;
         }
         assert_eq!(bytes[3], 0);
-        assert!(got < 200, "missed events are not told");
+        assert!(got < 200, "missed events are not reported");
     }
     // Later events are not missed.
     controller.post(Event::Removed, 0, 7);

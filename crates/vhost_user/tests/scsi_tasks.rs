@@ -452,7 +452,7 @@ fn memory_that_is_replaced_under_requests_stays_theirs() {
         let mut bytes = vec![0; BYTES];
         data.read(0, &mut bytes);
         let whole = bytes.iter().all(|byte| *byte == round);
-        assert!(whole, "the read's own memory has what was written");
+        assert!(whole, "the read's own memory has the written data");
         fresh.read(0, &mut bytes);
         let untouched = bytes.iter().all(|byte| *byte == 0xdd);
         assert!(untouched, "memory that came later was written to");

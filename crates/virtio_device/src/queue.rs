@@ -597,12 +597,12 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn kick_lost(&mut self) {
-        self.end(&"its kick descriptor cannot be polled");
+        self.end(&"the kick descriptor cannot be polled");
     }
 
     fn memory_lost(&mut self) {
         if self.view.table().is_poisoned() {
-            self.end(&"its memory file was truncated");
+            self.end(&"the memory file was truncated");
         }
     }
 

@@ -138,7 +138,7 @@ fn deferred_request_does_not_reach_a_disk_that_reuses_a_handle() {
 
     worker.let_go(&first);
     let of_second = worker.io().open(&second);
-    assert_eq!(of_first, of_second, "or this test says nothing");
+    assert_eq!(of_first, of_second, "otherwise this test proves nothing");
     while driver.pop_used().is_none() {
         worker.iterate_once();
     }

@@ -225,7 +225,7 @@ impl Protocol for ControlQueue {
         pending.notification = request == ControlRequest::AsynchronousNotification;
         let room = if pending.notification { 5 } else { 1 };
         if chain.writable < room {
-            return Err(Malformed("control no room for the response"));
+            return Err(Malformed("control request has no room for the response"));
         }
         let begun = match request {
             ControlRequest::TaskManagement { function, lun, id } => {

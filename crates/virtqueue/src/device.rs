@@ -31,7 +31,7 @@ pub struct DeviceQueue {
 
 #[expect(
     clippy::large_enum_variant,
-    reason = "one of them per queue, and what is kept of a split ring is used with each request"
+    reason = "one per queue, and the split ring's state is used by each request"
 )]
 enum Ring {
     Split(SplitQueue),

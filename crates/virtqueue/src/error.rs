@@ -35,7 +35,7 @@ pub enum QueueError {
         length: u64,
     },
     /// The base of a packed ring is beyond its end.
-    #[error("ring base {base:#x} lies outside of a ring of {size} descriptors")]
+    #[error("ring base {base:#x} is outside of a ring of {size} descriptors")]
     Base {
         /// Requested base.
         base: u32,
@@ -93,7 +93,7 @@ pub enum QueueError {
         limit: u16,
     },
     /// A packed chain continues at a descriptor that is not available.
-    #[error("chain that starts at descriptor {head} is not wholly available")]
+    #[error("chain at descriptor {head} is not completely available")]
     Incomplete {
         /// First descriptor of the chain.
         head: u16,

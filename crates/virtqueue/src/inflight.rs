@@ -83,7 +83,7 @@ impl Inflight {
             LAYOUT_VERSION if tracked.word(ENTRIES) == size => tracked.recover(used)?,
             // Another size: the driver has created a new queue, unrelated to the region.
             LAYOUT_VERSION => tracked.begin(used),
-            _ => return Err(wrong("its version is not known")),
+            _ => return Err(wrong("its version is unknown")),
         }
         Ok(tracked)
     }

@@ -135,7 +135,7 @@ impl PackedInflight {
                 tracked.begin(places[1]);
                 places
             }
-            _ => return Err(wrong("its version is not known")),
+            _ => return Err(wrong("its version is unknown")),
         };
         tracked.shown = places[1];
         Ok((tracked, places))
@@ -205,7 +205,7 @@ impl PackedInflight {
             let (mut at, mut last) = (head, head);
             let count = state.count.get();
             if count == 0 || count > self.size - descriptors {
-                return Err(wrong("it has chains of more descriptors than the queue"));
+                return Err(wrong("its chains have more descriptors than the queue"));
             }
             for _ in 0..count {
                 match claimed.get_mut(usize::from(at)) {
@@ -222,7 +222,7 @@ impl PackedInflight {
             descriptors += count;
         }
         if self.free != self.size - descriptors {
-            return Err(wrong("its list of free entries does not fit"));
+            return Err(wrong("its list of free entries is inconsistent"));
         }
         taken.sort_unstable();
         self.counter = taken
@@ -236,7 +236,7 @@ impl PackedInflight {
     fn claim_id(&mut self, id: u16, head: u16) -> Result<(), QueueError> {
         match self.heads.get_mut(usize::from(id)) {
             Some(of_id) if *of_id == NONE => *of_id = head,
-            Some(_) => return Err(wrong("two of its chains have one buffer id")),
+            Some(_) => return Err(wrong("two of its chains have the same buffer id")),
             None => return Err(wrong("a buffer id is beyond the queue")),
         }
         Ok(())
@@ -322,7 +322,9 @@ impl PackedInflight {
         descriptor: impl Fn(u16) -> PackedDescriptor,
     ) -> Result<(), QueueError> {
         if count > self.free {
-            return Err(wrong("more is in flight than the queue has descriptors"));
+            return Err(wrong(
+                "more chains are in flight than the queue has descriptors",
+            ));
         }
         let head = self.free_head;
         self.claim_id(id, head)?;

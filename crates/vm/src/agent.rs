@@ -260,7 +260,7 @@ mod tests {
                 .wait_for_boot(1, SOON)
                 .unwrap_err()
                 .to_string()
-                .contains("gone")
+                .contains("ended")
         );
     }
 }

@@ -54,7 +54,7 @@ struct Figures {
 pub fn run() -> Result<()> {
     let outcome = show();
     if interrupted() {
-        println!("\nstopped; the daemon and the guest are gone");
+        println!("\nstopped; the daemon and the guest have ended");
         std::process::exit(130);
     }
     outcome
@@ -91,12 +91,12 @@ fn show() -> Result<()> {
     let mut daemon = builder.start()?;
     println!("  daemon up, process {}", daemon.process().id());
 
-    println!("  preparing the guest: its workload program, its initramfs, whether KVM works");
+    println!("  preparing the guest: workload program, initramfs, check of KVM");
     let accelerator = Accelerator::detect()?;
     let how = match accelerator {
         Accelerator::Kvm => "under KVM",
         Accelerator::Tcg => {
-            "emulated, for KVM does not work here: compare the columns, not the machine"
+            "emulated, because KVM does not work here: compare the columns, not the machine"
         }
     };
     let started = Instant::now();
@@ -132,7 +132,7 @@ fn show() -> Result<()> {
     }
     println!(
         "\n{}",
-        ink.heading("The guest and the daemon are stopped, their files removed.")
+        ink.heading("The guest and the daemon have ended, and their files are removed.")
     );
     Ok(())
 }
@@ -146,7 +146,7 @@ fn show_page(
     [[ram, _], _]: &Devices,
     ink: &Ink,
 ) -> Result<()> {
-    println!("\n{}", ink.heading("Seen in a browser"));
+    println!("\n{}", ink.heading("In a browser"));
     let report = page.begin_report(daemon, scratch)?;
     for depth in SHOWN_DEPTHS {
         let seconds = page::SECONDS / SHOWN_DEPTHS.len() as u32;
@@ -159,7 +159,7 @@ fn show_page(
     match page::picture(&report, scratch)? {
         Some(picture) => println!("  picture of the page: {}", picture.display()),
         None => println!(
-            "  no picture of the page: no Chromium is installed; hint: apt-get install chromium"
+            "  no picture of the page, because Chromium is not installed; hint: apt-get install chromium"
         ),
     }
     println!("  page of the daemon:  {}", page.url());
@@ -182,7 +182,7 @@ fn compare(guest: &mut Guest, devices: &Devices, ink: &Ink) -> Result<()> {
         "dd if=/dev/zero of=/dev/{ram} bs=1M count={MEASURED_MIB} oflag=direct"
     ))?;
     let heading = format!(
-        "Seen by the guest: 4 KiB, {DEPTH} at a time; median of {ROUNDS} rounds of {SECONDS_PER_ROUND} s, the transports taking turns"
+        "Measured in the guest: 4 KiB, depth {DEPTH}; median of {ROUNDS} rounds of {SECONDS_PER_ROUND} s, with the transports in turns"
     );
     println!("\n{}", ink.heading(&heading));
     println!(
@@ -246,7 +246,9 @@ fn stages(latency: &str, ink: &Ink) -> Result<()> {
     let latency: Value = serde_json::from_str(latency).context("lunette latency --json")?;
     println!(
         "\n{}",
-        ink.heading("Seen by the daemon: median time of each hop, µs (lunette latency says more)")
+        ink.heading(
+            "Measured by the daemon: median time of each hop, µs (details: lunette latency)"
+        )
     );
     let titles = DISKS.map(|disk| format!("{:>30}", disk.title));
     println!("{:20}{}", "", titles.join("    "));
@@ -263,7 +265,7 @@ fn stages(latency: &str, ink: &Ink) -> Result<()> {
             DISKS.map(|disk| disk.exports.map(|export| rows(&latency, export, direction)));
         let first = columns[0][0]
             .clone()
-            .context("the daemon measured nothing")?;
+            .context("the daemon has no measurements")?;
         for (index, (name, _)) in first.iter().enumerate() {
             let cell = |column: &Option<Vec<(String, f64)>>| {
                 let value = column.as_ref().and_then(|rows| rows.get(index));
@@ -299,8 +301,8 @@ fn rows(latency: &Value, export: &str, direction: &str) -> Option<Vec<(String, f
         let median = microseconds(row, "p50_ns")?;
         match name.as_str() {
             "total" => {
-                rows.push(("the whole way".to_owned(), median));
-                rows.push(("  99 % within".to_owned(), microseconds(row, "p99_ns")?));
+                rows.push(("total".to_owned(), median));
+                rows.push(("  p99".to_owned(), microseconds(row, "p99_ns")?));
             }
             _ => rows.push((name, median)),
         }

@@ -113,7 +113,7 @@ impl ImageFormat {
             _ => "; hint: qemu-img convert -O qcow2 makes an image that image:PATH serves",
         };
         format!(
-            "its content begins as a disk image in the format {self}: it is served as raw bytes, the image's header included{hint}"
+            "the file contains a disk image in the format {self}: it is served as raw bytes, with the image's header{hint}"
         )
     }
 }

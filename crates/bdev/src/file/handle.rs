@@ -452,7 +452,7 @@ impl Shared {
             let path = self.path.display();
             let error = std::io::Error::from_raw_os_error(errno);
             tracing::error!(
-                "{path}: written data could not be made durable: {error}; every flush fails until the disk is opened anew"
+                "{path}: cannot make written data durable: {error}; every flush fails until the disk is opened again"
             );
         }
     }
@@ -529,7 +529,11 @@ impl IoChannel for FileBackend {
             return Submission::Done(Err(lost));
         }
         if io.moves_data() {
-            assert_eq!(buffer.len() as u64, io.length, "window and I/O differ");
+            assert_eq!(
+                buffer.len() as u64,
+                io.length,
+                "window and I/O have different lengths"
+            );
         }
         if io.kind == IoKind::BlockStatus {
             return self.block_status(ring, io, buffer, tag);

@@ -53,7 +53,7 @@ fn make_durable(path: &Path, file: BorrowedFd<'_>) -> Result<(), OpenError> {
     let synced = synced.and_then(|()| sync_folder(path));
     synced.map_err(|error| {
         let folder = path.parent().unwrap_or(path).display();
-        let hint = format!("hint: check the storage of {folder}");
+        let hint = format!("hint: check the storage below {folder}");
         fail(
             path,
             format!("cannot make the new file durable: {error}; {hint}"),
@@ -235,12 +235,11 @@ fn no_whole_blocks(path: &Path, size: u64, block_size: u32, format: Option<Image
     };
     let hint = match format {
         ImageFormat::Luks => String::new(),
-        ImageFormat::Qcow2 => format!("; hint: serve it as what it is, image:{shown}"),
+        ImageFormat::Qcow2 => format!("; hint: serve it as an image, image:{shown}"),
         _ => format!("; hint: make a raw copy, qemu-img convert -O raw {shown} {shown}.raw"),
     };
     format!(
-        "{what}; its content begins as a disk image in the format {format}: leave it as it is, for \
-         another size would damage it{hint}"
+        "{what}; it contains a disk image in the format {format}, which another size would damage{hint}"
     )
 }
 
@@ -264,7 +263,7 @@ fn claim(path: &Path, control: BorrowedFd<'_>) -> Result<OwnedFd, OpenError> {
     reopen(control, CLAIM).map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => fail(
             path,
-            "is in use by this machine (mounted, swap, RAID, LVM or another server); hint: lsblk shows by what",
+            "is in use by this machine (mounted, swap, RAID, LVM or another server); hint: find the user with lsblk",
         ),
         _ => fail(path, format!("cannot claim it: {error}")),
     })
@@ -280,7 +279,7 @@ fn lock(path: &Path, control: &OwnedFd, read_only: bool) -> Result<(), OpenError
             return Err(fail(
                 path,
                 format!(
-                    "cannot lock it: {error}; hint: without a lock two daemons could write to it, so put it on a file system that has locks"
+                    "cannot lock it: {error}; without a lock two daemons could write to it; hint: move it to a file system that supports locks"
                 ),
             ));
         }
@@ -289,7 +288,7 @@ fn lock(path: &Path, control: &OwnedFd, read_only: bool) -> Result<(), OpenError
     Err(fail(
         path,
         format!(
-            "is in use: another process (QEMU, qemu-img, another disk or daemon) {doing}; hint: lslocks and fuser -v {shown} show which"
+            "is in use: another process (QEMU, qemu-img, another disk or daemon) {doing}; hint: find the process with lslocks or fuser -v {shown}"
         ),
     ))
 }
@@ -323,7 +322,7 @@ fn determine_size(
         Some(wanted) if block_device => Err(fail(
             path,
             format!(
-                "is {found} bytes large, not {wanted}; hint: leave size out for a block device, or give a smaller one"
+                "is {found} bytes large, not {wanted}; hint: omit size for a block device, or give a smaller one"
             ),
         )),
         Some(wanted) => {
@@ -331,14 +330,14 @@ fn determine_size(
                 // Another size would damage the image.
                 (Some(_), _) => String::new(),
                 (None, true) => format!(
-                    ", or resize it first: truncate -s {wanted} {shown}, which destroys what is behind that"
+                    ", or resize it first: truncate -s {wanted} {shown}, which destroys the data beyond that size"
                 ),
                 (None, false) => {
                     format!(", or resize it first: truncate -s {wanted} {shown}")
                 }
             };
             let mut what = format!(
-                "is {found} bytes large, not {wanted}; hint: leave size out to use it as it is{resize}"
+                "is {found} bytes large, not {wanted}; hint: omit size to use the present size{resize}"
             );
             if let Some(format) = ImageFormat::of_file(control) {
                 what = format!("{what}; {}", format.warning());

@@ -36,7 +36,7 @@ pub(super) fn reopen(image: &Image) -> Result<Committable, OpenError> {
     let header = Header::read(&container).map_err(|error| failed(error.to_string()))?;
     let (Some(named), Some(below)) = (backing_of(path, &header)?, image.shared.backing.device())
     else {
-        return Err(failed("stands on no other image".to_owned()));
+        return Err(failed("has no backing image".to_owned()));
     };
     if header.snapshots > 0 {
         return Err(failed(HAS_SNAPSHOTS.to_owned()));
@@ -46,7 +46,7 @@ pub(super) fn reopen(image: &Image) -> Result<Committable, OpenError> {
     named_files.check(path, "backing image", &base_path)?;
     if base_path.to_str().is_some_and(is_remote) {
         return Err(failed(format!(
-            "its backing image {} is only read; hint: lunette disk mirror moves the disk to a place of its own",
+            "cannot commit to its backing image {}, which is read-only; hint: copy the disk into one image with lunette disk mirror",
             base_path.display()
         )));
     }
@@ -89,7 +89,7 @@ fn open_both(
         return Err(open::fail(
             image.path(),
             format!(
-                "is smaller than its backing image, {wanted} bytes to {found}: what is beyond its end would come back"
+                "is smaller than its backing image, {wanted} bytes to {found}: a commit would expose the data beyond its end"
             ),
         ));
     }
@@ -97,7 +97,7 @@ fn open_both(
         let grown = base.set_size(wanted);
         grown.map_err(|error| {
             let what =
-                format!("cannot become as large as the image on it, {wanted} bytes: {error}");
+                format!("cannot grow it to the size of its overlay, {wanted} bytes: {error}");
             open::fail(&base_path, what)
         })?;
         base.capacity().set(wanted);

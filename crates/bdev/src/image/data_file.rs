@@ -49,19 +49,20 @@ pub(super) fn path(options: &ImageOptions, header: &Header) -> Result<Option<Pat
     match (header.has_data_file(), &options.data_file) {
         (false, None) => return Ok(None),
         (false, Some(_)) => {
-            return fail("its data are in the image itself; hint: remove data_file".to_owned());
+            return fail("the image has no external data file; hint: remove data_file".to_owned());
         }
         (true, Some(named)) => return Ok(Some(named.clone())),
         (true, None) => {}
     }
     let Some(name) = name(header) else {
         return fail(
-            "it has a data file, and does not say which; hint: data_file = PATH says it".to_owned(),
+            "the image has an external data file but does not name it; hint: set data_file = PATH"
+                .to_owned(),
         );
     };
     if name.starts_with("json:") {
         return fail(format!(
-            "its data file is {name}, which is not a path; hint: data_file = PATH says where it is"
+            "its data file name {name} is not a path; hint: set data_file = PATH"
         ));
     }
     let folder = folder_of(path);
@@ -69,13 +70,13 @@ pub(super) fn path(options: &ImageOptions, header: &Header) -> Result<Option<Pat
     options.named_files.check(path, "data file", &data)?;
     if !options.read_only && !options.trusts_name {
         return fail(format!(
-            "its data file {name} would be written because the image says so; hint: data_file = {} says that it is meant",
+            "cannot write to its data file {name}, which only the image names; hint: set data_file = {} to allow it",
             data.display()
         ));
     }
     if !options.read_only && !lies_below(&data, folder) {
         return fail(format!(
-            "its data file {name} is not in the folder of the image, and would be written because the image says so; hint: move it there, or, for a disk that is served, data_file = {} if that is meant",
+            "cannot write to its data file {name}, which only the image names and which is not in the folder of the image; hint: move it into that folder, or, for a served disk, set data_file = {} to allow it",
             data.display()
         ));
     }

@@ -138,7 +138,7 @@ impl Shared {
         self.publish(map());
         let path = self.path();
         tracing::error!(
-            "{path}: image is marked as corrupt, writes fail from now on: {why}; hint: remove the disk, then lunette image check --repair all {path}"
+            "{path}: image marked as corrupt, all writes fail: {why}; hint: remove the disk, then lunette image check --repair all {path}"
         );
     }
 
@@ -147,7 +147,7 @@ impl Shared {
         if !self.is_said_corrupt.swap(true, Ordering::Relaxed) {
             let path = self.path();
             tracing::error!(
-                "{path}: image is damaged: {what}; I/O there fails; hint: lunette image check {path}, once the disk is removed"
+                "{path}: image is damaged, I/O to the damaged part fails: {what}; hint: remove the disk, then lunette image check {path}"
             );
         }
     }
@@ -249,7 +249,7 @@ impl Image {
             Ok(Err(error)) => {
                 return Err(failed(format!("cannot read its backing image: {error}")));
             }
-            Err(_) => return Err(failed("its thread has ended".to_owned())),
+            Err(_) => return Err(failed("the image's thread has ended".to_owned())),
         }
         Ok(Image {
             shared,
@@ -295,7 +295,7 @@ impl Drop for Image {
         if let Some(owner) = self.owner.take().filter(|_| !has_channels)
             && owner.join().is_err()
         {
-            tracing::error!("{}: image's thread has panicked", self.shared.path());
+            tracing::error!("{}: the image's thread panicked", self.shared.path());
         }
     }
 }

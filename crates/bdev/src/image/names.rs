@@ -47,13 +47,12 @@ impl NamedFiles {
             NamedFiles::Any => return Ok(()),
             NamedFiles::Folder if lies_below(named, folder_of(image)) => return Ok(()),
             NamedFiles::Folder => "is not in the folder of the image",
-            NamedFiles::None => "is named by the image",
+            NamedFiles::None => "is named only by the image",
         };
         Err(fail(
             image,
             format!(
-                "its {what} {} {why}, and is not opened, because the image may come from anybody; hint: named_files=any (--named-files any) \
-                 if that file is meant",
+                "its {what} {} {why}, and is not opened, because the image may be untrusted; hint: to allow it, set named_files=any (--named-files any)",
                 named.display()
             ),
         ))
@@ -138,7 +137,7 @@ pub fn backing_named(
     format: Option<&str>,
 ) -> Result<BackingImage, OpenError> {
     let refused = |what: &str| fail(image, format!("its backing image {name} {what}"));
-    let not_served = "is not a file, a logical unit or an RBD image, and is not served; hint: qemu-img convert makes one image of the chain";
+    let not_served = "is not a file, a logical unit or an RBD image, and is not supported; hint: convert the chain to one image with qemu-img convert";
     let (path, driver) = if let Some(json) = name.strip_prefix("json:") {
         json_path(json).map_err(|what| refused(&what))?
     } else if is_remote(name) {
@@ -152,28 +151,26 @@ pub fn backing_named(
             if BackingFormat::parse(format) != BackingFormat::parse(driver) =>
         {
             return Err(refused(&format!(
-                "has the driver {driver}, and the image states the format {format}; hint: qemu-img rebase -u states one format"
+                "has the driver {driver}, which contradicts the format {format} in the image; hint: set one format with qemu-img rebase -u"
             )));
         }
         (Some(stated), _) | (None, Some(stated)) => stated,
         (None, None) => {
             return Err(refused(
-                "has no stated format, and its content is not trusted to tell it; hint: lunette image rebase --unsafe --backing NAME \
-                 --backing-format raw (or qcow2) states it",
+                "has no format in the image, and detection by content is unsafe; hint: set it with lunette image rebase --unsafe --backing NAME --backing-format raw (or qcow2)",
             ));
         }
     };
     let Some(format) = BackingFormat::parse(stated) else {
         return Err(refused(&format!(
-            "has the format {stated}, which is not served; hint: qemu-img convert makes one image of the chain"
+            "has the format {stated}, which is not supported; hint: convert the chain to one image with qemu-img convert"
         )));
     };
     if is_remote(name) {
         return match format {
             BackingFormat::Raw => Ok(BackingImage { path, format }),
             BackingFormat::Qcow2 => Err(refused(
-                "is reached over a network, where it can be raw only, and the image states another format; hint: lunette image rebase \
-                 --unsafe --backing NAME --backing-format raw",
+                "is remote and therefore raw, which contradicts the format in the image; hint: lunette image rebase --unsafe --backing NAME --backing-format raw",
             )),
         };
     }
@@ -194,7 +191,7 @@ fn plain_path(name: &str) -> Option<&Path> {
 }
 
 const JSON_HINT: &str =
-    "hint: only plain files can be named so: driver, file.driver and file.filename";
+    "hint: use only driver, file.driver and file.filename, and name a plain file";
 
 /// Returns the plain file in a `json:` name, and the driver above it.
 fn json_path(text: &str) -> Result<(PathBuf, Option<String>), String> {
@@ -435,12 +432,12 @@ mod tests {
             ("fat:rw:/etc", Some("raw"), "is not a file"),
             ("a-b:c", Some("raw"), "is not a file"),
             ("", Some("raw"), "is not a file"),
-            ("base", None, "has no stated format"),
+            ("base", None, "has no format in the image"),
             ("base", Some("vmdk"), "has the format vmdk"),
             (
                 "iscsi://192.0.2.1/iqn.2026-11.org.example:t/0",
                 Some("qcow2"),
-                "raw only",
+                "therefore raw",
             ),
             ("json:", Some("raw"), "is not a JSON object"),
             ("json:[]", Some("raw"), "is not a JSON object"),
@@ -478,7 +475,7 @@ mod tests {
             (
                 r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"/b"}}"#,
                 Some("raw"),
-                "has the driver qcow2, and the image states the format raw",
+                "has the driver qcow2, which contradicts the format raw",
             ),
             (
                 r#"json:{"file":{"filename":"/b"},"file.filename":"/c"}"#,

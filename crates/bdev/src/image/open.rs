@@ -26,7 +26,7 @@ pub const STACK_BYTES: usize = 8 << 20;
 pub const CHAIN_MAX: usize = 512;
 
 const BLOCK_SIZE_DEFAULT: u32 = 512;
-const STANDS_ON_ITSELF: &str = "it stands on itself, through its backing images";
+const STANDS_ON_ITSELF: &str = "its backing images form a cycle";
 
 /// An open image without its owner thread.
 pub(super) struct Opened {
@@ -106,7 +106,7 @@ fn open_level(options: &ImageOptions, seen: &mut Seen) -> Result<Files, OpenErro
     let found = std::fs::metadata(path).map_err(|error| {
         let hint = match error.kind() {
             io::ErrorKind::NotFound => {
-                "; hint: lunette image create makes an image, or correct the path"
+                "; hint: create it with lunette image create, or correct the path"
             }
             _ => "",
         };
@@ -119,7 +119,7 @@ fn open_level(options: &ImageOptions, seen: &mut Seen) -> Result<Files, OpenErro
         return Err(fail(
             path,
             format!(
-                "its chain has more than {CHAIN_MAX} images; hint: lunette image commit or rebase shortens it"
+                "its chain has more than {CHAIN_MAX} images; hint: shorten it with lunette image commit or rebase"
             ),
         ));
     }
@@ -187,11 +187,11 @@ fn log_state(options: &ImageOptions, header: &Header, image: &qcow2::Image<Conta
     let shown = options.path.display();
     if image.corruption().is_some() {
         tracing::error!(
-            "{shown}: image is marked as corrupt: it is read, and all writes fail; hint: remove the disk, then lunette image check --repair all {shown}"
+            "{shown}: image is marked as corrupt: reads work, all writes fail; hint: remove the disk, then lunette image check --repair all {shown}"
         );
     } else if header.bitmaps.is_some() && !options.read_only {
         tracing::warn!(
-            "{shown}: the persistent bitmaps of the image are invalid from now on: writes are not recorded in them; hint: lunette image check --repair leaks {shown} frees their clusters"
+            "{shown}: the persistent bitmaps of the image become invalid, because writes are not recorded in them; hint: free their clusters with lunette image check --repair leaks {shown}"
         );
     }
 }
@@ -238,7 +238,7 @@ fn open_files(options: &ImageOptions) -> Result<Files, OpenError> {
     if cache == CacheMode::None && opened.header.subcluster_bytes() < page {
         drop(opened);
         tracing::info!(
-            "{}: the image's clusters, or the parts that they have, are smaller than a page: it is served with cache=writeback",
+            "{}: the image's clusters or subclusters are smaller than a page: serving it with cache=writeback",
             path.display()
         );
         return open(CacheMode::Writeback);
@@ -283,8 +283,8 @@ pub fn open_tables(options: &ImageOptions) -> Result<qcow2::Image<Container>, Op
 
 fn not_served(error: &qcow2::Error) -> String {
     match error {
-        qcow2::Error::Unsupported(what) if what.contains("no qcow2 image") => {
-            format!("{what}; hint: a raw disk is served with file:PATH")
+        qcow2::Error::Unsupported(what) if what.contains("not a qcow2 image") => {
+            format!("{what}; hint: serve a raw disk with file:PATH")
         }
         error => error.to_string(),
     }
@@ -344,7 +344,7 @@ fn open_remote(
     remote: Result<Remote, String>,
 ) -> Result<Arc<dyn BlockDevice>, OpenError> {
     let path = options.path.as_path();
-    let refused = |what: String| fail(path, format!("its backing image: {what}"));
+    let refused = |what: String| fail(path, format!("cannot open its backing image: {what}"));
     remote.map_err(refused)?.open(true)
 }
 
@@ -352,7 +352,7 @@ fn open_remote(
 fn check_alignment(path: &Path, info: &DiskInfo, header: &Header) -> Result<(), OpenError> {
     let unit = u64::from(info.io_alignment);
     let refused = |wrong: String| {
-        let hint = "the unit of I/O to its file or its backing image; hint: set cache=writeback";
+        let hint = "the I/O alignment of its file or backing image; hint: set cache=writeback";
         Err(fail(path, format!("{wrong} {unit} bytes, {hint}")))
     };
     let (size, cluster) = (header.size, header.subcluster_bytes());

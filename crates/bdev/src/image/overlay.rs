@@ -84,16 +84,14 @@ fn check_openable(
         return Err(open::fail(
             path,
             format!(
-                "its chain would have more than {CHAIN_MAX} images, and could not be opened again; hint: shorten the chain of the disk with \
-                 lunette disk stream or lunette disk commit, that of a backup with lunette image commit"
+                "its chain would exceed {CHAIN_MAX} images, the maximum for opening; hint: shorten the chain of the disk with lunette disk stream or lunette disk commit, that of a backup with lunette image commit"
             ),
         ));
     }
     Ok(())
 }
 
-const EXISTS: &str =
-    "exists already; hint: give the path of a file that is to be made, or remove it first";
+const EXISTS: &str = "already exists; hint: give the path of a new file, or remove this one first";
 
 /// Writes a new image. A file that exists, or that another request creates meanwhile, is not changed.
 fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), OpenError> {
@@ -121,7 +119,7 @@ fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), Ope
 const PIECES_MAX: usize = 64;
 
 /// Reason to refuse a commit or the removal of the backing image.
-pub(super) const HAS_SNAPSHOTS: &str = "it has snapshots inside, which read what they have not from its backing image; hint: remove them with lunette image snapshot --delete, or move the disk with lunette disk mirror";
+pub(super) const HAS_SNAPSHOTS: &str = "its internal snapshots need its backing image; hint: remove them with lunette image snapshot --delete, or move the disk with lunette disk mirror";
 
 /// Returns the options of a new image.
 fn shape(size: u64) -> CreateOptions {

@@ -126,7 +126,7 @@ impl Owner {
     fn close_at_last(&mut self) {
         if let Err(error) = self.close() {
             let path = self.shared.path();
-            tracing::error!("{path}: image cannot be closed cleanly: {error}");
+            tracing::error!("{path}: cannot close the image cleanly: {error}");
         }
     }
 
@@ -146,7 +146,7 @@ impl Owner {
         {
             let path = self.shared.path();
             tracing::warn!(
-                "{path}: leaked clusters remain in the image: {error}; hint: lunette image check --repair leaks {path}, once the disk is removed"
+                "{path}: leaked clusters remain in the image: {error}; hint: remove the disk, then lunette image check --repair leaks {path}"
             );
             self.follow_corruption();
         }

@@ -79,7 +79,8 @@ impl Remote {
 /// # Errors
 /// The name is malformed, or the disk cannot be opened.
 pub fn open_remote(name: &str, read_only: bool) -> Result<Arc<dyn BlockDevice>, String> {
-    let remote = Remote::parse(name).unwrap_or_else(|| Err(format!("{name} is a file")));
+    let remote =
+        Remote::parse(name).unwrap_or_else(|| Err(format!("{name} is a file, not a remote name")));
     remote?.open(read_only).map_err(|error| error.to_string())
 }
 
@@ -132,7 +133,7 @@ fn unit(name: &str) -> Result<UnitAddress, String> {
         None => Ok(address),
         // The secret would have to be in the image, visible to all its readers.
         Some(user) => Err(format!(
-            "{name} names the CHAP user {user}, whose secret nobody gives; hint: let this host's initiator read without CHAP, or serve the unit as a disk"
+            "{name} names the CHAP user {user}, but an image cannot hold the secret; hint: allow this host's initiator to read without CHAP, or serve the unit as a disk"
         )),
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn take(
     match lock {
         RbdLock::Cooperative => Ok(()),
         RbdLock::Exclusive if image.is_read_only() => {
-            refused("a read-only disk takes no lock; hint: leave lock= out".to_owned())
+            refused("a read-only disk takes no lock; hint: omit lock=".to_owned())
         }
         RbdLock::Exclusive if !has_lock => refused(format!(
             "the image has no exclusive lock; hint: rbd feature enable {} exclusive-lock",
@@ -71,7 +71,7 @@ pub(super) fn take(
         RbdLock::Exclusive => Ok(image.acquire_lock(LockMode::Exclusive)?),
         RbdLock::Shared if has_lock => refused(one_writer(shape.features, image)),
         RbdLock::Shared if write_cache => refused(format!(
-            "rbd_cache is on, and clients do not see each other's caches; hint: rbd config image set {} rbd_cache false",
+            "rbd_cache is on, and the caches of several clients are not coherent; hint: rbd config image set {} rbd_cache false",
             image.name()
         )),
         RbdLock::Shared => Ok(()),
@@ -82,7 +82,7 @@ fn one_writer(features: u64, image: &Image) -> String {
     let named = ONE_WRITER.iter().filter(|(bit, _)| features & bit != 0);
     let names: Vec<&str> = named.map(|(_, name)| *name).collect();
     format!(
-        "features of the image allow one writer at a time; hint: rbd feature disable {} {}",
+        "features of the image require a single writer; hint: rbd feature disable {} {}",
         image.name(),
         names.join(" ")
     )

@@ -175,7 +175,7 @@ impl Size {
         let size = self.geometry.resized(size).capacity_bytes();
         let before = self.capacity.bytes();
         if size != before {
-            tracing::info!(before, size, "size of rbd image changed");
+            tracing::info!(before, size, "size of RBD image changed");
             self.capacity.set(size);
         }
         if let Some(changed) = self.changed.get() {
@@ -247,7 +247,7 @@ impl Rbd {
         });
         shared.start_reopening().map_err(|error| OpenError::Image {
             image: options.image.to_string(),
-            what: format!("no thread is left for it: {error}"),
+            what: format!("cannot start a thread: {error}"),
         })?;
         shared.follow(&image, 0)?;
         Ok(Rbd { shared })

@@ -110,10 +110,7 @@ fn failed(what: impl Into<String>, errno: i32) -> Error {
 }
 
 fn gone() -> Error {
-    failed(
-        "stay among the daemons that share a state",
-        libc::ECONNABORTED,
-    )
+    failed("remain a member of the shared state", libc::ECONNABORTED)
 }
 
 /// Encodes a notification or answer: instance, version, all excluded commands ended.
@@ -139,8 +136,8 @@ fn reread(object: &Arc<Object>) -> Result<SharedRecord, Error> {
     let bytes = object.read(RECORD_MAX + 1)?;
     let record = bytes.as_deref().map(SharedRecord::decode);
     record
-        .ok_or_else(|| failed("read the state that daemons share", libc::ENOENT))?
-        .ok_or_else(|| failed("understand the state that daemons share", libc::EBADMSG))
+        .ok_or_else(|| failed("read the shared state", libc::ENOENT))?
+        .ok_or_else(|| failed("parse the shared state", libc::EBADMSG))
 }
 
 /// Joins the shared state of an image; starts the two threads.
@@ -163,7 +160,7 @@ pub(super) fn join(shared: &Arc<Shared>, observer: Arc<dyn StateObserver>) -> St
     let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
         let thread = std::thread::Builder::new().name(name.to_owned());
         if let Err(error) = thread.spawn(work) {
-            tracing::error!(image = %peers.image, "no thread for the state that daemons share: {error}");
+            tracing::error!(image = %peers.image, "cannot start a thread for the shared state: {error}");
         }
     };
     spawn("rbd-peers", Box::new(move || follower.follow(&events)));
@@ -208,7 +205,8 @@ impl Peers {
     pub(super) fn unknown(&self) -> Option<String> {
         let known = lock(&self.known);
         let problem = || known.problem.clone();
-        (!known.is_current).then(|| problem().unwrap_or_else(|| "being read".to_owned()))
+        (!known.is_current)
+            .then(|| problem().unwrap_or_else(|| "reservations are being read".to_owned()))
     }
 
     /// Waits until this daemon is current. Returns false after `limit`.
@@ -254,12 +252,8 @@ impl Peers {
             return Ok(());
         }
         let adopted = self.observer.changed(record.version, &record.state);
-        adopted.map_err(|reason| {
-            failed(
-                format!("understand the state that daemons share: {reason}"),
-                libc::EBADMSG,
-            )
-        })?;
+        adopted
+            .map_err(|reason| failed(format!("parse the shared state: {reason}"), libc::EBADMSG))?;
         known.record = Some(record);
         Ok(())
     }
@@ -281,7 +275,7 @@ impl Peers {
                 return self.adopt(next);
             }
         }
-        Err(failed("replace the state that daemons share", libc::EBUSY))
+        Err(failed("replace the shared state", libc::EBUSY))
     }
 
     // The events thread.
@@ -315,7 +309,7 @@ impl Peers {
             lock(&self.known).problem = Some(problem.to_string());
             if !shown {
                 shown = true;
-                tracing::error!(image = %self.image, "reservations unknown, SCSI reads and writes are answered BUSY until they are known: {problem}");
+                tracing::error!(image = %self.image, "reservations unknown, SCSI reads and writes get BUSY: {problem}");
             }
             // Events received meanwhile belong to the watch that has ended.
             let end = Instant::now() + RETRY;
@@ -337,7 +331,7 @@ impl Peers {
         let shared = self.shared.upgrade();
         let shared = shared.filter(|shared| !shared.is_closed());
         let image = shared.map(|shared| shared.image());
-        let image = image.ok_or_else(|| failed("reach an image that is closed", libc::EBADF))?;
+        let image = image.ok_or_else(|| failed("access a closed image", libc::EBADF))?;
         let object = object_of(&image)?;
         let instance = random();
         let address = object.cluster().address().unwrap_or_default();
@@ -391,7 +385,7 @@ impl Peers {
 
     fn serve(&self, watch: &Watch, events: &Receiver<Event>) -> Ended {
         let object = watch.object();
-        let lost = |errno| Ended::Lost(failed("watch the state that daemons share", errno));
+        let lost = |errno| Ended::Lost(failed("watch the shared state", errno));
         loop {
             match events.recv_timeout(LOOK) {
                 Ok(Event::Notified(notification)) => {
@@ -452,7 +446,7 @@ impl Peers {
             record.has(&instance).then_some(next)
         });
         if let Err(error) = left {
-            tracing::warn!(image = %self.image, "left without a word to other daemons: {error}");
+            tracing::warn!(image = %self.image, "leaving without notifying the other daemons: {error}");
         }
     }
 
@@ -522,7 +516,7 @@ impl Peers {
             Ok(true) => Ok(0),
             Ok(false) => Err(libc::EILSEQ),
             Err(error) => {
-                tracing::warn!(image = %self.image, "reservations not changed for certain: {error}");
+                tracing::warn!(image = %self.image, "reservations may not have changed: {error}");
                 Err(error.errno())
             }
         }
@@ -603,7 +597,7 @@ impl Peers {
             }
             if begun.elapsed() > SETTLE_LIMIT {
                 return Err(failed(
-                    "end commands that a reservation excludes",
+                    "end the commands that a reservation excludes",
                     libc::ETIMEDOUT,
                 ));
             }
@@ -628,10 +622,10 @@ impl Peers {
             }
             match cluster.blocklist(address) {
                 Ok(()) => {
-                    tracing::warn!(image = %self.image, address, "daemon excluded and blocklisted: it has not acknowledged a change of reservations");
+                    tracing::warn!(image = %self.image, address, "daemon excluded and blocklisted: it did not acknowledge a change of reservations");
                 }
                 Err(error) => {
-                    tracing::error!(image = %self.image, address, "daemon not blocklisted, what it had begun may still be written: {error}");
+                    tracing::error!(image = %self.image, address, "cannot blocklist a daemon, its writes in flight may still arrive: {error}");
                     std::thread::sleep(LEASE.saturating_sub(asked.elapsed()));
                 }
             }

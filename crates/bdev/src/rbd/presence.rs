@@ -58,7 +58,7 @@ pub(super) fn follow(
     let spawned = thread.spawn(move || follower.run(&events));
     spawned.map_err(|error| {
         let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
-        failed("start a thread that watches the image", errno)
+        failed("start a thread to watch the image", errno)
     })?;
     Ok(Presence(sender))
 }
@@ -113,7 +113,7 @@ impl Follower {
         if found != self.name.image {
             tracing::warn!(
                 image = %image.name(),
-                "image renamed to {found}: it is served on, but a restart does not find it by its old name"
+                "image renamed to {found}: it stays in service, but a restart will not find it by its old name"
             );
             self.name.image = found;
         }

@@ -169,15 +169,13 @@ impl Shared {
         };
         if ImageMedium::of(&image)?.key() != self.medium.key() {
             return refused(
-                "another image or snapshot has this name now, which is another disk; hint: take the disk out of service and add it \
-                 anew to serve that one"
+                "the name now belongs to another image or snapshot; hint: to serve that one, remove the disk and add it again"
                     .to_owned(),
             );
         }
         if !Settings::of(&image)?.keep(&self.settings) {
             return refused(
-                "rbd_cache or rbd_skip_partial_discard was turned on, and clients rely on it being off; hint: turn it off, or restart \
-                 the daemon"
+                "rbd_cache or rbd_skip_partial_discard was turned on while clients use the disk; hint: turn it off, or restart the daemon"
                     .to_owned(),
             );
         }
@@ -198,7 +196,7 @@ fn missing(name: &librbd::ImageName, id: &str, found: Option<&str>, is_listed: b
             name.image
         ),
         (Some(now), _) if now != name.image => format!(
-            "the image was renamed to {now}; hint: rbd rename {pool}/{now} {pool}/{}, or add the disk anew by its new name",
+            "the image was renamed to {now}; hint: rbd rename {pool}/{now} {pool}/{}, or add the disk again by its new name",
             name.image
         ),
         (Some(_), Some(snapshot)) => {
@@ -217,7 +215,7 @@ fn come_back(away: &Weak<Shared>, lost: Lost) {
             return;
         };
         if logged != reason {
-            tracing::error!(image = %shared.options.image, "image away, I/O fails: {reason}");
+            tracing::error!(image = %shared.options.image, "image unavailable, I/O fails: {reason}");
             logged.clone_from(&reason);
         }
         shared.away.set(Some((reason, Instant::now() + wait)));
@@ -228,7 +226,7 @@ fn come_back(away: &Weak<Shared>, lost: Lost) {
         };
         match shared.reopen(&mut fenced) {
             Ok(()) => {
-                tracing::info!(image = %shared.options.image, "the image is open again");
+                tracing::info!(image = %shared.options.image, "image opened again");
                 shared.away.is_up.store(false, Ordering::Release);
                 return;
             }

@@ -87,22 +87,22 @@ impl ScsiDisk {
         };
         if !is_served {
             let hint = match info.is_disk() {
-                true => "; hint: an optical unit is served with `passthrough`",
+                true => "; hint: serve an optical unit with `passthrough`",
                 false => "",
             };
             return Err(failed(format!(
-                "it is no disk, but a device of type {:02x}h (SPC-5, 6.7.2){hint}",
+                "it is not a disk, but a device of type {:02x}h (SPC-5, 6.7.2){hint}",
                 info.device_type
             )));
         }
         if info.blocks == 0 {
-            return Err(failed("there is no medium in it".to_owned()));
+            return Err(failed("it has no medium".to_owned()));
         }
         let of_unit = check_block_size(info.block_size)?;
         let block_size = match parts.block_size {
             Some(found) if parts.passthrough.is_some() && found != of_unit => {
                 return Err(failed(format!(
-                    "block_size is {found}, but the unit has blocks of {of_unit} bytes and takes commands of clients as they are; hint: remove block_size"
+                    "block_size is {found}, but passthrough needs the unit's own block size, {of_unit} bytes; hint: remove block_size"
                 )));
             }
             Some(found) => check_block_size(found)?,
@@ -265,7 +265,7 @@ impl BlockDevice for ScsiDisk {
     fn set_size(&self, _bytes: u64) -> io::Result<()> {
         Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            "a logical unit is resized where it is kept; the disk follows",
+            "a logical unit is resized at its target, and the disk then adopts the new size",
         ))
     }
 

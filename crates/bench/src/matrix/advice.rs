@@ -203,7 +203,7 @@ mod tests {
         let text = verdict("Transport", ("y", &b), ("x", &a)).unwrap();
         assert!(text.starts_with("Transport: x, "), "{text}");
         let text = verdict("Transport", ("x", &b), ("y", &b)).unwrap();
-        assert!(text.contains("no difference"), "{text}");
+        assert!(text.contains("no significant difference"), "{text}");
         let text = verdict("Transport", ("x", &a[..2]), ("y", &b[..2])).unwrap();
         assert!(text.contains("too few"), "{text}");
     }

@@ -103,7 +103,7 @@ mod tests {
         for (rates, verdict) in [
             (&[2000, 2020, 1980, 2010][..], "more"),
             (&[500, 505, 495, 502][..], "less"),
-            (&[1001, 990, 1010, 1000][..], "no difference"),
+            (&[1001, 990, 1010, 1000][..], "no significant difference"),
             (&[2000, 2000][..], "too few"),
         ] {
             // Single subjects are compared regardless of their names.

@@ -94,7 +94,7 @@ impl OfDisk {
         match self.mapped.get(&bitmap.bits) {
             _ if bitmap.broken.is_some() => bitmap.broken.clone(),
             Some(bits) if !bits.is_broken() => None,
-            _ => Some("its file was truncated, or cannot be read".to_owned()),
+            _ => Some("its bitmap file was truncated or cannot be read".to_owned()),
         }
     }
 }
@@ -191,9 +191,9 @@ impl Bitmaps {
         let identity = disk.info().identity.to_string();
         let doubt = match doubt {
             Some(doubt) => Some(doubt),
-            None if record.identity != identity => Some("the disk is another one"),
+            None if record.identity != identity => Some("the disk was replaced by another one"),
             None if disk.device().medium().is_none() => {
-                Some("the disk's content has ended with the daemon")
+                Some("the disk's content was lost at the end of the daemon")
             }
             None => None,
         };
@@ -226,7 +226,7 @@ impl Bitmaps {
             && let Err(error) = save(folder, name, &record)
         {
             for bitmap in &mut record.bitmaps {
-                bitmap.broken = Some(format!("it cannot be written down: {error}"));
+                bitmap.broken = Some(format!("it cannot be persisted: {error}"));
             }
         }
         for bitmap in &record.bitmaps {
@@ -237,7 +237,7 @@ impl Bitmaps {
             tracing::warn!(
                 disk = name,
                 bitmap,
-                "the next backup copies everything: {broken}"
+                "dirty bitmap invalid, the next backup copies everything: {broken}"
             );
         }
         let recorder = Arc::clone(disk.recorder());
@@ -277,7 +277,9 @@ impl Bitmaps {
             dirty: 0,
             target: String::new(),
             at: 0,
-            reason: Some(format!("the next backup copies everything: {reason}")),
+            reason: Some(format!(
+                "dirty bitmaps invalid, the next backup copies everything: {reason}"
+            )),
         });
         all.chain(unusable).collect()
     }
@@ -298,7 +300,8 @@ impl Bitmaps {
     /// # Errors
     /// If the file cannot be created.
     pub fn begin(&self, disk: &Arc<Disk>) -> io::Result<Begun> {
-        let none = || io::Error::other("this daemon has no state folder; hint: --state DIR");
+        let none =
+            || io::Error::other("this daemon has no state folder; hint: start it with --state DIR");
         let folder = self.folder.as_ref().ok_or_else(none)?;
         let name = disk.name();
         std::fs::create_dir_all(folder)?;
@@ -362,7 +365,7 @@ impl Bitmaps {
                 self.end_backup(disk);
                 Ok(())
             }
-            None => Err(io::Error::other("the disk is gone")),
+            None => Err(io::Error::other("the disk no longer exists")),
         }
     }
 
@@ -446,7 +449,7 @@ impl Bitmaps {
         let _changing = self.changing();
         let backups = self.lock().disks.get(disk).map_or(0, |known| known.backups);
         if backups > 0 {
-            return Err(io::Error::other("a backup of the disk is at work"));
+            return Err(io::Error::other("a backup of the disk is running"));
         }
         let replaced = self.replace(disk, name, None)?;
         Ok(replaced.is_some_and(|old| old > 0))
@@ -462,7 +465,7 @@ impl Bitmaps {
         if let Err(error) = save(folder, disk.name(), &of_disk.record) {
             tracing::warn!(
                 disk = disk.name(),
-                "its dirty bitmaps are lost at the next start: {error}"
+                "cannot persist the dirty bitmaps, they are lost at the next start: {error}"
             );
         }
     }
@@ -471,7 +474,7 @@ impl Bitmaps {
     pub(crate) fn forget(&self, disk: &str) {
         let Some(folder) = &self.folder else { return };
         if let Err(error) = self.reset(&state::file_name(disk)) {
-            tracing::warn!(disk, "cannot reset its dirty bitmaps: {error}");
+            tracing::warn!(disk, "cannot reset the dirty bitmaps: {error}");
         }
         let mut state = self.lock();
         state.found.remove(&state::file_name(disk));
@@ -514,7 +517,7 @@ impl Bitmaps {
             if let Err(error) = durable.and_then(|()| save(folder, &name, &record)) {
                 tracing::warn!(
                     disk = name,
-                    "its dirty bitmaps are lost when the system restarts: {error}"
+                    "cannot persist the dirty bitmaps, they are lost if the system restarts: {error}"
                 );
             }
         }
@@ -541,9 +544,7 @@ fn record_name(disk: &str) -> String {
 fn check_bits(path: &Path, saved: u32) -> io::Result<()> {
     match state_files::checksum_of(&state_files::read_regular(path)?) == saved {
         true => Ok(()),
-        false => Err(io::Error::other(
-            "the bits have another content than was saved",
-        )),
+        false => Err(io::Error::other("the bits do not match the saved checksum")),
     }
 }
 

@@ -111,10 +111,10 @@ impl Record {
         }
         match (&self.in_use, &self.left) {
             (Some(run), _) if run != system_run => {
-                Some("the system has ended while the disk was in use")
+                Some("the system crashed while the disk was in use")
             }
             (None, Some(left)) if !left.is_as_left() => {
-                Some("the disk's file has been written while the disk was not served")
+                Some("the disk's file was changed while the disk was not served")
             }
             _ => None,
         }

@@ -88,7 +88,9 @@ fn warn_of_unknown(access: &AccessConfig) {
         if let Some(group) = group
             && account(&groups, 0, group).is_none()
         {
-            tracing::warn!("{key}: /etc/group has no group `{group}`: nobody is admitted by it");
+            tracing::warn!(
+                "{key}: /etc/group has no group `{group}`, so this key admits no client"
+            );
         }
     }
 }
@@ -224,7 +226,7 @@ mod tests {
         assert!(!is_in((1000, 1000), "disks"));
         assert!(!is_in((1001, 1001), "empty"));
         assert!(!is_in((1001, 1001), "nothing"));
-        assert!(!is_in((7, 7), "disks"), "a user whom nobody knows");
+        assert!(!is_in((7, 7), "disks"), "an unknown user");
     }
 
     #[test]

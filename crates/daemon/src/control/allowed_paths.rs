@@ -48,10 +48,10 @@ impl Caller {
         match self.0 {
             Right::Administrator => Ok(()),
             Right::Control | Right::Read => {
-                let fault = Fault::new("only root and the user of the daemon may do this");
-                Err(Refusal::Forbidden(vec![
-                    fault.help("run it as one of them, over the control socket"),
-                ]))
+                let fault = Fault::new("only root and the daemon's user may do this");
+                Err(Refusal::Forbidden(vec![fault.help(
+                    "run the command as one of them, over the control socket",
+                )]))
             }
         }
     }
@@ -210,7 +210,7 @@ impl AllowedPaths {
             false => (NamedFiles::Folder, "use named_files=folder or none"),
         };
         if !disk.backend.limit_named_files(most) {
-            let detail = "this client may not let the image name these files";
+            let detail = "this client may not open the files that the image names";
             faults.push(Fault::at(format!("{at}/named_files"), detail).help(help));
         }
         if let BlockDeviceConfig::Rbd(rbd) = &disk.backend {
@@ -220,7 +220,7 @@ impl AllowedPaths {
             );
             if rbd.cluster != ClusterConfig::default() && !is_known {
                 // These keys name files, libraries and commands for this process. Monitors can set them, too.
-                let detail = "this client may use only Ceph clusters with the keys of a disk in the configuration file";
+                let detail = "this client may use only the Ceph cluster settings of a disk in the configuration file";
                 faults.push(Fault::at(at, detail).help(AS_ADMINISTRATOR));
             }
         }
@@ -287,10 +287,10 @@ impl AllowedPaths {
                 return Err(Fault::at(
                     at,
                     format!(
-                        "this client may not use the file {shown}: users other than root and the daemon's can write to {folder_is}, and could place a link there"
+                        "this client may not use the file {shown}: users other than root and the daemon's can write to {folder_is} and could place a link there"
                     ),
                 )
-                .help("take their right to write (chmod go-w), or run the command as root or as the user of the daemon"));
+                .help("remove their write permission (chmod go-w), or run the command as root or as the daemon's user"));
             }
             if folder == place {
                 break;
@@ -300,7 +300,7 @@ impl AllowedPaths {
     }
 }
 
-const AS_ADMINISTRATOR: &str = "add its folder to allow_paths and restart the daemon, or run the command as root or as the user of the daemon";
+const AS_ADMINISTRATOR: &str = "add its folder to allow_paths and restart the daemon, or run the command as root or as the daemon's user";
 
 /// Returns the folder of a file, or the node of a device, because its folder has all other devices.
 fn place_of(path: &Path) -> PathBuf {

@@ -132,7 +132,7 @@ pub(super) fn force(query: ForceQuery) -> Result<Force, ErrorResponse> {
     let Query(force) = query.map_err(|error| ErrorResponse::bad_request(error.body_text()))?;
     match force.wait {
         Some(wait) if wait > WAIT_MAX => Err(ErrorResponse::bad_request(format!(
-            "wait={wait}: at most {WAIT_MAX} seconds"
+            "wait={wait}: the maximum is {WAIT_MAX} seconds"
         ))),
         _ => Ok(force),
     }
@@ -155,7 +155,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
 pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, ErrorResponse> {
     let body = body.map_err(|error| {
         let detail = match error.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => format!("the body may have at most {BODY_MAX} bytes"),
+            StatusCode::PAYLOAD_TOO_LARGE => format!("the body has more than {BODY_MAX} bytes"),
             _ => error.body_text(),
         };
         ErrorResponse::new(error.status(), detail)
@@ -168,7 +168,7 @@ pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, ErrorRe
 #[openapi(
     info(
         title = "Lunette",
-        description = "Disks, exports and logical units of a running daemon. The names are those of its configuration file."
+        description = "Disks, exports and logical units of a running daemon. Keys have the names of the configuration file."
     ),
     components(schemas(Problem, Accepted))
 )]
@@ -176,7 +176,7 @@ struct Document;
 
 /// Adds the authentication and authorization errors common to all operations.
 fn guard(document: &mut utoipa::openapi::OpenApi) {
-    let unknown = problem("Over TCP: no token, or a wrong one");
+    let unknown = problem("Missing or wrong token, over TCP");
     let looks = problem("The client may only read");
     for path in document.paths.paths.values_mut() {
         let (get, changes) = (
@@ -244,7 +244,7 @@ fn add_exports(document: &mut utoipa::openapi::OpenApi) {
         components.schemas.insert(kind.schema.to_owned(), schema);
         kinds.push(json!({"$ref": format!("#/components/schemas/{}", kind.schema)}));
     }
-    let export = json!({"description": "An export: `kind` says which.", "oneOf": kinds});
+    let export = json!({"description": "An export of the kind `kind`.", "oneOf": kinds});
     let export = serde_json::from_value::<RefOr<Schema>>(export);
     let export = export.expect("one of several schemas is a schema");
     components.schemas.insert("Export".to_owned(), export);
@@ -318,7 +318,7 @@ static DOCUMENT: LazyLock<String> = LazyLock::new(|| openapi().to_json().unwrap_
 
 /// Show this description.
 #[utoipa::path(get, path = "/v1/openapi.json", responses(
-    (status = 200, description = "OpenAPI description of all requests and answers", body = Object),
+    (status = 200, description = "OpenAPI description of all requests and responses", body = Object),
 ))]
 async fn describe() -> impl IntoResponse {
     (

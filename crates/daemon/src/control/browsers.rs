@@ -80,12 +80,12 @@ pub(super) async fn same_site(
         return ErrorResponse::bad_request(detail).into_response();
     }
     if is_of_another_site(headers) {
-        return refused("this request is of a page of another site");
+        return refused("the request comes from a page of another site");
     }
     let is_known = |name: String| is_local_or_address(&name, &names);
     if is_of_a_browser(headers) && !host_name(headers).is_some_and(is_known) {
         return refused(
-            "browsers may use this API only by `localhost`, an IP address or a name in `api_names`; hint: add the name to api_names, or use the address",
+            "browsers may address this API only as `localhost`, by IP address or by a name in `api_names`; hint: add the name to api_names, or use the IP address",
         );
     }
     next.run(request).await
@@ -103,7 +103,7 @@ pub(super) async fn local_name(
         && !host_name(request.headers()).is_some_and(is_local)
     {
         return refused(
-            "the control socket is not used by a name of the DNS; hint: use localhost, have a proxy set `Host: localhost`, or add the name to api_names",
+            "the control socket does not accept DNS names in the Host field; hint: use localhost, configure the proxy to set `Host: localhost`, or add the name to api_names",
         );
     }
     next.run(request).await

@@ -119,7 +119,7 @@ fn negotiated(session: &SessionStatus) -> BTreeMap<String, String> {
 #[utoipa::path(delete, path = "/v1/sessions/{session}",
     params(("session" = String, Path, description = "ID of the session")), responses(
     (status = 204, description = "The session is ending"),
-    (status = 409, description = "The session cannot be ended by this request", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "This request cannot end the session", body = Problem, content_type = "application/problem+json"),
     NameErrors, ReadErrors,
 ))]
 pub(super) async fn end_session(

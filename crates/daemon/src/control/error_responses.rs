@@ -58,17 +58,14 @@ impl IntoResponses for ChangeErrors {
                 "Forbidden: the client may only read, or may not use this file",
             ),
             (409, "Conflict: in use, or already taken"),
-            (422, "Not valid"),
+            (422, "Invalid request content"),
             DEFECT,
             ENDING,
-            (
-                507,
-                "The change could not be persisted, and was rolled back",
-            ),
+            (507, "The change could not be persisted and was rolled back"),
         ]);
         let content = Content::new(Some(Ref::from_schema_name("Accepted")));
         let accepted = Response::builder()
-            .description("The change goes on by itself, and waits for clients of what it removes")
+            .description("The change continues in the background and waits for clients of the removed objects")
             .content("application/json", content)
             .build();
         answers.insert("202".to_owned(), RefOr::T(accepted));

@@ -25,7 +25,7 @@ const ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Stream events from now on. A slow subscriber loses some and receives their number: `event: missed`.
 #[utoipa::path(get, path = "/v1/events", responses(
-    (status = 200, description = "Events without end", body = Event, content_type = "text/event-stream"),
+    (status = 200, description = "Unlimited stream of events", body = Event, content_type = "text/event-stream"),
 ))]
 pub(super) async fn listen(
     State(api): State<Api>,
@@ -62,7 +62,7 @@ const MOMENT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Stream `moment` each second, with the responses of `/v1/status` and `/v1/statistics`, and in between the events of `/v1/events`.
 #[utoipa::path(get, path = "/v1/live", responses(
-    (status = 200, description = "Moments and events without end", body = Object, content_type = "text/event-stream"),
+    (status = 200, description = "Unlimited stream of snapshots and events", body = Object, content_type = "text/event-stream"),
 ))]
 pub(super) async fn live(
     State(api): State<Api>,

@@ -50,7 +50,7 @@ pub(super) async fn show(
 /// Create or update an export with its logical units. While a client is connected, only logical units and workers change without
 /// `force`.
 #[utoipa::path(put, path = "/v1/exports/{export}",
-    params(("export" = String, Path, description = "Name; of an iSCSI target its iSCSI name"), Force),
+    params(("export" = String, Path, description = "Name; for an iSCSI target its iSCSI name"), Force),
     request_body = Export, responses(
     (status = 200, description = "Export updated", body = Export),
     (status = 201, description = "Export created", body = Export),

@@ -30,7 +30,7 @@ const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// List jobs.
 #[utoipa::path(get, path = "/v1/jobs", responses(
-    (status = 200, description = "The last job of each disk that has had one", body = Vec<Job>),
+    (status = 200, description = "The last job of each disk", body = Vec<Job>),
     ReadErrors,
 ))]
 pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Job>>, ErrorResponse> {
@@ -53,7 +53,7 @@ pub(super) async fn show(
 /// Start a job of a disk: a mirror, a backup, a stream or a commit.
 #[utoipa::path(post, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")),
     request_body = NewJob, responses(
-    (status = 201, description = "The job, which goes on by itself", body = Job),
+    (status = 201, description = "The job, which continues in the background", body = Job),
     NameErrors, ChangeErrors, BodyErrors,
 ))]
 pub(super) async fn start(
@@ -78,7 +78,7 @@ pub(super) async fn start(
             return Ok((StatusCode::CREATED, Json(job.body())).into_response());
         }
         other => {
-            let mut fault = Fault::at("/kind", format!("there is no job {other:?}"));
+            let mut fault = Fault::at("/kind", format!("there is no job kind {other:?}"));
             fault.allowed = Some("mirror, backup, stream, commit".to_owned());
             return Err(Refusal::Invalid(vec![fault]).into());
         }
@@ -88,7 +88,7 @@ pub(super) async fn start(
         return Err(Refusal::Invalid(vec![fault]).into());
     };
     if wanted.incremental.is_some() && kind != JobKind::Backup {
-        let fault = Fault::at("/incremental", "only a backup is incremental");
+        let fault = Fault::at("/incremental", "only a backup can be incremental");
         return Err(Refusal::Invalid(vec![fault]).into());
     }
     let mut target = disk_json(&name, target).map_err(Refusal::from)?;
@@ -131,7 +131,7 @@ pub(super) async fn set(
 /// Switch to a mirror: the disk then uses its target. A mirror that is not complete yet is switched later.
 #[utoipa::path(post, path = "/v1/disks/{disk}/job/switch", params(("disk" = String, Path, description = "Name")),
     responses(
-    (status = 200, description = "The job, which ends by itself", body = Job),
+    (status = 200, description = "The job, which ends in the background", body = Job),
     NameErrors, ChangeErrors,
 ))]
 pub(super) async fn switch(
@@ -146,7 +146,7 @@ pub(super) async fn switch(
 /// Cancel the job of a disk, which stays as it was. A job that has ended is removed from the list.
 #[utoipa::path(delete, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")),
     responses(
-    (status = 200, description = "The job as it has ended, or is about to", body = Job),
+    (status = 200, description = "The job, which has ended or is about to end", body = Job),
     NameErrors, ChangeErrors,
 ))]
 pub(super) async fn cancel(
@@ -169,7 +169,7 @@ pub(super) async fn cancel(
 
 /// Take a snapshot of disks atomically: each disk continues in a new image over its old contents.
 #[utoipa::path(post, path = "/v1/snapshot", request_body = NewSnapshot, responses(
-    (status = 200, description = "The disks as they are configured now", body = Vec<Disk>),
+    (status = 200, description = "The disks with their new configuration", body = Vec<Disk>),
     NameErrors, ChangeErrors, BodyErrors,
 ))]
 pub(super) async fn snapshot(
@@ -184,7 +184,7 @@ pub(super) async fn snapshot(
     });
     let overlays: Vec<Overlay> = overlays.collect();
     if overlays.is_empty() {
-        let fault = Fault::at("/disks", "a snapshot is of one disk at least");
+        let fault = Fault::at("/disks", "a snapshot needs at least one disk");
         return Err(Refusal::Invalid(vec![fault]).into());
     }
     for (index, overlay) in overlays.iter().enumerate() {
@@ -200,7 +200,7 @@ pub(super) async fn snapshot(
 fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, ErrorResponse> {
     let value = json(body)?;
     serde_json::from_value(value).map_err(|error| {
-        let fault = Fault::new(format!("the body is not what is expected: {error}"));
+        let fault = Fault::new(format!("the body is invalid: {error}"));
         Refusal::Invalid(vec![fault]).into()
     })
 }
@@ -235,7 +235,7 @@ pub(super) async fn bitmaps(State(api): State<Api>) -> Result<Json<Vec<Bitmap>>,
 /// Remove a dirty bitmap: the next backup of that name copies everything.
 #[utoipa::path(delete, path = "/v1/disks/{disk}/bitmaps/{bitmap}",
     params(("disk" = String, Path, description = "Name"), ("bitmap" = String, Path, description = "Name of the bitmap")),
-    responses((status = 204, description = "It is gone"), NameErrors, ChangeErrors))]
+    responses((status = 204, description = "Bitmap removed"), NameErrors, ChangeErrors))]
 pub(super) async fn remove_bitmap(
     State(api): State<Api>,
     Path((disk, bitmap)): Path<(String, String)>,

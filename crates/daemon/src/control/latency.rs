@@ -29,7 +29,7 @@ pub(super) struct Selection {
 
 /// Show the histograms of every queue since the daemon started, by operation and stage.
 #[utoipa::path(get, path = "/v1/latency", params(Selection), responses(
-    (status = 200, description = "A snapshot, queue by queue", body = Object),
+    (status = 200, description = "A snapshot of all queues", body = Object),
     NameErrors, ReadErrors,
 ))]
 pub(super) async fn get(

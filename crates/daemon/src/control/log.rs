@@ -11,7 +11,7 @@ use super::api::{self, Api};
 use super::error_responses::{BodyErrors, NameErrors, ReadErrors};
 
 fn handle(api: &Api) -> Result<crate::LogHandle, ErrorResponse> {
-    let missing = || ErrorResponse::not_found("the log filter of this daemon cannot be changed");
+    let missing = || ErrorResponse::not_found("this daemon's log filter cannot be changed");
     api.view.log().ok_or_else(missing)
 }
 
@@ -36,7 +36,7 @@ pub(super) async fn change(
 ) -> Result<Json<Log>, ErrorResponse> {
     let body = api::json(body)?;
     let log: Log = serde_json::from_value(body).map_err(|error| {
-        ErrorResponse::bad_request(format!("the body is not a filter: {error}"))
+        ErrorResponse::bad_request(format!("the body is not a log filter: {error}"))
     })?;
     let handle = handle(&api)?;
     handle

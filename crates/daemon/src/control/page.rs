@@ -8,8 +8,7 @@ pub(super) const PATH: &str = "/";
 #[cfg(feature = "page")]
 const PAGE: &str = ::page::PAGE;
 #[cfg(not(feature = "page"))]
-const PAGE: &str = "<!DOCTYPE html><html lang=\"en\"><title>Lunette</title><p>This daemon was built without its page \
-     (cargo feature <code>page</code>).";
+const PAGE: &str = "<!DOCTYPE html><html lang=\"en\"><title>Lunette</title><p>This daemon was built without the web page (cargo feature <code>page</code>).";
 
 /// Loads nothing from other sites, sends no request to them, and cannot be framed.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; frame-ancestors 'none'; \
@@ -17,7 +16,7 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 
 
 /// Show the page for browsers.
 #[utoipa::path(get, path = "/", responses(
-    (status = 200, description = "A page that shows disks, stages, exports and workers, and asks for a token if it needs one", body = String, content_type = "text/html"),
+    (status = 200, description = "HTML page with disks, stages, exports and workers; it requests a token if necessary", body = String, content_type = "text/html"),
 ))]
 pub(super) async fn get() -> impl IntoResponse {
     (

@@ -160,7 +160,7 @@ mod tests {
         fn set_filter(&self, filter: &str) -> Result<(), String> {
             match filter {
                 "debug" => Ok(()),
-                _ => Err(format!("{filter} is no level")),
+                _ => Err(format!("{filter} is not a level")),
             }
         }
     }
@@ -271,6 +271,6 @@ mod tests {
         assert!(error.to_string().contains("no daemon"), "{error}");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         let error = get::<Status>(&path, "/v1/status").unwrap_err();
-        assert!(error.to_string().contains("nobody listens"), "{error}");
+        assert!(error.to_string().contains("no process listens"), "{error}");
     }
 }

@@ -20,7 +20,7 @@ use vhost_user::{FileId, Obstacle, file_at, lock_folder};
 pub enum BindError {
     /// Another process serves the socket.
     #[error(
-        "{} is in use: another daemon serves on it; stop that one or choose another path",
+        "{} is in use by another daemon; hint: stop that daemon, or choose another path",
         path.display()
     )]
     InUse {
@@ -28,7 +28,7 @@ pub enum BindError {
         path: PathBuf,
     },
     /// The path has a file that is not a socket.
-    #[error("{} is there and is no socket; move it away or choose another path", path.display())]
+    #[error("{} exists and is not a socket; hint: move it away, or choose another path", path.display())]
     NotASocket {
         /// Path of the file.
         path: PathBuf,
@@ -194,7 +194,7 @@ pub fn bind(path: &Path, audience: Audience, left: Option<Left>) -> Result<Bound
         _ => Path::new("."),
     };
     if !folder.is_dir() {
-        std::fs::create_dir_all(folder).map_err(system("make the folder of"))?;
+        std::fs::create_dir_all(folder).map_err(system("create the folder of"))?;
     }
     let _lock = lock_folder(path);
     remove_stale(path)?;

@@ -14,7 +14,7 @@ use super::server::blocking;
 
 /// Show the served objects and their clients. Disks first adopt changed sizes of their files.
 #[utoipa::path(get, path = "/v1/status", responses(
-    (status = 200, description = "What is served", body = Status),
+    (status = 200, description = "Disks, exports and workers", body = Status),
     ReadErrors,
 ))]
 pub(super) async fn get(

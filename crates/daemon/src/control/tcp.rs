@@ -97,7 +97,7 @@ async fn recognise(
                 Right::Control | Right::Administrator => Standing::Administrator,
             };
             if !guard.authenticate(standing) {
-                let detail = "too many connections with this token; hint: close some of them, event streams above all, and try again";
+                let detail = "too many connections with this token; hint: close some, for example event streams, and try again";
                 let problem = ErrorResponse::new(StatusCode::TOO_MANY_REQUESTS, detail);
                 return last(problem.into_response());
             }

@@ -74,7 +74,9 @@ impl Tokens {
             match Token::read(path) {
                 Ok(token) => token.is(shown.trim()),
                 Err(error) => {
-                    tracing::error!("nobody is admitted by this token: {error}");
+                    tracing::error!(
+                        "cannot read the token file, clients with this token are refused: {error}"
+                    );
                     false
                 }
             }

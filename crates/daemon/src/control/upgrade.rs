@@ -21,7 +21,7 @@ use crate::objects::{Fault, Refusal};
 
 /// End, and hand over connected front ends to another daemon. It receives their descriptors at its socket before this daemon has ended.
 #[utoipa::path(post, path = "/v1/upgrade", request_body = Upgrade, responses(
-    (status = 200, description = "This daemon, which is about to end", body = Version),
+    (status = 200, description = "Version of this daemon, which is about to end", body = Version),
     ChangeErrors, BodyErrors,
 ))]
 pub(super) async fn begin(
@@ -32,12 +32,12 @@ pub(super) async fn begin(
     // The socket receives the memory of guests.
     caller.must_be_administrator()?;
     let wanted: Upgrade = serde_json::from_value(json(body)?).map_err(|error| {
-        let fault = Fault::new(format!("the body is not what is expected: {error}"));
+        let fault = Fault::new(format!("the body is invalid: {error}"));
         Refusal::Invalid(vec![fault])
     })?;
     if wanted.handover != HANDOVER_VERSION {
         let detail = format!(
-            "this daemon hands over version {HANDOVER_VERSION}, and the other one understands {}",
+            "cannot hand over: this daemon uses handover version {HANDOVER_VERSION}, the new one {}",
             wanted.handover
         );
         let fault = Fault::at("/handover", detail).help("restart the daemon");
@@ -46,7 +46,7 @@ pub(super) async fn begin(
     let socket = PathBuf::from(&wanted.socket);
     check_owner(&socket)?;
     let Some(ending) = &api.ending else {
-        let detail = "a daemon is upgraded by its control socket, on its own machine";
+        let detail = "an upgrade is possible only over the control socket, on the daemon's machine";
         return Err(Refusal::Conflict(vec![Fault::new(detail)]).into());
     };
     if !ending.begin(socket) {
@@ -77,14 +77,14 @@ fn check_owner(socket: &std::path::Path) -> Result<(), Refusal> {
     let refused = |what: String| Refusal::Invalid(vec![Fault::at("/socket", what)]);
     let shown = socket.display();
     let found = std::fs::symlink_metadata(socket)
-        .map_err(|error| refused(format!("cannot look at {shown}: {error}")))?;
+        .map_err(|error| refused(format!("cannot stat {shown}: {error}")))?;
     let own = rustix::process::geteuid().as_raw();
     if !found.file_type().is_socket() || ![0, own].contains(&found.uid()) {
         return Err(refused(format!(
-            "{shown} is no socket of root or of this daemon's user"
+            "{shown} is not a socket of root or of this daemon's user"
         )));
     }
     // Checks that a process listens before this daemon ends anything.
     let listens = UnixDatagram::unbound().and_then(|own| own.connect(socket));
-    listens.map_err(|error| refused(format!("nobody listens at {shown}: {error}")))
+    listens.map_err(|error| refused(format!("cannot connect to {shown}: {error}")))
 }

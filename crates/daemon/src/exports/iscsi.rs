@@ -62,9 +62,7 @@ impl ExportDevice for OpenTarget {
         drop(hold);
         if !ended.wait(END_PATIENCE) {
             let name = &self.name;
-            tracing::warn!(
-                "sessions of {name} did not end in time; removing the export without them"
-            );
+            tracing::warn!("sessions of {name} did not end in time, removing the export anyway");
         }
     }
 

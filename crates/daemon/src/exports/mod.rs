@@ -83,7 +83,7 @@ fn store(config: &Config, damaged: &DamagedFiles) -> std::io::Result<Box<dyn Sto
         ))?),
         None => {
             tracing::warn!(
-                "no state folder: reservations, and identities that no file holds, do not survive a restart (hint: --state DIR)"
+                "no state folder: reservations, and identities not stored in a file, do not survive a restart; hint: --state DIR"
             );
             Box::new(MemoryStore::default())
         }
@@ -224,7 +224,7 @@ pub(crate) fn close(name: &str, device: &dyn ExportDevice, pool: &Pool) {
 /// Returns an export to the shared workers. Its dedicated workers end.
 fn share(pool: &Pool, export: &str) {
     if let Err(error) = pool.assign(export, &ExportPlacement::Shared) {
-        tracing::error!(export, "its workers stay: {error}");
+        tracing::error!(export, "worker placement unchanged: {error}");
     }
 }
 

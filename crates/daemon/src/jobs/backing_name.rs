@@ -30,7 +30,7 @@ pub(super) fn backing_name(backend: &BlockDeviceConfig) -> Result<BackingName, O
             let path = std::path::absolute(path).unwrap_or(path.clone());
             let Some(name) = path.to_str().map(str::to_owned) else {
                 return Err((
-                    "the path of its file is not UTF-8, and an image cannot name it".to_owned(),
+                    "the path of its file is not UTF-8, so an image cannot name it".to_owned(),
                     "rename it while the disk is not served",
                 ));
             };
@@ -41,24 +41,24 @@ pub(super) fn backing_name(backend: &BlockDeviceConfig) -> Result<BackingName, O
             Ok(BackingName { name, format })
         }
         BlockDeviceConfig::Rbd(rbd) if rbd.lock == bdev::RbdLock::Shared => Err((
-            "others may write its RBD image (lock=shared), and an image stands on what nobody writes".to_owned(),
-            "rbd snap create, and an image over that snapshot",
+            "other clients may write its RBD image (lock=shared), but a backing image must not change".to_owned(),
+            "create a snapshot with rbd snap create, and an image over that snapshot",
         )),
         BlockDeviceConfig::Rbd(rbd) => Ok(BackingName::of_rbd(&rbd.image, &rbd.cluster)),
         BlockDeviceConfig::Iscsi(remote) if remote.passthrough.is_some() => Err((
-            "its clients' commands go to its unit as they are (passthrough)".to_owned(),
-            "snapshots of that unit are made where it is kept",
+            "it uses passthrough, so its unit can change under an image".to_owned(),
+            "take snapshots of that unit at its target",
         )),
         BlockDeviceConfig::Iscsi(remote) => {
             let unit = remote.unit.as_ref().filter(|unit| unit.user.is_none());
             unit.map(BackingName::of_unit).ok_or((
-                "its target wants CHAP, and an image cannot have the secret".to_owned(),
-                "let this host's initiator in without, or mirror the disk into an image: lunette disk mirror",
+                "its target needs CHAP, but an image cannot hold the secret".to_owned(),
+                "admit this host's initiator without CHAP, or copy the disk into an image with lunette disk mirror",
             ))
         }
         other => Err((
-            format!("an image does not stand on {}", other.word()),
-            "lunette disk mirror moves the disk into an image",
+            format!("a {} disk cannot be a backing image", other.word()),
+            "move the disk into an image with lunette disk mirror",
         )),
     }
 }

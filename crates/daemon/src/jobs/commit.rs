@@ -35,7 +35,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     if config.read_only {
         return Err(Refusal::conflict(
             format!("disk {name} is read-only"),
-            "add it again without read_only",
+            "remove the disk and add it again without read_only",
         ));
     }
     let job = Job::new(&disk, JobKind::Commit, None);
@@ -102,7 +102,12 @@ fn begin(
         let mirror = Arc::new(Mirror::new(Arc::clone(overlay), Arc::clone(base)));
         let kept = disk.check_device(&**base);
         *opened.borrow_mut() = Some((reopened, Arc::clone(&mirror), discard));
-        kept.map_err(|broken| failed(name, &format!("its backing image: {broken}")))?;
+        kept.map_err(|broken| {
+            failed(
+                name,
+                &format!("its backing image cannot replace it: {broken}"),
+            )
+        })?;
         Ok(mirror as Arc<dyn BlockDevice>)
     };
     // Closes the reopened image before the first client writes to the disk again.
@@ -122,10 +127,7 @@ fn lock_again(disk: &str, device: &dyn BlockDevice) {
     let until = Instant::now() + LETTING_GO;
     while let Err(error) = device.take_locks() {
         if Instant::now() > until {
-            tracing::error!(
-                disk,
-                "cannot keep others out of its image any more: {error}"
-            );
+            tracing::error!(disk, "cannot lock the image again: {error}");
             return;
         }
         std::thread::sleep(Duration::from_millis(5));

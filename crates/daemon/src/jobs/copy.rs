@@ -77,9 +77,7 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
     if loses_data(&now.backend, &target.backend) {
         let (disk, word) = (&copy.disk, target.backend.word());
         return Err(Refusal::conflict(
-            format!(
-                "disk {disk}: the target, a {word} disk, does not keep its data when the daemon ends"
-            ),
+            format!("disk {disk}: the target, a {word} disk, loses its data when the daemon ends"),
             "use a file, a block device, an image, an RBD image or an iSCSI unit",
         ));
     }
@@ -203,10 +201,10 @@ fn begin(
     if info.shared {
         return Err(Refusal::conflict(
             format!(
-                "disk {}: other hosts write it, too, and a copy would not have that",
+                "disk {}: other hosts write to it, and a copy would miss their writes",
                 disk.name()
             ),
-            "copy it with the tools of its storage, or serve it with another lock",
+            "copy it with the tools of its storage, or serve it with another lock mode",
         ));
     }
     let bytes = info.geometry.capacity_bytes();
@@ -236,7 +234,10 @@ fn begin(
         if let Some(path) = new_image {
             std::fs::remove_file(path).ok();
         }
-        return Err(failed(disk.name(), &format!("the target: {broken}")));
+        return Err(failed(
+            disk.name(),
+            &format!("cannot use the target: {broken}"),
+        ));
     }
     let copying = Copying {
         context: context.clone(),
@@ -332,7 +333,10 @@ impl Copying {
                 if self.is_commit()
                     && let Err(error) = self.target.give_up_writing()
                 {
-                    tracing::warn!(disk = name, "others cannot read its backing image: {error}");
+                    tracing::warn!(
+                        disk = name,
+                        "cannot release the write lock of its backing image: {error}"
+                    );
                 }
                 match early {
                     Early::Cancelled => (JobState::Cancelled, None),
@@ -634,7 +638,7 @@ impl Copying {
             && changed.is_broken()
         {
             let reason = format!(
-                "the bitmap {:?} was truncated meanwhile",
+                "the bitmap {:?} was truncated during the backup",
                 incremental.name()
             );
             return Err(Early::Failed(reason));
@@ -681,7 +685,7 @@ impl Copying {
                     let name = self.disk.name();
                     tracing::warn!(
                         disk = name,
-                        "the disk cannot leave its mirror yet: {refusal}"
+                        "cannot remove the mirror from the disk yet: {refusal}"
                     );
                     std::thread::sleep(super::PAUSE);
                 }

@@ -172,10 +172,10 @@ fn hold(changes: &[NewDevice]) -> Result<Vec<RangeLock>, Refusal> {
 fn hold_one(disk: &Arc<Disk>) -> Result<RangeLock, Refusal> {
     disk.hold(0, u64::MAX).map_err(|_| {
         let detail = format!(
-            "disk {}: its I/Os in flight do not end in time",
+            "disk {}: its I/Os in flight did not complete in time",
             disk.name()
         );
-        let help = "see what it waits for with lunette disk show, and try again";
+        let help = "see its state with lunette disk show, and try again";
         Refusal::Conflict(vec![Fault::new(detail).help(help)])
     })
 }

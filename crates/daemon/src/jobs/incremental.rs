@@ -46,7 +46,10 @@ impl Incremental {
             Some(known) => base(disk.name(), known, target)?,
         };
         let begun = bitmaps.begin(disk).map_err(|error| {
-            failed(disk.name(), &format!("cannot make a dirty bitmap: {error}"))
+            failed(
+                disk.name(),
+                &format!("cannot create a dirty bitmap: {error}"),
+            )
         })?;
         // The running job now prevents the removal of the bitmap.
         let changed = bitmaps.bits(disk.name(), name).filter(|_| !is_full);
@@ -113,23 +116,26 @@ impl Drop for Incremental {
 
 fn check_name(bitmaps: &Bitmaps, disk: &str, name: &str, known: &[Shown]) -> Result<(), Refusal> {
     if !is_name(name) {
-        let fault = Fault::at("/incremental", format!("{name:?} is no name for a bitmap"));
+        let fault = Fault::at(
+            "/incremental",
+            format!("{name:?} is not a valid bitmap name"),
+        );
         let help = "1 to 64 letters, digits, or - _ . :";
         return Err(Refusal::Invalid(vec![fault.help(help)]));
     }
     if !bitmaps.are_kept() {
         let detail = format!(
-            "disk {disk}: its dirty bitmap would be gone after a restart, for this daemon keeps no state"
+            "disk {disk}: its dirty bitmap would be lost at a restart, because this daemon has no state folder"
         );
         return Err(Refusal::conflict(
             detail,
-            "give it a state folder, --state DIR",
+            "start the daemon with a state folder, --state DIR",
         ));
     }
     let is_new = !known.iter().any(|known| known.name == name);
     if is_new && known.len() >= COUNT_MAX {
-        let detail = format!("disk {disk} has {COUNT_MAX} dirty bitmaps, and can have no more");
-        let help = "lunette disk bitmap remove takes one away that no backup needs";
+        let detail = format!("disk {disk} already has {COUNT_MAX} dirty bitmaps, the maximum");
+        let help = "remove one that no backup needs with lunette disk bitmap remove";
         return Err(Refusal::conflict(detail, help));
     }
     Ok(())
@@ -145,7 +151,11 @@ fn base(
     let is_same = known.last.shown == shown(&target.backend);
     if let Some(broken) = &known.broken {
         let bitmap = &known.name;
-        tracing::warn!(disk, bitmap, "everything is copied: {broken}");
+        tracing::warn!(
+            disk,
+            bitmap,
+            "dirty bitmap invalid, copying everything: {broken}"
+        );
         return Ok((true, None));
     }
     match (&target.backend, is_there) {
@@ -156,7 +166,9 @@ fn base(
             let last = disk_json(disk, &known.last.target).map_err(Refusal::from)?;
             if let Err((what, help)) = backing_name(&last.backend) {
                 let (name, shown) = (&known.name, &known.last.shown);
-                let detail = format!("disk {disk}: the last backup of {name:?}, {shown}: {what}");
+                let detail = format!(
+                    "disk {disk}: cannot use the last backup of {name:?}, {shown}, as a backing image: {what}"
+                );
                 return Err(Refusal::conflict(detail, help));
             }
             match last.backend.file().is_some_and(|path| !path.exists()) {
@@ -166,10 +178,10 @@ fn base(
         }
         _ => Err(Refusal::conflict(
             format!(
-                "disk {disk}: the last backup of {:?} went to {}, and what has changed since is of no use without it",
+                "disk {disk}: an incremental backup of {:?} must continue its last backup, {}",
                 known.name, known.last.shown
             ),
-            "name that again, to bring it up to date, or an image that is not there yet, image:PATH, which is made over it",
+            "give that target again to update it, or a new image, image:PATH, to create an overlay of it",
         )),
     }
 }
@@ -177,8 +189,10 @@ fn base(
 fn last_is_gone(disk: &str, known: &Shown) -> Refusal {
     let (shown, name) = (&known.last.shown, &known.name);
     Refusal::conflict(
-        format!("disk {disk}: the last backup of {name:?}, {shown}, is not there any more"),
-        &format!("begin anew: lunette disk bitmap remove {disk} {name}"),
+        format!("disk {disk}: the last backup of {name:?}, {shown}, no longer exists"),
+        &format!(
+            "remove the bitmap, lunette disk bitmap remove {disk} {name}, and start with a full backup"
+        ),
     )
 }
 
@@ -188,8 +202,8 @@ fn last_is_gone(disk: &str, known: &Shown) -> Refusal {
 /// If the disk has no bitmap of that name, or if a running job may need it.
 pub fn remove_bitmap(context: &Context, disk: &str, name: &str) -> Result<(), Refusal> {
     if let Some(kind) = context.jobs.at_work(disk) {
-        let detail = format!("disk {disk} has a {kind} at work");
-        let help = "wait for it, lunette job wait, or end it, lunette job cancel";
+        let detail = format!("disk {disk} has a running {kind}");
+        let help = "wait for it (lunette job wait) or cancel it (lunette job cancel)";
         return Err(Refusal::conflict(detail, help));
     }
     let removed = context.bitmaps.remove(disk, name);

@@ -239,7 +239,7 @@ impl Job {
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
                     let detail = format!(
-                        "disk {}: the thread that began the job has failed",
+                        "disk {}: the thread that starts the job has panicked",
                         self.disk
                     );
                     let refusal =
@@ -268,7 +268,7 @@ impl Job {
         // A commit switches without a request, unless its switch failed once.
         let switches = matches!(self.kind, JobKind::Mirror | JobKind::Commit);
         if !switches || control.ended.is_some() {
-            let detail = format!("disk {} has no mirror that could be switched to", self.disk);
+            let detail = format!("disk {} has no mirror to switch to", self.disk);
             return Err(Refusal::Conflict(vec![Fault::new(detail)]));
         }
         (control.switches, control.is_paused) = (true, false);
@@ -458,8 +458,8 @@ impl Jobs {
         }
         let known = all.jobs.get(&job.disk).filter(|known| !known.has_ended());
         if let Some(known) = known {
-            let detail = format!("disk {} has a {} at work", job.disk, known.kind.word());
-            let help = "wait for it, lunette job wait, or end it, lunette job cancel";
+            let detail = format!("disk {} has a running {}", job.disk, known.kind.word());
+            let help = "wait for it (lunette job wait) or cancel it (lunette job cancel)";
             return Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]));
         }
         let job = Arc::new(job);
@@ -505,7 +505,7 @@ impl Jobs {
                 // A panic was logged already.
                 thread.join().ok();
             } else {
-                tracing::warn!("a job's I/O has not ended");
+                tracing::warn!("an I/O of a job is still in flight");
             }
         }
     }

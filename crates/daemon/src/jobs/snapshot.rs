@@ -51,10 +51,10 @@ pub fn snapshot(context: &Context, overlays: &[Overlay]) -> Result<(), Refusal> 
         if let Err(error) = one.before.give_up_writing() {
             tracing::warn!(
                 disk = name,
-                "others cannot read what the disk was before its snapshot: {error}"
+                "cannot release the write lock of the backing image: {error}"
             );
         }
-        tracing::info!(disk = name, path = %one.path.display(), "snapshot taken: the disk goes on in this image");
+        tracing::info!(disk = name, path = %one.path.display(), "snapshot taken, the disk continues in this image");
         context.event_bus.tell("disk.snapshot", name);
     }
     Ok(())
@@ -152,7 +152,7 @@ fn named_files(
     };
     Err(Refusal::conflict(
         format!(
-            "disk {}: named_files={word} would not let {} open its backing image {} after a restart",
+            "disk {}: named_files={word} would prevent {} from opening its backing image {} after a restart",
             config.name,
             path.display(),
             backing.name
@@ -169,8 +169,8 @@ fn backing(disk: &Disk, config: &DiskConfig) -> Result<(BackingName, CacheMode),
     };
     if disk.info().read_only {
         return Err(refused(
-            "it is read-only, and needs no snapshot",
-            "copy it as it is",
+            "it is read-only, so a snapshot is not necessary",
+            "copy its file directly",
         ));
     }
     let cache = match &config.backend {

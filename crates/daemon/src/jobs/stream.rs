@@ -34,7 +34,7 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     if config.read_only {
         return Err(Refusal::conflict(
             format!("disk {name} is read-only"),
-            "add it again without read_only",
+            "remove the disk and add it again without read_only",
         ));
     }
     let job = Job::new(&disk, JobKind::Stream, None);

@@ -86,7 +86,7 @@ async fn answer(
     };
     const TEXT: &str = "text/plain; charset=utf-8";
     if !has_one_host(request.version(), request.headers()) {
-        let text = "bad request: exactly one Host field is needed\n".to_owned();
+        let text = "bad request: exactly one Host field is required\n".to_owned();
         return Ok(plain(StatusCode::BAD_REQUEST, TEXT, text));
     }
     if let Some(tokens) = tokens
@@ -113,7 +113,7 @@ async fn answer(
     Ok(match page {
         Ok(page) => plain(StatusCode::OK, super::CONTENT_TYPE, page),
         Err(error) => {
-            let text = format!("cannot make this page: {error}\n");
+            let text = format!("cannot collect metrics: {error}\n");
             plain(StatusCode::SERVICE_UNAVAILABLE, TEXT, text)
         }
     })

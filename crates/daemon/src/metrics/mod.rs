@@ -110,7 +110,7 @@ fn write_process(page: &mut Page, process: &Process) {
 
 fn write_workers(page: &mut Page, statistics: &Statistics) {
     let workers = &statistics.workers;
-    let help = "Iterations of a worker: busy ones found work, empty ones polled in vain.";
+    let help = "Iterations of a worker: busy with work, or empty after polling without a result.";
     let mut iterations = page.family("lunette_worker_iterations_total", Kind::Counter, help);
     for one in workers {
         let worker = one.worker.to_string();
@@ -178,19 +178,19 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
             errors.sample(&labels, count);
         }
     }
-    let help = "I/Os that a disk's limits have held back.";
+    let help = "I/Os delayed by a disk's limits.";
     let mut limited = page.family("lunette_disk_io_limited_total", Kind::Counter, help);
     for disk in &statistics.disks {
         limited.sample(&[("disk", &disk.name)], disk.limited.requests);
     }
-    let help = "Total time that a disk's limits have held I/Os back.";
+    let help = "Total delay of I/Os by a disk's limits.";
     let name = "lunette_disk_io_limited_seconds_total";
     let mut limited = page.family(name, Kind::Counter, help);
     for disk in &statistics.disks {
         let seconds = Duration::from_nanos(disk.limited.wait_ns).as_secs_f64();
         limited.sample(&[("disk", &disk.name)], seconds);
     }
-    let help = "I/Os that have failed and wait until their disk is resumed.";
+    let help = "Failed I/Os that wait until their disk is resumed.";
     let mut waiting = page.family("lunette_disk_io_waiting", Kind::Gauge, help);
     for disk in &statistics.disks {
         waiting.sample(&[("disk", &disk.name)], disk.waiting);
@@ -203,7 +203,7 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
 }
 
 fn write_listeners(page: &mut Page, status: &Status) {
-    let help = "Listeners that cannot be opened yet and are retried.";
+    let help = "Listeners that are not open yet and are retried.";
     let mut waiting = page.family("lunette_listeners_waiting", Kind::Gauge, help);
     for kind in LISTENER_KINDS {
         let listeners = status.waiting_listeners.iter();
@@ -213,7 +213,7 @@ fn write_listeners(page: &mut Page, status: &Status) {
 }
 
 fn write_jobs(page: &mut Page, statistics: &Statistics) {
-    let help = "What the last job of a disk does, or how it has ended; always 1.";
+    let help = "State of a disk's last job; always 1.";
     let mut info = page.family("lunette_job_info", Kind::Gauge, help);
     for job in &statistics.jobs {
         let state = job.state.word();
@@ -224,7 +224,7 @@ fn write_jobs(page: &mut Page, statistics: &Statistics) {
         ];
         info.sample(&labels, 1);
     }
-    let help = "Bytes of a disk that its last job has done.";
+    let help = "Bytes processed by a disk's last job.";
     let mut done = page.family("lunette_job_done_bytes", Kind::Gauge, help);
     for job in &statistics.jobs {
         done.sample(
@@ -232,7 +232,7 @@ fn write_jobs(page: &mut Page, statistics: &Statistics) {
             job.done,
         );
     }
-    let help = "Bytes of a disk that its last job has to do in all.";
+    let help = "Total bytes to process for a disk's last job.";
     let mut total = page.family("lunette_job_total_bytes", Kind::Gauge, help);
     for job in &statistics.jobs {
         total.sample(
@@ -243,7 +243,7 @@ fn write_jobs(page: &mut Page, statistics: &Statistics) {
 }
 
 fn write_bitmaps(page: &mut Page, statistics: &Statistics) {
-    let help = "Bytes of a disk that the next incremental backup of a name copies.";
+    let help = "Bytes of a disk to copy in the next incremental backup of a bitmap.";
     let mut dirty = page.family("lunette_bitmap_dirty_bytes", Kind::Gauge, help);
     for bitmap in &statistics.bitmaps {
         dirty.sample(
@@ -251,7 +251,7 @@ fn write_bitmaps(page: &mut Page, statistics: &Statistics) {
             bitmap.dirty,
         );
     }
-    let help = "When the last backup of a name was complete, in seconds since 1970.";
+    let help = "Completion time of the last backup of a bitmap, in seconds since 1970.";
     let mut at = page.family("lunette_bitmap_last_backup_seconds", Kind::Gauge, help);
     for bitmap in &statistics.bitmaps {
         at.sample(
@@ -259,7 +259,7 @@ fn write_bitmaps(page: &mut Page, statistics: &Statistics) {
             bitmap.at,
         );
     }
-    let help = "Whether the dirty bitmap of a disk cannot be relied on, and the next backup copies everything.";
+    let help = "1 if a dirty bitmap is invalid and the next backup copies everything.";
     let mut broken = page.family("lunette_bitmap_broken", Kind::Gauge, help);
     for bitmap in &statistics.bitmaps {
         broken.sample(
@@ -270,7 +270,7 @@ fn write_bitmaps(page: &mut Page, statistics: &Statistics) {
 }
 
 fn write_exports(page: &mut Page, status: &Status) {
-    let help = "Whether a client is connected to an export.";
+    let help = "1 if a client is connected to an export.";
     let mut connected = page.family("lunette_export_connected", Kind::Gauge, help);
     for export in &status.exports {
         let labels = [("export", export.name.as_str()), ("kind", &export.kind)];
@@ -297,17 +297,17 @@ fn write_initiators(page: &mut Page, statistics: &Statistics) {
     let families: [(&'static str, &str, Number); 3] = [
         (
             "lunette_initiator_requests_total",
-            "Commands of an iSCSI initiator that were answered, in all its sessions with a target.",
+            "Completed commands of an iSCSI initiator, in all its sessions with a target.",
             |one| one.requests,
         ),
         (
             "lunette_initiator_bytes_total",
-            "Bytes of data that an iSCSI initiator's commands moved.",
+            "Bytes transferred by an iSCSI initiator's commands.",
             |one| one.bytes,
         ),
         (
             "lunette_initiator_errors_total",
-            "Commands of an iSCSI initiator that were answered with an error.",
+            "Commands of an iSCSI initiator that completed with an error.",
             |one| one.errors,
         ),
     ];
@@ -331,17 +331,17 @@ fn write_queues(page: &mut Page, snapshot: &Snapshot) {
     let by_operation: [(&'static str, &str, Number); 3] = [
         (
             "lunette_queue_requests_total",
-            "Requests answered, with success or with an error.",
+            "Completed requests, successful or failed.",
             |o| o.requests,
         ),
         (
             "lunette_queue_bytes_total",
-            "Bytes of data that requests moved.",
+            "Bytes transferred by requests.",
             |o| o.bytes,
         ),
         (
             "lunette_queue_errors_total",
-            "Requests answered with an error.",
+            "Requests that completed with an error.",
             |o| o.errors,
         ),
     ];
@@ -363,7 +363,7 @@ fn write_queues(page: &mut Page, snapshot: &Snapshot) {
     let counters: [(&'static str, &str, Count); 5] = [
         (
             "lunette_queue_malformed_total",
-            "Violations of the rules by the client: a request was refused, or its queue or session ended.",
+            "Protocol violations by the client that ended in a refused request or in the end of its queue or session.",
             |c| c.malformed,
         ),
         (
@@ -383,7 +383,7 @@ fn write_queues(page: &mut Page, snapshot: &Snapshot) {
         ),
         (
             "lunette_queue_sleeps_total",
-            "Times that a queue's notifications were turned on before its worker slept.",
+            "Times that a queue's notifications were enabled before its worker slept.",
             |c| c.sleeps,
         ),
     ];
@@ -393,7 +393,7 @@ fn write_queues(page: &mut Page, snapshot: &Snapshot) {
             family.sample(labels, count(&queue.latencies.counters));
         });
     }
-    let help = "Requests that a queue has taken and not answered.";
+    let help = "Requests of a queue that are in flight.";
     let mut in_flight = page.family("lunette_queue_in_flight", Kind::Gauge, help);
     each_queue(snapshot, |queue, labels| {
         in_flight.sample(labels, queue.in_flight);

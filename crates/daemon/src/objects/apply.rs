@@ -251,7 +251,7 @@ impl Owner {
         for (disk, shrinking) in shrinking {
             if let Err(error) = disk.shrink(shrinking) {
                 let name = disk.name();
-                tracing::error!("disk {name}: cannot resize now, only at the next start: {error}");
+                tracing::error!("disk {name}: cannot resize it before the next start: {error}");
                 done = false;
             }
         }

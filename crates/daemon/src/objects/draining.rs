@@ -34,7 +34,7 @@ const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 const ANNOUNCED: Duration = Duration::from_millis(200);
 
 /// Hint for conflicts with a draining object.
-pub(super) const HELP: &str = "wait until its requests have ended, which its status shows";
+pub(super) const HELP: &str = "wait until its requests have completed, see its status";
 
 /// A change that may wait for clients.
 pub enum Work {
@@ -110,12 +110,12 @@ impl Draining {
         let shrinking = self.shrinking.iter();
         let shrinking = shrinking.map(|disk| {
             format!(
-                "disk {disk} is being shrunk: waits for I/Os beyond its new end and for its storage"
+                "disk {disk} is being shrunk: waiting for I/Os beyond its new end and for its storage"
             )
         });
         let growing = self.growing.iter();
         let growing =
-            growing.map(|disk| format!("disk {disk} is being made larger: waits for its storage"));
+            growing.map(|disk| format!("disk {disk} is being grown: waiting for its storage"));
         exports
             .chain(luns)
             .chain(shrinking)
@@ -152,7 +152,7 @@ impl Draining {
         disks.extend(added.map(|lun| lun.disk.clone()));
         let exports = exports.iter().filter(|name| self.export(name).is_some());
         let exports =
-            exports.map(|name| format!("export {name} is being removed, or its LUNs are"));
+            exports.map(|name| format!("export {name} or some of its LUNs are being removed"));
         let disks = disks
             .iter()
             .filter(|name| self.disk(name).is_some() || self.resizes(name));
@@ -291,7 +291,7 @@ fn detach_luns(export: &str, luns: &[LunConfig], force: bool, device: &dyn Expor
     device.end_tasks(luns, force, &hold);
     drop(hold);
     if !holding.wait(DRAIN_PATIENCE) {
-        tracing::warn!("requests to LUNs of {export} did not complete in time: aborting them");
+        tracing::warn!("requests to LUNs of {export} did not complete in time, aborting them");
         let (hold, aborted) = Holding::new();
         device.end_tasks(luns, true, &hold);
         drop(hold);
@@ -364,7 +364,7 @@ impl Owner {
     pub fn begin_change(&mut self, mut work: Work, how: How, reply: Reply) {
         // The later one of two whole configurations would undo the other.
         if work.is_whole() && self.openings.has_whole() {
-            let detail = "another whole configuration has been waiting for its disks to open";
+            let detail = "another replacement of the configuration waits for its disks to open";
             return reply(Err(Refusal::conflict(
                 detail.to_owned(),
                 "wait until it has ended",
@@ -374,8 +374,9 @@ impl Owner {
             && let Some(first) = self.drains.draining.iter().find(|one| one.is_whole)
         {
             let seconds = first.since.elapsed().as_secs();
-            let detail =
-                format!("another whole configuration has been waiting for clients for {seconds} s");
+            let detail = format!(
+                "another replacement of the configuration has been waiting for clients for {seconds} s"
+            );
             return reply(Err(Refusal::Conflict(vec![Fault::new(detail).help(HELP)])));
         }
         if let Some(name) = removed_by(&work)
@@ -530,7 +531,7 @@ impl Owner {
                     self.end_growth(to_drain.grow.iter().map(|(disk, _)| disk.name()));
                     self.restore(drained);
                     reply(Err(refused(vec![format!(
-                        "no thread to drain on: {error}"
+                        "cannot start a thread to drain requests: {error}"
                     )])));
                 }
             }
@@ -651,21 +652,21 @@ impl Owner {
         for one in late {
             one.is_announced = true;
             for name in &one.exports {
-                tracing::info!(export = name, "removing it: waits for requests in flight");
+                tracing::info!(export = name, "removal waits for requests in flight");
                 self.event_bus.tell("export.removing", name);
             }
             for (export, luns) in &one.luns {
-                tracing::info!(export, "removing LUNs: waits for requests in flight");
+                tracing::info!(export, "removal of LUNs waits for requests in flight");
                 for lun in luns {
                     self.event_bus.tell_lun("lun.removing", export, lun);
                 }
             }
             for disk in &one.shrinking {
-                tracing::info!(disk, "shrinking it: waits for requests in flight");
+                tracing::info!(disk, "shrinking waits for requests in flight");
                 self.event_bus.tell("disk.shrinking", disk);
             }
             for disk in &one.growing {
-                tracing::info!(disk, "making it larger: waits for its storage");
+                tracing::info!(disk, "growing waits for its storage");
             }
         }
     }

@@ -81,7 +81,7 @@ impl Owner {
         let users = super::users(&self.config, name);
         if !users.is_empty() {
             let detail = format!("disk {name} is in use: {}", users.join(", "));
-            let help = "remove these first: to their clients it would become another disk";
+            let help = "remove these first, because their clients would see another disk";
             return Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]));
         }
         // A registered unit has state that was saved under the old identity.

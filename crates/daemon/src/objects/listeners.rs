@@ -131,7 +131,13 @@ impl Owner {
         for one in waiting.filter(is_new) {
             let (kind, export, address) = (&one.kind, one.export.as_deref(), &one.address);
             let reason = &one.reason;
-            tracing::warn!(kind, export, address, reason, "listener not open, retrying");
+            tracing::warn!(
+                kind,
+                export,
+                address,
+                reason,
+                "cannot open listener, retrying"
+            );
             self.event_bus.tell_listener(one, false);
         }
         let is_same = before.len() == self.reported_listeners.len()

@@ -119,7 +119,10 @@ impl Owner {
             if let Err(error) = started {
                 // Attempts that have begun are discarded.
                 self.restore(drained);
-                let reason = format!("disk {}: no thread to open it: {error}", disk.name);
+                let reason = format!(
+                    "disk {}: cannot start a thread to open it: {error}",
+                    disk.name
+                );
                 return reply(Err(refused(vec![reason])));
             }
         }

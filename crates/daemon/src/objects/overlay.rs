@@ -277,7 +277,7 @@ impl Overlay {
         let version: Version = serde_json::from_str(text).map_err(malformed)?;
         if !(1..=SCHEMA).contains(&version.schema) {
             return Err(format!(
-                "it has schema {}, this version reads up to {SCHEMA}",
+                "it has schema {}, but this version supports at most {SCHEMA}",
                 version.schema
             ));
         }

@@ -295,8 +295,7 @@ impl Owner {
         let mut faults = relations::check(&next);
         if !faults.is_empty() {
             if relations::check(&base).is_empty() {
-                let help = "the file is valid, but conflicts with changes made at run time, which lunette config diff shows; \
-                            undo these, or correct the file";
+                let help = "the file is valid, but conflicts with changes made at run time; show them with lunette config diff, then undo them or correct the file";
                 faults = faults.into_iter().map(|fault| fault.help(help)).collect();
             }
             return Err(Refusal::Invalid(faults));
@@ -411,8 +410,10 @@ impl Owner {
         let disks = plan.remove_disks.iter().chain(resized);
         let faults = disks.filter_map(|disk| {
             let kind = self.jobs.at_work(disk)?;
-            let fault = Fault::new(format!("disk {disk} has a {kind} at work"));
-            Some(fault.help(format!("wait for it, or end it: lunette job cancel {disk}")))
+            let fault = Fault::new(format!("disk {disk} has a running {kind}"));
+            Some(fault.help(format!(
+                "wait for it, or cancel it with lunette job cancel {disk}"
+            )))
         });
         faults.collect()
     }
@@ -426,7 +427,7 @@ impl Owner {
             None => Refusal::NotFound(Fault::new(format!("there is no disk `{name}`"))),
             Some(_) => Refusal::conflict(
                 format!("disk {name} is unavailable"),
-                "lunette disk show says why",
+                "see the reason with lunette disk show",
             ),
         };
         self.disks.get(name).cloned().ok_or_else(no_disk)

@@ -146,7 +146,8 @@ impl Plan {
         for key in now.fixed_difference(next) {
             let detail = format!("`{key}` cannot be changed while the daemon runs");
             let fault = Fault::at(format!("/{key}"), detail);
-            self.refused.push(fault.help("restart the daemon for it"));
+            self.refused
+                .push(fault.help("restart the daemon to change it"));
         }
     }
 
@@ -173,7 +174,7 @@ impl Plan {
                 let detail =
                     format!("disk {name} needs the file of disk {before}, which is still open");
                 let help =
-                    format!("remove {before} in a change of its own first, or restart the daemon");
+                    format!("remove {before} in a separate change first, or restart the daemon");
                 self.refused.push(Fault::at("/path", detail).help(help));
             }
         }
@@ -197,7 +198,7 @@ impl Plan {
             let key = now.differs_in(next).unwrap_or("backend");
             let fault = Fault::at(format!("/{key}"), detail);
             self.refused
-                .push(fault.help("remove the disk and add it anew"));
+                .push(fault.help("remove the disk and add it again"));
             return;
         }
         if now.limits != next.limits {

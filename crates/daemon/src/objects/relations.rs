@@ -70,8 +70,10 @@ fn check_placements(next: &Config, faults: &mut Vec<Fault>) {
         }
     }
     if all > WORKERS_MAX {
-        let detail = format!("{all} workers with the dedicated ones: at most {WORKERS_MAX}");
-        let help = "let some exports share workers: remove `dedicated`";
+        let detail = format!(
+            "{all} workers, including the dedicated ones, exceed the maximum of {WORKERS_MAX}"
+        );
+        let help = "remove `dedicated` from some exports";
         faults.push(Fault::at("/dedicated", detail).help(help));
     }
 }

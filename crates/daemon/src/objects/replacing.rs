@@ -33,13 +33,13 @@ impl Owner {
             .get(name)
             .filter(|found| Arc::ptr_eq(found, disk));
         let (Some(_), Some(config)) = (found, self.config.disk(name)) else {
-            let fault = Fault::new(format!("disk {name} is not there any more"));
+            let fault = Fault::new(format!("disk {name} no longer exists"));
             return Err(Refusal::NotFound(fault));
         };
         if disk.conditions().has(Condition::Closed) {
             let fault = Fault::new(format!("disk {name} is being sanitized or formatted"));
             return Err(Refusal::Conflict(vec![
-                fault.help("wait until that has ended"),
+                fault.help("wait until the operation has ended"),
             ]));
         }
         if self.drains.resizes(name) {
@@ -64,9 +64,9 @@ impl Owner {
             return Ok(());
         }
         let detail = format!(
-            "disk {disk} would be what the file or the flags say after a restart, for this daemon keeps no changes"
+            "disk {disk} would return to its configuration in the file or flags at a restart, because this daemon has no state folder"
         );
-        let help = "give it a state folder, --state DIR, or add the disk at run time";
+        let help = "start the daemon with a state folder, --state DIR, or add the disk at run time";
         Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]))
     }
 
@@ -103,7 +103,7 @@ impl Owner {
             let name = disk.name();
             if let Err(broken) = disk.replace_device(Arc::clone(device)) {
                 // The size cannot have changed, because only this thread changes sizes.
-                tracing::error!(disk = name, "cannot have another device: {broken}");
+                tracing::error!(disk = name, "cannot replace the device: {broken}");
                 continue;
             }
             for worker in self.servers.pool.workers() {

@@ -78,18 +78,18 @@ impl Owner {
         else {
             let fault = Fault::new(format!("there is no state file {file:?}"));
             return Err(Refusal::NotFound(
-                fault.help("lunette state list shows all"),
+                fault.help("list them with lunette state list"),
             ));
         };
         let Some(kind) = state_files::kind_of(file) else {
-            let detail = format!("{file} is no state file of this daemon");
-            return Err(Refusal::conflict(detail, "move or remove it by hand"));
+            let detail = format!("{file} is not a state file of this daemon");
+            return Err(Refusal::conflict(detail, "move or remove it manually"));
         };
         let ("damaged" | "unchecked") = &*found.condition else {
             let detail = format!("state file {file} is not damaged");
             return Err(Refusal::conflict(
                 detail,
-                "to reset it all the same, stop the daemon and move it away",
+                "to reset it anyway, stop the daemon and move the file away",
             ));
         };
         let path = folder.join(file);

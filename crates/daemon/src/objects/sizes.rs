@@ -104,7 +104,7 @@ impl Owner {
                 messages.send(message).ok();
             };
             if let Err(error) = helpers.run("sizes of disks", look) {
-                tracing::error!("no thread to look at the sizes of disks: {error}");
+                tracing::error!("cannot start a thread to check the sizes of disks: {error}");
             }
         })
     }
@@ -142,7 +142,9 @@ impl Owner {
         let follows = config.backend.follows_size(super::owner::is_block_device);
         let Some(follows) = follows else {
             let word = config.backend.word();
-            let detail = format!("a {word} disk has no size to follow; hint: give a size");
+            let detail = format!(
+                "a {word} disk cannot follow the size of a file or device; hint: give a size"
+            );
             return Err(Refusal::Invalid(vec![Fault::at("/size", detail)]));
         };
         let found = disk.found_size().map_err(|error| failed(&error))?;
@@ -180,7 +182,7 @@ impl Owner {
         };
         if now < before {
             tracing::warn!(
-                "disk {name} has shrunk from {before} to {now} bytes outside of the daemon: data beyond are lost"
+                "disk {name} has shrunk from {before} to {now} bytes outside of the daemon, data beyond are lost"
             );
         } else {
             tracing::info!(

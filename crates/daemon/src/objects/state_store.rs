@@ -54,7 +54,7 @@ impl StateStore {
                 _lock: lock,
             }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(format!(
-                "another daemon uses the state folder {shown}; hint: give each its own with --state"
+                "another daemon uses the state folder {shown}; hint: give each daemon its own folder with --state"
             )),
             Err(errno) => Err(failed(errno.into())),
         }
@@ -99,8 +99,7 @@ impl StateStore {
             _ => "",
         };
         format!(
-            "cannot use {shown}: {reason}; hint: {consequence}restore the file, or move it away to start without it. After an edit, delete its \
-             first line, which has the checksum"
+            "cannot use {shown}: {reason}; hint: {consequence}restore the file, or move it away to start without it. After an edit, delete its first line, the checksum"
         )
     }
 
@@ -108,8 +107,7 @@ impl StateStore {
     pub fn help(&self) -> String {
         let shown = self.folder.join(CHANGES);
         format!(
-            "file and flags are valid, but conflict with changes made at run time, which are in {}; correct the file, or move \
-             the changes away to start without them",
+            "file and flags are valid, but conflict with the changes made at run time in {}; correct the file, or move the changes away to start without them",
             shown.display()
         )
     }
@@ -118,8 +116,7 @@ impl StateStore {
     pub fn help_with_one(&self) -> String {
         let shown = self.folder.join(CHANGES);
         format!(
-            "it was added or changed at run time, in {}; correct it there and delete the first line, which has the \
-             checksum, or move that file away to start without these changes",
+            "it was added or changed at run time; correct it in {} and delete the first line, the checksum, or move that file away to start without these changes",
             shown.display()
         )
     }
@@ -177,7 +174,10 @@ impl StateStore {
         let mut is_complete = true;
         for resizing in all {
             if let Err(error) = complete_resize(&resizing, config) {
-                tracing::error!("disk {} was being resized: {error}", resizing.disk);
+                tracing::error!(
+                    "disk {}: cannot complete an interrupted resize: {error}",
+                    resizing.disk
+                );
                 is_complete = false;
             }
         }

@@ -200,7 +200,7 @@ impl Owner {
             let first = !self.waiting.has_failed(disk);
             self.waiting.failed(config, reason.clone(), Instant::now());
             if first {
-                tracing::error!(disk, "disk unavailable, its exports wait for it: {reason}");
+                tracing::error!(disk, "disk unavailable, its exports wait: {reason}");
             }
         }
         let opened = opening.disks();
@@ -311,7 +311,7 @@ impl Owner {
         self.waiting.opening(disk);
         let started = self.open_on_helper(disk, Owner::opened_for_later);
         if let Err(error) = started {
-            let reason = format!("no thread to open it: {error}");
+            let reason = format!("cannot start a thread to open it: {error}");
             self.waiting.failed(disk, reason, Instant::now());
         }
     }
@@ -378,7 +378,7 @@ impl Owner {
                 let reasons: Vec<String> = refusal.faults().iter().map(Fault::to_string).collect();
                 let reason = reasons.join("; ");
                 for config in due.iter().filter(|config| came.contains(&config.name)) {
-                    tracing::error!(disk = config.name, "the disk cannot be served: {reason}");
+                    tracing::error!(disk = config.name, "cannot serve the disk: {reason}");
                     self.waiting.refused(config, reason.clone(), Instant::now());
                 }
                 self.publish();

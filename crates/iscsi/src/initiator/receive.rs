@@ -19,7 +19,7 @@ type Outcome = Result<Option<Event>, InitiatorError>;
 /// Maximum number of R2T requests per byte at error recovery levels above 0.
 const REQUESTS_MAX: usize = 4;
 
-const UNKNOWN_TASK: InitiatorError = InitiatorError::Protocol("answer to no task");
+const UNKNOWN_TASK: InitiatorError = InitiatorError::Protocol("response to an unknown task");
 
 impl Initiator {
     /// Processes received bytes of a connection and returns the events. After an error the connection is unusable.
@@ -99,7 +99,9 @@ impl Initiator {
         let in_login = matches!(self.link(cid)?.phase, Phase::Login(_));
         let kind = bhs.kind();
         if in_login != (kind == Some(Opcode::LoginResponse)) {
-            return Err(InitiatorError::Protocol("PDU of another phase"));
+            return Err(InitiatorError::Protocol(
+                "PDU does not belong to this phase",
+            ));
         }
         if in_login {
             events.extend(self.login(cid, &LoginResponse::from_bhs(bhs), segment)?);
@@ -182,7 +184,7 @@ impl Initiator {
                     data,
                 }))
             }
-            _ => Err(InitiatorError::Protocol("opcode that no target sends")),
+            _ => Err(InitiatorError::Protocol("opcode that targets do not send")),
         }
     }
 
@@ -342,7 +344,9 @@ impl Initiator {
             Some((length, rest)) => {
                 let length = usize::from(u16::from_be_bytes(*length));
                 rest.get(..length)
-                    .ok_or(InitiatorError::Protocol("sense data shorter than it says"))?
+                    .ok_or(InitiatorError::Protocol(
+                        "sense data shorter than SenseLength",
+                    ))?
                     .to_vec()
             }
         };
@@ -392,7 +396,7 @@ impl Initiator {
         );
         if length == 0 || length > max_burst {
             return Err(InitiatorError::Protocol(
-                "R2T for nothing, or for more than MaxBurstLength",
+                "R2T for 0 bytes, or for more than MaxBurstLength",
             ));
         }
         let end = offset
@@ -405,7 +409,7 @@ impl Initiator {
         command.sent = command.sent.saturating_add(length);
         if command.sent > command.write.len().saturating_mul(most) {
             return Err(InitiatorError::Protocol(
-                "R2Ts for more than the data of the command",
+                "R2Ts exceed the data of the command",
             ));
         }
         // Moved out during the call, because `link` is borrowed at the same time.
@@ -444,9 +448,7 @@ impl Initiator {
         }
         if !is_final {
             if header.ttt.get() == NO_TAG {
-                return Err(InitiatorError::Protocol(
-                    "text to be continued without a tag",
-                ));
+                return Err(InitiatorError::Protocol("text with C and without a tag"));
             }
             self.continue_text(cid, itt, header.ttt.get());
             return Ok(None);

@@ -252,7 +252,7 @@ impl InitiatorLogin {
         for pair in &pairs {
             self.originator
                 .accept(*pair)
-                .map_err(|_| LoginError::Protocol("inadmissible answer"))?;
+                .map_err(|_| LoginError::Protocol("inadmissible response"))?;
         }
         let moved = (response.flags & FINAL != 0).then_some(response.flags & 3);
         match self.step.clone() {
@@ -266,7 +266,7 @@ impl InitiatorLogin {
             Step::Operational => match moved {
                 Some(3) => Ok(LoginProgress::Done(Box::new(self.result(response)))),
                 Some(_) => Err(LoginError::Protocol(
-                    "moved to a stage that was not asked for",
+                    "moved to a stage that was not requested",
                 )),
                 None => Ok(LoginProgress::Send(
                     self.request(Some(Stage::FullFeature)),
@@ -289,7 +289,7 @@ impl InitiatorLogin {
             None if moved.is_none() => {
                 return Ok(LoginProgress::Send(self.request(None), Vec::new()));
             }
-            _ => return Err(LoginError::Protocol("CHAP not taken")),
+            _ => return Err(LoginError::Protocol("CHAP not accepted")),
         }
         let is_own = |(_, secret): &(String, Secret)| secret.matches(&credentials.secret);
         if credentials.mutual.as_ref().is_some_and(is_own) {
@@ -396,7 +396,7 @@ impl InitiatorLogin {
             Some(stage) if stage == Stage::Operational.wire() => {}
             Some(_) => {
                 return Err(LoginError::Protocol(
-                    "moved to a stage that was not asked for",
+                    "moved to a stage that was not requested",
                 ));
             }
             None => {

@@ -8,7 +8,7 @@ use crate::text::{Pair, parse_boolean, parse_number, push_pair};
 
 /// An answer that violates the negotiation rules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("answer {key}={value} is not admissible")]
+#[error("response {key}={value} is not admissible")]
 pub struct OriginatorError {
     /// The key.
     pub key: String,

@@ -271,22 +271,24 @@ impl std::fmt::Display for LoginStatus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let words = match self {
             LoginStatus::Success => "login proceeds",
-            LoginStatus::MovedTemporarily => "the target has moved for a while",
-            LoginStatus::MovedPermanently => "the target has moved for good",
-            LoginStatus::InitiatorError => "the initiator broke the rules of the login",
+            LoginStatus::MovedTemporarily => "the target has moved temporarily",
+            LoginStatus::MovedPermanently => "the target has moved permanently",
+            LoginStatus::InitiatorError => "initiator error",
             LoginStatus::AuthenticationFailure => "authentication failed",
-            LoginStatus::AuthorizationFailure => "the initiator is not allowed in",
-            LoginStatus::NotFound => "there is no such target there",
+            LoginStatus::AuthorizationFailure => {
+                "authorization failure: the target does not admit this initiator"
+            }
+            LoginStatus::NotFound => "target not found",
             LoginStatus::TargetRemoved => "the target was removed",
             LoginStatus::UnsupportedVersion => "the version is not supported",
             LoginStatus::TooManyConnections => "the session has too many connections",
             LoginStatus::MissingParameter => "a parameter is missing",
-            LoginStatus::CannotIncludeInSession => "the connection cannot be a part of the session",
+            LoginStatus::CannotIncludeInSession => "the connection cannot join the session",
             LoginStatus::SessionTypeNotSupported => "the session type is not supported",
             LoginStatus::SessionDoesNotExist => "the session does not exist",
-            LoginStatus::InvalidDuringLogin => "the request has no place in a login",
+            LoginStatus::InvalidDuringLogin => "invalid request during login",
             LoginStatus::TargetError => "the target has an error",
-            LoginStatus::ServiceUnavailable => "the target does not serve now",
+            LoginStatus::ServiceUnavailable => "the target service is unavailable",
             LoginStatus::OutOfResources => "the target is out of resources",
         };
         write!(f, "{words} (status {:#06x})", self.wire())

@@ -116,7 +116,7 @@ impl CommandWindow {
     /// Releases the claimed turn. Returns the connections that wait for the next number.
     pub fn release(&self) -> Wake {
         let word = self.expected.load(Ordering::SeqCst);
-        assert!(word & CLAIMED != 0, "a turn that nobody holds is released");
+        assert!(word & CLAIMED != 0, "released a turn without an owner");
         let next = (word as u32).wrapping_add(1);
         self.expected.store(next.into(), Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) == 0 {

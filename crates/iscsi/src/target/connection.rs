@@ -136,7 +136,10 @@ impl Connection {
     /// # Panics
     /// If there is a data digest, or if the length exceeds the range of [`Step::Data`].
     pub fn placed_unseen(&mut self, length: usize) {
-        assert!(!self.digests().data, "a data digest needs to see the data");
+        assert!(
+            !self.digests().data,
+            "data digests are computed over received data"
+        );
         self.decoder.take_unseen(length);
         self.advance(length);
     }
@@ -230,7 +233,7 @@ impl Connection {
     ) -> Result<(), NoSuchTask> {
         assert!(
             !self.sees_data(),
-            "digests and retransmission need to see the data"
+            "digests and retransmission need the data in this buffer"
         );
         let (full, io) = self.full_mut()?;
         let content = Content::Unseen(length as usize);

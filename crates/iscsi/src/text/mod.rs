@@ -22,7 +22,7 @@ pub enum TextError {
     #[error("malformed key name of {0} bytes")]
     BadKey(usize),
     /// A value with invalid characters.
-    #[error("value with a byte that is no text")]
+    #[error("value with a byte that is not text")]
     BadValue,
     /// The sequence exceeds the limit.
     #[error("negotiation sequence of more than {0} bytes")]

@@ -162,7 +162,7 @@ impl Attendant {
         self.take_lost();
         attended?;
         if std::mem::take(&mut self.leads_nowhere) {
-            let what = "the unit is not accessible by this path".to_owned();
+            let what = "the unit is not accessible through this path".to_owned();
             return Err(answer("asymmetric access", what));
         }
         if std::mem::take(&mut self.has_changed) {
@@ -287,7 +287,7 @@ impl Attendant {
             let reason = "error recovery level 2";
             self.warn(
                 Instant::now(),
-                "connection lost, its commands go on",
+                "connection lost, its commands continue on another connection",
                 reason,
             );
         }
@@ -440,8 +440,7 @@ impl Attendant {
             %unit,
             initiator = name.unwrap_or_default(),
             isid,
-            "the target ends each session soon after its login; another host may log in with the same initiator name and ISID; \
-             hint: give each host a state folder and an initiator name of its own"
+            "the target ends each session soon after its login, possibly because another host uses the same initiator name and ISID; hint: give each host its own state folder and initiator name"
         );
     }
 
@@ -494,7 +493,7 @@ impl Attendant {
             .map_or(Duration::ZERO, |down| down.since.elapsed());
         if self.suppressed == 0 {
             let unit = self.settings.way(self.path);
-            tracing::info!(%unit, seconds = waited.as_secs_f32(), "session is back");
+            tracing::info!(%unit, seconds = waited.as_secs_f32(), "session recovered");
         }
         self.info = unit.info().clone();
         self.unit = Some(unit);
@@ -517,7 +516,7 @@ impl Attendant {
             return;
         };
         let unit = self.settings.way(self.next_path);
-        tracing::debug!(%unit, "no session: {reason}");
+        tracing::debug!(%unit, "login failed: {reason}");
         self.next_path = (self.next_path + 1) % self.settings.ways();
         // Tries every path once, then pauses.
         let has_other = self.next_path != (self.path + 1) % self.settings.ways();
@@ -566,7 +565,7 @@ fn is_another(is: &UnitInfo, was: &UnitInfo) -> String {
     let said =
         |unit: &UnitInfo| format!("{} with blocks of {} bytes", unit.identity, unit.block_size);
     format!(
-        "another logical unit is there, or its identity is not proven: {}, not {}",
+        "found another logical unit, or one without a proven identity: {}, expected {}",
         said(is),
         said(was)
     )

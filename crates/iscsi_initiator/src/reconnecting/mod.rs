@@ -180,7 +180,7 @@ impl ReconnectingUnit {
             Ok(unit) => Ok((unit, info)),
             Err(error) => Err(crate::unit::answer(
                 "login",
-                format!("no thread or descriptor is left: {error}"),
+                format!("cannot start a thread or open a descriptor: {error}"),
             )),
         }
     }

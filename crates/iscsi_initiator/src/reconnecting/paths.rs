@@ -91,7 +91,7 @@ pub(super) fn fence(unit: &mut Unit) -> Result<(), CommandError> {
         response => Err(answer(
             "LOGICAL UNIT RESET",
             format!(
-                "response {response}: what was sent by another path could be done later; hint: use one path"
+                "response {response}: commands sent through another path may still execute; hint: use one path"
             ),
         )),
     }

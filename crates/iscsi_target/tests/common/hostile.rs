@@ -237,7 +237,7 @@ pub fn cases() -> Vec<Case> {
                 .unwrap();
             assert_eq!(expect(&mut stream, RESPONSE)[3], 2, "CHECK CONDITION");
         }),
-        ("Data-Out for a tag that nobody knows", |portal| {
+        ("Data-Out for an unknown tag", |portal| {
             let mut stream = settled(portal);
             stream
                 .write_all(&data_out(77, 99, 0, 0, 512, true))
@@ -302,7 +302,7 @@ pub fn cases() -> Vec<Case> {
                 stream.write_all(&noise).ok();
             }
         }),
-        ("many that say nothing", |portal| {
+        ("many silent connections", |portal| {
             let idle: Vec<TcpStream> = (0..300)
                 .map(|_| TcpStream::connect(portal).unwrap())
                 .collect();

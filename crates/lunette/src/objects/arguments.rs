@@ -29,7 +29,7 @@ Examples:
     lunette status
     lunette status --json | jq .exports
 
-Exit code 0: all is well, 1: something is not, or there is no daemon.";
+Exit code 0: no problems, 1: problems, or the daemon cannot be reached.";
 
 /// `lunette disk`
 #[derive(Debug, Args)]
@@ -54,11 +54,11 @@ Examples:
     lunette disk limit d1 none
     lunette disk set d1 on_error=enospc            I/O waits when the device is full
     lunette disk resume d1
-    lunette disk snapshot d1 --to d1-new.qcow2     d1 goes on in the new image; vm.raw is read from then on
-    lunette disk mirror d1 rbd:rbd/d1 --switch     moves it to Ceph while it is used
+    lunette disk snapshot d1 --to d1-new.qcow2     d1 continues in the new image, with vm.raw as backing image
+    lunette disk mirror d1 rbd:rbd/d1 --switch     moves it to Ceph while clients use it
     lunette disk backup d1 file:d1.bak --wait
-    lunette disk stream d1                         the image has all data, and needs nothing below it
-    lunette disk commit d1                         the image's data go into what it stands on, and so does the disk
+    lunette disk stream d1                         copies all data into the image, which then needs no backing image
+    lunette disk commit d1                         copies the image's data into its backing image and switches to it
     lunette disk identity d1
     lunette disk identity d1 --new                 for a copy of another disk
     lunette disk remove scratch";
@@ -111,7 +111,7 @@ pub enum DiskAction {
         /// Name
         disk: String,
     },
-    /// Take a snapshot: at one moment, all disks continue in new qcow2 images over their present contents
+    /// Take a snapshot of disks atomically: each disk continues in a new qcow2 image over its present content
     Snapshot {
         /// Names
         #[arg(required = true)]
@@ -126,7 +126,7 @@ pub enum DiskAction {
         disk: String,
         /// file:PATH, image:PATH, rbd:POOL/IMAGE or iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as for serve --disk; files are created
         target: String,
-        /// Switch to the copy as soon as it is complete [default: lunette job switch does]
+        /// Switch to the copy as soon as it is complete [default: wait for lunette job switch]
         #[arg(long)]
         switch: bool,
         /// Speed and wait options
@@ -236,8 +236,8 @@ Examples:
     lunette job switch d1
     lunette job cancel d1
 
-A disk has one job at most. A daemon that ends, or is killed, leaves the disk as it was before the job.
-Exit code 0: done, or begun; 1: failed or cancelled.";
+A disk has at most one job. If the daemon ends or is killed, the disk is as before the job.
+Exit code 0: done or started, 1: failed or cancelled.";
 
 /// Actions of `lunette job`.
 #[derive(Debug, Subcommand)]
@@ -303,7 +303,7 @@ Examples:
     lunette export add vhost-scsi vm0:/run/lunette/vm0.sock
     lunette export add iscsi iqn.2026-11.org.example:t0=d0,d1 --portal 192.0.2.1 --demo-mode ro
     lunette export place d0 1,3         workers 1 and 3 serve new queues
-    lunette export place d0 dedicated   a worker that serves nothing else
+    lunette export place d0 dedicated   a worker for this export alone
     lunette export access-state iqn.2026-11.org.example:t0
     lunette export access-state iqn.2026-11.org.example:t0 2 standby
     lunette export remove vm0 --force";
@@ -328,7 +328,7 @@ pub enum ExportAction {
     Place {
         /// Name
         export: String,
-        /// Numbers of workers, such as 1,3; or dedicated: a worker of its own; or shared: all shared workers
+        /// Worker numbers such as 1,3; dedicated to start a worker for this export; or shared for all shared workers
         #[arg(value_name = "WORKERS|dedicated|shared")]
         workers: String,
     },
@@ -375,7 +375,7 @@ pub enum NewExport {
         /// Portal [default port: 3260, default portal group: 1]
         #[arg(long, value_name = "ADDRESS:PORT,GROUP", required = true)]
         portal: Vec<String>,
-        /// Address that discovery names, instead of the portals of the same group
+        /// Address for discovery, instead of the portals of the same group
         #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
         announce: Vec<String>,
         /// Access of any initiator: none, ro or rw [default: none]
@@ -475,7 +475,7 @@ pub enum SessionAction {
         /// ID, as listed
         session: String,
     },
-    /// End an iSCSI session: its initiator is asked to log out, and dropped after two seconds or at the second call
+    /// End an iSCSI session: requests a logout, and drops the connection after two seconds or at the second call
     Remove {
         /// ID, as listed
         session: String,
@@ -528,9 +528,9 @@ Examples:
     lunette state list
     lunette state reset reservations-6f9619ff-8b86-4011-b42d-00c04fc964ff.saved
 
-A file that is empty, cut short, changed or unreadable is not used and not replaced: its
-object is unavailable or answers BUSY. Restore the file from a backup, or reset it.
-State that the daemon still has in memory is saved again by the reset.";
+An empty, truncated, changed or unreadable file is neither used nor replaced: its
+object is unavailable or responds BUSY. Restore the file from a backup, or reset it.
+The reset saves state that the daemon still has in memory.";
 
 /// Actions of `lunette state`.
 #[derive(Debug, Subcommand)]
@@ -573,7 +573,7 @@ pub enum ConfigAction {
         #[arg(long)]
         effective: bool,
     },
-    /// Show changes made at run time, beside the file and the flags
+    /// Show changes made at run time, relative to the file and the flags
     Diff,
 }
 
@@ -584,7 +584,7 @@ pub struct ReloadArguments {
     /// Address of the daemon
     #[command(flatten)]
     pub ask: Ask,
-    /// Reload although objects are in use: disconnect clients, abort requests, drop data beyond a new end
+    /// Reload even if objects are in use: disconnects clients, aborts requests, drops data beyond a new end
     #[arg(long)]
     pub force: bool,
 }
@@ -593,5 +593,5 @@ const AFTER_RELOAD: &str = "\
 Examples:
     lunette reload
 
-Makes the fewest changes, or none and prints all reasons. SIGHUP does the same.
-Changes made at run time stay: see lunette config diff.";
+Applies the smallest set of changes, or none and prints all reasons. SIGHUP does the same.
+Changes made at run time remain in effect: see lunette config diff.";

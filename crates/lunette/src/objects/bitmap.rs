@@ -79,9 +79,6 @@ mod tests {
                 ago(now - seconds)
             );
         }
-        assert!(
-            ago(now + 100).ends_with("s ago"),
-            "a clock that was set back"
-        );
+        assert!(ago(now + 100).ends_with("s ago"), "the clock was set back");
     }
 }

@@ -30,7 +30,7 @@ pub fn run(command: ConfigCommand) -> Outcome {
             if !changes.kept && !changes.changes.is_empty() {
                 writeln!(
                     cli_common::stderr(),
-                    "these changes end with the daemon; hint: serve --state DIR persists them"
+                    "these changes are lost when the daemon ends; hint: persist them with serve --state DIR"
                 )?;
             }
             Ok(())
@@ -50,7 +50,7 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         return print_waits(status, &answer);
     }
     let summary: Summary = serde_json::from_value(answer)
-        .map_err(|error| Failure::because(format!("malformed answer: {error}")))?;
+        .map_err(|error| Failure::because(format!("malformed response: {error}")))?;
     let counts = [
         ("disks added", summary.disks_added),
         ("disks removed", summary.disks_removed),

@@ -71,7 +71,7 @@ fn place(ask: &Ask, export: &str, words: &str) -> Outcome {
             let numbers: Result<Vec<u32>, _> = numbers.collect();
             let numbers = numbers.map_err(|_| {
                 Failure::because(format!(
-                    "{words:?}: expected numbers of workers, such as 1,3, or dedicated, or shared"
+                    "{words:?}: expected worker numbers such as 1,3, dedicated or shared"
                 ))
             })?;
             (json!(numbers), false)

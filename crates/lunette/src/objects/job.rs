@@ -91,7 +91,9 @@ fn copy(kind: &str, disk: &str, target: &str, how: &Speed) -> Result<NewJob, Fai
     };
     let read = read_flags(&flags, &[])?.disks.into_iter().next();
     let Some(target) = read else {
-        return Err(Failure::mistake(format!("{target:?} is no block device")));
+        return Err(Failure::mistake(format!(
+            "{target:?} is not a block device"
+        )));
     };
     let body = daemon::objects::bodies::disk(&at_absolute_path(target));
     Ok(NewJob {
@@ -118,7 +120,7 @@ pub fn within(ask: &Ask, kind: &str, disk: &str, how: &Speed) -> Outcome {
 pub fn snapshot(ask: &Ask, disks: &[String], to: &[String]) -> Outcome {
     if disks.len() != to.len() {
         return Err(Failure::mistake(format!(
-            "{} disks and {} images: give --to once for each disk, in the same order",
+            "found {} disks and {} images; hint: give --to once for each disk, in the same order",
             disks.len(),
             to.len()
         )));
@@ -151,7 +153,7 @@ fn begin(ask: &Ask, disk: &str, job: &NewJob, waits: bool) -> Outcome {
         (false, true) => print_json(&begun),
         (false, false) => Ok(writeln!(
             cli_common::stderr(),
-            "{} of disk {disk} has begun; hint: lunette job wait {disk}",
+            "{} of disk {disk} started; hint: lunette job wait {disk}",
             job.kind
         )?),
     }
@@ -171,7 +173,7 @@ fn bytes_of(text: &str) -> Result<u64, Failure> {
         "none" => Ok(0),
         _ => parse_size(text).map_err(|_| {
             Failure::mistake(format!(
-                "{text:?} is not a speed, such as 100M or 1G in a second, or none"
+                "{text:?} is not a speed; give bytes per second such as 100M or 1G, or none"
             ))
         }),
     }
@@ -218,7 +220,7 @@ fn ended(ask: &Ask, job: &Job) -> Outcome {
         // The table and the JSON contain these numbers already.
         (JobState::Done, _) if job.incremental.is_some() && !ask.json => Ok(writeln!(
             cli_common::stderr(),
-            "backup of disk {disk} is complete: {} of {} were copied to {}",
+            "backup of disk {disk} complete: copied {} of {} to {}",
             size_text(job.copied),
             size_text(job.total),
             job.target.as_deref().unwrap_or("its target")
@@ -228,7 +230,7 @@ fn ended(ask: &Ask, job: &Job) -> Outcome {
             let hint = format!("hint: lunette job switch {disk}");
             Ok(writeln!(
                 cli_common::stderr(),
-                "mirror of disk {disk} is complete, and stays so; {hint}"
+                "mirror of disk {disk} complete and kept in sync; {hint}"
             )?)
         }
         (state, Some(reason)) => Err(Failure::because(format!(

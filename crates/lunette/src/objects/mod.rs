@@ -56,7 +56,7 @@ fn waits(status: u16, answer: &Value) -> Option<String> {
     let accepted: Accepted = serde_json::from_value(answer.clone()).ok()?;
     let waits = accepted.waits.iter();
     let lines = waits.map(|line| format!("waiting: {line}\n"));
-    let hint = "the change goes on by itself; hint: `lunette export list` and `lunette disk list` show it\n";
+    let hint = "the change continues in the background; hint: see its progress with `lunette export list` and `lunette disk list`\n";
     Some(lines.chain([hint.to_owned()]).collect())
 }
 

@@ -26,7 +26,7 @@ pub fn run(command: StateCommand) -> Outcome {
                 let mut stdout = cli_common::stdout();
                 writeln!(
                     stdout,
-                    "{file} was moved aside and saved again: the daemon has its state in memory"
+                    "{file} moved aside and saved again from the daemon's memory"
                 )?;
                 stdout.flush()?;
             }

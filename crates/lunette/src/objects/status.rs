@@ -53,9 +53,9 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     ));
     let kept = match (changes.changes.len(), changes.kept) {
         (0, _) => "as configured".to_owned(),
-        (changed, true) => format!("{}, kept", count(changed, "change at run time")),
+        (changed, true) => format!("{}, persistent", count(changed, "change at run time")),
         (changed, false) => format!(
-            "{}, which end with the daemon (hint: serve --state DIR)",
+            "{}, lost when the daemon ends (hint: serve --state DIR)",
             count(changed, "change at run time")
         ),
     };
@@ -132,7 +132,7 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
         let (name, waiting) = (&disk.name, disk.waiting);
         let reason = disk.waiting_reason.as_deref().unwrap_or("see its log");
         worries.push(format!(
-            "disk {name}: {waiting} I/Os have failed and wait: {reason}; hint: lunette disk resume {name}"
+            "disk {name}: {waiting} failed I/Os wait for a resume: {reason}; hint: lunette disk resume {name}"
         ));
     }
     for listener in &status.waiting_listeners {
@@ -157,7 +157,9 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
         let who = format!("{}/{}", queue.labels.export, queue.labels.queue);
         if counters.malformed > 0 {
             let broken = count_u64(counters.malformed, "time");
-            worries.push(format!("queue {who}: its driver broke the rules {broken}"));
+            worries.push(format!(
+                "queue {who}: driver violated the protocol {broken}"
+            ));
         }
         // Other operations regularly end with an error, for example when a driver probes missing units.
         let data = Operation::ALL
@@ -166,7 +168,7 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
         let errors: u64 = data.map(|one| counters.of(*one).errors).sum();
         if errors > 0 {
             let failed = count_u64(errors, "request");
-            worries.push(format!("queue {who}: {failed} ended with an error"));
+            worries.push(format!("queue {who}: {failed} failed"));
         }
     }
     worries

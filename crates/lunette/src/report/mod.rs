@@ -22,7 +22,7 @@ pub fn run(arguments: &ReportArguments) -> Outcome {
     if !(1..=SECONDS_MAX).contains(&arguments.seconds) {
         let seconds = arguments.seconds;
         return Err(Failure::mistake(format!(
-            "--seconds={seconds}: the page has room for 1 to {SECONDS_MAX} seconds"
+            "--seconds={seconds}: must be 1 to {SECONDS_MAX} seconds"
         )));
     }
     let client = arguments.daemon.client()?;
@@ -32,7 +32,7 @@ pub fn run(arguments: &ReportArguments) -> Outcome {
         if shows {
             let mut stderr = cli_common::stderr();
             stderr.control("\r")?;
-            write!(stderr, "looking for {left} s more ")?;
+            write!(stderr, "recording, {left} s left ")?;
             stderr.control("\x1b[K")?;
         }
         std::thread::sleep(Duration::from_secs(1));
@@ -69,7 +69,7 @@ fn shown(moment: &Value) -> Result<String, Failure> {
 #[cfg(not(feature = "page"))]
 fn shown(_: &Value) -> Result<String, Failure> {
     Err(Failure::because(
-        "this program was built without the page (cargo feature `page`), and so without reports",
+        "cannot write a report: this program was built without the web page (cargo feature `page`)",
     ))
 }
 

@@ -26,7 +26,7 @@ pub const HELP: &str = "
   up down, j k    select a row; its stages are shown below
   s S, left right sort by the next or the previous column
   r               reverse the order
-  /               show only rows that contain a text (a name, a disk, a kind); Esc: all
+  /               show only rows with a text (a name, a disk, a kind); Esc: all
   o               stages of all operations, or of one
   space           freeze or continue
   q               quit
@@ -35,7 +35,7 @@ pub const HELP: &str = "
   depth         requests in flight
   kick/s        kicks from the client       intr/s  interrupts to the client
   held/s        I/Os delayed by limits of their disk
-  iter/s        event loop iterations of a worker; useful: iterations with work
+  iter/s        event loop iterations of a worker; useful: with work
   reaped        service time of the disk; other stages: queueing in the daemon";
 
 pub fn draw(screen: &Screen, area: Rect, buffer: &mut Buffer) {

@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn what_is_kept_comes_back() {
         let before = some();
-        let after = Reservations::decode(&before.encode()).expect("what was encoded");
+        let after = Reservations::decode(&before.encode()).expect("the encoded value");
         assert_eq!(after.registrations, before.registrations);
         assert_eq!(after.reservation, before.reservation);
         assert!(after.persist);

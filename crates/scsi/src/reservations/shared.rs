@@ -407,7 +407,7 @@ mod tests {
         assert!(state(1, &[registration(1, 7)]).is_some());
         assert!(state(7, &[registration(0, 7)]).is_some());
         for (kind, registrations, why) in [
-            (1, vec![registration(0, 7)], "nobody holds it"),
+            (1, vec![registration(0, 7)], "no holder"),
             (7, vec![registration(1, 7)], "all hold it"),
             (0, vec![registration(1, 7)], "nothing to hold"),
             (2, vec![registration(1, 7)], "no such type"),

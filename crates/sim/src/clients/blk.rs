@@ -110,10 +110,7 @@ impl Client for Blk {
     fn poll(&mut self, done: &mut Vec<Done>) {
         if self.has_broken_rules {
             let left = self.queue.forget();
-            done.extend(
-                left.into_iter()
-                    .map(|token| failed(token, "of nobody's interest")),
-            );
+            done.extend(left.into_iter().map(|token| failed(token, "unused")));
             return;
         }
         while let Some((token, status, data)) = self.queue.answered(1) {

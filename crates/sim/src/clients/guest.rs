@@ -65,7 +65,7 @@ impl GuestQueue {
         let layout = RingLayout::at(0, ENTRIES, packed);
         let driver = DriverQueue::new(DriverConfig::new(layout), &table);
         GuestQueue {
-            driver: driver.expect("a ring that lies in the memory"),
+            driver: driver.expect("the ring is in guest memory"),
             index,
             layout,
             inflight: layout.end.next_multiple_of(4096),
@@ -88,7 +88,7 @@ impl GuestQueue {
 
     /// Returns unchecked access to the ring, for hostile drivers.
     pub fn raw(&self) -> RawRing {
-        RawRing::new(&self.layout, &self.table).expect("a ring that lies in the memory")
+        RawRing::new(&self.layout, &self.table).expect("the ring is in guest memory")
     }
 
     /// Attaches the device side to a worker.
@@ -99,7 +99,7 @@ impl GuestQueue {
         };
         let inflight = self.is_tracked.then(|| {
             let part = self.table.ring(self.inflight, stride as u64);
-            part.expect("a region that lies in the memory")
+            part.expect("the region is in guest memory")
         });
         let mut config = self.layout.device_config();
         if inflight.is_some() && !self.layout.packed {
@@ -128,7 +128,7 @@ impl GuestQueue {
                 queue.source
             })
         });
-        let source = added.expect("a queue that can be");
+        let source = added.expect("the queue is valid");
         device.queue_placed(self.index, &worker.handle().clone(), source);
     }
 
@@ -181,7 +181,7 @@ impl GuestQueue {
         let slot = Slot(used.token as usize);
         let token = self.slots[slot.0]
             .take()
-            .expect("a request is answered once");
+            .expect("each request completes once");
         let mut status = vec![0; answer];
         self.memory.read(slot.at(ANSWER) as usize, &mut status);
         let mut data = vec![0; 16 << 10];

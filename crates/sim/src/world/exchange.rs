@@ -45,7 +45,7 @@ impl World {
     /// Switches a held disk to a device that workers are attached to.
     pub(super) fn replace(&mut self, of: &Arc<Disk>, device: &Arc<dyn BlockDevice>) {
         let replaced = of.replace_device(Arc::clone(device));
-        replaced.expect("what was checked before");
+        replaced.expect("checked before");
         for worker in &mut self.life().workers {
             worker.io().change_device(of);
         }
@@ -77,6 +77,6 @@ impl World {
                 }
             }
         }
-        panic!("a disk that changes over waits for ever, with {WORKERS} workers");
+        panic!("a device replacement does not complete, with {WORKERS} workers");
     }
 }

@@ -68,7 +68,7 @@ impl World {
             return;
         };
         let file = path.file_name().unwrap_or_default().display();
-        say!(self, "d{disk} is to move to {file}");
+        say!(self, "d{disk}: move to {file}");
         let copying = self.copying(&of, of.device(), target, false);
         let mirror: Arc<dyn BlockDevice> = copying.mirror.clone();
         if self.change_over(&of, &mirror, |_| true) && self.copy(copying, &mut random) {
@@ -78,7 +78,7 @@ impl World {
             plan.data_file = None;
             plan.below.clear();
             plan.lower.clear();
-            say!(self, "d{disk} is there");
+            say!(self, "d{disk}: moved");
         }
     }
 
@@ -94,7 +94,7 @@ impl World {
             return;
         }
         Files::set_faults(self.corruption);
-        say!(self, "d{disk} is to be committed");
+        say!(self, "d{disk}: commit");
         let Some(held) = self.hold(&of, 0, u64::MAX) else {
             return;
         };
@@ -139,7 +139,7 @@ impl World {
             self.look_at_faults();
             assert!(
                 given_up.is_ok() || self.is_over() || self.is_troubled,
-                "what d{disk} stands on is not closed: {given_up:?}"
+                "the backing image of d{disk} is not closed: {given_up:?}"
             );
         }
     }
@@ -154,7 +154,7 @@ impl World {
         if plan.lies != Lies::Image || stands_alone || has_snapshots {
             return;
         }
-        say!(self, "d{disk} is to stand alone");
+        say!(self, "d{disk}: stream");
         let device = self.life().disks[disk].device();
         let total = device.capacity().bytes();
         let mut at = 0;
@@ -166,7 +166,7 @@ impl World {
             if self.is_over() || copied.is_err() {
                 assert!(
                     self.is_over() || self.is_troubled,
-                    "nothing comes up at {at} of d{disk}: {copied:?}"
+                    "cannot copy up data at {at} of d{disk}: {copied:?}"
                 );
                 return;
             }
@@ -182,11 +182,11 @@ impl World {
             let plan = &mut self.plans[disk];
             plan.lower.clear();
             plan.below.clear();
-            say!(self, "d{disk} stands alone");
+            say!(self, "d{disk}: streamed");
         }
         assert!(
             left.is_ok() || self.is_over() || self.is_troubled,
-            "d{disk} does not stand alone: {left:?}"
+            "d{disk} still has a backing image: {left:?}"
         );
         if left.is_ok() {
             self.close_backing(disk, &*device, &mut random);
@@ -256,7 +256,10 @@ impl World {
             Ok(target) if !self.is_over() => target,
             Ok(_) => return None,
             Err(error) => {
-                assert!(self.is_over(), "no place is made for d{disk}: {error}");
+                assert!(
+                    self.is_over(),
+                    "cannot create a target for d{disk}: {error}"
+                );
                 return None;
             }
         };
@@ -307,7 +310,7 @@ impl World {
             });
         Files::set_faults(self.corruption);
         while !is_there && !self.is_over() {
-            say!(self, "it does not");
+            say!(self, "it did not");
             if self.change_over(&of, &copying.source, |_| true) {
                 break;
             }

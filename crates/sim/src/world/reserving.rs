@@ -146,7 +146,7 @@ impl World {
         };
         assert!(
             is_as_expected,
-            "{what:?} of nexus {nexus} on d{disk} ends with {outcome:?}, and {expected:?} was to come; before: {state:?}"
+            "{what:?} of nexus {nexus} on d{disk} ends with {outcome:?}, expected {expected:?}; state before: {state:?}"
         );
     }
 

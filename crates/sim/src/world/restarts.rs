@@ -38,7 +38,7 @@ impl World {
         for (index, plan) in self.plans.iter().enumerate() {
             if plan.lies == Lies::Image {
                 let (blocks, before) = (files::blocks(&plan.path), self.models[index].len());
-                assert!(blocks >= before, "d{index} is smaller than it was");
+                assert!(blocks >= before, "d{index} has shrunk");
                 self.models[index].resize(blocks);
             }
         }
@@ -56,7 +56,10 @@ impl World {
             }
             if plan.data_file.is_some() {
                 let refused = files::snapshot(&plan.path, "none").is_err();
-                assert!(refused, "a snapshot of d{disk}, which has a data file");
+                assert!(
+                    refused,
+                    "a snapshot of d{disk}, although it has a data file"
+                );
                 continue;
             }
             let name = format!("s{}", self.snapshots.len());
@@ -279,6 +282,6 @@ impl World {
                 return one.data;
             }
         }
-        panic!("{kind:?} of d{disk} at {lba} never ends");
+        panic!("{kind:?} of d{disk} at {lba} does not complete");
     }
 }

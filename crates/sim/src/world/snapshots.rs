@@ -31,13 +31,13 @@ impl World {
         };
         // The folder name differs between runs.
         let file = path.file_name().unwrap_or_default().display();
-        say!(self, "d{disk} is to go on in {file}");
+        say!(self, "d{disk}: snapshot to {file}");
         let before = of.device();
         if self.change_over(&of, &image, |world| world.flushes(disk)) {
             let closed = before.give_up_writing();
             assert!(
                 closed.is_ok() || Files::is_cut() || self.is_troubled,
-                "d{disk} does not give up writing to what it was: {closed:?}"
+                "d{disk} still writes to its backing image: {closed:?}"
             );
             let plan = &mut self.plans[disk];
             let lower = Lower {
@@ -47,9 +47,9 @@ impl World {
             };
             plan.lies = Lies::Image;
             plan.lower.push(lower);
-            say!(self, "d{disk} goes on there");
+            say!(self, "d{disk}: snapshot taken");
         } else if !self.is_over() {
-            say!(self, "it does not");
+            say!(self, "snapshot failed");
         }
     }
 
@@ -81,12 +81,17 @@ impl World {
                 Files::know(&files::open(&path)).expect("a file of the simulation");
                 let image: Arc<dyn BlockDevice> = Arc::new(image);
                 let kept = of.check_device(&*image);
-                kept.unwrap_or_else(|broken| panic!("d{disk} cannot go on in an image: {broken}"));
+                kept.unwrap_or_else(|broken| {
+                    panic!("cannot replace the device of d{disk} by an image: {broken}")
+                });
                 Some((image, path))
             }
             Ok(_) => None,
             Err(error) => {
-                assert!(self.is_over(), "no image is made over d{disk}: {error}");
+                assert!(
+                    self.is_over(),
+                    "cannot create an overlay of d{disk}: {error}"
+                );
                 None
             }
         }

@@ -48,7 +48,7 @@ pub const CASES: &[Case] = &[
         one(socket, |at| at.address, u32::MAX)
     }),
     case("a length of 0", |socket| one(socket, |at| at.address, 0)),
-    case("lengths whose sum overflows", |socket| {
+    case("lengths with an overflowing sum", |socket| {
         split(socket, goes_on, 1, |ring, at| {
             for index in 0..127 {
                 ring.set_descriptor(index, at.address, 1 << 21, NEXT, index + 1);
@@ -112,9 +112,10 @@ pub const CASES: &[Case] = &[
     case("an indirect table within an indirect table", |socket| {
         indirect(socket, 16, |at| entry(at, 0, at.address, 16, INDIRECT, 0))
     }),
-    case("an indirect table whose next is beyond it", |socket| {
-        indirect(socket, 32, |at| entry(at, 0, at.address, 16, NEXT, 2))
-    }),
+    case(
+        "an indirect table with a next index beyond its end",
+        |socket| indirect(socket, 32, |at| entry(at, 0, at.address, 16, NEXT, 2)),
+    ),
     case("an indirect table outside of memory", |socket| {
         split(socket, goes_on, 1, |ring, _| {
             ring.set_descriptor(0, u64::MAX - 15, 32, INDIRECT, 0);

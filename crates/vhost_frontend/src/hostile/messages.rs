@@ -78,7 +78,7 @@ pub const CASES: &[Case] = &[
         memory_table(socket, 0, 0)
     }),
     case(
-        "a memory table that says more regions than it has",
+        "a memory table with a too large count of regions",
         |socket| {
             let front_end = connect(socket)?;
             let (mut payload, fds) = front_end.memory().payload();
@@ -91,7 +91,7 @@ pub const CASES: &[Case] = &[
         with_descriptors(socket, request::SET_VRING_KICK, &0u64.to_ne_bytes(), 2)
     }),
     case(
-        "a kick without a descriptor that says that there is one",
+        "a kick that announces a descriptor and has none",
         |socket| with_descriptors(socket, request::SET_VRING_KICK, &0u64.to_ne_bytes(), 0),
     ),
     case("a descriptor where none belongs", |socket| {
@@ -130,7 +130,7 @@ pub const CASES: &[Case] = &[
     case("a configuration field that cannot be written", |socket| {
         config(socket, 0, 0, &[1; 8])
     }),
-    case("a write mode and what lies behind it", |socket| {
+    case("a write mode and the fields behind it", |socket| {
         config(socket, 32, 2, &[1, 0])
     }),
     case("a configuration write beyond the end", |socket| {
@@ -139,9 +139,10 @@ pub const CASES: &[Case] = &[
     case("a configuration write far beyond the end", |socket| {
         config(socket, u32::MAX, 1, &[0])
     }),
-    case("a configuration write of less than it says", |socket| {
-        config(socket, 32, 200, &[0])
-    }),
+    case(
+        "a configuration write shorter than its size field",
+        |socket| config(socket, 32, 200, &[0]),
+    ),
     case("a configuration write of nothing", |socket| {
         config(socket, 32, 0, &[])
     }),

@@ -104,14 +104,14 @@ pub const CASES: &[Case] = &[
     case("a memory region that begins beyond its file", |socket| {
         bad_region(socket, |spec| spec.file_offset = 1 << 40)
     }),
-    case("a memory region whose offset overflows", |socket| {
+    case("a memory region with an overflowing offset", |socket| {
         bad_region(socket, |spec| spec.file_offset = u64::MAX - 4095)
     }),
     case("a memory region that wraps around", |socket| {
         bad_region(socket, |spec| spec.guest_address = u64::MAX - 4095)
     }),
     case(
-        "a memory region whose user address wraps around",
+        "a memory region with a user address that wraps around",
         |socket| bad_region(socket, |spec| spec.user_address = u64::MAX - 4095),
     ),
     case("a memory region that overlaps another", |socket| {
@@ -183,7 +183,7 @@ pub const CASES: &[Case] = &[
         rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes())?;
         interrupted(socket, full)
     }),
-    case("an interrupt that is a pipe which nobody reads", |socket| {
+    case("an interrupt that is a pipe without a reader", |socket| {
         let (reader, mut writer) = std::io::pipe()?;
         fcntl_setfl(&writer, OFlags::NONBLOCK)?;
         while writer.write(&[0; 4096]).is_ok() {}

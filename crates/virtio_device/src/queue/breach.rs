@@ -28,7 +28,7 @@ impl<P: Protocol> Queue<P> {
     #[cold]
     pub(super) fn held_up(&mut self) {
         self.call = None;
-        self.end_by(Breach::HeldUp, &"its interrupt blocked a worker");
+        self.end_by(Breach::HeldUp, &"interrupt delivery blocked a worker");
     }
 
     fn end_by(&mut self, mut breach: Breach, why: &dyn Display) {
@@ -42,7 +42,7 @@ impl<P: Protocol> Queue<P> {
                 export = labels.export,
                 queue = self.index,
                 suppressed,
-                "driver broke the rules, its queue ends: {why}"
+                "driver violated the protocol, queue stopped: {why}"
             );
         }
         if let Some(error) = self.error.take()

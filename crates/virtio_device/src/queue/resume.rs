@@ -38,7 +38,7 @@ pub(super) fn resume(
             again,
             lost,
             suppressed,
-            "ring resumes at its used index: base differs, and there is no in-flight region"
+            "ring resumed at its used index: the base differs, and there is no in-flight region"
         );
     }
     Ok(())

@@ -124,7 +124,7 @@ impl Bench {
             panic!("the request has to be refused");
         };
         assert!(!self.device.is_broken());
-        assert_eq!(self.pop(), Ok(false), "the device goes on behind it");
+        assert_eq!(self.pop(), Ok(false), "the device continues behind it");
         (refusal.error, refusal.place)
     }
 

@@ -78,7 +78,7 @@ impl Page {
         if !input.is_terminal() || !std::io::stdout().is_terminal() {
             return Ok(());
         }
-        println!("  the daemon and the guest stay until you press Enter");
+        println!("  the daemon and the guest run until you press Enter");
         while !interrupted() {
             let second = Timespec {
                 tv_sec: 1,
@@ -132,7 +132,7 @@ pub(super) fn picture(report: &Path, scratch: &Scratch) -> Result<Option<PathBuf
     let status = process.wait(LIMIT)?;
     ensure!(
         file.exists(),
-        "the browser ended with {status} and left no picture\n{}",
+        "the browser ended with {status} without a picture\n{}",
         process.log_tail()
     );
     Ok(Some(file))
