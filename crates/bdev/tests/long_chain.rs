@@ -82,7 +82,7 @@ fn the_longest_chain_is_served_and_a_longer_one_is_not_made() {
     );
     let told = refused.err().unwrap().to_string();
     assert!(
-        told.contains("more than 512 images") && told.contains("hint"),
+        told.contains("exceed 512 images") && told.contains("hint"),
         "{told}"
     );
     assert!(!one_more.exists());

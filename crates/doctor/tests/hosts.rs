@@ -61,7 +61,7 @@ fn laptop() {
     );
     let command = "for f in /sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor; do echo performance > $f; done";
     assert_eq!(findings[0].command.as_deref(), Some(command));
-    assert!(findings[1].found.contains("C10, which takes 890 us"));
+    assert!(findings[1].found.contains("C10, with a wake-up latency of 890 us"));
     assert_eq!(
         findings[3].command.as_deref(),
         Some("echo none > /sys/block/nvme0n1/queue/scheduler")
@@ -167,7 +167,7 @@ fn container() {
     assert_eq!(worth, ["kvm", "overlay"]);
     assert_eq!(known, ["quota", "two_caches", "sparse", "memlock", "dirty"]);
     assert_eq!(findings[0].command.as_deref(), Some("modprobe kvm_amd"));
-    assert!(findings[2].found.contains("may use 1.5 CPUs"));
+    assert!(findings[2].found.contains("limited to 1.5 CPUs"));
 }
 
 #[test]

@@ -238,7 +238,7 @@ impl Cluster {
             unsafe { (self.library.rados_conf_set)(self.handle, c_key.as_ptr(), c_value.as_ptr()) };
         check(set, |errno| {
             let hint = match errno {
-                libc::ENOENT => format!("list Ceph's options with `ceph config ls`"),
+                libc::ENOENT => "list Ceph's options with `ceph config ls`".to_owned(),
                 _ => format!("see `ceph config help {key}`"),
             };
             Error::failed(format!("set Ceph's option {key} to {value:?}"), errno, hint)

@@ -207,7 +207,7 @@ fn what_is_no_domain_is_refused_with_a_reason() {
         ("<domain type='kvm'/>", "the domain has no <memory>"),
         (
             "<domain><memory unit='parsec'>1</memory></domain>",
-            "/domain/memory: \"1\" is no size",
+            "/domain/memory: \"1\" is not a size",
         ),
     ] {
         let error = Domain::read(text, PlanOptions::default()).unwrap_err();
