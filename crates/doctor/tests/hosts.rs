@@ -61,7 +61,11 @@ fn laptop() {
     );
     let command = "for f in /sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor; do echo performance > $f; done";
     assert_eq!(findings[0].command.as_deref(), Some(command));
-    assert!(findings[1].found.contains("C10, with a wake-up latency of 890 us"));
+    assert!(
+        findings[1]
+            .found
+            .contains("C10, with a wake-up latency of 890 us")
+    );
     assert_eq!(
         findings[3].command.as_deref(),
         Some("echo none > /sys/block/nvme0n1/queue/scheduler")
