@@ -336,7 +336,7 @@ fn options_are_spelled_as_in_qemu_img() -> Result<()> {
         &["convert", "a.qcow2", "r.raw", "-O", "raw"],
     )?;
     let text = String::from_utf8_lossy(&exists.stderr);
-    ensure!(text.contains("exists already; hint: -n "), "{text}");
+    ensure!(text.contains("already exists; hint: -n "), "{text}");
     Ok(())
 }
 

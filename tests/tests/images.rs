@@ -188,7 +188,7 @@ fn overwritten_or_refused(
     for (command, what) in [
         (
             &["convert", "large.raw", unit, "--to", "raw"][..],
-            "cannot hold the 5242880 bytes",
+            "less than the 5242880 bytes",
         ),
         (
             &["convert", "small.qcow2", unit, "--to", "qcow2"],

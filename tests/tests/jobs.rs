@@ -453,17 +453,17 @@ fn mirror_that_is_killed_or_cancelled_leaves_its_disk() -> Result<()> {
     load.goes_on(SOON)?;
     stack_becomes(&rig, r#"["mirror","file"]"#)?;
     // A disk has at most one job. Meanwhile its size and location cannot change.
-    refused(&rig, &slow, "has a mirror at work")?;
+    refused(&rig, &slow, "has a running mirror")?;
     refused(
         &rig,
         &["disk", "resize", "d0", "65M"],
-        "has a mirror at work",
+        "has a running mirror",
     )?;
     let to = path(&rig, "snapshot.qcow2");
     refused(
         &rig,
         &["disk", "snapshot", "d0", "--to", &to],
-        "has a mirror at work",
+        "has a running mirror",
     )?;
     ensure!(load.finish()? > 0);
     mark(&rig, "d0", 0)?;

@@ -130,7 +130,7 @@ fn a_reload_that_removes_a_lun_in_use_waits_no_longer_than_its_caller() -> Resul
     ensure!(
         refused
             .as_ref()
-            .is_err_and(|e| e.to_string().contains("at most 3600 seconds")),
+            .is_err_and(|e| e.to_string().contains("the maximum is 3600 seconds")),
         "{refused:?}"
     );
     let file = folder.file("lunette.toml");
