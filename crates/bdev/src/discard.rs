@@ -43,10 +43,10 @@ impl DiscardMode {
     }
 
     /// Returns the mode for a device to preserve the promises made to clients.
-    pub fn needed(told: &DiskInfo, device: &DiskInfo) -> DiscardMode {
+    pub fn needed(presented: &DiskInfo, device: &DiskInfo) -> DiscardMode {
         let discards = device.discard_granularity.is_some();
-        match told.discard_granularity.is_some() {
-            true if told.discard_zeroes && !(discards && device.discard_zeroes) => {
+        match presented.discard_granularity.is_some() {
+            true if presented.discard_zeroes && !(discards && device.discard_zeroes) => {
                 DiscardMode::Zeroes
             }
             true if !discards => DiscardMode::Ignore,

@@ -68,12 +68,12 @@ impl Shrinking {
 
 /// Configured values that replace those derived from the identity.
 #[derive(Debug)]
-struct Given {
+struct ConfiguredIdentity {
     serial: Option<String>,
     wwn: Option<u64>,
 }
 
-impl Given {
+impl ConfiguredIdentity {
     fn serial(&self, identity: Identity) -> String {
         match (&self.serial, self.wwn) {
             (Some(serial), _) => serial.clone(),
@@ -97,7 +97,7 @@ impl Given {
 #[derive(Clone, Debug)]
 pub struct Disk {
     name: Arc<str>,
-    given: Arc<Given>,
+    configured: Arc<ConfiguredIdentity>,
     removable: bool,
     copy_across_targets: bool,
     device: Arc<DeviceCell>,
@@ -144,31 +144,31 @@ impl Disk {
             removable,
             copy_across_targets,
         } = options;
-        let told = device.info();
+        let presented = device.info();
         let wwn = wwn.map(check_naa).transpose()?;
         let physical_block_size = match physical_block_size {
-            Some(found) => check_physical_block_size(found, told.geometry.block_size())?,
-            None => told.physical_block_size,
+            Some(found) => check_physical_block_size(found, presented.geometry.block_size())?,
+            None => presented.physical_block_size,
         };
         if let Some(found) = serial.filter(|serial| !is_serial(serial)) {
             return Err(OpenError::Serial {
                 found: found.to_owned(),
             });
         }
-        let given = Given {
+        let configured = ConfiguredIdentity {
             serial: serial.map(str::to_owned),
             wwn,
         };
         let info = DiskInfo {
             physical_block_size,
-            ..given.show(identity.unwrap_or_else(Identity::random), told)
+            ..configured.show(identity.unwrap_or_else(Identity::random), presented)
         };
         let conditions = Arc::<Conditions>::default();
         let locks = RangeLocks::new(conditions.clone());
         locks.set_unit(info.io_alignment);
         Ok(Disk {
             name: name.into(),
-            given: Arc::new(given),
+            configured: Arc::new(configured),
             removable,
             copy_across_targets,
             device: Arc::new(DeviceCell::new(device)),
@@ -196,7 +196,7 @@ impl Disk {
     /// Changes the identity of a disk without clients; to them it would be another disk.
     pub fn set_identity(&self, identity: Identity) {
         let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
-        *info = Arc::new(self.given.show(identity, DiskInfo::clone(&info)));
+        *info = Arc::new(self.configured.show(identity, DiskInfo::clone(&info)));
     }
 
     /// Grows or shrinks the disk; the caller then notifies transports. May wait for changes in flight beyond a new end.
@@ -476,8 +476,8 @@ impl Disk {
     /// # Errors
     /// The property that prevents it.
     pub fn check_copy(&self, device: &dyn BlockDevice) -> Result<(), BrokenPromise> {
-        let (told, new) = (self.info(), device.info());
-        replacement::check_shape(&told, &new)
+        let (presented, new) = (self.info(), device.info());
+        replacement::check_shape(&presented, &new)
     }
 
     /// Withdraws the promise that discarded blocks read as zeroes, which no client has seen.
@@ -581,13 +581,13 @@ mod tests {
             Disk::with_options("d0", options, Arc::new(device.unwrap())).unwrap()
         };
         let wwn = 0x5000_0000_0000_0001;
-        for (serial, given, shown, naa) in [
+        for (serial, configured, shown, naa) in [
             (None, None, "6f9619ff8b864011b42d", 0x342d_00c0_4fc9_64ff),
             (Some("S"), None, "S", 0x342d_00c0_4fc9_64ff),
             (None, Some(wwn), "5000000000000001", wwn),
             (Some("S"), Some(wwn), "S", wwn),
         ] {
-            let disk = with(serial, given);
+            let disk = with(serial, configured);
             let info = disk.info();
             assert_eq!(
                 (info.identity, info.serial.as_str(), info.naa),
@@ -598,8 +598,11 @@ mod tests {
             disk.set_identity(b.info().identity);
             let info = disk.info();
             assert_eq!(info.identity, b.info().identity);
-            assert_eq!(info.serial == shown, serial.is_some() || given.is_some());
-            assert_eq!(info.naa == naa, given.is_some());
+            assert_eq!(
+                info.serial == shown,
+                serial.is_some() || configured.is_some()
+            );
+            assert_eq!(info.naa == naa, configured.is_some());
             assert_eq!(info.geometry.capacity_bytes(), 2 << 20);
         }
     }

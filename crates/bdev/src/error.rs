@@ -36,7 +36,7 @@ pub enum OpenError {
     #[error(
         "its retained memory has {size} bytes in blocks of {block_size} bytes, unlike its configuration; hint: configure that size and block size, or remove the disk and add it again"
     )]
-    Kept {
+    RetainedMemory {
         /// Size of the disk in bytes.
         size: u64,
         /// Block size in bytes.
@@ -68,36 +68,36 @@ pub enum OpenError {
     #[error(transparent)]
     Rbd(#[from] librbd::Error),
     /// Error of an image of a Ceph cluster.
-    #[error("rbd image {image}: {what}")]
+    #[error("rbd image {image}: {reason}")]
     Image {
         /// Name of the image.
         image: String,
         /// Reason and remedy.
-        what: String,
+        reason: String,
     },
     /// Error of a logical unit of an iSCSI target.
-    #[error("{unit}: {what}")]
+    #[error("{unit}: {reason}")]
     Unit {
         /// Address of the unit.
         unit: String,
         /// Reason and remedy.
-        what: String,
+        reason: String,
     },
     /// Error of a SCSI device of this machine.
-    #[error("{}: {what}", path.display())]
+    #[error("{}: {reason}", path.display())]
     ScsiDevice {
         /// Path of the device.
         path: std::path::PathBuf,
         /// Reason and remedy.
-        what: String,
+        reason: String,
     },
     /// Error of a file.
-    #[error("{}: {what}", path.display())]
+    #[error("{}: {reason}", path.display())]
     File {
         /// Path of the file or block device.
         path: PathBuf,
         /// Reason and remedy.
-        what: String,
+        reason: String,
     },
 }
 

@@ -167,7 +167,7 @@ enum Answer {
     Held,
 }
 
-struct Slot {
+struct FaultySlot {
     tag: Tag,
     answer: Answer,
     /// Replaces the outcome of the device below.
@@ -189,7 +189,7 @@ struct FaultyBackend {
     /// Offset and length bits that are zero in aligned I/O.
     io_mask: u64,
     owner: Owner,
-    slots: Vec<Slot>,
+    slots: Vec<FaultySlot>,
     free: Vec<usize>,
     shuffled: Vec<usize>,
     random: u64,
@@ -197,7 +197,7 @@ struct FaultyBackend {
 }
 
 impl FaultyBackend {
-    fn occupy(&mut self, slot: Slot) -> usize {
+    fn occupy(&mut self, slot: FaultySlot) -> usize {
         match self.free.pop() {
             Some(index) => {
                 self.slots[index] = slot;
@@ -288,7 +288,7 @@ impl IoChannel for FaultyBackend {
             _ => Answer::Now,
         };
         let (mut io, mut given) = (*io, std::mem::take(buffer));
-        let mut slot = Slot {
+        let mut slot = FaultySlot {
             tag,
             answer,
             forced: None,

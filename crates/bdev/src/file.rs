@@ -127,7 +127,7 @@ fn refuse(flag: &AtomicBool) {
 
 /// State shared by the handles of all workers.
 #[derive(Debug)]
-struct Shared {
+struct SharedFile {
     path: PathBuf,
     info: DiskInfo,
     capacity: Arc<Capacity>,
@@ -147,7 +147,7 @@ struct Shared {
     claim: Mutex<Option<OwnedFd>>,
 }
 
-impl Shared {
+impl SharedFile {
     fn claim(&self) -> MutexGuard<'_, Option<OwnedFd>> {
         self.claim.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,9 +155,9 @@ impl Shared {
     /// See [`BlockDevice::check_file`].
     fn check_file(&self) -> io::Result<()> {
         let path = self.path.display();
-        let changed = |what: String| {
+        let changed = |reason: String| {
             let hint = "another program changed the file; hint: stop that program, and start again";
-            io::Error::other(format!("{path}: {what}: {hint}"))
+            io::Error::other(format!("{path}: {reason}: {hint}"))
         };
         let found = match rustix::fs::stat(&self.path) {
             Err(rustix::io::Errno::NOENT) => {
@@ -239,7 +239,7 @@ impl Shared {
 /// The block device `file`.
 #[derive(Debug)]
 pub struct File {
-    shared: Arc<Shared>,
+    shared: Arc<SharedFile>,
 }
 
 impl File {

@@ -29,7 +29,6 @@ mod file;
 mod image;
 mod inbox;
 mod iscsi;
-mod kept_memory;
 mod layer;
 mod medium;
 mod mirror;
@@ -40,6 +39,7 @@ mod ram;
 mod range_lock;
 mod rbd;
 mod replacement;
+mod retained_memory;
 mod scsi;
 mod scsi_generic;
 mod shared_state;
@@ -73,7 +73,6 @@ pub use image::{
     open_remote, open_tables,
 };
 pub use iscsi::IscsiOptions;
-pub use kept_memory::{DescriptorStore, set_descriptor_store};
 pub use layer::Layer;
 pub use librbd::{ClusterConfig, ImageName};
 pub use medium::{IdentityRecord, Medium, Stamp};
@@ -84,6 +83,7 @@ pub use ram::{Ram, RamOptions};
 pub use range_lock::{Admission, Barrier, Membership, Participant, RangeLock, RangeLocks};
 pub use rbd::{Member, Rbd, RbdLock, RbdOptions, SharedRecord};
 pub use replacement::BrokenPromise;
+pub use retained_memory::{DescriptorStore, set_descriptor_store};
 pub use scsi::ScsiDisk;
 pub use scsi_generic::ScsiGenericOptions;
 pub use shared_state::{
@@ -301,7 +301,7 @@ pub trait BlockDevice: Send + Sync {
     fn reopen_to_commit(&self) -> Result<Committable, OpenError> {
         Err(OpenError::File {
             path: std::path::PathBuf::new(),
-            what: "it is not an image with a backing image".to_owned(),
+            reason: "it is not an image with a backing image".to_owned(),
         })
     }
 

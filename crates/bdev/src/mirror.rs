@@ -154,7 +154,7 @@ impl Layer for Mirror {
     }
 }
 
-struct Slot {
+struct MirrorSlot {
     tag: Tag,
     /// Buffer returned by the source with its answer.
     buffer: IoBuffer,
@@ -184,14 +184,14 @@ struct MirrorChannel {
     is_ticking: bool,
     progress: Arc<MirrorProgress>,
     discard_zeroes: bool,
-    slots: Vec<Slot>,
+    slots: Vec<MirrorSlot>,
     free: Vec<u32>,
     over: Vec<Finished>,
 }
 
 impl MirrorChannel {
     fn occupy(&mut self, tag: Tag) -> u32 {
-        let slot = Slot {
+        let slot = MirrorSlot {
             tag,
             buffer: IoBuffer::default(),
             outcome: Ok(()),
@@ -388,8 +388,9 @@ impl IoChannel for MirrorChannel {
     }
 
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
-        let named =
-            |slot: &Slot| slot.tag == tag && slot.missing > 0 && slot.target != OnTarget::Detached;
+        let named = |slot: &MirrorSlot| {
+            slot.tag == tag && slot.missing > 0 && slot.target != OnTarget::Detached
+        };
         if let Some(index) = self.slots.iter().position(named) {
             self.source.abort(ring, Tag(index as u64));
             self.target.abort(ring, Tag(index as u64));

@@ -20,8 +20,8 @@ use uring::{Completion, Owner, Ring};
 use crate::admit::Limits;
 use crate::blocking::answer_at_once;
 use crate::error::{check_block_size, check_size};
-use crate::kept_memory::{DATA_AT, KeptMemory, descriptor_store};
 use crate::network_medium::NetworkMedium;
+use crate::retained_memory::{DATA_AT, RetainedMemory, descriptor_store};
 use crate::{
     Attach, BlockDevice, Finished, IoChannel, Medium, OpenError, Prefetch, Submission, Tag,
 };
@@ -110,43 +110,43 @@ pub struct Ram {
     capacity: Arc<Capacity>,
     memory: Arc<Memory>,
     huge_pages: bool,
-    kept: Option<Kept>,
+    retained: Option<RetainedDisk>,
 }
 
 /// Memory of a disk that outlives the daemon.
-struct Kept {
+struct RetainedDisk {
     disk: String,
-    memory: Mutex<KeptMemory>,
+    memory: Mutex<RetainedMemory>,
     medium: NetworkMedium,
     /// The memory was created when the disk was opened.
     is_new: bool,
 }
 
-impl std::fmt::Debug for Kept {
+impl std::fmt::Debug for RetainedDisk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kept")
+        f.debug_struct("RetainedDisk")
             .field("disk", &self.disk)
             .finish_non_exhaustive()
     }
 }
 
-impl Kept {
-    fn memory(&self) -> MutexGuard<'_, KeptMemory> {
+impl RetainedDisk {
+    fn memory(&self) -> MutexGuard<'_, RetainedMemory> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the disk's stored memory, or new memory and stores it.
-    fn take(options: &RamOptions, disk: &str) -> Result<Kept, OpenError> {
+    fn take(options: &RamOptions, disk: &str) -> Result<RetainedDisk, OpenError> {
         let failed = |source| OpenError::Memory {
             size: options.size,
             source,
         };
         let store = descriptor_store();
         let (mut memory, is_new) = match store.and_then(|store| store.take(disk)) {
-            Some(memory) => (KeptMemory::open(memory).map_err(failed)?, false),
+            Some(memory) => (RetainedMemory::open(memory).map_err(failed)?, false),
             None => {
                 let id = Identity::random().bits().to_be_bytes();
-                let made = KeptMemory::create(disk, options.size, options.block_size, id);
+                let made = RetainedMemory::create(disk, options.size, options.block_size, id);
                 (made.map_err(failed)?, true)
             }
         };
@@ -159,7 +159,7 @@ impl Kept {
         }
         let is_larger = memory.size > options.size && !memory.may_end_at(options.size);
         if memory.block_size != options.block_size || is_larger {
-            return Err(OpenError::Kept {
+            return Err(OpenError::RetainedMemory {
                 size: memory.size,
                 block_size: memory.block_size,
             });
@@ -167,7 +167,7 @@ impl Kept {
         if memory.size != options.size {
             memory.resize(options.size).map_err(failed)?;
         }
-        Ok(Kept {
+        Ok(RetainedDisk {
             disk: disk.to_owned(),
             medium: NetworkMedium::new(memory.key()),
             memory: Mutex::new(memory),
@@ -207,15 +207,15 @@ impl Ram {
     /// As [`Ram::create`]; or the stored memory is longer, or has another block size.
     pub fn keep(options: RamOptions, disk: &str) -> Result<Ram, OpenError> {
         check_size(options.size, check_block_size(options.block_size)?)?;
-        Ram::make(options, Some(Kept::take(&options, disk)?))
+        Ram::make(options, Some(RetainedDisk::take(&options, disk)?))
     }
 
-    fn make(options: RamOptions, kept: Option<Kept>) -> Result<Ram, OpenError> {
+    fn make(options: RamOptions, retained: Option<RetainedDisk>) -> Result<Ram, OpenError> {
         let block_size = check_block_size(options.block_size)?;
         let size = check_size(options.size, block_size)?;
         let memory = {
-            let file = kept.as_ref().map(Kept::memory);
-            let from = file.as_ref().map(|kept| (&kept.file, 0));
+            let file = retained.as_ref().map(RetainedDisk::memory);
+            let from = file.as_ref().map(|retained| (&retained.file, 0));
             map(size, options.huge_pages, from)
         };
         let memory = memory.map_err(|source| OpenError::Memory { size, source })?;
@@ -231,10 +231,10 @@ impl Ram {
                 discard_zeroes: true,
                 write_zeroes: true,
                 // The kernel reports unused memory as such or not at all. In a memfd, reading marks pages as used.
-                anchors: !options.read_only && kept.is_none() && memory.next_used(0).is_empty(),
+                anchors: !options.read_only && retained.is_none() && memory.next_used(0).is_empty(),
                 compare_and_write: Some(CompareAndWrite::Emulated),
                 // A killed daemon may leave half of one in memory that outlives it.
-                atomic_writes: (!options.read_only && kept.is_none()).then_some(AtomicWrites {
+                atomic_writes: (!options.read_only && retained.is_none()).then_some(AtomicWrites {
                     bytes_max: ATOMIC_BYTES_MAX,
                     unit: block_size,
                 }),
@@ -250,7 +250,7 @@ impl Ram {
                 extents: RwLock::new(Arc::new([Extent { start: 0, memory }])),
             }),
             huge_pages: options.huge_pages,
-            kept,
+            retained,
         })
     }
 
@@ -284,18 +284,18 @@ impl BlockDevice for Ram {
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
-        let mut kept = self.kept.as_ref().map(Kept::memory);
+        let mut retained = self.retained.as_ref().map(RetainedDisk::memory);
         if bytes <= self.capacity.bytes() {
             self.clear_beyond(bytes)?;
-            return kept.map_or(Ok(()), |mut kept| kept.resize(bytes));
+            return retained.map_or(Ok(()), |mut retained| retained.resize(bytes));
         }
-        if let Some(kept) = &mut kept {
-            kept.resize(bytes)?;
+        if let Some(retained) = &mut retained {
+            retained.resize(bytes)?;
         }
         let extents = self.memory.extents();
         let start = extents.last().map_or(0, Extent::end);
         if bytes > start {
-            let from = kept.as_ref().map(|kept| (&kept.file, start));
+            let from = retained.as_ref().map(|retained| (&retained.file, start));
             let memory = map(bytes - start, self.huge_pages, from)?;
             let more = Extent { start, memory };
             let all: Arc<[Extent]> = extents.iter().cloned().chain([more]).collect();
@@ -306,18 +306,24 @@ impl BlockDevice for Ram {
     }
 
     fn medium(&self) -> Option<&dyn Medium> {
-        self.kept.as_ref().map(|kept| &kept.medium as &dyn Medium)
+        self.retained
+            .as_ref()
+            .map(|retained| &retained.medium as &dyn Medium)
     }
 
     fn remove_if_created(&self) {
-        if self.kept.as_ref().is_some_and(|kept| kept.is_new) {
+        if self
+            .retained
+            .as_ref()
+            .is_some_and(|retained| retained.is_new)
+        {
             self.forget();
         }
     }
 
     fn forget(&self) -> bool {
-        if let (Some(kept), Some(store)) = (&self.kept, descriptor_store()) {
-            store.forget(&kept.disk);
+        if let (Some(retained), Some(store)) = (&self.retained, descriptor_store()) {
+            store.forget(&retained.disk);
         }
         true
     }
@@ -391,7 +397,9 @@ fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> Io
         | IoKind::BlockStatus
         | IoKind::ReplaceState
         | IoKind::ScsiCommand => Err(IoErrorKind::Unsupported.into()),
-        IoKind::Discard | IoKind::WriteZeroes if gives_back(io) => give_back(memory, at, io.length),
+        IoKind::Discard | IoKind::WriteZeroes if releases_pages(io) => {
+            release_pages(memory, at, io.length)
+        }
         IoKind::Discard | IoKind::WriteZeroes => {
             memory.fill(at as usize, io.length as usize, 0);
             Ok(())
@@ -401,7 +409,7 @@ fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> Io
 
 /// Zeroes a range by releasing its whole pages.
 #[cold]
-fn give_back(memory: &Mapping, offset: u64, length: u64) -> IoOutcome {
+fn release_pages(memory: &Mapping, offset: u64, length: u64) -> IoOutcome {
     let zero = |from: u64, to: u64| memory.fill(from as usize, (to - from) as usize, 0);
     let end = offset + length;
     let first_page = offset.next_multiple_of(PAGE);
@@ -417,12 +425,12 @@ fn give_back(memory: &Mapping, offset: u64, length: u64) -> IoOutcome {
         .map_err(|e| IoError::with_errno(IoErrorKind::WriteMedium, e.raw_os_error().unwrap_or(0)))
 }
 
-fn gives_back(io: &IoRequest) -> bool {
+fn releases_pages(io: &IoRequest) -> bool {
     io.kind == IoKind::Discard || io.kind == IoKind::WriteZeroes && io.flags.has(IoFlags::UNMAP)
 }
 
 /// Returns the maximum bytes of one piece of an I/O.
-fn at_once(io: &IoRequest) -> u64 {
+fn piece_bytes_max(io: &IoRequest) -> u64 {
     match io.kind {
         IoKind::Read
         | IoKind::Write
@@ -431,14 +439,14 @@ fn at_once(io: &IoRequest) -> u64 {
         | IoKind::BlockStatus
         | IoKind::ReplaceState
         | IoKind::ScsiCommand => u64::MAX,
-        IoKind::WriteZeroes | IoKind::Discard if gives_back(io) => GIVEN_BACK_AT_ONCE,
+        IoKind::WriteZeroes | IoKind::Discard if releases_pages(io) => GIVEN_BACK_AT_ONCE,
         IoKind::WriteZeroes | IoKind::Discard => ZEROED_AT_ONCE,
     }
 }
 
 /// Returns the cost of `length` bytes of an I/O in zeroed bytes.
 fn cost(io: &IoRequest, length: u64) -> u64 {
-    match gives_back(io) {
+    match releases_pages(io) {
         true => length / (GIVEN_BACK_AT_ONCE / ZEROED_AT_ONCE),
         false => length,
     }
@@ -450,15 +458,15 @@ impl RamBackend {
     fn carry_out(&mut self, io: &IoRequest, buffer: &IoBuffer) -> IoOutcome {
         match io.offset + io.length <= self.first.len() as u64 {
             true => carry_out(&self.first, io, io.offset, buffer),
-            false => self.across(io, buffer),
+            false => self.carry_out_extents(io, buffer),
         }
     }
 
     /// Executes the next piece of a long I/O.
     fn next_piece(&mut self, long: &mut Long) -> IoOutcome {
         let rest = &mut long.rest;
-        let most = at_once(rest);
-        if gives_back(rest) {
+        let most = piece_bytes_max(rest);
+        if releases_pages(rest) {
             // Holes need no release, and large disks are mostly holes.
             let extent = self.memory.extent(rest.offset);
             if extent.allocation == block::Allocation::Hole {
@@ -524,7 +532,7 @@ impl RamBackend {
 
     /// Executes an I/O outside the first extent, piece by piece.
     #[cold]
-    fn across(&mut self, io: &IoRequest, buffer: &IoBuffer) -> IoOutcome {
+    fn carry_out_extents(&mut self, io: &IoRequest, buffer: &IoBuffer) -> IoOutcome {
         let end = io.offset + io.length;
         if self.extents.last().map_or(0, Extent::end) < end {
             self.extents = self.memory.extents();

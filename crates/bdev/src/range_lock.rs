@@ -19,28 +19,28 @@ use crate::sync::{CountingArc, Mutex, MutexGuard};
 /// Held by a worker until its earlier I/Os have ended. Dropping the last copy grants the range.
 #[derive(Clone)]
 pub struct Barrier {
-    _on_last: CountingArc<OnLast>,
+    _last_barrier: CountingArc<LastBarrier>,
 }
 
-type Granted = Box<dyn FnOnce(RangeLock) + Send>;
+type GrantCallback = Box<dyn FnOnce(RangeLock) + Send>;
 
-struct OnLast(Mutex<Option<Then>>);
+struct LastBarrier(Mutex<Option<DrainAction>>);
 
-enum Then {
-    Grant(RangeLock, Granted),
+enum DrainAction {
+    Grant(RangeLock, GrantCallback),
     /// I/O in flight at this closing has ended.
     Closed(Arc<RangeLocks>, u64),
 }
 
-impl OnLast {
-    fn barrier(then: Then) -> Barrier {
+impl LastBarrier {
+    fn barrier(then: DrainAction) -> Barrier {
         Barrier {
-            _on_last: CountingArc::new(OnLast(Mutex::new(Some(then)))),
+            _last_barrier: CountingArc::new(LastBarrier(Mutex::new(Some(then)))),
         }
     }
 }
 
-impl Drop for OnLast {
+impl Drop for LastBarrier {
     fn drop(&mut self) {
         let last = self
             .0
@@ -48,8 +48,8 @@ impl Drop for OnLast {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         match last {
-            Some(Then::Grant(lease, granted)) => granted(lease),
-            Some(Then::Closed(locks, closing)) => locks.closing_drained(closing),
+            Some(DrainAction::Grant(lease, on_granted)) => on_granted(lease),
+            Some(DrainAction::Closed(locks, closing)) => locks.closing_drained(closing),
             None => {}
         }
     }
@@ -77,10 +77,10 @@ pub trait Participant: Send + Sync {
 
 struct Waiting {
     range: Range<u64>,
-    granted: Granted,
+    on_granted: GrantCallback,
 }
 
-struct State {
+struct RangeLockState {
     next: u64,
     held: Vec<(u64, Range<u64>)>,
     waiting: VecDeque<Waiting>,
@@ -104,7 +104,7 @@ enum Closed {
 pub struct RangeLocks {
     /// Show whether the disk is closed and a range is held.
     conditions: Arc<Conditions>,
-    state: Mutex<State>,
+    state: Mutex<RangeLockState>,
 }
 
 /// A held range; dropping it releases the range.
@@ -119,9 +119,9 @@ pub struct Membership {
     key: u64,
 }
 
-impl Default for State {
-    fn default() -> State {
-        State {
+impl Default for RangeLockState {
+    fn default() -> RangeLockState {
+        RangeLockState {
             next: 0,
             held: Vec::new(),
             waiting: VecDeque::new(),
@@ -136,7 +136,7 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-impl State {
+impl RangeLockState {
     /// Extends a range to whole units at both ends.
     fn extended(&self, range: &Range<u64>) -> Range<u64> {
         let start = range.start / self.unit * self.unit;
@@ -151,7 +151,7 @@ impl State {
 }
 
 impl RangeLocks {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RangeLockState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -203,7 +203,7 @@ impl RangeLocks {
         state.next += 1;
         self.conditions.set(Condition::Closed, true);
         state.closed = Closed::Barrier(state.next);
-        let barrier = OnLast::barrier(Then::Closed(self.clone(), state.next));
+        let barrier = LastBarrier::barrier(DrainAction::Closed(self.clone(), state.next));
         let members = state.members();
         drop(state);
         for member in members {
@@ -260,25 +260,25 @@ impl RangeLocks {
         }
     }
 
-    /// Acquires a range. `granted` is called, on any thread, once no other I/O can change it. Overlapping ranges are granted in order of
+    /// Acquires a range. `on_granted` is called, on any thread, once no other I/O can change it. Overlapping ranges are granted in order of
     /// calls.
     pub fn acquire(
         self: &Arc<Self>,
         offset: u64,
         length: u64,
-        granted: impl FnOnce(RangeLock) + Send + 'static,
+        on_granted: impl FnOnce(RangeLock) + Send + 'static,
     ) {
         let mut state = self.lock();
         let range = state.extended(&(offset..offset.saturating_add(length)));
         state.waiting.push_back(Waiting {
             range,
-            granted: Box::new(granted),
+            on_granted: Box::new(on_granted),
         });
         self.grant(state);
     }
 
     /// Holds waiting ranges that overlap no held and no earlier waiting one.
-    fn grant(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+    fn grant(self: &Arc<Self>, mut state: MutexGuard<'_, RangeLockState>) {
         let mut barrier = Vec::new();
         let mut before: Vec<Range<u64>> = Vec::new();
         for waiting in std::mem::take(&mut state.waiting) {
@@ -298,7 +298,10 @@ impl RangeLocks {
                 locks: self.clone(),
                 key,
             };
-            barrier.push(OnLast::barrier(Then::Grant(lease, waiting.granted)));
+            barrier.push(LastBarrier::barrier(DrainAction::Grant(
+                lease,
+                waiting.on_granted,
+            )));
         }
         // Visible to every worker that begins an I/O after `drain`.
         self.conditions
@@ -374,9 +377,9 @@ mod tests {
     }
 
     #[derive(Clone, Default)]
-    struct Granted(Arc<Mutex<Vec<(u32, RangeLock)>>>);
+    struct GrantLog(Arc<Mutex<Vec<(u32, RangeLock)>>>);
 
-    impl Granted {
+    impl GrantLog {
         fn ask(&self, locks: &Arc<RangeLocks>, name: u32, offset: u64, length: u64) {
             let granted = self.clone();
             locks.acquire(offset, length, move |lease| {
@@ -407,7 +410,7 @@ mod tests {
         let locks = Arc::new(RangeLocks::default());
         let worker = Arc::new(Worker::default());
         let _membership = locks.join(worker.clone());
-        let granted = Granted::default();
+        let granted = GrantLog::default();
         granted.ask(&locks, 1, 4096, 4096);
         assert!(!locks.is_open(), "I/Os are set aside from now on");
         assert!(
@@ -425,7 +428,7 @@ mod tests {
     #[test]
     fn overlapping_ranges_are_granted_in_order_others_at_once() {
         let locks = Arc::new(RangeLocks::default());
-        let granted = Granted::default();
+        let granted = GrantLog::default();
         granted.ask(&locks, 1, 0, 100);
         granted.ask(&locks, 2, 50, 100);
         granted.ask(&locks, 3, 120, 10);

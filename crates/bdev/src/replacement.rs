@@ -41,9 +41,9 @@ impl fmt::Display for BrokenPromise {
 impl std::error::Error for BrokenPromise {}
 
 /// Checks whether a device can hold a copy: block size and size are equal.
-pub(crate) fn check_shape(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
-    let broken = |what: String| Err(BrokenPromise(what));
-    let (before, after) = (told.geometry, new.geometry);
+pub(crate) fn check_shape(presented: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
+    let broken = |reason: String| Err(BrokenPromise(reason));
+    let (before, after) = (presented.geometry, new.geometry);
     if before.block_size() != after.block_size() {
         return broken(format!(
             "its block size is {} bytes, that of the disk {}; hint: block_size={}",
@@ -68,39 +68,39 @@ pub(crate) fn check_shape(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenP
 
 /// Checks whether a device keeps the promises to clients. Features that they negotiated, or that written data relies on, cannot be
 /// withdrawn. Atomic writes and anchored blocks can: such commands fail, without loss.
-pub(crate) fn check(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
-    let broken = |what: String| Err(BrokenPromise(what));
-    check_shape(told, new)?;
+pub(crate) fn check(presented: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
+    let broken = |reason: String| Err(BrokenPromise(reason));
+    check_shape(presented, new)?;
     let promises = [
-        ("it is read-only", !told.read_only && new.read_only),
+        ("it is read-only", !presented.read_only && new.read_only),
         (
             "it has a volatile write cache, but the disk was presented to clients without one; hint: cache=writethrough",
-            !told.write_cache && new.write_cache,
+            !presented.write_cache && new.write_cache,
         ),
         (
             "it cannot discard, but clients use discard",
-            told.discard_granularity.is_some() && new.discard_granularity.is_none(),
+            presented.discard_granularity.is_some() && new.discard_granularity.is_none(),
         ),
         (
             "its discarded blocks do not read as zeroes, but clients rely on zeroes",
-            told.discard_zeroes && !new.discard_zeroes,
+            presented.discard_zeroes && !new.discard_zeroes,
         ),
         (
             "it cannot write zeroes, but clients use write zeroes",
-            told.write_zeroes && !new.write_zeroes,
+            presented.write_zeroes && !new.write_zeroes,
         ),
         (
             "its sharing with other hosts differs from that of the disk",
-            told.shared != new.shared
-                || told.compare_and_write.is_some() && new.compare_and_write.is_none(),
+            presented.shared != new.shared
+                || presented.compare_and_write.is_some() && new.compare_and_write.is_none(),
         ),
         (
             "a SCSI device with passthrough cannot be replaced",
-            told.passthrough.is_some() || new.passthrough.is_some(),
+            presented.passthrough.is_some() || new.passthrough.is_some(),
         ),
     ];
     match promises.into_iter().find(|(_, is_broken)| *is_broken) {
-        Some((what, _)) => broken(what.to_owned()),
+        Some((reason, _)) => broken(reason.to_owned()),
         None => Ok(()),
     }
 }
@@ -128,9 +128,9 @@ mod tests {
         assert!(Arc::ptr_eq(&disk.device(), &other));
         assert_eq!(disk.device_and_generation().1, 1);
         assert_eq!(disk.info(), before);
-        for (size, block_size, said) in [(2 << 20, 512, "2097152"), (1 << 20, 4096, "4096")] {
+        for (size, block_size, expected) in [(2 << 20, 512, "2097152"), (1 << 20, 4096, "4096")] {
             let refused = disk.replace_device(null(size, block_size)).unwrap_err();
-            assert!(refused.to_string().contains(said), "{refused}");
+            assert!(refused.to_string().contains(expected), "{refused}");
         }
         assert!(Arc::ptr_eq(&disk.device(), &other));
     }
@@ -141,60 +141,60 @@ mod tests {
             write_cache: true,
             ..null(1 << 20, 512).info()
         };
-        let told = DiskInfo {
+        let presented = DiskInfo {
             discard_granularity: Some(512),
             discard_zeroes: true,
             write_zeroes: true,
             ..info.clone()
         };
-        assert_eq!(check(&told, &told), Ok(()));
+        assert_eq!(check(&presented, &presented), Ok(()));
         let cases: [(&str, DiskInfo, DiskInfo); 5] = [
             (
                 "read-only",
-                told.clone(),
+                presented.clone(),
                 DiskInfo {
                     read_only: true,
-                    ..told.clone()
+                    ..presented.clone()
                 },
             ),
             (
                 "write cache",
                 DiskInfo {
                     write_cache: false,
-                    ..told.clone()
+                    ..presented.clone()
                 },
-                told.clone(),
+                presented.clone(),
             ),
             (
                 "cannot discard",
-                told.clone(),
+                presented.clone(),
                 DiskInfo {
                     discard_granularity: None,
-                    ..told.clone()
+                    ..presented.clone()
                 },
             ),
             (
                 "as zeroes",
-                told.clone(),
+                presented.clone(),
                 DiskInfo {
                     discard_zeroes: false,
-                    ..told.clone()
+                    ..presented.clone()
                 },
             ),
             (
                 "write zeroes",
-                told.clone(),
+                presented.clone(),
                 DiskInfo {
                     write_zeroes: false,
-                    ..told.clone()
+                    ..presented.clone()
                 },
             ),
         ];
-        for (said, told, new) in cases {
-            let broken = check(&told, &new).unwrap_err().to_string();
-            assert!(broken.contains(said), "{broken}");
+        for (expected, presented, new) in cases {
+            let broken = check(&presented, &new).unwrap_err().to_string();
+            assert!(broken.contains(expected), "{broken}");
             // The reverse replacement breaks no promise.
-            assert_eq!(check(&new, &told), Ok(()), "{said}");
+            assert_eq!(check(&new, &presented), Ok(()), "{expected}");
         }
     }
 }

@@ -56,12 +56,14 @@ impl ScsiDisk {
     /// # Errors
     /// The device cannot be opened or used; with a hint.
     pub fn open_generic(options: &ScsiGenericOptions) -> Result<ScsiDisk, OpenError> {
-        let failed = |what: String| OpenError::ScsiDevice {
+        let failed = |reason: String| OpenError::ScsiDevice {
             path: options.path.clone(),
-            what,
+            reason,
         };
         let device = Device::open(options).map_err(failed)?;
-        let info = device.look().map_err(|error| failed(error.to_string()))?;
+        let info = device
+            .query_unit()
+            .map_err(|error| failed(error.to_string()))?;
         let key = medium_key(&options.path, &info);
         let watch = Arc::new(Watch::default());
         let threads = Arc::new(Threads {
@@ -183,7 +185,7 @@ impl Device {
         }
     }
 
-    fn ask(&self, name: &'static str, cdb: &[u8], read: u32) -> Result<Vec<u8>, CommandError> {
+    fn query(&self, name: &'static str, cdb: &[u8], read: u32) -> Result<Vec<u8>, CommandError> {
         let mut command = UnitCommand {
             read,
             cdb_length: cdb.len() as u8,
@@ -194,7 +196,7 @@ impl Device {
         loop {
             let done = self.execute(&command).ok_or_else(|| CommandError::Answer {
                 command: name,
-                what: "the device is unreachable".to_owned(),
+                reason: "the device is unreachable".to_owned(),
             })?;
             match checked(name, done) {
                 Err(CommandError::Refused {
@@ -207,16 +209,16 @@ impl Device {
         }
     }
 
-    fn look(&self) -> Result<UnitInfo, CommandError> {
+    fn query_unit(&self) -> Result<UnitInfo, CommandError> {
         let mut info = UnitInfo::default();
-        let mut ask = |name, cdb: &[u8], read| self.ask(name, cdb, read);
+        let mut query = |name, cdb: &[u8], read| self.query(name, cdb, read);
         // Clears a new descriptor's unit attentions; without a medium the unit is not ready.
-        ask("TEST UNIT READY", &[0; 6], 0).ok();
-        info.take_identity(&mut ask)?;
-        info.take_size(&mut ask)?;
+        query("TEST UNIT READY", &[0; 6], 0).ok();
+        info.take_identity(&mut query)?;
+        info.take_size(&mut query)?;
         let (most, block) = (self.transfer_max as u64, u64::from(info.block_size.max(1)));
         let most = u32::try_from(most / block).unwrap_or(u32::MAX).max(1);
-        info.transfer_max = Some(info.transfer_max.map_or(most, |said| said.min(most)));
+        info.transfer_max = Some(info.transfer_max.map_or(most, |limit| limit.min(most)));
         Ok(info)
     }
 }
@@ -289,7 +291,7 @@ impl Threads {
         while let Some(task) = self.next() {
             let ended = self.carry_out(&task.command);
             if self.has_changed.swap(false, Ordering::AcqRel) {
-                self.look_again();
+                self.requery_unit();
             }
             task.sink.ended(task.token, ended);
         }
@@ -311,28 +313,33 @@ impl Threads {
     }
 
     fn carry_out(&self, command: &UnitCommand) -> Ended {
-        let hear = |done: &CommandDone| {
+        let on_event = |done: &CommandDone| {
             if is_change(done) || command.changes_unit() {
                 self.has_changed.store(true, Ordering::Release);
             }
         };
-        match carry_out(command, BUSY_LIMIT, |one| self.device.execute(one), hear) {
+        match carry_out(
+            command,
+            BUSY_LIMIT,
+            |one| self.device.execute(one),
+            on_event,
+        ) {
             Some(done) => Ended::Done(done),
             None => Ended::Lost,
         }
     }
 
     /// Queries the device again. With another block size it is another disk, which is not to be used.
-    fn look_again(&self) {
+    fn requery_unit(&self) {
         let mut known = self.info.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.device.look() {
+        match self.device.query_unit() {
             Ok(info) if info.compare(&known, true) == Sameness::Different => {
                 tracing::error!(
                     before = known.block_size,
                     now = info.block_size,
                     "SCSI device or its block size changed, I/O fails; hint: remove the disk and add it again"
                 );
-                self.watch.hear(UnitEvent::Down {
+                self.watch.on_event(UnitEvent::Down {
                     reason: "the device or its block size has changed; hint: remove the disk and add it again",
                     next_try: Duration::ZERO,
                 });
@@ -340,7 +347,7 @@ impl Threads {
             }
             Ok(info) if info != *known => {
                 *known = info;
-                self.watch.hear(UnitEvent::Changed(&known));
+                self.watch.on_event(UnitEvent::Changed(&known));
             }
             Ok(_) => {}
             Err(error) => {

@@ -180,8 +180,8 @@ mod tests {
     #[test]
     fn first_and_last_waiting_io_of_all_workers_are_told() {
         use std::sync::Arc;
-        let (state, told) = (StateCell::default(), Arc::new(Mutex::new(Vec::new())));
-        let seen = told.clone();
+        let (state, changes) = (StateCell::default(), Arc::new(Mutex::new(Vec::new())));
+        let seen = changes.clone();
         state.on_waiting(move |waits| seen.lock().unwrap().push(waits));
         let full = IoError::from(block::IoErrorKind::NoSpace);
         let offline = IoError::from(block::IoErrorKind::Offline);
@@ -192,10 +192,10 @@ mod tests {
         assert_eq!((waiting.count, waiting.error), (4, full));
         state.waits(0, 0, full);
         assert_eq!(state.waiting().map(|waiting| waiting.error), Some(offline));
-        assert_eq!(*told.lock().unwrap(), [true]);
+        assert_eq!(*changes.lock().unwrap(), [true]);
         state.waits(1, 0, offline);
         assert_eq!(
-            (state.waiting(), &told.lock().unwrap()[..]),
+            (state.waiting(), &changes.lock().unwrap()[..]),
             (None, &[true, false][..])
         );
     }

@@ -27,9 +27,9 @@ fn extents(device: &dyn BlockDevice) -> Vec<(u64, Extent)> {
     let mut all: Vec<(u64, Extent)> = Vec::new();
     let mut offset = 0;
     while offset < SIZE {
-        let told = status(device, offset, SIZE - offset);
-        assert!(!told.is_empty(), "nothing from {offset}");
-        for extent in told {
+        let listed = status(device, offset, SIZE - offset);
+        assert!(!listed.is_empty(), "nothing from {offset}");
+        for extent in listed {
             assert!(extent.end > offset, "{extent:?} from {offset}");
             all.push((offset, extent));
             offset = extent.end;

@@ -134,10 +134,10 @@ impl Damaged {
         std::fs::write(&self.path, &self.bytes).unwrap();
     }
 
-    fn qemu_finds_nothing(&self, what: &str) {
+    fn qemu_finds_nothing(&self, case: &str) {
         let ran = run(self.folder.path(), "qemu-img", &["check", "d"]);
         let text = String::from_utf8_lossy(&ran.stdout).into_owned();
-        assert_eq!(ran.status.code(), Some(0), "{what}: {text}");
+        assert_eq!(ran.status.code(), Some(0), "{case}: {text}");
     }
 }
 
@@ -145,7 +145,7 @@ impl Damaged {
 fn write_over_metadata_is_refused_and_marks_the_image() {
     let _alone = alone();
     let sound = Damaged::new();
-    for (what, target) in [
+    for (case, target) in [
         ("header", 0),
         ("L1 table", sound.l1()),
         ("L2 table", sound.l2(1)),
@@ -170,52 +170,52 @@ fn write_over_metadata_is_refused_and_marks_the_image() {
         let image = open_image(&damaged.path, CacheMode::Writeback).unwrap();
         let mut worker = Worker::new(&image);
         // An intact part is written until the fault is detected.
-        assert_eq!(worker.write(0, &[9; 4096]), Ok(()), "{what}");
+        assert_eq!(worker.write(0, &[9; 4096]), Ok(()), "{case}");
         let refused = worker.write(2 * CLUSTER, &[9; 4096]).unwrap_err();
         assert_eq!(
             (refused.kind, refused.errno),
             (IoErrorKind::WriteMedium, 5),
-            "{what}"
+            "{case}"
         );
         for (offset, byte) in [(0, 9), (CLUSTER, 2), (SPAN, 3)] {
-            assert!(worker.write(offset, &[8; 4096]).is_err(), "{what}");
-            assert_eq!(worker.read(offset, 4096), Ok(vec![byte; 4096]), "{what}");
+            assert!(worker.write(offset, &[8; 4096]).is_err(), "{case}");
+            assert_eq!(worker.read(offset, 4096), Ok(vec![byte; 4096]), "{case}");
         }
-        assert!(worker.write(SPAN - CLUSTER, &[8; 4096]).is_err(), "{what}");
+        assert!(worker.write(SPAN - CLUSTER, &[8; 4096]).is_err(), "{case}");
         drop((worker, image));
-        assert!(is_corrupt(&damaged.path), "{what}");
+        assert!(is_corrupt(&damaged.path), "{case}");
         let now = std::fs::read(&damaged.path).unwrap();
         if target > 0 {
             let cluster = target as usize..(target + CLUSTER) as usize;
             let same = damaged.bytes[cluster.clone()] == now[cluster];
-            let is_refcounts = what == "refcount block";
-            assert!(same || is_refcounts, "{what}: it was overwritten");
+            let is_refcounts = case == "refcount block";
+            assert!(same || is_refcounts, "{case}: it was overwritten");
         }
         // The image can be opened again, for reading.
         let image = open_image(&damaged.path, CacheMode::Writeback).unwrap();
         let mut worker = Worker::new(&image);
-        assert_eq!(worker.read(SPAN, 4096), Ok(vec![3; 4096]), "{what}");
-        assert!(worker.write(SPAN, &[8; 4096]).is_err(), "{what}");
+        assert_eq!(worker.read(SPAN, 4096), Ok(vec![3; 4096]), "{case}");
+        assert!(worker.write(SPAN, &[8; 4096]).is_err(), "{case}");
         drop((worker, image));
         let tables = bdev::open_tables(&ImageOptions {
             cache: CacheMode::Writeback,
             ..ImageOptions::new(&damaged.path)
         });
-        let told = tables.err().unwrap().to_string();
+        let error = tables.err().unwrap().to_string();
         assert!(
-            told.contains("corrupt") && told.contains("--repair all"),
-            "{told}"
+            error.contains("corrupt") && error.contains("--repair all"),
+            "{error}"
         );
         let report = check(&damaged.path, Repair::All);
         assert!(
             report.is_clean() && report.corruptions > 0,
-            "{what}: {report:?}"
+            "{case}: {report:?}"
         );
-        damaged.qemu_finds_nothing(what);
+        damaged.qemu_finds_nothing(case);
         let image = open_image(&damaged.path, CacheMode::Writeback).unwrap();
         let mut worker = Worker::new(&image);
-        assert_eq!(worker.write(2 * CLUSTER, &[7; 4096]), Ok(()), "{what}");
-        assert_eq!(worker.read(SPAN, 4096), Ok(vec![3; 4096]), "{what}");
+        assert_eq!(worker.write(2 * CLUSTER, &[7; 4096]), Ok(()), "{case}");
+        assert_eq!(worker.read(SPAN, 4096), Ok(vec![3; 4096]), "{case}");
     }
 }
 
@@ -249,9 +249,9 @@ fn bitmaps_are_not_written_over_and_not_lost_in_a_repair() {
 #[test]
 fn cluster_in_use_is_not_allocated_again() {
     let _alone = alone();
-    for what in ["L2 table", "data"] {
+    for case in ["L2 table", "data"] {
         let mut damaged = Damaged::new();
-        let cluster = match what {
+        let cluster = match case {
             "L2 table" => damaged.l2(1),
             _ => damaged.data(),
         };
@@ -261,13 +261,13 @@ fn cluster_in_use_is_not_allocated_again() {
         let image = open_image(&damaged.path, CacheMode::Writeback).unwrap();
         let mut worker = Worker::new(&image);
         assert_eq!(worker.read(0, 4096), Ok(vec![2; 4096]));
-        assert!(worker.write(8 * CLUSTER, &[9; 4096]).is_err(), "{what}");
-        assert_eq!(worker.read(0, 4096), Ok(vec![2; 4096]), "{what}");
-        assert_eq!(worker.read(SPAN, 4096), Ok(vec![3; 4096]), "{what}");
+        assert!(worker.write(8 * CLUSTER, &[9; 4096]).is_err(), "{case}");
+        assert_eq!(worker.read(0, 4096), Ok(vec![2; 4096]), "{case}");
+        assert_eq!(worker.read(SPAN, 4096), Ok(vec![3; 4096]), "{case}");
         drop((worker, image));
-        assert!(is_corrupt(&damaged.path), "{what}");
-        assert!(check(&damaged.path, Repair::All).is_clean(), "{what}");
-        damaged.qemu_finds_nothing(what);
+        assert!(is_corrupt(&damaged.path), "{case}");
+        assert!(check(&damaged.path, Repair::All).is_clean(), "{case}");
+        damaged.qemu_finds_nothing(case);
     }
 }
 
@@ -346,46 +346,46 @@ const DAMAGES: [(&str, Damage); 17] = [
 #[test]
 fn repaired_images_satisfy_qemu() {
     let _alone = alone();
-    for (what, damage) in DAMAGES {
+    for (case, damage) in DAMAGES {
         let mut damaged = Damaged::new();
         damage(&mut damaged);
         damaged.save();
         let found = check(&damaged.path, Repair::Nothing);
         assert!(
             found.corruptions > 0 && !found.is_clean(),
-            "{what}: {found:?}"
+            "{case}: {found:?}"
         );
         assert!(
-            !check(&damaged.path, Repair::Counts).is_clean() || !what.contains("beyond"),
-            "{what}"
+            !check(&damaged.path, Repair::Counts).is_clean() || !case.contains("beyond"),
+            "{case}"
         );
         damaged.save();
         let report = check(&damaged.path, Repair::All);
-        assert!(report.is_clean(), "{what}: {report:?}");
-        damaged.qemu_finds_nothing(what);
+        assert!(report.is_clean(), "{case}: {report:?}");
+        damaged.qemu_finds_nothing(case);
         let again = check(&damaged.path, Repair::Nothing);
         assert_eq!(
             (again.corruptions, again.leaks),
             (0, 0),
-            "{what}: {again:?}"
+            "{case}: {again:?}"
         );
         let image = open_image(&damaged.path, CacheMode::Writeback).unwrap();
         let mut worker = Worker::new(&image);
-        assert_eq!(worker.read(0, 4096), Ok(vec![2; 4096]), "{what}");
+        assert_eq!(worker.read(0, 4096), Ok(vec![2; 4096]), "{case}");
         for offset in [3 * CLUSTER, SPAN + CLUSTER] {
             // The data is not compressed: the cluster cannot be read or copied.
-            if what == "a compressed cluster with a flag" && offset == 3 * CLUSTER {
+            if case == "a compressed cluster with a flag" && offset == 3 * CLUSTER {
                 continue;
             }
-            assert_eq!(worker.write(offset, &[7; 4096]), Ok(()), "{what}");
-            assert_eq!(worker.read(offset, 4096), Ok(vec![7; 4096]), "{what}");
+            assert_eq!(worker.write(offset, &[7; 4096]), Ok(()), "{case}");
+            assert_eq!(worker.read(offset, 4096), Ok(vec![7; 4096]), "{case}");
         }
-        assert_eq!(worker.read(0, 4096), Ok(vec![2; 4096]), "{what}");
+        assert_eq!(worker.read(0, 4096), Ok(vec![2; 4096]), "{case}");
         drop((worker, image));
         // The last of two entries that shared a cluster lacks the flag, as in QEMU.
         let report = check(&damaged.path, Repair::Counts);
-        assert!(report.is_clean(), "{what}: {report:?}");
-        damaged.qemu_finds_nothing(what);
+        assert!(report.is_clean(), "{case}: {report:?}");
+        damaged.qemu_finds_nothing(case);
     }
 }
 

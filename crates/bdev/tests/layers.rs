@@ -153,20 +153,20 @@ impl Layer for Claims {
 
 #[test]
 fn discards_zero_or_do_nothing_on_a_device_that_promises_less() {
-    let told = ram().info();
+    let presented = ram().info();
     for discard_granularity in [None, Some(4096)] {
         let device: Arc<dyn BlockDevice> = Arc::new(Claims {
             ram: ram(),
             discard_granularity,
         });
         assert_eq!(
-            DiscardMode::needed(&told, &device.info()),
+            DiscardMode::needed(&presented, &device.info()),
             DiscardMode::Zeroes
         );
         let zeroing = DiscardMode::Zeroes.over(Arc::clone(&device));
         let info = zeroing.info();
         assert!(info.discard_zeroes && info.discard_granularity.is_some());
-        assert_eq!(DiscardMode::needed(&told, &info), DiscardMode::Unmap);
+        assert_eq!(DiscardMode::needed(&presented, &info), DiscardMode::Unmap);
         let ignoring = DiscardMode::Ignore.over(device);
         assert!(!ignoring.info().discard_zeroes && ignoring.info().discard_granularity.is_some());
         for (device, left) in [(ignoring, 7), (zeroing, 0)] {
@@ -183,17 +183,17 @@ fn discards_zero_or_do_nothing_on_a_device_that_promises_less() {
     assert_eq!(DiscardMode::Zeroes.over(ram()).kind(), "ram");
     let advice = DiskInfo {
         discard_zeroes: false,
-        ..told.clone()
+        ..presented.clone()
     };
     let without = DiskInfo {
         discard_granularity: None,
         ..advice.clone()
     };
-    for (told, device, mode) in [
-        (&advice, &told, DiscardMode::Unmap),
+    for (presented, device, mode) in [
+        (&advice, &presented, DiscardMode::Unmap),
         (&advice, &without, DiscardMode::Ignore),
         (&without, &without, DiscardMode::Unmap),
     ] {
-        assert_eq!(DiscardMode::needed(told, device), mode);
+        assert_eq!(DiscardMode::needed(presented, device), mode);
     }
 }

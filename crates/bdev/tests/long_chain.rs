@@ -80,10 +80,10 @@ fn the_longest_chain_is_served_and_a_longer_one_is_not_made() {
         Arc::clone(&top),
         SIZE,
     );
-    let told = refused.err().unwrap().to_string();
+    let error = refused.err().unwrap().to_string();
     assert!(
-        told.contains("exceed 512 images") && told.contains("hint"),
-        "{told}"
+        error.contains("exceed 512 images") && error.contains("hint"),
+        "{error}"
     );
     assert!(!one_more.exists());
     has_marks(&*top);

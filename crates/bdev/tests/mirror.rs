@@ -36,7 +36,7 @@ fn content(device: &Arc<dyn BlockDevice>) -> Vec<u8> {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum MirrorStep {
     Write(u64, u64, u8),
     Zero(u64, u64, bool),
     Discard(u64, u64),
@@ -49,13 +49,13 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
     (0..BLOCKS).prop_flat_map(|at| (Just(at), 1..=(BLOCKS - at).min(64)))
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = MirrorStep> {
     prop_oneof![
-        5 => (range(), any::<u8>()).prop_map(|((at, n), byte)| Step::Write(at, n, byte)),
-        1 => (range(), any::<bool>()).prop_map(|((at, n), unmap)| Step::Zero(at, n, unmap)),
-        1 => range().prop_map(|(at, n)| Step::Discard(at, n)),
-        1 => Just(Step::Flush),
-        2 => Just(Step::Copy),
+        5 => (range(), any::<u8>()).prop_map(|((at, n), byte)| MirrorStep::Write(at, n, byte)),
+        1 => (range(), any::<bool>()).prop_map(|((at, n), unmap)| MirrorStep::Zero(at, n, unmap)),
+        1 => range().prop_map(|(at, n)| MirrorStep::Discard(at, n)),
+        1 => Just(MirrorStep::Flush),
+        2 => Just(MirrorStep::Copy),
     ]
 }
 
@@ -72,31 +72,33 @@ fn copy_part(source: &Arc<dyn BlockDevice>, target: &Arc<dyn BlockDevice>, mirro
     mirror.progress().advance(from + PART);
 }
 
-fn submit(worker: &mut Worker, step: &Step) -> Option<u64> {
+fn submit(worker: &mut Worker, step: &MirrorStep) -> Option<u64> {
     let (io, buffer) = match *step {
-        Step::Write(at, n, byte) => {
+        MirrorStep::Write(at, n, byte) => {
             let data = vec![byte; (n * BLOCK) as usize];
             (IoRequest::write(at * BLOCK, n * BLOCK), filled(&data))
         }
-        Step::Zero(at, n, unmap) => {
+        MirrorStep::Zero(at, n, unmap) => {
             let flags = if unmap { IoFlags::UNMAP } else { IoFlags::NONE };
             let io = IoRequest::write_zeroes(at * BLOCK, n * BLOCK).flagged(flags);
             (io, IoBuffer::default())
         }
-        Step::Discard(at, n) => (
+        MirrorStep::Discard(at, n) => (
             IoRequest::discard(at * BLOCK, n * BLOCK),
             IoBuffer::default(),
         ),
-        Step::Flush => (IoRequest::flush(), IoBuffer::default()),
-        Step::Copy => return None,
+        MirrorStep::Flush => (IoRequest::flush(), IoBuffer::default()),
+        MirrorStep::Copy => return None,
     };
     Some(worker.submit(io, buffer))
 }
 
-fn overlaps(pending: &[(u64, Step)], next: &Step) -> bool {
-    let range = |step: &Step| match *step {
-        Step::Write(at, n, _) | Step::Zero(at, n, _) | Step::Discard(at, n) => at..at + n,
-        Step::Flush | Step::Copy => 0..0,
+fn overlaps(pending: &[(u64, MirrorStep)], next: &MirrorStep) -> bool {
+    let range = |step: &MirrorStep| match *step {
+        MirrorStep::Write(at, n, _) | MirrorStep::Zero(at, n, _) | MirrorStep::Discard(at, n) => {
+            at..at + n
+        }
+        MirrorStep::Flush | MirrorStep::Copy => 0..0,
     };
     let next = range(next);
     let mut pending = pending.iter().map(|(_, step)| range(step));
@@ -124,10 +126,10 @@ proptest! {
         BlockingIo::new(Arc::clone(&target)).unwrap().write_at(0, &vec![0xee; SIZE as usize]).unwrap();
         let mirror = Mirror::new(Arc::clone(&source), Arc::clone(&target));
         let mut worker = Worker::new(&mirror);
-        let mut pending: Vec<(u64, Step)> = Vec::new();
-        let rest = std::iter::repeat_n(&Step::Copy, (SIZE / PART) as usize);
+        let mut pending: Vec<(u64, MirrorStep)> = Vec::new();
+        let rest = std::iter::repeat_n(&MirrorStep::Copy, (SIZE / PART) as usize);
         for step in steps.iter().chain(rest) {
-            let must_wait = matches!(step, Step::Copy) || pending.len() >= 8 || overlaps(&pending, step);
+            let must_wait = matches!(step, MirrorStep::Copy) || pending.len() >= 8 || overlaps(&pending, step);
             if must_wait {
                 for (tag, _) in pending.drain(..) {
                     worker.wait(tag).0.unwrap();
@@ -325,13 +327,13 @@ const CLUSTER: u64 = 64 << 10;
 const COMMITTED: u64 = 24 * CLUSTER;
 
 /// Spreads a step over a disk of the committed size.
-fn spread(step: &Step) -> Step {
+fn spread(step: &MirrorStep) -> MirrorStep {
     let at = |at: u64| at * (COMMITTED / BLOCK / BLOCKS);
     match *step {
-        Step::Write(from, n, byte) => Step::Write(at(from), n, byte),
+        MirrorStep::Write(from, n, byte) => MirrorStep::Write(at(from), n, byte),
         // Some of them are whole clusters.
-        Step::Zero(from, n, unmap) => Step::Zero(at(from), n * 4, unmap),
-        Step::Discard(from, n) => Step::Discard(at(from), n * 4),
+        MirrorStep::Zero(from, n, unmap) => MirrorStep::Zero(at(from), n * 4, unmap),
+        MirrorStep::Discard(from, n) => MirrorStep::Discard(at(from), n * 4),
         ref other => other.clone(),
     }
 }
@@ -373,7 +375,7 @@ proptest! {
             true => Arc::new(Image::create(&image_options(&path("base")), COMMITTED).unwrap()),
             false => open(options(&path("base"), COMMITTED, CacheMode::Writeback)),
         };
-        let run = |device: &dyn BlockDevice, steps: &[Step]| {
+        let run = |device: &dyn BlockDevice, steps: &[MirrorStep]| {
             let mut worker = Worker::new(device);
             for step in steps {
                 if let Some(tag) = submit(&mut worker, &spread(step)) {
@@ -395,11 +397,11 @@ proptest! {
         drop(image);
         let mirror = Mirror::new(Arc::clone(&opened.overlay), Arc::clone(&opened.base));
         let mut worker = Worker::new(&mirror);
-        let mut pending: Vec<(u64, Step)> = Vec::new();
-        let rest = std::iter::repeat_n(&Step::Copy, COMMITTED.div_ceil(part) as usize);
+        let mut pending: Vec<(u64, MirrorStep)> = Vec::new();
+        let rest = std::iter::repeat_n(&MirrorStep::Copy, COMMITTED.div_ceil(part) as usize);
         for step in steps.iter().chain(rest) {
             let step = spread(step);
-            if matches!(step, Step::Copy) || pending.len() >= 8 || overlaps(&pending, &step) {
+            if matches!(step, MirrorStep::Copy) || pending.len() >= 8 || overlaps(&pending, &step) {
                 for (tag, _) in pending.drain(..) {
                     worker.wait(tag).0.unwrap();
                 }

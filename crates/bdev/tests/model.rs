@@ -14,7 +14,7 @@ use proptest::prelude::*;
 const BLOCKS: u64 = 600;
 
 #[derive(Clone, Debug)]
-struct Step {
+struct ModelStep {
     kind: u8,
     flags: u8,
     first: u64,
@@ -24,7 +24,7 @@ struct Step {
     seed: u8,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
+fn steps() -> impl Strategy<Value = Vec<Vec<ModelStep>>> {
     let skip = prop_oneof![Just(0_usize), Just(512), 0..5000_usize];
     let cut = prop_oneof![any::<usize>(), (0..64_usize).prop_map(|n| n * 512)];
     let step = (
@@ -36,7 +36,7 @@ fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
         prop::collection::vec(cut, 0..7),
         1..=255_u8,
     );
-    let step = step.prop_map(|(kind, flags, first, blocks, skip, cuts, seed)| Step {
+    let step = step.prop_map(|(kind, flags, first, blocks, skip, cuts, seed)| ModelStep {
         kind,
         flags,
         first,
@@ -48,7 +48,7 @@ fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
     prop::collection::vec(prop::collection::vec(step, 1..6), 1..8)
 }
 
-fn request(step: &Step, block: u64) -> IoRequest {
+fn request(step: &ModelStep, block: u64) -> IoRequest {
     let (offset, length) = (step.first * block, step.blocks * block);
     let flags = [
         IoFlags::NONE,
@@ -66,7 +66,7 @@ fn request(step: &Step, block: u64) -> IoRequest {
 }
 
 /// Runs batches of concurrent I/Os, without those that would race.
-fn agrees(device: &dyn BlockDevice, batches: &[Vec<Step>]) {
+fn agrees(device: &dyn BlockDevice, batches: &[Vec<ModelStep>]) {
     let block = u64::from(device.info().geometry.block_size());
     let mut model = vec![0_u8; (BLOCKS * block) as usize];
     let mut worker = Worker::new(device);

@@ -225,18 +225,18 @@ impl Disk {
     }
 
     /// The device `image` reads the whole image and changes it.
-    fn by_us(&mut self, random: &mut Random, what: &str) {
+    fn by_us(&mut self, random: &mut Random, case: &str) {
         let cache = random.one_of(&[
             CacheMode::None,
             CacheMode::Writeback,
             CacheMode::Writethrough,
         ]);
-        let image = open_image(&self.path, cache).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let image = open_image(&self.path, cache).unwrap_or_else(|error| panic!("{case}: {error}"));
         let mut worker = Worker::new(&image);
         let read = worker.read(0, self.content.len()).unwrap();
         assert!(
             read == self.content,
-            "{what}: ours reads something else at {:?}",
+            "{case}: ours reads something else at {:?}",
             self.differs(&read)
         );
         for _ in 0..random.below(20) {
@@ -268,7 +268,7 @@ impl Disk {
         let read = worker.read(0, self.content.len()).unwrap();
         assert!(
             read == self.content,
-            "{what}: ours reads other than it wrote at {:?}",
+            "{case}: ours reads other than it wrote at {:?}",
             self.differs(&read)
         );
     }
@@ -280,7 +280,7 @@ impl Disk {
             .position(|(expected, found)| expected != found)
     }
 
-    fn check(&self, what: &str) {
+    fn check(&self, case: &str) {
         let checked = Command::new("qemu-img")
             .args(["check", "-f", "qcow2", "disk"])
             .current_dir(self.folder.path())
@@ -288,7 +288,7 @@ impl Disk {
             .unwrap();
         let text = String::from_utf8_lossy(&checked.stdout).into_owned();
         let wrong = String::from_utf8_lossy(&checked.stderr).into_owned();
-        assert!(checked.status.success(), "{what}: {text}{wrong}");
+        assert!(checked.status.success(), "{case}: {text}{wrong}");
         let raw = self.folder.path().join("out.raw");
         qemu(
             self.folder.path(),
@@ -298,7 +298,7 @@ impl Disk {
         let read = std::fs::read(raw).unwrap();
         assert!(
             read == self.content,
-            "{what}: QEMU reads something else at {:?}",
+            "{case}: QEMU reads something else at {:?}",
             self.differs(&read)
         );
         if self.data_file == Some(DataFile::Raw) {
@@ -307,7 +307,7 @@ impl Disk {
             data.resize(self.content.len(), 0);
             assert!(
                 data == self.content,
-                "{what}: the raw data file has something else at {:?}",
+                "{case}: the raw data file has something else at {:?}",
                 self.differs(&data)
             );
         }
@@ -320,7 +320,7 @@ impl Disk {
         assert_eq!(
             (report.leaks, report.corruptions),
             (0, 0),
-            "{what}: {:?}",
+            "{case}: {:?}",
             report.findings
         );
     }
@@ -353,8 +353,8 @@ fn images_that_qemu_and_ours_change_in_turn_hold_what_was_written() {
     for part in parts.collect::<Vec<_>>() {
         let ended = part.wait_with_output().expect("its end");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (said, wrong) = (text(&ended.stdout), text(&ended.stderr));
-        assert!(ended.status.success(), "{said}{wrong}");
+        let (stdout, stderr) = (text(&ended.stdout), text(&ended.stderr));
+        assert!(ended.status.success(), "{stdout}{stderr}");
     }
 }
 
@@ -362,10 +362,10 @@ fn change_in_turn(seed: u64) {
     let random = &mut Random(seed);
     let mut disk = Disk::make(random);
     for round in 0..3 {
-        let what = format!("seed {seed}, round {round}");
+        let case = format!("seed {seed}, round {round}");
         disk.by_qemu(random);
-        disk.by_us(random, &what);
-        disk.check(&what);
+        disk.by_us(random, &case);
+        disk.check(&case);
     }
 }
 
@@ -716,20 +716,20 @@ fn a_disk_with_a_data_file_grows_and_shrinks() {
         ];
         qemu(folder.path(), "qemu-img", &create);
         let image = open_image(&folder.path().join("disk"), CacheMode::None).unwrap();
-        let what = format!("clusters of {cluster} bytes, raw {raw}");
+        let case = format!("clusters of {cluster} bytes, raw {raw}");
         Worker::new(&image).write(0, &[1; 81_920]).unwrap();
         for (bytes, known) in [(186 * 512, 81_920), (8192, 8192), (300 * 512, 8192)] {
             image.set_size(bytes).unwrap();
             image.capacity().set(bytes);
             let read = Worker::new(&image).read(0, bytes as usize);
-            let read = read.unwrap_or_else(|error| panic!("{what}, {bytes} bytes: {error:?}"));
+            let read = read.unwrap_or_else(|error| panic!("{case}, {bytes} bytes: {error:?}"));
             assert!(
                 read[..known].iter().all(|byte| *byte == 1),
-                "{what}: {bytes}"
+                "{case}: {bytes}"
             );
             assert!(
                 read[known..].iter().all(|byte| *byte == 0),
-                "{what}: {bytes}"
+                "{case}: {bytes}"
             );
         }
         Worker::new(&image).write(299 * 512, &[2; 512]).unwrap();
@@ -739,12 +739,12 @@ fn a_disk_with_a_data_file_grows_and_shrinks() {
         qemu(folder.path(), "qemu-io", &read);
         if raw == "on" {
             let data = std::fs::read(folder.path().join("data")).unwrap();
-            assert!(data[..8192].iter().all(|byte| *byte == 1), "{what}");
+            assert!(data[..8192].iter().all(|byte| *byte == 1), "{case}");
             assert!(
                 data[8192..299 * 512].iter().all(|byte| *byte == 0),
-                "{what}"
+                "{case}"
             );
-            assert_eq!(data[299 * 512..300 * 512], [2; 512], "{what}");
+            assert_eq!(data[299 * 512..300 * 512], [2; 512], "{case}");
         }
     }
 }

@@ -11,14 +11,19 @@ use common::{BLOCK, Client, Rig, cdb10, ram, settings, target};
 use iscsi::initiator::{Event, Initiator};
 use iscsi::negotiation::Offer;
 use iscsi_target::ServerLimits;
-use listening::{Heard, Listening, Story};
+use listening::{Announcement, Announcements, Recording};
 
 const TOGETHER: u32 = 8;
 const BLOCKS: u32 = 2;
 
 /// Sends commands with one write to the socket. Returns the hints and I/Os that the disk received.
-fn together(client: &mut Client, story: &Story, lba: u32, write: bool) -> Vec<Heard> {
-    story.lock().unwrap().clear();
+fn together(
+    client: &mut Client,
+    announced: &Announcements,
+    lba: u32,
+    write: bool,
+) -> Vec<Announcement> {
+    announced.lock().unwrap().clear();
     let length = BLOCKS as usize * BLOCK;
     for n in 0..TOGETHER {
         let lba = lba + n * BLOCKS;
@@ -48,47 +53,47 @@ fn together(client: &mut Client, story: &Story, lba: u32, write: bool) -> Vec<He
                 .all(|data| data == vec![data[0]; length])
         );
     }
-    std::mem::take(&mut story.lock().unwrap())
+    std::mem::take(&mut announced.lock().unwrap())
 }
 
-fn submitted(heard: &[Heard]) -> Vec<u64> {
-    let blocks = heard.iter().filter_map(|one| match one {
-        Heard::Now(block) => Some(*block),
-        Heard::Next(_) | Heard::Later(_) => None,
+fn submitted(announced: &[Announcement]) -> Vec<u64> {
+    let blocks = announced.iter().filter_map(|one| match one {
+        Announcement::Now(block) => Some(*block),
+        Announcement::Next(_) | Announcement::Later(_) => None,
     });
     blocks.collect()
 }
 
 #[test]
 fn prefetch_hint_names_the_next_of_several_commands() {
-    let story = Story::default();
-    let device = Arc::new(Listening {
+    let announced = Announcements::default();
+    let device = Arc::new(Recording {
         inner: ram(16),
-        heard: story.clone(),
+        announced: announced.clone(),
     });
     let rig = Rig::open(device, target(), ServerLimits::default());
     let mut client = Client::login(rig.portal, settings(1, Offer::default()), 1);
     client.settle();
     for write in [true, false] {
-        let mut told = 0;
+        let mut announced_count = 0;
         // The kernel decides how many arrive at once. Usually all do, so a few rounds suffice.
         for round in 0..100 {
-            let heard = together(&mut client, &story, round * 16, write);
-            assert_eq!(submitted(&heard).len(), TOGETHER as usize);
-            for (at, one) in heard.iter().enumerate() {
+            let announced = together(&mut client, &announced, round * 16, write);
+            assert_eq!(submitted(&announced).len(), TOGETHER as usize);
+            for (at, one) in announced.iter().enumerate() {
                 // Number of I/Os submitted before it.
                 let (block, before) = match *one {
-                    Heard::Next(block) => (block, 1),
-                    Heard::Later(block) => (block, PREFETCH_DISTANCE),
-                    Heard::Now(_) => continue,
+                    Announcement::Next(block) => (block, 1),
+                    Announcement::Later(block) => (block, PREFETCH_DISTANCE),
+                    Announcement::Now(_) => continue,
                 };
-                told += 1;
-                assert_eq!(submitted(&heard[at..])[before], block, "{heard:?}");
+                announced_count += 1;
+                assert_eq!(submitted(&announced[at..])[before], block, "{announced:?}");
             }
-            if told > 0 {
+            if announced_count > 0 {
                 break;
             }
         }
-        assert!(told > 0, "not notified, writing: {write}");
+        assert!(announced_count > 0, "not notified, writing: {write}");
     }
 }

@@ -116,14 +116,15 @@ impl Cluster {
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
             .filter(|limit| !limit.is_zero())
             .unwrap_or(Duration::from_secs(10));
-        let what = format!("connect to the cluster as {}", config.user());
-        let made = within(limit.saturating_add(CONNECT_GRACE), &what, move || {
+        let operation = format!("connect to the cluster as {}", config.user());
+        let made = within(limit.saturating_add(CONNECT_GRACE), &operation, move || {
             Cluster::make(&wanted).map(Arc::new)
         });
         let made = made.map_err(|error| match error {
-            Error::TimedOut { what, seconds } => {
-                let what = format!("{what} (no response from the monitors within {seconds} s)");
-                Error::failed(what, libc::ETIMEDOUT, MONITORS_HINT)
+            Error::TimedOut { operation, seconds } => {
+                let operation =
+                    format!("{operation} (no response from the monitors within {seconds} s)");
+                Error::failed(operation, libc::ETIMEDOUT, MONITORS_HINT)
             }
             other => other,
         })?;
@@ -169,14 +170,14 @@ impl Cluster {
         // SAFETY: `handle` was made above and is not connected yet.
         let connected = unsafe { (library.rados_connect)(handle) };
         check(connected, |errno| {
-            let what = format!("connect to the cluster as {}", cluster.user);
-            Error::failed(what, errno, connect_hint(errno, &cluster.user))
+            let operation = format!("connect to the cluster as {}", cluster.user);
+            Error::failed(operation, errno, connect_hint(errno, &cluster.user))
         })?;
         let mut fsid = [0_u8; 64];
         // SAFETY: a connected handle, and a buffer with its length.
-        let told =
+        let result =
             unsafe { (library.rados_cluster_fsid)(handle, fsid.as_mut_ptr().cast(), fsid.len()) };
-        check(told, |errno| {
+        check(result, |errno| {
             Error::failed("read the cluster's fsid", errno, "")
         })?;
         cluster.fsid = text_in(&fsid);
@@ -251,7 +252,7 @@ impl Cluster {
         let key = CString::new(key).ok()?;
         let mut value = [0_u8; 1024];
         // SAFETY: a handle, a text that ends with NUL, and a buffer with its length.
-        let told = unsafe {
+        let result = unsafe {
             (self.library.rados_conf_get)(
                 self.handle,
                 key.as_ptr(),
@@ -259,7 +260,7 @@ impl Cluster {
                 value.len(),
             )
         };
-        (told >= 0).then(|| text_in(&value))
+        (result >= 0).then(|| text_in(&value))
     }
 
     /// Identifier of the cluster.
@@ -277,14 +278,14 @@ impl Cluster {
     /// # Errors
     /// When librados is too old.
     pub fn address(&self) -> Result<String, Error> {
-        let what = "read this client's address";
+        let operation = "read this client's address";
         let Some(getaddrs) = self.library.rados_getaddrs else {
-            return Err(Error::failed(what, libc::ENOSYS, ""));
+            return Err(Error::failed(operation, libc::ENOSYS, ""));
         };
         let mut text = std::ptr::null_mut();
         // SAFETY: a connected handle, and a valid pointer for the result.
-        let told = unsafe { getaddrs(self.handle, &mut text) };
-        check(told, |errno| Error::failed(what, errno, ""))?;
+        let result = unsafe { getaddrs(self.handle, &mut text) };
+        check(result, |errno| Error::failed(operation, errno, ""))?;
         // SAFETY: librados allocated the text, which ends with NUL, by strdup: it is freed here, once.
         let address = unsafe {
             let address = owned_text(text);
@@ -301,11 +302,11 @@ impl Cluster {
     /// # Errors
     /// Ceph's error, for example insufficient permission, or a timeout.
     pub fn blocklist(self: &Arc<Cluster>, address: &str) -> Result<(), Error> {
-        let what = format!("blocklist {address}");
+        let operation = format!("blocklist {address}");
         let text = c_text("address", address)?;
         let cluster = Arc::clone(self);
-        let failed = what.clone();
-        within(CALL_LIMIT, &what, move || {
+        let failed = operation.clone();
+        within(CALL_LIMIT, &operation, move || {
             let library = cluster.library;
             let add = library.rados_blocklist_add.or(library.rados_blacklist_add);
             let add = add.ok_or_else(|| Error::failed(failed.clone(), libc::ENOSYS, ""))?;
@@ -324,12 +325,12 @@ impl Cluster {
     /// # Errors
     /// Ceph's error, or a timeout.
     pub fn wait_for_map(self: &Arc<Cluster>) -> Result<(), Error> {
-        let what = "wait for the newest map of OSDs";
+        let operation = "wait for the newest map of OSDs";
         let cluster = Arc::clone(self);
-        within(CALL_LIMIT, what, move || {
+        within(CALL_LIMIT, operation, move || {
             // SAFETY: a connected handle.
             let waited = unsafe { (cluster.library.rados_wait_for_latest_osdmap)(cluster.handle) };
-            check(waited, |errno| Error::failed(what, errno, "")).map(drop)
+            check(waited, |errno| Error::failed(operation, errno, "")).map(drop)
         })
     }
 
@@ -347,17 +348,17 @@ const CONF_HINT: &str = "set conf= to the file, or mon_host= to the monitors";
 const MONITORS_HINT: &str = "check that the monitors run, and that conf= or mon_host= names them";
 
 /// Fails for a file that librados would pass over.
-fn check_readable(what: &str, path: &Path, hint: &str) -> Result<(), Error> {
+fn check_readable(file: &str, path: &Path, hint: &str) -> Result<(), Error> {
     let Err(error) = std::fs::File::open(path) else {
         return Ok(());
     };
-    let what = format!("read {what} {}", path.display());
+    let operation = format!("read {file} {}", path.display());
     Err(match error.kind() {
         std::io::ErrorKind::PermissionDenied => Error::Denied {
-            what,
+            operation,
             reason: sandbox::unreadable(path, &error),
         },
-        _ => Error::failed(what, error.raw_os_error().unwrap_or(libc::EIO), hint),
+        _ => Error::failed(operation, error.raw_os_error().unwrap_or(libc::EIO), hint),
     })
 }
 
@@ -408,8 +409,8 @@ impl Pool {
     pub fn of(cluster: &Arc<Cluster>, pool: &str, namespace: Option<&str>) -> Result<Pool, Error> {
         let cluster = Arc::clone(cluster);
         let (pool, namespace) = (pool.to_owned(), namespace.map(str::to_owned));
-        let what = format!("open pool {pool}");
-        within(CALL_LIMIT, &what, move || {
+        let operation = format!("open pool {pool}");
+        within(CALL_LIMIT, &operation, move || {
             Pool::make(cluster, &pool, namespace.as_deref())
         })
     }
@@ -465,8 +466,8 @@ impl Pool {
     /// Ceph's error, or a timeout.
     pub fn images(self: &Arc<Pool>) -> Result<Vec<String>, Error> {
         let pool = Arc::clone(self);
-        let what = format!("list images of {}", self.name);
-        within(CALL_LIMIT, &what, move || pool.list())
+        let operation = format!("list images of {}", self.name);
+        within(CALL_LIMIT, &operation, move || pool.list())
     }
 
     fn list(&self) -> Result<Vec<String>, Error> {
@@ -508,9 +509,9 @@ impl Pool {
     /// Ceph's error, or a timeout.
     pub fn name_of(self: &Arc<Pool>, id: &str) -> Result<Option<String>, Error> {
         let pool = Arc::clone(self);
-        let what = format!("find the image {id} of {}", self.name);
-        let (failed, id) = (what.clone(), c_text("id", id)?);
-        within(CALL_LIMIT, &what, move || {
+        let operation = format!("find the image {id} of {}", self.name);
+        let (failed, id) = (operation.clone(), c_text("id", id)?);
+        within(CALL_LIMIT, &operation, move || {
             let library = pool.cluster.library;
             let (mut image, mut name) = (std::ptr::null_mut(), [0_u8; 4096]);
             let mut length = name.len();
@@ -528,12 +529,12 @@ impl Pool {
             }
             check(opened, |errno| Error::failed(failed.clone(), errno, ""))?;
             // SAFETY: the image was opened above and is closed here, once; a buffer with its length.
-            let told = unsafe {
-                let told = (library.rbd_get_name)(image, name.as_mut_ptr().cast(), &mut length);
+            let result = unsafe {
+                let result = (library.rbd_get_name)(image, name.as_mut_ptr().cast(), &mut length);
                 (library.rbd_close)(image);
-                told
+                result
             };
-            check(told, |errno| Error::failed(failed, errno, ""))?;
+            check(result, |errno| Error::failed(failed, errno, ""))?;
             Ok(Some(text_in(&name)))
         })
     }
@@ -559,9 +560,9 @@ pub(crate) unsafe fn owned_text(text: *const c_char) -> String {
     text.to_string_lossy().into_owned()
 }
 
-pub(crate) fn c_text(what: &'static str, text: &str) -> Result<CString, Error> {
+pub(crate) fn c_text(field: &'static str, text: &str) -> Result<CString, Error> {
     CString::new(text).map_err(|_| Error::Text {
-        what,
+        field,
         text: text.to_owned(),
     })
 }

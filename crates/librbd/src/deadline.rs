@@ -11,7 +11,7 @@ use crate::Error;
 /// Runs `work` on a new thread and waits for at most `limit`.
 pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
-    what: &str,
+    operation: &str,
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     let (done, result) = mpsc::sync_channel(1);
@@ -24,15 +24,17 @@ pub(crate) fn within<T: Send + 'static>(
     if let Err(error) = spawned {
         let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
         return Err(Error::failed(
-            format!("start a thread to {what}"),
+            format!("start a thread to {operation}"),
             errno,
             "",
         ));
     }
     match result.recv_timeout(limit) {
         Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => Err(Error::timed_out(what, limit)),
-        Err(mpsc::RecvTimeoutError::Disconnected) => Err(Error::failed(what, libc::ECANCELED, "")),
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(Error::timed_out(operation, limit)),
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            Err(Error::failed(operation, libc::ECANCELED, ""))
+        }
     }
 }
 

@@ -14,34 +14,34 @@ pub enum Error {
         reason: String,
     },
     /// A file may not be read.
-    #[error("cannot {what}: {reason}")]
+    #[error("cannot {operation}: {reason}")]
     Denied {
         /// Failed operation.
-        what: String,
+        operation: String,
         /// The sandbox or permissions, with a hint.
         reason: String,
     },
     /// A text with a NUL byte, which C functions do not accept.
-    #[error("{what} {text:?} has a NUL byte")]
+    #[error("{field} {text:?} has a NUL byte")]
     Text {
-        /// Kind of text.
-        what: &'static str,
+        /// Field that has the text.
+        field: &'static str,
         /// The text.
         text: String,
     },
     /// The cluster did not answer in time.
-    #[error("cannot {what}: no response after {seconds} s; hint: see `ceph -s`")]
+    #[error("cannot {operation}: no response after {seconds} s; hint: see `ceph -s`")]
     TimedOut {
         /// Failed operation.
-        what: String,
+        operation: String,
         /// Timeout in seconds.
         seconds: u64,
     },
     /// Ceph returned an error.
-    #[error("cannot {what}: {}{}", describe(*.errno), advice(.hint))]
+    #[error("cannot {operation}: {}{}", describe(*.errno), advice(.hint))]
     Failed {
         /// Failed operation.
-        what: String,
+        operation: String,
         /// Cause.
         errno: i32,
         /// Suggested remedy; may be empty.
@@ -67,17 +67,21 @@ fn describe(errno: i32) -> String {
 }
 
 impl Error {
-    pub(crate) fn failed(what: impl Into<String>, errno: i32, hint: impl Into<String>) -> Error {
+    pub(crate) fn failed(
+        operation: impl Into<String>,
+        errno: i32,
+        hint: impl Into<String>,
+    ) -> Error {
         Error::Failed {
-            what: what.into(),
+            operation: operation.into(),
             errno,
             hint: hint.into(),
         }
     }
 
-    pub(crate) fn timed_out(what: impl Into<String>, limit: Duration) -> Error {
+    pub(crate) fn timed_out(operation: impl Into<String>, limit: Duration) -> Error {
         Error::TimedOut {
-            what: what.into(),
+            operation: operation.into(),
             seconds: limit.as_secs(),
         }
     }

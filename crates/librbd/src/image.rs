@@ -217,13 +217,13 @@ impl Image {
 
     fn bounded<T: Send + 'static>(
         self: &Arc<Image>,
-        what: &str,
+        verb: &str,
         work: impl FnOnce(&Image, &dyn Fn(i32) -> Error) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let image = Arc::clone(self);
-        let what = format!("{what} image {}", self.name);
-        let failed = what.clone();
-        within(CALL_LIMIT, &what, move || {
+        let operation = format!("{verb} image {}", self.name);
+        let failed = operation.clone();
+        within(CALL_LIMIT, &operation, move || {
             work(&image, &|errno| Error::failed(failed.clone(), errno, ""))
         })
     }
@@ -267,8 +267,8 @@ impl Image {
     fn size(&self) -> Result<u64, Error> {
         let mut size = 0;
         // SAFETY: an open image, and a valid pointer for the result.
-        let told = unsafe { (self.library().rbd_get_size)(self.handle, &mut size) };
-        check(told, |errno| {
+        let result = unsafe { (self.library().rbd_get_size)(self.handle, &mut size) };
+        check(result, |errno| {
             Error::failed(format!("read the size of image {}", self.name), errno, "")
         })?;
         Ok(size)
@@ -282,10 +282,10 @@ impl Image {
         self.bounded("read the id of", |image, failed| {
             let mut id = [0_u8; 128];
             // SAFETY: an open image, and a buffer with its length.
-            let told = unsafe {
+            let result = unsafe {
                 (image.library().rbd_get_id)(image.handle, id.as_mut_ptr().cast(), id.len())
             };
-            check(told, failed)?;
+            check(result, failed)?;
             Ok(text_in(&id))
         })
     }
@@ -303,10 +303,10 @@ impl Image {
         self.bounded("read the snapshot of", move |image, failed| {
             let mut id = 0;
             // SAFETY: an open image, a text that ends with NUL, and a valid pointer for the result.
-            let told = unsafe {
+            let result = unsafe {
                 (image.library().rbd_snap_get_id)(image.handle, snapshot.as_ptr(), &mut id)
             };
-            check(told, failed)?;
+            check(result, failed)?;
             Ok(Some(id))
         })
     }
@@ -446,15 +446,15 @@ impl Image {
             });
             0
         }
-        let what = "list the extents of";
+        let verb = "list the extents of";
         let listing = Arc::clone(&self.listing);
         if Arc::strong_count(&listing) > LISTINGS_MAX + 1 {
             return Err(Error::timed_out(
-                format!("{what} image {}", self.name),
+                format!("{verb} image {}", self.name),
                 CALL_LIMIT,
             ));
         }
-        self.bounded(what, move |image, failed| {
+        self.bounded(verb, move |image, failed| {
             let _listing = listing;
             let mut pieces: Vec<Piece> = Vec::new();
             // SAFETY: an open image; null compares with its creation. The list outlives the call.
@@ -484,9 +484,9 @@ impl Image {
         self.bounded("read the lock of", |image, failed| {
             let mut holds = 0;
             // SAFETY: an open image, and a valid pointer for the result.
-            let told =
+            let result =
                 unsafe { (image.library().rbd_is_exclusive_lock_owner)(image.handle, &mut holds) };
-            check(told, failed)?;
+            check(result, failed)?;
             Ok(holds != 0)
         })
     }
@@ -505,11 +505,11 @@ impl Image {
             let locked = unsafe { (image.library().rbd_lock_acquire)(image.handle, mode) };
             check(locked, |errno| match errno {
                 libc::EBUSY | libc::EROFS => {
-                    let (what, hint) = (
+                    let (operation, hint) = (
                         format!("lock image {}, which another client holds", image.name),
                         format!("see `rbd lock ls {}`", image.name),
                     );
-                    Error::failed(what, errno, hint)
+                    Error::failed(operation, errno, hint)
                 }
                 _ => failed(errno),
             })
@@ -539,7 +539,7 @@ impl Image {
             let mut owners = [std::ptr::null_mut::<c_char>(); 8];
             let (mut mode, mut count) = (0, owners.len());
             // SAFETY: an open image, and valid pointers for the results.
-            let told = unsafe {
+            let result = unsafe {
                 (library.rbd_lock_get_owners)(
                     image.handle,
                     &mut mode,
@@ -547,10 +547,10 @@ impl Image {
                     &mut count,
                 )
             };
-            if told == -libc::ENOENT {
+            if result == -libc::ENOENT {
                 return Ok(Vec::new());
             }
-            check(told, failed)?;
+            check(result, failed)?;
             let filled = owners.get(..count).unwrap_or_default();
             // SAFETY: librbd has filled these entries with texts that end with NUL.
             let names = filled.iter().map(|owner| unsafe { owned_text(*owner) });
@@ -572,7 +572,7 @@ impl Image {
             loop {
                 let mut length = value.len();
                 // SAFETY: an open image, a text that ends with NUL, and a buffer with its length.
-                let told = unsafe {
+                let result = unsafe {
                     (image.library().rbd_metadata_get)(
                         image.handle,
                         key.as_ptr(),
@@ -580,7 +580,7 @@ impl Image {
                         &mut length,
                     )
                 };
-                match told {
+                match result {
                     code if code == -libc::ENOENT => return Ok(None),
                     code if code == -libc::ERANGE && length >= value.len() => {
                         value.resize(length + 1, 0);

@@ -51,7 +51,7 @@ impl Object {
         self.pool.cluster().library()
     }
 
-    fn what(&self, verb: &str) -> String {
+    fn operation(&self, verb: &str) -> String {
         let name = self.name.to_string_lossy();
         format!("{verb} object {name} of {}", self.pool.name())
     }
@@ -62,7 +62,7 @@ impl Object {
     /// Ceph's error, or a timeout.
     pub fn read(self: &Arc<Object>, limit: usize) -> Result<Option<Vec<u8>>, Error> {
         let object = Arc::clone(self);
-        within(CALL_LIMIT, &self.what("read"), move || {
+        within(CALL_LIMIT, &self.operation("read"), move || {
             let mut bytes = vec![0_u8; limit];
             let (name, buffer) = (object.name.as_ptr(), bytes.as_mut_ptr().cast());
             // SAFETY: a context, a text that ends with NUL, and a buffer with its length; all outlive the call.
@@ -72,7 +72,9 @@ impl Object {
             if read == -libc::ENOENT {
                 return Ok(None);
             }
-            let read = check(read, |errno| Error::failed(object.what("read"), errno, ""))?;
+            let read = check(read, |errno| {
+                Error::failed(object.operation("read"), errno, "")
+            })?;
             bytes.truncate(usize::try_from(read).unwrap_or(0));
             Ok(Some(bytes))
         })
@@ -84,7 +86,7 @@ impl Object {
     /// Ceph's error, or a timeout.
     pub fn create(self: &Arc<Object>, bytes: Vec<u8>) -> Result<bool, Error> {
         let object = Arc::clone(self);
-        within(CALL_LIMIT, &self.what("create"), move || {
+        within(CALL_LIMIT, &self.operation("create"), move || {
             let created = object.write(&bytes, |library, op| {
                 // SAFETY: an operation that was created by `write`; there is no category.
                 unsafe { (library.rados_write_op_create)(op, EXCLUSIVE, ptr::null()) };
@@ -92,7 +94,7 @@ impl Object {
             match created {
                 errno if errno == -libc::EEXIST => Ok(false),
                 other => check(other, |errno| {
-                    Error::failed(object.what("create"), errno, "")
+                    Error::failed(object.operation("create"), errno, "")
                 })
                 .map(|_| true),
             }
@@ -116,7 +118,7 @@ impl Object {
                 Ok(false)
             }
             other => check(other, |errno| {
-                Error::failed(self.what("replace"), errno, "")
+                Error::failed(self.operation("replace"), errno, "")
             })
             .map(|_| true),
         }
@@ -178,12 +180,12 @@ impl Object {
         // On a timeout the reply lists the watchers that have acknowledged.
         if notified != -libc::ETIMEDOUT {
             check(notified, |errno| {
-                Error::failed(self.what("notify watchers of"), errno, "")
+                Error::failed(self.operation("notify watchers of"), errno, "")
             })?;
         }
         acknowledgements(&answer).ok_or_else(|| {
-            let what = self.what("parse the watchers' acknowledgements of");
-            Error::failed(what, libc::EBADMSG, "")
+            let operation = self.operation("parse the watchers' acknowledgements of");
+            Error::failed(operation, libc::EBADMSG, "")
         })
     }
 
@@ -204,7 +206,7 @@ impl Object {
             notified: Box::new(notified),
             lost: Box::new(lost),
         });
-        within(CALL_LIMIT, &self.what("watch"), move || {
+        within(CALL_LIMIT, &self.operation("watch"), move || {
             let seconds = u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX);
             let calls = Box::into_raw(calls);
             let mut cookie = 0;
@@ -223,7 +225,7 @@ impl Object {
             };
             // On an error the calls are leaked: librados may still refer to them.
             check(watching, |errno| {
-                Error::failed(object.what("watch"), errno, "")
+                Error::failed(object.operation("watch"), errno, "")
             })?;
             Ok(Watch {
                 object,
@@ -332,20 +334,24 @@ impl Drop for Watch {
         // SAFETY: as for `Watch`.
         unsafe impl Send for Freed {}
         let (object, cookie, calls) = (Arc::clone(&self.object), self.cookie, Freed(self.calls));
-        let ended = within(UNWATCH_LIMIT, &self.object.what("unwatch"), move || {
-            let calls = calls;
-            let library = object.library();
-            // SAFETY: the watch ends here, once. An error means that it was lost before; then too no call follows the flush.
-            let flushed = unsafe {
-                (library.rados_unwatch2)(object.pool.handle(), cookie);
-                (library.rados_watch_flush)(object.cluster().handle())
-            };
-            if flushed >= 0 {
-                // SAFETY: created by `watch`; librados does not call back any more.
-                drop(unsafe { Box::from_raw(calls.0) });
-            }
-            Ok(())
-        });
+        let ended = within(
+            UNWATCH_LIMIT,
+            &self.object.operation("unwatch"),
+            move || {
+                let calls = calls;
+                let library = object.library();
+                // SAFETY: the watch ends here, once. An error means that it was lost before; then too no call follows the flush.
+                let flushed = unsafe {
+                    (library.rados_unwatch2)(object.pool.handle(), cookie);
+                    (library.rados_watch_flush)(object.cluster().handle())
+                };
+                if flushed >= 0 {
+                    // SAFETY: created by `watch`; librados does not call back any more.
+                    drop(unsafe { Box::from_raw(calls.0) });
+                }
+                Ok(())
+            },
+        );
         if let Err(error) = ended {
             // The argument of the callbacks is leaked.
             tracing::warn!("{error}");

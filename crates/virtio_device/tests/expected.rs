@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bdev::{BlockDevice, Disk, Null, NullOptions, PREFETCH_DISTANCE};
 use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
 use latency::{Clock, Labels};
-use listening::Heard::{self, Later, Next, Now};
-use listening::{Listening, Story};
+use listening::Announcement::{self, Later, Next, Now};
+use listening::{Announcements, Recording};
 use reactor::{SourceId, Worker};
 use uring::Ring;
 use virtio_blk::{BlkDevice, BlkOptions};
@@ -91,10 +91,10 @@ impl Rig {
 
 #[test]
 fn prefetch_hint_of_each_io_precedes_the_io_before_it() {
-    let heard = Story::default();
-    let device = Arc::new(Listening {
+    let announced = Announcements::default();
+    let device = Arc::new(Recording {
         inner: Arc::new(Null::create(NullOptions::default()).unwrap()),
-        heard: heard.clone(),
+        announced: announced.clone(),
     });
     let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let mut rig = Rig::on(&mut worker, device);
@@ -102,7 +102,7 @@ fn prefetch_hint_of_each_io_precedes_the_io_before_it() {
     worker.iterate_once();
     assert_eq!(rig.answers(), 3);
     let all = [Next(8), Now(70), Next(33), Now(8), Now(33)];
-    assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), all);
+    assert_eq!(std::mem::take(&mut *announced.lock().unwrap()), all);
     // With more requests, the first also triggers a hint for the request [`PREFETCH_DISTANCE`] places behind it.
     rig.ask(&[Some(9), Some(2), Some(3), Some(4), Some(5)]);
     worker.iterate_once();
@@ -113,38 +113,41 @@ fn prefetch_hint_of_each_io_precedes_the_io_before_it() {
         &[Next(4), Now(3), Next(5), Now(4), Now(5)],
     ];
     assert_eq!(PREFETCH_DISTANCE, 3);
-    assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), all.concat());
+    assert_eq!(
+        std::mem::take(&mut *announced.lock().unwrap()),
+        all.concat()
+    );
     // A single request has no successor.
     rig.ask(&[Some(5)]);
     worker.iterate_once();
-    assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), [Now(5)]);
+    assert_eq!(std::mem::take(&mut *announced.lock().unwrap()), [Now(5)]);
     assert_eq!(rig.answers(), 1);
     // A request without I/O is answered even if a hint was sent for the old job of its slot.
     rig.ask(&[Some(1), None, Some(2)]);
     worker.iterate_once();
     assert_eq!(rig.answers(), 3);
-    let submitted: Vec<Heard> = std::mem::take(&mut *heard.lock().unwrap());
-    let submitted: Vec<&Heard> = submitted.iter().filter(|h| matches!(h, Now(_))).collect();
+    let submitted: Vec<Announcement> = std::mem::take(&mut *announced.lock().unwrap());
+    let submitted: Vec<&Announcement> = submitted.iter().filter(|h| matches!(h, Now(_))).collect();
     assert_eq!(submitted, [&Now(1), &Now(2)]);
 }
 
 #[test]
 fn disks_without_prefetch_hints_are_served_beside_others() {
-    let heard = Story::default();
-    let listening = Arc::new(Listening {
+    let announced = Announcements::default();
+    let recording = Arc::new(Recording {
         inner: Arc::new(Null::create(NullOptions::default()).unwrap()),
-        heard: heard.clone(),
+        announced: announced.clone(),
     });
     let null = Arc::new(Null::create(NullOptions::default()).unwrap());
     let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let mut deaf = Rig::on(&mut worker, null);
-    let mut rig = Rig::on(&mut worker, listening);
+    let mut rig = Rig::on(&mut worker, recording);
     assert!(worker.io().wants_prefetch());
     deaf.ask(&[Some(1), Some(2)]);
     rig.ask(&[Some(3), Some(4)]);
     worker.iterate_once();
     assert_eq!((deaf.answers(), rig.answers()), (2, 2));
-    assert_eq!(*heard.lock().unwrap(), [Next(4), Now(3), Now(4)]);
+    assert_eq!(*announced.lock().unwrap(), [Next(4), Now(3), Now(4)]);
     worker.stop(rig.source, |_, _| ());
     worker.iterate_once();
     assert!(!worker.io().wants_prefetch());

@@ -10,7 +10,7 @@ use rustix::fs::FallocateFlags;
 
 use super::errno::is_refusal;
 use super::properties::device_size;
-use super::{File, Shared, refuse};
+use super::{File, SharedFile, refuse};
 
 /// System calls of the container; replaced in a simulation.
 #[cfg(not(feature = "simulated"))]
@@ -55,7 +55,7 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 /// Blocking access to the bytes of a file.
 #[derive(Clone)]
 pub struct Container {
-    shared: Arc<Shared>,
+    shared: Arc<SharedFile>,
     /// Its own open file description: position and errors are not shared.
     file: Arc<std::fs::File>,
 }
@@ -166,13 +166,13 @@ impl qcow2::Storage for Container {
         }
         let refused = &self.shared.refused;
         let keep = FallocateFlags::KEEP_SIZE;
-        if !Shared::is(&refused.punch) {
+        if !SharedFile::is(&refused.punch) {
             if self.fallocate(FallocateFlags::PUNCH_HOLE | keep, offset, length)? {
                 return Ok(());
             }
             refuse(&refused.punch);
         }
-        if !Shared::is(&refused.zero_range) {
+        if !SharedFile::is(&refused.zero_range) {
             if self.fallocate(FallocateFlags::ZERO_RANGE | keep, offset, length)? {
                 return Ok(());
             }

@@ -13,7 +13,7 @@ use uring::{Completion, Owner, Ring, RingFd};
 use super::bounce::{Bounce, BounceSlot, PIECE_BYTES};
 use super::errno::{classify, is_of_device, is_refusal};
 use super::syncs::Syncs;
-use super::{CacheMode, Shared, refuse};
+use super::{CacheMode, SharedFile, refuse};
 use crate::admit::Limits;
 use crate::blocking::StatusCalls;
 use crate::{Finished, IoChannel, Submission, Tag};
@@ -29,7 +29,7 @@ const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
 /// Operation in progress on the ring for an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum FileStep {
     /// None yet.
     Start,
     /// Transfers the I/O's own buffer.
@@ -46,16 +46,16 @@ enum Step {
     Sync,
 }
 
-struct Slot {
+struct FileSlot {
     tag: Tag,
     io: IoRequest,
     /// Must be durable before it completes.
     durable: bool,
-    step: Step,
+    step: FileStep,
     /// Bytes done, from the start of the I/O.
     done: u64,
     retries: u8,
-    /// Number of the sync during [`Step::Sync`].
+    /// Number of the sync during [`FileStep::Sync`].
     sync: u64,
     /// The kernel refused the I/O's memory.
     bounce_all: bool,
@@ -63,18 +63,18 @@ struct Slot {
     by_punching: bool,
     /// The kernel refused this range, for example because cached pages are dirty: zeroes are written, and a discard does nothing.
     by_writing: bool,
-    /// Bounce buffer, only during [`Step::Bounced`].
+    /// Bounce buffer, only during [`FileStep::Bounced`].
     bounce: Option<BounceSlot>,
-    /// Buffer of the I/O, except during [`Step::Whole`].
+    /// Buffer of the I/O, except during [`FileStep::Whole`].
     buffer: IoBuffer,
 }
 
 pub(super) struct FileBackend {
-    shared: Arc<Shared>,
+    shared: Arc<SharedFile>,
     limits: Limits,
     fd: RingFd,
     owner: Owner,
-    slots: Vec<Slot>,
+    slots: Vec<FileSlot>,
     free: Vec<u32>,
     bounce: Bounce,
     syncs: Syncs,
@@ -82,7 +82,12 @@ pub(super) struct FileBackend {
 }
 
 impl FileBackend {
-    pub(super) fn new(shared: Arc<Shared>, fd: RingFd, owner: Owner, status: Owner) -> FileBackend {
+    pub(super) fn new(
+        shared: Arc<SharedFile>,
+        fd: RingFd,
+        owner: Owner,
+        status: Owner,
+    ) -> FileBackend {
         FileBackend {
             limits: Limits::of(&shared.info, &shared.capacity),
             shared,
@@ -114,11 +119,11 @@ impl FileBackend {
     /// Allocates a slot, with an empty buffer.
     fn occupy(&mut self, tag: Tag, io: &IoRequest, durable: bool) -> u32 {
         let Some(index) = self.free.pop() else {
-            self.slots.push(Slot {
+            self.slots.push(FileSlot {
                 tag,
                 io: *io,
                 durable,
-                step: Step::Start,
+                step: FileStep::Start,
                 done: 0,
                 retries: 0,
                 sync: 0,
@@ -133,7 +138,7 @@ impl FileBackend {
         };
         let slot = &mut self.slots[index as usize];
         // Field by field: the buffer is large and already empty.
-        (slot.tag, slot.io, slot.durable, slot.step) = (tag, *io, durable, Step::Start);
+        (slot.tag, slot.io, slot.durable, slot.step) = (tag, *io, durable, FileStep::Start);
         (slot.done, slot.retries) = (0, 0);
         (slot.bounce_all, slot.by_punching, slot.by_writing) = (false, false, false);
         index
@@ -146,10 +151,10 @@ impl FileBackend {
     }
 
     /// Starts the next step of an I/O, or returns its outcome.
-    fn go_on(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
+    fn continue_io(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
         let slot = &self.slots[index as usize];
         if slot.done == slot.io.length && slot.io.kind != IoKind::Flush {
-            let synced = matches!(slot.step, Step::Sync) || self.writes_durably(slot);
+            let synced = matches!(slot.step, FileStep::Sync) || self.writes_durably(slot);
             if slot.durable && !synced {
                 return self.sync(ring, index);
             }
@@ -157,7 +162,7 @@ impl FileBackend {
         }
         match slot.io.kind {
             IoKind::Read | IoKind::Write => self.transfer(ring, index),
-            IoKind::Flush if slot.step == Step::Sync => Some(self.outcome(true)),
+            IoKind::Flush if slot.step == FileStep::Sync => Some(self.outcome(true)),
             IoKind::Flush => self.sync(ring, index),
             IoKind::Discard => self.discard(ring, index),
             IoKind::WriteZeroes => self.zero(ring, index),
@@ -179,13 +184,13 @@ impl FileBackend {
 
     /// Returns true if a write makes its own data durable. Not through the page cache: it may fail for earlier writes, this is reported
     /// only once, and the errno does not distinguish the two.
-    fn writes_durably(&self, slot: &Slot) -> bool {
+    fn writes_durably(&self, slot: &FileSlot) -> bool {
         slot.durable && slot.io.moves_data() && self.shared.cache == CacheMode::None
     }
 
     fn sync(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
         let slot = &mut self.slots[index as usize];
-        slot.step = Step::Sync;
+        slot.step = FileStep::Sync;
         slot.sync = self.syncs.begin();
         let (owner, token) = (self.owner, index.into());
         // fdatasync includes sizes and allocations needed for reading the data.
@@ -202,10 +207,10 @@ impl FileBackend {
         let slot = &mut self.slots[index as usize];
         let rest = (slot.io.length - slot.done) as usize;
         let buffer = if slot.done == 0 {
-            slot.step = Step::Whole;
+            slot.step = FileStep::Whole;
             std::mem::take(&mut slot.buffer)
         } else {
-            slot.step = Step::Rest;
+            slot.step = FileStep::Rest;
             slot.buffer.slice(slot.done as usize, rest)
         };
         let atomic = slot.io.flags.has(IoFlags::ATOMIC);
@@ -213,10 +218,10 @@ impl FileBackend {
         let buffer = if !bounced && self.shared.takes(&buffer) {
             buffer
         } else {
-            if slot.step == Step::Whole {
+            if slot.step == FileStep::Whole {
                 slot.buffer = buffer;
             }
-            slot.step = Step::Bounced;
+            slot.step = FileStep::Bounced;
             // Covers every atomic write: see `atomic_writes`.
             let length = rest.min(PIECE_BYTES);
             let (lent, bounce) = self.bounce.take(length);
@@ -249,11 +254,11 @@ impl FileBackend {
         }
         let refused = &self.shared.refused;
         let by_punching = self.slots[index as usize].by_punching;
-        if self.shared.block_device && !by_punching && !Shared::is(&refused.discard_blocks) {
-            return self.allocation(ring, index, Step::DiscardBlocks);
+        if self.shared.block_device && !by_punching && !SharedFile::is(&refused.discard_blocks) {
+            return self.allocation(ring, index, FileStep::DiscardBlocks);
         }
-        if !Shared::is(&refused.punch) {
-            return self.allocation(ring, index, Step::Punch);
+        if !SharedFile::is(&refused.punch) {
+            return self.allocation(ring, index, FileStep::Punch);
         }
         // A discard is advice (virtio 1.3, 5.2.6.2; SBC-4, 4.7.3.1): without support the data stays.
         Some(Ok(()))
@@ -263,15 +268,15 @@ impl FileBackend {
         let slot = &self.slots[index as usize];
         let refused = &self.shared.refused;
         if slot.done == 0 && !slot.by_writing {
-            if slot.io.flags.has(IoFlags::UNMAP) && !Shared::is(&refused.punch) {
-                return self.allocation(ring, index, Step::Punch);
+            if slot.io.flags.has(IoFlags::UNMAP) && !SharedFile::is(&refused.punch) {
+                return self.allocation(ring, index, FileStep::Punch);
             }
-            if !Shared::is(&refused.zero_range) {
-                return self.allocation(ring, index, Step::ZeroRange);
+            if !SharedFile::is(&refused.zero_range) {
+                return self.allocation(ring, index, FileStep::ZeroRange);
             }
         }
         let slot = &mut self.slots[index as usize];
-        slot.step = Step::Zeroes;
+        slot.step = FileStep::Zeroes;
         let length = (slot.io.length - slot.done).min(PIECE_BYTES as u64) as usize;
         let offset = slot.io.offset + slot.done;
         let zeroes = self.bounce.zeroes(length);
@@ -279,14 +284,14 @@ impl FileBackend {
         None
     }
 
-    fn allocation(&mut self, ring: &mut Ring, index: u32, step: Step) -> Option<IoOutcome> {
+    fn allocation(&mut self, ring: &mut Ring, index: u32, step: FileStep) -> Option<IoOutcome> {
         let slot = &mut self.slots[index as usize];
         slot.step = step;
         let IoRequest { offset, length, .. } = slot.io;
         let (owner, token) = (self.owner, index.into());
         match step {
-            Step::DiscardBlocks => ring.discard_blocks(owner, token, &self.fd, offset, length),
-            Step::Punch => ring.fallocate(owner, token, &self.fd, PUNCH, offset, length),
+            FileStep::DiscardBlocks => ring.discard_blocks(owner, token, &self.fd, offset, length),
+            FileStep::Punch => ring.fallocate(owner, token, &self.fd, PUNCH, offset, length),
             _ => ring.fallocate(owner, token, &self.fd, ZERO_RANGE, offset, length),
         }
         None
@@ -313,7 +318,7 @@ impl FileBackend {
         self.syncs.end(number);
         let outcome = self
             .take_result(index, result, None)
-            .or_else(|| self.go_on(ring, index));
+            .or_else(|| self.continue_io(ring, index));
         match outcome {
             Some(Ok(())) if self.syncs.holds(index) => {}
             Some(outcome) => self.finish(index, outcome, finished),
@@ -335,7 +340,7 @@ impl FileBackend {
         let slot = &mut self.slots[index as usize];
         let step = slot.step;
         let buffer = match (step, buffer) {
-            (Step::Whole, Some(buffer)) => {
+            (FileStep::Whole, Some(buffer)) => {
                 slot.buffer = buffer;
                 None
             }
@@ -345,21 +350,24 @@ impl FileBackend {
             && slot.retries < RETRIES_MAX
         {
             slot.retries += 1;
-            slot.step = Step::Start;
+            slot.step = FileStep::Start;
             self.keep(index);
             return None;
         }
         match (step, result) {
-            (Step::Whole | Step::Rest, Err(libc::EINVAL))
+            (FileStep::Whole | FileStep::Rest, Err(libc::EINVAL))
                 if !slot.bounce_all && self.shared.alignment.memory > 1 =>
             {
                 slot.bounce_all = true;
             }
-            (Step::Whole | Step::Rest | Step::Bounced | Step::Zeroes, Ok(moved)) => {
+            (
+                FileStep::Whole | FileStep::Rest | FileStep::Bounced | FileStep::Zeroes,
+                Ok(moved),
+            ) => {
                 let counted = usable(moved, slot, self.shared.alignment.offset);
                 let is_tail = counted == 0 && self.shared.is_tail(slot);
                 let moved = if is_tail { moved.into() } else { counted };
-                if let (Step::Bounced, IoKind::Read, Some(bounce)) =
+                if let (FileStep::Bounced, IoKind::Read, Some(bounce)) =
                     (step, slot.io.kind, buffer.as_ref())
                 {
                     let piece = slot.buffer.slice(slot.done as usize, moved as usize);
@@ -377,23 +385,25 @@ impl FileBackend {
                 self.keep(index);
                 return stuck.then(|| Err(self.nothing_moved(index)));
             }
-            (Step::DiscardBlocks, Err(errno)) if is_refusal(errno) => {
+            (FileStep::DiscardBlocks, Err(errno)) if is_refusal(errno) => {
                 refuse(&self.shared.refused.discard_blocks);
             }
-            (Step::Punch, Err(errno)) if is_refusal(errno) => refuse(&self.shared.refused.punch),
-            (Step::ZeroRange, Err(errno)) if is_refusal(errno) => {
+            (FileStep::Punch, Err(errno)) if is_refusal(errno) => {
+                refuse(&self.shared.refused.punch)
+            }
+            (FileStep::ZeroRange, Err(errno)) if is_refusal(errno) => {
                 refuse(&self.shared.refused.zero_range);
             }
             // Possibly only this range, beyond the end of a shrunk device.
-            (Step::DiscardBlocks, Err(libc::EINVAL)) => slot.by_punching = true,
-            (Step::Punch | Step::ZeroRange, Err(libc::EINVAL)) => slot.by_writing = true,
+            (FileStep::DiscardBlocks, Err(libc::EINVAL)) => slot.by_punching = true,
+            (FileStep::Punch | FileStep::ZeroRange, Err(libc::EINVAL)) => slot.by_writing = true,
             // Pages of the range are dirty or in write-back. The kernel does not wait for them, because the device is claimed.
-            (Step::DiscardBlocks | Step::Punch | Step::ZeroRange, Err(libc::EBUSY))
+            (FileStep::DiscardBlocks | FileStep::Punch | FileStep::ZeroRange, Err(libc::EBUSY))
                 if self.shared.block_device =>
             {
                 slot.by_writing = true;
             }
-            (Step::DiscardBlocks | Step::Punch | Step::ZeroRange, Ok(_)) => {
+            (FileStep::DiscardBlocks | FileStep::Punch | FileStep::ZeroRange, Ok(_)) => {
                 slot.done = slot.io.length;
             }
             (_, Ok(_)) => {}
@@ -416,7 +426,7 @@ impl FileBackend {
         let slot = &self.slots[index as usize];
         // A durable write may have failed in its device flush, which is reported only once.
         let lost = match slot.step {
-            Step::Sync => errno != libc::ECANCELED,
+            FileStep::Sync => errno != libc::ECANCELED,
             _ => self.writes_durably(slot) && is_of_device(errno),
         };
         if lost {
@@ -426,7 +436,7 @@ impl FileBackend {
         let error = classify(slot.io.kind, errno);
         tracing::debug!("{path}: {:?} failed: {error}", slot.io);
         match slot.step {
-            Step::Sync => IoError::with_errno(IoErrorKind::WriteMedium, errno),
+            FileStep::Sync => IoError::with_errno(IoErrorKind::WriteMedium, errno),
             _ => error,
         }
     }
@@ -444,7 +454,7 @@ impl FileBackend {
     }
 }
 
-impl Shared {
+impl SharedFile {
     /// Records a loss of durability and logs the first one.
     #[cold]
     pub(super) fn lose(&self, errno: i32) {
@@ -477,7 +487,7 @@ impl Shared {
     }
 }
 
-impl Slot {
+impl FileSlot {
     #[cold]
     fn zero_rest(&mut self) {
         let rest = vec![0; (self.io.length - self.done) as usize];
@@ -486,9 +496,9 @@ impl Slot {
     }
 }
 
-impl Shared {
+impl SharedFile {
     /// Returns true if the rest of a read is missing in an image's incomplete last block and reads as zeroes.
-    fn is_tail(&self, slot: &Slot) -> bool {
+    fn is_tail(&self, slot: &FileSlot) -> bool {
         let unit = self.info.geometry.block_size().max(self.info.io_alignment);
         self.ends_within_block
             && slot.io.kind == IoKind::Read
@@ -498,7 +508,7 @@ impl Shared {
 }
 
 /// Returns the bytes of a transfer that count: short ones continue at multiples of the device's alignment.
-fn usable(moved: u32, slot: &Slot, alignment: u32) -> u64 {
+fn usable(moved: u32, slot: &FileSlot, alignment: u32) -> u64 {
     let moved = u64::from(moved).min(slot.io.length - slot.done);
     if slot.done + moved == slot.io.length {
         moved
@@ -540,7 +550,7 @@ impl IoChannel for FileBackend {
         }
         let index = self.occupy(tag, io, durable);
         self.slots[index as usize].buffer = std::mem::take(buffer);
-        match self.go_on(ring, index) {
+        match self.continue_io(ring, index) {
             None => Submission::Pending,
             Some(outcome) => {
                 *buffer = self.vacate(index).1;
@@ -555,12 +565,12 @@ impl IoChannel for FileBackend {
         }
         let index = completion.token as u32;
         let slot = &self.slots[index as usize];
-        if slot.step == Step::Sync {
+        if slot.step == FileStep::Sync {
             return self.synced(ring, index, slot.sync, completion.result, finished);
         }
         let outcome = self
             .take_result(index, completion.result, completion.buffer)
-            .or_else(|| self.go_on(ring, index));
+            .or_else(|| self.continue_io(ring, index));
         if let Some(outcome) = outcome {
             self.finish(index, outcome, finished);
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, XattrFlags, statx};
 use rustix::io::Errno;
 
-use super::Shared;
+use super::SharedFile;
 use crate::medium::{IdentityRecord, Medium, Stamp, path_of};
 
 /// Attribute in the user namespace, which tools copy on request.
@@ -19,7 +19,7 @@ const ATTRIBUTE_BYTES_MAX: usize = 8192;
 /// Time limit for examining another file, on a dead network file system for example. After it the file counts as absent.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
-impl Medium for Shared {
+impl Medium for SharedFile {
     fn key(&self) -> String {
         if !self.block_device {
             return format!("file {}", self.place().display());
@@ -105,11 +105,11 @@ impl Medium for Shared {
             let found = value.and_then(|value| IdentityRecord::from_attribute(&value));
             found.is_some_and(|found| found.identity == identity)
         };
-        let (tell, told) = mpsc::sync_channel(1);
+        let (sender, receiver) = mpsc::sync_channel(1);
         let spawned = std::thread::Builder::new()
             .name("identity".to_owned())
-            .spawn(move || tell.send(look()).ok());
-        spawned.is_ok() && told.recv_timeout(LOOK_PATIENCE).unwrap_or(false)
+            .spawn(move || sender.send(look()).ok());
+        spawned.is_ok() && receiver.recv_timeout(LOOK_PATIENCE).unwrap_or(false)
     }
 
     fn reopen(&self) -> io::Result<OwnedFd> {
@@ -117,7 +117,7 @@ impl Medium for Shared {
     }
 }
 
-impl Shared {
+impl SharedFile {
     /// Returns the path of the file with all links resolved.
     fn place(&self) -> PathBuf {
         let link = format!("/proc/self/fd/{}", self.control.as_raw_fd());
@@ -135,15 +135,15 @@ fn stamp_at(
     flags: AtFlags,
 ) -> rustix::io::Result<(Stamp, (u32, u32))> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-    let told = statx(folder, path, flags, wanted)?;
-    let has_birth = StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::BTIME);
-    let birth = (told.stx_btime.tv_sec, told.stx_btime.tv_nsec);
+    let stat = statx(folder, path, flags, wanted)?;
+    let has_birth = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+    let birth = (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec);
     let stamp = Stamp {
-        inode: told.stx_ino,
+        inode: stat.stx_ino,
         birth: has_birth.then_some(birth),
         path: None,
     };
-    Ok((stamp, (told.stx_dev_major, told.stx_dev_minor)))
+    Ok((stamp, (stat.stx_dev_major, stat.stx_dev_minor)))
 }
 
 fn value_of(got: rustix::io::Result<usize>, mut value: Vec<u8>) -> io::Result<Option<Vec<u8>>> {

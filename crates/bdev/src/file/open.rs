@@ -17,12 +17,12 @@ use super::format::ImageFormat;
 use super::properties::{
     Queue, atomic_writes, can_punch, device_size, direct_alignment, keeps_space,
 };
-use super::{Alignment, CacheMode, FileOptions, Refused, Shared, open_flags, reopen};
+use super::{Alignment, CacheMode, FileOptions, Refused, SharedFile, open_flags, reopen};
 use crate::OpenError;
 use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
 
-pub(super) fn open(options: FileOptions) -> Result<Shared, OpenError> {
+pub(super) fn open(options: FileOptions) -> Result<SharedFile, OpenError> {
     let path = options.path.as_path();
     if let (Some(size), Some(block_size)) = (options.size, options.block_size) {
         check_size(size, check_block_size(block_size)?)?;
@@ -44,7 +44,7 @@ pub(super) fn open(options: FileOptions) -> Result<Shared, OpenError> {
             );
         }
     }
-    opened.map(|shared| Shared { created, ..shared })
+    opened.map(|shared| SharedFile { created, ..shared })
 }
 
 /// Makes size and name of a new file durable.
@@ -74,10 +74,10 @@ pub fn sync_folder(path: &Path) -> std::io::Result<()> {
     }
 }
 
-fn fail(path: &Path, what: impl Display) -> OpenError {
+fn fail(path: &Path, reason: impl Display) -> OpenError {
     OpenError::File {
         path: path.to_owned(),
-        what: what.to_string(),
+        reason: reason.to_string(),
     }
 }
 
@@ -104,16 +104,16 @@ fn open_or_create(options: &FileOptions) -> Result<(OwnedFd, bool), OpenError> {
 /// Explains "Permission denied" by the sandbox or by permissions, with the remedy.
 fn no_access(path: &Path, read_only: bool) -> String {
     let user = rustix::process::geteuid().as_raw();
-    let (what, hint) = if read_only {
+    let (access, hint) = if read_only {
         ("reading", "")
     } else {
         ("reading and writing", ", or set read_only")
     };
     if let Some(refusal) = sandbox::refusal(path, !read_only) {
-        return format!("cannot open it for {what}: {refusal}");
+        return format!("cannot open it for {access}: {refusal}");
     }
     format!(
-        "no permission to open it for {what} as user {user}; hint: give that user access to it and to every directory above it (chmod, chown, setfacl){hint}"
+        "no permission to open it for {access} as user {user}; hint: give that user access to it and to every directory above it (chmod, chown, setfacl){hint}"
     )
 }
 
@@ -138,8 +138,8 @@ fn create(options: &FileOptions, flags: OFlags) -> Result<(OwnedFd, bool), OpenE
         Ok(fd) => Ok((fd, true)),
         Err(Errno::NOENT) => {
             let parent = path.parent().unwrap_or(Path::new("/")).display();
-            let what = format!("cannot create it: the directory {parent} does not exist");
-            Err(fail(path, format!("{what}; hint: mkdir -p {parent}")))
+            let reason = format!("cannot create it: the directory {parent} does not exist");
+            Err(fail(path, format!("{reason}; hint: mkdir -p {parent}")))
         }
         Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(path, false))),
         Err(error) => Err(fail(path, format!("cannot create it: {error}"))),
@@ -150,16 +150,16 @@ fn examine(
     options: &FileOptions,
     control: OwnedFd,
     locked: &mut bool,
-) -> Result<Shared, OpenError> {
+) -> Result<SharedFile, OpenError> {
     let path = options.path.as_path();
-    let os = |what: &'static str| move |e: Errno| fail(path, format!("{what}: {e}"));
+    let os = |operation: &'static str| move |e: Errno| fail(path, format!("{operation}: {e}"));
     let stat = rustix::fs::fstat(&control).map_err(os("cannot stat it"))?;
     let block_device = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => false,
         FileType::BlockDevice => true,
         other => {
-            let what = format!("is neither a file nor a block device but a {other:?}");
-            return Err(fail(path, what.to_lowercase()));
+            let reason = format!("is neither a file nor a block device but a {other:?}");
+            return Err(fail(path, reason.to_lowercase()));
         }
     };
     let claim = match (block_device, options.read_only) {
@@ -207,7 +207,7 @@ fn examine(
         io_alignment,
         block_device,
     );
-    Ok(Shared {
+    Ok(SharedFile {
         path: options.path.clone(),
         capacity: Arc::new(Capacity::new(info.geometry.capacity_bytes())),
         info,
@@ -226,12 +226,12 @@ fn examine(
 
 /// Returns the error for an incomplete block. Padding repairs a raw disk but damages an image of another format.
 fn no_whole_blocks(path: &Path, size: u64, block_size: u32, format: Option<ImageFormat>) -> String {
-    let what =
+    let reason =
         format!("its size, {size} bytes, is not a multiple of the block size, {block_size} bytes");
     let shown = path.display();
     let Some(format) = format else {
         let whole = size.next_multiple_of(u64::from(block_size));
-        return format!("{what}; hint: pad it, truncate -s {whole} {shown}");
+        return format!("{reason}; hint: pad it, truncate -s {whole} {shown}");
     };
     let hint = match format {
         ImageFormat::Luks => String::new(),
@@ -239,7 +239,7 @@ fn no_whole_blocks(path: &Path, size: u64, block_size: u32, format: Option<Image
         _ => format!("; hint: make a raw copy, qemu-img convert -O raw {shown} {shown}.raw"),
     };
     format!(
-        "{what}; it contains a disk image in the format {format}, which another size would damage{hint}"
+        "{reason}; it contains a disk image in the format {format}, which another size would damage{hint}"
     )
 }
 
@@ -336,13 +336,13 @@ fn determine_size(
                     format!(", or resize it first: truncate -s {wanted} {shown}")
                 }
             };
-            let mut what = format!(
+            let mut reason = format!(
                 "is {found} bytes large, not {wanted}; hint: omit size to use the present size{resize}"
             );
             if let Some(format) = ImageFormat::of_file(control) {
-                what = format!("{what}; {}", format.warning());
+                reason = format!("{reason}; {}", format.warning());
             }
-            Err(fail(path, what))
+            Err(fail(path, reason))
         }
     }
 }

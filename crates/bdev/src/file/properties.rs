@@ -44,18 +44,18 @@ impl Queue {
 
 /// Returns the alignment for direct I/O, if supported. `fd` is open for direct I/O.
 pub(super) fn direct_alignment(fd: BorrowedFd<'_>, logical: Option<u32>) -> Option<Alignment> {
-    let asked = statx(
+    let queried = statx(
         fd,
         "",
         AtFlags::EMPTY_PATH,
         StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN,
     );
-    if let Ok(told) = asked
-        && StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::DIOALIGN)
+    if let Ok(stat) = queried
+        && StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN)
     {
         let alignment = Alignment {
-            offset: told.stx_dio_offset_align,
-            memory: told.stx_dio_mem_align,
+            offset: stat.stx_dio_offset_align,
+            memory: stat.stx_dio_mem_align,
         };
         return (alignment.offset != 0).then_some(alignment);
     }
@@ -85,13 +85,13 @@ const ATOMIC_BYTES: u32 = 16 << 10;
 pub(super) fn atomic_writes(fd: BorrowedFd<'_>, block_size: u32) -> Option<AtomicWrites> {
     /// `STATX_WRITE_ATOMIC`, Linux 6.11.
     const WRITE_ATOMIC: StatxFlags = StatxFlags::from_bits_retain(0x1_0000);
-    let told = statx(fd, "", AtFlags::EMPTY_PATH, WRITE_ATOMIC).ok()?;
-    if !StatxFlags::from_bits_retain(told.stx_mask).contains(WRITE_ATOMIC) {
+    let stat = statx(fd, "", AtFlags::EMPTY_PATH, WRITE_ATOMIC).ok()?;
+    if !StatxFlags::from_bits_retain(stat.stx_mask).contains(WRITE_ATOMIC) {
         return None;
     }
     let (min, max) = (
-        told.stx_atomic_write_unit_min,
-        told.stx_atomic_write_unit_max,
+        stat.stx_atomic_write_unit_min,
+        stat.stx_atomic_write_unit_max,
     );
     atomic_unit(min, max, block_size)
 }
@@ -126,9 +126,9 @@ pub(super) fn keeps_space(fd: impl AsFd) -> bool {
         libc::TMPFS_MAGIC as libc::c_long,
     ];
     match rustix::fs::fstatfs(fd) {
-        Ok(told) => IN_PLACE
+        Ok(stat) => IN_PLACE
             .iter()
-            .any(|&magic| magic as u64 == told.f_type as u64),
+            .any(|&magic| magic as u64 == stat.f_type as u64),
         Err(_) => false,
     }
 }

@@ -19,11 +19,11 @@ pub(super) const WAKE: u64 = 0;
 pub(super) struct BackingLink {
     /// Bytes of the backing image when the image was opened; 0 if there is none.
     bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
 }
 
 #[derive(Default)]
-struct State {
+struct LinkState {
     /// `None` once the image has left it.
     device: Option<Arc<dyn BlockDevice>>,
     /// Workers with a channel to the backing image.
@@ -38,7 +38,7 @@ impl BackingLink {
         let bytes = device
             .as_ref()
             .map_or(0, |device| device.info().geometry.capacity_bytes());
-        let state = State {
+        let state = LinkState {
             device,
             users: Vec::new(),
         };
@@ -48,7 +48,7 @@ impl BackingLink {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

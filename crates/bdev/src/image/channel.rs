@@ -15,7 +15,7 @@ use guest_memory::IoBuffer;
 use qcow2::{Map, Mapping, Segment};
 use uring::{Completion, Owner, Ring, WatchId};
 
-use super::Shared;
+use super::SharedImage;
 use super::backing_link::BackingUser;
 use super::owner::{Answer, Command, Request};
 use super::readers::Reader;
@@ -46,7 +46,7 @@ enum Waits {
     Answer { token: u64, bytes: u64 },
 }
 
-struct Slot {
+struct ImageSlot {
     tag: Tag,
     io: IoRequest,
     /// Empty while the file or the backing image has it.
@@ -84,7 +84,7 @@ struct BackingChannel {
 }
 
 pub(super) struct ImageChannel {
-    shared: Arc<Shared>,
+    shared: Arc<SharedImage>,
     map: Arc<Map>,
     map_number: u64,
     limits: Limits,
@@ -103,7 +103,7 @@ pub(super) struct ImageChannel {
     /// `None` once the channel closes.
     watch: Option<WatchId>,
     next_token: u64,
-    slots: Vec<Slot>,
+    slots: Vec<ImageSlot>,
     free: Vec<u32>,
     finished_below: Vec<Finished>,
     answers: Vec<(u64, Answer)>,
@@ -111,7 +111,7 @@ pub(super) struct ImageChannel {
 
 impl ImageChannel {
     pub fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedImage>,
         requests: Sender<Request>,
         attach: &mut Attach<'_>,
     ) -> io::Result<ImageChannel> {
@@ -162,7 +162,7 @@ impl ImageChannel {
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
-                self.slots.push(Slot {
+                self.slots.push(ImageSlot {
                     tag,
                     io: *io,
                     buffer: IoBuffer::default(),
@@ -250,7 +250,7 @@ impl ImageChannel {
             }
             Mapping::NotLoaded => self.send(Command::Load(at), 0),
             Mapping::Compressed => self.send(Command::ReadCompressed(at), length),
-            Mapping::Bad => Next::Failed(self.bad(at)),
+            Mapping::Bad => Next::Failed(self.damaged_entry(at)),
         }
     }
 
@@ -333,13 +333,13 @@ impl ImageChannel {
     /// Submits a piece to the file, with the I/O's own buffer if it is the whole I/O.
     fn move_data(&mut self, ring: &mut Ring, index: u32, io: IoRequest) -> Next {
         let slot = &mut self.slots[index as usize];
-        let (mut buffer, whole) = piece(slot, &io);
+        let (mut buffer, whole) = take_piece(slot, &io);
         let bytes = io.length;
         match self.file.submit(ring, &io, &mut buffer, Tag(index.into())) {
             Submission::Pending => Next::Waits(Waits::File { whole, bytes }),
             Submission::Done(outcome) => {
                 let slot = &mut self.slots[index as usize];
-                after(slot, buffer, whole, outcome, bytes)
+                piece_done(slot, buffer, whole, outcome, bytes)
             }
         }
     }
@@ -405,7 +405,7 @@ impl ImageChannel {
             .submit(ring, &below, &mut buffer, Tag(index.into()))
         {
             Submission::Pending => Next::Waits(Waits::Backing { whole: true, bytes }),
-            Submission::Done(outcome) => after(slot, buffer, true, outcome, bytes),
+            Submission::Done(outcome) => piece_done(slot, buffer, true, outcome, bytes),
         }
     }
 
@@ -415,7 +415,7 @@ impl ImageChannel {
             return Next::Failed(IoErrorKind::ReadMedium.into());
         };
         let slot = &mut self.slots[index as usize];
-        let (mut buffer, whole) = piece(slot, &io);
+        let (mut buffer, whole) = take_piece(slot, &io);
         let bytes = io.length;
         match backing
             .channel
@@ -424,7 +424,7 @@ impl ImageChannel {
             Submission::Pending => Next::Waits(Waits::Backing { whole, bytes }),
             Submission::Done(outcome) => {
                 let slot = &mut self.slots[index as usize];
-                after(slot, buffer, whole, outcome, bytes)
+                piece_done(slot, buffer, whole, outcome, bytes)
             }
         }
     }
@@ -470,14 +470,14 @@ impl ImageChannel {
     }
 
     #[cold]
-    fn bad(&self, at: u64) -> IoError {
+    fn damaged_entry(&self, at: u64) -> IoError {
         self.shared
-            .say_corrupt(&format!("the table entry of offset {at} is damaged"));
+            .report_corruption(&format!("the table entry of offset {at} is damaged"));
         IoError::with_errno(IoErrorKind::ReadMedium, libc::EIO)
     }
 
     /// Continues I/O after a part below has ended.
-    fn go_on(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
+    fn continue_io(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
         self.refresh_map();
         let mut below = std::mem::take(&mut self.finished_below);
         for one in below.drain(..) {
@@ -494,7 +494,7 @@ impl ImageChannel {
                     Ok(Next::Failed(error)) | Err(error) => Some(Err(error)),
                 },
                 Waits::File { whole, bytes } | Waits::Backing { whole, bytes } => {
-                    match after(slot, one.buffer, whole, one.outcome, bytes) {
+                    match piece_done(slot, one.buffer, whole, one.outcome, bytes) {
                         Next::Done(bytes) => {
                             slot.done += bytes;
                             self.advance(ring, index)
@@ -522,7 +522,7 @@ impl ImageChannel {
     }
 
     #[cold]
-    fn hear(&mut self, ring: &mut Ring, more: bool, finished: &mut Vec<Finished>) {
+    fn on_notification(&mut self, ring: &mut Ring, more: bool, finished: &mut Vec<Finished>) {
         if !more {
             self.inbox.watch_again(ring, self.owner, &mut self.watch);
         }
@@ -531,8 +531,7 @@ impl ImageChannel {
         let mut answers = std::mem::take(&mut self.answers);
         self.inbox.take(&mut answers);
         for (number, answer) in answers.drain(..) {
-            let waits =
-                |slot: &Slot| matches!(slot.waits, Waits::Answer { token, .. } if token == number);
+            let waits = |slot: &ImageSlot| matches!(slot.waits, Waits::Answer { token, .. } if token == number);
             let Some(index) = self.slots.iter().position(waits) else {
                 continue;
             };
@@ -595,7 +594,7 @@ impl ImageChannel {
 }
 
 /// Returns the buffer of a piece: the I/O's own if it is the whole I/O.
-fn piece(slot: &mut Slot, io: &IoRequest) -> (IoBuffer, bool) {
+fn take_piece(slot: &mut ImageSlot, io: &IoRequest) -> (IoBuffer, bool) {
     if !io.moves_data() {
         return (IoBuffer::default(), false);
     }
@@ -606,7 +605,13 @@ fn piece(slot: &mut Slot, io: &IoRequest) -> (IoBuffer, bool) {
     (part, false)
 }
 
-fn after(slot: &mut Slot, buffer: IoBuffer, whole: bool, outcome: IoOutcome, bytes: u64) -> Next {
+fn piece_done(
+    slot: &mut ImageSlot,
+    buffer: IoBuffer,
+    whole: bool,
+    outcome: IoOutcome,
+    bytes: u64,
+) -> Next {
     if whole {
         slot.buffer = buffer;
     }
@@ -643,7 +648,7 @@ impl IoChannel for ImageChannel {
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
         if completion.owner == self.owner {
-            return self.hear(ring, completion.more, finished);
+            return self.on_notification(ring, completion.more, finished);
         }
         let below = &mut self.finished_below;
         let is_of = |owners: &[Owner]| owners.contains(&completion.owner);
@@ -660,13 +665,13 @@ impl IoChannel for ImageChannel {
             (Some(_), None) => {}
         }
         if !self.finished_below.is_empty() {
-            self.go_on(ring, finished);
+            self.continue_io(ring, finished);
         }
     }
 
     /// Cancels I/O that waits for the owner at once; a later answer is dropped.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
-        let named = |slot: &Slot| slot.tag == tag && slot.waits != Waits::Nothing;
+        let named = |slot: &ImageSlot| slot.tag == tag && slot.waits != Waits::Nothing;
         let Some(index) = self.slots.iter().position(named) else {
             return;
         };

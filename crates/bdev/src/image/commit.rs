@@ -30,7 +30,7 @@ pub struct Committable {
 
 pub(super) fn reopen(image: &Image) -> Result<Committable, OpenError> {
     let path = image.path();
-    let failed = |what: String| open::fail(path, what);
+    let failed = |reason: String| open::fail(path, reason);
     let container = image.shared.file.container();
     let container = container.map_err(|error| failed(error.to_string()))?;
     let header = Header::read(&container).map_err(|error| failed(error.to_string()))?;
@@ -96,9 +96,9 @@ fn open_both(
     if found < wanted {
         let grown = base.set_size(wanted);
         grown.map_err(|error| {
-            let what =
+            let reason =
                 format!("cannot grow it to the size of its overlay, {wanted} bytes: {error}");
-            open::fail(&base_path, what)
+            open::fail(&base_path, reason)
         })?;
         base.capacity().set(wanted);
     }

@@ -45,7 +45,7 @@ fn name(header: &Header) -> Option<&str> {
 /// `trusts_name` it suffices that it lies in the folder of the image.
 pub(super) fn path(options: &ImageOptions, header: &Header) -> Result<Option<PathBuf>, OpenError> {
     let path = options.path.as_path();
-    let fail = |what: String| Err(open::fail(path, what));
+    let fail = |reason: String| Err(open::fail(path, reason));
     match (header.has_data_file(), &options.data_file) {
         (false, None) => return Ok(None),
         (false, Some(_)) => {

@@ -75,7 +75,7 @@ impl ImageOptions {
 }
 
 /// State shared by the owner and all workers.
-struct Shared {
+struct SharedImage {
     file: File,
     /// External data file, if any.
     data_file: Option<File>,
@@ -95,7 +95,7 @@ struct Shared {
     is_corrupt: AtomicBool,
 }
 
-impl Shared {
+impl SharedImage {
     /// Returns the file that stores the data.
     fn data(&self) -> &File {
         self.data_file.as_ref().unwrap_or(&self.file)
@@ -143,11 +143,11 @@ impl Shared {
     }
 
     #[cold]
-    fn say_corrupt(&self, what: &str) {
+    fn report_corruption(&self, reason: &str) {
         if !self.is_said_corrupt.swap(true, Ordering::Relaxed) {
             let path = self.path();
             tracing::error!(
-                "{path}: image is damaged, I/O to the damaged part fails: {what}; hint: remove the disk, then lunette image check {path}"
+                "{path}: image is damaged, I/O to the damaged part fails: {reason}; hint: remove the disk, then lunette image check {path}"
             );
         }
     }
@@ -158,7 +158,7 @@ thread_local! {
     static DROPPED: RefCell<Option<Vec<Arc<dyn BlockDevice>>>> = const { RefCell::new(None) };
 }
 
-impl Drop for Shared {
+impl Drop for SharedImage {
     /// Drops a chain in a loop: recursion could overflow the stack.
     fn drop(&mut self) {
         let Some(backing) = self.backing.take() else {
@@ -188,7 +188,7 @@ impl Drop for Shared {
 
 /// The block device `image`.
 pub struct Image {
-    shared: Arc<Shared>,
+    shared: Arc<SharedImage>,
     requests: Option<Sender<Request>>,
     owner: Option<JoinHandle<()>>,
 }
@@ -212,7 +212,7 @@ impl Image {
             let started = opened.start();
             let failed = |error: io::Error| OpenError::File {
                 path,
-                what: format!("cannot read its backing image: {error}"),
+                reason: format!("cannot read its backing image: {error}"),
             };
             stepped::add(started.map_err(failed)?, waiting);
             return Ok(Image {
@@ -239,9 +239,9 @@ impl Image {
                 started.send(Err(error)).ok();
             }
         });
-        let failed = |what: String| OpenError::File {
+        let failed = |reason: String| OpenError::File {
             path: path.clone(),
-            what,
+            reason,
         };
         let owner = spawned.map_err(|error| failed(format!("cannot start a thread: {error}")))?;
         match has_started.recv() {

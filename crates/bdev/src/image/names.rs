@@ -38,11 +38,11 @@ impl NamedFiles {
         ("none", NamedFiles::None),
     ];
 
-    /// Refuses a file that an image names. `what`: "backing image" or "data file".
+    /// Refuses a file that an image names. `subject`: "backing image" or "data file".
     ///
     /// # Errors
     /// The policy forbids the file.
-    pub fn check(self, image: &Path, what: &str, named: &Path) -> Result<(), OpenError> {
+    pub fn check(self, image: &Path, subject: &str, named: &Path) -> Result<(), OpenError> {
         let why = match self {
             NamedFiles::Any => return Ok(()),
             NamedFiles::Folder if lies_below(named, folder_of(image)) => return Ok(()),
@@ -52,7 +52,7 @@ impl NamedFiles {
         Err(fail(
             image,
             format!(
-                "its {what} {} {why}, and is not opened, because the image may be untrusted; hint: to allow it, set named_files=any (--named-files any)",
+                "its {subject} {} {why}, and is not opened, because the image may be untrusted; hint: to allow it, set named_files=any (--named-files any)",
                 named.display()
             ),
         ))
@@ -66,7 +66,7 @@ impl NamedFiles {
     pub(super) fn check_opened(
         self,
         image: &Path,
-        what: &str,
+        subject: &str,
         named: &Path,
         opened: &File,
     ) -> Result<(), OpenError> {
@@ -80,7 +80,7 @@ impl NamedFiles {
             false => Err(fail(
                 image,
                 format!(
-                    "its {what} {} was replaced while it was opened, and is not used; hint: let only root and the user of the daemon write to its folder",
+                    "its {subject} {} was replaced while it was opened, and is not used; hint: let only root and the user of the daemon write to its folder",
                     named.display()
                 ),
             )),
@@ -136,10 +136,10 @@ pub fn backing_named(
     name: &str,
     format: Option<&str>,
 ) -> Result<BackingImage, OpenError> {
-    let refused = |what: &str| fail(image, format!("its backing image {name} {what}"));
+    let refused = |problem: &str| fail(image, format!("its backing image {name} {problem}"));
     let not_served = "is not a file, a logical unit or an RBD image, and is not supported; hint: convert the chain to one image with qemu-img convert";
     let (path, driver) = if let Some(json) = name.strip_prefix("json:") {
-        json_path(json).map_err(|what| refused(&what))?
+        json_path(json).map_err(|problem| refused(&problem))?
     } else if is_remote(name) {
         (PathBuf::from(name), None)
     } else {
@@ -483,10 +483,10 @@ mod tests {
                 "two file names",
             ),
         ] {
-            let told = named(name, format).unwrap_err();
+            let error = named(name, format).unwrap_err();
             assert!(
-                told.contains(why) && told.contains("hint"),
-                "{name}: {told}"
+                error.contains(why) && error.contains("hint"),
+                "{name}: {error}"
             );
         }
     }

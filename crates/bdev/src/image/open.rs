@@ -15,7 +15,7 @@ use super::names::{BackingFormat, backing_of};
 use super::owner::Owner;
 use super::readers::Readers;
 use super::remote_backing::Remote;
-use super::{Image, ImageOptions, Shared, data_file};
+use super::{Image, ImageOptions, SharedImage, data_file};
 use crate::error::check_size;
 use crate::file::Container;
 use crate::{BlockDevice, BlockingIo, CacheMode, File, FileOptions, OpenError};
@@ -31,7 +31,7 @@ const STANDS_ON_ITSELF: &str = "its backing images form a cycle";
 /// An open image without its owner thread.
 pub(super) struct Opened {
     image: qcow2::Image<Container>,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<SharedImage>,
 }
 
 impl Opened {
@@ -58,22 +58,22 @@ type Seen = HashSet<(u64, u64)>;
 pub(super) fn open(options: &ImageOptions) -> Result<Opened, OpenError> {
     let mut seen = Seen::new();
     let files = open_level(options, &mut seen)?;
-    let mut below = open_below(options, &files.header, &mut seen)?;
+    let mut below = open_backing(options, &files.header, &mut seen)?;
     // No recursion: a long chain could overflow the stack.
     let mut levels = Vec::new();
     let mut named_by = options.path.clone();
     let mut device = loop {
         match below {
-            Below::Image(options) => {
+            BackingDevice::Image(options) => {
                 let files = open_level(&options, &mut seen)?;
                 let (policy, path) = (options.named_files, &options.path);
                 policy.check_opened(&named_by, "backing image", path, &files.file)?;
                 named_by.clone_from(path);
-                below = open_below(&options, &files.header, &mut seen)?;
+                below = open_backing(&options, &files.header, &mut seen)?;
                 levels.push((options, files));
             }
-            Below::Device(device) => break Some(device),
-            Below::Nothing => break None,
+            BackingDevice::Device(device) => break Some(device),
+            BackingDevice::Nothing => break None,
         }
     };
     for (options, files) in levels.into_iter().rev() {
@@ -93,10 +93,10 @@ pub(super) fn open_over(
     assemble(options, files, below)
 }
 
-pub(super) fn fail(path: &Path, what: impl std::fmt::Display) -> OpenError {
+pub(super) fn fail(path: &Path, reason: impl std::fmt::Display) -> OpenError {
     OpenError::File {
         path: path.to_owned(),
-        what: what.to_string(),
+        reason: reason.to_string(),
     }
 }
 
@@ -161,7 +161,7 @@ fn assemble(
         info.io_alignment = info.io_alignment.max(backing.info().io_alignment);
     }
     check_alignment(path, &info, &header)?;
-    let shared = Shared {
+    let shared = SharedImage {
         capacity: Arc::new(Capacity::new(header.size)),
         info,
         cache: options.cache,
@@ -283,14 +283,14 @@ pub fn open_tables(options: &ImageOptions) -> Result<qcow2::Image<Container>, Op
 
 fn not_served(error: &qcow2::Error) -> String {
     match error {
-        qcow2::Error::Unsupported(what) if what.contains("not a qcow2 image") => {
-            format!("{what}; hint: serve a raw disk with file:PATH")
+        qcow2::Error::Unsupported(reason) if reason.contains("not a qcow2 image") => {
+            format!("{reason}; hint: serve a raw disk with file:PATH")
         }
         error => error.to_string(),
     }
 }
 
-enum Below {
+enum BackingDevice {
     Nothing,
     /// An open read-only device.
     Device(Arc<dyn BlockDevice>),
@@ -299,20 +299,20 @@ enum Below {
 }
 
 /// Opens a raw or remote backing image; returns the options of a qcow2 image.
-fn open_below(
+fn open_backing(
     options: &ImageOptions,
     header: &Header,
     seen: &mut Seen,
-) -> Result<Below, OpenError> {
+) -> Result<BackingDevice, OpenError> {
     let path = options.path.as_path();
     let Some(below) = backing_of(path, header)? else {
-        return Ok(Below::Nothing);
+        return Ok(BackingDevice::Nothing);
     };
     options
         .named_files
         .check(path, "backing image", &below.path)?;
     if let Some(remote) = below.path.to_str().and_then(Remote::parse) {
-        return open_remote(options, remote).map(Below::Device);
+        return open_remote(options, remote).map(BackingDevice::Device);
     }
     match below.format {
         BackingFormat::Raw => {
@@ -328,9 +328,9 @@ fn open_below(
             })?;
             let (policy, named) = (options.named_files, &below.path);
             policy.check_opened(path, "backing image", named, &file)?;
-            Ok(Below::Device(Arc::new(file)))
+            Ok(BackingDevice::Device(Arc::new(file)))
         }
-        BackingFormat::Qcow2 => Ok(Below::Image(ImageOptions {
+        BackingFormat::Qcow2 => Ok(BackingDevice::Image(ImageOptions {
             cache: options.cache,
             read_only: true,
             named_files: options.named_files,
@@ -344,7 +344,7 @@ fn open_remote(
     remote: Result<Remote, String>,
 ) -> Result<Arc<dyn BlockDevice>, OpenError> {
     let path = options.path.as_path();
-    let refused = |what: String| fail(path, format!("cannot open its backing image: {what}"));
+    let refused = |reason: String| fail(path, format!("cannot open its backing image: {reason}"));
     remote.map_err(refused)?.open(true)
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use block::{Extent, IoError, IoErrorKind};
 use qcow2::{Backing, Error, Image};
 
-use super::Shared;
+use super::SharedImage;
 use crate::file::Container;
 use crate::inbox::Inbox;
 use crate::{BlockDevice, BlockingIo, CopiedUp};
@@ -73,7 +73,7 @@ type Writes = (Vec<u64>, u64, Arc<Inbox<Answer>>);
 pub(super) struct Owner {
     pub image: Image<Container>,
     pub backing: Option<BlockingIo>,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<SharedImage>,
     /// Released clusters, free once all I/O from before this generation has ended.
     pub freeing: Option<(u64, Vec<u64>)>,
     /// Backing image that the image has left. Workers may have channels to it.
@@ -315,10 +315,10 @@ impl Owner {
     fn failed(&self, command: &Command, error: &Error) -> IoError {
         let path = self.shared.path();
         tracing::debug!("{path}: {command:?} failed: {error}");
-        if let Error::Corrupt(what) | Error::Overlap(what) = error
+        if let Error::Corrupt(reason) | Error::Overlap(reason) = error
             && self.image.corruption().is_none()
         {
-            self.shared.say_corrupt(what);
+            self.shared.report_corruption(reason);
         }
         let errno = error.errno();
         let kind = match command {

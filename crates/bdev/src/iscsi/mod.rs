@@ -57,13 +57,13 @@ impl ScsiDisk {
     pub fn open_iscsi(options: &IscsiOptions) -> Result<ScsiDisk, OpenError> {
         let watch = Arc::new(Watch::default());
         let address = options.unit.address.clone();
-        let failed = |what: String| OpenError::Unit {
+        let failed = |reason: String| OpenError::Unit {
             unit: address.to_string(),
-            what,
+            reason,
         };
         let observer = {
             let watch = Arc::clone(&watch);
-            Box::new(move |event: UnitEvent<'_>| watch.hear(event))
+            Box::new(move |event: UnitEvent<'_>| watch.on_event(event))
         };
         let mut settings = options.unit.clone();
         let mut reserved = None;

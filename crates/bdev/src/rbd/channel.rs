@@ -12,14 +12,14 @@ use guest_memory::IoBuffer;
 use librbd::{Piece, SEGMENTS_MAX};
 use uring::{Completion, Owner, Ring, RingFd, WatchId};
 
-use super::Shared;
+use super::SharedRbd;
 use super::errno::classify;
-use super::reopening::Lost;
+use super::reopening::LossReason;
 use crate::admit::Limits;
 use crate::blocking::StatusCalls;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
 
-struct Slot {
+struct RbdSlot {
     tag: Tag,
     io: IoRequest,
     /// Bytes moved, from the start of the I/O.
@@ -31,7 +31,7 @@ struct Slot {
 }
 
 pub(super) struct RbdChannel {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRbd>,
     limits: Limits,
     channel: librbd::Channel,
     /// Generation of the channel's image.
@@ -40,7 +40,7 @@ pub(super) struct RbdChannel {
     wake: RingFd,
     /// Watch on the channel's eventfd; `None` once the handle closes.
     watch: Option<WatchId>,
-    slots: Vec<Slot>,
+    slots: Vec<RbdSlot>,
     free: Vec<u32>,
     over: Vec<librbd::Finished>,
     status: StatusCalls,
@@ -56,7 +56,7 @@ const STATUS_RANGE_MAX: u64 = 4 << 30;
 type Replaced = (u32, Result<u64, i32>);
 
 impl RbdChannel {
-    pub(super) fn new(shared: Arc<Shared>, attach: &mut Attach<'_>) -> io::Result<RbdChannel> {
+    pub(super) fn new(shared: Arc<SharedRbd>, attach: &mut Attach<'_>) -> io::Result<RbdChannel> {
         // Read first: if the image is replaced meanwhile, the channel replaces it again.
         let mut generation = shared.generation();
         if shared.is_closed() {
@@ -98,7 +98,7 @@ impl RbdChannel {
         let ask = move || {
             let pieces = shared.image().allocated(offset, length).map_err(|error| {
                 let errno = error.errno();
-                if let Some(lost) = Lost::of_errno(errno) {
+                if let Some(lost) = LossReason::of_errno(errno) {
                     shared.lose(generation, lost);
                 }
                 classify(IoKind::BlockStatus, errno)
@@ -127,14 +127,14 @@ impl RbdChannel {
 
     #[cold]
     fn failed(&self, kind: IoKind, errno: i32) -> IoError {
-        if let Some(lost) = Lost::of_errno(errno) {
+        if let Some(lost) = LossReason::of_errno(errno) {
             self.shared.lose(self.generation, lost);
         }
         classify(kind, errno)
     }
 
     fn occupy(&mut self, tag: Tag, io: &IoRequest) -> u32 {
-        let slot = Slot {
+        let slot = RbdSlot {
             tag,
             io: *io,
             done: 0,
@@ -244,7 +244,7 @@ impl RbdChannel {
     }
 
     /// Handles the end of a step: starts the next one or returns the outcome.
-    fn go_on(
+    fn continue_io(
         &mut self,
         index: u32,
         result: Result<u64, i32>,
@@ -360,7 +360,7 @@ impl IoChannel for RbdChannel {
         self.channel.reap(|one| over.push(one));
         for mut one in over.drain(..) {
             let index = one.token as u32;
-            if let Some(outcome) = self.go_on(index, one.result, &mut one.buffer) {
+            if let Some(outcome) = self.continue_io(index, one.result, &mut one.buffer) {
                 self.free.push(index);
                 finished.push(Finished {
                     tag: self.slots[index as usize].tag,

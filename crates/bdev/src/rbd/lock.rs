@@ -52,10 +52,10 @@ pub(super) fn take(
     shape: &ImageShape,
     write_cache: bool,
 ) -> Result<(), OpenError> {
-    let refused = |what: String| {
+    let refused = |reason: String| {
         Err(OpenError::Image {
             image: image.name().to_string(),
-            what,
+            reason,
         })
     };
     let has_lock = shape.features & EXCLUSIVE_LOCK != 0;

@@ -25,7 +25,7 @@ use self::medium::ImageMedium;
 use self::peers::Peers;
 use self::presence::Presence;
 pub use self::record::{Member, SharedRecord};
-use self::reopening::{Away, Lost};
+use self::reopening::{Availability, LossReason};
 use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
 use crate::{
@@ -50,11 +50,11 @@ pub struct RbdOptions {
 
 /// A disk on a Ceph RBD image.
 pub struct Rbd {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRbd>,
 }
 
 /// State shared by the disk and its channels.
-pub(super) struct Shared {
+pub(super) struct SharedRbd {
     options: RbdOptions,
     /// Open image. Replaced when the image is opened again.
     image: Mutex<Arc<Image>>,
@@ -62,7 +62,7 @@ pub(super) struct Shared {
     generation: AtomicU64,
     /// The image is lost: no I/O goes to it.
     is_closed: AtomicBool,
-    away: Away,
+    availability: Availability,
     presence: Mutex<Option<Presence>>,
     medium: ImageMedium,
     info: DiskInfo,
@@ -73,7 +73,7 @@ pub(super) struct Shared {
     peers: Mutex<Option<Arc<Peers>>>,
 }
 
-impl Shared {
+impl SharedRbd {
     fn image(&self) -> Arc<Image> {
         Arc::clone(&self.image.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -110,7 +110,7 @@ impl Shared {
     }
 
     /// Watches size and existence of an image that has this generation or will get it. A snapshot's size does not change.
-    fn follow(self: &Arc<Shared>, image: &Arc<Image>, generation: u64) -> Result<(), OpenError> {
+    fn follow(self: &Arc<SharedRbd>, image: &Arc<Image>, generation: u64) -> Result<(), OpenError> {
         if image.name().snapshot.is_some() {
             return Ok(());
         }
@@ -123,7 +123,7 @@ impl Shared {
                 Ok(size) => shared.size.changed(size),
                 Err(error) => {
                     tracing::warn!("{error}");
-                    if let Some(lost) = Lost::of_errno(error.errno()) {
+                    if let Some(lost) = LossReason::of_errno(error.errno()) {
                         shared.lose(generation, lost);
                     }
                 }
@@ -231,13 +231,13 @@ impl Rbd {
             capacity: Arc::new(Capacity::new(geometry.capacity_bytes())),
             changed: OnceLock::new(),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedRbd {
             options: options.clone(),
             medium: ImageMedium::of(&image)?,
             image: Mutex::new(Arc::clone(&image)),
             generation: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
-            away: Away::default(),
+            availability: Availability::default(),
             presence: Mutex::default(),
             info,
             size,
@@ -247,7 +247,7 @@ impl Rbd {
         });
         shared.start_reopening().map_err(|error| OpenError::Image {
             image: options.image.to_string(),
-            what: format!("cannot start a thread: {error}"),
+            reason: format!("cannot start a thread: {error}"),
         })?;
         shared.follow(&image, 0)?;
         Ok(Rbd { shared })
@@ -304,7 +304,7 @@ impl BlockDevice for Rbd {
     }
 
     fn state(&self) -> DiskState {
-        self.shared.away.state()
+        self.shared.availability.state()
     }
 
     fn kind(&self) -> &'static str {

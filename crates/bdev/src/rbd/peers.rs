@@ -18,9 +18,9 @@ use block::Identity;
 use latency::Clock;
 use librbd::{Error, Image, Notification, Object, Watch};
 
-use super::Shared;
+use super::SharedRbd;
 use super::record::{MEMBERS_MAX, Member, RECORD_MAX, SharedRecord};
-use super::reopening::Lost;
+use super::reopening::LossReason;
 use crate::shared_state::STATE_VERSION_LENGTH;
 use crate::{StateMembership, StateObserver};
 
@@ -60,14 +60,14 @@ pub(super) fn random() -> [u8; 16] {
 
 type Done = Box<dyn FnOnce(Result<u64, i32>) + Send>;
 
-enum Call {
+enum PeerCall {
     /// Version and state; and the callback for the result.
     Replace(Vec<u8>, Done),
     /// This daemon has joined: checks that others answer and have the current state.
     Announce,
 }
 
-enum Event {
+enum PeerEvent {
     Notified(Notification),
     Lost(i32),
     /// Result of the announcement of this instance.
@@ -76,7 +76,7 @@ enum Event {
 }
 
 #[derive(Default)]
-struct Known {
+struct PeerView {
     object: Option<Arc<Object>>,
     /// Instance of this daemon since its last attempt to join.
     instance: [u8; 16],
@@ -92,24 +92,24 @@ struct Known {
 
 /// Membership of this daemon.
 pub(super) struct Peers {
-    shared: Weak<Shared>,
+    shared: Weak<SharedRbd>,
     image: String,
     observer: Arc<dyn StateObserver>,
-    known: Mutex<Known>,
-    events: Sender<Event>,
+    view: Mutex<PeerView>,
+    events: Sender<PeerEvent>,
     /// `None` once the daemon has left.
-    calls: Mutex<Option<Sender<Call>>>,
+    calls: Mutex<Option<Sender<PeerCall>>>,
 }
 
-fn failed(what: impl Into<String>, errno: i32) -> Error {
+fn failed(operation: impl Into<String>, errno: i32) -> Error {
     Error::Failed {
-        what: what.into(),
+        operation: operation.into(),
         errno,
         hint: String::new(),
     }
 }
 
-fn gone() -> Error {
+fn not_a_member() -> Error {
     failed("remain a member of the shared state", libc::ECONNABORTED)
 }
 
@@ -141,16 +141,16 @@ fn reread(object: &Arc<Object>) -> Result<SharedRecord, Error> {
 }
 
 /// Joins the shared state of an image; starts the two threads.
-pub(super) fn join(shared: &Arc<Shared>, observer: Arc<dyn StateObserver>) -> StateMembership {
+pub(super) fn join(shared: &Arc<SharedRbd>, observer: Arc<dyn StateObserver>) -> StateMembership {
     let (event_sender, events) = mpsc::channel();
     let (call_sender, calls) = mpsc::channel();
     let peers = Arc::new(Peers {
         shared: Arc::downgrade(shared),
         image: shared.options.image.to_string(),
         observer,
-        known: Mutex::new(Known {
+        view: Mutex::new(PeerView {
             is_new: true,
-            ..Known::default()
+            ..PeerView::default()
         }),
         events: event_sender,
         calls: Mutex::new(Some(call_sender)),
@@ -172,7 +172,7 @@ pub(super) fn join(shared: &Arc<Shared>, observer: Arc<dyn StateObserver>) -> St
         }
         let (left, wait) = mpsc::sync_channel(1);
         lock(&peers.calls).take();
-        if peers.events.send(Event::Stop(left)).is_ok() {
+        if peers.events.send(PeerEvent::Stop(left)).is_ok() {
             wait.recv_timeout(LEAVE_LIMIT).ok();
         }
     })
@@ -186,33 +186,33 @@ impl Peers {
     /// Replaces the state. `done` is called on another thread, or at once with ENOTCONN after leaving. Does not block.
     pub(super) fn replace(&self, bytes: Vec<u8>, done: Done) {
         let sent = match &*lock(&self.calls) {
-            Some(calls) => calls.send(Call::Replace(bytes, done)),
-            None => Err(mpsc::SendError(Call::Replace(bytes, done))),
+            Some(calls) => calls.send(PeerCall::Replace(bytes, done)),
+            None => Err(mpsc::SendError(PeerCall::Replace(bytes, done))),
         };
-        if let Err(mpsc::SendError(Call::Replace(_, done))) = sent {
+        if let Err(mpsc::SendError(PeerCall::Replace(_, done))) = sent {
             done(Err(libc::ENOTCONN));
         }
     }
 
     /// Returns true if another daemon has removed this one from the member list. Reads the object over `image`.
     pub(super) fn is_excluded(&self, image: &Arc<Image>) -> bool {
-        let entered = lock(&self.known).entered;
+        let entered = lock(&self.view).entered;
         let record = object_of(image).and_then(|object| reread(&object));
         record.is_ok_and(|record| entered.is_some_and(|instance| !record.has(&instance)))
     }
 
     /// Returns why the state is unknown; `None` while it is current.
     pub(super) fn unknown(&self) -> Option<String> {
-        let known = lock(&self.known);
-        let problem = || known.problem.clone();
-        (!known.is_current)
+        let view = lock(&self.view);
+        let problem = || view.problem.clone();
+        (!view.is_current)
             .then(|| problem().unwrap_or_else(|| "reservations are being read".to_owned()))
     }
 
     /// Waits until this daemon is current. Returns false after `limit`.
     pub(super) fn wait_until_current(&self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
-        while !lock(&self.known).is_current {
+        while !lock(&self.view).is_current {
             if Instant::now() >= end {
                 return false;
             }
@@ -222,11 +222,11 @@ impl Peers {
     }
 
     fn set_current(&self, current: bool) {
-        let mut known = lock(&self.known);
-        known.is_current = current;
-        known.is_new &= !current;
+        let mut view = lock(&self.view);
+        view.is_current = current;
+        view.is_new &= !current;
         if current {
-            known.problem = None;
+            view.problem = None;
         }
         self.observer.set_current(current);
     }
@@ -245,8 +245,8 @@ impl Peers {
 
     /// Acts on a record, unless a later one was adopted.
     fn adopt(&self, record: SharedRecord) -> Result<(), Error> {
-        let mut known = lock(&self.known);
-        if let Some(before) = &known.record
+        let mut view = lock(&self.view);
+        if let Some(before) = &view.record
             && before.version >= record.version
         {
             return Ok(());
@@ -254,7 +254,7 @@ impl Peers {
         let adopted = self.observer.changed(record.version, &record.state);
         adopted
             .map_err(|reason| failed(format!("parse the shared state: {reason}"), libc::EBADMSG))?;
-        known.record = Some(record);
+        view.record = Some(record);
         Ok(())
     }
 
@@ -280,20 +280,20 @@ impl Peers {
 
     // The events thread.
 
-    fn follow(&self, events: &Receiver<Event>) {
+    fn follow(&self, events: &Receiver<PeerEvent>) {
         let mut shown = false;
         loop {
             let watch = self.enter();
             let problem = match watch {
                 Ok(watch) => match self.serve(&watch, events) {
-                    Ended::Left(left) => {
+                    ServeEnd::Left(left) => {
                         self.leave(&watch);
                         drop(watch);
                         left.send(()).ok();
                         return;
                     }
-                    Ended::Lost(error) => {
-                        shown &= !lock(&self.known).is_current;
+                    ServeEnd::Lost(error) => {
+                        shown &= !lock(&self.view).is_current;
                         // Before the watch is dropped, which may take a moment.
                         self.set_current(false);
                         error
@@ -304,9 +304,9 @@ impl Peers {
             if problem.errno() == libc::ESHUTDOWN
                 && let Some(shared) = self.shared.upgrade()
             {
-                shared.lose(shared.generation(), Lost::Blocklisted);
+                shared.lose(shared.generation(), LossReason::Blocklisted);
             }
-            lock(&self.known).problem = Some(problem.to_string());
+            lock(&self.view).problem = Some(problem.to_string());
             if !shown {
                 shown = true;
                 tracing::error!(image = %self.image, "reservations unknown, SCSI reads and writes get BUSY: {problem}");
@@ -315,7 +315,7 @@ impl Peers {
             let end = Instant::now() + RETRY;
             while let Some(left) = end.checked_duration_since(Instant::now()) {
                 match events.recv_timeout(left) {
-                    Ok(Event::Stop(left)) => {
+                    Ok(PeerEvent::Stop(left)) => {
                         left.send(()).ok();
                         return;
                     }
@@ -337,11 +337,11 @@ impl Peers {
         let address = object.cluster().address().unwrap_or_default();
         // The old entry stays until the new one is there: otherwise no daemon could exclude this one in between.
         let before = {
-            let mut known = lock(&self.known);
+            let mut view = lock(&self.view);
             // An object that was created again starts with another version.
-            (known.record, known.object) = (None, None);
-            known.instance = instance;
-            known.entered
+            (view.record, view.object) = (None, None);
+            view.instance = instance;
+            view.entered
         };
         if object.read(1)?.is_none() {
             object.create(SharedRecord::default().encode().unwrap_or_default())?;
@@ -358,11 +358,11 @@ impl Peers {
                 Some((sender, version, _)) if sender == instance => {
                     own.acknowledge(&notification, &message(instance, version, true));
                 }
-                _ => drop(notified.send(Event::Notified(notification))),
+                _ => drop(notified.send(PeerEvent::Notified(notification))),
             },
-            move |errno| drop(lost.send(Event::Lost(errno))),
+            move |errno| drop(lost.send(PeerEvent::Lost(errno))),
         )?;
-        lock(&self.known).object = Some(Arc::clone(&object));
+        lock(&self.view).object = Some(Arc::clone(&object));
         self.update(&object, |record| {
             let mut next = record.next();
             next.members.retain(|one| Some(one.instance) != before);
@@ -376,34 +376,34 @@ impl Peers {
             }
             Some(next)
         })?;
-        lock(&self.known).entered = Some(instance);
+        lock(&self.view).entered = Some(instance);
         if let Some(calls) = &*lock(&self.calls) {
-            calls.send(Call::Announce).ok();
+            calls.send(PeerCall::Announce).ok();
         }
         Ok(watch)
     }
 
-    fn serve(&self, watch: &Watch, events: &Receiver<Event>) -> Ended {
+    fn serve(&self, watch: &Watch, events: &Receiver<PeerEvent>) -> ServeEnd {
         let object = watch.object();
-        let lost = |errno| Ended::Lost(failed("watch the shared state", errno));
+        let lost = |errno| ServeEnd::Lost(failed("watch the shared state", errno));
         loop {
             match events.recv_timeout(LOOK) {
-                Ok(Event::Notified(notification)) => {
+                Ok(PeerEvent::Notified(notification)) => {
                     if let Err(error) = self.take_over(object, &notification) {
-                        return Ended::Lost(error);
+                        return ServeEnd::Lost(error);
                     }
                 }
-                Ok(Event::Announced(instance, _)) if instance != lock(&self.known).instance => {}
-                Ok(Event::Announced(_, Ok(()))) => {
+                Ok(PeerEvent::Announced(instance, _)) if instance != lock(&self.view).instance => {}
+                Ok(PeerEvent::Announced(_, Ok(()))) => {
                     if let Err(errno) = self.extend(watch) {
                         return lost(errno);
                     }
                     tracing::info!(image = %self.image, "reservations known");
                     self.set_current(true);
                 }
-                Ok(Event::Announced(_, Err(error))) => return Ended::Lost(error),
-                Ok(Event::Lost(errno)) => return lost(errno),
-                Ok(Event::Stop(left)) => return Ended::Left(left),
+                Ok(PeerEvent::Announced(_, Err(error))) => return ServeEnd::Lost(error),
+                Ok(PeerEvent::Lost(errno)) => return lost(errno),
+                Ok(PeerEvent::Stop(left)) => return ServeEnd::Left(left),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return lost(libc::ESHUTDOWN),
             }
@@ -415,12 +415,12 @@ impl Peers {
 
     fn take_over(&self, object: &Arc<Object>, notification: &Notification) -> Result<(), Error> {
         let record = reread(object)?;
-        let (version, instance) = (record.version, lock(&self.known).instance);
+        let (version, instance) = (record.version, lock(&self.view).instance);
         let is_member = record.has(&instance);
         let is_excluded = |one: &Member| !record.has(&one.instance);
         let some_left = {
-            let known = lock(&self.known);
-            let before = known.record.iter().flat_map(|record| &record.members);
+            let view = lock(&self.view);
+            let before = view.record.iter().flat_map(|record| &record.members);
             before.into_iter().any(is_excluded)
         };
         if some_left {
@@ -433,13 +433,13 @@ impl Peers {
         match is_member {
             true => Ok(()),
             // The acknowledgement was late.
-            false => Err(gone()),
+            false => Err(not_a_member()),
         }
     }
 
     fn leave(&self, watch: &Watch) {
         self.observer.set_current(false);
-        let instance = lock(&self.known).instance;
+        let instance = lock(&self.view).instance;
         let left = self.update(watch.object(), |record| {
             let mut next = record.next();
             next.members.retain(|one| one.instance != instance);
@@ -452,28 +452,30 @@ impl Peers {
 
     // The calls thread.
 
-    fn carry_out(&self, calls: &Receiver<Call>) {
+    fn carry_out(&self, calls: &Receiver<PeerCall>) {
         let mut joined = false;
         loop {
             if std::mem::take(&mut joined) {
-                let instance = lock(&self.known).instance;
+                let instance = lock(&self.view).instance;
                 let announced = self.announce_joined(instance, &mut || {});
-                self.events.send(Event::Announced(instance, announced)).ok();
+                self.events
+                    .send(PeerEvent::Announced(instance, announced))
+                    .ok();
             }
             match calls.recv() {
-                Ok(Call::Replace(bytes, done)) => {
+                Ok(PeerCall::Replace(bytes, done)) => {
                     // Replacements that must end before this one may be queued behind it. Their version is outdated: they fail.
                     let mut meanwhile = || {
                         for call in calls.try_iter() {
                             match call {
-                                Call::Replace(_, done) => done(Err(libc::EILSEQ)),
-                                Call::Announce => joined = true,
+                                PeerCall::Replace(_, done) => done(Err(libc::EILSEQ)),
+                                PeerCall::Announce => joined = true,
                             }
                         }
                     };
                     done(self.replace_now(&bytes, &mut meanwhile));
                 }
-                Ok(Call::Announce) => joined = true,
+                Ok(PeerCall::Announce) => joined = true,
                 Err(mpsc::RecvError) => return,
             }
         }
@@ -485,10 +487,10 @@ impl Peers {
             .ok_or(libc::EINVAL)?;
         let version = u64::from_be_bytes(*version);
         let (object, before, instance) = {
-            let known = lock(&self.known);
-            match (&known.object, &known.record) {
-                (Some(object), Some(record)) if known.is_current => {
-                    (Arc::clone(object), record.clone(), known.instance)
+            let view = lock(&self.view);
+            match (&view.object, &view.record) {
+                (Some(object), Some(record)) if view.is_current => {
+                    (Arc::clone(object), record.clone(), view.instance)
                 }
                 _ => return Err(libc::ETIMEDOUT),
             }
@@ -529,10 +531,10 @@ impl Peers {
         meanwhile: &mut dyn FnMut(),
     ) -> Result<(), Error> {
         let (object, is_new) = {
-            let known = lock(&self.known);
-            (known.object.clone(), known.is_new)
+            let view = lock(&self.view);
+            (view.object.clone(), view.is_new)
         };
-        let object = object.ok_or_else(gone)?;
+        let object = object.ok_or_else(not_a_member)?;
         loop {
             self.announce(&object, instance, meanwhile)?;
             let record = self.record_of(instance)?;
@@ -557,9 +559,9 @@ impl Peers {
 
     /// Returns the record of this instance. Fails after the watch was lost: the record may be outdated.
     fn record_of(&self, instance: [u8; 16]) -> Result<SharedRecord, Error> {
-        let known = lock(&self.known);
-        let record = known.record.as_ref().filter(|_| known.instance == instance);
-        record.cloned().ok_or_else(gone)
+        let view = lock(&self.view);
+        let record = view.record.as_ref().filter(|_| view.instance == instance);
+        record.cloned().ok_or_else(not_a_member)
     }
 
     /// Makes all members adopt the record and excludes the others. Calls `meanwhile` while commands begun before are ending.
@@ -640,7 +642,7 @@ impl Peers {
 }
 
 /// Reason why a watch is not served any more.
-enum Ended {
+enum ServeEnd {
     Left(SyncSender<()>),
     Lost(Error),
 }

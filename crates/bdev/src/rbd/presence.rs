@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use librbd::{Error, Image, ImageName, Object, Watch};
 
-use super::Shared;
-use super::reopening::Lost;
+use super::SharedRbd;
+use super::reopening::LossReason;
 
 /// Time after which the cluster considers a watcher dead.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -40,7 +40,7 @@ impl Drop for Presence {
 
 /// Watches an image that has this generation or will get it. Does not block.
 pub(super) fn follow(
-    shared: Weak<Shared>,
+    shared: Weak<SharedRbd>,
     image: &Arc<Image>,
     id: &str,
     generation: u64,
@@ -64,7 +64,7 @@ pub(super) fn follow(
 }
 
 struct Follower {
-    shared: Weak<Shared>,
+    shared: Weak<SharedRbd>,
     image: Weak<Image>,
     id: String,
     /// Name under which the image was found last.
@@ -88,7 +88,7 @@ impl Follower {
                     if matches!(error.errno(), libc::EPERM | libc::EACCES | libc::EBADF) {
                         return;
                     }
-                    if let Some(lost) = Lost::of_errno(error.errno()) {
+                    if let Some(lost) = LossReason::of_errno(error.errno()) {
                         return self.lose(lost);
                     }
                     let before = retry;
@@ -131,16 +131,16 @@ impl Follower {
         })
     }
 
-    fn lose(&self, lost: Lost) {
+    fn lose(&self, lost: LossReason) {
         if let Some(shared) = self.shared.upgrade() {
             shared.lose(self.generation, lost);
         }
     }
 }
 
-fn failed(what: &str, errno: i32) -> Error {
+fn failed(operation: &str, errno: i32) -> Error {
     Error::Failed {
-        what: what.to_owned(),
+        operation: operation.to_owned(),
         errno,
         hint: String::new(),
     }

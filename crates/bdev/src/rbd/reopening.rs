@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use librbd::{Cluster, Image};
 
 use super::medium::ImageMedium;
-use super::{Settings, Shared, lock};
+use super::{Settings, SharedRbd, lock};
 use crate::{DiskState, OpenError};
 
 /// First pause between attempts; doubles up to the longest.
@@ -32,43 +32,49 @@ const ASKED: &str = "lunette.fence";
 
 /// Reason why an image must be opened again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lost {
+pub(super) enum LossReason {
     Blocklisted,
     /// The header, the snapshot or the pool is gone.
     Removed,
 }
 
-impl Lost {
+impl LossReason {
     /// Classifies an errno of librbd, from I/O or the header.
-    pub(super) fn of_errno(errno: i32) -> Option<Lost> {
+    pub(super) fn of_errno(errno: i32) -> Option<LossReason> {
         match errno {
-            libc::ESHUTDOWN => Some(Lost::Blocklisted),
-            libc::ENOENT => Some(Lost::Removed),
+            libc::ESHUTDOWN => Some(LossReason::Blocklisted),
+            libc::ENOENT => Some(LossReason::Removed),
             _ => None,
         }
     }
 
     fn reason(self) -> &'static str {
         match self {
-            Lost::Blocklisted => "this client is blocklisted; hint: see `ceph osd blocklist ls`",
-            Lost::Removed => "the image, its snapshot or its pool was removed",
+            LossReason::Blocklisted => {
+                "this client is blocklisted; hint: see `ceph osd blocklist ls`"
+            }
+            LossReason::Removed => "the image, its snapshot or its pool was removed",
         }
     }
 }
 
 /// Availability of the image, as reported by I/O or the header.
 #[derive(Default)]
-pub(super) struct Away {
-    is_up: AtomicBool,
+pub(super) struct Availability {
+    is_unavailable: AtomicBool,
     /// Channel to the thread that opens the image again.
-    lost: OnceLock<Sender<Lost>>,
+    loss: OnceLock<Sender<LossReason>>,
     /// Reason why the image is away; time of the next attempt.
-    why: Mutex<Option<(String, Instant)>>,
+    unavailable: Mutex<Option<(String, Instant)>>,
 }
 
-impl Away {
+impl Availability {
     pub(super) fn state(&self) -> DiskState {
-        match &*self.why.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self
+            .unavailable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+        {
             None => DiskState::Ready,
             Some((reason, next_try)) => DiskState::Unavailable {
                 reason: reason.clone(),
@@ -77,20 +83,28 @@ impl Away {
         }
     }
 
-    fn set(&self, why: Option<(String, Instant)>) {
-        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    fn set(&self, unavailable: Option<(String, Instant)>) {
+        *self
+            .unavailable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = unavailable;
     }
 }
 
-impl Shared {
+impl SharedRbd {
     /// Marks the image of this generation as lost: it gets no more I/O. Does not block.
-    pub(super) fn lose(self: &Arc<Shared>, generation: u64, lost: Lost) {
-        if generation != self.generation() || self.away.is_up.swap(true, Ordering::AcqRel) {
+    pub(super) fn lose(self: &Arc<SharedRbd>, generation: u64, loss: LossReason) {
+        if generation != self.generation()
+            || self
+                .availability
+                .is_unavailable
+                .swap(true, Ordering::AcqRel)
+        {
             return;
         }
         // The thread receives as long as the image exists.
-        if let Some(thread) = self.away.lost.get() {
-            thread.send(lost).ok();
+        if let Some(thread) = self.availability.loss.get() {
+            thread.send(loss).ok();
         }
         self.close_image();
     }
@@ -99,23 +113,23 @@ impl Shared {
     ///
     /// # Errors
     /// The system has no thread left.
-    pub(super) fn start_reopening(self: &Arc<Shared>) -> std::io::Result<()> {
+    pub(super) fn start_reopening(self: &Arc<SharedRbd>) -> std::io::Result<()> {
         let (sender, losses) = channel();
-        let away = Arc::downgrade(self);
+        let weak = Arc::downgrade(self);
         let thread = std::thread::Builder::new().name("rbd-reopen".to_owned());
         thread.spawn(move || {
-            while let Ok(lost) = losses.recv() {
-                come_back(&away, lost);
+            while let Ok(loss) = losses.recv() {
+                reopen_until_available(&weak, loss);
             }
         })?;
         // Set only here.
-        self.away.lost.set(sender).ok();
+        self.availability.loss.set(sender).ok();
         Ok(())
     }
 
     /// Opens the image again, once the cluster serves this client, or has served it since it was `fenced`. The disk is ready before the
     /// first I/O on it ends.
-    fn reopen(self: &Arc<Shared>, fenced: &mut bool) -> Result<(), OpenError> {
+    fn reopen(self: &Arc<SharedRbd>, fenced: &mut bool) -> Result<(), OpenError> {
         let before = self.image();
         let peers = self.peers();
         if *fenced {
@@ -142,7 +156,7 @@ impl Shared {
             // Waiting I/O continues when the disk is ready; I/O aborted by others in the meantime must end before.
             peers.wait_until_current(JOIN_LIMIT);
         }
-        self.away.set(None);
+        self.availability.set(None);
         self.size.changed(shape.size);
         Ok(())
     }
@@ -150,9 +164,9 @@ impl Shared {
     /// Opens the image by name and checks that it is the same one.
     fn find_again(&self, cluster: &Arc<Cluster>) -> Result<Arc<Image>, OpenError> {
         let (name, id) = (&self.options.image, self.medium.id());
-        let refused = |what: String| {
+        let refused = |reason: String| {
             let image = name.to_string();
-            Err(OpenError::Image { image, what })
+            Err(OpenError::Image { image, reason })
         };
         let image = match Image::open(cluster, name, self.options.read_only) {
             Ok(image) => image,
@@ -207,27 +221,32 @@ fn missing(name: &librbd::ImageName, id: &str, found: Option<&str>, is_listed: b
     }
 }
 
-fn come_back(away: &Weak<Shared>, lost: Lost) {
-    let (mut wait, mut reason) = (WAIT_FIRST, lost.reason().to_owned());
-    let (mut fenced, mut logged) = (lost == Lost::Blocklisted, String::new());
+fn reopen_until_available(image: &Weak<SharedRbd>, loss: LossReason) {
+    let (mut wait, mut reason) = (WAIT_FIRST, loss.reason().to_owned());
+    let (mut fenced, mut logged) = (loss == LossReason::Blocklisted, String::new());
     loop {
-        let Some(shared) = away.upgrade() else {
+        let Some(shared) = image.upgrade() else {
             return;
         };
         if logged != reason {
             tracing::error!(image = %shared.options.image, "image unavailable, I/O fails: {reason}");
             logged.clone_from(&reason);
         }
-        shared.away.set(Some((reason, Instant::now() + wait)));
+        shared
+            .availability
+            .set(Some((reason, Instant::now() + wait)));
         drop(shared);
         std::thread::sleep(wait);
-        let Some(shared) = away.upgrade() else {
+        let Some(shared) = image.upgrade() else {
             return;
         };
         match shared.reopen(&mut fenced) {
             Ok(()) => {
                 tracing::info!(image = %shared.options.image, "image opened again");
-                shared.away.is_up.store(false, Ordering::Release);
+                shared
+                    .availability
+                    .is_unavailable
+                    .store(false, Ordering::Release);
                 return;
             }
             Err(error) => reason = error.to_string(),
@@ -255,8 +274,8 @@ mod tests {
             ("p/a@s", Some("a"), "the snapshot s was removed"),
             ("p/a@s", Some("b"), "renamed to b"),
         ] {
-            let said = missing(&name(text), "10b8", found, true);
-            assert!(said.contains(expected), "{text}: {said}");
+            let reason = missing(&name(text), "10b8", found, true);
+            assert!(reason.contains(expected), "{text}: {reason}");
         }
         let trash = "rbd trash restore p/n/10b8 --image a";
         for found in ["a", "b"] {
@@ -266,8 +285,8 @@ mod tests {
 
     #[test]
     fn errors_that_say_that_the_image_is_lost() {
-        assert_eq!(Lost::of_errno(108), Some(Lost::Blocklisted));
-        assert_eq!(Lost::of_errno(2), Some(Lost::Removed));
-        assert_eq!(Lost::of_errno(5), None);
+        assert_eq!(LossReason::of_errno(108), Some(LossReason::Blocklisted));
+        assert_eq!(LossReason::of_errno(2), Some(LossReason::Removed));
+        assert_eq!(LossReason::of_errno(5), None);
     }
 }

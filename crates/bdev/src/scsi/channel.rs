@@ -17,7 +17,7 @@ use crate::admit::Limits;
 use crate::inbox::Inbox;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
 
-struct Slot {
+struct UnitSlot {
     tag: Tag,
     io: IoRequest,
     buffer: IoBuffer,
@@ -43,7 +43,7 @@ pub(super) struct ScsiChannel {
     inbox: Arc<Inbox<Ended>>,
     /// `None` once the channel closes.
     watch: Option<WatchId>,
-    slots: Vec<Slot>,
+    slots: Vec<UnitSlot>,
     free: Vec<u32>,
     ended: Vec<(u64, Ended)>,
 }
@@ -65,7 +65,7 @@ impl ScsiChannel {
         })
     }
 
-    fn occupy(&mut self, slot: Slot) -> u32 {
+    fn occupy(&mut self, slot: UnitSlot) -> u32 {
         match self.free.pop() {
             Some(index) => {
                 self.slots[index as usize] = slot;
@@ -87,7 +87,7 @@ impl ScsiChannel {
         let sink = self.sink();
         let slot = &mut self.slots[index as usize];
         let step = match slot.io.kind {
-            _ if slot.is_flushing => self.shared.manner.flush(),
+            _ if slot.is_flushing => self.shared.profile.flush(),
             IoKind::ScsiCommand => commands::passed_through(&slot.io, &slot.buffer),
             _ => {
                 let by_writing = self.shared.zeroes_by_writing();
@@ -98,7 +98,7 @@ impl ScsiChannel {
                     out
                 };
                 self.shared
-                    .manner
+                    .profile
                     .step(&slot.io, slot.done, by_writing, read_out)
             }
         };
@@ -123,7 +123,7 @@ impl ScsiChannel {
         if is_unknown_command(&done) {
             let flushes = slot.is_flushing || io.kind == IoKind::Flush;
             match io.kind {
-                _ if flushes && self.shared.manner.is_flush_needless() => return Some(Ok(())),
+                _ if flushes && self.shared.profile.is_flush_needless() => return Some(Ok(())),
                 _ if flushes => return Some(Err(IoErrorKind::WriteMedium.into())),
                 IoKind::WriteZeroes if !self.shared.zeroes_by_writing() => {
                     self.shared.write_zeroes_from_now_on();
@@ -132,7 +132,7 @@ impl ScsiChannel {
                 }
                 // The unit does not report holes.
                 IoKind::BlockStatus => {
-                    let status = self.shared.manner.block_status(&io, &[], 0);
+                    let status = self.shared.profile.block_status(&io, &[], 0);
                     slot.buffer.write_at(0, &status);
                     return Some(Ok(()));
                 }
@@ -146,7 +146,7 @@ impl ScsiChannel {
             IoKind::Read => slot.buffer.write_at(slot.done as usize, &done.data),
             IoKind::BlockStatus => {
                 let blocks = self.limits.units();
-                let status = self.shared.manner.block_status(&io, &done.data, blocks);
+                let status = self.shared.profile.block_status(&io, &done.data, blocks);
                 slot.buffer.write_at(0, &status);
             }
             _ => {}
@@ -156,7 +156,7 @@ impl ScsiChannel {
         }
         slot.done += slot.step;
         if slot.done >= io.length {
-            if !self.shared.manner.flushes_after(&io) {
+            if !self.shared.profile.flushes_after(&io) {
                 return Some(Ok(()));
             }
             slot.is_flushing = true;
@@ -198,7 +198,7 @@ impl IoChannel for ScsiChannel {
         } else if let Some(outcome) = self.limits.begin(io, buffer) {
             return Submission::Done(outcome);
         }
-        let index = self.occupy(Slot {
+        let index = self.occupy(UnitSlot {
             tag,
             io: *io,
             buffer: std::mem::take(buffer),

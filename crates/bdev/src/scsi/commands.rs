@@ -37,7 +37,7 @@ const EXTENTS: u32 = 256;
 
 /// Commands and limits used for a unit.
 #[derive(Clone, Debug)]
-pub(super) struct Manner {
+pub(super) struct UnitProfile {
     block_size: u64,
     transfer_max: u64,
     unmaps: Unmaps,
@@ -61,17 +61,17 @@ enum Unmaps {
 }
 
 #[derive(Debug)]
-pub(super) struct Step {
+pub(super) struct UnitStep {
     pub command: UnitCommand,
     /// Bytes of the I/O that the step covers.
     pub bytes: u64,
 }
 
-impl Manner {
-    pub fn of(unit: &UnitInfo) -> Manner {
+impl UnitProfile {
+    pub fn of(unit: &UnitInfo) -> UnitProfile {
         let block_size = u64::from(unit.block_size);
         let properties = &unit.properties;
-        let said = unit
+        let reported = unit
             .transfer_max
             .map(|blocks| u64::from(blocks) * block_size);
         let range = |blocks: Option<u64>| {
@@ -84,9 +84,9 @@ impl Manner {
             () if unit.thin && properties.unmap_by_write_same => Unmaps::ByWriteSame,
             () => Unmaps::No,
         };
-        Manner {
+        UnitProfile {
             block_size,
-            transfer_max: said
+            transfer_max: reported
                 .unwrap_or(TRANSFER_BYTES)
                 .clamp(block_size, TRANSFER_BYTES_MAX),
             is_optical: unit.is_optical(),
@@ -123,11 +123,11 @@ impl Manner {
         done: u64,
         by_writing: bool,
         read_out: impl FnOnce(u64, u64) -> Vec<u8>,
-    ) -> Step {
+    ) -> UnitStep {
         let left = io.length - done;
         let block = (io.offset + done) / self.block_size;
         let blocks = |bytes: u64| (bytes / self.block_size) as u32;
-        let step = |cdb: [u8; 16], out: Vec<u8>, read: u32, bytes: u64| Step {
+        let step = |cdb: [u8; 16], out: Vec<u8>, read: u32, bytes: u64| UnitStep {
             command: UnitCommand {
                 cdb,
                 out,
@@ -205,7 +205,7 @@ impl Manner {
     }
 
     /// Returns the step that makes all previous writes durable.
-    pub fn flush(&self) -> Step {
+    pub fn flush(&self) -> UnitStep {
         let cdb = match self.is_optical {
             true => cdb10(SYNCHRONIZE_CACHE_10, 0, 0),
             false => cdb16(SYNCHRONIZE_CACHE_16, 0, 0),
@@ -215,7 +215,7 @@ impl Manner {
             repeatable: true,
             ..UnitCommand::default()
         };
-        Step { command, bytes: 0 }
+        UnitStep { command, bytes: 0 }
     }
 
     /// A unit without SYNCHRONIZE CACHE has nothing to flush, unless it reports a write cache.
@@ -289,12 +289,12 @@ fn is_repeatable(command: &ScsiCommand) -> bool {
 }
 
 /// Returns the only step of a passed-through command.
-pub(super) fn passed_through(io: &IoRequest, buffer: &IoBuffer) -> Step {
+pub(super) fn passed_through(io: &IoRequest, buffer: &IoBuffer) -> UnitStep {
     // Checked on submission.
     let command = command_in(io, buffer).unwrap_or_default();
     let mut out = vec![0; command.data_out as usize];
     buffer.read_at(COMMAND_HEADER, &mut out);
-    Step {
+    UnitStep {
         command: UnitCommand {
             repeatable: is_repeatable(&command),
             cdb: command.cdb,
@@ -420,43 +420,43 @@ mod tests {
         }
     }
 
-    fn step(manner: &Manner, io: &IoRequest, done: u64) -> Step {
-        manner.step(io, done, false, |offset, bytes| {
+    fn step(profile: &UnitProfile, io: &IoRequest, done: u64) -> UnitStep {
+        profile.step(io, done, false, |offset, bytes| {
             vec![offset as u8; bytes as usize]
         })
     }
 
     #[test]
     fn commands_are_those_of_sbc_and_no_longer_than_the_unit_takes() {
-        let manner = Manner::of(&unit());
-        let read = step(&manner, &IoRequest::read(1 << 20, 10_240), 0);
+        let profile = UnitProfile::of(&unit());
+        let read = step(&profile, &IoRequest::read(1 << 20, 10_240), 0);
         assert_eq!(
             read.command.cdb,
             [0x88, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 16, 0, 0]
         );
         assert_eq!((read.bytes, read.command.read), (8192, 8192));
-        let rest = step(&manner, &IoRequest::read(1 << 20, 10_240), 8192);
+        let rest = step(&profile, &IoRequest::read(1 << 20, 10_240), 8192);
         assert_eq!(
             rest.command.cdb,
             [0x88, 0, 0, 0, 0, 0, 0, 0, 8, 16, 0, 0, 0, 4, 0, 0]
         );
 
         let write = IoRequest::write(0, 512).flagged(IoFlags::FUA);
-        let written = step(&manner, &write, 0);
+        let written = step(&profile, &write, 0);
         assert_eq!(
             written.command.cdb,
             [0x8a, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]
         );
         assert_eq!(written.command.out.len(), 512);
-        assert!(written.command.repeatable && !manner.flushes_after(&write));
+        assert!(written.command.repeatable && !profile.flushes_after(&write));
 
-        let flush = step(&manner, &IoRequest::flush(), 0);
+        let flush = step(&profile, &IoRequest::flush(), 0);
         assert_eq!(
             flush.command.cdb,
             [0x91, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
         );
 
-        let discard = step(&manner, &IoRequest::discard(512 * 0x0102, 1 << 20), 0);
+        let discard = step(&profile, &IoRequest::discard(512 * 0x0102, 1 << 20), 0);
         assert_eq!(
             discard.command.cdb,
             [0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0]
@@ -470,18 +470,18 @@ mod tests {
         assert_eq!(discard.bytes, 256 * 512);
 
         let zeroes = IoRequest::write_zeroes(0, 1 << 20).flagged(IoFlags::UNMAP);
-        let zeroed = step(&manner, &zeroes, 0);
+        let zeroed = step(&profile, &zeroes, 0);
         assert_eq!(
             zeroed.command.cdb,
             [0x93, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0]
         );
         assert_eq!(zeroed.command.out, [0; 512]);
-        let kept = step(&manner, &IoRequest::write_zeroes(0, 512), 0);
+        let kept = step(&profile, &IoRequest::write_zeroes(0, 512), 0);
         assert_eq!(kept.command.cdb[1], 0);
-        let sent = manner.step(&zeroes, 0, true, |_, _| Vec::new());
+        let sent = profile.step(&zeroes, 0, true, |_, _| Vec::new());
         assert_eq!((sent.command.cdb[0], sent.command.out.len()), (0x8a, 8192));
 
-        let compared = step(&manner, &IoRequest::compare_and_write(512, 512), 0);
+        let compared = step(&profile, &IoRequest::compare_and_write(512, 512), 0);
         assert_eq!(
             compared.command.cdb,
             [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0]
@@ -493,45 +493,48 @@ mod tests {
     fn durable_write_to_a_cached_unit_without_fua_is_flushed() {
         let mut unit = unit();
         unit.properties.fua = false;
-        let manner = Manner::of(&unit);
+        let profile = UnitProfile::of(&unit);
         let write = IoRequest::write(0, 512).flagged(IoFlags::FUA);
-        assert_eq!(step(&manner, &write, 0).command.cdb[1], 0);
-        assert!(manner.flushes_after(&write));
-        assert!(!manner.flushes_after(&IoRequest::write(0, 512)));
+        assert_eq!(step(&profile, &write, 0).command.cdb[1], 0);
+        assert!(profile.flushes_after(&write));
+        assert!(!profile.flushes_after(&IoRequest::write(0, 512)));
         unit.properties.write_cache = Some(false);
-        assert!(!Manner::of(&unit).flushes_after(&write));
-        assert!(Manner::of(&unit).is_flush_needless());
+        assert!(!UnitProfile::of(&unit).flushes_after(&write));
+        assert!(UnitProfile::of(&unit).is_flush_needless());
         // A cached unit that cannot be flushed cannot promise durability.
         unit.properties.write_cache = Some(true);
-        assert!(Manner::of(&unit).flushes_after(&write) && !Manner::of(&unit).is_flush_needless());
+        assert!(
+            UnitProfile::of(&unit).flushes_after(&write)
+                && !UnitProfile::of(&unit).is_flush_needless()
+        );
     }
 
     #[test]
     fn a_unit_that_unmaps_only_by_write_same_is_told_so() {
         let mut unit = unit();
         unit.properties.unmap = false;
-        assert!(!Manner::of(&unit).unmaps());
+        assert!(!UnitProfile::of(&unit).unmaps());
         unit.properties.unmap_by_write_same = true;
-        let discard = step(&Manner::of(&unit), &IoRequest::discard(0, 512), 0);
+        let discard = step(&UnitProfile::of(&unit), &IoRequest::discard(0, 512), 0);
         assert_eq!(discard.command.cdb[..2], [0x93, 8]);
         unit.thin = false;
-        assert!(!Manner::of(&unit).unmaps());
+        assert!(!UnitProfile::of(&unit).unmaps());
     }
 
     /// SANITIZE and other commands rely on this property.
     #[test]
     fn discards_are_said_to_leave_zeroes_only_where_a_command_has_to() {
         let mut unit = unit();
-        assert!(!Manner::of(&unit).discards_to_zeroes());
+        assert!(!UnitProfile::of(&unit).discards_to_zeroes());
         unit.zeroes = true;
-        let by_unmap = Manner::of(&unit);
+        let by_unmap = UnitProfile::of(&unit);
         assert_eq!(
             step(&by_unmap, &IoRequest::discard(0, 512), 0).command.cdb[0],
             0x42
         );
         assert!(!by_unmap.discards_to_zeroes());
         unit.properties.unmap_by_write_same = true;
-        let by_write_same = Manner::of(&unit);
+        let by_write_same = UnitProfile::of(&unit);
         let discard = step(&by_write_same, &IoRequest::discard(0, 512), 0).command;
         assert_eq!(
             (discard.cdb[..2].to_vec(), discard.out),
@@ -581,7 +584,7 @@ mod tests {
 
     #[test]
     fn implausible_block_status_of_a_unit_is_read_as_data() {
-        let manner = manner_with_zeroes();
+        let profile = profile_with_zeroes();
         let mut data = vec![0, 0, 0, 36, 0, 0, 0, 0];
         for (block, blocks, state) in [(8u64, 8u32, 1u8), (16, 8, 0)] {
             data.extend(block.to_be_bytes());
@@ -589,53 +592,53 @@ mod tests {
             data.extend([state, 0, 0, 0]);
         }
         let io = IoRequest::block_status(8 * 512, 32 * 512);
-        let status = manner.block_status(&io, &data, 1 << 20);
+        let status = profile.block_status(&io, &data, 1 << 20);
         let extents: Vec<Extent> = block::decode_extents(&status).collect();
         assert_eq!(extents, [Extent::hole(16 * 512), Extent::data(40 * 512)]);
-        let status = manner.block_status(&io, &data[..20], 1 << 20);
+        let status = profile.block_status(&io, &data[..20], 1 << 20);
         let extents: Vec<Extent> = block::decode_extents(&status).collect();
         assert_eq!(extents, [Extent::data(40 * 512)]);
     }
 
-    fn manner_with_zeroes() -> Manner {
+    fn profile_with_zeroes() -> UnitProfile {
         let mut unit = unit();
         unit.zeroes = true;
         unit.properties.unmap_by_write_same = true;
-        Manner::of(&unit)
+        UnitProfile::of(&unit)
     }
 
     #[test]
     fn blocks_of_every_other_provisioning_status_are_data() {
         let io = IoRequest::block_status(0, 16 * 512);
-        let statuses = |manner: &Manner| {
+        let statuses = |profile: &UnitProfile| {
             let has_hole = |status: &u8| {
                 let mut data = vec![0, 0, 0, 20, 0, 0, 0, 0];
                 data.extend([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, *status, 0, 0, 0]);
-                let status = manner.block_status(&io, &data, 1 << 20);
+                let status = profile.block_status(&io, &data, 1 << 20);
                 let first = block::decode_extents(&status).next();
                 first == Some(Extent::hole(16 * 512))
             };
             (0..=u8::MAX).filter(has_hole).collect::<Vec<u8>>()
         };
-        let manner = manner_with_zeroes();
-        assert_eq!(statuses(&manner), [1, 2]);
+        let profile = profile_with_zeroes();
+        assert_eq!(statuses(&profile), [1, 2]);
         // The unit returns without LBPRZ.
-        manner.unmapped_zeroes.store(false, Ordering::Relaxed);
-        assert_eq!(statuses(&manner), [0; 0]);
-        assert_eq!(statuses(&Manner::of(&unit())), [0; 0]);
+        profile.unmapped_zeroes.store(false, Ordering::Relaxed);
+        assert_eq!(statuses(&profile), [0; 0]);
+        assert_eq!(statuses(&UnitProfile::of(&unit())), [0; 0]);
     }
 
     #[test]
     fn zeroes_are_written_when_a_unit_has_lost_lbprz() {
-        let manner = manner_with_zeroes();
+        let profile = profile_with_zeroes();
         let zeroes = IoRequest::write_zeroes(0, 4096).flagged(IoFlags::UNMAP);
         let discard = IoRequest::discard(0, 4096);
         for io in [&zeroes, &discard] {
-            assert_eq!(step(&manner, io, 0).command.cdb[..2], [0x93, 0x08]);
+            assert_eq!(step(&profile, io, 0).command.cdb[..2], [0x93, 0x08]);
         }
-        manner.unmapped_zeroes.store(false, Ordering::Relaxed);
+        profile.unmapped_zeroes.store(false, Ordering::Relaxed);
         for io in [&zeroes, &discard] {
-            assert_eq!(step(&manner, io, 0).command.cdb[..2], [0x93, 0x00]);
+            assert_eq!(step(&profile, io, 0).command.cdb[..2], [0x93, 0x00]);
         }
     }
 }

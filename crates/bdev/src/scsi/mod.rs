@@ -14,7 +14,7 @@ use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, PassedReservations, P
 use iscsi_initiator::{CommandSink, UnitCommand, UnitEvent, UnitInfo};
 use latency::Clock;
 
-use self::commands::Manner;
+use self::commands::UnitProfile;
 use crate::error::{check_block_size, check_size};
 use crate::network_medium::NetworkMedium;
 use crate::{Attach, BlockDevice, DiskState, IoChannel, Medium, OpenError};
@@ -41,7 +41,7 @@ struct ServedUnit {
     unit: Box<dyn CommandUnit>,
     info: DiskInfo,
     capacity: Arc<Capacity>,
-    manner: Manner,
+    profile: UnitProfile,
     /// The unit does not support WRITE SAME.
     zeroes_by_writing: AtomicBool,
 }
@@ -113,15 +113,21 @@ impl ScsiDisk {
         let capacity = Arc::new(Capacity::new(geometry.capacity_bytes()));
         // Set only here.
         watch.capacity.set((geometry, Arc::clone(&capacity))).ok();
-        let manner = Manner::of(&info);
-        let zeroes = Arc::clone(&manner.unmapped_zeroes);
+        let profile = UnitProfile::of(&info);
+        let zeroes = Arc::clone(&profile.unmapped_zeroes);
         // Set only here.
         watch.unmapped_zeroes.set(zeroes).ok();
         let unit = ServedUnit {
-            info: disk_info(&info, geometry, &manner, parts.read_only, parts.passthrough),
+            info: disk_info(
+                &info,
+                geometry,
+                &profile,
+                parts.read_only,
+                parts.passthrough,
+            ),
             unit: parts.unit,
             capacity,
-            manner,
+            profile,
             zeroes_by_writing: AtomicBool::new(false),
         };
         Ok(ScsiDisk {
@@ -137,32 +143,35 @@ impl ScsiDisk {
 #[derive(Default)]
 pub(crate) struct Watch {
     /// Reason for the unit being down; time of the next attempt.
-    down: Mutex<Option<(String, std::time::Duration)>>,
+    unavailable: Mutex<Option<(String, std::time::Duration)>>,
     capacity: OnceLock<(Geometry, Arc<Capacity>)>,
     unmapped_zeroes: OnceLock<Arc<AtomicBool>>,
     changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Watch {
-    fn down(&self) -> std::sync::MutexGuard<'_, Option<(String, std::time::Duration)>> {
-        self.down.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unavailable(&self) -> std::sync::MutexGuard<'_, Option<(String, std::time::Duration)>> {
+        self.unavailable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn hear(&self, event: UnitEvent<'_>) {
+    pub fn on_event(&self, event: UnitEvent<'_>) {
         match event {
             UnitEvent::Down { reason, next_try } => {
-                *self.down() = Some((reason.to_owned(), Clock::shared().elapsed() + next_try));
+                *self.unavailable() =
+                    Some((reason.to_owned(), Clock::shared().elapsed() + next_try));
             }
             UnitEvent::Up(info) => {
-                *self.down() = None;
+                *self.unavailable() = None;
                 self.take_provisioning(info);
                 self.resized(info);
-                self.tell();
+                self.notify_change();
             }
             UnitEvent::Changed(info) => {
                 self.take_provisioning(info);
                 if self.resized(info) {
-                    self.tell();
+                    self.notify_change();
                 }
             }
         }
@@ -190,7 +199,7 @@ impl Watch {
         true
     }
 
-    fn tell(&self) {
+    fn notify_change(&self) {
         if let Some(changed) = self.changed.get() {
             changed();
         }
@@ -203,7 +212,7 @@ const SENSIBLE_BYTES: u32 = 64 << 20;
 fn disk_info(
     unit: &UnitInfo,
     geometry: Geometry,
-    manner: &Manner,
+    profile: &UnitProfile,
     read_only: bool,
     reservations: Option<PassedReservations>,
 ) -> DiskInfo {
@@ -227,8 +236,8 @@ fn disk_info(
         read_only: read_only || unit.read_only,
         // A unit may have an unreported cache, and clients can enable that of a passed-through unit.
         write_cache: reservations.is_some() || properties.write_cache.unwrap_or(true),
-        discard_granularity: manner.unmaps().then_some(granularity),
-        discard_zeroes: manner.discards_to_zeroes(),
+        discard_granularity: profile.unmaps().then_some(granularity),
+        discard_zeroes: profile.discards_to_zeroes(),
         write_zeroes: true,
         anchors: false,
         atomic_writes: None,
@@ -279,7 +288,7 @@ impl BlockDevice for ScsiDisk {
     }
 
     fn state(&self) -> DiskState {
-        match &*self.watch.down() {
+        match &*self.watch.unavailable() {
             None => DiskState::Ready,
             Some((reason, next_try)) => DiskState::Unavailable {
                 reason: reason.clone(),
@@ -318,7 +327,7 @@ mod tests {
             unit.properties.optimal_transfer = optimal;
             unit.properties.physical_exponent = 15;
             let geometry = Geometry::new(512, unit.bytes());
-            let info = disk_info(&unit, geometry, &Manner::of(&unit), false, None);
+            let info = disk_info(&unit, geometry, &UnitProfile::of(&unit), false, None);
             assert_eq!(info.physical_block_size, 65_536);
             (info.discard_granularity, info.optimal_io_size)
         };
@@ -353,9 +362,9 @@ mod tests {
                 passthrough,
                 block_size,
             };
-            let failed = |what| OpenError::Unit {
+            let failed = |reason| OpenError::Unit {
                 unit: "u".to_owned(),
-                what,
+                reason,
             };
             ScsiDisk::new(parts, failed)
         };

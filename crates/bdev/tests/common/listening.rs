@@ -11,21 +11,21 @@ const BLOCK: u64 = 512;
 
 /// Announcements and I/Os, by first block.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Heard {
+pub enum Announcement {
     Later(u64),
     Next(u64),
     Now(u64),
 }
 
-pub type Story = Arc<Mutex<Vec<Heard>>>;
+pub type Announcements = Arc<Mutex<Vec<Announcement>>>;
 
 /// A layer that records announcements, whether the device below uses them or not.
-pub struct Listening {
+pub struct Recording {
     pub inner: Arc<dyn BlockDevice>,
-    pub heard: Story,
+    pub announced: Announcements,
 }
 
-impl Layer for Listening {
+impl Layer for Recording {
     fn inner(&self) -> &dyn BlockDevice {
         &*self.inner
     }
@@ -37,19 +37,19 @@ impl Layer for Listening {
     fn attach_layer(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
         Ok(Box::new(ListeningBackend {
             inner: self.inner.attach(attach)?,
-            heard: self.heard.clone(),
+            announced: self.announced.clone(),
         }))
     }
 }
 
 struct ListeningBackend {
     inner: Box<dyn IoChannel>,
-    heard: Story,
+    announced: Announcements,
 }
 
 impl ListeningBackend {
-    fn note(&self, heard: Heard) {
-        self.heard.lock().unwrap().push(heard);
+    fn note(&self, announced: Announcement) {
+        self.announced.lock().unwrap().push(announced);
     }
 }
 
@@ -61,7 +61,7 @@ impl IoChannel for ListeningBackend {
         buffer: &mut IoBuffer,
         tag: Tag,
     ) -> Submission {
-        self.note(Heard::Now(io.offset / BLOCK));
+        self.note(Announcement::Now(io.offset / BLOCK));
         self.inner.submit(ring, io, buffer, tag)
     }
 
@@ -72,14 +72,14 @@ impl IoChannel for ListeningBackend {
     fn prefetch(&self, io: &IoRequest, soon: Prefetch) {
         let block = io.offset / BLOCK;
         self.note(match soon {
-            Prefetch::Next => Heard::Next(block),
-            Prefetch::Later => Heard::Later(block),
+            Prefetch::Next => Announcement::Next(block),
+            Prefetch::Later => Announcement::Later(block),
         });
         self.inner.prefetch(io, soon);
     }
 
     fn borrow(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
-        self.note(Heard::Now(io.offset / BLOCK));
+        self.note(Announcement::Now(io.offset / BLOCK));
         self.inner.borrow(io, buffer)
     }
 

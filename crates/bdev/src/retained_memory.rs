@@ -50,7 +50,7 @@ const HEADER: usize = 48;
 
 /// The memory of one disk.
 #[derive(Debug)]
-pub(crate) struct KeptMemory {
+pub(crate) struct RetainedMemory {
     pub file: File,
     pub block_size: u32,
     /// Size of the disk in bytes.
@@ -59,24 +59,29 @@ pub(crate) struct KeptMemory {
     pub id: [u8; 16],
 }
 
-impl KeptMemory {
+impl RetainedMemory {
     /// Creates memory of zeroes.
-    pub fn create(disk: &str, size: u64, block_size: u32, id: [u8; 16]) -> io::Result<KeptMemory> {
+    pub fn create(
+        disk: &str,
+        size: u64,
+        block_size: u32,
+        id: [u8; 16],
+    ) -> io::Result<RetainedMemory> {
         let length = DATA_AT + size.next_multiple_of(PAGE);
-        let kept = KeptMemory {
+        let retained = RetainedMemory {
             file: Mapping::memfd_to_keep(&format!("lunette-{disk}"), length)?,
             block_size,
             size,
             id,
         };
-        kept.write()?;
-        Ok(kept)
+        retained.write()?;
+        Ok(retained)
     }
 
     /// Opens the memory of a previous daemon.
-    pub fn open(memory: OwnedFd) -> io::Result<KeptMemory> {
+    pub fn open(memory: OwnedFd) -> io::Result<RetainedMemory> {
         let file = File::from(memory);
-        let refused = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
+        let refused = |reason: &str| io::Error::new(io::ErrorKind::InvalidData, reason);
         let mut bytes = [0; HEADER];
         file.read_exact_at(&mut bytes, 0)?;
         let number = |at: usize| {
@@ -94,18 +99,20 @@ impl KeptMemory {
         size.copy_from_slice(&bytes[24..32]);
         let mut id = [0; 16];
         id.copy_from_slice(&bytes[32..48]);
-        let kept = KeptMemory {
+        let retained = RetainedMemory {
             block_size: number(20),
             size: u64::from_ne_bytes(size),
             id,
             file,
         };
-        let needed = kept
+        let needed = retained
             .size
             .checked_next_multiple_of(PAGE)
             .and_then(|size| size.checked_add(DATA_AT));
         match needed {
-            Some(needed) if kept.size > 0 && needed <= kept.file.metadata()?.len() => Ok(kept),
+            Some(needed) if retained.size > 0 && needed <= retained.file.metadata()?.len() => {
+                Ok(retained)
+            }
             _ => Err(refused("the retained memory is shorter than its disk")),
         }
     }
@@ -147,9 +154,9 @@ mod tests {
 
     #[test]
     fn memory_is_opened_as_it_was_made_and_grown() {
-        let mut kept = KeptMemory::create("d0", 1 << 20, 4096, [7; 16]).unwrap();
-        kept.resize(3 << 20).unwrap();
-        let again = KeptMemory::open(kept.file.try_clone().unwrap().into()).unwrap();
+        let mut retained = RetainedMemory::create("d0", 1 << 20, 4096, [7; 16]).unwrap();
+        retained.resize(3 << 20).unwrap();
+        let again = RetainedMemory::open(retained.file.try_clone().unwrap().into()).unwrap();
         assert_eq!(
             (again.size, again.block_size, again.id),
             (3 << 20, 4096, [7; 16])
@@ -160,22 +167,23 @@ mod tests {
     #[test]
     fn memory_of_others_is_refused() {
         let other = Mapping::memfd_to_keep("other", 4 << 20).unwrap();
-        let error = KeptMemory::open(other.try_clone().unwrap().into()).unwrap_err();
+        let error = RetainedMemory::open(other.try_clone().unwrap().into()).unwrap_err();
         assert!(
             error.to_string().contains("not that of a RAM disk"),
             "{error}"
         );
-        let kept = KeptMemory::create("d0", 1 << 20, 512, [0; 16]).unwrap();
+        let retained = RetainedMemory::create("d0", 1 << 20, 512, [0; 16]).unwrap();
         // A wrong size, and an unknown version.
-        kept.file
+        retained
+            .file
             .write_all_at(&(u64::MAX - 100).to_ne_bytes(), 24)
             .unwrap();
-        assert!(KeptMemory::open(kept.file.try_clone().unwrap().into()).is_err());
-        kept.file.write_all_at(&9u32.to_ne_bytes(), 16).unwrap();
-        let error = KeptMemory::open(kept.file.try_clone().unwrap().into()).unwrap_err();
+        assert!(RetainedMemory::open(retained.file.try_clone().unwrap().into()).is_err());
+        retained.file.write_all_at(&9u32.to_ne_bytes(), 16).unwrap();
+        let error = RetainedMemory::open(retained.file.try_clone().unwrap().into()).unwrap_err();
         assert!(error.to_string().contains("another version"), "{error}");
         let short = Mapping::memfd_to_keep("short", 8).unwrap();
-        assert!(KeptMemory::open(short.into()).is_err());
+        assert!(RetainedMemory::open(short.into()).is_err());
     }
 
     /// Stores for one process, as systemd does for successive processes.
@@ -232,7 +240,7 @@ mod tests {
         ] {
             assert!(matches!(
                 open(other),
-                Err(OpenError::Kept {
+                Err(OpenError::RetainedMemory {
                     size: 0x40_0000,
                     block_size: 512
                 })
