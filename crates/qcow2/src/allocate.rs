@@ -74,8 +74,8 @@ impl<S: Storage> Image<S> {
             let errno = error.raw_os_error().unwrap_or(5);
             for change in changes {
                 let source = std::io::Error::from_raw_os_error(errno);
-                let what = "cannot sync";
-                failed.push((change.offset, Error::Io { what, source }));
+                let operation = "cannot sync";
+                failed.push((change.offset, Error::Io { operation, source }));
             }
             return failed;
         }
@@ -274,8 +274,8 @@ impl<S: Storage> Image<S> {
                 }
                 failed.extend(run.iter().map(|change| {
                     let source = std::io::Error::from_raw_os_error(errno);
-                    let what = "cannot write an L2 table";
-                    (change.offset, Error::Io { what, source })
+                    let operation = "cannot write an L2 table";
+                    (change.offset, Error::Io { operation, source })
                 }));
                 continue;
             }

@@ -95,14 +95,14 @@ impl Bitmaps {
     /// The storage failed, or the directory is damaged.
     pub(crate) fn places(&self, storage: &impl Storage, header: &Header) -> Result<Places> {
         let size = storage.size().map_err(io("cannot read the size"))?;
-        let range = |what: &str, offset: u64, bytes: u64| {
+        let range = |structure: &str, offset: u64, bytes: u64| {
             let end = offset.checked_add(bytes).filter(|end| *end <= size);
             match end {
                 Some(end) if offset > 0 && offset.is_multiple_of(header.cluster_bytes()) => {
                     Ok(offset..end)
                 }
                 _ => corrupt(format!(
-                    "the {what} has an invalid location: offset {offset:#x}, {bytes} bytes"
+                    "the {structure} has an invalid location: offset {offset:#x}, {bytes} bytes"
                 )),
             }
         };

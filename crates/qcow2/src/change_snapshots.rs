@@ -190,8 +190,8 @@ impl<S: Storage> Image<S> {
     }
 }
 
-fn refused<T>(what: String) -> Result<T> {
-    Err(Error::Unsupported(what))
+fn refused<T>(reason: String) -> Result<T> {
+    Err(Error::Unsupported(reason))
 }
 
 /// Builds an entry of the snapshot table.

@@ -296,11 +296,11 @@ impl Header {
     /// Validates offsets and sizes; `file` is the size of the storage.
     fn check(&self, file: u64) -> Result<()> {
         let cluster = self.cluster_bytes();
-        let lies = |what: &str, offset: u64, bytes: u64| {
+        let lies = |structure: &str, offset: u64, bytes: u64| {
             let end = offset.checked_add(bytes);
             if offset == 0 || !offset.is_multiple_of(cluster) || end.is_none_or(|end| end > file) {
                 return corrupt(format!(
-                    "the {what} has an invalid location: offset {offset}, {bytes} bytes, in a file of {file} bytes"
+                    "the {structure} has an invalid location: offset {offset}, {bytes} bytes, in a file of {file} bytes"
                 ));
             }
             Ok(())

@@ -103,10 +103,10 @@ pub trait Backing {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The storage failed.
-    #[error("{what}: {source}")]
+    #[error("{operation}: {source}")]
     Io {
         /// Operation that failed.
-        what: &'static str,
+        operation: &'static str,
         /// Error from the system.
         source: io::Error,
     },
@@ -136,10 +136,10 @@ impl Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Adds the name of the failed operation to an error.
-fn io(what: &'static str) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::Io { what, source }
+fn io(operation: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Io { operation, source }
 }
 
-fn corrupt<T>(what: impl Into<String>) -> Result<T> {
-    Err(Error::Corrupt(what.into()))
+fn corrupt<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Error::Corrupt(reason.into()))
 }

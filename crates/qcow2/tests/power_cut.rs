@@ -189,10 +189,10 @@ fn use_at_random(seed: u64) -> Run {
 
 impl Run {
     /// Examines the remaining image: it has no faults, and every sector has a permitted value.
-    fn examine(&self, left: Vec<u8>, durable: usize, last: usize, what: &str) {
+    fn examine(&self, left: Vec<u8>, durable: usize, last: usize, case: &str) {
         let storage = Recorded::of(left);
         let report: CheckReport = Image::check(&storage, Repair::Nothing).unwrap();
-        assert_eq!(report.corruptions, 0, "{what}: {:?}", report.findings);
+        assert_eq!(report.corruptions, 0, "{case}: {:?}", report.findings);
         let mut image = Image::open(&storage, WRITABLE).unwrap();
         let mut below = self.backing.clone().map(Bytes);
         let mut content = vec![0; self.size as usize];
@@ -201,15 +201,15 @@ impl Run {
             let allowed = self.model.allowed(sector, durable, last);
             assert!(
                 allowed.contains(&bytes[0]) && bytes.iter().all(|byte| *byte == bytes[0]),
-                "{what}: sector {sector} holds {}, may hold {allowed:?}",
+                "{case}: sector {sector} holds {}, may hold {allowed:?}",
                 bytes[0]
             );
         }
         drop(image);
         let report = Image::check(&storage, Repair::Leaks).unwrap();
-        assert!(report.is_clean(), "{what}: {:?}", report.findings);
+        assert!(report.is_clean(), "{case}: {:?}", report.findings);
         let report = Image::check(&storage, Repair::Nothing).unwrap();
-        assert_eq!((report.leaks, report.corruptions), (0, 0), "{what}");
+        assert_eq!((report.leaks, report.corruptions), (0, 0), "{case}");
     }
 
     /// Returns the content of the storage after the first `last` events.
@@ -241,8 +241,8 @@ impl Run {
         for event in &self.history[durable..last] {
             tear(event, chance, random, &mut left);
         }
-        let what = format!("seed {seed}, power cut after {last} writes, {durable} of them durable");
-        self.examine(left, durable, last, &what);
+        let case = format!("seed {seed}, power cut after {last} writes, {durable} of them durable");
+        self.examine(left, durable, last, &case);
     }
 }
 

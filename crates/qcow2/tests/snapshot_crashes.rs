@@ -45,14 +45,14 @@ fn make(storage: &Recorded, change: Change, name: &str) {
 }
 
 /// Checks that the remaining image has no faults once opened and has one of two contents.
-fn examine(left: Vec<u8>, allowed: [&[u8]; 2], what: &str) {
+fn examine(left: Vec<u8>, allowed: [&[u8]; 2], case: &str) {
     let storage = Recorded::of(left);
     let found = content(&storage);
-    assert!(allowed.contains(&&*found), "{what}: another disk");
+    assert!(allowed.contains(&&*found), "{case}: another disk");
     let report = Image::check(&storage, Repair::Leaks).unwrap();
-    assert!(report.is_clean(), "{what}: {:?}", report.findings);
+    assert!(report.is_clean(), "{case}: {:?}", report.findings);
     let report = Image::check(&storage, Repair::Nothing).unwrap();
-    assert_eq!((report.leaks, report.corruptions), (0, 0), "{what}");
+    assert_eq!((report.leaks, report.corruptions), (0, 0), "{case}");
 }
 
 fn left_at(before: &[u8], events: &[Event]) -> Vec<u8> {
@@ -98,8 +98,8 @@ fn crash_during_a_snapshot_change_leaves_the_old_or_the_new_disk() {
             }
             let events = changed.history();
             for last in 0..=events.len() {
-                let what = format!("seed {seed}, {change:?}, {last} of {} writes", events.len());
-                examine(left_at(&before, &events[..last]), [&old, &new], &what);
+                let case = format!("seed {seed}, {change:?}, {last} of {} writes", events.len());
+                examine(left_at(&before, &events[..last]), [&old, &new], &case);
                 let is_sync = |event: &Event| matches!(event, Event::Sync);
                 let durable = events[..last].iter().rposition(is_sync);
                 let durable = durable.map_or(0, |at| at + 1);
@@ -107,7 +107,7 @@ fn crash_during_a_snapshot_change_leaves_the_old_or_the_new_disk() {
                 for event in &events[durable..last] {
                     tear(event, 1 + random.below(3), random, &mut left);
                 }
-                examine(left, [&old, &new], &format!("{what}, power cut"));
+                examine(left, [&old, &new], &format!("{case}, power cut"));
             }
         }
     }
@@ -134,11 +134,11 @@ fn images_that_cannot_have_snapshots_are_refused_unchanged() {
 }
 
 /// Compares all sectors of an image with a disk of its size.
-fn holds(image: &mut Image<&Recorded>, below: &[u8], disk: &[u8], what: &str) {
+fn holds(image: &mut Image<&Recorded>, below: &[u8], disk: &[u8], case: &str) {
     let mut found = vec![0; disk.len()];
     read(image, &mut Some(Bytes(below.to_vec())), 0, &mut found);
     let differs = found.iter().zip(disk).position(|(one, other)| one != other);
-    assert_eq!(differs, None, "{what}");
+    assert_eq!(differs, None, "{case}");
 }
 
 /// If any write or sync of a resize fails, the disk and the image remain usable.
@@ -171,7 +171,7 @@ fn a_resize_that_fails_leaves_an_image_without_faults() {
         make(&first, Change::Create, "kept");
         for new in [sectors + 1, sectors + 20, sectors * 200, sectors / 2] {
             for failing in 0.. {
-                let what = format!("seed {seed}, {new} for {sectors} sectors, {failing} well");
+                let case = format!("seed {seed}, {new} for {sectors} sectors, {failing} well");
                 let storage = Recorded::of(first.bytes());
                 let mut disk = disk.clone();
                 let mut image = Image::open(&storage, WRITABLE).unwrap();
@@ -181,8 +181,8 @@ fn a_resize_that_fails_leaves_an_image_without_faults() {
                 let resized = image.resize(new * 512, Some(&mut backing));
                 let has_failed = storage.fails_after.take().is_none();
                 let size = image.header().size;
-                assert!(resized.is_err() || size == new * 512, "{what}");
-                assert!(resized.is_ok() || size == sectors * 512, "{what}");
+                assert!(resized.is_err() || size == new * 512, "{case}");
+                assert!(resized.is_ok() || size == sectors * 512, "{case}");
                 if resized.is_err() && new < sectors {
                     // The part to be removed may be zeroed already.
                     let kept = (new * 512) as usize;
@@ -197,17 +197,17 @@ fn a_resize_that_fails_leaves_an_image_without_faults() {
                     disk = all;
                 }
                 disk.resize(size as usize, 0);
-                holds(&mut image, &below, &disk, &what);
+                holds(&mut image, &below, &disk, &case);
                 write_some(&mut image, &mut disk, random);
                 image.release().unwrap();
                 write_some(&mut image, &mut disk, random);
-                holds(&mut image, &below, &disk, &what);
+                holds(&mut image, &below, &disk, &case);
                 image.close().unwrap();
                 let report = Image::check(&storage, Repair::Nothing).unwrap();
-                assert_eq!(report.corruptions, 0, "{what}: {:?}", report.findings);
+                assert_eq!(report.corruptions, 0, "{case}: {:?}", report.findings);
                 let mut image = Image::open(&storage, WRITABLE).unwrap();
                 disk.resize(image.header().size as usize, 0);
-                holds(&mut image, &below, &disk, &what);
+                holds(&mut image, &below, &disk, &case);
                 if !has_failed {
                     break;
                 }

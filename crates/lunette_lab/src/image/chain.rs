@@ -119,7 +119,7 @@ fn read_own(overlay: &Overlay, mapping: Mapping, at: u64, piece: &mut [u8]) -> q
         Mapping::Data { host, .. } => {
             let read = overlay.data().read_at(host, piece);
             read.map_err(|source| qcow2::Error::Io {
-                what: "cannot read data",
+                operation: "cannot read data",
                 source,
             })?;
         }
@@ -380,7 +380,7 @@ fn read_padded(
     }
     let read = disk.read_at(at, &mut bytes[..there]);
     read.map_err(|source| qcow2::Error::Io {
-        what: "cannot read a backing image",
+        operation: "cannot read a backing image",
         source,
     })
 }

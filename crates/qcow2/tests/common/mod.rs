@@ -220,7 +220,7 @@ pub fn write<S: Storage>(
                     .storage()
                     .write_at(host, part)
                     .map_err(|source| qcow2::Error::Io {
-                        what: "data",
+                        operation: "data",
                         source,
                     })?;
                 done += part.len();
