@@ -20,7 +20,7 @@ pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String>
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let wrong = |what: &str| format!("{shown}:{}: {what}", number + 1);
+        let wrong = |reason: &str| format!("{shown}:{}: {reason}", number + 1);
         let words: Vec<&str> = line.split_whitespace().collect();
         let (name, secret, mutual) = match words[..] {
             [name, secret] => (name, secret, None),
@@ -73,7 +73,7 @@ mod tests {
         );
         let users = users.unwrap();
         assert!(users["ann"].mutual.is_none() && users["bob"].mutual.is_some());
-        for (text, mode, told) in [
+        for (text, mode, expected) in [
             ("ann secretsecret", 0o640, "chmod 600"),
             ("ann short", 0o600, "at least 12"),
             ("ann", 0o600, ":1: not NAME SECRET"),
@@ -86,7 +86,7 @@ mod tests {
             ("", 0o600, "no line with a CHAP user"),
         ] {
             let error = write(text, mode).unwrap_err();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
             assert!(!error.contains("secretsecret"), "{error}");
         }
     }

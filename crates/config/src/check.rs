@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::daemon_keys::{Draft, WorkersDraft};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::file_lookup::look_at_files;
+use super::location::{Located, Location};
 use super::lun::LunDraft;
 use super::model::{Config, Placement};
-use super::place::{At, Place};
 
 /// Above this number, lists of names and guesses are omitted: they would be useless or slow.
 const NAMES_LISTED_MAX: usize = 16;
@@ -105,8 +105,8 @@ fn attach_luns(mut draft: Draft, diagnostics: &mut Diagnostics) -> Draft {
         }
     }
     for (controller, lun) in std::mem::take(&mut draft.luns) {
-        let place = places.get(&controller.value);
-        let export = place.and_then(|index| draft.exports.get_mut(*index));
+        let location = places.get(&controller.value);
+        let export = location.and_then(|index| draft.exports.get_mut(*index));
         match export.and_then(|export| export.luns_by_flags()) {
             Some(luns) => luns.push(lun),
             None => {
@@ -119,21 +119,21 @@ fn attach_luns(mut draft: Draft, diagnostics: &mut Diagnostics) -> Draft {
     draft
 }
 
-fn unknown(what: &str, found: &At<String>, known: &[&str]) -> Mistake {
-    let message = format!("there is no {what} `{}`", found.value);
-    let mistake = Mistake::new(MistakeKind::Relation, &found.place, message);
+fn unknown(object: &str, found: &Located<String>, known: &[&str]) -> Mistake {
+    let message = format!("there is no {object} `{}`", found.value);
+    let mistake = Mistake::new(MistakeKind::Relation, &found.location, message);
     let guessed = known.iter().take(NAMES_GUESSED_MAX).copied();
     let mistake = mistake.did_you_mean(&found.value, guessed);
     mistake.allowed(match known.len() {
-        0 => format!("none, because no {what} is configured"),
+        0 => format!("none, because no {object} is configured"),
         1..=NAMES_LISTED_MAX => super::diagnostics::one_of(known),
         count => format!("one of the {count} configured names"),
     })
 }
 
-/// Reports every key that occurs a second time, with the place of the first.
+/// Reports every key that occurs a second time, with the location of the first.
 struct Once<K> {
-    seen: HashMap<K, Place>,
+    seen: HashMap<K, Location>,
 }
 
 impl<K: std::hash::Hash + Eq> Once<K> {
@@ -143,15 +143,22 @@ impl<K: std::hash::Hash + Eq> Once<K> {
         }
     }
 
-    fn see(&mut self, key: K, place: &Place, what: String, help: &str, to: &mut Diagnostics) {
+    fn see(
+        &mut self,
+        key: K,
+        location: &Location,
+        object: String,
+        help: &str,
+        to: &mut Diagnostics,
+    ) {
         match self.seen.get(&key) {
             Some(first) => {
-                let message = format!("{what} is already used at {first}");
-                let mistake = Mistake::new(MistakeKind::Relation, place, message);
+                let message = format!("{object} is already used at {first}");
+                let mistake = Mistake::new(MistakeKind::Relation, location, message);
                 to.push(mistake.help(help));
             }
             None => {
-                self.seen.insert(key, place.clone());
+                self.seen.insert(key, location.clone());
             }
         }
     }
@@ -160,24 +167,24 @@ impl<K: std::hash::Hash + Eq> Once<K> {
 fn check_names(draft: &Draft, diagnostics: &mut Diagnostics) {
     let mut disks = Once::new();
     for name in draft.disks.iter().filter_map(|disk| disk.name.as_ref()) {
-        let what = format!("the disk name `{}`", name.value);
+        let object = format!("the disk name `{}`", name.value);
         let help = "give each disk its own name";
-        disks.see(&name.value, &name.place, what, help, diagnostics);
+        disks.see(&name.value, &name.location, object, help, diagnostics);
     }
     let mut wwns = Once::new();
     for wwn in draft.disks.iter().filter_map(|disk| disk.wwn.as_ref()) {
-        let what = format!("the identifier {:016x}", wwn.value);
+        let object = format!("the identifier {:016x}", wwn.value);
         let help = "give each disk its own identifier: initiators treat disks with the same identifier as one disk";
-        wwns.see(wwn.value, &wwn.place, what, help, diagnostics);
+        wwns.see(wwn.value, &wwn.location, object, help, diagnostics);
     }
     let mut exports = Once::new();
     for name in draft.exports.iter().filter_map(|export| export.name()) {
-        let what = format!("the export name `{}`", name.value);
+        let object = format!("the export name `{}`", name.value);
         let help = "give each export its own name; without `name` a vhost-blk export has the name of its disk";
         // Two spellings of an iSCSI name are one target.
         let key = iscsi_name::normalised(&name.value);
         let key = key.unwrap_or_else(|| name.value.as_str().into());
-        exports.see(key, &name.place, what, help, diagnostics);
+        exports.see(key, &name.location, object, help, diagnostics);
     }
 }
 
@@ -187,7 +194,7 @@ fn disk_names(draft: &Draft) -> Vec<&str> {
 }
 
 fn check_reference(
-    disk: &At<String>,
+    disk: &Located<String>,
     names: &[&str],
     known: &HashSet<&str>,
     diagnostics: &mut Diagnostics,
@@ -214,9 +221,9 @@ fn check_luns(drafts: &[LunDraft], diagnostics: &mut Diagnostics) {
     for draft in drafts {
         if let (Some(target), Some(lun)) = (&draft.target, &draft.lun) {
             let address = (target.value, lun.value);
-            let what = format!("target {}, LUN {} of this export", address.0, address.1);
+            let object = format!("target {}, LUN {} of this export", address.0, address.1);
             let help = "give each logical unit its own address";
-            luns.see(address, &lun.place, what, help, diagnostics);
+            luns.see(address, &lun.location, object, help, diagnostics);
         }
     }
 }
@@ -232,10 +239,10 @@ fn check_sockets(draft: &Draft, diagnostics: &mut Diagnostics) {
     let control = draft.control.iter();
     let exports = draft.exports.iter().filter_map(|export| export.socket());
     for socket in control.chain(exports) {
-        let what = format!("the socket {}", socket.value.display());
+        let object = format!("the socket {}", socket.value.display());
         let help = "give each export and the control socket its own path";
         let key = absolute(&socket.value);
-        sockets.see(key, &socket.place, what, help, diagnostics);
+        sockets.see(key, &socket.location, object, help, diagnostics);
     }
 }
 
@@ -251,9 +258,9 @@ fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Dia
         let Some(path) = &disk.path else { continue };
         let found = resolved.get(&path.value).cloned().flatten();
         let key = found.unwrap_or_else(|| absolute(&path.value));
-        let what = format!("the file {}", path.value.display());
+        let object = format!("the file {}", path.value.display());
         let help = "use a file for one disk only, and give that disk several exports";
-        files.see(key, &path.place, what, help, diagnostics);
+        files.see(key, &path.location, object, help, diagnostics);
 
         // Without a file that is not required the daemon starts, and waits for it.
         let required = disk.complete.as_ref().filter(|disk| disk.require);
@@ -264,7 +271,7 @@ fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Dia
         };
         if surroundings.files_are_here && matches!(path.value.try_exists(), Ok(false)) {
             let message = format!("there is no file {}", path.value.display());
-            let mistake = Mistake::new(MistakeKind::Relation, &path.place, message);
+            let mistake = Mistake::new(MistakeKind::Relation, &path.location, message);
             diagnostics.push(
                 mistake.help("set `size` to create it, or correct the path (relative to the daemon's working directory)"),
             );
@@ -281,7 +288,7 @@ fn check_tokens(draft: &Draft, diagnostics: &mut Diagnostics) {
             "`api_listen`: the API on {} needs a token, but `token_file` is not set",
             address.value
         );
-        let mistake = Mistake::new(MistakeKind::Relation, &address.place, message);
+        let mistake = Mistake::new(MistakeKind::Relation, &address.location, message);
         diagnostics.push(mistake.help(
             "create a token file, (umask 077; openssl rand -hex 32 > token), and set `token_file` to its path",
         ));
@@ -316,11 +323,11 @@ fn placement(
     let mut once = Once::new();
     for cpu in &cpus.value {
         let help = "list each CPU once: two workers on one CPU block each other";
-        let what = format!("CPU {}", cpu.value);
-        once.see(cpu.value, &cpu.place, what, help, diagnostics);
+        let object = format!("CPU {}", cpu.value);
+        once.see(cpu.value, &cpu.location, object, help, diagnostics);
         if !surroundings.cpus.contains(&cpu.value) {
             let message = format!("this process is not allowed to run on CPU {}", cpu.value);
-            let mistake = Mistake::new(MistakeKind::Relation, &cpu.place, message);
+            let mistake = Mistake::new(MistakeKind::Relation, &cpu.location, message);
             diagnostics.push(mistake.allowed(format!("CPUs {}", ranges(&surroundings.cpus))));
         }
     }
@@ -332,7 +339,7 @@ fn placement(
             count.value,
             cpus.value.len()
         );
-        let mistake = Mistake::new(MistakeKind::Relation, &count.place, message);
+        let mistake = Mistake::new(MistakeKind::Relation, &count.location, message);
         diagnostics.push(mistake.help("each CPU of the list has one worker: remove `workers`"));
     }
     Placement::Cpus(cpus.value.iter().map(|cpu| cpu.value).collect())

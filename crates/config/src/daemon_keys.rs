@@ -12,9 +12,9 @@ use super::export_draft::ExportDraft;
 use super::export_kinds::{ExportKind, ISCSI, VHOST_BLK, VHOST_SCSI};
 use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
 use super::key::{Item, Key, Kind, NONE, RunTime, key, words};
+use super::location::Located;
 use super::lun::LunDraft;
 use super::model::{AccessConfig, Config, Placement, PollLimit, WORKERS_MAX, WorkersConfig};
-use super::place::At;
 use super::readers::{
     ADDRESS_ALLOWED, CPUS_ALLOWED, FILE_ALLOWED, FOLDER_ALLOWED, NAMES_ALLOWED, PATHS_ALLOWED,
     SOCKET_ALLOWED, read_address, read_cpus, read_file_name, read_folder, read_poll, read_socket,
@@ -31,25 +31,25 @@ const DISK_POLL_MICROS_DEFAULT: u32 = 5;
 /// Values given for workers.
 #[derive(Default)]
 pub struct WorkersDraft {
-    pub count: Option<At<usize>>,
-    pub cpus: Option<At<Vec<At<usize>>>>,
+    pub count: Option<Located<usize>>,
+    pub cpus: Option<Located<Vec<Located<usize>>>>,
 }
 
 /// All values of a file.
 #[derive(Default)]
 pub struct Draft {
-    pub control: Option<At<PathBuf>>,
+    pub control: Option<Located<PathBuf>>,
     pub control_group: Option<String>,
     pub control_readers: Option<String>,
-    pub api_listen: Option<At<SocketAddr>>,
-    pub token_file: Option<At<PathBuf>>,
-    pub readers_token_file: Option<At<PathBuf>>,
+    pub api_listen: Option<Located<SocketAddr>>,
+    pub token_file: Option<Located<PathBuf>>,
+    pub readers_token_file: Option<Located<PathBuf>>,
     pub api_names: Vec<String>,
     pub allow_paths: Vec<PathBuf>,
     /// State directory.
-    pub state: Option<At<PathBuf>>,
+    pub state: Option<Located<PathBuf>>,
     /// TCP address for metrics.
-    pub metrics_listen: Option<At<SocketAddr>>,
+    pub metrics_listen: Option<Located<SocketAddr>>,
     pub sandbox: Option<sandbox::Mode>,
     pub sandbox_paths: Option<Vec<PathBuf>>,
     pub workers: WorkersDraft,
@@ -57,12 +57,12 @@ pub struct Draft {
     pub network_poll: Option<PollLimit>,
     pub disk_poll: Option<PollLimit>,
     /// File with the CHAP users of discovery sessions.
-    pub discovery_auth: Option<At<PathBuf>>,
+    pub discovery_auth: Option<Located<PathBuf>>,
     pub iscsi_limits: IscsiLimits,
     pub disks: Vec<DiskDraft>,
     pub exports: Vec<Box<dyn ExportDraft>>,
     /// Logical units from flags, with their controller's name.
-    pub luns: Vec<(At<String>, LunDraft)>,
+    pub luns: Vec<(Located<String>, LunDraft)>,
     /// Logical units from flags with an unknown controller; their disks are checked too.
     pub astray: Vec<LunDraft>,
 }
@@ -448,7 +448,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "number of threads for I/O",
             |key, reader, draft| {
                 let count = key.number(reader);
-                draft.workers.count = count.map(|at| At::new(at.value as usize, at.place));
+                draft.workers.count = count.map(|at| Located::new(at.value as usize, at.location));
             },
             |config| match &config.workers.placement {
                 Placement::Count(count) => Some(json!(count)),
@@ -636,8 +636,8 @@ impl Config {
 impl Draft {
     /// Returns the daemon's own part, with placed workers and without disks and exports.
     pub fn daemon(&mut self, placement: Placement, surroundings: &Surroundings) -> Config {
-        let path = |at: Option<At<PathBuf>>| at.map(|at| at.value);
-        let poll = |said: Option<PollLimit>, micros| said.unwrap_or(PollLimit::Micros(micros));
+        let path = |at: Option<Located<PathBuf>>| at.map(|at| at.value);
+        let poll = |limit: Option<PollLimit>, micros| limit.unwrap_or(PollLimit::Micros(micros));
         Config {
             control: path(self.control.take()),
             access: AccessConfig {

@@ -41,7 +41,7 @@ pub enum BlockDeviceConfig {
         /// Duration of each I/O.
         time: DelayTime,
         /// Storage of the data.
-        around: Around,
+        storage: DelayStorage,
     },
     /// A raw file or a block device.
     File {
@@ -80,22 +80,23 @@ pub enum BlockDeviceConfig {
 
 /// Storage of a delayed disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Around {
+pub enum DelayStorage {
     /// No storage.
     Null,
     /// Memory.
     Ram,
 }
 
-impl Around {
+impl DelayStorage {
     /// Both variants with their words.
-    pub const WORDS: [(&'static str, Around); 2] = [("null", Around::Null), ("ram", Around::Ram)];
+    pub const WORDS: [(&'static str, DelayStorage); 2] =
+        [("null", DelayStorage::Null), ("ram", DelayStorage::Ram)];
 
     /// Returns the word in files and flags.
     pub fn word(self) -> &'static str {
         match self {
-            Around::Null => "null",
-            Around::Ram => "ram",
+            DelayStorage::Null => "null",
+            DelayStorage::Ram => "ram",
         }
     }
 }
@@ -222,11 +223,15 @@ impl BlockDeviceConfig {
                 block_size,
                 read_only: disk.read_only,
             })?),
-            BlockDeviceConfig::Delay { size, time, around } => {
+            BlockDeviceConfig::Delay {
+                size,
+                time,
+                storage,
+            } => {
                 let inner = DiskConfig {
-                    backend: match around {
-                        Around::Null => BlockDeviceConfig::Null { size: *size },
-                        Around::Ram => BlockDeviceConfig::Ram {
+                    backend: match storage {
+                        DelayStorage::Null => BlockDeviceConfig::Null { size: *size },
+                        DelayStorage::Ram => BlockDeviceConfig::Ram {
                             size: *size,
                             persist: Persist::None,
                         },

@@ -1,6 +1,6 @@
 //! Mistakes in a configuration, collected so that all are reported at once.
 //!
-//! Each has the place, the value found, the allowed values and, if there is a good guess, a suggestion.
+//! Each has the location, the value found, the allowed values and, if there is a good guess, a suggestion.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::place::Place;
+use super::location::Location;
 
 /// Kind of a mistake. A syntax error hides certain kinds on its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +30,8 @@ pub enum MistakeKind {
 pub struct Mistake {
     /// Kind of mistake.
     pub kind: MistakeKind,
-    /// Place of the mistake.
-    pub place: Place,
+    /// Location of the mistake.
+    pub location: Location,
     /// Description, with the value found.
     pub message: String,
     /// Allowed values.
@@ -41,11 +41,11 @@ pub struct Mistake {
 }
 
 impl Mistake {
-    /// Creates a mistake of `kind` at `place`.
-    pub fn new(kind: MistakeKind, place: &Place, message: impl Into<String>) -> Mistake {
+    /// Creates a mistake of `kind` at `location`.
+    pub fn new(kind: MistakeKind, location: &Location, message: impl Into<String>) -> Mistake {
         Mistake {
             kind,
-            place: place.clone(),
+            location: location.clone(),
             message: message.into(),
             allowed: None,
             help: None,
@@ -80,19 +80,19 @@ impl Mistake {
     }
 
     fn to_json(&self) -> Value {
-        let (line, column) = self.place.line_column();
+        let (line, column) = self.location.line_column();
         let mut object = json!({
             "message": self.message,
             "allowed": self.allowed,
             "help": self.help,
         });
-        let place = if self.place.source.is_flag {
-            json!({"flag": self.place.source.label, "value": self.place.source.text, "column": column})
+        let location = if self.location.source.is_flag {
+            json!({"flag": self.location.source.label, "value": self.location.source.text, "column": column})
         } else {
-            json!({"file": self.place.source.label, "line": line, "column": column})
+            json!({"file": self.location.source.label, "line": line, "column": column})
         };
-        if let (Some(object), Value::Object(place)) = (object.as_object_mut(), place) {
-            object.extend(place);
+        if let (Some(object), Value::Object(location)) = (object.as_object_mut(), location) {
+            object.extend(location);
         }
         object
     }
@@ -100,16 +100,16 @@ impl Mistake {
 
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place, self.message)?;
-        let (line, _) = self.place.line_column();
-        let (excerpt, meant) = self.place.excerpt();
+        write!(f, "{}: {}", self.location, self.message)?;
+        let (line, _) = self.location.line_column();
+        let (excerpt, meant) = self.location.excerpt();
         if !excerpt.trim().is_empty() {
-            let number = match self.place.source.is_flag {
-                true => self.place.source.label.clone(),
+            let number = match self.location.source.is_flag {
+                true => self.location.source.label.clone(),
                 false => line.to_string(),
             };
             let gutter = number.chars().count();
-            let (_, column) = self.place.line_column();
+            let (_, column) = self.location.line_column();
             // Tabs are kept, so that the marker is aligned with the text.
             let indent: String = excerpt
                 .chars()
@@ -158,22 +158,22 @@ impl Diagnostics {
         self.mistakes.iter()
     }
 
-    /// Sorts by place and drops consequences of a syntax error: other mistakes on its line, and missing or unknown objects in that file,
+    /// Sorts by location and drops consequences of a syntax error: other mistakes on its line, and missing or unknown objects in that file,
     /// because they may be in the broken part.
     pub fn sort_and_prune(&mut self) {
         let line_of = |mistake: &Mistake| {
-            let (line, _) = mistake.place.line_column();
-            (mistake.place.source.order, line)
+            let (line, _) = mistake.location.line_column();
+            (mistake.location.source.order, line)
         };
         let mut broken: Vec<(usize, usize)> = Vec::new();
         self.mistakes
-            .sort_by_key(|m| (m.place.source.order, m.place.span.start));
+            .sort_by_key(|m| (m.location.source.order, m.location.span.start));
         self.mistakes.retain(|m| {
             if m.kind != MistakeKind::Syntax {
                 return true;
             }
             let line = line_of(m);
-            // Sorted by place: mistakes on one line are adjacent.
+            // Sorted by location: mistakes on one line are adjacent.
             let first = broken.last() != Some(&line);
             broken.push(line);
             first
@@ -184,7 +184,7 @@ impl Diagnostics {
         let broken: HashSet<(usize, usize)> = broken.into_iter().collect();
         let broken_sources: HashSet<usize> = broken.iter().map(|(order, _)| *order).collect();
         self.mistakes.retain(|m| {
-            let file_is_broken = broken_sources.contains(&m.place.source.order);
+            let file_is_broken = broken_sources.contains(&m.location.source.order);
             match m.kind {
                 MistakeKind::Syntax => true,
                 MistakeKind::Key | MistakeKind::Value => !broken.contains(&line_of(m)),
@@ -232,16 +232,20 @@ pub fn one_of(words: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::place::Source;
+    use super::super::location::Source;
     use super::*;
 
     #[test]
     fn a_mistake_shows_place_excerpt_allowed_and_help() {
         let source = Source::file("lunette.toml", "[[disk]]\n\tsize = \"10X\"\n", 0);
-        let place = Place::new(&source, 17..22);
-        let mistake = Mistake::new(MistakeKind::Value, &place, "`size`: \"10X\" is not a size")
-            .allowed("bytes")
-            .help("write \"10G\"");
+        let location = Location::new(&source, 17..22);
+        let mistake = Mistake::new(
+            MistakeKind::Value,
+            &location,
+            "`size`: \"10X\" is not a size",
+        )
+        .allowed("bytes")
+        .help("write \"10G\"");
         assert_eq!(
             mistake.to_string(),
             "lunette.toml:2:9: `size`: \"10X\" is not a size\n  2 | \tsize = \"10X\"\n    | \t       ^^^^^\n  \
@@ -254,7 +258,7 @@ mod tests {
         let source = Source::flag("--disk", "d0=rma:1G", 1);
         let mistake = Mistake::new(
             MistakeKind::Value,
-            &Place::new(&source, 3..6),
+            &Location::new(&source, 3..6),
             "no back end `rma`",
         )
         .did_you_mean("rma", ["ram", "null", "file"]);
@@ -288,10 +292,13 @@ mod tests {
             (MistakeKind::Syntax, 4),
             (MistakeKind::Syntax, 2),
         ] {
-            all.push(Mistake::new(kind, &Place::new(&source, at..at + 1), "m"));
+            all.push(Mistake::new(kind, &Location::new(&source, at..at + 1), "m"));
         }
         all.sort_and_prune();
-        let left: Vec<_> = all.iter().map(|m| (m.kind, m.place.span.start)).collect();
+        let left: Vec<_> = all
+            .iter()
+            .map(|m| (m.kind, m.location.span.start))
+            .collect();
         assert_eq!(left, [(MistakeKind::Syntax, 2), (MistakeKind::Value, 5)]);
     }
 }

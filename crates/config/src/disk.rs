@@ -8,12 +8,14 @@ use bdev::{
 use serde_json::{Value, json};
 
 use super::Diagnostics;
-use super::devices::{Around, BlockDeviceConfig, CacheMode, DEVICE_KINDS, DeviceKind, Persist};
+use super::devices::{
+    BlockDeviceConfig, CacheMode, DEVICE_KINDS, DelayStorage, DeviceKind, Persist,
+};
 use super::diagnostics::{Mistake, MistakeKind};
 use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
+use super::location::Located;
 use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX, ShownConfig};
 use super::passthrough::{self, PassthroughDraft};
-use super::place::At;
 use super::rbd::{self, RbdConfig};
 use super::readers::{NAME_ALLOWED, read_name};
 use super::remote::{self, RemoteConfig};
@@ -36,34 +38,34 @@ const IO_TIMEOUT_MAX: u64 = 86_400;
 /// Values given for a disk.
 #[derive(Default)]
 pub struct DiskDraft {
-    pub(crate) name: Option<At<String>>,
-    pub(crate) path: Option<At<PathBuf>>,
+    pub(crate) name: Option<Located<String>>,
+    pub(crate) path: Option<Located<PathBuf>>,
     data_file: Option<PathBuf>,
     named_files: Option<NamedFiles>,
-    pub(crate) wwn: Option<At<u64>>,
+    pub(crate) wwn: Option<Located<u64>>,
     /// The disk, if no key is missing.
     pub(crate) complete: Option<DiskConfig>,
     device: Option<DeviceKind>,
-    size: Option<At<u64>>,
+    size: Option<Located<u64>>,
     cache: Option<CacheMode>,
     time: Option<DelayTime>,
-    around: Option<Around>,
+    storage: Option<DelayStorage>,
     persist: Persist,
     pub(super) image: Option<ImageName>,
     pub(super) cluster: ClusterConfig,
     pub(super) lock: RbdLock,
     pub(crate) remote: RemoteConfig,
     pub(crate) passthrough: PassthroughDraft,
-    discard: Option<At<DiscardMode>>,
+    discard: Option<Located<DiscardMode>>,
     block_size: Option<u32>,
     read_only: bool,
     require: bool,
     serial: Option<String>,
     shown: ShownConfig,
-    iops: Option<At<u64>>,
-    iops_burst: Option<At<u64>>,
-    bandwidth: Option<At<u64>>,
-    bandwidth_burst: Option<At<u64>>,
+    iops: Option<Located<u64>>,
+    iops_burst: Option<Located<u64>>,
+    bandwidth: Option<Located<u64>>,
+    bandwidth_burst: Option<Located<u64>>,
     errors: ErrorPolicy,
 }
 
@@ -119,7 +121,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         read: |key, reader, disk| {
             disk.path = key
                 .text(reader)
-                .map(|at| At::new(at.value.into(), at.place));
+                .map(|at| Located::new(at.value.into(), at.location));
         },
         get: |disk| match &disk.backend {
             BlockDeviceConfig::File { path, .. }
@@ -205,16 +207,18 @@ pub static DISK_KEYS: &[DiskKey] = &[
     },
     Key {
         name: "around",
-        kind: Kind::Word(&const { words(&Around::WORDS) }),
+        kind: Kind::Word(&const { words(&DelayStorage::WORDS) }),
         default: "`null`",
         run_time: RunTime::AddAnew,
         of: &["delay"],
         help: "storage of the data",
         read: |key, reader, disk| {
-            disk.around = reader.choice(key.name, &Around::WORDS).map(|at| at.value);
+            disk.storage = reader
+                .choice(key.name, &DelayStorage::WORDS)
+                .map(|at| at.value);
         },
         get: |disk| match &disk.backend {
-            BlockDeviceConfig::Delay { around, .. } => Some(json!(around.word())),
+            BlockDeviceConfig::Delay { storage, .. } => Some(json!(storage.word())),
             _ => None,
         },
     },
@@ -550,7 +554,7 @@ impl DiskDraft {
             DeviceKind::Delay => BlockDeviceConfig::Delay {
                 size: size?,
                 time: self.time?,
-                around: self.around.unwrap_or(Around::Null),
+                storage: self.storage.unwrap_or(DelayStorage::Null),
             },
             DeviceKind::File => BlockDeviceConfig::File {
                 path: self.path.as_ref()?.value.clone(),
@@ -610,7 +614,7 @@ fn relate_discard(reader: &mut Reader<'_, '_>, draft: &DiskDraft) {
         _ => return,
     };
     let message = format!("`discard` cannot be combined with `{other}`");
-    let mistake = Mistake::new(MistakeKind::Relation, &at.place, &message);
+    let mistake = Mistake::new(MistakeKind::Relation, &at.location, &message);
     reader.diagnostics().push(mistake.help("remove `discard`"));
 }
 
@@ -640,14 +644,14 @@ fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
         _ => None,
     };
     if let Some((message, help)) = refusal {
-        let mistake = Mistake::new(MistakeKind::Key, &size.place, message);
+        let mistake = Mistake::new(MistakeKind::Key, &size.location, message);
         reader.diagnostics().push(mistake.help(help));
     }
     check_size(reader, size, draft.block_size.unwrap_or(512))
 }
 
 /// Returns true if the size is a positive multiple of the block size.
-pub fn check_size(reader: &mut Reader<'_, '_>, size: &At<u64>, block_size: u32) -> bool {
+pub fn check_size(reader: &mut Reader<'_, '_>, size: &Located<u64>, block_size: u32) -> bool {
     if size.value > 0 && size.value.is_multiple_of(u64::from(block_size)) {
         return true;
     }
@@ -655,7 +659,7 @@ pub fn check_size(reader: &mut Reader<'_, '_>, size: &At<u64>, block_size: u32) 
         "`size`: {} bytes are not a whole number of blocks of {block_size} bytes",
         size.value
     );
-    let mistake = Mistake::new(MistakeKind::Value, &size.place, message);
+    let mistake = Mistake::new(MistakeKind::Value, &size.location, message);
     let allowed = format!("a multiple of {block_size}, at least {block_size}");
     reader.diagnostics().push(mistake.allowed(allowed));
     false
@@ -671,20 +675,20 @@ fn relate_limits(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> LimitsConfig
         let burst_key = format!("{rate_key}_burst");
         if let (Some(burst), None) = (burst, rate) {
             let message = format!("`{burst_key}` needs `{rate_key}`");
-            let mistake = Mistake::new(MistakeKind::Relation, &burst.place, message);
+            let mistake = Mistake::new(MistakeKind::Relation, &burst.location, message);
             let help = format!("add `{rate_key}`, or remove `{burst_key}`");
             reader.diagnostics().push(mistake.help(help));
         }
         for (key, at) in [(rate_key, rate), (burst_key.as_str(), burst)] {
             if let Some(at) = at.as_ref().filter(|at| at.value == 0) {
                 let message = format!("`{key}`: found 0");
-                let mistake = Mistake::new(MistakeKind::Value, &at.place, message);
+                let mistake = Mistake::new(MistakeKind::Value, &at.location, message);
                 let help = "to remove the limit, remove the key";
                 reader.diagnostics().push(mistake.help(help));
             }
         }
     }
-    let value = |at: &Option<At<u64>>| at.as_ref().map(|at| at.value);
+    let value = |at: &Option<Located<u64>>| at.as_ref().map(|at| at.value);
     LimitsConfig {
         iops: value(&draft.iops),
         iops_burst: value(&draft.iops_burst),
@@ -757,7 +761,7 @@ fn read_serial(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<String> {
 }
 
 /// Reads an NAA identifier of 64 bits, as `lsblk`, udev and initiators print it, also with prefix `naa.` or `0x`.
-fn read_wwn(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<At<u64>> {
+fn read_wwn(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<Located<u64>> {
     let value = reader.raw(key.name)?;
     let text = match &value.value {
         Raw::Text(text) | Raw::Word(text) => text.as_str(),
@@ -770,7 +774,7 @@ fn read_wwn(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<At<u64>> {
     let all_hexadecimal = digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
     match u64::from_str_radix(digits, 16) {
         Ok(wwn) if all_hexadecimal && matches!(wwn >> 60, 2 | 3 | 5) => {
-            Some(At::new(wwn, value.place.clone()))
+            Some(Located::new(wwn, value.location.clone()))
         }
         _ => {
             reader.refuse(key.name, value, WWN_ALLOWED);

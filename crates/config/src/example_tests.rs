@@ -48,9 +48,9 @@ fn the_documented_example_has_each_key_that_is_allowed() {
         .iter()
         .flat_map(|keys| keys.split('`').skip(1).step_by(2))
     {
-        let said = [format!("{key} ="), format!("[{key}]")];
+        let spellings = [format!("{key} ="), format!("[{key}]")];
         assert!(
-            said.iter().any(|said| EXAMPLE.contains(said)),
+            spellings.iter().any(|spelling| EXAMPLE.contains(spelling)),
             "{key} is not in the example"
         );
     }

@@ -16,7 +16,7 @@ use super::vhost_blk::VHOST_BLK_KEYS;
 use super::vhost_scsi::VHOST_SCSI_KEYS;
 
 /// A key of an export with its value.
-pub struct Said {
+pub struct KeyValue {
     /// The key.
     pub name: &'static str,
     /// Kind of its values.
@@ -25,15 +25,15 @@ pub struct Said {
     pub value: Value,
 }
 
-fn said<D, T>(keys: &'static [Key<D, T>], object: &T) -> Vec<Said> {
-    let said = |key: &'static Key<D, T>| {
-        Some(Said {
+fn key_values<D, T>(keys: &'static [Key<D, T>], object: &T) -> Vec<KeyValue> {
+    let key_value = |key: &'static Key<D, T>| {
+        Some(KeyValue {
             name: key.name,
             kind: &key.kind,
             value: (key.get)(object)?,
         })
     };
-    keys.iter().filter_map(said).collect()
+    keys.iter().filter_map(key_value).collect()
 }
 
 /// An export of any kind.
@@ -48,10 +48,10 @@ pub trait ExportObject {
     fn placement_mut(&mut self) -> &mut ExportPlacement;
 
     /// Returns the configured values, in the order of the keys.
-    fn values(&self) -> Vec<Said>;
+    fn values(&self) -> Vec<KeyValue>;
 
     /// Returns the values for a file.
-    fn file_values(&self) -> Vec<Said> {
+    fn file_values(&self) -> Vec<KeyValue> {
         self.values()
     }
 
@@ -137,8 +137,8 @@ impl ExportObject for VhostBlkConfig {
         VHOST_BLK.word
     }
 
-    fn values(&self) -> Vec<Said> {
-        said(VHOST_BLK_KEYS, self)
+    fn values(&self) -> Vec<KeyValue> {
+        key_values(VHOST_BLK_KEYS, self)
     }
 
     fn placement(&self) -> &ExportPlacement {
@@ -183,8 +183,8 @@ impl ExportObject for VhostScsiConfig {
         VHOST_SCSI.word
     }
 
-    fn values(&self) -> Vec<Said> {
-        said(VHOST_SCSI_KEYS, self)
+    fn values(&self) -> Vec<KeyValue> {
+        key_values(VHOST_SCSI_KEYS, self)
     }
 
     fn placement(&self) -> &ExportPlacement {
@@ -233,20 +233,20 @@ impl ExportObject for IscsiConfig {
         ISCSI.word
     }
 
-    fn values(&self) -> Vec<Said> {
-        let mut values = said(ISCSI_KEYS, self);
-        values.extend(said(TARGET_KEYS, self));
+    fn values(&self) -> Vec<KeyValue> {
+        let mut values = key_values(ISCSI_KEYS, self);
+        values.extend(key_values(TARGET_KEYS, self));
         values
     }
 
     /// Lists the disks only, if the logical units are numbered from 0.
-    fn file_values(&self) -> Vec<Said> {
+    fn file_values(&self) -> Vec<KeyValue> {
         let mut values = self.values();
         if self.luns.iter().zip(0..).all(|(lun, at)| lun.lun == at)
             && let Some(disks) = ISCSI_KEYS.iter().find(|key| key.name == "disks")
-            && let Some(said) = values.iter_mut().find(|said| said.name == "lun")
+            && let Some(lun) = values.iter_mut().find(|value| value.name == "lun")
         {
-            *said = Said {
+            *lun = KeyValue {
                 name: disks.name,
                 kind: &disks.kind,
                 value: self.luns.iter().map(|lun| lun.disk.as_str()).collect(),
@@ -467,8 +467,8 @@ impl Config {
 
     /// Replaces the export with the same name, or appends it.
     pub fn put_export(&mut self, export: ExportConfig) {
-        let place = self.export(export.as_ref().name());
-        let same_kind = place.is_some_and(|place| place.kind() == export.as_ref().kind());
+        let location = self.export(export.as_ref().name());
+        let same_kind = location.is_some_and(|location| location.kind() == export.as_ref().kind());
         if !same_kind {
             let name = export.as_ref().name().to_owned();
             self.remove_export(&name);
@@ -521,10 +521,10 @@ impl Config {
 
 /// Replaces the export of the same name, or adds it.
 fn put<T: ExportObject>(exports: &mut Vec<T>, export: T) {
-    let place = exports
+    let location = exports
         .iter_mut()
         .find(|known| known.name() == export.name());
-    match place {
+    match location {
         Some(known) => *known = export,
         None => exports.push(export),
     }

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::export::{ExportConfig, ExportObject};
 use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime};
+use super::location::Located;
 use super::lun::LunDraft;
-use super::place::At;
 use super::placement::{PlacementDraft, WORKERS_ALLOWED, read_workers, workers_value};
 use super::readers::{NAME_ALLOWED, SOCKET_ALLOWED, read_name, read_socket};
 use super::socket_rights::SocketRights;
@@ -16,19 +16,19 @@ use super::socket_rights::SocketRights;
 /// Draft of an export.
 pub trait ExportDraft {
     /// Returns the name.
-    fn name(&self) -> Option<&At<String>>;
+    fn name(&self) -> Option<&Located<String>>;
     /// Returns the workers that serve it.
     fn placement(&self) -> &PlacementDraft;
     /// Returns the export, if no key is missing.
     fn complete(&self) -> Option<ExportConfig>;
 
     /// Returns the socket, if it has one.
-    fn socket(&self) -> Option<&At<PathBuf>> {
+    fn socket(&self) -> Option<&Located<PathBuf>> {
         None
     }
 
     /// Returns the disk of an export of one disk.
-    fn disk(&self) -> Option<&At<String>> {
+    fn disk(&self) -> Option<&Located<String>> {
         None
     }
 
@@ -46,8 +46,8 @@ pub trait ExportDraft {
 /// Values given for a vhost-user export of any device type.
 #[derive(Default)]
 pub struct VhostDraft {
-    pub name: Option<At<String>>,
-    pub socket: Option<At<PathBuf>>,
+    pub name: Option<Located<String>>,
+    pub socket: Option<Located<PathBuf>>,
     pub rights: SocketRights,
     pub queues: Option<u16>,
 }

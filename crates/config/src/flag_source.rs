@@ -1,4 +1,4 @@
-//! Parses flags into keys and values with their places: the short form of a file.
+//! Parses flags into keys and values with their locations: the short form of a file.
 //!
 //! Options after the first part are `key=value`, separated by commas; a comma in a path is doubled. `-` and `_` are equivalent in keys, and
 //! some keys have short forms.
@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::place::{At, Place, Source};
+use super::location::{Located, Location, Source};
 use super::value::{Field, Fields, Raw};
 
 /// Values of the flags, as given.
@@ -55,7 +55,7 @@ pub const VHOST_SCSI_FORM: &str = "NAME:SOCKET, then ,queues=N as needed: c0:/ru
 /// Syntax of a logical unit in a flag.
 pub const LUN_FORM: &str = "CONTROLLER/TARGET:LUN=DISK, such as c0/0:1=d0";
 
-/// A part of a flag's value: its text with doubled commas reduced, and its place.
+/// A part of a flag's value: its text with doubled commas reduced, and its location.
 pub(super) struct Part<'a> {
     source: &'a Arc<Source>,
     pub(super) text: String,
@@ -63,17 +63,17 @@ pub(super) struct Part<'a> {
 }
 
 impl Part<'_> {
-    pub(super) fn place(&self) -> Place {
-        Place::new(self.source, self.span.clone())
+    pub(super) fn location(&self) -> Location {
+        Location::new(self.source, self.span.clone())
     }
 
-    pub(super) fn word(&self) -> At<Raw> {
-        At::new(Raw::Word(self.text.clone()), self.place())
+    pub(super) fn word(&self) -> Located<Raw> {
+        Located::new(Raw::Word(self.text.clone()), self.location())
     }
 
     pub(super) fn field(&self, key: &str) -> Field {
         Field {
-            key: At::new(key.to_owned(), self.place()),
+            key: Located::new(key.to_owned(), self.location()),
             value: self.word(),
         }
     }
@@ -142,12 +142,12 @@ pub(super) fn options<'a>(parts: impl IntoIterator<Item = &'a Part<'a>>) -> Vec<
         .filter(|part| !part.text.is_empty())
         .map(|part| match part.split('=') {
             Some((key, value)) => Field {
-                key: At::new(canonical(&key.text), key.place()),
+                key: Located::new(canonical(&key.text), key.location()),
                 value: value.word(),
             },
             None => Field {
-                key: At::new(canonical(&part.text), part.place()),
-                value: At::new(Raw::Word("on".to_owned()), part.place()),
+                key: Located::new(canonical(&part.text), part.location()),
+                value: Located::new(Raw::Word("on".to_owned()), part.location()),
             },
         })
         .collect()
@@ -155,13 +155,13 @@ pub(super) fn options<'a>(parts: impl IntoIterator<Item = &'a Part<'a>>) -> Vec<
 
 fn malformed(source: &Arc<Source>, form: &str) -> Mistake {
     let message = format!("found {:?}", source.text);
-    Mistake::new(MistakeKind::Value, &Place::whole(source), message).allowed(form)
+    Mistake::new(MistakeKind::Value, &Location::whole(source), message).allowed(form)
 }
 
 /// Returns the fields of a flag that consists of `KEY=VALUE,...`.
 pub fn options_flag(source: &Arc<Source>) -> Fields {
     Fields {
-        place: Place::whole(source),
+        location: Location::whole(source),
         entries: options(&parts(source)),
     }
 }
@@ -193,7 +193,7 @@ pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<
     entries.extend(options(rest));
     gather(&mut entries, "option");
     Some(Fields {
-        place: Place::whole(source),
+        location: Location::whole(source),
         entries,
     })
 }
@@ -206,23 +206,23 @@ pub(super) fn gather(entries: &mut Vec<Field>, table: &str) {
         let Some(key) = key.and_then(|rest| rest.strip_prefix('.')) else {
             return true;
         };
-        let key = At::new(key.to_owned(), field.key.place.clone());
+        let key = Located::new(key.to_owned(), field.key.location.clone());
         inside.push(Field {
             key,
             value: field.value.clone(),
         });
         false
     });
-    let Some(place) = inside.first().map(|field| field.key.place.clone()) else {
+    let Some(location) = inside.first().map(|field| field.key.location.clone()) else {
         return;
     };
     let fields = Fields {
-        place: place.clone(),
+        location: location.clone(),
         entries: inside,
     };
     entries.push(Field {
-        key: At::new(table.to_owned(), place.clone()),
-        value: At::new(Raw::Table(fields), place),
+        key: Located::new(table.to_owned(), location.clone()),
+        value: Located::new(Raw::Table(fields), location),
     });
 }
 
@@ -242,7 +242,7 @@ pub fn export_flag(
     let mut entries = vec![name.field(first_key), socket.field("socket")];
     entries.extend(options(rest));
     Some(Fields {
-        place: Place::whole(source),
+        location: Location::whole(source),
         entries,
     })
 }
@@ -251,7 +251,7 @@ pub fn export_flag(
 pub fn lun_flag(
     source: &Arc<Source>,
     diagnostics: &mut Diagnostics,
-) -> Option<(At<String>, Fields)> {
+) -> Option<(Located<String>, Fields)> {
     let whole = Part {
         source,
         text: source.text.clone(),
@@ -263,7 +263,7 @@ pub fn lun_flag(
         let (target, lun) = address.split(':')?;
         let entries = vec![target.field("target"), lun.field("lun"), disk.field("disk")];
         Some((
-            At::new(controller.text.clone(), controller.place()),
+            Located::new(controller.text.clone(), controller.location()),
             entries,
         ))
     };
@@ -271,17 +271,17 @@ pub fn lun_flag(
         diagnostics.push(malformed(source, LUN_FORM));
         return None;
     };
-    let place = Place::whole(source);
-    Some((controller, Fields { place, entries }))
+    let location = Location::whole(source);
+    Some((controller, Fields { location, entries }))
 }
 
 /// Returns the value of a flag without parts.
-pub fn word_flag(source: &Arc<Source>) -> At<Raw> {
-    At::new(Raw::Word(source.text.clone()), Place::whole(source))
+pub fn word_flag(source: &Arc<Source>) -> Located<Raw> {
+    Located::new(Raw::Word(source.text.clone()), Location::whole(source))
 }
 
 /// Returns the values of a flag that is a list.
-pub fn list_flag(source: &Arc<Source>) -> At<Raw> {
+pub fn list_flag(source: &Arc<Source>) -> Located<Raw> {
     let items = parts(source).iter().map(Part::word).collect();
-    At::new(Raw::List(items), Place::whole(source))
+    Located::new(Raw::List(items), Location::whole(source))
 }

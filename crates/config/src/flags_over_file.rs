@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::daemon_keys::{DAEMON_KEYS, DaemonKey, Draft, Flag, FlagForm, WorkersDraft};
 use super::export_kinds::{ExportKind, VHOST_BLK, VHOST_SCSI};
 use super::flag_source::{self, Flags, VHOST_BLK_FORM, VHOST_SCSI_FORM};
+use super::location::{Located, Source};
 use super::lun::{LUN_KEYS, read_lun};
-use super::place::{At, Source};
 use super::value::{Field, Fields, Raw, Reader};
 use super::{Diagnostics, disk, iscsi_flags};
 
@@ -35,13 +35,13 @@ pub fn add(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
 }
 
 /// Returns the value of a flag's text.
-fn value_of(flag: &Flag, source: &Arc<Source>) -> At<Raw> {
+fn value_of(flag: &Flag, source: &Arc<Source>) -> Located<Raw> {
     match flag.form {
         FlagForm::Word | FlagForm::Repeated => flag_source::word_flag(source),
         FlagForm::List => flag_source::list_flag(source),
         FlagForm::Options => {
             let fields = flag_source::options_flag(source);
-            At::new(Raw::Table(fields.clone()), fields.place)
+            Located::new(Raw::Table(fields.clone()), fields.location)
         }
     }
 }
@@ -95,11 +95,11 @@ fn add_objects(
 }
 
 /// Returns a table with a flag's value as its only field, for the reader of files.
-fn single(key: &str, value: At<Raw>) -> Fields {
-    let place = value.place.clone();
-    let key = At::new(key.to_owned(), place.clone());
+fn single(key: &str, value: Located<Raw>) -> Fields {
+    let location = value.location.clone();
+    let key = Located::new(key.to_owned(), location.clone());
     Fields {
-        place,
+        location,
         entries: vec![Field { key, value }],
     }
 }

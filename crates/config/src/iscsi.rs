@@ -15,9 +15,9 @@ use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::export::ExportConfig;
 use super::export_draft::{ExportDraft, Placed, dedicated, texts, workers};
 use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime, key, read_all, schema_of, words};
+use super::location::Located;
 use super::lun::{LUN_COMMAND, LunDraft, TARGET_LUN_KEYS, luns_value, read_lun};
 use super::model::LunConfig;
-use super::place::At;
 use super::placement::PlacementDraft;
 use super::readers::{FILE_ALLOWED, parsed, read_list};
 use super::target_keys::TARGET_KEYS;
@@ -70,10 +70,10 @@ pub struct IscsiConfig {
 /// Values given for a target.
 #[derive(Default)]
 pub struct IscsiDraft {
-    name: Option<At<String>>,
+    name: Option<Located<String>>,
     alias: Option<String>,
     /// Disks that are logical units numbered from 0.
-    disks: Vec<At<String>>,
+    disks: Vec<Located<String>>,
     luns: Vec<LunDraft>,
     /// `None`: one of them is invalid.
     portals: Option<Vec<Portal>>,
@@ -136,7 +136,7 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         |key, reader, draft| {
             for fields in reader.objects(key.name, LUN_EXAMPLE) {
                 let mut lun = read_lun(TARGET_LUN_KEYS, fields, reader.diagnostics());
-                lun.target = Some(At::new(0, fields.place.clone()));
+                lun.target = Some(Located::new(0, fields.location.clone()));
                 draft.luns.push(lun);
             }
         },
@@ -256,7 +256,7 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn Exp
     let first = fields.entries.iter().find(|field| field.key.value == "lun");
     if let (Some(first), false) = (first, draft.disks.is_empty() || draft.luns.is_empty()) {
         let message = "iscsi: `disks` and `lun` exclude each other";
-        let mistake = Mistake::new(MistakeKind::Key, &first.value.place, message);
+        let mistake = Mistake::new(MistakeKind::Key, &first.value.location, message);
         let help = "`disks` numbers LUNs from 0; to choose the numbers, list all disks in `lun`";
         reader.diagnostics().push(mistake.help(help));
     }
@@ -269,8 +269,8 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn Exp
     });
     let numbered = (0..).zip(std::mem::take(&mut draft.disks));
     draft.luns.extend(numbered.map(|(number, disk)| LunDraft {
-        target: Some(At::new(0, disk.place.clone())),
-        lun: Some(At::new(number, disk.place.clone())),
+        target: Some(Located::new(0, disk.location.clone())),
+        lun: Some(Located::new(number, disk.location.clone())),
         disk: Some(disk),
     }));
     Box::new(draft)
@@ -283,7 +283,7 @@ impl Placed for IscsiDraft {
 }
 
 impl ExportDraft for IscsiDraft {
-    fn name(&self) -> Option<&At<String>> {
+    fn name(&self) -> Option<&Located<String>> {
         self.name.as_ref()
     }
 
@@ -314,11 +314,11 @@ impl ExportDraft for IscsiDraft {
     }
 }
 
-fn read_name(reader: &mut Reader<'_, '_>) -> Option<At<String>> {
+fn read_name(reader: &mut Reader<'_, '_>) -> Option<Located<String>> {
     let name = reader.text("name", NAME_ALLOWED)?;
     if !iscsi_target::is_iscsi_name(&name.value) {
         let message = format!("`name`: {:?} is not an iSCSI name", name.value);
-        let mistake = Mistake::new(MistakeKind::Value, &name.place, message);
+        let mistake = Mistake::new(MistakeKind::Value, &name.location, message);
         reader.diagnostics().push(mistake.allowed(NAME_ALLOWED));
     }
     Some(name)
@@ -351,7 +351,7 @@ fn read_announce(
         let has_group = |portals: &[Portal]| portals.iter().any(|p| p.group == one.group);
         if !portals.is_none_or(has_group) {
             let message = format!("`announce`: no portal has the portal group {}", one.group);
-            let mistake = Mistake::new(MistakeKind::Relation, &text.place, message);
+            let mistake = Mistake::new(MistakeKind::Relation, &text.location, message);
             let help = "add the portal group after a comma, such as \"203.0.113.7:3260,2\"";
             reader.diagnostics().push(mistake.help(help));
         }
@@ -374,7 +374,8 @@ fn read_access_states(
         Raw::List(items) => items.clone(),
         Raw::Word(words) => {
             let words = words.split('+');
-            let word = |word: &str| At::new(Raw::Word(word.to_owned()), value.place.clone());
+            let word =
+                |word: &str| Located::new(Raw::Word(word.to_owned()), value.location.clone());
             words.map(word).collect()
         }
         _ => {
@@ -393,13 +394,13 @@ fn read_access_states(
         let has_group = |portals: &[Portal]| portals.iter().any(|p| p.group == group);
         if !portals.is_none_or(has_group) {
             let message = format!("`{}`: no portal has the portal group {group}", key.name);
-            let mistake = Mistake::new(MistakeKind::Relation, &item.place, message);
+            let mistake = Mistake::new(MistakeKind::Relation, &item.location, message);
             let help = "add a portal of the group to `portals`, such as \"192.0.2.1:3260,2\"";
             reader.diagnostics().push(mistake.help(help));
         }
         if states.insert(group, state).is_some() {
             let message = format!("`{}`: portal group {group} is given twice", key.name);
-            let mistake = Mistake::new(MistakeKind::Value, &item.place, message);
+            let mistake = Mistake::new(MistakeKind::Value, &item.location, message);
             reader
                 .diagnostics()
                 .push(mistake.help("name each group once"));
@@ -459,7 +460,7 @@ mod tests {
             &Surroundings::of_this_process(),
         );
         assert_eq!(again.unwrap().iscsi, config.iscsi);
-        for (options, told) in [
+        for (options, expected) in [
             (
                 "access_states=4=standby",
                 "no portal has the portal group 4",
@@ -470,7 +471,7 @@ mod tests {
             ("access_states=2=standby+2=standby", "given twice"),
         ] {
             let mistakes = read(options).unwrap_err().to_string();
-            assert!(mistakes.contains(told), "{options}: {mistakes}");
+            assert!(mistakes.contains(expected), "{options}: {mistakes}");
         }
         let config = read("explicit_alua=false").unwrap();
         let setters = config.iscsi[0].state_setters;
@@ -543,26 +544,26 @@ mod tests {
         };
         let config = with(&["203.0.113.7:13260", "[2001:db8::7]:3261,2"]);
         let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
-        let said: Vec<String> = config.iscsi[0]
+        let addresses: Vec<String> = config.iscsi[0]
             .announce
             .iter()
             .map(|a| a.to_string())
             .collect();
-        assert_eq!(said, ["203.0.113.7:13260,1", "[2001:db8::7]:3261,2"]);
+        assert_eq!(addresses, ["203.0.113.7:13260,1", "[2001:db8::7]:3261,2"]);
         assert_eq!(config.discovery_auth, Some(PathBuf::from("finders")));
-        for (announce, told) in [
+        for (announce, expected) in [
             ("203.0.113.7:3260,3", "no portal has the portal group 3"),
             ("0.0.0.0:3260", "not an address that initiators can reach"),
             ("moon landing", "not an address such as"),
         ] {
             let mistakes = with(&[announce]).unwrap_err().to_string();
-            assert!(mistakes.contains(told), "{mistakes}");
+            assert!(mistakes.contains(expected), "{mistakes}");
         }
     }
 
     #[test]
     fn mistakes_are_told_with_what_is_allowed() {
-        for (iscsi, portal, told) in [
+        for (iscsi, portal, expected) in [
             ("moon=d0", "127.0.0.1", "not an iSCSI name"),
             (
                 "iqn.2026-11.org.example:t0=d2",
@@ -573,7 +574,7 @@ mod tests {
             ("iqn.2026-11.org.example:t0", "127.0.0.1", "IQN=DISK"),
         ] {
             let mistakes = from_flags(&[iscsi], &[portal]).unwrap_err().to_string();
-            assert!(mistakes.contains(told), "{mistakes}");
+            assert!(mistakes.contains(expected), "{mistakes}");
         }
         let missing = from_flags(&["iqn.2026-11.org.example:t0=d0"], &[]).unwrap_err();
         assert!(

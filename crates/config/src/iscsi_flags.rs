@@ -7,7 +7,7 @@ use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::export_draft::ExportDraft;
 use super::export_kinds::ISCSI;
 use super::flag_source::{Flags, options, parts};
-use super::place::{At, Place, Source};
+use super::location::{Located, Location, Source};
 use super::value::{Field, Fields, Raw, wrong};
 
 /// Syntax of an iSCSI target in a flag.
@@ -20,27 +20,29 @@ pub fn read_flags(
     source: &mut impl FnMut(&str, &String) -> Arc<Source>,
     diagnostics: &mut Diagnostics,
 ) -> Vec<Box<dyn ExportDraft>> {
-    let field = |key: &str, value: At<Raw>| Field {
-        key: At::new(key.to_owned(), value.place.clone()),
+    let field = |key: &str, value: Located<Raw>| Field {
+        key: Located::new(key.to_owned(), value.location.clone()),
         value,
     };
-    let word = |source: &Arc<Source>| At::new(Raw::Word(source.text.clone()), Place::whole(source));
+    let word = |source: &Arc<Source>| {
+        Located::new(Raw::Word(source.text.clone()), Location::whole(source))
+    };
     let mut common = Vec::new();
-    let portals: Vec<At<Raw>> = flags
+    let portals: Vec<Located<Raw>> = flags
         .portal
         .iter()
         .map(|text| word(&source("--portal", text)))
         .collect();
-    if let Some(first) = portals.first().map(|portal| portal.place.clone()) {
-        common.push(field("portals", At::new(Raw::List(portals), first)));
+    if let Some(first) = portals.first().map(|portal| portal.location.clone()) {
+        common.push(field("portals", Located::new(Raw::List(portals), first)));
     }
-    let announced: Vec<At<Raw>> = flags
+    let announced: Vec<Located<Raw>> = flags
         .announce
         .iter()
         .map(|text| word(&source("--announce", text)))
         .collect();
-    if let Some(first) = announced.first().map(|one| one.place.clone()) {
-        common.push(field("announce", At::new(Raw::List(announced), first)));
+    if let Some(first) = announced.first().map(|one| one.location.clone()) {
+        common.push(field("announce", Located::new(Raw::List(announced), first)));
     }
     if let Some(text) = &flags.demo_mode {
         common.push(field("demo_mode", word(&source("--demo-mode", text))));
@@ -50,7 +52,7 @@ pub fn read_flags(
     }
     if let (true, Some(first)) = (flags.iscsi.is_empty(), common.first()) {
         let message = "this flag needs --iscsi".to_owned();
-        let mistake = Mistake::new(MistakeKind::Relation, &first.value.place, message);
+        let mistake = Mistake::new(MistakeKind::Relation, &first.value.location, message);
         diagnostics.push(mistake.allowed(ISCSI_FORM));
     }
     let targets = flags.iscsi.iter().filter_map(|text| {
@@ -67,23 +69,24 @@ fn target_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<Fi
     let parts = parts(source);
     let (first, rest) = parts.split_first()?;
     let Some((name, disk)) = first.split('=') else {
-        let value = At::new(Raw::Word(source.text.clone()), Place::whole(source));
+        let value = Located::new(Raw::Word(source.text.clone()), Location::whole(source));
         diagnostics.push(wrong("iscsi", &value).allowed(ISCSI_FORM));
         return None;
     };
-    let (said, disks): (Vec<_>, Vec<_>) = rest.iter().partition(|part| part.text.contains('='));
+    let (option_parts, disks): (Vec<_>, Vec<_>) =
+        rest.iter().partition(|part| part.text.contains('='));
     let mut words = vec![disk.word()];
     words.extend(disks.iter().map(|part| part.word()));
     let mut entries = vec![
         name.field("name"),
         Field {
-            key: At::new("disks".to_owned(), disk.place()),
-            value: At::new(Raw::List(words), Place::whole(source)),
+            key: Located::new("disks".to_owned(), disk.location()),
+            value: Located::new(Raw::List(words), Location::whole(source)),
         },
     ];
-    entries.extend(options(said));
+    entries.extend(options(option_parts));
     Some(Fields {
-        place: Place::whole(source),
+        location: Location::whole(source),
         entries,
     })
 }

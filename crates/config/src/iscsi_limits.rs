@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::Diagnostics;
 use super::key::{self, Key, Kind, RunTime, read_all};
-use super::place::At;
+use super::location::Located;
 use super::value::{Fields, Reader};
 
 const MIB: u64 = 1 << 20;
@@ -88,8 +88,8 @@ const fn key(
 }
 
 /// Replaces a default with the given value.
-fn put(said: Option<At<u64>>, limit: &mut u64) {
-    if let Some(at) = said {
+fn put(given: Option<Located<u64>>, limit: &mut u64) {
+    if let Some(at) = given {
         *limit = at.value;
     }
 }
@@ -220,14 +220,14 @@ mod tests {
 
     #[test]
     fn mistakes_are_told_with_what_is_allowed() {
-        for (text, told) in [
+        for (text, expected_message) in [
             ("connections=0", "a whole number from 1 to 65536"),
             ("connections_per_session=17", "a whole number from 1 to 16"),
             ("memory=1K", "1M to 1G"),
             ("moons=1", "no key `moons`"),
         ] {
             let mistakes = read("", Some(text)).unwrap_err().to_string();
-            assert!(mistakes.contains(told), "{mistakes}");
+            assert!(mistakes.contains(expected_message), "{mistakes}");
         }
         let mistakes = read("iscsi_limits = 3\n", None).unwrap_err().to_string();
         assert!(mistakes.contains("[iscsi_limits]"), "{mistakes}");

@@ -1,6 +1,6 @@
 //! Objects in JSON, read by the same readers as files: the API has the same keys as a file.
 //!
-//! The place of a value is its JSON pointer (RFC 6901), so that a mistake names the field.
+//! The location of a value is its JSON pointer (RFC 6901), so that a mistake names the field.
 
 use std::sync::Arc;
 
@@ -12,27 +12,27 @@ use super::disk::{check_size, read_disk, read_limits, read_settings};
 use super::export::ExportConfig;
 use super::export_kinds::EXPORT_KINDS;
 use super::iscsi::AccessState;
+use super::location::{Located, Location, Source};
 use super::lun::{LUN_KEYS, read_lun};
 use super::model::{Config, DiskConfig, LimitsConfig, LunConfig};
-use super::place::{At, Place, Source};
 use super::readers::DISK_ALLOWED;
 use super::value::{Field, Fields, Raw, Reader, wrong};
 
 /// An export, or its mistakes.
 pub type JsonExport = Result<ExportConfig, Diagnostics>;
 
-fn place(pointer: &str, value: &Value) -> Place {
+fn location(pointer: &str, value: &Value) -> Location {
     // Only scalars are shown.
     let text = match value {
         Value::Array(_) | Value::Object(_) => String::new(),
         scalar => scalar.to_string(),
     };
     let source: Arc<Source> = Source::flag(pointer, &text, 0);
-    Place::whole(&source)
+    Location::whole(&source)
 }
 
-fn raw(pointer: &str, value: &Value) -> At<Raw> {
-    let at = place(pointer, value);
+fn raw(pointer: &str, value: &Value) -> Located<Raw> {
+    let at = location(pointer, value);
     let raw = match value {
         Value::Null => Raw::Other("value", "null".to_owned()),
         Value::Bool(value) => Raw::Boolean(*value),
@@ -53,7 +53,7 @@ fn raw(pointer: &str, value: &Value) -> At<Raw> {
         ),
         Value::Object(_) => Raw::Table(fields(pointer, value)),
     };
-    At::new(raw, at)
+    Located::new(raw, at)
 }
 
 fn fields(pointer: &str, value: &Value) -> Fields {
@@ -62,12 +62,12 @@ fn fields(pointer: &str, value: &Value) -> Fields {
         let escaped = key.replace('~', "~0").replace('/', "~1");
         let pointer = format!("{pointer}/{escaped}");
         Field {
-            key: At::new(key.clone(), place(&pointer, value)),
+            key: Located::new(key.clone(), location(&pointer, value)),
             value: raw(&pointer, value),
         }
     });
     Fields {
-        place: place(pointer, value),
+        location: location(pointer, value),
         entries: entries.collect(),
     }
 }
@@ -75,16 +75,16 @@ fn fields(pointer: &str, value: &Value) -> Fields {
 /// Returns the fields of an object with a name from the resource's address.
 fn named(name: &str, value: &Value, diagnostics: &mut Diagnostics) -> Option<Fields> {
     let mut fields = without_status(object(value, diagnostics)?);
-    let said = fields.entries.iter().find(|f| f.key.value == "name");
-    match said.map(|field| (&field.value.value, &field.value)) {
+    let name_field = fields.entries.iter().find(|f| f.key.value == "name");
+    match name_field.map(|field| (&field.value.value, &field.value)) {
         None => {
-            let place = place("/name", &Value::from(name));
+            let location = location("/name", &Value::from(name));
             fields.entries.push(Field {
-                key: At::new("name".to_owned(), place.clone()),
-                value: At::new(Raw::Text(name.to_owned()), place),
+                key: Located::new("name".to_owned(), location.clone()),
+                value: Located::new(Raw::Text(name.to_owned()), location),
             });
         }
-        Some((Raw::Text(said), _)) if said == name => {}
+        Some((Raw::Text(name_field), _)) if name_field == name => {}
         Some((_, value)) => {
             let mistake = wrong("name", value);
             diagnostics.push(mistake.allowed(format!("`{name}`, as in the address, or no `name`")));
@@ -100,7 +100,7 @@ fn object(value: &Value, diagnostics: &mut Diagnostics) -> Option<Fields> {
     let message = "the body is not a JSON object";
     diagnostics.push(Mistake::new(
         MistakeKind::Syntax,
-        &place("", value),
+        &location("", value),
         message,
     ));
     None
@@ -195,7 +195,7 @@ pub fn luns_json(value: &Value) -> Result<Vec<LunConfig>, Diagnostics> {
         let message = "the body is not a JSON array";
         diagnostics.push(Mistake::new(
             MistakeKind::Syntax,
-            &place("", value),
+            &location("", value),
             message,
         ));
         return Err(diagnostics);
@@ -313,9 +313,10 @@ mod tests {
     use super::*;
     use crate::BlockDeviceConfig;
 
-    fn told(mistakes: &Diagnostics) -> Vec<(String, String)> {
-        let told = |m: &Mistake| (m.place.source.label.clone(), m.message.clone());
-        mistakes.iter().map(told).collect()
+    fn locations_and_messages(mistakes: &Diagnostics) -> Vec<(String, String)> {
+        let locations_and_messages =
+            |m: &Mistake| (m.location.source.label.clone(), m.message.clone());
+        mistakes.iter().map(locations_and_messages).collect()
     }
 
     #[test]
@@ -359,8 +360,10 @@ mod tests {
         assert_eq!(set(json!({})), (stop, 30));
         assert_eq!(set(json!({"io_timeout": 0})), (stop, 0));
         let other = disk_settings_json(&json!({"serial": "S", "io_timeout": 86401}));
-        let mut pointers: Vec<String> =
-            told(&other.unwrap_err()).into_iter().map(|t| t.0).collect();
+        let mut pointers: Vec<String> = locations_and_messages(&other.unwrap_err())
+            .into_iter()
+            .map(|t| t.0)
+            .collect();
         pointers.sort();
         assert_eq!(pointers, ["/io_timeout", "/serial"]);
     }
@@ -369,15 +372,21 @@ mod tests {
     fn mistakes_name_their_fields() {
         let body = json!({"name": "d1", "backend": "rma", "size": -1, "colour": "red"});
         let mistakes = disk_json("d0", &body).unwrap_err();
-        let mut pointers: Vec<String> = told(&mistakes).into_iter().map(|t| t.0).collect();
+        let mut pointers: Vec<String> = locations_and_messages(&mistakes)
+            .into_iter()
+            .map(|t| t.0)
+            .collect();
         pointers.sort();
         assert_eq!(pointers, ["/backend", "/colour", "/name", "/size"]);
         let luns = json!([{"target": 0, "lun": 0, "disk": "d0"}, {"target": 256, "lun": 1}]);
         let mistakes = luns_json(&luns).unwrap_err();
-        let pointers: Vec<String> = told(&mistakes).into_iter().map(|t| t.0).collect();
+        let pointers: Vec<String> = locations_and_messages(&mistakes)
+            .into_iter()
+            .map(|t| t.0)
+            .collect();
         assert_eq!(pointers, ["/1", "/1/target"]);
         assert!(
-            told(&disk_json("d0", &json!([])).unwrap_err())[0]
+            locations_and_messages(&disk_json("d0", &json!([])).unwrap_err())[0]
                 .1
                 .contains("not a JSON object")
         );
@@ -404,7 +413,7 @@ mod tests {
         };
         assert_eq!((iscsi.luns[0].lun, iscsi.luns[0].target), (4, 0));
         let none = export_json("e", &json!({"kind": "nbd"})).unwrap_err();
-        assert_eq!(told(&none)[0].0, "/kind");
+        assert_eq!(locations_and_messages(&none)[0].0, "/kind");
         assert!(export_json("e", &json!({})).is_err());
     }
 }

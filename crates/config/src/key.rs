@@ -7,8 +7,8 @@ use std::ops::RangeInclusive;
 use serde_json::{Value, json};
 
 use super::diagnostics::{Mistake, MistakeKind, one_of};
+use super::location::Located;
 use super::model::POLL_MICROS_MAX;
-use super::place::At;
 use super::readers::POLL_ALLOWED;
 use super::size::{SIZE_ALLOWED, render_size};
 use super::value::Reader;
@@ -202,8 +202,8 @@ impl Kind {
             (Kind::List(_, _, Item::Table { fields, .. }), Value::Array(items)) => {
                 let lines = items.iter().map(|item| {
                     let fields = fields.iter();
-                    let said = fields.filter_map(|field| Some((*field, item.get(*field)?)));
-                    format!("  {},\n", inline_table(said))
+                    let present = fields.filter_map(|field| Some((*field, item.get(*field)?)));
+                    format!("  {},\n", inline_table(present))
                 });
                 format!("[\n{}]", lines.collect::<String>())
             }
@@ -325,12 +325,12 @@ impl<D, T> Key<D, T> {
     }
 
     /// Reads a text.
-    pub fn text(&self, reader: &mut Reader<'_, '_>) -> Option<At<String>> {
+    pub fn text(&self, reader: &mut Reader<'_, '_>) -> Option<Located<String>> {
         reader.text(self.name, &self.kind.allowed())
     }
 
     /// Reads a number, if the key is one.
-    pub fn number(&self, reader: &mut Reader<'_, '_>) -> Option<At<u64>> {
+    pub fn number(&self, reader: &mut Reader<'_, '_>) -> Option<Located<u64>> {
         match &self.kind {
             Kind::Number(_, range) => reader.number(self.name, range.clone()),
             _ => None,
@@ -338,7 +338,7 @@ impl<D, T> Key<D, T> {
     }
 
     /// Reads a size within its range, if the key is one.
-    pub fn size(&self, reader: &mut Reader<'_, '_>) -> Option<At<u64>> {
+    pub fn size(&self, reader: &mut Reader<'_, '_>) -> Option<Located<u64>> {
         let Kind::Size(_, range) = &self.kind else {
             return None;
         };
@@ -347,7 +347,7 @@ impl<D, T> Key<D, T> {
             return Some(size);
         }
         let message = format!("`{}`: found {} bytes", self.name, size.value);
-        let mistake = Mistake::new(MistakeKind::Value, &size.place, message);
+        let mistake = Mistake::new(MistakeKind::Value, &size.location, message);
         let allowed = format!(
             "{} to {}",
             render_size(*range.start()),
@@ -363,9 +363,9 @@ impl<D, T> Key<D, T> {
     }
 
     /// Reports that a text is invalid for the key.
-    pub fn refuse(&self, reader: &mut Reader<'_, '_>, text: &At<String>) {
+    pub fn refuse(&self, reader: &mut Reader<'_, '_>, text: &Located<String>) {
         let message = format!("`{}`: found {:?}", self.name, text.value);
-        let mistake = Mistake::new(MistakeKind::Value, &text.place, message);
+        let mistake = Mistake::new(MistakeKind::Value, &text.location, message);
         reader
             .diagnostics()
             .push(mistake.allowed(self.kind.allowed()));

@@ -1,6 +1,6 @@
 //! Configuration of a daemon, read from a file, from flags or from both, and checked as a whole.
 //!
-//! text -> keys and values with places (`toml_source`, `flag_source`) -> objects, by their keys (`key`) -> checks between objects and
+//! text -> keys and values with locations (`toml_source`, `flag_source`) -> objects, by their keys (`key`) -> checks between objects and
 //! against this machine (`check`) -> [`Config`]. No step stops at a mistake, so that all are reported at once. Tests: here for whole
 //! configurations, in each module for its part.
 
@@ -27,10 +27,10 @@ mod iscsi_flags;
 mod iscsi_limits;
 mod json_source;
 mod key;
+mod location;
 mod lun;
 mod model;
 mod passthrough;
-mod place;
 pub mod placement;
 mod rbd;
 mod readers;
@@ -54,10 +54,10 @@ pub use accounts::{account, group_id, user_id};
 pub use chap_users::read_chap_users;
 pub use check::Surroundings;
 pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
-pub use devices::{Around, BlockDeviceConfig, CacheMode, DEVICE_KINDS};
+pub use devices::{BlockDeviceConfig, CacheMode, DEVICE_KINDS, DelayStorage};
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use disk::{DISK_KEYS, DISK_SET, DiskDraft, DiskKey};
-pub use export::{ExportConfig, ExportObject, ExportRef, Said};
+pub use export::{ExportConfig, ExportObject, ExportRef, KeyValue};
 pub use export_kinds::{EXPORT_KINDS, ExportKind};
 pub use file_lookup::look_at_files;
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
@@ -72,13 +72,13 @@ pub use json_source::{
     limits_json, lun_json, luns_json, objects_json, size_json,
 };
 pub use key::{Key, Kind, RunTime};
+pub use location::{Located, Location, Source};
 pub use lun::{LUN_KEYS, TARGET_LUN_KEYS};
 pub use model::{
     AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX,
     POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX,
     ShownConfig, TARGETS_MAX, VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
 };
-pub use place::{At, Place, Source};
 pub use rbd::RbdConfig;
 pub use reactor::ExportPlacement;
 pub use remote::{Digest, RemoteConfig};
@@ -110,25 +110,29 @@ pub fn load(
                 let at = error.utf8_error().valid_up_to();
                 let text = String::from_utf8_lossy(error.as_bytes());
                 let source = Source::file(&label, &text, 0);
-                let place = Place::new(&source, at..at + 1);
+                let location = Location::new(&source, at..at + 1);
                 Err(only(
-                    &place,
+                    &location,
                     "this byte is not UTF-8".to_owned(),
                     "TOML is UTF-8 text",
                 ))
             }
         },
         Err(error) => {
-            let place = Place::whole(&Source::flag("--config", &label, 0));
+            let location = Location::whole(&Source::flag("--config", &label, 0));
             let message = format!("cannot read {label}: {error}");
-            Err(only(&place, message, "a TOML file that this user may read"))
+            Err(only(
+                &location,
+                message,
+                "a TOML file that this user may read",
+            ))
         }
     }
 }
 
-fn only(place: &Place, message: String, allowed: &str) -> Diagnostics {
+fn only(location: &Location, message: String, allowed: &str) -> Diagnostics {
     let mut diagnostics = Diagnostics::default();
-    diagnostics.push(Mistake::new(MistakeKind::Syntax, place, message).allowed(allowed));
+    diagnostics.push(Mistake::new(MistakeKind::Syntax, location, message).allowed(allowed));
     diagnostics
 }
 

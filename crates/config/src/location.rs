@@ -1,4 +1,4 @@
-//! Places of configuration values: spans of a file or of one flag's text.
+//! Locations of configuration values: spans of a file or of one flag's text.
 //!
 //! Each flag's value is a separate source, so that the same code reads and reports files and flags.
 
@@ -53,26 +53,26 @@ impl Source {
 
 /// A span of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// Source of the span.
     pub source: Arc<Source>,
     /// Byte range.
     pub span: Range<usize>,
 }
 
-impl Place {
-    /// Creates a place for the bytes `span` of `source`, cut to the length of the text.
-    pub fn new(source: &Arc<Source>, span: Range<usize>) -> Place {
+impl Location {
+    /// Creates a location for the bytes `span` of `source`, cut to the length of the text.
+    pub fn new(source: &Arc<Source>, span: Range<usize>) -> Location {
         let end = span.end.min(source.text.len());
-        Place {
+        Location {
             source: Arc::clone(source),
             span: span.start.min(end)..end,
         }
     }
 
-    /// Returns the place of a source's whole text.
-    pub fn whole(source: &Arc<Source>) -> Place {
-        Place::new(source, 0..source.text.len())
+    /// Returns the location of a source's whole text.
+    pub fn whole(source: &Arc<Source>) -> Location {
+        Location::new(source, 0..source.text.len())
     }
 
     /// Returns the nearest start of a character at or before the span.
@@ -109,7 +109,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.source.is_flag {
             return write!(f, "{} {}", self.source.label, self.source.text);
@@ -119,19 +119,19 @@ impl fmt::Display for Place {
     }
 }
 
-/// A value with its place.
+/// A value with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct At<T> {
+pub struct Located<T> {
     /// The value.
     pub value: T,
-    /// Place of the value.
-    pub place: Place,
+    /// Location of the value.
+    pub location: Location,
 }
 
-impl<T> At<T> {
-    /// Creates a `value` at `place`.
-    pub fn new(value: T, place: Place) -> At<T> {
-        At { value, place }
+impl<T> Located<T> {
+    /// Creates a `value` at `location`.
+    pub fn new(value: T, location: Location) -> Located<T> {
+        Located { value, location }
     }
 }
 
@@ -143,22 +143,22 @@ mod tests {
     fn line_and_column_count_from_one_and_in_characters() {
         let source = Source::file("a.toml", "x = 1\n# ä\nname = 'ü' # z\n", 0);
         let at = source.text.find("# z").unwrap();
-        assert_eq!(Place::new(&source, at..at + 3).line_column(), (3, 12));
-        assert_eq!(Place::new(&source, 0..1).to_string(), "a.toml:1:1");
+        assert_eq!(Location::new(&source, at..at + 3).line_column(), (3, 12));
+        assert_eq!(Location::new(&source, 0..1).to_string(), "a.toml:1:1");
     }
 
     #[test]
     fn excerpt_is_the_line_of_the_start_and_ends_with_it() {
         let source = Source::file("a.toml", "one\r\ntwo three\r\nfour", 0);
-        assert_eq!(Place::new(&source, 9..17).excerpt().0, "two three");
-        assert_eq!(Place::new(&source, 5..8).excerpt(), ("two three", 3));
-        assert_eq!(Place::new(&source, 99..200).excerpt(), ("four", 1));
+        assert_eq!(Location::new(&source, 9..17).excerpt().0, "two three");
+        assert_eq!(Location::new(&source, 5..8).excerpt(), ("two three", 3));
+        assert_eq!(Location::new(&source, 99..200).excerpt(), ("four", 1));
     }
 
     #[test]
     fn a_span_inside_a_character_points_at_the_character() {
         let source = Source::file("a.toml", "ä", 0);
-        assert_eq!(Place::new(&source, 1..2).line_column(), (1, 1));
-        assert_eq!(Place::new(&source, 1..2).excerpt(), ("ä", 1));
+        assert_eq!(Location::new(&source, 1..2).line_column(), (1, 1));
+        assert_eq!(Location::new(&source, 1..2).excerpt(), ("ä", 1));
     }
 }

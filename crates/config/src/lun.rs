@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::Diagnostics;
 use super::key::{self, Key, Kind, REQUIRED, RunTime, read_all};
+use super::location::Located;
 use super::model::{LUNS_MAX, LunConfig, TARGETS_MAX};
-use super::place::At;
 use super::readers::DISK_ALLOWED;
 use super::value::{Fields, Reader};
 
@@ -15,9 +15,9 @@ pub const LUN_COMMAND: RunTime = RunTime::Command("lunette lun");
 /// Values given for a logical unit.
 #[derive(Default)]
 pub struct LunDraft {
-    pub target: Option<At<u8>>,
-    pub lun: Option<At<u16>>,
-    pub disk: Option<At<String>>,
+    pub target: Option<Located<u8>>,
+    pub lun: Option<Located<u16>>,
+    pub disk: Option<Located<String>>,
 }
 
 impl LunDraft {
@@ -58,7 +58,7 @@ const LUN: LunKey = key(
     "logical unit number",
     |key, reader, draft| {
         let number = key.number(reader);
-        draft.lun = number.map(|at| At::new(at.value as u16, at.place));
+        draft.lun = number.map(|at| Located::new(at.value as u16, at.location));
     },
     |lun| Some(json!(lun.lun)),
 );
@@ -73,7 +73,7 @@ const DISK: LunKey = key(
 
 fn read_target(key: &LunKey, reader: &mut Reader<'_, '_>, draft: &mut LunDraft) {
     let number = key.number(reader);
-    draft.target = number.map(|at| At::new(at.value as u8, at.place));
+    draft.target = number.map(|at| Located::new(at.value as u8, at.location));
 }
 
 /// Keys of a controller's logical unit.

@@ -7,8 +7,8 @@ use super::devices::{BlockDeviceConfig, DeviceKind};
 use super::diagnostics::{Mistake, MistakeKind};
 use super::disk::{DiskDraft, DiskKey};
 use super::key::{Key, Kind, RunTime, words};
+use super::location::Located;
 use super::model::DiskConfig;
-use super::place::At;
 use super::value::Reader;
 
 const RESERVATIONS: [(&str, PassedReservations); 3] = [
@@ -21,7 +21,7 @@ const RESERVATIONS: [(&str, PassedReservations); 3] = [
 #[derive(Default)]
 pub(crate) struct PassthroughDraft {
     pub is_on: bool,
-    pub reservations: Option<At<PassedReservations>>,
+    pub reservations: Option<Located<PassedReservations>>,
 }
 
 impl PassthroughDraft {
@@ -85,7 +85,11 @@ pub(crate) fn relate(reader: &mut Reader<'_, '_>, draft: &DiskDraft, device: Opt
         draft.passthrough.is_on,
         &draft.passthrough.reservations,
     ) {
-        let mistake = Mistake::new(MistakeKind::Relation, &at.place, "`pr` needs `passthrough`");
+        let mistake = Mistake::new(
+            MistakeKind::Relation,
+            &at.location,
+            "`pr` needs `passthrough`",
+        );
         let help = "add `passthrough = true`, or remove `pr`";
         reader.diagnostics().push(mistake.help(help));
     }

@@ -4,8 +4,8 @@ use reactor::ExportPlacement;
 use serde_json::{Value, json};
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
+use super::location::Located;
 use super::model::WORKERS_MAX;
-use super::place::At;
 use super::value::{Raw, Reader, number_of};
 
 const WORKERS_KEY: &str = "workers";
@@ -16,9 +16,9 @@ pub(super) const WORKERS_ALLOWED: &str =
 #[derive(Default)]
 pub struct PlacementDraft {
     /// Named workers.
-    pub workers: Vec<At<u32>>,
+    pub workers: Vec<Located<u32>>,
     /// The export has a dedicated worker.
-    pub dedicated: Option<At<bool>>,
+    pub dedicated: Option<Located<bool>>,
 }
 
 impl PlacementDraft {
@@ -44,7 +44,7 @@ impl PlacementDraft {
         };
         if !self.workers.is_empty() {
             let message = "`workers` and `dedicated` exclude each other";
-            let mistake = Mistake::new(MistakeKind::Key, &at.place, message);
+            let mistake = Mistake::new(MistakeKind::Key, &at.location, message);
             let help = "use `workers` to select shared workers, or `dedicated` to start one for this export alone";
             reader.diagnostics().push(mistake.help(help));
         }
@@ -54,7 +54,7 @@ impl PlacementDraft {
     pub fn check(&self, count: usize, diagnostics: &mut Diagnostics) {
         for worker in self.workers.iter().filter(|at| at.value as usize >= count) {
             let message = no_worker(worker.value);
-            let mistake = Mistake::new(MistakeKind::Relation, &worker.place, message);
+            let mistake = Mistake::new(MistakeKind::Relation, &worker.location, message);
             diagnostics.push(mistake.allowed(range(count)).help(WORKER_HELP));
         }
     }
@@ -86,15 +86,16 @@ pub fn workers_value(placement: &ExportPlacement) -> Option<Value> {
 }
 
 /// Reads the named workers.
-pub fn read_workers(reader: &mut Reader<'_, '_>) -> Vec<At<u32>> {
+pub fn read_workers(reader: &mut Reader<'_, '_>) -> Vec<Located<u32>> {
     let Some(value) = reader.raw(WORKERS_KEY) else {
         return Vec::new();
     };
-    let items: Vec<At<Raw>> = match &value.value {
+    let items: Vec<Located<Raw>> = match &value.value {
         Raw::List(items) => items.clone(),
         Raw::Word(words) => {
             let words = words.split('+');
-            let word = |word: &str| At::new(Raw::Word(word.to_owned()), value.place.clone());
+            let word =
+                |word: &str| Located::new(Raw::Word(word.to_owned()), value.location.clone());
             words.map(word).collect()
         }
         _ => Vec::new(),
@@ -102,7 +103,7 @@ pub fn read_workers(reader: &mut Reader<'_, '_>) -> Vec<At<u32>> {
     if items.is_empty() {
         reader.refuse(WORKERS_KEY, value, WORKERS_ALLOWED);
     }
-    let mut workers: Vec<At<u32>> = Vec::new();
+    let mut workers: Vec<Located<u32>> = Vec::new();
     for item in &items {
         let last = WORKERS_MAX as u64 - 1;
         let Some(number) = number_of(WORKERS_KEY, item, 0..=last, reader.diagnostics()) else {
@@ -113,13 +114,13 @@ pub fn read_workers(reader: &mut Reader<'_, '_>) -> Vec<At<u32>> {
             .any(|known| u64::from(known.value) == number.value)
         {
             let message = format!("`{WORKERS_KEY}`: worker {} is given twice", number.value);
-            let mistake = Mistake::new(MistakeKind::Value, &number.place, message);
+            let mistake = Mistake::new(MistakeKind::Value, &number.location, message);
             reader
                 .diagnostics()
                 .push(mistake.help("name each worker once"));
             continue;
         }
-        workers.push(At::new(number.value as u32, number.place));
+        workers.push(Located::new(number.value as u32, number.location));
     }
     workers
 }

@@ -42,7 +42,7 @@ fn read_image(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<ImageNam
         Some(image) => Some(image),
         None => {
             let message = format!("`{key}`: found {:?}", text.value);
-            let mistake = Mistake::new(MistakeKind::Value, &text.place, message);
+            let mistake = Mistake::new(MistakeKind::Value, &text.location, message);
             reader.diagnostics().push(mistake.allowed(ImageName::FORM));
             None
         }
@@ -71,18 +71,22 @@ fn read_options(
                 continue;
             }
         };
-        let place = &field.key.place;
+        let location = &field.key.location;
         let mistake = if SECRETS.contains(&key.as_str()) {
             let message =
                 format!("`option.{key}` would be visible to all readers of the configuration");
-            Mistake::new(MistakeKind::Key, place, message)
+            Mistake::new(MistakeKind::Key, location, message)
                 .help("write the key to a file, and set `keyring` to its path")
         } else if key.is_empty() || key.contains('\0') || value.contains('\0') {
-            Mistake::new(MistakeKind::Key, place, "`option`: not an option of Ceph")
+            Mistake::new(
+                MistakeKind::Key,
+                location,
+                "`option`: not an option of Ceph",
+            )
         } else if options.insert(key.clone(), value).is_some() {
             Mistake::new(
                 MistakeKind::Key,
-                place,
+                location,
                 format!("`option.{key}` is given twice"),
             )
         } else {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::diagnostics::{Mistake, MistakeKind};
+use super::location::Located;
 use super::model::{NAME_MAX, POLL_MICROS_MAX, PollLimit, SOCKET_PATH_MAX, WORKERS_MAX};
-use super::place::At;
 use super::value::{Raw, Reader, number_of, text_of};
 
 pub const NAME_ALLOWED: &str =
@@ -24,7 +24,7 @@ pub const POLL_ALLOWED: &str = "0 (never poll), microseconds up to 1000000, or \
 pub const CPUS_ALLOWED: &str = "a list of CPU numbers, such as 2,3 (in a file: [2, 3])";
 
 /// Reads a name. An invalid one is kept, so that references to it are not reported too.
-pub fn read_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<String>> {
+pub fn read_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<String>> {
     let name = reader.text(key, NAME_ALLOWED)?;
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let first = name.value.chars().next().unwrap_or('-');
@@ -33,21 +33,21 @@ pub fn read_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<St
         || !name.value.chars().all(allowed)
     {
         let message = format!("`{key}`: found {:?}", name.value);
-        let mistake = Mistake::new(MistakeKind::Value, &name.place, message);
+        let mistake = Mistake::new(MistakeKind::Value, &name.location, message);
         reader.diagnostics().push(mistake.allowed(NAME_ALLOWED));
     }
     Some(name)
 }
 
 /// Reads the path of a socket. A name that begins with `@` means an abstract socket to other programs, and is refused.
-pub fn read_socket(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<PathBuf>> {
+pub fn read_socket(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<PathBuf>> {
     let path = reader.text(key, SOCKET_ALLOWED)?;
     if path.value.starts_with('@') {
         let message = format!(
             "`{key}`: abstract sockets such as `{0}` are not supported; hint: give a path, or ./{0} for a file of that name",
             path.value
         );
-        let mistake = Mistake::new(MistakeKind::Value, &path.place, message);
+        let mistake = Mistake::new(MistakeKind::Value, &path.location, message);
         reader.diagnostics().push(mistake.allowed(SOCKET_ALLOWED));
         return None;
     }
@@ -56,37 +56,37 @@ pub fn read_socket(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<
             "`{key}`: a path of {} bytes is too long for a Unix socket",
             path.value.len()
         );
-        let mistake = Mistake::new(MistakeKind::Value, &path.place, message);
+        let mistake = Mistake::new(MistakeKind::Value, &path.location, message);
         reader.diagnostics().push(mistake.allowed(SOCKET_ALLOWED));
         return None;
     }
-    Some(At::new(PathBuf::from(path.value), path.place))
+    Some(Located::new(PathBuf::from(path.value), path.location))
 }
 
 /// Reads a folder, which need not exist yet.
-pub fn read_folder(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<PathBuf>> {
+pub fn read_folder(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<PathBuf>> {
     read_path(reader, key, "folder", FOLDER_ALLOWED)
 }
 
 /// Reads the path of a file with a secret, which is read later.
-pub fn read_file_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<PathBuf>> {
+pub fn read_file_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<PathBuf>> {
     read_path(reader, key, "file", FILE_ALLOWED)
 }
 
 fn read_path(
     reader: &mut Reader<'_, '_>,
     key: &'static str,
-    what: &str,
+    kind: &str,
     allowed: &str,
-) -> Option<At<PathBuf>> {
+) -> Option<Located<PathBuf>> {
     let path = reader.text(key, allowed)?;
     if path.value.contains('\0') {
-        let message = format!("`{key}`: not the path of a {what}");
-        let mistake = Mistake::new(MistakeKind::Value, &path.place, message);
+        let message = format!("`{key}`: not the path of a {kind}");
+        let mistake = Mistake::new(MistakeKind::Value, &path.location, message);
         reader.diagnostics().push(mistake.allowed(allowed));
         return None;
     }
-    Some(At::new(PathBuf::from(path.value), path.place))
+    Some(Located::new(PathBuf::from(path.value), path.location))
 }
 
 /// Reads a list of texts that are neither empty nor contain a NUL; a flag has one of them. `allowed` describes the list in errors.
@@ -117,13 +117,13 @@ pub fn read_texts(
 }
 
 /// Reads an address to listen on, with its port.
-pub fn read_address(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<SocketAddr>> {
+pub fn read_address(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<SocketAddr>> {
     let text = reader.text(key, ADDRESS_ALLOWED)?;
     match text.value.parse() {
-        Ok(address) => Some(At::new(address, text.place)),
+        Ok(address) => Some(Located::new(address, text.location)),
         Err(_) => {
             let message = format!("`{key}`: {:?} is not an address with a port", text.value);
-            let mistake = Mistake::new(MistakeKind::Value, &text.place, message);
+            let mistake = Mistake::new(MistakeKind::Value, &text.location, message);
             reader.diagnostics().push(mistake.allowed(ADDRESS_ALLOWED));
             None
         }
@@ -131,7 +131,10 @@ pub fn read_address(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At
 }
 
 /// Reads the CPUs that workers are pinned to.
-pub fn read_cpus(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<Vec<At<usize>>>> {
+pub fn read_cpus(
+    reader: &mut Reader<'_, '_>,
+    key: &'static str,
+) -> Option<Located<Vec<Located<usize>>>> {
     let value = reader.raw(key)?;
     let items = match &value.value {
         Raw::List(items) if (1..=WORKERS_MAX).contains(&items.len()) => items,
@@ -143,9 +146,9 @@ pub fn read_cpus(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<Ve
     let mut cpus = Vec::new();
     for item in items {
         let cpu = number_of(key, item, 0..=u64::from(u16::MAX), reader.diagnostics())?;
-        cpus.push(At::new(cpu.value as usize, cpu.place));
+        cpus.push(Located::new(cpu.value as usize, cpu.location));
     }
-    Some(At::new(cpus, value.place.clone()))
+    Some(Located::new(cpus, value.location.clone()))
 }
 
 /// Reads a polling limit.
@@ -168,7 +171,11 @@ pub fn read_poll(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<PollL
 }
 
 /// Reads a list of texts.
-pub fn read_list(reader: &mut Reader<'_, '_>, key: &'static str, allowed: &str) -> Vec<At<String>> {
+pub fn read_list(
+    reader: &mut Reader<'_, '_>,
+    key: &'static str,
+    allowed: &str,
+) -> Vec<Located<String>> {
     let Some(value) = reader.raw(key) else {
         return Vec::new();
     };
@@ -184,12 +191,16 @@ pub fn read_list(reader: &mut Reader<'_, '_>, key: &'static str, allowed: &str) 
 pub fn parsed<T: FromStr<Err = String>>(
     reader: &mut Reader<'_, '_>,
     key: &str,
-    text: &At<String>,
+    text: &Located<String>,
 ) -> Option<T> {
     match text.value.parse() {
         Ok(value) => Some(value),
-        Err(what) => {
-            let mistake = Mistake::new(MistakeKind::Value, &text.place, format!("`{key}`: {what}"));
+        Err(reason) => {
+            let mistake = Mistake::new(
+                MistakeKind::Value,
+                &text.location,
+                format!("`{key}`: {reason}"),
+            );
             reader.diagnostics().push(mistake);
             None
         }

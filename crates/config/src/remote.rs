@@ -128,12 +128,12 @@ impl RemoteConfig {
         let Some(address) = self.unit.clone() else {
             return Err(OpenError::Unit {
                 unit: "iscsi".to_owned(),
-                what: "the disk has no `unit`".to_owned(),
+                reason: "the disk has no `unit`".to_owned(),
             });
         };
-        let failed = |what: String| OpenError::Unit {
+        let failed = |reason: String| OpenError::Unit {
             unit: address.to_string(),
-            what,
+            reason,
         };
         let mut session = SessionOptions {
             connections: self.connections,

@@ -7,7 +7,7 @@ use super::diagnostics::{Mistake, MistakeKind};
 use super::export::ExportObject;
 use super::export_draft::Vhost;
 use super::key::{Key, Kind, NONE, RunTime};
-use super::place::At;
+use super::location::Located;
 use super::value::Reader;
 
 const MODE_ALLOWED: &str = "an octal mode from \"0000\" to \"0777\", such as \"0660\"";
@@ -107,10 +107,10 @@ fn read_account<D, T>(
     id: fn(&str) -> Option<u32>,
     unknown: &str,
 ) -> Option<String> {
-    let At { value, place } = key.text(reader)?;
+    let Located { value, location } = key.text(reader)?;
     if id(&value).is_none() {
         let message = format!("`{}`: {unknown} `{value}`", key.name);
-        let mistake = Mistake::new(MistakeKind::Value, &place, message);
+        let mistake = Mistake::new(MistakeKind::Value, &location, message);
         reader
             .diagnostics()
             .push(mistake.allowed(key.kind.allowed()));
@@ -157,8 +157,8 @@ mod tests {
             (",socket_owner=no-such-user", "no user `no-such-user`"),
             (",socket_group=no-such-group", "no group `no-such-group`"),
         ] {
-            let said = read(option).unwrap_err();
-            assert!(said.contains(named), "{option}: {said}");
+            let error = read(option).unwrap_err();
+            assert!(error.contains(named), "{option}: {error}");
         }
     }
 

@@ -37,8 +37,8 @@ fn unless<T: PartialEq + Into<Value>>(
     target: &IscsiConfig,
     value: impl Fn(&LoginBounds) -> T,
 ) -> Option<Value> {
-    let said = value(&target.bounds);
-    (said != value(&LoginBounds::default())).then(|| said.into())
+    let bound = value(&target.bounds);
+    (bound != value(&LoginBounds::default())).then(|| bound.into())
 }
 
 fn number(

@@ -28,7 +28,7 @@ fn mistakes(text: &str) -> Vec<String> {
     diagnostics
         .iter()
         .map(|mistake| {
-            let (line, column) = mistake.place.line_column();
+            let (line, column) = mistake.location.line_column();
             format!("{line}:{column} {}", mistake.message)
         })
         .collect()
@@ -328,7 +328,7 @@ fn a_mistake_in_a_flag_shows_the_flag() {
     let diagnostics = parse(None, &flags, &here()).unwrap_err();
     let shown: Vec<String> = diagnostics
         .iter()
-        .map(|m| format!("{}: {}", m.place, m.message))
+        .map(|m| format!("{}: {}", m.location, m.message))
         .collect();
     assert_eq!(
         shown,
@@ -535,9 +535,9 @@ fn disk() -> impl Strategy<Value = AnyDisk> {
                             std::time::Duration::from_nanos(size % 1000),
                             std::time::Duration::from_micros(size % 1_000_000 + 1),
                         ),
-                        around: match size % 2 {
-                            0 => Around::Ram,
-                            _ => Around::Null,
+                        storage: match size % 2 {
+                            0 => DelayStorage::Ram,
+                            _ => DelayStorage::Null,
                         },
                     },
                     3 => BlockDeviceConfig::File {
@@ -554,7 +554,7 @@ fn disk() -> impl Strategy<Value = AnyDisk> {
 
 fn any_image(path: PathBuf, number: u64) -> RbdConfig {
     let text = || path.to_string_lossy().into_owned();
-    let said = |bit: u64| number >> bit & 1 != 0;
+    let is_set = |bit: u64| number >> bit & 1 != 0;
     let options = [
         ("rbd_cache".to_owned(), "true".to_owned()),
         ("a.b".to_owned(), text()),
@@ -562,16 +562,16 @@ fn any_image(path: PathBuf, number: u64) -> RbdConfig {
     RbdConfig {
         image: bdev::ImageName {
             pool: "pool".to_owned(),
-            namespace: said(0).then(|| "tenant".to_owned()),
+            namespace: is_set(0).then(|| "tenant".to_owned()),
             image: "image".to_owned(),
-            snapshot: said(1).then(|| "snapshot".to_owned()),
+            snapshot: is_set(1).then(|| "snapshot".to_owned()),
         },
         cluster: bdev::ClusterConfig {
-            conf: said(2).then(|| path.clone()),
-            id: said(3).then(text),
-            keyring: said(4).then(|| path.clone()),
-            mon_host: said(5).then(text),
-            options: options.into_iter().filter(|_| said(6)).collect(),
+            conf: is_set(2).then(|| path.clone()),
+            id: is_set(3).then(text),
+            keyring: is_set(4).then(|| path.clone()),
+            mon_host: is_set(5).then(text),
+            options: options.into_iter().filter(|_| is_set(6)).collect(),
         },
         lock: bdev::RbdLock::WORDS[(number >> 7) as usize % 3].1,
         size: None,
@@ -760,7 +760,7 @@ proptest! {
         let damaged: String = text[..at].iter().copied()
             .chain(insert.chars()).chain(text[end..].iter().copied()).collect();
         if let Err(error) = from_file(&damaged) {
-            prop_assert!(error.iter().all(|mistake| mistake.place.line_column().0 > 0));
+            prop_assert!(error.iter().all(|mistake| mistake.location.line_column().0 > 0));
             prop_assert!(!error.to_string().is_empty());
         }
     }

@@ -1,4 +1,4 @@
-//! Objects before interpretation: keys and values, each with its place.
+//! Objects before interpretation: keys and values, each with its location.
 //!
 //! [`Reader`] reads an object key by key and reports all mistakes; a key that no code has read is unknown. Files and flags differ only in
 //! [`Raw::Word`], a value without a type.
@@ -6,7 +6,7 @@
 use std::ops::RangeInclusive;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
-use super::place::{At, Place};
+use super::location::{Located, Location};
 use super::size::{SIZE_ALLOWED, SizeError, parse_size};
 
 /// A value before interpretation.
@@ -21,7 +21,7 @@ pub enum Raw {
     /// A boolean.
     Boolean(bool),
     /// An array.
-    List(Vec<At<Raw>>),
+    List(Vec<Located<Raw>>),
     /// A table.
     Table(Fields),
     /// A type that no key accepts: its name and text.
@@ -46,17 +46,17 @@ impl Raw {
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
-    /// Key and its place.
-    pub key: At<String>,
-    /// Value and its place.
-    pub value: At<Raw>,
+    /// Key and its location.
+    pub key: Located<String>,
+    /// Value and its location.
+    pub value: Located<Raw>,
 }
 
 /// An object before interpretation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fields {
-    /// Start of the object: the place of mistakes about missing keys.
-    pub place: Place,
+    /// Start of the object: the location of mistakes about missing keys.
+    pub location: Location,
     /// Keys in the order of the text.
     pub entries: Vec<Field>,
 }
@@ -66,21 +66,21 @@ pub struct Reader<'f, 'd> {
     fields: &'f Fields,
     diagnostics: &'d mut Diagnostics,
     /// Name of the object in messages: `disk`.
-    what: &'static str,
+    object: &'static str,
     known: Vec<&'static str>,
 }
 
 impl<'f, 'd> Reader<'f, 'd> {
-    /// Creates a reader for `fields`; `what` names the object in messages.
+    /// Creates a reader for `fields`; `object` names the object in messages.
     pub fn new(
         fields: &'f Fields,
-        what: &'static str,
+        object: &'static str,
         diagnostics: &'d mut Diagnostics,
     ) -> Reader<'f, 'd> {
         Reader {
             fields,
             diagnostics,
-            what,
+            object,
             known: Vec::new(),
         }
     }
@@ -91,7 +91,7 @@ impl<'f, 'd> Reader<'f, 'd> {
     }
 
     /// Returns the uninterpreted value of `key`.
-    pub fn raw(&mut self, key: &'static str) -> Option<&'f At<Raw>> {
+    pub fn raw(&mut self, key: &'static str) -> Option<&'f Located<Raw>> {
         self.known.push(key);
         let mut found = None;
         for field in &self.fields.entries {
@@ -101,7 +101,7 @@ impl<'f, 'd> Reader<'f, 'd> {
             if found.is_some() {
                 self.diagnostics.push(Mistake::new(
                     MistakeKind::Key,
-                    &field.key.place,
+                    &field.key.location,
                     format!("`{key}` is given twice"),
                 ));
             } else {
@@ -114,19 +114,19 @@ impl<'f, 'd> Reader<'f, 'd> {
     /// Reports that `key` is missing, unless it is present.
     pub fn require(&mut self, key: &'static str, allowed: &str) {
         if !self.fields.entries.iter().any(|f| f.key.value == key) {
-            let message = format!("{}: `{key}` is missing", self.what);
-            let mistake = Mistake::new(MistakeKind::Missing, &self.fields.place, message);
+            let message = format!("{}: `{key}` is missing", self.object);
+            let mistake = Mistake::new(MistakeKind::Missing, &self.fields.location, message);
             self.diagnostics.push(mistake.allowed(allowed));
         }
     }
 
     /// Reports that the value of `key` is not allowed.
-    pub fn refuse(&mut self, key: &str, value: &At<Raw>, allowed: &str) {
+    pub fn refuse(&mut self, key: &str, value: &Located<Raw>, allowed: &str) {
         self.diagnostics.push(wrong(key, value).allowed(allowed));
     }
 
     /// Reads the text of `key`.
-    pub fn text(&mut self, key: &'static str, allowed: &str) -> Option<At<String>> {
+    pub fn text(&mut self, key: &'static str, allowed: &str) -> Option<Located<String>> {
         let value = self.raw(key)?;
         let text = text_of(key, value, allowed, self.diagnostics)?;
         if text.value.is_empty() {
@@ -137,7 +137,7 @@ impl<'f, 'd> Reader<'f, 'd> {
     }
 
     /// Reads a boolean.
-    pub fn boolean(&mut self, key: &'static str) -> Option<At<bool>> {
+    pub fn boolean(&mut self, key: &'static str) -> Option<Located<bool>> {
         let value = self.raw(key)?;
         let read = match &value.value {
             Raw::Boolean(read) => Some(*read),
@@ -155,17 +155,21 @@ impl<'f, 'd> Reader<'f, 'd> {
             };
             self.refuse(key, value, allowed);
         }
-        read.map(|read| At::new(read, value.place.clone()))
+        read.map(|read| Located::new(read, value.location.clone()))
     }
 
     /// Reads an integer within `range`.
-    pub fn number(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<At<u64>> {
+    pub fn number(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+    ) -> Option<Located<u64>> {
         let value = self.raw(key)?;
         number_of(key, value, range, self.diagnostics)
     }
 
     /// Reads a size in bytes.
-    pub fn size(&mut self, key: &'static str) -> Option<At<u64>> {
+    pub fn size(&mut self, key: &'static str) -> Option<Located<u64>> {
         let value = self.raw(key)?;
         let (text, bare) = match &value.value {
             Raw::Word(text) | Raw::Text(text) => (text.clone(), false),
@@ -176,22 +180,22 @@ impl<'f, 'd> Reader<'f, 'd> {
             }
         };
         let mistake = match parse_size(&text) {
-            Ok(bytes) => return Some(At::new(bytes, value.place.clone())),
+            Ok(bytes) => return Some(Located::new(bytes, value.location.clone())),
             Err(SizeError::Ambiguous) => {
                 let binary = text.trim_end_matches(['b', 'B']);
                 let message = format!("`{key}`: {text:?} may mean powers of 1000 or of 1024");
-                Mistake::new(MistakeKind::Value, &value.place, message)
+                Mistake::new(MistakeKind::Value, &value.location, message)
                     .help(format!("write {binary}iB for powers of 1024"))
             }
             Err(SizeError::TooLarge) => {
                 let message = format!("`{key}`: {text} is too large");
-                Mistake::new(MistakeKind::Value, &value.place, message)
+                Mistake::new(MistakeKind::Value, &value.location, message)
                     .allowed("less than 8E (2^63 bytes)")
             }
             Err(SizeError::Malformed) if bare => wrong(key, value).allowed(SIZE_ALLOWED),
             Err(SizeError::Malformed) => {
                 let message = format!("`{key}`: {text:?} is not a size");
-                Mistake::new(MistakeKind::Value, &value.place, message).allowed(SIZE_ALLOWED)
+                Mistake::new(MistakeKind::Value, &value.location, message).allowed(SIZE_ALLOWED)
             }
         };
         self.diagnostics.push(mistake);
@@ -199,12 +203,16 @@ impl<'f, 'd> Reader<'f, 'd> {
     }
 
     /// Reads one of several words.
-    pub fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> Option<At<T>> {
+    pub fn choice<T: Copy>(
+        &mut self,
+        key: &'static str,
+        choices: &[(&str, T)],
+    ) -> Option<Located<T>> {
         let value = self.raw(key)?;
         let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
         let text = text_of(key, value, &one_of(&words), self.diagnostics)?;
         match choices.iter().find(|(word, _)| *word == text.value) {
-            Some((_, choice)) => Some(At::new(*choice, text.place)),
+            Some((_, choice)) => Some(Located::new(*choice, text.location)),
             None => {
                 let mistake = wrong(key, value)
                     .allowed(one_of(&words))
@@ -253,12 +261,12 @@ impl<'f, 'd> Reader<'f, 'd> {
             if self.known.contains(&key) {
                 continue;
             }
-            let place = &field.key.place;
+            let location = &field.key.location;
             let mistake = match elsewhere(key) {
-                Some(reason) => Mistake::new(MistakeKind::Key, place, reason),
+                Some(reason) => Mistake::new(MistakeKind::Key, location, reason),
                 None => {
-                    let message = format!("{}: no key `{key}`", self.what);
-                    Mistake::new(MistakeKind::Key, place, message)
+                    let message = format!("{}: no key `{key}`", self.object);
+                    Mistake::new(MistakeKind::Key, location, message)
                         .did_you_mean(key, self.known.iter().copied())
                 }
             };
@@ -268,20 +276,22 @@ impl<'f, 'd> Reader<'f, 'd> {
 }
 
 /// Creates the mistake that `value` is invalid for `key`.
-pub fn wrong(key: &str, value: &At<Raw>) -> Mistake {
+pub fn wrong(key: &str, value: &Located<Raw>) -> Mistake {
     let message = format!("`{key}`: found {}", value.value.found());
-    Mistake::new(MistakeKind::Value, &value.place, message)
+    Mistake::new(MistakeKind::Value, &value.location, message)
 }
 
 /// Reads a text, or reports a mistake.
 pub fn text_of(
     key: &str,
-    value: &At<Raw>,
+    value: &Located<Raw>,
     allowed: &str,
     diagnostics: &mut Diagnostics,
-) -> Option<At<String>> {
+) -> Option<Located<String>> {
     match &value.value {
-        Raw::Word(text) | Raw::Text(text) => Some(At::new(text.clone(), value.place.clone())),
+        Raw::Word(text) | Raw::Text(text) => {
+            Some(Located::new(text.clone(), value.location.clone()))
+        }
         _ => {
             diagnostics.push(wrong(key, value).allowed(allowed));
             None
@@ -292,17 +302,17 @@ pub fn text_of(
 /// Reads an integer within `range`, or reports a mistake.
 pub fn number_of(
     key: &str,
-    value: &At<Raw>,
+    value: &Located<Raw>,
     range: RangeInclusive<u64>,
     diagnostics: &mut Diagnostics,
-) -> Option<At<u64>> {
+) -> Option<Located<u64>> {
     let read = match &value.value {
         Raw::Integer(number) => u64::try_from(*number).ok(),
         Raw::Word(word) => word.parse::<u64>().ok(),
         _ => None,
     };
     match read.filter(|number| range.contains(number)) {
-        Some(number) => Some(At::new(number, value.place.clone())),
+        Some(number) => Some(Located::new(number, value.location.clone())),
         None => {
             let mut mistake = wrong(key, value).allowed(format!(
                 "a whole number from {} to {}",

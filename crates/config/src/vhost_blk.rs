@@ -10,8 +10,8 @@ use super::export_draft::{
     ENDS_SESSION, ExportDraft, Placed, Vhost, VhostDraft, dedicated, name, queues, socket, workers,
 };
 use super::key::{Key, Kind, REQUIRED, read_all};
+use super::location::Located;
 use super::model::{BLK_QUEUES_MAX, VhostBlkConfig};
-use super::place::At;
 use super::placement::PlacementDraft;
 use super::readers::DISK_ALLOWED;
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
@@ -21,7 +21,7 @@ use super::value::{Fields, Reader};
 #[derive(Default)]
 pub struct VhostBlkDraft {
     vhost: VhostDraft,
-    disk: Option<At<String>>,
+    disk: Option<Located<String>>,
     placement: PlacementDraft,
 }
 
@@ -80,15 +80,15 @@ impl Placed for VhostBlkDraft {
 }
 
 impl ExportDraft for VhostBlkDraft {
-    fn name(&self) -> Option<&At<String>> {
+    fn name(&self) -> Option<&Located<String>> {
         self.vhost.name.as_ref()
     }
 
-    fn socket(&self) -> Option<&At<PathBuf>> {
+    fn socket(&self) -> Option<&Located<PathBuf>> {
         self.vhost.socket.as_ref()
     }
 
-    fn disk(&self) -> Option<&At<String>> {
+    fn disk(&self) -> Option<&Located<String>> {
         self.disk.as_ref()
     }
 

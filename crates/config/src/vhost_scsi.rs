@@ -8,9 +8,9 @@ use super::export_draft::{
     ExportDraft, Placed, Vhost, VhostDraft, dedicated, name, queues, socket, workers,
 };
 use super::key::{Item, Key, Kind, NONE, REQUIRED, read_all, schema_of};
+use super::location::Located;
 use super::lun::{LUN_COMMAND, LUN_KEYS, LunDraft, luns_value, read_lun};
 use super::model::{LunConfig, SCSI_QUEUES_MAX, VhostScsiConfig};
-use super::place::At;
 use super::placement::PlacementDraft;
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};
@@ -92,11 +92,11 @@ impl Placed for VhostScsiDraft {
 }
 
 impl ExportDraft for VhostScsiDraft {
-    fn name(&self) -> Option<&At<String>> {
+    fn name(&self) -> Option<&Located<String>> {
         self.vhost.name.as_ref()
     }
 
-    fn socket(&self) -> Option<&At<PathBuf>> {
+    fn socket(&self) -> Option<&Located<PathBuf>> {
         self.vhost.socket.as_ref()
     }
 
