@@ -22,7 +22,7 @@ pub struct Limits {
     /// Missing ranges of one R2T at a time when Data-Out PDUs arrive out of order.
     pub gaps_per_r2t: usize,
     /// Bytes of unacknowledged read data stored per connection for retransmission, at error recovery level 1 and above.
-    pub kept_bytes: usize,
+    pub retransmission_bytes: usize,
     /// Unanswered NOP-In pings.
     pub outstanding_pings: usize,
 }
@@ -39,7 +39,7 @@ impl Default for Limits {
             parked_bytes: 64 * 1024,
             outstanding_r2t: 8,
             gaps_per_r2t: 64,
-            kept_bytes: 16 << 20,
+            retransmission_bytes: 16 << 20,
             outstanding_pings: 4,
         }
     }

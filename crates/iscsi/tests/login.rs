@@ -124,7 +124,7 @@ fn refusals_carry_the_status_of_table_11_13() {
     let with = |key: &str, value: &str| [text(&NAMES), text(&[(key, value)])].concat();
     let mut newer = login_request(0x87, 0, 0, &names);
     newer[3] = 1;
-    for (what, pdu, status) in [
+    for (case, pdu, status) in [
         ("version-min 1", newer, 0x0205),
         (
             "no InitiatorName",
@@ -214,11 +214,11 @@ fn refusals_carry_the_status_of_table_11_13() {
     ] {
         let mut target_end = target_end(Policy::open(small_offer()));
         let answer = ask(&mut target_end, &pdu);
-        assert_eq!(answer.status, status, "{what}");
-        assert_eq!(answer.flags & 0x83, 0, "{what}: no transit");
+        assert_eq!(answer.status, status, "{case}");
+        assert_eq!(answer.flags & 0x83, 0, "{case}: no transit");
         assert!(
             matches!(target_end.closed, Some(CloseReason::LoginFailed(_))),
-            "{what}"
+            "{case}"
         );
     }
 }

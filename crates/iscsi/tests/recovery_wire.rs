@@ -56,7 +56,7 @@ fn command(raw: &mut Raw, itt: u32, cdb: &[u8], read: u32) -> Vec<Answer> {
 }
 
 /// Returns opcode, ITT, DataSN or StatSN, and the data.
-fn told(answer: &Answer, at: usize) -> (u8, u32, u32, Vec<u8>) {
+fn fields(answer: &Answer, at: usize) -> (u8, u32, u32, Vec<u8>) {
     let data = answer.data.clone();
     (answer.opcode(), answer.word(16), answer.word(at), data)
 }
@@ -75,13 +75,13 @@ fn snack_brings_the_data_and_the_response_until_they_are_acknowledged() {
     // One Data-In PDU, then a run up to the last one.
     let again = raw.send_bytes(&snack(0, 7, stat_sn, 2, 1));
     assert_eq!(again.len(), 1);
-    assert_eq!(told(&again[0], 36), told(&answers[2], 36));
+    assert_eq!(fields(&again[0], 36), fields(&answers[2], 36));
     let again = raw.send_bytes(&snack(0, 7, stat_sn, 1, 0));
     let numbers: Vec<u32> = again.iter().map(|answer| answer.word(36)).collect();
     assert_eq!(numbers, [1, 2, 3, 4]);
     let again = raw.send_bytes(&snack(1, 0xffff_ffff, stat_sn, stat_sn, 1));
     assert_eq!(again.len(), 1);
-    assert_eq!(told(&again[0], 24), told(&answers[5], 24));
+    assert_eq!(fields(&again[0], 24), fields(&answers[5], 24));
     // A PDU that was never sent; an ITT where the reserved tag is required; a DataACK that was not requested.
     for refused in [
         snack(0, 7, stat_sn, 5, 1),
@@ -109,7 +109,7 @@ fn snacks_that_come_at_once_have_bounded_answers() {
     let mut offer = small_offer();
     offer.session.error_recovery_level = 1;
     let limits = Limits {
-        kept_bytes: 64 << 10,
+        retransmission_bytes: 64 << 10,
         ..Limits::default()
     };
     let mut raw = Raw::with(offer, limits, &[("ErrorRecoveryLevel", "1")]);

@@ -7,7 +7,7 @@ use crate::text::{Pair, parse_binary, parse_list, parse_number, push_pair, to_he
 use super::{Admission, ChapUser, TargetPolicy, Visitor};
 
 #[derive(Clone)]
-enum State {
+enum ChapState {
     /// AuthMethod is not negotiated yet.
     Start,
     /// CHAP was chosen; CHAP_A is expected.
@@ -24,7 +24,7 @@ enum State {
 
 #[derive(Clone)]
 pub(super) struct Authentication {
-    state: State,
+    state: ChapState,
     user: Option<String>,
 }
 
@@ -38,14 +38,14 @@ fn value<'a>(pairs: &[Pair<'a>], key: &str) -> Option<&'a str> {
 impl Authentication {
     pub fn new() -> Self {
         Authentication {
-            state: State::Start,
+            state: ChapState::Start,
             user: None,
         }
     }
 
     /// Returns true if authentication succeeded or is not required.
     pub fn is_done(&self) -> bool {
-        matches!(self.state, State::Done)
+        matches!(self.state, ChapState::Done)
     }
 
     /// Returns the CHAP user after successful authentication.
@@ -66,9 +66,9 @@ impl Authentication {
     /// Ends the security stage without authentication, unless `admission` requires it.
     pub fn pass_without(&mut self, admission: &Admission) -> Result<(), LoginStatus> {
         match self.state {
-            State::Done => Ok(()),
-            State::Start if !admission.must_authenticate => {
-                self.state = State::Done;
+            ChapState::Done => Ok(()),
+            ChapState::Start if !admission.must_authenticate => {
+                self.state = ChapState::Done;
                 Ok(())
             }
             _ => Err(LoginStatus::AuthenticationFailure),
@@ -85,10 +85,10 @@ impl Authentication {
         out: &mut Vec<u8>,
     ) -> Result<(), LoginStatus> {
         // On any error below, the state stays one that cannot pass.
-        match std::mem::replace(&mut self.state, State::Method) {
-            State::Start => self.choose_method(pairs, admission, policy, out),
-            State::Method => self.challenge(pairs, admission, policy, out),
-            State::Challenged {
+        match std::mem::replace(&mut self.state, ChapState::Method) {
+            ChapState::Start => self.choose_method(pairs, admission, policy, out),
+            ChapState::Method => self.challenge(pairs, admission, policy, out),
+            ChapState::Challenged {
                 algorithm,
                 identifier,
                 challenge,
@@ -140,10 +140,10 @@ impl Authentication {
                     _ => return Err(LoginStatus::AuthenticationFailure),
                 }
                 self.user = Some(name.to_owned());
-                self.state = State::Done;
+                self.state = ChapState::Done;
                 Ok(())
             }
-            State::Done => Err(LoginStatus::InitiatorError),
+            ChapState::Done => Err(LoginStatus::InitiatorError),
         }
     }
 
@@ -160,14 +160,14 @@ impl Authentication {
         // before CHAP was available.
         if !admission.must_authenticate && offered.contains(&"None") {
             push_pair(out, "AuthMethod", "None");
-            self.state = State::Done;
+            self.state = ChapState::Done;
             return Ok(());
         }
         if admission.chap.is_empty() || !offered.contains(&"CHAP") {
             return Err(LoginStatus::AuthenticationFailure);
         }
         push_pair(out, "AuthMethod", "CHAP");
-        self.state = State::Method;
+        self.state = ChapState::Method;
         if value(pairs, "CHAP_A").is_some() {
             return self.challenge(pairs, admission, policy, out);
         }
@@ -196,7 +196,7 @@ impl Authentication {
         push_pair(out, "CHAP_A", &algorithm.number().to_string());
         push_pair(out, "CHAP_I", &identifier[0].to_string());
         push_pair(out, "CHAP_C", &to_hex(&challenge));
-        self.state = State::Challenged {
+        self.state = ChapState::Challenged {
             algorithm,
             identifier: identifier[0],
             challenge: TARGET_CHALLENGES.add(challenge),
@@ -216,10 +216,10 @@ fn has_one_secret(user: &ChapUser) -> bool {
 impl std::fmt::Debug for Authentication {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.state {
-            State::Start => "Authentication(start)",
-            State::Method => "Authentication(method)",
-            State::Challenged { .. } => "Authentication(challenged)",
-            State::Done => "Authentication(done)",
+            ChapState::Start => "Authentication(start)",
+            ChapState::Method => "Authentication(method)",
+            ChapState::Challenged { .. } => "Authentication(challenged)",
+            ChapState::Done => "Authentication(done)",
         })
     }
 }

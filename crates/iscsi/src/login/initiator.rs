@@ -118,7 +118,7 @@ pub struct LoginResult {
 }
 
 #[derive(Clone)]
-enum Step {
+enum LoginStep {
     /// AuthMethod was offered.
     Method,
     /// CHAP_A was offered.
@@ -137,7 +137,7 @@ enum Step {
 /// State of a login phase.
 pub struct InitiatorLogin {
     settings: LoginRequestSettings,
-    step: Step,
+    step: LoginStep,
     stage: Stage,
     originator: Originator,
     collector: Collector,
@@ -165,7 +165,7 @@ impl InitiatorLogin {
         InitiatorLogin {
             originator: Originator::new(settings.offer.clone()),
             settings,
-            step: Step::Method,
+            step: LoginStep::Method,
             stage: Stage::Security,
             collector: Collector::new(64 * 1024),
             exp_stat_sn: None,
@@ -178,11 +178,11 @@ impl InitiatorLogin {
     /// Returns the progress of CHAP.
     pub fn chap_progress(&self) -> ChapProgress {
         match self.step {
-            Step::Method => ChapProgress::NotOffered,
-            Step::Algorithm => ChapProgress::Offered,
-            Step::Proof { algorithm, .. } => ChapProgress::Answered(algorithm),
-            Step::Settled(progress) => progress,
-            Step::Operational => ChapProgress::Passed,
+            LoginStep::Method => ChapProgress::NotOffered,
+            LoginStep::Algorithm => ChapProgress::Offered,
+            LoginStep::Proof { algorithm, .. } => ChapProgress::Answered(algorithm),
+            LoginStep::Settled(progress) => progress,
+            LoginStep::Operational => ChapProgress::Passed,
         }
     }
 
@@ -256,14 +256,14 @@ impl InitiatorLogin {
         }
         let moved = (response.flags & FINAL != 0).then_some(response.flags & 3);
         match self.step.clone() {
-            Step::Method => self.after_method(&pairs, moved),
-            Step::Algorithm => self.after_challenge(&pairs, moved),
-            Step::Proof {
+            LoginStep::Method => self.after_method(&pairs, moved),
+            LoginStep::Algorithm => self.after_challenge(&pairs, moved),
+            LoginStep::Proof {
                 algorithm,
                 expected,
             } => self.after_proof(&pairs, algorithm, expected, moved),
-            Step::Settled(progress) => self.leave_security(progress, moved),
-            Step::Operational => match moved {
+            LoginStep::Settled(progress) => self.leave_security(progress, moved),
+            LoginStep::Operational => match moved {
                 Some(3) => Ok(LoginProgress::Done(Box::new(self.result(response)))),
                 Some(_) => Err(LoginError::Protocol(
                     "moved to a stage that was not requested",
@@ -302,7 +302,7 @@ impl InitiatorLogin {
             .collect();
         let mut text = Vec::new();
         push_pair(&mut text, "CHAP_A", &numbers.join(","));
-        self.step = Step::Algorithm;
+        self.step = LoginStep::Algorithm;
         Ok(LoginProgress::Send(self.request(None), text))
     }
 
@@ -346,7 +346,7 @@ impl InitiatorLogin {
             push_pair(&mut text, "CHAP_C", &to_hex(&bytes));
             (identifier, INITIATOR_CHALLENGES.add(bytes))
         });
-        self.step = Step::Proof {
+        self.step = LoginStep::Proof {
             algorithm,
             expected,
         };
@@ -400,13 +400,13 @@ impl InitiatorLogin {
                 ));
             }
             None => {
-                self.step = Step::Settled(progress);
+                self.step = LoginStep::Settled(progress);
                 let next = self.request(Some(Stage::Operational));
                 return Ok(LoginProgress::Send(next, Vec::new()));
             }
         }
         self.stage = Stage::Operational;
-        self.step = Step::Operational;
+        self.step = LoginStep::Operational;
         let text = self
             .originator
             .propose(self.settings.tsih == 0, self.settings.target_name.is_none());

@@ -31,7 +31,7 @@ pub struct Responder {
     pub connection: ConnectionParameters,
 }
 
-fn say(value: impl Into<String>) -> Answer {
+fn answer_with(value: impl Into<String>) -> Answer {
     Answer::Say(value.into())
 }
 
@@ -70,14 +70,14 @@ impl Responder {
             return Answer::Nothing;
         }
         let Some(row) = find(pair.key) else {
-            return say(NOT_UNDERSTOOD);
+            return answer_with(NOT_UNDERSTOOD);
         };
         if !self.seen.mark(row.key) {
             return Answer::Repeated;
         }
         match row.scope {
-            Scope::NormalSession if self.discovery => say(IRRELEVANT),
-            Scope::Session | Scope::NormalSession if !self.leading => say(REJECT),
+            Scope::NormalSession if self.discovery => answer_with(IRRELEVANT),
+            Scope::Session | Scope::NormalSession if !self.leading => answer_with(REJECT),
             _ => self.negotiate(row, pair.value),
         }
     }
@@ -88,9 +88,9 @@ impl Responder {
             return Answer::Nothing;
         }
         match find(pair.key) {
-            None => say(NOT_UNDERSTOOD),
+            None => answer_with(NOT_UNDERSTOOD),
             Some(row) if row.scope == Scope::ConnectionAnyTime => self.negotiate(row, pair.value),
-            Some(_) => say(REJECT),
+            Some(_) => answer_with(REJECT),
         }
     }
 
@@ -114,7 +114,7 @@ impl Responder {
                 let (Some(theirs), Some(ours)) =
                     (admissible(range), self.offer.session.number(row.key))
                 else {
-                    return say(REJECT);
+                    return answer_with(REJECT);
                 };
                 let mut result = if matches!(row.rule, Rule::Minimum(_)) {
                     theirs.min(ours)
@@ -125,25 +125,25 @@ impl Responder {
                     result = result.min(self.session.max_burst_length);
                 }
                 self.session.set_number(row.key, result);
-                say(result.to_string())
+                answer_with(result.to_string())
             }
             Rule::Declared(range) => {
                 let Some(theirs) = admissible(range) else {
-                    return say(REJECT);
+                    return answer_with(REJECT);
                 };
                 self.connection.peer_max_recv = theirs;
                 Answer::Nothing
             }
             Rule::List => self.negotiate_list(row.key, value),
-            Rule::ObsoleteBoolean if parse_boolean(value).is_some() => say("No"),
-            Rule::ObsoleteBoolean | Rule::ObsoleteNumber => say(REJECT),
+            Rule::ObsoleteBoolean if parse_boolean(value).is_some() => answer_with("No"),
+            Rule::ObsoleteBoolean | Rule::ObsoleteNumber => answer_with(REJECT),
         }
     }
 
     fn negotiate_boolean(&mut self, row: &Row, value: &str) -> Answer {
         let ours = self.offer.session.boolean(row.key).map(|b| *b);
         let (Some(theirs), Some(ours)) = (parse_boolean(value), ours) else {
-            return say(REJECT);
+            return answer_with(REJECT);
         };
         let result = if row.rule == Rule::And {
             theirs && ours
@@ -153,12 +153,12 @@ impl Responder {
         if let Some(slot) = self.session.boolean(row.key) {
             *slot = result;
         }
-        say(if result { "Yes" } else { "No" })
+        answer_with(if result { "Yes" } else { "No" })
     }
 
     fn negotiate_list(&mut self, key: Key, value: &str) -> Answer {
         let Some(names) = parse_list(value) else {
-            return say(REJECT);
+            return answer_with(REJECT);
         };
         let chosen = match key {
             Key::HeaderDigest => choose_digest(&names, self.offer.header_digest).inspect(|crc| {
@@ -170,9 +170,9 @@ impl Responder {
             _ => return self.negotiate_task_reporting(&names),
         };
         match chosen {
-            Some(true) => say("CRC32C"),
-            Some(false) => say("None"),
-            None => say(REJECT),
+            Some(true) => answer_with("CRC32C"),
+            Some(false) => answer_with("None"),
+            None => answer_with(REJECT),
         }
     }
 
@@ -192,9 +192,9 @@ impl Responder {
         match chosen {
             Some(reporting) => {
                 self.session.task_reporting = reporting;
-                say(reporting.name())
+                answer_with(reporting.name())
             }
-            None => say(REJECT),
+            None => answer_with(REJECT),
         }
     }
 }

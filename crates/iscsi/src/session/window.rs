@@ -302,9 +302,9 @@ mod tests {
     fn listeners_are_told_when_all_before_their_number_is_handed_over() {
         let window = CommandWindow::new(1, 8);
         window.listen(3, key(5));
-        for (n, told) in [(1, [].as_slice()), (2, &[5]), (3, &[])] {
+        for (n, notified) in [(1, [].as_slice()), (2, &[5]), (3, &[])] {
             assert_eq!(window.claim(n), Turn::Claimed);
-            assert_eq!(window.release().as_slice(), told, "after {n}");
+            assert_eq!(window.release().as_slice(), notified, "after {n}");
         }
     }
 

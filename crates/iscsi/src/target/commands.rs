@@ -28,7 +28,7 @@ impl FullFeature {
             }
         }
         let refusal = self.refuse_command(bhs);
-        if self.kept.is_some() && !self.session.reassignable.is_empty() {
+        if self.retransmission.is_some() && !self.session.reassignable.is_empty() {
             // The initiator reuses the tag, so it has received the response of the earlier task.
             let itt = bhs.itt.get();
             self.session.forget_reassignable(|of, _| of == itt);
@@ -70,7 +70,7 @@ impl FullFeature {
         };
         self.immediate_commands += u32::from(immediate);
         let destination = if place {
-            Destination::Place {
+            Destination::TaskBuffer {
                 task: id,
                 offset: 0,
             }
@@ -185,12 +185,12 @@ impl FullFeature {
             Incoming::Unknown => nowhere(Verdict::Reject(RejectReason::ProtocolError)),
             Incoming::Discard => nowhere(Verdict::DataOut(id)),
             // The response is already determined, so further data is ignored.
-            Incoming::Place if task.pending.is_some() => nowhere(Verdict::DataOut(id)),
-            Incoming::Place => {
+            Incoming::TaskBuffer if task.pending.is_some() => nowhere(Verdict::DataOut(id)),
+            Incoming::TaskBuffer => {
                 task.seen |= length > 0;
                 (
                     Verdict::DataOut(id),
-                    Destination::Place {
+                    Destination::TaskBuffer {
                         task: id,
                         offset: fields.offset,
                     },
@@ -269,7 +269,7 @@ impl FullFeature {
             self.aborted.push_back(itt);
         }
         let mut task = self.tasks.remove(id).ok_or(NoSuchTask)?;
-        self.unkeep(task.kept.take());
+        self.release_data(task.sent_data.take());
         if delivered {
             self.finished(&task);
         } else {

@@ -94,7 +94,9 @@ impl Connection {
                         }
                         Progress::Header => self.header(),
                         Progress::Data(left) => match self.destination {
-                            Destination::Place { task, offset } if self.command(task).is_some() => {
+                            Destination::TaskBuffer { task, offset }
+                                if self.command(task).is_some() =>
+                            {
                                 let step = Step::Data(Placement {
                                     task,
                                     offset,
@@ -145,7 +147,7 @@ impl Connection {
     }
 
     fn advance(&mut self, length: usize) {
-        if let Destination::Place { offset, .. } = &mut self.destination {
+        if let Destination::TaskBuffer { offset, .. } = &mut self.destination {
             *offset = offset.wrapping_add(length as u32);
         }
     }
@@ -329,7 +331,10 @@ impl Connection {
 
     /// Returns true if `data_in` must read the data, for digests or retransmission.
     pub fn sees_data(&self) -> bool {
-        self.digests().data || self.full().is_some_and(|full| full.kept.is_some())
+        self.digests().data
+            || self
+                .full()
+                .is_some_and(|full| full.retransmission.is_some())
     }
 
     /// Marks the session as ended by the target. Nothing of this connection is recovered.

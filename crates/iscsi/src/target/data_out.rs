@@ -49,7 +49,7 @@ impl Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Incoming {
     /// The command's buffer, at the PDU's offset.
-    Place,
+    TaskBuffer,
     /// None.
     Discard,
     /// No such sequence is open; protocol error.
@@ -264,7 +264,7 @@ impl WriteData {
         if self.fault.is_some() {
             Incoming::Discard
         } else {
-            Incoming::Place
+            Incoming::TaskBuffer
         }
     }
 
@@ -399,23 +399,23 @@ mod tests {
         );
         assert_eq!(
             take(&mut data, &pdu(NO_TAG, 0, 1000, 3096, true), &rules),
-            Incoming::Place
+            Incoming::TaskBuffer
         );
         assert_eq!(data.ask(1, 0, &rules), Some((4096, 8192)));
         assert_eq!(data.ask(2, 0, &rules), Some((12288, 7712)));
         assert_eq!(data.ask(3, 0, &rules), None);
         assert_eq!(
             take(&mut data, &pdu(1, 0, 4096, 8192, true), &rules),
-            Incoming::Place
+            Incoming::TaskBuffer
         );
         assert!(!data.is_complete());
         assert_eq!(
             take(&mut data, &pdu(2, 0, 12288, 7000, false), &rules),
-            Incoming::Place
+            Incoming::TaskBuffer
         );
         assert_eq!(
             take(&mut data, &pdu(2, 1, 19288, 712, true), &rules),
-            Incoming::Place
+            Incoming::TaskBuffer
         );
         assert!(data.is_complete());
     }
@@ -507,7 +507,7 @@ mod tests {
         data.ask(5, 0, &loose);
         assert_eq!(
             take(&mut data, &pdu(5, 0, 1024, 1024, false), &loose),
-            Incoming::Place
+            Incoming::TaskBuffer
         );
         assert_eq!(
             take(&mut data, &pdu(5, 1, 0, 1025, false), &loose),
@@ -552,7 +552,7 @@ mod tests {
                 let count = cuts.len();
                 for (sn, (at, length)) in cuts.into_iter().enumerate() {
                     let fields = pdu(ttt, sn as u32, at, length, sn + 1 == count);
-                    assert_eq!(take(data, &fields, &rules), Incoming::Place);
+                    assert_eq!(take(data, &fields, &rules), Incoming::TaskBuffer);
                     for byte in &mut map[at as usize..(at + length) as usize] {
                         assert!(!*byte, "placed twice");
                         *byte = true;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::data_out::Rules;
-use super::kept::Kept;
 use super::outgoing::Outgoing;
+use super::retransmission::RetransmissionBuffer;
 use super::steps::{CloseReason, Logout, Step, Tags};
 use super::tasks::{TaskId, TaskTable};
 use super::text_exchange::TextExchange;
@@ -32,7 +32,7 @@ pub(super) struct Io {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Destination {
     /// The write data of a task, from this offset on.
-    Place { task: TaskId, offset: u32 },
+    TaskBuffer { task: TaskId, offset: u32 },
     /// The buffer for control PDUs.
     Inline,
     /// None.
@@ -97,7 +97,7 @@ pub(super) struct FullFeature {
     pub limits: Limits,
     pub closing: Option<CloseReason>,
     /// Retransmission store, at error recovery level 1 and above.
-    pub kept: Option<Box<Kept>>,
+    pub retransmission: Option<Box<RetransmissionBuffer>>,
     current: Verdict,
     holds_turn: bool,
     parked: VecDeque<Parked>,
@@ -134,7 +134,7 @@ impl FullFeature {
             gaps: limits.gaps_per_r2t,
             asks_again: parameters.error_recovery_level > 0,
         };
-        let keeps = parameters.error_recovery_level > 0;
+        let stores_responses = parameters.error_recovery_level > 0;
         // One extra slot for a command with a used CmdSN.
         let window = logged_in.session.window.size();
         let slots = window as usize + limits.immediate_commands as usize + 1;
@@ -156,7 +156,7 @@ impl FullFeature {
             immediate_commands: 0,
             limits: limits.clone(),
             closing: None,
-            kept: keeps.then(Box::default),
+            retransmission: stores_responses.then(Box::default),
             current: Verdict::Ignore,
             holds_turn: false,
             parked: VecDeque::new(),
@@ -179,7 +179,7 @@ impl FullFeature {
 
     /// Processes a header and returns the destination of its data segment.
     pub fn header(&mut self, io: &mut Io, bhs: &Bhs, ahs: &[u8], length: u32) -> Destination {
-        if self.kept.is_some() {
+        if self.retransmission.is_some() {
             self.acknowledged(bhs);
         }
         let (current, destination) = match bhs.kind() {
@@ -205,7 +205,7 @@ impl FullFeature {
         };
         self.current = current;
         match destination {
-            Destination::Place { .. } if length == 0 => Destination::Discard,
+            Destination::TaskBuffer { .. } if length == 0 => Destination::Discard,
             other => other,
         }
     }

@@ -3,10 +3,10 @@
 //!
 //! Each task is executed once:
 //!
-//! - A task that has not started, or only reads the medium, restarts on the other connection ([`State::Restart`]).
-//! - A task with submitted I/O continues, and its response is stored for the other connection ([`State::Running`],
-//!   [`State::Ended`]).
-//! - An unacknowledged response is sent again, from the store of [`super::kept`].
+//! - A task that has not started, or only reads the medium, restarts on the other connection ([`TaskState::Restart`]).
+//! - A task with submitted I/O continues, and its response is stored for the other connection ([`TaskState::Running`],
+//!   [`TaskState::Ended`]).
+//! - An unacknowledged response is sent again, from the store of [`super::retransmission`].
 //!
 //! An undelivered command is dropped. ExpCmdSN shows that to the initiator, which sends the command again.
 
@@ -37,7 +37,7 @@ impl Command {
 
 /// Progress of a task.
 #[derive(Debug)]
-pub(crate) enum State {
+pub(crate) enum TaskState {
     Restart,
     Running,
     /// Outcome and read data.
@@ -52,7 +52,7 @@ pub(crate) struct Reassignable {
     pub command: Command,
     /// MaxCmdSN was not advanced for this task yet.
     pub holds_window: bool,
-    pub state: State,
+    pub state: TaskState,
 }
 
 /// Tasks of a session without a connection. Control plane: used only after a connection was lost.
@@ -85,7 +85,7 @@ impl ReassignableTasks {
         let mut tasks = self.lock();
         let mut window = false;
         if tasks.len() >= TASKS_MAX {
-            let ended = |task: &Reassignable| !matches!(task.state, State::Running);
+            let ended = |task: &Reassignable| !matches!(task.state, TaskState::Running);
             if let Some(oldest) = tasks.iter().position(ended) {
                 window = tasks.remove(oldest).holds_window;
             }
@@ -100,10 +100,10 @@ impl ReassignableTasks {
         let mut tasks = self.lock();
         let mut running = tasks.iter_mut();
         let is_it = |task: &&mut Reassignable| {
-            task.command.itt == itt && matches!(task.state, State::Running)
+            task.command.itt == itt && matches!(task.state, TaskState::Running)
         };
         if let Some(task) = running.find(is_it) {
-            task.state = State::Ended(Pending::new(completion), data);
+            task.state = TaskState::Ended(Pending::new(completion), data);
         }
     }
 
@@ -129,7 +129,7 @@ impl ReassignableTasks {
         let mut tasks = self.lock();
         tasks.retain(|task| {
             let goes = is_meant(task.command.itt, task.connection)
-                && !matches!(task.state, State::Running);
+                && !matches!(task.state, TaskState::Running);
             window += usize::from(goes && task.holds_window);
             !goes
         });
@@ -141,8 +141,9 @@ impl ReassignableTasks {
     pub(crate) fn end_running(&self, itt: u32) -> bool {
         let mut tasks = self.lock();
         let mut all = tasks.iter();
-        let is_it =
-            |task: &Reassignable| task.command.itt == itt && matches!(task.state, State::Running);
+        let is_it = |task: &Reassignable| {
+            task.command.itt == itt && matches!(task.state, TaskState::Running)
+        };
         let Some(at) = all.position(is_it) else {
             return false;
         };
@@ -159,8 +160,8 @@ impl ReassignableTasks {
         let at = at.ok_or(TaskFunctionResponse::TaskDoesNotExist)?;
         match tasks[at].state {
             // Its old connection has not ended.
-            State::Running => Err(TaskFunctionResponse::TaskStillAllegiant),
-            State::Restart | State::Ended(..) => {
+            TaskState::Running => Err(TaskFunctionResponse::TaskStillAllegiant),
+            TaskState::Restart | TaskState::Ended(..) => {
                 let task = tasks.swap_remove(at);
                 self.count.store(tasks.len(), Ordering::Release);
                 Ok(task)
@@ -181,16 +182,16 @@ impl FullFeature {
         let task = self.tasks.remove(id).filter(|task| task.delivered);
         let task = task.ok_or(NoSuchTask)?;
         let state = match left {
-            Left::ToRestart => State::Restart,
-            Left::Running => State::Running,
-            Left::Ended(completion) => State::Ended(Pending::new(completion), Vec::new()),
+            Left::ToRestart => TaskState::Restart,
+            Left::Running => TaskState::Running,
+            Left::Ended(completion) => TaskState::Ended(Pending::new(completion), Vec::new()),
         };
         let itt = task.command.itt;
         self.leave_task(task, state);
         Ok(itt)
     }
 
-    fn leave_task(&mut self, task: Task, state: State) {
+    fn leave_task(&mut self, task: Task, state: TaskState) {
         self.immediate_commands -= u32::from(task.command.immediate);
         self.session.add_reassignable(Reassignable {
             connection: self.key,
@@ -210,12 +211,12 @@ impl FullFeature {
             };
             let state = match task.pending.take() {
                 // The response was waiting for data that can no longer arrive.
-                Some(pending) => State::Ended(*pending, Vec::new()),
-                None => State::Restart,
+                Some(pending) => TaskState::Ended(*pending, Vec::new()),
+                None => TaskState::Restart,
             };
             self.leave_task(task, state);
         }
-        self.keep_for_reassignment();
+        self.save_for_reassignment();
     }
 
     /// Handles TASK REASSIGN (11.5.1): sends the function response, then continues the task on this connection.
@@ -256,7 +257,7 @@ impl FullFeature {
         command.immediate |= !lost.holds_window;
         self.immediate_commands += u32::from(command.immediate);
         let data = match &lost.state {
-            State::Restart => WriteData::begin(command.write_length(), 0, true, &self.rules),
+            TaskState::Restart => WriteData::begin(command.write_length(), 0, true, &self.rules),
             _ => WriteData::none(),
         };
         let mut task = Task::new(command, data, self.rules.max_burst);
@@ -266,14 +267,14 @@ impl FullFeature {
             return;
         };
         match lost.state {
-            State::Ended(outcome, data) if !data.is_empty() => {
+            TaskState::Ended(outcome, data) if !data.is_empty() => {
                 // Copied, because the data has no caller buffer.
                 let content = Content::Seen(&data);
                 self.data_in_copied(io, id, content);
                 self.send_pending(io, id, &outcome);
             }
-            State::Ended(outcome, _) => self.send_pending(io, id, &outcome),
-            State::Restart | State::Running => io.steps.push_back(Step::Command(id)),
+            TaskState::Ended(outcome, _) => self.send_pending(io, id, &outcome),
+            TaskState::Restart | TaskState::Running => io.steps.push_back(Step::Command(id)),
         }
     }
 

@@ -4,7 +4,7 @@ use zerocopy::big_endian::U32;
 
 use super::data_out::Fault;
 use super::full_feature::{FullFeature, Io};
-use super::kept::{KeptCommand, KeptData};
+use super::retransmission::{AnsweredCommand, SentData};
 use super::steps::{Completion, NoSuchTask, Step, Then, Transfer, residual};
 use super::tasks::{Command, Pending, TaskId};
 use crate::pdu::encode::{encode_header, encode_padding, encode_trailer};
@@ -119,13 +119,13 @@ impl FullFeature {
         // The last Data-In PDU may carry the status if there is no sense data (11.7.3).
         let rides = match then {
             Then::Status { status, transfer }
-                if !task.command.write && length > 0 && self.kept.is_none() =>
+                if !task.command.write && length > 0 && self.retransmission.is_none() =>
             {
                 Some((status, transfer))
             }
             _ => None,
         };
-        let mut kept = self.take_kept(id);
+        let mut sent_data = self.take_sent_data(id);
         let mut done = 0;
         while done < length {
             let Some(task) = self.tasks.get_mut(id) else {
@@ -162,15 +162,15 @@ impl FullFeature {
             }
             (header.exp_cmd_sn, header.max_cmd_sn) = self.window();
             let header = header.to_bhs();
-            if let (Some(kept), Some(piece)) = (&mut kept, piece) {
-                self.keep_data(kept, header, piece);
+            if let (Some(sent_data), Some(piece)) = (&mut sent_data, piece) {
+                self.store_data(sent_data, header, piece);
                 if data_sn < skip {
                     continue;
                 }
             }
             queue_data_in(io, &header, digests, buffer, (at, take as u32), piece);
         }
-        self.put_kept(id, kept);
+        self.put_sent_data(id, sent_data);
         match then {
             Then::Status { status, transfer } if rides.is_none() => self.respond(
                 io,
@@ -186,17 +186,17 @@ impl FullFeature {
     }
 
     /// Takes the retransmission store of the task, if retransmission is enabled.
-    fn take_kept(&mut self, id: TaskId) -> Option<Box<KeptData>> {
-        self.kept.as_ref()?;
+    fn take_sent_data(&mut self, id: TaskId) -> Option<Box<SentData>> {
+        self.retransmission.as_ref()?;
         let task = self.tasks.get_mut(id)?;
-        Some(task.kept.take().unwrap_or_default())
+        Some(task.sent_data.take().unwrap_or_default())
     }
 
-    fn put_kept(&mut self, id: TaskId, kept: Option<Box<KeptData>>) {
-        if kept.is_some()
+    fn put_sent_data(&mut self, id: TaskId, sent_data: Option<Box<SentData>>) {
+        if sent_data.is_some()
             && let Some(task) = self.tasks.get_mut(id)
         {
-            task.kept = kept;
+            task.sent_data = sent_data;
         }
     }
 
@@ -269,13 +269,13 @@ impl FullFeature {
         let header = header.to_bhs();
         io.out
             .bytes(|out| encode(out, header, &[], &segment, digests));
-        if self.kept.is_some() {
-            let answered = KeptCommand {
+        if self.retransmission.is_some() {
+            let answered = AnsweredCommand {
                 command: task.command,
                 outcome: pending.clone(),
-                data: task.kept,
+                data: task.sent_data,
             };
-            self.keep(header, &segment, Some(answered));
+            self.store_response(header, &segment, Some(answered));
         }
     }
 

@@ -2,7 +2,7 @@
 //! read data that belongs to them.
 //!
 //! The buffer is bounded: the number of responses is limited, and so is the data of each. Read data beyond
-//! [`crate::Limits::kept_bytes`] is not stored, and a SNACK for it is rejected. The initiator then ends the task or
+//! [`crate::Limits::retransmission_bytes`] is not stored, and a SNACK for it is rejected. The initiator then ends the task or
 //! reassigns it to another connection.
 
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use std::ops::Range;
 use zerocopy::big_endian::U32;
 
 use super::full_feature::{FullFeature, Io};
-use super::reassign::{Reassignable, State};
+use super::reassign::{Reassignable, TaskState};
 use super::tasks::{Command, Pending};
 use crate::pdu::{
     Bhs, NO_TAG, NopIn, ReadyToTransfer, RejectReason, SnackRequest, SnackType, encode,
@@ -24,7 +24,7 @@ const SEGMENT_BYTES_MAX: usize = 4096;
 
 /// Read data of a command, as sent.
 #[derive(Debug, Default)]
-pub(crate) struct KeptData {
+pub(crate) struct SentData {
     bytes: Vec<u8>,
     /// Data-In PDUs by DataSN.
     pdus: Vec<(Bhs, Range<usize>)>,
@@ -32,7 +32,7 @@ pub(crate) struct KeptData {
     is_cut: bool,
 }
 
-impl KeptData {
+impl SentData {
     /// Returns the data if it is complete.
     pub fn whole(&self) -> Option<&[u8]> {
         (!self.is_cut).then_some(&self.bytes)
@@ -41,30 +41,30 @@ impl KeptData {
 
 /// An unacknowledged response.
 #[derive(Debug)]
-struct KeptResponse {
+struct UnacknowledgedResponse {
     stat_sn: u32,
     header: Bhs,
     segment: Box<[u8]>,
     /// Set for a SCSI command.
-    command: Option<Box<KeptCommand>>,
+    command: Option<Box<AnsweredCommand>>,
 }
 
 /// A command with a sent response.
 #[derive(Debug)]
-pub(crate) struct KeptCommand {
+pub(crate) struct AnsweredCommand {
     pub command: Command,
     pub outcome: Pending,
-    pub data: Option<Box<KeptData>>,
+    pub data: Option<Box<SentData>>,
 }
 
 /// Stored responses and data of a connection.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
-    responses: VecDeque<KeptResponse>,
+pub(crate) struct RetransmissionBuffer {
+    responses: VecDeque<UnacknowledgedResponse>,
     bytes: usize,
 }
 
-impl Kept {
+impl RetransmissionBuffer {
     /// Drops all responses before `exp_stat_sn`.
     fn acknowledge(&mut self, exp_stat_sn: u32) {
         while let Some(first) = self.responses.front()
@@ -80,22 +80,22 @@ impl Kept {
         self.bytes -= data.map_or(0, |data| data.bytes.len());
     }
 
-    fn push(&mut self, response: KeptResponse, most: usize) {
+    fn push(&mut self, response: UnacknowledgedResponse, most: usize) {
         self.responses.push_back(response);
         if self.responses.len() > most {
             self.drop_first();
         }
     }
 
-    fn data_of(&self, itt: u32) -> Option<&KeptData> {
+    fn data_of(&self, itt: u32) -> Option<&SentData> {
         let commands = self.responses.iter().rev();
         let mut commands = commands.filter_map(|response| response.command.as_deref());
-        let found = commands.find(|kept| kept.command.itt == itt)?;
+        let found = commands.find(|answered| answered.command.itt == itt)?;
         found.data.as_deref()
     }
 
     /// Removes all responses and returns their commands.
-    fn take_commands(&mut self) -> impl Iterator<Item = KeptCommand> + '_ {
+    fn take_commands(&mut self) -> impl Iterator<Item = AnsweredCommand> + '_ {
         self.bytes = 0;
         let responses = self.responses.drain(..);
         responses.filter_map(|response| response.command.map(|command| *command))
@@ -120,39 +120,44 @@ impl FullFeature {
         let digests = self.digests();
         io.out
             .bytes(|out| encode(out, header, &[], segment, digests));
-        self.keep(header, segment, None);
+        self.store_response(header, segment, None);
     }
 
     /// Stores a queued response for retransmission.
-    pub fn keep(&mut self, header: Bhs, segment: &[u8], command: Option<KeptCommand>) {
+    pub fn store_response(
+        &mut self,
+        header: Bhs,
+        segment: &[u8],
+        command: Option<AnsweredCommand>,
+    ) {
         // An initiator acknowledges with every PDU. At this limit it does not acknowledge, and responses are dropped.
         let most = 4 * self.tasks.size();
-        let Some(kept) = self
-            .kept
+        let Some(buffer) = self
+            .retransmission
             .as_mut()
             .filter(|_| segment.len() <= SEGMENT_BYTES_MAX)
         else {
             return;
         };
-        let response = KeptResponse {
+        let response = UnacknowledgedResponse {
             stat_sn: NopIn::from_bhs(&header).stat_sn.get(),
             header,
             segment: segment.into(),
             command: command.map(Box::new),
         };
-        kept.push(response, most);
+        buffer.push(response, most);
     }
 
     /// Stores a Data-In PDU of a task; `piece` is its data.
-    pub fn keep_data(&mut self, data: &mut KeptData, header: Bhs, piece: &[u8]) {
-        let Some(kept) = &mut self.kept else {
+    pub fn store_data(&mut self, data: &mut SentData, header: Bhs, piece: &[u8]) {
+        let Some(buffer) = &mut self.retransmission else {
             return;
         };
-        if kept.bytes + piece.len() > self.limits.kept_bytes {
+        if buffer.bytes + piece.len() > self.limits.retransmission_bytes {
             data.is_cut = true;
         }
         if !data.is_cut {
-            kept.bytes += piece.len();
+            buffer.bytes += piece.len();
             let from = data.bytes.len();
             data.bytes.extend_from_slice(piece);
             data.pdus.push((header, from..data.bytes.len()));
@@ -160,20 +165,20 @@ impl FullFeature {
     }
 
     /// Releases the space of `data` when a task ends without a response.
-    pub fn unkeep(&mut self, data: Option<Box<KeptData>>) {
-        if let (Some(kept), Some(data)) = (&mut self.kept, data) {
-            kept.bytes -= data.bytes.len();
+    pub fn release_data(&mut self, data: Option<Box<SentData>>) {
+        if let (Some(buffer), Some(data)) = (&mut self.retransmission, data) {
+            buffer.bytes -= data.bytes.len();
         }
     }
 
     /// Drops the responses that a request acknowledges (4.2.2.2).
     pub fn acknowledged(&mut self, bhs: &Bhs) {
-        if let Some(kept) = &mut self.kept {
+        if let Some(buffer) = &mut self.retransmission {
             // ExpStatSN has the same offset in all requests.
             let exp_stat_sn = SnackRequest::from_bhs(bhs).exp_stat_sn.get();
             // Ignores an ExpStatSN beyond the last one sent.
             if !before(self.stat_sn, exp_stat_sn) {
-                kept.acknowledge(exp_stat_sn);
+                buffer.acknowledge(exp_stat_sn);
             }
         }
     }
@@ -182,9 +187,9 @@ impl FullFeature {
     pub fn snack(&mut self, io: &mut Io, bhs: &Bhs) {
         let request = SnackRequest::from_bhs(bhs);
         let is_served = match SnackType::from_wire(request.flags & SnackRequest::TYPE) {
-            _ if self.kept.is_none() => false,
+            _ if self.retransmission.is_none() => false,
             // A short SNACK can request much data, so the output queue is limited to the size of the store.
-            _ if io.out.len() > self.limits.kept_bytes as u64 => false,
+            _ if io.out.len() > self.limits.retransmission_bytes as u64 => false,
             Some(SnackType::Data) => self.send_data_again(io, &request),
             Some(SnackType::Status) => self.send_responses_again(io, &request),
             // The target requests no DataACK, and MaxRecvDataSegmentLength does not change.
@@ -216,9 +221,9 @@ impl FullFeature {
             // Fulfilled R2Ts are not repeated.
             return true;
         }
-        let kept = self.kept.as_ref();
-        let open = task.and_then(|task| task.kept.as_deref());
-        let data = open.or_else(|| kept.and_then(|kept| kept.data_of(itt)));
+        let buffer = self.retransmission.as_ref();
+        let open = task.and_then(|task| task.sent_data.as_deref());
+        let data = open.or_else(|| buffer.and_then(|buffer| buffer.data_of(itt)));
         let Some(data) = data.filter(|data| !data.is_cut) else {
             return false;
         };
@@ -245,7 +250,11 @@ impl FullFeature {
         let window = self.window();
         let digests = self.digests();
         let mut left = length;
-        for response in self.kept.iter().flat_map(|kept| &kept.responses) {
+        for response in self
+            .retransmission
+            .iter()
+            .flat_map(|buffer| &buffer.responses)
+        {
             // BegRun 0 with RunLength 0 requests all unacknowledged responses.
             if (begin, length) == (0, 0) || is_in_run(response.stat_sn, begin, length) {
                 left = left.saturating_sub(1);
@@ -258,26 +267,26 @@ impl FullFeature {
     }
 
     /// Makes the commands with unacknowledged responses available for reassignment to another connection.
-    pub fn keep_for_reassignment(&mut self) {
-        let Some(kept) = &mut self.kept else {
+    pub fn save_for_reassignment(&mut self) {
+        let Some(buffer) = &mut self.retransmission else {
             return;
         };
         let (session, key) = (&self.session, self.key);
-        for kept in kept.take_commands() {
-            let data = match &kept.data {
+        for answered in buffer.take_commands() {
+            let data = match &answered.data {
                 None => Some(Vec::new()),
                 Some(data) => data.whole().map(<[u8]>::to_vec),
             };
             let state = match data.filter(|data| data.len() <= SEGMENT_BYTES_MAX) {
                 // Medium reads are repeated, so an initiator cannot accumulate stored data by losing connections.
-                _ if kept.command.is_media_read() => State::Restart,
-                Some(data) => State::Ended(kept.outcome, data),
+                _ if answered.command.is_media_read() => TaskState::Restart,
+                Some(data) => TaskState::Ended(answered.outcome, data),
                 // The response data is no longer available.
                 None => continue,
             };
             session.add_reassignable(Reassignable {
                 connection: key,
-                command: kept.command,
+                command: answered.command,
                 holds_window: false,
                 state,
             });

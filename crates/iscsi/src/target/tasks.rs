@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher};
 use smallvec::SmallVec;
 
 use super::data_out::WriteData;
-use super::kept::KeptData;
+use super::retransmission::SentData;
 use super::steps::{Completion, Transfer};
 
 /// Task identifier: slot number and generation, so that a stale identifier finds no task.
@@ -108,7 +108,7 @@ pub(crate) struct Task {
     /// The initiator received the Data-In PDUs before this DataSN on a lost connection.
     pub skip_data: u32,
     /// Read data for retransmission.
-    pub kept: Option<Box<KeptData>>,
+    pub sent_data: Option<Box<SentData>>,
 }
 
 impl Task {
@@ -124,12 +124,12 @@ impl Task {
             data_sn: 0,
             burst_left: max_burst,
             skip_data: 0,
-            kept: None,
+            sent_data: None,
         }
     }
 }
 
-struct Slot {
+struct TaskSlot {
     generation: u16,
     task: Option<Task>,
 }
@@ -164,7 +164,7 @@ impl Hasher for TagHash {
 }
 
 pub(crate) struct TaskTable {
-    slots: Vec<Slot>,
+    slots: Vec<TaskSlot>,
     free: Vec<u16>,
     by_tag: HashMap<u32, u16, TagHash>,
 }
@@ -186,7 +186,7 @@ impl TaskTable {
         let size = size.min(usize::from(u16::MAX));
         TaskTable {
             slots: (0..size)
-                .map(|_| Slot {
+                .map(|_| TaskSlot {
                     generation: 0,
                     task: None,
                 })
