@@ -249,11 +249,11 @@ mod tests {
             (closed(), ChapProgress::NotOffered),
             (closed(), ChapProgress::Passed),
         ] {
-            let told = format!("{error} {progress:?}");
+            let context = format!("{error} {progress:?}");
             let error = std::cell::RefCell::new(Some(error));
             let fails = |_: &[u8]| Err((error.borrow_mut().take().unwrap(), progress));
             let (offered, success) = offers(&all, &ChapMemory::default(), fails);
-            assert_eq!((offered.len(), success), (1, false), "{told}");
+            assert_eq!((offered.len(), success), (1, false), "{context}");
         }
     }
 }

@@ -88,15 +88,15 @@ pub fn equal_secrets(text: &str) -> Option<String> {
     })
 }
 
-/// Reads a file with secrets, described by `what`. Other users must have no access to it.
+/// Reads a file with secrets, described by `kind`. Other users must have no access to it.
 ///
 /// # Errors
 /// If the file cannot be read, or other users have access.
-pub fn read_private(path: &Path, what: &str) -> Result<String, String> {
+pub fn read_private(path: &Path, kind: &str) -> Result<String, String> {
     let shown = path.display();
     let failed = |error| {
         let reason = sandbox::unreadable(path, &error);
-        format!("cannot read {what} from {shown}: {reason}")
+        format!("cannot read {kind} from {shown}: {reason}")
     };
     let mut file = std::fs::File::open(path).map_err(failed)?;
     let mode = file.metadata().map_err(failed)?.mode();
@@ -129,18 +129,18 @@ mod tests {
         assert!(read(text, 0o600, "ann").unwrap().mutual.is_none());
         let bob = read(text, 0o600, "bob").unwrap();
         assert_eq!(bob.mutual.unwrap().0, "t0");
-        for (mode, user, told) in [
+        for (mode, user, expected) in [
             (0o644, "ann", "chmod 600"),
             (0o600, "carl", ":4: not NAME SECRET"),
             (0o600, "dora", "no line for the CHAP user dora"),
         ] {
             let error = read(text, mode, user).unwrap_err();
             assert!(
-                error.contains(told) && !error.contains("secretsecret"),
+                error.contains(expected) && !error.contains("secretsecret"),
                 "{error}"
             );
         }
-        for (text, told) in [
+        for (text, expected) in [
             (
                 "ann secretsecret t0 secretsecret\n",
                 ":1: the target's secret equals the initiator's secret in line 1",
@@ -152,7 +152,7 @@ mod tests {
         ] {
             let error = read(text, 0o600, "ann").unwrap_err();
             assert!(
-                error.contains(told) && !error.contains("secretsecret"),
+                error.contains(expected) && !error.contains("secretsecret"),
                 "{error}"
             );
         }

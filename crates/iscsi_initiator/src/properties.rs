@@ -40,7 +40,7 @@ fn number(page: &[u8], at: usize, bytes: usize) -> u64 {
         .fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-fn said<T: TryFrom<u64>>(number: u64) -> Option<T> {
+fn nonzero<T: TryFrom<u64>>(number: u64) -> Option<T> {
     T::try_from(number).ok().filter(|_| number > 0)
 }
 
@@ -49,9 +49,9 @@ impl UnitProperties {
     pub(crate) fn take_block_limits(&mut self, page: &[u8]) {
         self.compare_and_write_max = number(page, 5, 1) as u8;
         self.optimal_transfer = number(page, 12, 4) as u32;
-        self.unmap_max = said(number(page, 20, 4));
+        self.unmap_max = nonzero(number(page, 20, 4));
         self.unmap_granularity = number(page, 28, 4) as u32;
-        self.write_same_max = said(number(page, 36, 8));
+        self.write_same_max = nonzero(number(page, 36, 8));
     }
 
     /// Parses the block device characteristics page (B1h): 0 is not reported, 1 is non-rotating.

@@ -25,7 +25,7 @@ type Result<T> = std::result::Result<T, SessionError>;
 
 /// Recovery state of a lost connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum RecoveryStep {
     /// Another connection is taking over its commands.
     TakenOver,
     /// A new connection is to be opened.
@@ -38,7 +38,7 @@ enum Step {
 struct Lost {
     cid: u16,
     since: Instant,
-    step: Step,
+    step: RecoveryStep,
     /// Time of the next or last connection attempt.
     next_try: Instant,
     tries: u32,
@@ -109,14 +109,14 @@ impl Session {
         match self.recovery.of(cid) {
             // It was already recovering: its time limit continues.
             Some(lost) => {
-                lost.step = Step::Connect;
+                lost.step = RecoveryStep::Connect;
                 lost.next_try = now + wait + pause(lost.tries);
                 lost.tries += 1;
             }
             None => self.recovery.connections.push(Lost {
                 cid,
                 since: now,
-                step: Step::Connect,
+                step: RecoveryStep::Connect,
                 next_try: now + wait,
                 tries: 0,
             }),
@@ -140,9 +140,9 @@ impl Session {
         let now = Instant::now();
         let lost = self.recovery.connections.iter();
         let next = lost.map(|lost| match lost.step {
-            Step::Connect => lost.next_try.saturating_duration_since(now),
+            RecoveryStep::Connect => lost.next_try.saturating_duration_since(now),
             // Checked periodically for its time limit.
-            Step::TakenOver | Step::LogsIn => Duration::from_millis(250),
+            RecoveryStep::TakenOver | RecoveryStep::LogsIn => Duration::from_millis(250),
         });
         next.min().unwrap_or(Duration::MAX)
     }
@@ -166,9 +166,9 @@ impl Session {
                 );
                 return Err(self.lost(cid, late));
             }
-            if lost.step == Step::Connect && lost.next_try <= now {
+            if lost.step == RecoveryStep::Connect && lost.next_try <= now {
                 self.begin_again(at);
-            } else if lost.step == Step::LogsIn && now > lost.next_try + self.timeout {
+            } else if lost.step == RecoveryStep::LogsIn && now > lost.next_try + self.timeout {
                 let others = self.initiator.suspend(cid);
                 self.lose(cid);
                 others.into_iter().for_each(|other| self.lose(other));
@@ -188,7 +188,7 @@ impl Session {
         if let (true, Some(other)) = (has_commands, beside)
             && self.initiator.reassign(cid, other).is_ok()
         {
-            self.recovery.connections[at].step = Step::TakenOver;
+            self.recovery.connections[at].step = RecoveryStep::TakenOver;
             return;
         }
         let limit = match beside {
@@ -202,7 +202,7 @@ impl Session {
                 let old = std::mem::replace(&mut self.links[usize::from(cid)], link);
                 self.links[usize::from(cid)].commands = old.commands;
                 self.initiator.recover(cid);
-                (lost.step, lost.next_try) = (Step::LogsIn, Instant::now());
+                (lost.step, lost.next_try) = (RecoveryStep::LogsIn, Instant::now());
             }
             Err(error) => {
                 lost.next_try = Instant::now() + pause(lost.tries);
@@ -228,7 +228,7 @@ impl Session {
             }
         }
         if let Some(lost) = self.recovery.of(cid) {
-            (lost.step, lost.next_try) = (Step::Connect, Instant::now());
+            (lost.step, lost.next_try) = (RecoveryStep::Connect, Instant::now());
         }
     }
 

@@ -112,8 +112,8 @@ mod tests {
         let descriptor = [0x72, 0x06, 0x2a, 0x09, 0, 0, 0, 0];
         for data in [&fixed[..], &descriptor[..]] {
             let sense = Sense::parse(data).unwrap();
-            let said = "UNIT ATTENTION, 2ah/09h (capacity data has changed)";
-            assert_eq!(sense.to_string(), said);
+            let expected = "UNIT ATTENTION, 2ah/09h (capacity data has changed)";
+            assert_eq!(sense.to_string(), expected);
         }
         assert_eq!(Sense::parse(&[]), None);
         assert_eq!(Sense::parse(&[0x7f, 1, 2]), None);

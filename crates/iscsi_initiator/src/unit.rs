@@ -51,12 +51,12 @@ pub enum CommandError {
         sense: Option<Sense>,
     },
     /// The response is invalid.
-    #[error("{command}: {what}")]
+    #[error("{command}: {reason}")]
     Answer {
         /// The command's name.
         command: &'static str,
         /// The problem.
-        what: String,
+        reason: String,
     },
 }
 
@@ -137,8 +137,8 @@ impl Unit {
             true => Ok(()),
             false => {
                 let other = self.info.device_type;
-                let what = format!("device type {other:#04x} is not a disk");
-                Err(answer("INQUIRY", what))
+                let reason = format!("device type {other:#04x} is not a disk");
+                Err(answer("INQUIRY", reason))
             }
         }
     }
@@ -148,21 +148,21 @@ impl Unit {
     /// # Errors
     /// If the session has ended.
     pub(crate) fn access(&mut self) -> Result<Access> {
-        let told = |result: Result<Vec<u8>>| match result {
+        let supported = |result: Result<Vec<u8>>| match result {
             Err(CommandError::Refused { .. }) => Ok(Vec::new()),
             other => other,
         };
-        if !ports_differ(&told(self.inquiry(None))?) {
+        if !ports_differ(&supported(self.inquiry(None))?) {
             return Ok(Access::EQUAL);
         }
-        let Some(group) = port_group(&told(self.inquiry(Some(0x83)))?) else {
+        let Some(group) = port_group(&supported(self.inquiry(Some(0x83)))?) else {
             return Ok(Access::EQUAL);
         };
         const LENGTH: u32 = 4096;
         let mut cdb = [0; 12];
         (cdb[0], cdb[1]) = (0xa3, 0x0a);
         cdb[6..10].copy_from_slice(&LENGTH.to_be_bytes());
-        let data = told(self.command("REPORT TARGET PORT GROUPS", &cdb, LENGTH))?;
+        let data = supported(self.command("REPORT TARGET PORT GROUPS", &cdb, LENGTH))?;
         Ok(access(&data, group).unwrap_or(Access::EQUAL))
     }
 
@@ -335,8 +335,8 @@ pub fn luns(session: &mut Session) -> Result<LunList> {
         data = report_luns(session, wanted)?;
     }
     if data.len() < 8 {
-        let what = format!("response has only {} bytes", data.len());
-        return Err(answer("REPORT LUNS", what));
+        let reason = format!("response has only {} bytes", data.len());
+        return Err(answer("REPORT LUNS", reason));
     }
     Ok(lun_list(&data, length(&data)))
 }
@@ -515,8 +515,8 @@ fn written(command: &'static str, done: CommandDone) -> Result<()> {
 /// Any other response.
 pub fn checked(command: &'static str, done: CommandDone) -> Result<CommandDone> {
     if done.response != 0 {
-        let what = format!("iSCSI response {:#04x}", done.response);
-        return Err(answer(command, what));
+        let reason = format!("iSCSI response {:#04x}", done.response);
+        return Err(answer(command, reason));
     }
     match done.status {
         GOOD => Ok(done),
@@ -528,10 +528,10 @@ pub fn checked(command: &'static str, done: CommandDone) -> Result<CommandDone> 
     }
 }
 
-pub(crate) fn answer(command: &'static str, what: impl Into<String>) -> CommandError {
+pub(crate) fn answer(command: &'static str, reason: impl Into<String>) -> CommandError {
     CommandError::Answer {
         command,
-        what: what.into(),
+        reason: reason.into(),
     }
 }
 

@@ -13,7 +13,8 @@ use super::paths;
 use super::retry::{Attempts, Verdict, is_change, is_other_path};
 use super::takeovers::Takeovers;
 use super::{
-    CommandSink, Ended, ReconnectSettings, Shared, Task, UnitCommand, UnitEvent, UnitObserver,
+    CommandSink, Ended, ReconnectSettings, SharedSession, Task, UnitCommand, UnitEvent,
+    UnitObserver,
 };
 use crate::attended::PING_AFTER;
 use crate::installation::installation;
@@ -43,7 +44,7 @@ struct Down {
 }
 
 pub(super) struct Attendant {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSession>,
     settings: ReconnectSettings,
     observer: UnitObserver,
     unit: Option<Unit>,
@@ -76,7 +77,7 @@ pub(super) struct Attendant {
 
 impl Attendant {
     pub fn new(
-        shared: Arc<Shared>,
+        shared: Arc<SharedSession>,
         settings: ReconnectSettings,
         (unit, path): (Unit, usize),
         observer: UnitObserver,
@@ -162,8 +163,8 @@ impl Attendant {
         self.take_lost();
         attended?;
         if std::mem::take(&mut self.leads_nowhere) {
-            let what = "the unit is not accessible through this path".to_owned();
-            return Err(answer("asymmetric access", what));
+            let reason = "the unit is not accessible through this path".to_owned();
+            return Err(answer("asymmetric access", reason));
         }
         if std::mem::take(&mut self.has_changed) {
             self.look_again()?;
@@ -418,7 +419,7 @@ impl Attendant {
     }
 
     /// Logs a loss, rate-limited, because a target may come and go.
-    fn warn(&mut self, now: Instant, what: &str, reason: &str) {
+    fn warn(&mut self, now: Instant, message: &str, reason: &str) {
         let is_early = |at: Instant| now.duration_since(at) < WARNINGS_APART;
         if self.warned.is_some_and(is_early) {
             self.suppressed += 1;
@@ -427,7 +428,7 @@ impl Attendant {
         self.warned = Some(now);
         let suppressed = std::mem::take(&mut self.suppressed);
         let unit = self.settings.way(self.path);
-        tracing::warn!(%unit, suppressed, "{what}: {reason}");
+        tracing::warn!(%unit, suppressed, "{message}: {reason}");
     }
 
     fn warn_of_takeovers(&self) {
@@ -474,14 +475,15 @@ impl Attendant {
     }
 
     fn open_same(&self) -> Result<(Unit, usize), String> {
-        let said = |error: CommandError| error.to_string();
-        let (mut unit, path) = paths::open_better(&self.settings, self.next_path).map_err(said)?;
+        let to_text = |error: CommandError| error.to_string();
+        let (mut unit, path) =
+            paths::open_better(&self.settings, self.next_path).map_err(to_text)?;
         let (is, was) = (unit.info(), &self.info);
         if !self.settings.is_usable((is, path), (was, self.path)) {
             return Err(is_another(is, was));
         }
         if path != self.path {
-            paths::fence(&mut unit).map_err(said)?;
+            paths::fence(&mut unit).map_err(to_text)?;
         }
         Ok((unit, path))
     }
@@ -562,12 +564,12 @@ impl Attendant {
 }
 
 fn is_another(is: &UnitInfo, was: &UnitInfo) -> String {
-    let said =
+    let describe =
         |unit: &UnitInfo| format!("{} with blocks of {} bytes", unit.identity, unit.block_size);
     format!(
         "found another logical unit, or one without a proven identity: {}, expected {}",
-        said(is),
-        said(was)
+        describe(is),
+        describe(was)
     )
 }
 

@@ -109,13 +109,13 @@ pub type UnitObserver = Box<dyn Fn(UnitEvent<'_>) + Send>;
 
 /// A unit with a self-restoring session. Dropping it logs the session out.
 pub struct ReconnectingUnit {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSession>,
     /// Disconnects when the thread has ended.
     ended: Mutex<mpsc::Receiver<()>>,
 }
 
 /// State shared by users and the thread.
-struct Shared {
+struct SharedSession {
     inbox: Mutex<Inbox>,
     /// The thread sleeps and must be woken with `wake`.
     is_asleep: AtomicBool,
@@ -150,7 +150,7 @@ impl Task {
     }
 }
 
-impl Shared {
+impl SharedSession {
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -191,7 +191,7 @@ impl ReconnectingUnit {
         path: usize,
         observer: UnitObserver,
     ) -> io::Result<ReconnectingUnit> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedSession {
             inbox: Mutex::default(),
             is_asleep: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,

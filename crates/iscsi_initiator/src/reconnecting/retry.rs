@@ -46,18 +46,18 @@ pub(super) enum Verdict {
     Again,
 }
 
-/// Executes a command with `execute` and retries it while the condition is temporary; blocks in between. `hear` receives
+/// Executes a command with `execute` and retries it while the condition is temporary; blocks in between. `on_done` receives
 /// every response. Returns `None` if the unit was not reached.
 pub fn carry_out(
     command: &UnitCommand,
     limit: Duration,
     execute: impl Fn(&UnitCommand) -> Option<CommandDone>,
-    hear: impl Fn(&CommandDone),
+    on_done: impl Fn(&CommandDone),
 ) -> Option<CommandDone> {
     let mut attempts = Attempts::default();
     loop {
         let done = execute(command)?;
-        hear(&done);
+        on_done(&done);
         let now = Instant::now();
         let verdict = attempts.judge(&done, command.repeatable, now, limit);
         if command.as_is || verdict == Verdict::Over {
