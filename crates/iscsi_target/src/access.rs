@@ -82,12 +82,12 @@ impl FromStr for Announced {
                 "{text:?} is not an address such as 203.0.113.7:3260, [2001:db8::7]:3260,2 or san.example.org:3260"
             )
         };
-        let (place, group) = match text.rsplit_once(',') {
+        let (endpoint, group) = match text.rsplit_once(',') {
             None => (text, 1),
-            Some((place, group)) => (place, group.parse().map_err(|_| wrong())?),
+            Some((endpoint, group)) => (endpoint, group.parse().map_err(|_| wrong())?),
         };
-        let (name, port) = match place.rsplit_once(':') {
-            None => (place, PORT),
+        let (name, port) = match endpoint.rsplit_once(':') {
+            None => (endpoint, PORT),
             Some((name, port)) => (name, port.parse().map_err(|_| wrong())?),
         };
         let is_label = |label: &str| {
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn announced_addresses_have_a_port_and_a_group() {
-        for (text, said) in [
+        for (text, expected) in [
             ("203.0.113.7", "203.0.113.7:3260,1"),
             ("203.0.113.7:13260,2", "203.0.113.7:13260,2"),
             ("[2001:db8::7]:3260", "[2001:db8::7]:3260,1"),
@@ -232,8 +232,8 @@ mod tests {
             ("san-1:3261,4", "san-1:3261,4"),
         ] {
             let announced: Announced = text.parse().unwrap();
-            assert_eq!(announced.to_string(), said);
-            assert_eq!(said.parse(), Ok(announced));
+            assert_eq!(announced.to_string(), expected);
+            assert_eq!(expected.parse(), Ok(announced));
         }
         for text in [
             "",

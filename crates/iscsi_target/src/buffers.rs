@@ -9,7 +9,7 @@ use std::sync::Arc;
 use guest_memory::IoBuffer;
 
 use crate::memory::{MemoryShare, SessionMemory};
-use crate::shared::Place;
+use crate::shared::ConnectionHandle;
 use scsi_exec::WorkMemory;
 
 const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
@@ -56,9 +56,9 @@ impl Buffers {
         &self.lease.memory().work
     }
 
-    /// Wakes the connection at `place` when memory may be available. The caller must try once more after this call.
-    pub fn wait(&self, place: &Place) {
-        self.lease.memory().wait(place);
+    /// Wakes the connection at `handle` when memory may be available. The caller must try once more after this call.
+    pub fn wait(&self, handle: &ConnectionHandle) {
+        self.lease.memory().wait(handle);
     }
 
     /// Returns true if `length` more bytes are available. They are then reserved, and the caller must take them.

@@ -79,11 +79,11 @@ impl Transport for CommandSlot<'_> {
     }
 
     fn waiter(&mut self) -> Waiter {
-        let (place, id) = (
-            self.connection.place.clone(),
+        let (handle, id) = (
+            self.connection.handle.clone(),
             self.connection.slots.id(self.index),
         );
-        Box::new(move |granted| place.send(move |connection, _| connection.grant(id, granted)))
+        Box::new(move |granted| handle.send(move |connection, _| connection.grant(id, granted)))
     }
 
     fn may_use_scratch(&mut self) -> bool {

@@ -189,7 +189,7 @@ impl Connection {
             offset: slot.offset,
             length: u64::from(slot.bytes),
         };
-        let (itt, worker) = (command.itt, self.place.worker.index());
+        let (itt, worker) = (command.itt, self.handle.worker.index());
         probes::popped(worker, || std::iter::once((parsed.id, u64::from(itt))));
         probes::parsed(|| std::iter::once(parsed));
         self.batch.push(id);
@@ -208,10 +208,10 @@ impl Connection {
         let mut stamps = stamps.unwrap_or(Stamps::noticed(now));
         stamps.mark(latency::Stage::Submitted, now);
         let mut batch = std::mem::take(&mut self.batch);
-        let tell = io.wants_prefetch();
+        let prefetches = io.wants_prefetch();
         for at in 0..batch.len() {
             let id = batch[at];
-            if tell {
+            if prefetches {
                 self.prefetch_next(io, &batch[at + 1..]);
             }
             let Some(slot) = self.slots.current(id) else {
@@ -283,7 +283,7 @@ impl Connection {
     /// Executes a command's steps until one has to wait.
     fn advance(&mut self, io: &mut Io, index: u32) -> Progress {
         let tag = Tag {
-            source: self.place.source,
+            source: self.handle.source,
             slot: index,
         };
         loop {
@@ -348,7 +348,7 @@ impl Connection {
     pub(crate) fn rest(&mut self, index: u32) {
         self.resting.push(self.slots.id(index));
         if self.resting.len() == 1 {
-            self.place.send(|connection, io| {
+            self.handle.send(|connection, io| {
                 let resting = std::mem::take(&mut connection.resting);
                 connection.batch.extend(resting);
                 connection.submit_batch(io, None);
@@ -362,7 +362,7 @@ impl Connection {
         if self.buffers.has(length) {
             return true;
         }
-        self.buffers.wait(&self.place);
+        self.buffers.wait(&self.handle);
         self.buffers.has(length)
     }
 
@@ -436,7 +436,7 @@ impl Connection {
                 slot.task.hold(wait);
             }
             // Also cancels an I/O that waits to be retried after an error of its disk.
-            io.cancel_waiting(self.place.source, |slot| slot == index);
+            io.cancel_waiting(self.handle.source, |slot| slot == index);
         } else {
             self.release(index);
         }
@@ -447,7 +447,7 @@ impl Connection {
     pub(crate) fn leave(&mut self, index: u32, next: impl FnOnce(&mut Task)) {
         let mut task = self.slots.get(index).task.detach();
         next(&mut task);
-        go_on_in_background(&self.place.worker, &self.shared.units, task);
+        go_on_in_background(&self.handle.worker, &self.shared.units, task);
     }
 
     /// Releases the slot of a finished command.

@@ -28,7 +28,7 @@ use crate::management::{After, hold, runner};
 use crate::memory::SessionMemory;
 use crate::output::{GivingBack, Output};
 use crate::receive::Input;
-use crate::shared::{InFlight, Place, Shared};
+use crate::shared::{ConnectionHandle, InFlight, SharedServer};
 use crate::slots::{SlotId, Slots};
 use crate::target::IscsiTarget;
 
@@ -64,8 +64,8 @@ pub(crate) struct Attached {
 }
 
 pub(crate) struct Connection {
-    pub(crate) place: Place,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) handle: ConnectionHandle,
+    pub(crate) shared: Arc<SharedServer>,
     pub(crate) iscsi: iscsi::target::Connection,
     pub(crate) socket: RingFd,
     pub(crate) owner: Owner,
@@ -127,8 +127,8 @@ impl Connection {
     /// Creates the state of a connection that was just accepted.
     pub fn new(
         io: &mut Io,
-        place: Place,
-        shared: Arc<Shared>,
+        handle: ConnectionHandle,
+        shared: Arc<SharedServer>,
         socket: OwnedFd,
         addresses: (SocketAddr, SocketAddr),
     ) -> Connection {
@@ -139,8 +139,8 @@ impl Connection {
             ..Visitor::default()
         };
         let protocol = shared.limits.protocol.clone();
-        let owner = io.own(place.source);
-        let probe_id_base = probes::queue(place.worker.index(), place.source.place());
+        let owner = io.own(handle.source);
+        let probe_id_base = probes::queue(handle.worker.index(), handle.source.place());
         let mut measurement = Measurement::new(Labels::default(), 0, probe_id_base);
         measurement.timeline.set_recording(false);
         Connection {
@@ -177,20 +177,20 @@ impl Connection {
             measurement,
             heard: Stamp::default(),
             slow: Vec::new(),
-            place,
+            handle,
             shared,
         }
     }
 
     pub fn number(&self) -> u64 {
-        self.place.number
+        self.handle.number
     }
 
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn handle(&self) -> &ConnectionHandle {
+        &self.handle
     }
 
-    pub fn shared(&self) -> &Arc<Shared> {
+    pub fn shared(&self) -> &Arc<SharedServer> {
         &self.shared
     }
 
@@ -220,7 +220,7 @@ impl Connection {
         self.input.enlarge();
         // I/O of the replaced connections must finish before this connection's I/O, and before the initiator sees that the session is new
         // (RFC 7143, 6.3.5): the initiator may then let other hosts continue.
-        let wait = hold(&self.place, After::Login);
+        let wait = hold(&self.handle, After::Login);
         self.login_waits = true;
         for old in &login.displaced {
             self.shared.drop_connection(*old, Some(wait.clone()));
@@ -242,7 +242,7 @@ impl Connection {
         let Some(found) = self.shared.nexus(key.tsih) else {
             return self.end(io, "session has ended");
         };
-        let (in_flight, older) = self.shared.begins(&found, key.tsih, self.place.clone());
+        let (in_flight, older) = self.shared.begins(&found, key.tsih, self.handle.clone());
         for old in older {
             old.keep(wait.clone());
         }
@@ -251,11 +251,11 @@ impl Connection {
             export: found.target.options.name.clone(),
             disk: crate::shared::lock(&found.target.label).clone(),
             // Statistics show all connections of a target on one worker as one queue.
-            queue: self.place.worker.index(),
-            worker: self.place.worker.index(),
+            queue: self.handle.worker.index(),
+            worker: self.handle.worker.index(),
         };
         let runners = self.shared.units.runners();
-        self.registration = Some(runners.register(runner(self.place.clone())));
+        self.registration = Some(runners.register(runner(self.handle.clone())));
         let probe_id_base = self.measurement.probe_id_base;
         self.measurement = Measurement::new(labels, TIMELINE_DEPTH, probe_id_base);
         self.measurement.timeline.set_recording(io.is_recording());
@@ -403,8 +403,8 @@ impl Connection {
             }
         }
         self.shared.forget(self.number(), self.key);
-        let (source, number) = (self.place.source, self.number());
-        self.place.worker.send(move |worker| {
+        let (source, number) = (self.handle.source, self.number());
+        self.handle.worker.send(move |worker| {
             if crate::shared::with(worker, source, number, |_, _| {}) {
                 worker.stop(source, |_, _| {});
             }

@@ -16,7 +16,7 @@ use scsi::{AbortScope, Lun, LunAddress, Managed, TaskManagementFunction};
 use scsi_exec::{Call, Effect, Exempt, Hold, Known, Runner, Tasks, Want};
 
 use crate::connection::Connection;
-use crate::shared::Place;
+use crate::shared::ConnectionHandle;
 use crate::slots::Client;
 
 /// Operation that continues after a wait.
@@ -32,17 +32,17 @@ pub(crate) enum After {
     Logout { tag: u32 },
 }
 
-/// Creates a hold that continues the connection at `place` when its last clone is dropped.
-pub(crate) fn hold(place: &Place, after: After) -> Hold {
-    let place = place.clone();
-    Hold::new(move || place.send(move |connection, io| connection.wait_is_over(io, after)))
+/// Creates a hold that continues the connection at `handle` when its last clone is dropped.
+pub(crate) fn hold(handle: &ConnectionHandle, after: After) -> Hold {
+    let handle = handle.clone();
+    Hold::new(move || handle.send(move |connection, io| connection.wait_is_over(io, after)))
 }
 
 /// Creates the function that delivers task management calls to a connection.
-pub(crate) fn runner(place: Place) -> Runner {
+pub(crate) fn runner(handle: ConnectionHandle) -> Runner {
     Arc::new(move |call: &Call, hold: Hold| {
         let call = call.clone();
-        place.send(move |connection, io| {
+        handle.send(move |connection, io| {
             // The connection has already applied its own calls.
             let mut own = connection.own_aborts.iter();
             match own.position(|own| call.scope().is_some_and(|scope| Arc::ptr_eq(own, scope))) {
@@ -127,7 +127,7 @@ impl Connection {
         let Some(task) = request.referenced else {
             return self.abort_one_again(request);
         };
-        let hold = hold(self.place(), After::Function { tag: request.tag });
+        let hold = hold(self.handle(), After::Function { tag: request.tag });
         match self.slots.find(task) {
             Some(slot) => self.abort_slot(io, slot.index, Some(&hold)),
             // A task without a slot was not begun.
@@ -141,7 +141,7 @@ impl Connection {
         let Some(slot) = self.slots.aborted(request.referenced_tag, request.lun) else {
             return self.function_done(request.tag, TaskFunctionResponse::TaskDoesNotExist);
         };
-        let hold = hold(&self.place, After::Function { tag: request.tag });
+        let hold = hold(&self.handle, After::Function { tag: request.tag });
         slot.task.hold(&hold);
     }
 
@@ -154,17 +154,17 @@ impl Connection {
             return self.function_done(tag, TaskFunctionResponse::Complete);
         };
         let call = Call::new(Tasks::Set(unit, Some(nexus)), Want::Find);
-        let (place, asked) = (self.place().clone(), call.clone());
+        let (handle, asked) = (self.handle().clone(), call.clone());
         let hold = Hold::new(move || {
             let answer = match asked.has_found() {
                 true => TaskFunctionResponse::Succeeded,
                 false => TaskFunctionResponse::Complete,
             };
-            place.send(move |connection, _| connection.function_done(tag, answer));
+            handle.send(move |connection, _| connection.function_done(tag, answer));
         });
-        for place in self.shared().connections() {
+        for handle in self.shared().connections() {
             let (call, hold) = (call.clone(), hold.clone());
-            place.send(move |connection, io| connection.heed_other(io, &call, &hold));
+            handle.send(move |connection, io| connection.heed_other(io, &call, &hold));
         }
     }
 
@@ -178,7 +178,7 @@ impl Connection {
         number: u32,
         after: After,
     ) {
-        let hold = hold(self.place(), after);
+        let hold = hold(self.handle(), after);
         let call = Call::of_scope(scope, want).except(self.sent_later(number));
         self.heed(io, &call, &hold);
         // The call also reaches the runner of this connection.
@@ -312,7 +312,7 @@ impl Connection {
 
     /// Aborts the tasks that a logout ends. The response waits until none of them can access a disk (RFC 7143, 11.15).
     pub(crate) fn log_out(&mut self, io: &mut Io, logout: Logout) {
-        let hold = hold(self.place(), After::Logout { tag: logout.tag });
+        let hold = hold(self.handle(), After::Logout { tag: logout.tag });
         let own = self.iscsi.key();
         let others = match logout.scope {
             LogoutScope::ForRecovery(lost) => {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use scsi_exec::WorkMemory;
 
-use crate::shared::{Place, lock};
+use crate::shared::{ConnectionHandle, lock};
 
 /// Number of pieces of a session's memory. A connection keeps up to two unused pieces.
 const PIECES: usize = 64;
@@ -22,7 +22,7 @@ pub(crate) struct SessionMemory {
     /// A command exceeds the limit.
     overdrawn: AtomicBool,
     anyone_waits: AtomicBool,
-    waiting: Mutex<Vec<Place>>,
+    waiting: Mutex<Vec<ConnectionHandle>>,
     /// Working memory of commands besides their data, with the same limit.
     pub work: Arc<WorkMemory>,
 }
@@ -56,19 +56,19 @@ impl SessionMemory {
         if !self.anyone_waits.swap(false, Ordering::SeqCst) {
             return;
         }
-        for place in std::mem::take(&mut *lock(&self.waiting)) {
+        for handle in std::mem::take(&mut *lock(&self.waiting)) {
             // At the end of its iteration the connection checks its waiting commands.
-            place.send(|_, _| {});
+            handle.send(|_, _| {});
         }
     }
 
     /// Wakes the connection when memory may be available. The caller must check again afterwards: memory may have been returned just
     /// before.
     #[cold]
-    pub fn wait(&self, place: &Place) {
+    pub fn wait(&self, handle: &ConnectionHandle) {
         let mut waiting = lock(&self.waiting);
-        if waiting.iter().all(|other| other.number != place.number) {
-            waiting.push(place.clone());
+        if waiting.iter().all(|other| other.number != handle.number) {
+            waiting.push(handle.clone());
         }
         drop(waiting);
         self.anyone_waits.store(true, Ordering::SeqCst);

@@ -17,7 +17,7 @@ use scsi::TransportId;
 
 use crate::contest::Contest;
 use crate::memory::SessionMemory;
-use crate::shared::{SessionNexus, Shared, lock};
+use crate::shared::{SessionNexus, SharedServer, lock};
 use crate::target::{IscsiTarget, Permission, is_on_link};
 
 /// Parses addresses that the connection itself has formatted.
@@ -120,7 +120,7 @@ fn target_addresses(
     addresses
 }
 
-impl Shared {
+impl SharedServer {
     fn visited(&self, visitor: &Visitor) -> Option<Arc<IscsiTarget>> {
         self.target(visitor.target_name.as_deref()?)
     }
@@ -144,7 +144,7 @@ impl Shared {
     }
 }
 
-impl Shared {
+impl SharedServer {
     /// Ends a session without connections. Returns false if there is none.
     pub fn end_abandoned(&self, tsih: u16) -> bool {
         self.end_waiting(tsih, &mut lock(&self.nexuses))
@@ -159,7 +159,7 @@ impl Shared {
     }
 }
 
-impl TargetPolicy for Shared {
+impl TargetPolicy for SharedServer {
     fn admit(&self, visitor: &Visitor) -> Result<Admission, Refusal> {
         let mut offer = Offer::default();
         offer.session.max_connections = self.limits.connections_per_session;
@@ -357,7 +357,12 @@ mod tests {
     use crate::target::TargetOptions;
 
     /// Returns the addresses that a target with these portals and announced addresses lists for an asker.
-    fn told(portals: &[&str], announce: &[&str], asker: &str, came_to: &str) -> Vec<String> {
+    fn announced_addresses(
+        portals: &[&str],
+        announce: &[&str],
+        asker: &str,
+        came_to: &str,
+    ) -> Vec<String> {
         let portals: Vec<Portal> = portals.iter().map(|text| text.parse().unwrap()).collect();
         let options = TargetOptions {
             name: "iqn.2026-11.org.example:t0".to_owned(),
@@ -479,7 +484,7 @@ mod tests {
             (&["[fe80::1%2]:3260"], six, at_six, &[]),
         ] {
             assert_eq!(
-                told(portals, &[], asker, came_to),
+                announced_addresses(portals, &[], asker, came_to),
                 wanted,
                 "{portals:?} {asker} {came_to}"
             );
@@ -526,13 +531,13 @@ mod tests {
         let target = IscsiTarget::new(options, &portals, &units);
         let came_to = portals[0].address;
         let unreachable = BTreeSet::from([portals[1].address]);
-        let told = target_addresses(
+        let addresses = target_addresses(
             &target,
             "198.51.100.9".parse().unwrap(),
             came_to,
             &unreachable,
         );
-        assert_eq!(told, ["192.0.2.1:3260,1"]);
+        assert_eq!(addresses, ["192.0.2.1:3260,1"]);
     }
 
     #[test]
@@ -540,7 +545,7 @@ mod tests {
         let portals = ["10.0.0.5:3260,1", "127.0.0.1:3260,1", "10.0.1.5:3260,2"];
         let announce = ["203.0.113.7:13260", "san.example.org"];
         assert_eq!(
-            told(&portals, &announce, "198.51.100.9", "10.0.0.5:3260"),
+            announced_addresses(&portals, &announce, "198.51.100.9", "10.0.0.5:3260"),
             [
                 "203.0.113.7:13260,1",
                 "san.example.org:3260,1",

@@ -135,7 +135,7 @@ impl Connection {
     pub(crate) fn output_left(&mut self) {
         if self.input.waits_for_output && self.has_output_room() {
             self.input.waits_for_output = false;
-            self.place.send(Connection::look_again);
+            self.handle.send(Connection::look_again);
         }
     }
 

@@ -24,7 +24,7 @@ use crate::initiator_counters::InitiatorStatus;
 use crate::limits::ServerLimits;
 use crate::new_connections::NewConnections;
 use crate::portals::{Portals, WaitingPortal};
-use crate::shared::{Place, SessionChange, Shared, lock};
+use crate::shared::{ConnectionHandle, SessionChange, SharedServer, lock};
 use crate::target::{AccessStates, IscsiTarget, PortGroupStatus, TargetOptions};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
@@ -120,8 +120,8 @@ pub struct SessionStatus {
     pub window: u32,
 }
 
-struct State {
-    shared: Arc<Shared>,
+struct ServerState {
+    shared: Arc<SharedServer>,
     /// Not shared with connections: dropping the last reference joins the workers.
     pool: Arc<Pool>,
     portals: Mutex<Portals>,
@@ -130,7 +130,7 @@ struct State {
 
 /// All iSCSI targets of a process. Dropping it ends every session.
 pub struct Server {
-    state: Arc<State>,
+    state: Arc<ServerState>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -140,8 +140,8 @@ impl Server {
     /// # Errors
     /// Fails if the kernel refuses a thread or a descriptor.
     pub fn start(pool: Arc<Pool>, units: Arc<Units>, limits: ServerLimits) -> io::Result<Server> {
-        let state = Arc::new(State {
-            shared: Arc::new(Shared::new(units, limits)),
+        let state = Arc::new(ServerState {
+            shared: Arc::new(SharedServer::new(units, limits)),
             pool,
             portals: Mutex::default(),
             accepting: Accepting::new()?,
@@ -217,9 +217,9 @@ impl Server {
                 }
             }
         }
-        for place in shared.connections() {
+        for handle in shared.connections() {
             let (name, hold) = (name.to_owned(), hold.clone());
-            place.send(move |connection, io| connection.end_login_to(io, &name, hold));
+            handle.send(move |connection, io| connection.end_login_to(io, &name, hold));
         }
         self.close_unused_portals();
         true
@@ -296,9 +296,9 @@ impl Server {
         let units = units.map(|&lun| UnitAddress { target: 0, lun });
         let want = if abort { Want::Remove } else { Want::End };
         let call = Call::new(Tasks::Units(units.collect()), want);
-        for place in self.state.shared.connections() {
+        for handle in self.state.shared.connections() {
             let (target, call, hold) = (target.clone(), call.clone(), hold.clone());
-            place.send(move |connection, io| connection.end_tasks(io, &target, &call, &hold));
+            handle.send(move |connection, io| connection.end_tasks(io, &target, &call, &hold));
         }
     }
 
@@ -423,9 +423,9 @@ impl Server {
 
     /// Returns the bytes that all connections hold for commands and output. Queries every worker.
     pub fn memory_in_use(&self) -> u64 {
-        let bytes = |place: Place| {
-            let (source, number) = (place.source, place.number);
-            let asked = place.worker.call(move |worker| {
+        let bytes = |handle: ConnectionHandle| {
+            let (source, number) = (handle.source, handle.number);
+            let asked = handle.worker.call(move |worker| {
                 let mut bytes = 0;
                 crate::shared::with(worker, source, number, |connection, _| {
                     bytes = connection.buffers.in_use() as u64;
@@ -518,15 +518,15 @@ impl Drop for Server {
         lock(&self.state.portals).set(&BTreeSet::new()).ok();
         // Each connection drops its sender when it has drained.
         let (drained, all_drained) = mpsc::channel::<()>();
-        for place in self.state.shared.connections() {
+        for handle in self.state.shared.connections() {
             let drained = drained.clone();
-            place.worker.send(move |worker| {
-                let (source, number) = (place.source, place.number);
-                let told = crate::shared::with(worker, source, number, |connection, io| {
+            handle.worker.send(move |worker| {
+                let (source, number) = (handle.source, handle.number);
+                let notified = crate::shared::with(worker, source, number, |connection, io| {
                     connection.drained = Some(drained);
                     connection.dismiss(io, "the daemon is shutting down");
                 });
-                if told {
+                if notified {
                     worker.wake(source);
                 }
             });
@@ -538,7 +538,7 @@ impl Drop for Server {
     }
 }
 
-fn accept_all(state: &Arc<State>) {
+fn accept_all(state: &Arc<ServerState>) {
     let mut half_open = VecDeque::new();
     let mut arrivals = NewConnections::default();
     let login_time = state.shared.limits.login_time;
@@ -561,7 +561,7 @@ fn accept_all(state: &Arc<State>) {
         for one in arrivals.take(clock.elapsed(), login_time) {
             let target = one.target.as_deref();
             keep_half_open(
-                place(one.stream, one.peer, target, state),
+                start_connection(one.stream, one.peer, target, state),
                 state,
                 &mut half_open,
             );
@@ -571,8 +571,8 @@ fn accept_all(state: &Arc<State>) {
             last_tick = now;
         } else if now.saturating_sub(last_tick) >= SECOND {
             last_tick = now;
-            for place in state.shared.second_passed() {
-                place.send(Connection::look_at_clock);
+            for handle in state.shared.second_passed() {
+                handle.send(Connection::look_at_clock);
             }
         }
     }
@@ -586,9 +586,9 @@ fn refuse(why: &dyn std::fmt::Display) {
 
 fn accept_one(
     listener: &TcpListener,
-    state: &State,
+    state: &ServerState,
     arrivals: &mut NewConnections,
-    half_open: &mut VecDeque<Place>,
+    half_open: &mut VecDeque<ConnectionHandle>,
 ) {
     let accepted = {
         let portals = lock(&state.portals);
@@ -618,14 +618,22 @@ fn accept_one(
         let now = Clock::shared().elapsed();
         return arrivals.add(stream, peer, now, shared.limits.half_open);
     }
-    keep_half_open(place(stream, peer, None, state), state, half_open);
+    keep_half_open(
+        start_connection(stream, peer, None, state),
+        state,
+        half_open,
+    );
 }
 
 /// Records a connection that is not logged in. Above the limit, ends the oldest.
-fn keep_half_open(placed: io::Result<Place>, state: &State, half_open: &mut VecDeque<Place>) {
+fn keep_half_open(
+    started: io::Result<ConnectionHandle>,
+    state: &ServerState,
+    half_open: &mut VecDeque<ConnectionHandle>,
+) {
     let shared = &state.shared;
-    match placed {
-        Ok(place) => half_open.push_back(place),
+    match started {
+        Ok(handle) => half_open.push_back(handle),
         Err(error) => return refuse(&error),
     }
     if half_open.len() > shared.limits.half_open
@@ -637,12 +645,12 @@ fn keep_half_open(placed: io::Result<Place>, state: &State, half_open: &mut VecD
 }
 
 /// Places a connection on a worker. `target`: the name in its Login request, if known.
-fn place(
+fn start_connection(
     stream: TcpStream,
     peer: SocketAddr,
     target: Option<&str>,
-    state: &State,
-) -> io::Result<Place> {
+    state: &ServerState,
+) -> io::Result<ConnectionHandle> {
     let portal = stream.local_addr()?;
     // Every message is complete, so a delay would only cost time.
     stream.set_nodelay(true)?;
@@ -655,7 +663,7 @@ fn place(
     let socket = OwnedFd::from(stream);
     let added = worker.call(move |w| begin(w, shared, number, socket, (peer, portal)));
     let source = added.map_err(io::Error::other)?;
-    Ok(Place {
+    Ok(ConnectionHandle {
         worker,
         source,
         number,
@@ -665,20 +673,20 @@ fn place(
 /// Begins a connection on this worker. `addresses`: of the initiator and of the portal.
 pub(crate) fn begin(
     worker: &mut Worker,
-    shared: Arc<Shared>,
+    shared: Arc<SharedServer>,
     number: u64,
     socket: OwnedFd,
     addresses: (SocketAddr, SocketAddr),
 ) -> SourceId {
-    let handle = worker.handle().clone();
+    let worker_handle = worker.handle().clone();
     let added = worker.add(|io, source| {
-        let place = Place {
-            worker: handle,
+        let handle = ConnectionHandle {
+            worker: worker_handle,
             source,
             number,
         };
-        shared.placed(place.clone());
-        let connection = Connection::new(io, place, shared, socket, addresses);
+        shared.add_connection(handle.clone());
+        let connection = Connection::new(io, handle, shared, socket, addresses);
         Ok::<_, std::convert::Infallible>(Box::new(connection))
     });
     let source = match added {

@@ -1,4 +1,4 @@
-//! State shared by connections on different workers: targets, sessions with their nexuses, and the place of each connection.
+//! State shared by connections on different workers: targets, sessions with their nexuses, and the handle of each connection.
 //!
 //! Control plane only: used at login, at the end of a connection, and for task management.
 
@@ -42,13 +42,13 @@ pub(crate) fn replace_users(
 
 /// Address of a connection. `number` distinguishes connections that had the same source in turn.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct ConnectionHandle {
     pub worker: WorkerHandle,
     pub source: SourceId,
     pub number: u64,
 }
 
-impl Place {
+impl ConnectionHandle {
     /// Runs `message` with the connection, on its worker, unless it is gone by then.
     pub fn send(&self, message: impl FnOnce(&mut Connection, &mut Io) + Send + 'static) {
         let (source, number) = (self.source, self.number);
@@ -96,7 +96,7 @@ pub(crate) struct SessionNexus {
 /// ended: its I/O must not be overtaken by old I/O.
 pub(crate) struct InFlight {
     tsih: u16,
-    place: Place,
+    handle: ConnectionHandle,
     ended: AtomicBool,
     waits: Mutex<Vec<Hold>>,
 }
@@ -118,11 +118,11 @@ impl InFlight {
 type Ports = (TransportId, u16);
 
 #[derive(Default)]
-struct Places {
-    all: HashMap<u64, Place>,
+struct ConnectionTable {
+    all: HashMap<u64, ConnectionHandle>,
     by_key: HashMap<ConnectionKey, u64>,
     alarms: Deadlines,
-    /// Connections to be dropped before their place was known.
+    /// Connections to be dropped before their handle was known.
     doomed: VecDeque<ConnectionKey>,
 }
 
@@ -135,7 +135,7 @@ struct Seconds(AtomicU64);
 /// Maximum number of `doomed` entries: more than can exist between a login and its first step.
 const DOOMED_MAX: usize = 1024;
 
-pub(crate) struct Shared {
+pub(crate) struct SharedServer {
     pub units: Arc<Units>,
     pub limits: ServerLimits,
     /// Targets by normalised name.
@@ -153,7 +153,7 @@ pub(crate) struct Shared {
     pub tallies: InitiatorCounters,
     /// Called when a session begins or ends.
     pub watcher: OnceLock<SessionWatcher>,
-    places: Mutex<Places>,
+    table: Mutex<ConnectionTable>,
     /// All connections that have not drained.
     in_flight: Mutex<HashMap<Ports, Vec<Weak<InFlight>>>>,
     seconds: Seconds,
@@ -175,10 +175,10 @@ pub struct SessionChange {
 
 pub(crate) type SessionWatcher = Box<dyn Fn(SessionChange) + Send + Sync>;
 
-impl Shared {
-    pub fn new(units: Arc<Units>, limits: ServerLimits) -> Shared {
+impl SharedServer {
+    pub fn new(units: Arc<Units>, limits: ServerLimits) -> SharedServer {
         let window = limits.protocol.commands_per_session;
-        Shared {
+        SharedServer {
             units,
             targets: Mutex::default(),
             unreachable_portals: Mutex::default(),
@@ -186,7 +186,7 @@ impl Shared {
             sessions: SessionTable::new(limits.sessions, window),
             nexuses: Mutex::default(),
             retained: Retained::default(),
-            places: Mutex::default(),
+            table: Mutex::default(),
             in_flight: Mutex::default(),
             seconds: Seconds::default(),
             tallies: InitiatorCounters::default(),
@@ -203,8 +203,8 @@ impl Shared {
             true => self.tallies.opened(tsih, target, initiator),
             false => self.tallies.closed(tsih),
         }
-        if let Some(tell) = self.watcher.get() {
-            tell(SessionChange {
+        if let Some(notify) = self.watcher.get() {
+            notify(SessionChange {
                 tsih,
                 target: target.clone(),
                 initiator: initiator.clone(),
@@ -241,11 +241,11 @@ impl Shared {
         &self,
         nexus: &SessionNexus,
         tsih: u16,
-        place: Place,
+        handle: ConnectionHandle,
     ) -> (Arc<InFlight>, Vec<Arc<InFlight>>) {
         let new = Arc::new(InFlight {
             tsih,
-            place,
+            handle,
             ended: AtomicBool::new(false),
             waits: Mutex::default(),
         });
@@ -270,7 +270,7 @@ impl Shared {
         let all = lock(&self.in_flight);
         let of_ports = all.values().flatten().filter_map(Weak::upgrade);
         for one in of_ports.filter(|one| one.tsih == tsih && one.ended.load(Ordering::Acquire)) {
-            one.place.send(Connection::abort_left);
+            one.handle.send(Connection::abort_left);
         }
     }
 
@@ -296,15 +296,15 @@ impl Shared {
     }
 
     /// Advances the clock. Returns the connections with an expired deadline.
-    pub fn second_passed(&self) -> Vec<Place> {
+    pub fn second_passed(&self) -> Vec<ConnectionHandle> {
         let now = self.seconds.0.fetch_add(1, Ordering::Relaxed) + 1;
         for session in self.retained.expire(now) {
             self.end_abandoned(session.tsih);
         }
-        let mut places = lock(&self.places);
+        let mut table = lock(&self.table);
         let mut due = Vec::new();
-        while let Some(number) = places.alarms.next_due(now) {
-            due.extend(places.all.get(&number).cloned());
+        while let Some(number) = table.alarms.next_due(now) {
+            due.extend(table.all.get(&number).cloned());
         }
         due
     }
@@ -312,79 +312,79 @@ impl Shared {
     /// Sets the deadline of a connection in `seconds`, at least 1, unless it has an earlier one.
     pub fn look_in(&self, number: u64, seconds: u64) {
         let second = self.seconds().saturating_add(seconds.max(1));
-        let mut places = lock(&self.places);
-        if places.all.contains_key(&number) {
-            places.alarms.set(number, second);
+        let mut table = lock(&self.table);
+        if table.all.contains_key(&number) {
+            table.alarms.set(number, second);
         }
     }
 
-    /// Adds a connection at its place.
-    pub fn placed(&self, place: Place) {
-        let number = place.number;
-        lock(&self.places).all.insert(number, place);
+    /// Adds a connection with its handle.
+    pub fn add_connection(&self, handle: ConnectionHandle) {
+        let number = handle.number;
+        lock(&self.table).all.insert(number, handle);
         self.look_in(number, self.limits.login_time.as_secs());
     }
 
     /// Records the login of a connection. Returns false if it was displaced already.
     pub fn logged_in(&self, number: u64, key: ConnectionKey) -> bool {
-        let mut places = lock(&self.places);
-        if let Some(at) = places.doomed.iter().position(|doomed| *doomed == key) {
-            places.doomed.remove(at);
+        let mut table = lock(&self.table);
+        if let Some(at) = table.doomed.iter().position(|doomed| *doomed == key) {
+            table.doomed.remove(at);
             return false;
         }
-        places.by_key.insert(key, number);
+        table.by_key.insert(key, number);
         true
     }
 
     /// Removes a connection.
     pub fn forget(&self, number: u64, key: Option<ConnectionKey>) {
-        let mut places = lock(&self.places);
-        places.all.remove(&number);
-        places.alarms.forget(number);
+        let mut table = lock(&self.table);
+        table.all.remove(&number);
+        table.alarms.forget(number);
         if let Some(key) = key {
-            places.by_key.remove(&key);
+            table.by_key.remove(&key);
         }
     }
 
-    pub fn connections(&self) -> Vec<Place> {
-        lock(&self.places).all.values().cloned().collect()
+    pub fn connections(&self) -> Vec<ConnectionHandle> {
+        lock(&self.table).all.values().cloned().collect()
     }
 
     pub fn connection_count(&self) -> usize {
-        lock(&self.places).all.len()
+        lock(&self.table).all.len()
     }
 
     pub fn worker_of(&self, key: ConnectionKey) -> Option<u32> {
-        self.place(key).map(|place| place.worker.index())
+        self.handle(key).map(|handle| handle.worker.index())
     }
 
-    fn place(&self, key: ConnectionKey) -> Option<Place> {
-        let places = lock(&self.places);
-        let number = places.by_key.get(&key)?;
-        places.all.get(number).cloned()
+    fn handle(&self, key: ConnectionKey) -> Option<ConnectionHandle> {
+        let table = lock(&self.table);
+        let number = table.by_key.get(&key)?;
+        table.all.get(number).cloned()
     }
 
     /// Drops a connection. `held` is dropped when nothing of it is in flight.
     pub fn drop_connection(&self, key: ConnectionKey, held: Option<Hold>) {
-        match self.place(key) {
-            Some(place) => place.send(move |connection, io| {
+        match self.handle(key) {
+            Some(handle) => handle.send(move |connection, io| {
                 connection.held_until_drained.extend(held);
                 connection.end(io, "displaced");
             }),
             None => {
-                let mut places = lock(&self.places);
-                if places.doomed.len() == DOOMED_MAX {
-                    places.doomed.pop_front();
+                let mut table = lock(&self.table);
+                if table.doomed.len() == DOOMED_MAX {
+                    table.doomed.pop_front();
                 }
-                places.doomed.push_back(key);
+                table.doomed.push_back(key);
             }
         }
     }
 
     /// Closes a connection and leaves its tasks to another one of its session; `held` as above.
     pub fn remove_for_recovery(&self, key: ConnectionKey, held: Hold) {
-        match self.place(key) {
-            Some(place) => place.send(move |connection, io| {
+        match self.handle(key) {
+            Some(handle) => handle.send(move |connection, io| {
                 connection.held_until_drained.push(held);
                 connection.end_for_recovery(io);
             }),
@@ -394,8 +394,8 @@ impl Shared {
 
     /// Closes a connection that another one of its session has logged out. The session continues; `held` as above.
     pub fn log_out_connection(&self, key: ConnectionKey, held: Hold) {
-        match self.place(key) {
-            Some(place) => place.send(move |connection, io| {
+        match self.handle(key) {
+            Some(handle) => handle.send(move |connection, io| {
                 connection.held_until_drained.push(held);
                 connection.end_logged_out(io);
             }),
@@ -405,8 +405,8 @@ impl Shared {
 
     /// Drops a connection because its session ends, after an announcement to the initiator; `held` as above.
     pub fn dismiss_connection(&self, key: ConnectionKey, held: Option<Hold>) {
-        match self.place(key) {
-            Some(place) => place.send(move |connection, io| {
+        match self.handle(key) {
+            Some(handle) => handle.send(move |connection, io| {
                 connection.held_until_drained.extend(held);
                 connection.dismiss(io, "dropped by the target");
             }),
@@ -416,8 +416,8 @@ impl Shared {
 
     /// Asks a connection's initiator to log out within a time limit.
     pub fn ask_for_logout(&self, key: ConnectionKey) {
-        match self.place(key) {
-            Some(place) => place.send(Connection::ask_for_logout),
+        match self.handle(key) {
+            Some(handle) => handle.send(Connection::ask_for_logout),
             None => self.drop_connection(key, None),
         }
     }
@@ -426,8 +426,8 @@ impl Shared {
     pub fn wake(&self, tsih: u16, cid: u16) {
         let session = self.sessions.session(tsih);
         let key = session.and_then(|session| session.connection(cid));
-        if let Some(place) = key.and_then(|key| self.place(key)) {
-            place.send(Connection::look_again);
+        if let Some(handle) = key.and_then(|key| self.handle(key)) {
+            handle.send(Connection::look_again);
         }
     }
 }

@@ -10,13 +10,13 @@ use scsi_exec::Units;
 
 use crate::connection::Connection;
 use crate::server::{ServerError, begin};
-use crate::shared::{Shared, lock};
+use crate::shared::{SharedServer, lock};
 use crate::target::IscsiTarget;
 use crate::{Portal, ServerLimits, TargetOptions};
 
 /// Like [`crate::Server`], without its thread.
 pub struct SimulatedServer {
-    shared: Arc<Shared>,
+    shared: Arc<SharedServer>,
 }
 
 impl SimulatedServer {
@@ -30,7 +30,7 @@ impl SimulatedServer {
         options: TargetOptions,
         luns: &[(u16, Arc<Disk>)],
     ) -> Result<SimulatedServer, ServerError> {
-        let shared = Arc::new(Shared::new(units, limits));
+        let shared = Arc::new(SharedServer::new(units, limits));
         let portals: Vec<Portal> = options.portals.clone();
         let name = options.name.clone();
         let target = IscsiTarget::new(options, &portals, &shared.units);
@@ -49,8 +49,8 @@ impl SimulatedServer {
 
     /// Advances the clock by one second.
     pub fn second_passed(&self) {
-        for place in self.shared.second_passed() {
-            place.send(Connection::look_at_clock);
+        for handle in self.shared.second_passed() {
+            handle.send(Connection::look_at_clock);
         }
     }
 
@@ -61,8 +61,8 @@ impl SimulatedServer {
 
     /// Ends all connections, as a stopping daemon does.
     pub fn dismiss(&self) {
-        for place in self.shared.connections() {
-            place.send(|connection, io| connection.dismiss(io, "the daemon is shutting down"));
+        for handle in self.shared.connections() {
+            handle.send(|connection, io| connection.dismiss(io, "the daemon is shutting down"));
         }
     }
 }

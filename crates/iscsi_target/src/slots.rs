@@ -67,19 +67,19 @@ pub(crate) enum Arrival {
 }
 
 #[derive(Default)]
-pub(crate) struct Slot {
+pub(crate) struct ConnectionSlot {
     pub generation: u32,
     pub task: Task,
     /// The next I/O, or the one in flight.
     pub job: Job,
     /// Command data, as large as the part that can be transferred by now.
     pub buffer: Option<IoBuffer>,
-    state: State,
+    state: CommandState,
 }
 
 /// State that is reset for each command.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct State {
+pub(crate) struct CommandState {
     pub stage: Stage,
     pub client: Client,
     pub arrival: Arrival,
@@ -104,21 +104,21 @@ pub(crate) struct State {
     pub stamps: Stamps,
 }
 
-impl Deref for Slot {
-    type Target = State;
+impl Deref for ConnectionSlot {
+    type Target = CommandState;
 
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &CommandState {
         &self.state
     }
 }
 
-impl DerefMut for Slot {
-    fn deref_mut(&mut self) -> &mut State {
+impl DerefMut for ConnectionSlot {
+    fn deref_mut(&mut self) -> &mut CommandState {
         &mut self.state
     }
 }
 
-impl Slot {
+impl ConnectionSlot {
     /// Returns the iSCSI task, until it was answered or aborted.
     pub fn iscsi(&self) -> Option<TaskId> {
         match self.client {
@@ -140,19 +140,19 @@ impl Slot {
     /// Resets the slot. Returns the command's ticket in the task order and the holds that wait for its end.
     fn clear(&mut self) -> (Option<Ticket>, Vec<Hold>) {
         self.generation = self.generation.wrapping_add(1);
-        (self.buffer, self.state) = (None, State::default());
+        (self.buffer, self.state) = (None, CommandState::default());
         self.task.abandon();
         self.task.end()
     }
 }
 
-const _: () = assert!(size_of::<Slot>() <= 328 && size_of::<State>() <= 184);
+const _: () = assert!(size_of::<ConnectionSlot>() <= 328 && size_of::<CommandState>() <= 184);
 
 const NONE: u32 = u32::MAX;
 
 #[derive(Default)]
 pub(crate) struct Slots {
-    slots: Vec<Slot>,
+    slots: Vec<ConnectionSlot>,
     free: Vec<u32>,
     /// Slots by index of the iSCSI task.
     by_task: Vec<u32>,
@@ -176,13 +176,13 @@ impl Slots {
     /// Takes a slot for an iSCSI task that has none.
     pub fn take(&mut self, task: TaskId) -> SlotId {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
+            self.slots.push(ConnectionSlot::default());
             (self.slots.len() - 1) as u32
         });
         let slot = &mut self.slots[index as usize];
         (slot.stage, slot.client) = (Stage::New, Client::Task(task));
-        if let Some(place) = self.by_task.get_mut(task.index()) {
-            *place = index;
+        if let Some(entry) = self.by_task.get_mut(task.index()) {
+            *entry = index;
         }
         SlotId {
             index,
@@ -190,7 +190,7 @@ impl Slots {
         }
     }
 
-    pub fn get(&mut self, index: u32) -> &mut Slot {
+    pub fn get(&mut self, index: u32) -> &mut ConnectionSlot {
         &mut self.slots[index as usize]
     }
 
@@ -202,7 +202,7 @@ impl Slots {
         self.slots[index as usize].buffer.as_ref()
     }
 
-    pub fn current(&mut self, id: SlotId) -> Option<&mut Slot> {
+    pub fn current(&mut self, id: SlotId) -> Option<&mut ConnectionSlot> {
         let slot = self.slots.get_mut(id.index as usize)?;
         (slot.stage != Stage::Free && slot.generation == id.generation).then_some(slot)
     }
@@ -219,10 +219,10 @@ impl Slots {
         let slot = &mut self.slots[index as usize];
         let task = slot.iscsi()?;
         slot.client = Client::None;
-        if let Some(place) = self.by_task.get_mut(task.index())
-            && *place == index
+        if let Some(entry) = self.by_task.get_mut(task.index())
+            && *entry == index
         {
-            *place = NONE;
+            *entry = NONE;
         }
         Some(task)
     }
@@ -238,10 +238,11 @@ impl Slots {
     }
 
     /// Returns a slot that was aborted with this ITT and has I/O in flight.
-    pub fn aborted(&mut self, itt: u32, lun: [u8; 8]) -> Option<&mut Slot> {
+    pub fn aborted(&mut self, itt: u32, lun: [u8; 8]) -> Option<&mut ConnectionSlot> {
         let clients = [Client::Aborted(Some(itt)), Client::Background(Some(itt))];
-        let is_it =
-            |slot: &Slot| slot.is_busy() && clients.contains(&slot.client) && slot.lun == lun;
+        let is_it = |slot: &ConnectionSlot| {
+            slot.is_busy() && clients.contains(&slot.client) && slot.lun == lun
+        };
         self.slots.iter_mut().find(|slot| is_it(slot))
     }
 

@@ -82,8 +82,11 @@ fn initiator_whose_window_others_have_emptied_is_told() {
     });
     // Much shorter than the ping interval of idle connections.
     pump_a_while(&mut full);
-    let told = full.initiator.max_cmd_sn().wrapping_sub(last);
-    assert_eq!(told, ServerLimits::default().protocol.commands_per_session);
+    let expected = full.initiator.max_cmd_sn().wrapping_sub(last);
+    assert_eq!(
+        expected,
+        ServerLimits::default().protocol.commands_per_session
+    );
 }
 
 fn waiting_command_is_ended_by(function: TaskFunction, by_another: bool) {

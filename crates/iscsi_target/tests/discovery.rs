@@ -209,10 +209,10 @@ fn discovery_users_are_required_of_discovery_sessions_only() {
         at,
         credentials("another", "finder's secret", None)
     ));
-    let told = format!("TargetName={};TargetAddress={at},1;", common::TARGET);
+    let expected = format!("TargetName={};TargetAddress={at},1;", common::TARGET);
     for mutual in [None, mutual] {
         let found = send_targets(at, credentials("finder", "finder's secret", mutual));
-        assert_eq!(found, told);
+        assert_eq!(found, expected);
     }
     let liar = Some(("the daemon", "of another daemon"));
     assert!(is_refused(
@@ -222,7 +222,7 @@ fn discovery_users_are_required_of_discovery_sessions_only() {
     // The target itself has no users.
     Client::login(at, settings(1, Offer::default()), 1);
     assert!(rig.server.set_discovery_users([].into()));
-    assert_eq!(send_targets(at, discovery()), told);
+    assert_eq!(send_targets(at, discovery()), expected);
 }
 
 #[test]

@@ -507,7 +507,7 @@ fn assert_dismissed(client: &mut Client, connections: u16) {
         client.until(|client| client.is_closed(cid));
         // Negotiated Time2Wait; nothing is retained.
         let wait = client.initiator.parameters().time_to_wait;
-        let told = |(on, event): &(u16, Event)| match event {
+        let reports = |(on, event): &(u16, Event)| match event {
             Event::Async {
                 event: 3,
                 parameters,
@@ -515,7 +515,7 @@ fn assert_dismissed(client: &mut Client, connections: u16) {
             } => *on == cid && *parameters == [0, wait, 0],
             _ => false,
         };
-        assert!(client.events.iter().any(told), "{:?}", client.events);
+        assert!(client.events.iter().any(reports), "{:?}", client.events);
     }
 }
 
