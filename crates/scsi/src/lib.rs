@@ -37,7 +37,7 @@ pub use logical_unit::{DiskId, LogicalUnit, Medium, MediumHold, UnitConfig, Unit
 pub use lun::{Lun, LunAddress, MAX_UNITS};
 pub use nexus::{Nexus, NexusId, StateSetters, TargetPort, TransportId};
 pub use plan::{
-    DATA_OUT_MAX, DirectIo, Exclusive, Pending, PlainEnd, PlainIo, Plan, Run, SCRATCH_MAX, Step,
+    DATA_OUT_MAX, DirectIo, Exclusive, Pending, PlainEnd, PlainIo, Plan, PlanStep, Run, SCRATCH_MAX,
 };
 pub use reservations::{RegistrationStatus, ReservationStatus, SHARED_STATE_MAX};
 pub use response::{Residual, Response, SenseData, Status};

@@ -227,8 +227,11 @@ impl LogicalUnit {
     /// Returns a sanitize or format operation that a restart interrupted, to be run to its end on any worker. Until then the unit is not
     /// ready. If the run is dropped, the operation has failed.
     pub fn resume_operation(self: &Arc<Self>) -> Option<Box<Run>> {
-        let kept = self.state().unfinished.take()?;
-        Some(crate::commands::resume_operation(Arc::clone(self), kept))
+        let saved_operation = self.state().unfinished.take()?;
+        Some(crate::commands::resume_operation(
+            Arc::clone(self),
+            saved_operation,
+        ))
     }
 
     /// Returns block size and current capacity.

@@ -259,7 +259,7 @@ pub struct Exclusive {
 /// Several I/Os on scratch memory of the caller.
 ///
 /// The caller provides `scratch_length` bytes, aligned to 4,096, for the whole run. It calls [`Run::next`] with `None`, executes the
-/// returned I/O, and calls it again with the outcome, until [`Step::Done`] or [`Step::End`]. Dropping a run between two steps aborts the
+/// returned I/O, and calls it again with the outcome, until [`PlanStep::Done`] or [`PlanStep::End`]. Dropping a run between two steps aborts the
 /// command, unless it `survives_abort`.
 pub struct Run {
     program: Box<dyn Program>,
@@ -274,7 +274,7 @@ pub struct Run {
 
 /// Next step of a [`Run`].
 #[derive(Debug)]
-pub enum Step {
+pub enum PlanStep {
     /// Execute an I/O between the disk and this part of the scratch memory.
     Io {
         /// Disk of the I/O, which may differ from that of the command's unit.
@@ -295,7 +295,7 @@ pub enum Step {
 /// A command that consists of several I/Os.
 pub(crate) trait Program: Send {
     /// Returns the next step. `last`: outcome of the I/O of the previous step.
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step;
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep;
 
     /// Returns true if the program writes to this unit and the command was sent to another.
     fn writes_to(&self, _unit: UnitId) -> bool {
@@ -356,13 +356,13 @@ impl Run {
     }
 
     /// Returns the next step. `last`: outcome of the I/O of the previous step.
-    pub fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+    pub fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
         if scratch.len() < self.scratch_length {
-            return Step::Done(self.answering.finish(Response::aborted()));
+            return PlanStep::Done(self.answering.finish(Response::aborted()));
         }
         match self.program.next(last, scratch) {
-            Step::Done(response) => Step::Done(self.answering.finish(response)),
-            Step::Answer(response) => Step::Answer(self.answering.finish(response)),
+            PlanStep::Done(response) => PlanStep::Done(self.answering.finish(response)),
+            PlanStep::Answer(response) => PlanStep::Answer(self.answering.finish(response)),
             step => step,
         }
     }

@@ -16,7 +16,7 @@ pub(crate) enum Pass {
 
 /// A sanitize or format operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct SavedOperation {
     pub operation: Operation,
     pub failed: bool,
     /// AUSE: a failure may be left without another operation.
@@ -32,7 +32,7 @@ const MAY_EXIT: u8 = 2;
 /// Flag of a format operation; otherwise it is a sanitize operation.
 const IS_FORMAT: u8 = 4;
 
-impl Kept {
+impl SavedOperation {
     pub fn encode(&self) -> Vec<u8> {
         let failed = if self.failed { FAILED } else { 0 };
         let may_exit = if self.may_exit { MAY_EXIT } else { 0 };
@@ -57,21 +57,21 @@ impl Kept {
 
     /// Decodes the saved operation, if any. Malformed bytes count as a failure that may not be left: parts of the medium may not have been
     /// erased.
-    pub fn decode(bytes: &[u8], block_size: usize) -> Option<Kept> {
+    pub fn decode(bytes: &[u8], block_size: usize) -> Option<SavedOperation> {
         if bytes.is_empty() {
             return None;
         }
-        let unreadable = Kept {
+        let unreadable = SavedOperation {
             operation: Operation::Sanitize,
             failed: true,
             may_exit: false,
             pass: 0,
             passes: Vec::new(),
         };
-        Some(Kept::parse(bytes, block_size).unwrap_or(unreadable))
+        Some(SavedOperation::parse(bytes, block_size).unwrap_or(unreadable))
     }
 
-    fn parse(bytes: &[u8], block_size: usize) -> Option<Kept> {
+    fn parse(bytes: &[u8], block_size: usize) -> Option<SavedOperation> {
         let (&[version, flags, pass], mut rest) = bytes.split_first_chunk::<3>()?;
         let mut passes = Vec::new();
         while let Some((&[kind, length @ ..], after)) = rest.split_first_chunk::<5>() {
@@ -86,7 +86,7 @@ impl Kept {
             });
         }
         let pass = usize::from(pass);
-        (version == VERSION && rest.is_empty() && pass <= passes.len()).then_some(Kept {
+        (version == VERSION && rest.is_empty() && pass <= passes.len()).then_some(SavedOperation {
             operation: match flags & IS_FORMAT {
                 0 => Operation::Sanitize,
                 _ => Operation::Format,
@@ -120,17 +120,17 @@ mod tests {
                 })
                 .collect();
             let operation = if is_format { Operation::Format } else { Operation::Sanitize };
-            let kept = Kept { operation, failed, may_exit, pass: at.min(passes.len()), passes };
-            prop_assert_eq!(Kept::decode(&kept.encode(), 512), Some(kept.clone()));
+            let saved = SavedOperation { operation, failed, may_exit, pass: at.min(passes.len()), passes };
+            prop_assert_eq!(SavedOperation::decode(&saved.encode(), 512), Some(saved.clone()));
             // Truncated bytes decode to a failure, or to fewer passes.
-            let bytes = kept.encode();
+            let bytes = saved.encode();
             let cut = &bytes[..bytes.len() - 1];
-            prop_assert_ne!(Kept::decode(cut, 512), Some(kept));
+            prop_assert_ne!(SavedOperation::decode(cut, 512), Some(saved));
         }
 
         #[test]
         fn any_bytes_are_something(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-            prop_assert_eq!(Kept::decode(&bytes, 512).is_none(), bytes.is_empty());
+            prop_assert_eq!(SavedOperation::decode(&bytes, 512).is_none(), bytes.is_empty());
         }
     }
 }

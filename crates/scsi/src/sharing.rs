@@ -168,14 +168,14 @@ fn missed(old: &Reservations, new: &Reservations) -> Vec<Notice> {
     };
     let stays = |who: &Registrant| new.registrations.iter().any(|one| one.who == *who);
     let local = old.registrations.iter().filter(|one| is_here(&one.who));
-    let (kept, lost): (Vec<_>, Vec<_>) = local.partition(|one| stays(&one.who));
+    let (remaining, lost): (Vec<_>, Vec<_>) = local.partition(|one| stays(&one.who));
     let lost = lost
         .iter()
         .map(|one| notice(&one.who, SenseCode::REGISTRATIONS_PREEMPTED, true));
     let released = old.reservation.is_some() && old.reservation != new.reservation;
-    let kept = kept
+    let remaining = remaining
         .iter()
         .filter(|_| released)
         .map(|one| notice(&one.who, SenseCode::RESERVATIONS_RELEASED, false));
-    lost.chain(kept).collect()
+    lost.chain(remaining).collect()
 }

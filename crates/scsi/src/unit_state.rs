@@ -12,7 +12,7 @@ use crate::logical_unit::UnitId;
 use crate::mode::ModePages;
 use crate::nexus::{Nexus, NexusId, TargetPort};
 use crate::reservations::{Effects, Registrant, Reservations};
-use crate::sanitizing::Kept;
+use crate::sanitizing::SavedOperation;
 use crate::sense::{Sense, SenseCode, SenseKey, SenseSpecific};
 use crate::sharing::Sharing;
 use crate::table::Needs;
@@ -121,7 +121,7 @@ pub(crate) struct UnitState {
     /// AUSE: a failed sanitize operation may be left without a new one.
     pub sanitize_may_exit: bool,
     /// Operation that a restart interrupted.
-    pub unfinished: Option<Kept>,
+    pub unfinished: Option<SavedOperation>,
     /// Saved form of the operation; empty without one.
     pub operation: Vec<u8>,
     /// Access states of target port groups that have changed at least once.
@@ -219,14 +219,19 @@ impl UnitState {
             }
             Saved::ModePages => return self.modes.restore(bytes),
             Saved::Operation => {
-                let kept = Kept::decode(bytes, self.info.geometry.block_size() as usize);
-                self.progress = match &kept {
+                let saved_operation =
+                    SavedOperation::decode(bytes, self.info.geometry.block_size() as usize);
+                self.progress = match &saved_operation {
                     None => Progress::Idle,
-                    Some(kept) if kept.failed => Progress::Failed(kept.operation),
-                    Some(kept) => Progress::Running(kept.operation, 0),
+                    Some(saved_operation) if saved_operation.failed => {
+                        Progress::Failed(saved_operation.operation)
+                    }
+                    Some(saved_operation) => Progress::Running(saved_operation.operation, 0),
                 };
-                self.sanitize_may_exit = kept.as_ref().is_some_and(|kept| kept.may_exit);
-                self.unfinished = kept.filter(|kept| !kept.failed);
+                self.sanitize_may_exit = saved_operation
+                    .as_ref()
+                    .is_some_and(|saved_operation| saved_operation.may_exit);
+                self.unfinished = saved_operation.filter(|saved_operation| !saved_operation.failed);
                 self.operation = bytes.to_vec();
             }
         }
@@ -250,8 +255,14 @@ impl UnitState {
     }
 
     /// Saves a sanitize or format operation; `None` if there is none any more.
-    pub fn save_operation(&mut self, store: &dyn Store, kept: Option<&Kept>) -> Result<(), Sense> {
-        let bytes = kept.map(Kept::encode).unwrap_or_default();
+    pub fn save_operation(
+        &mut self,
+        store: &dyn Store,
+        saved_operation: Option<&SavedOperation>,
+    ) -> Result<(), Sense> {
+        let bytes = saved_operation
+            .map(SavedOperation::encode)
+            .unwrap_or_default();
         store
             .save(&Saved::Operation.key(&self.info), &bytes)
             .map_err(|_| store_failed())?;
@@ -303,7 +314,7 @@ impl UnitState {
     }
 
     /// Adds the unit attentions of a reservation service.
-    pub fn tell(&self, unit: UnitId, effects: &Effects) {
+    pub fn establish(&self, unit: UnitId, effects: &Effects) {
         for (who, code) in &effects.attentions {
             for nexus in self.nexuses_of(who) {
                 nexus.push_attention(unit, *code);

@@ -132,33 +132,33 @@ proptest! {
             &[0x16, 0, 0, 0, 0, 0],                     // RESERVE
             &[0x1b, 0, 0, 0, 0x02, 0],                  // eject
         ]),
-        (attention, told, change, fails) in any::<(bool, bool, bool, bool)>(),
+        (attention, is_reported, change, fails) in any::<(bool, bool, bool, bool)>(),
     ) {
         let mut bed = Bed::with(info(512, 64, 0), true);
         let nexus = Arc::clone(&bed.nexus);
         let mut view = bed.target.view();
-        let kept = view.plain_unit(&nexus, Lun::unit(0)).unwrap();
-        let first = kept.way().unwrap();
-        prop_assert!(kept.is_still(&first));
+        let found_unit = view.plain_unit(&nexus, Lun::unit(0)).unwrap();
+        let first = found_unit.way().unwrap();
+        prop_assert!(found_unit.is_still(&first));
         bed.run(0, before, &[], 0);
         if attention {
             bed.unit(0).update(info(512, 60, 0));
         }
-        if attention && told {
+        if attention && is_reported {
             bed.run(0, &[0x00; 6], &[], 0); // CAPACITY DATA HAS CHANGED
         }
-        prop_assert_eq!(kept.is_still(&first), kept.way() == Some(first));
+        prop_assert_eq!(found_unit.is_still(&first), found_unit.way() == Some(first));
         if change {
             bed.target.detach_unit(0);
         }
         let mut whole = [0; 16];
         whole[..cdb.len()].copy_from_slice(&cdb);
-        let way = kept.way();
-        prop_assert_eq!(kept.is_still(&first), way == Some(first));
-        let attention = attention && !told;
+        let way = found_unit.way();
+        prop_assert_eq!(found_unit.is_still(&first), way == Some(first));
+        let attention = attention && !is_reported;
         let plain = way.and_then(|way| way.begin(&whole, length as u64, length as u64));
         prop_assert!(PlainWay::CLOSED.begin(&whole, length as u64, length as u64).is_none());
-        prop_assert_eq!(kept.is_current(), !change);
+        prop_assert_eq!(found_unit.is_current(), !change);
         prop_assert!(plain.is_none() || !(change || attention || before[0] != 0));
         view.refresh();
         let command = Command {

@@ -463,14 +463,14 @@ fn extended_copy_writes_no_more_when_its_initiator_is_fenced_off() {
     // The first piece, and the read of the second.
     for kind in [IoKind::Read, IoKind::Write, IoKind::Read] {
         match run.next(last, &mut scratch) {
-            Step::Io { request, .. } => assert_eq!(request.kind, kind),
+            PlanStep::Io { request, .. } => assert_eq!(request.kind, kind),
             step => panic!("{step:?}"),
         }
         last = Some(Ok(()));
     }
     fence_off(&mut bed, &other);
     match run.next(last, &mut scratch) {
-        Step::Done(response) => assert_eq!(response.status, Status::ReservationConflict),
+        PlanStep::Done(response) => assert_eq!(response.status, Status::ReservationConflict),
         step => panic!("{step:?}"),
     }
 }

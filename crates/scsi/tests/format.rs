@@ -95,10 +95,10 @@ fn begin(bed: &mut Bed) -> (Box<Run>, Vec<u8>) {
     };
     assert!(run.survives_abort);
     let mut scratch = vec![0; run.scratch_length];
-    assert!(matches!(run.next(None, &mut scratch), Step::Answer(_)));
+    assert!(matches!(run.next(None, &mut scratch), PlanStep::Answer(_)));
     let mut last = None;
     for _ in 0..3 {
-        let Step::Io { request, .. } = run.next(last.replace(Ok(())), &mut scratch) else {
+        let PlanStep::Io { request, .. } = run.next(last.replace(Ok(())), &mut scratch) else {
             panic!("no io")
         };
         assert_eq!(request.kind, IoKind::Write);
@@ -177,9 +177,9 @@ fn failed_format_corrupts_the_medium_until_another_succeeds() {
 }
 
 /// A store that outlives its directory, like a folder.
-struct Kept(Arc<MemoryStore>);
+struct SharedStore(Arc<MemoryStore>);
 
-impl Store for Kept {
+impl Store for SharedStore {
     fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
         self.0.load(key)
     }
@@ -193,7 +193,7 @@ impl Store for Kept {
 fn a_format_goes_on_after_a_restart() {
     let store = Arc::new(MemoryStore::default());
     let bed = || {
-        let directory = Directory::new(Box::new(Kept(store.clone())));
+        let directory = Directory::new(Box::new(SharedStore(store.clone())));
         Bed::over(directory, info(512, 8192, 0), false)
     };
     let mut first = bed();
@@ -203,7 +203,7 @@ fn a_format_goes_on_after_a_restart() {
     assert_eq!(second.run(0, &READY, &[], 0).code(), (0x02, 0x04, 0x04));
     let mut run = second.unit(0).resume_operation().unwrap();
     let mut last = None;
-    while let Step::Io {
+    while let PlanStep::Io {
         disk,
         request,
         scratch: range,

@@ -7,7 +7,7 @@ use scsi::*;
 
 /// A list and its permitted bits. Bytes with all bits permitted are values, which are tested elsewhere.
 struct List {
-    what: &'static str,
+    name: &'static str,
     cdb: &'static [u8],
     list: Vec<u8>,
     /// By byte: bits that are honoured, or ignored for a stated reason.
@@ -30,7 +30,7 @@ fn zeroes(length: usize, set: &[(usize, u8)]) -> Vec<u8> {
 fn lists() -> Vec<List> {
     vec![
         List {
-            what: "UNMAP: lengths, LBA, blocks",
+            name: "UNMAP: lengths, LBA, blocks",
             cdb: &[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0],
             list: zeroes(24, &[(1, 22), (3, 16)]),
             may: &[
@@ -54,7 +54,7 @@ fn lists() -> Vec<List> {
             fields: &[],
         },
         List {
-            what: "SANITIZE OVERWRITE: INVERT, OVERWRITE COUNT, pattern; not TEST",
+            name: "SANITIZE OVERWRITE: INVERT, OVERWRITE COUNT, pattern; not TEST",
             cdb: &[0x48, 0x01, 0, 0, 0, 0, 0, 0, 5, 0],
             list: zeroes(5, &[(0, 1), (3, 1)]),
             may: &[(0, 0x9f), (2, X), (3, X), (4, X)],
@@ -62,14 +62,14 @@ fn lists() -> Vec<List> {
         },
         List {
             // FOV alone: no option is valid without it.
-            what: "FORMAT UNIT, short header: FOV, IMMED",
+            name: "FORMAT UNIT, short header: FOV, IMMED",
             cdb: &[0x04, 0x10, 0, 0, 0, 0],
             list: zeroes(4, &[]),
             may: &[(1, 0x82), (2, X), (3, X)],
             fields: &[(0, 0x07)],
         },
         List {
-            what: "FORMAT UNIT, long header: FOV, DPRY, DCRT, STPF, IP, IMMED; IP MODIFIER and SI are not honoured",
+            name: "FORMAT UNIT, long header: FOV, DPRY, DCRT, STPF, IP, IMMED; IP MODIFIER and SI are not honoured",
             cdb: &[0x04, 0x30, 0, 0, 0, 0],
             list: zeroes(13, &[(1, 0x88), (9, 1), (11, 1)]),
             may: &[
@@ -87,7 +87,7 @@ fn lists() -> Vec<List> {
         },
         List {
             // MODE DATA LENGTH and the device specific parameter are returned as received from MODE SENSE, including PS.
-            what: "MODE SELECT(6): a control page",
+            name: "MODE SELECT(6): a control page",
             cdb: &[0x15, 0x10, 0, 0, 16, 0],
             list: zeroes(16, &[(4, 0x0a), (5, 0x0a), (6, 0x20), (7, 0x10)]),
             may: &[
@@ -110,7 +110,7 @@ fn lists() -> Vec<List> {
             fields: &[],
         },
         List {
-            what: "MODE SELECT(10): LONGLBA",
+            name: "MODE SELECT(10): LONGLBA",
             cdb: &[0x55, 0x10, 0, 0, 0, 0, 0, 0, 20, 0],
             list: zeroes(20, &[(8, 0x0a), (9, 0x0a), (10, 0x20), (11, 0x10)]),
             may: &[
@@ -137,7 +137,7 @@ fn lists() -> Vec<List> {
         },
         List {
             // ALL_TG_PT and APTPL; SPEC_I_PT changes the length.
-            what: "PERSISTENT RESERVE OUT, REGISTER",
+            name: "PERSISTENT RESERVE OUT, REGISTER",
             cdb: &[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0],
             list: zeroes(24, &[]),
             may: &[
@@ -162,7 +162,7 @@ fn lists() -> Vec<List> {
             fields: &[],
         },
         List {
-            what: "PERSISTENT RESERVE OUT, REGISTER AND MOVE: UNREG, APTPL",
+            name: "PERSISTENT RESERVE OUT, REGISTER AND MOVE: UNREG, APTPL",
             cdb: &[0x5f, 7, 0, 0, 0, 0, 0, 0, 24, 0],
             list: zeroes(24, &[]),
             may: &[
@@ -193,14 +193,14 @@ fn lists() -> Vec<List> {
             fields: &[],
         },
         List {
-            what: "SET TARGET PORT GROUPS: access state, group",
+            name: "SET TARGET PORT GROUPS: access state, group",
             cdb: &[0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0],
             list: zeroes(8, &[(7, 1)]),
             may: &[(4, 0x0f), (6, X), (7, X)],
             fields: &[],
         },
         List {
-            what: "EXTENDED COPY(LID1): STR, LIST ID USAGE, PRIORITY",
+            name: "EXTENDED COPY(LID1): STR, LIST ID USAGE, PRIORITY",
             cdb: &[0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0],
             list: zeroes(16, &[]),
             may: &[
@@ -220,7 +220,7 @@ fn lists() -> Vec<List> {
             fields: &[],
         },
         List {
-            what: "EXTENDED COPY(LID4): the same; neither IMMED nor G_SENSE",
+            name: "EXTENDED COPY(LID4): the same; neither IMMED nor G_SENSE",
             cdb: &[0x83, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 48, 0, 0],
             list: zeroes(48, &[(0, 1), (3, 0x20), (16, X)]),
             may: &[
@@ -245,7 +245,7 @@ fn lists() -> Vec<List> {
         // In descriptors, LU ID TYPE, the initiator port, PAD and CAT have no meaning here; DC is honoured. Byte offsets are refused as
         // numbers: see below.
         List {
-            what: "EXTENDED COPY(LID1): block to block",
+            name: "EXTENDED COPY(LID1): block to block",
             cdb: &[0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 76, 0, 0],
             list: zeroes(
                 76,
@@ -326,7 +326,7 @@ fn lists() -> Vec<List> {
             fields: &[],
         },
         List {
-            what: "EXTENDED COPY(LID4): block to block with offset",
+            name: "EXTENDED COPY(LID4): block to block with offset",
             cdb: &[0x83, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 112, 0, 0],
             list: zeroes(
                 112,
@@ -433,19 +433,19 @@ fn unhonoured_bits_of_lists_are_refused_with_a_pointer() {
                 let mut bytes = list.list.clone();
                 bytes[at] |= 1 << bit;
                 let answer = bed.run(0, list.cdb, &bytes, 0);
-                let what = format!("{}: byte {at}, bit {bit}", list.what);
-                assert_eq!(answer.code(), (0x05, 0x26, 0x00), "{what}");
+                let name = format!("{}: byte {at}, bit {bit}", list.name);
+                assert_eq!(answer.code(), (0x05, 0x26, 0x00), "{name}");
                 let field = list
                     .fields
                     .iter()
                     .find(|(byte, mask)| *byte == at && mask >> bit & 1 == 1);
                 let first = field.map_or(bit, |(_, mask)| 7 - mask.leading_zeros() as u8);
-                assert_eq!(answer.sense[15..18], [0x88 | first, 0, at as u8], "{what}");
-                assert_eq!(bed.disks.log, [], "{what}");
+                assert_eq!(answer.sense[15..18], [0x88 | first, 0, at as u8], "{name}");
+                assert_eq!(bed.disks.log, [], "{name}");
                 refused += 1;
             }
         }
-        assert!(refused > 0, "{}", list.what);
+        assert!(refused > 0, "{}", list.name);
     }
 }
 
@@ -453,12 +453,12 @@ fn unhonoured_bits_of_lists_are_refused_with_a_pointer() {
 #[test]
 fn the_lists_themselves_are_served() {
     for list in lists() {
-        if list.what.contains("REGISTER AND MOVE") {
+        if list.name.contains("REGISTER AND MOVE") {
             continue; // it needs a reservation to move
         }
         let mut bed = Bed::new(512, 2048);
         let answer = bed.run(0, list.cdb, &list.list, 0);
-        assert_eq!(answer.status, Status::Good, "{}", list.what);
+        assert_eq!(answer.status, Status::Good, "{}", list.name);
     }
 }
 
@@ -467,7 +467,7 @@ fn the_lists_themselves_are_served() {
 fn numbers_of_copy_descriptors_that_are_not_honoured_are_pointed_to() {
     let mut lists = lists();
     let list = lists.pop().unwrap();
-    assert!(list.what.contains("with offset"));
+    assert!(list.name.contains("with offset"));
     for (at, value, pointer) in [
         (48 + 7, 21, 48 + 7),   // a designator longer than its field
         (48 + 30, 4, 48 + 29),  // DISK BLOCK LENGTH 1024

@@ -43,8 +43,8 @@ fn writes(bed: &Bed) -> usize {
 fn another_unit_under_a_lun_tells_changed_luns_and_inquiry_data() {
     let mut bed = replaced(512);
     let nexus = bed.nexus.clone();
-    let told = [(0x29, 0x00), (0x3f, 0x0e), (0x3f, 0x03)];
-    assert_eq!(attentions(&mut bed, &nexus, 0), told);
+    let expected = [(0x29, 0x00), (0x3f, 0x0e), (0x3f, 0x03)];
+    assert_eq!(attentions(&mut bed, &nexus, 0), expected);
     // A unit at a free LUN replaces none.
     bed.add(1, info(512, 8, 2), false);
     assert_eq!(attentions(&mut bed, &nexus, 1), [(0x29, 0x00)]);
@@ -143,8 +143,8 @@ fn returning_session_learns_that_its_unit_was_replaced() {
     bed.target.detach_unit(0);
     bed.add(0, info(4096, 2048, 1), false);
     let again = bed.target.attach_nexus(initiator(1), port(1));
-    let told = [(0x29, 0x00), (0x3f, 0x0e), (0x3f, 0x03)];
-    assert_eq!(attentions(&mut bed, &again, 0), told);
+    let expected = [(0x29, 0x00), (0x3f, 0x0e), (0x3f, 0x03)];
+    assert_eq!(attentions(&mut bed, &again, 0), expected);
     assert_eq!(bed.run_as(&again, 0, &WRITE_10, &[1; 4096], 0).code(), GONE);
     // Another initiator port has seen no unit.
     let other = bed.target.attach_nexus(initiator(2), port(1));

@@ -536,8 +536,8 @@ fn lists_of_a_wrong_length_and_unknown_actions_are_refused() {
 #[test]
 fn aptpl_brings_registrations_and_reservation_back_after_a_restart() {
     #[derive(Default, Clone)]
-    struct Shared(Arc<MemoryStore>);
-    impl Store for Shared {
+    struct SharedStore(Arc<MemoryStore>);
+    impl Store for SharedStore {
         fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
             self.0.load(key)
         }
@@ -545,7 +545,7 @@ fn aptpl_brings_registrations_and_reservation_back_after_a_restart() {
             self.0.save(key, bytes)
         }
     }
-    let store = Shared::default();
+    let store = SharedStore::default();
     let start = |aptpl: bool| {
         let directory = Directory::new(Box::new(store.clone()));
         let mut bed = Bed::over(directory, info(512, 2048, 0), false);

@@ -85,7 +85,7 @@ fn saved_pages_come_back_after_a_reset_unsaved_ones_go() {
 fn saved_pages_come_back_after_a_restart() {
     let store = Arc::new(MemoryStore::default());
     let bed = || {
-        let directory = Directory::new(Box::new(Kept(store.clone())));
+        let directory = Directory::new(Box::new(SharedStore(store.clone())));
         Bed::over(directory, info(512, 2048, 0), false)
     };
     let mut first = bed();
@@ -375,9 +375,9 @@ fn while_sanitizing_other_commands_see_the_progress() {
     };
     assert!(run.survives_abort);
     let mut scratch = vec![0; run.scratch_length];
-    assert!(matches!(run.next(None, &mut scratch), Step::Answer(_)));
+    assert!(matches!(run.next(None, &mut scratch), PlanStep::Answer(_)));
     for _ in 0..3 {
-        let Step::Io { request, .. } = run.next(None.or(Some(Ok(()))), &mut scratch) else {
+        let PlanStep::Io { request, .. } = run.next(None.or(Some(Ok(()))), &mut scratch) else {
             panic!("no io")
         };
         assert_eq!(request.kind, IoKind::Write);
@@ -417,9 +417,9 @@ fn a_sanitize_that_fails_with_ause_can_be_left() {
 }
 
 /// A store that outlives its directory, like a folder.
-struct Kept(Arc<MemoryStore>);
+struct SharedStore(Arc<MemoryStore>);
 
-impl Store for Kept {
+impl Store for SharedStore {
     fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
         self.0.load(key)
     }
@@ -433,7 +433,7 @@ impl Store for Kept {
 fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
     let store = Arc::new(MemoryStore::default());
     let bed = || {
-        let directory = Directory::new(Box::new(Kept(store.clone())));
+        let directory = Directory::new(Box::new(SharedStore(store.clone())));
         Bed::over(directory, info(512, 8192, 0), false)
     };
     let first = bed();
@@ -467,12 +467,12 @@ fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
     let mut last = None;
     loop {
         match run.next(last.take(), &mut scratch) {
-            Step::Io {
+            PlanStep::Io {
                 disk,
                 request,
                 scratch: range,
             } => last = Some(second.disks.io(disk, request, &mut scratch[range])),
-            Step::End => break,
+            PlanStep::End => break,
             step => panic!("{step:?}"),
         }
     }

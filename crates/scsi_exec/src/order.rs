@@ -35,10 +35,10 @@ pub struct TaskOrder {
     runners: Arc<Runners>,
 }
 
-type Sets = HashMap<UnitId, State>;
+type Sets = HashMap<UnitId, TaskSetState>;
 
 #[derive(Default)]
-struct State {
+struct TaskSetState {
     /// Number of running HEAD OF QUEUE tasks.
     heads: usize,
     /// An ORDERED task runs, or waits for older tasks to end.
@@ -46,7 +46,7 @@ struct State {
     waiting: VecDeque<(TaskAttribute, StartTask)>,
 }
 
-/// Place of a task in its task set, held until the ticket is dropped.
+/// Position of a task in its task set, held until the ticket is dropped.
 pub struct Ticket {
     attribute: TaskAttribute,
     unit: UnitId,
@@ -180,7 +180,7 @@ impl TaskOrder {
     }
 }
 
-impl State {
+impl TaskSetState {
     fn is_idle(&self) -> bool {
         self.heads == 0 && !self.ordered && self.waiting.is_empty()
     }
@@ -225,7 +225,7 @@ mod tests {
     }
 
     impl Queue {
-        fn tell(&self, message: impl FnOnce(&mut Tasks) + Send + 'static) {
+        fn send(&self, message: impl FnOnce(&mut Tasks) + Send + 'static) {
             self.mailbox.lock().unwrap().push_back(Box::new(message));
         }
 
@@ -284,7 +284,7 @@ mod tests {
                 runners.register(Arc::new(move |call: &Call, hold: Hold| {
                     assert_eq!(call.want, Want::End);
                     let scope = call.scope().expect("a scope").clone();
-                    queue.tell(move |tasks| {
+                    queue.send(move |tasks| {
                         for (unit, _, waits) in tasks.running.values_mut() {
                             let tag = TaskTag { nexus, unit: *unit };
                             if scope.matches(tag) {
@@ -315,7 +315,7 @@ mod tests {
             };
             let later = || -> StartTask {
                 let queue = queue.clone();
-                Box::new(move |ticket| queue.tell(move |tasks| begin(tasks, ticket)))
+                Box::new(move |ticket| queue.send(move |tasks| begin(tasks, ticket)))
             };
             match self.order.admit(unit, attribute, later) {
                 Admission::Now(ticket) => begin(&mut queue.tasks(), ticket),

@@ -214,9 +214,9 @@ mod tests {
 
     /// One store for several restarts.
     #[derive(Clone, Default)]
-    struct Kept(Arc<MemoryStore>);
+    struct SharedStore(Arc<MemoryStore>);
 
-    impl Store for Kept {
+    impl Store for SharedStore {
         fn load(&self, key: &str) -> Result<Option<Vec<u8>>, Unusable> {
             self.0.load(key)
         }
@@ -237,34 +237,34 @@ mod tests {
 
     #[test]
     fn a_port_keeps_its_number_whatever_comes_first_after_a_restart() {
-        let kept = Kept::default();
-        let (store, ports) = WithPorts::over(Box::new(kept.clone()));
+        let shared_store = SharedStore::default();
+        let (store, ports) = WithPorts::over(Box::new(shared_store.clone()));
         assert_eq!((ports.number("a"), ports.number("b")), (1, 2));
         assert_eq!(ports.number("a"), 1);
         assert_eq!(
-            kept.load(KEY).expect("readable"),
+            shared_store.load(KEY).expect("readable"),
             None,
             "nothing refers to them yet"
         );
         store.save("reservations-1", b"of b").unwrap();
         assert_eq!(
-            kept.load(KEY).expect("readable").as_deref(),
+            shared_store.load(KEY).expect("readable").as_deref(),
             Some(&b"1 a\n2 b\n"[..])
         );
 
-        let (store, ports) = WithPorts::over(Box::new(kept.clone()));
+        let (store, ports) = WithPorts::over(Box::new(shared_store.clone()));
         assert_eq!(ports.number("c"), 3);
         assert_eq!((ports.number("b"), ports.number("a")), (2, 1));
         store.save("reservations-1", b"of c").unwrap();
         assert_eq!(
-            kept.load(KEY).expect("readable").as_deref(),
+            shared_store.load(KEY).expect("readable").as_deref(),
             Some(&b"1 a\n2 b\n3 c\n"[..])
         );
     }
 
     #[test]
     fn damaged_numbers_stay_and_make_saved_reservations_unusable() {
-        struct Damaged(Kept);
+        struct Damaged(SharedStore);
         impl Store for Damaged {
             fn load(&self, key: &str) -> Result<Option<Vec<u8>>, Unusable> {
                 let loaded = self.0.load(key)?;
@@ -281,16 +281,16 @@ mod tests {
                 Ok(())
             }
         }
-        let kept = Kept::default();
+        let shared_store = SharedStore::default();
         for (key, bytes) in [
             (KEY, &b"damaged"[..]),
             ("reservations-1", b"some"),
             ("reservations-2", b""),
             ("mode-pages-1", b"some"),
         ] {
-            kept.save(key, bytes).unwrap();
+            shared_store.save(key, bytes).unwrap();
         }
-        let (store, ports) = WithPorts::over(Box::new(Damaged(kept.clone())));
+        let (store, ports) = WithPorts::over(Box::new(Damaged(shared_store.clone())));
         let (a, b) = (ports.number("a"), ports.number("b"));
         assert!(a >= BASE_MIN && b == a + 1, "{a} {b}");
         let error = store.load("reservations-1").expect_err("ports are unknown");
@@ -300,7 +300,7 @@ mod tests {
         store.save("reservations-2", b"new").unwrap_err();
         store.save("mode-pages-1", b"new").unwrap();
         assert_eq!(
-            kept.load(KEY),
+            shared_store.load(KEY),
             Ok(Some(b"damaged".to_vec())),
             "not replaced"
         );
@@ -312,15 +312,15 @@ mod tests {
         // The numbers are usable now: a second reset saves them again.
         store.set_aside(KEY).unwrap();
         let saved = format!("{a} a\n{b} b\n");
-        assert_eq!(kept.load(KEY), Ok(Some(saved.into_bytes())));
+        assert_eq!(shared_store.load(KEY), Ok(Some(saved.into_bytes())));
     }
 
     #[test]
     fn port_numbers_are_reused_when_no_others_are_left() {
-        let kept = Kept::default();
+        let shared_store = SharedStore::default();
         let lines: String = (1..=u16::MAX).map(|n| format!("{n} old{n:05}\n")).collect();
-        kept.save(KEY, lines.as_bytes()).unwrap();
-        let (_, ports) = WithPorts::over(Box::new(kept));
+        shared_store.save(KEY, lines.as_bytes()).unwrap();
+        let (_, ports) = WithPorts::over(Box::new(shared_store));
         assert_eq!(ports.number("old00001"), 1);
         assert_eq!(ports.number("new"), 2);
         assert_eq!(ports.number("newer"), 3);

@@ -46,23 +46,23 @@ impl Hold {
 
 /// Waits until all clones of a hold are dropped.
 pub struct Holding {
-    gone: mpsc::Receiver<()>,
+    receiver: mpsc::Receiver<()>,
 }
 
 impl Holding {
     /// Creates a hold and a receiver for the drop of its last clone.
     pub fn new() -> (Hold, Holding) {
-        let (tell, gone) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let hold = Hold::new(move || {
             // The receiver may be gone.
-            tell.send(()).ok();
+            sender.send(()).ok();
         });
-        (hold, Holding { gone })
+        (hold, Holding { receiver })
     }
 
     /// Blocks until the last clone is dropped. Returns false after `patience`.
     pub fn wait(&self, patience: Duration) -> bool {
-        self.gone.recv_timeout(patience) != Err(mpsc::RecvTimeoutError::Timeout)
+        self.receiver.recv_timeout(patience) != Err(mpsc::RecvTimeoutError::Timeout)
     }
 }
 

@@ -14,8 +14,8 @@ use bdev::RangeLock;
 use block::{IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use scsi::{
-    AbortScope, DirectIo, DiskId, Pending, PlainEnd, Plan, Residual, Response, Run, Status, Step,
-    UnitId,
+    AbortScope, DirectIo, DiskId, Pending, PlainEnd, Plan, PlanStep, Residual, Response, Run,
+    Status, UnitId,
 };
 
 use crate::{Held, Hold, Ticket, WorkMemory};
@@ -484,14 +484,14 @@ impl Task {
 
     fn advance(&mut self, mut running: Box<Running>, outcome: Option<IoOutcome>) {
         match running.run.next(outcome, &mut running.scratch) {
-            Step::Done(response) => self.answer(response),
-            Step::End => self.general.next = Need::Over,
-            Step::Answer(response) => {
+            PlanStep::Done(response) => self.answer(response),
+            PlanStep::End => self.general.next = Need::Over,
+            PlanStep::Answer(response) => {
                 self.general.doing = Doing::Running(running);
                 self.general.response = Some(response);
                 self.general.next = Need::AnswerAndGoOn;
             }
-            Step::Io {
+            PlanStep::Io {
                 disk,
                 request,
                 scratch,

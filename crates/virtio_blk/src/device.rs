@@ -97,7 +97,7 @@ impl BlkDevice {
     /// Informs the queues of a new disk size. The owner of the configuration channel notifies the driver.
     pub fn resized(&self) {
         for (worker, source) in self.places().values() {
-            self.tell(worker, *source);
+            self.notify(worker, *source);
         }
     }
 
@@ -151,7 +151,7 @@ impl BlkDevice {
         self.writethrough.store(durable, Ordering::Relaxed);
     }
 
-    fn tell(&self, worker: &WorkerHandle, source: SourceId) {
+    fn notify(&self, worker: &WorkerHandle, source: SourceId) {
         let info = self.disk.info();
         worker.send(move |w| {
             if let Some((queue, _io)) = w.source(source)
@@ -281,6 +281,6 @@ impl VirtioDevice for BlkDevice {
     fn queue_placed(&self, index: u16, worker: &WorkerHandle, source: SourceId) {
         self.places().insert(index, (worker.clone(), source));
         // The disk may have been resized since the queue was created.
-        self.tell(worker, source);
+        self.notify(worker, source);
     }
 }

@@ -16,7 +16,7 @@ use scsi_exec::{Call, Effect, Hold, Known, Runner, Tasks, Want};
 use virtio_device::{Answer, Malformed, Protocol, Queue, Request, Start, Step};
 use virtqueue::ErrorPlace;
 
-use crate::device::{Place, Shared};
+use crate::device::{ControllerState, QueueHandle};
 use crate::queue::RequestQueue;
 use crate::request::{Address, ControlRequest, S_ABORTED, S_BAD_TARGET, S_FAILURE, S_RESET};
 
@@ -52,9 +52,9 @@ impl Function {
     }
 }
 
-/// Answers control request `slot` of the queue at `place` with this code, from any thread.
-fn complete(place: (WorkerHandle, SourceId), slot: u32, code: u8) {
-    let (worker, source) = place;
+/// Answers control request `slot` of the queue at `handle` with this code, from any thread.
+fn complete(handle: (WorkerHandle, SourceId), slot: u32, code: u8) {
+    let (worker, source) = handle;
     worker.send(move |w| {
         with_queue::<ControlQueue>(w, source, |queue, _| {
             queue.resume_waiting(slot, |_| true, |pending| pending.code = code);
@@ -64,14 +64,14 @@ fn complete(place: (WorkerHandle, SourceId), slot: u32, code: u8) {
 }
 
 /// Creates the function that delivers task management calls to a request queue.
-pub(crate) fn runner(place: Place) -> Runner {
-    Arc::new(move |call: &Call, hold: Hold| ask(&place, call, hold))
+pub(crate) fn runner(handle: QueueHandle) -> Runner {
+    Arc::new(move |call: &Call, hold: Hold| ask(&handle, call, hold))
 }
 
 /// Sends a call to a request queue, which marks the matching tasks.
-pub(crate) fn ask(place: &Place, call: &Call, hold: Hold) {
-    let (call, source) = (call.clone(), place.1);
-    place.0.send(move |w| {
+pub(crate) fn ask(handle: &QueueHandle, call: &Call, hold: Hold) {
+    let (call, source) = (call.clone(), handle.1);
+    handle.0.send(move |w| {
         with_queue::<RequestQueue>(w, source, |queue, _| {
             queue.for_each_request(|queue, request, waits| {
                 let key = request.key();
@@ -127,7 +127,7 @@ pub(crate) fn with_queue<P: Protocol>(
 
 /// The control queue's [`Protocol`].
 pub(crate) struct ControlQueue {
-    shared: Arc<Shared>,
+    shared: Arc<ControllerState>,
     worker: WorkerHandle,
 }
 
@@ -140,14 +140,14 @@ pub(crate) struct Pending {
 }
 
 impl ControlQueue {
-    pub(crate) fn new(shared: Arc<Shared>, worker: WorkerHandle) -> ControlQueue {
+    pub(crate) fn new(shared: Arc<ControllerState>, worker: WorkerHandle) -> ControlQueue {
         ControlQueue { shared, worker }
     }
 
     /// Executes ABORT TASK, QUERY TASK or QUERY TASK SET on this controller's queues. The answer follows when every message and every
     /// aborted task has dropped its hold.
     fn look_for(&self, tasks: Tasks, want: Want, tag: Tag) {
-        let place = (self.worker.clone(), tag.source);
+        let handle = (self.worker.clone(), tag.source);
         let call = Call::new(tasks, want);
         let asked = call.clone();
         let hold = Hold::new(move || {
@@ -155,7 +155,7 @@ impl ControlQueue {
                 true => FUNCTION_SUCCEEDED,
                 false => FUNCTION_COMPLETE,
             };
-            complete(place, tag.slot, code);
+            complete(handle, tag.slot, code);
         });
         for queue in self.shared.request_queues() {
             ask(&queue, &call, hold.clone());
@@ -175,8 +175,8 @@ impl ControlQueue {
             Managed::IncorrectLun => return Err(INCORRECT_LUN),
         };
         let call = Call::of_scope(scope, Want::of(function));
-        let place = (self.worker.clone(), tag.source);
-        let done = move || complete(place, tag.slot, FUNCTION_COMPLETE);
+        let handle = (self.worker.clone(), tag.source);
+        let done = move || complete(handle, tag.slot, FUNCTION_COMPLETE);
         self.shared.units.runners().call(&call, done);
         Ok(())
     }
@@ -278,9 +278,9 @@ impl Protocol for ControlQueue {
 
     /// The request type is unknown: task management expects the response code in the first byte, a notification in the fifth, after the
     /// event mask.
-    fn refuse(&mut self, request: &mut Request<Pending>, place: ErrorPlace) -> u32 {
+    fn refuse(&mut self, request: &mut Request<Pending>, handle: ErrorPlace) -> u32 {
         const RESPONSES: [u8; 5] = [S_FAILURE, 0, 0, 0, S_FAILURE];
-        let bytes = &RESPONSES[..RESPONSES.len().min(place.front as usize)];
+        let bytes = &RESPONSES[..RESPONSES.len().min(handle.front as usize)];
         let chain = &request.chain;
         chain.buffer.write_whole(chain.readable as usize, bytes);
         bytes.len() as u32

@@ -61,11 +61,11 @@ struct Entry {
     nexus: Arc<Nexus>,
 }
 
-pub(crate) type Place = (WorkerHandle, SourceId);
+pub(crate) type QueueHandle = (WorkerHandle, SourceId);
 
 /// A queue on its worker. Request queues are registered for task management.
-struct Placed {
-    place: Place,
+struct PlacedQueue {
+    handle: QueueHandle,
     _hears: Option<Registration>,
 }
 
@@ -73,13 +73,13 @@ struct Placed {
 pub(crate) type SeenTarget = (Arc<Target>, Arc<Nexus>);
 
 /// State shared by the controller and its queues.
-pub(crate) struct Shared {
+pub(crate) struct ControllerState {
     name: String,
     pub units: Arc<Units>,
     /// Incremented when a target or a nexus changes.
     pub generation: AtomicU64,
     targets: Mutex<Vec<Option<Entry>>>,
-    queues: Mutex<Vec<Option<Placed>>>,
+    queues: Mutex<Vec<Option<PlacedQueue>>>,
     pub memory: Arc<WorkMemory>,
 }
 
@@ -87,7 +87,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
+impl ControllerState {
     /// Returns all targets with the front end's nexuses, and their generation.
     pub fn targets(&self) -> (u64, Vec<Option<SeenTarget>>) {
         let targets = lock(&self.targets);
@@ -114,12 +114,12 @@ impl Shared {
         Some(is_well_known || entry.target.view().unit(address.lun).is_some())
     }
 
-    pub fn request_queues(&self) -> Vec<Place> {
+    pub fn request_queues(&self) -> Vec<QueueHandle> {
         lock(&self.queues)
             .iter()
             .skip(usize::from(FIRST_REQUEST))
             .flatten()
-            .map(|queue| queue.place.clone())
+            .map(|queue| queue.handle.clone())
             .collect()
     }
 
@@ -150,14 +150,14 @@ fn initiator_name(controller: &str) -> String {
 /// A virtio-scsi controller.
 pub struct ScsiDevice {
     queues: u16,
-    shared: Arc<Shared>,
+    shared: Arc<ControllerState>,
     unheard: Arc<Unheard>,
 }
 
 impl ScsiDevice {
     /// Creates a controller without units.
     pub fn new(units: Arc<Units>, options: ScsiOptions) -> ScsiDevice {
-        let shared = Shared {
+        let shared = ControllerState {
             name: options.name,
             units,
             generation: AtomicU64::new(1),
@@ -260,11 +260,11 @@ impl ScsiDevice {
 
     /// Notifies the driver, if it has an event queue.
     pub fn post(&self, event: Event, target: u8, lun: u16) {
-        let place = lock(&self.shared.queues)
+        let handle = lock(&self.shared.queues)
             .get(usize::from(EVENTS))
             .and_then(Option::as_ref)
-            .map(|queue| queue.place.clone());
-        let Some((worker, source)) = place else {
+            .map(|queue| queue.handle.clone());
+        let Some((worker, source)) = handle else {
             self.unheard.note();
             return;
         };
@@ -355,8 +355,8 @@ impl VirtioDevice for ScsiDevice {
     }
 
     fn queue_stopped(&self, index: u16) {
-        if let Some(place) = lock(&self.shared.queues).get_mut(usize::from(index)) {
-            *place = None;
+        if let Some(handle) = lock(&self.shared.queues).get_mut(usize::from(index)) {
+            *handle = None;
         }
     }
 
@@ -366,13 +366,13 @@ impl VirtioDevice for ScsiDevice {
         if queues.len() <= index {
             queues.resize_with(index + 1, || None);
         }
-        let place = (worker.clone(), source);
+        let handle = (worker.clone(), source);
         let carries_data = index >= usize::from(FIRST_REQUEST);
         let _hears = carries_data.then(|| {
             let runners = self.shared.units.runners();
-            runners.register(control::runner(place.clone()))
+            runners.register(control::runner(handle.clone()))
         });
-        queues[index] = Some(Placed { place, _hears });
+        queues[index] = Some(PlacedQueue { handle, _hears });
     }
 }
 

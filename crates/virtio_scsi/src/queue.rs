@@ -22,7 +22,7 @@ use scsi_exec::{
 use virtio_device::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 use virtqueue::ErrorPlace;
 
-use crate::device::Shared;
+use crate::device::ControllerState;
 use crate::pending::Pending;
 use crate::request::{self, Address, Header, PLAIN_SIZE, REQUEST_SIZE, RESPONSE_SIZE};
 use crate::response::{answer_any, refuse};
@@ -74,13 +74,13 @@ const KNOWN: usize = 16;
 
 /// Returns the cache index of a unit, from its target and the lower byte of its LUN.
 #[inline(always)]
-fn place(field: &[u8; 8]) -> usize {
+fn handle(field: &[u8; 8]) -> usize {
     usize::from(field[1] ^ field[3]) % KNOWN
 }
 
 /// The [`Protocol`] of a request queue.
 pub(crate) struct RequestQueue {
-    shared: Arc<Shared>,
+    shared: Arc<ControllerState>,
     worker: WorkerHandle,
     generation: u64,
     targets: Vec<Option<Seen>>,
@@ -103,7 +103,7 @@ pub(crate) struct RequestQueue {
 }
 
 impl RequestQueue {
-    pub(crate) fn new(shared: Arc<Shared>, worker: WorkerHandle) -> RequestQueue {
+    pub(crate) fn new(shared: Arc<ControllerState>, worker: WorkerHandle) -> RequestQueue {
         RequestQueue {
             shared,
             worker,
@@ -308,8 +308,8 @@ impl Protocol for RequestQueue {
         answer_any(chain, pending, &mut self.until_shown)
     }
 
-    fn refuse(&mut self, request: &mut Request<Pending>, place: ErrorPlace) -> u32 {
-        refuse(&request.chain, place)
+    fn refuse(&mut self, request: &mut Request<Pending>, handle: ErrorPlace) -> u32 {
+        refuse(&request.chain, handle)
     }
 
     #[inline(always)]
@@ -419,7 +419,7 @@ impl RequestQueue {
     /// force the header into memory.
     #[inline(never)]
     fn turn_to(&mut self, field: [u8; 8]) -> bool {
-        self.last = place(&field);
+        self.last = handle(&field);
         let known = self.known[self.last].as_ref();
         let Some(known) = known.filter(|known| known.field == field) else {
             return false;
@@ -559,7 +559,7 @@ impl RequestQueue {
 
     /// Caches the unit, so that its next plain command takes the fast path, if there is a free entry.
     fn know(&mut self, field: &[u8; 8], address: &Address, disk: DiskHandle, number: DiskNumber) {
-        let known = &mut self.known[place(field)];
+        let known = &mut self.known[handle(field)];
         self.unknown = self.unknown.wrapping_add(1);
         let keep = known.as_ref().is_some_and(|known| known.unit.is_current());
         if keep && !self.unknown.is_multiple_of(KNOWN as u8) {

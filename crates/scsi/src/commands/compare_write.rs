@@ -10,7 +10,7 @@ use super::verify::Verify;
 use super::{Context, Planned, good};
 use crate::command::{be16, be32, be64};
 use crate::logical_unit::DiskId;
-use crate::plan::{DATA_OUT_MAX, Exclusive, Pending, Plan, Program, Run, SCRATCH_MAX, Step};
+use crate::plan::{DATA_OUT_MAX, Exclusive, Pending, Plan, PlanStep, Program, Run, SCRATCH_MAX};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode, SenseKey};
 
@@ -127,11 +127,11 @@ struct OnDevice {
 }
 
 impl Program for OnDevice {
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
         match last {
-            Some(Ok(())) => return Step::Done(Response::good()),
+            Some(Ok(())) => return PlanStep::Done(Response::good()),
             // No INFORMATION field: devices do not report the offset of the difference reliably.
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
+            Some(Err(error)) => return PlanStep::Done(Sense::of_io_error(error).into()),
             None => {}
         }
         let length = self.data.len();
@@ -139,7 +139,7 @@ impl Program for OnDevice {
             scratch.copy_from_slice(&self.data);
         }
         let Target { offset, flags, .. } = self.target;
-        Step::Io {
+        PlanStep::Io {
             disk: self.target.disk,
             request: IoRequest::compare_and_write(offset, self.target.length).flagged(flags),
             scratch: 0..length,
@@ -156,7 +156,7 @@ struct CompareAndWrite {
 }
 
 impl Program for CompareAndWrite {
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
         if self.compared {
             return self.write.next(last, scratch);
         }
@@ -164,7 +164,7 @@ impl Program for CompareAndWrite {
         let piece = rest.len().min(SCRATCH_MAX);
         match last {
             None => {}
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
+            Some(Err(error)) => return PlanStep::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) => {
                 if let Some(at) = rest.iter().zip(&*scratch).position(|(a, b)| a != b)
                     && at < piece
@@ -172,7 +172,7 @@ impl Program for CompareAndWrite {
                     let code = SenseCode::MISCOMPARE_DURING_VERIFY;
                     let sense = Sense::new(SenseKey::Miscompare, code);
                     let at = (self.done + at) as u64;
-                    return Step::Done(sense.with_information(at).into());
+                    return PlanStep::Done(sense.with_information(at).into());
                 }
                 self.done += piece;
             }
@@ -183,7 +183,7 @@ impl Program for CompareAndWrite {
             return self.write.next(None, scratch);
         }
         let request = IoRequest::read(self.target.offset + self.done as u64, piece as u64);
-        Step::Io {
+        PlanStep::Io {
             disk: self.target.disk,
             request,
             scratch: 0..piece,
@@ -206,15 +206,15 @@ impl Write {
 }
 
 impl Program for Write {
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
         match last {
             None => {}
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
+            Some(Err(error)) => return PlanStep::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) => self.done += self.piece().len(),
         }
         let piece = self.piece();
         if piece.is_empty() {
-            return Step::Done(Response::good());
+            return PlanStep::Done(Response::good());
         }
         let length = piece.len();
         if let Some(scratch) = scratch.get_mut(..length) {
@@ -222,7 +222,7 @@ impl Program for Write {
         }
         let offset = self.target.offset + self.done as u64;
         let request = IoRequest::write(offset, length as u64).flagged(self.target.flags);
-        Step::Io {
+        PlanStep::Io {
             disk: self.target.disk,
             request,
             scratch: 0..length,
@@ -283,11 +283,11 @@ struct OrWrite {
 }
 
 impl Program for OrWrite {
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
         let piece = (self.data.len() - self.done).min(SCRATCH_MAX);
         match last {
             None => {}
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
+            Some(Err(error)) => return PlanStep::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) if self.read => {
                 self.read = false;
                 self.done += piece;
@@ -302,7 +302,7 @@ impl Program for OrWrite {
         }
         let piece = (self.data.len() - self.done).min(SCRATCH_MAX);
         if piece == 0 {
-            return Step::Done(Response::good());
+            return PlanStep::Done(Response::good());
         }
         let offset = self.target.offset + self.done as u64;
         let request = if self.read {
@@ -310,7 +310,7 @@ impl Program for OrWrite {
         } else {
             IoRequest::read(offset, piece as u64)
         };
-        Step::Io {
+        PlanStep::Io {
             disk: self.target.disk,
             request,
             scratch: 0..piece,
@@ -366,12 +366,12 @@ struct WriteAndVerify {
 }
 
 impl Program for WriteAndVerify {
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
         if self.written {
             return self.verify.next(last, scratch);
         }
         match self.write.next(last, scratch) {
-            Step::Done(Response { sense: None, .. }) => {
+            PlanStep::Done(Response { sense: None, .. }) => {
                 self.written = true;
                 self.verify.next(None, scratch)
             }

@@ -13,7 +13,7 @@ use crate::command::be32;
 use crate::copy_results::{CopyResult, CopyStatus};
 use crate::logical_unit::{LogicalUnit, UnitId, Word};
 use crate::nexus::Nexus;
-use crate::plan::{Pending, Plan, Program, Run, SCRATCH_MAX, Step};
+use crate::plan::{Pending, Plan, PlanStep, Program, Run, SCRATCH_MAX};
 use crate::response::{Response, Status};
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::table::Access;
@@ -351,16 +351,16 @@ impl Copy {
         self.unit.state().copies.put(result);
     }
 
-    fn fail(&mut self, sense: Sense) -> Step {
+    fn fail(&mut self, sense: Sense) -> PlanStep {
         self.over = true;
         self.record(CopyStatus::Failed, sense.encode().to_vec());
-        Step::Done(sense.into())
+        PlanStep::Done(sense.into())
     }
 
-    fn done(&mut self, response: Response, status: CopyStatus) -> Step {
+    fn done(&mut self, response: Response, status: CopyStatus) -> PlanStep {
         self.over = true;
         self.record(status, Vec::new());
-        Step::Done(response)
+        PlanStep::Done(response)
     }
 }
 
@@ -428,7 +428,7 @@ impl Program for Copy {
         moves.any(|to| to.destination.0.id() == unit)
     }
 
-    fn next(&mut self, last: Option<IoOutcome>, _scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, _scratch: &mut [u8]) -> PlanStep {
         if let Some(Err(error)) = last {
             let sense = Sense::of_io_error(error);
             return self.fail(Sense {
@@ -464,7 +464,7 @@ impl Program for Copy {
                     false => IoFlags::NONE,
                 };
                 self.written = true;
-                return Step::Io {
+                return PlanStep::Io {
                     disk: unit.disk(),
                     request: IoRequest::write(offset + self.done, piece).flagged(flags),
                     scratch,
@@ -486,7 +486,7 @@ impl Program for Copy {
                 self.moves[self.at] = Err(obstacle);
                 continue;
             }
-            return Step::Io {
+            return PlanStep::Io {
                 disk: unit.disk(),
                 request: IoRequest::read(offset + self.done, piece),
                 scratch,

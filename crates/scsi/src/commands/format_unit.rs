@@ -12,7 +12,7 @@ use super::{Context, Planned};
 use crate::logical_unit::LogicalUnit;
 use crate::plan::{Pending, Plan};
 use crate::response::Response;
-use crate::sanitizing::{Kept, Pass};
+use crate::sanitizing::{Pass, SavedOperation};
 use crate::sense::{Sense, SenseCode};
 use crate::unit_state::{Operation, Progress};
 
@@ -114,14 +114,14 @@ impl<'a> Format<'a> {
                 Pass::Write(pattern_block(bytes, block_size))
             }
         };
-        let kept = Kept {
+        let saved = SavedOperation {
             operation: Operation::Format,
             failed: false,
             may_exit: false,
             pass: 0,
             passes: vec![pass],
         };
-        plan(unit, kept, self.immediate)
+        plan(unit, saved, self.immediate)
     }
 }
 

@@ -14,7 +14,7 @@ use block::{
 use super::{Context, Planned};
 use crate::command::{be32, be64};
 use crate::logical_unit::DiskId;
-use crate::plan::{Program, Run, SCRATCH_MAX, Step};
+use crate::plan::{PlanStep, Program, Run, SCRATCH_MAX};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
 
@@ -236,9 +236,9 @@ impl Scan {
     }
 
     /// Adds the extents that the disk reports. If it does not support them, all blocks may have data.
-    fn take_status(&mut self, outcome: IoOutcome, told: &[u8]) -> Result<(), IoError> {
+    fn take_status(&mut self, outcome: IoOutcome, status_data: &[u8]) -> Result<(), IoError> {
         match outcome {
-            Ok(()) => self.extents.extend(decode_extents(told)),
+            Ok(()) => self.extents.extend(decode_extents(status_data)),
             Err(error)
                 if !matches!(
                     error.kind,
@@ -288,16 +288,16 @@ fn is_zero(bytes: &[u8]) -> bool {
 }
 
 impl Program for Scan {
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
         let taken = match (self.doing, last) {
             (Doing::Status, Some(outcome)) => {
-                let told = scratch.get(..STATUS_BYTES).unwrap_or_default();
-                self.take_status(outcome, told)
+                let status_data = scratch.get(..STATUS_BYTES).unwrap_or_default();
+                self.take_status(outcome, status_data)
             }
             (Doing::Read(bytes), Some(Ok(()))) => {
                 let read = scratch.get(..bytes as usize).unwrap_or_default();
                 if !self.enter(read) {
-                    return Step::Done(self.list.response());
+                    return PlanStep::Done(self.list.response());
                 }
                 Ok(())
             }
@@ -305,7 +305,7 @@ impl Program for Scan {
             (_, None) => Ok(()),
         };
         if let Err(error) = taken {
-            return Step::Done(Sense::of_io_error(error).into());
+            return PlanStep::Done(Sense::of_io_error(error).into());
         }
         self.doing = self.skip();
         let (request, scratch) = match self.doing {
@@ -318,9 +318,9 @@ impl Program for Scan {
                 self.left = self.left.saturating_sub(bytes);
                 (IoRequest::read(self.offset, bytes), bytes as usize)
             }
-            Doing::Read(_) | Doing::Nothing => return Step::Done(self.list.response()),
+            Doing::Read(_) | Doing::Nothing => return PlanStep::Done(self.list.response()),
         };
-        Step::Io {
+        PlanStep::Io {
             disk: self.disk,
             request,
             scratch: 0..scratch,

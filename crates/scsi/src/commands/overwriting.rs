@@ -7,9 +7,9 @@ use std::sync::Arc;
 use block::{IoFlags, IoOutcome, IoRequest};
 
 use crate::logical_unit::LogicalUnit;
-use crate::plan::{Plan, Program, Run, SCRATCH_MAX, Step};
+use crate::plan::{Plan, PlanStep, Program, Run, SCRATCH_MAX};
 use crate::response::Response;
-use crate::sanitizing::{Kept, Pass};
+use crate::sanitizing::{Pass, SavedOperation};
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::unit_state::{Operation, Progress};
 
@@ -30,31 +30,40 @@ pub(super) fn pattern_block(pattern: &[u8], block_size: usize) -> Vec<u8> {
 }
 
 /// Starts an operation, unless another one prevents it. Its state is saved first.
-pub(super) fn plan(unit: Arc<LogicalUnit>, kept: Kept, immediate: bool) -> Plan {
+pub(super) fn plan(
+    unit: Arc<LogicalUnit>,
+    saved_operation: SavedOperation,
+    immediate: bool,
+) -> Plan {
     {
         let mut state = unit.state();
         if let Some(sense) = state.operation_sense()
-            && !state.progress.is_left_by(kept.operation)
+            && !state.progress.is_left_by(saved_operation.operation)
         {
             return Plan::Done(sense.into());
         }
-        if let Err(sense) = state.save_operation(unit.directory().store(), Some(&kept)) {
+        if let Err(sense) = state.save_operation(unit.directory().store(), Some(&saved_operation)) {
             return Plan::Done(sense.into());
         }
-        state.sanitize_may_exit = kept.may_exit;
-        unit.set_progress(&mut state, Progress::Running(kept.operation, 0));
+        state.sanitize_may_exit = saved_operation.may_exit;
+        unit.set_progress(&mut state, Progress::Running(saved_operation.operation, 0));
     }
-    Plan::Run(Overwriting::run(unit, kept, immediate, Stage::Begin))
+    Plan::Run(Overwriting::run(
+        unit,
+        saved_operation,
+        immediate,
+        Stage::Begin,
+    ))
 }
 
 /// Continues an operation that a restart interrupted.
-pub(crate) fn resume(unit: Arc<LogicalUnit>, kept: Kept) -> Box<Run> {
-    Overwriting::run(unit, kept, true, Stage::Run)
+pub(crate) fn resume(unit: Arc<LogicalUnit>, saved_operation: SavedOperation) -> Box<Run> {
+    Overwriting::run(unit, saved_operation, true, Stage::Run)
 }
 
 struct Overwriting {
     unit: Arc<LogicalUnit>,
-    kept: Kept,
+    saved_operation: SavedOperation,
     offset: u64,
     piece: u64,
     immediate: bool,
@@ -73,11 +82,16 @@ enum Stage {
 const PIECE_WITHOUT_DATA: u64 = 256 << 20;
 
 impl Overwriting {
-    fn run(unit: Arc<LogicalUnit>, kept: Kept, immediate: bool, stage: Stage) -> Box<Run> {
+    fn run(
+        unit: Arc<LogicalUnit>,
+        saved_operation: SavedOperation,
+        immediate: bool,
+        stage: Stage,
+    ) -> Box<Run> {
         let capacity = usize::try_from(unit.geometry().capacity_bytes());
         let overwriting = Overwriting {
             unit,
-            kept,
+            saved_operation,
             offset: 0,
             piece: 0,
             immediate,
@@ -95,29 +109,31 @@ impl Overwriting {
     }
 
     /// Saves the state of the operation. A store error is logged by the store, and the operation continues.
-    fn save(&self, kept: Option<&Kept>) -> Result<(), Sense> {
+    fn save(&self, saved_operation: Option<&SavedOperation>) -> Result<(), Sense> {
         let mut state = self.unit.state();
-        state.save_operation(self.unit.directory().store(), kept)
+        state.save_operation(self.unit.directory().store(), saved_operation)
     }
 
-    fn end(&mut self, progress: Progress, response: Response) -> Step {
+    fn end(&mut self, progress: Progress, response: Response) -> PlanStep {
         self.stage = Stage::Over;
-        self.kept.failed = progress != Progress::Idle;
-        let saved = self.save(Some(&self.kept).filter(|kept| kept.failed));
+        self.saved_operation.failed = progress != Progress::Idle;
+        let saved =
+            self.save(Some(&self.saved_operation).filter(|saved_operation| saved_operation.failed));
         self.set(progress);
         let response = match saved {
             Err(sense) if progress == Progress::Idle => sense.into(),
             _ => response,
         };
         if self.immediate {
-            Step::End
+            PlanStep::End
         } else {
-            Step::Done(response)
+            PlanStep::Done(response)
         }
     }
 
     fn fill(&self, scratch: &mut [u8]) {
-        if let Some(Pass::Write(block)) = self.kept.passes.get(self.kept.pass) {
+        if let Some(Pass::Write(block)) = self.saved_operation.passes.get(self.saved_operation.pass)
+        {
             for chunk in scratch.chunks_exact_mut(block.len().max(1)) {
                 chunk.copy_from_slice(block);
             }
@@ -129,14 +145,14 @@ impl Overwriting {
         let capacity = self.unit.geometry().capacity_bytes();
         if self.offset >= capacity {
             self.offset = 0;
-            self.kept.pass += 1;
+            self.saved_operation.pass += 1;
             // An unsaved pass is repeated after a restart.
-            self.save(Some(&self.kept)).ok();
+            self.save(Some(&self.saved_operation)).ok();
             self.fill(scratch);
         }
         let left = capacity - self.offset;
         let flags = IoFlags::UNMAP;
-        let (request, piece) = match self.kept.passes.get(self.kept.pass)? {
+        let (request, piece) = match self.saved_operation.passes.get(self.saved_operation.pass)? {
             Pass::Write(_) => {
                 let piece = left.min(scratch.len() as u64);
                 (IoRequest::write(self.offset, piece), piece)
@@ -159,34 +175,37 @@ impl Overwriting {
 
     fn progress(&self) -> u16 {
         let capacity = u128::from(self.unit.geometry().capacity_bytes()).max(1);
-        let done = capacity * self.kept.pass as u128 + u128::from(self.offset);
-        let total = capacity * self.kept.passes.len().max(1) as u128;
+        let done = capacity * self.saved_operation.pass as u128 + u128::from(self.offset);
+        let total = capacity * self.saved_operation.passes.len().max(1) as u128;
         (done * 65536 / total).min(65535) as u16
     }
 }
 
 impl Program for Overwriting {
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
         if let Some(Err(error)) = last {
-            let code = match self.kept.operation {
+            let code = match self.saved_operation.operation {
                 Operation::Sanitize => Sense::of_io_error(error).code,
                 Operation::Format => SenseCode::FORMAT_COMMAND_FAILED,
             };
-            let failed = Progress::Failed(self.kept.operation);
+            let failed = Progress::Failed(self.saved_operation.operation);
             return self.end(failed, Sense::new(SenseKey::MediumError, code).into());
         }
         match self.stage {
             Stage::Begin => {
                 self.stage = Stage::Run;
                 if self.immediate {
-                    return Step::Answer(Response::good());
+                    return PlanStep::Answer(Response::good());
                 }
                 self.fill(scratch);
             }
             Stage::Run => {
                 if last.is_some() {
                     self.offset += self.piece;
-                    self.set(Progress::Running(self.kept.operation, self.progress()));
+                    self.set(Progress::Running(
+                        self.saved_operation.operation,
+                        self.progress(),
+                    ));
                 } else {
                     self.fill(scratch);
                 }
@@ -201,7 +220,7 @@ impl Program for Overwriting {
                 } else {
                     0
                 };
-                Step::Io {
+                PlanStep::Io {
                     disk,
                     request: request.flagged(IoFlags::CLOSER),
                     scratch: 0..used,
@@ -209,7 +228,7 @@ impl Program for Overwriting {
             }
             None => {
                 self.stage = Stage::Flush;
-                Step::Io {
+                PlanStep::Io {
                     disk,
                     request: IoRequest::flush().flagged(IoFlags::CLOSER),
                     scratch: 0..0,
@@ -222,7 +241,7 @@ impl Program for Overwriting {
 impl Drop for Overwriting {
     fn drop(&mut self) {
         if self.stage != Stage::Over {
-            self.set(Progress::Failed(self.kept.operation));
+            self.set(Progress::Failed(self.saved_operation.operation));
         }
     }
 }

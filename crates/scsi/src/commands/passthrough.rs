@@ -15,7 +15,7 @@ use block::{
 use super::{Context, Planned, inquiry, port_groups};
 use crate::command::{Cdb, cdb_length, opcode::*};
 use crate::logical_unit::DiskId;
-use crate::plan::{Pending, Plan, Program, Run, Step};
+use crate::plan::{Pending, Plan, PlanStep, Program, Run};
 use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::table::{self, Access, Needs};
@@ -169,13 +169,13 @@ impl Passed {
         Run::plan(self, length)
     }
 
-    fn begin(&mut self, scratch: &mut [u8]) -> Step {
+    fn begin(&mut self, scratch: &mut [u8]) -> PlanStep {
         let header = self.command.encode();
         let (head, data) = scratch.split_at_mut(COMMAND_HEADER);
         head[..header.len()].copy_from_slice(&header);
         let out = std::mem::take(&mut self.data_out);
         data[..out.len()].copy_from_slice(&out);
-        Step::Io {
+        PlanStep::Io {
             disk: self.disk,
             request: IoRequest::scsi_command(&self.command),
             scratch: 0..self.command.buffer_length(),
@@ -184,8 +184,8 @@ impl Passed {
 }
 
 impl Program for Passed {
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
-        Step::Done(match last {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
+        PlanStep::Done(match last {
             None => return self.begin(scratch),
             Some(Err(error)) => Response::check(Sense::of_io_error(error)),
             Some(Ok(())) => {

@@ -277,7 +277,7 @@ fn serve(unit: &LogicalUnit, nexus: &Nexus, request: &Request) -> Result<Respons
         }
     }
     unit.refresh_word(&state);
-    state.tell(unit.id(), &effects);
+    state.establish(unit.id(), &effects);
     if matches!(request.service, Service::PreemptAndAbort | Service::Clear) {
         state.allow_removal_by_lost(&before);
     }

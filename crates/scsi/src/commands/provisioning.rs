@@ -9,7 +9,7 @@ use super::parameter_list::check_zero;
 use super::{Context, Planned, good, without_data};
 use crate::command::{be16, be32, be64};
 use crate::logical_unit::{DiskId, Word};
-use crate::plan::{Pending, Plan, Program, Run, SCRATCH_MAX, Step};
+use crate::plan::{Pending, Plan, PlanStep, Program, Run, SCRATCH_MAX};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
 
@@ -120,17 +120,17 @@ impl Unmap {
 }
 
 impl Program for Unmap {
-    fn next(&mut self, last: Option<IoOutcome>, _scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, _scratch: &mut [u8]) -> PlanStep {
         if let Some(Err(error)) = last {
-            return Step::Done(Sense::of_io_error(error).into());
+            return PlanStep::Done(Sense::of_io_error(error).into());
         }
         match self.ranges.next() {
-            Some(range) => Step::Io {
+            Some(range) => PlanStep::Io {
                 disk: self.disk,
                 request: self.request(range),
                 scratch: 0..0,
             },
-            None => Step::Done(Response::good()),
+            None => PlanStep::Done(Response::good()),
         }
     }
 }
@@ -261,7 +261,7 @@ pub(super) struct Fill {
 }
 
 impl Program for Fill {
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
         let piece = self.left.min(SCRATCH_MAX as u64);
         match last {
             None => {
@@ -271,7 +271,7 @@ impl Program for Fill {
                     }
                 }
             }
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
+            Some(Err(error)) => return PlanStep::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) => {
                 self.offset += piece;
                 self.left -= piece;
@@ -279,10 +279,10 @@ impl Program for Fill {
         }
         let piece = self.left.min(SCRATCH_MAX as u64);
         if piece == 0 {
-            return Step::Done(Response::good());
+            return PlanStep::Done(Response::good());
         }
         let request = IoRequest::write(self.offset, piece).flagged(self.flags);
-        Step::Io {
+        PlanStep::Io {
             disk: self.disk,
             request,
             scratch: 0..piece as usize,

@@ -9,7 +9,7 @@ use block::{AtomicWrites, IoFlags, IoOutcome, IoRequest};
 use super::{Context, Planned, good};
 use crate::command::{be16, be24, be32, be64};
 use crate::logical_unit::{DiskId, Word};
-use crate::plan::{DirectIo, Plan, Program, Run, SCRATCH_MAX, Step};
+use crate::plan::{DirectIo, Plan, PlanStep, Program, Run, SCRATCH_MAX};
 use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode};
 
@@ -245,11 +245,11 @@ struct ReadPart {
 }
 
 impl Program for ReadPart {
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
         let length = self.left.min(SCRATCH_MAX as u64);
         match last {
             None => {}
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
+            Some(Err(error)) => return PlanStep::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) => {
                 self.data
                     .extend_from_slice(scratch.get(..length as usize).unwrap_or_default());
@@ -260,14 +260,14 @@ impl Program for ReadPart {
         if self.left == 0 {
             let residual = self.residual;
             let data = mem::take(&mut self.data);
-            return Step::Done(Response {
+            return PlanStep::Done(Response {
                 residual,
                 ..Response::data(data, self.fits)
             });
         }
         let length = self.left.min(SCRATCH_MAX as u64);
         let request = IoRequest::read(self.offset, length);
-        Step::Io {
+        PlanStep::Io {
             disk: self.disk,
             request,
             scratch: 0..length as usize,

@@ -10,7 +10,7 @@ use super::parameter_list::check_bits;
 use super::{Context, Planned, good};
 use crate::command::be16;
 use crate::plan::{Pending, Plan};
-use crate::sanitizing::{Kept, Pass};
+use crate::sanitizing::{Pass, SavedOperation};
 use crate::sense::{Sense, SenseCode};
 use crate::unit_state::{Operation, Progress};
 
@@ -39,7 +39,7 @@ pub(super) fn sanitize(c: &Context<'_>) -> Planned {
     }
     c.check_writable()?;
     let unit = Arc::clone(c.unit);
-    let kept = move |passes| Kept {
+    let saved = move |passes| SavedOperation {
         operation: Operation::Sanitize,
         failed: false,
         may_exit: unrestricted_exit,
@@ -48,13 +48,13 @@ pub(super) fn sanitize(c: &Context<'_>) -> Planned {
     };
     if action != OVERWRITE {
         let pass = erasing_pass(&unit);
-        return Ok(plan(unit, kept(vec![pass]), immediate));
+        return Ok(plan(unit, saved(vec![pass]), immediate));
     }
     Ok(Pending::plan(
         length as u64,
         c.data_out,
         move |list: &[u8]| match overwriting_passes(list, length, block_size) {
-            Ok(passes) => plan(unit, kept(passes), immediate),
+            Ok(passes) => plan(unit, saved(passes), immediate),
             Err(sense) => Plan::Done(sense.into()),
         },
     ))

@@ -7,7 +7,7 @@ use block::{IoOutcome, IoRequest};
 use super::{Context, Planned, good};
 use crate::command::{be16, be32, be64};
 use crate::logical_unit::DiskId;
-use crate::plan::{DATA_OUT_MAX, Pending, Plan, Program, Run, SCRATCH_MAX, Step};
+use crate::plan::{DATA_OUT_MAX, Pending, Plan, PlanStep, Program, Run, SCRATCH_MAX};
 use crate::sense::{Sense, SenseCode, SenseKey};
 
 pub(super) fn verify_10(c: &Context<'_>) -> Planned {
@@ -100,25 +100,25 @@ impl Verify {
 }
 
 impl Program for Verify {
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
         match last {
             None => {}
-            Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
+            Some(Err(error)) => return PlanStep::Done(Sense::of_io_error(error).into()),
             Some(Ok(())) => {
                 let piece = self.piece();
                 if !self.same(scratch.get(..piece as usize).unwrap_or_default()) {
                     let code = SenseCode::MISCOMPARE_DURING_VERIFY;
-                    return Step::Done(Sense::new(SenseKey::Miscompare, code).into());
+                    return PlanStep::Done(Sense::new(SenseKey::Miscompare, code).into());
                 }
                 self.done += piece;
             }
         }
         let piece = self.piece();
         if piece == 0 {
-            return Step::Done(crate::response::Response::good());
+            return PlanStep::Done(crate::response::Response::good());
         }
         let request = IoRequest::read(self.offset + self.done, piece);
-        Step::Io {
+        PlanStep::Io {
             disk: self.disk,
             request,
             scratch: 0..piece as usize,

@@ -34,7 +34,7 @@ impl Reservations {
                 for other in others {
                     self.unregister(other, &mut effects);
                 }
-                effects.attentions.retain(|(told, _)| told != who);
+                effects.attentions.retain(|(receiver, _)| receiver != who);
             }
             (_, new_key) => {
                 if !self.has_room(who, others) {

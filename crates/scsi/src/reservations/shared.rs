@@ -62,24 +62,29 @@ impl SharedReservations {
         let excess = self.notices.len().saturating_sub(NOTICES_KEPT);
         self.forget(excess);
         let aborts = |who: &Registrant| who != by && effects.aborts.contains(who);
-        let told = effects.attentions.iter().map(|(who, code)| Notice {
+        let established = effects.attentions.iter().map(|(who, code)| Notice {
             version,
             who: who.clone(),
             code: Some(*code),
             abort: aborts(who),
         });
-        let is_told = |who: &&Registrant| effects.attentions.iter().any(|(told, _)| told == *who);
+        let is_notified = |who: &&Registrant| {
+            effects
+                .attentions
+                .iter()
+                .any(|(established, _)| established == *who)
+        };
         let others = effects
             .aborts
             .iter()
-            .filter(|who| !is_told(who) && aborts(who));
+            .filter(|who| !is_notified(who) && aborts(who));
         let others = others.map(|who| Notice {
             version,
             who: who.clone(),
             code: None,
             abort: true,
         });
-        self.notices.extend(told.chain(others));
+        self.notices.extend(established.chain(others));
         if self.notices.len() > NOTICES_MAX {
             self.forget(self.notices.len());
         }
@@ -424,9 +429,9 @@ mod tests {
     fn old_notices_are_forgotten_by_whole_versions_and_that_is_said() {
         let mut shared = SharedReservations::default();
         let change = |shared: &mut SharedReservations, version, count: u8| {
-            let told = (0..count).map(|n| (who(5, n), SenseCode::RESERVATIONS_RELEASED));
+            let established = (0..count).map(|n| (who(5, n), SenseCode::RESERVATIONS_RELEASED));
             let effects = Effects {
-                attentions: told.collect(),
+                attentions: established.collect(),
                 aborts: Vec::new(),
             };
             shared.change(Reservations::default(), &effects, version, &who(0, 1));

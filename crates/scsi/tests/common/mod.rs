@@ -123,10 +123,10 @@ fn pass_through(device: &mut Device, buffer: &mut [u8]) -> IoOutcome {
 
 /// State shared by units of several beds. Each of them adopts it before a replacement ends.
 #[derive(Default)]
-pub struct SharedState(Mutex<Shared>);
+pub struct SharedState(Mutex<StoredState>);
 
 #[derive(Default)]
-struct Shared {
+struct StoredState {
     version: u64,
     state: Vec<u8>,
     units: Vec<Arc<LogicalUnit>>,
@@ -155,7 +155,7 @@ impl SharedState {
         }
         shared.version = shared.version.wrapping_add(1);
         shared.state = state.to_vec();
-        let Shared {
+        let StoredState {
             version,
             state,
             units,
@@ -400,7 +400,7 @@ impl Bed {
                 let mut answered = None;
                 loop {
                     match run.next(last.take(), &mut scratch) {
-                        Step::Io {
+                        PlanStep::Io {
                             disk,
                             request,
                             scratch: range,
@@ -410,9 +410,9 @@ impl Bed {
                             }
                             last = Some(self.disks.io(disk, request, &mut scratch[range]));
                         }
-                        Step::Done(response) => return answer(response),
-                        Step::Answer(response) => answered = Some(answer(response)),
-                        Step::End => return answered.expect("an answer comes before the end"),
+                        PlanStep::Done(response) => return answer(response),
+                        PlanStep::Answer(response) => answered = Some(answer(response)),
+                        PlanStep::End => return answered.expect("an answer comes before the end"),
                     }
                 }
             }

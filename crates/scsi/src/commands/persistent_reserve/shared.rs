@@ -10,7 +10,7 @@ use block::{IoErrorKind, IoOutcome, IoRequest};
 use super::{Request, answer, change};
 use crate::logical_unit::LogicalUnit;
 use crate::nexus::Nexus;
-use crate::plan::{Plan, Program, Run, Step};
+use crate::plan::{Plan, PlanStep, Program, Run};
 use crate::reservations::{Refusal, Registrant, SHARED_STATE_MAX};
 use crate::response::{Response, Status};
 
@@ -41,15 +41,15 @@ struct Replacement {
 }
 
 impl Replacement {
-    fn attempt(&mut self, scratch: &mut [u8]) -> Result<Step, Refusal> {
+    fn attempt(&mut self, scratch: &mut [u8]) -> Result<PlanStep, Refusal> {
         self.attempts += 1;
         let state = self.unit.state();
         let Some(sharing) = state.sharing.as_ref().filter(|_| !state.is_out_of_date()) else {
-            return Ok(Step::Done(Response::status(Status::Busy)));
+            return Ok(PlanStep::Done(Response::status(Status::Busy)));
         };
         let (reservations, effects) = change(&state, &self.nexus, &self.request)?;
         if reservations == state.reservations {
-            return Ok(Step::Done(Response::good()));
+            return Ok(PlanStep::Done(Response::good()));
         }
         let who = Registrant::of(&self.nexus);
         self.aborts_own = effects.aborts.contains(&who);
@@ -57,7 +57,7 @@ impl Replacement {
         let length = VERSION_LENGTH + bytes.len();
         scratch[..VERSION_LENGTH].copy_from_slice(&version.to_be_bytes());
         scratch[VERSION_LENGTH..length].copy_from_slice(&bytes);
-        Ok(Step::Io {
+        Ok(PlanStep::Io {
             disk: self.unit.disk(),
             request: IoRequest::replace_state(length as u64),
             scratch: 0..length,
@@ -71,18 +71,18 @@ impl Replacement {
 }
 
 impl Program for Replacement {
-    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> PlanStep {
         match last {
-            Some(Ok(())) => Step::Done(self.end()),
+            Some(Ok(())) => PlanStep::Done(self.end()),
             // The result is unknown, or nothing has changed: the initiator reads the keys, or repeats the command.
             Some(Err(error))
                 if error.kind != IoErrorKind::Miscompare || self.attempts >= ATTEMPTS_MAX =>
             {
-                Step::Done(Response::status(Status::Busy))
+                PlanStep::Done(Response::status(Status::Busy))
             }
             None | Some(Err(_)) => {
                 let attempt = self.attempt(scratch);
-                attempt.unwrap_or_else(|refusal| Step::Done(refusal.into()))
+                attempt.unwrap_or_else(|refusal| PlanStep::Done(refusal.into()))
             }
         }
     }
