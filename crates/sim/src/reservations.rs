@@ -86,9 +86,9 @@ impl Reservations {
     }
 
     /// Returns the expected result of a command.
-    pub fn expect(&self, nexus: Nexus, what: ReserveOut) -> Expected {
+    pub fn expect(&self, nexus: Nexus, service_action: ReserveOut) -> Expected {
         let mut new = self.clone();
-        if let ReserveOut::Register { key } = what {
+        if let ReserveOut::Register { key } = service_action {
             match key {
                 0 => new.remove(nexus),
                 key => drop(new.keys.insert(nexus, key)),
@@ -98,7 +98,7 @@ impl Reservations {
         let Some(own) = self.key(nexus) else {
             return Expected::Conflict;
         };
-        match what {
+        match service_action {
             ReserveOut::Register { .. } => {}
             ReserveOut::Reserve { kind } => match self.held {
                 None => new.held = Some((kind, nexus)),
@@ -139,10 +139,10 @@ impl Reservations {
 mod tests {
     use super::*;
 
-    fn after(state: &Reservations, nexus: Nexus, what: ReserveOut) -> Reservations {
-        match state.expect(nexus, what) {
+    fn after(state: &Reservations, nexus: Nexus, service_action: ReserveOut) -> Reservations {
+        match state.expect(nexus, service_action) {
             Expected::Good(new) => new,
-            other => panic!("{what:?}: {other:?}"),
+            other => panic!("{service_action:?}: {other:?}"),
         }
     }
 

@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use uring::simulated::Faults;
 
-use crate::schedule::{Step, shrink, steps};
+use crate::schedule::{ScheduleStep, shrink, steps};
 use crate::world::World;
 
 /// A run that takes longer is stuck: a run usually takes some tens of milliseconds.
@@ -31,20 +31,20 @@ pub fn quiet_panics() {
         let payload = panic.payload();
         let text = payload.downcast_ref::<&str>().copied();
         let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        let what = text.unwrap_or("a panic without a message");
+        let message = text.unwrap_or("a panic without a message");
         let place = panic
             .location()
             .map_or_else(String::new, |place| format!(" ({place})"));
-        PANIC.with_borrow_mut(|kept| {
-            if kept.is_empty() {
-                *kept = format!("{what}{place}");
+        PANIC.with_borrow_mut(|stored| {
+            if stored.is_empty() {
+                *stored = format!("{message}{place}");
             }
         });
     }));
 }
 
 /// Runs a schedule. Returns the digest or the failure, and the trace if requested.
-fn run(seed: u64, steps: &[Step], traced: bool) -> (Result<u64, String>, Vec<String>) {
+fn run(seed: u64, steps: &[ScheduleStep], traced: bool) -> (Result<u64, String>, Vec<String>) {
     run_on(Faults::default(), seed, steps, traced)
 }
 
@@ -52,7 +52,7 @@ fn run(seed: u64, steps: &[Step], traced: bool) -> (Result<u64, String>, Vec<Str
 fn run_on(
     corruption: Faults,
     seed: u64,
-    steps: &[Step],
+    steps: &[ScheduleStep],
     traced: bool,
 ) -> (Result<u64, String>, Vec<String>) {
     PANIC.take();
@@ -67,11 +67,11 @@ fn run_on(
     match ended {
         Ok((digest, trace)) => (Ok(digest), trace),
         Err(_) => {
-            let what = PANIC.take();
+            let message = PANIC.take();
             let trace = world.as_mut().map_or_else(Vec::new, World::take_trace);
             // Dropping the remains may panic again.
             drop(catch_unwind(AssertUnwindSafe(|| drop(world))));
-            (Err(what), trace)
+            (Err(message), trace)
         }
     }
 }
@@ -86,16 +86,16 @@ pub fn one(seed: u64, count: usize, shrinks: bool) -> ExitCode {
             println!("seed {seed}: {count} steps passed (digest {digest:016x})");
             ExitCode::SUCCESS
         }
-        Err(what) => {
-            explain(seed, all, &what, shrinks);
+        Err(message) => {
+            explain(seed, all, &message, shrinks);
             ExitCode::FAILURE
         }
     }
 }
 
-fn explain(seed: u64, all: Vec<Step>, what: &str, shrinks: bool) {
+fn explain(seed: u64, all: Vec<ScheduleStep>, message: &str, shrinks: bool) {
     let count = all.len();
-    println!("seed {seed} fails: {what}");
+    println!("seed {seed} fails: {message}");
     println!("again: cargo run --profile sim -p sim -- --seed {seed} --steps {count}");
     let started = Instant::now();
     let needed = match shrinks {
@@ -118,10 +118,10 @@ fn explain(seed: u64, all: Vec<Step>, what: &str, shrinks: bool) {
 
 /// Current seed and start time of a thread, or its end.
 #[derive(Default)]
-struct Running(Mutex<State>);
+struct Running(Mutex<SeedState>);
 
 #[derive(Clone, Copy, Default)]
-enum State {
+enum SeedState {
     #[default]
     Idle,
     Seed(u64, Instant),
@@ -129,21 +129,21 @@ enum State {
 }
 
 impl Running {
-    fn put(&self, state: State) {
-        *self.0.lock().unwrap_or_else(|kept| kept.into_inner()) = state;
+    fn put(&self, state: SeedState) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
-    fn get(&self) -> State {
-        *self.0.lock().unwrap_or_else(|kept| kept.into_inner())
+    fn get(&self) -> SeedState {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Waits for all threads. Ends the process if one of them is stuck.
 fn watch(threads: &[Running], count: usize) {
     loop {
-        let states: Vec<State> = threads.iter().map(Running::get).collect();
+        let states: Vec<SeedState> = threads.iter().map(Running::get).collect();
         for state in &states {
-            if let State::Seed(seed, since) = state
+            if let SeedState::Seed(seed, since) = state
                 && since.elapsed() > HANGS
             {
                 println!("seed {seed} fails: it does not terminate");
@@ -151,7 +151,7 @@ fn watch(threads: &[Running], count: usize) {
                 std::process::exit(1);
             }
         }
-        if states.iter().all(|state| matches!(state, State::Ended)) {
+        if states.iter().all(|state| matches!(state, SeedState::Ended)) {
             return;
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -182,17 +182,17 @@ pub fn many(
                         break;
                     }
                     let all = steps(seed, count);
-                    running.put(State::Seed(seed, Instant::now()));
+                    running.put(SeedState::Seed(seed, Instant::now()));
                     let (result, _) = run(seed, &all, false);
-                    running.put(State::Idle);
-                    if let Err(what) = result
+                    running.put(SeedState::Idle);
+                    if let Err(message) = result
                         && !failed.swap(true, Ordering::Relaxed)
                     {
-                        let mut failure = failure.lock().unwrap_or_else(|kept| kept.into_inner());
-                        *failure = Some((seed, all, what));
+                        let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
+                        *failure = Some((seed, all, message));
                     }
                 }
-                running.put(State::Ended);
+                running.put(SeedState::Ended);
             });
         }
         watch(&running, count);
@@ -201,7 +201,7 @@ pub fn many(
     let seconds = started.elapsed().as_secs();
     let failure = failure
         .lock()
-        .unwrap_or_else(|kept| kept.into_inner())
+        .unwrap_or_else(PoisonError::into_inner)
         .take();
     match failure {
         None => {
@@ -211,9 +211,9 @@ pub fn many(
             );
             ExitCode::SUCCESS
         }
-        Some((seed, all, what)) => {
+        Some((seed, all, message)) => {
             println!("{done} seeds in {seconds} s");
-            explain(seed, all, &what, shrinks);
+            explain(seed, all, &message, shrinks);
             ExitCode::FAILURE
         }
     }
@@ -233,7 +233,7 @@ mod tests {
             let (again, other) = run(seed, &all, true);
             assert_eq!(first, again);
             assert_eq!(trace, other);
-            first.unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+            first.unwrap_or_else(|message| panic!("seed {seed}: {message}"));
         }
     }
 

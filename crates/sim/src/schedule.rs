@@ -4,13 +4,13 @@ use crate::random::Random;
 
 /// One step. Its details follow from its own number, so that removing a step changes no other step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
-    pub what: What,
+pub struct ScheduleStep {
+    pub action: Action,
     pub detail: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum Action {
     /// A client sends requests.
     Submit,
     /// A worker runs an iteration.
@@ -56,32 +56,32 @@ pub enum What {
 }
 
 /// Frequency of each step, out of 1000.
-const SHARES: [(What, u64); 21] = [
-    (What::Submit, 312),
-    (What::Iterate, 280),
-    (What::Own, 130),
-    (What::Poll, 110),
-    (What::Wait, 70),
-    (What::Faults, 10),
-    (What::NoFaults, 14),
-    (What::Disconnect, 6),
-    (What::Abort, 20),
-    (What::Reset, 4),
-    (What::Misbehave, 3),
-    (What::Limit, 8),
-    (What::Reserve, 14),
-    (What::Grow, 5),
-    (What::Snapshot, 2),
-    (What::Mirror, 1),
-    (What::Commit, 2),
-    (What::Stream, 1),
-    (What::Restart, 2),
-    (What::Kill, 3),
-    (What::CutPower, 3),
+const SHARES: [(Action, u64); 21] = [
+    (Action::Submit, 312),
+    (Action::Iterate, 280),
+    (Action::Own, 130),
+    (Action::Poll, 110),
+    (Action::Wait, 70),
+    (Action::Faults, 10),
+    (Action::NoFaults, 14),
+    (Action::Disconnect, 6),
+    (Action::Abort, 20),
+    (Action::Reset, 4),
+    (Action::Misbehave, 3),
+    (Action::Limit, 8),
+    (Action::Reserve, 14),
+    (Action::Grow, 5),
+    (Action::Snapshot, 2),
+    (Action::Mirror, 1),
+    (Action::Commit, 2),
+    (Action::Stream, 1),
+    (Action::Restart, 2),
+    (Action::Kill, 3),
+    (Action::CutPower, 3),
 ];
 
 /// Returns the steps of a seed.
-pub fn steps(seed: u64, count: usize) -> Vec<Step> {
+pub fn steps(seed: u64, count: usize) -> Vec<ScheduleStep> {
     let mut random = Random::new(!seed);
     let step = |_| {
         let mut drawn = random.below(1000);
@@ -90,8 +90,8 @@ pub fn steps(seed: u64, count: usize) -> Vec<Step> {
             drawn = drawn.saturating_sub(*share);
             is_it
         });
-        Step {
-            what: chosen.map_or(What::Iterate, |(what, _)| *what),
+        ScheduleStep {
+            action: chosen.map_or(Action::Iterate, |(action, _)| *action),
             detail: random.next(),
         }
     };
@@ -100,10 +100,10 @@ pub fn steps(seed: u64, count: usize) -> Vec<Step> {
 
 /// Removes steps while `fails` returns true. Calls it at most `tries` times.
 pub fn shrink(
-    mut steps: Vec<Step>,
+    mut steps: Vec<ScheduleStep>,
     mut tries: usize,
-    mut fails: impl FnMut(&[Step]) -> bool,
-) -> Vec<Step> {
+    mut fails: impl FnMut(&[ScheduleStep]) -> bool,
+) -> Vec<ScheduleStep> {
     let mut part = steps.len() / 2;
     while part > 0 && tries > 0 {
         let mut at = 0;
@@ -134,7 +134,7 @@ mod tests {
         let all = steps(1, 300);
         let (first, second) = (all[20], all[250]);
         let left = shrink(all, 10_000, |steps| {
-            let at = |wanted: Step| steps.iter().position(|step| *step == wanted);
+            let at = |wanted: ScheduleStep| steps.iter().position(|step| *step == wanted);
             matches!((at(first), at(second)), (Some(a), Some(b)) if a < b)
         });
         assert_eq!(left, [first, second]);

@@ -1,6 +1,6 @@
 //! State of a run: disks with their models, clients with requests in flight, and successive lives of the daemon.
 
-macro_rules! say {
+macro_rules! log_step {
     ($world:expr, $($text:tt)*) => {
         if let Some(trace) = &mut $world.trace {
             let at = $world.clock.elapsed();
@@ -34,7 +34,7 @@ use crate::files;
 use crate::life::{BLK_QUEUES, DiskPlan, Lies, Life, WORKERS};
 use crate::model::{BLOCK, Model, Value, value_of};
 use crate::random::Random;
-use crate::schedule::{Step, What};
+use crate::schedule::{Action, ScheduleStep};
 use reserving::Reserved;
 
 const GROW_MAX: u64 = 400;
@@ -61,18 +61,18 @@ struct Snapshot {
     model: Model,
 }
 
-enum Kept {
+enum SimClient {
     Blk(Blk),
     Scsi(Scsi),
     Iscsi(IscsiClient),
 }
 
-impl Kept {
+impl SimClient {
     fn client(&mut self) -> &mut dyn Client {
         match self {
-            Kept::Blk(one) => one,
-            Kept::Scsi(one) => one,
-            Kept::Iscsi(one) => one,
+            SimClient::Blk(one) => one,
+            SimClient::Scsi(one) => one,
+            SimClient::Iscsi(one) => one,
         }
     }
 }
@@ -85,7 +85,7 @@ pub struct World {
     plans: Vec<DiskPlan>,
     models: Vec<Model>,
     life: Option<Life>,
-    clients: Vec<Kept>,
+    clients: Vec<SimClient>,
     pending: BTreeMap<u64, Pending>,
     /// Event counter, used as the clock.
     now: u64,
@@ -97,7 +97,7 @@ pub struct World {
     /// A sync has failed, so the page cache may lose any data.
     has_lost_pages: bool,
     /// Step to execute when the remaining calls are used up.
-    cut: Option<What>,
+    cut: Option<Action>,
     snapshots: Vec<Snapshot>,
     /// A request, and whether it completed successfully.
     watched: Option<(u64, bool)>,
@@ -157,8 +157,8 @@ impl World {
         self.trace.take().unwrap_or_default()
     }
 
-    fn note(&mut self, what: u64) {
-        self.digest = (self.digest ^ what)
+    fn note(&mut self, event: u64) {
+        self.digest = (self.digest ^ event)
             .wrapping_mul(0x0100_0000_01b3)
             .rotate_left(17);
     }
@@ -178,16 +178,16 @@ impl World {
         self.has_lost_pages = false;
         Files::open_anew();
         let life = Life::begin(&self.plans, &self.clock, &mut self.random);
-        say!(self, "the daemon starts");
+        log_step!(self, "the daemon starts");
         let mut clients = std::mem::take(&mut self.clients);
         if clients.is_empty() {
             clients = self.new_clients(&life);
         }
-        for kept in &mut clients {
-            match kept {
-                Kept::Blk(one) => one.set_device(life.blk[one.disk()].clone()),
-                Kept::Scsi(one) => one.set_device(life.scsi.clone()),
-                Kept::Iscsi(one) => one.set_server(life.server.clone()),
+        for one in &mut clients {
+            match one {
+                SimClient::Blk(one) => one.set_device(life.blk[one.disk()].clone()),
+                SimClient::Scsi(one) => one.set_device(life.scsi.clone()),
+                SimClient::Iscsi(one) => one.set_server(life.server.clone()),
             }
         }
         self.clients = clients;
@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    fn new_clients(&mut self, life: &Life) -> Vec<Kept> {
+    fn new_clients(&mut self, life: &Life) -> Vec<SimClient> {
         let mut clients = Vec::new();
         for (disk, device) in life.blk.iter().enumerate() {
             for queue in 0..BLK_QUEUES {
@@ -207,14 +207,16 @@ impl World {
                 let worker = usize::from(queue) % WORKERS;
                 let mut blk = Blk::new(device.clone(), disk, worker, queue, packed, tracked);
                 blk.is_hostile = is_hostile;
-                clients.push(Kept::Blk(blk));
+                clients.push(SimClient::Blk(blk));
             }
         }
         for queue in 0..WORKERS {
             let (packed, tracked) = (self.random.one_in(2), self.random.one_in(2));
             let device = life.scsi.clone();
             let index = 2 + queue as u16;
-            clients.push(Kept::Scsi(Scsi::new(device, queue, index, packed, tracked)));
+            clients.push(SimClient::Scsi(Scsi::new(
+                device, queue, index, packed, tracked,
+            )));
         }
         for number in 0..INITIATORS as usize {
             let seed = self.random.next();
@@ -225,7 +227,7 @@ impl World {
                 1 + number,
                 seed,
             );
-            clients.push(Kept::Iscsi(one));
+            clients.push(SimClient::Iscsi(one));
         }
         clients
     }
@@ -243,7 +245,7 @@ impl World {
         for one in done {
             self.ended(one);
         }
-        if let Kept::Iscsi(one) = &mut self.clients[index] {
+        if let SimClient::Iscsi(one) = &mut self.clients[index] {
             if one.wants_connection() {
                 let worker = 1 - one.worker();
                 let life = self.life.as_mut().expect("the daemon lives");
@@ -263,13 +265,14 @@ impl World {
         let request = &pending.request;
         let (disk, kind) = (request.disk, request.kind);
         let name = self.clients[pending.client].client().name();
-        say!(
+        log_step!(
             self,
             "{name}: request {} ends: {:?}",
             done.token,
             done.outcome
         );
-        let is_hostile = matches!(&self.clients[pending.client], Kept::Blk(one) if one.is_hostile);
+        let is_hostile =
+            matches!(&self.clients[pending.client], SimClient::Blk(one) if one.is_hostile);
         if is_hostile {
             return;
         }
@@ -293,7 +296,7 @@ impl World {
             *ended = good;
         }
         match kind {
-            Kind::Reserve(what) => self.reserved(&pending, what, &done.outcome),
+            Kind::Reserve(service_action) => self.reserved(&pending, service_action, &done.outcome),
             Kind::Read if good => self.check_read(&pending, &done.data),
             Kind::Read => {}
             Kind::Flush if good => self.models[disk].flushed(pending.begin),
@@ -310,7 +313,7 @@ impl World {
                 let through = self.plans[disk].cache == CacheMode::Writethrough;
                 let durable = through
                     || matches!(kind, Kind::Write { durable: true })
-                        && !matches!(&self.clients[pending.client], Kept::Blk(_));
+                        && !matches!(&self.clients[pending.client], SimClient::Blk(_));
                 // It may have completed before the kill and been lost with the memory.
                 let good = good && !(pending.survived && self.plans[disk].lies == Lies::Ram);
                 for at in 0..request.blocks {
@@ -337,9 +340,9 @@ impl World {
             let block = &data[at as usize * BLOCK..][..BLOCK];
             let found = value_of(block, lba)
                 .and_then(|value| self.models[request.disk].check(lba, value, pending.begin));
-            if let Err(what) = found {
+            if let Err(reason) = found {
                 panic!(
-                    "request {} reads block {lba} of d{}: {what}",
+                    "request {} reads block {lba} of d{}: {reason}",
                     request.token, request.disk
                 );
             }
@@ -352,9 +355,9 @@ impl World {
             return;
         }
         let found = self.models[request.disk].check(request.lba, pending.expected, pending.begin);
-        if let Err(what) = found {
+        if let Err(reason) = found {
             panic!(
-                "request {} compared block {} of d{} successfully with value {}, but {what}",
+                "request {} compared block {} of d{} successfully with value {}, but {reason}",
                 request.token, request.lba, request.disk, pending.expected
             );
         }
@@ -375,10 +378,10 @@ impl World {
     }
 
     fn look_at_faults(&mut self) {
-        for what in Files::take_happened() {
+        for fault in Files::take_happened() {
             self.is_troubled = true;
-            self.has_lost_pages |= what.starts_with("a sync");
-            say!(self, "{what}");
+            self.has_lost_pages |= fault.starts_with("a sync");
+            log_step!(self, "{fault}");
         }
     }
 
@@ -398,7 +401,7 @@ impl World {
             stuck: rate(6),
             ..self.corruption
         };
-        say!(self, "faults: {faults:?}");
+        log_step!(self, "faults: {faults:?}");
         Files::set_faults(faults);
     }
 
@@ -414,7 +417,7 @@ impl World {
                 bandwidth_burst: 0,
             },
         };
-        say!(self, "d{disk} is limited to {} IOPS", limits.iops);
+        log_step!(self, "d{disk} is limited to {} IOPS", limits.iops);
         self.life().disks[disk].set_limits(limits);
     }
 
@@ -430,7 +433,7 @@ impl World {
         if blocks > GROW_MAX {
             return;
         }
-        say!(self, "d{disk}: resize to {blocks} blocks");
+        log_step!(self, "d{disk}: resize to {blocks} blocks");
         let disk_of = self.life().disks[disk].clone();
         let grown = disk_of.resize(blocks * BLOCK as u64);
         self.look_at_faults();
@@ -446,7 +449,7 @@ impl World {
                 }
             }
             Err(error) => {
-                say!(self, "cannot grow the disk: {error}");
+                log_step!(self, "cannot grow the disk: {error}");
                 assert!(
                     self.is_troubled || Files::is_cut(),
                     "growing failed: {error}"
@@ -456,17 +459,17 @@ impl World {
         }
     }
 
-    pub fn step(&mut self, step: Step) {
-        let Step { what, detail } = step;
+    pub fn step(&mut self, step: ScheduleStep) {
+        let ScheduleStep { action, detail } = step;
         let mut random = Random::new(detail);
-        match what {
-            What::Submit => self.submit(detail),
-            What::Iterate => self.iterate(random.below(WORKERS as u64) as usize),
-            What::Own => {
+        match action {
+            Action::Submit => self.submit(detail),
+            Action::Iterate => self.iterate(random.below(WORKERS as u64) as usize),
+            Action::Own => {
                 bdev::stepped::step_image_owners();
                 self.look_at_faults();
             }
-            What::Poll => {
+            Action::Poll => {
                 let index = random.below(self.clients.len() as u64) as usize;
                 self.poll(index);
                 // A login takes many steps.
@@ -474,50 +477,50 @@ impl World {
                     self.poll(index);
                 }
             }
-            What::Wait => self.wait(random.below(2_000_000)),
-            What::Faults => self.set_faults(detail),
-            What::NoFaults => Files::set_faults(Faults::default()),
-            What::Disconnect => {
+            Action::Wait => self.wait(random.below(2_000_000)),
+            Action::Faults => self.set_faults(detail),
+            Action::NoFaults => Files::set_faults(Faults::default()),
+            Action::Disconnect => {
                 let index = self.clients.len() - 1 - random.below(INITIATORS) as usize;
-                say!(self, "a connection breaks");
+                log_step!(self, "a connection breaks");
                 self.clients[index].client().disconnect();
             }
-            What::Abort => {
+            Action::Abort => {
                 let index = self.any_scsi(&mut random);
                 let client = self.clients[index].client();
                 let (name, aborted) = (client.name(), client.abort(random.next()));
-                if let Some(what) = aborted {
-                    say!(self, "{name} aborts {what}");
+                if let Some(subject) = aborted {
+                    log_step!(self, "{name} aborts {subject}");
                 }
             }
-            What::Reset => {
+            Action::Reset => {
                 let index = self.any_scsi(&mut random);
                 self.reset(index, random.next());
             }
-            What::Misbehave => {
+            Action::Misbehave => {
                 let disk = random.below(self.plans.len() as u64) as usize;
                 let index = disk * usize::from(BLK_QUEUES) + usize::from(BLK_QUEUES) - 1;
                 self.clients[index].client().misbehave(detail);
             }
-            What::Limit => self.limit(detail),
-            What::Reserve => self.reserve(detail),
-            What::Grow => self.grow(detail),
-            What::Snapshot => self.snapshot(detail),
-            What::Mirror => self.mirror(detail),
-            What::Commit => self.commit(detail),
-            What::Stream => self.stream(detail),
-            What::Restart => self.restart(),
-            What::Kill | What::CutPower if self.cut.is_none() => {
-                self.cut = Some(what);
+            Action::Limit => self.limit(detail),
+            Action::Reserve => self.reserve(detail),
+            Action::Grow => self.grow(detail),
+            Action::Snapshot => self.snapshot(detail),
+            Action::Mirror => self.mirror(detail),
+            Action::Commit => self.commit(detail),
+            Action::Stream => self.stream(detail),
+            Action::Restart => self.restart(),
+            Action::Kill | Action::CutPower if self.cut.is_none() => {
+                self.cut = Some(action);
                 match random.one_in(2) {
                     true => Files::cut_after(Some(random.below(30))),
                     false => end_after(Some(random.below(100) as u32)),
                 }
             }
-            What::Kill | What::CutPower => {}
+            Action::Kill | Action::CutPower => {}
         }
         if self.cut.is_some() && (Files::is_cut() || self.has_ended) {
-            let power = self.cut.take() == Some(What::CutPower);
+            let power = self.cut.take() == Some(Action::CutPower);
             self.crash(power);
         }
     }
@@ -530,10 +533,10 @@ impl World {
     fn reset(&mut self, index: usize, seed: u64) {
         let client = self.clients[index].client();
         let (name, done) = (client.name(), client.reset(seed));
-        let Some((what, disks)) = done else {
+        let Some((subject, disks)) = done else {
             return;
         };
-        say!(self, "{name} resets {what}");
+        log_step!(self, "{name} resets {subject}");
         for disk in disks {
             for other in (0..self.clients.len()).filter(|other| *other != index) {
                 self.clients[other].client().may_lose(disk);
@@ -589,12 +592,12 @@ impl World {
         let (_, first) = self.pending.first_key_value().expect("one at least");
         let client = first.client;
         let request = &first.request;
-        let what = format!(
+        let description = format!(
             "{:?} of d{}, {} blocks at {}",
             request.kind, request.disk, request.blocks, request.lba
         );
         panic!(
-            "{} requests do not complete; the first is {} of {}: {what}",
+            "{} requests do not complete; the first is {} of {}: {description}",
             self.pending.len(),
             self.pending
                 .first_key_value()

@@ -43,9 +43,9 @@ pub struct GuestQueue {
 
 /// Index of a request's memory.
 #[derive(Clone, Copy)]
-pub struct Slot(usize);
+pub struct RequestSlot(usize);
 
-impl Slot {
+impl RequestSlot {
     fn at(self, offset: u64) -> u64 {
         REQUESTS + self.0 as u64 * SLOT_BYTES + offset
     }
@@ -133,19 +133,19 @@ impl GuestQueue {
     }
 
     /// Takes a free slot for a request.
-    pub fn take(&mut self, token: u64) -> Option<Slot> {
+    pub fn take(&mut self, token: u64) -> Option<RequestSlot> {
         if self.is_broken() {
             return None;
         }
         let index = self.slots.iter().position(Option::is_none)?;
         self.slots[index] = Some(token);
-        Some(Slot(index))
+        Some(RequestSlot(index))
     }
 
     /// Adds a request to the ring: header, data, and buffers for the response and for data. Data may be split over several descriptors.
     pub fn add(
         &mut self,
-        slot: Slot,
+        slot: RequestSlot,
         header: &[u8],
         out: &[u8],
         answer: u32,
@@ -178,7 +178,7 @@ impl GuestQueue {
     /// Returns the next completed request: token, response and data read.
     pub fn answered(&mut self, answer: usize) -> Option<(u64, Vec<u8>, Vec<u8>)> {
         let used = self.driver.pop_used()?;
-        let slot = Slot(used.token as usize);
+        let slot = RequestSlot(used.token as usize);
         let token = self.slots[slot.0]
             .take()
             .expect("each request completes once");

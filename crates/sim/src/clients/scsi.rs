@@ -58,8 +58,8 @@ pub fn command(request: &Request) -> ([u8; 16], Vec<u8>, usize) {
             cdb[13] = request.blocks as u8;
             (cdb, request.data.clone(), 0)
         }
-        Kind::Reserve(what) => {
-            let (action, kind) = what.codes();
+        Kind::Reserve(service_action) => {
+            let (action, kind) = service_action.codes();
             (cdb[0], cdb[1], cdb[2]) = (0x5f, action, kind);
             cdb[8] = request.data.len() as u8;
             (cdb, request.data.clone(), 0)
@@ -178,7 +178,7 @@ impl Client for Scsi {
         let mut random = Random::new(seed);
         let tokens = self.queue.tokens();
         let token = *tokens.get(random.below(tokens.len().max(1) as u64) as usize)?;
-        let (function, disk, said) = match random.one_in(3) {
+        let (function, disk, subject) = match random.one_in(3) {
             true => {
                 let disk = random.below(DISKS) as u8;
                 (ABORT_TASK_SET, disk, format!("tasks of d{disk}"))
@@ -191,7 +191,7 @@ impl Client for Scsi {
             ),
         };
         self.manage(function, disk, token)?;
-        Some(said)
+        Some(subject)
     }
 
     fn reset(&mut self, seed: u64) -> Option<(String, Vec<usize>)> {

@@ -68,7 +68,7 @@ impl World {
             return;
         };
         let file = path.file_name().unwrap_or_default().display();
-        say!(self, "d{disk}: move to {file}");
+        log_step!(self, "d{disk}: move to {file}");
         let copying = self.copying(&of, of.device(), target, false);
         let mirror: Arc<dyn BlockDevice> = copying.mirror.clone();
         if self.change_over(&of, &mirror, |_| true) && self.copy(copying, &mut random) {
@@ -78,7 +78,7 @@ impl World {
             plan.data_file = None;
             plan.below.clear();
             plan.lower.clear();
-            say!(self, "d{disk}: moved");
+            log_step!(self, "d{disk}: moved");
         }
     }
 
@@ -94,7 +94,7 @@ impl World {
             return;
         }
         Files::set_faults(self.corruption);
-        say!(self, "d{disk}: commit");
+        log_step!(self, "d{disk}: commit");
         let Some(held) = self.hold(&of, 0, u64::MAX) else {
             return;
         };
@@ -133,7 +133,7 @@ impl World {
                 true => Lies::Image,
                 false => Lies::File,
             };
-            say!(self, "d{disk} is committed");
+            log_step!(self, "d{disk} is committed");
         } else if !self.is_over() {
             let given_up = base.give_up_writing();
             self.look_at_faults();
@@ -154,7 +154,7 @@ impl World {
         if plan.lies != Lies::Image || stands_alone || has_snapshots {
             return;
         }
-        say!(self, "d{disk}: stream");
+        log_step!(self, "d{disk}: stream");
         let device = self.life().disks[disk].device();
         let total = device.capacity().bytes();
         let mut at = 0;
@@ -182,7 +182,7 @@ impl World {
             let plan = &mut self.plans[disk];
             plan.lower.clear();
             plan.below.clear();
-            say!(self, "d{disk}: streamed");
+            log_step!(self, "d{disk}: streamed");
         }
         assert!(
             left.is_ok() || self.is_over() || self.is_troubled,
@@ -264,8 +264,8 @@ impl World {
             }
         };
         Files::know(&files::open(&path)).expect("a file of the simulation");
-        let kept = of.check_device(&*target);
-        kept.unwrap_or_else(|broken| panic!("d{disk} cannot move: {broken}"));
+        let compatible = of.check_device(&*target);
+        compatible.unwrap_or_else(|broken| panic!("d{disk} cannot move: {broken}"));
         Some((target, path, lies))
     }
 
@@ -310,7 +310,7 @@ impl World {
             });
         Files::set_faults(self.corruption);
         while !is_there && !self.is_over() {
-            say!(self, "it did not");
+            log_step!(self, "it did not");
             if self.change_over(&of, &copying.source, |_| true) {
                 break;
             }

@@ -1,6 +1,6 @@
 //! Client requests: selects blocks and content and records them in the model.
 
-use super::{INITIATORS, Kept, Pending, World};
+use super::{INITIATORS, Pending, SimClient, World};
 use crate::clients::{Kind, Request};
 use crate::life::{BLK_QUEUES, WORKERS};
 use crate::model::{BLOCK, Value, fill};
@@ -85,7 +85,7 @@ impl World {
         };
         let any = random.below(self.plans.len() as u64) as usize;
         let disk = match &self.clients[index] {
-            Kept::Blk(one) => one.disk(),
+            SimClient::Blk(one) => one.disk(),
             _ => any,
         };
         if !self.clients[index].client().can(kind) {
@@ -114,7 +114,7 @@ impl World {
             blocks,
             ..
         } = request;
-        say!(
+        log_step!(
             self,
             "{name}: request {token}: {kind:?} of d{disk}, {blocks} blocks at {lba}, value {value}"
         );

@@ -5,7 +5,7 @@
 
 use uring::simulated::Files;
 
-use super::{Kept, Pending, World};
+use super::{Pending, SimClient, World};
 use crate::clients::{ABORTED, Kind, LOST, Outcome, Request, ReserveOut};
 use crate::life::WORKERS;
 use crate::random::Random;
@@ -39,9 +39,9 @@ impl World {
     /// Returns the nexus of a client. All queues of a driver are one I_T nexus, as are all connections of a session. virtio-blk has none.
     fn nexus(&self, client: usize) -> Option<Nexus> {
         match &self.clients[client] {
-            Kept::Blk(_) => None,
-            Kept::Scsi(_) => Some(0),
-            Kept::Iscsi(one) => Some(usize::from(one.number())),
+            SimClient::Blk(_) => None,
+            SimClient::Scsi(_) => Some(0),
+            SimClient::Iscsi(one) => Some(usize::from(one.number())),
         }
     }
 
@@ -73,14 +73,14 @@ impl World {
             return;
         }
         let key = self.tick();
-        let (what, own) = next(&self.reservations[disk], nexus, key, random);
+        let (service_action, own) = next(&self.reservations[disk], nexus, key, random);
         let request = Request {
             token: self.tick(),
             disk,
-            kind: Kind::Reserve(what),
+            kind: Kind::Reserve(service_action),
             lba: 0,
             blocks: 0,
-            data: what.list(own),
+            data: service_action.list(own),
         };
         let token = request.token;
         if !self.clients[client].client().submit(&request) {
@@ -105,7 +105,12 @@ impl World {
     }
 
     /// Records the end of a change.
-    pub(super) fn reserved(&mut self, pending: &Pending, what: ReserveOut, outcome: &Outcome) {
+    pub(super) fn reserved(
+        &mut self,
+        pending: &Pending,
+        service_action: ReserveOut,
+        outcome: &Outcome,
+    ) {
         let disk = pending.request.disk;
         let nexus = self.nexus(pending.client).expect("a nexus");
         let reserved = &mut self.reservations[disk];
@@ -116,7 +121,7 @@ impl World {
         }
         let is_only_change = reserved.changes == pending.reservations + 1;
         let Some(state) = reserved.state.take().filter(|_| is_only_change) else {
-            match (what, outcome) {
+            match (service_action, outcome) {
                 (ReserveOut::Register { key }, Outcome::Good) if key > 0 && is_only_change => {
                     reserved.registered = Some((nexus, key));
                 }
@@ -127,7 +132,7 @@ impl World {
             }
             return;
         };
-        let expected = state.expect(nexus, what);
+        let expected = state.expect(nexus, service_action);
         let is_as_expected = match (outcome, &expected) {
             (Outcome::Good, Expected::Good(new)) => {
                 reserved.state = Some(new.clone());
@@ -146,7 +151,7 @@ impl World {
         };
         assert!(
             is_as_expected,
-            "{what:?} of nexus {nexus} on d{disk} ends with {outcome:?}, expected {expected:?}; state before: {state:?}"
+            "{service_action:?} of nexus {nexus} on d{disk} ends with {outcome:?}, expected {expected:?}; state before: {state:?}"
         );
     }
 
@@ -204,7 +209,7 @@ fn next(reserved: &Reserved, nexus: Nexus, key: u64, random: &mut Random) -> (Re
     };
     let kind = TYPES[random.below(TYPES.len() as u64) as usize];
     let own = state.key(nexus);
-    let what = match (random.below(10), own) {
+    let service_action = match (random.below(10), own) {
         (0..=4, None) | (0, Some(_)) => ReserveOut::Register { key },
         (1..=3, _) => ReserveOut::Reserve { kind },
         (5 | 4, _) => ReserveOut::Release {
@@ -225,5 +230,5 @@ fn next(reserved: &Reserved, nexus: Nexus, key: u64, random: &mut Random) -> (Re
         (8, _) => ReserveOut::Register { key: 0 },
         _ => ReserveOut::Clear,
     };
-    (what, own.unwrap_or(u64::MAX - 1))
+    (service_action, own.unwrap_or(u64::MAX - 1))
 }

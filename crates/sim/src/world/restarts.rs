@@ -4,7 +4,7 @@ use qcow2::Repair;
 use uring::simulated::Files;
 use virtqueue::simulated::end_after;
 
-use super::{Kept, Snapshot, World};
+use super::{SimClient, Snapshot, World};
 use crate::clients::{Kind, Outcome, Request};
 use crate::files;
 use crate::life::{BLK_QUEUES, DiskPlan, Lies};
@@ -13,7 +13,7 @@ use crate::model::{BLOCK, value_of};
 impl World {
     pub(super) fn restart(&mut self) {
         self.settle();
-        say!(self, "the daemon is stopped");
+        log_step!(self, "the daemon is stopped");
         self.stop();
         self.check_images(true);
         for path in self.plans.iter().flat_map(DiskPlan::files) {
@@ -92,8 +92,8 @@ impl World {
                 let lba = lba as u64;
                 let found =
                     value_of(block, lba).and_then(|value| model.check(lba, value, u64::MAX));
-                if let Err(what) = found {
-                    panic!("block {lba} of snapshot {name} of {of}: {what}");
+                if let Err(reason) = found {
+                    panic!("block {lba} of snapshot {name} of {of}: {reason}");
                 }
             }
         }
@@ -114,16 +114,16 @@ impl World {
                 whole[..known].copy_from_slice(&block[..known]);
                 let found =
                     value_of(&whole, lba).and_then(|value| model.check(lba, value, u64::MAX));
-                if let Err(what) = found {
-                    panic!("block {lba} of the data file of d{disk}: {what}");
+                if let Err(reason) = found {
+                    panic!("block {lba} of the data file of d{disk}: {reason}");
                 }
             }
         }
     }
 
     pub(super) fn stop(&mut self) {
-        for kept in &mut self.clients {
-            kept.client().detach();
+        for one in &mut self.clients {
+            one.client().detach();
         }
         let life = self.life.take().expect("the daemon lives");
         let time = &self.time;
@@ -137,27 +137,27 @@ impl World {
             let own = (plan.lies == Lies::Image).then_some(&plan.path);
             for path in lower.map(|lower| &lower.path).chain(own) {
                 let name = path.file_name().unwrap_or_default().display();
-                let whose = format!("{name} of d{index}");
+                let subject = format!("{name} of d{index}");
                 let report = files::check(path, Repair::Nothing);
                 let report =
-                    report.unwrap_or_else(|error| panic!("{whose} cannot be checked: {error}"));
+                    report.unwrap_or_else(|error| panic!("{subject} cannot be checked: {error}"));
                 let findings = report.findings.join("; ");
-                assert_eq!(report.corruptions, 0, "{whose} is damaged: {findings}");
+                assert_eq!(report.corruptions, 0, "{subject} is damaged: {findings}");
                 assert!(
                     !closed || self.is_troubled || report.leaks == 0,
-                    "{whose} was closed and has leaks: {findings}"
+                    "{subject} was closed and has leaks: {findings}"
                 );
                 if report.leaks > 0 {
                     let repaired = files::check(path, Repair::Leaks);
                     let repaired = repaired.is_ok_and(|report| report.is_clean());
-                    assert!(repaired, "leaks of {whose} are not repaired: {findings}");
+                    assert!(repaired, "leaks of {subject} are not repaired: {findings}");
                 }
             }
         }
     }
 
     pub(super) fn crash(&mut self, power: bool) {
-        say!(
+        log_step!(
             self,
             "{}",
             if power {
@@ -166,8 +166,8 @@ impl World {
                 "the daemon is killed"
             }
         );
-        for kept in &mut self.clients {
-            kept.client().detach();
+        for one in &mut self.clients {
+            one.client().detach();
         }
         let life = self.life.take().expect("the daemon lives");
         life.kill();
@@ -210,22 +210,22 @@ impl World {
 
     /// Restarts guests without an in-flight region, and all guests after a power cut.
     fn renew_clients(&mut self, power: bool) {
-        let mut kept = std::mem::take(&mut self.clients);
+        let mut clients = std::mem::take(&mut self.clients);
         if power {
             return;
         }
-        for one in &mut kept {
+        for one in &mut clients {
             if one.client().survives() {
                 continue;
             }
             let packed = self.random.one_in(2);
             match one {
-                Kept::Blk(blk) => blk.renew(packed && !blk.is_hostile),
-                Kept::Scsi(scsi) => scsi.renew(packed),
-                Kept::Iscsi(iscsi) => iscsi.forget(),
+                SimClient::Blk(blk) => blk.renew(packed && !blk.is_hostile),
+                SimClient::Scsi(scsi) => scsi.renew(packed),
+                SimClient::Iscsi(iscsi) => iscsi.forget(),
             }
         }
-        self.clients = kept;
+        self.clients = clients;
     }
 
     /// Reads all disks, checks the values and fixes them in the model.
@@ -246,7 +246,7 @@ impl World {
                     });
                     match found {
                         Ok(value) => self.models[disk].found(lba, value),
-                        Err(what) => panic!("block {lba} of d{disk} after a start: {what}"),
+                        Err(reason) => panic!("block {lba} of d{disk} after a start: {reason}"),
                     }
                 }
             }

@@ -31,7 +31,7 @@ impl World {
         };
         // The folder name differs between runs.
         let file = path.file_name().unwrap_or_default().display();
-        say!(self, "d{disk}: snapshot to {file}");
+        log_step!(self, "d{disk}: snapshot to {file}");
         let before = of.device();
         if self.change_over(&of, &image, |world| world.flushes(disk)) {
             let closed = before.give_up_writing();
@@ -47,9 +47,9 @@ impl World {
             };
             plan.lies = Lies::Image;
             plan.lower.push(lower);
-            say!(self, "d{disk}: snapshot taken");
+            log_step!(self, "d{disk}: snapshot taken");
         } else if !self.is_over() {
-            say!(self, "snapshot failed");
+            log_step!(self, "snapshot failed");
         }
     }
 
@@ -80,8 +80,8 @@ impl World {
             Ok(image) if !self.is_over() => {
                 Files::know(&files::open(&path)).expect("a file of the simulation");
                 let image: Arc<dyn BlockDevice> = Arc::new(image);
-                let kept = of.check_device(&*image);
-                kept.unwrap_or_else(|broken| {
+                let compatible = of.check_device(&*image);
+                compatible.unwrap_or_else(|broken| {
                     panic!("cannot replace the device of d{disk} by an image: {broken}")
                 });
                 Some((image, path))
