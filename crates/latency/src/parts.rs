@@ -13,7 +13,7 @@ use crate::snapshot::Labels;
 use crate::{Operation, QueueTimeline};
 
 /// Limit on the parts of all queues of the process.
-static PROCESS: Room = Room::new(1024);
+static PROCESS: PartLimit = PartLimit::new(1024);
 
 /// The part of a queue's measurements to which a request belongs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,33 +35,33 @@ impl DiskNumber {
 
 /// Limit on the number of parts.
 #[derive(Debug)]
-struct Room {
+struct PartLimit {
     taken: AtomicUsize,
     most: usize,
 }
 
-impl Room {
-    const fn new(most: usize) -> Room {
-        Room {
+impl PartLimit {
+    const fn new(most: usize) -> PartLimit {
+        PartLimit {
             taken: AtomicUsize::new(0),
             most,
         }
     }
 
-    fn take(&'static self) -> Option<Place> {
+    fn take(&'static self) -> Option<PartPermit> {
         let more = |taken: usize| (taken < self.most).then_some(taken + 1);
         let taken = self
             .taken
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        taken.is_ok().then(|| Place(self))
+        taken.is_ok().then(|| PartPermit(self))
     }
 }
 
 /// Reserves room for one part until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Place(&'static Room);
+pub(crate) struct PartPermit(&'static PartLimit);
 
-impl Drop for Place {
+impl Drop for PartPermit {
     fn drop(&mut self) {
         self.0.taken.fetch_sub(1, Ordering::Relaxed);
     }
@@ -76,7 +76,7 @@ pub(crate) struct Parts {
     /// Known disks and their parts, sorted.
     numbers: Vec<(DiskNumber, Part)>,
     last: (DiskNumber, Part),
-    room: &'static Room,
+    room: &'static PartLimit,
 }
 
 impl Parts {
@@ -100,8 +100,8 @@ impl Parts {
         let wanted = self.all.get_mut(usize::from(part.0)).and_then(Option::take);
         let Some(wanted) = wanted else { return };
         let before = std::mem::replace(record, wanted);
-        if let Some(place) = self.all.get_mut(usize::from(self.written.0)) {
-            *place = Some(before);
+        if let Some(permit) = self.all.get_mut(usize::from(self.written.0)) {
+            *permit = Some(before);
         }
         self.written = part;
     }
@@ -140,7 +140,7 @@ impl Parts {
             return Part(at);
         }
         let number = u16::try_from(self.all.len());
-        let (Ok(number), Some(place)) = (number, self.room.take()) else {
+        let (Ok(number), Some(permit)) = (number, self.room.take()) else {
             own.leave_untold(name);
             return Part::REST;
         };
@@ -148,7 +148,7 @@ impl Parts {
             disk: name,
             ..own.labels().clone()
         };
-        let record = Arc::new(QueueRecord::part(labels, place));
+        let record = Arc::new(QueueRecord::part(labels, permit));
         own.add_part(record.clone());
         self.all.push(Some(record));
         Part(number)
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
     use crate::{Clock, Span, Stamp, Stamps};
 
-    static SMALL: Room = Room::new(2);
+    static SMALL: PartLimit = PartLimit::new(2);
 
     fn timeline() -> QueueTimeline {
         QueueTimeline::new(Labels::default(), 8)

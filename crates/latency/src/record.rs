@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::parts::Place;
+use crate::parts::PartPermit;
 use crate::snapshot::{Labels, Latencies, OperationLatencies, QueueSnapshot};
 use crate::{
     Clock, Counters, Histogram, Operation, OperationCounters, SlowLog, SlowRequest, Span,
@@ -106,7 +106,7 @@ pub struct QueueRecord {
     /// Parts of single disks, if there are several. The owner adds entries and never reads them.
     parts: Mutex<PartRecords>,
     /// Set if this record is such a part.
-    _place: Option<Place>,
+    _permit: Option<PartPermit>,
 }
 
 #[derive(Debug, Default)]
@@ -123,13 +123,13 @@ impl QueueRecord {
             slow: Mutex::default(),
             labels,
             parts: Mutex::default(),
-            _place: None,
+            _permit: None,
         }
     }
 
-    pub(crate) fn part(labels: Labels, place: Place) -> QueueRecord {
+    pub(crate) fn part(labels: Labels, permit: PartPermit) -> QueueRecord {
         QueueRecord {
-            _place: Some(place),
+            _permit: Some(permit),
             ..QueueRecord::new(labels)
         }
     }

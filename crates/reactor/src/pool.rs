@@ -130,30 +130,30 @@ pub struct OwnedQueue {
     pub in_flight: u64,
 }
 
-struct Slot {
+struct WorkerSlot {
     handle: WorkerHandle,
     thread: Option<JoinHandle<()>>,
     /// Outlives the worker: the next worker with this number continues its counters.
     ledger: Arc<Ledger>,
 }
 
-impl Slot {
+impl WorkerSlot {
     fn runs(&self) -> bool {
         !self.handle.has_ended()
     }
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// By worker number: shared workers first, then dedicated ones, which may have ended.
-    slots: Vec<Slot>,
+    slots: Vec<WorkerSlot>,
     /// By export name. Exports without an entry are shared.
     placed: HashMap<String, Placed>,
 }
 
 /// The running workers. Dropping the pool ends them and drops their remaining sources.
 pub struct Pool {
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     shared: usize,
     poll: PollLimits,
     clock: Clock,
@@ -184,7 +184,7 @@ impl Pool {
         Ok(pool)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -230,9 +230,9 @@ impl Pool {
         state.slots[worker as usize].handle.clone()
     }
 
-    fn emptiest<'a>(&self, slots: impl IntoIterator<Item = &'a Slot>) -> WorkerHandle {
+    fn emptiest<'a>(&self, slots: impl IntoIterator<Item = &'a WorkerSlot>) -> WorkerHandle {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) as usize;
-        let slots: Vec<&Slot> = slots.into_iter().collect();
+        let slots: Vec<&WorkerSlot> = slots.into_iter().collect();
         let counts: Vec<usize> = slots
             .iter()
             .map(|slot| slot.handle.mailbox.sources.load(Ordering::Relaxed))
@@ -283,7 +283,7 @@ impl Pool {
     }
 
     /// Starts a worker with the first free number.
-    fn start_dedicated(&self, state: &mut State) -> Result<u32, PoolError> {
+    fn start_dedicated(&self, state: &mut PoolState) -> Result<u32, PoolError> {
         let dedicated = state.slots.iter_mut().enumerate().skip(self.shared);
         let ended = { dedicated }.find(|(_, slot)| !slot.runs());
         let (index, ledger) = match ended {
@@ -417,7 +417,7 @@ fn start_worker(
     cpu: Option<u32>,
     poll: PollLimits,
     ledger: Arc<Ledger>,
-) -> Result<Slot, PoolError> {
+) -> Result<WorkerSlot, PoolError> {
     let start_error = |source| PoolError::Start {
         worker: index,
         source,
@@ -468,7 +468,7 @@ fn start_worker(
         })
         .map_err(start_error)?;
     match started.recv() {
-        Ok(Ok(())) => Ok(Slot {
+        Ok(Ok(())) => Ok(WorkerSlot {
             handle,
             thread: Some(thread),
             ledger: counted,
@@ -552,8 +552,8 @@ mod tests {
         );
     }
 
-    fn wait_for(what: impl Fn() -> bool) {
-        while !what() {
+    fn wait_for(condition: impl Fn() -> bool) {
+        while !condition() {
             std::thread::yield_now();
         }
     }

@@ -11,11 +11,11 @@ pub struct RateLimit {
     interval: Duration,
     /// Number of events that pass at once after a pause.
     burst: u32,
-    state: Mutex<State>,
+    state: Mutex<RateLimitState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct RateLimitState {
     /// Remaining events of the burst, as of `since`.
     left: u32,
     since: Option<Duration>,
@@ -33,7 +33,7 @@ impl RateLimit {
         RateLimit {
             interval,
             burst,
-            state: Mutex::new(State {
+            state: Mutex::new(RateLimitState {
                 left: burst,
                 since: None,
                 suppressed: 0,

@@ -33,7 +33,7 @@ pub struct WorkerCounters {
 
 type Stopped = Box<dyn FnOnce(Box<dyn Source>, &mut Io)>;
 
-struct Place {
+struct SourceSlot {
     id: SourceId,
     source: Box<dyn Source>,
     hot: bool,
@@ -46,7 +46,7 @@ struct Place {
 pub struct Worker {
     handle: WorkerHandle,
     io: Io,
-    places: Vec<Option<Place>>,
+    slots: Vec<Option<SourceSlot>>,
     /// Total number of sources added.
     added: u32,
     hot: Vec<SourceId>,
@@ -67,9 +67,9 @@ pub struct Worker {
 }
 
 /// Returns the place of a source, unless it was removed.
-fn find(places: &mut [Option<Place>], id: SourceId) -> Option<&mut Place> {
-    let place = places.get_mut(id.place() as usize)?.as_mut()?;
-    (place.id == id).then_some(place)
+fn find(slots: &mut [Option<SourceSlot>], id: SourceId) -> Option<&mut SourceSlot> {
+    let slot = slots.get_mut(id.place() as usize)?.as_mut()?;
+    (slot.id == id).then_some(slot)
 }
 
 /// Initial capacity for the completions and I/Os of one iteration.
@@ -95,7 +95,7 @@ impl Worker {
         Ok(Worker {
             handle,
             io,
-            places: Vec::new(),
+            slots: Vec::new(),
             added: 0,
             hot: Vec::new(),
             touched: Vec::new(),
@@ -168,7 +168,7 @@ impl Worker {
 
     /// Returns the number of sources.
     pub fn source_count(&self) -> usize {
-        self.places.iter().flatten().count()
+        self.slots.iter().flatten().count()
     }
 
     /// Adds a source. `make` receives the id of the new source. The source is polled in the next iteration even without a
@@ -180,10 +180,10 @@ impl Worker {
         &mut self,
         make: impl FnOnce(&mut Io, SourceId) -> Result<Box<dyn Source>, E>,
     ) -> Result<SourceId, E> {
-        let free = self.places.iter().position(Option::is_none);
+        let free = self.slots.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
-            self.places.push(None);
-            self.places.len() - 1
+            self.slots.push(None);
+            self.slots.len() - 1
         });
         let id = SourceId::new(index, self.added);
         self.added = self.added.wrapping_add(1);
@@ -193,7 +193,7 @@ impl Worker {
             self.ledger.register(record);
         }
         self.handle.mailbox.sources.fetch_add(1, Ordering::Relaxed);
-        self.places[index] = Some(Place {
+        self.slots[index] = Some(SourceSlot {
             id,
             source,
             hot: false,
@@ -208,13 +208,13 @@ impl Worker {
 
     /// Returns a source of this worker, unless it was removed.
     pub fn source(&mut self, id: SourceId) -> Option<(&mut dyn Source, &mut Io)> {
-        let place = find(&mut self.places, id)?;
-        Some((&mut *place.source, &mut self.io))
+        let slot = find(&mut self.slots, id)?;
+        Some((&mut *slot.source, &mut self.io))
     }
 
     /// Polls a source in this iteration as if it had been kicked, and publishes it.
     pub fn wake(&mut self, id: SourceId) {
-        if find(&mut self.places, id).is_some() {
+        if find(&mut self.slots, id).is_some() {
             self.heat(id);
             self.touch(id);
         }
@@ -222,39 +222,39 @@ impl Worker {
 
     /// Watches a source's kick descriptor again after it has changed.
     pub fn rewatch(&mut self, id: SourceId) {
-        let Some(place) = find(&mut self.places, id) else {
+        let Some(slot) = find(&mut self.slots, id) else {
             return;
         };
-        if let Some((watch, owner)) = place.watch.take() {
+        if let Some((watch, owner)) = slot.watch.take() {
             self.io.ring.unwatch(watch);
             self.io.unlisten(owner);
         }
-        if let Some(kick) = place.source.kick() {
+        if let Some(kick) = slot.source.kick() {
             let owner = self.io.listen(Listener::Kick(id));
             let watch = self.io.ring.watch(owner, 0, &kick);
-            place.watch = Some((watch, owner));
+            slot.watch = Some((watch, owner));
         }
     }
 
     /// Stops a source: it accepts no new requests, and is passed to `stopped` when those in flight are answered.
     pub fn stop(&mut self, id: SourceId, stopped: impl FnOnce(Box<dyn Source>, &mut Io) + 'static) {
-        let Some(place) = find(&mut self.places, id) else {
+        let Some(slot) = find(&mut self.slots, id) else {
             return;
         };
-        if place.stopped.is_some() {
+        if slot.stopped.is_some() {
             return;
         }
-        place.source.stop();
+        slot.source.stop();
         self.io.leave(id, &mut self.finished);
-        place.stopped = Some(Box::new(stopped));
+        slot.stopped = Some(Box::new(stopped));
         self.stopping.push(id);
         self.touch(id);
     }
 
     /// Makes every source close its handle on a disk that is being removed from the process.
     pub fn let_go(&mut self, disk: &Arc<Disk>) {
-        for place in self.places.iter_mut().flatten() {
-            place.source.let_go(&mut self.io, disk);
+        for slot in self.slots.iter_mut().flatten() {
+            slot.source.let_go(&mut self.io, disk);
         }
         self.io.fail_waiting(disk, &mut self.finished);
     }
@@ -284,8 +284,8 @@ impl Worker {
             let (worked, noticed) = self.iterate(wait);
             wait = self.next_wait(worked, noticed);
         }
-        for place in self.places.iter_mut().flatten() {
-            place.source.flush_notifications();
+        for slot in self.slots.iter_mut().flatten() {
+            slot.source.flush_notifications();
         }
         self.handle.mailbox.close();
     }
@@ -341,8 +341,8 @@ impl Worker {
             Listener::Pace => self.io.pace(completion.token, &mut self.finished),
             Listener::Late => self.io.cancel_late(completion.token),
             Listener::Source(id) => {
-                if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
-                    place.source.completed(&mut self.io, completion, noticed);
+                if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+                    slot.source.completed(&mut self.io, completion, noticed);
                     self.touch(id);
                 }
             }
@@ -350,8 +350,8 @@ impl Worker {
     }
 
     fn kicked(&mut self, id: SourceId, more: bool) {
-        if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
-            place.source.kicked();
+        if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+            slot.source.kicked();
         }
         self.heat(id);
         if !more {
@@ -361,12 +361,12 @@ impl Worker {
 
     /// Unwatches a kick descriptor that has hung up or cannot be polled; a watch would fire continuously.
     fn kick_lost(&mut self, id: SourceId) {
-        if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
-            if let Some((watch, owner)) = place.watch.take() {
+        if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+            if let Some((watch, owner)) = slot.watch.take() {
                 self.io.ring.unwatch(watch);
                 self.io.unlisten(owner);
             }
-            place.source.kick_lost();
+            slot.source.kick_lost();
             self.touch(id);
         }
     }
@@ -384,8 +384,8 @@ impl Worker {
         let hits = guest_memory::sigbus::hits();
         if hits != self.sigbus_hits {
             self.sigbus_hits = hits;
-            for place in self.places.iter_mut().flatten() {
-                place.source.memory_lost();
+            for slot in self.slots.iter_mut().flatten() {
+                slot.source.memory_lost();
             }
         }
     }
@@ -403,9 +403,8 @@ impl Worker {
         } in finished.drain(..)
         {
             let tag = Tag::unpack(tag);
-            if let Some(Some(place)) = self.places.get_mut(tag.source.place() as usize) {
-                place
-                    .source
+            if let Some(Some(slot)) = self.slots.get_mut(tag.source.place() as usize) {
+                slot.source
                     .finish(&mut self.io, tag.slot, buffer, outcome, reaped);
                 self.touch(tag.source);
             }
@@ -418,11 +417,11 @@ impl Worker {
         let mut worked = false;
         for index in 0..self.hot.len() {
             let id = self.hot[index];
-            let Some(Some(place)) = self.places.get_mut(id.place() as usize) else {
+            let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) else {
                 continue;
             };
-            if place.source.ready(noticed) {
-                place.source.drain(&mut self.io, noticed);
+            if slot.source.ready(noticed) {
+                slot.source.drain(&mut self.io, noticed);
                 worked = true;
                 self.touch(id);
             }
@@ -433,13 +432,13 @@ impl Worker {
     fn publish_touched(&mut self, noticed: Stamp) {
         for index in 0..self.touched.len() {
             let id = self.touched[index];
-            if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
-                place.touched = false;
-                place.source.publish(&mut self.io);
+            if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+                slot.touched = false;
+                slot.source.publish(&mut self.io);
                 // The source may have lacked room for requests while it was full, and no further kick announces them.
-                if !place.hot {
-                    place.source.flush_notifications();
-                    if place.source.ready(noticed) {
+                if !slot.hot {
+                    slot.source.flush_notifications();
+                    if slot.source.ready(noticed) {
                         self.heat(id);
                     }
                 }
@@ -454,8 +453,8 @@ impl Worker {
         let held = self.io.held_memory();
         let mut still = false;
         if !held.is_empty() {
-            for place in self.places.iter_mut().flatten() {
-                still |= place.source.give_back(&mut self.io, &held);
+            for slot in self.slots.iter_mut().flatten() {
+                still |= slot.source.give_back(&mut self.io, &held);
             }
         }
         self.io.gave_back(still);
@@ -465,52 +464,52 @@ impl Worker {
         let mut index = 0;
         while index < self.stopping.len() {
             let id = self.stopping[index];
-            let slot = &mut self.places[id.place() as usize];
+            let slot = &mut self.slots[id.place() as usize];
             if slot
                 .as_ref()
-                .is_some_and(|place| place.source.in_flight() > 0)
+                .is_some_and(|slot| slot.source.in_flight() > 0)
             {
                 index += 1;
                 continue;
             }
             self.stopping.swap_remove(index);
             self.hot.retain(|hot| *hot != id);
-            let Some(mut place) = slot.take() else {
+            let Some(mut slot) = slot.take() else {
                 continue;
             };
             self.handle.mailbox.sources.fetch_sub(1, Ordering::Relaxed);
-            place.source.flush_notifications();
-            place.source.closed(&mut self.io);
+            slot.source.flush_notifications();
+            slot.source.closed(&mut self.io);
             self.io.left(id);
-            if let Some(record) = place.source.record() {
+            if let Some(record) = slot.source.record() {
                 self.ledger.retire(&record);
             }
-            if let Some((watch, owner)) = place.watch {
+            if let Some((watch, owner)) = slot.watch {
                 self.io.ring.unwatch(watch);
                 self.io.unlisten(owner);
             }
-            if let Some(stopped) = place.stopped {
-                stopped(place.source, &mut self.io);
+            if let Some(stopped) = slot.stopped {
+                stopped(slot.source, &mut self.io);
             }
         }
     }
 
     #[inline]
     fn touch(&mut self, id: SourceId) {
-        if let Some(Some(place)) = self.places.get_mut(id.place() as usize)
-            && !place.touched
+        if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize)
+            && !slot.touched
         {
-            place.touched = true;
+            slot.touched = true;
             self.touched.push(id);
         }
     }
 
     fn heat(&mut self, id: SourceId) {
-        if let Some(Some(place)) = self.places.get_mut(id.place() as usize)
-            && !place.hot
+        if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize)
+            && !slot.hot
         {
-            place.hot = true;
-            place.source.disarm();
+            slot.hot = true;
+            slot.source.disarm();
             self.hot.push(id);
         }
     }
@@ -542,8 +541,8 @@ impl Worker {
             return Wait::No;
         }
         for id in self.hot.drain(..) {
-            if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
-                place.hot = false;
+            if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+                slot.hot = false;
             }
         }
         self.ledger.iterations.sleeps.add(1);
@@ -576,9 +575,9 @@ impl Worker {
     fn arm_hot(&mut self) -> bool {
         let mut raced = false;
         for id in &self.hot {
-            if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
-                place.source.flush_notifications();
-                raced |= place.source.arm();
+            if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+                slot.source.flush_notifications();
+                raced |= slot.source.arm();
             }
         }
         raced
@@ -586,8 +585,8 @@ impl Worker {
 
     fn disarm_hot(&mut self) {
         for id in &self.hot {
-            if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
-                place.source.disarm();
+            if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+                slot.source.disarm();
             }
         }
     }

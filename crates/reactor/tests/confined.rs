@@ -67,10 +67,10 @@ fn run_in_worker(name: String) -> i32 {
         },
     })
     .expect("a worker");
-    let (said, heard) = channel();
+    let (sender, receiver) = channel();
     let worker = pool.workers().remove(0);
-    worker.send(move |_| said.send(probe(&name)).expect("the main thread listens"));
-    heard.recv().expect("the worker's word")
+    worker.send(move |_| sender.send(probe(&name)).expect("the main thread listens"));
+    receiver.recv().expect("the worker's word")
 }
 
 fn run_in_session(name: String) -> i32 {
@@ -96,12 +96,12 @@ fn probe_process() {
         ..Paths::default()
     };
     sandbox::begin(mode.expect("a mode").1, &paths).expect("a sandbox");
-    let said = match thread.as_str() {
+    let exit_status = match thread.as_str() {
         "worker" => run_in_worker(name),
         "session" => run_in_session(name),
         _ => probe(&name),
     };
-    std::process::exit(said);
+    std::process::exit(exit_status);
 }
 
 fn run(mode: &str, thread: &str, name: &str) -> ExitStatus {

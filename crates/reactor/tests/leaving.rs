@@ -106,8 +106,8 @@ fn source_that_stops_does_not_wait_for_limits() {
     });
     worker.iterate_once();
     assert_eq!(done.get(), 1, "the burst");
-    let told = stopped.clone();
-    worker.stop(added.unwrap(), move |_, _| told.set(true));
+    let signal = stopped.clone();
+    worker.stop(added.unwrap(), move |_, _| signal.set(true));
     // Too few iterations for a second to pass.
     for _ in 0..100 {
         worker.iterate_once();

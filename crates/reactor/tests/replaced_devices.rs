@@ -28,7 +28,7 @@ struct Seen {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Step {
+enum RequestStep {
     Write,
     Flush,
     Read,
@@ -41,7 +41,7 @@ struct Client {
     handle: DiskHandle,
     seen: Arc<Seen>,
     written: u64,
-    step: Step,
+    step: RequestStep,
     busy: bool,
 }
 
@@ -53,12 +53,12 @@ impl Client {
     fn go_on(&mut self, io: &mut Io) {
         let buffer = IoBuffer::owned(BLOCK as usize);
         let (request, mut buffer) = match self.step {
-            Step::Write => {
+            RequestStep::Write => {
                 buffer.write_at(0, &self.written.to_le_bytes());
                 (IoRequest::write(self.offset(self.written), BLOCK), buffer)
             }
-            Step::Flush => (IoRequest::flush(), IoBuffer::default()),
-            Step::Read => (
+            RequestStep::Flush => (IoRequest::flush(), IoBuffer::default()),
+            RequestStep::Read => (
                 IoRequest::read(self.offset(self.written + 1), BLOCK),
                 buffer,
             ),
@@ -77,9 +77,9 @@ impl Client {
         self.busy = false;
         outcome.unwrap();
         self.step = match self.step {
-            Step::Write if self.written.is_multiple_of(7) => Step::Flush,
-            Step::Write | Step::Flush => Step::Read,
-            Step::Read => {
+            RequestStep::Write if self.written.is_multiple_of(7) => RequestStep::Flush,
+            RequestStep::Write | RequestStep::Flush => RequestStep::Read,
+            RequestStep::Read => {
                 let mut found = [0; 8];
                 buffer.read_at(0, &mut found);
                 let wanted = (self.written + 1).saturating_sub(BLOCKS);
@@ -89,7 +89,7 @@ impl Client {
                     .fetch_add((!is_right).into(), Ordering::Relaxed);
                 self.written += 1;
                 self.seen.rounds[self.number].fetch_add(1, Ordering::Relaxed);
-                Step::Write
+                RequestStep::Write
             }
         };
     }
@@ -183,7 +183,7 @@ fn start(pool: &Pool, disk: &Arc<Disk>, seen: &Arc<Seen>) {
                     handle: io.open(&disk),
                     seen,
                     written: 1,
-                    step: Step::Write,
+                    step: RequestStep::Write,
                     busy: false,
                 }))
             })

@@ -173,10 +173,10 @@ impl Rig {
         }
     }
 
-    fn iterate_until(&mut self, what: &str, mut holds: impl FnMut(&Rig) -> bool) {
+    fn iterate_until(&mut self, condition: &str, mut holds: impl FnMut(&Rig) -> bool) {
         let until = Instant::now() + Duration::from_secs(20);
         while !holds(self) {
-            assert!(Instant::now() < until, "never came: {what}");
+            assert!(Instant::now() < until, "never came: {condition}");
             self.worker.iterate_once();
         }
     }

@@ -281,10 +281,10 @@ fn stopped_source_gets_its_waiting_ios_back_with_errors() {
     let request = IoRequest::write(4096, 4096);
     assert_eq!(rig.submit(&request, 1, 2), Submission::Pending);
     let stopped = Rc::new(RefCell::new(false));
-    let told = stopped.clone();
+    let signal = stopped.clone();
     let source = rig.source;
     rig.worker
-        .stop(source, move |_, _| *told.borrow_mut() = true);
+        .stop(source, move |_, _| *signal.borrow_mut() = true);
     rig.iterate();
     assert!(
         *stopped.borrow(),

@@ -13,8 +13,8 @@ use crate::{Error, Paths};
 /// Newest Landlock version in use: the first with scopes. Older kernels restrict less.
 const NEWEST: ABI = ABI::V6;
 
-fn failed(what: &str, error: impl std::fmt::Display) -> Error {
-    Error(format!("cannot confine {what} with Landlock: {error}"))
+fn failed(subject: &str, error: impl std::fmt::Display) -> Error {
+    Error(format!("cannot confine {subject} with Landlock: {error}"))
 }
 
 /// Effect of the rules on the process.

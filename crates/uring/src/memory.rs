@@ -23,7 +23,7 @@ pub(crate) struct Memory {
     vacated: Vacated,
     /// The kernel refused a registration. Not retried before an index is vacated.
     refused: bool,
-    told: bool,
+    logged: bool,
 }
 
 impl Memory {
@@ -69,7 +69,7 @@ impl Memory {
             Err(error) => {
                 self.free.push(place);
                 self.refused = true;
-                if !std::mem::replace(&mut self.told, true) {
+                if !std::mem::replace(&mut self.logged, true) {
                     tracing::info!(
                         "cannot register memory with io_uring, I/O takes slightly more CPU time: {error}; hint: allow more locked memory (ulimit -l, LimitMEMLOCK=)"
                     );

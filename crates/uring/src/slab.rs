@@ -31,7 +31,7 @@ pub(crate) enum Use {
 }
 
 /// Data that an operation needs until it completes.
-pub(crate) struct Slot {
+pub(crate) struct SlabSlot {
     pub(crate) used: Use,
     pub(crate) owner: Owner,
     /// Distinguishes this use of the slot from earlier ones.
@@ -48,7 +48,7 @@ const CHUNK: usize = 64;
 /// Grows by chunks, never shrinks.
 #[derive(Default)]
 pub(crate) struct Slab {
-    chunks: Vec<Box<[Slot]>>,
+    chunks: Vec<Box<[SlabSlot]>>,
     free: Vec<u32>,
 }
 
@@ -58,7 +58,7 @@ impl Slab {
             return index;
         }
         let first = self.capacity() as u32;
-        let chunk = (0..CHUNK).map(|_| Slot {
+        let chunk = (0..CHUNK).map(|_| SlabSlot {
             used: Use::Free,
             owner: Owner(0),
             generation: 0,
@@ -82,7 +82,7 @@ impl Slab {
         self.free.push(index);
     }
 
-    pub(crate) fn slot(&mut self, index: u32) -> &mut Slot {
+    pub(crate) fn slot(&mut self, index: u32) -> &mut SlabSlot {
         let index = index as usize;
         &mut self.chunks[index / CHUNK][index % CHUNK]
     }
@@ -109,7 +109,7 @@ impl Slab {
         })
     }
 
-    fn numbers(&self, wanted: impl Fn(&Slot) -> bool) -> impl Iterator<Item = u32> {
+    fn numbers(&self, wanted: impl Fn(&SlabSlot) -> bool) -> impl Iterator<Item = u32> {
         let slots = self.chunks.iter().flat_map(|chunk| chunk.iter());
         let numbered = slots.enumerate();
         numbered

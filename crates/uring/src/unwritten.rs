@@ -64,10 +64,10 @@ pub fn first_unwritten(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Opti
         if asked < 0 {
             return Err(io::Error::last_os_error());
         }
-        let told = map.extents.iter().take(map.mapped as usize);
+        let written_extents = map.extents.iter().take(map.mapped as usize);
         let mut found: Option<Range<u64>> = None;
         let mut reached = map.start;
-        for extent in told {
+        for extent in written_extents {
             let end = extent.logical.saturating_add(extent.length);
             reached = reached.max(end);
             let unwritten = extent.flags & UNWRITTEN != 0;

@@ -42,7 +42,7 @@ pub(crate) struct Unaligned {
 
 /// Next step of an operation, or the event that it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum UnalignedStep {
     /// Waits for the range lock.
     Lock,
     /// Begins the next part.
@@ -64,7 +64,7 @@ struct Operation {
     buffer: IoBuffer,
     /// Bytes from the start of the range that are done.
     done: u64,
-    step: Step,
+    step: UnalignedStep,
     /// Whole blocks of the part.
     blocks: IoBuffer,
     lock: Option<RangeLock>,
@@ -164,11 +164,11 @@ impl Operation {
                 flags: flags.with(IoFlags::HOLDER),
                 ..self.request
             };
-            return self.go(Step::Move).then_some(whole);
+            return self.go(UnalignedStep::Move).then_some(whole);
         }
         if self.request.kind == IoKind::Read {
             let read = IoRequest::read(part.first, bytes).flagged(flags);
-            return self.go(Step::Move).then_some(read);
+            return self.go(UnalignedStep::Move).then_some(read);
         }
         let read = |offset| {
             let read = IoRequest::read(offset, block).flagged(IoFlags::HOLDER);
@@ -178,20 +178,25 @@ impl Operation {
             }
         };
         let is_cut = part.end < part.last;
-        if self.step == Step::Begin && (part.start > part.first || is_cut && bytes == block) {
-            self.step = Step::ReadFirst;
+        if self.step == UnalignedStep::Begin
+            && (part.start > part.first || is_cut && bytes == block)
+        {
+            self.step = UnalignedStep::ReadFirst;
             return Some(read(part.first));
         }
-        if matches!(self.step, Step::Begin | Step::ReadFirst) && is_cut && bytes > block {
-            self.step = Step::ReadLast;
+        if matches!(self.step, UnalignedStep::Begin | UnalignedStep::ReadFirst)
+            && is_cut
+            && bytes > block
+        {
+            self.step = UnalignedStep::ReadLast;
             return Some(read(part.last - block));
         }
         let write = IoRequest::write(part.first, bytes).flagged(flags.with(IoFlags::HOLDER));
-        self.go(Step::Move).then_some(write)
+        self.go(UnalignedStep::Move).then_some(write)
     }
 
     /// Sets the step. Returns false if it was the step that has just ended.
-    fn go(&mut self, step: Step) -> bool {
+    fn go(&mut self, step: UnalignedStep) -> bool {
         let is_new = self.step != step;
         self.step = step;
         is_new
@@ -207,8 +212,8 @@ impl Operation {
             self.blocks = IoBuffer::owned(bytes as usize);
         }
         match self.step {
-            Step::ReadFirst => self.blocks.slice(0, block as usize),
-            Step::ReadLast => self.blocks.slice((bytes - block) as usize, block as usize),
+            UnalignedStep::ReadFirst => self.blocks.slice(0, block as usize),
+            UnalignedStep::ReadLast => self.blocks.slice((bytes - block) as usize, block as usize),
             _ => {
                 if self.request.kind != IoKind::Read {
                     self.merge(part);
@@ -244,7 +249,7 @@ impl Operation {
             self.blocks.slice(at, length).copy_to(&data);
         }
         self.done += length as u64;
-        self.step = Step::Begin;
+        self.step = UnalignedStep::Begin;
     }
 }
 
@@ -282,8 +287,8 @@ impl OpenDisk {
             buffer: std::mem::take(buffer),
             done: 0,
             step: match needs_lock {
-                true => Step::Lock,
-                false => Step::Begin,
+                true => UnalignedStep::Lock,
+                false => UnalignedStep::Begin,
             },
             blocks: IoBuffer::default(),
             lock: None,
@@ -393,7 +398,7 @@ impl OpenDisk {
         tag: Tag,
     ) -> Option<Finished> {
         let mut operation = self.unaligned.take(|one| one.tag == tag)?;
-        operation.step = Step::Begin;
+        operation.step = UnalignedStep::Begin;
         self.advance_unaligned(ring, operation, handle)
     }
 
@@ -436,7 +441,7 @@ impl Io {
         let Some(mut operation) = open.unaligned.take(|one| one.number == number) else {
             return;
         };
-        (operation.lock, operation.step) = (Some(lock), Step::Begin);
+        (operation.lock, operation.step) = (Some(lock), UnalignedStep::Begin);
         if let Some(one) = open.advance_unaligned(&mut self.ring, operation, disk) {
             open.record.finished(&one.outcome);
             finished.push(one);

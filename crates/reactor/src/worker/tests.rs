@@ -121,7 +121,7 @@ fn deferred_work_of_a_source_is_done_before_sleep_and_end() {
     assert_eq!(flushed(&seen), 0);
     assert_eq!(worker.next_wait(false, Stamp(999_000)), Wait::Until(None));
     assert_eq!(flushed(&seen), 1);
-    let id = worker.places[0].as_ref().map(|place| place.id).unwrap();
+    let id = worker.slots[0].as_ref().map(|place| place.id).unwrap();
     worker.touch(id);
     worker.iterate_once();
     assert_eq!(flushed(&seen), 1);
@@ -131,7 +131,7 @@ fn deferred_work_of_a_source_is_done_before_sleep_and_end() {
     assert_eq!(flushed(&seen), 1);
     // The worker removes the source.
     let (mut worker, seen) = worker_that_waits();
-    let id = worker.places[0].as_ref().map(|place| place.id).unwrap();
+    let id = worker.slots[0].as_ref().map(|place| place.id).unwrap();
     worker.stop(id, |_, _| ());
     worker.iterate_once();
     assert_eq!((flushed(&seen), worker.source_count()), (1, 0));

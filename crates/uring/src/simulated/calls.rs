@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::super::slab::Slot;
+use super::super::slab::SlabSlot;
 
 pub(super) fn outcome(result: isize) -> Result<u32, i32> {
     if result < 0 {
@@ -14,7 +14,7 @@ pub(super) fn outcome(result: isize) -> Result<u32, i32> {
     Ok(result as u32)
 }
 
-pub(super) fn is_readable(slot: &Slot) -> bool {
+pub(super) fn is_readable(slot: &SlabSlot) -> bool {
     let Some(fd) = &slot.fd else {
         return false;
     };
@@ -24,7 +24,7 @@ pub(super) fn is_readable(slot: &Slot) -> bool {
 
 /// Returns `None` if more bytes are needed. `little` takes only a part of the available bytes.
 pub(super) fn receive(
-    slot: &Slot,
+    slot: &SlabSlot,
     whole: bool,
     done: &mut usize,
     little: bool,
@@ -57,7 +57,7 @@ pub(super) fn receive(
 }
 
 /// Returns `None` if the socket accepts nothing. `little` sends only the first range.
-pub(super) fn send(slot: &mut Slot, little: bool) -> Option<Result<u32, i32>> {
+pub(super) fn send(slot: &mut SlabSlot, little: bool) -> Option<Result<u32, i32>> {
     let (Some(fd), Some(message)) = (&slot.fd, &mut slot.message) else {
         return Some(Err(libc::EINVAL));
     };

@@ -19,7 +19,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Duration;
 
 use super::calls::outcome;
-use crate::slab::Slot;
+use crate::slab::SlabSlot;
 
 /// Atomic unit of a device, in bytes.
 const SECTOR: u64 = 512;
@@ -216,7 +216,7 @@ impl Files {
     }
 
     /// Returns an errno if the fault occurs.
-    fn fails(&mut self, what: &str, with: u32, errno: i32) -> Result<(), i32> {
+    fn fails(&mut self, call: &str, with: u32, errno: i32) -> Result<(), i32> {
         if !self.happens(with) {
             return Ok(());
         }
@@ -225,7 +225,7 @@ impl Files {
         } else {
             "EIO"
         };
-        self.happened.push(format!("{what} fails with {name}"));
+        self.happened.push(format!("{call} fails with {name}"));
         Err(errno)
     }
 }
@@ -333,7 +333,7 @@ fn moved(length: usize, is_write: bool) -> Result<usize, i32> {
 }
 
 /// Segments of a slot's buffer, up to `length` bytes.
-fn ranges(slot: &Slot, mut length: usize) -> Vec<libc::iovec> {
+fn ranges(slot: &SlabSlot, mut length: usize) -> Vec<libc::iovec> {
     let mut ranges = Vec::new();
     for segment in slot.buffer.segments() {
         let here = segment.len().min(length);
@@ -348,7 +348,7 @@ fn ranges(slot: &Slot, mut length: usize) -> Vec<libc::iovec> {
     ranges
 }
 
-pub(super) fn read(slot: &Slot, offset: u64) -> Result<u32, i32> {
+pub(super) fn read(slot: &SlabSlot, offset: u64) -> Result<u32, i32> {
     let Some(fd) = &slot.fd else {
         return Err(libc::EBADF);
     };
@@ -364,7 +364,7 @@ pub(super) fn read(slot: &Slot, offset: u64) -> Result<u32, i32> {
     })
 }
 
-pub(super) fn write(slot: &Slot, mut offset: u64, durable: bool) -> Result<u32, i32> {
+pub(super) fn write(slot: &SlabSlot, mut offset: u64, durable: bool) -> Result<u32, i32> {
     let Some(fd) = &slot.fd else {
         return Err(libc::EBADF);
     };
@@ -435,7 +435,7 @@ fn sync_file(fd: BorrowedFd<'_>, before: u64) -> Result<(), i32> {
     .unwrap_or(Ok(()))
 }
 
-pub(super) fn sync(slot: &Slot, before: u64) -> Result<u32, i32> {
+pub(super) fn sync(slot: &SlabSlot, before: u64) -> Result<u32, i32> {
     match &slot.fd {
         Some(fd) => sync_file(fd.as_fd(), before).map(|()| 0),
         None => Err(libc::EBADF),
@@ -463,7 +463,7 @@ fn allocate_in(fd: BorrowedFd<'_>, mode: i32, offset: u64, length: u64) -> Resul
     Ok(())
 }
 
-pub(super) fn allocate(slot: &Slot, mode: i32, offset: u64, length: u64) -> Result<u32, i32> {
+pub(super) fn allocate(slot: &SlabSlot, mode: i32, offset: u64, length: u64) -> Result<u32, i32> {
     match &slot.fd {
         Some(fd) => allocate_in(fd.as_fd(), mode, offset, length).map(|()| 0),
         None => Err(libc::EBADF),
