@@ -62,21 +62,21 @@ pub enum ClientError {
     },
     /// The address cannot be reached.
     #[error(
-        "no daemon at {address}: {what}; hint: start one with `lunette serve --api-listen ADDRESS:PORT --token-file FILE`"
+        "no daemon at {address}: {reason}; hint: start one with `lunette serve --api-listen ADDRESS:PORT --token-file FILE`"
     )]
     Unreachable {
         /// Address of the daemon.
         address: String,
         /// The system's error.
-        what: String,
+        reason: String,
     },
     /// The exchange failed.
-    #[error("request to {way} failed: {what}")]
+    #[error("request to {way} failed: {reason}")]
     Conversation {
         /// Path of the socket, or the address.
         way: String,
         /// Reason.
-        what: String,
+        reason: String,
     },
 }
 
@@ -224,10 +224,10 @@ impl Client {
         Ok((status.as_u16(), self.understood(&body)?))
     }
 
-    fn failed(&self, what: String) -> ClientError {
+    fn failed(&self, reason: String) -> ClientError {
         ClientError::Conversation {
             way: self.way.to_string(),
-            what,
+            reason,
         }
     }
 
@@ -283,7 +283,7 @@ impl Client {
             Way::Tcp(authority, _) => {
                 let unreachable = |error: io::Error| ClientError::Unreachable {
                     address: self.way.to_string(),
-                    what: error.to_string(),
+                    reason: error.to_string(),
                 };
                 let stream = TcpStream::connect(authority).await.map_err(unreachable)?;
                 self.converse_over(stream, method, path_and_body).await
@@ -297,7 +297,7 @@ impl Client {
         method: Method,
         (path, body): (&str, Option<&Value>),
     ) -> Result<(StatusCode, Bytes), ClientError> {
-        let failed = |what: &dyn std::fmt::Display| self.failed(what.to_string());
+        let failed = |reason: &dyn std::fmt::Display| self.failed(reason.to_string());
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| failed(&error))?;
@@ -371,7 +371,7 @@ mod tests {
             let client = Client::over_tcp(url, token.clone()).unwrap();
             assert!(!format!("{client:?}").contains("0123456789abcdef"));
         }
-        for (url, told) in [
+        for (url, expected) in [
             ("https://127.0.0.1:1", "TLS"),
             ("127.0.0.1:1", "is not http"),
             ("http://127.0.0.1", "is not http"),
@@ -379,7 +379,7 @@ mod tests {
             ("http://storage:1/v1", "is not http"),
         ] {
             let error = Client::over_tcp(url, token.clone()).unwrap_err();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

@@ -95,7 +95,7 @@ mod tests {
         assert!(token.is("abcdefghijklmnop") && !token.is("abcdefghijklmnoq"));
         assert!(!token.is("abcdefghijklmno") && !token.is(""));
         assert_eq!(format!("{token:?}"), "Token(..)");
-        for (text, mode, told) in [
+        for (text, mode, expected) in [
             ("abcdefghijklmnop", 0o640, "chmod 600"),
             ("abcdefghijklmnop", 0o604, "chmod 600"),
             ("abcdefghijklmno", 0o600, "no token"),
@@ -105,7 +105,7 @@ mod tests {
         ] {
             write(&path, text, mode);
             let error = Token::read(&path).unwrap_err();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
             assert!(!error.contains("abcdefgh"), "{error}");
         }
         let error = Token::read(folder.path()).unwrap_err();

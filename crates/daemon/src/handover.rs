@@ -10,7 +10,7 @@
 //!   handover.control the control socket; handover.control-passed if a service manager listens there
 //!   handover.api     the socket of the API over TCP
 //!   handover.metrics the socket of metrics
-//!   ram.DISK         the memory of a RAM disk (`kept_disks`)
+//!   ram.DISK         the memory of a RAM disk (`retained_disks`)
 //! ```
 
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ pub fn is_handover(name: &str) -> bool {
 }
 
 #[derive(Serialize, Deserialize)]
-struct State {
+struct HandoverState {
     version: u32,
     sessions: Vec<Session>,
 }
@@ -93,7 +93,7 @@ pub fn encode(sessions: Vec<HandedOver>) -> io::Result<Vec<Named>> {
             .collect(),
         export: one.export,
     });
-    let state = State {
+    let state = HandoverState {
         version: HANDOVER_VERSION,
         sessions: sessions.collect(),
     };
@@ -230,7 +230,7 @@ pub fn decode(named: Vec<Named>) -> Result<Vec<HandedOver>, String> {
     Ok(sessions.flatten().collect())
 }
 
-fn read(state: OwnedFd) -> io::Result<State> {
+fn read(state: OwnedFd) -> io::Result<HandoverState> {
     let mut file = std::fs::File::from(state);
     // The descriptor shares its file position with the previous process.
     file.rewind()?;

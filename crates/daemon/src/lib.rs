@@ -15,13 +15,13 @@ mod handover;
 mod helper_threads;
 mod identities;
 mod jobs;
-mod kept_disks;
 mod limits;
 mod logs;
 pub mod metrics;
 pub mod notify;
 pub mod objects;
 mod report;
+mod retained_disks;
 mod running;
 mod service_thread;
 mod signals;
@@ -40,9 +40,9 @@ pub use confinement::confine;
 pub use disks::warnings;
 pub use exports::{Endpoint, ReadyExport};
 pub use handover::{Ending, Named, Sockets, decode as sessions_of, is_handover};
-pub use kept_disks::{KeptMemory, keep_disks, kept_disk};
 pub use logs::{LogHandle, LogLevels};
 pub use report::{QueueReport, RULE, SlowReport, reports, slowest};
+pub use retained_disks::{RetainedMemory, retain_disks, retained_disk};
 pub use running::{
     Inherited, PassedControl, Reload, Reloader, Running, StartError, StartOptions, start,
 };

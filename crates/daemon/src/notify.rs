@@ -149,7 +149,7 @@ fn watchdog_time_of(micros: Option<&str>, pid: Option<&str>, own: u32) -> Option
 mod tests {
     use super::*;
 
-    fn hear(socket: &UnixDatagram) -> String {
+    fn receive(socket: &UnixDatagram) -> String {
         let mut bytes = [0; 256];
         let length = socket.recv(&mut bytes).unwrap();
         String::from_utf8(bytes[..length].to_vec()).unwrap()
@@ -162,16 +162,18 @@ mod tests {
         let manager = UnixDatagram::bind(&path).unwrap();
         let notifier = Notifier::new(path.as_os_str()).unwrap();
         notifier.ready("3 exports");
-        assert_eq!(hear(&manager), "READY=1\nSTATUS=3 exports");
+        assert_eq!(receive(&manager), "READY=1\nSTATUS=3 exports");
         notifier.status("busy");
-        assert_eq!(hear(&manager), "STATUS=busy");
+        assert_eq!(receive(&manager), "STATUS=busy");
         notifier.alive();
-        assert_eq!(hear(&manager), "WATCHDOG=1");
+        assert_eq!(receive(&manager), "WATCHDOG=1");
         notifier.stopping();
-        assert_eq!(hear(&manager), "STOPPING=1");
+        assert_eq!(receive(&manager), "STOPPING=1");
         notifier.reloading();
-        let heard = hear(&manager);
-        let micros = heard.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap();
+        let received = receive(&manager);
+        let micros = received
+            .strip_prefix("RELOADING=1\nMONOTONIC_USEC=")
+            .unwrap();
         assert!(micros.parse::<u64>().unwrap() > 0);
         drop(manager);
         notifier.alive();
@@ -185,14 +187,14 @@ mod tests {
         let names: Vec<String> = (0..300)
             .map(|number| format!("handover.{number}"))
             .collect();
-        let heard = std::thread::spawn(move || {
+        let received = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
-            (0..300).map(|_| hear(&manager)).collect::<Vec<_>>()
+            (0..300).map(|_| receive(&manager)).collect::<Vec<_>>()
         });
         let notifier = Notifier::new(path.as_os_str()).unwrap();
         notifier.remove_stored(names.iter().map(String::as_str));
-        let heard = heard.join().unwrap();
-        assert_eq!(heard[299], "FDSTOREREMOVE=1\nFDNAME=handover.299");
+        let received = received.join().unwrap();
+        assert_eq!(received[299], "FDSTOREREMOVE=1\nFDNAME=handover.299");
     }
 
     #[test]
@@ -203,7 +205,7 @@ mod tests {
         Notifier::new(OsStr::new(&format!("@{name}")))
             .unwrap()
             .alive();
-        assert_eq!(hear(&manager), "WATCHDOG=1");
+        assert_eq!(receive(&manager), "WATCHDOG=1");
     }
 
     #[test]

@@ -12,23 +12,26 @@ use crate::notify::Notifier;
 const PREFIX: &str = "ram.";
 
 /// Returns the disk that a descriptor name belongs to.
-pub fn kept_disk(name: &str) -> Option<&str> {
+pub fn retained_disk(name: &str) -> Option<&str> {
     name.strip_prefix(PREFIX)
 }
 
 /// Registers a store for the memory of RAM disks, before disks are opened. `passed` has the memory from the previous daemon; `notifier` is
 /// the connection to the service manager, if any.
-pub fn keep_disks(notifier: Option<Arc<Notifier>>, passed: Vec<(String, OwnedFd)>) -> KeptMemory {
+pub fn retain_disks(
+    notifier: Option<Arc<Notifier>>,
+    passed: Vec<(String, OwnedFd)>,
+) -> RetainedMemory {
     let memory = Arc::new(Mutex::new(passed.into_iter().collect()));
-    let kept = KeptMemory(Arc::clone(&memory));
-    bdev::set_descriptor_store(Box::new(KeptDisks { notifier, memory }));
-    kept
+    let retained = RetainedMemory(Arc::clone(&memory));
+    bdev::set_descriptor_store(Box::new(RetainedDisks { notifier, memory }));
+    retained
 }
 
 /// Memory of the RAM disks that outlive this daemon.
-pub struct KeptMemory(Arc<Mutex<HashMap<String, OwnedFd>>>);
+pub struct RetainedMemory(Arc<Mutex<HashMap<String, OwnedFd>>>);
 
-impl KeptMemory {
+impl RetainedMemory {
     /// Returns duplicates of all descriptors with their names.
     pub fn named(&self) -> Vec<(String, OwnedFd)> {
         let memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -39,32 +42,32 @@ impl KeptMemory {
     }
 }
 
-struct KeptDisks {
+struct RetainedDisks {
     notifier: Option<Arc<Notifier>>,
     memory: Arc<Mutex<HashMap<String, OwnedFd>>>,
 }
 
-impl KeptDisks {
+impl RetainedDisks {
     fn memory(&self) -> MutexGuard<'_, HashMap<String, OwnedFd>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl DescriptorStore for KeptDisks {
+impl DescriptorStore for RetainedDisks {
     fn take(&self, disk: &str) -> Option<OwnedFd> {
         self.memory().get(disk)?.try_clone().ok()
     }
 
     fn keep(&self, disk: &str, memory: BorrowedFd<'_>) -> bool {
-        let mut kept = self.memory();
+        let mut retained = self.memory();
         let Some(notifier) = &self.notifier else {
-            // Kept in this process until the next daemon takes it over.
+            // Held in this process until the next daemon takes it over.
             if let Ok(own) = memory.try_clone_to_owned() {
-                kept.entry(disk.to_owned()).or_insert(own);
+                retained.entry(disk.to_owned()).or_insert(own);
             }
             return false;
         };
-        if kept.contains_key(disk) {
+        if retained.contains_key(disk) {
             return true;
         }
         let stored = memory.try_clone_to_owned().and_then(|own| {
@@ -74,7 +77,7 @@ impl DescriptorStore for KeptDisks {
         });
         match stored {
             Ok(own) => {
-                kept.insert(disk.to_owned(), own);
+                retained.insert(disk.to_owned(), own);
                 true
             }
             Err(error) => {

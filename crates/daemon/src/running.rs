@@ -24,12 +24,12 @@ use crate::jobs::{Context, Jobs};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{
-    EventBus, How, Live, Made, Manager, ManagerThread, Owner, Refusal, Servers, StateStore, Work,
-    bodies, served,
+    ChangeOptions, ChangeResult, EventBus, Live, Manager, ManagerThread, Owner, Refusal, Servers,
+    StateStore, Work, bodies, served,
 };
 use crate::state_files::DamagedFiles;
 use crate::statistics;
-use crate::tcp_service::{Place, TcpEntrance};
+use crate::tcp_service::{ListenAddress, TcpEntrance};
 use crate::uevents::Uevents;
 use crate::watchdog::Watchdog;
 use crate::writing_ahead::write_ahead;
@@ -179,7 +179,7 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         transports.iscsi.inherit_portals(options.sockets.portals);
         transports.vhost.inherit(options.sockets.exports);
     }
-    let made = owner.begin(options.inherited, &inbox).map_err(|refusal| {
+    let result = owner.begin(options.inherited, &inbox).map_err(|refusal| {
         overview.servers.end();
         StartError {
             reasons: refusal.faults().iter().map(ToString::to_string).collect(),
@@ -217,7 +217,7 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         _uevents: listen_to_uevents(&manager),
         manager: Some(manager),
         overview,
-        ready: made.ready,
+        ready: result.ready,
         reload: options.reload,
     };
     running.check_reachable()?;
@@ -276,7 +276,7 @@ fn open_entrance(
     reasons: &mut Vec<String>,
 ) -> Option<Arc<TcpEntrance>> {
     let address = address?;
-    match TcpEntrance::open(name, Place { address, inherited }) {
+    match TcpEntrance::open(name, ListenAddress { address, inherited }) {
         Ok(entrance) => Some(entrance),
         Err(error) => {
             let served = match name {
@@ -543,7 +543,7 @@ impl Reloader {
     ///
     /// # Errors
     /// All reasons for a refusal. Nothing has changed then.
-    pub fn reload(&self) -> Result<Made, Vec<String>> {
+    pub fn reload(&self) -> Result<ChangeResult, Vec<String>> {
         let because = |refusal: Refusal| -> Vec<String> {
             refusal.faults().iter().map(ToString::to_string).collect()
         };
@@ -555,8 +555,9 @@ impl Reloader {
         let config = reload().map_err(|mistakes| vec![mistakes.to_string()])?;
         let manager = self.manager.as_ref();
         let manager = manager.ok_or(Refusal::Ending).map_err(because)?;
-        let made = manager.change_blocking(Work::Reload(Box::new(config)), How::default());
-        made.map_err(because)
+        let result =
+            manager.change_blocking(Work::Reload(Box::new(config)), ChangeOptions::default());
+        result.map_err(because)
     }
 
     /// Returns the served objects and their clients.

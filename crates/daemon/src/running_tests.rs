@@ -96,10 +96,10 @@ fn a_daemon_that_nobody_could_reach_does_not_start() {
     let Err(error) = start(config, StartOptions::default()) else {
         panic!("started without a way in");
     };
-    let said = error.to_string();
+    let message = error.to_string();
     assert!(
-        said.contains("missing/0.sock") && said.contains("--control"),
-        "{said}"
+        message.contains("missing/0.sock") && message.contains("--control"),
+        "{message}"
     );
 }
 

@@ -48,7 +48,8 @@ impl StartChecks {
         let control = config.control.as_ref();
         let control = control.map(|path| ("control socket".to_owned(), path));
         for (object, path) in sockets.chain(control) {
-            let mistake = socket_mistake(path).map(|what| Fault::new(format!("{object}: {what}")));
+            let mistake =
+                socket_mistake(path).map(|reason| Fault::new(format!("{object}: {reason}")));
             checks.mistakes.extend(mistake);
         }
         checks

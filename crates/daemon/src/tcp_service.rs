@@ -22,21 +22,21 @@ use crate::service_thread::{Accepted, Connections, ServiceThread};
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Address to listen at.
-pub struct Place {
+pub struct ListenAddress {
     /// Configured address; port 0 for any port.
     pub address: SocketAddr,
     /// Listening socket of the previous daemon.
     pub inherited: Option<OwnedFd>,
 }
 
-impl From<SocketAddr> for Place {
-    fn from(address: SocketAddr) -> Place {
+impl From<SocketAddr> for ListenAddress {
+    fn from(address: SocketAddr) -> ListenAddress {
         let inherited = None;
-        Place { address, inherited }
+        ListenAddress { address, inherited }
     }
 }
 
-impl Place {
+impl ListenAddress {
     /// Returns the inherited socket if it listens at the address, otherwise a new one.
     fn listen(self) -> io::Result<TcpListener> {
         let is_it = |socket: &TcpListener| {
@@ -78,13 +78,13 @@ pub(crate) struct TcpEntrance {
 }
 
 impl TcpEntrance {
-    /// Listens at `place`. The entrance waits if the address is not available yet.
+    /// Listens at `listen_address`. The entrance waits if the address is not available yet.
     ///
     /// # Errors
     /// If a later attempt cannot succeed either.
-    pub fn open(name: &'static str, place: Place) -> io::Result<Arc<TcpEntrance>> {
-        let address = place.address;
-        let listening = match place.listen() {
+    pub fn open(name: &'static str, listen_address: ListenAddress) -> io::Result<Arc<TcpEntrance>> {
+        let address = listen_address.address;
+        let listening = match listen_address.listen() {
             Ok(listener) => Listening::Open(Arc::new(listener)),
             Err(error) if address_can_heal(&error) => {
                 Listening::Waiting(Retry::first(&error, Instant::now()))
@@ -119,7 +119,7 @@ impl TcpEntrance {
         if !retry.is_due(now) {
             return false;
         }
-        match Place::from(self.address).listen() {
+        match ListenAddress::from(self.address).listen() {
             Ok(listener) => {
                 let listener = Arc::new(listener);
                 *listening = Listening::Open(listener.clone());

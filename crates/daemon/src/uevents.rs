@@ -234,9 +234,9 @@ mod tests {
             message.truncate(cut);
             if let Some(Changed::Device(major, minor)) = changed_device(&message) {
                 for (name, number) in [("MAJOR", major), ("MINOR", minor)] {
-                    let said = format!("\0{name}={number}");
-                    let mut places = message.windows(said.len());
-                    prop_assert!(places.any(|part| part == said.as_bytes()), "{name}={number}");
+                    let field = format!("\0{name}={number}");
+                    let mut places = message.windows(field.len());
+                    prop_assert!(places.any(|part| part == field.as_bytes()), "{name}={number}");
                 }
             }
         }

@@ -63,14 +63,14 @@ impl Watchdog {
             .name("watchdog".to_owned())
             .spawn(move || {
                 let mut round = Round::begin(&pool);
-                let mut told = false;
+                let mut warned = false;
                 while stopped.recv_timeout(time / ROUNDS) == Err(RecvTimeoutError::Timeout) {
                     let missing = round.missing();
                     if missing.is_empty() {
                         notifier.alive();
                         round = Round::begin(&pool);
-                        told = false;
-                    } else if !std::mem::replace(&mut told, true) {
+                        warned = false;
+                    } else if !std::mem::replace(&mut warned, true) {
                         tracing::error!(workers = ?missing, "workers make no progress, watchdog pings stopped");
                     }
                 }

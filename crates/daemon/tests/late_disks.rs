@@ -32,10 +32,10 @@ fn client(running: &Running) -> Client {
     Client::new(running.control().unwrap())
 }
 
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+fn wait_until(condition: &str, mut is_so: impl FnMut() -> bool) {
     let patience = Instant::now() + Duration::from_secs(60);
     while !is_so() {
-        assert!(Instant::now() < patience, "{what}: never");
+        assert!(Instant::now() < patience, "{condition}: never");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

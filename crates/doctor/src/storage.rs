@@ -175,7 +175,7 @@ fn file_system(host: &Host, disk: &DiskOf) -> Option<Finding> {
         return None;
     }
     let (_, folder, kind) = mount_of(host, &disk.path)?;
-    let on = |what: &str| format!("{} lies on {kind} ({folder}): {what}", disk.name);
+    let on = |advice: &str| format!("{} lies on {kind} ({folder}): {advice}", disk.name);
     let why = "Duplicate work: the guest's file system is stored on another file system of the same kind.";
     Some(match kind.as_str() {
         "btrfs" | "bcachefs" | "zfs" => {

@@ -100,7 +100,7 @@ impl OfDisk {
 }
 
 #[derive(Default)]
-struct State {
+struct BitmapsState {
     /// Records of disks that are not open yet, and the reason to distrust them.
     found: BTreeMap<String, (Record, Option<&'static str>)>,
     /// Reasons for unusable records, by the disk's part of the file name.
@@ -115,7 +115,7 @@ pub struct Bitmaps {
     /// Boot ID of the system.
     system_run: String,
     damaged: DamagedFiles,
-    state: Mutex<State>,
+    state: Mutex<BitmapsState>,
     /// Locked while a bitmap is begun, completed or removed, but never while clients wait.
     changing: Mutex<()>,
 }
@@ -145,7 +145,7 @@ impl Bitmaps {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BitmapsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -549,9 +549,9 @@ fn check_bits(path: &Path, saved: u32) -> io::Result<()> {
 }
 
 /// Finds the records in the folder. Deletes bits of killed backups, which have no record.
-fn find(state_folder: &Path, system_run: &str, damaged: &DamagedFiles) -> State {
+fn find(state_folder: &Path, system_run: &str, damaged: &DamagedFiles) -> BitmapsState {
     let folder = state_folder.join(FOLDER);
-    let (mut state, mut bits) = (State::default(), Vec::new());
+    let (mut state, mut bits) = (BitmapsState::default(), Vec::new());
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         let name = path.file_name().and_then(|name| name.to_str());

@@ -10,16 +10,16 @@ use super::*;
 const SIZE: u64 = 1 << 20;
 const CHUNK: u64 = DirtyBitmap::GRANULARITY;
 
-struct Place {
+struct Setup {
     folder: tempfile::TempDir,
     damaged: DamagedFiles,
 }
 
-impl Place {
-    fn new() -> Place {
+impl Setup {
+    fn new() -> Setup {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("d.raw"), vec![0; SIZE as usize]).unwrap();
-        Place {
+        Setup {
             folder,
             damaged: DamagedFiles::default(),
         }
@@ -83,8 +83,8 @@ fn well(name: &str, chunks: u64) -> (String, u64, Option<String>) {
 
 #[test]
 fn each_backup_has_what_has_changed_since_its_last() {
-    let place = Place::new();
-    let (bitmaps, disk) = place.start("run");
+    let setup = Setup::new();
+    let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
     write(&disk, 1);
     back_up(&bitmaps, &disk, "weekly");
@@ -100,19 +100,19 @@ fn each_backup_has_what_has_changed_since_its_last() {
     assert_eq!(dirty(&bitmaps), [well("daily", 3), well("weekly", 2)]);
     back_up(&bitmaps, &disk, "daily");
     assert_eq!(dirty(&bitmaps), [well("daily", 0), well("weekly", 2)]);
-    assert_eq!(place.files(), 3, "a record and the bits of two");
+    assert_eq!(setup.files(), 3, "a record and the bits of two");
     assert!(bitmaps.remove("D 0", "weekly").unwrap());
     assert!(!bitmaps.remove("D 0", "weekly").unwrap());
     write(&disk, 4);
     assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
     bitmaps.forget("D 0");
-    assert_eq!((dirty(&bitmaps).len(), place.files()), (0, 0));
+    assert_eq!((dirty(&bitmaps).len(), setup.files()), (0, 0));
 }
 
 #[test]
 fn bits_outlive_a_daemon_that_is_killed_but_no_crash_of_the_system() {
-    let place = Place::new();
-    let (bitmaps, disk) = place.start("run");
+    let setup = Setup::new();
+    let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
     write(&disk, 1);
     // Killed before the backup was complete: both files of bits have recorded.
@@ -120,11 +120,11 @@ fn bits_outlive_a_daemon_that_is_killed_but_no_crash_of_the_system() {
     bitmaps.record_in("D 0", &begun);
     write(&disk, 2);
     drop((bitmaps, disk));
-    let (bitmaps, disk) = place.start("run");
+    let (bitmaps, disk) = setup.start("run");
     assert_eq!(dirty(&bitmaps), [well("daily", 2)]);
     write(&disk, 3);
     drop((bitmaps, disk));
-    let (bitmaps, disk) = place.start("other run");
+    let (bitmaps, disk) = setup.start("other run");
     let found = dirty(&bitmaps).remove(0);
     assert_eq!(
         (found.1, bitmaps.bits("D 0", "daily").is_none()),
@@ -132,32 +132,32 @@ fn bits_outlive_a_daemon_that_is_killed_but_no_crash_of_the_system() {
     );
     assert!(found.2.unwrap().contains("system"));
     bitmaps.forget("D 0");
-    assert_eq!(place.files(), 0);
+    assert_eq!(setup.files(), 0);
     back_up(&bitmaps, &disk, "daily");
     assert_eq!(dirty(&bitmaps), [well("daily", 0)]);
 }
 
 #[test]
 fn a_closed_disk_has_its_bitmap_unless_somebody_wrote_to_it() {
-    let place = Place::new();
-    let (bitmaps, disk) = place.start("run");
+    let setup = Setup::new();
+    let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
     write(&disk, 1);
     drop(disk);
-    let file = place.file();
+    let file = setup.file();
     bitmaps.close(|_| vec![file.clone()]);
-    let (bitmaps, disk) = place.start("other run");
+    let (bitmaps, disk) = setup.start("other run");
     assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
     drop(disk);
     // From here on a crash is detected again.
     drop(bitmaps);
-    let (bitmaps, disk) = place.start("third run");
+    let (bitmaps, disk) = setup.start("third run");
     assert!(dirty(&bitmaps)[0].2.is_some());
     back_up(&bitmaps, &disk, "daily");
     drop(disk);
     bitmaps.close(|_| vec![file.clone()]);
     std::fs::write(&file, vec![1; SIZE as usize]).unwrap();
-    let (bitmaps, _disk) = place.start("third run");
+    let (bitmaps, _disk) = setup.start("third run");
     assert!(
         dirty(&bitmaps)[0]
             .2
@@ -169,24 +169,24 @@ fn a_closed_disk_has_its_bitmap_unless_somebody_wrote_to_it() {
 
 #[test]
 fn what_is_handed_over_is_not_closed() {
-    let place = Place::new();
-    let (bitmaps, disk) = place.start("run");
+    let setup = Setup::new();
+    let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
     bitmaps.leave();
     write(&disk, 1);
     bitmaps.close(|_| Vec::new());
     drop((bitmaps, disk));
-    let (bitmaps, _disk) = place.start("run");
+    let (bitmaps, _disk) = setup.start("run");
     assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
 }
 
 #[test]
 fn bits_and_records_that_were_damaged_are_not_relied_on() {
-    let place = Place::new();
-    let (bitmaps, disk) = place.start("run");
+    let setup = Setup::new();
+    let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
     drop((bitmaps, disk));
-    let folder = place.folder.path().join(FOLDER);
+    let folder = setup.folder.path().join(FOLDER);
     let bits = folder.join("_44_200.1.bits");
     File::options()
         .write(true)
@@ -194,12 +194,12 @@ fn bits_and_records_that_were_damaged_are_not_relied_on() {
         .unwrap()
         .set_len(0)
         .unwrap();
-    let (bitmaps, disk) = place.start("run");
+    let (bitmaps, disk) = setup.start("run");
     assert!(dirty(&bitmaps)[0].2.is_some());
     drop((bitmaps, disk));
     let record = folder.join("_44_200.json");
     std::fs::write(&record, "{").unwrap();
-    let (bitmaps, disk) = place.start("run");
+    let (bitmaps, disk) = setup.start("run");
     let found = bitmaps.all().remove(0);
     assert_eq!((&*found.disk, &*found.name), ("D 0", ""));
     assert!(
@@ -208,30 +208,30 @@ fn bits_and_records_that_were_damaged_are_not_relied_on() {
             .unwrap()
             .contains("next backup copies everything")
     );
-    assert_eq!(place.damaged.all().len(), 1);
+    assert_eq!(setup.damaged.all().len(), 1);
     assert_eq!(std::fs::read(&record).unwrap(), b"{", "it stays");
     // A complete backup replaces the record and keeps the damaged one under another name.
     back_up(&bitmaps, &disk, "daily");
     assert_eq!(dirty(&bitmaps), [well("daily", 0)]);
-    assert_eq!((place.damaged.all(), place.files()), (Vec::new(), 3));
+    assert_eq!((setup.damaged.all(), setup.files()), (Vec::new(), 3));
 }
 
 #[test]
 fn bits_of_a_closed_disk_that_were_changed_are_not_relied_on() {
-    let place = Place::new();
-    let file = place.file();
-    let (bitmaps, disk) = place.start("run");
+    let setup = Setup::new();
+    let file = setup.file();
+    let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
     write(&disk, 1);
     drop(disk);
     bitmaps.close(|_| vec![file.clone()]);
     drop(bitmaps);
-    let bits = place.folder.path().join(FOLDER).join("_44_200.1.bits");
+    let bits = setup.folder.path().join(FOLDER).join("_44_200.1.bits");
     let saved = std::fs::read(&bits).unwrap();
     let mut flipped = saved.clone();
     flipped[0] ^= 2;
     std::fs::write(&bits, flipped).unwrap();
-    let (bitmaps, disk) = place.start("run");
+    let (bitmaps, disk) = setup.start("run");
     let reason = dirty(&bitmaps)[0].2.clone().unwrap();
     assert!(
         reason.contains("do not match the saved checksum"),

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::handover::Ending;
 use crate::jobs::Context;
-use crate::objects::{Change, How, Made, Manager, Work};
+use crate::objects::{Change, ChangeOptions, ChangeResult, Manager, Work};
 use crate::running::{Overview, Reload};
 
 /// Largest request body in bytes. 16,384 disks and as many logical units take three megabytes.
@@ -59,9 +59,9 @@ impl Api {
     pub(super) async fn change(
         &self,
         change: Change,
-        how: Force,
-    ) -> Result<Option<Made>, ErrorResponse> {
-        self.work(Work::Change(Box::new(change)), how).await
+        options: Force,
+    ) -> Result<Option<ChangeResult>, ErrorResponse> {
+        self.work(Work::Change(Box::new(change)), options).await
     }
 
     /// Makes a change or adopts the configuration file. Returns `None` as [`Api::change`] does.
@@ -69,16 +69,16 @@ impl Api {
         &self,
         work: Work,
         Force { force, wait }: Force,
-    ) -> Result<Option<Made>, ErrorResponse> {
-        let how = How {
+    ) -> Result<Option<ChangeResult>, ErrorResponse> {
+        let options = ChangeOptions {
             force,
-            ..How::default()
+            ..ChangeOptions::default()
         };
         let wait = Duration::from_secs(wait.map_or(WAIT, u64::from));
         // Draining objects are visible from here on, even if the caller does not wait.
-        let made = self.manager.begin(work, how).await?;
-        match tokio::time::timeout(wait, made).await {
-            Ok(made) => Ok(Some(made?)),
+        let result = self.manager.begin(work, options).await?;
+        match tokio::time::timeout(wait, result).await {
+            Ok(result) => Ok(Some(result?)),
             Err(_) => Ok(None),
         }
     }
@@ -432,8 +432,8 @@ mod tests {
                 }
                 if status == StatusCode::NOT_FOUND {
                     let body = response.into_body().collect().await.unwrap().to_bytes();
-                    let told = String::from_utf8_lossy(&body);
-                    assert!(!told.contains("no resource"), "{method} {path}: {told}");
+                    let text = String::from_utf8_lossy(&body);
+                    assert!(!text.contains("no resource"), "{method} {path}: {text}");
                 }
             }
         }
@@ -456,11 +456,11 @@ mod tests {
             assert_eq!(response.status().as_u16(), code, "{method} {path}");
             let kind = response.headers()[header::CONTENT_TYPE].clone();
             assert_eq!(kind, "application/problem+json", "{method} {path}");
-            let told = response.into_body().collect().await.unwrap().to_bytes();
-            let told: Problem = serde_json::from_slice(&told).unwrap();
+            let problem = response.into_body().collect().await.unwrap().to_bytes();
+            let problem: Problem = serde_json::from_slice(&problem).unwrap();
             assert!(
-                told.status == code && told.detail.contains(word),
-                "{told:?}"
+                problem.status == code && problem.detail.contains(word),
+                "{problem:?}"
             );
         }
     }
@@ -511,9 +511,9 @@ mod tests {
                 assert_eq!(responses.contains_key("403"), changes, "{method} {path}");
                 for (status, response) in responses.iter().filter(|(s, _)| !s.starts_with('2')) {
                     let place = "/content/application~1problem+json/schema/$ref";
-                    let told = response.pointer(place).and_then(Value::as_str);
-                    let told = told.unwrap_or_else(|| panic!("{method} {path}: {status}"));
-                    assert_eq!(told, "#/components/schemas/Problem");
+                    let schema = response.pointer(place).and_then(Value::as_str);
+                    let schema = schema.unwrap_or_else(|| panic!("{method} {path}: {status}"));
+                    assert_eq!(schema, "#/components/schemas/Problem");
                 }
             }
         }

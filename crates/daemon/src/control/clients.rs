@@ -94,19 +94,19 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
 
 /// Returns the negotiated parameters in the notation of RFC 7143 (13).
 fn negotiated(session: &SessionStatus) -> BTreeMap<String, String> {
-    let said = |yes: bool| if yes { "Yes" } else { "No" }.to_owned();
+    let yes_or_no = |yes: bool| if yes { "Yes" } else { "No" }.to_owned();
     let of = &session.parameters;
     let keys = [
         ("MaxConnections", of.max_connections.to_string()),
-        ("InitialR2T", said(of.initial_r2t)),
-        ("ImmediateData", said(of.immediate_data)),
+        ("InitialR2T", yes_or_no(of.initial_r2t)),
+        ("ImmediateData", yes_or_no(of.immediate_data)),
         ("MaxBurstLength", of.max_burst_length.to_string()),
         ("FirstBurstLength", of.first_burst_length.to_string()),
         ("DefaultTime2Wait", of.time_to_wait.to_string()),
         ("DefaultTime2Retain", of.time_to_retain.to_string()),
         ("MaxOutstandingR2T", of.max_outstanding_r2t.to_string()),
-        ("DataPDUInOrder", said(of.data_pdu_in_order)),
-        ("DataSequenceInOrder", said(of.data_sequence_in_order)),
+        ("DataPDUInOrder", yes_or_no(of.data_pdu_in_order)),
+        ("DataSequenceInOrder", yes_or_no(of.data_sequence_in_order)),
         ("ErrorRecoveryLevel", of.error_recovery_level.to_string()),
         ("command window", session.window.to_string()),
     ];

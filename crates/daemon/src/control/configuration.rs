@@ -13,7 +13,7 @@ use super::allowed_paths::Caller;
 use super::api::{Api, Force, ForceQuery, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, ReadErrors};
 use super::server::blocking;
-use crate::objects::{Change, Made, Overlay, Plan, Refusal, Work, bodies};
+use crate::objects::{Change, ChangeResult, Overlay, Plan, Refusal, Work, bodies};
 use config::{objects_json, render};
 
 /// Returns the number of objects that a plan changed.
@@ -38,10 +38,10 @@ pub fn summary(plan: &Plan) -> Summary {
 }
 
 /// Returns the summary of a reload.
-pub fn reload_summary(made: &Made) -> Summary {
+pub fn reload_summary(result: &ChangeResult) -> Summary {
     Summary {
-        shadowed: made.shadowed.clone(),
-        ..summary(&made.plan)
+        shadowed: result.shadowed.clone(),
+        ..summary(&result.plan)
     }
 }
 
@@ -77,7 +77,7 @@ pub(super) async fn replace(
     caller.check_all(&api, &mut wanted)?;
     let change = Change::Replace(Box::new(wanted.into()));
     match api.change(change, force).await? {
-        Some(made) => Ok(Json(summary(&made.plan)).into_response()),
+        Some(result) => Ok(Json(summary(&result.plan)).into_response()),
         None => api.accepted(),
     }
 }
@@ -130,7 +130,7 @@ pub(super) async fn reload(
     })?;
     let work = Work::Reload(Box::new(config));
     match api.work(work, force).await? {
-        Some(made) => Ok(Json(reload_summary(&made)).into_response()),
+        Some(result) => Ok(Json(reload_summary(&result)).into_response()),
         None => api.accepted(),
     }
 }

@@ -27,9 +27,10 @@ pub(super) fn problem(description: &str) -> Response {
         .build()
 }
 
-fn problems<const N: usize>(told: [(u16, &str); N]) -> Answers {
-    let told = told.into_iter();
-    told.map(|(status, description)| (status.to_string(), RefOr::T(problem(description))))
+fn problems<const N: usize>(statuses: [(u16, &str); N]) -> Answers {
+    let statuses = statuses.into_iter();
+    statuses
+        .map(|(status, description)| (status.to_string(), RefOr::T(problem(description))))
         .collect()
 }
 

@@ -34,10 +34,10 @@ pub enum BindError {
         path: PathBuf,
     },
     /// The folder or the socket could not be created.
-    #[error("cannot {what} {}: {}", path.display(), reason(path, source))]
+    #[error("cannot {operation} {}: {}", path.display(), reason(path, source))]
     System {
         /// The failed operation.
-        what: &'static str,
+        operation: &'static str,
         /// Path of the socket.
         path: PathBuf,
         /// The system's error.
@@ -182,9 +182,9 @@ pub fn bind(path: &Path, audience: Audience, left: Option<Left>) -> Result<Bound
         Some(other) => other.forget(),
         None => {}
     }
-    let system = |what| {
+    let system = |operation| {
         move |source: io::Error| BindError::System {
-            what,
+            operation,
             path: path.to_owned(),
             source,
         }
@@ -215,7 +215,7 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
             Obstacle::InUse | Obstacle::NoAccess(_) => BindError::InUse { path },
             Obstacle::NotASocket => BindError::NotASocket { path },
             Obstacle::Io(source) => BindError::System {
-                what: "listen on",
+                operation: "listen on",
                 path,
                 source,
             },
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn missing_permission_names_the_key() {
         let error = BindError::System {
-            what: "listen on",
+            operation: "listen on",
             path: "/srv/control.sock".into(),
             source: io::ErrorKind::PermissionDenied.into(),
         };

@@ -74,7 +74,7 @@ pub(super) async fn check(State(api): State<Api>) -> Result<StatusCode, ErrorRes
 
 /// Checks that the socket, which receives the memory of guests, belongs to root or the daemon's user.
 fn check_owner(socket: &std::path::Path) -> Result<(), Refusal> {
-    let refused = |what: String| Refusal::Invalid(vec![Fault::at("/socket", what)]);
+    let refused = |reason: String| Refusal::Invalid(vec![Fault::at("/socket", reason)]);
     let shown = socket.display();
     let found = std::fs::symlink_metadata(socket)
         .map_err(|error| refused(format!("cannot stat {shown}: {error}")))?;

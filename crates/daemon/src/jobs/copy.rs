@@ -106,7 +106,7 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
 
 pub(super) fn run_copying(copying: Copying) -> Result<(), Refusal> {
     let (context, job) = (copying.context.clone(), Arc::clone(&copying.job));
-    context.event_bus.tell("job.started", &job.disk);
+    context.event_bus.publish("job.started", &job.disk);
     let started = context.jobs.run(move || copying.run());
     started.map_err(|error| {
         let refusal = failed(&job.disk, &format!("cannot start a thread: {error}"));
@@ -363,7 +363,7 @@ impl Copying {
         // The devices are free before the end of the job is announced.
         drop((self, mirror));
         job.set_state(state, reason);
-        event_bus.tell(event, &name);
+        event_bus.publish(event, &name);
     }
 
     fn copy(&mut self, mirror: &Arc<Mirror>, hung: &mut Hung) -> Result<(), Early> {
@@ -378,7 +378,9 @@ impl Copying {
         }
         self.job.set_state(JobState::Ready, None);
         if !self.is_commit() {
-            self.context.event_bus.tell("job.ready", self.disk.name());
+            self.context
+                .event_bus
+                .publish("job.ready", self.disk.name());
         }
         loop {
             let is_well =

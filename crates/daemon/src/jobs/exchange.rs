@@ -47,8 +47,8 @@ impl Prepared<'_> {
     }
 }
 
-pub(super) fn failed(disk: &str, what: &dyn std::fmt::Display) -> Refusal {
-    Refusal::Failed(vec![Fault::new(format!("disk {disk}: {what}"))])
+pub(super) fn failed(disk: &str, cause: &dyn std::fmt::Display) -> Refusal {
+    Refusal::Failed(vec![Fault::new(format!("disk {disk}: {cause}"))])
 }
 
 /// Flushes a device while its disk is held. Attached before.

@@ -164,10 +164,10 @@ fn base(
         (_, false) if is_same => Ok((true, None)),
         (BlockDeviceConfig::Image { .. }, false) => {
             let last = disk_json(disk, &known.last.target).map_err(Refusal::from)?;
-            if let Err((what, help)) = backing_name(&last.backend) {
+            if let Err((reason, help)) = backing_name(&last.backend) {
                 let (name, shown) = (&known.name, &known.last.shown);
                 let detail = format!(
-                    "disk {disk}: cannot use the last backup of {name:?}, {shown}, as a backing image: {what}"
+                    "disk {disk}: cannot use the last backup of {name:?}, {shown}, as a backing image: {reason}"
                 );
                 return Err(Refusal::conflict(detail, help));
             }
@@ -220,7 +220,7 @@ pub(super) fn image_over(
     last: &DiskConfig,
     bytes: u64,
 ) -> Result<Arc<dyn BlockDevice>, String> {
-    let name = backing_name(&last.backend).map_err(|(what, _)| what)?;
+    let name = backing_name(&last.backend).map_err(|(reason, _)| reason)?;
     let last = DiskConfig {
         read_only: true,
         ..last.clone()

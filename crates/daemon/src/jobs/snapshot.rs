@@ -19,7 +19,7 @@ pub struct Overlay {
     pub path: PathBuf,
 }
 
-struct Made {
+struct CreatedOverlay {
     change: NewDevice,
     before: Arc<dyn BlockDevice>,
     path: PathBuf,
@@ -31,22 +31,22 @@ struct Made {
 /// # Errors
 /// Nothing has changed then, and the new images are removed.
 pub fn snapshot(context: &Context, overlays: &[Overlay]) -> Result<(), Refusal> {
-    let mut made: Vec<Made> = Vec::new();
+    let mut created: Vec<CreatedOverlay> = Vec::new();
     let outcome = overlays
         .iter()
         .try_for_each(|overlay| {
-            made.push(make(context, overlay)?);
+            created.push(create_overlay(context, overlay)?);
             Ok(())
         })
-        .and_then(|()| change_over(context, &made));
+        .and_then(|()| switch_devices(context, &created));
     if let Err(refusal) = outcome {
-        for one in &made {
+        for one in &created {
             // The image was never written by clients.
             std::fs::remove_file(&one.path).ok();
         }
         return Err(refusal);
     }
-    for one in made {
+    for one in created {
         let name = one.change.disk.name();
         if let Err(error) = one.before.give_up_writing() {
             tracing::warn!(
@@ -55,15 +55,15 @@ pub fn snapshot(context: &Context, overlays: &[Overlay]) -> Result<(), Refusal> 
             );
         }
         tracing::info!(disk = name, path = %one.path.display(), "snapshot taken, the disk continues in this image");
-        context.event_bus.tell("disk.snapshot", name);
+        context.event_bus.publish("disk.snapshot", name);
     }
     Ok(())
 }
 
 /// Switches the disks. Client flushes reach only the new image, so earlier writes must be durable.
-fn change_over(context: &Context, made: &[Made]) -> Result<(), Refusal> {
-    let changes: Vec<NewDevice> = made.iter().map(|one| one.change.clone()).collect();
-    let flushes = made.iter().map(|one| {
+fn switch_devices(context: &Context, created: &[CreatedOverlay]) -> Result<(), Refusal> {
+    let changes: Vec<NewDevice> = created.iter().map(|one| one.change.clone()).collect();
+    let flushes = created.iter().map(|one| {
         let name = one.change.disk.name();
         Flush::prepare(name, Arc::clone(&one.before), |io| io)
     });
@@ -79,7 +79,7 @@ fn change_over(context: &Context, made: &[Made]) -> Result<(), Refusal> {
     })
 }
 
-fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
+fn create_overlay(context: &Context, overlay: &Overlay) -> Result<CreatedOverlay, Refusal> {
     let (disk, config) = context.disk(&overlay.disk)?;
     let job = Job::new(&disk, JobKind::Snapshot, None);
     let at_work = Unannounced(context.jobs.clone(), context.jobs.begin(job)?);
@@ -113,7 +113,7 @@ fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
     let bytes = before.capacity().bytes();
     let image = Image::create_over(&options, &name, Arc::clone(&before), bytes);
     let image = image.map_err(|error| failed(disk.name(), &error))?;
-    Ok(Made {
+    Ok(CreatedOverlay {
         change: NewDevice {
             disk,
             device: Arc::new(image),
@@ -164,8 +164,10 @@ fn named_files(
 /// Returns the backing file name for the new image and its cache mode.
 fn backing(disk: &Disk, config: &DiskConfig) -> Result<(BackingName, CacheMode), Refusal> {
     let name = config.name.as_str();
-    let refused = |what: &str, help: &str| {
-        Refusal::Conflict(vec![Fault::new(format!("disk {name}: {what}")).help(help)])
+    let refused = |reason: &str, help: &str| {
+        Refusal::Conflict(vec![
+            Fault::new(format!("disk {name}: {reason}")).help(help),
+        ])
     };
     if disk.info().read_only {
         return Err(refused(
@@ -180,6 +182,6 @@ fn backing(disk: &Disk, config: &DiskConfig) -> Result<(BackingName, CacheMode),
         _ => CacheMode::Writethrough,
     };
     let found = backing_name(&config.backend);
-    let found = found.map_err(|(what, help)| refused(&what, help))?;
+    let found = found.map_err(|(reason, help)| refused(&reason, help))?;
     Ok((found, cache))
 }

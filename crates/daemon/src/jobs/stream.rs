@@ -40,7 +40,7 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     let job = Job::new(&disk, JobKind::Stream, None);
     job.set(None, Some(speed));
     let job = context.jobs.begin(job)?;
-    context.event_bus.tell("job.started", &name);
+    context.event_bus.publish("job.started", &name);
     let (running, events) = (Arc::clone(&job), context.event_bus.clone());
     let started = context.jobs.run(move || {
         let (state, event, reason) = match stream(&*device, &running) {
@@ -52,7 +52,7 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
             tracing::error!(disk = running.disk, "stream failed: {reason}");
         }
         running.set_state(state, reason);
-        events.tell(event, &running.disk);
+        events.publish(event, &running.disk);
     });
     started.map_err(|error| failed(&name, &format!("cannot start a thread: {error}")))?;
     Ok(job)

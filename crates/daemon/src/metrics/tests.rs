@@ -14,7 +14,7 @@ use latency::{Clock, Labels, QueueTimeline, Stamp, Stamps};
 
 use super::*;
 use crate::control::View;
-use crate::tcp_service::{Place, TcpEntrance};
+use crate::tcp_service::{ListenAddress, TcpEntrance};
 
 const DASHBOARD: &str = include_str!("../../../../contrib/grafana/lunette.json");
 const DOCUMENT: &str = include_str!("../../../../docs/operations.md");
@@ -367,13 +367,13 @@ fn ask(listener: &Listener, request: &str) -> String {
     answer
 }
 
-fn listener(place: Place, tokens: Option<crate::control::Tokens>) -> Listener {
-    let entrance = TcpEntrance::open("metrics", place).unwrap();
+fn listener(listen_address: ListenAddress, tokens: Option<crate::control::Tokens>) -> Listener {
+    let entrance = TcpEntrance::open("metrics", listen_address).unwrap();
     Listener::start(entrance, Arc::new(Fixed), tokens).unwrap()
 }
 
-fn any_port() -> Place {
-    Place::from(SocketAddr::from(([127, 0, 0, 1], 0)))
+fn any_port() -> ListenAddress {
+    ListenAddress::from(SocketAddr::from(([127, 0, 0, 1], 0)))
 }
 
 #[test]
@@ -383,19 +383,19 @@ fn a_socket_that_is_left_is_the_next_ones() {
     let inherited = first.leave();
     // This connection waits in the listen queue until the next listener accepts it.
     let _in_line = TcpStream::connect(address).unwrap();
-    let place = Place {
+    let listen_address = ListenAddress {
         inherited,
         ..any_port()
     };
-    let next = listener(place, None);
+    let next = listener(listen_address, None);
     assert_eq!(next.address(), Some(address));
     assert!(ask(&next, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").contains(" 200 "));
     // A listener for another address does not use the inherited socket.
-    let place = Place {
+    let listen_address = ListenAddress {
         address: SocketAddr::from(([127, 0, 0, 2], 0)),
         inherited: next.leave(),
     };
-    let other = listener(place, None);
+    let other = listener(listen_address, None);
     assert_ne!(other.address(), Some(address));
     TcpStream::connect(address).unwrap_err();
 }
@@ -452,7 +452,7 @@ fn where_there_are_tokens_the_page_is_for_those_who_show_one() {
     };
     let tokens = crate::control::Tokens::of(&access).unwrap();
     let listener = listener(any_port(), tokens);
-    for (token, told) in [
+    for (token, expected) in [
         (None, "Bearer realm=\"lunette\"\r"),
         (Some("0123456789abcdeg"), "invalid_token"),
     ] {
@@ -462,7 +462,7 @@ fn where_there_are_tokens_the_page_is_for_those_who_show_one() {
         let answer = ask(&listener, &request);
         assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
         assert!(
-            answer.contains(told) && !answer.contains("lunette_"),
+            answer.contains(expected) && !answer.contains("lunette_"),
             "{answer}"
         );
     }

@@ -7,7 +7,7 @@ use bdev::{Disk, Shrinking};
 
 use super::closing::ToClose;
 use super::draining::Grown;
-use super::owner::{How, Owner, failed, refused};
+use super::owner::{ChangeOptions, Owner, failed, refused};
 use super::plan::{Limit, Placing, Plan, Resize};
 use super::refusal::Refusal;
 use super::servers::Transports;
@@ -41,16 +41,16 @@ impl Owner {
         &mut self,
         plan: &Plan,
         next: &Config,
-        how: How,
+        options: ChangeOptions,
         transports: &Transports,
     ) -> Result<Vec<ReadyExport>, Refusal> {
-        let How {
+        let ChangeOptions {
             force: _,
             inherited,
             first,
             mut opened,
             devices,
-        } = how;
+        } = options;
         let store = self.servers.units.store();
         let mut known = self.disks.clone();
         known.extend(
@@ -94,7 +94,7 @@ impl Owner {
         self.finish_parts(plan, &mut undo, &opened, all, first);
         self.identities.keep_volatile(next, &self.disks);
         if !first {
-            self.tell(plan);
+            self.publish_events(plan);
         }
         Ok(undo.exports.into_iter().map(|e| e.ready).collect())
     }
@@ -221,8 +221,8 @@ impl Owner {
                 to: *size,
             });
             let resizing = resizing.chain(self.growing.iter().cloned());
-            let told = state_store.begin_resize(&resizing.collect::<Vec<_>>());
-            told.map_err(Refusal::NotKept)?;
+            let stored = state_store.begin_resize(&resizing.collect::<Vec<_>>());
+            stored.map_err(Refusal::NotKept)?;
         }
         for (Resize { disk, size }, known) in known {
             let before = size_of(&known);

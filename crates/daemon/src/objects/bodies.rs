@@ -5,7 +5,7 @@ use control::Keys;
 use control::objects::{Disk, DiskStatus, Export, Lun};
 
 use super::Live;
-use config::{DiskConfig, ExportRef, LunConfig, Said};
+use config::{DiskConfig, ExportRef, KeyValue, LunConfig};
 
 /// Returns the configuration of a disk.
 pub fn disk(disk: &DiskConfig) -> Disk {
@@ -95,7 +95,7 @@ pub fn lun(lun: &LunConfig) -> Lun {
 /// Returns the configuration of an export.
 pub fn export(export: ExportRef<'_>) -> Export {
     let mut keys = Vec::new();
-    for Said {
+    for KeyValue {
         name, mut value, ..
     } in export.object().values()
     {

@@ -68,8 +68,8 @@ impl From<Config> for Replacement {
     }
 }
 
-fn not_there(what: &str, name: &str) -> Refusal {
-    Refusal::NotFound(Fault::new(format!("there is no {what} `{name}`")))
+fn not_there(noun: &str, name: &str) -> Refusal {
+    Refusal::NotFound(Fault::new(format!("there is no {noun} `{name}`")))
 }
 
 /// Returns the exports and logical units that present a disk, for messages.

@@ -7,7 +7,7 @@ use bdev::{BlockDevice, Disk, ResizeError, Shrinking};
 
 use super::Message;
 use super::draining::Reply;
-use super::owner::{Made, Owner};
+use super::owner::{ChangeResult, Owner};
 use super::refusal::Refusal;
 use super::state_store::Resizing;
 use crate::disks::OpenDevice;
@@ -38,16 +38,16 @@ impl ToClose {
 
 /// Rest of a change after its disks are shrunk.
 struct Rest {
-    made: Result<Made, Refusal>,
+    result: Result<ChangeResult, Refusal>,
     closing: Vec<ToClose>,
     reply: Reply,
 }
 
 impl Owner {
     /// Replies when the disks of the change are shrunk and the devices that it does not need are closed.
-    pub(super) fn reply_when_done(&mut self, made: Result<Made, Refusal>, reply: Reply) {
+    pub(super) fn reply_when_done(&mut self, result: Result<ChangeResult, Refusal>, reply: Reply) {
         let rest = Rest {
-            made,
+            result,
             closing: std::mem::take(&mut self.closing),
             reply,
         };
@@ -87,12 +87,12 @@ impl Owner {
     /// Closes devices on a helper thread and replies then: their files are free.
     fn reply_when_closed(&mut self, rest: Rest) {
         let Rest {
-            made,
+            result,
             closing,
             reply,
         } = rest;
         if closing.is_empty() {
-            return reply(made);
+            return reply(result);
         }
         let place = closing.iter().find_map(|one| match one {
             ToClose::Removed(disk) | ToClose::NotMade(disk) => Some(disk.name().to_owned()),
@@ -100,7 +100,7 @@ impl Owner {
         });
         let close = move || {
             closing.into_iter().for_each(ToClose::close);
-            reply(made);
+            reply(result);
         };
         // Without a thread the disks are closed here, and the caller gets no reply.
         if let Err(error) = self.helpers.run(&place.unwrap_or_default(), close) {

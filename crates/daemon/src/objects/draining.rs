@@ -20,7 +20,7 @@ use super::Message;
 use super::changes::Change;
 use super::opening::removed_by;
 use super::overlay::Overlay;
-use super::owner::{How, Made, Owner, refused};
+use super::owner::{ChangeOptions, ChangeResult, Owner, refused};
 use super::plan::{ExportLuns, Plan, Resize};
 use super::refusal::{Fault, Refusal};
 use super::state_store::Resizing;
@@ -55,7 +55,7 @@ impl Work {
 }
 
 /// Receives the result of a change.
-pub type Reply = Box<dyn FnOnce(Result<Made, Refusal>) + Send>;
+pub type Reply = Box<dyn FnOnce(Result<ChangeResult, Refusal>) + Send>;
 
 /// Objects that drain for one change.
 #[derive(Clone, Debug)]
@@ -361,7 +361,7 @@ impl Drains {
 
 impl Owner {
     /// Makes a change and passes the result to `reply`, at once or after the requests to removed objects.
-    pub fn begin_change(&mut self, mut work: Work, how: How, reply: Reply) {
+    pub fn begin_change(&mut self, mut work: Work, options: ChangeOptions, reply: Reply) {
         // The later one of two whole configurations would undo the other.
         if work.is_whole() && self.openings.has_whole() {
             let detail = "another replacement of the configuration waits for its disks to open";
@@ -383,37 +383,43 @@ impl Owner {
             && self.config.disk(name).is_none()
             && self.cancel_opening(name)
         {
-            return reply(Ok(Made::default()));
+            return reply(Ok(ChangeResult::default()));
         }
         if let Work::Change(change) = &mut work
             && let Change::Replace(replacement) = &mut **change
         {
             replacement.begin(&self.config);
         }
-        self.advance(work, how, Drained::default(), reply);
+        self.advance(work, options, Drained::default(), reply);
     }
 
     /// Runs the next step of a change: opens disks, drains, or finishes.
-    pub(super) fn advance(&mut self, work: Work, how: How, mut drained: Drained, reply: Reply) {
+    pub(super) fn advance(
+        &mut self,
+        work: Work,
+        options: ChangeOptions,
+        mut drained: Drained,
+        reply: Reply,
+    ) {
         if let Some((disk, error)) = drained.not_resized.pop() {
             let reason = format!("disk {disk}: {error}");
             self.restore(drained);
             return reply(Err(refused(vec![reason])));
         }
-        let to_open = self.to_open(&work, &how);
+        let to_open = self.to_open(&work, &options);
         if !to_open.is_empty() {
-            return self.open_for_change(to_open, work, how, drained, reply);
+            return self.open_for_change(to_open, work, options, drained, reply);
         }
-        match self.to_drain(&work, how.force, &drained) {
-            Some(to_drain) => self.drain(to_drain, work, how, drained, reply),
+        match self.to_drain(&work, options.force, &drained) {
+            Some(to_drain) => self.drain(to_drain, work, options, drained, reply),
             None => {
                 let is_reload = matches!(work, Work::Reload(_));
-                let made = self.finish(work, how, drained);
-                let reply = match is_reload && made.is_ok() {
+                let result = self.finish(work, options, drained);
+                let reply = match is_reload && result.is_ok() {
                     true => self.after_sizes(reply),
                     false => reply,
                 };
-                self.reply_when_done(made, reply);
+                self.reply_when_done(result, reply);
             }
         }
     }
@@ -477,7 +483,14 @@ impl Owner {
         (!to_drain.is_empty()).then_some(to_drain)
     }
 
-    fn drain(&mut self, to_drain: ToDrain, work: Work, how: How, drained: Drained, reply: Reply) {
+    fn drain(
+        &mut self,
+        to_drain: ToDrain,
+        work: Work,
+        options: ChangeOptions,
+        drained: Drained,
+        reply: Reply,
+    ) {
         let growing = to_drain.grow.iter().map(|(disk, size)| Resizing {
             disk: disk.name().to_owned(),
             from: disk.info().geometry.capacity_bytes(),
@@ -495,7 +508,7 @@ impl Owner {
         let (pool, messages) = (Arc::clone(&self.servers.pool), self.messages.clone());
         // Shared with the thread, so that the parts remain if the thread cannot start.
         let parts = Arc::new(std::sync::Mutex::new(Some((
-            to_drain, work, how, drained, reply,
+            to_drain, work, options, drained, reply,
         ))));
         let of_thread = Arc::clone(&parts);
         let take = move |parts: &std::sync::Mutex<Option<_>>| {
@@ -507,15 +520,15 @@ impl Owner {
         let started = std::thread::Builder::new()
             .name("draining".to_owned())
             .spawn(move || {
-                let Some((to_drain, work, how, mut drained, reply)) = take(&of_thread) else {
+                let Some((to_drain, work, options, mut drained, reply)) = take(&of_thread) else {
                     return;
                 };
-                to_drain.run(how.force, &pool, &mut drained);
+                to_drain.run(options.force, &pool, &mut drained);
                 let message: Message = Box::new(move |owner| {
                     owner.drains.draining.retain(|one| one.number != number);
                     let failed = drained.not_resized.iter();
                     owner.end_growth(failed.map(|(disk, _)| disk.as_str()));
-                    owner.advance(work, how, drained, reply);
+                    owner.advance(work, options, drained, reply);
                 });
                 // Without an owner the daemon ends, and no caller waits for the reply.
                 messages.send(message).ok();
@@ -538,15 +551,20 @@ impl Owner {
         }
     }
 
-    fn finish(&mut self, work: Work, how: How, drained: Drained) -> Result<Made, Refusal> {
+    fn finish(
+        &mut self,
+        work: Work,
+        options: ChangeOptions,
+        drained: Drained,
+    ) -> Result<ChangeResult, Refusal> {
         self.drained = drained;
-        let made = match work {
-            Work::Change(change) => self.change(*change, how),
-            Work::Reload(base) => self.reload(*base, how),
+        let result = match work {
+            Work::Change(change) => self.change(*change, options),
+            Work::Reload(base) => self.reload(*base, options),
         };
         let left = std::mem::take(&mut self.drained);
         self.restore(left);
-        made
+        result
     }
 
     /// Restores drained objects after a refused change.
@@ -653,7 +671,7 @@ impl Owner {
             one.is_announced = true;
             for name in &one.exports {
                 tracing::info!(export = name, "removal waits for requests in flight");
-                self.event_bus.tell("export.removing", name);
+                self.event_bus.publish("export.removing", name);
             }
             for (export, luns) in &one.luns {
                 tracing::info!(export, "removal of LUNs waits for requests in flight");
@@ -663,7 +681,7 @@ impl Owner {
             }
             for disk in &one.shrinking {
                 tracing::info!(disk, "shrinking waits for requests in flight");
-                self.event_bus.tell("disk.shrinking", disk);
+                self.event_bus.publish("disk.shrinking", disk);
             }
             for disk in &one.growing {
                 tracing::info!(disk, "growing waits for its storage");

@@ -17,7 +17,7 @@ const BACKLOG: usize = 4096;
 pub struct EventBus {
     sender: broadcast::Sender<Event>,
     /// Number of events. Locked during a send, so that events arrive in order.
-    told: Arc<Mutex<u64>>,
+    last_id: Arc<Mutex<u64>>,
 }
 
 impl Default for EventBus {
@@ -25,7 +25,7 @@ impl Default for EventBus {
         let (sender, _) = broadcast::channel(BACKLOG);
         EventBus {
             sender,
-            told: Arc::default(),
+            last_id: Arc::default(),
         }
     }
 }
@@ -37,7 +37,7 @@ impl EventBus {
     }
 
     /// Sends an event about an object.
-    pub fn tell(&self, event: &str, name: &str) {
+    pub fn publish(&self, event: &str, name: &str) {
         self.send(Event {
             event: event.to_owned(),
             name: name.to_owned(),
@@ -91,7 +91,7 @@ impl EventBus {
     }
 
     /// Sends the event that a session was opened or closed.
-    pub fn tell_session(
+    pub fn publish_session(
         &self,
         opened: bool,
         export: &str,
@@ -112,16 +112,21 @@ impl EventBus {
     }
 
     fn send(&self, event: Event) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        *told += 1;
+        let mut last_id = self.last_id.lock().unwrap_or_else(PoisonError::into_inner);
+        *last_id += 1;
         // Fails without subscribers.
-        self.sender.send(Event { id: *told, ..event }).ok();
+        self.sender
+            .send(Event {
+                id: *last_id,
+                ..event
+            })
+            .ok();
     }
 }
 
 impl Owner {
     /// Sends the events of an applied plan.
-    pub(super) fn tell(&mut self, plan: &Plan) {
+    pub(super) fn publish_events(&mut self, plan: &Plan) {
         for (export, luns) in &plan.remove_luns {
             for lun in luns {
                 self.event_bus.tell_lun("lun.removed", export, lun);
@@ -130,13 +135,13 @@ impl Owner {
         let replaced = plan.replace_exports.iter().map(|e| e.as_ref().name());
         let gone = plan.remove_exports.iter().map(String::as_str);
         for name in gone.chain(replaced) {
-            self.event_bus.tell("export.removed", name);
+            self.event_bus.publish("export.removed", name);
         }
         for name in &plan.remove_disks {
-            self.event_bus.tell("disk.removed", name);
+            self.event_bus.publish("disk.removed", name);
         }
         for disk in &plan.add_disks {
-            self.event_bus.tell("disk.added", &disk.name);
+            self.event_bus.publish("disk.added", &disk.name);
         }
         let resized = plan.resize.iter();
         let resized: Vec<_> = resized
@@ -146,19 +151,20 @@ impl Owner {
             self.event_bus.tell_size(disk, *size);
         }
         for Limit { disk, .. } in &plan.limit {
-            self.event_bus.tell("disk.limited", disk);
+            self.event_bus.publish("disk.limited", disk);
         }
         for (disk, _) in &plan.errors {
-            self.event_bus.tell("disk.on_error", disk);
+            self.event_bus.publish("disk.on_error", disk);
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
-            self.event_bus.tell("export.added", export.as_ref().name());
+            self.event_bus
+                .publish("export.added", export.as_ref().name());
         }
         for Placing { export, .. } in &plan.place_exports {
-            self.event_bus.tell("export.placed", export);
+            self.event_bus.publish("export.placed", export);
         }
         for (export, _) in &plan.access_states {
-            self.event_bus.tell("export.access_state", export);
+            self.event_bus.publish("export.access_state", export);
         }
         for (export, luns) in &plan.add_luns {
             for lun in luns {

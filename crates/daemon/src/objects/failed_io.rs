@@ -37,7 +37,7 @@ impl Owner {
             } else {
                 "disk.resumed"
             };
-            event_bus.tell(event, &name);
+            event_bus.publish(event, &name);
         });
     }
 }

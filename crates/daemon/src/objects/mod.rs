@@ -44,7 +44,7 @@ pub use draining::{Draining, Work};
 pub use events::EventBus;
 pub use listeners::LISTENER_KINDS;
 pub use overlay::{Overlay, lun_bodies};
-pub use owner::{How, Live, Made, Owner};
+pub use owner::{ChangeOptions, ChangeResult, Live, Owner};
 pub use placing::served;
 pub use plan::Plan;
 pub use refusal::{Fault, Refusal};
@@ -135,14 +135,14 @@ impl Manager {
     pub async fn begin(
         &self,
         work: Work,
-        how: How,
-    ) -> Result<impl Future<Output = Result<Made, Refusal>> + use<>, Refusal> {
+        options: ChangeOptions,
+    ) -> Result<impl Future<Output = Result<ChangeResult, Refusal>> + use<>, Refusal> {
         let (begun, has_begun) = tokio::sync::oneshot::channel();
         let (reply, answer) = tokio::sync::oneshot::channel();
         let message: Message = Box::new(move |owner| {
             // The caller may be gone.
-            let reply = Box::new(|made| drop(reply.send(made)));
-            owner.begin_change(work, how, reply);
+            let reply = Box::new(|result| drop(reply.send(result)));
+            owner.begin_change(work, options, reply);
             begun.send(()).ok();
         });
         self.messages.send(message).map_err(|_| Refusal::Ending)?;
@@ -154,11 +154,15 @@ impl Manager {
     ///
     /// # Errors
     /// The owner's refusal, or [`Refusal::Ending`] without an owner.
-    pub fn change_blocking(&self, work: Work, how: How) -> Result<Made, Refusal> {
+    pub fn change_blocking(
+        &self,
+        work: Work,
+        options: ChangeOptions,
+    ) -> Result<ChangeResult, Refusal> {
         let (reply, answer) = mpsc::sync_channel(1);
         let message: Message = Box::new(move |owner| {
-            let reply = Box::new(move |made| drop(reply.send(made)));
-            owner.begin_change(work, how, reply);
+            let reply = Box::new(move |result| drop(reply.send(result)));
+            owner.begin_change(work, options, reply);
         });
         self.messages.send(message).map_err(|_| Refusal::Ending)?;
         answer.recv().map_err(|_| Refusal::Ending)?

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use super::draining::{Drained, Reply, Work};
-use super::owner::{How, Owner, refused};
+use super::owner::{ChangeOptions, Owner, refused};
 use super::plan::Plan;
 use super::refusal::{Fault, Refusal};
 use super::{Change, Message, relations};
@@ -28,7 +28,7 @@ struct Opening {
     disks: Vec<DiskConfig>,
     opened: Devices,
     work: Work,
-    how: How,
+    options: ChangeOptions,
     drained: Drained,
     reply: Reply,
 }
@@ -69,8 +69,8 @@ impl Openings {
 
 impl Owner {
     /// Returns the added disks that are not open yet. Empty also for a change that [`Owner::change`] will refuse.
-    pub(super) fn to_open(&self, work: &Work, how: &How) -> Vec<DiskConfig> {
-        let Ok(next) = self.next_of(work, how.force) else {
+    pub(super) fn to_open(&self, work: &Work, options: &ChangeOptions) -> Vec<DiskConfig> {
+        let Ok(next) = self.next_of(work, options.force) else {
             return Vec::new();
         };
         let Ok(plan) = self.plan(&next) else {
@@ -82,13 +82,13 @@ impl Owner {
         };
         let adds_disks = !plan.add_disks.is_empty();
         if !adds_disks
-            || !how.force && is_busy()
+            || !options.force && is_busy()
             || !relations::check_change(&self.config, &next).is_empty()
         {
             return Vec::new();
         }
         let is_open = |disk: &DiskConfig| {
-            let opened = how.devices.get(&disk.name);
+            let opened = options.devices.get(&disk.name);
             opened.is_some_and(|(opened_with, _)| opened_with == disk)
         };
         // A reload does not wait for a disk that usually takes long.
@@ -106,7 +106,7 @@ impl Owner {
         &mut self,
         disks: Vec<DiskConfig>,
         work: Work,
-        how: How,
+        options: ChangeOptions,
         drained: Drained,
         reply: Reply,
     ) {
@@ -131,7 +131,7 @@ impl Owner {
             disks,
             opened: Devices::new(),
             work,
-            how,
+            options,
             drained,
             reply,
         });
@@ -150,9 +150,9 @@ impl Owner {
         let Some(opening) = self.openings.take(|one| one.number == number) else {
             return;
         };
-        let mut how = opening.how;
-        how.devices.extend(opening.opened);
-        self.advance(opening.work, how, opening.drained, opening.reply);
+        let mut options = opening.options;
+        options.devices.extend(opening.opened);
+        self.advance(opening.work, options, opening.drained, opening.reply);
     }
 
     /// Refuses the change that is opening a disk of this name. The device is closed once it is open. Returns false without such a change.
@@ -161,7 +161,7 @@ impl Owner {
         let Some(opening) = self.openings.take(is_meant) else {
             return false;
         };
-        for (_, attempt) in opening.opened.into_iter().chain(opening.how.devices) {
+        for (_, attempt) in opening.opened.into_iter().chain(opening.options.devices) {
             self.discard(attempt);
         }
         self.restore(opening.drained);

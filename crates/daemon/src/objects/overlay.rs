@@ -78,8 +78,8 @@ impl Changed {
         let size = (self.now.backend != self.was.backend).then_some("size");
         let limits = (self.now.limits != self.was.limits).then_some("limits");
         let errors = (self.now.errors != self.was.errors).then_some("error policy");
-        let what: Vec<&str> = size.into_iter().chain(limits).chain(errors).collect();
-        format!("~ disk {} ({})", self.now.name, what.join(", "))
+        let parts: Vec<&str> = size.into_iter().chain(limits).chain(errors).collect();
+        format!("~ disk {} ({})", self.now.name, parts.join(", "))
     }
 }
 

@@ -60,7 +60,7 @@ impl Live {
 
 /// Options of a change.
 #[derive(Default)]
-pub struct How {
+pub struct ChangeOptions {
     /// Disconnects clients in the way, aborts tasks, and drops data beyond a new end.
     pub force: bool,
     /// Inherited sockets for new exports.
@@ -75,7 +75,7 @@ pub struct How {
 
 /// Result of a change.
 #[derive(Debug, Default)]
-pub struct Made {
+pub struct ChangeResult {
     /// Steps that were done.
     pub plan: Plan,
     /// After a reload: values of the file that a change at run time replaces, one line each.
@@ -198,7 +198,11 @@ impl Owner {
     ///
     /// # Errors
     /// All reasons for the failure.
-    pub fn begin(&mut self, inherited: Vec<Inherited>, inbox: &Inbox) -> Result<Made, Refusal> {
+    pub fn begin(
+        &mut self,
+        inherited: Vec<Inherited>,
+        inbox: &Inbox,
+    ) -> Result<ChangeResult, Refusal> {
         let failed = |reason| Refusal::Failed(vec![Fault::new(reason)]);
         // CHAP users must be set before a portal opens.
         let finders = exports::discovery_users(&self.base).map_err(failed)?;
@@ -229,18 +233,18 @@ impl Owner {
         let inherited = self.keep_what_moved(inherited, &next);
         let opened = self.open_first(&next.disks, inbox);
         let inherited = self.keep_what_waits(inherited, &next);
-        let how = How {
+        let options = ChangeOptions {
             inherited,
             first: true,
             opened,
-            ..How::default()
+            ..ChangeOptions::default()
         };
-        let made = self.become_(next, how);
-        match &made {
-            Ok(_) => self.reply_when_done(Ok(Made::default()), Box::new(drop)),
+        let result = self.become_(next, options);
+        match &result {
+            Ok(_) => self.reply_when_done(Ok(ChangeResult::default()), Box::new(drop)),
             Err(_) => self.close_here(),
         }
-        match (made, &self.state_store) {
+        match (result, &self.state_store) {
             (Err(Refusal::Failed(mut faults)), Some(state_store)) => {
                 // The file may lack the object, so the hint names the state file.
                 for fault in &mut faults {
@@ -253,7 +257,7 @@ impl Owner {
                 }
                 Err(Refusal::Failed(faults))
             }
-            (made, _) => made,
+            (result, _) => result,
         }
     }
 
@@ -261,35 +265,43 @@ impl Owner {
     ///
     /// # Errors
     /// Nothing has changed then.
-    pub(super) fn change(&mut self, change: Change, how: How) -> Result<Made, Refusal> {
+    pub(super) fn change(
+        &mut self,
+        change: Change,
+        options: ChangeOptions,
+    ) -> Result<ChangeResult, Refusal> {
         let access_state = match &change {
             Change::SetAccessState(export, group, state) => Some((export.clone(), *group, *state)),
             _ => None,
         };
-        let next = change.next(&self.config, how.force)?;
+        let next = change.next(&self.config, options.force)?;
         let faults = relations::check_change(&self.config, &next);
         if !faults.is_empty() {
             return Err(Refusal::Invalid(faults));
         }
         let transports = self.servers.transports().ok_or(Refusal::Ending)?;
         transports.set_may_wait(false);
-        let made = self.become_(next, how);
+        let result = self.become_(next, options);
         transports.set_may_wait(true);
-        let made = made?;
+        let result = result?;
         // The configuration may have the state already, while an initiator has set another one.
         if let Some((export, group, state)) = access_state
-            && made.plan.access_states.is_empty()
+            && result.plan.access_states.is_empty()
         {
             self.set_access_states(&export, &AccessStates::from([(group, state)]));
         }
-        Ok(made)
+        Ok(result)
     }
 
     /// Adopts a changed file and flags. Changes made at run time stay on top of it.
     ///
     /// # Errors
     /// Nothing has changed then.
-    pub(super) fn reload(&mut self, base: Config, how: How) -> Result<Made, Refusal> {
+    pub(super) fn reload(
+        &mut self,
+        base: Config,
+        options: ChangeOptions,
+    ) -> Result<ChangeResult, Refusal> {
         let overlay = super::overlay::Overlay::between(&self.base, &self.config);
         let next = overlay.over(&base);
         let mut faults = relations::check(&next);
@@ -303,22 +315,22 @@ impl Owner {
         let users = chap_users(&next)?;
         let finders = exports::discovery_users(&next).map_err(|reason| refused(vec![reason]))?;
         let before = std::mem::replace(&mut self.base, base);
-        let mut made = self.become_(next, how);
-        match &mut made {
-            Ok(made) => {
-                self.set_chap_users(users, &mut made.plan);
+        let mut result = self.become_(next, options);
+        match &mut result {
+            Ok(result) => {
+                self.set_chap_users(users, &mut result.plan);
                 let changed = self
                     .servers
                     .transports()
                     .map(|d| d.iscsi.set_discovery_users(finders));
-                made.plan.discovery_users = changed == Some(true);
+                result.plan.discovery_users = changed == Some(true);
                 let kept = super::overlay::Overlay::between(&self.base, &self.config);
-                made.shadowed = kept.shadowing_lines(&self.base);
+                result.shadowed = kept.shadowing_lines(&self.base);
             }
             Err(_) => self.base = before,
         }
         self.publish();
-        made
+        result
     }
 
     /// Checks whether a daemon with another configuration file could serve the present clients.
@@ -352,30 +364,34 @@ impl Owner {
     }
 
     /// Turns the present objects into `next`, or refuses with all reasons.
-    pub(super) fn become_with(&mut self, mut next: Config, how: How) -> Result<Made, Refusal> {
+    pub(super) fn become_with(
+        &mut self,
+        mut next: Config,
+        options: ChangeOptions,
+    ) -> Result<ChangeResult, Refusal> {
         let plan = self.plan(&next)?;
         self.waiting.keep_wanted(&next);
         let transports = self.servers.transports().ok_or(Refusal::Ending)?;
-        if !how.force {
+        if !options.force {
             let busy = self.busy(&plan, &transports);
             if !busy.is_empty() {
                 return Err(Refusal::Conflict(busy));
             }
         }
         if plan.is_empty() {
-            self.keep(&next, how.first)?;
+            self.keep(&next, options.first)?;
             self.set_config(next);
             self.publish();
-            return Ok(Made::default());
+            return Ok(ChangeResult::default());
         }
         plan.let_devices_be(&mut next, &self.config, &self.base, is_block_device);
-        let ready = self.carry_out(&plan, &next, how, &transports)?;
+        let ready = self.carry_out(&plan, &next, options, &transports)?;
         self.set_config(next);
         self.publish();
-        Ok(Made {
+        Ok(ChangeResult {
             plan,
             ready,
-            ..Made::default()
+            ..ChangeResult::default()
         })
     }
 

@@ -129,11 +129,11 @@ impl Plan {
             size: to,
         } in &self.resize
         {
-            let said = base.disk(name).and_then(|disk| disk.backend.size());
+            let configured_size = base.disk(name).and_then(|disk| disk.backend.size());
             let before = now.disk(name).and_then(|disk| disk.backend.size());
             let disk = next.disks.iter_mut().find(|disk| disk.name == *name);
             if let Some(disk) = disk
-                && said != Some(*to)
+                && configured_size != Some(*to)
                 && before.is_none()
                 && disk.backend.follows_size(&is_device) == Some(true)
             {
@@ -326,8 +326,8 @@ mod tests {
         };
         let (base, grown) = (disk(""), disk("size = \"2M\""));
         let sizes = [(true, &base, None), (false, &base, Some(2 << 20))];
-        let said = (true, &grown, Some(2 << 20));
-        for (is_device, base, wanted) in sizes.into_iter().chain([said]) {
+        let growing = (true, &grown, Some(2 << 20));
+        for (is_device, base, wanted) in sizes.into_iter().chain([growing]) {
             let mut next = grown.clone();
             let plan = Plan::between(&disk(""), &next);
             assert_eq!(plan.resize.len(), 1);

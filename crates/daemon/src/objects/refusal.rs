@@ -96,7 +96,7 @@ impl Refusal {
 impl From<Diagnostics> for Refusal {
     fn from(mistakes: Diagnostics) -> Refusal {
         let fault = |mistake: &config::Mistake| Fault {
-            pointer: mistake.place.source.label.clone(),
+            pointer: mistake.location.source.label.clone(),
             detail: mistake.message.clone(),
             allowed: mistake.allowed.clone(),
             help: mistake.help.clone(),

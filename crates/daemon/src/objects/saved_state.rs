@@ -122,7 +122,7 @@ impl Owner {
             object = found.object,
             "state file reset"
         );
-        self.event_bus.tell("state.reset", file);
+        self.event_bus.publish("state.reset", file);
         self.waiting.retry_now();
         Ok(())
     }

@@ -72,14 +72,14 @@ impl Servers {
         let Some(transports) = self.transports() else {
             return;
         };
-        let tell = event_bus.clone();
+        let events = event_bus.clone();
         transports.vhost.watch_sessions(move |export, came| {
-            tell.tell_session(came, export, vhost_session(export), None);
+            events.publish_session(came, export, vhost_session(export), None);
         });
-        let tell = event_bus.clone();
+        let events = event_bus.clone();
         transports.iscsi.watch_sessions(move |change| {
             let id = iscsi_session(change.tsih);
-            tell.tell_session(change.opened, &change.target, id, Some(change.initiator));
+            events.publish_session(change.opened, &change.target, id, Some(change.initiator));
         });
     }
 

@@ -153,10 +153,10 @@ impl Owner {
             .size()
             .is_some_and(|configured| configured != found)
         {
-            let said = self.base.disk(name).and_then(|disk| disk.backend.size());
+            let configured_size = self.base.disk(name).and_then(|disk| disk.backend.size());
             let change = Change::ResizeDisk(name.to_owned(), found);
             let mut next = change.next(&self.config, true)?;
-            if follows && said != Some(found) {
+            if follows && configured_size != Some(found) {
                 follow_size_of(&mut next, name);
             }
             self.keep(&next, false)?;

@@ -258,11 +258,11 @@ mod tests {
             ..Flags::default()
         };
         let config = parse(None, &flags, &Surroundings::of_this_process()).unwrap();
-        for (told, name) in [
+        for (result, name) in [
             (state_store.keep(&config, &config), CHANGES),
             (state_store.begin_resize(&[]), RESIZING),
         ] {
-            let error = told.unwrap_err();
+            let error = result.unwrap_err();
             let path = folder.path().join(name);
             assert!(error.contains(path.to_str().unwrap()), "{error}");
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bdev::DiskState;
 
 use super::following::sized_files;
-use super::owner::{How, Made, Owner};
+use super::owner::{ChangeOptions, ChangeResult, Owner};
 use super::refusal::{Fault, Refusal};
 use super::{Inbox, Message};
 use crate::disks::{self, Attempt, Devices, Disks};
@@ -213,17 +213,21 @@ impl Owner {
     }
 
     /// Turns the present objects into `next`, or refuses with all reasons.
-    pub(super) fn become_(&mut self, next: Config, how: How) -> Result<Made, Refusal> {
+    pub(super) fn become_(
+        &mut self,
+        next: Config,
+        options: ChangeOptions,
+    ) -> Result<ChangeResult, Refusal> {
         let waiting = self.waiting.clone();
-        let slow = self.slow_disks_to_come(&next, &how);
+        let slow = self.slow_disks_to_come(&next, &options);
         slow.iter().for_each(|disk| self.waiting.opening(disk));
-        let made = self.become_with(next, how);
-        match &made {
+        let result = self.become_with(next, options);
+        match &result {
             Ok(_) => slow.iter().for_each(|disk| self.open_for_later(disk)),
             Err(_) => self.waiting = waiting,
         }
         self.report_listeners();
-        made
+        result
     }
 
     /// Keeps an inherited socket for an export that waits for its disk.
@@ -290,11 +294,11 @@ impl Owner {
     }
 
     /// Returns the slow disks of a change, which become available after it.
-    fn slow_disks_to_come(&self, next: &Config, how: &How) -> Vec<DiskConfig> {
+    fn slow_disks_to_come(&self, next: &Config, options: &ChangeOptions) -> Vec<DiskConfig> {
         let is_there = |name: &str| {
             self.disks.contains_key(name)
-                || how.opened.contains_key(name)
-                || how.devices.contains_key(name)
+                || options.opened.contains_key(name)
+                || options.devices.contains_key(name)
         };
         let is_waiting = |disk: &DiskConfig| {
             let known = self.waiting.0.get(&disk.name);
@@ -360,14 +364,14 @@ impl Owner {
         let opened = self.open_or_wait(due, devices);
         if opened.is_empty() {
             self.publish();
-            return self.reply_when_done(Ok(Made::default()), Box::new(drop));
+            return self.reply_when_done(Ok(ChangeResult::default()), Box::new(drop));
         }
         let came: Vec<String> = opened.keys().cloned().collect();
-        let how = How {
+        let options = ChangeOptions {
             opened,
-            ..How::default()
+            ..ChangeOptions::default()
         };
-        match self.become_(self.config.clone(), how) {
+        match self.become_(self.config.clone(), options) {
             Ok(_) => {
                 for disk in came {
                     tracing::info!(disk, "disk available");
@@ -384,7 +388,7 @@ impl Owner {
                 self.publish();
             }
         }
-        self.reply_when_done(Ok(Made::default()), Box::new(drop));
+        self.reply_when_done(Ok(ChangeResult::default()), Box::new(drop));
     }
 }
 
