@@ -14,7 +14,7 @@ pub enum Failure {
     /// Reasons to print, one per line.
     Reasons(Vec<String>),
     /// The reasons have been printed in the requested format.
-    Told,
+    Reported,
     /// The command reported findings, which have been printed; the exit code describes them.
     Found(u8),
     /// The configuration or the command line is invalid, which has been printed. A retry will not help.
@@ -22,7 +22,7 @@ pub enum Failure {
     /// The command was interrupted (Ctrl-C or similar); partial results have been printed.
     Interrupted,
     /// The reader of the output has closed it, which is not an error.
-    NobodyReads,
+    OutputClosed,
 }
 
 /// Exit code for an invalid command line or configuration, as with clap. A service manager need not retry.
@@ -60,7 +60,7 @@ impl From<ClientError> for Failure {
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::BrokenPipe => Failure::NobodyReads,
+            io::ErrorKind::BrokenPipe => Failure::OutputClosed,
             _ => Failure::because(format!("cannot print: {error}")),
         }
     }
@@ -79,8 +79,8 @@ pub fn say_reason(reason: &str) {
 /// Prints the reasons. Returns the exit code.
 pub fn exit_code(outcome: Outcome) -> ExitCode {
     match outcome {
-        Ok(()) | Err(Failure::NobodyReads) => ExitCode::SUCCESS,
-        Err(Failure::Told) => ExitCode::FAILURE,
+        Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+        Err(Failure::Reported) => ExitCode::FAILURE,
         Err(Failure::Found(code)) => ExitCode::from(code),
         Err(Failure::Mistaken) => ExitCode::from(MISTAKEN),
         Err(Failure::Interrupted) => ExitCode::from(INTERRUPTED),

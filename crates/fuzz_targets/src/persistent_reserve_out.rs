@@ -135,15 +135,15 @@ pub fn run(data: &[u8]) {
         bed.run_as(nexus, 0, &cdb, &list, 0);
 
         let keys = read(&mut bed, 0);
-        let said = u32::from_be_bytes(keys.data[4..8].try_into().unwrap()) as usize;
-        assert_eq!(keys.data.len(), 8 + said);
-        assert!(said.is_multiple_of(8));
+        let list_length = u32::from_be_bytes(keys.data[4..8].try_into().unwrap()) as usize;
+        assert_eq!(keys.data.len(), 8 + list_length);
+        assert!(list_length.is_multiple_of(8));
         let held = read(&mut bed, 1);
-        let said = u32::from_be_bytes(held.data[4..8].try_into().unwrap()) as usize;
-        assert_eq!(held.data.len(), 8 + said);
-        assert!(matches!(said, 0 | 16));
+        let list_length = u32::from_be_bytes(held.data[4..8].try_into().unwrap()) as usize;
+        assert_eq!(held.data.len(), 8 + list_length);
+        assert!(matches!(list_length, 0 | 16));
         // A reservation holder is registered.
-        assert!(said == 0 || keys.data.len() > 8);
+        assert!(list_length == 0 || keys.data.len() > 8);
         let full = read(&mut bed, 3);
         let mut descriptors = full.data.get(8..).unwrap_or_default();
         let mut count = 0;

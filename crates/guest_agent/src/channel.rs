@@ -54,24 +54,24 @@ pub fn serve(_args: &Args) -> Result<bool, String> {
     let path = find_port()?;
     let port = OpenOptions::new().read(true).write(true).open(&path);
     let mut port = port.map_err(|error| format!("cannot open {}: {error}", path.display()))?;
-    let said = |error: std::io::Error| format!("{}: {error}", path.display());
+    let with_path = |error: std::io::Error| format!("{}: {error}", path.display());
     let mut number = [0; 16];
     let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut number));
     random.map_err(|error| format!("cannot read /dev/urandom: {error}"))?;
     let agent = Arc::new(Agent {
-        port: Mutex::new(port.try_clone().map_err(said)?),
+        port: Mutex::new(port.try_clone().map_err(with_path)?),
         channels: Mutex::default(),
     });
     let mut greeting = lead_in();
     Frame::Hello(number).encode(0, &mut greeting);
-    lock(&agent.port).write_all(&greeting).map_err(said)?;
+    lock(&agent.port).write_all(&greeting).map_err(with_path)?;
 
     let mut hunter = Some(Hunter::for_welcome(number));
     let mut decoder = Decoder::default();
     let mut scripts = HashMap::new();
     let mut buffer = vec![0; 64 << 10];
     loop {
-        let count = port.read(&mut buffer).map_err(said)?;
+        let count = port.read(&mut buffer).map_err(with_path)?;
         if count == 0 {
             // The host side is not connected at the moment.
             std::thread::sleep(LOOK_AGAIN);

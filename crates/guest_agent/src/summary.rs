@@ -34,9 +34,9 @@ impl Samples {
     }
 
     /// Records a failed I/O.
-    pub fn fail(&mut self, what: String) {
+    pub fn fail(&mut self, message: String) {
         self.errors += 1;
-        self.first_error.get_or_insert(what);
+        self.first_error.get_or_insert(message);
     }
 
     /// Adds the samples of another thread.

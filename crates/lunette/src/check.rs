@@ -36,7 +36,7 @@ pub fn run(arguments: &CheckArguments) -> Outcome {
             match is_valid {
                 true if arguments.json => Ok(()),
                 true => Ok(writeln!(stdout, "valid: {}", summary(&config))?),
-                false if arguments.json => Err(Failure::Told),
+                false if arguments.json => Err(Failure::Reported),
                 false => Err(Failure::Reasons(mistakes.iter().map(text).collect())),
             }
         }
@@ -46,11 +46,11 @@ pub fn run(arguments: &CheckArguments) -> Outcome {
                 "{}",
                 json!({"valid": false, "mistakes": mistakes, "warnings": []})
             )?;
-            Err(Failure::Told)
+            Err(Failure::Reported)
         }
         Err(mistakes) => {
             crate::failure::say(&mistakes);
-            Err(Failure::Told)
+            Err(Failure::Reported)
         }
     }
 }
@@ -79,9 +79,9 @@ fn summary(config: &Config) -> String {
         (luns, "LUN"),
         (config.workers.placement.count(), "worker"),
     ];
-    let counted = parts.map(|(count, what)| match count {
-        1 => format!("1 {what}"),
-        count => format!("{count} {what}s"),
+    let counted = parts.map(|(count, noun)| match count {
+        1 => format!("1 {noun}"),
+        count => format!("{count} {noun}s"),
     });
     counted.join(", ")
 }
@@ -131,7 +131,10 @@ mod tests {
             &surroundings,
         );
         let config = read.unwrap_or_else(|mistakes| panic!("{mistakes}"));
-        let told = summary(&config);
-        assert!(told.contains("1 iSCSI target, 3 LUNs, 1 worker"), "{told}");
+        let summary_text = summary(&config);
+        assert!(
+            summary_text.contains("1 iSCSI target, 3 LUNs, 1 worker"),
+            "{summary_text}"
+        );
     }
 }

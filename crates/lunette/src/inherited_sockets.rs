@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use config::Config;
-use daemon::{Inherited, Named, PassedControl, is_handover, kept_disk};
+use daemon::{Inherited, Named, PassedControl, is_handover, retained_disk};
 use rustix::net::{AddressFamily, SocketAddrUnix};
 
 use crate::failure::Failure;
@@ -40,7 +40,7 @@ pub fn take(config: &Config, usual_control: Option<&Path>) -> Result<Passed, Fai
     for index in 0..count {
         let descriptor = inherited_descriptor(FIRST + index)?;
         let name = names.next().unwrap_or_default();
-        match kept_disk(name) {
+        match retained_disk(name) {
             Some(disk) => memory.push((disk.to_owned(), descriptor)),
             None if is_handover(name) => sessions.push((name.to_owned(), descriptor)),
             None => sockets.push(descriptor),

@@ -196,7 +196,7 @@ fn serve_one(config: Config, export: String, common: &ProgramArguments) -> Outco
     daemon::confine(&config, &options, None).map_err(failure::not_started)?;
     let signals = Signals::listen()
         .map_err(|error| Failure::because(format!("cannot handle signals: {error}")))?;
-    serve::serve(config, options, signals, serve::Around::default())
+    serve::serve(config, options, signals, serve::ServiceContext::default())
 }
 
 /// Duplicates an inherited descriptor.

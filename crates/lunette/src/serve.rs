@@ -9,7 +9,7 @@ use config::{Config, Surroundings};
 use control::Status;
 use daemon::notify::{self, Notifier};
 use daemon::{
-    Ending, Endpoint, KeptMemory, LogHandle, RULE, Reload, Reloader, Running, Signal, Signals,
+    Ending, Endpoint, LogHandle, RULE, Reload, Reloader, RetainedMemory, Running, Signal, Signals,
     Sockets, StartOptions, reports,
 };
 
@@ -62,14 +62,14 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     };
     daemon::confine(&config, &options, file_of_config.as_deref()).map_err(failure::not_started)?;
     let notifier = Notifier::from_environment().map(Arc::new);
-    let around = Around {
-        kept: passed.memory.iter().map(|(disk, _)| disk.clone()).collect(),
+    let context = ServiceContext {
+        retained: passed.memory.iter().map(|(disk, _)| disk.clone()).collect(),
         stored: passed
             .sessions
             .iter()
             .map(|(name, _)| name.clone())
             .collect(),
-        memory: Some(daemon::keep_disks(notifier.clone(), passed.memory)),
+        memory: Some(daemon::retain_disks(notifier.clone(), passed.memory)),
         ending: options.ending.clone(),
         notifier,
     };
@@ -80,25 +80,25 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
             Err(error) => tracing::error!("{error}; front ends must reconnect"),
         }
     }
-    serve(config, options, signals, around)
+    serve(config, options, signals, context)
 }
 
 /// Surroundings of a daemon: service manager, previous and next daemon.
 #[derive(Default)]
-pub struct Around {
+pub struct ServiceContext {
     /// The service manager, if there is one.
     pub notifier: Option<Arc<Notifier>>,
     /// Disks with memory stored for this start.
-    kept: Vec<String>,
+    retained: Vec<String>,
     /// Names of session descriptors stored for this start.
     stored: Vec<String>,
     /// Memory to pass to the next daemon.
-    memory: Option<KeptMemory>,
+    memory: Option<RetainedMemory>,
     /// Request of another daemon to end this one.
     ending: Option<Ending>,
 }
 
-impl Around {
+impl ServiceContext {
     /// Socket of the daemon that takes over.
     fn heir(&self) -> Option<PathBuf> {
         self.ending.as_ref().and_then(Ending::heir)
@@ -110,9 +110,9 @@ pub fn serve(
     config: Config,
     options: StartOptions,
     mut signals: Signals,
-    around: Around,
+    context: ServiceContext,
 ) -> Outcome {
-    let notifier = around.notifier.clone();
+    let notifier = context.notifier.clone();
     let running = daemon::start(config, options).map_err(failure::not_started)?;
     let no_thread =
         |purpose| move |error: std::io::Error| Failure::because(daemon::no_thread(purpose, &error));
@@ -128,7 +128,7 @@ pub fn serve(
     };
     announce(&running);
     let status = running.status();
-    for disk in &around.kept {
+    for disk in &context.retained {
         if !status.disks.iter().any(|known| known.name == **disk) {
             tracing::warn!(
                 disk,
@@ -141,7 +141,7 @@ pub fn serve(
         running.watch_listeners(move || to.status(&status_line(&reloader.status())));
         notifier.ready(&status_line(&running.status()));
         // Stored copies would keep connections open after a front end or this daemon closes them.
-        notifier.remove_stored(around.stored.iter().map(String::as_str));
+        notifier.remove_stored(context.stored.iter().map(String::as_str));
     }
     loop {
         match next_signal(&mut signals, &running) {
@@ -155,16 +155,16 @@ pub fn serve(
         notifier.stopping();
     }
     drop(watchdog);
-    end(running, &around);
+    end(running, &context);
     Ok(())
 }
 
 /// Receiver of this daemon's descriptors: the daemon that takes over, or the service manager at a restart.
-fn heir(around: &Around) -> Option<Notifier> {
-    let name = match around.heir() {
+fn heir(context: &ServiceContext) -> Option<Notifier> {
+    let name = match context.heir() {
         Some(path) => path.into_os_string(),
         // A back-end program must not notify the service manager of its parent.
-        None if around.notifier.is_none() => return None,
+        None if context.notifier.is_none() => return None,
         None => std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty())?,
     };
     let heir = Notifier::new(&name);
@@ -290,7 +290,7 @@ pub fn print_latency(running: &Running) {
 }
 
 /// Hands sessions over to the heir, if there is one. Ends all other sessions, workers and sockets in bounded time.
-fn end(mut running: Running, around: &Around) {
+fn end(mut running: Running, context: &ServiceContext) {
     tracing::info!("ending");
     let limit = std::thread::Builder::new().name("end-limit".to_owned());
     let limited = limit.spawn(|| {
@@ -304,10 +304,10 @@ fn end(mut running: Running, around: &Around) {
     if let Err(error) = limited {
         tracing::warn!(%error, "no thread to limit the time of the end");
     }
-    if let Some(heir) = heir(around) {
+    if let Some(heir) = heir(context) {
         // The service manager already stores the memory of RAM disks.
-        let memory = around.memory.as_ref().filter(|_| around.heir().is_some());
-        let memory = memory.map(KeptMemory::named);
+        let memory = context.memory.as_ref().filter(|_| context.heir().is_some());
+        let memory = memory.map(RetainedMemory::named);
         running.hand_over(&heir, memory.unwrap_or_default());
     }
     drop(running);

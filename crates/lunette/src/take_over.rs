@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use config::Config;
 use control::{Client, HANDOVER_VERSION, Method, Upgrade, Version};
-use daemon::{Named, is_handover, kept_disk};
+use daemon::{Named, is_handover, retained_disk};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -49,17 +49,17 @@ pub fn take(config: &Config, usual: Option<&Path>) -> Result<Passed, Failure> {
             "the running daemon's version does not support a handover; hint: restart it",
         ));
     };
-    let place = Place::new(control)?;
+    let handover_socket = HandoverSocket::new(control)?;
     let wanted = Upgrade {
         handover: HANDOVER_VERSION,
-        socket: place.path.display().to_string(),
+        socket: handover_socket.path.display().to_string(),
     };
     client.change(Method::POST, "/v1/upgrade", Some(&json!(wanted)))?;
-    let named = receive(&place.socket, &ending)?;
+    let named = receive(&handover_socket.socket, &ending)?;
     tracing::debug!("the previous daemon has ended");
     let mut passed = Passed::default();
     for (name, fd) in named {
-        match kept_disk(&name) {
+        match retained_disk(&name) {
             Some(disk) => passed.memory.push((disk.to_owned(), fd)),
             None if is_handover(&name) => passed.sessions.push((name, fd)),
             None => {}
@@ -69,13 +69,13 @@ pub fn take(config: &Config, usual: Option<&Path>) -> Result<Passed, Failure> {
 }
 
 /// A socket beside the control socket, accessible only to daemons of this user.
-struct Place {
+struct HandoverSocket {
     path: PathBuf,
     socket: UnixDatagram,
 }
 
-impl Place {
-    fn new(control: &Path) -> Result<Place, Failure> {
+impl HandoverSocket {
+    fn new(control: &Path) -> Result<HandoverSocket, Failure> {
         let folder = control.parent().unwrap_or(Path::new("."));
         let path = folder.join(format!("upgrade-{}.sock", std::process::id()));
         std::fs::remove_file(&path).ok();
@@ -85,11 +85,11 @@ impl Place {
         let socket = UnixDatagram::bind(&path).map_err(failed)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
         let path = std::path::absolute(&path).map_err(failed)?;
-        Ok(Place { path, socket })
+        Ok(HandoverSocket { path, socket })
     }
 }
 
-impl Drop for Place {
+impl Drop for HandoverSocket {
     fn drop(&mut self) {
         std::fs::remove_file(&self.path).ok();
     }

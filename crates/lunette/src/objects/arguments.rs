@@ -325,7 +325,8 @@ pub enum ExportAction {
         export: NewExport,
     },
     /// Choose the workers that serve new queues and connections of an export
-    Place {
+    #[command(name = "place")]
+    SetWorkers {
         /// Name
         export: String,
         /// Worker numbers such as 1,3; dedicated to start a worker for this export; or shared for all shared workers

@@ -73,13 +73,13 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         ("LUNs added", summary.luns_added),
         ("LUNs removed", summary.luns_removed),
     ];
-    let told = counts.iter().filter(|(_, count)| *count > 0);
-    let told: Vec<String> = told
-        .map(|(what, count)| format!("{count} {what}"))
+    let listed = counts.iter().filter(|(_, count)| *count > 0);
+    let listed: Vec<String> = listed
+        .map(|(noun, count)| format!("{count} {noun}"))
         .collect();
-    let text = match told.is_empty() {
+    let text = match listed.is_empty() {
         true => "no changes".to_owned(),
-        false => told.join(", "),
+        false => listed.join(", "),
     };
     let mut stdout = cli_common::stdout();
     writeln!(stdout, "{text}")?;

@@ -118,10 +118,10 @@ fn limits_of(text: &str) -> Result<Limits, String> {
     let read = configuration::parse(None, &flags, &Surroundings::of_this_process());
     let read = read.map_err(|mistakes| {
         let each = mistakes.iter().map(|mistake| {
-            let told = format!("{text}: {}", mistake.message);
+            let message = format!("{text}: {}", mistake.message);
             match &mistake.allowed {
-                Some(allowed) => format!("{told}; allowed: {allowed}"),
-                None => told,
+                Some(allowed) => format!("{message}; allowed: {allowed}"),
+                None => message,
             }
         });
         each.collect::<Vec<_>>().join("\nlunette: ")
@@ -223,8 +223,9 @@ fn settings(text: &str) -> Result<Value, String> {
     let known = || DISK_KEYS.iter().filter(|key| key.run_time == DISK_SET);
     let mut body = serde_json::Map::new();
     for one in text.split(',') {
-        let said = one.split_once('=');
-        let found = said.and_then(|(name, value)| Some((known().find(|k| k.name == name)?, value)));
+        let parts = one.split_once('=');
+        let found =
+            parts.and_then(|(name, value)| Some((known().find(|k| k.name == name)?, value)));
         let Some((key, value)) = found else {
             let allowed: Vec<String> = known().map(form).collect();
             let allowed = allowed.join(", ");
@@ -314,13 +315,13 @@ mod tests {
 
     #[test]
     fn a_limit_that_is_none_is_told_with_what_is_allowed() {
-        let told = |text: &str| limits_of(text).err().unwrap_or_default();
+        let error_of = |text: &str| limits_of(text).err().unwrap_or_default();
         assert_eq!(
-            told("iops=0"),
+            error_of("iops=0"),
             "iops=0: `iops`: found \"0\"; allowed: a whole number from 1 to 1000000000"
         );
         assert_eq!(
-            told("iops_burst=5"),
+            error_of("iops_burst=5"),
             "iops_burst=5: `iops_burst` needs `iops`"
         );
         assert!(limits_of("iops=5,iops_burst=5").is_ok());

@@ -22,7 +22,7 @@ pub fn run(command: ExportCommand) -> Outcome {
             ask.print(&[export], table)
         }
         ExportAction::Add { export } => add(ask, export),
-        ExportAction::Place { export, workers } => place(ask, &export, &workers),
+        ExportAction::SetWorkers { export, workers } => set_workers(ask, &export, &workers),
         ExportAction::AccessState {
             export,
             group: Some(group),
@@ -59,7 +59,7 @@ pub fn run(command: ExportCommand) -> Outcome {
     }
 }
 
-fn place(ask: &Ask, export: &str, words: &str) -> Outcome {
+fn set_workers(ask: &Ask, export: &str, words: &str) -> Outcome {
     let path = path(export);
     let client = ask.daemon.client()?;
     let mut body: Value = client.get(&path)?;

@@ -117,7 +117,7 @@ fn sandbox_line(status: &Status) -> String {
 fn verdict(worries: &[String]) -> Outcome {
     match worries.is_empty() {
         true => Ok(()),
-        false => Err(Failure::Told),
+        false => Err(Failure::Reported),
     }
 }
 
@@ -174,15 +174,15 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
     worries
 }
 
-fn count(number: usize, what: &str) -> String {
-    count_u64(number as u64, what)
+fn count(number: usize, noun: &str) -> String {
+    count_u64(number as u64, noun)
 }
 
-fn count_u64(number: u64, what: &str) -> String {
+fn count_u64(number: u64, noun: &str) -> String {
     match number {
-        1 => format!("1 {what}"),
+        1 => format!("1 {noun}"),
         number => {
-            let (first, rest) = what.split_once(' ').unwrap_or((what, ""));
+            let (first, rest) = noun.split_once(' ').unwrap_or((noun, ""));
             let rest = match rest {
                 "" => String::new(),
                 rest => format!(" {rest}"),

@@ -143,7 +143,7 @@ fn trial(trial: &Trial) -> Outcome {
     drop(progress);
     match print(trial, &plan, &outcome, output) {
         // A closed stdout does not change the result.
-        Ok(()) | Err(Failure::NobodyReads) => {}
+        Ok(()) | Err(Failure::OutputClosed) => {}
         failed => return failed,
     }
     logs(&plan, &outcome)?;

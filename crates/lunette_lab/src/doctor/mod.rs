@@ -93,7 +93,7 @@ pub fn run(arguments: &DoctorArguments) -> Outcome {
         .iter()
         .any(|(finding, effect)| is_worth(finding, effect.as_ref()))
     {
-        true => Err(Failure::Told),
+        true => Err(Failure::Reported),
         false => Ok(()),
     }
 }

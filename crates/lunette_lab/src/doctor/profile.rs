@@ -49,7 +49,7 @@ pub fn run(name: &str, host: &Host, apply: bool, is_json: bool) -> Outcome {
     }
     match differing.is_empty() {
         true => Ok(()),
-        false => Err(Failure::Told),
+        false => Err(Failure::Reported),
     }
 }
 

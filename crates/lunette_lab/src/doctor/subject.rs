@@ -80,7 +80,7 @@ pub fn guest(name: &str) -> Result<Host, Failure> {
                 "cannot read its files, exit code {code}: {said}"
             )));
         }
-        Ended::NobodyReads => return Err(Failure::NobodyReads),
+        Ended::NobodyReads => return Err(Failure::OutputClosed),
     }
     Host::recorded(&String::from_utf8_lossy(&text)).map_err(|error| failed(anyhow::anyhow!(error)))
 }

@@ -66,7 +66,7 @@ pub fn run(arguments: ExecArguments) -> Outcome {
     drop((stdout, stderr));
     match ended.map_err(|error| failed(error.context(format!("guest {}", arguments.name))))? {
         Ended::Code(code) => std::process::exit(code as i32),
-        Ended::NobodyReads => Err(Failure::NobodyReads),
+        Ended::NobodyReads => Err(Failure::OutputClosed),
     }
 }
 

@@ -254,7 +254,7 @@ fn run_in_background(arguments: &RunArguments) -> Outcome {
         writeln!(stdout, "{reason}").unwrap_or(());
     }
     // The waiting process prints the reasons.
-    Err(Failure::Told)
+    Err(Failure::Reported)
 }
 
 fn run_alone(arguments: &RunArguments, claimed: &mut Claimed, is_ready: &AtomicBool) -> Result<()> {
