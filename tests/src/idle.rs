@@ -11,12 +11,12 @@ const SHARE_MAX: f64 = 0.01;
 /// Most measurements, if the host takes CPU time away from this machine during them.
 const TIMES: usize = 6;
 
-/// Fails if the daemon, idle except for `what`, uses `SHARE_MAX` of a core or more. A virtual machine's kernel counts stolen time
+/// Fails if the daemon, idle except for `label`, uses `SHARE_MAX` of a core or more. A virtual machine's kernel counts stolen time
 /// of a running thread as used, so stolen time is subtracted. If the stolen time itself reaches the limit, the measurement is
 /// inconclusive and is repeated. `refresh` runs before each measurement.
 pub fn ensure_idle(
     daemon: &mut Daemon,
-    what: &str,
+    label: &str,
     mut refresh: impl FnMut() -> Result<()>,
 ) -> Result<()> {
     let mut shares = Vec::new();
@@ -31,14 +31,14 @@ pub fn ensure_idle(
         let share = used.saturating_sub(stolen).as_secs_f64() / seconds;
         shares.push(format!("{:.1} %", share * 100.0));
         if share < SHARE_MAX {
-            println!("{what}: {} of a core", shares.join(", "));
+            println!("{label}: {} of a core", shares.join(", "));
             return Ok(());
         }
         if stolen.as_secs_f64() / seconds < SHARE_MAX {
             break;
         }
     }
-    ensure!(false, "{what} cost {} of a core", shares.join(", "));
+    ensure!(false, "{label} cost {} of a core", shares.join(", "));
     Ok(())
 }
 

@@ -9,11 +9,14 @@ use crate::{Context, Result, ensure};
 /// Creates the multipath maps. Returns the disks of each map by identifier. Requires [`GuestBuilder::multipath`](vm::GuestBuilder::multipath).
 pub fn multipath_maps(guest: &mut Guest) -> Result<BTreeMap<String, Vec<String>>> {
     // multipath accepts only disks in udev's database.
-    let said = guest.ok("mkdir -p /run/udev/data /var/lib /etc/multipath; \
+    let set_up_output = guest.ok("mkdir -p /run/udev/data /var/lib /etc/multipath; \
          for disk in /sys/block/sd*; do echo I:1 >/run/udev/data/b$(cat $disk/dev); done; \
          /tools/multipath -v3 2>&1; true")?;
     let table = guest.ok("/tools/dmsetup table --target multipath")?;
-    ensure!(table.contains(": "), "multipath created no map:\n{said}");
+    ensure!(
+        table.contains(": "),
+        "multipath created no map:\n{set_up_output}"
+    );
     let lines = table.lines().filter(|line| line.contains(": "));
     let maps = lines.map(|line| {
         let (name, parameters) = line.split_once(": ").context("no table")?;

@@ -29,7 +29,7 @@ pub fn discover(guest: &mut Guest, portal: SocketAddr) -> Result<String> {
     let portal = from_inside(portal);
     // A new iscsid may not listen yet.
     guest.ok(&format!(
-        "n=0; until /tools/iscsiadm -m discovery -t sendtargets -p {portal} 2>/tmp/said; do n=$((n+1)); [ $n -lt 20 ] || {{ cat /tmp/said >&2; exit 1; }}; sleep 0.5; done"
+        "n=0; until /tools/iscsiadm -m discovery -t sendtargets -p {portal} 2>/tmp/errors; do n=$((n+1)); [ $n -lt 20 ] || {{ cat /tmp/errors >&2; exit 1; }}; sleep 0.5; done"
     ))
 }
 
@@ -63,11 +63,11 @@ pub fn sessions(guest: &mut Guest) -> Result<String> {
     guest.ok("/tools/iscsiadm -m session -P 3")
 }
 
-fn node(guest: &mut Guest, remote: &Remote, what: &str) -> Result<()> {
+fn node(guest: &mut Guest, remote: &Remote, options: &str) -> Result<()> {
     let Remote { target, portal } = remote;
     guest.ok_within(
         LOGIN_LIMIT,
-        &format!("/tools/iscsiadm -m node -T {target} -p {portal} {what}"),
+        &format!("/tools/iscsiadm -m node -T {target} -p {portal} {options}"),
     )?;
     Ok(())
 }

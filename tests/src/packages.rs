@@ -18,9 +18,9 @@ pub fn run(command: &mut Command) -> Result<Output> {
 pub fn succeeds(command: &mut Command) -> Result<String> {
     let ran = run(command)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (said, wrong) = (text(&ran.stdout), text(&ran.stderr));
-    ensure!(ran.status.success(), "{command:?}: {said}{wrong}");
-    Ok(said)
+    let (output_text, wrong) = (text(&ran.stdout), text(&ran.stderr));
+    ensure!(ran.status.success(), "{command:?}: {output_text}{wrong}");
+    Ok(output_text)
 }
 
 /// Creates a target directory with the programs of this build. The packages have the same contents for every profile.

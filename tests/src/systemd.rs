@@ -195,9 +195,9 @@ impl SystemdHost {
     pub fn succeeds(&self, words: &[&str]) -> Result<String> {
         let ran = self.run(words)?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (said, wrong) = (text(&ran.stdout), text(&ran.stderr));
-        ensure!(ran.status.success(), "{words:?}: {said}{wrong}");
-        Ok(said)
+        let (output_text, wrong) = (text(&ran.stdout), text(&ran.stderr));
+        ensure!(ran.status.success(), "{words:?}: {output_text}{wrong}");
+        Ok(output_text)
     }
 
     /// Returns a unit's journal.

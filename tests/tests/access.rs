@@ -21,11 +21,11 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
     Ok(())
 }
 
-/// Returns the TCP address from the log line that contains `what`.
-fn address(rig: &mut Rig, what: &str) -> Result<String> {
+/// Returns the TCP address from the log line that contains `prefix`.
+fn address(rig: &mut Rig, prefix: &str) -> Result<String> {
     let log = rig.daemon.process().log();
-    let line = log.lines().find(|line| line.contains(what));
-    let line = line.with_context(|| format!("{what}:\n{log}"))?;
+    let line = log.lines().find(|line| line.contains(prefix));
+    let line = line.with_context(|| format!("{prefix}:\n{log}"))?;
     let word = line.rsplit("address=").next().unwrap_or_default();
     Ok(word.trim().to_owned())
 }
@@ -75,8 +75,11 @@ fn over_tcp_only_a_token_opens_and_it_is_never_told() -> Result<()> {
         for path in ["/v1/disks", "/v1/nothing", "/metrics", "/v1/openapi.json"] {
             let answer = ask("GET", path, token, "")?;
             ensure!(answer.status == 401, "{path}, {token:?}: {answer:?}");
-            let told = answer.header("www-authenticate");
-            ensure!(told == Some(challenge), "{path}, {token:?}: {answer:?}");
+            let authenticate = answer.header("www-authenticate");
+            ensure!(
+                authenticate == Some(challenge),
+                "{path}, {token:?}: {answer:?}"
+            );
             let kind = answer.header("content-type");
             ensure!(kind == Some("application/problem+json"), "{answer:?}");
             let problem: Value = serde_json::from_str(&answer.body)?;
@@ -217,20 +220,20 @@ fn commands_ask_over_tcp_with_a_token() -> Result<()> {
         ensure!(output.status.success(), "{words:?}: {output:?}");
     }
     let output = lunette(&["disk", "add", "e=ram:1M"], "readers")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.code() == Some(1) && said.contains("may only read"));
+    let error_text = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(1) && error_text.contains("may only read"));
     write(&rig.scratch.file("wrong"), "0123456789abcdef", 0o600)?;
     let output = lunette(&["status"], "wrong")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(said.contains("wrong token"), "{said}");
+    let error_text = String::from_utf8_lossy(&output.stderr);
+    ensure!(error_text.contains("wrong token"), "{error_text}");
     write(&rig.scratch.file("open"), CONTROL, 0o640)?;
     let output = lunette(&["status"], "open")?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let error_text = String::from_utf8_lossy(&output.stderr);
     ensure!(
-        said.contains("chmod 600") && !said.contains(CONTROL),
-        "{said}"
+        error_text.contains("chmod 600") && !error_text.contains(CONTROL),
+        "{error_text}"
     );
-    for (words, told) in [
+    for (words, expected) in [
         (
             &["status", "--api", "http://127.0.0.1:1"][..],
             "--token-file",
@@ -244,8 +247,11 @@ fn commands_ask_over_tcp_with_a_token() -> Result<()> {
         let output = Command::new(lunette_program(Profile::Dev)?)
             .args(words)
             .output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(!output.status.success() && said.contains(told), "{said}");
+        let error_text = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            !output.status.success() && error_text.contains(expected),
+            "{error_text}"
+        );
     }
     Ok(())
 }
@@ -257,7 +263,7 @@ fn without_a_safe_token_nothing_is_served_over_tcp() -> Result<()> {
         write(&scratch.file(name), text, mode)?;
         Ok(scratch.file(name).display().to_string())
     };
-    for (token, told) in [
+    for (token, expected) in [
         (None, "`token_file` is not set"),
         (Some(file("open", CONTROL, 0o644)?), "chmod 600"),
         (Some(file("short", "short", 0o600)?), "has no token"),
@@ -271,7 +277,10 @@ fn without_a_safe_token_nothing_is_served_over_tcp() -> Result<()> {
             daemon = daemon.arguments(["--token-file", token]);
         }
         let (status, log) = daemon.start_refused()?;
-        ensure!(!status.success() && log.contains(told), "{status}: {log}");
+        ensure!(
+            !status.success() && log.contains(expected),
+            "{status}: {log}"
+        );
         ensure!(!log.contains(CONTROL), "{log}");
     }
     Ok(())
@@ -332,14 +341,14 @@ fn another_user_gets_nothing_from_the_socket() -> Result<()> {
     ensure!(output.status.success(), "the daemon's own user: {output:?}");
     for (user, group) in [(NOBODY, NOBODY), (NOBODY, 0)] {
         let output = as_user(user, group, &program, &words)?;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let error_text = String::from_utf8_lossy(&output.stderr);
         ensure!(
             output.status.code() == Some(1),
             "{user}:{group}: {output:?}"
         );
         ensure!(
-            said.contains("no permission to open"),
-            "{user}:{group}: {said}"
+            error_text.contains("no permission to open"),
+            "{user}:{group}: {error_text}"
         );
         ensure!(output.stdout.is_empty(), "{user}:{group}: {output:?}");
     }
@@ -385,9 +394,9 @@ fn groups_read_or_change_and_others_are_hung_up_on() -> Result<()> {
         &["reload"],
     ] {
         let output = run(users, words)?;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let error_text = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(1), "readers: {output:?}");
-        ensure!(said.contains("may only read"), "{said}");
+        ensure!(error_text.contains("may only read"), "{error_text}");
     }
     let output = run(games, &["disk", "add", "e=ram:1M"])?;
     ensure!(output.status.success(), "control group: {output:?}");

@@ -113,10 +113,10 @@ fn after_a_crash_at_any_step_there_is_the_state_of_before_or_of_after() -> Resul
                 "{step}, {path}: {now}\nbefore {before}\nafter {after}"
             );
             let size = std::fs::metadata(scratch.file("a.raw"))?.len();
-            let told = now.pointer("/disks/0/size").and_then(Value::as_u64);
+            let reported = now.pointer("/disks/0/size").and_then(Value::as_u64);
             ensure!(
-                Some(size) == told,
-                "{step}, {path}: the file has {size} bytes, not {told:?}"
+                Some(size) == reported,
+                "{step}, {path}: the file has {size} bytes, not {reported:?}"
             );
         }
     }
@@ -373,10 +373,10 @@ fn answers_are_as_the_document_promises_whatever_is_asked() -> Result<()> {
         .current_dir(rig.scratch.files());
     let mut running = vm::Process::start("schemathesis", &command, &report)?;
     let status = running.wait(Duration::from_secs(500))?;
-    let told = running.log();
+    let log = running.log();
     rig.daemon.process().check_running()?;
-    ensure!(status.success(), "{status}:\n{told}");
-    let tested = told.lines().filter(|line| line.contains("Tested:"));
+    ensure!(status.success(), "{status}:\n{log}");
+    let tested = log.lines().filter(|line| line.contains("Tested:"));
     println!("{}", tested.collect::<Vec<_>>().join("\n"));
     Ok(())
 }

@@ -19,7 +19,7 @@ const LUNS_CHANGED: (u8, u8, u8) = (6, 0x3f, 0x0e);
 const NOT_SUPPORTED: (u8, u8, u8) = (5, 0x25, 0x00);
 
 /// Returns sense key, ASC and ASCQ of TEST UNIT READY. `None`: ready.
-fn said(session: &mut IscsiSession, lun: u8) -> Result<Option<(u8, u8, u8)>> {
+fn sense_of(session: &mut IscsiSession, lun: u8) -> Result<Option<(u8, u8, u8)>> {
     let done = session.command_on(lun, &TEST_UNIT_READY, None, 0)?;
     if done.status == 0 {
         return Ok(None);
@@ -77,20 +77,20 @@ fn another_size_is_told_to_every_nexus_once() -> Result<()> {
         ),
     ] {
         for session in &mut sessions {
-            ensure!(said(session, 0)?.is_none(), "before {words:?}");
+            ensure!(sense_of(session, 0)?.is_none(), "before {words:?}");
         }
         rig.daemon.lunette(words)?;
         for (number, session) in sessions.iter_mut().enumerate() {
-            let first = said(session, 0)?;
+            let first = sense_of(session, 0)?;
             ensure!(first == Some(CAPACITY_CHANGED), "{number}: {first:02x?}");
-            let next = said(session, 0)?;
+            let next = sense_of(session, 0)?;
             ensure!(next.is_none(), "{number}, again: {next:02x?}");
             ensure!(last_block(session)? == last, "{number} sees another size");
         }
     }
     // A later login reports the unit attentions of a new nexus and no earlier change.
     let mut late = IscsiSession::login(&portal, FIRST, 3)?;
-    ensure!(said(&mut late, 0)?.is_none());
+    ensure!(sense_of(&mut late, 0)?.is_none());
     Ok(())
 }
 
@@ -106,32 +106,35 @@ fn units_that_come_and_go_are_told_to_every_nexus_of_the_target_once() -> Result
     for _ in 0..3 {
         rig.daemon.lunette(&["lun", "add", FIRST, "0:5", "e"])?;
         for (number, session) in sessions.iter_mut().enumerate() {
-            let first = said(session, 0)?;
+            let first = sense_of(session, 0)?;
             ensure!(first == Some(LUNS_CHANGED), "{number}: {first:02x?}");
-            let next = said(session, 0)?;
+            let next = sense_of(session, 0)?;
             ensure!(next.is_none(), "{number}, again: {next:02x?}");
             let listed = luns(session)?;
             ensure!(listed == [0, 5], "{number} reports {listed:?}");
             // The unit is new to the nexus and may report unit attentions first.
             let mut ready = false;
             for _ in 0..4 {
-                ready |= said(session, 5)?.is_none();
+                ready |= sense_of(session, 5)?.is_none();
             }
             ensure!(ready, "{number}: the new unit does not become ready");
         }
         rig.daemon.lunette(&["lun", "remove", FIRST, "0:5"])?;
         for (number, session) in sessions.iter_mut().enumerate() {
-            let first = said(session, 0)?;
+            let first = sense_of(session, 0)?;
             ensure!(first == Some(LUNS_CHANGED), "{number}: {first:02x?}");
-            let next = said(session, 0)?;
+            let next = sense_of(session, 0)?;
             ensure!(next.is_none(), "{number}, again: {next:02x?}");
-            let gone = said(session, 5)?;
+            let gone = sense_of(session, 5)?;
             ensure!(gone == Some(NOT_SUPPORTED), "{number}: {gone:02x?}");
             let listed = luns(session)?;
             ensure!(listed == [0], "{number} reports {listed:?}");
         }
     }
-    ensure!(said(&mut other, 0)?.is_none(), "another target reports it");
+    ensure!(
+        sense_of(&mut other, 0)?.is_none(),
+        "another target reports it"
+    );
     Ok(())
 }
 
@@ -143,8 +146,8 @@ fn report_luns_takes_the_news_away_for_all_units_of_its_nexus() -> Result<()> {
     rig.daemon.lunette(&["lun", "add", FIRST, "0:5", "e"])?;
     ensure!(luns(&mut session)? == [0, 5]);
     // SPC-5, 6.35: REPORT LUNS clears the unit attention on every unit, for its own nexus only.
-    let next = said(&mut session, 0)?;
+    let next = sense_of(&mut session, 0)?;
     ensure!(next.is_none(), "{next:02x?}");
-    ensure!(said(&mut other, 0)? == Some(LUNS_CHANGED));
+    ensure!(sense_of(&mut other, 0)? == Some(LUNS_CHANGED));
     Ok(())
 }

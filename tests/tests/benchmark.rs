@@ -20,7 +20,7 @@ fn bench() -> Result<Command> {
     Ok(command)
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout);
     format!(
         "{}\n{text}{}",
@@ -30,7 +30,7 @@ fn said(output: &Output) -> String {
 }
 
 fn document(output: &Output) -> Result<Value> {
-    serde_json::from_slice(&output.stdout).with_context(|| said(output))
+    serde_json::from_slice(&output.stdout).with_context(|| output_text(output))
 }
 
 fn rig() -> Result<Rig> {
@@ -77,7 +77,11 @@ fn ctrl_c_prints_what_there_is_and_the_exit_code_says_so() -> Result<()> {
         std::thread::sleep(Duration::from_millis(300));
         interrupt(&child)?;
         let output = child.wait_with_output()?;
-        ensure!(output.status.code() == Some(130), "{}", said(&output));
+        ensure!(
+            output.status.code() == Some(130),
+            "{}",
+            output_text(&output)
+        );
         if format == "json" {
             let document = document(&output)?;
             ensure!(document["lunette"]["outcome"]["interrupted"] == true);
@@ -111,8 +115,8 @@ fn a_device_that_goes_away_ends_the_run_with_the_reason() -> Result<()> {
         }
         rig.daemon.kill()?;
         let output = child.wait_with_output()?;
-        ensure!(output.status.code() == Some(1), "{}", said(&output));
-        let text = said(&output);
+        ensure!(output.status.code() == Some(1), "{}", output_text(&output));
+        let text = output_text(&output);
         ensure!(
             text.contains("d0.sock: the device has ended the session"),
             "{text}"
@@ -142,7 +146,7 @@ fn the_table_goes_from_published_to_seen() -> Result<()> {
             .args(trial)
             .args(["--interrupts"])
             .output()?;
-        ensure!(output.status.success(), "{}", said(&output));
+        ensure!(output.status.success(), "{}", output_text(&output));
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let lines: Vec<&str> = text
             .lines()
@@ -225,7 +229,7 @@ fn two_result_files_are_compared() -> Result<()> {
             .args(["--repetitions=4", "--warm-up-ms=0", "--json", "--output"])
             .arg(file(name))
             .output()?;
-        ensure!(output.status.success(), "{}", said(&output));
+        ensure!(output.status.success(), "{}", output_text(&output));
         ensure!(output.stdout.is_empty(), "it printed beside the file");
     }
     let compare = |a: &Path, b: &Path| {
@@ -237,7 +241,7 @@ fn two_result_files_are_compared() -> Result<()> {
     };
     let output = compare(&file("a.json"), &file("b.json"))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "{}", said(&output));
+    ensure!(output.status.success(), "{}", output_text(&output));
     for word in [
         subject.as_str(),
         "ratio (95 %)",
@@ -250,8 +254,12 @@ fn two_result_files_are_compared() -> Result<()> {
     std::fs::write(file("c.json"), "{\"jobs\": []}")?;
     for other in ["c.json", "none.json"] {
         let output = compare(&file("a.json"), &file(other))?;
-        ensure!(output.status.code() == Some(1), "{}", said(&output));
-        ensure!(said(&output).contains(other), "{}", said(&output));
+        ensure!(output.status.code() == Some(1), "{}", output_text(&output));
+        ensure!(
+            output_text(&output).contains(other),
+            "{}",
+            output_text(&output)
+        );
     }
     Ok(())
 }
@@ -318,7 +326,11 @@ fn a_study_goes_on_where_it_stopped() -> Result<()> {
     }
     interrupt(&child)?;
     let output = child.wait_with_output()?;
-    ensure!(output.status.code() == Some(130), "{}", said(&output));
+    ensure!(
+        output.status.code() == Some(130),
+        "{}",
+        output_text(&output)
+    );
     let before = runs(&results)?;
     ensure!((4..30).contains(&before.len()), "{} runs", before.len());
     // The page shows the partial results and states that the study ended early.
@@ -340,9 +352,13 @@ fn a_study_goes_on_where_it_stopped() -> Result<()> {
     }
     interrupt(&child)?;
     let output = child.wait_with_output()?;
-    ensure!(output.status.code() == Some(130), "{}", said(&output));
+    ensure!(
+        output.status.code() == Some(130),
+        "{}",
+        output_text(&output)
+    );
     let output = study()?.output()?;
-    ensure!(output.status.success(), "{}", said(&output));
+    ensure!(output.status.success(), "{}", output_text(&output));
     let [without, with] = polling_runs(&results)?;
     // Four cases, six pairs of turns.
     ensure!(with.len() == 24 && with == without, "{with:?} {without:?}");
@@ -362,14 +378,14 @@ fn a_study_goes_on_where_it_stopped() -> Result<()> {
         "the previous content is lost"
     );
     ensure!(
-        said(&output).contains("continuing after"),
+        output_text(&output).contains("continuing after"),
         "{}",
-        said(&output)
+        output_text(&output)
     );
 
     // A study with other parameters is refused in the same folder.
     let output = study()?.arg("--polling").output()?;
-    ensure!(!output.status.success() && said(&output).contains("another study"));
+    ensure!(!output.status.success() && output_text(&output).contains("another study"));
     Ok(())
 }
 
@@ -409,7 +425,7 @@ fn packed_rings_are_driven_where_there_are_some_and_refused_elsewhere() -> Resul
             ensure!(
                 output.status.success(),
                 "{subject} {more:?}: {}",
-                said(&output)
+                output_text(&output)
             );
             let document = document(&output)?;
             let job = &document["lunette"]["outcome"]["subjects"][0]["repetitions"][0]["jobs"][0];
@@ -455,10 +471,10 @@ fn packed_rings_are_driven_where_there_are_some_and_refused_elsewhere() -> Resul
     qemu.kill()?;
     qemu.wait()?;
     let (split, packed) = (split?, packed?);
-    ensure!(split.status.success(), "{}", said(&split));
+    ensure!(split.status.success(), "{}", output_text(&split));
     // The back end may have no packed rings. Then the message must name the missing feature.
     if !packed.status.success() {
-        let text = said(&packed);
+        let text = output_text(&packed);
         ensure!(
             text.contains("does not offer VIRTIO_F_RING_PACKED"),
             "{text}"
@@ -477,7 +493,7 @@ fn the_page_of_a_study_is_drawn_without_anything_from_outside() -> Result<()> {
         .args(["--repetitions=1", "--turn-ms=10", "--place"])
         .arg(&place)
         .output()?;
-    ensure!(output.status.success(), "{}", said(&output));
+    ensure!(output.status.success(), "{}", output_text(&output));
     let net_log = folder.files().join("net.json");
     let mut log_net = std::ffi::OsString::from("--log-net-log=");
     log_net.push(&net_log);
@@ -491,7 +507,7 @@ fn the_page_of_a_study_is_drawn_without_anything_from_outside() -> Result<()> {
         .output()
         .context("cannot run chromium; hint: apt-get install chromium")?;
     let dom = String::from_utf8_lossy(&output.stdout);
-    ensure!(dom.matches("<svg").count() == 6, "{}", said(&output));
+    ensure!(dom.matches("<svg").count() == 6, "{}", output_text(&output));
     ensure!(dom.matches("<table").count() == 6 && dom.contains("<h2>Advice</h2>"));
     // The browser contacts its vendor's hosts by itself. Any other host would come from the page.
     let fetched = std::fs::read_to_string(&net_log)?;
@@ -524,7 +540,7 @@ fn huge_pages_are_used_or_asked_for() -> Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    let text = said(&output);
+    let text = output_text(&output);
     let Some((_, hint)) = text.split_once("hint, as root: ") else {
         bail!("no hint: {text}");
     };
@@ -554,7 +570,7 @@ fn slow_requests_of_a_shared_controller_say_their_disk() -> Result<()> {
             ])
             .arg(format!("offset={offset}"))
             .output()?;
-        ensure!(output.status.success(), "{}", said(&output));
+        ensure!(output.status.success(), "{}", output_text(&output));
     }
     let slowest = |selector: &[&str]| -> Result<Vec<Value>> {
         let arguments = [&["--slowest=100", "--json"], selector].concat();
@@ -628,7 +644,7 @@ fn a_line_with_a_delay_is_between_driver_and_target() -> Result<()> {
         &place,
     ];
     let output = bench()?.args(words).output()?;
-    ensure!(output.status.success(), "{}", said(&output));
+    ensure!(output.status.success(), "{}", output_text(&output));
     let rows = document(&output)?;
     let iops = rows[0]["iops"][0].as_f64().context("no IOPS")?;
     ensure!(iops > 0.0 && iops <= 26.0, "{rows}");
@@ -646,7 +662,7 @@ fn disktest_prints_its_lines_for_a_file() -> Result<()> {
         "disktest", "-K4", "-IB", "-PTX", "-h1", "-T3", "-r", "-B65536", &target,
     ];
     let output = bench()?.args(words).output()?;
-    ensure!(output.status.success(), "{}", said(&output));
+    ensure!(output.status.success(), "{}", output_text(&output));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let lines: Vec<Vec<&str>> = text
         .lines()

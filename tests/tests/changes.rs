@@ -238,13 +238,13 @@ fn export_is_renamed_on_its_socket_and_a_disk_is_not() -> Result<()> {
     let mut renamed = wanted.clone();
     renamed["disks"][0]["name"] = json!("other");
     renamed["exports"][0]["disk"] = json!("other");
-    let said = match client.change(Method::PUT, "/v1/config?force=true", Some(&renamed)) {
+    let message = match client.change(Method::PUT, "/v1/config?force=true", Some(&renamed)) {
         Err(error @ ClientError::Problem { .. }) => error.to_string(),
         other => bail!("not refused: {other:?}"),
     };
     ensure!(
-        said.contains("the file of disk a, which is still open") && !said.contains("process"),
-        "{said}"
+        message.contains("the file of disk a, which is still open") && !message.contains("process"),
+        "{message}"
     );
     Ok(())
 }
@@ -330,11 +330,11 @@ fn start_that_what_was_changed_before_forbids_says_where_that_is() -> Result<()>
     let lun = json!({"disk": "a"});
     client(&daemon).change(Method::PUT, "/v1/exports/c/luns/4:0", Some(&lun))?;
     drop(daemon);
-    let (status, said) = with(&["b=ram:1M"]).start_refused()?;
+    let (status, log) = with(&["b=ram:1M"]).start_refused()?;
     ensure!(!status.success());
     ensure!(
-        said.contains("LUN 4:0 of c") && said.contains("changes.json") && said.contains("`a`"),
-        "{said}"
+        log.contains("LUN 4:0 of c") && log.contains("changes.json") && log.contains("`a`"),
+        "{log}"
     );
     Ok(())
 }
@@ -351,10 +351,10 @@ fn start_that_lacks_what_came_at_run_time_says_where_that_is() -> Result<()> {
     client(&running).change(Method::PUT, "/v1/disks/b", Some(&disk))?;
     drop(running);
     std::fs::remove_file(&file)?;
-    let (status, said) = daemon.start_refused()?;
+    let (status, log) = daemon.start_refused()?;
     ensure!(!status.success());
     for part in ["disk b: ", "b.raw", "does not exist", "changes.json"] {
-        ensure!(said.contains(part), "{part}: {said}");
+        ensure!(log.contains(part), "{part}: {log}");
     }
     Ok(())
 }
@@ -374,17 +374,17 @@ fn reload_tells_of_limits_that_are_others() -> Result<()> {
         .start()?;
     ensure!(daemon.lunette(&["reload"])?.contains("no changes"));
     write(200)?;
-    let told = daemon.lunette(&["reload"])?;
-    ensure!(told.trim() == "1 disks limited", "{told}");
+    let report = daemon.lunette(&["reload"])?;
+    ensure!(report.trim() == "1 disks limited", "{report}");
     // A value that was changed at run time stays, and the reload names it.
     daemon.lunette(&["disk", "limit", "a", "iops=300"])?;
     daemon.lunette(&["disk", "add", "b=ram:1M"])?;
     write(400)?;
-    let told = daemon.lunette(&["reload"])?;
-    let lines: Vec<&str> = told.lines().map(str::trim).collect();
+    let report = daemon.lunette(&["reload"])?;
+    let lines: Vec<&str> = report.lines().map(str::trim).collect();
     ensure!(
         lines.len() == 4 && lines[0] == "no changes" && lines[2] == "~ disk a (limits)",
-        "{told}"
+        "{report}"
     );
     let disk: Value = client(&daemon).get("/v1/disks/a")?;
     ensure!(disk["iops"] == 300, "{disk}");
@@ -416,10 +416,10 @@ fn reload_that_what_was_changed_before_forbids_says_so() -> Result<()> {
     daemon.lunette(&["lun", "add", "c", "4:0", "a"])?;
     write("b")?;
     let output = daemon.ask(&["reload"])?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.code() == Some(1), "{said}");
+    let error_text = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(1), "{error_text}");
     for part in ["`a`", "LUN 4:0 of c", "config diff"] {
-        ensure!(said.contains(part), "{part}: {said}");
+        ensure!(error_text.contains(part), "{part}: {error_text}");
     }
     Ok(())
 }

@@ -20,8 +20,8 @@ fn recorded(host: &str) -> String {
 
 fn json(words: &[&str]) -> Result<Vec<Value>> {
     let output = doctor(words)?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    serde_json::from_slice(&output.stdout).with_context(|| format!("{words:?}: {said}"))
+    let error_text = String::from_utf8_lossy(&output.stderr).into_owned();
+    serde_json::from_slice(&output.stdout).with_context(|| format!("{words:?}: {error_text}"))
 }
 
 #[test]
@@ -111,10 +111,10 @@ fn profile_is_shown_as_a_diff_and_applied_only_on_request() -> Result<()> {
         "{rows:?}"
     );
     let unknown = doctor(&["--profile", "fast"])?;
-    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    let error_text = String::from_utf8_lossy(&unknown.stderr).into_owned();
     ensure!(
-        unknown.status.code() == Some(2) && said.contains("hint: iscsi-10g"),
-        "{said}"
+        unknown.status.code() == Some(2) && error_text.contains("hint: iscsi-10g"),
+        "{error_text}"
     );
     Ok(())
 }
@@ -133,10 +133,10 @@ fn disks_that_are_named_are_looked_at() -> Result<()> {
         "{findings:?}"
     );
     let missing = doctor(&["/nowhere/d.raw"])?;
-    let said = String::from_utf8_lossy(&missing.stderr).into_owned();
+    let error_text = String::from_utf8_lossy(&missing.stderr).into_owned();
     ensure!(
-        missing.status.code() == Some(1) && said.contains("/nowhere/d.raw: No such file"),
-        "{said}"
+        missing.status.code() == Some(1) && error_text.contains("/nowhere/d.raw: No such file"),
+        "{error_text}"
     );
     Ok(())
 }

@@ -444,32 +444,32 @@ fn every_claim_about_the_transports_names_a_test() -> Result<()> {
     let mut named = 0;
     for row in page.lines().filter(|line| line.starts_with("| ")) {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
-        let [what, .., shown] = cells[..] else {
+        let [label, .., shown] = cells[..] else {
             bail!("docs/choosing.md: a row without cells: {row}");
         };
-        if what.is_empty() || what.starts_with("---") {
+        if label.is_empty() || label.starts_with("---") {
             continue;
         }
         ensure!(
             shown.contains('`'),
-            "docs/choosing.md: `{what}` names no test"
+            "docs/choosing.md: `{label}` names no test"
         );
         for of_one_file in shown.split("; ") {
             let words: Vec<&str> = of_one_file.split('`').skip(1).step_by(2).collect();
             let [file, tests @ ..] = &words[..] else {
-                bail!("docs/choosing.md: `{what}`: no file in {of_one_file:?}");
+                bail!("docs/choosing.md: `{label}`: no file in {of_one_file:?}");
             };
             let text = workspace().join(format!("tests/tests/{file}.rs"));
             let text =
                 std::fs::read_to_string(&text).with_context(|| text.display().to_string())?;
             ensure!(
                 !tests.is_empty(),
-                "docs/choosing.md: `{what}`: no test of {file}"
+                "docs/choosing.md: `{label}`: no test of {file}"
             );
             for test in tests {
                 ensure!(
                     text.contains(&format!("fn {test}(")),
-                    "docs/choosing.md: `{what}`: tests/tests/{file}.rs has no test {test}"
+                    "docs/choosing.md: `{label}`: tests/tests/{file}.rs has no test {test}"
                 );
                 named += 1;
             }

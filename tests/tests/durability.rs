@@ -334,11 +334,11 @@ fn a_full_file_system_and_a_lost_file_end_reach_the_guest_as_errors() -> Result<
         let output = guest.run(&format!(
             "dd if=/dev/zero of=/dev/{disk} bs=1M seek=16 count=32 oflag=direct 2>&1"
         ))?;
-        let said = output.stdout.contains("No space left")
+        let has_errno = output.stdout.contains("No space left")
             || output.stdout.contains("Input/output error")
             || output.stdout.contains("I/O error");
         ensure!(
-            output.code != 0 && said,
+            output.code != 0 && has_errno,
             "{disk}: writing 32 MiB to a file system of 24 MiB: {output:?}"
         );
     }
@@ -390,13 +390,13 @@ fn a_second_daemon_is_kept_from_a_file_that_is_written() -> Result<()> {
     let mut rig = Rig::new(|daemon| daemon.disk("d=file:d.raw,size=16M").vhost_blk("d"))?;
     let other = Scratch::new()?;
     let file = rig.scratch.file("d.raw");
-    let (status, said) = end_to_end::DaemonBuilder::new(&other)
+    let (status, log) = end_to_end::DaemonBuilder::new(&other)
         .disk(&format!("d=file:{},require=on", file.display()))
         .vhost_blk("d")
         .start_refused()?;
     ensure!(
-        !status.success() && said.contains("d.raw"),
-        "{status}: {said}"
+        !status.success() && log.contains("d.raw"),
+        "{status}: {log}"
     );
     rig.daemon.process().check_running()
 }

@@ -444,8 +444,11 @@ fn reader(folder: &Path, program: &str, arguments: &[&str]) -> Result<String> {
         .current_dir(folder)
         .output()
         .context("cannot run python3")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{program} {arguments:?}: {said}");
+    let error_text = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "{program} {arguments:?}: {error_text}"
+    );
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
@@ -508,17 +511,18 @@ fn every_option_of_fio_is_honoured_or_refused_by_its_name() -> Result<()> {
         .arg("bench")
         .arg(&file)
         .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(!output.status.success(), "it ran: {said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(!output.status.success(), "it ran: {errors}");
     for (option, line) in options.iter().zip(2..) {
         // Free text options accept any value.
         if ["name", "description", "filename"].contains(option) || option.ends_with("_log") {
             continue;
         }
         let place = format!("all.fio:{line}: {option}: ");
-        let told = said.lines().find(|told| told.contains(&place));
-        let told = told.with_context(|| format!("{option} was taken as it is:\n{said}"))?;
-        ensure!(!told.contains("unknown option"), "{told}");
+        let reported = errors.lines().find(|reported| reported.contains(&place));
+        let reported =
+            reported.with_context(|| format!("{option} was taken as it is:\n{errors}"))?;
+        ensure!(!reported.contains("unknown option"), "{reported}");
     }
     Ok(())
 }

@@ -51,8 +51,8 @@ fn hears_size(events: &mut Events, disk: &str, size: u64) -> Result<()> {
 fn sees_size(session: &mut IscsiSession, bytes: u64) -> Result<()> {
     let done = session.command(&TEST_UNIT_READY, None, 0)?;
     let sense = done.sense.get(..14).unwrap_or(&[0; 14]);
-    let said = (done.status, sense[2] & 0xf, sense[12], sense[13]);
-    ensure!(said == CAPACITY_CHANGED, "{said:02x?}");
+    let sense = (done.status, sense[2] & 0xf, sense[12], sense[13]);
+    ensure!(sense == CAPACITY_CHANGED, "{sense:02x?}");
     let ready = session.command(&TEST_UNIT_READY, None, 0)?;
     ensure!(ready.status == 0, "reported twice: {:02x?}", ready.sense);
     let capacity = session.command(&READ_CAPACITY, None, 8)?;
@@ -79,7 +79,7 @@ fn file_that_grew_or_shrank_outside_is_followed_by_status_and_reload() -> Result
             .arguments(["--iscsi", &format!("{TARGET}=a")])
             .arguments(["--portal", "127.0.0.1:0", "--demo-mode", "rw"]))
     })?;
-    let (file, said) = (rig.scratch.file("a.raw"), rig.scratch.file("b.raw"));
+    let (file, second_file) = (rig.scratch.file("a.raw"), rig.scratch.file("b.raw"));
     let portal = rig.iscsi_portal(TARGET)?;
     let client = api(&rig.daemon);
     let mut events = Events::listen(&rig.daemon.control())?;
@@ -91,7 +91,7 @@ fn file_that_grew_or_shrank_outside_is_followed_by_status_and_reload() -> Result
         (3 * MIB, "reload"),
     ] {
         set_len(&file, size)?;
-        set_len(&said, size)?;
+        set_len(&second_file, size)?;
         let before = known_size(&client, "a")?;
         ensure!(before != size, "the daemon has not checked the size yet");
         let answer = rig.daemon.lunette(&[words])?;
@@ -152,9 +152,9 @@ fn block_device_that_grew_or_shrank_is_followed_without_a_command() -> Result<()
 #[test]
 fn resize_without_a_size_takes_over_that_of_the_file() -> Result<()> {
     let scratch = Scratch::new()?;
-    let (file, said) = (scratch.file("a.raw"), scratch.file("b.raw"));
+    let (file, second_file) = (scratch.file("a.raw"), scratch.file("b.raw"));
     set_len(&file, 4 * MIB)?;
-    set_len(&said, 4 * MIB)?;
+    set_len(&second_file, 4 * MIB)?;
     let builder = DaemonBuilder::new(&scratch)
         .disk("a=file:a.raw")
         .disk("b=file:b.raw,size=4M")
@@ -163,7 +163,7 @@ fn resize_without_a_size_takes_over_that_of_the_file() -> Result<()> {
     let mut daemon = builder.start()?;
     let client = api(&daemon);
     for (size, by_command) in [(8 * MIB, true), (2 * MIB, true), (6 * MIB, false)] {
-        for (disk, path) in [("a", &file), ("b", &said)] {
+        for (disk, path) in [("a", &file), ("b", &second_file)] {
             set_len(path, size)?;
             if by_command {
                 daemon.lunette(&["disk", "resize", disk])?;
@@ -189,7 +189,7 @@ fn resize_without_a_size_takes_over_that_of_the_file() -> Result<()> {
     let configured: Value = client.get("/v1/disks/a")?;
     ensure!(configured["size"].is_null(), "{configured}");
     // Refused: a file size that is no multiple of the block size, and disks without a file size.
-    set_len(&said, 6 * MIB + 100)?;
+    set_len(&second_file, 6 * MIB + 100)?;
     for (disk, status, word) in [
         ("r", 422, "ram"),
         ("none", 404, "none"),

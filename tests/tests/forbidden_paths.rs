@@ -46,13 +46,13 @@ fn sandbox_names_itself_and_its_key() -> Result<()> {
     ensure!(!status.contains("files are not confined"), "{status}");
     for words in commands {
         let output = daemon.ask(words)?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(1), "{words:?}: {said}");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1), "{words:?}: {errors}");
         for part in [
             "the sandbox does not allow",
             &format!("add {outside} to sandbox_paths"),
         ] {
-            ensure!(said.contains(part), "{words:?}: no {part:?} in {said}");
+            ensure!(errors.contains(part), "{words:?}: no {part:?} in {errors}");
         }
     }
     ensure!(daemon.stop(Duration::from_secs(30))?.success());
@@ -150,12 +150,12 @@ fn permissions_name_the_user_and_the_key() -> Result<()> {
             .spawn()?;
         std::thread::sleep(Duration::from_millis(1500));
         daemon.kill()?;
-        let said = daemon.wait_with_output()?.stderr;
-        let said = String::from_utf8_lossy(&said);
+        let errors = daemon.wait_with_output()?.stderr;
+        let errors = String::from_utf8_lossy(&errors);
         for part in ["x.sock", "user 65534", key] {
-            ensure!(said.contains(part), "{key}: no {part:?} in {said}");
+            ensure!(errors.contains(part), "{key}: no {part:?} in {errors}");
         }
-        ensure!(!said.contains("sandbox_paths"), "{said}");
+        ensure!(!errors.contains("sandbox_paths"), "{errors}");
     }
     Ok(())
 }

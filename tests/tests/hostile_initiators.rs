@@ -229,8 +229,8 @@ fn thousand_idle_sessions_and_half_logins_delay_nobody() -> Result<()> {
 
     // Closed sessions are gone, and all others are idle.
     sessions_are(&rig.daemon, idle.len())?;
-    let what = format!("{} idle sessions", idle.len());
-    ensure_idle(&mut rig.daemon, &what, || {
+    let description = format!("{} idle sessions", idle.len());
+    ensure_idle(&mut rig.daemon, &description, || {
         // The sessions also answer pings.
         idle.iter_mut()
             .try_for_each(|session| session.command(&[0; 6], None, 0).map(drop))

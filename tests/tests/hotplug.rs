@@ -83,16 +83,16 @@ fn lun_in_use_goes_when_its_requests_end_or_by_force() -> Result<()> {
         .boot()?;
     guest.wait_for_disks(&["sda", "sdb"])?;
     let in_use = rig.daemon.ask(&["disk", "remove", "hot"])?;
-    let told = String::from_utf8_lossy(&in_use.stderr).into_owned();
+    let error_text = String::from_utf8_lossy(&in_use.stderr).into_owned();
     ensure!(
-        in_use.status.code() == Some(1) && told.contains("c/4:0"),
-        "{told}"
+        in_use.status.code() == Some(1) && error_text.contains("c/4:0"),
+        "{error_text}"
     );
     let in_use = rig.daemon.ask(&["export", "remove", "c"])?;
-    let told = String::from_utf8_lossy(&in_use.stderr).into_owned();
+    let error_text = String::from_utf8_lossy(&in_use.stderr).into_owned();
     ensure!(
-        in_use.status.code() == Some(1) && told.contains("has a client"),
-        "{told}"
+        in_use.status.code() == Some(1) && error_text.contains("has a client"),
+        "{error_text}"
     );
 
     for forced in [false, true] {

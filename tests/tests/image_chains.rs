@@ -266,8 +266,8 @@ fn rebase_counts_each_large_cluster_once() -> Result<()> {
     let before = content(folder)?;
     let rebase = ["rebase", "overlay", "--backing", "new"];
     let raw = ["--backing-format", "raw"];
-    let said = image(folder, &[&rebase[..], &raw].concat())?;
-    ensure!(said.contains(": 3 clusters copied"), "{said}");
+    let report = image(folder, &[&rebase[..], &raw].concat())?;
+    ensure!(report.contains(": 3 clusters copied"), "{report}");
     ensure!(content(folder)? == before, "the content has changed");
     is_clean(folder, "overlay")
 }
@@ -277,12 +277,15 @@ fn rebase_and_commit_refuse_what_would_change_content() -> Result<()> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
     make(folder, 2)?;
-    let told = refused(folder, &["rebase", "overlay", "--backing", "overlay"])?;
-    ensure!(told.contains("overlay") && told.contains("hint"), "{told}");
-    let told = refused(folder, &["rebase", "overlay", "--backing", "nowhere"])?;
-    ensure!(told.contains("nowhere"), "{told}");
-    let told = refused(folder, &["commit", "two"])?;
-    ensure!(told.contains("no backing image"), "{told}");
+    let message = refused(folder, &["rebase", "overlay", "--backing", "overlay"])?;
+    ensure!(
+        message.contains("overlay") && message.contains("hint"),
+        "{message}"
+    );
+    let message = refused(folder, &["rebase", "overlay", "--backing", "nowhere"])?;
+    ensure!(message.contains("nowhere"), "{message}");
+    let message = refused(folder, &["commit", "two"])?;
+    ensure!(message.contains("no backing image"), "{message}");
     // Only the name of the backing image changes, as after a move.
     std::fs::rename(folder.join("one"), folder.join("moved"))?;
     image(
@@ -303,8 +306,8 @@ fn rebase_and_commit_refuse_what_would_change_content() -> Result<()> {
         &["rebase", "overlay", "--no-backing"][..],
         &["commit", "overlay"],
     ] {
-        let told = refused(folder, command)?;
-        ensure!(told.contains("snapshots"), "{told}");
+        let message = refused(folder, command)?;
+        ensure!(message.contains("snapshots"), "{message}");
     }
     is_clean(folder, "overlay")?;
     ensure!(content(folder)? == before);
@@ -340,10 +343,10 @@ fn snapshots_are_those_of_qemu_and_keep_their_content() -> Result<()> {
             ["s0", "s1", "s2"].iter().all(|name| list.contains(name)),
             "{list}"
         );
-        let told = refused(folder, &["snapshot", "overlay", "--create", "s1"])?;
-        ensure!(told.contains("already"), "{told}");
-        let told = refused(folder, &["snapshot", "overlay", "--apply", "s9"])?;
-        ensure!(told.contains("no snapshot s9"), "{told}");
+        let error = refused(folder, &["snapshot", "overlay", "--create", "s1"])?;
+        ensure!(error.contains("already"), "{error}");
+        let error = refused(folder, &["snapshot", "overlay", "--apply", "s9"])?;
+        ensure!(error.contains("no snapshot s9"), "{error}");
         // Each program applies a snapshot of the other.
         image(folder, &["snapshot", "overlay", "--apply", "s1"])?;
         is_clean(folder, "overlay")?;
@@ -395,8 +398,11 @@ fn bitmaps_stay_valid_or_their_loss_is_announced() -> Result<()> {
     ensure!(has_bitmap("disk")? && has_bitmap("base")?);
     image(folder, &["snapshot", "disk", "--create", "s"])?;
     ensure!(has_bitmap("disk")?, "a snapshot keeps the content");
-    let told = refused(folder, &["snapshot", "disk", "--apply", "s"])?;
-    ensure!(told.contains("bitmaps") && told.contains("hint"), "{told}");
+    let message = refused(folder, &["snapshot", "disk", "--apply", "s"])?;
+    ensure!(
+        message.contains("bitmaps") && message.contains("hint"),
+        "{message}"
+    );
     image(folder, &["snapshot", "disk", "--delete", "s"])?;
     ensure!(has_bitmap("disk")?, "a removal keeps the content");
     image(folder, &["rebase", "disk", "--no-backing"])?;
@@ -416,10 +422,10 @@ fn bitmaps_stay_valid_or_their_loss_is_announced() -> Result<()> {
         (&["resize", "disk", "16M", "--format", "qcow2"], "disk"),
     ] {
         let ran = run(folder, &lunette()?, &[&["image"], command].concat())?;
-        let told = text(&ran.stderr);
+        let message = text(&ran.stderr);
         ensure!(
-            ran.status.success() && told.contains("bitmaps are now invalid"),
-            "{told}"
+            ran.status.success() && message.contains("bitmaps are now invalid"),
+            "{message}"
         );
         // The clusters of the lost bitmaps are leaks. Both programs find them.
         image(folder, &["check", name, "--repair", "leaks"])?;

@@ -37,10 +37,10 @@ fn succeeds(folder: &Path, arguments: &[&str]) -> Result<()> {
 
 fn refused(folder: &Path, arguments: &[&str], why: &str) -> Result<()> {
     let ran = image(folder, arguments)?;
-    let told = text(&ran.stderr);
+    let error_text = text(&ran.stderr);
     ensure!(
-        !ran.status.success() && told.contains(why) && told.contains("hint"),
-        "{arguments:?}: {told}"
+        !ran.status.success() && error_text.contains(why) && error_text.contains("hint"),
+        "{arguments:?}: {error_text}"
     );
     Ok(())
 }
@@ -185,10 +185,10 @@ fn images_name_files_of_their_own_folder_unless_more_is_allowed() -> Result<()> 
         &["disk", "mirror", "d0", &target],
         &["disk", "backup", "d0", &target],
     ] {
-        let told = rig.daemon.ask(words)?;
+        let item = rig.daemon.ask(words)?;
         ensure!(
-            !told.status.success() && text(&told.stderr).contains("named_files=any"),
-            "{words:?}: {told:?}"
+            !item.status.success() && text(&item.stderr).contains("named_files=any"),
+            "{words:?}: {item:?}"
         );
     }
     rig.daemon
@@ -309,10 +309,10 @@ fn images_that_could_not_be_opened_are_not_made() -> Result<()> {
         ),
     ] {
         let ran = image(folder, arguments)?;
-        let told = text(&ran.stderr);
+        let error_text = text(&ran.stderr);
         ensure!(
-            !ran.status.success() && told.contains(why),
-            "{arguments:?}: {told}"
+            !ran.status.success() && error_text.contains(why),
+            "{arguments:?}: {error_text}"
         );
         ensure!(!folder.join("new.qcow2").exists(), "{arguments:?}");
     }
@@ -346,10 +346,10 @@ fn jobs_keep_the_policy_for_named_files() -> Result<()> {
         ("d1", "new.qcow2", "named_files=none"),
     ] {
         let snapshot = ["disk", "snapshot", disk, "--to", &path(to)];
-        let told = rig.daemon.ask(&snapshot)?;
+        let reply = rig.daemon.ask(&snapshot)?;
         ensure!(
-            !told.status.success() && text(&told.stderr).contains(why),
-            "{disk}: {told:?}"
+            !reply.status.success() && text(&reply.stderr).contains(why),
+            "{disk}: {reply:?}"
         );
         ensure!(!at.join(to).exists(), "{to} is left behind");
     }

@@ -149,8 +149,11 @@ fn images_stand_on_and_are_copied_to_units() -> Result<()> {
         ],
     )?;
     // The image names a file outside of its folder.
-    let told = run(folder, &program()?, &["image", "commit", "over.qcow2"])?;
-    ensure!(text(&told.stderr).contains("named_files=any"), "{told:?}");
+    let outcome = run(folder, &program()?, &["image", "commit", "over.qcow2"])?;
+    ensure!(
+        text(&outcome.stderr).contains("named_files=any"),
+        "{outcome:?}"
+    );
     lunette(folder, &["commit", "over.qcow2", ANY[0], ANY[1]])?;
     let mut after = content;
     after[MIB..2 * MIB].fill(7);
@@ -185,7 +188,7 @@ fn overwritten_or_refused(
     let small = std::fs::read(folder.join("small.qcow2"))?;
     let zeroes = vec![0; 4 * MIB - small.len()];
     std::fs::write(there, [small, zeroes].concat())?;
-    for (command, what) in [
+    for (command, part) in [
         (
             &["convert", "large.raw", unit, "--to", "raw"][..],
             "less than the 5242880 bytes",
@@ -205,10 +208,10 @@ fn overwritten_or_refused(
         ),
     ] {
         let refused = run(folder, &program()?, &[&["image"], command].concat())?;
-        let said = text(&refused.stderr);
+        let error_text = text(&refused.stderr);
         ensure!(
-            !refused.status.success() && said.contains(what),
-            "{command:?}: {said}"
+            !refused.status.success() && error_text.contains(part),
+            "{command:?}: {error_text}"
         );
     }
     Ok(())

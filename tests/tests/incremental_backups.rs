@@ -66,27 +66,27 @@ fn image(rig: &Rig, name: &str) -> String {
 /// Runs the incremental backup `daily` and returns the number of copied bytes.
 fn backup(rig: &Rig, target: &str) -> Result<u64> {
     let words = ["disk", "backup", "d0", target, "--incremental", "daily"];
-    let said = rig
+    let report = rig
         .daemon
         .lunette(&[&words[..], &["--wait", "--json"]].concat())?;
-    let job: Job = serde_json::from_str(&said)?;
+    let job: Job = serde_json::from_str(&report)?;
     Ok(job.copied)
 }
 
-fn refused(rig: &Rig, target: &str, said: &str) -> Result<()> {
+fn refused(rig: &Rig, target: &str, expected: &str) -> Result<()> {
     let words = ["disk", "backup", "d0", target, "--incremental", "daily"];
     let output = rig.daemon.ask(&words)?;
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(
-        !output.status.success() && stderr.contains(said),
+        !output.status.success() && stderr.contains(expected),
         "{target}: {stderr}"
     );
     Ok(())
 }
 
 fn bitmaps(rig: &Rig) -> Result<Vec<Bitmap>> {
-    let said = rig.daemon.lunette(&["disk", "bitmap", "list", "--json"])?;
-    Ok(serde_json::from_str(&said)?)
+    let report = rig.daemon.lunette(&["disk", "bitmap", "list", "--json"])?;
+    Ok(serde_json::from_str(&report)?)
 }
 
 fn is_dirty(rig: &Rig, chunks: u64) -> Result<()> {

@@ -28,7 +28,7 @@ fn bench(words: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     format!("{}\n{out}{err}", output.status)
 }
@@ -46,10 +46,10 @@ fn rig() -> Result<Rig> {
     })
 }
 
-fn until(what: &str, mut there: impl FnMut() -> bool) -> Result<()> {
+fn until(condition: &str, mut there: impl FnMut() -> bool) -> Result<()> {
     let begun = Instant::now();
     while !there() {
-        ensure!(begun.elapsed() < PATIENCE, "{what}");
+        ensure!(begun.elapsed() < PATIENCE, "{condition}");
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
@@ -112,11 +112,19 @@ fn whatever_ends_a_study_no_daemon_stays_behind() -> Result<()> {
         let output = child.wait_with_output()?;
         match signals {
             // The first signal ends the study in an orderly way, with a page of the partial results.
-            [Signal::HUP] => ensure!(output.status.code() == Some(130), "{}", said(&output)),
+            [Signal::HUP] => ensure!(
+                output.status.code() == Some(130),
+                "{}",
+                output_text(&output)
+            ),
             _ => {
                 let last = output.status.signal();
                 let sent = signals.iter().map(|signal| signal.as_raw());
-                ensure!(sent.map(Some).any(|one| one == last), "{}", said(&output));
+                ensure!(
+                    sent.map(Some).any(|one| one == last),
+                    "{}",
+                    output_text(&output)
+                );
             }
         }
         until("the daemon is still there", || is_gone(daemon))?;
@@ -152,7 +160,7 @@ fn a_run_started_to_outlive_its_terminal_goes_on() -> Result<()> {
     })?;
     send(&child, Signal::HUP)?;
     let output = child.wait_with_output()?;
-    ensure!(output.status.success(), "{}", said(&output));
+    ensure!(output.status.success(), "{}", output_text(&output));
     let document: Value = serde_json::from_slice(&output.stdout)?;
     ensure!(document["lunette"]["outcome"]["interrupted"] == false);
     Ok(())
@@ -168,8 +176,12 @@ fn a_file_that_was_being_filled_is_gone() -> Result<()> {
     until("it makes no file", || names() > 0)?;
     send(&child, Signal::INT)?;
     let output = child.wait_with_output()?;
-    ensure!(output.status.code() == Some(130), "{}", said(&output));
-    ensure!(names() == 0, "{}", said(&output));
+    ensure!(
+        output.status.code() == Some(130),
+        "{}",
+        output_text(&output)
+    );
+    ensure!(names() == 0, "{}", output_text(&output));
     Ok(())
 }
 
@@ -181,11 +193,11 @@ fn a_verdict_is_the_same_when_nobody_reads() -> Result<()> {
     let mut child = bench(&[&subject, "--rw=write", "--size=1m", "--verify=crc32c"])?.spawn()?;
     drop(child.stdout.take());
     let output = child.wait_with_output()?;
-    ensure!(output.status.code() == Some(1), "{}", said(&output));
+    ensure!(output.status.code() == Some(1), "{}", output_text(&output));
     ensure!(
-        said(&output).contains("errors or differences"),
+        output_text(&output).contains("errors or differences"),
         "{}",
-        said(&output)
+        output_text(&output)
     );
     Ok(())
 }
@@ -199,17 +211,21 @@ fn what_could_not_be_kept_is_found_before_the_run_or_printed_after_it() -> Resul
     let output = bench(&trial)?
         .args(["--runtime=1h", "--output", nowhere])
         .output()?;
-    ensure!(output.status.code() == Some(1), "{}", said(&output));
-    ensure!(said(&output).contains(nowhere), "{}", said(&output));
+    ensure!(output.status.code() == Some(1), "{}", output_text(&output));
+    ensure!(
+        output_text(&output).contains(nowhere),
+        "{}",
+        output_text(&output)
+    );
 
     let output = bench(&trial)?
         .args(["--runtime=50ms", "--output", "/dev/full"])
         .output()?;
-    ensure!(output.status.code() == Some(1), "{}", said(&output));
+    ensure!(output.status.code() == Some(1), "{}", output_text(&output));
     ensure!(
-        said(&output).contains("cannot write /dev/full"),
+        output_text(&output).contains("cannot write /dev/full"),
         "{}",
-        said(&output)
+        output_text(&output)
     );
     let document: Value = serde_json::from_slice(&output.stdout)?;
     ensure!(document["jobs"][0]["read"]["total_ios"] != 0);
@@ -223,7 +239,7 @@ fn what_could_not_be_kept_is_found_before_the_run_or_printed_after_it() -> Resul
         .arg("--output")
         .arg(&file)
         .output()?;
-    ensure!(output.status.success(), "{}", said(&output));
+    ensure!(output.status.success(), "{}", output_text(&output));
     serde_json::from_slice::<Value>(&fs::read(&file)?)?;
     Ok(())
 }
@@ -233,7 +249,7 @@ fn what_makes_no_sense_is_refused_before_anything_starts() -> Result<()> {
     let rig = rig()?;
     let socket = rig.socket("d0").display().to_string();
     let subject = format!("vhost-user-blk:{socket}");
-    for (words, code, told) in [
+    for (words, code, expected) in [
         (&[&subject, "--retries=4294967295"][..], 2, "4294967295"),
         (
             &[&subject, "--warm-up-ms=18446744073709551615"],
@@ -288,9 +304,9 @@ fn what_makes_no_sense_is_refused_before_anything_starts() -> Result<()> {
             command.arg("--place").arg(scratch.files());
         }
         let output = command.output()?;
-        let text = said(&output);
+        let text = output_text(&output);
         ensure!(output.status.code() == Some(code), "{words:?}: {text}");
-        ensure!(text.contains(told), "{words:?}: {text}");
+        ensure!(text.contains(expected), "{words:?}: {text}");
         let made = fs::read_dir(scratch.files())?.count();
         ensure!(made == 0, "{words:?} made {made} files");
     }
@@ -300,8 +316,9 @@ fn what_makes_no_sense_is_refused_before_anything_starts() -> Result<()> {
 /// Runs a benchmark and returns the first repetition of its result.
 fn measured(words: &[&str]) -> Result<Value> {
     let output = bench(words)?.arg("--json").output()?;
-    let document: Value = serde_json::from_slice(&output.stdout).with_context(|| said(&output))?;
-    ensure!(output.status.success(), "{}", said(&output));
+    let document: Value =
+        serde_json::from_slice(&output.stdout).with_context(|| output_text(&output))?;
+    ensure!(output.status.success(), "{}", output_text(&output));
     Ok(document["lunette"]["outcome"]["subjects"][0]["repetitions"][0].clone())
 }
 
@@ -317,9 +334,9 @@ fn flushes_are_among_the_requests_that_kicks_are_counted_for() -> Result<()> {
         "--runtime=100ms",
     ])?;
     // With one request at a time, each causes at most one kick and one interrupt.
-    for what in ["kicks_per_io", "interrupts_per_io"] {
+    for condition in ["kicks_per_io", "interrupts_per_io"] {
         ensure!(
-            one[what].as_f64().is_some_and(|each| each <= 1.001),
+            one[condition].as_f64().is_some_and(|each| each <= 1.001),
             "{one}"
         );
     }

@@ -71,10 +71,10 @@ impl Bed {
 
     fn ok(&self, words: &[&str]) -> Result<String> {
         let output = self.run(words)?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let error_text = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(
             output.status.success(),
-            "{words:?}: {} {said}",
+            "{words:?}: {} {error_text}",
             output.status
         );
         Ok(String::from_utf8(output.stdout)?)
@@ -114,13 +114,13 @@ fn discovery_finds_targets_and_login_has_the_requested_keys() -> Result<()> {
         "{units}"
     );
     ensure!(units[1]["info"]["bytes"] == 32 * MIB, "{units}");
-    let said = bed.ok(&["inquiry", &bed.unit(0)])?;
+    let inquiry = bed.ok(&["inquiry", &bed.unit(0)])?;
     ensure!(
-        said.contains("FILE0") && said.contains("33554432 bytes"),
-        "{said}"
+        inquiry.contains("FILE0") && inquiry.contains("33554432 bytes"),
+        "{inquiry}"
     );
-    let said = bed.refused(&["inquiry", &bed.unit(7)])?;
-    ensure!(said.contains("logical unit not supported"), "{said}");
+    let refusal = bed.refused(&["inquiry", &bed.unit(7)])?;
+    ensure!(refusal.contains("logical unit not supported"), "{refusal}");
 
     let keys = [
         "--max-recv-data-segment-length",
@@ -148,7 +148,7 @@ fn discovery_finds_targets_and_login_has_the_requested_keys() -> Result<()> {
     ] {
         ensure!(settled[key] == value, "{key}: {settled}");
     }
-    let said = bed.ok(&[
+    let pings = bed.ok(&[
         "ping",
         &target,
         "--count",
@@ -159,8 +159,8 @@ fn discovery_finds_targets_and_login_has_the_requested_keys() -> Result<()> {
         "3",
     ])?;
     ensure!(
-        said.lines().count() == 7 && said.contains("6 answers"),
-        "{said}"
+        pings.lines().count() == 7 && pings.contains("6 answers"),
+        "{pings}"
     );
     Ok(())
 }
@@ -212,8 +212,8 @@ fn copies_over_four_connections_keep_holes_both_ways() -> Result<()> {
         "{} blocks",
         metadata.blocks()
     );
-    let sum = |said: &str| {
-        said.split("SHA-256 ")
+    let sum = |text: &str| {
+        text.split("SHA-256 ")
             .nth(1)
             .map(str::trim)
             .map(str::to_owned)
@@ -231,14 +231,14 @@ fn copies_over_four_connections_keep_holes_both_ways() -> Result<()> {
     // Verification finds a byte that differs. A copy from that offset on repairs the unit.
     let changed = std::fs::File::options().write(true).open(&back)?;
     changed.write_all_at(&[noise[5].wrapping_add(1)], 17 * MIB + 5)?;
-    let said = bed.refused(&["verify", &back, &bed.unit(0)])?;
+    let refusal = bed.refused(&["verify", &back, &bed.unit(0)])?;
     ensure!(
-        said.contains(&format!("differ at byte {}", 17 * MIB + 5)),
-        "{said}"
+        refusal.contains(&format!("differ at byte {}", 17 * MIB + 5)),
+        "{refusal}"
     );
     bed.ok(&["copy", &bed.unit(0), &back, "--from", "16777216"])?;
     bed.ok(&["verify", &back, &bed.unit(0)])?;
-    let said = bed.refused(&[
+    let refusal = bed.refused(&[
         "copy",
         &bed.unit(0),
         &bed.unit(300),
@@ -247,7 +247,7 @@ fn copies_over_four_connections_keep_holes_both_ways() -> Result<()> {
         "--timeout",
         "0",
     ]);
-    ensure!(said.is_err(), "a timeout of nothing is taken");
+    ensure!(refusal.is_err(), "a timeout of nothing is taken");
     Ok(())
 }
 
@@ -273,13 +273,13 @@ fn a_copy_that_is_interrupted_says_where_to_go_on() -> Result<()> {
     stdin.write_all(&data[2 * BLOCK..5 * BLOCK]).ok();
     drop(stdin);
     let output = child.wait_with_output()?;
-    let said = String::from_utf8(output.stderr)?;
+    let error_text = String::from_utf8(output.stderr)?;
     ensure!(
         output.status.code() == Some(130),
-        "{}: {said}",
+        "{}: {error_text}",
         output.status
     );
-    let from = said
+    let from = error_text
         .split("--from ")
         .nth(1)
         .map(str::trim)
@@ -288,7 +288,7 @@ fn a_copy_that_is_interrupted_says_where_to_go_on() -> Result<()> {
     let bytes: usize = from.parse()?;
     ensure!(
         (BLOCK..=5 * BLOCK).contains(&bytes) && bytes.is_multiple_of(4096),
-        "{said}"
+        "{error_text}"
     );
     bed.ok(&["copy", &original, &unit, "--from", &from])?;
     bed.ok(&["verify", &original, &unit])?;
@@ -313,7 +313,7 @@ fn reservations_are_changed_and_stop_others_who_are_told_why() -> Result<()> {
     let source = bed.scratch.file("source");
     std::fs::write(&source, vec![7; 1 << 16])?;
     let source = source.display().to_string();
-    let said = bed.refused(&[
+    let error = bed.refused(&[
         "copy",
         &source,
         &unit,
@@ -321,8 +321,8 @@ fn reservations_are_changed_and_stop_others_who_are_told_why() -> Result<()> {
         "iqn.2026-11.org.example:b",
     ])?;
     ensure!(
-        said.contains("RESERVATION CONFLICT") && said.contains("persist"),
-        "{said}"
+        error.contains("RESERVATION CONFLICT") && error.contains("persist"),
+        "{error}"
     );
     persist(&["release", "a1", "write-exclusive"])?;
     bed.ok(&[
@@ -355,16 +355,16 @@ fn chap_proves_both_sides_and_a_wrong_secret_is_said() -> Result<()> {
     let file = with("ann secretsecret t1 othersecret12\n")?;
     bed.ok(&["inquiry", &unit, "--chap-file", &file])?;
     let file = with("ann wrongwrongwrong\n")?;
-    let said = bed.refused(&["inquiry", &unit, "--chap-file", &file])?;
+    let error = bed.refused(&["inquiry", &unit, "--chap-file", &file])?;
     ensure!(
-        said.contains("uthentication") && !said.contains("wrongwrong"),
-        "{said}"
+        error.contains("uthentication") && !error.contains("wrongwrong"),
+        "{error}"
     );
     let file = with("ann secretsecret t1 wrongwrongwrong\n")?;
-    let said = bed.refused(&["inquiry", &unit, "--chap-file", &file])?;
+    let error = bed.refused(&["inquiry", &unit, "--chap-file", &file])?;
     ensure!(
-        said.contains("target failed to authenticate itself"),
-        "{said}"
+        error.contains("target failed to authenticate itself"),
+        "{error}"
     );
     let output = bed.run(&["inquiry", &unit])?;
     ensure!(output.status.code() == Some(2), "{output:?}");
@@ -432,13 +432,13 @@ fn target_keys_bound_what_sessions_agree_on() -> Result<()> {
     ensure!(session.command(&read, None, 512)?.status == 0);
     export["max_burst_length"] = 100.into();
     let refused = client.change(Method::PUT, &path, Some(&export));
-    let told = refused
+    let refusal = refused
         .map_err(|error| error.to_string())
         .err()
         .unwrap_or_default();
     ensure!(
-        told.contains("max_burst_length") && told.contains("512"),
-        "{told}"
+        refusal.contains("max_burst_length") && refusal.contains("512"),
+        "{refusal}"
     );
     Ok(())
 }

@@ -116,7 +116,7 @@ fn is_passed(test: &str, urls: &[&str]) -> Result<Option<String>> {
     Ok((!passed).then_some(text))
 }
 
-fn said(text: &str) -> Vec<&str> {
+fn failed_lines(text: &str) -> Vec<&str> {
     text.lines()
         .filter(|line| line.contains("[FAILED]") || line.contains("[SKIPPED]"))
         .take(3)
@@ -148,7 +148,11 @@ fn fails_with(set_up: &SetUp, tests: &[&str]) -> Result<Vec<String>> {
     for test in tests {
         // The tests of several paths need two URLs, so the same one is given twice.
         if let Some(text) = is_passed(test, &[&url, &url])? {
-            failures.push(format!("{test} with {}: {:?}", set_up.disk, said(&text)));
+            failures.push(format!(
+                "{test} with {}: {:?}",
+                set_up.disk,
+                failed_lines(&text)
+            ));
         }
         rig.daemon.process().check_running()?;
     }
@@ -376,12 +380,18 @@ fn discovery_asks_for_its_own_users_and_a_reload_says_whether_it_does() -> Resul
     ensure!(!finds("")? && !finds("cat%othersecret1@")? && !finds("dog%secretsecret@")?);
     run_ok(&["iscsi-inq", &format!("iscsi://{portal}/{TARGET}/0")])?;
     users_file(&folder, ("dog", "othersecret1"))?;
-    let told = rig.daemon.lunette(&["reload"])?;
-    ensure!(told.trim() == "1 changed CHAP users of discovery", "{told}");
+    let report = rig.daemon.lunette(&["reload"])?;
+    ensure!(
+        report.trim() == "1 changed CHAP users of discovery",
+        "{report}"
+    );
     ensure!(finds("dog%othersecret1@")? && !finds("cat%secretsecret@")?);
     with("")?;
-    let told = rig.daemon.lunette(&["reload"])?;
-    ensure!(told.trim() == "1 changed CHAP users of discovery", "{told}");
+    let report = rig.daemon.lunette(&["reload"])?;
+    ensure!(
+        report.trim() == "1 changed CHAP users of discovery",
+        "{report}"
+    );
     ensure!(finds("")?);
     Ok(())
 }
@@ -443,16 +453,19 @@ fn reload_reads_chap_users_anew() -> Result<()> {
     ensure!(rig.daemon.lunette(&["reload"])?.contains("no changes"));
     users_file(&folder, ("bob", "othersecret1"))?;
     ensure!(may("ann%secretsecret")? && !may("bob%othersecret1")?);
-    let told = rig.daemon.lunette(&["reload"])?;
-    ensure!(told.trim() == "1 targets with changed CHAP users", "{told}");
+    let report = rig.daemon.lunette(&["reload"])?;
+    ensure!(
+        report.trim() == "1 targets with changed CHAP users",
+        "{report}"
+    );
     ensure!(!may("ann%secretsecret")? && may("bob%othersecret1")?);
 
     std::fs::write(&users, "bob short")?;
     let refused = rig.daemon.ask(&["reload"])?;
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let error_text = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(
-        refused.status.code() == Some(1) && said.contains("at least 12"),
-        "{said}"
+        refused.status.code() == Some(1) && error_text.contains("at least 12"),
+        "{error_text}"
     );
     ensure!(may("bob%othersecret1")?);
     Ok(())
@@ -493,13 +506,13 @@ fn reservation_through_one_transport_stops_writes_through_the_other() -> Result<
     let options = QueueOptions::default();
     let mut queue = ScsiQueue::start(&mut front_end, 2, &options, 1, 4096, Cuts::Usual)?;
     let mut guest = |cdb: &[u8], out: &[u8]| -> Result<u8> {
-        let what = ScsiRequest {
+        let request = ScsiRequest {
             target: 0,
             lun: 0,
             tag: 1,
             cdb,
         };
-        let done = queue.run(&what, out, &mut [])?;
+        let done = queue.run(&request, out, &mut [])?;
         ensure!(done.response == 0, "response {}", done.response);
         Ok(done.status)
     };

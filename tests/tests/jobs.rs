@@ -39,11 +39,11 @@ fn ask(rig: &Rig, words: &[&str]) -> Result<String> {
     rig.daemon.lunette(words)
 }
 
-fn refused(rig: &Rig, words: &[&str], said: &str) -> Result<()> {
+fn refused(rig: &Rig, words: &[&str], expected: &str) -> Result<()> {
     let output = rig.daemon.ask(words)?;
     let stderr = text(&output.stderr);
     ensure!(
-        !output.status.success() && stderr.contains(said),
+        !output.status.success() && stderr.contains(expected),
         "{words:?}: {stderr}"
     );
     Ok(())
@@ -522,10 +522,13 @@ fn mirror_whose_target_is_changed_by_another_program_fails() -> Result<()> {
         ask(&rig, &["disk", "mirror", "d0", &target, "--speed", speed]).map(drop)
     };
     let fails = |why: &[&str]| -> Result<()> {
-        let told = rig.daemon.ask(&["job", "wait", "d0"])?;
-        let stderr = text(&told.stderr);
-        let is_said = why.iter().all(|part| stderr.contains(part));
-        ensure!(!told.status.success() && is_said, "{why:?}: {told:?}");
+        let outcome = rig.daemon.ask(&["job", "wait", "d0"])?;
+        let stderr = text(&outcome.stderr);
+        let names_reason = why.iter().all(|part| stderr.contains(part));
+        ensure!(
+            !outcome.status.success() && names_reason,
+            "{why:?}: {outcome:?}"
+        );
         is_at(&rig, "d0", "file:d0.raw")?;
         stack_becomes(&rig, r#"["file"]"#)
     };

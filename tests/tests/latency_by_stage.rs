@@ -87,14 +87,17 @@ fn failed_ios_are_logged_with_their_disk() -> Result<()> {
     ensure!(!output.status.success(), "reads beyond the end succeed");
     let took = begun.elapsed();
     let log = rig.daemon.process().log();
-    let told = log.lines().filter(|line| line.contains("I/O failed"));
-    let told: Vec<&str> = told.collect();
+    let failures = log.lines().filter(|line| line.contains("I/O failed"));
+    let failures: Vec<&str> = failures.collect();
     let wanted = ["WARN", "read failed", "disk=\"d0\""];
-    for line in &told {
+    for line in &failures {
         ensure!(wanted.iter().all(|word| line.contains(word)), "{line}");
     }
     let most = 1 + took.as_secs() as usize;
-    ensure!((1..=most).contains(&told.len()), "{told:#?} in {took:?}");
+    ensure!(
+        (1..=most).contains(&failures.len()),
+        "{failures:#?} in {took:?}"
+    );
     Ok(())
 }
 

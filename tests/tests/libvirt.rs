@@ -265,10 +265,10 @@ fn a_plan_knows_the_disks_of_a_running_daemon() -> Result<()> {
             "the daemon at /nowhere/control.sock",
         ),
     ] {
-        let told = String::from_utf8_lossy(&output.stderr);
+        let error_text = String::from_utf8_lossy(&output.stderr);
         ensure!(
-            !output.status.success() && told.contains(wanted),
-            "{wanted}: {told}"
+            !output.status.success() && error_text.contains(wanted),
+            "{wanted}: {error_text}"
         );
     }
     Ok(())
@@ -316,8 +316,8 @@ fn a_domain_has_the_same_devices_on_our_command_line_as_on_libvirts() -> Result<
         .args(["libvirt", "from-xml"])
         .arg(&domain)
         .output()?;
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(told.is_empty(), "{told}");
+    let error_text = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(error_text.is_empty(), "{error_text}");
     let ours = printed(output)?;
     let (theirs, ours) = (devices(&words(native.trim())?)?, devices(&words(&ours)?)?);
     ensure!(

@@ -30,9 +30,9 @@ fn drive(subject: &str, depth: u32, bs: &str) -> Result<Child> {
 fn rates(driver: Child) -> Result<(f64, f64)> {
     let output = driver.wait_with_output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}: {said}", output.status);
-    let json: Value = serde_json::from_str(&text).with_context(|| format!("{text}\n{said}"))?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {stderr}", output.status);
+    let json: Value = serde_json::from_str(&text).with_context(|| format!("{text}\n{stderr}"))?;
     let read = &json["jobs"][0]["read"];
     let number = |key: &str| {
         read[key]

@@ -30,8 +30,8 @@ fn iscsi(words: &[&str]) -> Result<Value> {
         .args(words)
         .arg("--json")
         .output()?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.success(), "iscsi {words:?}: {said}");
+    let error_text = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "iscsi {words:?}: {error_text}");
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
@@ -108,8 +108,8 @@ fn connections_to_it_break_and_no_write_is_lost() -> Result<()> {
         let verified = load.finish().map_err(Into::into).and(broken);
         verified.with_context(|| {
             let log = rig.daemon.process().log_tail();
-            let said = guest.ok("dmesg | tail -30").unwrap_or_default();
-            format!("level {level}:\n{log}\n{said}")
+            let errors = guest.ok("dmesg | tail -30").unwrap_or_default();
+            format!("level {level}:\n{log}\n{errors}")
         })?;
         guest.kill()?;
     }

@@ -43,10 +43,10 @@ fn refuse_new_socket(rig: &Rig) -> Result<()> {
     let missing = rig.scratch.file("missing/f.sock").display().to_string();
     let added = format!("f:{missing}");
     let refused = rig.daemon.ask(&["export", "add", "vhost-blk", &added])?;
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let error_text = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(
-        !refused.status.success() && said.contains(&missing),
-        "{said}"
+        !refused.status.success() && error_text.contains(&missing),
+        "{error_text}"
     );
     Ok(())
 }
@@ -171,9 +171,9 @@ fn mistakes_that_cannot_heal_refuse_the_start_with_all_reasons() -> Result<()> {
         .disk("e=ram:1M")
         .arguments(["--vhost-blk", &format!("d:{}", file.display())])
         .arguments(["--vhost-blk", &format!("e:{}", below.display())]);
-    let (_, said) = daemon.start_refused()?;
+    let (_, log) = daemon.start_refused()?;
     for path in [&file, &below] {
-        ensure!(said.contains(&*path.to_string_lossy()), "{said}");
+        ensure!(log.contains(&*path.to_string_lossy()), "{log}");
     }
     ensure!(std::fs::read(&file)? == b"data");
     Ok(())
@@ -250,24 +250,24 @@ fn a_reload_changes_mode_and_group_of_a_socket_under_a_client() -> Result<()> {
     front_end.features()?;
 
     write(&rig.scratch, &rights("0660"))?;
-    let said = rig.daemon.lunette(&["reload"])?;
-    ensure!(said.contains("1 sockets with changed rights"), "{said}");
+    let report = rig.daemon.lunette(&["reload"])?;
+    ensure!(report.contains("1 sockets with changed rights"), "{report}");
     ensure!(found()? == (0o660, own), "{:?}", found()?);
     front_end.features()?;
 
     // Removing a key needs a new socket, and the client would lose its disk.
     write(&rig.scratch, "")?;
     let refused = rig.daemon.lunette(&["reload"]).err();
-    let said = refused.map(|error| error.to_string()).unwrap_or_default();
-    ensure!(said.contains("has a client"), "{said}");
+    let refusal = refused.map(|error| error.to_string()).unwrap_or_default();
+    ensure!(refusal.contains("has a client"), "{refusal}");
 
     // Errors name the key. Exports added at run time accept the same keys.
     write(&rig.scratch, "socket_group = \"no-such-group\"\n")?;
     let refused = rig.daemon.lunette(&["reload"]).err();
-    let said = refused.map(|error| error.to_string()).unwrap_or_default();
+    let refusal = refused.map(|error| error.to_string()).unwrap_or_default();
     ensure!(
-        said.contains("socket_group") && said.contains("no-such-group"),
-        "{said}"
+        refusal.contains("socket_group") && refusal.contains("no-such-group"),
+        "{refusal}"
     );
     rig.daemon.lunette(&["disk", "add", "e=ram:1M"])?;
     let other = rig.socket("e");

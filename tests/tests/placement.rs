@@ -162,9 +162,9 @@ fn placement_survives_a_restart_and_a_missing_worker_is_named() -> Result<()> {
             .arguments(["--workers", "2"])
     })?;
     let refused = rig.daemon.ask(&["export", "place", "d0", "0,2"])?;
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let error_text = String::from_utf8_lossy(&refused.stderr).into_owned();
     for part in ["there is no worker 2", "workers 0 to 1", "dedicated"] {
-        ensure!(said.contains(part), "{part}: {said}");
+        ensure!(error_text.contains(part), "{part}: {error_text}");
     }
     ensure!(refused.status.code() == Some(1));
     rig.daemon.lunette(&["export", "place", "d0", "1"])?;

@@ -155,8 +155,8 @@ fn administrator_sets_the_states_of_portal_groups() -> Result<()> {
     target.set("2", "standby")?;
     ensure!(read(&mut second)? == CHANGED && read(&mut second)? == STANDBY);
     configure(&target.scratch, &target.portals, "")?;
-    let told = target.daemon.lunette(&["reload"])?;
-    ensure!(told.trim() == "1 access states changed", "{told}");
+    let report = target.daemon.lunette(&["reload"])?;
+    ensure!(report.trim() == "1 access states changed", "{report}");
     ensure!(read(&mut second)? == CHANGED && read(&mut second)?.is_none());
     let table = target.daemon.lunette(&["export", "access-state", TARGET])?;
     ensure!(!table.contains("standby"), "{table}");
@@ -166,16 +166,16 @@ fn administrator_sets_the_states_of_portal_groups() -> Result<()> {
 #[test]
 fn mistakes_in_access_states_are_named() -> Result<()> {
     let target = Target::start("")?;
-    for (group, state, told) in [
+    for (group, state, expected) in [
         ("3", "standby", "there is no portal group"),
         ("2", "asleep", "standby"),
         ("2", "offline", "standby"),
     ] {
         let words = ["export", "access-state", TARGET, group, state];
         let output = target.daemon.ask(&words)?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(1), "{said}");
-        ensure!(said.contains(told), "{said}");
+        let error_text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1), "{error_text}");
+        ensure!(error_text.contains(expected), "{error_text}");
     }
     Ok(())
 }

@@ -80,7 +80,7 @@ fn a_configuration_with_mistakes_has_an_exit_code_of_its_own() -> Result<()> {
 #[test]
 fn words_that_make_no_sense_have_an_exit_code_of_their_own() -> Result<()> {
     let rig = Rig::new(|daemon| daemon.disk("d=ram:1M").vhost_scsi("c"))?;
-    for (words, code, told) in [
+    for (words, code, expected) in [
         (&["lun", "add", "c", "300:0", "d"][..], 2, "300:0"),
         (&["lun", "remove", "c", "4"], 2, "TARGET:LUN"),
         (&["lun", "remove", "c", "4:0"], 1, "c/4:0"),
@@ -94,11 +94,14 @@ fn words_that_make_no_sense_have_an_exit_code_of_their_own() -> Result<()> {
         (&["top", "--once", "--interval=0"], 2, "--interval 0"),
     ] {
         let output = rig.daemon.ask(words)?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(code), "{words:?}: {said}");
-        ensure!(said.contains(told), "{words:?}: {said}");
+        let error_text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(
+            output.status.code() == Some(code),
+            "{words:?}: {error_text}"
+        );
+        ensure!(error_text.contains(expected), "{words:?}: {error_text}");
     }
-    for (words, told) in [
+    for (words, expected) in [
         (&["--log", "dbug", "completion", "bash"][..], "dbug"),
         (&["status", "--api", "https://127.0.0.1:1"], "--token-file"),
         (
@@ -121,9 +124,9 @@ fn words_that_make_no_sense_have_an_exit_code_of_their_own() -> Result<()> {
         ),
     ] {
         let output = lunette(words)?.output()?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(2), "{words:?}: {said}");
-        ensure!(said.contains(told), "{words:?}: {said}");
+        let error_text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(2), "{words:?}: {error_text}");
+        ensure!(error_text.contains(expected), "{words:?}: {error_text}");
     }
     Ok(())
 }
@@ -135,11 +138,11 @@ fn the_daemon_looks_for_the_file_of_a_disk_that_is_added() -> Result<()> {
     let output = rig
         .daemon
         .ask(&["disk", "add", "e=file:/no/such/disk.raw"])?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.code() == Some(1), "{said}");
+    let error_text = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.code() == Some(1), "{error_text}");
     ensure!(
-        said.contains("disk e: /no/such/disk.raw: does not exist"),
-        "{said}"
+        error_text.contains("disk e: /no/such/disk.raw: does not exist"),
+        "{error_text}"
     );
     Ok(())
 }
@@ -296,13 +299,13 @@ fn a_stale_socket_is_replaced_a_live_one_and_other_files_are_not() -> Result<()>
 
     let precious = thief.socket("precious");
     std::fs::write(&precious, "not a socket")?;
-    let (status, said) = DaemonBuilder::new(&thief)
+    let (status, log) = DaemonBuilder::new(&thief)
         .disk("a=ram:16M")
         .arguments(["--vhost-blk", &format!("a:{}", precious.display())])
         .start_refused()?;
     ensure!(
-        !status.success() && said.contains("precious"),
-        "{status}: {said}"
+        !status.success() && log.contains("precious"),
+        "{status}: {log}"
     );
     ensure!(std::fs::read_to_string(&precious)? == "not a socket");
     Ok(())
@@ -377,11 +380,11 @@ fn a_file_says_what_flags_say_and_mistakes_are_named_all_at_once() -> Result<()>
         .replace("disk = \"d\"", "disk = \"e\"");
     std::fs::write(&file, bad)?;
     let output = lunette(&["check", "--config", path])?.output()?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned()
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned()
         + &String::from_utf8_lossy(&output.stdout);
     ensure!(!output.status.success());
     for part in ["lunette.toml", "rma", "ram", "3", "7"] {
-        ensure!(said.contains(part), "{part:?} is not in: {said}");
+        ensure!(errors.contains(part), "{part:?} is not in: {errors}");
     }
     Ok(())
 }

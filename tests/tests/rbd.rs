@@ -183,8 +183,8 @@ fn the_library_reads_writes_zeroes_compares_resizes_and_lists() -> Result<()> {
 
     // The watcher sees both resizes. A read beyond the end fails.
     let seen = Arc::new(AtomicU64::new(0));
-    let told = Arc::clone(&seen);
-    image.watch_size(move |size| told.store(size.unwrap_or(0), Ordering::SeqCst))?;
+    let watched_size = Arc::clone(&seen);
+    image.watch_size(move |size| watched_size.store(size.unwrap_or(0), Ordering::SeqCst))?;
     image.resize(32 << 20)?;
     ceph.rbd(&["resize", "rbd/a", "--size", "128M", "--no-progress"])?;
     let grown = wait_until(LIMIT, || {
@@ -472,18 +472,18 @@ fn guest_survives_a_kill_of_the_osd() -> Result<()> {
     let again = rig
         .daemon
         .ask(&["disk", "add", &disk.replacen("a=", "b=", 1)])?;
-    let said = String::from_utf8_lossy(&again.stderr).into_owned();
+    let error_text = String::from_utf8_lossy(&again.stderr).into_owned();
     ensure!(
-        !again.status.success() && said.contains("belongs to the disk a"),
-        "{said}"
+        !again.status.success() && error_text.contains("belongs to the disk a"),
+        "{error_text}"
     );
     // A disk that cannot be opened is refused with the reason. Other disks are not affected.
     let missing = format!("m={}", ceph.disk("rbd/missing"));
     let refused = rig.daemon.ask(&["disk", "add", &missing])?;
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let error_text = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(
-        !refused.status.success() && said.contains("lunette rbd list rbd"),
-        "{said}"
+        !refused.status.success() && error_text.contains("lunette rbd list rbd"),
+        "{error_text}"
     );
     Ok(())
 }
@@ -670,10 +670,10 @@ fn start_and_reload_do_not_wait_for_a_cluster_that_does_not_answer() -> Result<(
     let required = format!("{},require", unreachable("d", 1));
     let scratch = Scratch::new()?;
     let refusing = DaemonBuilder::new(&scratch).disk(&required);
-    let (status, said) = refusing.start_refused()?;
+    let (status, log) = refusing.start_refused()?;
     ensure!(
-        !status.success() && said.contains("check that the monitors run"),
-        "{status}: {said}"
+        !status.success() && log.contains("check that the monitors run"),
+        "{status}: {log}"
     );
     Ok(())
 }
@@ -697,10 +697,10 @@ fn changes_of_other_disks_are_made_while_an_image_is_being_opened() -> Result<()
         changes += 2;
     }
     let added = adding.wait_with_output()?;
-    let said = String::from_utf8_lossy(&added.stderr).into_owned();
+    let error_text = String::from_utf8_lossy(&added.stderr).into_owned();
     ensure!(
-        !added.status.success() && said.contains("check that the monitors run"),
-        "{said}"
+        !added.status.success() && error_text.contains("check that the monitors run"),
+        "{error_text}"
     );
     // Few changes happen before the open begins.
     ensure!(changes >= 10, "{changes} changes in ten seconds");

@@ -51,7 +51,7 @@ fn holes_of_an_image_are_told_to_initiators_and_nobody_waits_for_that() -> Resul
         let done = session.command(&write, Some(&[7; 4096]), 0)?;
         ensure!(done.status == 0, "{done:?}");
     }
-    let told = lba_status(&mut session, 0)?;
+    let extents = lba_status(&mut session, 0)?;
     let expected = [
         (0, 0x4000, DEALLOCATED),
         (0x4000, 8, MAPPED),
@@ -59,13 +59,13 @@ fn holes_of_an_image_are_told_to_initiators_and_nobody_waits_for_that() -> Resul
         (0xa000, 8, MAPPED),
         (0xa008, 0x1_5ff8, DEALLOCATED),
     ];
-    ensure!(told == expected, "{told:x?}");
+    ensure!(extents == expected, "{extents:x?}");
     ensure!(lba_status(&mut session, 0x4004)?.first() == Some(&(0x4004, 4, MAPPED)));
 
     // While the OSD is down the list waits, and the worker does not.
     let mut other = IscsiSession::login(&rig.iscsi_portal(OTHER)?, OTHER, 2)?;
     ceph.kill_osd();
-    let told = std::thread::scope(|scope| {
+    let extents = std::thread::scope(|scope| {
         let waits = scope.spawn(|| lba_status(&mut session, 0));
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(1) {
@@ -76,7 +76,7 @@ fn holes_of_an_image_are_told_to_initiators_and_nobody_waits_for_that() -> Resul
         waits.join().ok().context("a thread panicked")
     })?;
     // If the list exceeds the time limit of librbd's calls, the command fails and must be repeated.
-    let told = told.or_else(|_| lba_status(&mut session, 0))?;
-    ensure!(told == expected, "{told:x?}");
+    let extents = extents.or_else(|_| lba_status(&mut session, 0))?;
+    ensure!(extents == expected, "{extents:x?}");
     Ok(())
 }

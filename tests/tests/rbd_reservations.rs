@@ -278,11 +278,11 @@ fn stopped_daemon_writes_nothing_after_a_preemption() -> Result<()> {
     ensure!(other.read(BESIDE, &mut bytes)? == status::OK && bytes == [1; 512]);
 
     // The daemon reconnects, gets the missed changes, and informs its initiator.
-    let told = wait_until(LIMIT, || match write(&mut a, 67) {
+    let outcome = wait_until(LIMIT, || match write(&mut a, 67) {
         Ok(CONFLICT) => Some(()),
         _ => None,
     });
-    ensure!(told.is_some(), "{}", first.daemon.process().log_tail());
+    ensure!(outcome.is_some(), "{}", first.daemon.process().log_tail());
     ensure!(read(&mut a)? == (GOOD, Some(2)) && read(&mut b)? == (GOOD, Some(2)));
     ensure!(keys(&mut a)? == [2]);
     let ready = wait_until(LIMIT, || {
@@ -363,11 +363,11 @@ fn three_daemons_agree_though_one_is_stopped() -> Result<()> {
     b = session;
     let ended = done?.status;
     ensure!(ended != 0, "a write of a preempted initiator");
-    let told = wait_until(LIMIT, || match write(&mut b, 67) {
+    let outcome = wait_until(LIMIT, || match write(&mut b, 67) {
         Ok(CONFLICT) => Some(()),
         _ => None,
     });
-    ensure!(told.is_some(), "{}", second.daemon.process().log_tail());
+    ensure!(outcome.is_some(), "{}", second.daemon.process().log_tail());
     for session in [&mut a, &mut b, &mut c] {
         ensure!(read(session)? == (GOOD, Some(4)) && keys(session)? == [3]);
     }
@@ -484,11 +484,11 @@ fn object_is_compared_and_replaced_and_watchers_are_awaited() -> Result<()> {
     one.read(64)?;
     let errno = other.read(64).err().map(|error| error.errno());
     ensure!(errno == Some(ESHUTDOWN), "{errno:?}");
-    let told = wait_until(LIMIT, || {
+    let outcome = wait_until(LIMIT, || {
         (lost.load(Ordering::SeqCst) != 0 && silent.age().is_err()).then_some(())
     });
     ensure!(
-        told.is_some(),
+        outcome.is_some(),
         "the watch of a blocklisted client continues"
     );
     drop((first, silent));

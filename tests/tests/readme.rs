@@ -155,8 +155,9 @@ fn the_iscsi_example_serves() -> Result<()> {
     let log = scratch.file("serve.log");
     let mut daemon = Process::start("lunette serve", &serve, &log)?;
     let ready = wait_until(Duration::from_secs(60), || {
-        let said = std::fs::read_to_string(&log).ok()?;
-        said.contains("ready iscsi iqn.2026-11.org.example:t0 127.0.0.1:")
+        let log_text = std::fs::read_to_string(&log).ok()?;
+        log_text
+            .contains("ready iscsi iqn.2026-11.org.example:t0 127.0.0.1:")
             .then_some(())
     });
     daemon.check_running()?;

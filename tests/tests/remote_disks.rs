@@ -223,12 +223,13 @@ fn data_discards_and_block_size_pass_over_four_connections() -> Result<()> {
     let users = disks[0]["chap_file"].as_str().context("no file")?;
     let again = format!("again={unit},chap_file={users},require");
     let added = pair.near.daemon.ask(&["disk", "add", &again])?;
-    let said = String::from_utf8_lossy(&added.stderr).into_owned();
+    let errors = String::from_utf8_lossy(&added.stderr).into_owned();
     let shown = |name: &str| pair.near.daemon.ask(&["disk", "show", name]);
     let state = String::from_utf8_lossy(&shown("again")?.stdout).into_owned();
     ensure!(
-        said.contains("the identity of the disk r") || state.contains("the identity of the disk r"),
-        "{said}\n{state}"
+        errors.contains("the identity of the disk r")
+            || state.contains("the identity of the disk r"),
+        "{errors}\n{state}"
     );
 
     let mut verifier = Verifier::new(0, 2048, 7);
@@ -534,10 +535,10 @@ fn a_daemon_starts_without_its_target_and_errors_say_what_to_do() -> Result<()> 
         "{shown}"
     );
     let added = near.daemon.ask(&["disk", "add", "s=iscsi:nowhere"])?;
-    let said = String::from_utf8_lossy(&added.stderr).into_owned();
+    let error_text = String::from_utf8_lossy(&added.stderr).into_owned();
     ensure!(
-        !added.status.success() && said.contains("iscsi://[USER@]HOST[:PORT]/TARGET/LUN"),
-        "{said}"
+        !added.status.success() && error_text.contains("iscsi://[USER@]HOST[:PORT]/TARGET/LUN"),
+        "{error_text}"
     );
     Ok(())
 }
@@ -641,10 +642,10 @@ fn a_disk_is_not_mirrored_onto_its_own_unit() -> Result<()> {
     let near = far.beside(|daemon| daemon.disk(&format!("r={}", unit(TARGET))))?;
     for target in [TARGET, other] {
         let answer = near.daemon.ask(&["disk", "mirror", "r", &unit(target)])?;
-        let said = String::from_utf8_lossy(&answer.stderr).into_owned();
+        let error_text = String::from_utf8_lossy(&answer.stderr).into_owned();
         ensure!(
-            !answer.status.success() && said.contains("the target is the medium of disk r"),
-            "{target}: {said}"
+            !answer.status.success() && error_text.contains("the target is the medium of disk r"),
+            "{target}: {error_text}"
         );
     }
     Ok(())

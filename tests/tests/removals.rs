@@ -144,12 +144,12 @@ fn a_reload_that_removes_a_lun_in_use_waits_no_longer_than_its_caller() -> Resul
     another_change_is_made(&client)?;
     // Of two concurrent whole configurations, the last would undo the other.
     let second = client.change(Method::POST, &format!("{reload}=0"), None);
-    let said = second.as_ref().map_err(ToString::to_string);
+    let result = second.as_ref().map_err(ToString::to_string);
     ensure!(
-        said.as_ref().is_err_and(
-            |said| said.contains("another replacement of the configuration has been waiting")
+        result.as_ref().is_err_and(
+            |error| error.contains("another replacement of the configuration has been waiting")
         ),
-        "{said:?}"
+        "{result:?}"
     );
     ensure!(!reader.is_finished(), "the other change has waited");
     let status = reader.join().expect("it does not panic")?;

@@ -120,8 +120,13 @@ fn queue_resumed_on_another_disk_is_refused_until_a_reset() -> Result<()> {
 
         // Resumes at the last position, at the start as after a full round, and together with an unused queue.
         leave_write(&mut old.queue, 2)?;
-        let (stood, start) = (base_after(1, packed), base_after(0, packed));
-        for (base, others) in [(stood, &[][..]), (start, &[]), (stood, &[0]), (stood, &[])] {
+        let (reached, start) = (base_after(1, packed), base_after(0, packed));
+        for (base, others) in [
+            (reached, &[][..]),
+            (start, &[]),
+            (reached, &[0]),
+            (reached, &[]),
+        ] {
             let served = old.reconnect(&socket, base, others);
             ensure!(
                 served.is_err(),

@@ -129,7 +129,7 @@ const TABLE: [(&str, Outcome); 13] = [
 /// Kinds that each need a separate start, because they hide the outcome of others.
 const ALONE: [&str; 4] = ["ports", "changes", "resizing", "bitmap-bits"];
 
-struct Place {
+struct StateRig {
     scratch: Scratch,
     /// Copy of the state folder after a clean stop, with files of all kinds.
     saved: PathBuf,
@@ -257,13 +257,13 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-impl Place {
+impl StateRig {
     fn state(&self) -> PathBuf {
         self.scratch.socket("state")
     }
 
     /// Starts a daemon that writes files of all kinds.
-    fn new() -> Result<Place> {
+    fn new() -> Result<StateRig> {
         let scratch = Scratch::new()?;
         fs::write(scratch.file("d3"), [0; 1 << 20])?;
         let mut served = Served::start(&scratch)?;
@@ -315,8 +315,8 @@ impl Place {
         let fault = ["env", "LUNETTE_FAULT=after-begin-resize"];
         let mut daemon = builder(&scratch).under(&fault).start()?;
         let resized = daemon.ask(&["disk", "resize", "d1", "32M"])?;
-        let told = String::from_utf8_lossy(&resized.stderr);
-        ensure!(told.contains("connection closed"), "{told}");
+        let error_text = String::from_utf8_lossy(&resized.stderr);
+        ensure!(error_text.contains("connection closed"), "{error_text}");
         daemon.process().wait(SOON)?;
         let resizing = "resizing.json".to_owned();
         fs::copy(state.join(&resizing), saved.join(&resizing))?;
@@ -328,16 +328,16 @@ impl Place {
             files.insert(file.kind, file.file);
         }
         files.insert("resizing".to_owned(), resizing);
-        let place = Place {
+        let rig = StateRig {
             scratch,
             saved,
             files,
             written,
         };
         for (kind, _) in &TABLE {
-            ensure!(place.files.contains_key(*kind), "no file of kind {kind}");
+            ensure!(rig.files.contains_key(*kind), "no file of kind {kind}");
         }
-        Ok(place)
+        Ok(rig)
     }
 
     /// Restores the state folder, damages the files of some kinds, and returns their paths.
@@ -444,7 +444,7 @@ impl Place {
     }
 }
 
-impl Place {
+impl StateRig {
     fn whole_state_has_its_effect(&self) -> Result<()> {
         self.damage(&[], Damage::Empty)?;
         let mut served = Served::start(&self.scratch)?;
@@ -516,13 +516,13 @@ impl Place {
 
 #[test]
 fn damaged_state_of_each_kind_has_its_outcome() -> Result<()> {
-    let place = Place::new()?;
-    place.whole_state_has_its_effect()?;
+    let rig = StateRig::new()?;
+    rig.whole_state_has_its_effect()?;
     for damage in ALL {
         let shown = || format!("{damage:?}");
-        place.kinds_together(damage).with_context(shown)?;
+        rig.kinds_together(damage).with_context(shown)?;
         for (kind, outcome) in TABLE.iter().filter(|(kind, _)| ALONE.contains(kind)) {
-            let alone = place.kind_alone(kind, outcome, damage);
+            let alone = rig.kind_alone(kind, outcome, damage);
             alone.with_context(|| format!("{kind}, {damage:?}"))?;
         }
     }

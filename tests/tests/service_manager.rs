@@ -159,7 +159,7 @@ fn heard_with_descriptor(manager: &UnixDatagram) -> Result<(String, Option<Owned
 }
 
 /// Starts a daemon with a persistent RAM disk, and passes the stored memory if there is some.
-fn with_kept_memory(scratch: &Scratch, memory: Option<&OwnedFd>) -> Result<Passed> {
+fn with_retained_memory(scratch: &Scratch, memory: Option<&OwnedFd>) -> Result<Passed> {
     let mut command = Command::new("sh");
     let start = match memory {
         Some(_) => {
@@ -217,7 +217,7 @@ fn ram_disk_in_the_managers_keeping_survives_kills() -> Result<()> {
     let scratch = Scratch::new()?;
     let manager = UnixDatagram::bind(scratch.socket("notify"))?;
     manager.set_read_timeout(Some(SOON))?;
-    let mut daemon = with_kept_memory(&scratch, None)?;
+    let mut daemon = with_retained_memory(&scratch, None)?;
     let (line, memory) = heard_with_descriptor(&manager)?;
     ensure!(line == "FDSTORE=1\nFDNAME=ram.d\nFDPOLL=0", "{line}");
     let memory = memory.context("no descriptor came")?;
@@ -227,7 +227,7 @@ fn ram_disk_in_the_managers_keeping_survives_kills() -> Result<()> {
     daemon.0.kill()?;
     daemon.0.wait()?;
 
-    daemon = with_kept_memory(&scratch, Some(&memory))?;
+    daemon = with_retained_memory(&scratch, Some(&memory))?;
     let (front_end, mut queue, again) = ready_disk(&scratch, &manager)?;
     for key in ["serial", "size", "naa"] {
         ensure!(
@@ -244,7 +244,7 @@ fn ram_disk_in_the_managers_keeping_survives_kills() -> Result<()> {
     daemon.0.kill()?;
     daemon.0.wait()?;
 
-    daemon = with_kept_memory(&scratch, Some(&memory))?;
+    daemon = with_retained_memory(&scratch, Some(&memory))?;
     let (front_end, mut queue, _) = ready_disk(&scratch, &manager)?;
     ensure!(block(&mut queue, 1 << 20)? == [7; 4096]);
     ensure!(block(&mut queue, 31 << 20)? == [9; 4096]);
@@ -436,8 +436,8 @@ fn make(goal: &str, prefix: &Path, target: &Path) -> Result<()> {
         .arg(format!("PREFIX={}", prefix.display()))
         .arg(format!("target_directory={}", target.display()))
         .output()?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.success(), "make {goal}: {said}");
+    let error_text = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "make {goal}: {error_text}");
     Ok(())
 }
 
@@ -499,19 +499,19 @@ fn units_pages_and_completions_are_installed_and_removed_again() -> Result<()> {
         .args([units.join("lunette.service"), units.join("lunette.socket")])
         .output();
     let output = verified.context("cannot run systemd-analyze; hint: apt-get install systemd")?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let ours: Vec<&str> = said
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    let ours: Vec<&str> = errors
         .lines()
         .filter(|line| line.contains("lunette"))
         .collect();
-    ensure!(output.status.success() && ours.is_empty(), "{said}");
+    ensure!(output.status.success() && ours.is_empty(), "{errors}");
     // The threshold is 1.6 of 10.0 (unconfined).
     let output = Command::new("systemd-analyze")
         .args(["security", "--offline=yes", "--threshold=16", "--no-pager"])
         .arg(units.join("lunette.service"))
         .output()?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success(), "{said}");
+    let listing = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "{listing}");
 
     make("uninstall", &prefix, &target)?;
     let left = files_below(&prefix)?;

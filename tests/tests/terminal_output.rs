@@ -26,27 +26,27 @@ fn lunette(folder: &Path, words: &[&str]) -> Result<Output> {
 }
 
 /// Fails if the text has characters that a terminal interprets, or a forged line.
-fn is_harmless(what: &str, text: &[u8]) -> Result<()> {
-    let text = std::str::from_utf8(text).with_context(|| format!("{what}: not UTF-8"))?;
+fn is_harmless(source: &str, text: &[u8]) -> Result<()> {
+    let text = std::str::from_utf8(text).with_context(|| format!("{source}: not UTF-8"))?;
     let is_bad = |c: char| {
         (c.is_control() && !"\n\t".contains(c))
             || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
-    ensure!(!text.contains(is_bad), "{what}: {text:?}");
+    ensure!(!text.contains(is_bad), "{source}: {text:?}");
     let forged = text.lines().any(|line| line.starts_with("lunette: done"));
-    ensure!(!forged, "{what}: {text:?}");
+    ensure!(!forged, "{source}: {text:?}");
     Ok(())
 }
 
 /// Runs a command and returns its output. If `shows` is set, the output must contain the escaped hostile text.
 fn check(folder: &Path, words: &[&str], shows: bool) -> Result<Vec<u8>> {
     let output = lunette(folder, words)?;
-    let what = format!("lunette {words:?}");
-    is_harmless(&what, &output.stdout)?;
-    is_harmless(&what, &output.stderr)?;
+    let source = format!("lunette {words:?}");
+    is_harmless(&source, &output.stdout)?;
+    is_harmless(&source, &output.stderr)?;
     let both = [&output.stdout[..], &output.stderr[..]].concat();
     let text = String::from_utf8_lossy(&both);
-    ensure!(!shows || text.contains("\\u001b"), "{what}: {text}");
+    ensure!(!shows || text.contains("\\u001b"), "{source}: {text}");
     Ok(output.stdout)
 }
 

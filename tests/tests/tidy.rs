@@ -276,8 +276,8 @@ fn rust_files() -> Result<Vec<(PathBuf, String)>> {
         .collect()
 }
 
-fn report(what: &str, findings: Vec<String>) -> Result<()> {
-    ensure!(findings.is_empty(), "{what}:\n  {}", findings.join("\n  "));
+fn report(rule: &str, findings: Vec<String>) -> Result<()> {
+    ensure!(findings.is_empty(), "{rule}:\n  {}", findings.join("\n  "));
     Ok(())
 }
 

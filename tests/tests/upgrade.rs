@@ -121,7 +121,7 @@ fn guests_go_on_through_upgrades() -> Result<()> {
     }
     // No front end has reconnected.
     let log = rig.daemon.process().log();
-    let count = |what: &str| log.matches(what).count();
+    let count = |phrase: &str| log.matches(phrase).count();
     ensure!(count("front end session taken over") == 24, "{log}");
     ensure!(count("front end connected") == 2, "{log}");
     // The new daemon notifies the guest of a new size, through the channel of the first daemon.
@@ -283,11 +283,11 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
         }
     }
     let whose = ["raw, split", "image, packed", "iSCSI, logged in again"];
-    for (what, pauses) in whose.iter().zip(&mut pauses) {
+    for (phrase, pauses) in whose.iter().zip(&mut pauses) {
         pauses.sort_unstable();
         let part = |percent: usize| pauses[(pauses.len() - 1) * percent / 100];
         println!(
-            "{upgrades} upgrades, {what}: median {:?}, p99 {:?}, longest {:?}",
+            "{upgrades} upgrades, {phrase}: median {:?}, p99 {:?}, longest {:?}",
             part(50),
             part(99),
             part(100)
@@ -343,10 +343,10 @@ fn ram_disks_stay_or_keep_the_daemon_from_ending() -> Result<()> {
     drop(session);
     rig.daemon.lunette(&["disk", "add", "e=ram:1M"])?;
     let refused = rig.daemon.ask(&["upgrade"])?;
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let error_text = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(
-        !refused.status.success() && said.contains("lose their content: e"),
-        "{said}"
+        !refused.status.success() && error_text.contains("lose their content: e"),
+        "{error_text}"
     );
     ensure!(pid(&rig)? == last.0);
     last.upgrade(&mut rig, &["--lose-ram-disks"])?;
@@ -432,7 +432,7 @@ fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
     load.goes_on(SOON)?;
     let before = pid(&rig)?;
     let script = rig.scratch.file("program");
-    for (text, said) in [
+    for (text, expected) in [
         ("#!/bin/sh\necho 99\n", "understands 99"),
         ("#!/bin/sh\nexit 1\n", "does not report a handover version"),
         (
@@ -446,7 +446,7 @@ fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
         let refused = rig.daemon.ask(&["upgrade", "--to", &to])?;
         let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
         ensure!(
-            !refused.status.success() && stderr.contains(said),
+            !refused.status.success() && stderr.contains(expected),
             "{stderr}"
         );
         ensure!(pid(&rig)? == before);
@@ -474,14 +474,14 @@ fn front_ends_are_handed_to_the_daemons_user_alone() -> Result<()> {
     // A socket whose listener has ended.
     let deserted = rig.scratch.socket("deserted");
     drop(UnixDatagram::bind(&deserted)?);
-    for (handover, socket, said) in [
+    for (handover, socket, expected) in [
         (1, file.as_path(), "not a socket of root"),
         (1, deserted.as_path(), "cannot connect"),
         (1, Path::new("/nonexistent/socket"), "cannot stat"),
         (7, file.as_path(), "handover version 1"),
     ] {
         let refused = ask(handover, socket).err().context("it ends")?.to_string();
-        ensure!(refused.contains(said), "{refused}");
+        ensure!(refused.contains(expected), "{refused}");
     }
     let load = VerifiedLoad::start(&rig.socket("d0"))?;
     load.goes_on(SOON)?;

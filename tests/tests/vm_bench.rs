@@ -63,7 +63,7 @@ fn four_disks(guests: &UserGuests) -> Result<()> {
     let document: Value = serde_json::from_str(&text)?;
     let mut ios = Vec::new();
     for (job, direction) in [(0, "read"), (1, "write")] {
-        let at = |what: &str| number(&document, &format!("/jobs/{job}/{direction}/{what}"));
+        let at = |key: &str| number(&document, &format!("/jobs/{job}/{direction}/{key}"));
         // Four disks share 4 MiB. A request of up to 64 KiB that does not fit at the end of a disk's share is omitted.
         let bytes = at("io_bytes")?;
         ensure!(

@@ -25,8 +25,8 @@ fn a_session_between_two_guests_is_measured_with_each_number() -> Result<()> {
             "700",
         ])
         .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{said}");
+    let error_text = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{error_text}");
     let made: Value = serde_json::from_slice(&output.stdout)?;
     ensure!(made["mtu"] == 9000, "{made}");
     for (key, value) in [

@@ -125,19 +125,19 @@ fn two_guests_on_a_bridge_reach_each_other_and_a_target() -> Result<()> {
         ];
         namespace.vm(&guests, &words)
     };
-    let (is_up, told) = run(
+    let (is_up, log) = run(
         "one",
         "tap,bridge=br0,vhost=on,queues=2,address=10.9.0.2/24",
     )?;
-    ensure!(is_up, "{told}");
+    ensure!(is_up, "{log}");
     let has_vhost = Path::new("/dev/vhost-net").exists();
     ensure!(
-        told.contains("there is no /dev/vhost-net") != has_vhost,
-        "{told}"
+        log.contains("there is no /dev/vhost-net") != has_vhost,
+        "{log}"
     );
     let net = "tap,bridge=br0,mac=52:54:00:aa:bb:02,address=10.9.0.3/24";
-    let (is_up, told) = run("two", net)?;
-    ensure!(is_up, "{told}");
+    let (is_up, log) = run("two", net)?;
+    ensure!(is_up, "{log}");
     let links = namespace.ip("link show")?;
     ensure!(
         links.contains("lunette0") && links.contains("lunette1"),
@@ -207,15 +207,15 @@ fn what_a_tap_lacks_is_named_with_the_way_without() -> Result<()> {
     let namespace = Namespace::new()?;
     let guests = UserGuests::new()?;
     let net = "tap,bridge=br7";
-    let (is_up, told) = namespace.vm(&guests, &["run", "--net", net, "blk:1"])?;
+    let (is_up, log) = namespace.vm(&guests, &["run", "--net", net, "blk:1"])?;
     ensure!(
-        !is_up && told.contains("there is no interface br7; hint: ip link add br7 type bridge"),
-        "{told}"
+        !is_up && log.contains("there is no interface br7; hint: ip link add br7 type bridge"),
+        "{log}"
     );
-    let (is_up, told) = namespace.vm(&guests, &["run", "--net", "tap,bridge=lo", "blk:1"])?;
+    let (is_up, log) = namespace.vm(&guests, &["run", "--net", "tap,bridge=lo", "blk:1"])?;
     ensure!(
-        !is_up && told.contains("cannot join lunette0 to lo"),
-        "{told}"
+        !is_up && log.contains("cannot join lunette0 to lo"),
+        "{log}"
     );
     // Runs without CAP_NET_ADMIN, like an ordinary user.
     let command = guests.command(&["run", "--net", "tap", "blk:1"]);
@@ -228,12 +228,12 @@ fn what_a_tap_lacks_is_named_with_the_way_without() -> Result<()> {
         bounded.env(key, value.context("a variable that is to be removed")?);
     }
     let output = bounded.output()?;
-    let told = String::from_utf8_lossy(&output.stderr);
+    let log = String::from_utf8_lossy(&output.stderr);
     ensure!(
         !output.status.success()
-            && told.contains("lacks the capability CAP_NET_ADMIN")
-            && told.contains("--net user"),
-        "{told}"
+            && log.contains("lacks the capability CAP_NET_ADMIN")
+            && log.contains("--net user"),
+        "{log}"
     );
     let links = namespace.ip("link show")?;
     ensure!(!links.contains("lunette"), "{links}");

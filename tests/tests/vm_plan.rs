@@ -75,10 +75,10 @@ fn arguments_of(text: &str, program: &str, scratch: &Scratch) -> Result<Vec<Stri
     Ok(noted.split('\0').map(str::to_owned).collect())
 }
 
-fn text<'a>(value: &'a Value, what: &str) -> Result<&'a str> {
-    value[what]
+fn text<'a>(value: &'a Value, key: &str) -> Result<&'a str> {
+    value[key]
         .as_str()
-        .with_context(|| format!("no {what} in {value}"))
+        .with_context(|| format!("no {key} in {value}"))
 }
 
 fn compare(guest: &mut Guest, plan: &Value) -> Result<()> {
