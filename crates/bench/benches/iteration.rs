@@ -266,6 +266,7 @@ impl Setup {
         let mut worker = Worker::standalone(Ring::new(1024).unwrap(), Clock::new()).unwrap();
         let setup = QueueSetup {
             inflight: None,
+            log: None,
             index,
             features: device.features(),
             config,

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::{GuestView, Mapping, MappingView, Registration};
+use crate::{DirtyLog, GuestView, Mapping, MappingView, Registration};
 
 mod bytes;
 mod near;
@@ -373,6 +373,15 @@ impl IoBuffer {
             offset = 0;
         }
         assert!(done == length, "access outside of buffer");
+    }
+
+    /// Marks the pages of the second half, which the device writes, in a dirty log. Covers all writes to a chain, also those of an I/O
+    /// that failed half-way.
+    pub fn mark_writable(&self, log: &DirtyLog) {
+        if let Keep::Guest(view) = &self.keep {
+            let written = self.segments.get(self.middle as usize..);
+            view.table().mark(written.unwrap_or_default(), log);
+        }
     }
 
     /// Returns true if all segments of the window are aligned, in address and length, to `alignment` bytes (a power of

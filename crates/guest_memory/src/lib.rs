@@ -2,7 +2,7 @@
 //!
 //! [`Mapping`] owns one mmap. [`MemoryTable`] is an immutable set of a client's regions. [`GuestView`] pins one
 //! table for one worker. [`RingMemory`] is a checked range for ring structures. [`IoBuffer`] is the memory of one
-//! I/O and keeps it mapped.
+//! I/O and keeps it mapped. [`DirtyLog`] records written pages for a live migration.
 //!
 //! This crate contains `unsafe` code; its exported API is safe. A client may change its memory at any time, so no
 //! function returns `&[u8]` to it. A client that truncates its memory file raises SIGBUS: see [`sigbus`].
@@ -11,6 +11,7 @@ mod appender;
 mod bits;
 mod buffer;
 pub mod copy;
+mod dirty_log;
 mod mapping;
 mod registration;
 mod ring_memory;
@@ -23,6 +24,7 @@ mod volatile;
 pub use appender::{Appender, Filler, TableFiller};
 pub use bits::SharedBits;
 pub use buffer::{IoBuffer, Segment};
+pub use dirty_log::{DirtyLog, LogFault};
 pub use mapping::{Mapping, MappingView};
 pub use registration::{Registration, Vacated};
 pub use ring_memory::{RingEntries, RingMemory};

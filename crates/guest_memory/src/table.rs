@@ -14,7 +14,7 @@ use std::sync::Arc;
 use zerocopy::FromBytes;
 
 use crate::buffer::{IoBuffer, Segment, prefetch_line};
-use crate::{Appender, Filler, Mapping, RingMemory, volatile};
+use crate::{Appender, DirtyLog, Filler, Mapping, RingMemory, volatile};
 
 /// Location of a region, as sent by the front end (vhost-user `SET_MEM_TABLE`, `ADD_MEM_REG`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -242,6 +242,27 @@ impl MemoryTable {
             region.skip + offset as usize,
             length as usize,
         ))
+    }
+
+    /// Marks the pages of segments of this table in a dirty log.
+    pub(crate) fn mark(&self, segments: &[Segment], log: &DirtyLog) {
+        let mut last = 0;
+        for segment in segments {
+            let offset = |region: &Region| {
+                let offset = (segment.base() as u64).wrapping_sub(region.host(0) as u64);
+                (offset < region.spec.size).then(|| region.spec.guest_address + offset)
+            };
+            // Segments of a chain are nearly always in one region.
+            let address = self.regions.get(last).and_then(offset).or_else(|| {
+                let mut regions = self.regions.iter().enumerate();
+                let (index, address) = regions.find_map(|(i, r)| Some((i, offset(r)?)))?;
+                last = index;
+                Some(address)
+            });
+            if let Some(address) = address {
+                log.mark(address, segment.len() as u64);
+            }
+        }
     }
 
     fn region_of(&self, address: u64) -> Option<usize> {

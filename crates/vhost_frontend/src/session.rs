@@ -16,6 +16,7 @@ use crate::{Channel, Error, Result, request};
 /// Feature bits of the transport and the rings.
 pub mod feature {
     #![allow(missing_docs)]
+    pub const LOG_ALL: u64 = 1 << 26;
     pub const INDIRECT_DESC: u64 = 1 << 28;
     pub const EVENT_IDX: u64 = 1 << 29;
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;

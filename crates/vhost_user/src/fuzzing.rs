@@ -134,7 +134,14 @@ impl<'a> FrontEnd<'a, '_> {
                 let mut address = || USER + (self.choices.word() << 2);
                 let addresses = [address(), address(), address()];
                 let [descriptor, used, available] = addresses;
-                (9, vec![index, descriptor, used, available, 0], vec![])
+                // The low bits of an address vary the log flag and the log address.
+                let logged = (used >> 2 & 1) << 32;
+                let log = used.wrapping_sub(USER).wrapping_add(GUEST);
+                (
+                    9,
+                    vec![index | logged, descriptor, used, available, log],
+                    vec![],
+                )
             }
             11 => (10, vec![index | self.choices.word() << 32], vec![]),
             12 => (11, vec![index], vec![]),
@@ -154,6 +161,11 @@ impl<'a> FrontEnd<'a, '_> {
                 let size = self.choices.word().min(16) * 4096;
                 (37, vec![0, at, size, USER + at, 0], vec![memory])
             }
+            28 => {
+                let (size, offset) = (self.choices.word(), self.choices.word());
+                (6, vec![size, offset], vec![memory])
+            }
+            29 => (7, vec![], vec![event]),
             27 => (38, vec![0, GUEST, MEMORY as u64, USER, 0], vec![]),
             _ => {
                 // A change of memory instead of a message.
@@ -169,7 +181,11 @@ impl<'a> FrontEnd<'a, '_> {
 
     fn features(&mut self) -> u64 {
         let bits = u64::from(self.choices.byte());
-        (bits & 1) << 28 | (bits >> 1 & 1) << 29 | (bits >> 2 & 1) << 30 | (bits >> 3 & 1) << 34
+        (bits & 1) << 28
+            | (bits >> 1 & 1) << 29
+            | (bits >> 2 & 1) << 30
+            | (bits >> 3 & 1) << 34
+            | (bits >> 4 & 1) << 26
     }
 
     fn config(&mut self) -> (Vec<u8>, Vec<BorrowedFd<'a>>) {

@@ -10,6 +10,8 @@ use crate::relay::Message;
 
 const SET_FEATURES: u32 = 2;
 const SET_MEM_TABLE: u32 = 5;
+const SET_LOG_BASE: u32 = 6;
+const SET_LOG_FD: u32 = 7;
 const SET_VRING_NUM: u32 = 8;
 const SET_VRING_ADDR: u32 = 9;
 const SET_VRING_BASE: u32 = 10;
@@ -41,7 +43,7 @@ const REGION: std::ops::Range<usize> = 8..32;
 /// The messages of a session.
 #[derive(Default)]
 pub(crate) struct Record {
-    /// Features, protocol features and in-flight region, by request.
+    /// Features, protocol features, dirty log and in-flight region, by request.
     once: BTreeMap<u32, Message>,
     memory: Vec<Message>,
     /// By ring and position in [`OF_RINGS`].
@@ -52,7 +54,7 @@ impl Record {
     /// Records a message that was executed.
     pub fn note(&mut self, message: Message) {
         match message.request {
-            SET_FEATURES | SET_PROTOCOL_FEATURES | SET_INFLIGHT_FD => {
+            SET_FEATURES | SET_LOG_BASE | SET_LOG_FD | SET_PROTOCOL_FEATURES | SET_INFLIGHT_FD => {
                 self.once.insert(message.request, message);
             }
             SET_MEM_TABLE => self.memory = vec![message],

@@ -247,6 +247,7 @@ impl Relay {
         match message.request {
             SET_VRING_ENABLE => self.enable(&message)?,
             SET_MEM_TABLE if message.word(0) == Some(0) => self.forget_memory(&message)?,
+            SET_LOG_FD => self.set_log_fd(&message)?,
             _ => {
                 message.send(&self.inner)?;
                 self.handler.handle_request()?;
@@ -272,6 +273,8 @@ impl Relay {
             SET_VRING_ENABLE => self.enable(&message),
             // The crate requires memory.
             SET_MEM_TABLE if message.word(0) == Some(0) => self.forget_memory(&message),
+            // The crate does not support it.
+            SET_LOG_FD => self.set_log_fd(&message),
             _ => self.pass(&message),
         };
         if message.request == SET_PROTOCOL_FEATURES {
@@ -333,6 +336,15 @@ impl Relay {
 
     fn forget_memory(&mut self, message: &Message) -> Result<(), Error> {
         self.session().set_mem_table(&[], Vec::new(), None)?;
+        self.acknowledge(message)
+    }
+
+    fn set_log_fd(&mut self, message: &Message) -> Result<(), Error> {
+        let [fd] = &message.fds[..] else {
+            return Err(Error::IncorrectFds);
+        };
+        let fd = fd.try_clone().map_err(Error::SocketError)?;
+        self.session().set_log_call(fd)?;
         self.acknowledge(message)
     }
 

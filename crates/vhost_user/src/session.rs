@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use guest_memory::{MemoryTable, RegionSpec};
+use guest_memory::{DirtyLog, MemoryTable, RegionSpec};
 use reactor::{Pool, RateLimit, WorkerHandle};
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -20,14 +20,15 @@ use vhost::vhost_user::{
     Backend, Error, GpuBackend, VhostUserBackendReqHandlerMut,
     VhostUserProtocolFeatures as Protocol,
 };
-use virtio_device::{OnBroken, QueueChange, VirtioDevice};
+use virtio_device::{LogSetup, OnBroken, QueueChange, VirtioDevice};
 use virtqueue::PACKED_START;
 
 use crate::inflight::{InflightRegion, RegionId};
 use crate::resume::ResumeCheck;
-use crate::vring::{Context, UserAddresses, Vring};
+use crate::vring::{Context, UserAddresses, Vring, check_event, clone_fd};
 
 /// Feature bits of the transport and the rings, equal for all devices.
+const F_LOG_ALL: u64 = 1 << 26;
 const F_ANY_LAYOUT: u64 = 1 << 27;
 const F_INDIRECT_DESC: u64 = 1 << 28;
 const F_EVENT_IDX: u64 = 1 << 29;
@@ -65,6 +66,10 @@ pub(crate) struct Session {
     inflight: Option<InflightRegion>,
     /// Region that was created last for this front end.
     made: Option<RegionId>,
+    /// Dirty log of a live migration. Used while the features include [`F_LOG_ALL`].
+    log: Option<Arc<DirtyLog>>,
+    /// Eventfd that is written after pages were marked.
+    log_call: Option<OwnedFd>,
     resume: ResumeCheck,
     /// Reason of a refusal, for the log.
     pub(crate) refusal: Option<String>,
@@ -111,6 +116,8 @@ impl Session {
             vrings,
             inflight: None,
             made: None,
+            log: None,
+            log_call: None,
             refusal: None,
             has_run: false,
             has_left: false,
@@ -126,6 +133,7 @@ impl Session {
         self.device.features()
             | F_VERSION_1
             | F_PROTOCOL_FEATURES
+            | F_LOG_ALL
             // For legacy drivers: QEMU allows them to accept it even if it is not offered here.
             | F_ANY_LAYOUT
             | F_EVENT_IDX
@@ -196,8 +204,13 @@ impl Session {
             Ok(part) => part,
             Err(why) => return self.refuse(why),
         };
+        let log = match self.log_of(index) {
+            Ok(log) => log,
+            Err(why) => return self.checked(index, Err(why)),
+        };
         let context = Context {
             inflight,
+            log,
             device: &self.device,
             features: self.features,
             memory: &self.memory,
@@ -221,6 +234,43 @@ impl Session {
         let started = vring.start(number, kick, &worker, context);
         self.has_run = true;
         self.checked(index, started)
+    }
+
+    /// Returns the dirty log of queue `index`, if writes are logged now.
+    fn log_of(&self, index: u32) -> Result<Option<LogSetup>, String> {
+        let is_logged = self.features & F_LOG_ALL != 0;
+        let Some(pages) = self.log.as_ref().filter(|_| is_logged) else {
+            return Ok(None);
+        };
+        let vring = self.vrings.get(index as usize);
+        Ok(Some(LogSetup {
+            pages: pages.clone(),
+            ring: vring.and_then(|vring| vring.log_address),
+            call: clone_fd(self.log_call.as_ref())?,
+        }))
+    }
+
+    /// Applies the log to a queue that runs. Its writes are marked from then on.
+    fn apply_log(&mut self, index: u32) -> Reply<()> {
+        let applied = self.log_of(index).and_then(|log| {
+            let vring = self.vrings.get(index as usize);
+            vring.map_or(Ok(()), |vring| vring.change(QueueChange::Log(log)))
+        });
+        self.checked(index, applied)
+    }
+
+    /// Applies the log to all queues that run.
+    fn apply_logs(&mut self) -> Reply<()> {
+        (0..self.vrings.len() as u32).try_for_each(|index| self.apply_log(index))
+    }
+
+    /// Sets the eventfd of the dirty log (`SET_LOG_FD`), which the crate `vhost` does not support.
+    pub(crate) fn set_log_call(&mut self, fd: OwnedFd) -> Reply<()> {
+        if let Err(why) = check_event("dirty log", Some(&fd)) {
+            return self.refuse(why);
+        }
+        self.log_call = Some(fd);
+        self.apply_logs()
     }
 
     fn is_packed(&self) -> bool {
@@ -400,9 +450,14 @@ impl VhostUserBackendReqHandlerMut for Session {
                 "driver negotiated features that the device no longer offers, requests that need them fail"
             );
         }
+        let changed = self.features ^ features;
         self.features = features;
         self.allow_queues(self.device.queue_limit(features));
-        Ok(())
+        // QEMU changes this feature of running queues at the start and at the end of a migration.
+        match changed & F_LOG_ALL {
+            0 => Ok(()),
+            _ => self.apply_logs(),
+        }
     }
 
     fn set_mem_table(
@@ -435,11 +490,11 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _flags: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptor: u64,
         used: u64,
         available: u64,
-        _log: u64,
+        log: u64,
     ) -> Reply<()> {
         let addresses = UserAddresses {
             descriptor,
@@ -449,8 +504,14 @@ impl VhostUserBackendReqHandlerMut for Session {
         if self.vring(index)?.addresses != Some(addresses) {
             self.stop_to_change(index)?;
         }
-        self.vring(index)?.addresses = Some(addresses);
-        Ok(())
+        let is_logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
+        let log_address = is_logged.then_some(log);
+        let vring = self.vring(index)?;
+        vring.addresses = Some(addresses);
+        match std::mem::replace(&mut vring.log_address, log_address) == log_address {
+            true => Ok(()),
+            false => self.apply_log(index),
+        }
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Reply<()> {
@@ -469,6 +530,13 @@ impl VhostUserBackendReqHandlerMut for Session {
             .or(vring.base)
             .unwrap_or(start);
         self.reset_unused(index as u16);
+        let is_logged = self.features & F_LOG_ALL != 0;
+        if let Some(fault) = self.log.as_ref().and_then(|log| log.fault())
+            && is_logged
+        {
+            // The front end would send its last pages without those that are not marked.
+            return self.refuse(format!("queue {index}: {fault}"));
+        }
         Ok(VhostUserVringState::new(index, base))
     }
 
@@ -496,6 +564,7 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_protocol_features(&mut self) -> Reply<Protocol> {
         let mut offered = Protocol::MQ
+            | Protocol::LOG_SHMFD
             | Protocol::REPLY_ACK
             | Protocol::BACKEND_REQ
             | Protocol::CONFIGURE_MEM_SLOTS
@@ -580,8 +649,19 @@ impl VhostUserBackendReqHandlerMut for Session {
         self.refuse("shared memory regions are not offered")
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Reply<()> {
-        self.refuse("dirty logging is not offered")
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Reply<()> {
+        let (offset, bytes) = (log.mmap_offset, log.mmap_size);
+        let pages = match DirtyLog::map(file.as_fd(), offset, bytes) {
+            Ok(pages) => Arc::new(pages),
+            Err(error) => {
+                return self.refuse(format!(
+                    "cannot map the dirty log of {bytes} bytes at file offset {offset}: {error}"
+                ));
+            }
+        };
+        // Kept until no queue uses it: unmapping may take long and must not happen on a worker.
+        let _old = self.log.replace(pages);
+        self.apply_logs()
     }
 
     fn get_inflight_fd(&mut self, said: &VhostUserInflight) -> Reply<(VhostUserInflight, File)> {

@@ -10,7 +10,7 @@ use guest_memory::{MemoryTable, RingMemory};
 use latency::Labels;
 use reactor::{Source, SourceId, WorkerHandle};
 use rustix::event::epoll;
-use virtio_device::{OnBroken, QueueChange, QueueControl, QueueSetup, VirtioDevice};
+use virtio_device::{LogSetup, OnBroken, QueueChange, QueueControl, QueueSetup, VirtioDevice};
 use virtqueue::QueueConfig;
 
 const F_EVENT_IDX: u64 = 1 << 29;
@@ -41,6 +41,8 @@ pub(crate) struct UserAddresses {
 pub(crate) struct Vring {
     pub size: u16,
     pub addresses: Option<UserAddresses>,
+    /// Guest-physical address at which writes to the used ring are marked in the dirty log (`VHOST_VRING_F_LOG`).
+    pub log_address: Option<u64>,
     /// Start position; `None`: the beginning, which is not 0 for a packed ring.
     pub base: Option<u32>,
     pub enabled: bool,
@@ -54,6 +56,7 @@ pub(crate) struct Context<'a> {
     pub device: &'a Arc<dyn VirtioDevice>,
     pub features: u64,
     pub inflight: Option<RingMemory>,
+    pub log: Option<LogSetup>,
     pub memory: &'a Arc<MemoryTable>,
     pub on_broken: &'a OnBroken,
 }
@@ -62,6 +65,7 @@ impl Vring {
     /// Resets the vring. Keeps the front end's eventfds until it sends others.
     pub fn reset(&mut self) {
         (self.size, self.addresses, self.base, self.enabled) = (0, None, None, false);
+        self.log_address = None;
     }
 
     /// Returns true if the ring starts at another position than its beginning.
@@ -125,6 +129,7 @@ impl Vring {
             config,
             memory: context.memory.clone(),
             inflight: context.inflight,
+            log: context.log,
             kick,
             call: clone_fd(self.call.as_ref())?,
             error: clone_fd(self.error.as_ref())?,
@@ -251,7 +256,7 @@ impl Vring {
     }
 }
 
-fn clone_fd(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, String> {
+pub(crate) fn clone_fd(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, String> {
     fd.map(OwnedFd::try_clone)
         .transpose()
         .map_err(|error| format!("cannot duplicate a descriptor: {error}"))
@@ -264,7 +269,7 @@ const EVENTS: [&[u8]; 2] = [b"anon_inode:[eventfd]", b"pipe:["];
 /// Refuses other types. A file may be on a FUSE file system of the front end: polling, writing and closing it would wait for that. Closing
 /// a socket may wait for its peer (SO_LINGER), or for the peer of another socket in a message that it has not read. Determining the type
 /// blocks on none of them.
-fn check_event(what: &str, fd: Option<&OwnedFd>) -> Result<(), String> {
+pub(crate) fn check_event(what: &str, fd: Option<&OwnedFd>) -> Result<(), String> {
     let Some(fd) = fd else { return Ok(()) };
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let name = rustix::fs::readlink(link, Vec::new())

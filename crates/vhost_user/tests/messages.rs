@@ -71,7 +71,7 @@ fn refused_message_is_answered_and_the_session_goes_on() {
         (16, vec![0xff; 8]),
         // SET_MEM_TABLE with a region and without its descriptor
         (5, [vec![1, 0, 0, 0, 0, 0, 0, 0], vec![1; 32]].concat()),
-        // SET_LOG_BASE, SET_LOG_FD: dirty logging is not offered
+        // SET_LOG_BASE, SET_LOG_FD without a descriptor
         (6, vec![0; 16]),
         (7, vec![]),
         // SET_VRING_NUM of 0, SET_VRING_NUM and SET_VRING_BASE of a queue that does not exist

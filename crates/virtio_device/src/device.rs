@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use guest_memory::{MemoryTable, RingMemory};
+use guest_memory::{DirtyLog, MemoryTable, RingMemory};
 use latency::Labels;
 use reactor::{Io, Source, SourceId};
 use virtqueue::{QueueConfig, QueueError};
@@ -53,6 +53,8 @@ pub struct QueueSetup {
     pub memory: Arc<MemoryTable>,
     /// In-flight region, which outlives this daemon.
     pub inflight: Option<RingMemory>,
+    /// Dirty log, during a live migration.
+    pub log: Option<LogSetup>,
     /// Kick eventfd: readable when the driver kicks.
     pub kick: Option<OwnedFd>,
     /// Call eventfd: written to interrupt the driver.
@@ -67,6 +69,17 @@ pub struct QueueSetup {
     pub labels: Labels,
 }
 
+/// Dirty log of a queue.
+#[derive(Debug)]
+pub struct LogSetup {
+    /// Marked pages.
+    pub pages: Arc<DirtyLog>,
+    /// Guest-physical address at which writes to the used ring are marked. `None`: they are not marked.
+    pub ring: Option<u64>,
+    /// Eventfd that is written after pages were marked.
+    pub call: Option<OwnedFd>,
+}
+
 /// A change to a running queue.
 pub enum QueueChange {
     /// Replaces the guest memory. Requests in flight continue to use the old memory.
@@ -79,6 +92,8 @@ pub enum QueueChange {
     Error(Option<OwnedFd>),
     /// Enables or disables popping of chains.
     Enabled(bool),
+    /// Replaces or removes the dirty log.
+    Log(Option<LogSetup>),
 }
 
 /// Control-plane access to a queue that a worker owns.

@@ -11,8 +11,8 @@ mod queue;
 mod slots;
 
 pub use device::{
-    Breach, BuiltQueue, ConfigError, OnBroken, QueueChange, QueueControl, QueueMaker, QueueSetup,
-    VirtioDevice,
+    Breach, BuiltQueue, ConfigError, LogSetup, OnBroken, QueueChange, QueueControl, QueueMaker,
+    QueueSetup, VirtioDevice,
 };
 pub use protocol::{Answer, Job, Malformed, Protocol, Request, Start, Step};
 pub use queue::Queue;

@@ -9,6 +9,7 @@
 mod batch_size;
 mod breach;
 mod change;
+mod dirty_log;
 mod interrupt_moderation;
 mod measure;
 mod resume;
@@ -32,6 +33,7 @@ use crate::protocol::{Protocol, Request, Start, Step};
 use crate::slots::{self, Fill, Slots};
 use batch_size::{BATCH, BatchSize};
 use breach::REFUSED_BYTES;
+use dirty_log::QueueLog;
 use interrupt_moderation::InterruptModeration;
 
 /// Bytes after which a batch ends, so that other sources of the worker do not wait. A RAM disk copies as much in 1 or 2 ms.
@@ -80,6 +82,7 @@ pub struct Queue<P: Protocol> {
     kick: Option<RingFd>,
     call: Option<Signal>,
     error: Option<Signal>,
+    log: Option<QueueLog>,
     enabled: bool,
     stopping: bool,
     /// An in-flight region records unanswered requests.
@@ -109,7 +112,7 @@ impl<P: Protocol> Queue<P> {
         resume::resume(&mut ring, setup.inflight, &setup.labels)?;
         let depth = usize::from(size);
         let probe_id_base = probes::queue(setup.labels.worker, id.place());
-        Ok(Queue {
+        let mut queue = Queue {
             id,
             index: setup.index,
             ring,
@@ -131,6 +134,7 @@ impl<P: Protocol> Queue<P> {
             kick: setup.kick.map(RingFd::from),
             call: setup.call.map(Signal::new),
             error: setup.error.map(Signal::new),
+            log: None,
             enabled: setup.enabled,
             stopping: false,
             is_tracked,
@@ -138,7 +142,9 @@ impl<P: Protocol> Queue<P> {
             broken: false,
             noticed: Stamp::default(),
             on_broken: setup.on_broken,
-        })
+        };
+        queue.set_log(setup.log);
+        Ok(queue)
     }
 
     /// Returns the queue in the form that workers and control planes use.
@@ -392,7 +398,7 @@ impl<P: Protocol> Queue<P> {
 
     /// Hop 6: writes the responses and returns the chains.
     #[inline(always)]
-    fn answer_done<const SEVERAL: bool>(&mut self) {
+    fn answer_done<const SEVERAL: bool, const LOGGED: bool>(&mut self) {
         for &index in &self.done {
             self.slots.answer_and_release(index, &self.view, |slot| {
                 let answer = self.protocol.answer(&mut slot.request);
@@ -408,6 +414,9 @@ impl<P: Protocol> Queue<P> {
                 };
                 self.measurement
                     .answered(slot.operation, bytes, answer.good, pended);
+                if LOGGED && let Some(log) = &self.log {
+                    log.mark(&slot.request.chain);
+                }
                 if !self.broken {
                     let chain = &slot.request.chain;
                     self.ring.push(chain.id, chain.descriptors, answer.written);
@@ -508,6 +517,7 @@ impl<P: Protocol> Source for Queue<P> {
             return;
         };
         if self.leaves_failed && outcome.is_err() {
+            self.mark_chain(index);
             self.slots.answer_and_release(index, &self.view, |_| ());
             return;
         }
@@ -527,12 +537,18 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn publish(&mut self, io: &mut Io) {
-        if P::SEVERAL_DISKS && self.several {
+        let is_logged = self.log.is_some();
+        if is_logged {
+            self.answer_logged();
+        } else if P::SEVERAL_DISKS && self.several {
             self.answer_several();
         } else {
-            self.answer_done::<false>();
+            self.answer_done::<false, false>();
         }
         let wanted = self.show();
+        if is_logged {
+            self.end_logged();
+        }
         self.protocol.shown();
         // The answers are visible to the driver.
         let answered = self.measurement.stamp(io);
@@ -604,6 +620,7 @@ impl<P: Protocol> Source for Queue<P> {
         if self.view.table().is_poisoned() {
             self.end(&"the memory file was truncated");
         }
+        self.check_log();
     }
 
     fn stop(&mut self) {

@@ -112,6 +112,7 @@ impl Rig {
         let (device, index) = transport.device(disk);
         let setup = QueueSetup {
             inflight: None,
+            log: None,
             index,
             features: device.features(),
             config: QueueConfig {

@@ -45,6 +45,7 @@ impl Rig {
         let device = BlkDevice::new(disk, BlkOptions { name, queues });
         let setup = QueueSetup {
             inflight: None,
+            log: None,
             index: 0,
             features: device.features(),
             config: layout.device_config(),

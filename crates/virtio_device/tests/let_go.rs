@@ -104,6 +104,7 @@ fn deferred_request_does_not_reach_a_disk_that_reuses_a_handle() {
     let mut driver = DriverQueue::new(DriverConfig::new(layout), &table).unwrap();
     let setup = QueueSetup {
         inflight: None,
+        log: None,
         index: 0,
         features: 0,
         config: layout.device_config(),

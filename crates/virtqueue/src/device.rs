@@ -3,10 +3,13 @@
 //! Owned by one worker. Each iteration calls `pop` until it returns false or the batch is full, `push` for each answer, and `publish` once,
 //! and interrupts the driver if `publish` returns true. Before sleeping it calls `enable_notifications`.
 
-use guest_memory::{GuestView, MemoryTable, RingMemory};
+use std::sync::Arc;
+
+use guest_memory::{DirtyLog, GuestView, MemoryTable, RingMemory};
 
 use crate::config::Areas;
 use crate::packed::PackedQueue;
+use crate::ring_log::RingLog;
 use crate::split::SplitQueue;
 use crate::{Chain, PopError, QueueConfig, QueueError};
 
@@ -27,6 +30,7 @@ pub struct Resumed {
 pub struct DeviceQueue {
     config: QueueConfig,
     ring: Ring,
+    log: Option<Box<RingLog>>,
 }
 
 #[expect(
@@ -58,7 +62,11 @@ impl DeviceQueue {
         } else {
             Ring::Split(SplitQueue::new(&config, table)?)
         };
-        Ok(DeviceQueue { config, ring })
+        Ok(DeviceQueue {
+            config,
+            ring,
+            log: None,
+        })
     }
 
     /// Records requests in flight in `part`, which outlives this process, and repeats those that an earlier device left unanswered there.
@@ -87,6 +95,21 @@ impl DeviceQueue {
         let areas = Areas::resolve(&self.config, table)?;
         each!(&mut self.ring, ring => ring.set_areas(areas));
         Ok(())
+    }
+
+    /// Sets the dirty log of writes to the ring, with the address at which they are marked (`log_guest_addr`). Marks the ring once,
+    /// because the device may have written to it since the front end began to log.
+    pub fn set_log(&mut self, log: Option<(Arc<DirtyLog>, u64)>) {
+        self.log = log.map(|(pages, address)| Box::new(RingLog::new(&self.config, pages, address)));
+        self.mark_ring();
+    }
+
+    /// Marks the ring after a write, while a log is set.
+    #[inline(always)]
+    fn mark_ring(&self) {
+        if let Some(log) = &self.log {
+            log.mark();
+        }
     }
 
     /// Returns the parameters of the queue; `base` is its start position.
@@ -160,7 +183,9 @@ impl DeviceQueue {
     /// Makes all pushed chains visible to the driver. Returns true if it wants a notification.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        each!(&mut self.ring, ring => ring.publish())
+        let wanted = each!(&mut self.ring, ring => ring.publish());
+        self.mark_ring();
+        wanted
     }
 
     /// Like `publish`, without the barrier and check of the driver's event suppression. The caller must call [`ask`](Self::ask) soon, and
@@ -168,6 +193,7 @@ impl DeviceQueue {
     #[inline]
     pub fn publish_unasked(&mut self) {
         each!(&mut self.ring, ring => ring.publish_unasked());
+        self.mark_ring();
     }
 
     /// Returns true if chains were published without a check.
@@ -191,12 +217,15 @@ impl DeviceQueue {
     /// Enables the driver's notifications. Returns true if a chain has become available meanwhile; the caller must then pop instead of
     /// sleep.
     pub fn enable_notifications(&mut self) -> bool {
-        each!(&mut self.ring, ring => ring.enable_notifications())
+        let available = each!(&mut self.ring, ring => ring.enable_notifications());
+        self.mark_ring();
+        available
     }
 
     /// Disables the driver's notifications. The driver may still send some.
     pub fn disable_notifications(&mut self) {
         each!(&mut self.ring, ring => ring.disable_notifications());
+        self.mark_ring();
     }
 
     /// Returns the start position for a successor of this queue, as in vhost-user's `GET_VRING_BASE`.

@@ -20,6 +20,7 @@ pub mod layout;
 mod packed;
 mod packed_inflight;
 mod refusal;
+mod ring_log;
 mod split;
 mod unanswered;
 

@@ -109,6 +109,7 @@ impl GuestQueue {
         let broken = self.broken.clone();
         let setup = QueueSetup {
             inflight,
+            log: None,
             index: self.index,
             features: FEATURES,
             config,

@@ -95,6 +95,7 @@ impl<P: Protocol> Queue<P> {
         let request = &mut self.slots.get(index).request;
         let written = self.protocol.refuse(request, place);
         let (id, descriptors) = (request.chain.id, request.chain.descriptors);
+        self.mark_chain(index);
         if !self.broken {
             self.ring.push(id, descriptors, written);
             if self.ring.publish() {

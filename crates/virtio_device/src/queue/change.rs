@@ -33,6 +33,7 @@ impl<P: Protocol> QueueControl for Queue<P> {
             QueueChange::Kick(kick) => self.kick = kick.map(RingFd::from),
             QueueChange::Error(error) => self.error = error.map(Signal::new),
             QueueChange::Enabled(enabled) => self.enabled = enabled,
+            QueueChange::Log(log) => self.set_log(log),
         }
         Ok(())
     }

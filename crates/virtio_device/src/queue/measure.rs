@@ -55,7 +55,7 @@ impl<P: Protocol> Queue<P> {
 
     #[inline(never)]
     pub(super) fn answer_several(&mut self) {
-        self.answer_done::<true>();
+        self.answer_done::<true, false>();
     }
 
     /// Records the slow requests among those just answered. Their slots still hold the data.

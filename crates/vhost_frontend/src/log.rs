@@ -1,0 +1,98 @@
+//! Dirty log of a live migration, from the front end's side (vhost-user protocol, "Migration").
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use guest_memory::Mapping;
+
+use crate::session::state;
+use crate::{Error, FrontEnd, Queue, Result, feature, request};
+
+/// VHOST_VRING_F_LOG.
+const VRING_F_LOG: u32 = 1;
+
+/// Memory of a dirty log: one bit per page of 4096 bytes.
+pub struct LogMemory {
+    file: File,
+    mapping: Arc<Mapping>,
+}
+
+impl LogMemory {
+    /// Creates a log for the pages below a guest-physical address.
+    pub fn below(address: u64) -> Result<LogMemory> {
+        LogMemory::of_bytes(address.div_ceil(8 * 4096))
+    }
+
+    /// Creates a log of `bytes` bytes.
+    pub fn of_bytes(bytes: u64) -> Result<LogMemory> {
+        let (mapping, file) = Mapping::memfd("dirty-log", bytes as usize)?;
+        Ok(LogMemory { file, mapping })
+    }
+
+    /// Returns the file of the log.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Returns the numbers of the marked pages.
+    pub fn pages(&self) -> Vec<u64> {
+        let mut bytes = vec![0; self.mapping.len()];
+        self.mapping.read(0, &mut bytes);
+        let bits = (0..8 * bytes.len() as u64)
+            .filter(|page| bytes[(page / 8) as usize] & 1 << (page % 8) != 0);
+        bits.collect()
+    }
+
+    /// Clears the log. The device must not write at the same time.
+    pub fn clear(&self) {
+        self.mapping.fill(0, self.mapping.len(), 0);
+    }
+}
+
+impl FrontEnd {
+    /// Passes a log to the back end (`SET_LOG_BASE`).
+    pub fn set_log(&self, log: &LogMemory) -> Result<()> {
+        let bytes = log.mapping.len() as u64;
+        self.set_log_part(bytes, 0, log.file.as_fd())
+    }
+
+    /// As [`FrontEnd::set_log`], for a part of any file.
+    pub fn set_log_part(&self, bytes: u64, offset: u64, file: BorrowedFd<'_>) -> Result<()> {
+        let payload = [bytes, offset].map(u64::to_ne_bytes).concat();
+        let channel = self.channel();
+        let answer = channel.call(request::SET_LOG_BASE, &payload, &[file])?;
+        // The specification requires a reply and no payload. The crate `vhost` expects the payload of the request.
+        match answer.is_empty() || answer == payload {
+            true => Ok(()),
+            false => Err(Error::Answer {
+                request: request::SET_LOG_BASE,
+                what: format!("{} bytes", answer.len()),
+            }),
+        }
+    }
+
+    /// Starts or ends the logging of data (`VHOST_F_LOG_ALL`).
+    pub fn log_data(&self, is_logged: bool) -> Result<()> {
+        let mut features = self.features();
+        if is_logged {
+            features |= feature::LOG_ALL;
+        }
+        self.acknowledged(request::SET_FEATURES, &features.to_ne_bytes(), &[])
+    }
+
+    /// Starts or ends the logging of the used ring (`VHOST_VRING_F_LOG`).
+    pub fn log_ring(&self, queue: &Queue, is_logged: bool) -> Result<()> {
+        let layout = queue.layout();
+        let mut payload = state(queue.index(), if is_logged { VRING_F_LOG } else { 0 }).to_vec();
+        for area in [
+            layout.descriptor_area,
+            layout.device_area,
+            layout.driver_area,
+        ] {
+            payload.extend(self.user_address(area).to_ne_bytes());
+        }
+        payload.extend(layout.device_area.to_ne_bytes());
+        self.acknowledged(request::SET_VRING_ADDR, &payload, &[])
+    }
+}
