@@ -113,6 +113,18 @@ impl Agent {
         })
     }
 
+    /// Adopts the script numbers and results of the agent's previous connection, after a migration of the guest.
+    pub fn continue_after(&mut self, before: &Agent) {
+        self.next_id = before.next_id;
+        let mut old = before.shared.lock();
+        let (boots, ended) = (old.boots, std::mem::take(&mut old.ended));
+        drop(old);
+        self.shared.change(|state| {
+            state.boots += boots;
+            state.ended.extend(ended);
+        });
+    }
+
     /// Returns the number of starts of the guest's agent.
     pub fn boots(&self) -> u32 {
         self.shared.lock().boots

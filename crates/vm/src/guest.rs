@@ -573,6 +573,19 @@ impl Guest {
         )
     }
 
+    /// Returns the path of a file of this guest.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Continues with the scripts of a guest that has migrated here.
+    pub(crate) fn take_agent(&mut self, before: &Guest) -> Result<()> {
+        let before = before.agent()?;
+        let agent = self.agent.as_mut().context("the guest has no agent")?;
+        agent.continue_after(before);
+        Ok(())
+    }
+
     fn agent(&self) -> Result<&Agent> {
         self.agent.as_ref().context("the guest has not booted")
     }
