@@ -200,7 +200,7 @@ fn overwritten_or_refused(
         // A guest may have written this header.
         (
             &["create", "other.qcow2", "--backing", unit],
-            "signature of a qcow2 image",
+            "signature of a disk image in the format qcow2",
         ),
         (
             &["info", "iscsi://127.0.0.1:1/iqn.2026-11.org.example:x/0"],

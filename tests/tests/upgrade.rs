@@ -433,7 +433,7 @@ fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
     let before = pid(&rig)?;
     let script = rig.scratch.file("program");
     for (text, expected) in [
-        ("#!/bin/sh\necho 99\n", "understands 99"),
+        ("#!/bin/sh\necho 99\n", "version 99"),
         ("#!/bin/sh\nexit 1\n", "does not report a handover version"),
         (
             "#!/bin/sh\ntest \"$1\" = upgrade && { echo 1; exit; }\nexit 3\n",

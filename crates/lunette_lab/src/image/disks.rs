@@ -35,7 +35,7 @@ pub fn determine_format(path: &Path) -> Result<Format, Failure> {
             "it has the signature of a qcow2 image, which a guest may have written, and its name does not end in .qcow2; {STATE_FORMAT}: qcow2 for an image of your own, raw for a disk that a guest writes"
         ))),
         (Some(other), _) => Err(of(path)(&format!(
-            "it contains a disk image in the unsupported format {other}{}; hint: convert it with qemu-img convert, or state the format raw to use its bytes unchanged (--format, convert: --from, a backing image: --backing-format)",
+            "it has the signature of a disk image in the format {other}, which is not supported{}; hint: convert it with qemu-img convert, or state the format raw to use its bytes unchanged (--format, convert: --from, a backing image: --backing-format)",
             if is_remote { " over a network" } else { "" }
         ))),
     }
