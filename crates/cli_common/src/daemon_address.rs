@@ -11,13 +11,13 @@ use crate::Failure;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Daemon address")]
 pub struct DaemonAddress {
-    /// Control socket of the daemon [default: like serve --control, otherwise the system's]
+    /// Control socket of the daemon [default: $XDG_RUNTIME_DIR/lunette.sock if it exists, otherwise /run/lunette/lunette.sock]
     #[arg(long, visible_alias = "control", value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
-    /// Use the API over TCP (serve --api-listen); needs --token-file
+    /// Address of the API over TCP (serve --api-listen), instead of a control socket; needs --token-file
     #[arg(long, value_name = "http://ADDRESS:PORT", global = true)]
     pub api: Option<String>,
-    /// Token for --api: a file of mode 600 with one line
+    /// File with the token for --api: mode 600, one line
     #[arg(long, value_name = "FILE", global = true)]
     pub token_file: Option<PathBuf>,
 }

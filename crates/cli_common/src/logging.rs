@@ -36,7 +36,7 @@ pub enum LogFormat {
 /// Filter and format of the log.
 #[derive(Clone, Debug, Args)]
 pub struct LogOptions {
-    /// Log filter: a level (error, warn, info, debug, trace), or PART=LEVEL,... [default: RUST_LOG, or info]
+    /// Log filter: a level (off, error, warn, info, debug, trace), or PART=LEVEL,... [default: $RUST_LOG, or info]
     #[arg(long, value_name = "FILTER", global = true, help_heading = "Log")]
     pub log: Option<String>,
     /// Log format: text (without time under systemd, because the journal adds it) or json

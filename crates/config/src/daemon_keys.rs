@@ -191,7 +191,12 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             |key, reader, draft| draft.control = read_socket(reader, key.name),
             |config| path_value(config.control.as_ref()),
         ),
-        flag: flag("control", "PATH", FlagForm::Word, "The control socket"),
+        flag: flag(
+            "control",
+            "PATH",
+            FlagForm::Word,
+            "Path of the control socket, at most 107 bytes",
+        ),
     },
     DaemonKey {
         key: key(
@@ -244,7 +249,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "state",
             "DIR",
             FlagForm::Word,
-            "State folder: reservations, saved mode pages, identities and, only if this option is set, changes made at run time",
+            "Folder for persistent state: reservations, saved mode pages and identities; also changes made at run time if this option, the key state or $STATE_DIRECTORY sets the folder",
         ),
     },
     DaemonKey {
@@ -265,7 +270,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "metrics-listen",
             "ADDRESS:PORT",
             FlagForm::Word,
-            "Serve metrics for Prometheus at http://ADDRESS:PORT/metrics; if a token file is set, only to clients with a token",
+            "Serve metrics for Prometheus at http://ADDRESS:PORT/metrics. With a token file, clients need a token",
         ),
     },
     DaemonKey {
@@ -285,7 +290,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "sandbox",
             "MODE",
             FlagForm::Word,
-            "Confinement to the necessary system calls and files: off, log (record violations), threads (confine workers and sessions) or enforce (also confine the process)",
+            "Confine the daemon to the necessary system calls and files: off, log (only record violations), threads (confine workers and sessions) or enforce (also confine the process)",
         ),
     },
     DaemonKey {
@@ -311,7 +316,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "sandbox-path",
             "PATH",
             FlagForm::Repeated,
-            "Folder that --sandbox=enforce allows in addition to those of disks, sockets and state, for disks that are added later",
+            "Folder or file that --sandbox=enforce allows in addition to those of disks, sockets and state, for disks that are added later; may be given several times",
         ),
     },
     DaemonKey {
@@ -333,7 +338,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "api-listen",
             "ADDRESS:PORT",
             FlagForm::Word,
-            "Also serve the API over TCP, to clients with the token of --token-file",
+            "Serve the API over TCP too, to clients with the token of --token-file, which is required",
         ),
     },
     DaemonKey {
@@ -357,7 +362,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "api-name",
             "NAME",
             FlagForm::Repeated,
-            "Host name that browsers may use for the API, in addition to localhost and IP addresses",
+            "Host name that browsers may use for the API, in addition to localhost and IP addresses; may be given several times",
         ),
     },
     DaemonKey {
@@ -385,7 +390,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "allow-path",
             "PATH",
             FlagForm::Repeated,
-            "Folder or device that members of control_group and clients with the token may name; default: those of disks and sockets",
+            "Folder or device that members of control_group and clients with the token may name in requests; may be given several times",
         ),
     },
     DaemonKey {
@@ -402,7 +407,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "token-file",
             "FILE",
             FlagForm::Word,
-            "File with the token that allows changes over TCP, with files in --allow-path only: mode 600, one line",
+            "File with the token for changes over TCP: mode 600, one line. Requests with this token may name only files in --allow-path",
         ),
     },
     DaemonKey {
@@ -419,7 +424,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "readers-token-file",
             "FILE",
             FlagForm::Word,
-            "File with the token that allows reading over TCP: mode 600, one line",
+            "File with the token for reading over TCP: mode 600, one line",
         ),
     },
     DaemonKey {
@@ -436,7 +441,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "discovery-auth",
             "FILE",
             FlagForm::Word,
-            "CHAP users for the authentication of discovery sessions: a file as for --chap-user",
+            "File with the CHAP users of iSCSI discovery sessions, as for --chap-user",
         ),
     },
     DaemonKey {
@@ -455,7 +460,12 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
                 Placement::Cpus(_) => None,
             },
         ),
-        flag: flag("workers", "N", FlagForm::Word, "Number of threads for I/O"),
+        flag: flag(
+            "workers",
+            "N",
+            FlagForm::Word,
+            "Number of worker threads, which execute the I/O: 1 to 128",
+        ),
     },
     DaemonKey {
         key: key(
@@ -478,7 +488,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "cpus",
             "N,N,...",
             FlagForm::List,
-            "Start one worker for each of these CPUs, pinned to it",
+            "Start one worker for each of these CPUs, pinned to it, instead of --workers",
         ),
     },
     DaemonKey {
@@ -495,7 +505,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "poll-us",
             "N|always",
             FlagForm::Word,
-            "Longest time that a worker with guests polls before it sleeps: 0, microseconds, or `always`",
+            "Maximum time in microseconds that a worker with vhost-user guests polls before it sleeps: 0 to 1000000, or `always`",
         ),
     },
     DaemonKey {
@@ -512,7 +522,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "network-poll-us",
             "N|always",
             FlagForm::Word,
-            "The same for a worker with iSCSI connections only; a longer time shortens round trips and costs CPU time",
+            "Maximum time in microseconds that a worker with iSCSI connections only polls before it sleeps: 0 to 1000000, or `always`; a longer time shortens round trips and costs CPU time",
         ),
     },
     DaemonKey {
@@ -529,7 +539,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "disk-poll-us",
             "N|always",
             FlagForm::Word,
-            "Longest time that a worker polls for a disk with one I/O in flight; a longer time makes disks with latencies of some tens of microseconds about 10 % faster at depth 1 and costs CPU time",
+            "Maximum time in microseconds that a worker polls for a disk with one I/O in flight: 0 to 1000000, or `always`; a longer time makes disks with latencies of some tens of microseconds about 10 % faster at depth 1 and costs CPU time",
         ),
     },
     list_of(
@@ -593,8 +603,9 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "iscsi-limits",
             "KEY=VALUE,...",
             FlagForm::Options,
-            "Limits of iSCSI initiators: connections, half_open, sessions, connections_per_session, commands_per_session, login_s, \
-                memory (of command data, per session)",
+            "Limits for iSCSI initiators: connections, half_open (connections without a login), sessions, connections_per_session, \
+                commands_per_session, login_s (seconds for a login), memory (bytes of command data per session) [default: \
+                connections=1024, half_open=128, sessions=512, connections_per_session=16, commands_per_session=128, login_s=15, memory=32M]",
         ),
     },
 ];

@@ -15,7 +15,7 @@ use crate::objects::arguments::{
 };
 use crate::rbd::RbdCommand;
 
-/// Serves disks to virtual machines, and shows where every request's time goes.
+/// Serves disks to virtual machines and measures the latency of every request, stage by stage.
 #[derive(Debug, Parser)]
 #[command(name = "lunette", version, arg_required_else_help = true, after_help = AFTER)]
 pub struct Cli {
@@ -70,19 +70,19 @@ pub enum Command {
     Reload(ReloadArguments),
     /// List images of a Ceph cluster
     Rbd(RbdCommand),
-    /// Show where requests' time goes, stage by stage
+    /// Show the latency of requests, stage by stage
     Latency(LatencyArguments),
     /// Write a report about a running daemon to one file, for a browser or a support request
     Report(ReportArguments),
-    /// Watch rates and latencies on a screen, second by second
+    /// Show rates and latencies on the whole screen, updated every second
     #[command(disable_help_flag = true, after_help = AFTER_TOP)]
     Top(LabArguments),
     /// Show or set the log filter of a running daemon
     Log(LogArguments),
-    /// Measure a device with a driver like a guest's (implemented in lunette-lab)
+    /// Measure vhost-user devices, files and iSCSI logical units with a built-in driver (implemented in lunette-lab)
     #[command(disable_help_flag = true, after_help = AFTER_BENCH)]
     Bench(LabArguments),
-    /// Find host settings that slow down virtual machine disks, and how to change them
+    /// Find host settings that slow down virtual machine disks, and print commands that change them
     #[command(disable_help_flag = true, after_help = AFTER_DOCTOR)]
     Doctor(LabArguments),
     /// Create, check and convert qcow2 images that are not in use
@@ -101,7 +101,7 @@ pub enum Command {
     VhostUserBlk(BlkProgram),
     /// Serve files as a virtio-scsi controller, with the options of QEMU's back-end programs
     VhostUserScsi(ScsiProgram),
-    /// Print a shell's completion script
+    /// Print the completion script for a shell
     #[command(after_help = AFTER_COMPLETION)]
     Completion(CompletionArguments),
     /// Write man pages into a folder
@@ -115,17 +115,17 @@ pub struct Configuration {
     /// Read the configuration from this TOML file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A disk: NAME=BACKEND:..., then ,KEY=VALUE
+    /// Add a disk: NAME=BACKEND:..., then ,KEY=VALUE; may be given several times
     ///
     /// Backends: ram:SIZE, null:SIZE, delay:TIME,size=SIZE, file:PATH, image:PATH, scsi_generic:/dev/sgN,
     /// rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], iscsi://[USER@]HOST[:PORT]/TARGET/LUN
     ///
-    /// Keys of files: size (to create it), cache (none, writeback, writethrough)
+    /// Keys of files: size (creates a missing file), cache (none, writeback, writethrough)
     ///
     /// Keys of RBD images: conf, id, keyring, mon_host, lock (cooperative, exclusive, shared), option.KEY
     ///
-    /// Keys of all disks: block_size (512, 4096), physical_block_size, ro, require, removable, serial, wwn, copy_across_targets,
-    /// on_error (report, stop, enospc), io_timeout (seconds)
+    /// Keys of all disks: block_size (512, 4096), physical_block_size, ro, require, removable, serial, wwn, copy_across_targets, on_error
+    /// (report, stop, enospc), io_timeout (seconds)
     ///
     /// Limits per second: iops, bandwidth, iops_burst, bandwidth_burst
     #[arg(long, value_name = "NAME=BACKEND:...")]
@@ -134,31 +134,38 @@ pub struct Configuration {
         reason = "the text is help: its brackets mark optional parts"
     )]
     pub disk: Vec<String>,
-    /// A disk as virtio-blk on a vhost-user socket; then ,name=NAME, ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP,
-    /// and ,workers=1+3 to select workers or ,dedicated to start one for this export
+    /// Export a disk as virtio-blk on a vhost-user socket: DISK:SOCKET, then ,KEY=VALUE; may be given several times
+    ///
+    /// Keys: name=NAME (name of the export, default: the disk's), queues=N (1 to 256, default 256), socket_mode=MODE (octal, default 0777
+    /// less the umask), socket_owner=USER, socket_group=GROUP, and either workers=1+3 (numbers of shared workers) or dedicated (a worker
+    /// for this export alone)
     #[arg(long, value_name = "DISK:SOCKET")]
     pub vhost_blk: Vec<String>,
-    /// A virtio-scsi controller on a vhost-user socket; then ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP,
-    /// and ,workers=1+3 or ,dedicated
+    /// Export a virtio-scsi controller on a vhost-user socket: NAME:SOCKET, then ,KEY=VALUE; may be given several times
+    ///
+    /// Keys: queues=N (1 to 254 request queues, default 254), socket_mode=MODE (octal, default 0777 less the umask), socket_owner=USER,
+    /// socket_group=GROUP, and either workers=1+3 (numbers of shared workers) or dedicated (a worker for this export alone)
     #[arg(long, value_name = "NAME:SOCKET")]
     pub vhost_scsi: Vec<String>,
-    /// A disk on a controller: target 0 to 255, LUN 0 to 16383
+    /// Add a disk to a virtio-scsi controller: target 0 to 255, LUN 0 to 16383; may be given several times
     #[arg(long, value_name = "CONTROLLER/TARGET:LUN=DISK")]
     pub lun: Vec<String>,
-    /// An iSCSI target with these disks as LUNs from 0; then ,alias=TEXT
+    /// Export an iSCSI target with these disks as LUNs from 0: IQN=DISK,DISK, then ,KEY=VALUE such as ,alias=TEXT; may be given several
+    /// times
     #[arg(long, value_name = "IQN=DISK,...")]
     pub iscsi: Vec<String>,
-    /// Portals of the targets of --iscsi [default port: 3260, default portal group: 1]
+    /// Portal of the targets of --iscsi: an IP address, optionally with a port [default: 3260] and a portal group [default: 1]; may be
+    /// given several times
     #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
     pub portal: Vec<String>,
-    /// Addresses of the targets of --iscsi for discovery, instead of the portals of the same group: behind address translation, or
-    /// as host names
+    /// Address in discovery responses for the targets of --iscsi, instead of the portals of the same group: the public address behind
+    /// address translation, or a host name; may be given several times
     #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
     pub announce: Vec<String>,
-    /// Access of any initiator to the targets of --iscsi: none, ro or rw [default: none]
+    /// Access of initiators without a CHAP user to the targets of --iscsi: none, ro or rw [default: none]
     #[arg(long, value_name = "MODE")]
     pub demo_mode: Option<String>,
-    /// CHAP users of the targets of --iscsi: a line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600
+    /// File with the CHAP users of the targets of --iscsi: mode 600, one line NAME SECRET [TARGET_NAME TARGET_SECRET] per user
     #[arg(long, value_name = "FILE")]
     pub chap_user: Option<String>,
     /// Flags of the daemon itself
@@ -191,10 +198,10 @@ pub struct ServeArguments {
     /// Objects to serve
     #[command(flatten)]
     pub configuration: Configuration,
-    /// Do not record stage stamps: only to measure their cost (lunette bench stamp-cost)
+    /// Do not record the time stamps of the stages; for measurements of their cost (lunette bench stamp-cost)
     #[arg(long)]
     pub without_stamps: bool,
-    /// Take over the front ends of the daemon at the control socket, which then ends; used by lunette upgrade
+    /// Take over the vhost-user sessions of the daemon at the control socket, which then exits; used by lunette upgrade
     #[arg(long)]
     pub take_over: bool,
 }
@@ -206,7 +213,7 @@ pub struct UpgradeArguments {
     /// Address of the daemon
     #[command(flatten)]
     pub daemon: DaemonAddress,
-    /// The program to start [default: this one]
+    /// Program to start [default: the program of this command]
     #[arg(long, value_name = "PROGRAM")]
     pub to: Option<PathBuf>,
     /// Upgrade even if RAM disks without persist=memfd lose their content
@@ -236,7 +243,7 @@ pub struct ReportArguments {
     /// Output file; - is the standard output
     #[arg(long, value_name = "FILE", default_value = "lunette-report.html")]
     pub out: PathBuf,
-    /// Replace the names of disks, exports, initiators, serial numbers and paths
+    /// Replace names of disks, exports and initiators, serial numbers and paths by placeholders
     #[arg(long)]
     pub redact: bool,
 }
@@ -251,13 +258,13 @@ requests, exports, jobs, workers and sessions. It needs no network. It contains 
 
 const AFTER_UPGRADE: &str = "\
 Examples:
-    lunette upgrade                           to the program of this command
+    lunette upgrade                           starts the program of this command
     lunette upgrade --to /opt/lunette-1.3/bin/lunette
 
-Guests with vhost-user disks stay connected and wait some milliseconds. iSCSI initiators log in again.
-The new daemon has the arguments, the working directory and the output of the old one. Upgrade a service of systemd with
-systemctl restart lunette.
-Exit code 0: the new daemon serves, 1: the old one serves, possibly after a restart.";
+Guests with vhost-user disks stay connected; their I/O pauses for some milliseconds. iSCSI initiators log in again.
+The new daemon has the arguments, the working directory and the output of the old one. For a daemon that systemd runs,
+use systemctl restart lunette instead.
+Exit code 0: the new daemon serves. 1: the old daemon serves, possibly after a restart.";
 
 const AFTER_SERVE: &str = "\
 Examples:
@@ -278,8 +285,8 @@ Examples:
     lunette serve --config /etc/lunette/lunette.toml --cpus 2,3
 
 Prints a line `ready KIND NAME SOCKET` for each export as soon as clients can connect.
-Sizes: bytes, or K, M, G, T (powers of 1024). A comma in a path is written twice.
-SIGTERM and SIGINT end the daemon, SIGHUP reloads the file, SIGUSR1 prints the latency tables to stderr.";
+Sizes are in bytes, or with K, M, G, T, P or E (powers of 1024). A comma in a path is written twice.
+SIGTERM and SIGINT stop the daemon. SIGHUP reloads the file. SIGUSR1 prints the latency tables to stderr.";
 
 /// `lunette check`
 #[derive(Debug, Args)]
@@ -298,14 +305,14 @@ Examples:
     lunette check --config lunette.toml
     lunette check --config lunette.toml --lun vm0/4:0=scratch --json
 
-All mistakes are reported at once. Exit code 0: none, 1: some. Warnings do not count.";
+Prints all mistakes at once. Exit code 0: no mistakes, possibly warnings. 1: mistakes.";
 
 /// `lunette latency`
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_LATENCY)]
 pub struct LatencyArguments {
-    /// Only this export, disk or queue (EXPORT/NUMBER) [default: all exports]. The tables of a disk cover all its exports, even if
-    /// it shares their queues with other disks
+    /// Show only this export, disk or queue (EXPORT/NUMBER) [default: all exports]. The tables of a disk cover the requests to it through
+    /// all exports
     #[arg(value_name = "EXPORT|DISK|QUEUE")]
     pub selector: Option<String>,
     /// Address of the daemon
@@ -314,11 +321,11 @@ pub struct LatencyArguments {
     /// Print JSON; with --watch one object per line
     #[arg(long)]
     pub json: bool,
-    /// Print the slowest requests of the last minute, stage by stage
+    /// Print the N slowest requests of the last minute, stage by stage [default: 10]
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "10",
         conflicts_with = "watch")]
     pub slowest: Option<usize>,
-    /// Print changes and rates repeatedly
+    /// Print changes and rates repeatedly, at this interval in seconds: 0.1 to 86400 [default: 1]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     pub watch: Option<f64>,
 }
@@ -328,7 +335,7 @@ Examples:
     lunette latency                 all exports
     lunette latency d0              the disk or the export d0
     lunette latency c0/3            queue 3 of the export c0
-    lunette latency --watch=5       changes and rates, every 5 seconds
+    lunette latency --watch=5       changes and rates every 5 seconds
     lunette latency --slowest=3     the three slowest requests of the last minute
     lunette latency --json | jq .
 
@@ -339,7 +346,7 @@ The stages of a request, each measured from the one before:
     awaited    the first of the requested data has arrived            (iSCSI: R2T)
     received   all requested data have arrived                        (iSCSI)
     submitted  the block device gets the I/O
-    reaped     the block device has completed it                      (service time; all others are queueing)
+    reaped     the block device has completed it                      (service time; the other stages are queueing)
     answered   the status is written, the buffer is returned
     notified   the client is notified";
 
@@ -347,7 +354,7 @@ The stages of a request, each measured from the one before:
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_LOG)]
 pub struct LogArguments {
-    /// Set the filter: a level (off, error, warn, info, debug, trace), or PART=LEVEL,... [default: show it]
+    /// New filter: a level (off, error, warn, info, debug, trace), or PART=LEVEL,... Without it, the present filter is printed
     #[arg(value_name = "FILTER")]
     pub filter: Option<String>,
     /// Address of the daemon
@@ -426,19 +433,20 @@ pub struct ProgramArguments {
         conflicts_with = "fd"
     )]
     pub socket_path: Option<PathBuf>,
-    /// Use this descriptor: a listening socket, or a connection, with which the program ends
+    /// Use this inherited file descriptor: a listening socket, or a connection. The program exits when the connection ends
     #[arg(long, value_name = "FDNUM")]
     pub fd: Option<i32>,
     /// Print the capabilities as JSON and exit; other options are ignored
     #[arg(long)]
     pub print_capabilities: bool,
-    /// Refuse writes
+    /// Serve read-only: writes fail
     #[arg(long, alias = "readonly")]
     pub read_only: bool,
-    /// Page cache of the host: none, writeback or writethrough
+    /// Cache mode: none (O_DIRECT), writeback (writes are durable after a flush) or writethrough (each write is durable when it
+    /// completes)
     #[arg(long, value_name = "MODE", default_value = "none")]
     pub cache: String,
-    /// Number of request queues [default: 256 for blk, 254 for scsi]
+    /// Maximum number of request queues: 1 to 256 for vhost-user-blk, 1 to 254 for vhost-user-scsi [default: the maximum]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub num_queues: Option<u16>,
 }
@@ -447,7 +455,7 @@ pub struct ProgramArguments {
 #[derive(Clone, Debug, Args)]
 #[command(after_help = AFTER_BLK)]
 pub struct BlkProgram {
-    /// The file or block device to serve
+    /// File or block device to serve
     #[arg(long, value_name = "PATH", required = true)]
     pub blk_file: PathBuf,
     /// Common arguments
@@ -466,7 +474,7 @@ Examples:
 #[derive(Clone, Debug, Args)]
 #[command(after_help = AFTER_SCSI)]
 pub struct ScsiProgram {
-    /// A file or block device to serve; the first is LUN 0 of target 0, each further one the next LUN
+    /// File or block device to serve; may be given several times. The files become LUN 0, 1, 2, ... of target 0 in this order
     #[arg(long, value_name = "PATH", required = true)]
     pub blk_file: Vec<PathBuf>,
     /// Common arguments

@@ -27,7 +27,7 @@ pub struct RbdCommand {
 pub enum RbdAction {
     /// List the images of a pool
     List {
-        /// The pool, or a namespace of it
+        /// Pool, or a namespace in it
         #[arg(value_name = "POOL[/NAMESPACE]")]
         pool: String,
         /// Cluster and user
@@ -45,7 +45,7 @@ pub struct Connection {
     /// Ceph's configuration file [default: Ceph's default paths]
     #[arg(long, value_name = "FILE")]
     pub conf: Option<PathBuf>,
-    /// User without `client.` [default: admin]
+    /// Ceph user, without `client.` [default: admin]
     #[arg(long, value_name = "USER")]
     pub id: Option<String>,
     /// File with the user's key [default: from the configuration file]
@@ -54,7 +54,7 @@ pub struct Connection {
     /// Addresses of monitors [default: from the configuration file]
     #[arg(long, value_name = "ADDRESS,...")]
     pub mon_host: Option<String>,
-    /// An option of Ceph; may be given several times
+    /// Another option of Ceph's configuration; may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
     pub option: Vec<String>,
 }

@@ -11,7 +11,7 @@ use crate::libvirt::LibvirtCommand;
 use crate::top::TopArguments;
 use crate::vm::VmCommand;
 
-/// Measures block devices of virtual machines, and runs guests that use them.
+/// Measures block devices of virtual machines, and runs guests with such devices.
 #[derive(Debug, Parser)]
 #[command(
     name = "lunette-lab",
@@ -31,7 +31,7 @@ pub struct Cli {
 }
 
 const AFTER: &str = "\
-`lunette bench ...` runs `lunette-lab bench ...` from its own folder or from PATH. The same applies to `lunette vm ...`.
+Users run these commands through `lunette`: `lunette bench ...` runs `lunette-lab bench ...` from the folder of lunette or from PATH.
 
   lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32 --cpus 0
   lunette vm plan scsi:4x1,queues=2
@@ -40,9 +40,9 @@ const AFTER: &str = "\
 /// Subcommands of `lunette-lab`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Measure a device with a driver like a guest's
+    /// Measure vhost-user devices, files and iSCSI logical units with a built-in driver
     Bench(Box<BenchArguments>),
-    /// Find host settings that slow down virtual machine disks, and how to change them
+    /// Find host settings that slow down virtual machine disks, and print commands that change them
     Doctor(Box<DoctorArguments>),
     /// Create, check and convert qcow2 images that are not in use
     Image(ImageArguments),
@@ -50,11 +50,11 @@ pub enum Command {
     Iscsi(Box<IscsiArguments>),
     /// Create and read libvirt domains
     Libvirt(LibvirtCommand),
-    /// Watch a daemon's rates and latencies on a screen, second by second
+    /// Show a daemon's rates and latencies on the whole screen, updated every second
     Top(TopArguments),
     /// Plan and run guests with disks of Lunette, or of QEMU for comparison
     Vm(VmCommand),
-    /// Print a shell's completion script for lunette-lab
+    /// Print the completion script of lunette-lab for a shell
     #[command(after_help = AFTER_COMPLETION)]
     Completion(CompletionArguments),
     /// Write man pages into a folder

@@ -20,10 +20,10 @@ pub struct LibvirtCommand {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Print the domain of a guest with these disks, as `lunette vm plan --format xml`, or with exports of a running daemon
+    /// Print the domain XML of a guest, with planned disks (as `lunette vm plan --format xml`) or with exports of a running daemon
     #[command(after_help = AFTER_XML)]
     Xml(Box<XmlArguments>),
-    /// Read a domain, and print QEMU's command line or a Lunette configuration for its disks
+    /// Read domain XML, and print QEMU's command line for the domain or a Lunette configuration for its disks
     #[command(after_help = AFTER_FROM)]
     FromXml(FromArguments),
 }
@@ -33,7 +33,7 @@ enum Action {
 struct XmlArguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// Export of a running daemon, instead of a topology; may be given several times
+    /// Export of a running daemon, instead of planned disks; may be given several times
     #[arg(long, value_name = "NAME", conflicts_with = "topology")]
     export: Vec<String>,
 }
@@ -46,7 +46,7 @@ struct FromArguments {
     /// Output: QEMU's command line or a configuration file
     #[arg(long, value_enum, default_value = "qemu")]
     to: Form,
-    /// Folder of the exports' sockets
+    /// Folder for the sockets of the exports
     #[arg(long, value_name = "FOLDER", default_value = "/tmp")]
     sockets: PathBuf,
 }
@@ -65,7 +65,7 @@ Example:
     lunette libvirt from-xml domain.xml --to toml";
 
 const AFTER_XML: &str = "\
-With --export, names, sockets, queues and logical units are those of the daemon, which is not changed.
+With --export, the names, sockets, queues and logical units are read from the daemon. The daemon is not changed.
 
 Example:
     lunette libvirt xml scsi:4x1 --name guest1 > guest1.xml

@@ -30,22 +30,22 @@ struct Arguments {
     /// Run one seed and print a trace of its events
     #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "minutes"])]
     seed: Option<u64>,
-    /// Run the seeds from A up to, but not including, B
+    /// Run the seeds from A to B - 1 [default: 0..200]
     #[arg(long, value_name = "A..B", value_parser = range)]
     seeds: Option<Range<u64>>,
-    /// Run fresh seeds for this many minutes
+    /// Run new seeds for this number of minutes
     #[arg(long, value_name = "M")]
     minutes: Option<f64>,
-    /// First of the fresh seeds [default: from the clock]
+    /// First seed of --minutes [default: derived from the clock]
     #[arg(long, value_name = "N", requires = "minutes")]
     first: Option<u64>,
     /// Number of steps per run
     #[arg(long, value_name = "N", default_value_t = 600)]
     steps: usize,
-    /// Number of threads, each with its own seeds
+    /// Number of threads. Each thread runs other seeds
     #[arg(long, value_name = "N", default_value_t = 1)]
     jobs: u64,
-    /// Do not shrink a failing schedule
+    /// Do not search for a shorter schedule that fails too
     #[arg(long)]
     no_shrink: bool,
 }

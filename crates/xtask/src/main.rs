@@ -11,7 +11,7 @@ use std::time::Instant;
 use vm::{GuestBuilder, GuestProgram};
 
 #[derive(Parser)]
-#[command(about = "Demonstration, and guests and Ceph clusters for manual tests")]
+#[command(about = "Run the demonstration, guests, and Ceph clusters for manual tests")]
 struct Command {
     #[command(subcommand)]
     action: Action,
@@ -19,17 +19,17 @@ struct Command {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Serves two disks to a guest through both transports, measures, and stops everything
+    /// Serve two disks to a guest through both transports, measure them, and stop the daemon and the guest
     Demo,
-    /// Starts a Ceph cluster with two images, runs a command with --conf, --id, --image and --peer-image, and stops the cluster
+    /// Start a Ceph cluster with two images, run a command with --conf, --id, --image and --peer-image, and stop the cluster
     Ceph {
-        /// The command and its arguments
+        /// Command and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
-    /// Builds the programs for guests. Otherwise the first guest that needs them builds them
+    /// Build the programs that run in guests. Without this, the first guest that needs them builds them
     Programs,
-    /// Boots a guest with disks of a running back end and runs one script in it
+    /// Boot a guest with disks of running back ends, and run one script in it
     Boot {
         /// Socket of a virtio-blk disk; may be given several times
         #[arg(long, value_name = "SOCKET")]
@@ -37,16 +37,16 @@ enum Action {
         /// Socket of a virtio-scsi controller; may be given several times
         #[arg(long, value_name = "SOCKET")]
         scsi: Vec<PathBuf>,
-        /// Queues of each device
+        /// Number of request queues of each device
         #[arg(long, default_value_t = 1)]
         queues: u32,
-        /// Virtual CPUs
+        /// Number of virtual CPUs
         #[arg(long, default_value_t = 1)]
         cpus: u32,
         /// Additional argument for QEMU; may be given several times
         #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
         qemu: Vec<String>,
-        /// Shell script
+        /// Shell script to run in the guest
         script: String,
     },
 }

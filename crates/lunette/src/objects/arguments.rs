@@ -29,7 +29,7 @@ Examples:
     lunette status
     lunette status --json | jq .exports
 
-Exit code 0: no problems, 1: problems, or the daemon cannot be reached.";
+Exit code 0: no problems. 1: problems, or the daemon cannot be reached.";
 
 /// `lunette disk`
 #[derive(Debug, Args)]
@@ -68,79 +68,82 @@ Examples:
 pub enum DiskAction {
     /// List disks
     List,
-    /// Show a disk
+    /// Show the properties of a disk
     Show {
-        /// Name
+        /// Name of the disk
         disk: String,
     },
     /// Add a disk
     Add {
-        /// NAME=ram:SIZE, NAME=null:SIZE, NAME=file:PATH, NAME=image:PATH, NAME=rbd:POOL/IMAGE or NAME=iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as for serve --disk
+        /// Name and backend: NAME=ram:SIZE, NAME=null:SIZE, NAME=file:PATH, NAME=image:PATH, NAME=rbd:POOL/IMAGE or
+        /// NAME=iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as for serve --disk
         #[arg(value_name = "NAME=BACKEND:...")]
         disk: String,
     },
-    /// Grow or shrink a disk; clients are notified
+    /// Grow or shrink a disk, and notify its clients
     Resize {
-        /// Name
+        /// Name of the disk
         disk: String,
-        /// New size: bytes, or K, M, G, T [default: the present size of its file, block device or image]
+        /// New size in bytes, or with K, M, G, T (powers of 1024) [default: the present size of its file, block device or image]
         size: Option<String>,
-        /// Shrink the disk and lose the data beyond the new end
+        /// Allow a smaller size; the data beyond the new end is lost
         #[arg(long)]
         force: bool,
     },
-    /// Set the limits of a disk, for all its clients together
+    /// Set the limits of a disk for the sum of all its clients
     Limit {
-        /// Name
+        /// Name of the disk
         disk: String,
-        /// All limits: iops, iops_burst, bandwidth, bandwidth_burst; or none
+        /// New limits, which replace all present ones: iops (requests per second), iops_burst (requests), bandwidth (bytes per second, or
+        /// with K, M, G, T), bandwidth_burst (bytes); or none
         #[arg(value_name = "KEY=VALUE,...|none")]
         limits: String,
     },
     /// Set the error policy of a disk
     Set {
-        /// Name
+        /// Name of the disk
         disk: String,
-        /// on_error: report (clients get the error), stop (I/O waits) or enospc (I/O waits if the device is full); io_timeout: seconds
-        /// after which an I/O is cancelled, or none
+        /// on_error: report (clients get the error), stop (I/O waits) or enospc (I/O waits if the device is full). io_timeout: seconds
+        /// after which an I/O is cancelled, 1 to 86400, or none
         #[arg(value_name = "KEY=VALUE,...")]
         setting: String,
     },
     /// Resubmit the waiting I/Os of a disk
     Resume {
-        /// Name
+        /// Name of the disk
         disk: String,
     },
     /// Take a snapshot of disks atomically: each disk continues in a new qcow2 image over its present content
     Snapshot {
-        /// Names
+        /// Names of the disks
         #[arg(required = true)]
         disk: Vec<String>,
         /// Image to create, one per disk in the same order
         #[arg(long, value_name = "IMAGE", required = true)]
         to: Vec<String>,
     },
-    /// Copy a disk while it is used, and move it to the copy
+    /// Copy a disk to a target while clients use it, and switch the disk to the target
     Mirror {
-        /// Name
+        /// Name of the disk
         disk: String,
-        /// file:PATH, image:PATH, rbd:POOL/IMAGE or iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as for serve --disk; files are created
+        /// Target of the copy: file:PATH, image:PATH, rbd:POOL/IMAGE or iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as for serve --disk.
+        /// Files are created
         target: String,
-        /// Switch to the copy as soon as it is complete [default: wait for lunette job switch]
+        /// Switch the disk to the target as soon as the copy is complete. Without it, the disk switches at lunette job switch
         #[arg(long)]
         switch: bool,
         /// Speed and wait options
         #[command(flatten)]
         how: Speed,
     },
-    /// Copy a disk while it is used; the copy has the content at the end of the job
+    /// Copy a disk to a target while clients use it. The copy has the content at the end of the job
     Backup {
-        /// Name
+        /// Name of the disk
         disk: String,
-        /// As for mirror
+        /// Target of the copy, as for lunette disk mirror
         target: String,
-        /// Copy the changes since the last backup of this name: to the same target, or into a new image over it. The first backup
-        /// copies everything
+        /// Copy only the changes since the last backup with this name. The target is the previous target, or a new image with it as
+        /// backing image. The first backup copies everything
         #[arg(long, value_name = "NAME")]
         incremental: Option<String>,
         /// Speed and wait options
@@ -153,9 +156,9 @@ pub enum DiskAction {
         #[command(subcommand)]
         action: BitmapAction,
     },
-    /// Copy an image's data into its backing image, and move the disk there
+    /// Copy an image's data into its backing image, and switch the disk to the backing image
     Commit {
-        /// Name
+        /// Name of the disk
         disk: String,
         /// Speed and wait options
         #[command(flatten)]
@@ -163,7 +166,7 @@ pub enum DiskAction {
     },
     /// Copy the backing images' data into the image, which then needs no backing image
     Stream {
-        /// Name
+        /// Name of the disk
         disk: String,
         /// Speed and wait options
         #[command(flatten)]
@@ -171,7 +174,7 @@ pub enum DiskAction {
     },
     /// Show the identity of a disk, or give it a new one
     Identity {
-        /// Name
+        /// Name of the disk
         disk: String,
         /// Create a new identity, for a disk that is a copy of another; no export may serve the disk
         #[arg(long)]
@@ -179,7 +182,7 @@ pub enum DiskAction {
     },
     /// Remove a disk
     Remove {
-        /// Name
+        /// Name of the disk
         disk: String,
         /// Also remove its exports and logical units
         #[arg(long)]
@@ -192,14 +195,14 @@ pub enum DiskAction {
 pub enum BitmapAction {
     /// List bitmaps
     List {
-        /// Only the bitmaps of this disk
+        /// List only the bitmaps of this disk
         disk: Option<String>,
     },
     /// Remove a bitmap; the next backup of its name copies everything
     Remove {
-        /// The disk's name
+        /// Name of the disk
         disk: String,
-        /// The bitmap's name
+        /// Name of the bitmap
         bitmap: String,
     },
 }
@@ -207,10 +210,10 @@ pub enum BitmapAction {
 /// Speed of a job, and whether to wait for it.
 #[derive(Clone, Debug, Args)]
 pub struct Speed {
-    /// Limit in bytes per second: K, M, G [default: no limit]
+    /// Speed limit in bytes per second, or with K, M, G (powers of 1024) [default: no limit]
     #[arg(long, value_name = "SIZE")]
     pub speed: Option<String>,
-    /// Wait for the end of the job, or until a mirror is complete, and show the progress
+    /// Show the progress, and wait until the job ends or a mirror is complete
     #[arg(long)]
     pub wait: bool,
 }
@@ -236,8 +239,8 @@ Examples:
     lunette job switch d1
     lunette job cancel d1
 
-A disk has at most one job. If the daemon ends or is killed, the disk is as before the job.
-Exit code 0: done or started, 1: failed or cancelled.";
+A disk has at most one job. A job does not survive an exit of the daemon; its disk then stays on its previous device.
+Exit code 0: done or started. 1: failed or cancelled.";
 
 /// Actions of `lunette job`.
 #[derive(Debug, Subcommand)]
@@ -259,25 +262,25 @@ pub enum JobAction {
         /// Name of the disk
         disk: String,
     },
-    /// Limit the speed of a job
+    /// Set the speed limit of a job
     Speed {
         /// Name of the disk
         disk: String,
-        /// Limit in bytes per second: K, M, G, or none
+        /// Speed limit in bytes per second, or with K, M, G (powers of 1024); none removes the limit
         #[arg(value_name = "SIZE|none")]
         speed: String,
     },
-    /// Switch to a mirror: now, or when it is complete
+    /// Switch the disk to the target of its mirror: now, or as soon as the copy is complete
     Switch {
         /// Name of the disk
         disk: String,
     },
-    /// Cancel a job; the disk stays as it was
+    /// Cancel a job; its disk stays on its previous device
     Cancel {
         /// Name of the disk
         disk: String,
     },
-    /// Wait until a job has ended, or a mirror is complete
+    /// Wait until a job ends or a mirror is complete
     Wait {
         /// Name of the disk
         disk: String,
@@ -315,7 +318,7 @@ pub enum ExportAction {
     List,
     /// Show an export
     Show {
-        /// Name
+        /// Name of the export
         export: String,
     },
     /// Add an export
@@ -327,27 +330,28 @@ pub enum ExportAction {
     /// Choose the workers that serve new queues and connections of an export
     #[command(name = "place")]
     SetWorkers {
-        /// Name
+        /// Name of the export
         export: String,
-        /// Worker numbers such as 1,3; dedicated to start a worker for this export; or shared for all shared workers
+        /// Numbers of shared workers, such as 1,3; dedicated for a new worker that serves only this export; or shared for all shared
+        /// workers
         #[arg(value_name = "WORKERS|dedicated|shared")]
         workers: String,
     },
     /// Show or set the access states (ALUA) of the portal groups of a target
     AccessState {
-        /// Name
+        /// Name of the export
         export: String,
-        /// Portal group [default: show all groups]
+        /// Number of the portal group [default: show all groups]
         group: Option<u16>,
-        /// active/optimized, active/non-optimized, standby or unavailable [default: show the state]
+        /// New state: active/optimized, active/non-optimized, standby or unavailable. Without it, the state is shown
         #[arg(value_name = "STATE")]
         state: Option<String>,
     },
     /// Remove an export
     Remove {
-        /// Name
+        /// Name of the export
         export: String,
-        /// Disconnect its clients
+        /// Disconnect its clients. Without it, an export with clients is not removed
         #[arg(long)]
         force: bool,
     },
@@ -356,33 +360,35 @@ pub enum ExportAction {
 /// An export to add.
 #[derive(Debug, Subcommand)]
 pub enum NewExport {
-    /// One disk as virtio-blk on a vhost-user socket
+    /// Export a disk as virtio-blk on a vhost-user socket
     VhostBlk {
-        /// Then ,name=NAME, ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP, ,workers=1+3 or ,dedicated
+        /// Disk and socket, then ,name=NAME, ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP, ,workers=1+3 or
+        /// ,dedicated, as for serve --vhost-blk
         #[arg(value_name = "DISK:SOCKET")]
         export: String,
     },
-    /// A virtio-scsi controller on a vhost-user socket
+    /// Export a virtio-scsi controller on a vhost-user socket
     VhostScsi {
-        /// Then ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP, ,workers=1+3 or ,dedicated
+        /// Name and socket, then ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP, ,workers=1+3 or ,dedicated, as
+        /// for serve --vhost-scsi
         #[arg(value_name = "NAME:SOCKET")]
         export: String,
     },
-    /// An iSCSI target with these disks as LUNs from 0
+    /// Export an iSCSI target with these disks as LUNs from 0
     Iscsi {
-        /// Then ,alias=TEXT, ,workers=1+3 or ,dedicated=on
+        /// Name of the target and its disks, then ,KEY=VALUE such as ,alias=TEXT, ,workers=1+3 or ,dedicated=on, as for serve --iscsi
         #[arg(value_name = "IQN=DISK,...")]
         export: String,
-        /// Portal [default port: 3260, default portal group: 1]
+        /// Portal: an IP address, optionally with a port [default: 3260] and a portal group [default: 1]; may be given several times
         #[arg(long, value_name = "ADDRESS:PORT,GROUP", required = true)]
         portal: Vec<String>,
-        /// Address for discovery, instead of the portals of the same group
+        /// Address in discovery responses, instead of the portals of the same group; may be given several times
         #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
         announce: Vec<String>,
-        /// Access of any initiator: none, ro or rw [default: none]
+        /// Access of initiators without a CHAP user: none, ro or rw [default: none]
         #[arg(long, value_name = "MODE")]
         demo_mode: Option<String>,
-        /// CHAP users: a file that the daemon may read, as for serve --chap-user
+        /// File with CHAP users, as for serve --chap-user. The daemon reads it
         #[arg(long, value_name = "FILE")]
         chap_user: Option<String>,
     },
@@ -410,40 +416,40 @@ Examples:
 /// Actions of `lunette lun`.
 #[derive(Debug, Subcommand)]
 pub enum LunAction {
-    /// List logical units, of all exports or of one
+    /// List logical units of all exports or of one
     List {
-        /// The controller or target
+        /// Name of the virtio-scsi controller or iSCSI target
         export: Option<String>,
     },
     /// Show a logical unit
     Show {
-        /// The controller or target
+        /// Name of the virtio-scsi controller or iSCSI target
         export: String,
-        /// Address; an iSCSI target has target 0 only
+        /// Address, such as 4:0. For an iSCSI target, TARGET is 0
         #[arg(value_name = "TARGET:LUN")]
         address: String,
     },
-    /// Add a logical unit; connected clients are notified
+    /// Add a logical unit, and notify connected clients
     Add {
-        /// The controller or target
+        /// Name of the virtio-scsi controller or iSCSI target
         export: String,
-        /// Address; an iSCSI target has target 0 only
+        /// Address, such as 4:0. For an iSCSI target, TARGET is 0
         #[arg(value_name = "TARGET:LUN")]
         address: String,
-        /// The disk
+        /// Name of the disk
         disk: String,
-        /// Replace the disk at this address
+        /// Replace the disk that is at this address
         #[arg(long)]
         force: bool,
     },
-    /// Remove a logical unit; connected clients are notified
+    /// Remove a logical unit, and notify connected clients
     Remove {
-        /// The controller or target
+        /// Name of the virtio-scsi controller or iSCSI target
         export: String,
-        /// Address
+        /// Address, such as 4:0. For an iSCSI target, TARGET is 0
         #[arg(value_name = "TARGET:LUN")]
         address: String,
-        /// Abort its requests, and ignore reservations
+        /// Abort its requests instead of waiting for them. Remove it even if an initiator holds a reservation
         #[arg(long)]
         force: bool,
     },
@@ -473,12 +479,12 @@ pub enum SessionAction {
     List,
     /// Show a session
     Show {
-        /// ID, as listed
+        /// ID of the session, from lunette session list
         session: String,
     },
-    /// End an iSCSI session: requests a logout, and drops the connection after two seconds or at the second call
+    /// End an iSCSI session: request a logout, and drop the connections after two seconds. A second call drops them at once
     Remove {
-        /// ID, as listed
+        /// ID of the session, from lunette session list
         session: String,
     },
 }
@@ -507,7 +513,7 @@ pub enum ReservationAction {
     List,
     /// Show the registrations and reservations of one disk
     Show {
-        /// Name
+        /// Name of the disk
         disk: String,
     },
 }
@@ -529,9 +535,9 @@ Examples:
     lunette state list
     lunette state reset reservations-6f9619ff-8b86-4011-b42d-00c04fc964ff.saved
 
-An empty, truncated, changed or unreadable file is neither used nor replaced: its
-object is unavailable or responds BUSY. Restore the file from a backup, or reset it.
-The reset saves state that the daemon still has in memory.";
+The daemon neither uses nor replaces a file that is empty, truncated, changed or unreadable:
+the object of the file is unavailable or responds BUSY. Restore the file from a backup, or reset it.
+If the daemon still has the state in memory, the reset saves it.";
 
 /// Actions of `lunette state`.
 #[derive(Debug, Subcommand)]
@@ -540,7 +546,7 @@ pub enum StateAction {
     List,
     /// Reset a damaged file: move it aside, and serve its object with the default state
     Reset {
-        /// Name of the file, as listed
+        /// Name of the file, from lunette state list
         file: String,
         /// Do not ask for confirmation
         #[arg(long)]
@@ -570,7 +576,7 @@ Examples:
 pub enum ConfigAction {
     /// Show the configuration that is in effect, as the text of a file
     Show {
-        /// Accepted for clarity: the configuration in effect is always shown
+        /// Show the configuration in effect. This is the default, and the only choice
         #[arg(long)]
         effective: bool,
     },
@@ -585,7 +591,7 @@ pub struct ReloadArguments {
     /// Address of the daemon
     #[command(flatten)]
     pub ask: Ask,
-    /// Reload even if objects are in use: disconnects clients, aborts requests, drops data beyond a new end
+    /// Apply the file even if objects are in use: disconnect clients, abort requests, and discard data beyond the new end of a disk
     #[arg(long)]
     pub force: bool,
 }
@@ -594,5 +600,5 @@ const AFTER_RELOAD: &str = "\
 Examples:
     lunette reload
 
-Applies the smallest set of changes, or none and prints all reasons. SIGHUP does the same.
+Applies the smallest set of changes. If a change is refused, applies none and prints all reasons. SIGHUP does the same.
 Changes made at run time remain in effect: see lunette config diff.";

@@ -26,10 +26,16 @@ pub struct BenchArguments {
 }
 
 const AFTER: &str = "\
-Subjects: vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH,
-iscsi://HOST[:PORT]/TARGET/LUN; then ,pid=N (process of the device, for its CPU time),
-,control=SOCKET (control socket of a Lunette, to print its stages), ,name=NAME, for a file ,direct=0|1, for
-iSCSI ,digests=0|1 and ,connections=N (one session with N connections, MC/S).
+A subject is a device: vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH or
+iscsi://HOST[:PORT]/TARGET/LUN. Options after it:
+  ,name=NAME        name in the output
+  ,pid=N            process that serves the device, for its CPU time
+  ,control=SOCKET   control socket of the Lunette daemon that serves the device, for the latencies of its stages
+  ,direct=0|1       for a file: bypass the page cache
+  ,digests=0|1      for iSCSI: CRC32C of headers and data
+  ,connections=N    for iSCSI: connections of the session (MC/S)
+
+A turn is one measurement of one subject. With several subjects, turns alternate between them.
 
 Examples:
   Random reads at depth 32, five seconds, with a driver that polls on CPU 0
@@ -63,13 +69,13 @@ fn cpus_worth(text: &str) -> Result<f64, String> {
 /// Subcommands of `lunette bench`.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Measure like the Linux Test Project's disktest, with its flags and output lines
+    /// Measure with the flags and output lines of the Linux Test Project's disktest
     Disktest(DisktestArguments),
-    /// Compare two result files
+    /// Compare two result files of --output-format=json
     Compare {
-        /// A result of --output-format=json
+        /// First result file
         first: PathBuf,
-        /// Another result
+        /// Second result file
         second: PathBuf,
     },
     /// Compare both transports with qemu-storage-daemon, in under five minutes
@@ -82,11 +88,12 @@ pub enum BenchCommand {
     RbdTable(RbdTableArguments),
     /// Measure one iSCSI session with one to several connections (MC/S)
     Mcs(McsArguments),
-    /// Measure the cost of stamps: the same load with and without them, in turns
+    /// Measure the cost of time stamps, with daemons that record them and daemons that do not, in turns
     StampCost(StampArguments),
-    /// Check the tool itself: known service times, exact percentiles, and fio on the same device
+    /// Check the measurements of this program against known service times, exact percentiles, and fio on the same device
     SelfCheck(SelfCheckArguments),
-    /// The fifteen-case study: which transport, how many workers and queues
+    /// Measure both transports with several numbers of workers and queues, in fifteen cases: five mixtures of reads and writes at three
+    /// depths
     Matrix(MatrixArguments),
 }
 
@@ -105,9 +112,9 @@ pub enum Format {
 /// Virtqueue formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RingKind {
-    /// Descriptors, available ring and used ring
+    /// Split virtqueue: descriptor table, available ring and used ring
     Split,
-    /// One ring of descriptors (VIRTIO_F_RING_PACKED), if the device offers it
+    /// Packed virtqueue: one descriptor ring (VIRTIO_F_RING_PACKED), if the device offers it
     Packed,
 }
 
@@ -117,7 +124,7 @@ pub struct Trial {
     /// Devices to measure, and fio job files
     #[arg(value_name = "SUBJECT|JOBFILE")]
     pub what: Vec<String>,
-    /// Another device to measure; all devices take turns
+    /// Another device to measure, in turns with the first; may be given several times
     #[arg(long, value_name = "SUBJECT")]
     pub vs: Vec<String>,
     /// Flags for a job
@@ -126,16 +133,16 @@ pub struct Trial {
     /// The driver
     #[command(flatten)]
     pub driver: Driver,
-    /// Turns of each subject [default: 5 with --vs, else 1]
+    /// Number of measurements (turns) of each subject, 1 to 1000 [default: 5 with --vs, otherwise 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: Option<u32>,
-    /// Milliseconds before the measurement starts
+    /// Milliseconds of load before each measurement
     #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(..=LONGEST_MS))]
     pub warm_up_ms: u64,
-    /// Maximum repetitions of a disturbed turn
+    /// Maximum number of repetitions of a disturbed turn
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=MANY))]
     pub retries: u32,
-    /// Other CPU use, in CPUs, at which a turn counts as disturbed
+    /// Maximum CPU use of other processes, in CPUs; above it, a turn counts as disturbed. inf accepts all turns
     #[arg(long, value_name = "CPUS", default_value_t = 0.1, value_parser = cpus_worth)]
     pub disturbance: f64,
     /// Output format
@@ -153,40 +160,40 @@ pub struct Trial {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Jobs")]
 pub struct Quick {
-    /// read, write, randread, randwrite, rw, randrw
+    /// Pattern: read, write, randread, randwrite, rw or randrw [default: read]
     #[arg(long, value_name = "PATTERN")]
     pub rw: Option<String>,
-    /// Size of requests
+    /// Bytes per request, with k, m or g (powers of 1024) [default: 4k]
     #[arg(long, value_name = "SIZE")]
     pub bs: Option<String>,
-    /// Requests in flight per clone
+    /// Requests in flight per clone of the job [default: 1]
     #[arg(long, value_name = "N")]
     pub iodepth: Option<String>,
-    /// Clones of the job
+    /// Number of clones of the job, which run at the same time [default: 1]
     #[arg(long, value_name = "N")]
     pub numjobs: Option<String>,
-    /// Part of the disk
+    /// Bytes of the device to use [default: all]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<String>,
-    /// Duration [default: 5s, unless a size is given]
+    /// Duration, such as 500ms, 5s or 1m [default: 5s, unless --size or --verify is given]
     #[arg(long, value_name = "TIME")]
     pub runtime: Option<String>,
-    /// Verify written data: crc32c, crc32, crc16, crc64
+    /// Verify written data with this checksum: crc32c, crc32, crc16 or crc64
     #[arg(long, value_name = "SUM")]
     pub verify: Option<String>,
-    /// Any other option of a job file
+    /// Another option of fio's job files; may be given several times
     #[arg(long, value_name = "OPTION=VALUE")]
     pub set: Vec<String>,
-    /// Number of clones, with a line of output every second
+    /// Number of clones, as --numjobs. Also prints a line every second
     #[arg(long, value_name = "N", conflicts_with = "numjobs")]
     pub threads: Option<String>,
-    /// Random reads
+    /// Read at random: the same as --rw randread
     #[arg(long, conflicts_with_all = ["rw", "write", "mix"])]
     pub read: bool,
-    /// Random writes
+    /// Write at random: the same as --rw randwrite
     #[arg(long, conflicts_with_all = ["rw", "mix"])]
     pub write: bool,
-    /// Random reads and writes, with this percentage of reads
+    /// Read and write at random (--rw randrw) with this percentage of reads [default: 50]
     #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "50", conflicts_with = "rw")]
     pub mix: Option<String>,
 }
@@ -245,13 +252,13 @@ pub struct Driver {
     /// Wait for interrupts instead of polling
     #[arg(long)]
     pub interrupts: bool,
-    /// Poll for completions of files too
+    /// Also poll for completions of file: subjects
     #[arg(long)]
     pub poll_files: bool,
-    /// Maximum number of queues, with one thread each
+    /// Maximum number of queues, each with one thread [default: all queues of the device]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub queues: Option<u16>,
-    /// CPUs for the driver's threads, in turn
+    /// CPUs for the driver's threads, such as 0,2. Threads are pinned to them in turn
     #[arg(long, value_name = "N,N,...")]
     pub cpus: Option<String>,
     /// Place descriptor chains in the ring itself, without indirect descriptors
@@ -260,7 +267,7 @@ pub struct Driver {
     /// Do not accept VIRTIO_F_EVENT_IDX
     #[arg(long)]
     pub no_event_idx: bool,
-    /// Kind of rings
+    /// Virtqueue format
     #[arg(long, value_enum, default_value_t = RingKind::Split)]
     pub ring: RingKind,
     /// Use reserved huge pages of 2 MiB as guest memory
@@ -271,7 +278,7 @@ pub struct Driver {
 /// `lunette bench table`
 #[derive(Debug, Args)]
 pub struct TableArguments {
-    /// Folder for the files under test: on a disk's file system, not tmpfs
+    /// Folder for the files under test, on the file system of a disk and not on tmpfs
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
     pub place: PathBuf,
     /// Append the table to FOLDER/YYYY-MM-DD.md
@@ -283,13 +290,13 @@ pub struct TableArguments {
     /// CPU of the devices
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub device_cpu: usize,
-    /// Turns of each subject and case; many short turns average out changes of the machine's speed
+    /// Number of measurements (turns) of each subject and case. Many short turns average out changes of the machine's speed
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=MANY))]
     pub repetitions: u32,
-    /// Milliseconds that one turn measures
+    /// Duration of one turn in milliseconds, 10 to 86400000
     #[arg(long, value_name = "MS", default_value_t = 80, value_parser = clap::value_parser!(u64).range(10..=LONGEST_MS))]
     pub turn_ms: u64,
-    /// Only cases with this text in their name
+    /// Measure only cases with this text in their name
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
 }
@@ -300,13 +307,13 @@ pub struct McsArguments {
     /// Logical unit, overwritten by the test [default: a RAM disk of a daemon that the test starts]
     #[arg(value_name = "iscsi://HOST[:PORT]/TARGET/LUN")]
     pub target: Option<String>,
-    /// Maximum number of connections
+    /// Maximum number of connections, 1 to 16
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub connections: u16,
-    /// Bytes of a request
+    /// Bytes per request
     #[arg(long, value_name = "SIZE", default_value = "256k")]
     pub bs: String,
-    /// Requests in flight
+    /// Number of requests in flight, 1 to 1024
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub iodepth: u32,
     /// Simulated line between driver and target with a one-way delay, a rate in bits per second and a packet loss, such as
@@ -317,7 +324,7 @@ pub struct McsArguments {
         conflicts_with = "target"
     )]
     pub link: Option<LinkOptions>,
-    /// JSON instead of a table
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     /// Common arguments of all tables
@@ -334,7 +341,7 @@ pub struct RbdTableArguments {
     /// Ceph's configuration file, which also names the user's keyring
     #[arg(long, value_name = "FILE", default_value = "/etc/ceph/ceph.conf")]
     pub conf: PathBuf,
-    /// The user, without `client.`
+    /// Ceph user, without `client.`
     #[arg(long, value_name = "USER", default_value = "admin")]
     pub id: String,
     /// Image that Lunette serves; its content is lost
@@ -357,13 +364,13 @@ pub struct StampArguments {
     /// Number of starts of both daemons; more starts narrow the confidence interval
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=MANY))]
     pub rounds: u32,
-    /// Turns of each daemon per round, an even number
+    /// Number of turns of each daemon per round, an even number from 2 on
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=MANY))]
     pub repetitions: u32,
-    /// Milliseconds that one turn measures
+    /// Duration of one turn in milliseconds, 10 to 86400000
     #[arg(long, value_name = "MS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(10..=LONGEST_MS))]
     pub turn_ms: u64,
-    /// Only cases with this text in their name
+    /// Measure only cases with this text in their name
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
     /// Print JSON
@@ -374,10 +381,10 @@ pub struct StampArguments {
 /// `lunette bench self-check`
 #[derive(Debug, Args)]
 pub struct SelfCheckArguments {
-    /// Folder of the file for both fio and lunette bench: on a disk's file system, not tmpfs
+    /// Folder for the file that fio and lunette bench measure, on the file system of a disk and not on tmpfs
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
     pub place: PathBuf,
-    /// Run all checks, without a verdict on those that depend on the machine's speed
+    /// Print the results of checks that depend on the machine's speed, but do not fail because of them
     #[arg(long)]
     pub without_timing: bool,
 }
@@ -388,13 +395,13 @@ pub struct MatrixArguments {
     /// Folder for the result file, the page and the charts; an interrupted study in it is resumed
     #[arg(long, value_name = "FOLDER", default_value = "target/bench/matrix")]
     pub place: PathBuf,
-    /// Disks at once
+    /// Number of disks in use at the same time, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub disks: u16,
     /// Numbers of workers; 0 is one shared worker [default: 0,1,2,4,8, up to the machine's CPUs]
     #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
     pub workers: Vec<usize>,
-    /// Numbers of queues of each disk
+    /// Numbers of queues per disk
     #[arg(
         long,
         value_name = "N,N,...",
@@ -403,10 +410,10 @@ pub struct MatrixArguments {
         value_parser = clap::value_parser!(u16).range(1..)
     )]
     pub queues: Vec<u16>,
-    /// Turns of each run
+    /// Number of repetitions of each run
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=MANY))]
     pub repetitions: u32,
-    /// Milliseconds that one run measures
+    /// Duration of one run in milliseconds, 10 to 86400000
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=LONGEST_MS))]
     pub turn_ms: u64,
     /// Poll instead of waiting for interrupts

@@ -22,19 +22,19 @@ use crate::image::parse_bytes;
 #[derive(Clone, Debug, Args)]
 #[command(disable_help_flag = true, after_help = AFTER)]
 pub struct DisktestArguments {
-    /// Threads, with one transfer each
+    /// Number of threads, each with one transfer in flight: 1 to 1024
     #[arg(short = 'K', value_name = "THREADS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
-    /// Kind of I/O: D bypasses the page cache; R raw, B block and F file are detected
+    /// Kind of I/O. D bypasses the page cache. R (raw), B (block) and F (file) are accepted without effect, because the kind is detected
     #[arg(short = 'I', value_name = "TYPE", default_value = "B")]
     kind: String,
-    /// Output: T throughput, X transfers, P and C as T, R the time, A all
+    /// Output, one or more letters: T, P or C for throughput, X for transfers, R for the run time, A for all
     #[arg(short = 'P', value_name = "TXPRCA", default_value = "T")]
     print: String,
-    /// Seconds from one heartbeat to the next
+    /// Interval of heartbeat lines in seconds, 1 to 3600 [default: no heartbeat lines]
     #[arg(short = 'h', value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     heartbeat: Option<u64>,
-    /// Seconds of the test
+    /// Duration of the test in seconds, 1 to 604800
     #[arg(short = 'T', value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     seconds: u64,
     /// Read
@@ -43,7 +43,7 @@ pub struct DisktestArguments {
     /// Write; existing data is lost
     #[arg(short = 'w')]
     write: bool,
-    /// Percentages of reads and writes, with -r and -w
+    /// Percentages of reads and writes, if both -r and -w are given
     #[arg(
         short = 'D',
         value_name = "READ%:WRITE%",
@@ -51,16 +51,16 @@ pub struct DisktestArguments {
         value_parser = mixture
     )]
     mixture: u8,
-    /// Bytes of a transfer, with k or m for 1024 and 1048576
+    /// Bytes per transfer. k and m are factors of 1024 and 1048576
     #[arg(short = 'B', value_name = "SIZE", default_value = "4k")]
     size: String,
     /// Pattern: r or R random, l or L sequential
     #[arg(short = 'p', value_name = "PATTERN", default_value = "l")]
     pattern: String,
-    /// Number of 512-byte blocks to use, from the beginning
+    /// Number of 512-byte blocks to use, from the start of the device [default: all]
     #[arg(short = 'N', value_name = "BLOCKS", value_parser = clap::value_parser!(u64).range(1..=1 << 50))]
     blocks: Option<u64>,
-    /// A file or block device, iscsi://HOST/TARGET/LUN, vhost-user-blk:SOCKET or vhost-user-scsi:SOCKET
+    /// File or block device to test, or iscsi://HOST/TARGET/LUN, vhost-user-blk:SOCKET or vhost-user-scsi:SOCKET
     target: String,
     /// Print help
     #[arg(long, action = ArgAction::Help)]

@@ -21,16 +21,16 @@ pub struct DoctorArguments {
     /// Files and block devices to check [default: all block devices of the host]
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// Check the disks of the daemon with this control socket
+    /// Check the disks of the daemon that has this control socket
     #[arg(long, value_name = "SOCKET", conflicts_with = "paths")]
     control: Option<PathBuf>,
-    /// Check a guest of `lunette vm run` instead
+    /// Check this guest of `lunette vm run` instead of the host
     #[arg(long, value_name = "NAME", conflicts_with_all = ["paths", "control", "from"])]
     guest: Option<String>,
     /// Check a host that was recorded with --record
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// Only record the checked files in one file, for --from on another host
+    /// Write the contents of all checked files to this file, for --from on another host, and do not check them
     #[arg(long, value_name = "FILE", conflicts_with = "from")]
     record: Option<PathBuf>,
     /// Compare kernel parameters with a profile: iscsi-10g
@@ -39,7 +39,8 @@ pub struct DoctorArguments {
     /// Set the profile's parameters, until the next boot
     #[arg(long, requires = "profile", conflicts_with_all = ["from", "guest"])]
     apply: bool,
-    /// Measure the effect of each change to a file for CPUs and storage, in turns with and without it, then undo it. Needs root
+    /// Measure the effect of each recommended change of a CPU or storage setting, in turns with and without the change, and undo it.
+    /// Needs root
     #[arg(long, conflicts_with_all = ["from", "guest"])]
     measure: bool,
     /// Folder for the test file of --measure (64 MiB), on the storage to measure

@@ -15,9 +15,9 @@ pub struct ImageArguments {
 }
 
 const AFTER: &str = "\
-Images are qcow2, as in QEMU. Raw files, block devices, logical units and RBD images are raw disks:
-iscsi://HOST[:PORT]/TARGET/LUN and rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]. All commands except create and convert refuse files that
-another process (also QEMU) serves or has open for writing. A logical unit has no such lock.
+Images have the format qcow2 of QEMU. Raw files, block devices, logical units and RBD images are raw disks. A logical unit has the form
+iscsi://HOST[:PORT]/TARGET/LUN. An RBD image has the form rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]. All commands except create and
+convert refuse files that another process, such as QEMU, serves or has open for writing. A logical unit has no such lock.
 
 A guest controls the content of its disk, so content alone never determines the format. Without a format option, a file is
 qcow2 if it has that signature and its name ends in .qcow2, and raw if it has no image signature; all other files are refused.
@@ -41,12 +41,12 @@ pub enum Action {
     Create(CreateArguments),
     /// Show the properties of an image: size, clusters, backing images, snapshots
     Info(InfoArguments),
-    /// Check an image. Exit code 0: no faults, 1: an error, 2: damage, 3: only leaked clusters, 63: format without a check
+    /// Check an image. Exit code 0: no faults, 1: an error, 2: damage, 3: only leaked clusters, 63: a format that has no check
     Check {
-        /// The image
+        /// Path of the image
         #[arg(value_name = "PATH")]
         path: PathBuf,
-        /// Its format: qcow2
+        /// Format of the image: qcow2; raw is refused
         #[arg(long, short = 'f', value_name = "FORMAT")]
         format: Option<Format>,
         /// Repair leaked clusters, or everything that can be repaired
@@ -62,7 +62,7 @@ pub enum Action {
     Resize(ResizeArguments),
     /// Show which parts of a disk have data
     Map {
-        /// The image, raw file, block device, logical unit or RBD image
+        /// Image, raw file, block device, logical unit or RBD image
         #[arg(value_name = "PATH")]
         path: PathBuf,
         /// Its format [default: qcow2 if name and content agree, raw if it has no signature]
@@ -77,10 +77,10 @@ pub enum Action {
     Convert(ConvertArguments),
     /// Write an image's data into its backing image. The image itself is unchanged
     Commit {
-        /// The image
+        /// Path of the image
         #[arg(value_name = "PATH")]
         path: PathBuf,
-        /// Its format: qcow2
+        /// Format of the image: qcow2; raw is refused
         #[arg(long, short = 'f', value_name = "FORMAT")]
         format: Option<Format>,
         #[command(flatten)]
@@ -100,7 +100,8 @@ pub enum Action {
 /// Rule for files that images may name.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct NamedFilesArgument {
-    /// Backing images and data files that images may name: any, folder (those in the folder of the image that names them), none
+    /// Backing images and data files that may be opened because an image names them: any, folder (files in the folder of the image that
+    /// names them) or none
     #[arg(long = "named-files", value_name = "WHICH", default_value = "folder", value_parser = named_files)]
     pub files: NamedFiles,
 }
@@ -118,7 +119,7 @@ pub struct OutputArguments {
     /// Print JSON, with the fields of qemu-img
     #[arg(long)]
     json: bool,
-    /// Print JSON or text: the option of qemu-img
+    /// Output format, as for qemu-img
     #[arg(long, value_name = "FORMAT", conflicts_with = "json")]
     output: Option<Output>,
 }
@@ -141,10 +142,10 @@ pub enum Output {
 /// `lunette image info`
 #[derive(Debug, Args)]
 pub struct InfoArguments {
-    /// The image
+    /// Path of the image
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// Its format [default: detected from its content, without opening other files]
+    /// Format of the image [default: detected from its content, without opening other files]
     #[arg(long, short = 'f', value_name = "FORMAT")]
     pub format: Option<Format>,
     /// Include the backing images
@@ -159,7 +160,7 @@ pub struct InfoArguments {
 /// `lunette image resize`
 #[derive(Debug, Args)]
 pub struct ResizeArguments {
-    /// The image or raw file
+    /// Path of the image or raw file
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
     /// New size in bytes, or with K, M, G, T (powers of 1024); +SIZE and -SIZE are relative to the present size
@@ -181,24 +182,24 @@ pub struct ResizeArguments {
 /// `lunette image compare`
 #[derive(Debug, Args)]
 pub struct CompareArguments {
-    /// An image, raw file, block device, logical unit or RBD image
+    /// Image, raw file, block device, logical unit or RBD image to compare
     #[arg(value_name = "PATH")]
     pub one: PathBuf,
-    /// Another one
+    /// Image, raw file, block device, logical unit or RBD image to compare with
     #[arg(value_name = "PATH")]
     pub other: PathBuf,
-    /// Format of the first [default: qcow2 if name and content agree, raw if it has no signature]
+    /// Format of the first disk [default: qcow2 if name and content agree, raw if it has no signature]
     #[arg(long, short = 'f', value_name = "FORMAT")]
     pub format: Option<Format>,
-    /// Format of the other [default: as for the first]
+    /// Format of the second disk [default: qcow2 if name and content agree, raw if it has no signature]
     #[arg(long, short = 'F', value_name = "FORMAT")]
     pub other_format: Option<Format>,
     #[command(flatten)]
     pub named: NamedFilesArgument,
-    /// Disks of different sizes differ
+    /// Report disks of different sizes as different. Without this option, the rest of the larger disk must read as zeroes
     #[arg(long, short)]
     pub strict: bool,
-    /// Show progress, which is the default on a terminal
+    /// Show the progress. This is the default on a terminal
     #[arg(long, short = 'p', conflicts_with = "quiet")]
     pub progress: bool,
     /// Print nothing but differences and errors
@@ -209,33 +210,34 @@ pub struct CompareArguments {
 /// `lunette image create`
 #[derive(Debug, Args)]
 pub struct CreateArguments {
-    /// The image, which must not exist
+    /// Path of the new image, which must not exist
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// Bytes of the disk, or K, M, G, T (powers of 1024); by default those of the backing image
+    /// Size of the disk in bytes, or with K, M, G, T (powers of 1024) [default: the size of the backing image]
     #[arg(value_name = "SIZE")]
     pub size: Option<String>,
-    /// Format of the new file; raw: an empty file of this size, without other options
+    /// Format of the new file. raw creates an empty file of this size and allows no other options
     #[arg(long, short = 'f', value_name = "FORMAT", default_value = "qcow2")]
     pub format: Format,
-    /// Backing image, which provides unwritten data; relative to the new image
+    /// Backing image, which provides the data that the new image does not have. A relative path is relative to the new image
     #[arg(long, short = 'b', value_name = "PATH")]
     pub backing: Option<String>,
-    /// The backing image's format, stored in the new image [default: qcow2 if name and content agree, raw if it has no signature]
+    /// Format of the backing image, stored in the new image [default: qcow2 if name and content agree, raw if it has no signature]
     #[arg(long, short = 'F', value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
     #[command(flatten)]
     pub named: NamedFilesArgument,
-    /// Bytes of a cluster: 512 to 2M, a power of two
+    /// Size of a cluster: a power of two, 512 to 2M
     #[arg(long, value_name = "SIZE", default_value = "64K")]
     pub cluster_size: String,
-    /// Allocate in subclusters, each a 32nd of a cluster; needs clusters of 16K or more, and QEMU 5.2 or newer
+    /// Allocate in subclusters of a 32nd of a cluster. Clusters must have 16K or more. QEMU must be 5.2 or newer
     #[arg(long)]
     pub extended_l2: bool,
-    /// External data file, relative to the new image; the image then has only tables. It must not exist, unless it is a block device
+    /// External data file for the data, so that the image has only metadata. A relative path is relative to the new image. The file must
+    /// not exist, unless it is a block device
     #[arg(long, value_name = "PATH")]
     pub data_file: Option<String>,
-    /// Use the data file as a raw disk, which other programs may read and write while the image is not in use
+    /// Make the data file a valid raw disk, which other programs may read and write while the image is not in use
     #[arg(long, requires = "data_file", conflicts_with = "backing")]
     pub data_file_raw: bool,
     /// Print nothing but errors
@@ -247,10 +249,10 @@ pub struct CreateArguments {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("change").args(["create", "apply", "delete"]).conflicts_with_all(["json", "output"]))]
 pub struct SnapshotArguments {
-    /// The image
+    /// Path of the image
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// Take a snapshot of this name
+    /// Take a snapshot with this name
     #[arg(long, short, value_name = "NAME")]
     pub create: Option<String>,
     /// Restore the disk from this snapshot; its present content is lost
@@ -259,10 +261,10 @@ pub struct SnapshotArguments {
     /// Remove this snapshot
     #[arg(long, short, value_name = "NAME")]
     pub delete: Option<String>,
-    /// List the snapshots: the default
+    /// List the snapshots. This is the default
     #[arg(long, short, conflicts_with = "change")]
     pub list: bool,
-    /// Its format: qcow2
+    /// Format of the image: qcow2; raw is refused
     #[arg(long, short = 'f', value_name = "FORMAT")]
     pub format: Option<Format>,
     /// Print nothing but errors
@@ -275,10 +277,10 @@ pub struct SnapshotArguments {
 /// `lunette image rebase`
 #[derive(Debug, Args)]
 pub struct RebaseArguments {
-    /// The image
+    /// Path of the image
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// The new backing image, relative to the image
+    /// New backing image. A relative path is relative to the image
     #[arg(
         long,
         short = 'b',
@@ -286,10 +288,10 @@ pub struct RebaseArguments {
         required_unless_present = "no_backing"
     )]
     pub backing: Option<String>,
-    /// Its format, stored in the image [default: qcow2 if name and content agree, raw if it has no signature]
+    /// Format of the backing image, stored in the image [default: qcow2 if name and content agree, raw if it has no signature]
     #[arg(long, short = 'F', value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
-    /// Format of PATH: qcow2
+    /// Format of PATH: qcow2; raw is refused
     #[arg(long, short = 'f', value_name = "FORMAT")]
     pub format: Option<Format>,
     #[command(flatten)]
@@ -297,7 +299,8 @@ pub struct RebaseArguments {
     /// Remove the backing image
     #[arg(long, conflicts_with = "backing")]
     pub no_backing: bool,
-    /// Change only the name of the backing image, for example after a move; unallocated clusters then read from the new one
+    /// Change only the name of the backing image, for example after the file was moved. Unallocated clusters then read from the new
+    /// backing image
     #[arg(long = "unsafe", short = 'u')]
     pub name_only: bool,
     /// Print nothing but errors
@@ -308,27 +311,27 @@ pub struct RebaseArguments {
 /// `lunette image convert`
 #[derive(Debug, Args)]
 pub struct ConvertArguments {
-    /// An image, raw file, block device, logical unit or RBD image
+    /// Image, raw file, block device, logical unit or RBD image to copy
     #[arg(value_name = "SOURCE")]
     pub source: PathBuf,
-    /// The new file, which must not exist without -n; or a block device, logical unit or RBD image, to be overwritten
+    /// Destination: a new file, which must not exist without -n, or a block device, logical unit or RBD image, which is overwritten
     #[arg(value_name = "DESTINATION")]
     pub destination: PathBuf,
-    /// The source's format [default: qcow2 if name and content agree, raw if it has no signature]
+    /// Format of the source [default: qcow2 if name and content agree, raw if it has no signature]
     #[arg(long, short = 'f', value_name = "FORMAT")]
     pub from: Option<Format>,
     #[command(flatten)]
     pub named: NamedFilesArgument,
-    /// The destination's format
+    /// Format of the destination
     #[arg(long, short = 'O', value_name = "FORMAT")]
     pub to: Format,
-    /// Write into the destination, which exists, and keep its size
+    /// Write into an existing destination and keep its size
     #[arg(long, short = 'n')]
     pub existing: bool,
-    /// Bytes of a cluster of a new image
+    /// Size of a cluster of a new image: a power of two, 512 to 2M
     #[arg(long, value_name = "SIZE", default_value = "64K")]
     pub cluster_size: String,
-    /// Show progress, which is the default on a terminal
+    /// Show the progress. This is the default on a terminal
     #[arg(long, short = 'p', conflicts_with = "quiet")]
     pub progress: bool,
     /// Print nothing but errors
@@ -339,9 +342,9 @@ pub struct ConvertArguments {
 /// Disk formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// Raw bytes.
+    /// Raw disk, without metadata.
     Raw,
-    /// QEMU's qcow2 images.
+    /// qcow2 image.
     Qcow2,
 }
 

@@ -34,7 +34,7 @@ Examples:
 pub enum Action {
     /// List the targets of a portal and their addresses
     Discover {
-        /// Portal [default port: 3260]
+        /// Address of the portal [default port: 3260]
         #[arg(value_name = "HOST[:PORT]")]
         portal: Portal,
         /// CHAP user of the discovery session
@@ -49,7 +49,7 @@ pub enum Action {
     },
     /// List the logical units of a target
     Luns {
-        /// The target
+        /// Address of the target
         #[arg(value_name = "iscsi://HOST/TARGET")]
         target: String,
         /// Login options
@@ -61,7 +61,7 @@ pub enum Action {
     },
     /// Show the properties of a logical unit: names, size, blocks, write protection
     Inquiry {
-        /// The logical unit
+        /// Address of the logical unit
         #[arg(value_name = "iscsi://HOST/TARGET/LUN")]
         unit: UnitAddress,
         /// Login options
@@ -73,7 +73,7 @@ pub enum Action {
     },
     /// Log in, show the negotiated keys, and log out
     Parameters {
-        /// The target
+        /// Address of the target
         #[arg(value_name = "iscsi://HOST/TARGET")]
         target: String,
         /// Login options
@@ -85,26 +85,27 @@ pub enum Action {
     },
     /// Measure the time from NOP-Out to NOP-In, on each connection of a session
     Ping {
-        /// The target
+        /// Address of the target
         #[arg(value_name = "iscsi://HOST/TARGET")]
         target: String,
-        /// Number of pings
+        /// Number of NOP-Outs on each connection
         #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
         count: u32,
-        /// Interval in seconds
+        /// Interval between NOP-Outs in seconds
         #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
         interval: f64,
         /// Login options
         #[command(flatten)]
         login: Login,
     },
-    /// Copy between files, block devices and logical units; `-` is standard input or output
+    /// Copy between files, block devices and logical units
     Copy(Transfer),
-    /// Compare a file, block device or logical unit with another; exit code 1 if they differ
+    /// Compare a file, block device or logical unit with another, up to the end of the source. Exit code 0: equal, 1: different, or an
+    /// error
     Verify(Transfer),
     /// Show and change persistent reservations of a logical unit
     Persist {
-        /// The logical unit
+        /// Address of the logical unit
         #[arg(value_name = "iscsi://HOST/TARGET/LUN")]
         unit: UnitAddress,
         /// Subcommand
@@ -119,19 +120,20 @@ pub enum Action {
 /// `copy` and `verify`
 #[derive(Debug, Args)]
 pub struct Transfer {
-    /// Source: a file, a block device or iscsi://...
+    /// Source: a file, a block device, iscsi://HOST/TARGET/LUN, or - for standard input
     #[arg(value_name = "SOURCE")]
     pub source: String,
-    /// Destination; a file is created or overwritten
+    /// Destination: a file, a block device, iscsi://HOST/TARGET/LUN, or - for standard output. `copy` creates or overwrites a file.
+    /// `verify` only reads the destination
     #[arg(value_name = "DESTINATION")]
     pub destination: String,
-    /// Start at this byte, as printed by an interrupted run
+    /// Byte offset at which to start. An interrupted run prints it
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub from: u64,
-    /// Requests in flight
+    /// Number of requests in flight, 1 to 128
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=128))]
     pub depth: u16,
-    /// Bytes of one request
+    /// Bytes per request, 4096 to 16777216
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 10, value_parser = clap::value_parser!(u32).range(4096..=16 << 20))]
     pub block: u32,
     /// Print no progress
@@ -153,7 +155,7 @@ pub enum PersistAction {
     },
     /// Register with a key
     Register {
-        /// Reservation key, in hexadecimal
+        /// Reservation key to register, in hexadecimal
         #[arg(value_parser = key)]
         key: u64,
         /// Keep registrations and reservation through a power loss (APTPL)
@@ -164,40 +166,40 @@ pub enum PersistAction {
     Unregister,
     /// Reserve the unit
     Reserve {
-        /// Reservation key of this initiator
+        /// Registered reservation key of this initiator, in hexadecimal
         #[arg(value_parser = key)]
         key: u64,
-        /// write-exclusive, exclusive-access, the same with -registrants or -all
+        /// Type: write-exclusive or exclusive-access, each optionally with -registrants (registrants only) or -all (all registrants)
         #[arg(value_name = "KIND")]
         kind: String,
     },
     /// Release the reservation
     Release {
-        /// Reservation key of this initiator
+        /// Registered reservation key of this initiator, in hexadecimal
         #[arg(value_parser = key)]
         key: u64,
-        /// Kind of the reservation
+        /// Type of the reservation, as for reserve
         #[arg(value_name = "KIND")]
         kind: String,
     },
     /// Remove the reservation and all registrations
     Clear {
-        /// Reservation key of this initiator
+        /// Registered reservation key of this initiator, in hexadecimal
         #[arg(value_parser = key)]
         key: u64,
     },
     /// Remove the registrations of another key and take over its reservation
     Preempt {
-        /// Reservation key of this initiator
+        /// Registered reservation key of this initiator, in hexadecimal
         #[arg(value_parser = key)]
         key: u64,
-        /// The other key
+        /// Reservation key of the other initiators, in hexadecimal
         #[arg(value_parser = key)]
         other: u64,
-        /// Kind of the reservation
+        /// Type of the reservation, as for reserve
         #[arg(value_name = "KIND")]
         kind: String,
-        /// Abort the tasks of the other key
+        /// Abort the tasks of the other initiators (PREEMPT AND ABORT)
         #[arg(long)]
         abort: bool,
     },
@@ -212,43 +214,43 @@ fn key(text: &str) -> Result<u64, String> {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Login")]
 pub struct Login {
-    /// Connections of the session; the target may allow fewer
+    /// Number of connections of the session, 1 to 16. The target may allow fewer
     #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub connections: u16,
-    /// This initiator's name [default: that of /etc/iscsi/initiatorname.iscsi, else that of the default state folder]
+    /// Initiator name [default: the name in /etc/iscsi/initiatorname.iscsi, otherwise the name in the default state folder]
     #[arg(long, global = true, value_name = "IQN")]
     pub initiator_name: Option<String>,
-    /// CHAP secrets, one line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600; the address names the user
+    /// File with CHAP secrets: mode 600, one line NAME SECRET [TARGET_NAME TARGET_SECRET] per user. USER in the address selects the line
     #[arg(long, global = true, value_name = "FILE")]
     pub chap_file: Option<PathBuf>,
     /// CHAP algorithms to offer, in order of preference [default: sha3-256,sha256,sha1,md5]
     #[arg(long, global = true, value_name = "LIST")]
     pub chap_algorithms: Option<Algorithms>,
-    /// Seconds after which a silent target counts as failed
+    /// Time limit in seconds for a response of the target, 1 to 3600
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub timeout: u64,
-    /// Digests of headers and data
+    /// Header digest and data digest to negotiate
     #[arg(long, global = true, value_name = "KIND", default_value = "none")]
     pub digests: Digests,
-    /// MaxRecvDataSegmentLength
+    /// MaxRecvDataSegmentLength: maximum data segment of a PDU from the target, 512 to 16777215 [default: 262144]
     #[arg(long, global = true, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(512..=16_777_215))]
     pub max_recv_data_segment_length: Option<u32>,
-    /// MaxBurstLength
+    /// MaxBurstLength: maximum data of a Data-In sequence or of an R2T, 512 to 16777215 [default: 1048576]
     #[arg(long, global = true, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(512..=16_777_215))]
     pub max_burst_length: Option<u32>,
-    /// FirstBurstLength
+    /// FirstBurstLength: maximum unsolicited data of a command, 512 to 16777215, at most MaxBurstLength [default: 262144]
     #[arg(long, global = true, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(512..=16_777_215))]
     pub first_burst_length: Option<u32>,
-    /// ImmediateData
+    /// ImmediateData: send data in the PDU of the command [default: yes]
     #[arg(long, global = true, value_name = "yes|no")]
     pub immediate_data: Option<YesNo>,
-    /// InitialR2T
+    /// InitialR2T: send other data only after an R2T of the target [default: no]
     #[arg(long, global = true, value_name = "yes|no")]
     pub initial_r2t: Option<YesNo>,
-    /// MaxOutstandingR2T
+    /// MaxOutstandingR2T: maximum number of outstanding R2Ts per command, 1 to 65535 [default: 1]
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub max_outstanding_r2t: Option<u16>,
-    /// ErrorRecoveryLevel: 1 requests data with a wrong digest again, 2 also continues after the loss of a connection
+    /// ErrorRecoveryLevel, 0 to 2. 1: data with a wrong digest is requested again. 2: commands also survive the loss of a connection
     #[arg(long, global = true, value_name = "LEVEL", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub error_recovery_level: u8,
 }
@@ -270,18 +272,18 @@ impl std::str::FromStr for Algorithms {
 /// Digest types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Digests {
-    /// None
+    /// No digests
     None,
-    /// CRC32C
+    /// CRC32C of each header and data segment
     Crc32c,
 }
 
 /// Boolean in the syntax of iSCSI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum YesNo {
-    /// Yes
+    /// Offer Yes
     Yes,
-    /// No
+    /// Offer No
     No,
 }
 

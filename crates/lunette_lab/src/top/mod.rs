@@ -34,13 +34,13 @@ use screen::{Screen, Wish};
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_TOP)]
 pub struct TopArguments {
-    /// First view: exports, queues, disks or workers
+    /// View to start with: exports, queues, disks or workers
     #[arg(value_name = "VIEW", default_value = "exports")]
     pub view: String,
-    /// Show only rows with this text: a name, a disk, a kind of export
+    /// Show only rows that contain this text, for example a name, a disk or a kind of export
     #[arg(long, value_name = "TEXT")]
     pub filter: Option<String>,
-    /// Update interval in seconds
+    /// Update interval in seconds, 0.1 to 3600
     #[arg(long, value_name = "SECONDS", default_value = "1")]
     pub interval: f64,
     /// Print one frame as plain text, for pipes

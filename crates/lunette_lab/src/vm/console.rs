@@ -30,7 +30,7 @@ Example:
 pub struct MonitorArguments {
     /// Name of the guest
     name: String,
-    /// Command for QEMU's monitor; without it, the monitor is opened interactively (Ctrl-] leaves it)
+    /// Command for QEMU's monitor. Without it, the terminal is connected to the monitor until Ctrl-]
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
 }

@@ -19,14 +19,14 @@ use super::failed;
 pub struct CopyArguments {
     /// Name of the guest
     name: String,
-    /// Source; a path in the guest begins with a colon
+    /// Source file. A path in the guest begins with a colon
     source: String,
-    /// Destination; a path in the guest begins with a colon, and a folder gets a file with the source's name
+    /// Destination file or folder. A path in the guest begins with a colon. In a folder the copy gets the source's name
     destination: String,
 }
 
 const AFTER: &str = "\
-The copy gets its name when it is complete. It has the mode of the source. To copy a folder, use tar:
+The copy appears under its name when it is complete, with the mode of the source. To copy a folder, use tar:
 `tar c FOLDER | lunette vm exec NAME tar x`, or in the other direction `lunette vm exec NAME tar c FOLDER | tar x`.
 
 Examples:

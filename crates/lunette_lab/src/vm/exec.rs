@@ -18,7 +18,7 @@ use super::failed;
 pub struct ExecArguments {
     /// Name of the guest
     name: String,
-    /// Run the command with empty standard input
+    /// Run the command with an empty standard input
     #[arg(long, short = 'n')]
     no_stdin: bool,
     /// Shell script as one argument, or a program and its arguments
@@ -32,8 +32,8 @@ pub struct ExecArguments {
 }
 
 const AFTER: &str = "\
-The output of the command is passed on immediately, with stdout and stderr separate. Its exit code becomes that of this command; after
-signal N it is 128 + N. stdin goes to the command. SIGINT and SIGTERM are passed on. If this program is killed, the command is killed, too.
+Copies stdin to the command, and the command's stdout and stderr to stdout and stderr as they arrive. Forwards SIGINT and SIGTERM. The exit
+code is that of the command, or 128 + N after signal N. If this program is killed, the command is killed too.
 
 Examples:
     lunette vm exec guest1 'cat /proc/partitions | tail -n +3'

@@ -14,27 +14,28 @@ use vm::topology::{
 /// Disks and their guest.
 #[derive(Clone, Debug, Args)]
 pub struct GuestArguments {
-    /// Disks and how they are attached: words such as scsi:4x1,queues=2 (a controller, TARGETSxLUNS), blk:4 (virtio-blk
-    /// devices), via=lunette|qemu|qemu-iothread, backing=ram:SIZE|file:FOLDER|tmpfs:FOLDER|block:DEVICE+DEVICE|daemon:DISK+DISK
+    /// Disks and how they are attached, as words: scsi:TARGETSxLUNS (a controller and its disks), blk:N (N virtio-blk devices),
+    /// via=lunette|qemu|qemu-iothread (server of the disks),
+    /// backing=ram:SIZE|file:FOLDER|tmpfs:FOLDER|block:DEVICE+DEVICE|daemon:DISK+DISK. Example: scsi:4x1,queues=2 blk:1 backing=ram:256M
     #[arg(value_name = "TOPOLOGY", required = true)]
     pub topology: Vec<String>,
-    /// Control socket of the running daemon for backing=daemon [default: that of the system's daemon, if it runs]; for `vm run` that
+    /// Control socket of the running daemon for backing=daemon [default: that of the system's daemon, if it runs]. With `vm run`, this
     /// daemon serves all disks of the guest
     #[arg(long, value_name = "SOCKET", help_heading = "Guest")]
     pub control: Option<PathBuf>,
-    /// Name of the guest; serial numbers and files of its disks are derived from it
+    /// Name of the guest. Serial numbers and file names of its disks derive from it
     #[arg(long, default_value = "lunette-guest", help_heading = "Guest")]
     pub name: String,
-    /// Virtual CPUs
+    /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Guest")]
     pub smp: u32,
-    /// Memory: M or G, powers of 1024
+    /// Size of the guest's memory, with M or G (powers of 1024)
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory, help_heading = "Guest")]
     pub memory: u32,
     /// Chipset
     #[arg(long, value_enum, default_value = "q35", help_heading = "Guest")]
     pub machine: MachineWord,
-    /// Model of the CPUs, in the form of QEMU's -cpu
+    /// CPU model, as for QEMU's -cpu
     #[arg(
         long,
         value_name = "MODEL",
@@ -42,22 +43,23 @@ pub struct GuestArguments {
         help_heading = "Guest"
     )]
     pub cpu: String,
-    /// Accelerator, in the form of QEMU's -accel; the first working one is used [default: kvm, then tcg]
+    /// Accelerator, as for QEMU's -accel; may be given several times, and the first that works is used [default: kvm, then tcg]
     #[arg(long, value_name = "NAME", help_heading = "Guest")]
     pub accel: Vec<String>,
-    /// UUID of the guest, from which the serial numbers of its disks are then derived
+    /// UUID of the guest. With it, the serial numbers of the disks derive from the UUID instead of this machine's ID
     #[arg(long, help_heading = "Guest")]
     pub uuid: Option<String>,
-    /// Disk to boot from, the guest's first: FILE, then ,format=raw|qcow2 and ,by=qemu|lunette
+    /// Disk to boot from, the first disk of the guest: FILE, then ,format=raw|qcow2 [default: by the suffix .qcow2] and ,by=qemu|lunette
+    /// (server of the disk) [default: qemu]
     #[arg(long, value_name = "FILE", help_heading = "Boot")]
     pub system: Option<String>,
     /// Kernel to boot
     #[arg(long, value_name = "FILE", help_heading = "Boot")]
     pub kernel: Option<PathBuf>,
-    /// First file system of --kernel
+    /// Initramfs for --kernel
     #[arg(long, value_name = "FILE", requires = "kernel", help_heading = "Boot")]
     pub initrd: Option<PathBuf>,
-    /// Command line of --kernel
+    /// Command line for --kernel
     #[arg(
         long,
         value_name = "TEXT",
@@ -66,7 +68,7 @@ pub struct GuestArguments {
         help_heading = "Boot"
     )]
     pub append: String,
-    /// Folder of the exports' sockets
+    /// Folder for the sockets of the exports
     #[arg(
         long,
         value_name = "FOLDER",
@@ -74,7 +76,7 @@ pub struct GuestArguments {
         help_heading = "Hypervisor"
     )]
     pub sockets: PathBuf,
-    /// Plan for this version of QEMU [default: the installed one, else 7.2]
+    /// Version of QEMU to plan for [default: the installed version, otherwise 7.2]
     #[arg(long, value_name = "N.N", help_heading = "Hypervisor")]
     pub qemu_version: Option<String>,
     /// Additional argument for QEMU; may be given several times

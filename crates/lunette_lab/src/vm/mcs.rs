@@ -24,28 +24,28 @@ const CASES: u32 = 3;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct McsArguments {
-    /// Maximum number of connections
+    /// Maximum number of connections, 1 to 16
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16))]
     connections: u16,
-    /// Bytes of a request
+    /// Bytes per request
     #[arg(long, value_name = "SIZE", default_value = "256k")]
     bs: String,
-    /// Requests in flight
+    /// Number of requests in flight, 1 to 1024
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     iodepth: u32,
-    /// MTU of the link between the guests, in bytes
+    /// MTU of the link between the guests in bytes, 1280 to 65535
     #[arg(long, value_name = "BYTES", default_value_t = 9000, value_parser = clap::value_parser!(u16).range(1280..=65535))]
     mtu: u16,
-    /// Virtual CPUs of each guest
+    /// Number of virtual CPUs of each guest, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
-    /// Size of the RAM disk in MiB, written once before the measurement
+    /// Size of the RAM disk in MiB, 4 to 4096. It is written once before the measurement
     #[arg(long, value_name = "MIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(4..=4096))]
     size_mib: u32,
-    /// Turns for each number of connections and each case
+    /// Number of measurements of each case and number of connections, 1 to 1000
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
-    /// Measured time of a turn in milliseconds
+    /// Duration of each measurement in milliseconds, 10 to 600000
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..=600_000))]
     turn_ms: u64,
     /// Print JSON
@@ -57,10 +57,10 @@ pub struct McsArguments {
 }
 
 const AFTER: &str = "\
-Starts two guests with a network cable between them, Lunette's target with a RAM disk in one and its initiator in the other, and measures reads,
-writes and both with one to several connections in one session. The login requests the parameters of a well-known study of MC/S:
+Starts two guests with a network cable between them. One guest runs Lunette's target with a RAM disk, the other its initiator. The command measures
+reads, writes and both, with one to several connections in one session. The login requests the parameters of a well-known study of MC/S:
 MaxRecvDataSegmentLength=131072, MaxBurstLength=262144, FirstBurstLength=65536, ImmediateData=Yes, InitialR2T=Yes. The cable is a socket between
-the two QEMUs. Without KVM the guests are emulated: compare numbers of connections, and ignore absolute figures.
+the two QEMU processes. Without KVM the guests are emulated, and only ratios between the rows are meaningful.
 
 Examples:
     lunette vm mcs

@@ -35,21 +35,22 @@ pub struct VmCommand {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Print the commands to serve these disks and to start a guest, and the disks' names in the guest
+    /// Print the commands that serve disks and start a guest with them, and the names of the disks in the guest
     Plan(Box<plan::PlanArguments>),
     /// Download the small system that guests boot
     Setup(setup::SetupArguments),
-    /// Run a guest with these disks, and its daemon
+    /// Run a guest, and a daemon that serves its disks
     Run(Box<run::RunArguments>),
     /// List the guests of this user
     List(list::ListArguments),
     /// Run a command in a guest
     Exec(exec::ExecArguments),
-    /// Run and measure a job file in a guest
+    /// Run a fio job file in a guest, and print the results and the CPU time
     Bench(Box<bench::BenchArguments>),
-    /// Compare a guest's disks with bare metal: host, Lunette and QEMU in turns
+    /// Compare disks in a guest with bare metal: measure the host, Lunette and QEMU in turns
     Compare(Box<study::compare::CompareArguments>),
-    /// Measure the fifteen cases in guests, by transport and number of threads
+    /// Measure both transports in guests with several numbers of threads, in fifteen cases: five mixtures of reads and writes at three
+    /// depths
     Matrix(Box<study::matrix::MatrixArguments>),
     /// Measure the latency of each layer between an application in a guest and the disk
     Latency(Box<latency::LatencyArguments>),

@@ -24,9 +24,9 @@ pub struct PlanArguments {
 enum Format {
     /// Everything, human-readable
     Text,
-    /// The daemon's flags
+    /// Flags of `lunette serve`
     Flags,
-    /// The daemon's configuration file
+    /// Configuration file of `lunette serve`
     Toml,
     /// QEMU's command line
     Qemu,

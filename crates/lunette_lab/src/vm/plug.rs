@@ -33,18 +33,18 @@ enum Kind {
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct PlugArguments {
-    /// The guest
+    /// Name of the guest
     name: String,
     /// Kind of the disk in the guest
     #[arg(value_enum)]
     kind: Kind,
-    /// A disk of the guest's daemon by its name, or a new one: NAME=ram:SIZE, NAME=file:PATH; with --via-qemu a raw file or a block
-    /// device
+    /// Disk to plug: the name of a disk of the guest's daemon, or a new disk NAME=ram:SIZE or NAME=file:PATH. With --via-qemu: a raw file
+    /// or a block device
     disk: String,
-    /// Serve the disk with QEMU
+    /// Serve the disk with QEMU instead of the guest's daemon
     #[arg(long)]
     via_qemu: bool,
-    /// Request queues of a virtio-blk device [default: one per virtual CPU]
+    /// Number of request queues of a virtio-blk device [default: one per virtual CPU]
     #[arg(long, value_name = "N")]
     queues: Option<u16>,
     /// Address of a SCSI disk: CONTROLLER/TARGET:LUN [default: a free target of the first controller]
@@ -65,18 +65,18 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_UNPLUG)]
 pub struct UnplugArguments {
-    /// The guest
+    /// Name of the guest
     name: String,
-    /// Name of the disk at plug
+    /// Name of the disk, as given to `lunette vm plug`
     disk: String,
-    /// Time limit for the guest to release the disk
+    /// Time limit in seconds for the guest to release the disk
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     within: u64,
 }
 
 const AFTER_UNPLUG: &str = "\
-Requests the guest to release the device; without its response the device stays. The disks and exports of the plug are removed, including the
-content of a RAM disk.
+Requests the guest to release the device. Without a response of the guest, the device stays. Disks and exports that `lunette vm plug` created are
+removed, including the content of a RAM disk.
 
 Example:
     lunette vm unplug guest1 fast";

@@ -27,13 +27,13 @@ use super::{GuestArguments, failed, mistake, net, running_daemon, share};
 pub struct RunArguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// Run the guest in the background; returns when it has booted
+    /// Run the guest in the background. The command returns when the guest has booted
     #[arg(long, help_heading = "Run")]
     detach: bool,
     /// Append the output of the guest's console to this file
     #[arg(long, value_name = "FILE", help_heading = "Run")]
     serial: Option<PathBuf>,
-    /// Join the terminal to QEMU's monitor instead of the guest's console
+    /// Connect the terminal to QEMU's monitor instead of the guest's console
     #[arg(long, value_enum, help_heading = "Run")]
     monitor: Option<MonitorWord>,
     /// Network of the guest: none; user, QEMU's user-mode network, which needs no privileges (the guest has the address 10.0.2.15 and
@@ -46,11 +46,11 @@ pub struct RunArguments {
         help_heading = "Run"
     )]
     net: Net,
-    /// Hardware address of its network card
+    /// MAC address of the guest's network card
     #[arg(long, value_name = "ADDRESS", value_parser = net::hardware_address, help_heading = "Run")]
     mac: Option<String>,
-    /// Folder of this machine to share with the guest through virtiofs, writable: the small system mounts it at /share; other systems
-    /// mount the tag `share`
+    /// Folder of this machine that the guest may read and write through virtiofs. The system of `lunette vm setup` mounts it at /share.
+    /// Other systems must mount the virtiofs tag `share`
     #[arg(long, value_name = "FOLDER", value_parser = share::folder, help_heading = "Run")]
     share: Option<PathBuf>,
     /// Add a memory balloon, which the monitor's `balloon MIB` controls
@@ -65,10 +65,10 @@ pub struct RunArguments {
         help_heading = "Run"
     )]
     daemon_arg: Vec<String>,
-    /// Free root ports of the q35 machine for `lunette vm plug`
+    /// Number of free root ports of the q35 machine for `lunette vm plug`, 0 to 16
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=16), help_heading = "Run")]
     spare_ports: u32,
-    /// Time limit for the boot of the guest
+    /// Time limit for the boot of the guest, in seconds
     #[arg(
         long,
         value_name = "SECONDS",
@@ -81,14 +81,15 @@ pub struct RunArguments {
 /// Location of QEMU's monitor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum MonitorWord {
-    /// Here
+    /// This terminal
     Stdio,
 }
 
 const AFTER: &str = "\
-The guest runs until it powers off, Ctrl-] is pressed, or this command receives a signal; with --detach until `lunette vm stop`. Its daemon
-ends with it, and the files of both are always removed. Without --system or --kernel it boots the small
-system of `lunette vm setup`. The accelerator is KVM if a guest boots under it, otherwise TCG; LUNETTE_ACCEL=kvm or tcg overrides this.
+The guest runs until it powers off, Ctrl-] is pressed, or this command receives a signal. With --detach it runs until it powers off or
+`lunette vm stop`. The guest's daemon ends with the guest, and the files of both are removed. Without --system or --kernel the guest boots
+the small system of `lunette vm setup`. The accelerator is KVM if a guest boots under it, otherwise TCG. LUNETTE_ACCEL=kvm or tcg
+overrides this.
 
 Examples:
 

@@ -17,14 +17,14 @@ use super::failed;
 pub struct StopArguments {
     /// Name of the guest
     name: String,
-    /// Time limit in seconds
+    /// Time limit in seconds for the guest to power off or reboot
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     within: u64,
 }
 
 const AFTER: &str = "\
-Uses the guest's agent or, in a system without the agent, the power or reset button. If the guest does not react,
-end it with `lunette vm kill`.
+Uses the guest's agent or, in a system without the agent, the power or reset button. `lunette vm kill` ends a guest that
+does not react.
 
 Examples:
     lunette vm stop guest1
@@ -39,8 +39,8 @@ pub struct KillArguments {
 }
 
 const AFTER_KILL: &str = "\
-The guest loses its power, with all data that it has not flushed. Its daemon flushes its disks and ends normally. For a guest
-that is already dead, the command removes its files.
+The guest stops at once and loses data that it has not flushed. Its daemon flushes its disks and exits normally. For a guest
+in the state dead, the command removes its files.
 
 Example:
     lunette vm kill guest1";

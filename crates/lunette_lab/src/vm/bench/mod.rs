@@ -30,21 +30,21 @@ use result::{CpuTimes, Measured};
 pub struct BenchArguments {
     /// Name of the guest
     name: String,
-    /// Job file in fio's language, with files and devices of the guest
+    /// fio job file. Its files and devices are those of the guest
     job: PathBuf,
-    /// Disks for all jobs, instead of those in the file: names in /dev, or paths
+    /// Disks for all jobs, instead of those in the job file: names in /dev, or paths
     #[arg(long, value_name = "DISK,DISK", value_delimiter = ',')]
     disks: Vec<String>,
-    /// Replace each size in the file
+    /// Option `size` for all jobs, instead of the one in the job file
     #[arg(long, value_name = "SIZE", help_heading = "Overrides")]
     size: Option<String>,
-    /// Replace each loops in the file
+    /// Option `loops` for all jobs, instead of the one in the job file
     #[arg(long, value_name = "N", help_heading = "Overrides")]
     loops: Option<u32>,
-    /// Replace each runtime in the file
+    /// Option `runtime` for all jobs, instead of the one in the job file
     #[arg(long, value_name = "TIME", help_heading = "Overrides")]
     runtime: Option<String>,
-    /// Option for all jobs, instead of the one in the file
+    /// Another option for all jobs, instead of the one in the job file; may be given several times
     #[arg(long, value_name = "OPTION=VALUE", value_parser = job_text::option, help_heading = "Overrides")]
     set: Vec<(String, String)>,
     /// Load generator
@@ -53,7 +53,7 @@ pub struct BenchArguments {
     /// Output format: a table, or fio's JSON
     #[arg(long, value_enum, default_value = "normal")]
     output_format: Format,
-    /// Output file
+    /// Write the result to this file instead of stdout
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Sleep states of the host's CPUs
@@ -66,7 +66,7 @@ pub struct BenchArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Generator {
-    /// Load generator of lunette bench, which this command copies to the guest
+    /// Load generator of `lunette bench`, which this command copies to the guest
     Lunette,
     /// fio in the guest
     Fio,
@@ -76,14 +76,14 @@ enum Generator {
 enum Format {
     /// A table
     Normal,
-    /// fio's JSON, with CPU times under vm
+    /// fio's JSON, with CPU times in the object `vm`
     Json,
 }
 
 const AFTER: &str = "\
 The jobs run on files and block devices of the guest. Jobs that write destroy data on the disks. Logs (write_bw_log and
-similar options) are copied to files of the same names. CPU times are those of the whole guest and of the host's processes from the start of the
-load generator to its end, including ramp_time.
+similar options) are copied to files of the same names. CPU times cover the whole guest and the processes of the host. They are measured from
+the start of the load generator to its end, including ramp_time.
 
 Examples:
     lunette vm bench guest1 contrib/jobs/four-disks.fio --size 16m --loops 1

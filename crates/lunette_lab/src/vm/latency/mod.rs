@@ -40,13 +40,13 @@ use crate::image::parse_bytes;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct LatencyArguments {
-    /// Transports that are studied
+    /// Transports to measure
     #[arg(long, value_enum, default_value = "both")]
     transport: Transports,
     /// Emulator of the device
     #[arg(long, value_enum, default_value = "lunette")]
     device: Device,
-    /// Patterns
+    /// Patterns to measure, such as randread or write
     #[arg(
         long,
         value_name = "PATTERN,PATTERN",
@@ -54,20 +54,21 @@ pub struct LatencyArguments {
         value_delimiter = ','
     )]
     rw: Vec<String>,
-    /// Seconds of each run
+    /// Duration of each run in seconds, 0.05 to 600
     #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
     time: f64,
-    /// Bytes of each disk
+    /// Size of each disk in bytes, or with K, M, G (powers of 1024)
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     size: String,
     /// Folder for disk files and charts
     #[arg(long, default_value = "lunette-latency", value_name = "FOLDER")]
     folder: PathBuf,
-    /// Use a disk with this delay per I/O, such as 200us, instead of a file; shows which layers include the delay
+    /// Use a disk that delays each I/O by this time, such as 200us, instead of a file. The table then shows which layers include the
+    /// delay
     #[arg(long, value_name = "TIME")]
     delay: Option<String>,
-    /// Polling of the daemon's workers. Polling workers suppress notifications, so the notification layer has no result. `both`
-    /// prints a second table with polling
+    /// Polling of the daemon's workers. Polling workers suppress notifications, so the notification layer then has no result. `both`
+    /// prints a second table, measured with polling. Without a value: only
     #[arg(long, value_enum, default_value = "both", value_name = "WHEN", num_args = 0..=1, default_missing_value = "only")]
     polling: Polling,
     /// Sleep states of the host's CPUs
@@ -85,7 +86,7 @@ enum Polling {
     No,
     /// Workers poll
     Only,
-    /// One after the other
+    /// Two tables: without polling, and with polling
     Both,
 }
 
@@ -111,8 +112,9 @@ enum Device {
 }
 
 const AFTER: &str = "\
-The guest has one CPU, and the job one request of 4 KiB in flight, without the page cache. Each layer is measured in a separate run with only its
-instrument enabled. The control column has the application's figure in that run and shows whether the instrument disturbs the measurement.
+The guest has one CPU. The job has one request of 4 KiB in flight and bypasses the page cache. Each layer is measured in a separate run, with only
+its instrument enabled. The control column has the latency that the application measured in that run. It shows whether the instrument disturbs the
+measurement.
 
 Examples:
     lunette vm latency

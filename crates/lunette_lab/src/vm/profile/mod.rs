@@ -41,34 +41,34 @@ pub struct ProfileArguments {
     /// Numbers of request queues, each in a separate guest [default: 1 and one per virtual CPU]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     queues: Vec<u32>,
-    /// Concurrent disks: targets of one controller, or virtio-blk devices
+    /// Number of concurrent disks, 1 to 64: targets of one controller, or virtio-blk devices
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     disks: u32,
-    /// Virtual CPUs of the guests
+    /// Number of virtual CPUs of each guest, 1 to 64
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     smp: u32,
     /// Pattern: randread, randwrite, randrw, read or write
     #[arg(long, default_value = "randread", value_name = "PATTERN")]
     rw: String,
-    /// Bytes of a request
+    /// Bytes per request
     #[arg(long, default_value = "4k", value_name = "SIZE")]
     bs: String,
-    /// Requests in flight, for each disk
+    /// Number of requests in flight per disk, 1 to 1024
     #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     iodepth: u32,
-    /// Seconds of each run
+    /// Duration of each run in seconds, 0.05 to 3600
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
     time: f64,
-    /// Samples per second and CPU
+    /// Samples per second and CPU, 10 to 10000
     #[arg(long, default_value_t = 997, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=10_000))]
     hertz: u32,
-    /// Bytes of each disk
+    /// Size of each disk in bytes, or with K, M, G (powers of 1024)
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     size: String,
     /// Folder for disk files, profiles and flame graphs
     #[arg(long, default_value = "lunette-profile", value_name = "FOLDER")]
     folder: PathBuf,
-    /// Functions in the table
+    /// Number of functions in the table
     #[arg(long, default_value_t = 15, value_name = "N")]
     top: usize,
     /// Sleep states of the host's CPUs
@@ -88,8 +88,9 @@ enum Transport {
 }
 
 const AFTER: &str = "\
-A guest boots for each number of queues and runs the same job, while its kernel and the host's sample the current function of each CPU. The table has
-functions with their shares of the guest's busy CPU time, and the sum of the time in waits for locks. The flame graphs in the folder are SVG files for a browser.
+A guest boots for each number of queues and runs the same job. Meanwhile the kernels of the guest and of the host sample the current function of each
+CPU. The table shows the share of each function in the busy CPU time of the guest, and the total share of waits for locks. The flame graphs in the
+folder are SVG files for a browser.
 Sampling of the host's kernel needs root or the sysctl kernel.perf_event_paranoid=1.
 
 Examples:

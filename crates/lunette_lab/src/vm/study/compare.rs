@@ -22,19 +22,20 @@ pub struct CompareArguments {
     /// Pattern: randread, randwrite, randrw, read or write
     #[arg(long, default_value = "randread", value_name = "PATTERN")]
     rw: String,
-    /// Percentage of reads, for randrw
+    /// Percentage of reads for --rw randrw, 0 to 100
     #[arg(long, default_value_t = 75, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     rwmixread: u8,
-    /// Bytes of a request
+    /// Bytes per request
     #[arg(long, default_value = "4k", value_name = "SIZE")]
     bs: String,
-    /// Requests in flight
+    /// Number of requests in flight, 1 to 1024
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     iodepth: u32,
-    /// Run programs on an ext4 file system of the disk instead: create, read or write files, or a mail server. The disk's content is lost
+    /// Measure a file system workload on an ext4 file system of the disk instead of block requests: creation of files, reads or writes of
+    /// files, or a mail server. The content of the disk is lost
     #[arg(long, value_name = "PRESET", value_parser = ["create", "seqread", "randread", "randwrite", "mail"], conflicts_with_all = ["rw", "rwmixread", "bs", "iodepth"], help_heading = "File systems")]
     preset: Option<String>,
-    /// Threads of the programs
+    /// Numbers of threads of the file system workload; each number is a separate case
     #[arg(
         long,
         value_name = "N,N",
@@ -44,7 +45,7 @@ pub struct CompareArguments {
         help_heading = "File systems"
     )]
     threads: Vec<u32>,
-    /// Use barriers (the file system flushes the disk's cache to order writes), no barriers, or both
+    /// Mount the file system with barriers (it flushes the disk's cache to order writes), without, or both
     #[arg(
         long,
         value_enum,
@@ -53,22 +54,22 @@ pub struct CompareArguments {
         help_heading = "File systems"
     )]
     barriers: Barriers,
-    /// Turns of each variant; fewer than four give a useless confidence interval
+    /// Number of measurements of each variant, 1 to 1000. Fewer than four give no useful confidence interval
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     turns: u32,
-    /// Seconds of each turn
+    /// Duration of each measurement in seconds, 0.05 to 3600
     #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
     turn_time: f64,
-    /// Bytes of each disk
+    /// Size of each disk in bytes, or with K, M, G (powers of 1024)
     #[arg(long, default_value = "256M", value_name = "SIZE")]
     size: String,
-    /// Folder for disk files, the result and the chart; on the file system under test
+    /// Folder for the disk files, the result and the chart. It must be on the file system to measure
     #[arg(long, default_value = "lunette-compare", value_name = "FOLDER")]
     folder: PathBuf,
-    /// Virtual CPUs of the guest
+    /// Number of virtual CPUs of the guest
     #[arg(long, default_value_t = 2, value_name = "N")]
     smp: u32,
-    /// Compare these disks of a running daemon, through virtio-blk, instead of Lunette's files
+    /// Disks of a running daemon to compare through virtio-blk, instead of files that Lunette serves
     #[arg(
         long,
         value_name = "DISK,DISK",
@@ -79,7 +80,7 @@ pub struct CompareArguments {
     /// Control socket of that daemon
     #[arg(long, value_name = "SOCKET", requires = "disk")]
     control: Option<PathBuf>,
-    /// Only variants with one of these words in their name, and the host
+    /// Measure only the host and variants with one of these words in their name
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     ways: Vec<String>,
     /// Sleep states of the host's CPUs
@@ -93,9 +94,9 @@ pub struct CompareArguments {
 /// Mount options for barriers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Barriers {
-    /// barrier=1
+    /// Mount option barrier=1
     On,
-    /// barrier=0
+    /// Mount option barrier=0
     Off,
     /// Both, one after the other
     Both,
@@ -103,7 +104,7 @@ enum Barriers {
 
 const AFTER: &str = "\
 Runs the same job on files of one folder in turns: on the host, and in one guest through Lunette and through QEMU's own devices.
-After an interruption, the same command continues where it stopped.
+After an interruption, the same command continues the study.
 
 Examples:
     lunette vm compare --folder /srv/compare

@@ -21,10 +21,10 @@ use crate::vm::failed;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct MatrixArguments {
-    /// Concurrent disks of each variant
+    /// Number of concurrent disks of each variant, 1 to 64
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(super) disks: u32,
-    /// Worker (Lunette) or iothread (QEMU) counts to test; 0: the default, shared workers or QEMU's main loop
+    /// Numbers of workers (Lunette) or iothreads (QEMU); each number is a separate variant. 0: the shared workers, or QEMU's main loop
     #[arg(
         long,
         default_value = "0,1,2,4,8",
@@ -32,37 +32,38 @@ pub struct MatrixArguments {
         value_delimiter = ','
     )]
     pub(super) threads: Vec<u32>,
-    /// Only variants with one of these words in their name
+    /// Measure only variants with one of these words in their name
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     pub(super) series: Vec<String>,
-    /// Request queues of each device; each number is a separate variant [default: one per virtual CPU]
+    /// Numbers of request queues of each device; each number is a separate variant [default: one per virtual CPU]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(super) queues: Vec<u32>,
-    /// Also test variants without indirect descriptors, where a request uses a ring descriptor per segment
+    /// Also measure variants without indirect descriptors. A request then uses one ring descriptor per segment
     #[arg(long)]
     pub(super) chained: bool,
-    /// Poll time of Lunette's workers, in microseconds, or `always`; each value is a separate variant [default: the daemon's]
+    /// Maximum polling times of Lunette's workers in microseconds, or `always`; each value is a separate variant [default: the daemon's
+    /// default]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(super) poll_us: Vec<String>,
-    /// Virtual CPUs of the guests
+    /// Number of virtual CPUs of each guest
     #[arg(long, default_value_t = 2, value_name = "N")]
     smp: u32,
-    /// Depths
+    /// Numbers of requests in flight per disk; each number is a separate case [default: 1,4,8; 4 with --quick]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     depths: Vec<u32>,
-    /// Turns; fewer than four give useless confidence intervals
+    /// Number of measurements of each variant and case, 1 to 1000. Fewer than four give no useful confidence interval
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     turns: u32,
-    /// Seconds of each run
+    /// Duration of each measurement in seconds, 0.05 to 3600
     #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
     turn_time: f64,
-    /// Bytes of each disk
+    /// Size of each disk in bytes, or with K, M, G (powers of 1024)
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     pub(super) size: String,
-    /// Folder for disk files, results and charts; may be on a network file system
+    /// Folder for disk files, results and charts. It may be on a network file system
     #[arg(long, default_value = "lunette-matrix", value_name = "FOLDER")]
     folder: PathBuf,
-    /// Block devices, one per disk, overwritten by the study; each variant then runs in a separate guest
+    /// Block devices to use as disks, one per disk. The study overwrites them. Each variant then runs in a separate guest
     #[arg(
         long,
         value_name = "DEVICE,DEVICE",
@@ -70,10 +71,10 @@ pub struct MatrixArguments {
         conflicts_with = "memory"
     )]
     pub(super) block: Vec<PathBuf>,
-    /// Use disks in memory: Lunette's RAM disks, and files in /dev/shm for QEMU
+    /// Use disks in memory: RAM disks for Lunette, and files in /dev/shm for QEMU
     #[arg(long)]
     pub(super) memory: bool,
-    /// Two mixtures, one depth, two numbers of threads, short runs
+    /// Shorten the study: only randread and randwrite, depth 4, thread counts 0 and 1, and at most one second per measurement
     #[arg(long)]
     quick: bool,
     /// Sleep states of the host's CPUs
@@ -85,9 +86,9 @@ pub struct MatrixArguments {
 }
 
 const AFTER: &str = "\
-4 KiB requests: randread, mixtures of 75, 50 and 25 % reads, and randwrite, with 1, 4 and 8 requests in flight for each disk. The variants with one
-number of threads run in one guest in turns; a guest boots for each number and turn. After an interruption, the same command continues
-where it stopped. More threads than CPUs are also measured, with a note in the output.
+The requests have 4 KiB. The cases are randread, mixtures of 75, 50 and 25 % reads, and randwrite, each with 1, 4 and 8 requests in flight per disk.
+The variants with the same number of threads run in one guest in turns. A guest boots for each number of threads and each turn. After an
+interruption, the same command continues the study. More threads than CPUs are also measured, with a note in the output.
 
 Examples:
     lunette vm matrix --quick
