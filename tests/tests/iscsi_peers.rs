@@ -65,13 +65,13 @@ const SET_UPS: [SetUp; 6] = [
         user: None,
     },
     SetUp {
-        // Needs to unmap single blocks.
+        // The test unmaps single blocks, so the physical block size must equal the logical one.
         tests: &["ALL.GetLBAStatus.UnmapSingle"],
         disk: "d0=ram:64M,physical_block_size=512",
         user: None,
     },
     SetUp {
-        // Needs an operation that outlasts the test's pauses of three seconds and one second. One pass takes at least eight
+        // The operation must last longer than the test's pauses of three seconds and one second. One overwrite pass takes at least eight
         // seconds.
         tests: &["ALL.Sanitize.Reset"],
         disk: "d0=ram:512M",

@@ -103,7 +103,7 @@ impl Libvirt<'_> {
 struct Running(Child);
 
 impl Running {
-    /// Requests the end, which stops QEMU first.
+    /// Terminates libvirt's process, which stops QEMU first, and waits for it.
     fn stop(mut self) -> Result<()> {
         terminate(&self.0)?;
         self.0.wait()?;

@@ -266,7 +266,7 @@ impl Disk {
     /// The disk is unchanged.
     pub fn shrink(&self, shrinking: Shrinking) -> Result<(), ResizeError> {
         let size = shrinking.size;
-        // Before the change: after another growth the content there is different.
+        // Marked before the change of the size, because the content beyond the old end changes with the next growth.
         self.recorder.mark(size, u64::MAX);
         if let Err(source) = self.device().set_size(size) {
             self.stay_large(shrinking);

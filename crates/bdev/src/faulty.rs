@@ -35,15 +35,15 @@ pub struct Fault {
 /// Effect of a fault on an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultAction {
-    /// Fails and is not executed.
+    /// The I/O fails and is not executed.
     Fail(IoError),
     /// A write executes its first bytes (whole blocks), then fails.
     Torn(u64, IoError),
-    /// Is executed, but fails.
+    /// The I/O is executed, but reported as failed.
     Undone(IoError),
-    /// Is executed, and answered after this time.
+    /// The I/O is executed and completes after this time.
     Delay(Duration),
-    /// Is executed, and answered once [`Faulty::release`] was called.
+    /// The I/O is executed and completes after a call of [`Faulty::release`].
     Hold,
 }
 
@@ -344,7 +344,7 @@ impl IoChannel for FaultyBackend {
         self.over = over;
     }
 
-    /// A delayed answer comes at once; a held one stays held.
+    /// Completes a delayed I/O at once. A held I/O stays held.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let named = |index: &usize| self.slots[*index].tag == tag;
         let mut used = (0..self.slots.len()).filter(|index| !self.free.contains(index));

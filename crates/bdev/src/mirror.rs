@@ -44,7 +44,7 @@ pub struct MirrorProgress {
 }
 
 impl MirrorProgress {
-    /// Returns the bytes from the start that both devices have.
+    /// Returns the number of bytes from the start that are equal on both devices.
     pub fn copied(&self) -> u64 {
         self.copied.load(Ordering::Acquire)
     }
@@ -167,11 +167,11 @@ struct MirrorSlot {
 /// I/O of a slot on the target.
 #[derive(Clone, Copy, PartialEq)]
 enum OnTarget {
-    /// None, or it has ended.
+    /// No write to the target, or it has ended.
     None,
-    /// In flight; the number of ticks since submission.
+    /// The write is in flight. The number counts ticks since its submission.
     InFlight(u32),
-    /// In flight after the client was answered.
+    /// The write is in flight, and the client has its response.
     Detached,
 }
 

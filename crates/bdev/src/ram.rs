@@ -357,7 +357,7 @@ struct Long {
 
 struct RamBackend {
     owner: Owner,
-    /// By token.
+    /// Operations in progress, indexed by their token.
     long: Vec<Option<Long>>,
     /// Iteration of the ring, and its spent budget in zeroed bytes.
     iteration: u64,

@@ -58,11 +58,11 @@ impl Drop for LastBarrier {
 /// Decision whether an I/O may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It may start.
+    /// The I/O may start.
     Proceed,
-    /// Not yet: it is deferred until [`Participant::reopened`].
+    /// The I/O is deferred until [`Participant::reopened`].
     Defer,
-    /// It fails.
+    /// The I/O fails.
     Reject,
 }
 

@@ -91,8 +91,8 @@ impl ScsiDisk {
     }
 }
 
-/// Returns the key of a device's medium. A name that is unique only within its target does not distinguish devices of several targets; the
-/// path does.
+/// Returns the key of a device's medium. A name that is unique only within its target cannot distinguish devices of several targets, so
+/// the path is used instead.
 fn medium_key(path: &Path, info: &UnitInfo) -> String {
     let path = path.display();
     let identity = &info.identity;

@@ -56,7 +56,7 @@ impl fmt::Display for DiskState {
 struct Failure {
     who: u32,
     reason: String,
-    /// On the clock of the process.
+    /// Time of the next attempt, on the clock of the process.
     next_try: Duration,
 }
 
@@ -77,7 +77,7 @@ type OnWaiting = Box<dyn Fn(bool) + Send + Sync>;
 #[derive(Default)]
 pub struct StateCell {
     failures: Mutex<Vec<Failure>>,
-    /// By worker.
+    /// Waiting I/Os with the number of their worker.
     waiting: Mutex<Vec<(u32, WaitingIo)>>,
     on_waiting: OnceLock<OnWaiting>,
     unknown_reservations: Mutex<Option<String>>,
@@ -124,12 +124,12 @@ impl StateCell {
         if before != now
             && let Some(on_waiting) = self.on_waiting.get()
         {
-            // Under the lock, so that calls are ordered like the changes.
+            // Called under the lock, so that the calls have the order of the changes.
             on_waiting(!now);
         }
     }
 
-    /// Sets why the saved state of the disk cannot be used; `None` if it can.
+    /// Sets the reason why the saved state of the disk cannot be used. `None`: the state can be used.
     pub fn set_reservations_unknown(&self, reason: Option<String>) {
         *self.unknown() = reason;
     }

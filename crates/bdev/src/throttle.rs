@@ -76,7 +76,7 @@ impl Bucket {
     fn set(&self, rate: u64, depth: u64) {
         self.rate.store(rate, Ordering::Relaxed);
         self.depth.store(depth, Ordering::Relaxed);
-        // A concurrent reservation sees the rate when it sees the full bucket.
+        // A concurrent reservation that sees the full bucket also sees the new rate.
         self.full_at.store(0, Ordering::Release);
     }
 

@@ -326,12 +326,12 @@ impl Disk {
     }
 }
 
-/// Variables: number of images, and the part of them for a process.
+/// Environment variables: the number of images, and the index of this process among `PROCESSES`.
 const SEEDS: &str = "LUNETTE_SEEDS";
 const PART: &str = "LUNETTE_SEEDS_PART";
 const PROCESSES: usize = 4;
 
-/// Separate processes: within one, tests that start programs wait for each other.
+/// Runs in several processes, because tests of one process that start programs wait for each other.
 #[test]
 fn images_that_qemu_and_ours_change_in_turn_hold_what_was_written() {
     let seeds = std::env::var(SEEDS).ok();

@@ -14,7 +14,7 @@ const LABEL_ROOM: f64 = 46.0;
 /// A value with the range of its repetitions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Point {
-    /// Value.
+    /// Value to plot.
     pub value: f64,
     /// Smallest repetition.
     pub low: f64,

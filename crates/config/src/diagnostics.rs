@@ -214,7 +214,7 @@ pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
     known
         .into_iter()
         .map(|name| (strsim::damerau_levenshtein(&found, &plain(name)), name))
-        // At most a third of the word may differ.
+        // A known word is suggested only if at most a third of its letters differ.
         .filter(|(distance, name)| *distance <= name.len().max(found.len()).div_ceil(3))
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name)

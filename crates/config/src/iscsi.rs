@@ -45,7 +45,7 @@ pub struct IscsiConfig {
     pub name: String,
     /// Name for users.
     pub alias: Option<String>,
-    /// Its disks; the target number is always 0.
+    /// Logical units of the target. Their target number is always 0.
     pub luns: Vec<LunConfig>,
     /// Portals.
     pub portals: Vec<Portal>,

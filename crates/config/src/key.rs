@@ -82,25 +82,25 @@ pub enum Item {
 /// Way to change a value while the daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunTime {
-    /// Not possible.
+    /// The value cannot change.
     Never,
-    /// By a restart of the daemon.
+    /// Changed by a restart of the daemon.
     Restart,
-    /// By a restart of the daemon. The content of the named file is read again when it changes.
+    /// Changed by a restart of the daemon. The content of the named file is read again when it changes.
     RestartReread,
-    /// By a reload only.
+    /// Changed by a reload only.
     OnlyReload,
-    /// By the API or a reload; ends the session of the export's client.
+    /// Changed by the API or a reload. The change ends the session of the export's client.
     ReloadEndsSession,
-    /// By the API or a reload, including the content of the named file.
+    /// Changed by the API or a reload, like the content of the named file.
     ReloadReread,
-    /// By removing the object and adding it again.
+    /// Changed by removing the object and adding it again.
     AddAnew,
-    /// By a reload, with effect from the next start.
+    /// Changed by a reload, with effect from the next start.
     NextStart,
-    /// By the API or a reload.
+    /// Changed by the API or a reload.
     Reload,
-    /// By this command or a reload.
+    /// Changed by this command or a reload.
     Command(&'static str),
 }
 

@@ -59,7 +59,7 @@ pub struct RemoteConfig {
 /// A digest of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Digest {
-    /// None.
+    /// No digest.
     #[default]
     None,
     /// CRC32C.
@@ -90,7 +90,7 @@ const MAX_RECV_DATA_SEGMENT_LENGTH_DEFAULT: u32 = 262_144;
 const MAX_BURST_LENGTH_DEFAULT: u32 = 1 << 20;
 const FIRST_BURST_LENGTH_DEFAULT: u32 = 262_144;
 const MAX_OUTSTANDING_R2T_DEFAULT: u16 = 1;
-/// In seconds; the default of other initiators.
+/// Default in seconds, as for open-iscsi.
 const REPLACEMENT_TIMEOUT: u32 = 120;
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -12,7 +12,7 @@ use super::size::{SIZE_ALLOWED, SizeError, parse_size};
 /// A value before interpretation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Raw {
-    /// From a flag, without a type.
+    /// Value of a flag, which has no type.
     Word(String),
     /// A string.
     Text(String),

@@ -102,9 +102,9 @@ pub enum JobState {
     Cancelling,
     /// Ended with success.
     Done,
-    /// Failed. The disk is as it was.
+    /// Failed. The disk is unchanged.
     Failed,
-    /// Cancelled. The disk is as it was.
+    /// Cancelled. The disk is unchanged.
     Cancelled,
 }
 
@@ -145,7 +145,7 @@ pub struct Job {
     /// Bitmap of an incremental backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incremental: Option<String>,
-    /// State.
+    /// State of the job.
     pub state: JobState,
     /// Processed bytes of the disk.
     pub done: u64,

@@ -30,7 +30,7 @@ const VOLATILE: &str = "identities.json";
 enum Certainty {
     /// Written for this medium or derived from it.
     Written,
-    /// Came with a moved, restored or copied file, and the original does not exist.
+    /// The file was moved, restored or copied with its identity, and the original does not exist.
     Inherited,
     /// New: there was no identity, or it belongs to another disk.
     New,

@@ -7,7 +7,7 @@ use crate::Host;
 pub struct Parameter {
     /// Name as in sysctl(8).
     pub name: &'static str,
-    /// Value.
+    /// Recommended value.
     pub value: &'static str,
     /// Purpose.
     pub why: &'static str,
@@ -16,7 +16,7 @@ pub struct Parameter {
 /// Parameters for one purpose.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
-    /// Name.
+    /// Name on the command line.
     pub name: &'static str,
     /// Purpose.
     pub about: &'static str,
@@ -65,7 +65,7 @@ pub const PROFILES: [Profile; 1] = [Profile {
 /// One parameter with the host's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Name.
+    /// Name on the command line.
     pub name: &'static str,
     /// Value of the host; `None` if it does not have the parameter.
     pub is: Option<String>,

@@ -82,7 +82,7 @@ fn map_shared(file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<*m
         ProtFlags::READ | ProtFlags::WRITE,
         MapFlags::SHARED | MapFlags::NORESERVE,
     );
-    // SAFETY: a new mapping at an address that the kernel chooses cannot overlap any object of ours.
+    // SAFETY: a new mapping at an address that the kernel chooses cannot overlap an existing object of this process.
     let base = unsafe { mmap(std::ptr::null_mut(), length, prot, flags, file, offset)? };
     Ok(base.cast())
 }

@@ -113,7 +113,7 @@ extern "C" fn on_sigbus(
         // The truncation removed everything from the faulting page to the end of the mapping. It may have removed earlier pages
         // too; each raises its own signal.
         let page = address & !4095;
-        // A part of a huge page cannot be replaced; then the whole mapping is.
+        // A part of a huge page cannot be replaced. In that case the whole mapping is replaced.
         if !replace(page, start + length - page) && !replace(start, length) {
             break;
         }

@@ -47,7 +47,7 @@ pub enum MemoryError {
     Overlap {
         /// First guest-physical address of the region.
         guest_address: u64,
-        /// Its size in bytes.
+        /// Size of the region in bytes.
         size: u64,
     },
     /// The sum of all regions exceeds the size of any guest.

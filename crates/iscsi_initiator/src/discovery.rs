@@ -7,7 +7,7 @@ use crate::unit::printable;
 /// A discovered target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundTarget {
-    /// Its iSCSI name.
+    /// iSCSI name of the target.
     pub name: String,
     /// Addresses `HOST:PORT,GROUP` from the target; empty means the queried portal.
     pub addresses: Vec<String>,

@@ -107,7 +107,7 @@ impl Session {
         let now = Instant::now();
         let wait = Duration::from_secs(self.initiator.parameters().time_to_wait.into());
         match self.recovery.of(cid) {
-            // It was already recovering: its time limit continues.
+            // The connection was already being recovered. Its time limit continues.
             Some(lost) => {
                 lost.step = RecoveryStep::Connect;
                 lost.next_try = now + wait + pause(lost.tries);

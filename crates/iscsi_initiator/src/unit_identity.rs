@@ -39,7 +39,7 @@ pub struct UnitIdentity {
 pub enum Evidence {
     /// Both belong to one unit.
     Same,
-    /// They belong to different units.
+    /// The names belong to different units.
     Different,
     /// The names are not comparable.
     None,
@@ -391,7 +391,7 @@ mod tests {
         }
         let other = UnitIdentity::new(("EXAMPLE", "Other"), Some("S1"), &[]);
         assert_eq!(evidence(&serial("S1"), &other), [Evidence::Different; 2]);
-        // In the T10 designator, with page 80h and without.
+        // The serial number is in the T10 designator, with and without page 80h.
         let t10 = |text: &[u8], serial| unit(serial, &[(2, 1, text)]);
         let one = t10(b"EXAMPLE S1", Some("S1"));
         assert_eq!(evidence(&one, &one), [Evidence::Same; 2]);

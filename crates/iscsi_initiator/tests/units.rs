@@ -57,7 +57,7 @@ impl Script {
                 let script = script.clone();
                 let kept = stream.try_clone().expect("a descriptor");
                 script.seen.lock().expect("the log").connections.push(kept);
-                // Until the initiator closes the connection.
+                // The thread ends when the initiator closes the connection.
                 std::thread::spawn(move || script.session(stream).ok());
             }
         });

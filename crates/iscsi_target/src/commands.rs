@@ -417,7 +417,7 @@ impl Connection {
             }
             Client::Background(itt) => itt,
             Client::None => None,
-            // Its I/O is in flight.
+            // The I/O of the aborted command is in flight.
             Client::Aborted(_) => {
                 if let Some(wait) = wait {
                     slot.task.hold(wait);

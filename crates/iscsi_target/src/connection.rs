@@ -332,7 +332,7 @@ impl Connection {
         if self.leaves_at.is_some() || self.iscsi.request_logout(LOGOUT_SECONDS).is_err() {
             return self.dismiss(io, "session closed by the target");
         }
-        // The first of these seconds may end immediately.
+        // The coarse clock may tick immediately, so one second is added.
         let leaves_in = u64::from(LOGOUT_SECONDS) + 1;
         self.leaves_at = Some(self.shared.seconds() + leaves_in);
         self.shared.look_in(self.number(), leaves_in);
@@ -383,7 +383,7 @@ impl Connection {
         if let Some(key) = self.key {
             self.shared.tallies.disconnected(key.tsih, self.number());
         }
-        // Before the session is removed, so that the next session finds the entry.
+        // Done before the session is removed, so that the next session finds the entry.
         if let Some(in_flight) = &self.in_flight {
             in_flight.ended();
         }

@@ -356,7 +356,7 @@ mod tests {
     use crate::access::Portal;
     use crate::target::TargetOptions;
 
-    /// Returns the addresses that a target with these portals and announced addresses lists for an asker.
+    /// Returns the addresses that a target with these portals and announced addresses lists for an initiator at `asker`.
     fn announced_addresses(
         portals: &[&str],
         announce: &[&str],
@@ -384,7 +384,7 @@ mod tests {
         let (four, six) = ("198.51.100.9", "2001:db8::9");
         let (at_four, at_six) = ("192.0.2.1:3260", "[2001:db8::1]:3260");
         for (portals, asker, came_to, wanted) in [
-            // Wildcards: the address that the asker used, if its family is served.
+            // Wildcard portals: the address that the initiator connected to, if a portal has its family.
             (
                 &["0.0.0.0:3260"][..],
                 four,
@@ -441,7 +441,8 @@ mod tests {
                     "[2001:db8::1]:3260,3",
                 ],
             ),
-            // Loopback is listed on this machine only, including askers from one of its other addresses.
+            // Loopback portals are listed only for initiators on this machine, including those that connect from another of its
+            // addresses.
             (
                 &["127.0.0.1:3260", "192.0.2.1:3260"],
                 four,

@@ -78,7 +78,7 @@ impl Connection {
                 return;
             }
         } else {
-            // Its progress is unknown, and it must not be executed twice.
+            // The progress of the command is unknown, and the command must not be executed twice.
             let response = Response::aborted();
             let sense = response.sense_data();
             let completion = Completion {

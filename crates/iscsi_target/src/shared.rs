@@ -49,7 +49,7 @@ pub(crate) struct ConnectionHandle {
 }
 
 impl ConnectionHandle {
-    /// Runs `message` with the connection, on its worker, unless it is gone by then.
+    /// Runs `message` with the connection, on its worker. Has no effect if the connection has ended by then.
     pub fn send(&self, message: impl FnOnce(&mut Connection, &mut Io) + Send + 'static) {
         let (source, number) = (self.source, self.number);
         self.worker.send(move |worker| {

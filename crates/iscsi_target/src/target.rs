@@ -169,7 +169,7 @@ impl IscsiTarget {
         let attached: Vec<_> = attached.collect();
         let view = self.scsi.view();
         let known: HashSet<UnitId> = view.map().iter().map(|(_, unit)| unit.id()).collect();
-        // Before the first command can arrive through the ports.
+        // Done before the first command can arrive through the ports.
         for group in lock(&self.groups).iter() {
             let state = self.configured_state(group.tag);
             for (_, unit) in attached

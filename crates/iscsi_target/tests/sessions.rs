@@ -617,7 +617,7 @@ fn silent_initiator_is_pinged_and_only_one_that_answers_stays() {
 
 #[test]
 fn aborted_write_never_touches_the_disk_after_the_functions_answer() {
-    // Within the own task set, and for all task sets.
+    // Functions for tasks of one initiator, sent by that initiator, and functions for all task sets, sent by another one.
     for (function, by_other) in [
         (TaskFunction::AbortTaskSet, false),
         (TaskFunction::ItNexusReset, false),

@@ -76,7 +76,7 @@ pub struct OperationCounters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
-    /// By operation, in the order of [`Operation::ALL`].
+    /// Counters of each operation, in the order of [`Operation::ALL`].
     pub operations: [OperationCounters; Operation::COUNT],
     /// Kicks received.
     pub kicks: u64,

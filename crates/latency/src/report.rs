@@ -32,7 +32,7 @@ impl Layer<'_> {
 /// The row of one layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// Name of the layer; for ours, the stage at its end.
+    /// Name of the layer. For a layer of the daemon, the stage at its end.
     pub name: String,
     /// Queueing or service; absent for the total.
     pub share: Option<Share>,
@@ -79,7 +79,7 @@ pub struct OperationReport {
 pub struct Report {
     /// Title of the report.
     pub title: String,
-    /// In the order of [`Operation::ALL`], without unused operations.
+    /// Reports of the operations in use, in the order of [`Operation::ALL`].
     pub operations: Vec<OperationReport>,
 }
 

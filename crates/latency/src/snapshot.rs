@@ -209,7 +209,7 @@ impl QueueSnapshot {
 /// Snapshots of several queues.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// In no particular order.
+    /// Queues, in no particular order.
     pub queues: Vec<QueueSnapshot>,
 }
 

@@ -193,9 +193,9 @@ impl fmt::Display for Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Share {
-    /// Outside the backend: waiting in or passing through this daemon, and waiting for the client's data.
+    /// Time outside the block device: in this daemon, and waiting for the client's data.
     Queueing,
-    /// In the backend.
+    /// Time in the block device.
     Service,
 }
 

@@ -158,7 +158,7 @@ impl Cluster {
         check(made, |errno| {
             Error::failed(format!("make a client named {user}"), errno, "")
         })?;
-        // From here on `Drop` shuts it down if this function fails.
+        // From here on, `Drop` shuts down the handle if this function fails.
         let mut cluster = Cluster {
             library,
             handle,

@@ -88,7 +88,7 @@ impl Object {
         let object = Arc::clone(self);
         within(CALL_LIMIT, &self.operation("create"), move || {
             let created = object.write(&bytes, |library, op| {
-                // SAFETY: an operation that was created by `write`; there is no category.
+                // SAFETY: `write` created `op`. A null category is allowed.
                 unsafe { (library.rados_write_op_create)(op, EXCLUSIVE, ptr::null()) };
             });
             match created {

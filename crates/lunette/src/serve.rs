@@ -116,7 +116,7 @@ pub fn serve(
     let running = daemon::start(config, options).map_err(failure::not_started)?;
     let no_thread =
         |purpose| move |error: std::io::Error| Failure::because(daemon::no_thread(purpose, &error));
-    // Threads come first: a daemon that is ready does not fail for want of one.
+    // Threads are started first, so that a daemon that is ready does not fail because it cannot start one.
     let reloads =
         reload_on_demand(running.reloader(), notifier.clone()).map_err(no_thread("for reloads"))?;
     let watchdog = match (&notifier, notify::watchdog_time()) {

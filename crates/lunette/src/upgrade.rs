@@ -25,7 +25,7 @@ struct Process {
     arguments: Vec<std::ffi::OsString>,
     environment: Vec<(std::ffi::OsString, std::ffi::OsString)>,
     folder: PathBuf,
-    /// Its executable, even if the path has been replaced since.
+    /// Executable of the daemon, even if its path has been replaced since.
     program: File,
 }
 

@@ -35,7 +35,7 @@ pub struct Bitmaps {
 /// An entry of the bitmap directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bitmap {
-    /// Name.
+    /// Name of the bitmap.
     pub name: String,
     /// Bytes of the disk for each bit.
     pub granularity: u64,

@@ -14,7 +14,7 @@ use crate::{Header, Image, Result, Storage, corrupt, io, snapshots};
 /// Changes that a check may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {
-    /// None.
+    /// Makes no change.
     Nothing,
     /// Frees leaked clusters.
     Leaks,

@@ -14,7 +14,7 @@ const TABLE_BYTES_MAX: u64 = 64 << 20;
 pub struct Snapshot {
     /// Unique ID, usually a number.
     pub id: String,
-    /// Its name.
+    /// Name of the snapshot.
     pub name: String,
     /// Time of creation: seconds since 1970.
     pub seconds: u32,

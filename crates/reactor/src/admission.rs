@@ -25,7 +25,7 @@ pub(crate) struct Deferred {
 /// Result of [`OpenDisk::admit`].
 enum Verdict {
     Start,
-    /// Until a range is released, or the disk opens.
+    /// The I/O waits until a range is released or the disk opens.
     WaitForLock,
     WaitForLimits,
     Fail(IoErrorKind),
@@ -82,7 +82,7 @@ impl OpenDisk {
             Verdict::Fail(kind) => return Submission::Done(Err(kind.into())),
             Verdict::WaitForLock => self.deferred.push(deferred(is_paid)),
             Verdict::WaitForLimits => {
-                // It is charged while it waits in its source's line.
+                // The I/O is charged while it waits in the queue of its source.
                 let source = Owned::unpack(tag).source.0;
                 self.pacing.wait(source, deferred(true));
                 self.arm(ring, handle);

@@ -96,13 +96,13 @@ impl Drain {
         self.flushes += 1;
     }
 
-    /// Returns the tag without marks.
+    /// Returns the tag without the bits `COUNTED` and `SECOND`.
     #[inline]
     pub fn unmarked(tag: Tag) -> Tag {
         Tag(tag.0 & !(COUNTED | SECOND))
     }
 
-    /// Removes a finished I/O from the counts. Returns its tag without marks.
+    /// Removes a finished I/O from the counts. Returns its tag without the bits `COUNTED` and `SECOND`.
     #[inline]
     pub fn finished(&mut self, tag: Tag) -> Tag {
         if tag.0 & (COUNTED | SECOND) != 0 || self.uncounted > 0 {

@@ -163,7 +163,7 @@ pub struct KindCounters {
 /// I/O counters of a disk over all transports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCounters {
-    /// By kind, in the order of [`IoKind::ALL`].
+    /// Counters of each kind, in the order of [`IoKind::ALL`].
     pub kinds: [KindCounters; IoKind::COUNT],
     /// I/Os that the block device has not completed.
     pub in_flight: u64,

@@ -248,7 +248,7 @@ mod tests {
             pacing.wait(1, deferred(number));
         }
         let (after, first) = pacing.timer().unwrap();
-        // The kernel's timer starts later than our clock.
+        // The kernel starts the timer after the worker has read its clock, so the timer fires one millisecond late.
         time.advance(after.as_nanos() as u64 + 1_000_000);
         assert!(pacing.timer().is_none(), "the first is still to fire");
         pacing.fired(first);

@@ -30,12 +30,12 @@ impl PollLimit {
 /// Limits of a worker, by the next expected source of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollLimits {
-    /// While the worker serves rings in guest memory: polling avoids the guest's kick and two wake-ups.
+    /// Limit while the worker serves rings in guest memory. Polling avoids the guest's kick and two wake-ups.
     pub rings: PollLimit,
-    /// While all clients are connections, whose data arrives through the kernel: polling avoids only a wake-up, which is
-    /// short compared with a network round trip.
+    /// Limit while all clients are connections. Their data arrives through the kernel, so polling avoids only a wake-up, which is short
+    /// compared with a network round trip.
     pub network: PollLimit,
-    /// While only disk I/O is outstanding.
+    /// Limit while only disk I/O is outstanding.
     pub disk: PollLimit,
 }
 

@@ -145,9 +145,9 @@ impl WorkerSlot {
 
 #[derive(Default)]
 struct PoolState {
-    /// By worker number: shared workers first, then dedicated ones, which may have ended.
+    /// Workers, indexed by number: first the shared workers, then the dedicated ones, which may have ended.
     slots: Vec<WorkerSlot>,
-    /// By export name. Exports without an entry are shared.
+    /// Placement of exports, by name. Exports without an entry use the shared workers.
     placed: HashMap<String, Placed>,
 }
 

@@ -94,7 +94,7 @@ pub struct PlainIo {
 /// Parameters of the response to a [`PlainIo`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlainEnd {
-    /// In bytes; a transfer is far below 4 GiB.
+    /// Expected transfer length in bytes, which is far below 4 GiB.
     expected: u32,
     descriptor_sense: bool,
 }

@@ -63,9 +63,9 @@ impl Residual {
 /// Sense data for transmission.
 #[derive(Clone, Debug)]
 pub enum SenseData<'a> {
-    /// Created by this target.
+    /// Sense data that this target created.
     Own(SenseBytes),
-    /// From the device, or empty.
+    /// Sense data from the device, or empty.
     Device(&'a [u8]),
 }
 

@@ -118,7 +118,7 @@ impl SenseCode {
 pub enum SenseSpecific {
     /// Byte (and bit) at fault in the CDB or the parameter list.
     Field {
-        /// In the CDB; otherwise in the parameter list.
+        /// The field is in the CDB, otherwise in the parameter list.
         in_cdb: bool,
         /// Byte at fault.
         byte: u16,

@@ -87,7 +87,7 @@ use Needs::{Active, Capacity, Medium, Nothing, Port, Unit};
 
 const X: u8 = 0xff;
 
-/// In ascending order of operation code and service action.
+/// Rows in ascending order of operation code and service action.
 #[rustfmt::skip]
 const ROWS: &[Row] = &[
     row(Always, Medium, &[TEST_UNIT_READY, 0, 0, 0, 0, 0]),

@@ -18,7 +18,7 @@ use uring::RingFd;
 use crate::task::Need;
 use crate::{DiskHandles, Task, Units};
 
-/// Runs a task to its end on this worker, from its next need.
+/// Executes the rest of a task on this worker, independently of the caller.
 pub fn go_on_in_background(worker: &WorkerHandle, units: &Arc<Units>, task: Task) {
     let (handle, units) = (worker.clone(), units.clone());
     worker.send(move |worker| {
@@ -41,7 +41,7 @@ struct Background {
     id: SourceId,
     worker: WorkerHandle,
     units: Arc<Units>,
-    /// Needs nothing while an I/O is in flight and after its end.
+    /// The task. While an I/O is in flight and after the task's end, there is no next step.
     task: Task,
     disks: DiskHandles,
     in_flight: bool,

@@ -49,7 +49,7 @@ fn daemon(store: &dyn Store) -> Number {
         },
         Ok(None) => {
             let number = random();
-            // If it cannot be saved, initiators register again after a restart. The store logs the error.
+            // If the number cannot be saved, initiators must register again after a restart. The store logs the error.
             store.save(DAEMON, &number.to_be_bytes()).ok();
             Number {
                 number,
@@ -68,7 +68,7 @@ fn daemon(store: &dyn Store) -> Number {
     }
 }
 
-/// Joins the state that a disk's device shares, if it shares any, until the result is dropped.
+/// Joins the state that the disk's device shares with other daemons, until the result is dropped. Returns `None` if it shares none.
 pub(crate) fn join(
     units: &Weak<Units>,
     disk: &Disk,

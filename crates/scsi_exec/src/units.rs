@@ -14,7 +14,7 @@ use crate::{Runners, Task, TaskOrder, go_on_in_background, shared_units};
 
 type Entry = (Arc<Disk>, Arc<LogicalUnit>);
 
-/// Weak, because a unit may outlive its disk.
+/// Medium of a disk. The reference is weak, because a logical unit may outlive its disk.
 #[derive(Debug)]
 struct DiskMedium(Weak<Disk>);
 

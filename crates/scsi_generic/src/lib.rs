@@ -57,9 +57,9 @@ const _: () = assert!(size_of::<Header>() == 88);
 pub enum Transfer<'a> {
     /// No transfer.
     None,
-    /// To the device.
+    /// Data to the device.
     Out(&'a [u8]),
-    /// From the device.
+    /// Data from the device.
     In(&'a mut [u8]),
 }
 

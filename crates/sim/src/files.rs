@@ -1,4 +1,4 @@
-//! Files of the disks, and their changes between two lives of the daemon.
+//! Files of the disks, and their changes between the end of a daemon and the start of the next.
 
 use std::fs::File;
 use std::io;

@@ -89,7 +89,7 @@ fn one_byte(kind: i32, at: libc::off_t) -> libc::flock {
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: at,
         l_len: 1,
-        // Must be 0 for locks of an open file description.
+        // Must be 0 for open file description locks.
         l_pid: 0,
     }
 }

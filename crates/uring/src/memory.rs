@@ -100,7 +100,7 @@ impl Memory {
     /// Clears the table. Closing the ring would also do so, but later.
     pub(crate) fn close(&mut self, submitter: &Submitter<'_>) {
         if self.size.is_some_and(|size| size > 0) {
-            // On failure the kernel clears it when the ring is closed.
+            // After a failure, the kernel clears the table when the ring is closed.
             drop(submitter.unregister_buffers());
         }
     }

@@ -609,7 +609,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             .and_then(|end| space.get(offset as usize..end));
         match range {
             Some(bytes) => Ok(bytes.to_vec()),
-            // By the protocol, an answer without bytes; the session continues.
+            // The protocol reports this error by a reply without bytes. The session continues.
             None => Err(Error::InvalidParam),
         }
     }

@@ -9,9 +9,9 @@ use support::Rig;
 use vhost_frontend::{Area, FrontEnd, Options, Queue, QueueOptions, feature, kind};
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// Length of one data segment.
+/// Length of one data segment in bytes.
 const SEGMENT: usize = 512;
-/// Sent by viostor, observed at bhyve and Nutanix, and the maximum for direct descriptors.
+/// Numbers of data segments per chain: those of viostor, those reported for bhyve and Nutanix, and the maximum for direct descriptors.
 const SEGMENTS: [usize; 5] = [129, 257, 515, 1022, 1024];
 
 /// Runs one chain. Returns the bytes written, as reported by the device.

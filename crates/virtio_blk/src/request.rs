@@ -50,9 +50,9 @@ pub enum Request {
 /// Direction of a request's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
-    /// To the driver.
+    /// Data to the driver.
     In,
-    /// From the driver, or no data.
+    /// Data from the driver, or no data.
     Out,
 }
 

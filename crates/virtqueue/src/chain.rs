@@ -71,9 +71,9 @@ impl Limits {
 /// Layout of an indirect table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
-    /// Uses `next` and all flags (clause 2.7.5.3).
+    /// Table of a split ring: linked by `next`, with all flags (clause 2.7.5.3).
     Linked,
-    /// In order; WRITE is the only flag (clause 2.8.7).
+    /// Table of a packed ring: descriptors in order, with WRITE as the only flag (clause 2.8.7).
     InOrder,
 }
 

@@ -19,7 +19,7 @@ pub enum QueueError {
     Unaligned {
         /// Name of the part.
         part: &'static str,
-        /// Its guest-physical address.
+        /// Guest-physical address.
         address: u64,
         /// Alignment required by the standard.
         alignment: usize,
@@ -29,9 +29,9 @@ pub enum QueueError {
     RingNotMapped {
         /// Name of the part.
         part: &'static str,
-        /// Its guest-physical address.
+        /// Guest-physical address.
         address: u64,
-        /// Its length in bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// The base of a packed ring is beyond its end.
@@ -115,7 +115,7 @@ pub enum QueueError {
     IndirectLength {
         /// Address of the table.
         table: u64,
-        /// Its length in bytes.
+        /// Length in bytes.
         length: u32,
     },
     /// A device-readable element follows a device-writable one.

@@ -214,7 +214,7 @@ struct Popped {
     bytes: (u32, u32),
     total: usize,
     segments: Vec<(usize, usize)>,
-    /// Its first four bytes, if there are four.
+    /// First four bytes of the chain, if it has four.
     front: Option<[u8; 4]>,
 }
 

@@ -4,7 +4,7 @@ use block::{IoError, IoErrorKind, IoKind};
 
 pub(crate) fn classify(kind: IoKind, errno: i32) -> IoError {
     let class = match errno {
-        // To a client, a limit on the file's size is a full store.
+        // A limit on the file's size is reported to clients as a full store.
         libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoErrorKind::NoSpace,
         libc::EFAULT => IoErrorKind::ClientMemory,
         libc::EROFS | libc::EPERM | libc::EACCES | libc::EBADF if kind != IoKind::Read => {

@@ -49,7 +49,7 @@ enum FileStep {
 struct FileSlot {
     tag: Tag,
     io: IoRequest,
-    /// Must be durable before it completes.
+    /// The write must be durable before it completes.
     durable: bool,
     step: FileStep,
     /// Bytes done, from the start of the I/O.

@@ -167,7 +167,7 @@ fn device_key(folder: &Path) -> Option<String> {
         (!text.is_empty()).then_some(text)
     };
     if let Some(partition) = read("partition") {
-        // Its folder lies in the folder of the whole device.
+        // The folder of a partition lies in the folder of the whole device.
         let whole = device_key(&std::fs::canonicalize(folder).ok()?.join(".."))?;
         let start = read("start")?;
         return Some(format!("partition {partition} at {start} of {whole}"));

@@ -36,7 +36,7 @@ pub(super) fn open(options: FileOptions) -> Result<SharedFile, OpenError> {
         Ok(shared)
     });
     if opened.is_err() && created && locked {
-        // An empty file left behind would hide the error at the next attempt.
+        // An empty file would hide the error at the next attempt.
         if let Err(error) = std::fs::remove_file(path) {
             tracing::warn!(
                 "{}: cannot remove the file just created: {error}",

@@ -26,7 +26,7 @@ pub enum NamedFiles {
     Any,
     /// Files in the folder of the image or below it; symbolic links are refused.
     Folder,
-    /// None.
+    /// No file: an image that names a file is refused.
     None,
 }
 

@@ -148,7 +148,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Returns the backing image that the image has left, once no channel to it is open. `None`: a worker still has one.
+    /// Returns the former backing image, once no worker has a channel to it. Returns `None` while a worker has one.
     pub(super) fn close_backing(&mut self) -> io::Result<Option<Arc<dyn BlockDevice>>> {
         if self.left.is_none() || !self.shared.backing.is_unused() {
             return Ok(None);

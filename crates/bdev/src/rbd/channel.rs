@@ -154,7 +154,7 @@ impl RbdChannel {
         }
     }
 
-    /// Submits the next step of an I/O. After an error the buffer is where it was.
+    /// Submits the next step of an I/O. After an error the buffer was not taken.
     fn start(&mut self, index: u32, buffer: &mut IoBuffer) -> Result<(), i32> {
         let token = u64::from(index);
         let slot = &mut self.slots[index as usize];

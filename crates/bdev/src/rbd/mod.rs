@@ -60,7 +60,7 @@ pub(super) struct SharedRbd {
     image: Mutex<Arc<Image>>,
     /// Counts losses and reopenings of the image.
     generation: AtomicU64,
-    /// The image is lost: no I/O goes to it.
+    /// The image is lost and receives no I/O.
     is_closed: AtomicBool,
     availability: Availability,
     presence: Mutex<Option<Presence>>,
@@ -104,7 +104,7 @@ impl SharedRbd {
     /// Replaces the image. Channels without I/O in flight switch to it.
     fn replace_image(&self, image: Arc<Image>) {
         *self.image.lock().unwrap_or_else(PoisonError::into_inner) = image;
-        // In this order: a channel that finds the image open switches once.
+        // The generation changes before the image opens, so that a channel that finds the image open switches once.
         self.generation.fetch_add(1, Ordering::Release);
         self.is_closed.store(false, Ordering::Release);
     }
@@ -257,7 +257,8 @@ impl Rbd {
 /// Bytes that every librbd release compares and writes: one sector. Newer ones take up to a stripe unit but do not report it.
 const SECTOR: u32 = 512;
 
-/// One OSD operation compares and writes: other clients never interfere.
+/// Returns the compare-and-write of an image with this block size. One OSD operation compares and writes, so it is atomic for all
+/// clients.
 fn compare_and_write(block_size: u32) -> Option<CompareAndWrite> {
     let boundary = u64::from(SECTOR);
     (block_size == SECTOR).then_some(CompareAndWrite::Device { boundary })

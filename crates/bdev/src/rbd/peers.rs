@@ -294,7 +294,7 @@ impl Peers {
                     }
                     ServeEnd::Lost(error) => {
                         shown &= !lock(&self.view).is_current;
-                        // Before the watch is dropped, which may take a moment.
+                        // Set before the watch is dropped, because dropping may block for a moment.
                         self.set_current(false);
                         error
                     }

@@ -135,7 +135,7 @@ impl SharedRbd {
         if *fenced {
             if peers.is_none() {
                 before.metadata(ASKED)?;
-                // From now on: breaking a lock of the old connection blocklists it again.
+                // From now on, breaking a lock of the old connection blocklists that connection again.
                 *fenced = false;
             }
             before.cluster().retire();

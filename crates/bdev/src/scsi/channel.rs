@@ -174,9 +174,9 @@ impl ScsiChannel {
     #[cold]
     fn lost(&self, io: &IoRequest) -> IoError {
         match io.kind {
-            // The unit may or may not have executed it.
+            // It is unknown whether the unit has executed the command.
             IoKind::CompareAndWrite => IoErrorKind::WriteMedium.into(),
-            // Must not be repeated automatically, unlike other I/O that waits for a disk.
+            // A SCSI command must not be repeated automatically, unlike other I/O that waits for a disk.
             IoKind::ScsiCommand => IoErrorKind::Cancelled.into(),
             _ => IoErrorKind::Offline.into(),
         }

@@ -217,7 +217,7 @@ impl Crew {
             if now < schedule.next && self.in_flight > 0 {
                 continue;
             }
-            // At intervals: update the schedule and the watcher.
+            // Update the schedule and the watcher at intervals.
             self.tell(shared, &mut told);
             if schedule.ends_ramp(&self.clock, now) {
                 signals = self.signals();

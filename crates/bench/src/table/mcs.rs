@@ -53,9 +53,9 @@ struct Line {
 
 /// The table as text and as JSON.
 pub struct McsTable {
-    /// Text.
+    /// Table as text, for a terminal.
     pub text: String,
-    /// JSON.
+    /// The same rows as JSON.
     pub json: Value,
 }
 

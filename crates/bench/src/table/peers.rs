@@ -17,7 +17,7 @@ const NULL_SIZE: u64 = 64 << 30;
 /// Temporary folders for sockets and files.
 pub struct Place {
     folder: Scratch,
-    /// On tmpfs, for the peer's RAM disk.
+    /// Folder on tmpfs for the file of the peer's RAM disk.
     memory: Scratch,
     sockets: Scratch,
     /// Block size of the file's disk.

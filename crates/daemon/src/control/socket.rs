@@ -143,7 +143,7 @@ impl Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         if self.identity.is_some() && file_at(&self.path) == self.identity {
-            // The file may be gone, and a failure has no remedy here.
+            // The file may not exist any more. A failure cannot be handled here.
             let _removed = std::fs::remove_file(&self.path);
         }
     }

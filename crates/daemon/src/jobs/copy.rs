@@ -303,7 +303,7 @@ fn open_target(
     config.backend.open(config).map_err(in_words)
 }
 
-/// Devices of the job, closed last because closing waits for I/Os that were given up and are still in flight.
+/// Devices of the job. They are closed last, because closing waits for abandoned I/Os that are still in flight.
 type Hung = Vec<BlockingIo>;
 
 enum Early {

@@ -76,7 +76,7 @@ impl Flush {
         Flush { disk, io }
     }
 
-    /// Returns the I/O channel. An I/O that was given up may still be in flight there.
+    /// Returns the I/O channel. An abandoned I/O may still be in flight on it.
     pub fn into_io(self) -> BlockingIo {
         self.io
     }

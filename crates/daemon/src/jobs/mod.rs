@@ -219,7 +219,7 @@ impl Job {
             .stack_size(bdev::STACK_BYTES);
         let spawned = thread.spawn(move || {
             if let Err(unwanted) = result.send(work()) {
-                // Its files are closed before the job ends.
+                // The files of the target are closed before the job ends.
                 drop(unwanted);
                 job.set_state(JobState::Cancelled, None);
             }
@@ -285,7 +285,7 @@ impl Job {
         }
     }
 
-    /// Cancels the job. The disk stays as it was.
+    /// Cancels the job. The disk is unchanged.
     pub fn cancel(&self) {
         let mut control = self.control();
         control.is_cancelled = true;
@@ -485,7 +485,7 @@ impl Jobs {
         self.lock().is_ending
     }
 
-    /// Cancels all jobs and waits for their threads. Their disks stay as they were.
+    /// Cancels all jobs and waits for their threads. Their disks are unchanged.
     pub fn end(&self) {
         let (jobs, threads) = {
             let mut all = self.lock();

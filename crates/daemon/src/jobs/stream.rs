@@ -19,7 +19,7 @@ const PART_MIN: u64 = 64 << 10;
 /// Target duration of a step. Longer steps reduce the length, because a cancellation waits for one step.
 const STEP_TIME: Duration = Duration::from_millis(100);
 
-/// Interval at which the end of a stream looks whether all workers have closed the backing image.
+/// Interval at which a completed stream checks whether all workers have closed the backing image.
 const CLOSE_STEP: Duration = Duration::from_millis(5);
 
 /// Starts to copy the backing data of a disk's image. Blocks.

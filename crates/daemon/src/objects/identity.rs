@@ -28,7 +28,7 @@ impl Owner {
             let write = move || {
                 let files = group.into_iter().filter_map(|one| {
                     let (disk, file) = (one.disk.name().to_owned(), one.write(units.store()));
-                    // Before the reply: a disk that is removed then has no other holder, and its file is free.
+                    // Dropped before the reply, so that a disk that is removed next has no other holder and its file is closed.
                     drop(one);
                     // The owner may have ceased to wait.
                     written.send(disk).ok();

@@ -12,7 +12,7 @@ use super::{Manager, Message};
 use crate::blocking_call::blocking;
 use config::Config;
 
-/// Longest wait for a file system that does not answer. The reader then sees the old size.
+/// Maximum wait for a file system that does not respond. After it, the reader gets the old size.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Set while a thread checks the sizes of disks.
@@ -39,7 +39,7 @@ fn changed(live: &Live) -> Vec<String> {
 impl Manager {
     /// Adopts the sizes of block devices and files for disks without a configured size. Waits at most one second.
     pub async fn follow_sizes(&self, live: Live) {
-        // At most one thread waits for a file system that does not answer.
+        // At most one thread waits for a file system that does not respond.
         let looking = Arc::clone(&self.looking);
         if looking.0.swap(true, Ordering::Relaxed) {
             return;
@@ -100,7 +100,7 @@ impl Owner {
                     owner.take_sizes_over(&changed);
                     reply(made);
                 });
-                // Without an owner the daemon ends.
+                // Sending fails only if the owner's thread has ended. The daemon then ends too.
                 messages.send(message).ok();
             };
             if let Err(error) = helpers.run("sizes of disks", look) {

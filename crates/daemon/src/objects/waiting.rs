@@ -378,7 +378,7 @@ impl Owner {
                 }
             }
             Err(refusal) => {
-                // Its exports cannot be opened. The disk and its exports wait.
+                // The exports of the disk cannot be opened. The disk and its exports wait.
                 let reasons: Vec<String> = refusal.faults().iter().map(Fault::to_string).collect();
                 let reason = reasons.join("; ");
                 for config in due.iter().filter(|config| came.contains(&config.name)) {

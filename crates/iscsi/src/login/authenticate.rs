@@ -84,7 +84,7 @@ impl Authentication {
         visitor: &Visitor,
         out: &mut Vec<u8>,
     ) -> Result<(), LoginStatus> {
-        // On any error below, the state stays one that cannot pass.
+        // After any error below, the state remains `Method`: the initiator is not authenticated.
         match std::mem::replace(&mut self.state, ChapState::Method) {
             ChapState::Start => self.choose_method(pairs, admission, policy, out),
             ChapState::Method => self.challenge(pairs, admission, policy, out),

@@ -67,11 +67,11 @@ pub enum Scope {
 pub struct Row {
     /// The key.
     pub key: Key,
-    /// Its name on the wire.
+    /// Name of the key on the wire.
     pub name: &'static str,
-    /// Its result function and range.
+    /// Result function and range of the key.
     pub rule: Rule,
-    /// Its scope.
+    /// Scope of the key.
     pub scope: Scope,
 }
 

@@ -12,7 +12,7 @@ impl Crc32c {
         Crc32c(Digest::new(CrcAlgorithm::Crc32Iscsi))
     }
 
-    /// Adds bytes.
+    /// Continues the CRC over these bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }

@@ -48,11 +48,11 @@ pub struct Attachment {
 /// How a connection leaves its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaving {
-    /// By logout: the session ends with its last connection.
+    /// Logout. The session ends with its last connection.
     LoggedOut,
-    /// Connection failure: at error recovery levels 0 and 1 the session ends too.
+    /// Connection failure. At error recovery levels 0 and 1 the session ends too.
     Lost,
-    /// For recovery: tasks wait for reassignment, even if no connection is left.
+    /// Logout for recovery. Tasks wait for reassignment, even if the session has no connection.
     ForRecovery,
 }
 

@@ -50,7 +50,7 @@ impl Fault {
 pub(crate) enum Incoming {
     /// The command's buffer, at the PDU's offset.
     TaskBuffer,
-    /// None.
+    /// The data is discarded.
     Discard,
     /// No such sequence is open; protocol error.
     Unknown,

@@ -35,7 +35,7 @@ pub(super) enum Destination {
     TaskBuffer { task: TaskId, offset: u32 },
     /// The buffer for control PDUs.
     Inline,
-    /// None.
+    /// The data is discarded.
     Discard,
 }
 

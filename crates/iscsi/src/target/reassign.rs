@@ -159,7 +159,7 @@ impl ReassignableTasks {
         let at = all.position(|task| task.command.itt == itt && task.command.lun == lun);
         let at = at.ok_or(TaskFunctionResponse::TaskDoesNotExist)?;
         match tasks[at].state {
-            // Its old connection has not ended.
+            // The old connection of the task has not ended.
             TaskState::Running => Err(TaskFunctionResponse::TaskStillAllegiant),
             TaskState::Restart | TaskState::Ended(..) => {
                 let task = tasks.swap_remove(at);

@@ -45,7 +45,7 @@ pub struct Command {
     pub read: bool,
     /// W: the command writes data.
     pub write: bool,
-    /// Sent for immediate delivery.
+    /// The command was sent for immediate delivery.
     pub immediate: bool,
     /// Expected Data Transfer Length in bytes; of the write part if both directions are used.
     pub expected_length: u32,

@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Fields that identify objects or users.
 const FIELDS: [&str; 13] = [
     "address",
-    // In a session, the ID begins with the export's name.
+    // The ID of a session begins with the name of its export.
     "id",
     "initiator",
     "identity",
@@ -63,7 +63,7 @@ impl Names {
                     if FIELDS.contains(&field.as_str()) {
                         self.add(field, value);
                     }
-                    // In sessions and queues.
+                    // Sessions and queues have the name of their export in this field.
                     if field == "export" {
                         self.add("export", value);
                     }

@@ -85,7 +85,7 @@ impl Source {
         }
     }
 
-    /// Its unit, if it is a logical unit.
+    /// Returns the properties of the logical unit; `None` for a file, a device or a pipe.
     pub fn unit(&self) -> Option<&UnitInfo> {
         match self {
             Source::Unit(unit) => Some(unit.unit.info()),
@@ -297,7 +297,7 @@ impl Destination {
         FileDestination::open(text, size, transfer).map(Destination::File)
     }
 
-    /// Its unit, if it is a logical unit.
+    /// Returns the properties of the logical unit; `None` for a file, a device or a pipe.
     pub fn unit(&self) -> Option<&UnitInfo> {
         match self {
             Destination::Unit(unit) => Some(unit.unit.info()),

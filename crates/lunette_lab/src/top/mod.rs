@@ -124,7 +124,7 @@ fn look(client: &Client) -> Result<Look, ClientError> {
 enum Input {
     Look(Box<Result<Look, String>>),
     Key(Key),
-    /// End of the keys: the terminal is gone.
+    /// The keyboard input has ended, because the terminal was closed.
     NoKeys,
 }
 

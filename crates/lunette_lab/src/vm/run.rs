@@ -181,7 +181,7 @@ fn detach(name: &str) -> Outcome {
         // For mistakes of the command line. The process closes it when it is ready.
         .stderr(Stdio::inherit())
         .spawn()?;
-    // Its stdin closes when this process ends; until it is ready, it then ends too.
+    // The child's stdin closes when this process ends. Until the guest is ready, the child then ends too.
     let life = child.stdin.take();
     let stdout = child.stdout.take();
     let (sender, lines) = mpsc::channel();

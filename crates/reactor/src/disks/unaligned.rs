@@ -83,9 +83,9 @@ struct Part {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Through memory of whole blocks.
+    /// Read-modify-write through memory of whole blocks.
     Blocks,
-    /// By the device: whole blocks without data.
+    /// One operation of the device on whole blocks, without data.
     Device,
     /// No operation.
     Skip,

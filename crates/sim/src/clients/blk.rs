@@ -23,7 +23,7 @@ pub struct Blk {
     index: u16,
     /// The driver may violate the specification. It sends only reads, and their results are not checked.
     pub is_hostile: bool,
-    /// It has violated the specification; its ring is no longer polled.
+    /// The driver has violated the specification, and the device no longer polls its ring.
     has_broken_rules: bool,
 }
 

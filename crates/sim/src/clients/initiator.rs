@@ -26,7 +26,7 @@ const TASK_DOES_NOT_EXIST: u8 = 1;
 
 /// Maximum number of requests in flight.
 const REQUESTS: usize = 8;
-/// Number of polls before a response that may be lost is given up.
+/// Number of polls after which a response that may be lost is no longer expected.
 const PATIENCE: u32 = 6;
 
 /// A request in flight.

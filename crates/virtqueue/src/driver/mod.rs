@@ -153,7 +153,7 @@ impl DriverConfig {
 /// A chain that the device has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// Its head or buffer ID, now free.
+    /// Head or buffer ID of the chain, which is now free.
     pub id: u16,
     /// The caller's token from `add`.
     pub token: u64,

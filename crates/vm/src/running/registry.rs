@@ -53,9 +53,9 @@ impl Phase {
 /// State of a guest, as stored in its folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// Name.
+    /// Name of the guest.
     pub name: String,
-    /// Phase.
+    /// Phase of the guest's life.
     pub phase: Phase,
     /// Process ID of the supervisor.
     pub supervisor: u32,

@@ -27,7 +27,7 @@ const MOMENT: Duration = Duration::from_millis(50);
 /// A program with its arguments.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Path.
+    /// Path of the program.
     pub path: PathBuf,
     /// Arguments.
     pub arguments: Vec<String>,
@@ -47,7 +47,7 @@ pub struct Daemon {
 pub enum Expect {
     /// The agent greets within this time.
     Agent(Duration),
-    /// None: the system belongs to the user.
+    /// No expectation, because the user provides the system.
     Nothing,
 }
 
@@ -135,7 +135,7 @@ pub struct Supervisor {
 /// End of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEnd {
-    /// It powered off.
+    /// The guest powered off.
     PoweredOff,
     /// The supervisor was interrupted.
     Interrupted,
@@ -268,7 +268,7 @@ impl Supervisor {
                 return Ok(GuestEnd::PoweredOff);
             }
             if let Some(daemon) = &mut self.daemon {
-                // Its disks would hang from now on, so the guest ends with a reason.
+                // The disks of the guest would hang from now on, so the guest is ended with a reason.
                 daemon
                     .check_running()
                     .context("the guest's daemon has ended")?;

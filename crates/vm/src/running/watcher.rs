@@ -149,7 +149,7 @@ fn kill(pid: u32, group: u32) {
     if let Ok(process) = pidfd_open(number, PidfdFlags::empty())
         && is_member(pid, group)
     {
-        // It may have ended meanwhile.
+        // The process may have ended meanwhile.
         pidfd_send_signal(&process, Signal::KILL).unwrap_or(());
     }
 }

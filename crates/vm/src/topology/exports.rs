@@ -9,9 +9,9 @@ use std::path::PathBuf;
 /// A vhost-user export of a running daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownExport {
-    /// Name.
+    /// Name of the export.
     pub name: String,
-    /// Socket.
+    /// Path of the vhost-user socket.
     pub socket: PathBuf,
     /// Maximum number of request queues; `None`: no limit.
     pub queues: Option<u32>,

@@ -63,7 +63,7 @@ pub(super) struct ScsiPlace<'a> {
     pub target: u32,
     pub lun: u32,
     pub address: &'a PciAddress,
-    /// It is the guest's only SCSI disk, so its name is `sda`.
+    /// The disk is the guest's only SCSI disk, so its name is `sda`.
     pub is_alone: bool,
 }
 

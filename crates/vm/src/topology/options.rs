@@ -96,7 +96,7 @@ pub struct KnownDisk {
 pub struct PlanOptions {
     /// Name of the guest.
     pub name: String,
-    /// UUID.
+    /// UUID of the guest.
     pub uuid: Option<String>,
     /// Seed of the disks' serial numbers, which makes them unique across guests and machines.
     pub seed: String,

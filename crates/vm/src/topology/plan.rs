@@ -49,7 +49,7 @@ pub enum Medium {
         is_qcow2: bool,
         /// Use direct I/O.
         is_direct: bool,
-        /// It is a block device.
+        /// The path is a block device.
         is_device: bool,
     },
 }
@@ -165,7 +165,7 @@ pub struct PlannedDevice {
     pub id: String,
     /// PCI address.
     pub address: PciAddress,
-    /// It is a virtio-scsi controller, otherwise a virtio-blk device.
+    /// The device is a virtio-scsi controller, otherwise a virtio-blk device.
     pub is_scsi: bool,
     /// Program that emulates it.
     pub via: Via,
@@ -185,7 +185,7 @@ pub struct PlannedDevice {
     pub ioeventfd: Option<bool>,
     /// I/O threads: one, or the set over which its queues are distributed.
     pub iothreads: Vec<String>,
-    /// Its queues are distributed over its threads.
+    /// The queues are distributed over the threads.
     pub is_mapped: bool,
     /// vhost-user socket.
     pub socket: Option<PathBuf>,

@@ -68,7 +68,7 @@ impl Slot {
 
 /// A segment to send.
 enum Piece {
-    /// Bytes of `headers` up to this one.
+    /// Bytes of `headers` up to this offset.
     Headers(usize),
     /// Bytes of a slot's data.
     Data { slot: u16, from: u32, to: u32 },

@@ -22,11 +22,11 @@ pub struct Report<'a> {
 /// Class of a way by its share of bare metal's IOPS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Below 40 %: a mistake in the configuration is likely.
+    /// Below 40 %. A mistake in the configuration is likely.
     Mistake,
-    /// 40 to 75 %: tuning is worthwhile.
+    /// 40 to 75 %. Tuning is worthwhile.
     Tuning,
-    /// From 75 % on.
+    /// 75 % or more.
     Near,
 }
 
