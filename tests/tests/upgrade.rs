@@ -529,7 +529,7 @@ fn signals_during_a_handover_do_not_end_it() -> Result<()> {
     ensure!(names.iter().any(|name| name == "handover"), "{names:?}");
     rig.daemon.process().wait(SOON)?;
     let log = rig.daemon.process().log();
-    ensure!(log.contains("handed over sessions=1"), "{log}");
+    ensure!(log.contains("sessions handed over sessions=1"), "{log}");
     drop(load);
     Ok(())
 }

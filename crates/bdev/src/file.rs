@@ -307,7 +307,7 @@ impl BlockDevice for File {
             && let Err(error) = std::fs::remove_file(path)
         {
             let path = path.display();
-            tracing::warn!("{path}: cannot remove the file just created: {error}");
+            tracing::warn!(%path, "cannot remove the file just created: {error}");
         }
     }
 

@@ -46,10 +46,10 @@ pub fn confine(
     };
     let report = sandbox::begin(config.sandbox, &paths).map_err(|error| error.to_string())?;
     if report.mode != Mode::Off {
-        tracing::debug!(mode = %report.mode, "sandbox");
+        tracing::debug!(mode = %report.mode, "sandbox active");
     }
     for missing in &report.missing {
-        tracing::warn!("sandbox: this kernel lacks {missing}");
+        tracing::warn!("sandbox incomplete: this kernel lacks {missing}");
     }
     Ok(())
 }

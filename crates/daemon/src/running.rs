@@ -509,9 +509,9 @@ impl Running {
                 .try_for_each(|(name, fd)| to.store(name, fd.as_fd()))
         });
         match stored {
-            Ok(()) => tracing::info!(sessions = count, "handed over"),
+            Ok(()) => tracing::info!(sessions = count, "sessions handed over"),
             Err(error) => {
-                tracing::error!("cannot hand over, front ends must reconnect: {error}");
+                tracing::error!("cannot hand over sessions, front ends must reconnect: {error}");
             }
         }
     }

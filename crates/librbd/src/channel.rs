@@ -425,9 +425,9 @@ impl Drop for Channel {
             return;
         }
         tracing::warn!(
-            "rbd image {}: dropped with {} I/Os in flight",
-            self.image.name(),
-            self.in_flight()
+            image = %self.image.name(),
+            in_flight = self.in_flight(),
+            "channel of the image closed with I/Os in flight, their memory is leaked"
         );
         // librbd still uses the image, the buffers and the links of these I/Os, so they are leaked.
         std::mem::forget(Arc::clone(&self.image));

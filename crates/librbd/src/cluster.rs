@@ -182,9 +182,9 @@ impl Cluster {
         })?;
         cluster.fsid = text_in(&fsid);
         tracing::info!(
-            "Ceph cluster connected, fsid={} user={}",
-            cluster.fsid,
-            cluster.user
+            fsid = cluster.fsid,
+            user = cluster.user,
+            "Ceph cluster connected"
         );
         Ok(cluster)
     }

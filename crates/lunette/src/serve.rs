@@ -77,7 +77,9 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     if !passed.sessions.is_empty() {
         match daemon::sessions_of(passed.sessions) {
             Ok(sessions) => options.sessions = sessions,
-            Err(error) => tracing::error!("{error}; front ends must reconnect"),
+            Err(error) => {
+                tracing::error!("cannot take over sessions, front ends must reconnect: {error}")
+            }
         }
     }
     serve(config, options, signals, context)
@@ -168,7 +170,7 @@ fn heir(context: &ServiceContext) -> Option<Notifier> {
         None => std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty())?,
     };
     let heir = Notifier::new(&name);
-    heir.inspect_err(|error| tracing::error!("cannot hand over: {error}"))
+    heir.inspect_err(|error| tracing::error!("cannot hand over to the next daemon: {error}"))
         .ok()
 }
 
@@ -222,11 +224,11 @@ fn reload(reloader: &Reloader) {
     match reloader.reload() {
         Ok(made) => {
             match made.plan.is_empty() {
-                true => tracing::info!("reloaded: no changes"),
+                true => tracing::info!("configuration reloaded: no changes"),
                 false => {
                     let summary = daemon::control::summary(&made.plan);
                     let summary = serde_json::to_string(&summary).unwrap_or_default();
-                    tracing::info!("reloaded: {summary}");
+                    tracing::info!("configuration reloaded: {summary}");
                 }
             }
             for change in &made.shadowed {
@@ -271,7 +273,7 @@ pub fn announce(running: &Running) {
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush());
     if running.ready().is_empty() {
-        tracing::warn!("no exports, so that clients cannot connect; hint: lunette serve --help");
+        tracing::warn!("no exports, clients cannot connect; hint: lunette serve --help");
     }
     match running.control() {
         Some(path) => tracing::info!(control = %path.display(), "serving"),
@@ -291,7 +293,7 @@ pub fn print_latency(running: &Running) {
 
 /// Hands sessions over to the heir, if there is one. Ends all other sessions, workers and sockets in bounded time.
 fn end(mut running: Running, context: &ServiceContext) {
-    tracing::info!("ending");
+    tracing::info!("daemon stopping");
     let limit = std::thread::Builder::new().name("end-limit".to_owned());
     let limited = limit.spawn(|| {
         std::thread::sleep(END_LIMIT);
@@ -302,7 +304,7 @@ fn end(mut running: Running, context: &ServiceContext) {
         std::process::exit(1);
     });
     if let Err(error) = limited {
-        tracing::warn!(%error, "no thread to limit the time of the end");
+        tracing::warn!(%error, "cannot start the thread that limits the time of the shutdown");
     }
     if let Some(heir) = heir(context) {
         // The service manager already stores the memory of RAM disks.
@@ -311,5 +313,5 @@ fn end(mut running: Running, context: &ServiceContext) {
         running.hand_over(&heir, memory.unwrap_or_default());
     }
     drop(running);
-    tracing::debug!("ended");
+    tracing::debug!("daemon stopped");
 }

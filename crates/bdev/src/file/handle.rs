@@ -434,7 +434,7 @@ impl FileBackend {
         }
         let path = self.shared.path.display();
         let error = classify(slot.io.kind, errno);
-        tracing::debug!("{path}: {:?} failed: {error}", slot.io);
+        tracing::debug!(%path, io = ?slot.io, "I/O failed: {error}");
         match slot.step {
             FileStep::Sync => IoError::with_errno(IoErrorKind::WriteMedium, errno),
             _ => error,
@@ -446,7 +446,7 @@ impl FileBackend {
     fn nothing_moved(&self, index: u32) -> IoError {
         let io = &self.slots[index as usize].io;
         let path = self.shared.path.display();
-        tracing::debug!("{path}: {io:?} reached the end of the file");
+        tracing::debug!(%path, ?io, "I/O failed: the file was truncated");
         match io.kind {
             IoKind::Read => IoErrorKind::ReadMedium.into(),
             _ => IoErrorKind::WriteMedium.into(),
@@ -462,7 +462,8 @@ impl SharedFile {
             let path = self.path.display();
             let error = std::io::Error::from_raw_os_error(errno);
             tracing::error!(
-                "{path}: cannot make written data durable: {error}; every flush fails until the disk is opened again"
+                %path,
+                "cannot make written data durable, every flush fails until the disk is opened again: {error}"
             );
         }
     }

@@ -38,10 +38,7 @@ pub(super) fn open(options: FileOptions) -> Result<SharedFile, OpenError> {
     if opened.is_err() && created && locked {
         // An empty file would hide the error at the next attempt.
         if let Err(error) = std::fs::remove_file(path) {
-            tracing::warn!(
-                "{}: cannot remove the file just created: {error}",
-                path.display()
-            );
+            tracing::warn!(path = %path.display(), "cannot remove the file just created: {error}");
         }
     }
     opened.map(|shared| SharedFile { created, ..shared })
@@ -196,7 +193,7 @@ fn examine(
         return Err(fail(path, no_direct_tail(path, size, unit, format)));
     }
     if let Some(format) = format {
-        tracing::warn!("{}: {}", path.display(), format.warning());
+        tracing::warn!(path = %path.display(), "{}", format.warning());
     }
     let geometry = Geometry::new(block_size, size);
     let info = describe(

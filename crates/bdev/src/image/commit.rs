@@ -56,11 +56,11 @@ pub(super) fn reopen(image: &Image) -> Result<Committable, OpenError> {
         .and_then(|()| below.release_locks())
         .and_then(|()| image.release_locks());
     let opened = released
-        .map_err(|error| failed(format!("cannot release it: {error}")))
+        .map_err(|error| failed(format!("cannot release the image: {error}")))
         .and_then(|()| open_both(image, base_path, base_is_image));
     opened.inspect_err(|_| {
         if let Err(error) = image.take_locks() {
-            tracing::error!("{}: cannot lock it again: {error}", path.display());
+            tracing::error!(path = %path.display(), "cannot lock the image again: {error}");
         }
     })
 }

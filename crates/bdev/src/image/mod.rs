@@ -138,7 +138,8 @@ impl SharedImage {
         self.publish(map());
         let path = self.path();
         tracing::error!(
-            "{path}: image marked as corrupt, all writes fail: {why}; hint: remove the disk, then lunette image check --repair all {path}"
+            %path,
+            "image marked as corrupt, all writes fail: {why}; hint: remove the disk, then lunette image check --repair all {path}"
         );
     }
 
@@ -147,7 +148,8 @@ impl SharedImage {
         if !self.is_said_corrupt.swap(true, Ordering::Relaxed) {
             let path = self.path();
             tracing::error!(
-                "{path}: image is damaged, I/O to the damaged part fails: {reason}; hint: remove the disk, then lunette image check {path}"
+                %path,
+                "image is damaged, I/O to the damaged part fails: {reason}; hint: remove the disk, then lunette image check {path}"
             );
         }
     }
@@ -295,7 +297,7 @@ impl Drop for Image {
         if let Some(owner) = self.owner.take().filter(|_| !has_channels)
             && owner.join().is_err()
         {
-            tracing::error!("{}: the image's thread panicked", self.shared.path());
+            tracing::error!(path = %self.shared.path(), "thread of the image panicked");
         }
     }
 }

@@ -187,11 +187,13 @@ fn log_state(options: &ImageOptions, header: &Header, image: &qcow2::Image<Conta
     let shown = options.path.display();
     if image.corruption().is_some() {
         tracing::error!(
-            "{shown}: image is marked as corrupt: reads work, all writes fail; hint: remove the disk, then lunette image check --repair all {shown}"
+            path = %shown,
+            "image is marked as corrupt, all writes fail; hint: remove the disk, then lunette image check --repair all {shown}"
         );
     } else if header.bitmaps.is_some() && !options.read_only {
         tracing::warn!(
-            "{shown}: the persistent bitmaps of the image become invalid, because writes are not recorded in them; hint: free their clusters with lunette image check --repair leaks {shown}"
+            path = %shown,
+            "persistent bitmaps of the image become invalid, because writes are not recorded in them; hint: free their clusters with lunette image check --repair leaks {shown}"
         );
     }
 }
@@ -238,8 +240,8 @@ fn open_files(options: &ImageOptions) -> Result<Files, OpenError> {
     if cache == CacheMode::None && opened.header.subcluster_bytes() < page {
         drop(opened);
         tracing::info!(
-            "{}: the image's clusters or subclusters are smaller than a page: serving it with cache=writeback",
-            path.display()
+            path = %path.display(),
+            "clusters of the image are smaller than a page, serving it with cache=writeback"
         );
         return open(CacheMode::Writeback);
     }

@@ -126,7 +126,7 @@ impl Owner {
     fn close_at_last(&mut self) {
         if let Err(error) = self.close() {
             let path = self.shared.path();
-            tracing::error!("{path}: cannot close the image cleanly: {error}");
+            tracing::error!(%path, "cannot close the image cleanly: {error}");
         }
     }
 
@@ -146,7 +146,8 @@ impl Owner {
         {
             let path = self.shared.path();
             tracing::warn!(
-                "{path}: leaked clusters remain in the image: {error}; hint: remove the disk, then lunette image check --repair leaks {path}"
+                %path,
+                "leaked clusters remain in the image: {error}; hint: remove the disk, then lunette image check --repair leaks {path}"
             );
             self.follow_corruption();
         }
@@ -314,7 +315,7 @@ impl Owner {
 
     fn failed(&self, command: &Command, error: &Error) -> IoError {
         let path = self.shared.path();
-        tracing::debug!("{path}: {command:?} failed: {error}");
+        tracing::debug!(%path, ?command, "command of the image failed: {error}");
         if let Error::Corrupt(reason) | Error::Overlap(reason) = error
             && self.image.corruption().is_none()
         {

@@ -151,7 +151,7 @@ impl Guarded {
                 }
                 Ok((_, uid, None)) => tracing::debug!(uid, "control socket: user not admitted"),
                 Err(error) => {
-                    tracing::debug!("control socket: {error}");
+                    tracing::debug!("control socket: cannot accept a connection: {error}");
                     // The error may be a lack of descriptors.
                     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
                 }

@@ -75,6 +75,7 @@ impl Tokens {
                 Ok(token) => token.is(shown.trim()),
                 Err(error) => {
                     tracing::error!(
+                        path = %path.display(),
                         "cannot read the token file, clients with this token are refused: {error}"
                     );
                     false

@@ -61,8 +61,10 @@ impl ExportDevice for OpenTarget {
         self.server.remove_target(&self.name, &hold);
         drop(hold);
         if !ended.wait(END_PATIENCE) {
-            let name = &self.name;
-            tracing::warn!("sessions of {name} did not end in time, removing the export anyway");
+            tracing::warn!(
+                export = self.name,
+                "sessions did not end in time, removing the export anyway"
+            );
         }
     }
 

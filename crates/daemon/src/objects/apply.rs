@@ -250,8 +250,10 @@ impl Owner {
         let mut done = true;
         for (disk, shrinking) in shrinking {
             if let Err(error) = disk.shrink(shrinking) {
-                let name = disk.name();
-                tracing::error!("disk {name}: cannot resize it before the next start: {error}");
+                tracing::error!(
+                    disk = disk.name(),
+                    "cannot resize the disk before the next start: {error}"
+                );
                 done = false;
             }
         }
@@ -288,7 +290,7 @@ impl Owner {
             if let Some(disk) = self.disks.get(name)
                 && let Err(error) = disk.roll_back_growth(*size)
             {
-                tracing::error!("disk {name}: cannot roll back its size to {size} bytes: {error}");
+                tracing::error!(disk = name, size, "cannot roll back the size: {error}");
             }
         }
         self.end_resize();
@@ -311,8 +313,10 @@ impl Owner {
         match exports::open(export, &self.disks, servers, transports, handed, users) {
             Ok(open) => self.enter(&open),
             Err(error) => {
-                let name = export.name();
-                tracing::error!("export {name}: rollback failed: {error}");
+                tracing::error!(
+                    export = export.name(),
+                    "cannot roll back the export: {error}"
+                );
             }
         }
     }

@@ -12,7 +12,7 @@ impl Owner {
         };
         if let Err(error) = device.add_luns(&found.collect::<Vec<_>>()) {
             // The configuration was checked, so this is a defect of the daemon.
-            tracing::error!("LUNs of {export} cannot be attached: {error}");
+            tracing::error!(export, "cannot attach LUNs: {error}");
         }
     }
 

@@ -154,7 +154,10 @@ impl Owner {
                 }
             }
             Err(error) => {
-                tracing::error!("disk {disk}: cannot resize now, only at the next start: {error}");
+                tracing::error!(
+                    disk,
+                    "cannot resize the disk before the next start: {error}"
+                );
                 // The record stays in the file for the next start.
                 self.growing.retain(|growing| growing.disk != disk);
             }

@@ -291,7 +291,10 @@ fn detach_luns(export: &str, luns: &[LunConfig], force: bool, device: &dyn Expor
     device.end_tasks(luns, force, &hold);
     drop(hold);
     if !holding.wait(DRAIN_PATIENCE) {
-        tracing::warn!("requests to LUNs of {export} did not complete in time, aborting them");
+        tracing::warn!(
+            export,
+            "requests to LUNs did not complete in time, aborting them"
+        );
         let (hold, aborted) = Holding::new();
         device.end_tasks(luns, true, &hold);
         drop(hold);
@@ -634,7 +637,7 @@ impl Owner {
             return state_store.end_resize();
         }
         if let Err(error) = state_store.begin_resize(&self.growing) {
-            tracing::warn!("{error}");
+            tracing::warn!("cannot update the record of resizes: {error}");
         }
     }
 
@@ -647,7 +650,8 @@ impl Owner {
             if let Err(error) = disk.roll_back_growth(before) {
                 tracing::error!(
                     disk = name,
-                    "cannot roll back the size, bytes={before}: {error}"
+                    size = before,
+                    "cannot roll back the size: {error}"
                 );
             }
             let message: Message =
@@ -657,7 +661,8 @@ impl Owner {
         if let Err(error) = self.helpers.run(&place, work) {
             tracing::error!(
                 disk = place,
-                "cannot roll back the size, bytes={before}: {error}"
+                size = before,
+                "cannot roll back the size: {error}"
             );
         }
     }

@@ -40,7 +40,7 @@ impl Owner {
         if !self.sized_files.contains(name)
             && let Err(error) = self.take_size_over(name)
         {
-            tracing::warn!("disk {name}: its size cannot be followed: {error}");
+            tracing::warn!(disk = name, "cannot adopt the changed size: {error}");
         }
         if let Some(disk) = self.disks.get(name)
             && disk.state().waiting().is_some()

@@ -39,7 +39,7 @@ impl Owner {
                 identities::sync(&files);
             };
             if let Err(error) = self.helpers.run(&place, write) {
-                tracing::warn!("no thread to write identities: {error}");
+                tracing::warn!("cannot start a thread to write identities: {error}");
             }
         }
         drop(written);

@@ -80,7 +80,7 @@ impl Owner {
             if is_following.is_some_and(|disk| disk.backend.size().is_none())
                 && let Err(error) = self.take_size_over(name)
             {
-                tracing::debug!("disk {name}: its size cannot be followed: {error}");
+                tracing::debug!(disk = name, "cannot adopt the changed size: {error}");
             }
         }
     }
@@ -182,11 +182,17 @@ impl Owner {
         };
         if now < before {
             tracing::warn!(
-                "disk {name} has shrunk from {before} to {now} bytes outside of the daemon, data beyond are lost"
+                disk = name,
+                before,
+                now,
+                "disk has shrunk outside of the daemon, the data beyond its new end is lost"
             );
         } else {
             tracing::info!(
-                "disk {name} has grown from {before} to {now} bytes outside of the daemon"
+                disk = name,
+                before,
+                now,
+                "disk has grown outside of the daemon"
             );
         }
         self.resized(name);

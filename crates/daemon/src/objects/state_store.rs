@@ -175,8 +175,8 @@ impl StateStore {
         for resizing in all {
             if let Err(error) = complete_resize(&resizing, config) {
                 tracing::error!(
-                    "disk {}: cannot complete an interrupted resize: {error}",
-                    resizing.disk
+                    disk = resizing.disk,
+                    "cannot complete an interrupted resize: {error}"
                 );
                 is_complete = false;
             }
