@@ -195,7 +195,7 @@ fn a_verdict_is_the_same_when_nobody_reads() -> Result<()> {
     let output = child.wait_with_output()?;
     ensure!(output.status.code() == Some(1), "{}", output_text(&output));
     ensure!(
-        output_text(&output).contains("errors or differences"),
+        output_text(&output).contains("failed or returned wrong data"),
         "{}",
         output_text(&output)
     );

@@ -30,7 +30,8 @@ impl Painter {
     pub fn png(&self, svg: &str) -> Result<Vec<u8>> {
         let tree = Tree::from_str(svg, &self.options).context("the generated SVG is invalid")?;
         let size = tree.size().to_int_size();
-        let mut pixels = Pixmap::new(size.width(), size.height()).context("an empty picture")?;
+        let mut pixels =
+            Pixmap::new(size.width(), size.height()).context("the picture is empty")?;
         resvg::render(&tree, Transform::default(), &mut pixels.as_mut());
         pixels.encode_png().context("cannot encode a picture")
     }

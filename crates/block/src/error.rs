@@ -137,16 +137,18 @@ impl fmt::Display for IoErrorKind {
         f.write_str(match self {
             IoErrorKind::OutOfRange => "range beyond the end of the disk",
             IoErrorKind::ReadOnly => "disk is read-only",
-            IoErrorKind::Unsupported => "disk cannot do this",
-            IoErrorKind::NoSpace => "no space left below the disk",
+            IoErrorKind::Unsupported => "operation not supported by the disk",
+            IoErrorKind::NoSpace => "no space left on the device of the disk",
             IoErrorKind::ReadMedium => "read failed",
             IoErrorKind::WriteMedium => "write failed",
-            IoErrorKind::ClientMemory => "client memory is gone",
+            IoErrorKind::ClientMemory => "client memory is no longer mapped",
             IoErrorKind::Offline => "disk is offline",
-            IoErrorKind::Closed => "disk is being sanitized or formatted, or that failed",
+            IoErrorKind::Closed => {
+                "disk is being sanitized or formatted, or that operation has failed"
+            }
             IoErrorKind::Cancelled => "cancelled",
             IoErrorKind::Miscompare => "compared data differ",
-            IoErrorKind::TimedOut => "took longer than io_timeout",
+            IoErrorKind::TimedOut => "I/O took longer than io_timeout",
         })
     }
 }

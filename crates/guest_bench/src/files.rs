@@ -53,9 +53,9 @@ pub fn run(words: &[String]) -> Result<()> {
     let known = PRESETS.iter().find(|(word, _)| word == preset);
     let (_, preset) =
         known.with_context(|| format!("{preset}: create, seqread, randread, randwrite or mail"))?;
-    let threads: u64 = threads.parse().context("THREADS is no number")?;
-    let time = Duration::from_millis(time.parse().context("MILLISECONDS is no number")?);
-    let bytes: u64 = bytes.parse().context("BYTES is no number")?;
+    let threads: u64 = threads.parse().context("THREADS is not a number")?;
+    let time = Duration::from_millis(time.parse().context("MILLISECONDS is not a number")?);
+    let bytes: u64 = bytes.parse().context("BYTES is not a number")?;
     ensure!((1..=256).contains(&threads), "THREADS: 1 to 256");
     let share = bytes / threads / CREATED * CREATED;
     ensure!(
@@ -105,7 +105,7 @@ fn work(
         for worker in workers {
             let done = worker.join();
             let (more_reads, more_writes) =
-                done.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+                done.map_err(|_| anyhow::anyhow!("a thread of the workload panicked"))??;
             reads.add(&more_reads);
             writes.add(&more_writes);
         }

@@ -65,6 +65,9 @@ fn measure(file: &str) -> Result<()> {
     let complaints = turns().flat_map(|turn| &turn.jobs);
     let mut complaints = complaints.flat_map(|job| &job.complaints);
     let complaint = complaints.next().map_or("", String::as_str);
-    ensure!(errors == 0, "{errors} errors or differences: {complaint}");
+    ensure!(
+        errors == 0,
+        "{errors} requests failed or returned wrong data: {complaint}"
+    );
     Ok(())
 }

@@ -24,12 +24,12 @@ pub fn run(words: &[String]) -> Result<()> {
     let [time, hertz, pids @ ..] = words else {
         anyhow::bail!("usage: guest-bench profile MILLISECONDS HERTZ [PID...]");
     };
-    let time = Duration::from_millis(time.parse().context("MILLISECONDS is no number")?);
-    let hertz: u64 = hertz.parse().context("HERTZ is no number")?;
+    let time = Duration::from_millis(time.parse().context("MILLISECONDS is not a number")?);
+    let hertz: u64 = hertz.parse().context("HERTZ is not a number")?;
     ensure!((1..=10_000).contains(&hertz), "HERTZ: 1 to 10000");
     let pids: Vec<i32> = pids
         .iter()
-        .map(|pid| pid.parse().context("PID is no number"))
+        .map(|pid| pid.parse().context("PID is not a number"))
         .collect::<Result<_>>()?;
     let (mut samplers, has_kernel) = open(&pids, hertz)?;
     // Reading kernel symbols takes a while and must not be sampled.

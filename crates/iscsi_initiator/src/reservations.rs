@@ -114,7 +114,7 @@ impl Unit {
         let Some((head, list)) = data.split_first_chunk::<8>() else {
             return Err(answer(
                 IN,
-                format!("response has only {} bytes", data.len()),
+                format!("the response of the unit has only {} bytes", data.len()),
             ));
         };
         let number =

@@ -335,7 +335,7 @@ pub fn luns(session: &mut Session) -> Result<LunList> {
         data = report_luns(session, wanted)?;
     }
     if data.len() < 8 {
-        let reason = format!("response has only {} bytes", data.len());
+        let reason = format!("the response of the unit has only {} bytes", data.len());
         return Err(answer("REPORT LUNS", reason));
     }
     Ok(lun_list(&data, length(&data)))

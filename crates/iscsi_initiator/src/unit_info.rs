@@ -155,7 +155,7 @@ impl UnitInfo {
         let Some((last, rest)) = data.split_first_chunk::<8>() else {
             return Err(answer(
                 NAME,
-                format!("response has only {} bytes", data.len()),
+                format!("the response of the unit has only {} bytes", data.len()),
             ));
         };
         let block_size = rest
@@ -206,7 +206,7 @@ impl UnitInfo {
         let (Some(last), Some(block_size)) = (number(0), number(4)) else {
             return Err(answer(
                 NAME,
-                format!("response has only {} bytes", data.len()),
+                format!("the response of the unit has only {} bytes", data.len()),
             ));
         };
         if !block_size.is_power_of_two() || !(512..=65_536).contains(&block_size) {

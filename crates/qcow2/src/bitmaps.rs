@@ -94,7 +94,9 @@ impl Bitmaps {
     /// # Errors
     /// The storage failed, or the directory is damaged.
     pub(crate) fn places(&self, storage: &impl Storage, header: &Header) -> Result<Places> {
-        let size = storage.size().map_err(io("cannot read the size"))?;
+        let size = storage
+            .size()
+            .map_err(io("cannot read the size of the file"))?;
         let range = |structure: &str, offset: u64, bytes: u64| {
             let end = offset.checked_add(bytes).filter(|end| *end <= size);
             match end {
@@ -162,7 +164,9 @@ impl Bitmaps {
         places: &Places,
         mut found: impl FnMut(u64),
     ) -> Result<()> {
-        let size = storage.size().map_err(io("cannot read the size"))?;
+        let size = storage
+            .size()
+            .map_err(io("cannot read the size of the file"))?;
         for table in &places.tables {
             let mut at = table.start;
             while at < table.end {

@@ -34,7 +34,9 @@ impl<S: Storage> Image<S> {
             return refused("an image with an external data file cannot have internal snapshots; hint: create an overlay with lunette image create --backing".to_owned());
         }
         if self.snapshots.iter().any(|known| known.name == name) {
-            return refused(format!("it already has a snapshot named {name}"));
+            return refused(format!(
+                "the image already has a snapshot named {name}; hint: use another name, or remove that snapshot with lunette image snapshot --delete"
+            ));
         }
         let l1_entries = self.snapshots.iter().map(|known| known.l1_entries);
         let l1_entries = l1_entries.chain([self.header.l1_entries]).map(u64::from);
@@ -42,7 +44,7 @@ impl<S: Storage> Image<S> {
             || l1_entries.sum::<u64>() > L1_ENTRIES_MAX
         {
             return refused(format!(
-                "it already has {} snapshots, the maximum; hint: remove one with lunette image snapshot --delete",
+                "the image already has {} snapshots, the maximum; hint: remove one with lunette image snapshot --delete",
                 self.snapshots.len()
             ));
         }
@@ -68,7 +70,7 @@ impl<S: Storage> Image<S> {
         let (_, snapshot) = self.snapshot(which)?;
         if self.header.bitmaps.is_some() {
             return refused(
-                "its persistent bitmaps would no longer match the disk; hint: remove them first with qemu-img bitmap --remove"
+                "the persistent bitmaps of the image would no longer match the disk; hint: remove them first with qemu-img bitmap --remove"
                     .to_owned(),
             );
         }
@@ -111,7 +113,7 @@ impl<S: Storage> Image<S> {
         match found {
             Some(index) => Ok((index, self.snapshots[index].clone())),
             None => refused(format!(
-                "it has no snapshot {which}; hint: list them with lunette image snapshot PATH"
+                "the image has no snapshot {which}; hint: list them with lunette image snapshot PATH"
             )),
         }
     }
@@ -133,7 +135,7 @@ impl<S: Storage> Image<S> {
         if report.corruptions > 0 {
             let faults = report.findings.join("; ");
             return corrupt(format!(
-                "it has faults: {faults}; hint: lunette image check --repair all"
+                "the image has faults: {faults}; hint: lunette image check --repair all"
             ));
         }
         self.set_incompatible(self.header.incompatible | DIRTY)

@@ -119,7 +119,7 @@ impl<S: Storage> Image<S> {
         let report = self.examine(Repair::Counts)?;
         if !report.is_clean() {
             return corrupt(format!(
-                "it was not closed cleanly and cannot be repaired without data loss: {}; hint: lunette image check --repair all",
+                "the image was not closed cleanly and cannot be repaired without data loss: {}; hint: lunette image check --repair all",
                 report.findings.join("; ")
             ));
         }
@@ -252,7 +252,10 @@ impl<S: Storage> Image<S> {
         is_active: bool,
         check: &mut Check,
     ) -> Result<()> {
-        let size = self.storage.size().map_err(io("cannot read the size"))?;
+        let size = self
+            .storage
+            .size()
+            .map_err(io("cannot read the size of the file"))?;
         let bits = self.header.cluster_bits;
         let l1 = read_table(&self.storage, l1_offset, l1_entries)?;
         for (number, l1_entry) in (0..).zip(l1) {
@@ -272,7 +275,10 @@ impl<S: Storage> Image<S> {
 
     /// Counts the clusters that L2 tables use. Each table is read once, however many L1 tables refer to it.
     fn count_clusters(&mut self, check: &mut Check) -> Result<()> {
-        let size = self.storage.size().map_err(io("cannot read the size"))?;
+        let size = self
+            .storage
+            .size()
+            .map_err(io("cannot read the size of the file"))?;
         let bits = self.header.cluster_bits;
         let tables = std::mem::take(&mut check.tables);
         for (host, table) in &tables {

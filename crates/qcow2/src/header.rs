@@ -134,7 +134,11 @@ impl Header {
             .read_at(0, &mut head)
             .map_err(io("cannot read the header"))?;
         let header = Header::decode(&head)?;
-        header.check(storage.size().map_err(io("cannot read the size"))?)?;
+        header.check(
+            storage
+                .size()
+                .map_err(io("cannot read the size of the file"))?,
+        )?;
         Ok(header)
     }
 
@@ -153,7 +157,7 @@ impl Header {
         if method != 0 {
             let method = if method == 2 { "LUKS" } else { "AES" };
             return Err(Error::Unsupported(format!(
-                "it is encrypted ({method}), which is not supported; hint: make a plain copy with qemu-img convert"
+                "the image is encrypted ({method}), which is not supported; hint: make a plain copy with qemu-img convert"
             )));
         }
         let header_bytes = if is_3 {
@@ -356,7 +360,7 @@ fn check_features(incompatible: u64) -> Result<()> {
     let known = DIRTY | CORRUPT | DATA_FILE | COMPRESSION_TYPE | EXTENDED_L2;
     if incompatible & !known != 0 {
         return Err(Error::Unsupported(format!(
-            "it has unknown incompatible features (bits {:#x})",
+            "the image has unknown incompatible features (bits {:#x})",
             incompatible & !known
         )));
     }

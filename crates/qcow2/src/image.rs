@@ -214,7 +214,10 @@ impl<S: Storage> Image<S> {
             Ok(Some(host)) => host,
             Err(()) => return corrupt(format!("entry {table} of the L1 table is damaged")),
         };
-        let size = self.storage.size().map_err(io("cannot read the size"))?;
+        let size = self
+            .storage
+            .size()
+            .map_err(io("cannot read the size of the file"))?;
         let cluster = host >> self.header.cluster_bits;
         if self.refcounts.in_use.is_structure(cluster) {
             return Err(Error::Overlap(format!(
@@ -332,7 +335,7 @@ const BAD_ENTRY: u64 = 1 << 57;
 /// Flag of a damaged entry that refers to a cluster with metadata.
 const OVERLAPPING: u64 = 1 << 58;
 
-const MARKED_CORRUPT: &str = "it is marked as corrupt; hint: repair it with lunette image check --repair all, or serve it with read_only";
+const MARKED_CORRUPT: &str = "the image is marked as corrupt; hint: repair it with lunette image check --repair all, or serve it with read_only";
 
 pub(crate) fn read_table(storage: &impl Storage, offset: u64, entries: u32) -> Result<Vec<u64>> {
     let mut bytes = vec![0; entries as usize * 8];

@@ -39,7 +39,9 @@ impl Refcounts {
             .read_at(header.refcount_table_offset, &mut table)
             .map_err(io("cannot read the refcount table"))?;
         let mut table: Vec<u64> = entries(&table).collect();
-        let size = storage.size().map_err(io("cannot read the size"))?;
+        let size = storage
+            .size()
+            .map_err(io("cannot read the size of the file"))?;
         let (mut seen, mut bad_blocks) = (HashSet::new(), Vec::new());
         for offset in table.iter_mut().filter(|offset| **offset != 0) {
             if !offset.is_multiple_of(cluster) || *offset >= size || !seen.insert(*offset) {

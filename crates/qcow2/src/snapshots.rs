@@ -64,7 +64,9 @@ pub(crate) fn raw_entries(storage: &impl Storage, header: &Header) -> Result<Vec
 pub(crate) fn read_table(storage: &impl Storage, header: &Header) -> Result<(Vec<Snapshot>, u64)> {
     let mut at = header.snapshots_offset;
     let mut snapshots = Vec::new();
-    let size = storage.size().map_err(io("cannot read the size"))?;
+    let size = storage
+        .size()
+        .map_err(io("cannot read the size of the file"))?;
     let mut all_l1_entries = 0;
     let read = |at: u64, length: usize| {
         let mut bytes = vec![0; length];

@@ -165,7 +165,7 @@ impl Store for WithPorts {
         let is_something = loaded.as_ref().is_some_and(|bytes| !bytes.is_empty());
         match &self.ports.lock().unusable {
             Some(reason) if is_something && names_ports(key) => Err(Unusable(format!(
-                "the identifiers of its the identifiers of target ports are unknown: {reason}"
+                "the identifiers of its target ports are unknown: {reason}"
             ))),
             _ => Ok(loaded),
         }

@@ -54,7 +54,7 @@ fn is_whole(stream: &UnixStream, there: usize) -> io::Result<Option<Option<Owned
     let mut header = [0; HEADER];
     let (read, first) = look(stream, &mut header)?;
     if read < HEADER {
-        return invalid("a header in pieces, with descriptors between them");
+        return invalid("the header of a message arrived in pieces, with descriptors between them");
     }
     let size = u32::from_ne_bytes([header[8], header[9], header[10], header[11]]);
     let request = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
@@ -70,7 +70,7 @@ fn is_whole(stream: &UnixStream, there: usize) -> io::Result<Option<Option<Owned
     // A peek ends after descriptors and may return those of the next message, so their number is not reliable.
     let (read, _) = look(stream, &mut message[..length])?;
     if read < length && read != HEADER {
-        return invalid("a message in pieces, with descriptors between them");
+        return invalid("a message arrived in pieces, with descriptors between them");
     }
     Ok(Some(channel))
 }

@@ -135,7 +135,10 @@ impl Session {
         match subject.kind {
             Kind::VhostBlk | Kind::VhostScsi { .. } => {
                 if direct == Some(false) {
-                    bail!("direct=0: a driver of {} has no page cache", subject.name);
+                    bail!(
+                        "direct=0 is not possible: the driver of {} has no page cache",
+                        subject.name
+                    );
                 }
                 let session = vhost::VhostSession::open(subject, options, demand, queues)?;
                 Ok(Session::Vhost(Box::new(session)))
@@ -146,7 +149,10 @@ impl Session {
             }
             Kind::Iscsi => {
                 if direct == Some(false) {
-                    bail!("direct=0: a driver of {} has no page cache", subject.name);
+                    bail!(
+                        "direct=0 is not possible: the driver of {} has no page cache",
+                        subject.name
+                    );
                 }
                 iscsi::IscsiSession::open(subject).map(Session::Iscsi)
             }

@@ -104,7 +104,7 @@ impl Subject {
             }
         }
         if subject.keys.is_idle() {
-            bail!("`{text}`: keys of the login go with connections=N; hint: connections=1");
+            bail!("`{text}`: keys of the login need connections=N; hint: add connections=1");
         }
         Ok(subject)
     }

@@ -120,7 +120,7 @@ fn switches(job: &mut Job, option: &str, value: Option<&str>) -> Option<Result<(
         "stonewall" | "wait_for_previous" => set(&mut job.stonewall),
         "group_reporting" => match switch(value) {
             Ok(true) => Ok(()),
-            Ok(false) => Err("clones of a job are always reported as one".to_owned()),
+            Ok(false) => Err("not supported, because clones of a job are always reported together; hint: group_reporting=1".to_owned()),
             Err(error) => Err(error),
         },
         "end_fsync" => set(&mut job.flush_at_end),
@@ -132,13 +132,13 @@ fn switches(job: &mut Job, option: &str, value: Option<&str>) -> Option<Result<(
         "lat_percentiles" => set(&mut job.lat_percentiles),
         "per_job_logs" => match switch(value) {
             Ok(true) => Ok(()),
-            Ok(false) => Err("each clone of a job has its own log files".to_owned()),
+            Ok(false) => Err("not supported, because each clone of a job has its own log files; hint: per_job_logs=1".to_owned()),
             Err(error) => Err(error),
         },
         // Clones are always threads.
         "thread" => match switch(value) {
             Ok(true) => Ok(()),
-            Ok(false) => Err("clones are always threads".to_owned()),
+            Ok(false) => Err("not supported, because clones are always threads; hint: thread=1".to_owned()),
             Err(error) => Err(error),
         },
         "randrepeat" | "allrandrepeat" => match switch(value) {
@@ -403,7 +403,7 @@ fn percentiles(text: &str) -> Result<Vec<f64>, String> {
         }
     }
     if list.len() > 20 {
-        return Err("more than 20 percentiles".to_owned());
+        return Err("more than 20 percentiles; at most 20 are allowed".to_owned());
     }
     list.sort_by(f64::total_cmp);
     Ok(list)

@@ -42,7 +42,7 @@ impl Pump {
                     carrier.turn();
                 }
             })
-            .context("cannot start a thread")?;
+            .context("cannot start the thread of the simulated link")?;
         Ok(Pump {
             ends,
             thread: Some(thread),

@@ -436,7 +436,8 @@ impl Rig {
         let jobs = self.jobs(&[("rw", "write"), ("bs", "256k"), ("iodepth", "4")])?;
         let plan = plan_of(jobs, false);
         let never = Arc::new(AtomicBool::new(false));
-        run_plan(&plan, &Clock::new(), &never, &Progress::silent()).context("filling the disks")?;
+        run_plan(&plan, &Clock::new(), &never, &Progress::silent())
+            .context("cannot fill the disks")?;
         Ok(())
     }
 

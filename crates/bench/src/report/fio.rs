@@ -67,7 +67,7 @@ pub fn to_json(outcome: &Outcome, jobs: &[Job], bins: bool) -> Value {
 
 /// Parses a document written by [`to_json`].
 pub fn read(text: &str) -> Result<Outcome> {
-    let document: Value = serde_json::from_str(text).context("this is not JSON")?;
+    let document: Value = serde_json::from_str(text).context("the file is not JSON")?;
     let outcome = document
         .get("lunette")
         .and_then(|ours| ours.get("outcome"))

@@ -37,7 +37,7 @@ pub(super) fn round_trip(cpus: (usize, usize)) -> Result<Option<f64>> {
     std::thread::scope(|scope| {
         let answering = scope.spawn(|| answer(cpus.1, &way));
         let asking = scope.spawn(|| ask(cpus.0, &way));
-        let panicked = |_| anyhow!("a thread panicked");
+        let panicked = |_| anyhow!("a measuring thread panicked");
         let asked = asking.join().map_err(panicked)?;
         answering.join().map_err(panicked)??;
         let mut samples = asked?;

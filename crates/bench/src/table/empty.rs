@@ -36,7 +36,9 @@ struct Wires {
 pub fn exchanges(cpus: (usize, usize), turns: u32, turn: Duration) -> Result<Exchange> {
     // Checks both CPUs first, so that neither thread waits for one that cannot start.
     let pinned = std::thread::spawn(move || pin(cpus.0).and_then(|()| pin(cpus.1)));
-    pinned.join().map_err(|_| anyhow!("a thread panicked"))??;
+    pinned
+        .join()
+        .map_err(|_| anyhow!("a measuring thread panicked"))??;
     let each = |_| exchange(cpus, turn);
     let all = (0..turns).map(each).collect::<Result<Vec<_>>>()?;
     let median = |of: fn(&Exchange) -> f64| {
@@ -58,7 +60,7 @@ fn exchange(cpus: (usize, usize), turn: Duration) -> Result<Exchange> {
     std::thread::scope(|scope| {
         let device = scope.spawn(|| device(cpus.1, &wires));
         let driver = scope.spawn(|| drive(cpus.0, &wires, turn));
-        let join = || anyhow!("a thread panicked");
+        let join = || anyhow!("a measuring thread panicked");
         let driven = driver.join().map_err(|_| join())?;
         let cpu = device.join().map_err(|_| join())??;
         let (exchanges, time) = driven?;

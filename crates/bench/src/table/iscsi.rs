@@ -354,7 +354,7 @@ pub(super) fn fill(
         ..Plan::default()
     };
     run_without_errors(&plan, clock, interrupted, &Progress::silent())
-        .context("filling the disks")?;
+        .context("cannot fill the disks")?;
     Ok(())
 }
 

@@ -340,7 +340,7 @@ fn fill(
         ..Plan::default()
     };
     run_without_errors(&plan, clock, interrupted, &Progress::silent())
-        .context("filling the RAM disks")?;
+        .context("cannot fill the RAM disks")?;
     Ok(())
 }
 

@@ -139,6 +139,6 @@ fn fill(subjects: Vec<Subject>, clock: &Clock, interrupted: &Arc<AtomicBool>) ->
         ..Plan::default()
     };
     run_without_errors(&plan, clock, interrupted, &Progress::silent())
-        .context("filling the images")?;
+        .context("cannot fill the images")?;
     Ok(())
 }

@@ -550,7 +550,9 @@ impl Copying {
         let open = |device: &Arc<dyn BlockDevice>| {
             let io = BlockingIo::new(Arc::clone(device));
             let io = io.map(|io| self.patient(io, None));
-            io.map_err(|error| Early::Failed(format!("cannot attach: {error}")))
+            io.map_err(|error| {
+                Early::Failed(format!("cannot attach the job to the device: {error}"))
+            })
         };
         let (mut source, mut target) = (open(&self.source)?, open(&self.target)?);
         let copied = self.copy_all(mirror, &mut source, &mut target);

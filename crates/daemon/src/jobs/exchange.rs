@@ -39,9 +39,12 @@ impl Prepared<'_> {
             let name = disk.name().to_owned();
             let attached = worker.call(move |w| w.io().prepare_device(&disk, &device));
             // A worker that has ended does no I/O.
-            attached
-                .unwrap_or(Ok(()))
-                .map_err(|error| failed(&name, &format!("cannot attach: {error}")))?;
+            attached.unwrap_or(Ok(())).map_err(|error| {
+                failed(
+                    &name,
+                    &format!("cannot attach a worker to the device: {error}"),
+                )
+            })?;
         }
         Ok(())
     }

@@ -576,7 +576,7 @@ Examples:
 pub enum ConfigAction {
     /// Show the configuration that is in effect, as the text of a file
     Show {
-        /// Show the configuration in effect. This is the default, and the only choice
+        /// Show the configuration in effect. The command always does this, so the option has no effect
         #[arg(long)]
         effective: bool,
     },

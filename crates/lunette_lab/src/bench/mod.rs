@@ -154,7 +154,9 @@ fn trial(trial: &Trial) -> Outcome {
         .map(bench::run::Repetition::errors)
         .sum();
     if errors > 0 {
-        return Err(Failure::because(format!("{errors} errors or differences")));
+        return Err(Failure::because(format!(
+            "{errors} requests failed or returned wrong data"
+        )));
     }
     to_its_end(&interrupted)
 }

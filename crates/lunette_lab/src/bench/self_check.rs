@@ -58,7 +58,7 @@ pub fn self_check(arguments: &SelfCheckArguments) -> Outcome {
         .filter(|finding| finding.verdict == Verdict::Wrong)
         .count();
     if wrong > 0 {
-        return Err(Failure::because(format!("{wrong} claims do not hold")));
+        return Err(Failure::because(format!("{wrong} checks failed")));
     }
     Ok(printed?)
 }

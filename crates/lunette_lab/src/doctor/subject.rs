@@ -77,7 +77,7 @@ pub fn guest(name: &str) -> Result<Host, Failure> {
         Ended::Code(code) => {
             let said = String::from_utf8_lossy(&errors).into_owned();
             return Err(failed(anyhow::anyhow!(
-                "cannot read its files, exit code {code}: {said}"
+                "cannot read the files of the guest, exit code {code}: {said}"
             )));
         }
         Ended::NobodyReads => return Err(Failure::OutputClosed),

@@ -230,8 +230,11 @@ pub fn parameters(target: &str, login: &Login, json: bool) -> Outcome {
 
 /// Prints each response time, then minimum, mean and maximum.
 pub fn ping(target: &str, count: u32, interval: f64, login: &Login) -> Outcome {
-    let pause = Duration::try_from_secs_f64(interval)
-        .map_err(|_| Failure::mistake(format!("--interval {interval}: not a time")))?;
+    let pause = Duration::try_from_secs_f64(interval).map_err(|_| {
+        Failure::mistake(format!(
+            "--interval {interval}: must be a number of seconds, such as 0.5"
+        ))
+    })?;
     let mut session = log_in(target, login)?;
     let data = [0x2a; 56];
     let mut times = Vec::new();

@@ -152,7 +152,9 @@ impl Guest {
         plugged.at = match (arguments.kind, &arguments.at) {
             (Kind::Scsi, Some(at)) => at.clone(),
             (Kind::Scsi, None) => self.free_address(arguments.via_qemu)?,
-            (Kind::Blk, Some(_)) => bail!("--at is for SCSI disks"),
+            (Kind::Blk, Some(_)) => {
+                bail!("--at is only for SCSI disks; hint: omit it for a virtio-blk disk")
+            }
             (Kind::Blk, None) => String::new(),
         };
         self.note(&mut plugged)?;
@@ -437,7 +439,7 @@ impl Guest {
                 .map(|target| format!("{controller}/{target}:0"));
             return addresses
                 .find(|at| !plugged.contains(at))
-                .context("no target is free");
+                .context("all targets of the controller are in use; hint: lunette vm unplug, or --at with another LUN");
         }
         let exports: Vec<Export> = Client::new(&self.control()?).get("/v1/exports")?;
         for export in exports {
@@ -449,7 +451,7 @@ impl Guest {
                 let taken = luns.iter().any(|lun| lun.target == target);
                 (!taken && !plugged.contains(&at)).then_some(at)
             };
-            return (0..=255).find_map(is_free).context("no target is free");
+            return (0..=255).find_map(is_free).context("all targets of the controller are in use; hint: lunette vm unplug, or --at with another LUN");
         }
         bail!(
             "the guest has no virtio-scsi controller; hint: lunette vm run scsi:1x1, or plug it as blk"

@@ -293,7 +293,7 @@ impl Client<'_> {
             Frame::Input(data) => {
                 let count = data.len() as u32;
                 if count > channel.input.left() {
-                    return Err(Violation("more input than allowed".to_owned()));
+                    return Err(Violation("more input than the window allows".to_owned()));
                 }
                 channel.input.spend(count);
             }

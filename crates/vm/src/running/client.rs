@@ -83,7 +83,9 @@ fn receive(
     let mut ended = None;
     let mut broken = None;
     while ended.is_none() && broken.is_none() {
-        let count = stream.read(&mut buffer).context("the guest's supervisor")?;
+        let count = stream
+            .read(&mut buffer)
+            .context("cannot read from the guest's supervisor")?;
         if count == 0 {
             bail!("the guest's supervisor has ended; hint: lunette vm list");
         }
@@ -120,7 +122,7 @@ fn receive(
             }
             Ok(())
         });
-        fed.context("the guest's supervisor")?;
+        fed.context("invalid message of the guest's supervisor")?;
     }
     match (broken, ended) {
         (Some(error), _) if error.kind() == std::io::ErrorKind::BrokenPipe => {

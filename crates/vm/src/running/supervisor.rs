@@ -331,7 +331,7 @@ impl Supervisor {
             .state
             .control
             .clone()
-            .context("a daemon without a control socket")?;
+            .context("the guest's daemon has no control socket")?;
         let client = Client::new(&control);
         wait_for(&daemon.sockets, &mut process, || {
             client.text("/v1/version").is_ok()

@@ -369,7 +369,7 @@ fn host(
     size: u64,
 ) -> Result<Layer> {
     let found = match arguments.delay {
-        Some(_) => Err("a delayed disk is Lunette's own".to_owned()),
+        Some(_) => Err("not measured, because only Lunette serves a disk with --delay".to_owned()),
         None => {
             let document = on_host(folder, 1, size, &|files| {
                 case(pattern).job(files, (arguments.time * 1e3) as u64, true)

@@ -38,7 +38,7 @@ impl Profile {
     pub fn of(document: &Value) -> Result<Profile> {
         let stacks = document["stacks"]
             .as_object()
-            .context("a profile without stacks")?;
+            .context("the profile has no stacks")?;
         let stacks = stacks.iter().map(|(stack, count)| {
             let stack = stack.replace(|c: char| !c.is_ascii_graphic(), "_");
             (stack, count.as_u64().unwrap_or(0))

@@ -238,7 +238,7 @@ fn in_guest(
             on_host(&words, guest.processes())
         });
         let result = guest.run(&whole);
-        let joined = |_| anyhow::anyhow!("a thread panicked");
+        let joined = |_| anyhow::anyhow!("a sampling thread panicked");
         let sampled = sampled.join().map_err(joined)?;
         let host = host.join().map_err(joined)?;
         Ok((sampled?, host, result?))

@@ -214,7 +214,9 @@ fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
         ways: ways(arguments, &folder.display().to_string()),
     };
     if setup.ways.len() < 2 {
-        return Err(Failure::mistake("--ways: unknown name"));
+        return Err(Failure::mistake(
+            "--ways: no variant has one of these words in its name; hint: --ways Lunette",
+        ));
     }
     Ok(Study {
         setups: vec![setup],
@@ -234,7 +236,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     let study = study(arguments)?;
     let results = study.run().map_err(failed)?;
     if vm::interrupted() {
-        say(&"interrupted; hint: the same command continues from here");
+        say(&"interrupted; hint: run the same command again to continue the study");
         return Err(Failure::Interrupted);
     }
     let report = Report {

@@ -149,7 +149,9 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
     };
     let setups = setups(arguments, &threads, &folder.display().to_string());
     if setups.is_empty() {
-        return Err(Failure::mistake("--series: unknown name"));
+        return Err(Failure::mistake(
+            "--series: no variant has one of these words in its name; hint: --series Lunette",
+        ));
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     for many in threads.iter().filter(|n| **n as usize > cpus) {
@@ -190,7 +192,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     let study = study(arguments)?;
     let results = study.run().map_err(failed)?;
     if vm::interrupted() {
-        say(&"interrupted; hint: the same command continues from here");
+        say(&"interrupted; hint: run the same command again to continue the study");
         return Err(Failure::Interrupted);
     }
     let report = Report {
