@@ -142,7 +142,8 @@ pub struct Trial {
     /// Maximum number of repetitions of a disturbed turn
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=MANY))]
     pub retries: u32,
-    /// Maximum CPU use of other processes, in CPUs; above it, a turn counts as disturbed. inf accepts all turns
+    /// Maximum CPU time that other processes and the hypervisor take, in CPUs. Above it, a turn counts as disturbed. inf accepts all
+    /// turns
     #[arg(long, value_name = "CPUS", default_value_t = 0.1, value_parser = cpus_worth)]
     pub disturbance: f64,
     /// Output format
