@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn what_a_disk_has_grown_by_is_dirty() {
         let (_file, bitmap) = bitmap(2 * CHUNK + 512);
-        // The last bit covers more than the disk had.
+        // The last bit of the old size covers more bytes than the old disk had.
         bitmap.mark(3 * CHUNK, CHUNK);
         let wanted = [(3 * CHUNK, false), (9 * CHUNK, true)];
         assert_eq!(pieces(&bitmap, 9 * CHUNK), wanted);

@@ -505,7 +505,7 @@ impl Disk {
             identity: info.identity,
             serial: info.serial.clone(),
             naa: info.naa,
-            // No client relies on it: the next device may lack it.
+            // If one device lacked the property, clients do not rely on it, and the next device may lack it too.
             discard_zeroes: info.discard_zeroes && new.discard_zeroes,
             ..new
         });

@@ -32,7 +32,7 @@ pub enum OpenError {
         /// Error of the kernel.
         source: io::Error,
     },
-    /// The retained memory of a RAM disk has another shape.
+    /// The retained memory of a RAM disk has another size or block size than its configuration.
     #[error(
         "its retained memory has {size} bytes in blocks of {block_size} bytes, unlike its configuration; hint: configure that size and block size, or remove the disk and add it again"
     )]

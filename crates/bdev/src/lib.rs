@@ -222,7 +222,7 @@ pub trait BlockDevice: Send + Sync {
     /// Returns the present size in bytes, for a device that must be queried for changes by others. May block.
     ///
     /// # Errors
-    /// The system fails.
+    /// The error of a system call.
     fn found_size(&self) -> io::Result<Option<u64>> {
         Ok(None)
     }
@@ -308,7 +308,7 @@ pub trait BlockDevice: Send + Sync {
     /// Lists the pieces of a range: the end of each, and whether this device stores it.
     ///
     /// # Errors
-    /// The system fails.
+    /// The error of a system call.
     fn own_pieces(&self, offset: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
         Ok(vec![(offset + length, true)])
     }

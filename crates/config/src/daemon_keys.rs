@@ -132,9 +132,9 @@ impl DaemonKey {
     }
 }
 
-/// For values that are read when the daemon starts.
+/// Run time of keys that are read only when the daemon starts.
 const RESTART: RunTime = RunTime::Restart;
-/// For files that are read again when they change.
+/// Run time of keys that name a file, which is read again when it changes.
 const REREAD: RunTime = RunTime::RestartReread;
 
 fn path_value(path: Option<&PathBuf>) -> Option<Value> {

@@ -68,7 +68,7 @@ pub struct StateFile {
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskStatus {
-    /// Name.
+    /// Name of the disk.
     pub name: String,
     /// Kind of the block device, such as `ram`, `file`, `image`.
     pub backend: String,
@@ -103,7 +103,7 @@ pub struct DiskStatus {
 /// An export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExportStatus {
-    /// Name.
+    /// Name of the export.
     pub name: String,
     /// `vhost-blk`, `vhost-scsi` or `iscsi`.
     pub kind: String,

@@ -413,7 +413,7 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Result<Cl
     }
     let kept = load(medium, store)?.filter(|record| is_of_this(record));
     if let Some(record) = kept {
-        // Stale, so that the identity is written to the file once that is possible.
+        // The claim is marked as stale, so that the identity is written to the file once that is possible.
         return Ok(written(&record, now.is_some()));
     }
     let Some(record) = inherited else {

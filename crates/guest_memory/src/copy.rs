@@ -69,7 +69,7 @@ fn fetch<const FETCH_SOURCE: bool>(line: *const u8) {
 /// Both ranges must be mapped for `length` bytes and must not overlap.
 #[inline]
 pub unsafe fn to_client(from: *const u8, into: *mut u8, length: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the conditions of `# Safety`.
     unsafe { copy::<true>(from, into, length) }
 }
 
@@ -79,7 +79,7 @@ pub unsafe fn to_client(from: *const u8, into: *mut u8, length: usize) {
 /// As [`to_client`].
 #[inline]
 pub unsafe fn from_client(from: *const u8, into: *mut u8, length: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the conditions of `# Safety`.
     unsafe { copy::<false>(from, into, length) }
 }
 
@@ -88,7 +88,7 @@ pub unsafe fn from_client(from: *const u8, into: *mut u8, length: usize) {
 /// `FETCH_SOURCE` selects the prefetched side: the source (true) or the destination.
 #[inline]
 unsafe fn copy<const FETCH_SOURCE: bool>(from: *const u8, into: *mut u8, length: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the conditions of `# Safety`.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         if length >= LONG {
@@ -201,14 +201,14 @@ mod long {
         length: usize,
     ) {
         if !FETCH_SOURCE && into.addr().is_multiple_of(LINE) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees the conditions of `# Safety`.
             return unsafe { with_past(from, into, length) };
         }
         // SAFETY: the caller's promise; a line has the size of the register, which needs no alignment.
         let line = |from: *const u8, into: *mut u8| unsafe {
             _mm512_storeu_si512(into.cast(), _mm512_loadu_si512(from.cast()));
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the conditions of `# Safety`.
         unsafe { side_by_side::<FETCH_SOURCE, READ_AHEAD_AVX512>(from, into, length, line) }
     }
 
@@ -251,7 +251,7 @@ mod long {
             _mm256_storeu_si256(into, low);
             _mm256_storeu_si256(into.add(1), high);
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the conditions of `# Safety`.
         unsafe { side_by_side::<FETCH_SOURCE, READ_AHEAD>(from, into, length, line) }
     }
 
@@ -270,7 +270,7 @@ mod long {
                 _mm_storeu_si128(into.add(i), part);
             }
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees the conditions of `# Safety`.
         unsafe { side_by_side::<FETCH_SOURCE, READ_AHEAD>(from, into, length, line) }
     }
 

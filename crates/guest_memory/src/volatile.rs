@@ -19,7 +19,7 @@ struct Word<T: Copy>(T);
 /// `from` must be mapped and `into` valid for writes, both up to the end of the word, and must not overlap.
 #[inline(always)]
 unsafe fn word<T: Copy>(from: *const u8, into: *mut u8, at: usize) {
-    // SAFETY: the caller's promise; a packed type has no alignment.
+    // SAFETY: the caller guarantees the conditions of `# Safety`; a packed type has no alignment.
     unsafe {
         let value = from.add(at).cast::<Word<T>>().read_volatile();
         into.add(at).cast::<Word<T>>().write(value);
@@ -60,7 +60,7 @@ pub(crate) unsafe fn copy_out(from: *const u8, into: *mut u8, length: usize) {
 #[inline(always)]
 pub(crate) unsafe fn load<T: FromBytes>(from: *const T) -> T {
     let mut value = MaybeUninit::<T>::uninit();
-    // SAFETY: the caller's promise for `from`; `value` has the same size and is local memory. All of its bytes are written, and any
+    // SAFETY: the caller guarantees the conditions of `# Safety` for `from`; `value` has the same size and is local memory. All of its bytes are written, and any
     // bytes are a valid value of a FromBytes type.
     unsafe {
         copy_out(from.cast(), value.as_mut_ptr().cast(), size_of::<T>());

@@ -124,7 +124,7 @@ fn garbage_lies_and_endless_redirections_are_errors() {
         response(|header| header[0] = 0x25).to_vec(),
         // Another initiator task tag.
         response(|header| header[16..20].fill(0xee)).to_vec(),
-        // The target has moved, without a new address.
+        // Status 0101h (target moved temporarily) without TargetAddress.
         response(|header| (header[36], header[37]) = (1, 1)).to_vec(),
     ];
     for answer in answers {

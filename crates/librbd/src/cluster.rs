@@ -555,7 +555,7 @@ pub(crate) unsafe fn owned_text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees the conditions of `# Safety`.
     let text = unsafe { std::ffi::CStr::from_ptr(text) };
     text.to_string_lossy().into_owned()
 }

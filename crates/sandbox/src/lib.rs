@@ -74,13 +74,13 @@ pub enum Thread {
 /// Files that the process may access; all others are denied. A folder includes everything below it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Paths {
-    /// Readable.
+    /// Paths that may be read.
     pub read: Vec<PathBuf>,
-    /// Readable and writable, including creation and removal.
+    /// Paths that may be read and written, including creation and removal of files.
     pub write: Vec<PathBuf>,
-    /// Only for the creation of Unix sockets.
+    /// Paths in which Unix sockets may be created, but nothing else.
     pub make_sockets: Vec<PathBuf>,
-    /// Allows connections to abstract Unix sockets of other processes.
+    /// Connections to abstract Unix sockets of other processes are allowed.
     pub abstract_sockets: bool,
 }
 

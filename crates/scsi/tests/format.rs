@@ -132,7 +132,7 @@ fn a_format_under_way_tells_its_progress_and_lets_nothing_else_pass() {
     }
     let inquiry = bed.run(0, &[0x12, 0, 0, 0, 96, 0], &[], 96);
     assert_eq!(inquiry.status, Status::Good);
-    // A reset does not end it.
+    // A reset does not end the format operation.
     let nexus = Arc::clone(&bed.nexus);
     let view = bed.target.view();
     view.manage(&nexus, Lun::unit(0), TaskManagementFunction::TargetReset);

@@ -462,7 +462,7 @@ fn the_lists_themselves_are_served() {
     }
 }
 
-/// Byte, value, and the byte that the pointer is to, in the last list of the table.
+/// Each case has a byte of the last list of the table, an invalid value for it, and the byte that the field pointer must name.
 #[test]
 fn numbers_of_copy_descriptors_that_are_not_honoured_are_pointed_to() {
     let mut lists = lists();

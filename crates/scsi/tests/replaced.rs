@@ -146,7 +146,7 @@ fn returning_session_learns_that_its_unit_was_replaced() {
     let expected = [(0x29, 0x00), (0x3f, 0x0e), (0x3f, 0x03)];
     assert_eq!(attentions(&mut bed, &again, 0), expected);
     assert_eq!(bed.run_as(&again, 0, &WRITE_10, &[1; 4096], 0).code(), GONE);
-    // Another initiator port has seen no unit.
+    // Another initiator port has not used the old unit.
     let other = bed.target.attach_nexus(initiator(2), port(1));
     assert_eq!(attentions(&mut bed, &other, 0), [(0x29, 0x00)]);
     assert_eq!(

@@ -608,7 +608,7 @@ fn a_reservation_holds_through_every_target_that_has_the_unit() {
     );
 }
 
-/// LU_SCOPE is 0; "allowed scope" is "ignored" for the others (SPC-4, table 216).
+/// Service actions with a scope accept only LU_SCOPE (0). The others ignore the scope (SPC-4, table 216).
 #[test]
 fn scope_is_the_logical_unit_for_all_that_have_one() {
     let mut bed = Bed::new(512, 2048);

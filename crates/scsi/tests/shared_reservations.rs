@@ -205,7 +205,7 @@ fn a_daemon_that_does_not_know_what_holds_is_busy_and_catches_up() {
         unit: late_unit.id(),
     };
     assert!(scope.matches(task));
-    // The same version has no effect.
+    // Adopting the same version again has no effect.
     assert!(
         late_unit
             .adopt_reservations(version + 1, &after)

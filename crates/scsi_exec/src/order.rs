@@ -27,9 +27,9 @@ pub enum Admission {
 
 /// Order of one nexus' tasks.
 pub struct TaskOrder {
-    /// Some task of some unit is not SIMPLE, or waits.
+    /// At least one unit has a task that is not SIMPLE, or a waiting task.
     busy: AtomicBool,
-    /// Task sets of units with such a task.
+    /// Task sets of the units with such a task.
     sets: Mutex<Sets>,
     nexus: NexusId,
     runners: Arc<Runners>,

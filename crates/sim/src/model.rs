@@ -83,7 +83,7 @@ struct Block {
     writes: Vec<Write>,
 }
 
-/// Blocks of a disk. The clock counts events.
+/// Expected content of a disk. Times are numbers of events.
 #[derive(Clone, Debug)]
 pub struct Model {
     blocks: Vec<Block>,

@@ -116,7 +116,7 @@ fn explain(seed: u64, all: Vec<ScheduleStep>, message: &str, shrinks: bool) {
     }
 }
 
-/// Current seed and start time of a thread, or its end.
+/// State of a thread: its current seed with the start time, or its end.
 #[derive(Default)]
 struct Running(Mutex<SeedState>);
 

@@ -46,7 +46,7 @@ struct Pending {
     begin: u64,
     /// Value that COMPARE AND WRITE expects.
     expected: Value,
-    /// Began before a kill of the daemon.
+    /// The request began before a kill of the daemon.
     survived: bool,
     /// Change counter of the disk's reservations at the start of the request.
     reservations: u64,

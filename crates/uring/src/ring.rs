@@ -548,7 +548,7 @@ mod tests {
         assert!(out.is_empty(), "{out:?}");
         assert_eq!(ring.slab.used(), 0);
         assert_ne!(ring.slab.take(), ring.slab.take());
-        // Nothing is in flight in these two slots, for which dropping the ring would wait.
+        // These two slots have no operation in flight. Dropping the ring would wait for their completions, so the slab is replaced.
         ring.slab = Slab::default();
     }
 

@@ -186,7 +186,7 @@ fn of_a_silent_front_end_that_gives_way() {
     for (socket, channel, (lingers, peer)) in silent {
         let fds = [lingers.as_fd()];
         channel.send(request::SET_OWNER, 0, &[], &fds).unwrap();
-        // Either side may be the last one to close it.
+        // Either side may be the last one to close the descriptor.
         std::thread::spawn(move || drop(lingers));
         kept.push((UnixStream::connect(socket), channel, peer));
     }

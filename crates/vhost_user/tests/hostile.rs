@@ -14,7 +14,7 @@ use vhost_frontend::{
     hostile, kind,
 };
 
-/// Far above the time of a batch, far below a stall.
+/// Time limit for a response: far above the time of a batch, far below a stall.
 const SOON: Duration = Duration::from_secs(20);
 
 /// Runs the cases against one export. After each, `next` checks that it serves.
@@ -120,10 +120,10 @@ fn front_end_whose_kick_takes_long_to_close_holds_nobody_up() {
     let mut front_end = connect(&bad);
     let queue = front_end.place_queue(0, &QueueOptions::default()).unwrap();
     front_end.describe_queue(&queue, 0).unwrap();
-    // Another test checks whether it is refused.
+    // Another test checks whether the descriptor is refused.
     front_end.set_kick(0, Some(kick.as_fd())).ok();
     std::thread::scope(|scope| {
-        // It may be the last one to close it.
+        // This thread may be the last one to close the descriptor.
         scope.spawn(move || drop(kick));
         std::thread::sleep(Duration::from_millis(100));
         drop((queue, front_end));

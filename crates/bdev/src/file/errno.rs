@@ -21,7 +21,8 @@ pub(crate) fn classify(kind: IoKind, errno: i32) -> IoError {
     IoError::with_errno(class, errno)
 }
 
-/// Returns true if the kernel never supports this here, so that another way must be tried. Not EINVAL, which may concern the range.
+/// Returns true if the kernel does not support the operation on this file, so that another operation must be tried. EINVAL does not
+/// count, because the range may be the cause.
 pub(crate) fn is_refusal(errno: i32) -> bool {
     matches!(
         errno,

@@ -1,5 +1,5 @@
-//! Opens an image and its backing device for writing, to commit data while the disk is in use. Both are opened again: all readers and
-//! writers of a device then share its tables in memory.
+//! Opens an image and its backing device for writing, to commit data while the disk is in use. Both are opened again, so that all readers
+//! and writers of a device share its tables in memory.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;

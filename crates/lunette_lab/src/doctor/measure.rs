@@ -173,7 +173,7 @@ impl Load {
         };
         let load = Load { file: file.clone() };
         let made = File::create_new(&file).map_err(failed)?;
-        // Written with data, because holes are not read from the device.
+        // The file is filled with data, because holes are not read from the device.
         let block = vec![0x5a; 1 << 20];
         for _ in 0..FILE_BYTES >> 20 {
             std::io::Write::write_all(&mut &made, &block).map_err(failed)?;

@@ -49,7 +49,7 @@ pub(super) fn plan(folder: &Path, random: &mut Random) -> (Vec<DiskPlan>, Vec<Mo
             let (path, is_raw) = (folder.join(&data_file.name), data_file.is_raw);
             match is_raw {
                 true => files::fill_tables(&plan.path, &path),
-                // Stale content of the file must not be visible.
+                // The file has stale content, which must not be visible through the image.
                 false => files::create_raw(&path, IMAGE_BLOCKS, 5_000_000),
             }
             plan.data_file = Some(DataFile { path, is_raw });

@@ -5,7 +5,8 @@ use std::net::{SocketAddr, TcpStream};
 use procfs::net::{TcpNetEntry, tcp, tcp6};
 use procfs::process::{FDTarget, Process, all_processes};
 
-/// Returns its process ID; `None` if it is on another machine or belongs to another user and is not visible.
+/// Returns the ID of the process at the other end of the connection. Returns `None` if that process is on another machine, or belongs to
+/// another user and is not visible.
 pub fn at_other_end(stream: &TcpStream) -> Option<u32> {
     let same = |address: SocketAddr| (address.ip().to_canonical(), address.port());
     let ends = (
