@@ -269,10 +269,10 @@ pub trait BlockDevice: Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Closes the device that it has left ([`BlockDevice::leave_backing`]). False: a worker still has a channel to that. May block.
+    /// Closes the former backing device after [`BlockDevice::leave_backing`]. Returns false while a worker has a channel to it. May block.
     ///
     /// # Errors
-    /// Error of the system.
+    /// The error of a system call.
     fn close_backing(&self) -> io::Result<bool> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -280,7 +280,7 @@ pub trait BlockDevice: Send + Sync {
     /// Releases the locks, because this process will open the object again. Nothing is written until the locks are taken again.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The error of a system call.
     fn release_locks(&self) -> io::Result<()> {
         Ok(())
     }
@@ -331,7 +331,7 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
-    /// The backing image that an image names; an image that leaves it has none from then on.
+    /// Returns the backing image of an image. After [`BlockDevice::leave_backing`] there is none.
     fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
         None
     }

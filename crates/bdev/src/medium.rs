@@ -156,7 +156,7 @@ pub trait Medium: Send + Sync {
     /// Opens the file again for a sync, without locks.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The error of a system call.
     fn reopen(&self) -> io::Result<OwnedFd>;
 }
 
@@ -237,7 +237,7 @@ mod tests {
             IdentityRecord::from_attribute(&attribute),
             Some(record.clone())
         );
-        // Without a first line: an earlier version.
+        // A record without a first line is that of an earlier version.
         assert_eq!(
             IdentityRecord::from_attribute(text.as_bytes()),
             Some(record)

@@ -102,7 +102,7 @@ enum Closed {
 /// Range locks of a disk.
 #[derive(Default)]
 pub struct RangeLocks {
-    /// Show whether the disk is closed and a range is held.
+    /// Conditions of the disk, which show whether the disk is closed and whether a range is held.
     conditions: Arc<Conditions>,
     state: Mutex<RangeLockState>,
 }

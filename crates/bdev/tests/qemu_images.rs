@@ -673,7 +673,7 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
     );
 }
 
-/// Even in the folder of the image.
+/// For an untrusted image, a data file is written only if the options name it, even in the folder of the image.
 #[test]
 fn who_does_not_trust_an_image_names_the_data_file_that_is_written() {
     let _alone = alone();

@@ -69,7 +69,7 @@ struct Volatile {
 pub(crate) struct Identities {
     folder: Option<PathBuf>,
     volatile: BTreeMap<String, Volatile>,
-    /// Reason why the file is unusable. It is not replaced before it is reset.
+    /// Reason why the file is unusable. The file is not replaced before a reset.
     unusable: Option<String>,
     damaged: DamagedFiles,
 }

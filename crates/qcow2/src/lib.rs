@@ -59,7 +59,7 @@ pub trait Storage {
     /// Fills `bytes` from `offset` on.
     ///
     /// # Errors
-    /// The system's error.
+    /// The error of a system call.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 
     /// Writes `bytes` at `offset`. The data survives a kill of the process; it survives a power cut only after [`Storage::sync`].
@@ -71,19 +71,19 @@ pub trait Storage {
     /// Makes a range read as zeroes and frees its space where possible. The range may extend beyond the end.
     ///
     /// # Errors
-    /// The system's error.
+    /// The error of a system call.
     fn zero(&self, offset: u64, length: u64) -> io::Result<()>;
 
     /// Flushes all writes to stable storage.
     ///
     /// # Errors
-    /// The system's error.
+    /// The error of a system call.
     fn sync(&self) -> io::Result<()>;
 
     /// Returns the size in bytes.
     ///
     /// # Errors
-    /// The system's error.
+    /// The error of a system call.
     fn size(&self) -> io::Result<u64>;
 }
 
@@ -95,7 +95,7 @@ pub trait Backing {
     /// Fills `bytes` from `offset` on; the range lies within the size.
     ///
     /// # Errors
-    /// The system's error.
+    /// The error of a system call.
     fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 }
 

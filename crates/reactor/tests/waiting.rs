@@ -165,7 +165,7 @@ impl Rig {
         self.iterate();
     }
 
-    /// Runs enough iterations for everything that needs no device to end.
+    /// Runs enough iterations for all work that does not wait for a device.
     fn iterate(&mut self) {
         for _ in 0..64 {
             self.worker.iterate_once();

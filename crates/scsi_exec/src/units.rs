@@ -148,7 +148,8 @@ impl Units {
         memberships.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves all shared states when the daemon ends, so that other daemons of its disks need not wait for it. May block for some seconds.
+    /// Leaves all shared states when the daemon ends, so that other daemons with the same disks need not wait for this one. May block for
+    /// some seconds.
     pub fn leave_others(&self) {
         let memberships = std::mem::take(&mut *self.memberships());
         drop(memberships);

@@ -65,7 +65,7 @@ pub struct Ring {
 
 /// Action for a watch after an event.
 enum Again {
-    /// The kernel ended it: arm it again.
+    /// The kernel has ended the watch, which must be armed again.
     Arm,
     /// No further events are expected, but the kernel's poll is still active.
     End,

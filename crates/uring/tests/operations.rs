@@ -285,7 +285,7 @@ fn no_wake_up_is_lost_between_threads() {
             for round in 1..=ROUNDS {
                 rung.store(round, Ordering::SeqCst);
                 rustix::io::write(&*bell, &1u64.to_ne_bytes()).unwrap();
-                // In some rounds lets the other thread sleep; in others continues at once.
+                // Some rounds let the other thread sleep. The others continue at once.
                 while round % 3 != 0 && heard.load(Ordering::SeqCst) < round {
                     std::hint::spin_loop();
                     std::thread::yield_now();

@@ -51,7 +51,7 @@ const MAX_OLD_MAPPINGS: usize = 1024;
 /// Bytes of the configuration space beyond the device's own length read as zero up to here.
 const CONFIG_SPACE: usize = 256;
 
-/// Front ends repeat their features at each reconnection.
+/// Rate limit of the log line, because front ends repeat their features at each reconnection.
 static LOST_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
 pub(crate) struct Session {

@@ -12,9 +12,9 @@ pub enum RbdLock {
     /// One client at a time: librbd passes the exclusive lock to the writing client.
     #[default]
     Cooperative,
-    /// None: the daemon holds the exclusive lock from opening on.
+    /// No other client: the daemon holds the exclusive lock from opening on.
     Exclusive,
-    /// All clients at once: the image has no exclusive lock, hence neither object map nor journal.
+    /// All clients at the same time: the image has no exclusive lock, and therefore neither object map nor journal.
     Shared,
 }
 

@@ -147,7 +147,7 @@ pub struct Zone {
 /// Distribution of random requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Distribution {
-    /// Uniform.
+    /// Uniform distribution.
     Uniform,
     /// Zipf with this theta.
     Zipf(f64),

@@ -15,7 +15,7 @@ use crate::reservations::{Expected, Nexus, Reservations, TYPES};
 const ROUNDS: usize = 40;
 
 pub(super) struct Reserved {
-    /// `None` if unknown.
+    /// Expected reservations; `None` if unknown.
     state: Option<Reservations>,
     /// Number of starts and ends of changes.
     changes: u64,
