@@ -143,7 +143,7 @@ pub(super) async fn switch(
     Ok(Json(job.body()))
 }
 
-/// Cancel the job of a disk, which stays as it was. A job that has ended is removed from the list.
+/// Cancel the job of a disk. The disk is unchanged. A job that has ended is removed from the list.
 #[utoipa::path(delete, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")),
     responses(
     (status = 200, description = "The job, which has ended or is about to end", body = Job),
