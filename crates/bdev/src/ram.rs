@@ -233,7 +233,7 @@ impl Ram {
                 // The kernel reports unused memory as such or not at all. In a memfd, reading marks pages as used.
                 anchors: !options.read_only && retained.is_none() && memory.next_used(0).is_empty(),
                 compare_and_write: Some(CompareAndWrite::Emulated),
-                // A killed daemon may leave half of one in memory that outlives it.
+                // A killed daemon may leave a part of a write in retained memory, so writes to such memory are not atomic.
                 atomic_writes: (!options.read_only && retained.is_none()).then_some(AtomicWrites {
                     bytes_max: ATOMIC_BYTES_MAX,
                     unit: block_size,

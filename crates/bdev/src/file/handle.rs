@@ -30,7 +30,7 @@ const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 /// Operation in progress on the ring for an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FileStep {
-    /// None yet.
+    /// No operation has been started.
     Start,
     /// Transfers the I/O's own buffer.
     Whole,

@@ -432,7 +432,7 @@ impl Peers {
         object.acknowledge(notification, &message(instance, version, settled));
         match is_member {
             true => Ok(()),
-            // The acknowledgement was late.
+            // The acknowledgement was late, and the other daemons have excluded this one.
             false => Err(not_a_member()),
         }
     }
@@ -450,7 +450,7 @@ impl Peers {
         }
     }
 
-    // The calls thread.
+    // Functions of the thread that executes calls.
 
     fn carry_out(&self, calls: &Receiver<PeerCall>) {
         let mut joined = false;

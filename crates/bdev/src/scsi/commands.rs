@@ -290,7 +290,7 @@ fn is_repeatable(command: &ScsiCommand) -> bool {
 
 /// Returns the only step of a passed-through command.
 pub(super) fn passed_through(io: &IoRequest, buffer: &IoBuffer) -> UnitStep {
-    // Checked on submission.
+    // The command was checked on submission, so the default is not used.
     let command = command_in(io, buffer).unwrap_or_default();
     let mut out = vec![0; command.data_out as usize];
     buffer.read_at(COMMAND_HEADER, &mut out);
@@ -622,7 +622,7 @@ mod tests {
         };
         let profile = profile_with_zeroes();
         assert_eq!(statuses(&profile), [1, 2]);
-        // The unit returns without LBPRZ.
+        // After a reconnection the unit no longer reports LBPRZ.
         profile.unmapped_zeroes.store(false, Ordering::Relaxed);
         assert_eq!(statuses(&profile), [0; 0]);
         assert_eq!(statuses(&UnitProfile::of(&unit())), [0; 0]);
