@@ -260,7 +260,7 @@ fn what_cannot_be_opened_says_why_and_nothing_blocks_its_submitter() -> Result<(
             "cannot read the keyring /nonexistent/keyring",
         ),
         (&no_monitor, "rbd/a", "check that the monitors run"),
-        (&no_option, "rbd/a", "no option rbd_no_such_option"),
+        (&no_option, "rbd/a", "option rbd_no_such_option"),
         (&no_file, "rbd/a", "/nonexistent/ceph.conf"),
     ] {
         let begun = Instant::now();
