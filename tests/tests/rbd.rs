@@ -291,7 +291,7 @@ fn what_cannot_be_opened_says_why_and_nothing_blocks_its_submitter() -> Result<(
     ensure!(driver.channel.in_flight() == 2000);
     // A blocking operation does not hang either: it times out.
     let error = image.resize(32 << 20).err().context("resized")?;
-    ensure!(error.to_string().contains("no answer"), "{error}");
+    ensure!(error.to_string().contains("no response"), "{error}");
     ceph.start_osd()?;
     let over = driver.wait(2000)?;
     ensure!(over.iter().all(|over| over.result == Ok(0)));
