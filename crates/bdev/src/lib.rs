@@ -17,6 +17,7 @@ mod admit;
 mod attach;
 mod blocking;
 mod blocking_io;
+mod bucket;
 pub mod checked_text;
 mod conditions;
 mod delay;

@@ -1,19 +1,17 @@
 //! Rate limits of a disk: requests and bytes per second.
 //!
-//! Two token buckets shared by all workers, each one atomic word: the time at which it is full again. A request reserves tokens and gets
+//! Two token buckets shared by all workers ([`Bucket`]). A request reserves tokens and gets
 //! its earliest start time; waiting and its order are up to workers. The disk's [`Conditions`] show whether there are limits. They may
 //! change at any time, on any thread.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use latency::Clock;
 
+use crate::bucket::Bucket;
 use crate::conditions::{Condition, Conditions};
-
-/// Time units per second: sixteenths of a nanosecond keep high rates exact and last for 36 years.
-const SECOND: u128 = 16_000_000_000;
 
 /// Rate limits of a disk; 0: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,54 +57,6 @@ impl Moment {
     /// Returns the duration since `earlier`.
     pub fn since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0).div_ceil(16))
-    }
-}
-
-#[derive(Debug, Default)]
-struct Bucket {
-    /// Tokens per second; 0: no limit.
-    rate: AtomicU64,
-    /// Capacity of the bucket in tokens.
-    depth: AtomicU64,
-    /// Time at which it is full again.
-    full_at: AtomicU64,
-}
-
-impl Bucket {
-    fn set(&self, rate: u64, depth: u64) {
-        self.rate.store(rate, Ordering::Relaxed);
-        self.depth.store(depth, Ordering::Relaxed);
-        // A concurrent reservation that sees the full bucket also sees the new rate.
-        self.full_at.store(0, Ordering::Release);
-    }
-
-    /// Takes tokens; returns the time from when they are available. More than the bucket holds waits for a full one.
-    fn reserve(&self, now: u64, tokens: u64) -> u64 {
-        let mut full_at = self.full_at.load(Ordering::Acquire);
-        loop {
-            // Read in each attempt: a charge at an old rate would be a debt unknown to the bucket.
-            let rate = self.rate.load(Ordering::Relaxed);
-            if rate == 0 || tokens == 0 {
-                return now;
-            }
-            let time = |tokens: u64| {
-                let time = u128::from(tokens) * SECOND / u128::from(rate);
-                u64::try_from(time).unwrap_or(u64::MAX >> 1)
-            };
-            let cost = time(tokens);
-            let spare = time(self.depth.load(Ordering::Relaxed)).saturating_sub(cost);
-            let begin = full_at.max(now);
-            let after = begin.saturating_add(cost);
-            match self.full_at.compare_exchange_weak(
-                full_at,
-                after,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
-                Ok(_) => return begin.saturating_sub(spare).max(now),
-                Err(other) => full_at = other,
-            }
-        }
     }
 }
 
@@ -167,14 +117,16 @@ impl Throttle {
 
     fn apply(&self, setting: &mut Setting) {
         let limits = setting.limits;
-        self.requests.set(limits.iops, limits.iops_burst);
-        match setting.pace {
-            Some(pace) if limits.bandwidth == 0 || pace < limits.bandwidth => {
-                self.bytes.set(pace, RateLimits::usual_burst(pace));
-            }
-            _ => self.bytes.set(limits.bandwidth, limits.bandwidth_burst),
-        }
         setting.generation = setting.generation.wrapping_add(1).max(1);
+        let number = setting.generation;
+        self.requests.set(limits.iops, limits.iops_burst, number);
+        let (rate, burst) = match setting.pace {
+            Some(pace) if limits.bandwidth == 0 || pace < limits.bandwidth => {
+                (pace, RateLimits::usual_burst(pace))
+            }
+            _ => (limits.bandwidth, limits.bandwidth_burst),
+        };
+        self.bytes.set(rate, burst, number);
         let limited = !limits.is_none() || setting.pace.is_some();
         let shown = if limited { setting.generation } else { 0 };
         self.generation.store(shown, Ordering::Release);
@@ -206,6 +158,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::bucket::SECOND;
 
     const MILLISECOND: u64 = SECOND as u64 / 1000;
 

@@ -10,6 +10,7 @@
 // Their comments link to names of their own crates.
 #![allow(rustdoc::broken_intra_doc_links)]
 
+mod buckets;
 mod counters;
 mod event;
 mod mail;
@@ -17,6 +18,8 @@ mod ranges;
 mod slots;
 mod sync;
 
+#[path = "../../bdev/src/bucket.rs"]
+mod bucket;
 #[path = "../../bdev/src/conditions.rs"]
 mod conditions;
 #[path = "../../bdev/src/inbox.rs"]
@@ -33,6 +36,7 @@ mod word;
 // The source files find `uring::Event` and other names of `uring` in this crate.
 extern crate self as uring;
 
+pub use buckets::bucket_is_charged_at_its_present_rate;
 pub use counters::counts_grow_and_are_exact_when_the_owner_has_ended;
 pub use event::{Event, Owner, Ring, WatchId};
 pub use mail::{

@@ -26,6 +26,11 @@ fn closed_disk_is_its_closers_alone() {
 }
 
 #[test]
+fn bucket_is_charged_at_its_present_rate() {
+    models::bucket_is_charged_at_its_present_rate();
+}
+
+#[test]
 fn range_is_never_a_mixture_of_two_mappings() {
     models::range_is_never_a_mixture_of_two_mappings();
 }
