@@ -478,3 +478,38 @@ fn an_unknown_operation_code_and_a_short_cdb_are_refused() {
     );
     assert_eq!(bed.run(0, &[], &[], 0).code(), (0x05, 0x24, 0x00));
 }
+
+/// READ CAPACITY through one nexus shows a new capacity. Commands of another nexus reach the new blocks, also through a `PlainWay` that was
+/// looked up before.
+#[test]
+fn capacity_that_one_nexus_has_read_holds_for_another() {
+    let mut bed = Bed::new(512, 16);
+    let other = bed.other_nexus(2);
+    let view = bed.target.view();
+    let kept = view.plain_unit(&other, Lun::unit(0)).unwrap();
+    let before = kept.way().unwrap();
+    bed.disks.bytes[0].resize(32 * BLOCK, 0);
+    bed.unit(0).update(info(512, 32, 0));
+    bed.run(0, &[0; 6], &[], 0); // CAPACITY DATA HAS CHANGED
+    let read_capacity = bed.run(0, &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8);
+    assert_eq!(read_capacity.data, [0, 0, 0, 31, 0, 0, 2, 0]);
+
+    let write = [0x2a, 0, 0, 0, 0, 31, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    assert!(before.begin(&write, 512, 512).is_none());
+    assert!(!kept.is_still(&before));
+    let attention = bed.run_as(&other, 0, &write[..10], &[7; BLOCK], 0);
+    assert_eq!(attention.code(), (0x06, 0x2a, 0x09));
+    let unmap = [
+        0, 22, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 30, 0, 0, 0, 2, 0, 0, 0, 0,
+    ];
+    for (cdb, data_out, data_in) in [
+        (&write[..10], &[7; BLOCK][..], 0),
+        (&[0x28, 0, 0, 0, 0, 31, 0, 0, 1, 0], &[], BLOCK),
+        (&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], &unmap, 0),
+        (&[0x41, 0, 0, 0, 0, 30, 0, 0, 2, 0], &[1; BLOCK], 0),
+    ] {
+        let answer = bed.run_as(&other, 0, cdb, data_out, data_in);
+        assert_eq!(answer.status, Status::Good, "{cdb:02x?} {answer:?}");
+    }
+    assert!(kept.way().unwrap().begin(&write, 512, 512).is_some());
+}
