@@ -14,6 +14,8 @@ use anyhow::{Context, Result, ensure};
 pub mod kind {
     /// Looks up a name. Every open begins with LOOKUP.
     pub const LOOKUP: u32 = 1;
+    /// Reads attributes, as fstat(2) does.
+    pub const GETATTR: u32 = 3;
     /// Changes attributes, here the size of a file.
     pub const SETATTR: u32 = 4;
     /// Removes a file.
@@ -34,7 +36,6 @@ pub mod kind {
     pub const CREATE: u32 = 35;
 }
 
-const GETATTR: u32 = 3;
 const STATFS: u32 = 17;
 const RELEASE: u32 = 18;
 const GETXATTR: u32 = 22;
@@ -289,7 +290,7 @@ impl State {
                 let found = self.names.get(name_from(0)).ok_or(ENOENT)?;
                 Ok(self.entry(*found).0)
             }
-            GETATTR => Ok(attributes(self)),
+            kind::GETATTR => Ok(attributes(self)),
             kind::SETATTR => {
                 if u32_at(body, 0) & FATTR_SIZE != 0
                     && let Some(file) = self.files.get_mut(&number)

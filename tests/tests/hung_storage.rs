@@ -271,6 +271,60 @@ fn end_of_a_change_that_hangs_holds_up_no_other_change() -> Result<()> {
     Ok(())
 }
 
+/// The storage hangs while its sizes are read, and while a new identity is written.
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
+fn size_and_identity_that_hang_hold_up_no_other_change() -> Result<()> {
+    let bed = Bed::new(&[H], &[], &[])?;
+    let others = || -> Result<()> {
+        let ram = json!({ "backend": "ram", "size": "1M" });
+        bed.succeeds_soon(Method::PUT, "/v1/disks/other", Some(&ram))?;
+        bed.succeeds_soon(Method::DELETE, "/v1/disks/other", None)
+    };
+    let (path, grown) = ("/v1/disks/h/size", json!({ "size": "8M" }));
+    // A resize uses the open file, not its path.
+    bed.mount.hang(&[kind::LOOKUP]);
+    bed.succeeds_soon(Method::PUT, path, Some(&grown))?;
+    bed.mount.release();
+
+    bed.mount.hang(&[kind::GETATTR]);
+    let following = bed.hangs(Method::PUT, path, &json!({}))?;
+    others()?;
+    // The kernel reports a change of a block device to the daemon.
+    let backing = bed.rig.scratch.file("loop.raw");
+    std::fs::write(&backing, vec![0; MIB])?;
+    let device = Loop::over(&backing)?;
+    std::fs::File::options()
+        .write(true)
+        .open(&backing)?
+        .set_len(2 << 20)?;
+    device.take_size()?;
+    std::thread::sleep(Duration::from_millis(200));
+    others()?;
+    bed.mount.release();
+    ended(following)??;
+    let shown: Value = bed.client().get("/v1/disks/h")?;
+    ensure!(shown["status"]["size"] == 8 * MIB, "{shown}");
+
+    let identity = || -> Result<Value> {
+        let shown: Value = bed.client().get("/v1/disks/h")?;
+        Ok(shown["status"]["identity"].clone())
+    };
+    let before = identity()?;
+    bed.mount.hang(&[kind::SETXATTR]);
+    let renewing = bed.hangs(Method::POST, "/v1/disks/h/identity", &json!({}))?;
+    others()?;
+    let removed = bed.soon(Method::DELETE, "/v1/disks/h", None)?;
+    is_refused(removed, "disk h is being given an identity")?;
+    let again = bed.soon(Method::POST, "/v1/disks/h/identity", None)?;
+    is_refused(again, "given an identity")?;
+    ensure!(identity()? == before, "the identity is not written yet");
+    bed.mount.release();
+    ended(renewing)??;
+    ensure!(identity()? != before, "the identity is as before");
+    bed.succeeds_soon(Method::DELETE, "/v1/disks/h", None)
+}
+
 /// A new file of a mirror is durable with its name: the folder is synced after the file is created, and a failure refuses the job.
 #[test]
 #[ignore = "needs root and FUSE; make unit runs it as root"]

@@ -281,28 +281,40 @@ impl Disk {
         self.device().capacity().set(shrinking.before);
     }
 
-    /// Returns the object's present size, for [`Disk::follow_size`].
+    /// Reads the object's present size, so that [`Disk::known_size`] and [`Disk::follow_size`] have it. May block.
     ///
     /// # Errors
     /// The size is invalid for a disk, or unknown.
     pub fn found_size(&self) -> Result<u64, ResizeError> {
+        self.size_of_disk(self.device().found_size())
+    }
+
+    /// Returns the object's size as the system last read it. Does not block.
+    ///
+    /// # Errors
+    /// The size is invalid for a disk, or unknown.
+    pub fn known_size(&self) -> Result<u64, ResizeError> {
+        self.size_of_disk(self.device().known_size())
+    }
+
+    fn size_of_disk(&self, found: io::Result<Option<u64>>) -> Result<u64, ResizeError> {
         let found = self
-            .bytes_found()?
+            .bytes_of(found)?
             .unwrap_or(self.device().capacity().bytes());
         check_size(found, size_unit(&self.info())).map_err(ResizeError::Size)
     }
 
-    /// Returns true if the object's size differs from the size shown to clients; false if it is unknown.
+    /// Reads the object's present size and returns true if it differs from the size shown to clients; false if it is unknown. May block.
     pub fn has_other_size(&self) -> bool {
         let info = self.info();
-        let found = self.bytes_found().ok().flatten();
+        let found = self.device().found_size().ok().flatten();
         let found = found.unwrap_or(self.device().capacity().bytes());
         let found = whole_units(found, &info);
         found != 0 && found != info.geometry.capacity_bytes()
     }
 
-    /// Adopts a size set by others, in whole blocks; `Some` if it has changed. After a reduction the content beyond the new end is already
-    /// lost, and I/O there is not waited for. The caller then notifies clients.
+    /// Adopts a size set by others, in whole blocks; `Some` if it has changed. Does not block: see [`Disk::found_size`]. After a reduction
+    /// the content beyond the new end is already lost, and I/O there is not waited for. The caller then notifies clients.
     ///
     /// # Errors
     /// No block is left, or the size is unknown. The size is unchanged, and I/O reports the error.
@@ -310,7 +322,7 @@ impl Disk {
         let before = self.info();
         let device = self.device();
         let capacity = device.capacity();
-        let found = self.bytes_found()?;
+        let found = self.bytes_of(device.known_size())?;
         let size = whole_units(found.unwrap_or(capacity.bytes()), &before);
         let size = check_size(size, size_unit(&before)).map_err(ResizeError::Size)?;
         if size == before.geometry.capacity_bytes() {
@@ -324,9 +336,8 @@ impl Disk {
         Ok(Some(size))
     }
 
-    fn bytes_found(&self) -> Result<Option<u64>, ResizeError> {
+    fn bytes_of(&self, found: io::Result<Option<u64>>) -> Result<Option<u64>, ResizeError> {
         let size = self.info().geometry.capacity_bytes();
-        let found = self.device().found_size();
         found.map_err(|source| ResizeError::System { size, source })
     }
 

@@ -347,6 +347,14 @@ impl BlockDevice for File {
         Ok(Some(found))
     }
 
+    fn known_size(&self) -> io::Result<Option<u64>> {
+        let shared = &self.shared;
+        Ok(Some(match shared.block_device {
+            true => properties::device_size(&shared.control)?,
+            false => properties::known(&shared.control)?.stx_size,
+        }))
+    }
+
     fn check_file(&self) -> io::Result<()> {
         self.shared.check_file()
     }

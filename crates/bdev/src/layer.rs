@@ -50,6 +50,10 @@ impl<L: Layer> BlockDevice for L {
         self.inner().found_size()
     }
 
+    fn known_size(&self) -> io::Result<Option<u64>> {
+        self.inner().known_size()
+    }
+
     fn remove_if_created(&self) {
         self.inner().remove_if_created();
     }

@@ -228,6 +228,15 @@ pub trait BlockDevice: Send + Sync {
         Ok(None)
     }
 
+    /// Returns the last size in bytes that the system has seen, for a device with [`BlockDevice::found_size`]. Does not ask the storage, which
+    /// may not answer.
+    ///
+    /// # Errors
+    /// The system fails.
+    fn known_size(&self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Checks that no other program has truncated, removed or replaced its files. May block.
     ///
     /// # Errors

@@ -457,11 +457,11 @@ impl BlockDeviceConfig {
         wanted == NamedFiles::None || wanted == most
     }
 
-    /// Returns true if the disk adopts a size that other programs change. `is_device` returns true for a block device of this machine,
+    /// Returns true if the disk adopts a size that other programs change. `is_device`: the file is a block device of this machine,
     /// which also changes by itself. `None`: only the configuration sets the size.
-    pub fn follows_size(&self, is_device: impl FnOnce(&Path) -> bool) -> Option<bool> {
+    pub fn follows_size(&self, is_device: bool) -> Option<bool> {
         match self {
-            BlockDeviceConfig::File { path, .. } => Some(is_device(path)),
+            BlockDeviceConfig::File { .. } => Some(is_device),
             BlockDeviceConfig::Image { .. }
             | BlockDeviceConfig::Rbd(_)
             | BlockDeviceConfig::Iscsi(_)

@@ -121,21 +121,23 @@ impl Identities {
         state::replace(&folder.join(VOLATILE), &text)
     }
 
-    /// Saves the identity record of this key again, if a disk of the daemon has it.
-    ///
-    /// # Errors
-    /// The reason why it cannot be saved.
-    pub(crate) fn save_again(disks: &Disks, key: &str, store: &dyn Store) -> std::io::Result<()> {
-        let known = disks.values().find(|disk| {
+    /// Returns the disk with the identity record of this key.
+    pub(crate) fn disk_of_record(disks: &Disks, key: &str) -> Option<Arc<Disk>> {
+        let has_record = |disk: &&Arc<Disk>| {
             let device = disk.device();
             device
                 .medium()
                 .is_some_and(|medium| store_key(&medium.key()) == key)
-        });
-        known.map_or(Ok(()), |disk| {
-            let written = Identities::write(disk.info().identity, &*disk.device(), store);
-            written.map_err(std::io::Error::other)
-        })
+        };
+        disks.values().find(has_record).cloned()
+    }
+
+    /// Writes the present identity of a disk to its medium again. May block.
+    ///
+    /// # Errors
+    /// The reason why it cannot be saved.
+    pub(crate) fn write_again(disk: &Disk, store: &dyn Store) -> Result<(), String> {
+        Identities::write(disk.info().identity, &*disk.device(), store)
     }
 
     /// Returns the identity of a disk without a medium.
@@ -196,15 +198,14 @@ impl Identities {
         }
     }
 
-    /// Gives an unused disk a new identity.
+    /// Writes a new identity to the medium of a disk and returns it. The disk still has the old one. May block.
     ///
     /// # Errors
-    /// The reason why it cannot be saved. The disk keeps its identity.
-    pub(crate) fn renew(disk: &Disk, store: &dyn Store) -> Result<(), String> {
+    /// The reason why it cannot be saved.
+    pub(crate) fn write_new(disk: &Disk, store: &dyn Store) -> Result<Identity, String> {
         let identity = Identity::random();
         Identities::write(identity, &*disk.device(), store)?;
-        disk.set_identity(identity);
-        Ok(())
+        Ok(identity)
     }
 
     /// Writes a disk's identity to its next device.

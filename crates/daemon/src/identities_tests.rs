@@ -370,7 +370,8 @@ fn new_identity_is_refused_where_the_file_cannot_hold_it() {
     let renewed = |options: &str| {
         let disks = opened(&store, &[&format!("d=file:{}{options}", a.display())]);
         let before = disks["d"].info();
-        let renewed = Identities::renew(&disks["d"], &store);
+        let renewed = Identities::write_new(&disks["d"], &store);
+        let renewed = renewed.map(|identity| disks["d"].set_identity(identity));
         let after = disks["d"].info();
         assert_eq!(before.identity != after.identity, renewed.is_ok());
         assert_eq!(before.serial != after.serial, renewed.is_ok());

@@ -38,10 +38,15 @@ impl Medium for SharedFile {
     }
 
     fn device_number(&self) -> Option<(u32, u32)> {
-        let stat = rustix::fs::fstat(&self.control).ok()?;
-        let number = stat.st_rdev;
-        self.block_device
-            .then(|| (rustix::fs::major(number), rustix::fs::minor(number)))
+        if !self.block_device {
+            return None;
+        }
+        let known = super::properties::known(&self.control).ok()?;
+        Some((known.stx_rdev_major, known.stx_rdev_minor))
+    }
+
+    fn known_units(&self) -> Option<&KnownUnits> {
+        self.known.as_ref()
     }
 
     fn stamp(&self) -> Option<Stamp> {

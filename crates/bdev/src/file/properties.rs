@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use block::AtomicWrites;
-use rustix::fs::{AtFlags, FallocateFlags, StatxFlags, statx};
+use rustix::fs::{AtFlags, FallocateFlags, Statx, StatxFlags, statx};
 
 use super::Alignment;
 use super::bounce::PIECE_BYTES;
@@ -136,6 +136,12 @@ pub(super) fn keeps_space(fd: impl AsFd) -> bool {
 /// Returns the size of a block device in bytes.
 pub(super) fn device_size(fd: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))?)
+}
+
+/// Returns the cached properties of a file. Unlike `fstat`, does not wait for a file system that does not answer.
+pub(super) fn known(fd: impl AsFd) -> io::Result<Statx> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    Ok(statx(fd, "", flags, StatxFlags::BASIC_STATS)?)
 }
 
 #[cfg(test)]

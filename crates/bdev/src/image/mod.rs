@@ -379,6 +379,10 @@ impl BlockDevice for Image {
         Ok(Some(self.shared.capacity.bytes()))
     }
 
+    fn known_size(&self) -> io::Result<Option<u64>> {
+        self.found_size()
+    }
+
     fn medium(&self) -> Option<&dyn Medium> {
         self.shared.data().medium()
     }

@@ -8,8 +8,13 @@
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+/// Longest wait for the storage of a disk's files. It delays the start of the daemon.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Format version. Records with another version are not used.
 pub(super) const VERSION: u32 = 1;
@@ -84,11 +89,19 @@ impl Left {
         })
     }
 
+    /// Returns true if the files have not changed. Waits [`PATIENCE`] for their storage.
     fn is_as_left(&self) -> bool {
         let data_file = self.data_file.as_ref();
         let files = std::iter::once(&self.path).chain(data_file.map(|left| &left.path));
         let files: Vec<PathBuf> = files.cloned().collect();
-        Left::of(&files).as_ref() == Some(self)
+        let (found, is_found) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("bitmaps".to_owned());
+        // The receiver may have ceased to wait.
+        let started = thread.spawn(move || drop(found.send(Left::of(&files))));
+        let found = started
+            .ok()
+            .and_then(|_| is_found.recv_timeout(PATIENCE).ok());
+        found.flatten().as_ref() == Some(self)
     }
 }
 
@@ -113,9 +126,9 @@ impl Record {
             (Some(run), _) if run != system_run => {
                 Some("the system crashed while the disk was in use")
             }
-            (None, Some(left)) if !left.is_as_left() => {
-                Some("the disk's file was changed while the disk was not served")
-            }
+            (None, Some(left)) if !left.is_as_left() => Some(
+                "the disk's file was changed while the disk was not served, or its storage does not answer",
+            ),
             _ => None,
         }
     }

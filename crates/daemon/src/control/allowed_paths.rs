@@ -22,9 +22,10 @@ use super::access::{Peer, Right};
 use super::api::Api;
 use super::server::blocking;
 use crate::confinement::folder_of;
+use crate::jobs::Overlay;
 use crate::objects::{Fault, Refusal};
 use bdev::{ClusterConfig, NamedFiles};
-use config::{BlockDeviceConfig, Config, DiskConfig, ExportRef};
+use config::{BlockDeviceConfig, Config, DiskConfig, ExportConfig, ExportRef};
 
 /// Sender of a request.
 #[derive(Clone, Copy, Debug)]
@@ -56,91 +57,110 @@ impl Caller {
         }
     }
 
-    /// Checks all paths of a disk and limits the files that an image may name.
-    pub fn check_disk(self, api: &Api, disk: &mut DiskConfig) -> Result<(), ErrorResponse> {
-        let Some(allowed) = self.allowed(api)? else {
-            return Ok(());
-        };
-        let known = api.overview()?.live().config;
-        let mut faults = Vec::new();
-        let before = known.disk(&disk.name);
-        allowed.check_disk(disk, before, "", &mut faults);
-        refuse(faults)
-    }
-
-    /// Checks all paths of a job's target and limits the files that an image may name.
-    pub fn check_target(self, api: &Api, target: &mut DiskConfig) -> Result<(), ErrorResponse> {
-        let mut faults = Vec::new();
-        if let Some(allowed) = self.allowed(api)? {
-            allowed.check_disk(target, None, "/target", &mut faults);
-        }
-        refuse(faults)
-    }
-
-    pub fn check_export(self, api: &Api, export: ExportRef<'_>) -> Result<(), ErrorResponse> {
-        let Some(allowed) = self.allowed(api)? else {
-            return Ok(());
-        };
-        let known = api.overview()?.live().config;
-        let mut faults = Vec::new();
-        allowed.check_export(export, known.export(export.name()), "", &mut faults);
-        refuse(faults)
-    }
-
-    pub fn check_all(self, api: &Api, wanted: &mut Config) -> Result<(), ErrorResponse> {
-        let Some(allowed) = self.allowed(api)? else {
-            return Ok(());
-        };
-        let known = api.overview()?.live().config;
-        let mut faults = Vec::new();
-        for (index, disk) in wanted.disks.iter_mut().enumerate() {
-            let at = format!("/disks/{index}");
+    /// Checks all paths of a disk and limits the files that an image may name. Returns the disk.
+    pub async fn check_disk(
+        self,
+        api: &Api,
+        disk: DiskConfig,
+    ) -> Result<DiskConfig, ErrorResponse> {
+        self.examine(api, disk, |allowed, known, disk, faults| {
             let before = known.disk(&disk.name);
-            allowed.check_disk(disk, before, &at, &mut faults);
-        }
-        for (index, export) in wanted.exports().enumerate() {
-            let at = format!("/exports/{index}");
-            allowed.check_export(export, known.export(export.name()), &at, &mut faults);
-        }
-        refuse(faults)
+            allowed.check_disk(disk, before, "", faults);
+        })
+        .await
     }
 
-    /// Checks the path at the JSON pointer `at` of a request.
-    pub fn check_path(self, api: &Api, path: &Path, at: &str) -> Result<(), ErrorResponse> {
-        match self.allowed(api)? {
-            None => Ok(()),
-            Some(allowed) => refuse(allowed.check(path, at).err().into_iter().collect()),
+    /// Checks all paths of a job's target and limits the files that an image may name. Returns the target.
+    pub async fn check_target(
+        self,
+        api: &Api,
+        target: DiskConfig,
+    ) -> Result<DiskConfig, ErrorResponse> {
+        self.examine(api, target, |allowed, _, target, faults| {
+            allowed.check_disk(target, None, "/target", faults);
+        })
+        .await
+    }
+
+    pub async fn check_export(
+        self,
+        api: &Api,
+        export: ExportConfig,
+    ) -> Result<ExportConfig, ErrorResponse> {
+        self.examine(api, export, |allowed, known, export, faults| {
+            let export = export.as_ref();
+            allowed.check_export(export, known.export(export.name()), "", faults);
+        })
+        .await
+    }
+
+    pub async fn check_all(self, api: &Api, wanted: Config) -> Result<Config, ErrorResponse> {
+        self.examine(api, wanted, |allowed, known, wanted, faults| {
+            for (index, disk) in wanted.disks.iter_mut().enumerate() {
+                let at = format!("/disks/{index}");
+                let before = known.disk(&disk.name);
+                allowed.check_disk(disk, before, &at, faults);
+            }
+            for (index, export) in wanted.exports().enumerate() {
+                let at = format!("/exports/{index}");
+                allowed.check_export(export, known.export(export.name()), &at, faults);
+            }
+        })
+        .await
+    }
+
+    /// Checks the files of new overlays.
+    pub async fn check_overlays(
+        self,
+        api: &Api,
+        overlays: Vec<Overlay>,
+    ) -> Result<Vec<Overlay>, ErrorResponse> {
+        self.examine(api, overlays, |allowed, _, overlays, faults| {
+            for (index, overlay) in overlays.iter().enumerate() {
+                let at = format!("/disks/{index}/path");
+                faults.extend(allowed.check(&overlay.path, &at).err());
+            }
+        })
+        .await
+    }
+
+    /// Runs a check on a thread of its own, because a file system that does not answer would block all clients of the API. The check has
+    /// the configuration in effect. Returns the checked object.
+    async fn examine<T: Send + 'static>(
+        self,
+        api: &Api,
+        mut object: T,
+        check: impl FnOnce(&AllowedPaths, &Config, &mut T, &mut Vec<Fault>) + Send + 'static,
+    ) -> Result<T, ErrorResponse> {
+        if matches!(self.0, Right::Administrator) {
+            return Ok(object);
         }
+        let live = api.overview()?.live();
+        let examined = blocking(move || {
+            let mut faults = Vec::new();
+            let allowed = AllowedPaths::of(&live.base);
+            check(&allowed, &live.config, &mut object, &mut faults);
+            (object, faults)
+        });
+        let (object, faults) = examined.await?;
+        refuse(faults)?;
+        Ok(object)
     }
 
     /// Checks the backing image of a disk, because a commit writes to it.
     pub async fn check_commit(self, api: &Api, disk: &str) -> Result<(), ErrorResponse> {
-        let Some(allowed) = self.allowed(api)? else {
-            return Ok(());
-        };
         let live = api.overview()?.live();
         let backend = live.config.disk(disk).map(|disk| &disk.backend);
         let Some(BlockDeviceConfig::Image { path, .. }) = backend else {
             return Ok(());
         };
-        let path = path.clone();
-        let written = blocking(move || {
-            let base = bdev::backing_path_of(&path);
+        let written = self.examine(api, path.clone(), |allowed, _, path, faults| {
+            let base = bdev::backing_path_of(path);
             let data = base.as_deref().and_then(bdev::data_file_of);
-            base.into_iter().chain(data)
+            let written = base.into_iter().chain(data);
+            faults.extend(written.filter_map(|path| allowed.check(&path, "").err()));
         });
-        let check = |path: PathBuf| allowed.check(&path, "").err();
-        refuse(written.await?.filter_map(check).collect())
-    }
-
-    /// Returns the paths that the caller may name; `None` for all.
-    fn allowed(self, api: &Api) -> Result<Option<AllowedPaths>, ErrorResponse> {
-        match self.0 {
-            Right::Administrator => Ok(None),
-            Right::Control | Right::Read => {
-                Ok(Some(AllowedPaths::of(&api.overview()?.live().base)))
-            }
-        }
+        written.await.map(drop)
     }
 }
 

@@ -73,8 +73,8 @@ pub(super) async fn replace(
     let body = json(body)?;
     let base = api.overview()?.live().config.without_objects();
     let wanted = blocking(move || objects_json(&body, base)).await?;
-    let mut wanted = wanted.map_err(Refusal::from)?;
-    caller.check_all(&api, &mut wanted)?;
+    let wanted = wanted.map_err(Refusal::from)?;
+    let wanted = caller.check_all(&api, wanted).await?;
     let change = Change::Replace(Box::new(wanted.into()));
     match api.change(change, force).await? {
         Some(result) => Ok(Json(summary(&result.plan)).into_response()),

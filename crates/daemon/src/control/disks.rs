@@ -59,7 +59,7 @@ pub(super) async fn put(
     let existing = live.config.disk(&name).map(|disk| &disk.backend);
     disk.backend = disk.backend.requested(existing, false);
     drop(live);
-    caller.check_disk(&api, &mut disk)?;
+    let disk = caller.check_disk(&api, disk).await?;
     let Some(made) = api.change(Change::PutDisk(disk), force).await? else {
         return api.accepted();
     };
@@ -95,7 +95,7 @@ pub(super) async fn resize(
             }
         }
         None => {
-            // The owner reads the size again. Storage that does not answer blocks here, not the owner.
+            // The owner adopts the size that is read here. Storage that does not answer blocks only this request.
             let probed = blocking(move || disk.found_size()).await?;
             if let Err(error) = probed {
                 tracing::debug!(disk = name, "cannot read the size: {error}");
@@ -169,10 +169,14 @@ pub(super) async fn renew_identity(
     State(api): State<Api>,
     Path(name): Path<String>,
 ) -> Result<Json<Disk>, ErrorResponse> {
-    let renewed = name.clone();
+    let disk = name.clone();
+    let (reply, renewed) = tokio::sync::oneshot::channel();
+    // The caller may be gone.
+    let reply = Box::new(|result| drop(reply.send(result)));
     api.manager
-        .ask(move |owner| owner.renew_identity(&renewed))
+        .ask(move |owner| owner.renew_identity(&disk, reply))
         .await?;
+    renewed.await.map_err(|_| Refusal::Ending)??;
     one(api.overview()?, &name).map(Json)
 }
 

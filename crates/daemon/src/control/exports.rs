@@ -65,7 +65,7 @@ pub(super) async fn put(
 ) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
     let export = export_json(&name, &json(body)?).map_err(Refusal::from)?;
-    caller.check_export(&api, export.as_ref())?;
+    let export = caller.check_export(&api, export).await?;
     let Some(made) = api.change(Change::PutExport(export), force).await? else {
         return api.accepted();
     };

@@ -97,8 +97,7 @@ pub(super) async fn start(
         target.backend = target.backend.requested(None, true);
         target
     });
-    let mut target = target.await?;
-    caller.check_target(&api, &mut target)?;
+    let target = caller.check_target(&api, target.await?).await?;
     let copy = Copy {
         target,
         disk: name,
@@ -187,9 +186,7 @@ pub(super) async fn snapshot(
         let fault = Fault::at("/disks", "a snapshot needs at least one disk");
         return Err(Refusal::Invalid(vec![fault]).into());
     }
-    for (index, overlay) in overlays.iter().enumerate() {
-        caller.check_path(&api, &overlay.path, &format!("/disks/{index}/path"))?;
-    }
+    let overlays = caller.check_overlays(&api, overlays).await?;
     let context = api.context()?.clone();
     elsewhere(move || take(&context, &overlays)).await?;
     let overview = api.overview()?;

@@ -143,7 +143,7 @@ impl Owner {
     }
 
     fn end_shrink(&mut self, number: u64, disk: &str, shrunk: Result<(), ResizeError>) {
-        self.drains.end_shrink(number);
+        self.drains.end(number);
         match shrunk {
             Ok(()) => {
                 self.end_growth(std::iter::once(disk));

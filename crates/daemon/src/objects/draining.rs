@@ -69,6 +69,8 @@ pub struct Draining {
     luns: Vec<ExportLuns>,
     shrinking: Vec<String>,
     growing: Vec<String>,
+    /// Disks that are being given an identity.
+    renewing: Vec<String>,
     /// Disks to be removed once no export presents them.
     disks: Vec<String>,
 }
@@ -90,6 +92,10 @@ impl Draining {
     fn resizes(&self, name: &str) -> bool {
         let mut disks = self.shrinking.iter().chain(&self.growing);
         disks.any(|disk| disk == name)
+    }
+
+    fn renews(&self, name: &str) -> bool {
+        self.renewing.iter().any(|disk| disk == name)
     }
 
     /// Returns one line per draining object. `requests` returns an export's number of requests in flight.
@@ -116,10 +122,14 @@ impl Draining {
         let growing = self.growing.iter();
         let growing =
             growing.map(|disk| format!("disk {disk} is being grown: waiting for its storage"));
+        let renewing = self.renewing.iter();
+        let renewing =
+            renewing.map(|disk| format!("disk {disk} gets an identity: waiting for its storage"));
         exports
             .chain(luns)
             .chain(shrinking)
             .chain(growing)
+            .chain(renewing)
             .collect()
     }
 
@@ -153,10 +163,14 @@ impl Draining {
         let exports = exports.iter().filter(|name| self.export(name).is_some());
         let exports =
             exports.map(|name| format!("export {name} or some of its LUNs are being removed"));
-        let disks = disks
-            .iter()
-            .filter(|name| self.disk(name).is_some() || self.resizes(name));
-        let disks = disks.map(|name| format!("disk {name} is being removed or resized"));
+        let disks = disks.iter().filter_map(|name| {
+            let is_resized = self.disk(name).is_some() || self.resizes(name);
+            match (is_resized, self.renews(name)) {
+                (true, _) => Some(format!("disk {name} is being removed or resized")),
+                (false, true) => Some(format!("disk {name} is being given an identity")),
+                (false, false) => None,
+            }
+        });
         let mut faults: Vec<Fault> = exports
             .chain(disks)
             .map(|detail| Fault::new(detail).help(HELP))
@@ -250,6 +264,7 @@ impl ToDrain {
             luns: self.luns.iter().map(|(luns, _)| luns.clone()).collect(),
             shrinking: self.shrink.iter().map(disk).collect(),
             growing: self.grow.iter().map(disk).collect(),
+            renewing: Vec::new(),
             disks: self.disks.clone(),
         }
     }
@@ -310,8 +325,17 @@ pub(super) struct Drains {
 }
 
 impl Drains {
-    /// Begins to show a disk that is being shrunk on a helper thread. Returns the number for [`Drains::end_shrink`].
+    /// Begins to show a disk that is being shrunk on a helper thread. Returns the number for [`Drains::end`].
     pub fn begin_shrink(&mut self, disk: &str) -> u64 {
+        self.begin(vec![disk.to_owned()], Vec::new())
+    }
+
+    /// Begins to show a disk that is being given an identity. Returns the number for [`Drains::end`].
+    pub fn begin_renewal(&mut self, disk: &str) -> u64 {
+        self.begin(Vec::new(), vec![disk.to_owned()])
+    }
+
+    fn begin(&mut self, shrinking: Vec<String>, renewing: Vec<String>) -> u64 {
         self.last += 1;
         self.draining.push(Draining {
             number: self.last,
@@ -320,14 +344,15 @@ impl Drains {
             is_announced: false,
             exports: Vec::new(),
             luns: Vec::new(),
-            shrinking: vec![disk.to_owned()],
+            shrinking,
             growing: Vec::new(),
+            renewing,
             disks: Vec::new(),
         });
         self.last
     }
 
-    pub fn end_shrink(&mut self, number: u64) {
+    pub fn end(&mut self, number: u64) {
         self.draining.retain(|one| one.number != number);
     }
 
@@ -345,6 +370,17 @@ impl Drains {
     /// Returns true if a disk is being grown or prepared to shrink.
     pub fn resizes(&self, disk: &str) -> bool {
         self.draining.iter().any(|one| one.resizes(disk))
+    }
+
+    /// Returns true if a disk is being removed, resized or given a new identity.
+    pub fn is_busy(&self, disk: &str) -> bool {
+        let mut draining = self.draining.iter();
+        draining.any(|one| one.disk(disk).is_some() || one.resizes(disk) || one.renews(disk))
+    }
+
+    /// Returns true if a disk is being given an identity.
+    pub fn renews(&self, disk: &str) -> bool {
+        self.draining.iter().any(|one| one.renews(disk))
     }
 
     /// Returns the time of the next announcement of a draining object.

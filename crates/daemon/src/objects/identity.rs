@@ -5,9 +5,16 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use bdev::Disk;
+use block::Identity;
+
+use super::Message;
 use super::owner::{Owner, refused};
 use super::refusal::{Fault, Refusal};
 use crate::identities::{self, Identities, Unwritten};
+
+/// Receives the result of a renewal.
+pub type Renewed = Box<dyn FnOnce(Result<(), Refusal>) + Send>;
 
 /// Longest wait for the identities of new disks. Storage that has just opened a file answers much sooner.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -69,11 +76,11 @@ impl Owner {
             .map(|(name, _)| name.clone())
     }
 
-    /// Gives an unused disk a new identity.
+    /// Gives an unused disk a new identity, which is written on a helper thread. Replies afterwards.
     ///
     /// # Errors
-    /// The reason for the refusal. The disk keeps its identity.
-    pub fn renew_identity(&mut self, name: &str) -> Result<(), Refusal> {
+    /// The reason for the refusal. The disk keeps its identity, and there is no reply.
+    pub fn renew_identity(&mut self, name: &str, reply: Renewed) -> Result<(), Refusal> {
         let Some(disk) = self.disks.get(name).cloned() else {
             let detail = format!("there is no disk `{name}`");
             return Err(Refusal::NotFound(Fault::new(detail)));
@@ -84,17 +91,75 @@ impl Owner {
             let help = "remove these first, because their clients would see another disk";
             return Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]));
         }
+        if let Some(kind) = self.jobs.at_work(name) {
+            let detail = format!("disk {name} has a running {kind}, which writes the identity too");
+            return Err(Refusal::conflict(detail, "wait until the job has ended"));
+        }
+        if self.drains.is_busy(name) {
+            let detail = format!("disk {name} is being removed, resized or given an identity");
+            return Err(Refusal::conflict(detail, super::draining::HELP));
+        }
         // A registered unit has state that was saved under the old identity.
         self.servers.let_go(&disk);
-        let store = self.servers.units.store();
-        if disk.device().medium().is_none() {
-            scsi::forget(store, &disk.info());
+        let number = self.drains.begin_renewal(name);
+        let (messages, units) = (self.messages.clone(), Arc::clone(&self.servers.units));
+        let write = move || {
+            let written = Identities::write_new(&disk, units.store());
+            let message: Message =
+                Box::new(move |owner| owner.end_renewal(number, &disk, written, reply));
+            // Fails at the end of the daemon, without an owner.
+            messages.send(message).ok();
+        };
+        if let Err(error) = self.helpers.run(&self.blocking_place(name), write) {
+            self.drains.end(number);
+            let reason =
+                format!("disk {name}: cannot start a thread to write its identity: {error}");
+            return Err(refused(vec![reason]));
         }
-        let renewed = Identities::renew(&disk, store);
-        renewed.map_err(|reason| refused(vec![format!("disk {name}: {reason}")]))?;
-        self.bitmaps.renamed(&disk);
-        self.identities.keep_volatile(&self.config, &self.disks);
         self.publish();
         Ok(())
+    }
+
+    fn end_renewal(
+        &mut self,
+        number: u64,
+        disk: &Disk,
+        written: Result<Identity, String>,
+        reply: Renewed,
+    ) {
+        self.drains.end(number);
+        if let Ok(identity) = &written {
+            if disk.device().medium().is_none() {
+                scsi::forget(self.servers.units.store(), &disk.info());
+            }
+            disk.set_identity(*identity);
+            self.bitmaps.renamed(disk);
+            self.identities.keep_volatile(&self.config, &self.disks);
+        }
+        self.publish();
+        let renewed = written.map(drop);
+        reply(renewed.map_err(|reason| refused(vec![format!("disk {}: {reason}", disk.name())])));
+    }
+
+    /// Saves the identity record of this key again, if a disk has it. Waits [`PATIENCE`] for its storage.
+    ///
+    /// # Errors
+    /// The reason why it cannot be saved.
+    pub(super) fn save_identity_again(&self, key: &str) -> std::io::Result<()> {
+        let Some(disk) = Identities::disk_of_record(&self.disks, key) else {
+            return Ok(());
+        };
+        let place = self.blocking_place(disk.name());
+        let units = Arc::clone(&self.servers.units);
+        let (written, is_written) = mpsc::channel();
+        self.helpers.run(&place, move || {
+            let saved = Identities::write_again(&disk, units.store());
+            drop(disk);
+            written.send(saved).ok();
+        })?;
+        let saved = is_written
+            .recv_timeout(PATIENCE)
+            .unwrap_or_else(|_| Err("the storage of its disk does not answer".to_owned()));
+        saved.map_err(std::io::Error::other)
     }
 }

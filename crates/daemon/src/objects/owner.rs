@@ -4,8 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
 use bdev::{Disk, Shrinking};
@@ -20,6 +19,7 @@ use super::plan::{Plan, Resize};
 use super::refusal::{Fault, Refusal};
 use super::relations;
 use super::servers::{Servers, Transports};
+use super::sizes::is_on_device;
 use super::state_store::{Resizing, StateStore};
 use super::waiting::WaitingDisks;
 use super::{Inbox, Message};
@@ -384,7 +384,8 @@ impl Owner {
             self.publish();
             return Ok(ChangeResult::default());
         }
-        plan.let_devices_be(&mut next, &self.config, &self.base, is_block_device);
+        let is_device = |name: &str| self.disks.get(name).is_some_and(|disk| is_on_device(disk));
+        plan.let_devices_be(&mut next, &self.config, &self.base, is_device);
         let ready = self.carry_out(&plan, &next, options, &transports)?;
         self.set_config(next);
         self.publish();
@@ -510,11 +511,6 @@ impl Owner {
 
 pub(super) fn refused(reasons: Vec<String>) -> Refusal {
     Refusal::Failed(reasons.into_iter().map(Fault::new).collect())
-}
-
-pub(super) fn is_block_device(path: &Path) -> bool {
-    let metadata = std::fs::metadata(path);
-    metadata.is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
 fn chap_users(config: &Config) -> Result<Vec<(String, ChapUsers)>, Refusal> {

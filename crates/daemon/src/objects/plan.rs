@@ -1,7 +1,7 @@
 //! Computes the smallest set of changes that turns one configuration into another.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use bdev::ErrorPolicy;
 use reactor::ExportPlacement;
@@ -122,7 +122,7 @@ impl Plan {
         next: &mut Config,
         now: &Config,
         base: &Config,
-        is_device: impl Fn(&Path) -> bool,
+        is_device: impl Fn(&str) -> bool,
     ) {
         for Resize {
             disk: name,
@@ -135,7 +135,7 @@ impl Plan {
             if let Some(disk) = disk
                 && configured_size != Some(*to)
                 && before.is_none()
-                && disk.backend.follows_size(&is_device) == Some(true)
+                && disk.backend.follows_size(is_device(name)) == Some(true)
             {
                 disk.backend = disk.backend.with_size(None);
             }

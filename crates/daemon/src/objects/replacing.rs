@@ -46,6 +46,10 @@ impl Owner {
             let fault = Fault::new(format!("disk {name} is being resized"));
             return Err(Refusal::Conflict(vec![fault.help(super::draining::HELP)]));
         }
+        if self.drains.renews(name) {
+            let detail = format!("disk {name} is being given an identity");
+            return Err(Refusal::conflict(detail, super::draining::HELP));
+        }
         Ok(config)
     }
 

@@ -9,7 +9,6 @@ use control::StateFile;
 
 use super::owner::{Owner, refused};
 use super::refusal::{Fault, Refusal};
-use crate::identities::Identities;
 use crate::state;
 use crate::state_files::{self, Condition, Kind};
 
@@ -98,9 +97,8 @@ impl Owner {
                 state_files::move_aside(&path)
             }
             (Some(key), "identity") => {
-                let units = &self.servers.units;
-                let saved = units.reset_saved(&key);
-                saved.and_then(|()| Identities::save_again(&self.disks, &key, units.store()))
+                let saved = self.servers.units.reset_saved(&key);
+                saved.and_then(|()| self.save_identity_again(&key))
             }
             (Some(key), _) => self.servers.units.reset_saved(&key),
             (None, "identities") => self.identities.reset(),

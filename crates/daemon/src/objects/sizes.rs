@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use bdev::Disk;
+
 use super::changes::Change;
 use super::draining::Reply;
 use super::owner::{Live, Owner};
@@ -123,7 +125,7 @@ impl Owner {
         }
     }
 
-    /// Adopts the present size of a disk's block device or file. Replaces a configured size.
+    /// Adopts the size of a disk's block device or file, as it was last read ([`bdev::Disk::found_size`]). Replaces a configured size.
     ///
     /// # Errors
     /// Nothing has changed then.
@@ -139,7 +141,7 @@ impl Owner {
         let failed = |error: &dyn std::fmt::Display| {
             Refusal::Failed(vec![Fault::new(format!("disk {name}: {error}"))])
         };
-        let follows = config.backend.follows_size(super::owner::is_block_device);
+        let follows = config.backend.follows_size(is_on_device(disk));
         let Some(follows) = follows else {
             let word = config.backend.word();
             let detail = format!(
@@ -147,7 +149,7 @@ impl Owner {
             );
             return Err(Refusal::Invalid(vec![Fault::at("/size", detail)]));
         };
-        let found = disk.found_size().map_err(|error| failed(&error))?;
+        let found = disk.known_size().map_err(|error| failed(&error))?;
         if config
             .backend
             .size()
@@ -167,7 +169,7 @@ impl Owner {
         followed
     }
 
-    /// Adopts a changed size and notifies clients.
+    /// Adopts a changed size, as it was last read, and notifies clients.
     pub(super) fn take_size_over(&mut self, name: &str) -> Result<(), bdev::ResizeError> {
         let Some(disk) = self.disks.get(name) else {
             return Ok(());
@@ -199,6 +201,13 @@ impl Owner {
         self.event_bus.tell_size(name, now);
         Ok(())
     }
+}
+
+/// Returns true for a disk on a block device of this machine.
+pub(super) fn is_on_device(disk: &Disk) -> bool {
+    let device = disk.device();
+    let medium = device.medium();
+    medium.is_some_and(|medium| medium.device_number().is_some())
 }
 
 /// Removes the configured size, so that the disk follows the size of its device.
