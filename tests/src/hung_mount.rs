@@ -1,5 +1,5 @@
 //! A FUSE file system that stops answering requests of chosen kinds, like a network file system whose server is unreachable. It can also fail
-//! them with EIO, or go away. Its files are in memory, all in one folder. For tests that run as root.
+//! them with EIO, or go away. Its files and their extended attributes are in memory, all in one folder. For tests that run as root.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -50,6 +50,7 @@ const WRITE_BYTES_MAX: u32 = 128 << 10;
 const ROOT: u64 = 1;
 const ENOENT: i32 = 2;
 const EIO: i32 = 5;
+const ERANGE: i32 = 34;
 const ENOSYS: i32 = 38;
 const ENODATA: i32 = 61;
 const FATTR_SIZE: u32 = 8;
@@ -59,6 +60,8 @@ struct State {
     names: HashMap<Vec<u8>, u64>,
     /// Content by inode number, starting at 2.
     files: HashMap<u64, Vec<u8>>,
+    /// Extended attributes by inode number and name.
+    attributes: HashMap<(u64, Vec<u8>), Vec<u8>>,
     hung: Vec<u32>,
     /// File whose requests hang. `None`: all files.
     hung_file: Option<u64>,
@@ -333,9 +336,23 @@ impl State {
                 .u32s(&[4096, 255, 4096])
                 .u32s(&[0; 7])
                 .0),
-            GETXATTR => Err(ENODATA),
-            // Attributes are accepted and not stored.
-            RELEASE | FLUSH | kind::FSYNC | kind::SETXATTR | kind::FSYNCDIR => Ok(Vec::new()),
+            GETXATTR => {
+                let key = (number, name_from(8).to_vec());
+                let value = self.attributes.get(&key).ok_or(ENODATA)?;
+                match u32_at(body, 0) as usize {
+                    0 => Ok(Fields::default().u32s(&[value.len() as u32, 0]).0),
+                    room if room < value.len() => Err(ERANGE),
+                    _ => Ok(value.clone()),
+                }
+            }
+            kind::SETXATTR => {
+                let name = name_from(8).to_vec();
+                let value = body.get(8 + name.len() + 1..).unwrap_or_default();
+                let value = value.get(..u32_at(body, 0) as usize).unwrap_or_default();
+                self.attributes.insert((number, name), value.to_vec());
+                Ok(Vec::new())
+            }
+            RELEASE | FLUSH | kind::FSYNC | kind::FSYNCDIR => Ok(Vec::new()),
             _ => Err(ENOSYS),
         }
     }

@@ -455,8 +455,8 @@ impl FailingDisk {
         }
     }
 
-    /// Lets the storage fail, lets a client write until it waits, and lets the storage recover. Every other time a full file system is met
-    /// with a kill of the daemon.
+    /// Lets the storage fail, lets a client write until it waits, and lets the storage recover. Every other time the daemon is killed before
+    /// the recovery.
     fn turn(&mut self) -> Result<()> {
         self.run().with_context(|| self.name)
     }
@@ -479,8 +479,7 @@ impl FailingDisk {
             (disk["status"]["waiting"].as_u64()? > 0).then_some(())
         };
         wait_until(PATIENCE, waits).context("no I/O waits")?;
-        // The FUSE file system stores no attributes, so a disk on it loses its identity at a restart.
-        if self.turns % 2 == 1 && matches!(self.storage, Storage::Full { .. }) {
+        if self.turns % 2 == 1 {
             self.rig.daemon.kill()?;
             self.rig.daemon.start_again()?;
         }
