@@ -650,3 +650,101 @@ fn a_disk_is_not_mirrored_onto_its_own_unit() -> Result<()> {
     }
     Ok(())
 }
+
+/// A daemon with two RAM disks `a` and `b`, and a near daemon whose disk `r` is LUN 0, at first `a`.
+struct Remapped {
+    far: Rig,
+    near: Rig,
+}
+
+impl Remapped {
+    fn start() -> Result<Remapped> {
+        let portal = free_portal()?.to_string();
+        let far = Rig::new(|daemon| {
+            daemon
+                .disk("a=ram:16M")
+                .disk("b=ram:16M")
+                .arguments(["--iscsi", &format!("{TARGET}=a"), "--portal", &portal])
+                .arguments(["--demo-mode", "rw"])
+        })?;
+        let disk = format!("r=iscsi://{portal}/{TARGET}/0");
+        let near = far.beside(|daemon| daemon.disk(&disk))?;
+        Ok(Remapped { far, near })
+    }
+
+    /// Maps another disk to LUN 0 while the near daemon does not run.
+    fn map(&mut self, disk: &str) -> Result<()> {
+        self.near.daemon.stop(SOON)?;
+        let far = &self.far.daemon;
+        far.lunette(&["lun", "remove", TARGET, "0:0"])?;
+        far.lunette(&["lun", "add", TARGET, "0:0", disk])?;
+        self.near.daemon.start_again()
+    }
+
+    fn waits_for_state(&self, expected: &str) -> Result<Value> {
+        let status = || -> Result<Value> {
+            let disk: Value = control::get(&self.near.daemon.control(), "/v1/disks/r")?;
+            Ok(disk["status"].clone())
+        };
+        let reached = wait_until(SOON, || {
+            status().ok().filter(|status| status["state"] == expected)
+        });
+        reached.with_context(|| format!("not {expected}: {:?}", status()))
+    }
+
+    fn record(&self) -> std::path::PathBuf {
+        self.near.scratch.socket("state").join("unit-r.saved")
+    }
+}
+
+/// A target maps another unit to the LUN of a disk while the daemon does not run. Writes must not reach that unit.
+#[test]
+fn disk_does_not_use_another_unit_after_a_restart() -> Result<()> {
+    let mut pair = Remapped::start()?;
+    pair.waits_for_state("ready")?;
+    let record = std::fs::read(pair.record())?;
+    pair.map("b")?;
+    let status = pair.waits_for_state("unavailable")?;
+    let reason = status["reason"].as_str().unwrap_or_default();
+    for part in [
+        "leads to another logical unit than before: found t10.LUNETTE ",
+        ", expected t10.LUNETTE ",
+        "hint: ",
+        "lunette state reset unit-r.saved",
+    ] {
+        ensure!(reason.contains(part), "no {part} in {reason}");
+    }
+    let log = pair.near.daemon.process().log();
+    ensure!(log.contains(reason), "not in the log: {reason}");
+    ensure!(std::fs::read(pair.record())? == record);
+    // The old unit is accepted again, also after a kill.
+    pair.map("a")?;
+    pair.waits_for_state("ready")?;
+    pair.near.daemon.kill()?;
+    pair.near.daemon.start_again()?;
+    pair.waits_for_state("ready")?;
+
+    pair.map("b")?;
+    pair.waits_for_state("unavailable")?;
+    let reset = ["state", "reset", "unit-r.saved", "--yes"];
+    pair.near.daemon.lunette(&reset)?;
+    pair.waits_for_state("ready")?;
+    ensure!(std::fs::read(pair.record())? != record);
+    pair.near.daemon.stop(SOON)?;
+    pair.near.daemon.start_again()?;
+    pair.waits_for_state("ready")?;
+
+    // The record is removed with the disk.
+    let unit = format!("iscsi://{}/{TARGET}/0", pair.far.iscsi_portal(TARGET)?);
+    pair.near.daemon.lunette(&["disk", "remove", "r"])?;
+    ensure!(!pair.record().exists());
+    let far = &pair.far.daemon;
+    far.lunette(&["lun", "remove", TARGET, "0:0"])?;
+    far.lunette(&["lun", "add", TARGET, "0:0", "a"])?;
+    pair.near
+        .daemon
+        .lunette(&["disk", "add", &format!("r={unit}")])?;
+    pair.waits_for_state("ready")?;
+    ensure!(std::fs::read(pair.record())? == record);
+    Ok(())
+}

@@ -14,6 +14,7 @@ use end_to_end::{Context, DaemonBuilder, IscsiSession, Result, Scratch, bail, en
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
+const UNIT_TARGET: &str = "iqn.2026-11.org.example:unit";
 const SOON: Duration = Duration::from_secs(60);
 
 /// LUNs of the disks with a reservation, with SWP, with a sanitize operation, on a file that cannot have an attribute, and in RAM.
@@ -97,6 +98,8 @@ enum Outcome {
     Read(u8, Answer, Answer),
     /// The disk of this LUN is unavailable. Without the file it has a new identity.
     Unavailable(u8),
+    /// The disk on a unit is unavailable. Without the file it accepts any unit.
+    NoUnit,
     /// The iSCSI disk is unavailable. Without the file it has a new initiator name.
     NoInitiator,
     /// The daemon does not start. Without the file it starts.
@@ -110,13 +113,14 @@ enum Outcome {
 }
 
 /// The table of docs/operations.md. The row `daemon` needs a Ceph cluster and is tested in `scsi_exec`. Locks have no content.
-const TABLE: [(&str, Outcome); 13] = [
+const TABLE: [(&str, Outcome); 14] = [
     ("reservations", Outcome::Read(RESERVED, Busy, Good)),
     ("mode-pages", Outcome::Read(PROTECTED, Busy, Good)),
     ("sanitize", Outcome::Read(SANITIZED, Busy, Good)),
     ("ports", Outcome::Read(RESERVED, Busy, Conflict)),
     ("identity", Outcome::Unavailable(READ_ONLY)),
     ("identities", Outcome::Unavailable(RAM)),
+    ("unit", Outcome::NoUnit),
     ("changes", Outcome::NoStart),
     ("resizing", Outcome::NoStart),
     ("bitmaps", Outcome::Everything { names_known: false }),
@@ -131,6 +135,9 @@ const ALONE: [&str; 4] = ["ports", "changes", "resizing", "bitmap-bits"];
 
 struct StateRig {
     scratch: Scratch,
+    /// Daemon with the unit of `d7`. Stopped before its folder is removed.
+    _unit: end_to_end::Daemon,
+    _of_unit: Scratch,
     /// Copy of the state folder after a clean stop, with files of all kinds.
     saved: PathBuf,
     /// File name of each kind.
@@ -144,6 +151,8 @@ fn builder(scratch: &Scratch) -> DaemonBuilder {
     fs::remove_file(scratch.file("lunette.log")).ok();
     let file = |name: &str| scratch.file(name).display().to_string();
     let disk = |name: &str, options: &str| format!("{name}=file:{},{options}", file(name));
+    let unit = fs::read_to_string(scratch.file("unit"));
+    let unit = unit.unwrap_or_else(|_| "127.0.0.1:9/iqn.2026-11.org.example:none".to_owned());
     DaemonBuilder::new(scratch)
         .disk(&disk("d0", "size=16M,cache=writeback"))
         .disk(&disk("d1", "size=16M,cache=writeback"))
@@ -153,6 +162,7 @@ fn builder(scratch: &Scratch) -> DaemonBuilder {
         .disk(&disk("d5", "size=16M,cache=writeback"))
         // No target listens there, but the initiator name is read.
         .disk("d6=iscsi://127.0.0.1:9/iqn.2026-11.org.example:none/0")
+        .disk(&format!("d7=iscsi://{unit}/0"))
         .vhost_blk("d5")
         .arguments(["--iscsi", &format!("{TARGET}=d0,d1,d2,d3,d4")])
         .arguments([
@@ -171,25 +181,37 @@ struct Served {
     session: IscsiSession,
 }
 
-fn portal(daemon: &mut end_to_end::Daemon) -> Result<String> {
+/// Starts a daemon whose target has a unit for the disk `d7` of the daemons in `scratch`.
+fn unit_for(scratch: &Scratch, own: &Scratch) -> Result<end_to_end::Daemon> {
+    let mut daemon = DaemonBuilder::new(own)
+        .disk("u=ram:1M")
+        .arguments(["--iscsi", &format!("{UNIT_TARGET}=u")])
+        .arguments(["--portal", "127.0.0.1:0", "--demo-mode", "rw"])
+        .start()?;
+    let portal = portal(&mut daemon, UNIT_TARGET)?;
+    fs::write(scratch.file("unit"), format!("{portal}/{UNIT_TARGET}"))?;
+    Ok(daemon)
+}
+
+fn portal(daemon: &mut end_to_end::Daemon, target: &str) -> Result<String> {
     let log = daemon.process().log();
     let line = log
         .lines()
         .rev()
-        .find_map(|line| line.strip_prefix(&format!("ready iscsi {TARGET} ")));
+        .find_map(|line| line.strip_prefix(&format!("ready iscsi {target} ")));
     Ok(line.context("no portal")?.trim().to_owned())
 }
 
 impl Served {
     fn start(scratch: &Scratch) -> Result<Served> {
         let mut daemon = builder(scratch).start()?;
-        let session = IscsiSession::login_only(&portal(&mut daemon)?, TARGET, 2)?;
+        let session = IscsiSession::login_only(&portal(&mut daemon, TARGET)?, TARGET, 2)?;
         Ok(Served { daemon, session })
     }
 
     /// Sends REGISTER with APTPL and RESERVE with the type exclusive access, as another initiator.
     fn reserve(&mut self) -> Result<()> {
-        let mut holder = IscsiSession::login(&portal(&mut self.daemon)?, TARGET, 1)?;
+        let mut holder = IscsiSession::login(&portal(&mut self.daemon, TARGET)?, TARGET, 1)?;
         let mut register = [0; 24];
         (register[15], register[20]) = (7, 1);
         let mut reserve = [0; 24];
@@ -232,6 +254,14 @@ impl Served {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
+    /// Returns the state of a disk, and the reason if it is unavailable.
+    fn state_of(&self, disk: &str) -> Result<(String, String)> {
+        let disks = self.status()?.disks;
+        let found = disks.into_iter().find(|found| found.name == disk);
+        let found = found.context("no such disk")?;
+        Ok((found.state, found.reason.unwrap_or_default()))
+    }
+
     fn bitmaps(&self) -> Result<Vec<Bitmap>> {
         let words = ["disk", "bitmap", "list", "--json"];
         Ok(serde_json::from_str(&self.daemon.lunette(&words)?)?)
@@ -264,8 +294,9 @@ impl StateRig {
 
     /// Starts a daemon that writes files of all kinds.
     fn new() -> Result<StateRig> {
-        let scratch = Scratch::new()?;
+        let (scratch, of_unit) = (Scratch::new()?, Scratch::new()?);
         fs::write(scratch.file("d3"), [0; 1 << 20])?;
+        let unit = unit_for(&scratch, &of_unit)?;
         let mut served = Served::start(&scratch)?;
         // MODE SELECT(6) with SP: the control mode page with SWP.
         let select = [0x15, 0x11, 0, 0, 16, 0];
@@ -330,6 +361,8 @@ impl StateRig {
         files.insert("resizing".to_owned(), resizing);
         let rig = StateRig {
             scratch,
+            _unit: unit,
+            _of_unit: of_unit,
             saved,
             files,
             written,
@@ -372,10 +405,6 @@ impl StateRig {
         let file = &self.files[kind];
         let status = served.status()?;
         let is_shown = status.damaged_state.iter().any(|one| one.file == *file);
-        let state_of = |name: &str| {
-            let disk = status.disks.iter().find(|disk| disk.name == name);
-            disk.map(|disk| (disk.state.clone(), disk.reason.clone().unwrap_or_default()))
-        };
         match outcome {
             Outcome::Read(lun, damaged, gone) => {
                 ensure!(is_shown != is_gone, "{:?}", status.damaged_state);
@@ -388,14 +417,21 @@ impl StateRig {
                 let expected = if is_gone { Good } else { ABSENT };
                 let found = served.read(*lun)?;
                 ensure!(found == expected, "READ gives {found:?}");
-                let (state, reason) = state_of(&format!("d{lun}")).context("no such disk")?;
+                let (state, reason) = served.state_of(&format!("d{lun}"))?;
                 ensure!(
                     is_gone || state == "unavailable" && reason.contains(file),
                     "{reason}"
                 );
             }
+            Outcome::NoUnit => {
+                ensure!(is_shown != is_gone, "{:?}", status.damaged_state);
+                let (state, reason) = served.state_of("d7")?;
+                let expected = if is_gone { "ready" } else { "unavailable" };
+                ensure!(state == expected, "{state}: {reason}");
+                ensure!(reason.contains(file) != is_gone, "{reason}");
+            }
             Outcome::NoInitiator => {
-                let (_, reason) = state_of("d6").context("no such disk")?;
+                let (_, reason) = served.state_of("d6")?;
                 ensure!(reason.contains(file) != is_gone, "{reason}");
             }
             Outcome::NoStart => bail!("the daemon started"),
@@ -430,8 +466,11 @@ impl StateRig {
             served
                 .daemon
                 .lunette(&["state", "reset", &one.file, "--yes"])?;
-            let again = served.daemon.ask(&["state", "reset", &one.file, "--yes"])?;
-            ensure!(!again.status.success(), "{} was reset twice", one.file);
+            // The disk records its unit again, and such a record may be reset at any time.
+            if one.kind != "unit" {
+                let again = served.daemon.ask(&["state", "reset", &one.file, "--yes"])?;
+                ensure!(!again.status.success(), "{} was reset twice", one.file);
+            }
             let name = format!("{}.damaged-", one.file);
             let aside = served
                 .state()?
@@ -454,6 +493,7 @@ impl StateRig {
             ensure!(served.read(lun)? == Good, "LUN {lun}");
         }
         ensure!(!served.is_write_back(&self.scratch)?);
+        ensure!(served.state_of("d7")?.0 == "ready");
         let bitmaps = served.bitmaps()?;
         let is_whole = bitmaps.len() == 1 && bitmaps[0].reason.is_none();
         ensure!(is_whole, "{bitmaps:?}");
@@ -486,6 +526,11 @@ impl StateRig {
                     ensure!(begun.elapsed() < SOON, "LUN {lun} after the reset");
                     std::thread::sleep(Duration::from_millis(50));
                 }
+            }
+            let begun = Instant::now();
+            while served.state_of("d7")?.0 != "ready" {
+                ensure!(begun.elapsed() < SOON, "d7 after the reset");
+                std::thread::sleep(Duration::from_millis(50));
             }
         }
         served.daemon.stop(SOON)?;

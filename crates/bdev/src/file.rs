@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::{Capacity, DiskInfo, Extent, Geometry};
+use iscsi_initiator::KnownUnits;
 use rustix::fs::{OFlags, SeekFrom};
 
 use crate::blocking::BlockingCalls;
@@ -137,6 +138,8 @@ struct SharedFile {
     durability: Durability,
     refused: Refused,
     calls: BlockingCalls,
+    /// Names of a block device with a path that the kernel assigns.
+    known: Option<KnownUnits>,
     /// Opening the file created it.
     created: bool,
     /// An image's last block was incomplete at opening.

@@ -9,6 +9,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use block::Identity;
+use iscsi_initiator::KnownUnits;
 
 use crate::checked_text::{VERSION, check_line};
 
@@ -130,7 +131,12 @@ pub trait Medium: Send + Sync {
         None
     }
 
-    /// Returns major and minor number of a block device.
+    /// Returns the units that a disk on an iSCSI target has used, including the present one.
+    fn known_units(&self) -> Option<&KnownUnits> {
+        None
+    }
+
+    /// Returns major and minor number of a block device. Does not block.
     fn device_number(&self) -> Option<(u32, u32)> {
         None
     }

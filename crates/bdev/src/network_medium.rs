@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use block::Identity;
+use iscsi_initiator::KnownUnits;
 use sha2::{Digest, Sha256};
 
 use crate::{IdentityRecord, Medium, Stamp};
@@ -12,11 +13,18 @@ use crate::{IdentityRecord, Medium, Stamp};
 /// A medium with the same key in every daemon.
 pub(crate) struct NetworkMedium {
     key: String,
+    units: Option<KnownUnits>,
 }
 
 impl NetworkMedium {
     pub fn new(key: String) -> NetworkMedium {
-        NetworkMedium { key }
+        NetworkMedium { key, units: None }
+    }
+
+    /// Adds the units that the disk has used.
+    pub fn with_units(self, units: KnownUnits) -> NetworkMedium {
+        let units = Some(units);
+        NetworkMedium { units, ..self }
     }
 }
 
@@ -30,6 +38,10 @@ impl Medium for NetworkMedium {
         let bits = digest.iter().take(16);
         let bits = bits.fold(0, |bits: u128, byte| bits << 8 | u128::from(*byte));
         Some(Identity::from_random_bits(bits))
+    }
+
+    fn known_units(&self) -> Option<&KnownUnits> {
+        self.units.as_ref()
     }
 
     fn stamp(&self) -> Option<Stamp> {

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use block::PassedReservations;
 use iscsi_initiator::{
-    CommandDone, CommandError, CommandSink, Ended, Sameness, Sense, UnitCommand, UnitEvent,
-    UnitInfo, carry_out, checked, is_change,
+    CommandDone, CommandError, CommandSink, Ended, KnownUnits, Sameness, Sense, UnitCommand,
+    UnitEvent, UnitInfo, carry_out, checked, is_change,
 };
 use scsi_generic::{Answer, Transfer};
 
@@ -65,6 +65,11 @@ impl ScsiDisk {
             .query_unit()
             .map_err(|error| failed(error.to_string()))?;
         let key = medium_key(&options.path, &info);
+        let mut medium = NetworkMedium::new(key);
+        if options.path.parent() == Some(Path::new("/dev")) {
+            // The kernel assigns the path, which may lead to another device after a restart of the machine.
+            medium = medium.with_units(KnownUnits::of_scsi_device(&info.identity));
+        }
         let watch = Arc::new(Watch::default());
         let threads = Arc::new(Threads {
             device,
@@ -81,7 +86,7 @@ impl ScsiDisk {
             kind: "scsi_generic",
             unit: Box::new(unit),
             info,
-            medium: NetworkMedium::new(key),
+            medium,
             watch,
             read_only: options.read_only,
             passthrough: Some(options.reservations),

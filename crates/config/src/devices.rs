@@ -6,10 +6,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bdev::iscsi_initiator::KnownUnits;
 use bdev::{
-    BlockDevice, Delay, DelayTime, File, FileOptions, Image, ImageOptions, IscsiOptions,
-    NamedFiles, Null, NullOptions, OpenError, PassedReservations, Ram, RamOptions, Rbd, RbdOptions,
-    ScsiDisk, ScsiGenericOptions,
+    BlockDevice, Delay, DelayTime, File, FileOptions, Image, ImageOptions, NamedFiles, Null,
+    NullOptions, OpenError, PassedReservations, Ram, RamOptions, Rbd, RbdOptions, ScsiDisk,
+    ScsiGenericOptions,
 };
 
 use super::model::DiskConfig;
@@ -200,10 +201,26 @@ impl BlockDeviceConfig {
     /// # Errors
     /// The object that cannot be opened, the reason, and a remedy.
     pub fn open(&self, disk: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
-        Ok(disk.discard.over(self.open_plain(disk)?))
+        self.open_known(disk, KnownUnits::default())
     }
 
-    fn open_plain(&self, disk: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
+    /// Like [`BlockDeviceConfig::open`]. An iSCSI disk accepts only the known unit, if there is one.
+    ///
+    /// # Errors
+    /// The object that cannot be opened, the reason, and a remedy.
+    pub fn open_known(
+        &self,
+        disk: &DiskConfig,
+        known: KnownUnits,
+    ) -> Result<Arc<dyn BlockDevice>, OpenError> {
+        Ok(disk.discard.over(self.open_plain(disk, known)?))
+    }
+
+    fn open_plain(
+        &self,
+        disk: &DiskConfig,
+        known: KnownUnits,
+    ) -> Result<Arc<dyn BlockDevice>, OpenError> {
         let block_size = disk.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
         Ok(match self {
             BlockDeviceConfig::Ram { size, persist } => {
@@ -238,7 +255,7 @@ impl BlockDeviceConfig {
                     },
                     ..disk.clone()
                 };
-                Arc::new(Delay::new(inner.backend.open_plain(&inner)?, *time))
+                Arc::new(Delay::new(inner.backend.open_plain(&inner, known)?, *time))
             }
             BlockDeviceConfig::File { path, size, cache } => Arc::new(File::open(FileOptions {
                 size: *size,
@@ -270,10 +287,9 @@ impl BlockDeviceConfig {
                 block_size,
             })?),
             BlockDeviceConfig::Iscsi(remote) => {
-                let options = IscsiOptions {
-                    block_size: disk.block_size,
-                    ..remote.options(&disk.name, disk.read_only)?
-                };
+                let mut options = remote.options(&disk.name, disk.read_only)?;
+                options.block_size = disk.block_size;
+                options.unit.known = known;
                 Arc::new(ScsiDisk::open_iscsi(&options)?)
             }
             BlockDeviceConfig::ScsiGeneric { path, reservations } => {

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bdev::iscsi_initiator::{
-    ChapAlgorithm, DigestOffer, Portal, ReconnectSettings, SessionOptions, SessionParameters,
-    UnitAddress, is_iscsi_name, read_credentials,
+    ChapAlgorithm, DigestOffer, KnownUnits, Portal, ReconnectSettings, SessionOptions,
+    SessionParameters, UnitAddress, is_iscsi_name, read_credentials,
 };
 use bdev::{IscsiOptions, OpenError, PassedReservations};
 use serde_json::{Value, json};
@@ -171,6 +171,7 @@ impl RemoteConfig {
             unit: ReconnectSettings {
                 paths: paths.map_err(failed)?,
                 trusts_paths: self.trust_paths,
+                known: KnownUnits::default(),
                 address,
                 session,
                 queue_depth: usize::from(self.queue_depth),

@@ -9,11 +9,11 @@ pub struct Event {
     /// Number of the event since the start of the daemon, from 1.
     pub id: u64,
     /// Type: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`, `disk.on_error`, `disk.waiting` (an I/O has failed and waits),
-    /// `disk.resumed` (none waits any more), `disk.snapshot`, `job.started`, `job.ready`, `job.done`, `job.failed`, `job.cancelled`,
-    /// `export.added`, `export.removed`, `export.placed`, `export.access_state`, `export.removing`, `lun.added`, `lun.removed`,
-    /// `lun.removing`, `disk.shrinking`, `session.opened`, `session.closed`, `portal.waiting` (a portal cannot be opened yet),
-    /// `portal.opened` (it is open now), `listener.waiting` and `listener.opened` (likewise a vhost-user socket, or the listener of the API
-    /// or of metrics), `state.reset`.
+    /// `disk.resumed` (none waits any more), `disk.unavailable` (a configured disk cannot be opened), `disk.snapshot`, `job.started`,
+    /// `job.ready`, `job.done`, `job.failed`, `job.cancelled`, `export.added`, `export.removed`, `export.placed`, `export.access_state`,
+    /// `export.removing`, `lun.added`, `lun.removed`, `lun.removing`, `disk.shrinking`, `session.opened`, `session.closed`,
+    /// `portal.waiting` (a portal cannot be opened yet), `portal.opened` (it is open now), `listener.waiting` and `listener.opened`
+    /// (likewise a vhost-user socket, or the listener of the API or of metrics), `state.reset`.
     pub event: String,
     /// Name of the disk, export or state file. For a LUN, session, portal or listener: name of its export. `api` or `metrics` for a
     /// listener without an export.
@@ -24,7 +24,7 @@ pub struct Event {
     /// Path of the listener's socket, or its configured address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listener: Option<String>,
-    /// Error of the last attempt to open the portal or the listener.
+    /// Error of the last attempt to open the disk, the portal or the listener.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Target of the LUN.

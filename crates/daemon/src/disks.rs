@@ -10,6 +10,7 @@ use scsi::Store;
 
 use crate::identities::{self, Claim, Identities, Unwritten};
 use crate::objects::ToClose;
+use crate::unit_records;
 use config::{BlockDeviceConfig, Config, DiskConfig, LimitsConfig};
 
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
@@ -27,7 +28,9 @@ impl OpenDevice {
     /// # Errors
     /// The reason and a hint.
     pub(crate) fn open(config: &DiskConfig, store: &dyn Store) -> Result<OpenDevice, OpenError> {
-        let device = config.backend.open(config)?;
+        let known = unit_records::load(config, store)?;
+        let device = config.backend.open_known(config, known.clone())?;
+        unit_records::check(config, &known, &*device)?;
         let claim = identities::claim(&config.name, &*device, store);
         let device = Some(device);
         Ok(OpenDevice { device, claim })

@@ -32,6 +32,7 @@ mod state_thread;
 pub mod statistics;
 mod tcp_service;
 mod uevents;
+mod unit_records;
 mod watchdog;
 mod writing_ahead;
 

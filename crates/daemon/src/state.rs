@@ -15,6 +15,7 @@ use config::Config;
 
 pub(crate) use crate::state_files::file_name;
 use crate::state_files::{DamagedFiles, Unread, decode, encode, kind_of, move_aside, read_regular};
+use crate::unit_records;
 
 /// Returns the folder for changes made at run time. Only a configured folder or `$STATE_DIRECTORY` is used: two daemons that share the
 /// default folder must not load each other's disks.
@@ -28,12 +29,28 @@ pub fn changes_folder(config: &Config) -> Option<PathBuf> {
 pub struct FolderStore {
     folder: PathBuf,
     damaged: DamagedFiles,
+    /// Other daemons may use the folder. Names of disks then identify no state.
+    is_shared: bool,
 }
 
 impl FolderStore {
     /// Creates a store in `folder`, which need not exist yet. Unusable files are recorded in `damaged`.
     pub fn new(folder: PathBuf, damaged: DamagedFiles) -> FolderStore {
-        FolderStore { folder, damaged }
+        FolderStore {
+            folder,
+            damaged,
+            is_shared: false,
+        }
+    }
+
+    /// Marks the folder as shared with other daemons. The store then has no records of units, because their keys are names of disks.
+    #[must_use]
+    pub fn shared(self, is_shared: bool) -> FolderStore {
+        FolderStore { is_shared, ..self }
+    }
+
+    fn is_ignored(&self, key: &str) -> bool {
+        self.is_shared && key.starts_with(unit_records::PREFIX)
     }
 
     fn path(&self, key: &str) -> PathBuf {
@@ -46,7 +63,7 @@ impl FolderStore {
     }
 }
 
-fn checked_name(key: &str) -> String {
+pub(crate) fn checked_name(key: &str) -> String {
     format!("{}.saved", file_name(key))
 }
 
@@ -150,6 +167,9 @@ pub(crate) fn fault(step: &str) {
 
 impl scsi::Store for FolderStore {
     fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
+        if self.is_ignored(key) {
+            return Ok(None);
+        }
         for (name, is_checked) in [(checked_name(key), true), (unchecked_name(key), false)] {
             let loaded = match read_regular(&self.folder.join(&name)) {
                 Ok(file) if is_checked => decode(key, &file).map_err(str::to_owned),
@@ -169,6 +189,9 @@ impl scsi::Store for FolderStore {
     }
 
     fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
+        if self.is_ignored(key) {
+            return Ok(());
+        }
         let path = self.path(key);
         debug_assert!(
             kind_of(&checked_name(key)).is_some(),
@@ -184,6 +207,9 @@ impl scsi::Store for FolderStore {
     }
 
     fn remove(&self, key: &str) {
+        if self.is_ignored(key) {
+            return;
+        }
         // A remaining file belongs to no disk.
         for path in [self.unchecked_path(key), self.path(key)] {
             fs::remove_file(path).ok();
@@ -303,6 +329,20 @@ mod tests {
         );
         assert_eq!(fs::read(&path).unwrap(), b"one");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn folder_of_several_daemons_has_no_state_under_names_of_disks() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = |is_shared| {
+            let store = FolderStore::new(folder.path().to_owned(), DamagedFiles::default());
+            store.shared(is_shared)
+        };
+        store(false).save("unit-d0", b"unit").unwrap();
+        store(true).save("unit-d0", b"of another daemon").unwrap();
+        assert_eq!(store(true).load("unit-d0"), Ok(None));
+        store(true).remove("unit-d0");
+        assert_eq!(store(false).load("unit-d0"), Ok(Some(b"unit".to_vec())));
     }
 
     #[test]

@@ -110,7 +110,7 @@ const fn other(word: &'static str, prefix: &'static str, suffix: &'static str) -
 }
 
 /// All kinds. The first match is used.
-pub const KINDS: [Kind; 16] = [
+pub const KINDS: [Kind; 17] = [
     saved("reservations", "reservations-"),
     saved("mode-pages", "mode-pages-"),
     saved("sanitize", "sanitize-"),
@@ -119,6 +119,7 @@ pub const KINDS: [Kind; 16] = [
     single(saved("ports", "ports")),
     single(saved("daemon", "daemon")),
     saved("identity", "identity-"),
+    saved("unit", crate::unit_records::PREFIX),
     single(text("identities", "identities", ".json")),
     single(text("changes", "changes", ".json")),
     single(text("resizing", "resizing", ".json")),
@@ -461,6 +462,7 @@ mod tests {
             (saved("reservations-1"), Some("reservations")),
             (saved("virtio-blk disk /run/a"), Some("last-disk")),
             (saved("virtio-blk disk 1"), Some("cache-mode")),
+            (saved("unit-Disk 0"), Some("unit")),
             (saved("other"), None),
             ("identities.json".to_owned(), Some("identities")),
             ("bitmaps/d0.json".to_owned(), Some("bitmaps")),

@@ -14,6 +14,7 @@ mod chap_fallback;
 mod credentials;
 mod discovery;
 mod installation;
+mod known_units;
 mod link;
 mod properties;
 mod reconnecting;
@@ -37,6 +38,7 @@ pub use iscsi::chap::Algorithm as ChapAlgorithm;
 pub use iscsi::initiator::CommandDone;
 pub use iscsi::login::is_iscsi_name;
 pub use iscsi::negotiation::{DigestOffer, SessionParameters};
+pub use known_units::KnownUnits;
 pub use properties::UnitProperties;
 pub use reconnecting::{
     CommandSink, Ended, ReconnectSettings, ReconnectingUnit, UnitCommand, UnitEvent, UnitObserver,

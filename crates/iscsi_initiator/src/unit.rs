@@ -50,6 +50,12 @@ pub enum CommandError {
         /// Sense data.
         sense: Option<Sense>,
     },
+    /// The path leads to another unit than the disk had before.
+    #[error("{what}")]
+    OtherUnit {
+        /// The path, the unit found, the unit expected, and a hint.
+        what: String,
+    },
     /// The response is invalid.
     #[error("{command}: {reason}")]
     Answer {

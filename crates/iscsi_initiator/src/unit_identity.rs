@@ -191,6 +191,44 @@ impl UnitIdentity {
         own.len() >= RANDOM_TEXT || self.local.is_none() && (has_serial || has_product)
     }
 
+    /// Creates the identity of a device from names that Linux reports for it.
+    pub(crate) fn of_names(names: Vec<String>) -> UnitIdentity {
+        UnitIdentity {
+            world_wide: names,
+            ..UnitIdentity::default()
+        }
+    }
+
+    /// Returns the names as pairs of key and value, for a record.
+    pub(crate) fn fields(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let optional = [
+            ("serial", &self.serial),
+            ("local", &self.local),
+            ("t10", &self.t10),
+        ];
+        let optional = optional
+            .into_iter()
+            .filter_map(|(key, value)| Some((key, value.as_deref()?)));
+        let names = self.world_wide.iter();
+        std::iter::once(("model", self.model.as_str()))
+            .chain(optional)
+            .chain(names.map(|name| ("name", name.as_str())))
+    }
+
+    /// Sets a field of [`UnitIdentity::fields`]. Returns `None` for an unknown key.
+    pub(crate) fn set_field(&mut self, key: &str, value: &str) -> Option<()> {
+        let value = value.to_owned();
+        match key {
+            "model" => self.model = value,
+            "serial" => self.serial = Some(value),
+            "local" => self.local = Some(value),
+            "t10" => self.t10 = Some(value),
+            "name" => self.world_wide.push(value),
+            _ => return None,
+        }
+        Some(())
+    }
+
     /// Returns the name that is unique beyond the target.
     pub fn world_wide_name(&self) -> Option<&str> {
         let is_naa = |name: &&String| name.starts_with("naa.");

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use iscsi_initiator::{
-    CommandSink, Ended, Lun, ReconnectSettings, ReconnectingUnit, Session, SessionOptions, Unit,
-    UnitAddress, UnitCommand, luns,
+    CommandSink, Ended, KnownUnits, Lun, ReconnectSettings, ReconnectingUnit, Session,
+    SessionOptions, Unit, UnitAddress, UnitCommand, luns,
 };
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
@@ -36,6 +36,8 @@ struct Seen {
     logins: u32,
     /// LUN field and operation code of each command.
     commands: Vec<([u8; 8], u8)>,
+    /// Task management functions.
+    functions: Vec<u8>,
     connections: Vec<TcpStream>,
 }
 
@@ -89,7 +91,11 @@ impl Script {
                     out = login_keys(header[1], &data);
                     self.seen.lock().expect("the log").logins += u32::from(is_last);
                 }
-                0x02 => answer[..2].copy_from_slice(&[0x22, 0x80]),
+                0x02 => {
+                    let function = header[1] & 0x7f;
+                    self.seen.lock().expect("the log").functions.push(function);
+                    answer[..2].copy_from_slice(&[0x22, 0x80]);
+                }
                 0x06 => answer[..2].copy_from_slice(&[0x26, 0x80]),
                 0x01 => {
                     let lun: [u8; 8] = header[8..16].try_into().expect("eight bytes");
@@ -238,10 +244,21 @@ fn open(
     other: &UnitAddress,
     trusts_paths: bool,
 ) -> std::result::Result<ReconnectingUnit, String> {
+    open_known(one, other, trusts_paths, KnownUnits::default())
+}
+
+/// Opens a disk that has used the known units.
+fn open_known(
+    one: &UnitAddress,
+    other: &UnitAddress,
+    trusts_paths: bool,
+    known: KnownUnits,
+) -> std::result::Result<ReconnectingUnit, String> {
     let settings = ReconnectSettings {
         address: one.clone(),
         paths: vec![other.clone()],
         trusts_paths,
+        known,
         session: options(),
         queue_depth: 4,
         replacement_timeout: Duration::from_millis(1500),
@@ -327,4 +344,46 @@ fn a_write_does_not_reach_another_unit_by_a_second_path() {
         assert!(writes_by_second_path(&one, &other, trusts_paths));
         assert!(!other.has_received(WRITE_16));
     }
+}
+
+/// Returns the address of a target that does not answer.
+fn nowhere() -> UnitAddress {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let portal = listener.local_addr().expect("its address");
+    let address = format!("iscsi://{portal}/{TARGET}/0");
+    address.parse().expect("an address")
+}
+
+#[test]
+fn first_session_of_a_process_accepts_only_the_earlier_unit() {
+    // Function code of LOGICAL UNIT RESET (RFC 7143, 11.5.1).
+    const LOGICAL_UNIT_RESET: u8 = 5;
+    let unit = |last: u8| Script::with_naa([0x50, 1, 0x40, 0x5a, 0, 0, 0, last]);
+    let (right, wrong) = (unit(1), unit(2));
+    let (address, other, down) = (right.serve(TARGET), wrong.serve(OTHER_TARGET), nowhere());
+    let first = open(&address, &down, false).expect("a unit");
+    let known = KnownUnits::decode(&first.known().encode()).expect("a record");
+    drop(first);
+    let opened = |one: &UnitAddress, other: &UnitAddress| {
+        let mut known = known.clone();
+        known.remedy = "lunette state reset FILE".to_owned();
+        open_known(one, other, true, known)
+    };
+    for (one, two) in [(&down, &other), (&other, &down), (&other, &other)] {
+        let error = opened(one, two).err().expect("another unit");
+        for part in [
+            other.to_string().as_str(),
+            "naa.5001405a00000002",
+            "expected naa.5001405a00000001",
+            "hint: lunette state reset FILE",
+        ] {
+            assert!(error.contains(part), "no {part} in: {error}");
+        }
+    }
+    // The wrong path is skipped if another one leads to the unit.
+    let unit = opened(&other, &address).expect("a unit");
+    assert_eq!(unit.known().encode(), known.encode());
+    let seen = wrong.seen.lock().expect("the log");
+    assert!(!seen.functions.contains(&LOGICAL_UNIT_RESET));
+    assert!(seen.commands.iter().all(|(_, code)| *code != WRITE_16));
 }

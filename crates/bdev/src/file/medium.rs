@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use iscsi_initiator::KnownUnits;
 use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, XattrFlags, statx};
 use rustix::io::Errno;
 
@@ -166,6 +167,24 @@ fn value_of(got: rustix::io::Result<usize>, mut value: Vec<u8>) -> io::Result<Op
 
 /// Returns the identifier of a block device in its sysfs folder, if any.
 fn device_key(folder: &Path) -> Option<String> {
+    device_names(folder).into_iter().next()
+}
+
+/// Returns the names of the device with a path that the kernel assigns, such as `/dev/sdb`. The path may lead to another device after a
+/// restart of the machine. `None`: the path is not one of these.
+pub(super) fn names_at(path: &Path, device: Option<(u32, u32)>) -> Option<Vec<String>> {
+    let (major, minor) = device?;
+    if path.parent() != Some(Path::new("/dev")) {
+        return None;
+    }
+    let mut names = device_names(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")));
+    // The administrator chooses the file of a loop device.
+    names.retain(|name| !name.starts_with("loop ") && !name.contains(" of loop "));
+    Some(names)
+}
+
+/// Returns all identifiers of a block device in its sysfs folder, the best first.
+fn device_names(folder: &Path) -> Vec<String> {
     let read = |name: &str| -> Option<String> {
         let text = std::fs::read(folder.join(name)).ok()?;
         let text = String::from_utf8_lossy(&text).trim().to_owned();
@@ -173,9 +192,12 @@ fn device_key(folder: &Path) -> Option<String> {
     };
     if let Some(partition) = read("partition") {
         // The folder of a partition lies in the folder of the whole device.
-        let whole = device_key(&std::fs::canonicalize(folder).ok()?.join(".."))?;
-        let start = read("start")?;
-        return Some(format!("partition {partition} at {start} of {whole}"));
+        let (Ok(folder), Some(start)) = (std::fs::canonicalize(folder), read("start")) else {
+            return Vec::new();
+        };
+        let whole = device_names(&folder.join("..")).into_iter();
+        let part = |whole| format!("partition {partition} at {start} of {whole}");
+        return whole.map(part).collect();
     }
     let attributes = [
         ("dm", "dm/uuid"),
@@ -187,9 +209,10 @@ fn device_key(folder: &Path) -> Option<String> {
         ("serial", "serial"),
         ("serial", "device/serial"),
     ];
-    attributes
-        .iter()
-        .find_map(|(kind, name)| Some(format!("{kind} {}", read(name)?)))
+    let names = attributes.iter();
+    names
+        .filter_map(|(kind, name)| Some(format!("{kind} {}", read(name)?)))
+        .collect()
 }
 
 /// Returns true if devices of several targets may share a key's identifier: NAA of type 3 or without company ID, or the T10 designator of
@@ -207,6 +230,16 @@ fn is_local(key: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_paths_that_the_kernel_assigns_need_a_record() {
+        let none = Some((4095, 1_048_575));
+        assert_eq!(names_at(Path::new("/dev/sdb"), none), Some(Vec::new()));
+        for path in ["/dev/disk/by-id/a", "/dev/vg0/a", "/srv/sdb", "sdb"] {
+            assert_eq!(names_at(Path::new(path), none), None, "{path}");
+        }
+        assert_eq!(names_at(Path::new("/dev/sdb"), None), None);
+    }
 
     #[test]
     fn identifiers_that_targets_assign_themselves_are_local() {

@@ -8,12 +8,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity, SECTOR_BYTES};
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use iscsi_initiator::KnownUnits;
+use rustix::fs::{FileType, Mode, OFlags, Stat, major, minor};
 use rustix::io::Errno;
 use uring::file_lock::{self, Conflict};
 
 use super::durability::Durability;
 use super::format::ImageFormat;
+use super::medium::names_at;
 use super::properties::{
     Queue, atomic_writes, can_punch, device_size, direct_alignment, keeps_space,
 };
@@ -195,6 +197,8 @@ fn examine(
     if let Some(format) = format {
         tracing::warn!(path = %path.display(), "{}", format.warning());
     }
+    let device = block_device.then(|| (major(stat.st_rdev), minor(stat.st_rdev)));
+    let known = names_at(path, device).map(KnownUnits::of_device);
     let geometry = Geometry::new(block_size, size);
     let info = describe(
         options,
@@ -214,6 +218,7 @@ fn examine(
         durability: Durability::default(),
         refused: Refused::default(),
         calls: BlockingCalls::default(),
+        known,
         created: false,
         ends_within_block,
         control,

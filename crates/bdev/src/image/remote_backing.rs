@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use iscsi_initiator::{ReconnectSettings, SessionOptions, UnitAddress};
+use iscsi_initiator::{KnownUnits, ReconnectSettings, SessionOptions, UnitAddress};
 use librbd::{ClusterConfig, ImageName};
 
 use super::BackingName;
@@ -50,6 +50,7 @@ impl Remote {
                     address,
                     paths: Vec::new(),
                     trusts_paths: false,
+                    known: KnownUnits::default(),
                     session: SessionOptions {
                         timeout: LOGIN_TIMEOUT,
                         ..SessionOptions::default()

@@ -77,13 +77,14 @@ impl ScsiDisk {
         }
         let opened = ReconnectingUnit::open(settings, observer);
         let (unit, info) = opened.map_err(|error| failed(error.to_string()))?;
+        let medium = medium::of(&address, &info).with_units(unit.known().clone());
         let parts = ScsiDiskParts {
             kind: "iscsi",
             unit: Box::new(Reserved {
                 unit,
                 _isid: reserved,
             }),
-            medium: medium::of(&address, &info),
+            medium,
             info,
             watch,
             read_only: options.read_only,

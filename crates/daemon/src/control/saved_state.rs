@@ -21,7 +21,8 @@ pub(super) async fn list_state(
     Ok(Json(files))
 }
 
-/// Reset a damaged state file: move it aside, and serve its object with the default state. State in memory is saved again.
+/// Reset a damaged state file, or the record of a logical unit: move it aside, and serve its object with the default state. State in memory
+/// is saved again.
 #[utoipa::path(delete, path = "/v1/state/{file}",
     params(("file" = String, Path, description = "Name of the file, relative to the state folder")),
     responses((status = 204, description = "Reset"), NameErrors, ChangeErrors))]

@@ -77,10 +77,11 @@ pub(crate) fn units(config: &Config, damaged: &DamagedFiles) -> std::io::Result<
 /// Opens the store for persistent state of logical units.
 fn store(config: &Config, damaged: &DamagedFiles) -> std::io::Result<Box<dyn Store>> {
     Ok(match config.state.clone().or_else(state::default_folder) {
-        Some(folder) => Box::new(StateThread::start(FolderStore::new(
-            folder,
-            damaged.clone(),
-        ))?),
+        Some(folder) => {
+            let is_shared = state::changes_folder(config).is_none();
+            let store = FolderStore::new(folder, damaged.clone()).shared(is_shared);
+            Box::new(StateThread::start(store)?)
+        }
         None => {
             tracing::warn!(
                 "no state folder: reservations, and identities not stored in a file, do not survive a restart; hint: --state DIR"

@@ -15,6 +15,7 @@ use super::state_store::Resizing;
 use crate::disks::{self, Disks};
 use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
 use crate::running::Inherited;
+use crate::unit_records;
 use config::{AccessStates, Config, ExportConfig, ExportRef};
 
 /// Steps done so far, for a rollback.
@@ -127,6 +128,7 @@ impl Owner {
             self.enter(open);
         }
         for (name, disk) in opened {
+            self.record_unit(disk);
             self.follow_size(name, disk);
             self.follow_waiting(disk);
         }
@@ -353,6 +355,17 @@ impl Owner {
             exports::close(name, &*device, &self.servers.pool);
         }
         self.servers.pool.forget(name);
+    }
+
+    /// Records the unit of an iSCSI disk, which its next first login must find.
+    pub(super) fn record_unit(&self, disk: &Disk) {
+        let saved = unit_records::save(disk.name(), &*disk.device(), self.servers.units.store());
+        if let Err(error) = saved {
+            tracing::warn!(
+                disk = disk.name(),
+                "cannot record the identity of its logical unit, the next start accepts any unit: {error}; hint: make the state folder writable"
+            );
+        }
     }
 
     fn forget_disk(&mut self, name: &str) {

@@ -80,6 +80,16 @@ impl EventBus {
         });
     }
 
+    /// Sends the event that a configured disk cannot be opened.
+    pub fn tell_unavailable(&self, disk: &str, reason: &str) {
+        self.send(Event {
+            event: "disk.unavailable".to_owned(),
+            name: disk.to_owned(),
+            reason: Some(reason.to_owned()),
+            ..Event::default()
+        });
+    }
+
     /// Sends the event that a disk was resized.
     pub fn tell_size(&self, disk: &str, size: u64) {
         self.send(Event {

@@ -103,7 +103,12 @@ impl Owner {
         if next != self.config {
             self.keep(&next, false)?;
         }
-        for NewDevice { disk, device, .. } in changes {
+        for NewDevice {
+            disk,
+            device,
+            config,
+        } in changes
+        {
             let name = disk.name();
             if let Err(broken) = disk.replace_device(Arc::clone(device)) {
                 // The size cannot have changed, because only this thread changes sizes.
@@ -117,6 +122,9 @@ impl Owner {
             }
             self.follow_size(name, disk);
             self.follow_waiting(disk);
+            if config.is_some() {
+                self.record_unit(disk);
+            }
         }
         self.set_config(next);
         self.identities.keep_volatile(&self.config, &self.disks);

@@ -1,7 +1,8 @@
 //! Lists the files of the state folder and resets damaged ones.
 //!
 //! A reset moves the file aside for inspection. Unreadable state has its default value at once, except the cache mode of a virtio-blk
-//! export, which is read when the export is opened. State in memory is saved again.
+//! export, which is read when the export is opened. State in memory is saved again. The record of a disk's unit may also be reset while it
+//! is good, and is then not saved again.
 
 use std::path::PathBuf;
 
@@ -11,6 +12,7 @@ use super::owner::{Owner, refused};
 use super::refusal::{Fault, Refusal};
 use crate::state;
 use crate::state_files::{self, Condition, Kind};
+use crate::unit_records;
 
 impl Owner {
     /// Returns the state folder; `None` if the daemon saves no state.
@@ -62,6 +64,7 @@ impl Owner {
             "cache-mode" => subject.split(' ').next().unwrap_or_default().to_owned(),
             "last-disk" => format!("/{subject}"),
             "bitmaps" => state_files::key_of(&subject),
+            "unit" => subject,
             _ => String::new(),
         }
     }
@@ -84,21 +87,34 @@ impl Owner {
             let detail = format!("{file} is not a state file of this daemon");
             return Err(Refusal::conflict(detail, "move or remove it manually"));
         };
-        let ("damaged" | "unchecked") = &*found.condition else {
+        // A valid record of a unit is reset so that the disk accepts another unit.
+        let is_unit = kind.word == "unit" && found.condition == "good";
+        if !is_unit && !matches!(&*found.condition, "damaged" | "unchecked") {
             let detail = format!("state file {file} is not damaged");
             return Err(Refusal::conflict(
                 detail,
                 "to reset it anyway, stop the daemon and move the file away",
             ));
-        };
+        }
         let path = folder.join(file);
         let done = match (kind.key(file), kind.word) {
             (Some(_), _) if state_files::is_superseded(&folder, file) => {
                 state_files::move_aside(&path)
             }
             (Some(key), "identity") => {
-                let saved = self.servers.units.reset_saved(&key);
+                let units = &self.servers.units;
+                let saved = units.reset_saved(&key);
                 saved.and_then(|()| self.save_identity_again(&key))
+            }
+            (Some(key), "unit") => {
+                let units = &self.servers.units;
+                let reset = units.reset_saved(&key);
+                match self.disks.get(&found.object).filter(|_| !is_unit) {
+                    Some(disk) => reset.and_then(|()| {
+                        unit_records::save(disk.name(), &*disk.device(), units.store())
+                    }),
+                    None => reset,
+                }
             }
             (Some(key), _) => self.servers.units.reset_saved(&key),
             (None, "identities") => self.identities.reset(),

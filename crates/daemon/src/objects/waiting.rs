@@ -14,6 +14,7 @@ use super::refusal::{Fault, Refusal};
 use super::{Inbox, Message};
 use crate::disks::{self, Attempt, Devices, Disks};
 use crate::running::Inherited;
+use crate::unit_records;
 use config::{Config, DiskConfig, ExportRef};
 
 /// First delay between attempts. Each later one is twice as long, up to [`WAIT_LONGEST`].
@@ -128,8 +129,9 @@ impl WaitingDisks {
         self.0.get(name).is_some_and(|known| known.was_refused)
     }
 
-    fn has_failed(&self, name: &str) -> bool {
-        self.0.get(name).is_some_and(|known| known.reason.is_some())
+    /// Returns the error of the last attempt to open a disk.
+    fn reason(&self, name: &str) -> Option<&str> {
+        self.0.get(name)?.reason.as_deref()
     }
 
     fn is_opening(&self, disk: &DiskConfig) -> bool {
@@ -178,6 +180,7 @@ impl Owner {
     pub(super) fn set_config(&mut self, wanted: Config) {
         self.present = self.waiting.without(&wanted);
         self.sized_files = sized_files(&wanted);
+        unit_records::forget(&self.config, &wanted, self.servers.units.store());
         self.config = wanted;
     }
 
@@ -197,10 +200,11 @@ impl Owner {
             let Some(config) = config.filter(|config| !config.require) else {
                 continue;
             };
-            let first = !self.waiting.has_failed(disk);
+            let is_new = self.waiting.reason(disk) != Some(reason.as_str());
             self.waiting.failed(config, reason.clone(), Instant::now());
-            if first {
+            if is_new {
                 tracing::error!(disk, "disk unavailable, its exports wait: {reason}");
+                self.event_bus.tell_unavailable(disk, reason);
             }
         }
         let opened = opening.disks();

@@ -23,7 +23,7 @@ use iscsi::initiator::CommandDone;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::session::random_isid;
-use crate::{CommandError, SessionOptions, Unit, UnitAddress, UnitInfo};
+use crate::{CommandError, KnownUnits, SessionOptions, Unit, UnitAddress, UnitInfo};
 use attendant::Attendant;
 
 /// Time limit for the response to the last logout.
@@ -38,6 +38,8 @@ pub struct ReconnectSettings {
     pub paths: Vec<UnitAddress>,
     /// The administrator guarantees that all paths lead to one unit, so a unit without identity may have several.
     pub trusts_paths: bool,
+    /// Units that earlier sessions of the disk have used. A path to another unit is refused.
+    pub known: KnownUnits,
     /// Login identity and keys. Without an ISID a random one is used for the lifetime of the unit.
     pub session: SessionOptions,
     /// Maximum number of commands in flight at the target.
@@ -112,6 +114,7 @@ pub struct ReconnectingUnit {
     shared: Arc<SharedSession>,
     /// Disconnects when the thread has ended.
     ended: Mutex<mpsc::Receiver<()>>,
+    known: KnownUnits,
 }
 
 /// State shared by users and the thread.
@@ -175,6 +178,8 @@ impl ReconnectingUnit {
         settings.session.isid.get_or_insert_with(random_isid);
         let (unit, path) = paths::open_any(&settings)?;
         let info = unit.info().clone();
+        let target = settings.way(path).target.clone();
+        settings.known.add(&target, &info.identity);
         let started = ReconnectingUnit::start(settings, unit, path, observer);
         match started {
             Ok(unit) => Ok((unit, info)),
@@ -197,6 +202,7 @@ impl ReconnectingUnit {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             is_up: AtomicBool::new(true),
         });
+        let known = settings.known.clone();
         let attendant = Attendant::new(Arc::clone(&shared), settings, (unit, path), observer);
         let thread = std::thread::Builder::new().name("iscsi-session".to_owned());
         let (running, ended) = mpsc::channel();
@@ -207,7 +213,13 @@ impl ReconnectingUnit {
         Ok(ReconnectingUnit {
             shared,
             ended: Mutex::new(ended),
+            known,
         })
+    }
+
+    /// Returns the known units, including the present one.
+    pub fn known(&self) -> &KnownUnits {
+        &self.known
     }
 
     /// Submits a command; `sink` receives the outcome.

@@ -7,7 +7,7 @@
 use super::ReconnectSettings;
 use crate::session::Session;
 use crate::unit::{CommandError, answer};
-use crate::{Sameness, Unit, UnitAddress, UnitInfo};
+use crate::{Evidence, Sameness, Unit, UnitAddress, UnitInfo};
 
 /// Function complete (RFC 7143, 11.6.1).
 const COMPLETE: u8 = 0;
@@ -37,6 +37,23 @@ impl ReconnectSettings {
             Sameness::Proven => true,
             Sameness::Possible => path == known_path || self.trusts_paths,
             Sameness::Different => false,
+        }
+    }
+
+    /// Refuses a unit that is not the one of earlier sessions.
+    ///
+    /// # Errors
+    /// The path with the names of both units.
+    fn check_known(&self, unit: &Unit, path: usize) -> Result<(), CommandError> {
+        let (way, found) = (self.way(path), &unit.info().identity);
+        match self.known.compare(&way.target, found) {
+            Evidence::Same | Evidence::None => Ok(()),
+            Evidence::Different => Err(CommandError::OtherUnit {
+                what: format!(
+                    "path {way} leads to another logical unit than before: found {found}, expected {}; hint: {}",
+                    self.known, self.known.remedy
+                ),
+            }),
         }
     }
 
@@ -77,7 +94,9 @@ pub(super) fn open(settings: &ReconnectSettings, path: usize) -> Result<Unit, Co
         lun,
         ..
     } = settings.way(path);
-    Unit::open(Session::login(portal, target, &settings.session)?, *lun)
+    let unit = Unit::open(Session::login(portal, target, &settings.session)?, *lun)?;
+    settings.check_known(&unit, path)?;
+    Ok(unit)
 }
 
 /// Resets the unit, so that commands sent on other paths have no later effect.
@@ -127,7 +146,7 @@ pub(super) fn open_better(
 /// earlier user may have used any of them.
 ///
 /// # Errors
-/// The error of the last path.
+/// A path that leads to another unit, or the error of the last path.
 pub(super) fn open_any(settings: &ReconnectSettings) -> Result<(Unit, usize), CommandError> {
     let several = settings.ways() > 1;
     let opened = |path| {
@@ -138,12 +157,21 @@ pub(super) fn open_any(settings: &ReconnectSettings) -> Result<(Unit, usize), Co
         }
         Ok((unit, path))
     };
+    let mut refused = None;
     let mut result = opened(0);
     for path in 1..settings.ways() {
         if result.is_ok() {
             break;
         }
+        if let Err(error @ CommandError::OtherUnit { .. }) = result {
+            refused = Some(error);
+        }
         result = opened(path);
+    }
+    match (refused, &result) {
+        (Some(refused), Ok(_)) => tracing::warn!("path refused: {refused}"),
+        (Some(refused), Err(_)) => return Err(refused),
+        (None, _) => {}
     }
     result
 }

@@ -537,14 +537,16 @@ Examples:
 
 The daemon neither uses nor replaces a file that is empty, truncated, changed or unreadable:
 the object of the file is unavailable or responds BUSY. Restore the file from a backup, or reset it.
-If the daemon still has the state in memory, the reset saves it.";
+If the daemon still has the state in memory, the reset saves it.
+
+The reset of unit-DISK.saved makes an iSCSI disk accept another logical unit.";
 
 /// Actions of `lunette state`.
 #[derive(Debug, Subcommand)]
 pub enum StateAction {
     /// List the files, with the object and the condition of each
     List,
-    /// Reset a damaged file: move it aside, and serve its object with the default state
+    /// Reset a damaged file, or the record of a unit: move it aside, and serve its object with the default state
     Reset {
         /// Name of the file, from lunette state list
         file: String,
