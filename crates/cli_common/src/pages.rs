@@ -95,7 +95,8 @@ fn add_pages(
 ) {
     pages.push((format!("{name}.1"), page(command, (name, prefix), parent)));
     let shown = command.get_subcommands().filter(|c| !c.is_hide_set());
-    for subcommand in shown.filter(|c| c.get_name() != "help") {
+    // `lunette help` is a command with a page; the help subcommands of nested commands are clap's.
+    for subcommand in shown.filter(|c| parent.is_none() || c.get_name() != "help") {
         let own = format!("{prefix}-{}", subcommand.get_name());
         add_pages(subcommand, (&own, &own), Some(name), pages);
     }

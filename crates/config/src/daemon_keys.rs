@@ -10,6 +10,7 @@ use super::check::Surroundings;
 use super::disk::{DiskDraft, read_disk};
 use super::export_draft::ExportDraft;
 use super::export_kinds::{ExportKind, ISCSI, VHOST_BLK, VHOST_SCSI};
+use super::help_page::KeyLine;
 use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
 use super::key::{Item, Key, Kind, NONE, RunTime, key, words};
 use super::location::Located;
@@ -129,6 +130,18 @@ impl DaemonKey {
                 format!("{row}. Flag `--{}`{more} |", flag.name)
             }
         }
+    }
+}
+
+impl DaemonKey {
+    /// Returns the line in a page of `lunette help`.
+    pub(super) fn help_line(&self) -> KeyLine {
+        let [name, value, default, meaning] = self.key.help_line();
+        let meaning = match &self.flag {
+            None => meaning,
+            Some(flag) => format!("{meaning}. Flag --{}", flag.name),
+        };
+        [name, value, default, meaning]
     }
 }
 

@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use serde_json::{Value, json};
 
 use super::diagnostics::{Mistake, MistakeKind, one_of};
+use super::help_page::KeyLine;
 use super::location::Located;
 use super::model::POLL_MICROS_MAX;
 use super::readers::POLL_ALLOWED;
@@ -384,6 +385,16 @@ impl<D, T> Key<D, T> {
         format!("| `{name}` | {value} | {default} | {run_time} | {help} |")
     }
 
+    /// Returns its line in a page of `lunette help`.
+    pub(super) fn help_line(&self) -> KeyLine {
+        let default = match self.default {
+            REQUIRED => "required".to_owned(),
+            default => plain(default),
+        };
+        let value = plain(&self.kind.documented());
+        [self.name.to_owned(), value, default, plain(self.help)]
+    }
+
     /// Returns its schema in the description of the API.
     pub fn schema(&self) -> Value {
         let mut schema = self.kind.schema();
@@ -401,6 +412,11 @@ impl<D, T> Key<D, T> {
         schema["description"] = Value::from(format!("{of}{form}{help}"));
         schema
     }
+}
+
+/// Removes the markup from a text of the documentation.
+fn plain(text: &str) -> String {
+    without_links(text).replace('`', "")
 }
 
 /// Removes the addresses of links from a text of the documentation.

@@ -22,6 +22,7 @@ mod export_kinds;
 mod file_lookup;
 mod flag_source;
 mod flags_over_file;
+mod help_page;
 mod iscsi;
 mod iscsi_flags;
 mod iscsi_limits;
@@ -61,6 +62,7 @@ pub use export::{ExportConfig, ExportObject, ExportRef, KeyValue};
 pub use export_kinds::{EXPORT_KINDS, ExportKind};
 pub use file_lookup::look_at_files;
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
+pub use help_page::{HELP_TOPICS, HelpTopic};
 pub use iscsi::{
     AccessState, AccessStates, AclEntry, Announced, DemoMode, ISCSI_KEYS, IscsiConfig, Network,
     Portal,

@@ -17,7 +17,13 @@ use crate::rbd::RbdCommand;
 
 /// Serves disks to virtual machines and measures the latency of every request, stage by stage.
 #[derive(Debug, Parser)]
-#[command(name = "lunette", version, arg_required_else_help = true, after_help = AFTER)]
+#[command(
+    name = "lunette",
+    version,
+    arg_required_else_help = true,
+    disable_help_subcommand = true,
+    after_help = AFTER
+)]
 pub struct Cli {
     /// Log options
     #[command(flatten)]
@@ -104,6 +110,9 @@ pub enum Command {
     /// Print the completion script for a shell
     #[command(after_help = AFTER_COMPLETION)]
     Completion(CompletionArguments),
+    /// List the keys of disks, exports and the daemon, or show the help of a command
+    #[command(after_help = AFTER_HELP)]
+    Help(HelpArguments),
     /// Write man pages into a folder
     #[command(hide = true, after_help = AFTER_MAN)]
     Man(ManArguments),
@@ -115,51 +124,26 @@ pub struct Configuration {
     /// Read the configuration from this TOML file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Add a disk: NAME=BACKEND:..., then ,KEY=VALUE; may be given several times
-    ///
-    /// Backends: ram:SIZE, null:SIZE, delay:TIME,size=SIZE, file:PATH, image:PATH, scsi_generic:/dev/sgN,
-    /// rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], iscsi://[USER@]HOST[:PORT]/TARGET/LUN
-    ///
-    /// Keys of files: size (creates a missing file), cache (none, writeback, writethrough)
-    ///
-    /// Keys of RBD images: conf, id, keyring, mon_host, lock (cooperative, exclusive, shared), option.KEY
-    ///
-    /// Keys of all disks: block_size (512, 4096), physical_block_size, ro, require, removable, serial, wwn, copy_across_targets, on_error
-    /// (report, stop, enospc), io_timeout (seconds)
-    ///
-    /// Limits per second: iops, bandwidth, iops_burst, bandwidth_burst
+    /// Add a disk, then ,KEY=VALUE as needed; may be given several times (keys: lunette help disk)
     #[arg(long, value_name = "NAME=BACKEND:...")]
-    #[expect(
-        rustdoc::broken_intra_doc_links,
-        reason = "the text is help: its brackets mark optional parts"
-    )]
     pub disk: Vec<String>,
-    /// Export a disk as virtio-blk on a vhost-user socket: DISK:SOCKET, then ,KEY=VALUE; may be given several times
-    ///
-    /// Keys: name=NAME (name of the export, default: the disk's), queues=N (1 to 256, default 256), socket_mode=MODE (octal, default 0777
-    /// less the umask), socket_owner=USER, socket_group=GROUP, and either workers=1+3 (numbers of shared workers) or dedicated (a worker
-    /// for this export alone)
+    /// Export a disk as virtio-blk on a vhost-user socket, then ,KEY=VALUE as needed (keys: lunette help vhost-blk)
     #[arg(long, value_name = "DISK:SOCKET")]
     pub vhost_blk: Vec<String>,
-    /// Export a virtio-scsi controller on a vhost-user socket: NAME:SOCKET, then ,KEY=VALUE; may be given several times
-    ///
-    /// Keys: queues=N (1 to 254 request queues, default 254), socket_mode=MODE (octal, default 0777 less the umask), socket_owner=USER,
-    /// socket_group=GROUP, and either workers=1+3 (numbers of shared workers) or dedicated (a worker for this export alone)
+    /// Export a virtio-scsi controller on a vhost-user socket, then ,KEY=VALUE as needed (keys: lunette help vhost-scsi)
     #[arg(long, value_name = "NAME:SOCKET")]
     pub vhost_scsi: Vec<String>,
     /// Add a disk to a virtio-scsi controller: target 0 to 255, LUN 0 to 16383; may be given several times
     #[arg(long, value_name = "CONTROLLER/TARGET:LUN=DISK")]
     pub lun: Vec<String>,
-    /// Export an iSCSI target with these disks as LUNs from 0: IQN=DISK,DISK, then ,KEY=VALUE such as ,alias=TEXT; may be given several
-    /// times
+    /// Export an iSCSI target with these disks as LUNs from 0, then ,KEY=VALUE as needed (keys: lunette help iscsi)
     #[arg(long, value_name = "IQN=DISK,...")]
     pub iscsi: Vec<String>,
     /// Portal of the targets of --iscsi: an IP address, optionally with a port [default: 3260] and a portal group [default: 1]; may be
     /// given several times
     #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
     pub portal: Vec<String>,
-    /// Address in discovery responses for the targets of --iscsi, instead of the portals of the same group: the public address behind
-    /// address translation, or a host name; may be given several times
+    /// Address in discovery responses for the targets of --iscsi, instead of the portals of the same group, such as a public address
     #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
     pub announce: Vec<String>,
     /// Access of initiators without a CHAP user to the targets of --iscsi: none, ro or rw [default: none]
@@ -247,6 +231,23 @@ pub struct ReportArguments {
     #[arg(long)]
     pub redact: bool,
 }
+
+/// `lunette help`
+#[derive(Debug, Args)]
+pub struct HelpArguments {
+    /// disk, export, vhost-blk, vhost-scsi, iscsi, lun, acl, iscsi-limits or daemon for a list of keys; or a command
+    #[arg(value_name = "TOPIC|COMMAND")]
+    pub words: Vec<String>,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+    lunette help disk                         lists the keys of --disk and [[disk]]
+    lunette help export                       lists the keys of all kinds of exports
+    lunette help serve                        shows the options of a command
+    lunette help disk add
+
+Each line has a key, its unit or values, its default and its meaning.";
 
 const AFTER_REPORT: &str = "\
 Examples:

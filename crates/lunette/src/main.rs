@@ -8,6 +8,7 @@ mod check;
 mod cli;
 mod daemon_flags;
 mod failure;
+mod help;
 mod inherited_sockets;
 mod lab;
 mod latency;
@@ -71,6 +72,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Latency(arguments) => latency::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
         Command::Log(arguments) => log::run(&arguments),
+        Command::Help(arguments) => help::run(&arguments),
         Command::Completion(arguments) => pages::pages().completion(&arguments),
         Command::Man(arguments) => pages::pages().man(&arguments),
         Command::VhostUserBlk(arguments) => program::run_blk(arguments),

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn man_renders_every_page_without_a_word_of_complaint() {
+    fn man_renders_every_page_without_warnings() {
         let folder = tempfile::tempdir().unwrap();
         for (name, page) in pages().all() {
             let path = folder.path().join(&name);

@@ -1,0 +1,114 @@
+//! `lunette help`: the keys of one kind of object, or the help of a command.
+
+use std::io::Write;
+
+use clap::CommandFactory;
+use cli_common::{Failure, Outcome};
+use config::HelpTopic;
+
+use crate::cli::{Cli, HelpArguments};
+
+/// Prints the page.
+pub fn run(arguments: &HelpArguments) -> Outcome {
+    let words: Vec<&str> = arguments.words.iter().map(String::as_str).collect();
+    let page = page(&words).map_err(Failure::mistake)?;
+    write!(cli_common::stdout(), "{page}")?;
+    Ok(())
+}
+
+/// Returns the page of a topic, or else of a command. A topic takes precedence over the command of the same name.
+///
+/// # Errors
+/// The message for unknown words, with the near match.
+fn page(words: &[&str]) -> Result<String, String> {
+    let mut command = Cli::command();
+    command.build();
+    if let [word] = words
+        && let Some(topic) = HelpTopic::find(word)
+    {
+        let page = topic.page();
+        return Ok(match command.find_subcommand(topic.name) {
+            Some(_) => format!("{page}\nOptions of the command: lunette {word} --help\n"),
+            None => page,
+        });
+    }
+    let mut found = &mut command;
+    for (at, word) in words.iter().enumerate() {
+        let names = found.get_subcommands().map(clap::Command::get_name);
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        found = match found.find_subcommand_mut(word) {
+            Some(subcommand) => subcommand,
+            None => return Err(unknown(&words[..=at], &names)),
+        };
+    }
+    Ok(found.render_long_help().to_string())
+}
+
+/// Returns the message for words that are neither a topic nor a command.
+fn unknown(words: &[&str], names: &[String]) -> String {
+    let (last, before) = words.split_last().unwrap_or((&"", &[]));
+    let names = names.iter().map(String::as_str);
+    let near = match before {
+        [] => HelpTopic::nearest(last, names),
+        _ => config::nearest(last, names),
+    };
+    let hint = match near {
+        Some(near) => [&["lunette", "help"], before, &[near]].concat().join(" "),
+        None => "lunette help".to_owned(),
+    };
+    format!(
+        "help {}: no such topic or command; hint: {hint}",
+        words.join(" ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topics_list_keys_and_other_words_show_commands() {
+        let disk = page(&["disk"]).unwrap();
+        assert!(disk.starts_with("Keys of disks\n"), "{disk}");
+        assert!(disk.contains("lunette disk --help"), "{disk}");
+        let export = page(&["export"]).unwrap();
+        assert!(export.contains("\n  socket ") && export.contains("\n  portals "));
+        assert!(page(&["serve"]).unwrap().contains("--vhost-blk"));
+        assert!(
+            page(&["disk", "add"])
+                .unwrap()
+                .contains("Usage: lunette disk add")
+        );
+        assert!(page(&[]).unwrap().contains("Usage: lunette"));
+    }
+
+    #[test]
+    fn unknown_topic_names_the_near_match() {
+        let hint = |words: &[&str]| page(words).unwrap_err();
+        assert_eq!(
+            hint(&["dsk"]),
+            "help dsk: no such topic or command; hint: lunette help disk"
+        );
+        assert!(hint(&["serv"]).ends_with("hint: lunette help serve"));
+        assert!(hint(&["disk", "ad"]).ends_with("hint: lunette help disk add"));
+        assert!(hint(&["qwertyuiop"]).ends_with("hint: lunette help"));
+    }
+
+    #[test]
+    fn every_key_value_flag_of_serve_has_one_line_and_names_its_page() {
+        let mut command = Cli::command();
+        let serve = command.find_subcommand_mut("serve").unwrap();
+        for (flag, topic) in [
+            ("disk", "disk"),
+            ("vhost_blk", "vhost-blk"),
+            ("vhost_scsi", "vhost-scsi"),
+            ("iscsi", "iscsi"),
+        ] {
+            let argument = serve.get_arguments().find(|one| one.get_id() == flag);
+            let argument = argument.unwrap_or_else(|| panic!("no flag {flag}"));
+            let help = argument.get_help().unwrap().to_string();
+            assert!(help.contains(&format!("(keys: lunette help {topic})")), "{help}");
+            assert!(argument.get_long_help().is_none(), "{flag}");
+        }
+    }
+}
