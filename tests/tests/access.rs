@@ -53,7 +53,7 @@ fn over_tcp() -> Result<(Rig, String)> {
 }
 
 #[test]
-fn over_tcp_only_a_token_opens_and_it_is_never_told() -> Result<()> {
+fn tcp_api_needs_a_token_that_is_never_shown() -> Result<()> {
     let (mut rig, address) = over_tcp()?;
     let ask = |method: &str, path: &str, token: Option<&str>, body: &str| {
         let header = token.map(|token| format!("Authorization: {token}"));
@@ -331,7 +331,7 @@ fn opened(rig: &Rig) -> Result<PathBuf> {
 const NOBODY: u32 = 65534;
 
 #[test]
-fn another_user_gets_nothing_from_the_socket() -> Result<()> {
+fn socket_refuses_another_user() -> Result<()> {
     let rig = Rig::new(|daemon| daemon.disk("d=ram:1M"))?;
     let program = opened(&rig)?;
     let control = rig.daemon.control().display().to_string();
@@ -410,7 +410,7 @@ fn groups_read_or_change_and_others_are_hung_up_on() -> Result<()> {
 }
 
 #[test]
-fn a_group_that_there_is_not_is_told_at_the_start() -> Result<()> {
+fn unknown_group_is_reported_at_start() -> Result<()> {
     let mut rig = Rig::prepared(|scratch, daemon| {
         let file = scratch.file("lunette.toml");
         let groups = "control_group = \"users\"\ncontrol_readers = \"no-such-group\"\n";

@@ -60,7 +60,7 @@ fn last_block(session: &mut IscsiSession) -> Result<u32> {
 }
 
 #[test]
-fn another_size_is_told_to_every_nexus_once() -> Result<()> {
+fn new_size_is_reported_to_every_nexus_once() -> Result<()> {
     let (mut rig, portal) = rig()?;
     let second = rig.iscsi_portal(SECOND)?;
     let mut sessions = [
@@ -95,7 +95,7 @@ fn another_size_is_told_to_every_nexus_once() -> Result<()> {
 }
 
 #[test]
-fn units_that_come_and_go_are_told_to_every_nexus_of_the_target_once() -> Result<()> {
+fn lun_changes_are_reported_to_every_nexus_once() -> Result<()> {
     let (mut rig, portal) = rig()?;
     let second = rig.iscsi_portal(SECOND)?;
     let mut sessions = [
@@ -139,7 +139,7 @@ fn units_that_come_and_go_are_told_to_every_nexus_of_the_target_once() -> Result
 }
 
 #[test]
-fn report_luns_takes_the_news_away_for_all_units_of_its_nexus() -> Result<()> {
+fn report_luns_clears_attentions_of_its_nexus() -> Result<()> {
     let (rig, portal) = rig()?;
     let mut session = IscsiSession::login(&portal, FIRST, 1)?;
     let mut other = IscsiSession::login(&portal, FIRST, 2)?;

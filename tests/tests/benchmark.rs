@@ -51,7 +51,7 @@ fn interrupt(child: &Child) -> Result<()> {
 }
 
 #[test]
-fn ctrl_c_prints_what_there_is_and_the_exit_code_says_so() -> Result<()> {
+fn ctrl_c_prints_partial_results_with_its_own_exit_code() -> Result<()> {
     let rig = rig()?;
     let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
     for (format, repetitions) in [("json", "1"), ("normal", "50")] {
@@ -297,7 +297,7 @@ fn polling_runs(path: &Path) -> Result<[HashSet<String>; 2]> {
 }
 
 #[test]
-fn a_study_goes_on_where_it_stopped() -> Result<()> {
+fn interrupted_study_continues() -> Result<()> {
     let folder = Scratch::new()?;
     let place = folder.files().join("study");
     let results = place.join("results.jsonl");
@@ -551,7 +551,7 @@ fn huge_pages_are_used_or_asked_for() -> Result<()> {
 
 /// Two disks behind one controller share its queues. A slow request must name its disk.
 #[test]
-fn slow_requests_of_a_shared_controller_say_their_disk() -> Result<()> {
+fn slow_requests_of_a_controller_have_their_disk() -> Result<()> {
     let rig = rig()?;
     for (unit, offset) in [("0:0", "1m"), ("3:7", "2m")] {
         let output = bench()?

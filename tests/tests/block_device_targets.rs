@@ -104,7 +104,7 @@ impl Bed {
 
 #[test]
 #[ignore = "as root: see the head of this file"]
-fn disk_moves_to_a_block_device_and_keeps_what_its_clients_were_told() -> Result<()> {
+fn disk_moves_to_a_block_device_with_its_promises() -> Result<()> {
     for (disk, block, device_bytes) in [
         ("file:@d.raw,size=16M", 512, SIZE),
         ("file:@d.raw,size=16M", 4096, SIZE),

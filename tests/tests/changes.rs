@@ -102,7 +102,7 @@ fn refused_change_has_made_no_disk_larger() -> Result<()> {
 }
 
 #[test]
-fn files_that_a_refused_change_has_made_are_gone() -> Result<()> {
+fn files_of_a_refused_change_are_removed() -> Result<()> {
     let scratch = Scratch::new()?;
     let daemon = DaemonBuilder::new(&scratch)
         .disk("a=ram:1M")
@@ -138,7 +138,7 @@ fn files_that_a_refused_change_has_made_are_gone() -> Result<()> {
 
 /// An administrator corrects the mistake and requests the same disk again.
 #[test]
-fn disk_of_a_refused_change_is_let_go_of() -> Result<()> {
+fn disk_of_a_refused_change_is_closed() -> Result<()> {
     let scratch = Scratch::new()?;
     let daemon = DaemonBuilder::new(&scratch)
         .disk("a=ram:1M")
@@ -320,7 +320,7 @@ fn target_is_rolled_back_without_its_chap_file() -> Result<()> {
 }
 
 #[test]
-fn start_that_what_was_changed_before_forbids_says_where_that_is() -> Result<()> {
+fn start_names_the_saved_change_that_forbids_it() -> Result<()> {
     let scratch = Scratch::new()?;
     let with = |disks: &[&str]| {
         let daemon = DaemonBuilder::new(&scratch).vhost_scsi("c").lun("c/0:0=b");
@@ -340,7 +340,7 @@ fn start_that_what_was_changed_before_forbids_says_where_that_is() -> Result<()>
 }
 
 #[test]
-fn start_that_lacks_what_came_at_run_time_says_where_that_is() -> Result<()> {
+fn start_names_the_saved_change_that_lacks_an_object() -> Result<()> {
     let scratch = Scratch::new()?;
     let daemon = DaemonBuilder::new(&scratch).disk("a=ram:1M");
     let running = daemon.start()?;
@@ -360,7 +360,7 @@ fn start_that_lacks_what_came_at_run_time_says_where_that_is() -> Result<()> {
 }
 
 #[test]
-fn reload_tells_of_limits_that_are_others() -> Result<()> {
+fn reload_reports_changed_limits() -> Result<()> {
     let scratch = Scratch::new()?;
     let file = scratch.file("lunette.toml");
     let write = |iops: u32| {
@@ -398,7 +398,7 @@ fn reload_tells_of_limits_that_are_others() -> Result<()> {
 }
 
 #[test]
-fn reload_that_what_was_changed_before_forbids_says_so() -> Result<()> {
+fn reload_names_the_change_that_forbids_it() -> Result<()> {
     let scratch = Scratch::new()?;
     let file = scratch.file("lunette.toml");
     let socket = scratch.sockets().join("c.sock");
@@ -431,7 +431,7 @@ fn write_users(path: &Path, line: &str, mode: u32) -> Result<()> {
 }
 
 #[test]
-fn target_stays_when_the_users_of_what_it_is_to_be_cannot_be_read() -> Result<()> {
+fn target_stays_if_its_new_chap_file_is_unreadable() -> Result<()> {
     let users = Scratch::new()?;
     let users = users.file("users");
     write_users(&users, "ann secretsecret", 0o600)?;

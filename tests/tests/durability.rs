@@ -69,7 +69,7 @@ fn virtio_blk_data_survives_remounts_and_daemon_restarts() -> Result<()> {
 /// A packed ring is overwritten while its requests are in flight, and its front end does not track the ring position. After a kill
 /// only the in-flight region has this state.
 #[test]
-fn packed_ring_goes_on_after_kills_of_the_daemon() -> Result<()> {
+fn packed_ring_continues_after_kills_of_the_daemon() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
         daemon
             .disk("d=file:d.raw,size=128M,cache=writeback")
@@ -170,7 +170,7 @@ fn cdb(guest: &mut Guest, disk: &str, cdb: &str, options: &str) -> Result<String
     clippy::too_many_lines,
     reason = "one test, from its beginning to its end"
 )]
-fn what_a_disk_does_not_have_or_allow_gets_the_right_error() -> Result<()> {
+fn unsupported_requests_get_the_standards_error() -> Result<()> {
     let rig = Rig::new(|daemon| {
         daemon
             .disk("a=ram:16M,block_size=4096")
@@ -386,7 +386,7 @@ fn a_full_file_system_and_a_lost_file_end_reach_the_guest_as_errors() -> Result<
 }
 
 #[test]
-fn a_second_daemon_is_kept_from_a_file_that_is_written() -> Result<()> {
+fn second_daemon_cannot_open_a_written_file() -> Result<()> {
     let mut rig = Rig::new(|daemon| daemon.disk("d=file:d.raw,size=16M").vhost_blk("d"))?;
     let other = Scratch::new()?;
     let file = rig.scratch.file("d.raw");

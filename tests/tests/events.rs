@@ -26,7 +26,7 @@ fn expect(events: &mut Events, event: &str, fields: &Value) -> Result<Value> {
 }
 
 #[test]
-fn every_change_is_told_in_order() -> Result<()> {
+fn every_change_is_reported_in_order() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
         daemon
             .disk("d=ram:1M")
@@ -98,7 +98,7 @@ fn every_change_is_told_in_order() -> Result<()> {
 }
 
 #[test]
-fn listener_that_reads_nothing_is_told_what_it_missed() -> Result<()> {
+fn slow_listener_is_told_the_number_of_missed_events() -> Result<()> {
     const UNITS: u16 = 4000;
     const ROUNDS: usize = 6;
     let mut rig = Rig::new(|daemon| daemon.disk("d=null:1M").vhost_scsi("c"))?;
@@ -150,7 +150,7 @@ fn listener_that_reads_nothing_is_told_what_it_missed() -> Result<()> {
 
 /// The stream delivers status and counters periodically, and changes in between.
 #[test]
-fn live_has_moments_that_go_on_and_events() -> Result<()> {
+fn live_stream_has_continuous_moments_and_events() -> Result<()> {
     let rig = Rig::new(|daemon| daemon.disk("d=ram:1M").vhost_blk("d"))?;
     let mut live = Events::listen_at(&rig.daemon.control(), "/v1/live")?;
     let mut moment = || -> Result<Value> {

@@ -304,7 +304,7 @@ fn zones_are_where_fio_has_them() -> Result<()> {
 
 /// A run with a time limit has no exact counts, but its rate limit can be checked.
 #[test]
-fn rates_are_kept_from_the_end_of_the_ramp_on() -> Result<()> {
+fn rates_apply_from_the_end_of_the_ramp() -> Result<()> {
     let case = "rw=randread\ntime_based\nruntime=1s\nramp_time=300ms\nrate_iops=500";
     for who in [Who::Fio, Who::Lunette] {
         let clones = requests(who, case)?;
@@ -453,7 +453,7 @@ fn reader(folder: &Path, program: &str, arguments: &[&str]) -> Result<String> {
 }
 
 #[test]
-fn fio_s_own_readers_take_what_we_write() -> Result<()> {
+fn readers_of_fio_parse_our_output() -> Result<()> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
     std::fs::write(folder.join("a"), vec![1; FILE as usize])?;

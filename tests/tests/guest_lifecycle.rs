@@ -9,7 +9,7 @@ use std::time::Duration;
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
 
 #[test]
-fn a_guest_reboots_and_is_killed_under_load_while_another_goes_on() -> Result<()> {
+fn guest_reboot_and_kill_do_not_affect_another_guest() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
         daemon
             .disk("a=file:a.raw,size=64M,cache=none")

@@ -158,7 +158,7 @@ fn daemon_without_threads_gives_the_reason_or_starts_whole() -> Result<()> {
 }
 
 #[test]
-fn running_daemon_without_threads_refuses_what_needs_one() -> Result<()> {
+fn daemon_without_free_threads_refuses_dependent_changes() -> Result<()> {
     let bed = Bed::new()?;
     let load = VerifiedLoad::start(&bed.rig.socket("file"))?;
     let mut session = IscsiSession::login(&bed.portal, TARGET, 1)?;

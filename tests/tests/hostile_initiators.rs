@@ -136,7 +136,7 @@ fn is_closed(stream: &mut TcpStream) -> Result<bool> {
     clippy::too_many_lines,
     reason = "one test, from its beginning to its end"
 )]
-fn thousand_idle_sessions_and_half_logins_delay_nobody() -> Result<()> {
+fn idle_sessions_and_half_logins_delay_no_client() -> Result<()> {
     allow_descriptors(4096)?;
     let limits = format!("connections=1400,sessions=1100,half_open={HALF_OPEN_MAX},login_s=3600");
     let mut rig = Rig::new(|daemon| {
@@ -241,7 +241,7 @@ fn thousand_idle_sessions_and_half_logins_delay_nobody() -> Result<()> {
 }
 
 #[test]
-fn initiators_that_break_the_rules_harm_nobody_but_themselves() -> Result<()> {
+fn protocol_violations_end_only_their_own_session() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
         // One worker serves all sessions, so a blocked worker is detected.
         daemon

@@ -273,7 +273,7 @@ fn rebase_counts_each_large_cluster_once() -> Result<()> {
 }
 
 #[test]
-fn rebase_and_commit_refuse_what_would_change_content() -> Result<()> {
+fn rebase_and_commit_refuse_content_changes() -> Result<()> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
     make(folder, 2)?;

@@ -234,7 +234,7 @@ fn images_of_other_formats_are_named_and_refused() -> Result<()> {
 
 /// Includes a rebase that only changes the name of the backing image.
 #[test]
-fn images_are_not_put_onto_themselves_or_onto_too_long_chains() -> Result<()> {
+fn images_are_not_rebased_onto_themselves_or_long_chains() -> Result<()> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
     let name = |nth: usize| format!("{nth}.qcow2");

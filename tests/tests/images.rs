@@ -50,7 +50,7 @@ fn program() -> Result<String> {
 /// The raw backing image is a logical unit of another daemon's target. It is read as needed, never written, and waited for while its
 /// target restarts.
 #[test]
-fn image_stands_on_an_iscsi_unit_through_a_restart_of_its_target() -> Result<()> {
+fn image_on_an_iscsi_backing_unit_survives_a_target_restart() -> Result<()> {
     const TARGET: &str = "iqn.2026-11.org.example:base";
     let portal = free_portal()?.to_string();
     let content: Vec<u8> = (0..32 * MIB).map(|at| (at / 512 % 251) as u8).collect();
@@ -107,7 +107,7 @@ fn image_stands_on_an_iscsi_unit_through_a_restart_of_its_target() -> Result<()>
 
 /// A logical unit replaces files: as backing image, source of a copy, target of a copy, and target of a commit.
 #[test]
-fn images_stand_on_and_are_copied_to_units() -> Result<()> {
+fn units_are_backing_images_and_copy_destinations() -> Result<()> {
     const TARGET: &str = "iqn.2026-11.org.example:far";
     let portal = free_portal()?.to_string();
     let content: Vec<u8> = (0..4 * MIB).map(|at| (at / 512 % 251) as u8).collect();
@@ -234,7 +234,7 @@ fn raw_files_that_end_within_a_block_are_copied_as_qemu_does() -> Result<()> {
 
 /// An image in a file whose backing image is a snapshot in the Ceph cluster, in QEMU's notation.
 #[test]
-fn qcow2_image_stands_on_a_snapshot_of_the_cluster() -> Result<()> {
+fn rbd_snapshot_is_a_backing_image() -> Result<()> {
     let ceph = Ceph::start()?;
     let folder = Scratch::new()?;
     let content: Vec<u8> = (0..8 << 20).map(|at| (at / 512 % 251) as u8).collect();
@@ -336,7 +336,7 @@ fn goes_on_in_a_snapshot(near: &mut Rig, image: &Path) -> Result<()> {
 }
 
 #[test]
-fn disk_on_an_iscsi_unit_goes_on_in_its_snapshot() -> Result<()> {
+fn disk_on_an_iscsi_unit_continues_in_its_snapshot() -> Result<()> {
     const TARGET: &str = "iqn.2026-11.org.example:snapped";
     let portal = free_portal()?.to_string();
     let far = Rig::prepared(|scratch, daemon| {
@@ -367,7 +367,7 @@ fn disk_on_an_iscsi_unit_goes_on_in_its_snapshot() -> Result<()> {
 }
 
 #[test]
-fn disk_in_ceph_goes_on_in_its_snapshot() -> Result<()> {
+fn disk_in_ceph_continues_in_its_snapshot() -> Result<()> {
     let ceph = Ceph::start()?;
     for image in ["rbd/snapped", "rbd/backup"] {
         ceph.rbd(&["create", image, "--size", "16M"])?;
@@ -739,7 +739,7 @@ fn images_are_resized(at: &Path) -> Result<()> {
 
 /// A refcount that is too low is an error. One that is too high is a leak.
 #[test]
-fn a_check_tells_faults_from_clusters_that_nobody_uses() -> Result<()> {
+fn check_distinguishes_corruption_from_leaks() -> Result<()> {
     let scratch = Scratch::new()?;
     let at = scratch.files();
     let disk = at.join("disk.qcow2");

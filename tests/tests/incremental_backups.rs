@@ -107,7 +107,7 @@ fn same(rig: &Rig, disk: &str, copy: &str) -> Result<()> {
 }
 
 #[test]
-fn what_has_changed_is_copied_and_nothing_else_through_kills() -> Result<()> {
+fn only_changes_are_copied_through_kills() -> Result<()> {
     let mut rig = one_disk()?;
     let folder = rig.scratch.files().to_owned();
     write(&rig, &[0, 1, 100, 1023], 1)?;
@@ -275,7 +275,7 @@ fn nothing_is_missed_while_clients_write() -> Result<()> {
 
 /// After an upgrade the new daemon continues the recorded bitmaps.
 #[test]
-fn bitmaps_go_on_in_another_daemon_after_an_upgrade() -> Result<()> {
+fn bitmaps_continue_after_an_upgrade() -> Result<()> {
     let mut rig = one_disk()?;
     write(&rig, &[1], 1)?;
     backup(&rig, &image(&rig, "full.qcow2"))?;

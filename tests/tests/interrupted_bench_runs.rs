@@ -83,7 +83,7 @@ fn send(child: &Child, signal: Signal) -> Result<()> {
 
 /// SIGKILL prevents a clean-up, and a daemon that polls would use a CPU forever.
 #[test]
-fn whatever_ends_a_study_no_daemon_stays_behind() -> Result<()> {
+fn ended_study_leaves_no_daemon() -> Result<()> {
     for signals in [
         &[Signal::HUP][..],
         &[Signal::INT, Signal::TERM],
@@ -143,7 +143,7 @@ fn whatever_ends_a_study_no_daemon_stays_behind() -> Result<()> {
 
 /// `nohup` ignores SIGHUP.
 #[test]
-fn a_run_started_to_outlive_its_terminal_goes_on() -> Result<()> {
+fn run_continues_after_its_terminal_closes() -> Result<()> {
     let rig = rig()?;
     let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
     let child = Command::new("nohup")
@@ -167,7 +167,7 @@ fn a_run_started_to_outlive_its_terminal_goes_on() -> Result<()> {
 }
 
 #[test]
-fn a_file_that_was_being_filled_is_gone() -> Result<()> {
+fn partially_filled_file_is_removed() -> Result<()> {
     let scratch = Scratch::new()?;
     let file = scratch.files().join("f.raw");
     let subject = format!("file:{}", file.display());
@@ -187,7 +187,7 @@ fn a_file_that_was_being_filled_is_gone() -> Result<()> {
 
 /// Verification fails while the reader of standard output has closed its end, as `head` does.
 #[test]
-fn a_verdict_is_the_same_when_nobody_reads() -> Result<()> {
+fn verdict_is_unchanged_by_a_closed_output() -> Result<()> {
     let rig = rig()?;
     let subject = format!("vhost-user-blk:{}", rig.socket("null").display());
     let mut child = bench(&[&subject, "--rw=write", "--size=1m", "--verify=crc32c"])?.spawn()?;
@@ -203,7 +203,7 @@ fn a_verdict_is_the_same_when_nobody_reads() -> Result<()> {
 }
 
 #[test]
-fn what_could_not_be_kept_is_found_before_the_run_or_printed_after_it() -> Result<()> {
+fn unwritable_output_is_detected_early_or_printed() -> Result<()> {
     let rig = rig()?;
     let subject = format!("vhost-user-blk:{}", rig.socket("d0").display());
     let trial = [&subject, "--rw=randread", "--interrupts", "--json"];
@@ -245,7 +245,7 @@ fn what_could_not_be_kept_is_found_before_the_run_or_printed_after_it() -> Resul
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_before_anything_starts() -> Result<()> {
+fn invalid_options_are_refused_before_the_start() -> Result<()> {
     let rig = rig()?;
     let socket = rig.socket("d0").display().to_string();
     let subject = format!("vhost-user-blk:{socket}");

@@ -252,7 +252,7 @@ fn copies_over_four_connections_keep_holes_both_ways() -> Result<()> {
 }
 
 #[test]
-fn a_copy_that_is_interrupted_says_where_to_go_on() -> Result<()> {
+fn interrupted_copy_prints_its_resume_offset() -> Result<()> {
     const BLOCK: usize = 256 << 10;
     let bed = bed()?;
     let data: Vec<u8> = (0..6 * BLOCK).map(|at| (at / 7) as u8).collect();
@@ -296,7 +296,7 @@ fn a_copy_that_is_interrupted_says_where_to_go_on() -> Result<()> {
 }
 
 #[test]
-fn reservations_are_changed_and_stop_others_who_are_told_why() -> Result<()> {
+fn reservation_conflict_is_reported_with_the_reason() -> Result<()> {
     let bed = bed()?;
     let unit = bed.unit(300);
     let ours = ["--initiator-name", "iqn.2026-11.org.example:a"];
@@ -343,7 +343,7 @@ fn reservations_are_changed_and_stop_others_who_are_told_why() -> Result<()> {
 }
 
 #[test]
-fn chap_proves_both_sides_and_a_wrong_secret_is_said() -> Result<()> {
+fn mutual_chap_works_and_a_wrong_secret_is_reported() -> Result<()> {
     let bed = bed()?;
     let unit = format!("iscsi://ann@{}/{OTHER}/0", bed.portal);
     let secrets = bed.scratch.file("secrets");
@@ -373,7 +373,7 @@ fn chap_proves_both_sides_and_a_wrong_secret_is_said() -> Result<()> {
 
 /// Values from a published study and a few more. The initiator offers more for every key.
 #[test]
-fn target_keys_bound_what_sessions_agree_on() -> Result<()> {
+fn target_keys_limit_negotiated_values() -> Result<()> {
     let keys = "max_burst_length=262144,first_burst_length=65536,initial_r2t=true,max_outstanding_r2t=2,max_connections=3,\
                 default_time2wait=5,default_time2retain=60,queue_depth=64";
     let portal = free_portal()?.to_string();

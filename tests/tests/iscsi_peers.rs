@@ -218,7 +218,7 @@ fn libiscsi_tools_find_target_and_unit() -> Result<()> {
 }
 
 #[test]
-fn ipv6_portal_serves_and_is_told_with_its_group() -> Result<()> {
+fn ipv6_portal_is_announced_with_its_group() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
         let target = format!("{TARGET}=d0");
         let daemon = daemon.disk("d0=ram:64M").arguments(["--iscsi", &target]);
@@ -322,7 +322,7 @@ fn images_go_in_and_out_with_qemu_img() -> Result<()> {
 }
 
 #[test]
-fn chap_admits_users_and_nobody_else() -> Result<()> {
+fn chap_admits_only_its_users() -> Result<()> {
     let folder = end_to_end::Scratch::new()?;
     let users = users_file(&folder, ("ann", "secretsecret"))?;
     let (mut rig, portal) = rig("d0=ram:64M", &["--chap-user", &users])?;
@@ -359,7 +359,7 @@ fn chap_admits_users_and_nobody_else() -> Result<()> {
 }
 
 #[test]
-fn discovery_asks_for_its_own_users_and_a_reload_says_whether_it_does() -> Result<()> {
+fn discovery_users_follow_the_reload() -> Result<()> {
     let folder = end_to_end::Scratch::new()?;
     let finders = users_file(&folder, ("cat", "secretsecret"))?;
     let file = folder.file("lunette.toml");
@@ -397,7 +397,7 @@ fn discovery_asks_for_its_own_users_and_a_reload_says_whether_it_does() -> Resul
 }
 
 #[test]
-fn both_wildcards_are_served_and_an_announced_address_is_told_instead() -> Result<()> {
+fn announced_address_replaces_wildcard_portals() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
         let target = format!("{TARGET}=d0");
         let daemon = daemon.disk("d0=ram:1M").arguments(["--iscsi", &target]);
@@ -431,7 +431,7 @@ fn both_wildcards_are_served_and_an_announced_address_is_told_instead() -> Resul
 
 /// A removed user is refused, and the target's other sessions continue.
 #[test]
-fn reload_reads_chap_users_anew() -> Result<()> {
+fn reload_rereads_chap_users() -> Result<()> {
     let folder = end_to_end::Scratch::new()?;
     let users = users_file(&folder, ("ann", "secretsecret"))?;
     let file = folder.file("lunette.toml");

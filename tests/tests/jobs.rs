@@ -246,7 +246,7 @@ fn snapshot_of_two_disks_is_of_one_moment() -> Result<()> {
 }
 
 #[test]
-fn disk_goes_on_in_its_snapshot_after_kills() -> Result<()> {
+fn disk_continues_in_its_snapshot_after_kills() -> Result<()> {
     let mut rig = two_disks()?;
     let identity = shown(&rig, "d0")?["status"]["identity"].clone();
     let path = |rig: &Rig, name: &str| rig.scratch.file(name).display().to_string();
@@ -575,7 +575,7 @@ fn mirror_whose_target_is_changed_by_another_program_fails() -> Result<()> {
 
 /// The daemon ends during the test. Here an orderly stop is equivalent to a kill.
 #[test]
-fn backup_holds_what_was_written_when_it_was_complete() -> Result<()> {
+fn backup_has_the_content_at_its_completion() -> Result<()> {
     let mut rig = two_disks()?;
     let folder = rig.scratch.files().to_owned();
     let is_over = AtomicBool::new(false);

@@ -102,7 +102,7 @@ fn failed_ios_are_logged_with_their_disk() -> Result<()> {
 }
 
 #[test]
-fn slowest_requests_are_told_whole_at_every_transport() -> Result<()> {
+fn slowest_requests_are_complete_on_every_transport() -> Result<()> {
     let mut rig = rig()?;
     drive(&format!("vhost-user-blk:{}", rig.socket("d0").display()))?;
     drive(&format!("vhost-user-scsi:{}", rig.socket("c0").display()))?;
@@ -376,7 +376,7 @@ fn every_stage_has_its_probe_in_the_program() -> Result<()> {
 }
 
 #[test]
-fn the_tool_checks_itself_and_what_stamps_cost() -> Result<()> {
+fn stamp_cost_is_measured_and_verified() -> Result<()> {
     let folder = end_to_end::Scratch::new()?;
     let output = Command::new(lunette_program(Profile::Dev)?)
         .args(["bench", "self-check", "--without-timing", "--place"])
@@ -408,7 +408,7 @@ fn the_tool_checks_itself_and_what_stamps_cost() -> Result<()> {
 }
 
 #[test]
-fn trace_scripts_use_probes_and_arguments_that_there_are() -> Result<()> {
+fn trace_scripts_use_existing_probes_and_arguments() -> Result<()> {
     let folder = vm::workspace().join("scripts/trace");
     let readme = std::fs::read_to_string(folder.join("README.md"))?;
     let probes = probes()?;
@@ -464,7 +464,7 @@ fn compiles(script: &Path, argument: Option<&str>, pid: u32) -> Result<bool> {
 /// Compilers and kernels may refuse a script that looks correct. Each script is compiled for a running daemon, and attached where
 /// the kernel permits.
 #[test]
-fn every_script_compiles_and_where_it_can_be_attached_tells_something() -> Result<()> {
+fn every_trace_script_compiles_and_reports_when_attached() -> Result<()> {
     let mut rig = rig()?;
     let folder = vm::workspace().join("scripts/trace");
     let scripts = [

@@ -117,7 +117,7 @@ fn connections_to_it_break_and_no_write_is_lost() -> Result<()> {
 }
 
 #[test]
-fn verified_data_is_kept_at_level_2() -> Result<()> {
+fn verified_data_survives_at_level_2() -> Result<()> {
     let (guest, portal) = start(2)?;
     let target = format!("iscsi://{portal}/{TARGET}");
     let words = ["parameters", &target, "--error-recovery-level", "2"];

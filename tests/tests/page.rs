@@ -164,7 +164,7 @@ fn looks_like_a_picture(path: &Path) -> Result<()> {
 }
 
 #[test]
-fn the_page_is_for_everybody_and_data_for_those_with_a_token() -> Result<()> {
+fn page_is_public_and_its_data_need_a_token() -> Result<()> {
     let shown = serve()?;
     let ask = |path: &str, token: Option<&str>| -> Result<(String, String)> {
         let mut command = Command::new("curl");
@@ -222,7 +222,7 @@ fn the_page_is_for_everybody_and_data_for_those_with_a_token() -> Result<()> {
 
 /// A hidden page closes its event stream. A visible page reconnects, also to another daemon.
 #[test]
-fn a_page_goes_on_after_a_restart_of_the_daemon() -> Result<()> {
+fn page_continues_after_a_restart_of_the_daemon() -> Result<()> {
     let mut shown = serve()?;
     let scratch = Scratch::new()?;
     let browser = Browser::open(&scratch, (1280, 900))?;
@@ -349,7 +349,7 @@ fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
 }
 
 #[test]
-fn each_view_of_the_page_fits_and_can_be_heard() -> Result<()> {
+fn each_view_of_the_page_fits_and_is_accessible() -> Result<()> {
     let shown = serve()?;
     let load = VerifiedLoad::start(&shown.rig.socket("d7"))?;
     load.goes_on(Duration::from_secs(60))?;

@@ -76,7 +76,7 @@ const LOOKS: [(&[u8], u32); 12] = [
 ];
 
 #[test]
-fn answers_of_an_iscsi_unit_come_back_as_they_are() -> Result<()> {
+fn answers_of_an_iscsi_unit_pass_unchanged() -> Result<()> {
     let pair = Pair::start(",pr=forward")?;
     let (mut far, mut near) = (pair.far(1)?, pair.near(2)?);
     for (cdb, room) in LOOKS {
@@ -122,7 +122,7 @@ fn register(key: u8) -> [u8; 24] {
 }
 
 #[test]
-fn forwarded_reservations_hold_at_the_far_target() -> Result<()> {
+fn forwarded_reservations_hold_at_the_remote_target() -> Result<()> {
     let pair = Pair::start(",pr=forward")?;
     let (mut far, mut near) = (pair.far(1)?, pair.near(2)?);
     let register_ignoring = [0x5f, 6, 0, 0, 0, 0, 0, 0, 24, 0];
@@ -181,7 +181,7 @@ fn emulated_reservations_hold_between_clients_of_a_daemon() -> Result<()> {
 }
 
 #[test]
-fn verified_load_and_commands_go_on_when_the_far_target_restarts() -> Result<()> {
+fn passthrough_survives_a_restart_of_the_remote_target() -> Result<()> {
     let mut pair = Pair::start("")?;
     let load = VerifiedLoad::start(&pair.near.socket("r"))?;
     load.goes_on(SOON)?;

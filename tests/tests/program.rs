@@ -37,7 +37,7 @@ fn back_end(kind: &str, scratch: &Scratch, socket: &Path) -> Result<(Process, Cl
 }
 
 #[test]
-fn capabilities_are_printed_as_the_back_end_conventions_say() -> Result<()> {
+fn capabilities_follow_the_back_end_conventions() -> Result<()> {
     for (kind, device) in [("vhost-user-blk", "block"), ("vhost-user-scsi", "scsi")] {
         let output = lunette(&[kind, "--print-capabilities"])?.output()?;
         ensure!(output.status.success(), "{kind}: {}", output.status);
@@ -78,7 +78,7 @@ fn a_configuration_with_mistakes_has_an_exit_code_of_its_own() -> Result<()> {
 
 /// Scripts can distinguish invalid arguments from a refused request.
 #[test]
-fn words_that_make_no_sense_have_an_exit_code_of_their_own() -> Result<()> {
+fn invalid_command_line_has_its_own_exit_code() -> Result<()> {
     let rig = Rig::new(|daemon| daemon.disk("d=ram:1M").vhost_scsi("c"))?;
     for (words, code, expected) in [
         (&["lun", "add", "c", "300:0", "d"][..], 2, "300:0"),
@@ -218,7 +218,7 @@ fn a_back_end_program_serves_a_listening_socket_that_it_inherits() -> Result<()>
 }
 
 #[test]
-fn reasons_that_nobody_reads_are_no_panic() -> Result<()> {
+fn closed_stderr_causes_no_panic() -> Result<()> {
     let (reader, writer) = std::io::pipe()?;
     drop(reader);
     let mut command = Command::new(lunette_program(Profile::Dev)?);
@@ -345,7 +345,7 @@ fn serve_ends_on_sigterm_and_prints_stages_on_sigusr1() -> Result<()> {
 }
 
 #[test]
-fn a_file_says_what_flags_say_and_mistakes_are_named_all_at_once() -> Result<()> {
+fn file_equals_flags_and_all_mistakes_are_reported() -> Result<()> {
     let scratch = Scratch::new()?;
     let (socket, file) = (scratch.socket("d.sock"), scratch.file("lunette.toml"));
     let good = format!(
@@ -390,7 +390,7 @@ fn a_file_says_what_flags_say_and_mistakes_are_named_all_at_once() -> Result<()>
 }
 
 #[test]
-fn what_is_installed_starts_as_qemu_and_libvirt_start_it() -> Result<()> {
+fn installed_program_starts_as_qemu_and_libvirt_start_it() -> Result<()> {
     let scratch = Scratch::new()?;
     let built = scratch.file("target/release");
     std::fs::create_dir_all(&built)?;

@@ -219,7 +219,7 @@ fn libc_eilseq() -> i32 {
 }
 
 #[test]
-fn what_cannot_be_opened_says_why_and_nothing_blocks_its_submitter() -> Result<()> {
+fn open_errors_have_a_reason_and_submission_never_blocks() -> Result<()> {
     let mut ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
     let good = config(&ceph);
@@ -545,7 +545,7 @@ fn identity(rig: &mut Rig, disk: &str) -> Result<String> {
 }
 
 #[test]
-fn identity_is_the_images_whatever_its_name() -> Result<()> {
+fn identity_follows_the_image_not_its_name() -> Result<()> {
     let ceph = Ceph::start()?;
     for image in ["rbd/a", "rbd/b"] {
         ceph.rbd(&["create", image, "--size", "8M"])?;
@@ -585,7 +585,7 @@ fn wait_for_state(rig: &Rig, state: &str, reason: &str) -> Result<()> {
 }
 
 #[test]
-fn exclusive_disk_keeps_others_out_and_shared_disks_do_not() -> Result<()> {
+fn exclusive_disk_refuses_others_and_shared_disks_do_not() -> Result<()> {
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/x", "--size", "8M"])?;
     ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;

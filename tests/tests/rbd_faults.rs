@@ -104,7 +104,7 @@ fn full_cluster_makes_writes_wait_and_removed_pool_fails_io() -> Result<()> {
 }
 
 #[test]
-fn disk_with_a_wrong_key_or_no_image_comes_once_mended() -> Result<()> {
+fn disk_becomes_available_after_key_or_image_is_fixed() -> Result<()> {
     let ceph = Ceph::start()?;
     let keyring = ceph.folder().join("changed.keyring");
     std::fs::copy(ceph.wrong_keyring()?, &keyring)?;
@@ -130,7 +130,7 @@ fn image_id(ceph: &Ceph, image: &str) -> Result<String> {
 }
 
 #[test]
-fn renamed_image_is_served_on_whatever_takes_its_name() -> Result<()> {
+fn renamed_image_is_served_despite_a_new_namesake() -> Result<()> {
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/a", "--size", "8M"])?;
     let disk = format!("d={},on_error=stop", ceph.disk("rbd/a"));
@@ -192,7 +192,7 @@ fn renamed_image_is_served_on_whatever_takes_its_name() -> Result<()> {
 
 /// Removed objects read as zeroes. A guest must not see them.
 #[test]
-fn removed_image_fails_io_whatever_takes_its_name() -> Result<()> {
+fn removed_image_fails_io_despite_a_new_namesake() -> Result<()> {
     let ceph = Ceph::start()?;
     let mut disks = Vec::new();
     for name in ["report", "stop", "header"] {

@@ -27,7 +27,7 @@ fn lba_status(session: &mut IscsiSession, lba: u16) -> Result<Vec<(u64, u32, u8)
 
 /// A blocking call lists the holes. The worker must serve other sessions meanwhile, even while the cluster is unreachable.
 #[test]
-fn holes_of_an_image_are_told_to_initiators_and_nobody_waits_for_that() -> Result<()> {
+fn holes_of_an_image_are_reported_without_delay() -> Result<()> {
     const MAPPED: u8 = 0;
     const DEALLOCATED: u8 = 1;
     const OTHER: &str = "iqn.2026-11.org.example:ram";

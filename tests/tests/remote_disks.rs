@@ -276,7 +276,7 @@ fn data_discards_and_block_size_pass_over_four_connections() -> Result<()> {
 }
 
 #[test]
-fn a_target_that_is_killed_and_comes_back_costs_no_error_and_no_write() -> Result<()> {
+fn killed_and_restarted_target_loses_no_write() -> Result<()> {
     let mut pair = Pair::start(&file_of("32M"), ",connections=2")?;
     let load = VerifiedLoad::start(&pair.near.socket("r"))?;
     for _ in 0..3 {
@@ -349,7 +349,7 @@ fn break_connections(level: u8, connections: u8) -> Result<(String, Value)> {
 }
 
 #[test]
-fn connections_that_break_all_the_time_cost_no_error_and_no_write() -> Result<()> {
+fn breaking_connections_lose_no_write() -> Result<()> {
     let (log, _) = break_connections(0, 3)?;
     // The log is rate-limited and has less than one line per loss.
     let losses = log.matches("session lost").count();
@@ -361,7 +361,7 @@ fn connections_that_break_all_the_time_cost_no_error_and_no_write() -> Result<()
 }
 
 #[test]
-fn level_1_costs_no_error_and_no_write_either() -> Result<()> {
+fn level_1_loses_no_write() -> Result<()> {
     let (log, sessions) = break_connections(1, 3)?;
     ensure!(
         sessions[0]["negotiated"]["ErrorRecoveryLevel"] == "1",
@@ -394,7 +394,7 @@ fn level_2_outlives(connections: u8) -> Result<()> {
 
 /// A target that goes silent without closing a connection. The initiator sends a ping after five seconds and gives up after five more.
 #[test]
-fn silent_connections_are_noticed_and_cost_no_error_and_no_write() -> Result<()> {
+fn silent_connections_are_detected_and_lose_no_write() -> Result<()> {
     for level in [0, 2] {
         let Broken {
             far: _far,
@@ -503,7 +503,7 @@ fn growth_is_followed_and_a_lost_unit_fails_io_in_time() -> Result<()> {
 }
 
 #[test]
-fn io_waits_for_a_target_that_stays_away_where_on_error_says_so() -> Result<()> {
+fn on_error_stop_makes_io_wait_for_the_target() -> Result<()> {
     let mut pair = Pair::start(&file_of("8M"), ",replacement_timeout=1,on_error=stop")?;
     let load = VerifiedLoad::start(&pair.near.socket("r"))?;
     load.goes_on(SOON)?;
@@ -520,7 +520,7 @@ fn io_waits_for_a_target_that_stays_away_where_on_error_says_so() -> Result<()> 
 }
 
 #[test]
-fn a_daemon_starts_without_its_target_and_errors_say_what_to_do() -> Result<()> {
+fn daemon_starts_without_its_target_with_a_hint() -> Result<()> {
     let portal = free_portal()?.to_string();
     let unit = format!("iscsi://{portal}/{TARGET}/0");
     let mut near = Rig::new(|daemon| daemon.disk(&format!("r={unit}")))?;

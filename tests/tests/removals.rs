@@ -194,7 +194,7 @@ fn a_disk_that_comes_while_a_whole_configuration_waits_stays() -> Result<()> {
 }
 
 #[test]
-fn reload_by_signal_that_waits_leaves_other_signals_heard() -> Result<()> {
+fn waiting_reload_does_not_block_other_signals() -> Result<()> {
     let Busy {
         mut rig,
         portal,
@@ -231,7 +231,7 @@ fn reload_by_signal_that_waits_leaves_other_signals_heard() -> Result<()> {
 }
 
 #[test]
-fn export_removed_by_force_delays_nobody() -> Result<()> {
+fn export_removed_by_force_delays_no_client() -> Result<()> {
     let Busy {
         rig,
         client,

@@ -57,7 +57,7 @@ fn wait_for_its_end(session: &mut IscsiSession) -> Result<()> {
 }
 
 #[test]
-fn sanitize_goes_on_after_a_kill() -> Result<()> {
+fn sanitize_continues_after_a_kill() -> Result<()> {
     // The bandwidth limit makes the operation outlast a restart.
     let (mut rig, portal) = rig("d0=file:d0.raw,size=64M,bandwidth=4M", false)?;
     let mut session = IscsiSession::login(&portal, TARGET, 1)?;

@@ -30,7 +30,7 @@ fn heard(manager: &UnixDatagram) -> Result<String> {
 }
 
 #[test]
-fn a_service_manager_hears_that_it_is_ready_alive_and_ending() -> Result<()> {
+fn service_manager_gets_ready_watchdog_and_stopping() -> Result<()> {
     let scratch = Scratch::new()?;
     let (notify, socket) = (scratch.socket("notify"), scratch.socket("d.sock"));
     let manager = UnixDatagram::bind(&notify)?;
@@ -213,7 +213,7 @@ fn block(queue: &mut BlkQueue, offset: u64) -> Result<[u8; 4096]> {
 
 /// A minimal version of systemd's descriptor store: passes stored descriptors to the next daemon.
 #[test]
-fn ram_disk_in_the_managers_keeping_survives_kills() -> Result<()> {
+fn ram_disk_stored_by_the_manager_survives_kills() -> Result<()> {
     let scratch = Scratch::new()?;
     let manager = UnixDatagram::bind(scratch.socket("notify"))?;
     manager.set_read_timeout(Some(SOON))?;
@@ -262,7 +262,7 @@ fn ram_disk_in_the_managers_keeping_survives_kills() -> Result<()> {
 
 /// A restart by the service manager: the connected front end continues with the next daemon.
 #[test]
-fn sessions_in_the_managers_keeping_go_on_after_a_restart() -> Result<()> {
+fn sessions_stored_by_the_manager_continue_after_a_restart() -> Result<()> {
     let scratch = Scratch::new()?;
     let manager = UnixDatagram::bind(scratch.socket("notify"))?;
     manager.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -342,7 +342,7 @@ fn with_kept(scratch: &Scratch, kept: &[(String, OwnedFd)]) -> Result<Passed> {
 
 /// Only the service manager's socket can listen at this path, so the export must survive every change.
 #[test]
-fn export_on_a_socket_that_was_passed_can_be_changed_and_had_back() -> Result<()> {
+fn export_on_a_passed_socket_can_be_changed_and_restored() -> Result<()> {
     let scratch = Scratch::new()?;
     let (socket, control) = (scratch.socket("d.sock"), scratch.socket("control.sock"));
     let exports = OwnedFd::from(UnixListener::bind(&socket)?);

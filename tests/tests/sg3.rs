@@ -111,7 +111,7 @@ const RESERVATION_CONFLICT: i32 = 24;
     clippy::too_many_lines,
     reason = "one test, from its beginning to its end"
 )]
-fn what_a_unit_says_of_itself() -> Result<()> {
+fn inquiry_data_match_sg3_utils() -> Result<()> {
     let mut bench = Bench::new("sg3-says")?;
     for (command, lines) in [
         (
@@ -270,7 +270,7 @@ fn what_a_unit_says_of_itself() -> Result<()> {
     clippy::too_many_lines,
     reason = "one test, from its beginning to its end"
 )]
-fn what_changes_a_disk_changes_what_was_asked_and_nothing_else() -> Result<()> {
+fn modifying_commands_change_only_their_range() -> Result<()> {
     let mut bench = Bench::new("sg3-changes")?;
     let d = bench.file[0].clone();
     bench.guest.ok(&format!(

@@ -343,7 +343,7 @@ fn linked<'a>(root: &'a str, direct: &BTreeMap<&'a str, Vec<&'a str>>) -> BTreeS
 }
 
 #[test]
-fn programs_link_what_they_need_and_no_more() -> Result<()> {
+fn programs_link_only_needed_crates() -> Result<()> {
     let metadata = metadata()?;
     let packages = metadata["packages"].as_array().context("no packages")?;
     let text = |value: &'_ Value| value.as_str().unwrap_or_default().to_owned();
@@ -460,7 +460,7 @@ fn path_exists(root: &Path, quoted: &str) -> bool {
 }
 
 #[test]
-fn no_file_names_a_place_of_one_machine() -> Result<()> {
+fn no_file_names_a_path_of_one_machine() -> Result<()> {
     // Split in two parts, so that this file does not match.
     let places = [
         concat!("/ro", "ot/"),
@@ -709,7 +709,7 @@ const RAW_OUTPUT: &[(&str, &str)] = &[
 
 /// Text from images, targets, initiators and other daemons must reach a terminal without control characters.
 #[test]
-fn programs_escape_what_they_print() -> Result<()> {
+fn programs_escape_their_output() -> Result<()> {
     const PROGRAMS: [&str; 4] = ["bench", "cli_common", "lunette", "lunette_lab"];
     const RAW: [&str; 5] = [
         "io::stdout()",

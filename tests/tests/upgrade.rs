@@ -97,7 +97,7 @@ fn blk_and_scsi(daemon: DaemonBuilder) -> DaemonBuilder {
 }
 
 #[test]
-fn guests_go_on_through_upgrades() -> Result<()> {
+fn guests_continue_through_upgrades() -> Result<()> {
     let mut rig = two_disks(blk_and_scsi)?;
     let mut last = Last(0);
     let mut guest = GuestBuilder::new("upgrade")
@@ -210,7 +210,7 @@ fn answer(address: SocketAddr, path: &str) -> Result<String> {
 }
 
 #[test]
-fn nobody_is_refused_during_an_upgrade() -> Result<()> {
+fn no_client_is_refused_during_an_upgrade() -> Result<()> {
     let (api, metrics) = (free_portal()?, free_portal()?);
     let secrets = Scratch::new()?;
     let token = secrets.file("token");
@@ -309,7 +309,7 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
 }
 
 #[test]
-fn ram_disks_stay_or_keep_the_daemon_from_ending() -> Result<()> {
+fn ram_disks_survive_or_block_the_upgrade() -> Result<()> {
     let portal = free_portal()?.to_string();
     let mut rig = Rig::new(|daemon| {
         let target = [
@@ -356,7 +356,7 @@ fn ram_disks_stay_or_keep_the_daemon_from_ending() -> Result<()> {
 }
 
 #[test]
-fn jobs_keep_the_daemon_from_ending() -> Result<()> {
+fn running_jobs_block_the_upgrade() -> Result<()> {
     let mut rig = two_disks(blk_and_scsi)?;
     let load = VerifiedLoad::start(&rig.socket("d0"))?;
     load.goes_on(SOON)?;
@@ -388,7 +388,7 @@ fn write_configuration(scratch: &Scratch, keys: &str, disk: &str) -> Result<()> 
 }
 
 #[test]
-fn upgrade_refuses_what_a_reload_refuses() -> Result<()> {
+fn upgrade_refuses_the_changes_that_a_reload_refuses() -> Result<()> {
     let mut rig = Rig::prepared(|scratch, daemon| {
         write_configuration(scratch, "workers = 1", "")?;
         let file = scratch.file("lunette.toml").display().to_string();

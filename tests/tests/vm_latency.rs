@@ -13,7 +13,7 @@ fn number(value: &Value) -> f64 {
 }
 
 #[test]
-fn a_delay_is_seen_by_the_layers_that_wait_for_it_and_by_no_other() -> Result<()> {
+fn delay_is_measured_only_by_the_waiting_layers() -> Result<()> {
     let guests = UserGuests::new()?.with_bench()?;
     let folder = vm::workspace().join("target/vm-latency");
     std::fs::remove_dir_all(&folder).ok();

@@ -203,7 +203,7 @@ fn iscsi_session(guests: &UserGuests, name: &str) -> Result<()> {
 }
 
 #[test]
-fn what_a_tap_lacks_is_named_with_the_way_without() -> Result<()> {
+fn missing_tap_requirement_is_named_with_an_alternative() -> Result<()> {
     let namespace = Namespace::new()?;
     let guests = UserGuests::new()?;
     let net = "tap,bridge=br7";

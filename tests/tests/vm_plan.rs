@@ -202,7 +202,7 @@ fn words(words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn four_targets_and_four_luns_are_where_the_plan_says() -> Result<()> {
+fn targets_and_luns_match_the_plan() -> Result<()> {
     boots(&Case {
         name: "scsi",
         words: words(&[
@@ -215,7 +215,7 @@ fn four_targets_and_four_luns_are_where_the_plan_says() -> Result<()> {
 }
 
 #[test]
-fn four_virtio_blk_disks_stand_beside_a_system_disk() -> Result<()> {
+fn four_virtio_blk_disks_beside_a_system_disk() -> Result<()> {
     let scratch = Scratch::new()?;
     let system = scratch.file("system.raw");
     std::fs::File::create(&system)?.set_len(32 << 20)?;
@@ -299,7 +299,7 @@ fn the_domain_is_valid_by_libvirts_own_schema() -> Result<()> {
 }
 
 #[test]
-fn the_configuration_file_says_what_the_flags_say() -> Result<()> {
+fn configuration_file_equals_the_flags() -> Result<()> {
     let scratch = Scratch::new()?;
     let folder = format!("{},size=16M", scratch.files().display());
     let case = Case {

@@ -151,7 +151,7 @@ fn wait_for(mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
 }
 
 #[test]
-fn nothing_is_left_of_a_guest_whose_supervisor_is_killed_at_any_point() -> Result<()> {
+fn killed_supervisor_leaves_no_part_of_its_guest() -> Result<()> {
     let guests = UserGuests::new()?;
     let start = |name: &str, more: &[&str]| {
         let words = [
@@ -265,7 +265,7 @@ fn kernel_that_hangs() -> Vec<u8> {
 }
 
 #[test]
-fn a_guest_that_does_not_come_up_ends_with_what_its_console_said() -> Result<()> {
+fn failed_guest_start_prints_its_console() -> Result<()> {
     let guests = UserGuests::new()?;
     let kernel = guests.file("stuck");
     std::fs::write(&kernel, kernel_that_hangs())?;

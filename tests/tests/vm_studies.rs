@@ -90,7 +90,7 @@ fn a_slow_disk_is_far_below_bare_metal_and_below_a_fast_one() -> Result<()> {
 }
 
 #[test]
-fn a_matrix_that_was_interrupted_goes_on_and_draws_its_pictures() -> Result<()> {
+fn interrupted_matrix_continues_and_draws_its_plots() -> Result<()> {
     let guests = UserGuests::new()?.with_bench()?;
     let folder = vm::workspace().join("target/vm-studies-matrix");
     std::fs::remove_dir_all(&folder).ok();

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn word_is_clear_when_the_last_condition_has_gone() {
+    fn word_is_clear_after_the_last_condition_ends() {
         let conditions = Conditions::default();
         let all = [Condition::Closed, Condition::Locked, Condition::Limited];
         for condition in all {

@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_as_they_are_written() {
+    fn delay_times_survive_a_round_trip() {
         let us = Duration::from_micros;
         let ms = Duration::from_millis;
         for (text, time) in [
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_has_the_quantiles_that_it_should_have() {
+    fn drawn_delays_have_the_configured_quantiles() {
         let mean = Duration::from_micros(1000);
         for time in [
             DelayTime::Uniform(mean, 3 * mean),

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_request_touches_is_dirty_and_stays_so_in_the_file() {
+    fn touched_range_is_dirty_and_persists_in_the_file() {
         let size = 10 * CHUNK;
         let (file, bitmap) = bitmap(size);
         bitmap.mark(CHUNK - 1, 2);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_disk_has_grown_by_is_dirty() {
+    fn range_added_by_growth_is_dirty() {
         let (_file, bitmap) = bitmap(2 * CHUNK + 512);
         // The last bit of the old size covers more bytes than the old disk had.
         bitmap.mark(3 * CHUNK, CHUNK);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_recorded_in_the_bitmaps_of_the_moment() {
+    fn changes_are_recorded_in_the_current_bitmaps() {
         let conditions = Arc::<Conditions>::default();
         let recorder = Arc::new(Recorder::new(Arc::clone(&conditions)));
         let mut view = RecorderView::new(&recorder);

@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn size_changes_for_all_who_look() {
+    fn size_change_is_visible_to_all_handles() {
         let disk = disk("d0", None).unwrap();
         let clone = disk.clone();
         disk.resize(2 << 20).unwrap();

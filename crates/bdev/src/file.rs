@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_durability_fails_all_that_promises_it_on_every_worker() {
+    fn lost_durability_fails_flushes_and_fua_on_every_worker() {
         for cache in [
             CacheMode::None,
             CacheMode::Writeback,
@@ -499,7 +499,7 @@ mod tests {
 
     /// If the promise fails later, for example after a move to another device, only the kernel refuses.
     #[test]
-    fn atomic_write_that_the_kernel_cannot_do_writes_nothing() {
+    fn unsupported_atomic_write_writes_nothing() {
         for cache in [CacheMode::None, CacheMode::Writeback] {
             let folder = tempfile::tempdir().unwrap();
             let mut file = File::open(FileOptions {

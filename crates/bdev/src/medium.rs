@@ -180,7 +180,7 @@ mod tests {
     const TEXT: &str = "6f9619ff-8b86-4011-b42d-00c04fc964ff";
 
     #[test]
-    fn record_is_a_line_that_people_can_read() {
+    fn record_is_one_readable_line() {
         let record = IdentityRecord {
             identity: TEXT.parse().unwrap(),
             stamp: Some(Stamp {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_none() {
+    fn other_text_is_no_record() {
         for text in ["", " ", "d0", "d0 inode=1"] {
             assert_eq!(IdentityRecord::decode(text.as_bytes()), None, "{text:?}");
         }
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_known_by_its_birth_and_without_one_by_its_inode() {
+    fn file_key_is_its_birth_time_or_else_its_inode() {
         let stamp = |inode, birth| Stamp {
             inode,
             birth,
@@ -266,7 +266,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200), known: bool) {
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), known: bool) {
             let mut text = if known { format!("{TEXT} ").into_bytes() } else { Vec::new() };
             text.extend(&bytes);
             if let Some(record) = IdentityRecord::from_attribute(&text) {
@@ -275,7 +275,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read(bits: u128, inode: u64, birth: Option<(i64, u32)>, path in proptest::option::of("/[ -~]{0,50}")) {
+        fn encoded_record_is_decoded(bits: u128, inode: u64, birth: Option<(i64, u32)>, path in proptest::option::of("/[ -~]{0,50}")) {
             let birth = birth.map(|(seconds, nanos)| (seconds, nanos % 1_000_000_000));
             let record = IdentityRecord {
                 identity: Identity::from_random_bits(bits),

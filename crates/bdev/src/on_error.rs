@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_device_says_waits_and_with_enospc_only_a_full_device() {
+    fn only_device_errors_wait_and_enospc_only_for_no_space() {
         use IoErrorKind as K;
         let of_device = [
             K::NoSpace,
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_of_the_disk_say_whether_ios_have_to_be_remembered() {
+    fn conditions_tell_whether_ios_are_retained() {
         let conditions = Arc::<Conditions>::default();
         let cell = ErrorPolicyCell::new(conditions.clone());
         assert!(cell.on_error() == OnError::Report && conditions.is_clear());

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn device_that_keeps_less_than_clients_were_told_is_refused() {
+    fn device_with_fewer_promises_is_refused() {
         let info = DiskInfo {
             write_cache: true,
             ..null(1 << 20, 512).info()

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_opened_as_it_was_made_and_grown() {
+    fn memory_is_reopened_with_its_shape_and_size() {
         let mut retained = RetainedMemory::create("d0", 1 << 20, 4096, [7; 16]).unwrap();
         retained.resize(3 << 20).unwrap();
         let again = RetainedMemory::open(retained.file.try_clone().unwrap().into()).unwrap();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_is_made_again_has_what_was_kept_and_no_other_shape() {
+    fn recreated_disk_has_its_content_and_needs_the_same_shape() {
         use crate::{BlockDevice, OpenError, Ram, RamOptions};
 
         set_descriptor_store(Box::new(

@@ -427,7 +427,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_that_did_not_come_are_not_said_to_have_come() {
+    fn missing_data_are_not_reported_as_transferred() {
         let answer = Answer {
             residual: 30,
             ..Answer::default()
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_scsi_device_is_refused_with_a_hint() {
+    fn non_scsi_device_is_refused_with_a_hint() {
         let options = ScsiGenericOptions {
             path: "/dev/null".into(),
             read_only: false,

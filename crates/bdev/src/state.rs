@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_and_last_waiting_io_of_all_workers_are_told() {
+    fn first_and_last_waiting_io_of_all_workers_are_reported() {
         use std::sync::Arc;
         let (state, changes) = (StateCell::default(), Arc::new(Mutex::new(Vec::new())));
         let seen = changes.clone();

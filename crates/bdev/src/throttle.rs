@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_comes_at_once_and_the_rest_at_the_rate() {
+    fn burst_passes_immediately_and_the_rest_at_the_rate() {
         let throttle = throttle(RateLimits {
             iops: 1000,
             iops_burst: 3,
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limits_are_a_zero_and_each_setting_has_a_number_of_its_own() {
+    fn each_setting_has_its_number_and_no_limits_have_zero() {
         let throttle = Throttle::default();
         assert_eq!(throttle.setting(), 0);
         let limits = RateLimits {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn pace_binds_with_limits_or_without_until_it_is_lifted() {
+    fn pace_applies_with_and_without_limits_until_removed() {
         let throttle = Throttle::default();
         throttle.set_pace(Some(1_000_000));
         assert_ne!(throttle.setting(), 0);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lower_of_pace_and_limit_binds() {
+    fn lower_of_pace_and_limit_applies() {
         let bandwidth = |bandwidth| RateLimits {
             bandwidth,
             bandwidth_burst: bandwidth,
@@ -271,7 +271,7 @@ mod tests {
         /// In no span of time do more requests start than burst and rate permit, give or take the last one. A bucket with enough tokens
         /// delays none.
         #[test]
-        fn no_span_of_time_has_more_than_burst_and_rate(
+        fn no_interval_exceeds_burst_and_rate(
             iops in 1u64..100_000, iops_burst in 1u64..1000,
             bandwidth in 1u64..1 << 34, bandwidth_burst in 1u64..1 << 26,
             requests in prop::collection::vec((0u64..20 * MILLISECOND, 0u64..1 << 20), 1..80),

@@ -35,7 +35,7 @@ fn faulty(kind: IoKind, skip: u64, times: u64, action: FaultAction) -> Faulty {
 }
 
 #[test]
-fn nth_write_fails_and_is_not_done() {
+fn nth_write_fails_without_effect() {
     let faulty = faulty(IoKind::Write, 1, 2, FaultAction::Fail(EIO));
     let mut worker = Worker::new(&faulty);
     let outcomes: Vec<_> = (0..4).map(|n| worker.write(n * 512, &[7; 512])).collect();
@@ -45,7 +45,7 @@ fn nth_write_fails_and_is_not_done() {
 }
 
 #[test]
-fn torn_write_does_its_beginning() {
+fn torn_write_writes_its_beginning() {
     let faulty = faulty(IoKind::Write, 0, 1, FaultAction::Torn(512, EIO));
     let mut worker = Worker::new(&faulty);
     let tag = worker.submit(IoRequest::write(0, 1024), filled(&[7; 1024]));
@@ -77,7 +77,7 @@ fn atomic_write_is_never_torn_and_layers_pass_the_promise_on() {
 }
 
 #[test]
-fn undone_write_is_done() {
+fn reverted_fault_lets_the_write_pass() {
     let faulty = faulty(IoKind::Write, 0, 1, FaultAction::Undone(EIO));
     let mut worker = Worker::new(&faulty);
     assert_eq!(worker.write(0, &[7; 512]), Err(EIO));

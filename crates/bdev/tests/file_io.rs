@@ -44,7 +44,7 @@ fn blocks(path: &Path) -> u64 {
 }
 
 #[test]
-fn discarded_and_unmapped_ranges_are_given_back() {
+fn discarded_and_unmapped_ranges_are_deallocated() {
     for cache in MODES {
         let mut s = setup(4 * MIB as u64, cache);
         s.worker.write(0, &pattern(4 * MIB)).unwrap();
@@ -117,7 +117,7 @@ fn large_unaligned_memory_is_bounced_in_pieces() {
 }
 
 #[test]
-fn only_the_window_is_written_and_it_comes_back_as_it_was() {
+fn only_the_window_is_written_and_read_back() {
     let mut s = setup(MIB as u64, CacheMode::Writeback);
     let mut buffer = filled(&pattern(2048));
     buffer.set_window(512, 1024);
@@ -131,7 +131,7 @@ fn only_the_window_is_written_and_it_comes_back_as_it_was() {
 }
 
 #[test]
-fn what_is_written_through_one_handle_is_read_through_another() {
+fn write_of_one_handle_is_read_by_another() {
     for cache in MODES {
         let folder = tempfile::tempdir().unwrap();
         let file = open(options(&folder.path().join("disk"), 1 << 20, cache));
@@ -161,7 +161,7 @@ fn read_only_file_is_served_without_write_permission() {
 }
 
 #[test]
-fn dropped_worker_gives_its_buffers_back() {
+fn dropped_worker_returns_its_buffers() {
     let mut s = setup(MIB as u64, CacheMode::None);
     for n in 0..50 {
         s.worker
@@ -173,7 +173,7 @@ fn dropped_worker_gives_its_buffers_back() {
 
 /// A front end may truncate the file of its memory while the kernel is about to use it.
 #[test]
-fn memory_that_goes_away_fails_the_io_and_nothing_else() {
+fn lost_memory_fails_only_its_io() {
     guest_memory::sigbus::install().unwrap();
     for cache in MODES {
         let mut s = setup(MIB as u64, cache);
@@ -229,8 +229,8 @@ fn mount_small_tmpfs(at: &Path) {
 }
 
 #[test]
-fn full_file_system_is_no_space_and_the_rest_goes_on() {
-    if !in_own_mounts("full_file_system_is_no_space_and_the_rest_goes_on") {
+fn full_file_system_fails_only_growing_writes() {
+    if !in_own_mounts("full_file_system_fails_only_growing_writes") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -143,7 +143,7 @@ fn images() -> [(&'static str, Vec<u8>); 10] {
 }
 
 #[test]
-fn image_of_another_format_is_named_and_never_to_be_changed() {
+fn image_of_another_format_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     for (format, mut image) in images() {
@@ -172,7 +172,7 @@ fn image_of_another_format_is_named_and_never_to_be_changed() {
 }
 
 #[test]
-fn image_of_another_format_with_whole_blocks_is_served_as_it_is() {
+fn image_of_another_format_with_whole_blocks_is_served_raw() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     for (number, (format, mut image)) in images().into_iter().enumerate() {
@@ -214,7 +214,7 @@ fn wrong_sizes_and_block_sizes_create_nothing() {
 }
 
 #[test]
-fn to_cut_a_file_off_is_said_to_destroy_what_is_behind() {
+fn error_warns_that_truncation_destroys_data() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     std::fs::write(&path, [7; 8192]).unwrap();
@@ -226,7 +226,7 @@ fn to_cut_a_file_off_is_said_to_destroy_what_is_behind() {
 }
 
 #[test]
-fn file_created_for_nothing_is_removed() {
+fn unused_created_file_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     assert!(File::open(options(&path, 1000, CacheMode::None)).is_err());
@@ -238,14 +238,14 @@ fn file_created_for_nothing_is_removed() {
 }
 
 #[test]
-fn what_is_no_file_is_refused() {
+fn other_file_types_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     says(&refusal(FileOptions::new(folder.path())), &["directory"]);
     says(&refusal(FileOptions::new("/dev/null")), &["neither a file"]);
 }
 
 #[test]
-fn second_writer_is_kept_out_and_told_who_may_be_in_the_way() {
+fn second_writer_is_refused_with_the_likely_owner() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     let first = open(options(&path, 1 << 20, CacheMode::None));
@@ -273,7 +273,7 @@ fn second_writer_is_kept_out_and_told_who_may_be_in_the_way() {
 }
 
 #[test]
-fn cache_mode_decides_what_the_client_is_told() {
+fn cache_mode_sets_the_reported_write_cache() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     for (mode, write_cache) in [("none", true), ("writeback", true), ("writethrough", false)] {

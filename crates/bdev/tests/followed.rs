@@ -55,7 +55,7 @@ fn file_that_grew_is_followed_in_whole_blocks() {
 }
 
 #[test]
-fn file_that_shrank_has_errors_where_nothing_is_and_is_followed() {
+fn shrunk_file_fails_io_beyond_its_end_and_is_followed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     fs::write(&path, vec![7; 2 * MIB as usize]).unwrap();
@@ -76,7 +76,7 @@ fn file_that_shrank_has_errors_where_nothing_is_and_is_followed() {
 }
 
 #[test]
-fn file_of_which_nothing_is_left_keeps_its_size_and_says_so() {
+fn emptied_file_retains_its_size_with_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     fs::write(&path, vec![7; MIB as usize]).unwrap();
@@ -96,7 +96,7 @@ fn file_of_which_nothing_is_left_keeps_its_size_and_says_so() {
 }
 
 #[test]
-fn disk_that_nobody_else_can_resize_is_as_large_as_it_was_made() {
+fn private_disk_retains_its_created_size() {
     let options = RamOptions {
         size: MIB,
         ..RamOptions::default()

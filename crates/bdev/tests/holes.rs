@@ -118,7 +118,7 @@ fn no_data_lies_in_a_hole() {
 }
 
 #[test]
-fn anchored_space_is_there_until_it_is_given_back() {
+fn anchored_space_stays_allocated_until_unmapped() {
     for (name, _folder, file) in files() {
         if file.info().anchors {
             check_anchors(&name, &file);
@@ -131,7 +131,7 @@ fn anchored_space_is_there_until_it_is_given_back() {
 }
 
 #[test]
-fn who_may_not_write_anchors_nothing() {
+fn read_only_disk_anchors_nothing() {
     let options = RamOptions {
         read_only: true,
         ..RamOptions::default()
@@ -148,7 +148,7 @@ fn a_sparse_file_is_a_hole_from_end_to_end() {
 }
 
 #[test]
-fn bytes_behind_the_end_of_a_truncated_file_are_no_hole() {
+fn bytes_beyond_a_truncated_end_are_no_hole() {
     for (name, folder, file) in files() {
         let path = folder.path().join("f.raw");
         let truncated = std::fs::File::options().write(true).open(path).unwrap();

@@ -48,7 +48,7 @@ fn check(path: &Path) {
 
 /// Workers have separate blocks in each cluster. They write, discard and read them concurrently, and find their data.
 #[test]
-fn workers_that_share_clusters_each_find_their_data() {
+fn workers_that_share_clusters_read_their_own_data() {
     const WORKERS: usize = 3;
     const BLOCKS: usize = 1024;
     for (bits, with_base, cache) in [
@@ -120,7 +120,7 @@ fn work(image: &bdev::Image, number: usize, workers: usize, blocks: usize) {
 
 /// A discarded cluster is not reused before another worker's write to it has ended.
 #[test]
-fn freed_clusters_are_not_reused_while_somebody_reads_them() {
+fn freed_clusters_are_not_reused_during_reads() {
     const CLUSTERS: u64 = 1024;
     let folder = tempfile::tempdir().unwrap();
     let path = make(folder.path(), CLUSTERS * BLOCK as u64, 12, false);
@@ -154,7 +154,7 @@ fn freed_clusters_are_not_reused_while_somebody_reads_them() {
 }
 
 #[test]
-fn an_image_grows_and_shrinks_under_load_and_what_it_gets_is_zeroes() {
+fn image_resizes_under_load_and_added_space_is_zeroes() {
     let folder = tempfile::tempdir().unwrap();
     let small = 3 << 20;
     let path = make(folder.path(), small, 12, true);

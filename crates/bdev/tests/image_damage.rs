@@ -221,7 +221,7 @@ fn write_over_metadata_is_refused_and_marks_the_image() {
 
 /// Valid bitmaps are metadata, for programs that preserve them.
 #[test]
-fn bitmaps_are_not_written_over_and_not_lost_in_a_repair() {
+fn repair_preserves_bitmaps() {
     let _alone = alone();
     let mut damaged = Damaged::new();
     let entry = damaged.l2(0) + 2 * 8;

@@ -100,7 +100,7 @@ fn abort_ends_an_io_that_waits_in_a_layer_below() {
 }
 
 #[test]
-fn abort_of_a_file_io_ends_it_once_and_hurts_no_other() {
+fn abort_of_a_file_io_ends_only_this_io_once() {
     let folder = tempfile::tempdir().unwrap();
     let file = open(options(
         &folder.path().join("disk"),
@@ -152,7 +152,7 @@ impl Layer for Claims {
 }
 
 #[test]
-fn discards_zero_or_do_nothing_on_a_device_that_promises_less() {
+fn discard_zeroes_or_is_ignored_by_mode() {
     let presented = ram().info();
     for discard_granularity in [None, Some(4096)] {
         let device: Arc<dyn BlockDevice> = Arc::new(Claims {

@@ -51,7 +51,7 @@ fn is_cheap() {
 }
 
 #[test]
-fn the_longest_chain_is_served_and_a_longer_one_is_not_made() {
+fn longest_chain_is_served_and_a_longer_one_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = |nth: usize| folder.path().join(format!("{nth}.qcow2"));
     let name = |nth: usize| BackingName {

@@ -88,7 +88,7 @@ impl Drop for Loop {
 
 #[test]
 #[ignore = "as root: see the head of this file"]
-fn what_was_just_written_to_a_device_can_be_discarded_and_zeroed() {
+fn recent_writes_to_a_device_can_be_discarded_and_zeroed() {
     let disk = Loop::new(64 * MIB, 512);
     for cache in [
         CacheMode::None,
@@ -279,7 +279,7 @@ fn failed_flush_is_sticky_on_every_worker_until_a_reopen() {
 
 #[test]
 #[ignore = "needs qemu-utils: see the head of this file"]
-fn qemu_and_this_device_keep_each_other_out() {
+fn qemu_and_this_device_exclude_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     let shown = path.to_str().unwrap();

@@ -109,7 +109,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn target_holds_what_the_source_holds(
+    fn target_has_the_content_of_the_source(
         steps in prop::collection::vec(step(), 1..120),
         is_file_source in any::<bool>(),
     ) {
@@ -150,7 +150,7 @@ proptest! {
 }
 
 #[test]
-fn clients_hear_nothing_of_a_target_that_fails() {
+fn failed_target_is_invisible_to_clients() {
     let full = IoError::with_errno(IoErrorKind::NoSpace, 28);
     let plan = FaultPlan {
         faults: vec![Fault {
@@ -175,7 +175,7 @@ fn clients_hear_nothing_of_a_target_that_fails() {
 }
 
 #[test]
-fn client_hears_of_a_source_that_fails() {
+fn failed_source_is_reported_to_the_client() {
     let broken = IoError::with_errno(IoErrorKind::WriteMedium, 5);
     let plan = FaultPlan {
         faults: vec![Fault {
@@ -211,7 +211,7 @@ fn image_options(path: &Path) -> ImageOptions {
 
 /// An image over an open raw disk, and another over that; after streaming all data nothing below is needed.
 #[test]
-fn image_over_an_open_disk_comes_up_and_stands_alone() {
+fn image_over_an_open_disk_becomes_independent() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     const SIZE: u64 = 4 << 20;
@@ -277,7 +277,7 @@ fn image_over_an_open_disk_comes_up_and_stands_alone() {
 
 /// A worker that has read the backing image closes its channel to it while it uses the image.
 #[test]
-fn image_closes_the_backing_image_that_it_has_left() {
+fn image_closes_its_former_backing_image() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let base = Image::create(&image_options(&path("base.qcow2")), SIZE).unwrap();
@@ -363,7 +363,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn base_of_an_image_has_everything_when_it_is_committed(
+    fn committed_base_has_all_content(
         before in prop::collection::vec(step(), 0..20),
         steps in prop::collection::vec(step(), 1..80),
         is_base_image in any::<bool>(),
@@ -420,7 +420,7 @@ proptest! {
 }
 
 #[test]
-fn stream_passes_over_what_no_image_has() {
+fn stream_skips_unallocated_ranges() {
     const LARGE: u64 = 16 << 40;
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);

@@ -333,7 +333,7 @@ const PROCESSES: usize = 4;
 
 /// Runs in several processes, because tests of one process that start programs wait for each other.
 #[test]
-fn images_that_qemu_and_ours_change_in_turn_hold_what_was_written() {
+fn images_changed_alternately_with_qemu_retain_all_writes() {
     let seeds = std::env::var(SEEDS).ok();
     let seeds = seeds.map_or(1000, |seeds| seeds.parse().expect(SEEDS));
     if let Ok(part) = std::env::var(PART) {
@@ -342,7 +342,7 @@ fn images_that_qemu_and_ours_change_in_turn_hold_what_was_written() {
     }
     let _alone = alone();
     let parts = (0..PROCESSES).map(|part| {
-        let name = "images_that_qemu_and_ours_change_in_turn_hold_what_was_written";
+        let name = "images_changed_alternately_with_qemu_retain_all_writes";
         let program = std::env::current_exe().expect("this program");
         let mut command = Command::new(program);
         command.args(["--exact", name, "--nocapture"]);
@@ -370,7 +370,7 @@ fn change_in_turn(seed: u64) {
 }
 
 #[test]
-fn an_image_is_not_served_twice_and_not_while_qemu_has_it() {
+fn image_in_use_is_refused() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     qemu(
@@ -496,7 +496,7 @@ fn clusters_that_are_allocated_in_part_are_served_streamed_and_grown() {
 
 /// Without its backing image, or with another one, an image's snapshots would change.
 #[test]
-fn image_with_snapshots_keeps_what_it_stands_on() {
+fn image_with_snapshots_retains_its_backing_image() {
     use bdev::BlockDevice;
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
@@ -552,7 +552,7 @@ fn a_disk_with_parts_of_clusters_grows_by_zeroes() {
 }
 
 #[test]
-fn what_is_not_served_is_refused_by_name() {
+fn unsupported_features_are_refused_by_name() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
@@ -675,7 +675,7 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
 
 /// For an untrusted image, a data file is written only if the options name it, even in the folder of the image.
 #[test]
-fn who_does_not_trust_an_image_names_the_data_file_that_is_written() {
+fn untrusted_image_needs_its_data_file_named_to_write() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let create = ["create", "-q", "-f", "qcow2", "-o", "data_file=beside"];

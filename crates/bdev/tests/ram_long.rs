@@ -28,7 +28,7 @@ fn ways(offset: u64, length: u64) -> [IoRequest; 3] {
 }
 
 #[test]
-fn others_are_served_in_between() {
+fn other_io_is_served_between_pieces() {
     let ram = ram(SIZE);
     for long in ways(0, SIZE) {
         let mut worker = Worker::new(&ram);
@@ -53,7 +53,7 @@ fn others_are_served_in_between() {
 }
 
 #[test]
-fn just_what_was_said_is_zeroed_also_where_memory_was_added() {
+fn exact_range_is_zeroed_across_added_memory() {
     let ram = ram(SIZE / 2 - 4096);
     ram.set_size(SIZE).unwrap();
     ram.capacity().set(SIZE);
@@ -78,7 +78,7 @@ fn just_what_was_said_is_zeroed_also_where_memory_was_added() {
 }
 
 #[test]
-fn several_at_once_each_end_once() {
+fn concurrent_long_ios_end_once_each() {
     let ram = ram(SIZE);
     let mut worker = Worker::new(&ram);
     worker.write(0, &vec![7; SIZE as usize]).unwrap();
@@ -104,7 +104,7 @@ fn several_at_once_each_end_once() {
 }
 
 #[test]
-fn a_hole_of_a_terabyte_is_given_back_at_once() {
+fn terabyte_hole_is_released_in_one_turn() {
     let ram = ram(1 << 40);
     if !ram.info().anchors {
         // This kernel does not report holes (Linux before 6.7).
@@ -125,7 +125,7 @@ fn a_hole_of_a_terabyte_is_given_back_at_once() {
 
 /// Short requests share the limit: a client may have thousands in flight.
 #[test]
-fn many_short_ones_share_what_a_turn_may_take() {
+fn many_short_ios_share_the_budget_of_a_turn() {
     let ram = ram(SIZE);
     for (way, length) in [(0, MIB), (0, MIB / 2), (1, 16 * MIB), (2, 16 * MIB)] {
         let mut worker = Worker::new(&ram);

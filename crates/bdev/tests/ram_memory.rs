@@ -37,7 +37,7 @@ fn expect_much(backend: &dyn IoChannel) {
 }
 
 #[test]
-fn memory_is_taken_when_touched_not_when_expected_and_given_back() {
+fn memory_is_allocated_by_writes_and_released_by_discards() {
     for huge_pages in [false, true] {
         let options = RamOptions {
             size: 1 << 40,

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_says_what_is_known_of_it() {
+    fn error_text_has_kind_and_errno() {
         let sense = DeviceSense {
             key: 3,
             code: 0x11,

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_extents_as_fit_are_told() {
+    fn extents_are_limited_by_the_buffer() {
         let at = |offset: u64| match offset % 2 {
             0 => Extent::hole(offset + 1),
             _ => Extent::data(offset + 1),

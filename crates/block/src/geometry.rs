@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn sectors_have_512_bytes_whatever_the_block_size() {
+    fn sectors_have_512_bytes_for_every_block_size() {
         let g = Geometry::new(4096, 1 << 20);
         assert_eq!(g.check_sectors(1, 4096), Ok((512, 4096)));
         assert_eq!(g.check_sectors(0, 512), Ok((0, 512)));

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_random_uuid_is_refused() {
+    fn non_random_uuid_is_refused() {
         for text in [
             "",
             "d0",

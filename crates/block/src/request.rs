@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn all_but_reads_flushes_and_block_status_modify() {
+    fn only_reads_flushes_and_block_status_do_not_modify() {
         assert!(IoRequest::write(0, 512).modifies());
         assert!(IoRequest::discard(0, 512).modifies());
         assert!(IoRequest::write_zeroes(0, 512).modifies());

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_and_answers_come_back_as_they_were() {
+    fn commands_and_answers_survive_a_round_trip() {
         let command = ScsiCommand {
             cdb: [0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0],
             cdb_length: 10,

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_misspelt_level_is_no_part_of_the_program() {
+    fn misspelt_level_is_refused() {
         for good in ["info", "OFF", "warn,virtio=debug", "vhost_user=trace"] {
             assert!(read(good).is_ok(), "{good}");
         }

@@ -150,7 +150,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn output_keeps_lines_and_nothing_else() {
+    fn output_retains_only_line_breaks() {
         let mut terminal = Terminal(Vec::new());
         write!(terminal, "{HOSTILE}\n\u{1f600}").unwrap();
         terminal.write_all(&[0x9b, b'm']).unwrap();
@@ -162,7 +162,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn json_and_toml_stay_what_they_are() {
+    fn json_and_toml_are_unchanged() {
         let hostile = serde_json::json!({ "name": HOSTILE });
         let mut terminal = Terminal(Vec::new());
         write!(terminal, "{hostile:#}").unwrap();

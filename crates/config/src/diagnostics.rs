@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mistake_shows_place_excerpt_allowed_and_help() {
+    fn mistake_shows_location_excerpt_allowed_and_help() {
         let source = Source::file("lunette.toml", "[[disk]]\n\tsize = \"10X\"\n", 0);
         let location = Location::new(&source, 17..22);
         let mistake = Mistake::new(
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_is_its_own_place() {
+    fn flag_is_its_own_location() {
         let source = Source::flag("--disk", "d0=rma:1G", 1);
         let mistake = Mistake::new(
             MistakeKind::Value,
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guess_is_near_or_not_made() {
+    fn suggestion_needs_a_near_match() {
         assert_eq!(
             nearest("readonly", ["read_only", "name"]),
             Some("read_only")
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_syntax_error_silences_what_follows_from_it_only() {
+    fn syntax_error_hides_only_its_consequences() {
         let source = Source::file("a", "x = \ny = 1\nz = 2\n", 0);
         let mut all = Diagnostics::default();
         for (kind, at) in [

@@ -5,7 +5,7 @@ use super::*;
 const EXAMPLE: &str = include_str!("../../../contrib/lunette.toml");
 
 #[test]
-fn the_documented_example_is_valid_and_says_every_key() {
+fn documented_example_is_valid_and_has_every_key() {
     let here = Surroundings {
         cpus: (0..64).collect(),
         ..Surroundings::of_this_process()

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_without_an_answer_is_left_out() {
+    fn file_on_hung_storage_is_skipped() {
         let files = ["/hung/a", "/well/b", "/well/c"].map(PathBuf::from);
         let look = |file: &Path| {
             if file.starts_with("/hung") {

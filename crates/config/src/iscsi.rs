@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_the_same_and_reads_back() {
+    fn file_equals_the_flags_and_round_trips() {
         let text = "
             discovery_auth = \"/etc/lunette/discovery\"
             [[disk]]
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_what_is_allowed() {
+    fn mistakes_name_the_allowed_values() {
         for (iscsi, portal, expected) in [
             ("moon=d0", "127.0.0.1", "not an iSCSI name"),
             (

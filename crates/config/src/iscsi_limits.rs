@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_and_a_flag_say_the_same_and_read_back() {
+    fn table_and_flag_are_equivalent_and_round_trip() {
         let expected = IscsiLimits {
             connections: 2000,
             login_s: 3,
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_what_is_allowed() {
+    fn mistakes_name_the_allowed_values() {
         for (text, expected_message) in [
             ("connections=0", "a whole number from 1 to 65536"),
             ("connections_per_session=17", "a whole number from 1 to 16"),

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_says_what_a_file_says() {
+    fn json_disk_equals_the_file_form() {
         let disk = disk_json(
             "d0",
             &json!({"backend": "ram", "size": "1M", "serial": "S"}),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_of_the_policy_stays() {
+    fn omitted_error_policy_keys_are_unchanged() {
         let mut disk = disk_json("d0", &json!({"backend": "ram", "size": "1M"})).unwrap();
         let mut set = |body: Value| {
             disk_settings_json(&body).unwrap().apply(&mut disk);

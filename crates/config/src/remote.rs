@@ -543,7 +543,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn session_asks_for_what_the_keys_say() {
+    fn session_offers_follow_the_keys() {
         let unit = "iscsi://192.0.2.1/iqn.2026-11.org.example:t0/3";
         let config = RemoteConfig {
             unit: unit.parse().ok(),

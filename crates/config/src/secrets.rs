@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn change_is_compared_only_if_it_brings_a_file_with_secrets() {
+    fn only_changes_with_secrets_are_compared() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| format!("{}/{name}", folder.path().display());
         for (name, text) in [

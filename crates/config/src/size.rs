@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_told_apart() {
+    fn invalid_sizes_have_distinct_errors() {
         for (text, error) in [
             ("", SizeError::Malformed),
             ("M", SizeError::Malformed),

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn rights_that_are_taken_away_need_a_new_socket() {
+    fn removed_rights_need_a_new_socket() {
         let with = read(",socket_mode=0660").unwrap();
         let other = read(",socket_mode=0600,socket_group=0").unwrap();
         let without = read("").unwrap();

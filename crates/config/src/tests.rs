@@ -39,7 +39,7 @@ fn mistakes(text: &str) -> Vec<String> {
     clippy::too_many_lines,
     reason = "one test, from its beginning to its end"
 )]
-fn flags_say_the_same_as_a_file() {
+fn flags_equal_the_file() {
     let flags = Flags {
         disk: words(&[
             "d0=ram:512M",
@@ -136,7 +136,7 @@ fn flags_say_the_same_as_a_file() {
 }
 
 #[test]
-fn nothing_said_gives_defaults() {
+fn empty_configuration_gives_defaults() {
     let config = from_file("").unwrap();
     assert_eq!(config.workers.placement, Placement::Count(2));
     assert_eq!(config.workers.poll, PollLimit::Micros(50));
@@ -231,7 +231,7 @@ socket = ""
 }
 
 #[test]
-fn what_clients_see_of_a_disk_is_checked() {
+fn client_visible_properties_are_checked() {
     let text = r#"
 [[disk]]
 name = "d0"
@@ -271,7 +271,7 @@ bandwidth_burst = 4096
 }
 
 #[test]
-fn every_mistake_says_what_is_allowed_or_what_to_do() {
+fn every_mistake_has_allowed_values_or_a_hint() {
     let text = "wokers = 1\n[[disk]]\nbackend = 'rma'\n[[vhost_blk]]\ndisk='x'\nqueues=0\n";
     for mistake in from_file(text).unwrap_err().iter() {
         assert!(
@@ -282,7 +282,7 @@ fn every_mistake_says_what_is_allowed_or_what_to_do() {
 }
 
 #[test]
-fn a_syntax_error_does_not_hide_other_mistakes_nor_invent_any() {
+fn syntax_error_neither_hides_nor_adds_mistakes() {
     let text = "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = 512M\n\
                 [[disk]]\nname = \"d1\"\nbackend = \"rma\"\n[[vhost_blk]]\ndisk = d1\nsocket = \"s\"\n";
     let found = mistakes(text);
@@ -298,7 +298,7 @@ fn a_syntax_error_does_not_hide_other_mistakes_nor_invent_any() {
 }
 
 #[test]
-fn a_number_with_a_slip_elsewhere_is_not_told_to_be_a_string() {
+fn number_beside_a_syntax_error_is_not_called_a_string() {
     for text in [
         "workers = 2\nworkers = 3\n",
         "[[disk]]\nread_only = true\nread_only = true\n",
@@ -384,7 +384,7 @@ fn one_file_belongs_to_one_disk_however_it_is_written() {
 }
 
 #[test]
-fn a_list_without_anything_is_called_empty() {
+fn empty_list_is_reported_as_empty() {
     let found = mistakes("cpus = []\n");
     assert_eq!(found, ["1:8 `cpus`: found an empty array"]);
 }

@@ -215,7 +215,7 @@ fn rows_of<D, T>(keys: &'static [Key<D, T>]) -> Vec<String> {
 }
 
 #[test]
-fn rows_of_the_page_are_what_keys_declare() {
+fn rows_of_the_page_match_the_declared_keys() {
     let mut expected = page();
     for (heading, device) in [
         ("## Disks", None),

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_address_with_a_port_and_without_tls_is_asked() {
+    fn only_plain_addresses_with_a_port_are_contacted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         std::fs::write(&path, "0123456789abcdef").unwrap();

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_one_line_for_its_owner_only_and_is_never_told() {
+    fn token_is_one_private_line_and_never_shown() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         write(&path, "abcdefghijklmnop\n", 0o600);

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_cannot_be_opened_is_named_and_the_others_are_looked_at() {
+    fn failed_disk_is_named_and_others_are_checked() {
         let (disks, reasons) = opened(&[
             "a=file:/nonexistent/a.raw,size=1M".to_owned(),
             "b=ram:1M".to_owned(),

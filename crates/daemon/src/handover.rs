@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_come_out_as_they_went_in_in_any_order_of_descriptors() {
+    fn sessions_round_trip_in_any_descriptor_order() {
         let mut named = encode(vec![session("a", true), session("b", false)]).unwrap();
         assert!(named.iter().all(|(name, _)| is_handover(name)));
         assert_eq!(named.len(), 1 + 4 + 3);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_or_of_another_version_is_refused_in_words() {
+    fn incomplete_or_newer_handover_is_refused_with_a_reason() {
         let mut named = encode(vec![session("a", true), session("b", true)]).unwrap();
         named.remove(0);
         let left = decode(named).unwrap();

@@ -160,7 +160,7 @@ fn one_of_two_indistinguishable_files_gets_another_identity() {
 }
 
 #[test]
-fn one_file_is_not_two_disks_whichever_way_it_is_named() {
+fn one_file_under_two_names_is_one_disk() {
     let folder = tempfile::tempdir().unwrap();
     let (a, b) = (folder.path().join("a.raw"), folder.path().join("b.raw"));
     new_file(&a);
@@ -185,7 +185,7 @@ fn one_file_is_not_two_disks_whichever_way_it_is_named() {
 }
 
 #[test]
-fn what_cannot_hold_an_attribute_is_known_by_the_state_folder() {
+fn identity_without_attributes_is_in_the_state_folder() {
     let folder = tempfile::tempdir().unwrap();
     let (a, b) = (folder.path().join("a.raw"), folder.path().join("b.raw"));
     new_file(&a);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_service_manager_hears_is_what_sd_notify_says() {
+    fn messages_follow_sd_notify() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
         let manager = UnixDatagram::bind(&path).unwrap();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_that_is_slow_to_listen_hears_all_the_same() {
+    fn slow_service_manager_gets_every_message() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
         let manager = UnixDatagram::bind(&path).unwrap();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_watchdog_is_for_the_process_that_was_asked() {
+    fn watchdog_applies_only_to_the_named_process() {
         let time = |micros, pid| watchdog_time_of(micros, pid, 7);
         let second = Some(Duration::from_secs(1));
         assert_eq!(time(Some("1000000"), None), second);

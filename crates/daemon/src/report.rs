@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_request_is_told_whole() {
+    fn slow_request_is_reported_completely() {
         let mut one = snapshot();
         one.queues[0].slow.push(SlowRequestSnapshot {
             operation: Operation::Write,

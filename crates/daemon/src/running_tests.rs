@@ -20,7 +20,7 @@ fn config(folder: &Path, disks: &[&str], exports: &[&str]) -> Config {
 }
 
 #[test]
-fn what_is_ready_can_be_connected_to_and_goes_away_with_the_daemon() {
+fn ready_exports_accept_clients_until_the_daemon_ends() {
     let folder = tempfile::tempdir().unwrap();
     let config = config(folder.path(), &["d0=ram:1M"], &["d0:@d0.sock"]);
     let running = start(config, StartOptions::default()).unwrap();
@@ -39,7 +39,7 @@ fn what_is_ready_can_be_connected_to_and_goes_away_with_the_daemon() {
 }
 
 #[test]
-fn a_start_that_fails_gives_all_reasons_and_leaves_nothing_behind() {
+fn failed_start_reports_all_reasons_and_cleans_up() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("file"), "data").unwrap();
     let exports = [
@@ -87,7 +87,7 @@ fn a_socket_in_a_folder_that_is_made_later_waits_and_opens() {
 }
 
 #[test]
-fn a_daemon_that_nobody_could_reach_does_not_start() {
+fn daemon_without_a_reachable_socket_does_not_start() {
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
         control: None,

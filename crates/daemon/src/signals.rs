@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn none_of_several_that_come_at_once_is_lost() {
+    fn concurrent_signals_are_all_delivered() {
         let mut signals = Signals::listen().unwrap();
         signal_hook::low_level::raise(SIGXFSZ).unwrap();
         for number in [SIGUSR1, SIGHUP] {

@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_saved_last_is_loaded_by_another_store() {
+    fn last_saved_value_is_loaded_by_another_store() {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("state");
         let store = FolderStore::new(inner.clone(), DamagedFiles::default());
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_are_no_absent_files() {
+    fn damaged_file_is_not_treated_as_missing() {
         let folder = tempfile::tempdir().unwrap();
         let store = FolderStore::new(folder.path().to_owned(), DamagedFiles::default());
         let path = store.path("ports");
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_for_the_daemons_user_alone() {
+    fn saved_files_are_private_to_the_daemons_user() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kept");
         // File mode under the umask of a daemon that shares its sockets with a group.
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_made_durable_is_not_there() {
+    fn value_without_durability_is_not_saved() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kept.json");
         let failing = || Err(io::Error::from(rustix::io::Errno::IO));

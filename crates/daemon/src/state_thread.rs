@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_saved_is_loaded_until_it_is_removed() {
+    fn saved_value_is_loaded_until_removed() {
         let store = StateThread::start(MemoryStore::default()).unwrap();
         store.save("k", b"v").unwrap();
         assert_eq!(store.load("k").unwrap().as_deref(), Some(&b"v"[..]));

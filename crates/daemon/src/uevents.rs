@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn other_messages_say_nothing() {
+    fn other_messages_are_ignored() {
         for message in [
             &b""[..],
             b"change@",
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_other_processes_are_not_listened_to() {
+    fn messages_of_other_processes_are_ignored() {
         let socket =
             listen().expect("a netlink socket; hint: run the tests where AF_NETLINK is allowed");
         let address = rustix::net::getsockname(&socket).unwrap();
@@ -223,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_without_harm(message in proptest::collection::vec(any::<u8>(), 0..512)) {
+        fn arbitrary_messages_never_panic(message in proptest::collection::vec(any::<u8>(), 0..512)) {
             changed_device(&message);
         }
 

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_worker_is_missing_until_it_goes_on() {
+    fn stuck_worker_is_reported_until_it_continues() {
         let pool = pool();
         let workers = pool.workers();
         let (release, held) = mpsc::channel::<()>();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_worker_stops_the_pings_and_they_come_again() {
+    fn stuck_worker_suspends_the_watchdog_pings() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
         let manager = UnixDatagram::bind(&path).unwrap();

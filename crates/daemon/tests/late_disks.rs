@@ -73,7 +73,7 @@ fn late_disk_is_shown_as_unavailable_and_comes_in_with_its_exports() {
 }
 
 #[test]
-fn disk_that_waits_can_be_removed_and_given_back_otherwise() {
+fn waiting_disk_can_be_removed_and_added_differently() {
     let folder = tempfile::tempdir().unwrap();
     let running = start(config(folder.path(), ""), StartOptions::default()).unwrap();
     let client = client(&running);

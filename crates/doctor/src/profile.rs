@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_a_profile_asks_for_is_no_difference() {
+    fn higher_values_than_the_profile_are_accepted() {
         let record = "--- /proc/sys/net/core/rmem_max\n212992\n--- /proc/sys/net/core/wmem_max\n33554432\n\
                       --- /proc/sys/net/ipv4/tcp_rmem\n4096\t131072\t6291456\n";
         let host = Host::recorded(record).unwrap();

@@ -137,7 +137,7 @@ fn virtual_machine_of_a_provider() {
 }
 
 #[test]
-fn the_same_as_a_guest_is_asked_for_queues_and_not_for_kvm() {
+fn guest_gets_findings_on_queues_but_not_on_kvm() {
     let question = Question {
         disks: vec![],
         is_guest: true,
@@ -175,14 +175,14 @@ fn container() {
 }
 
 #[test]
-fn a_host_without_any_file_is_without_kvm_and_that_is_all() {
+fn host_without_files_only_lacks_kvm() {
     let empty = Host::recorded("").unwrap();
     let findings = examine(&empty, &Question::default());
     assert_eq!(checks(&findings), (vec![], vec!["kvm"]));
 }
 
 #[test]
-fn files_that_make_no_sense_are_passed_over() {
+fn unparsable_files_are_skipped() {
     for name in ["laptop", "xeon", "cloud", "container"] {
         let text = host(name).record();
         for word in ["", "-1", "[", "0-", "\u{fffd} x [y", "99999999999999999999"] {

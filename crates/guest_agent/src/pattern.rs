@@ -97,7 +97,7 @@ mod tests {
     };
 
     #[test]
-    fn content_is_what_was_written() {
+    fn pattern_verifies_written_content() {
         let (mut block, mut scratch) = ([0; 4096], [0; 4096]);
         ORIGIN.write(&mut block);
         assert_eq!(ORIGIN.difference(&block, &mut scratch), None);

@@ -54,7 +54,7 @@ fn pieces<'a>(mut bytes: &'a [u8], sizes: &[usize]) -> Vec<&'a [u8]> {
 
 proptest! {
     #[test]
-    fn frames_come_out_as_they_went_in_however_the_stream_is_cut(
+    fn frames_survive_any_fragmentation(
         frames in proptest::collection::vec((any::<u32>(), frame()), 0..12),
         sizes in proptest::collection::vec(1usize..5000, 1..6),
     ) {
@@ -159,7 +159,7 @@ fn more_than_the_window_is_a_violation() {
 }
 
 #[test]
-fn an_error_of_the_one_who_takes_frames_ends_the_feeding() {
+fn receiver_error_ends_the_stream() {
     let bytes = [Frame::Start.bytes(1), Frame::Start.bytes(2)].concat();
     let mut seen = Vec::new();
     let fed = Decoder::default().feed(&bytes, |channel, _| {

@@ -11,7 +11,7 @@ use iscsi::target::{CloseReason, Completion, Then, Transfer};
 use zerocopy::big_endian::U32;
 
 #[test]
-fn read_rides_its_status_on_the_last_data_in() {
+fn last_data_in_carries_the_status() {
     let mut raw = Raw::new(&[("MaxRecvDataSegmentLength", "1024")]);
     raw.disk[512..2048].copy_from_slice(&[7; 1536]);
     let header = raw.command(0x0102_0304, 0xc0, 1536, &read10(1, 3));
@@ -41,7 +41,7 @@ fn read_rides_its_status_on_the_last_data_in() {
 }
 
 #[test]
-fn write_without_unsolicited_data_is_asked_for_by_r2ts() {
+fn write_data_are_requested_by_r2t() {
     let mut raw = Raw::new(&[
         ("InitialR2T", "Yes"),
         ("ImmediateData", "No"),
@@ -254,7 +254,7 @@ fn unsolicited_data_against_the_agreement_fails_the_command() {
 }
 
 #[test]
-fn early_response_waits_for_the_data_that_was_asked_for() {
+fn early_response_waits_for_requested_data() {
     let mut raw = Raw::new(&CLOSED_BURSTS);
     let ttt = asked_for(&mut raw);
     let task = raw.target_end.connection.tasks().next().unwrap();
@@ -427,7 +427,7 @@ fn bidirectional_command_has_two_residuals() {
 }
 
 #[test]
-fn bidirectional_residuals_are_told_in_the_response() {
+fn bidirectional_residuals_are_in_the_response() {
     let mut raw = Raw::new(&CLOSED_BURSTS);
     let header = raw.command(12, 0xe0, 1024, &[0xff]);
     raw.send(header.to_bhs(), &[0, 5, 2, 0, 0, 0, 0x02, 0x00], &[]);

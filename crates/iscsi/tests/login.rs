@@ -224,7 +224,7 @@ fn refusals_carry_the_status_of_table_11_13() {
 }
 
 #[test]
-fn moved_target_tells_its_address() {
+fn moved_target_returns_its_address() {
     let mut target_end = target_end(Policy::open(small_offer()));
     let names = text(&[NAMES[0], ("TargetName", "iqn.2026-11.org.example:moved")]);
     let answer = ask(&mut target_end, &login_request(0x87, 0, 0, &names));
@@ -254,7 +254,7 @@ fn keys_may_be_cut_over_pdus_with_the_c_bit() {
 }
 
 #[test]
-fn names_may_be_said_again_but_not_changed() {
+fn names_may_be_repeated_but_not_changed() {
     for (name, status) in [
         (INITIATOR, 0),
         ("IQN.2026-11.ORG.EXAMPLE:I0", 0),
@@ -396,7 +396,7 @@ fn discovery_needs_chap_with_each_algorithm_and_both_ways() {
 }
 
 #[test]
-fn who_need_not_authenticate_does_where_it_offers_nothing_but_chap() {
+fn chap_only_offer_is_authenticated_without_users() {
     let optional = || Policy {
         chap_is_optional: true,
         ..chap_policy(None)

@@ -65,7 +65,7 @@ fn text_request(itt: u32, ttt: u32, flags: u8) -> Bhs {
 }
 
 #[test]
-fn send_targets_in_a_normal_session_tells_of_its_own_target() {
+fn send_targets_in_a_normal_session_lists_its_target() {
     let mut raw = Raw::new(&[]);
     for text in [b"SendTargets=All\0".as_slice(), b"SendTargets=\0"] {
         let answers = raw.send(text_request(8, NO_TAG, 0x80), &[], text);
@@ -84,7 +84,7 @@ fn send_targets_in_a_normal_session_tells_of_its_own_target() {
 /// No key may be negotiated twice in a sequence (RFC 7143, 6.3). Otherwise a request of 16 KiB could list all targets a
 /// thousand times.
 #[test]
-fn send_targets_may_be_asked_once_in_a_request() {
+fn send_targets_is_accepted_once_per_request() {
     let mut raw = Raw::new(&[]);
     let header = text_request(8, NO_TAG, 0x80);
     let twice = b"SendTargets=All\0SendTargets=All\0";
@@ -94,7 +94,7 @@ fn send_targets_may_be_asked_once_in_a_request() {
 }
 
 #[test]
-fn text_of_which_nothing_is_understood_is_rejected() {
+fn text_without_a_known_key_is_rejected() {
     let mut raw = Raw::new(&[]);
     // The cases of libiscsi's iSCSISendTargets test, and further ones.
     for text in [
@@ -172,7 +172,7 @@ fn manage(raw: &mut Raw, header: Bhs) -> u8 {
 }
 
 #[test]
-fn abort_task_finds_the_task_or_says_what_became_of_it() {
+fn abort_task_finds_the_task_or_reports_its_state() {
     let mut raw = Raw::new(&[]);
     let held = raw.command(5, 0x80, 0, &[0xff]);
     raw.send(held.to_bhs(), &[], &[]);
@@ -194,7 +194,7 @@ fn abort_task_finds_the_task_or_says_what_became_of_it() {
 }
 
 #[test]
-fn abort_task_takes_back_a_command_whose_turn_has_not_come() {
+fn abort_task_removes_a_command_ahead_of_its_turn() {
     let mut raw = Raw::new(&[]);
     let first = raw.command(1, 0x80, 0, &[0; 6]);
     let second = raw.command(2, 0xa0, 512, &write10(0, 1));
@@ -210,7 +210,7 @@ fn abort_task_takes_back_a_command_whose_turn_has_not_come() {
 }
 
 #[test]
-fn task_management_functions_that_are_not_there_say_so() {
+fn unsupported_task_management_is_reported() {
     let mut raw = Raw::new(&[]);
     assert_eq!(
         manage(&mut raw, function(8, 6, 5, 1, 0)),
@@ -297,7 +297,7 @@ fn logout_is_answered_after_cleanup_and_ignores_all_until_then() {
 }
 
 #[test]
-fn connection_logs_out_itself_or_another_and_the_session_goes_on() {
+fn session_continues_after_a_connection_logout() {
     let mut first = Raw::new(&[("MaxConnections", "3")]);
     let mut second = first.join(1);
     let mut third = first.join(2);
@@ -325,7 +325,7 @@ fn connection_logs_out_itself_or_another_and_the_session_goes_on() {
 }
 
 #[test]
-fn connection_that_logs_out_gives_its_commands_back_to_the_window() {
+fn logout_returns_commands_to_the_window() {
     let mut first = Raw::new(&[("MaxConnections", "2")]);
     let mut second = first.join(1);
     for itt in 0..10 {

@@ -563,13 +563,13 @@ proptest! {
     }
 
     #[test]
-    fn false_data_comes_again_at_level_1(seed in any::<u64>(), connections in 1usize..4) {
+    fn corrupted_data_are_retransmitted_at_level_1(seed in any::<u64>(), connections in 1usize..4) {
         Simulation::new(1, connections, seed).run(120, 40);
     }
 }
 
 #[test]
-fn connections_do_come_back_in_the_simulation() {
+fn simulation_reestablishes_connections() {
     let mut simulation = Simulation::new(2, 3, 0x1234_5678_9abc_def1);
     simulation.run(400, 60);
     assert!(simulation.recovered >= 20, "{}", simulation.recovered);

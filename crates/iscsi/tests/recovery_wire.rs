@@ -62,7 +62,7 @@ fn fields(answer: &Answer, at: usize) -> (u8, u32, u32, Vec<u8>) {
 }
 
 #[test]
-fn snack_brings_the_data_and_the_response_until_they_are_acknowledged() {
+fn snack_retransmits_data_and_response_until_acknowledged() {
     let mut raw = logged_in(1);
     let answers = command(&mut raw, 7, &read10(1, 4), 2048);
     let opcodes: Vec<u8> = answers.iter().map(Answer::opcode).collect();
@@ -105,7 +105,7 @@ fn snack_brings_the_data_and_the_response_until_they_are_acknowledged() {
 
 /// The output for many SNACKs received at once is limited to about the size of the store.
 #[test]
-fn snacks_that_come_at_once_have_bounded_answers() {
+fn concurrent_snacks_have_bounded_answers() {
     let mut offer = small_offer();
     offer.session.error_recovery_level = 1;
     let limits = Limits {
@@ -123,7 +123,7 @@ fn snacks_that_come_at_once_have_bounded_answers() {
 }
 
 #[test]
-fn nothing_is_sent_again_at_level_0() {
+fn level_0_retransmits_nothing() {
     let mut raw = logged_in(0);
     let answers = command(&mut raw, 7, &read10(1, 4), 2048);
     assert_eq!(answers.len(), 5, "the status rides on the last data");
@@ -139,7 +139,7 @@ fn response(answers: &[Answer]) -> u8 {
 }
 
 #[test]
-fn task_reassign_is_answered_by_where_the_task_is() {
+fn task_reassign_response_depends_on_the_task_state() {
     for (level, answer) in [(0, 4), (1, 4), (2, 1)] {
         let mut raw = logged_in(level);
         let cmd_sn = raw.cmd_sn;
@@ -182,7 +182,7 @@ fn task_reassign_is_answered_by_where_the_task_is() {
 }
 
 #[test]
-fn a_session_without_connections_waits_and_ends_when_it_is_told_to() {
+fn session_without_connections_ends_on_request() {
     let mut raw = logged_in(2);
     assert!(command(&mut raw, 9, &[0xff], 0).is_empty());
     let session = raw.target_end.connection.session().cloned().unwrap();

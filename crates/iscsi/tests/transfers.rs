@@ -82,7 +82,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_written_is_read_in_every_combination(combination in combination(), sizes in prop::collection::vec(1u16..13, 8)) {
+    fn every_negotiated_combination_transfers_data(combination in combination(), sizes in prop::collection::vec(1u16..13, 8)) {
         let policy = Policy::open(offer(&combination, 1));
         let mut pipes = Pipes::ready(policy, settings(offer(&combination, 0)), combination.connections, combination.seed);
         pipes.piece = combination.piece;
@@ -139,7 +139,7 @@ fn more_commands_than_the_window_wait_and_all_are_done() {
 }
 
 #[test]
-fn residuals_tell_what_the_command_moves_against_what_was_expected() {
+fn residuals_compare_actual_with_expected_length() {
     let mut pipes = Pipes::ready(Policy::open(small_offer()), settings(small_offer()), 1, 3);
     // The cases of libiscsi's residual tests: (blocks in the CDB, expected length, residual, received bytes).
     for (blocks, expected, residual, comes) in [

@@ -131,7 +131,7 @@ fn reassigned_with(response: u8) -> Result<Vec<Event>, InitiatorError> {
 }
 
 #[test]
-fn task_that_the_target_keeps_is_not_given_back() {
+fn task_held_by_the_target_is_not_reassigned() {
     assert!(reassigned_with(0).expect("it continues").is_empty());
     let lost = reassigned_with(1).expect("it is not there");
     assert!(matches!(lost[..], [Event::Lost { .. }]), "{lost:?}");

@@ -20,7 +20,7 @@ const READ10: [u8; 48] = [
 ];
 
 #[test]
-fn scsi_command_of_appendix_a_is_taken_apart_and_built() {
+fn scsi_command_of_appendix_a_round_trips() {
     let mut decoder = Decoder::new(0, 8192);
     decoder.set_digests(Digests {
         header: true,
@@ -90,7 +90,7 @@ fn padding_is_zero_and_covered_by_the_data_digest() {
 }
 
 #[test]
-fn lengths_beyond_what_was_agreed_are_format_errors() {
+fn lengths_beyond_the_agreement_are_format_errors() {
     let mut bhs = [0; 48];
     bhs[4] = 2;
     assert_eq!(
@@ -228,7 +228,7 @@ proptest! {
     }
 
     #[test]
-    fn one_flipped_bit_is_noticed_by_the_digests(pdu in pdu(), place in any::<prop::sample::Index>(), bit in 0u8..8) {
+    fn digests_detect_one_flipped_bit(pdu in pdu(), place in any::<prop::sample::Index>(), bit in 0u8..8) {
         let digests = Digests { header: true, data: true };
         let mut stream = Vec::new();
         encode(&mut stream, as_bhs(pdu.bhs), &[], &pdu.data, digests);

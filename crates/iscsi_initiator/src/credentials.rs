@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_the_user_is_taken_and_mistakes_tell_no_secret() {
+    fn errors_of_a_user_line_contain_no_secret() {
         let path = std::env::temp_dir().join(format!("credentials-{}", std::process::id()));
         let read = |text: &str, mode, user: &str| {
             std::fs::write(&path, text).unwrap();

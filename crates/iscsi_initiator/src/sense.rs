@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_formats_are_read_and_said_in_words() {
+    fn both_sense_formats_are_described() {
         let fixed = [
             0xf0, 0, 0x06, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x2a, 0x09, 0, 0, 0, 0,
         ];

@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn luns_that_did_not_come_are_counted() {
+    fn missing_luns_are_counted() {
         let mut data = vec![0, 0, 0, 40, 0, 0, 0, 0];
         data.extend([0; 8]);
         data.extend([0, 1, 0, 0, 0, 0, 0, 0, 0xff]);
@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_brings_less_is_an_error() {
+    fn short_read_is_an_error() {
         let done = CommandDone {
             data: vec![0; 512],
             ..CommandDone::default()
@@ -695,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_of_which_a_part_was_not_taken_is_an_error() {
+    fn short_write_is_an_error() {
         let done = |residual| CommandDone {
             residual,
             ..CommandDone::default()
@@ -706,7 +706,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_said_in_words() {
+    fn refusals_have_a_description() {
         let error = |status, sense| CommandError::Refused {
             command: "WRITE(16)",
             status,

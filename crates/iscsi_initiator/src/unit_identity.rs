@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn units_without_names_are_told_apart_by_vendor_and_product_only() {
+    fn unnamed_units_are_distinguished_by_vendor_and_product() {
         let unnamed = unit(None, &[]);
         assert_eq!(evidence(&unnamed, &unnamed), [Evidence::None; 2]);
         let other = UnitIdentity::new(("OTHER", "Unit"), None, &[]);

@@ -39,7 +39,7 @@ fn response(change: impl FnOnce(&mut [u8; 48])) -> [u8; 48] {
 }
 
 #[test]
-fn a_target_that_says_nothing_is_given_up_in_time() {
+fn silent_target_times_out() {
     let portal = target(std::mem::forget);
     let begun = Instant::now();
     let error = login(&portal).err().expect("no session");
@@ -56,7 +56,7 @@ fn a_target_that_says_nothing_is_given_up_in_time() {
 }
 
 #[test]
-fn a_target_that_sends_a_byte_now_and_then_is_given_up_in_time() {
+fn trickling_target_times_out() {
     let portal = target(|mut stream| {
         std::thread::spawn(move || {
             let answer = response(|header| header[7] = 200);
@@ -76,7 +76,7 @@ fn a_target_that_sends_a_byte_now_and_then_is_given_up_in_time() {
 }
 
 #[test]
-fn a_target_that_closes_at_any_byte_is_said_to_have_closed() {
+fn target_that_closes_at_any_byte_is_reported() {
     for bytes in [0, 1, 47, 48, 60] {
         let portal = target(move |mut stream| {
             let mut request = [0; 48];
@@ -97,7 +97,7 @@ fn a_target_that_closes_at_any_byte_is_said_to_have_closed() {
 }
 
 #[test]
-fn a_portal_where_nobody_listens_is_named() {
+fn portal_without_a_listener_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let portal: Portal = listener
         .local_addr()
@@ -114,7 +114,7 @@ fn a_portal_where_nobody_listens_is_named() {
 }
 
 #[test]
-fn garbage_lies_and_endless_redirections_are_errors() {
+fn invalid_answers_and_endless_redirections_are_errors() {
     let answers: [Vec<u8>; 6] = [
         vec![0xff; 4096],
         vec![0; 4096],

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rfc_3722_prohibits_is_no_name() {
+    fn names_prohibited_by_rfc_3722_are_refused() {
         let long = format!("iqn.2026-11.org.example:{}", "a".repeat(NAME_MAX - 23));
         // Normalization doubles the length: each capital I with a dot above becomes two characters
         let grows = format!("iqn.{}", "\u{130}".repeat(109));

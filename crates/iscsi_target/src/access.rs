@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_contain_what_has_their_prefix() {
+    fn networks_contain_addresses_with_their_prefix() {
         let network = |text: &str| text.parse::<Network>().unwrap();
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         assert!(network("192.0.2.0/24").contains(ip("192.0.2.200")));

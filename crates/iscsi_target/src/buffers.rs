@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_are_used_again_and_let_go_of() {
+    fn buffers_are_reused_and_freed() {
         let mut buffers = Buffers::new(SessionMemory::new(1 << 20));
         let buffer = buffers.take(5000).unwrap();
         buffer.write_at(0, b"moon");

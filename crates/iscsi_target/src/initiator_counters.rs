@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_connections_and_sessions_counted_stays_when_they_end() {
+    fn counters_survive_their_connections_and_sessions() {
         let tallies = InitiatorCounters::default();
         let (first, second) = (connection(3), connection(4));
         tallies.opened(1, "t", "i");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn initiators_that_have_left_are_remembered_up_to_a_bound() {
+    fn former_initiators_are_remembered_up_to_a_limit() {
         let tallies = InitiatorCounters::default();
         tallies.opened(9, "t", "stays");
         for number in 0..1000 {

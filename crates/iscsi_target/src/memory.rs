@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_connection_has_the_others_have_not() {
+    fn memory_of_one_connection_is_unavailable_to_others() {
         let memory = SessionMemory::new(1 << 20);
         let (mut a, mut b) = (
             MemoryShare::new(memory.clone()),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_taken_is_owed() {
+    fn forced_allocation_becomes_a_debt() {
         let memory = SessionMemory::new(64 << 10);
         let (mut a, mut b) = (
             MemoryShare::new(memory.clone()),

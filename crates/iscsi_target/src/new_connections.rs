@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_say_nothing_are_closed() {
+    fn silent_connections_are_closed() {
         let mut arrivals = NewConnections::default();
         let kept: Vec<_> = (0..3)
             .map(|_| {

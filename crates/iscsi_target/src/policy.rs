@@ -380,7 +380,7 @@ mod tests {
         clippy::too_many_lines,
         reason = "one test, from its beginning to its end"
     )]
-    fn only_addresses_that_the_asker_reaches_are_named() {
+    fn discovery_lists_only_reachable_addresses() {
         let (four, six) = ("198.51.100.9", "2001:db8::9");
         let (at_four, at_six) = ("192.0.2.1:3260", "[2001:db8::1]:3260");
         for (portals, asker, came_to, wanted) in [

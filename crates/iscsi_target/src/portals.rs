@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_that_are_left_are_inherited_with_who_waits_there() {
+    fn inherited_sockets_include_waiting_clients() {
         let mut before = Portals::default();
         let port = port_of(&mut before, "127.0.0.1:0");
         let portal = addresses(&[&format!("127.0.0.1:{port}")]);
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_portal_that_cannot_be_had_leaves_the_others() {
+    fn unavailable_portal_does_not_affect_others() {
         let other = TcpListener::bind("127.0.0.2:0").unwrap();
         let port = other.local_addr().unwrap().port();
         let mut portals = Portals::default();

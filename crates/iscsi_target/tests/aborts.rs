@@ -55,7 +55,7 @@ fn pump_a_while(client: &mut Client) {
 /// "When MaxCmdSN changes at the target while the target has no pending PDUs to convey this information to the initiator, it MUST generate
 /// a NOP-In" (RFC 7143, 11.4.10): a full window that another initiator's reset has emptied opens at once.
 #[test]
-fn initiator_whose_window_others_have_emptied_is_told() {
+fn initiator_is_notified_when_its_window_opens() {
     let rig = Rig::ram();
     let mut offer = Offer::default();
     (offer.session.initial_r2t, offer.session.immediate_data) = (true, false);
@@ -143,7 +143,7 @@ fn response(client: &Client, function: u32) -> Option<u8> {
 /// An initiator aborts a command after a timeout and then repeats it. The old write, ended by another initiator's reset, may still be in
 /// flight: it must not reach the disk after the abort's response.
 #[test]
-fn abort_of_what_was_aborted_already_is_answered_when_it_has_ended() {
+fn repeated_abort_is_answered_after_the_task_ends() {
     let (device, rig) = target_that_holds_a_write();
     let (mut writer, mut other) = (login(&rig, 1), login(&rig, 2));
     let task = writer.initiator.command(0, write(0, 1, SIMPLE)).unwrap();
@@ -263,7 +263,7 @@ fn logout_is_answered_when_nothing_is_in_flight(reason: LogoutReason, from: u16,
 }
 
 #[test]
-fn logout_of_whatever_scope_is_answered_when_nothing_is_in_flight() {
+fn logout_response_waits_for_io_in_flight() {
     use LogoutReason::{CloseConnection, CloseSession};
     logout_is_answered_when_nothing_is_in_flight(CloseConnection, 0, 1);
     logout_is_answered_when_nothing_is_in_flight(CloseConnection, 1, 1);
@@ -306,7 +306,7 @@ fn function_spares_younger_commands_of_other_connections() {
 
 /// The response confirms that all affected tasks have ended: nothing of them may arrive later on another connection.
 #[test]
-fn function_is_answered_when_the_initiator_has_what_was_sent_before() {
+fn function_response_follows_earlier_responses() {
     let rig = Rig::ram();
     let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
@@ -337,7 +337,7 @@ fn function_is_answered_when_the_initiator_has_what_was_sent_before() {
 
 /// WRITE ATOMIC(16) locks its range when its data has arrived, not earlier.
 #[test]
-fn write_atomic_whose_data_do_not_come_holds_nobody_up() {
+fn write_atomic_without_data_delays_no_other() {
     const BLOCKS: u8 = 8;
     let rig = Rig::ram();
     let mut other = login(&rig, 2);
@@ -493,7 +493,7 @@ fn preempt_and_abort_waits_for_the_write_of_a_copy_from_another_unit() {
 
 /// Before its turn in CmdSN order, a command is in no task set and its LUN is not evaluated.
 #[test]
-fn unit_that_goes_leaves_alone_what_has_not_had_its_turn() {
+fn removed_unit_does_not_abort_queued_commands() {
     let rig = Rig::ram();
     let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();

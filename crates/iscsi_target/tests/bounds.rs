@@ -54,7 +54,7 @@ fn answers(client: &mut Client, count: usize) -> Vec<iscsi::initiator::CommandDo
 }
 
 #[test]
-fn ordered_write_spares_what_earlier_reads_have_yet_to_send() {
+fn ordered_write_waits_for_data_of_earlier_reads() {
     let rig = Rig::ram();
     let mut client = client(&rig, Offer::default());
     // 8 MiB: more than the socket buffers hold.
@@ -87,7 +87,7 @@ fn ordered_write_spares_what_earlier_reads_have_yet_to_send() {
 }
 
 #[test]
-fn reads_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
+fn unreceived_reads_have_bounded_memory() {
     let allowed = 1 << 20;
     let limits = ServerLimits {
         data_bytes: allowed,
@@ -117,7 +117,7 @@ fn reads_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
 }
 
 #[test]
-fn write_atomic_that_waits_for_memory_goes_on_when_there_is_some() {
+fn write_atomic_continues_when_memory_is_available() {
     let limits = ServerLimits {
         data_bytes: 1 << 20,
         ..ServerLimits::default()
@@ -143,7 +143,7 @@ fn write_atomic_that_waits_for_memory_goes_on_when_there_is_some() {
 }
 
 #[test]
-fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
+fn writes_without_data_have_bounded_memory() {
     let allowed = 1 << 20;
     let limits = ServerLimits {
         data_bytes: allowed,
@@ -207,7 +207,7 @@ fn commands_that_work_in_memory_work_in_no_more_than_is_allowed() {
 
 /// Data uses the session's memory, and the comparison uses as much working memory.
 #[test]
-fn command_that_compares_takes_as_much_as_the_block_limits_say() {
+fn comparing_command_follows_block_limits() {
     let rig = Rig::open(ram(64), target(), ServerLimits::default());
     let mut client = client(&rig, Offer::default());
     let blocks = (32 << 20) / BLOCK as u32;
@@ -238,7 +238,7 @@ fn session_of_sixteen(allowed: usize, offer: Offer) -> (Rig, Client) {
 }
 
 #[test]
-fn connections_of_a_session_share_what_it_may_hold() {
+fn connections_share_the_memory_of_their_session() {
     let allowed = 4 << 20;
     let (rig, mut client) = session_of_sixteen(allowed, Offer::default());
     // For each connection, far more than its socket buffers hold.
@@ -267,7 +267,7 @@ fn connections_of_a_session_share_what_it_may_hold() {
 }
 
 #[test]
-fn begun_writes_hold_what_a_session_may_and_all_end() {
+fn started_writes_stay_within_session_memory_and_end() {
     let allowed = 2 << 20;
     let (rig, mut client) = session_of_sixteen(allowed, Offer::default());
     // Twice FirstBurstLength: half of each write is unsolicited. The memory suffices for the solicited half of only some writes.
@@ -301,7 +301,7 @@ fn begun_writes_hold_what_a_session_may_and_all_end() {
 
 /// Applies to one command and to a full window.
 #[test]
-fn long_commands_share_what_a_turn_may_take() {
+fn long_commands_share_the_budget_of_a_turn() {
     const COMMANDS: u32 = 32;
     const BLOCKS: u32 = 8 << 11;
     let rig = Rig::ram();
@@ -344,7 +344,7 @@ fn pdu(opcode: u8, flags: u8, itt: u32, word: u32, cmd_sn: u32, text: &[u8]) -> 
 
 /// One receive may contain a thousand text requests of 64 bytes, each answered with a list of all targets.
 #[test]
-fn answers_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
+fn unreceived_answers_have_bounded_memory() {
     const TARGETS: usize = 100;
     const REQUESTS: u32 = 900;
     let allowed = 64 << 10;

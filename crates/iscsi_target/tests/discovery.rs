@@ -226,7 +226,7 @@ fn discovery_users_are_required_of_discovery_sessions_only() {
 }
 
 #[test]
-fn who_offers_nothing_but_chap_discovers_as_a_user_of_a_target() {
+fn chap_only_discovery_uses_the_users_of_a_target() {
     let options = TargetOptions {
         demo_mode: DemoMode::None,
         chap_users: [("ann".to_owned(), user("secret of ann", None))].into(),

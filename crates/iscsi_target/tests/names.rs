@@ -29,7 +29,7 @@ const SPELLINGS: [&str; 3] = [
 ];
 
 #[test]
-fn access_lists_know_an_initiator_however_it_spells_its_name() {
+fn access_lists_match_every_spelling_of_a_name() {
     for listed in SPELLINGS {
         let options = TargetOptions {
             demo_mode: DemoMode::None,

@@ -125,7 +125,7 @@ fn write_without_data(client: &mut Client) -> u32 {
 }
 
 #[test]
-fn write_without_data_begins_anew_unless_another_has_reset_the_unit() {
+fn write_without_data_restarts_unless_the_unit_was_reset() {
     for reset in [false, true] {
         let rig = rig(ram(16));
         let mut other = login(&rig, settings(2, Offer::default()), 1);

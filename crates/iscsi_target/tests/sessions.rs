@@ -192,7 +192,7 @@ fn begun_login_does_not_reach_the_replacing_target() {
 }
 
 #[test]
-fn read_only_demo_mode_refuses_what_changes() {
+fn read_only_demo_mode_refuses_modifying_commands() {
     let options = TargetOptions {
         demo_mode: DemoMode::ReadOnly,
         ..target()
@@ -386,7 +386,7 @@ fn slow_login_ends_and_half_open_ones_give_way() {
 
 /// Discovery is open to every peer, so its sessions count as not logged in.
 #[test]
-fn discovery_sessions_that_stay_give_way_and_keep_nobody_out() {
+fn idle_discovery_sessions_give_way_to_new_ones() {
     let limits = ServerLimits {
         half_open: 4,
         sessions: 8,
@@ -409,7 +409,7 @@ fn discovery_sessions_that_stay_give_way_and_keep_nobody_out() {
 }
 
 #[test]
-fn target_reset_is_answered_and_the_session_goes_on() {
+fn session_continues_after_a_target_reset() {
     let rig = Rig::ram();
     let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
@@ -475,7 +475,7 @@ fn ready(client: &mut Client) -> (u8, u8, u8) {
 }
 
 #[test]
-fn functions_of_rfc_7144_tell_of_attentions_and_end_the_nexus() {
+fn rfc_7144_functions_report_attentions_and_end_the_nexus() {
     let rig = Rig::ram();
     let (mut one, mut other) = (login(&rig, 1), login(&rig, 2));
     // Function complete: no unit attention is pending. Function succeeded: one is pending, and stays pending.
@@ -520,7 +520,7 @@ fn assert_dismissed(client: &mut Client, connections: u16) {
 }
 
 #[test]
-fn sessions_that_the_target_ends_are_told_so() {
+fn ended_sessions_get_an_asynchronous_message() {
     let rig = Rig::ram();
     let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();

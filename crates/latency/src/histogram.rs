@@ -265,7 +265,7 @@ mod tests {
         }
 
         #[test]
-        fn every_value_has_a_bucket_whose_middle_is_near(value in any::<u64>(), shift in 0u32..64) {
+        fn every_value_is_near_the_middle_of_its_bucket(value in any::<u64>(), shift in 0u32..64) {
             let value = value >> shift;
             let bucket = bucket_of(value);
             prop_assert!(bucket < BUCKETS);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_histogram_says_zero() {
+    fn empty_histogram_has_zeroes() {
         let histogram = Histogram::new();
         histogram.record(5, 0);
         assert_eq!(

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_pending_is_told_of_its_disk_in_whatever_order_it_ends() {
+    fn pending_request_is_recorded_under_its_disk() {
         let mut timeline = timeline();
         for (number, submitted) in [(1, 10), (2, 10), (1, 10), (2, 11)] {
             let part = part(&mut timeline, number, Operation::Write);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_recorded_with_the_rest_and_said() {
+    fn excess_partitions_are_recorded_together_and_reported() {
         let mut full = timeline();
         full.parts.room = &SMALL;
         for number in 0..4 {
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_of_the_same_name_goes_on_with_the_part() {
+    fn disk_of_the_same_name_continues_the_partition() {
         let mut timeline = timeline();
         let first = timeline.part_of(DiskNumber(1), Operation::Read, || Some("a".to_owned()));
         let second = timeline.part_of(DiskNumber(2), Operation::Read, || Some("a".to_owned()));

@@ -641,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_forgets_and_a_snapshot_has_only_what_was_used() {
+    fn reset_clears_counters_and_snapshots_skip_unused_ones() {
         let (clock, _) = Clock::simulated();
         let mut queue = timeline();
         queue.record_batch(Operation::Flush, Span::Reaped, 7, 2);

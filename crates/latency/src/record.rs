@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_while_it_is_written_is_whole_in_itself() {
+    fn concurrent_snapshot_is_consistent() {
         let (clock, _) = Clock::simulated();
         let mut timeline = QueueTimeline::new(Labels::default(), 8);
         let record = timeline.record().clone();

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_are_kept_in_whatever_order_they_come() {
+    fn slowest_requests_are_recorded_in_any_order() {
         let (clock, time) = Clock::simulated();
         let mut log = SlowLog::new(&clock, 3);
         let batches = [[5, 900, 20], [7, 8, 9], [600, 10, 11], [12, 700, 800]];

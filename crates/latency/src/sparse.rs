@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_histogram_says_zero() {
+    fn empty_histogram_has_zeroes() {
         let empty = SparseHistogram::default();
         assert!(empty.is_empty());
         assert_eq!(

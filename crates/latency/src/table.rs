@@ -214,7 +214,7 @@ flush: 1 request
     }
 
     #[test]
-    fn what_the_driver_sees_early_is_below_nothing_and_explained() {
+    fn early_driver_stage_has_no_rank_and_an_explanation() {
         let mut latencies = crate::OperationLatencies::default();
         let stage = crate::SparseHistogram::from_nanos([500]);
         latencies.spans.insert(Span::Reaped, stage);
@@ -244,7 +244,7 @@ flush: 1 request
     }
 
     #[test]
-    fn a_report_without_requests_says_so() {
+    fn report_without_requests_is_marked_empty() {
         let report = Report {
             title: "disk d1".into(),
             operations: Vec::new(),

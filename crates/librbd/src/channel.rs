@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_is_reaped_once_and_wakes_once() {
+    fn completion_is_reaped_once_and_wakes_once() {
         let queue = Arc::new(Queue {
             newest: AtomicPtr::default(),
             wake: eventfd(0, EventfdFlags::NONBLOCK).unwrap(),

@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_of_a_connection_say_what_to_look_at() {
+    fn connection_errors_have_a_hint() {
         assert!(connect_hint(libc::EACCES, "client.x").contains("ceph auth get client.x"));
         assert!(connect_hint(libc::ENOENT, "client.x").contains("keyring="));
         assert!(connect_hint(libc::ETIMEDOUT, "client.x").contains("mon_host="));

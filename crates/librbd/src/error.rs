@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_says_what_why_and_what_to_do() {
+    fn error_text_has_operation_reason_and_hint() {
         let error = check(-2, |errno| {
             Error::failed("open image rbd/a", errno, "rbd ls rbd")
         });

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn structures_are_as_long_as_the_headers_say() {
+    fn structures_have_the_sizes_of_the_headers() {
         assert_eq!(size_of::<ImageInfo>(), 160);
         assert_eq!(size_of::<ImageSpec>(), 16);
         assert_eq!(size_of::<ConfigOption>(), 24);

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_told_apart_by_their_paths() {
+    fn sockets_are_distinguished_by_path() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let flags = Flags {

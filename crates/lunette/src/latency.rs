@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_goes_from_the_middle() {
+    fn long_text_is_cut_in_the_middle() {
         let text: String = (1..=40).map(|n| format!("{n}\n")).collect();
         assert_eq!(fitted(&text, 41, 0), text);
         let cut = fitted(&text, 24, 0);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_told_of_the_disks_that_are_meant() {
+    fn limits_are_shown_for_the_selected_disks() {
         use control::statistics::DiskStatistics;
         use latency::{Labels, QueueSnapshot};
         let disk = |name: &str, requests| DiskStatistics {

@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_report_has_does_not_end_its_script() {
+    fn report_content_cannot_end_its_script() {
         let html = of(&serde_json::json!({ "name": "</script><script>alert(1)" }));
         assert_eq!(html.matches("</script>").count(), 2);
         assert!(html.contains("const MOMENT = {\"name\":\"\\u003c/script>"));

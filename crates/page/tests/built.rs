@@ -24,7 +24,7 @@ fn run(folder: &Path, words: &[&str]) {
 }
 
 #[test]
-fn page_is_what_its_sources_make() {
+fn page_matches_its_sources() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let scratch = tempfile::tempdir().unwrap();
     let web = scratch.path().join("web");

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_have_what_was_put_in_and_not_taken_out() {
+    fn set_has_inserted_and_not_removed_clusters() {
         let mut set = ClusterSet::default();
         for cluster in [0, 63, 64, 511, 512, 1 << 53] {
             assert!(set.insert(cluster) && !set.insert(cluster));

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_mean_what_the_format_says() {
+    fn entries_are_decoded_as_specified() {
         let format = EntryFormat {
             cluster_bits: 16,
             has_zeroes: true,

@@ -463,7 +463,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_of_all_widths_are_kept_apart() {
+    fn refcounts_of_all_widths_do_not_overlap() {
         for order in 0..=6 {
             let mut block = vec![0; 512];
             let max = u64::MAX >> (64 - (1_u32 << order));

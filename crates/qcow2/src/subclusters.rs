@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_mean_what_the_format_says() {
+    fn subcluster_words_are_decoded_as_specified() {
         let parts = Subclusters(1 << 33 | 0b101);
         let found: Vec<Part> = (0..4).map(|number| parts.part(number)).collect();
         let wanted = [

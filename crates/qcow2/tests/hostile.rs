@@ -71,7 +71,7 @@ fn damaged_images_are_refused_or_served_with_errors() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_memory_is_taken_for_it() {
+fn impossible_sizes_are_refused_before_allocation() {
     let mut sound = image(&mut Random(1));
     sound.resize(1 << 20, 0);
     for (at, field, reason) in [

@@ -252,7 +252,7 @@ fn seeds() -> u64 {
 }
 
 #[test]
-fn every_crash_leaves_an_image_that_holds_what_was_written() {
+fn every_crash_leaves_a_consistent_image() {
     for seed in 0..seeds() {
         let run = use_at_random(seed);
         let random = &mut Random(seed ^ 0xc0ff_ee00);
@@ -279,7 +279,7 @@ fn every_crash_leaves_an_image_that_holds_what_was_written() {
 }
 
 #[test]
-fn a_full_file_system_fails_writes_and_nothing_else() {
+fn full_file_system_fails_only_writes() {
     for seed in 0..seeds() / 3 {
         let random = &mut Random(seed);
         let storage = Recorded::default();

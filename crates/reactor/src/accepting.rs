@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_comes_or_wakes_it_ends_the_wait() {
+    fn connection_or_wake_up_ends_the_wait() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let listeners = [Arc::new(UnixListener::bind(&path).unwrap())];

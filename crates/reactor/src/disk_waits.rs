@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_expected_follows_the_shorter_ones_of_the_waits_seen() {
+    fn expected_wait_follows_the_shorter_waits() {
         let mut waits = waits();
         for round in 0..4_000 {
             // One wait in five takes 16 us, the others up to twice as long.
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_disk_is_known_after_a_hundred_waits_not_after_one() {
+    fn slow_disk_is_detected_after_a_hundred_waits() {
         let mut waits = waits();
         wait(&mut waits, 1_000_000_000);
         assert!(waits.expected() <= 1_000);

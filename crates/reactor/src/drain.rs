@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn drained_when_what_was_in_flight_has_ended_whatever_came_after() {
+    fn drain_ignores_later_io() {
         let (_pool, mut drain) = drain();
         let old = drain.counted_tag(Tag(7));
         drain.pended();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_comes_while_another_drains_waits_for_an_epoch_of_its_own() {
+    fn concurrent_drain_waits_for_its_own_epoch() {
         let (_pool, mut drain) = drain();
         let a = drain.counted_tag(Tag(1));
         drain.pended();

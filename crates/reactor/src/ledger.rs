@@ -342,7 +342,7 @@ mod tests {
 
     /// A client may reconnect a thousand times a second, and each disconnect adds to the retained measurements.
     #[test]
-    fn queue_that_comes_and_goes_keeps_no_more_slow_requests() {
+    fn removed_queue_frees_its_slow_requests() {
         let (clock, time) = Clock::simulated();
         let ledger = Ledger::new(clock.clone());
         for round in 1..=200 {
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_of_one_name_are_told_together() {
+    fn queues_of_one_name_are_reported_together() {
         let ledger = Ledger::new(Clock::simulated().0);
         for in_flight in [3, 4] {
             let timeline = QueueTimeline::new(labels(1), 1);

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_take_turns_however_long_their_lines_are() {
+    fn sources_take_turns_with_queues_of_any_length() {
         let throttle = Throttle::default();
         throttle.set(RateLimits {
             bandwidth: 1,
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn flush_never_waits_and_who_ends_takes_all_along() {
+    fn flush_never_waits_and_an_ending_source_drops_its_queue() {
         let throttle = Throttle::default();
         throttle.set(RateLimits {
             bandwidth: 1,
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn all_go_when_the_limits_are_taken_away() {
+    fn removed_limits_release_all_waiting_io() {
         let throttle = Throttle::default();
         throttle.set(RateLimits {
             bandwidth: 1,

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn never_and_always_mean_it() {
+    fn never_and_always_are_exact() {
         assert_eq!(polling(PollLimit::Never).idle(Stamp(0)), Idle::Sleep);
         let mut always = polling(PollLimit::Always);
         assert_eq!(always.idle(Stamp(0)), Idle::Poll);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn one_io_is_polled_for_to_the_bound_several_for_a_sleep() {
+    fn single_io_is_polled_longer_than_several() {
         let mut p = polling(PollLimit::Micros(50));
         let waits = |p: &Polling, pending, expected, ns| {
             p.waits_for_disk(pending, expected, ns) == Idle::Poll

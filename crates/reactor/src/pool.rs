@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn call_to_an_ended_worker_says_so() {
+    fn call_to_an_ended_worker_is_an_error() {
         let pool = Pool::start(&options(1)).unwrap();
         let worker = pool.place();
         drop(pool);
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_with_workers_of_its_choice_is_served_by_these_alone() {
+    fn export_is_served_only_by_its_chosen_workers() {
         let pool = Pool::start(&options(3)).unwrap();
         pool.assign("e", &ExportPlacement::Workers(vec![2, 1]))
             .unwrap();

@@ -131,7 +131,7 @@ fn came_to(status: ExitStatus) -> &'static str {
 }
 
 #[test]
-fn confined_threads_reach_nothing_that_has_a_name() {
+fn confined_threads_open_no_path() {
     let threads = [
         ("threads", "worker"),
         ("enforce", "worker"),
@@ -160,7 +160,7 @@ fn confined_threads_reach_nothing_that_has_a_name() {
 }
 
 #[test]
-fn process_reads_what_it_is_left_and_executes_nothing() {
+fn confined_process_reads_allowed_paths_and_executes_nothing() {
     for (name, expected) in [
         ("open", "done"),
         ("create", "refused"),

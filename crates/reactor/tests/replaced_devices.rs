@@ -200,7 +200,7 @@ fn prepare(worker: &WorkerHandle, disk: &Arc<Disk>, device: &Arc<dyn BlockDevice
 }
 
 #[test]
-fn nobody_finds_anything_but_what_was_written_last() {
+fn reads_return_the_last_write_across_replacements() {
     let folder = tempfile::tempdir().unwrap();
     let first = new_device(0, folder.path());
     let disk = Arc::new(Disk::new("d", None, Arc::clone(&first)).unwrap());

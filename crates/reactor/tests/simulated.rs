@@ -535,6 +535,6 @@ fn each_io_ends_once_outside_locked_ranges_in_any_order() {
 }
 
 #[test]
-fn limits_admit_no_more_than_they_say_on_two_workers() {
+fn limits_hold_across_two_workers() {
     for_all_seeds("limits", limits);
 }

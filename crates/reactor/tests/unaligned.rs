@@ -208,7 +208,7 @@ proptest! {
 
     /// Sequential I/Os on synchronous and asynchronous devices behave like a byte array.
     #[test]
-    fn disk_holds_what_a_model_holds(
+    fn unaligned_disk_agrees_with_the_model(
         requests in requests(),
         alignment in prop_oneof![Just(4096u32), Just(1024), Just(16384)],
         discard_zeroes: bool,
@@ -256,7 +256,7 @@ proptest! {
 
     /// Concurrent writes to different sectors: no neighbour's write is lost, for any order of completions.
     #[test]
-    fn neighbours_in_flight_keep_what_they_wrote(shuffle: u64, sectors in 2..64u32) {
+    fn concurrent_neighbours_retain_their_writes(shuffle: u64, sectors in 2..64u32) {
         let faulty = Faulty::new(ram(), FaultPlan { shuffle: Some(shuffle), ..FaultPlan::default() });
         let mut rig = Rig::new(Arc::new(coarse(Arc::new(faulty))));
         for slot in 0..sectors {

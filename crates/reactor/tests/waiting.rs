@@ -251,7 +251,7 @@ fn enospc_policy_waits_for_a_full_device_only() {
 }
 
 #[test]
-fn waiting_io_is_reported_when_the_disk_is_told_to_report_errors() {
+fn waiting_io_is_reported_after_on_error_report() {
     let mut rig = Rig::new(sick(2, full(), None), OnError::Stop);
     rig.write(0);
     rig.disk.set_error_policy(policy(OnError::Report));
@@ -274,7 +274,7 @@ fn waiting_io_of_an_aborted_task_is_cancelled_and_others_wait_on() {
 }
 
 #[test]
-fn stopped_source_gets_its_waiting_ios_back_with_errors() {
+fn stopped_source_receives_waiting_ios_as_errors() {
     let mut rig = Rig::new(sick(9, full(), Some(3)), OnError::Stop);
     rig.write(0);
     // A second write is in flight when the source stops, and then fails.
@@ -297,7 +297,7 @@ fn stopped_source_gets_its_waiting_ios_back_with_errors() {
 }
 
 #[test]
-fn disk_that_is_taken_out_of_the_process_ends_what_waits() {
+fn removed_disk_ends_waiting_io() {
     let mut rig = Rig::new(sick(9, full(), None), OnError::Stop);
     rig.write(0);
     let disk = rig.disk.clone();
@@ -308,7 +308,7 @@ fn disk_that_is_taken_out_of_the_process_ends_what_waits() {
 }
 
 #[test]
-fn disk_that_is_closed_refuses_what_waits() {
+fn closed_disk_refuses_waiting_io() {
     let mut rig = Rig::new(sick(9, full(), None), OnError::Stop);
     rig.write(0);
     rig.disk.close();

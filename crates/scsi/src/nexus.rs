@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn attentions_come_back_in_order_resets_first_and_once() {
+    fn attentions_are_reported_once_with_resets_first() {
         let (nexus, unit) = (nexus(), UnitId::new(7));
         assert!(!nexus.may_have_attention(unit));
         nexus.push_attention(unit, SenseCode::LUNS_CHANGED);
@@ -482,7 +482,7 @@ mod tests {
 
     /// A name that cannot be parsed again would invalidate all registrations saved with it.
     #[test]
-    fn every_name_that_is_taken_is_read_back() {
+    fn every_accepted_name_round_trips() {
         let long = "a".repeat(1023) + "\u{e9}";
         let cut = TransportId::iscsi_device(&long);
         let (again, rest) = TransportId::parse(cut.as_bytes()).unwrap();

@@ -107,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_kept_comes_back(
+        fn saved_state_round_trips(
             failed: bool, may_exit: bool, is_format: bool, at in 0usize..31,
             kinds in prop::collection::vec((0u8..3, any::<u8>()), 1..31),
         ) {
@@ -129,7 +129,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_something(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_bytes_decode_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             prop_assert_eq!(SavedOperation::decode(&bytes, 512).is_none(), bytes.is_empty());
         }
     }

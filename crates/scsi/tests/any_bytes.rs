@@ -70,7 +70,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_at_all_are_a_panic(cdb in prop::collection::vec(any::<u8>(), 0..260), lun in any::<[u8; 8]>()) {
+    fn arbitrary_parameter_lists_never_panic(cdb in prop::collection::vec(any::<u8>(), 0..260), lun in any::<[u8; 8]>()) {
         let mut bed = Bed::new(512, 64);
         let nexus = std::sync::Arc::clone(&bed.nexus);
         bed.run_lun(&nexus, Lun(lun), &cdb, &[], 512);
@@ -110,7 +110,7 @@ proptest! {
     /// A pending unit attention for another unit with the same filter bit forces the general path. Its response must equal that of the fast
     /// path.
     #[test]
-    fn the_short_way_and_the_general_way_agree((cdb, length) in near_plain()) {
+    fn fast_path_and_general_path_agree((cdb, length) in near_plain()) {
         let mut short = Bed::new(512, 64);
         let mut general = Bed::new(512, 64);
         let unit = general.unit(0);
@@ -125,7 +125,7 @@ proptest! {
 
     /// A kept `PlainUnit` plans the same as a lookup per command, or leaves the command to the lookup.
     #[test]
-    fn the_kept_unit_and_the_look_up_agree(
+    fn cached_unit_and_lookup_agree(
         (cdb, length) in near_plain(),
         before in prop::sample::select(vec![
             &[0x00u8; 6][..],                           // nothing

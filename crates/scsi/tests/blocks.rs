@@ -113,7 +113,7 @@ fn aca_task_is_an_invalid_message() {
 }
 
 #[test]
-fn a_read_fills_no_more_than_the_buffer_and_tells_the_overflow() {
+fn long_read_fills_the_buffer_and_reports_overflow() {
     let mut bed = Bed::new(512, 2048);
     bed.disks.bytes[0][..2 * BLOCK].copy_from_slice(&pattern(2));
     let two = [0x28, 0, 0, 0, 0, 0, 0, 0, 2, 0];
@@ -137,7 +137,7 @@ fn a_read_fills_no_more_than_the_buffer_and_tells_the_overflow() {
 }
 
 #[test]
-fn a_write_takes_the_whole_blocks_that_come_and_tells_the_rest() {
+fn short_write_uses_whole_blocks_and_reports_the_residual() {
     let two = [0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0];
     let cases = [
         (0, 0, Residual::Overflow(1024)),
@@ -210,7 +210,7 @@ fn a_failed_flush_is_a_medium_error() {
 }
 
 #[test]
-fn a_read_only_disk_is_write_protected_and_says_so() {
+fn read_only_disk_is_write_protected_in_mode_sense() {
     let mut bed = Bed::with(
         block::DiskInfo {
             read_only: true,
@@ -326,7 +326,7 @@ fn zeroes_of_an_anchor_are_durable_where_there_is_no_write_cache() {
 }
 
 #[test]
-fn anchor_is_refused_where_it_means_nothing_or_the_disk_cannot() {
+fn anchor_is_refused_without_support() {
     let cannot = DiskInfo {
         anchors: false,
         ..info(512, 2048, 0)
@@ -436,7 +436,7 @@ fn write_same_longer_than_the_limit_is_an_invalid_field() {
 }
 
 #[test]
-fn verify_reads_and_compares_as_bytchk_says() {
+fn verify_reads_and_compares_by_bytchk() {
     let mut bed = Bed::new(512, 2048);
     bed.disks.bytes[0][..2 * BLOCK].fill(0x11);
     let verify = |bytchk: u8| [0x2f, bytchk << 1, 0, 0, 0, 0, 0, 0, 2, 0];

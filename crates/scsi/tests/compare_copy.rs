@@ -20,7 +20,7 @@ fn compare_and_write(bed: &mut Bed, blocks: u8, data: &[u8]) -> Answer {
 }
 
 #[test]
-fn compare_and_write_writes_only_what_compares() {
+fn compare_and_write_writes_only_after_a_match() {
     let mut bed = Bed::new(512, 2048);
     let data = [vec![0; 2 * BLOCK], vec![0xb0; 2 * BLOCK]].concat();
     assert_eq!(compare_and_write(&mut bed, 2, &data).status, Status::Good);
@@ -74,7 +74,7 @@ fn bed_whose_device_compares(compare_and_write: Option<block::CompareAndWrite>) 
 }
 
 #[test]
-fn compare_and_write_is_one_operation_of_a_device_that_does_it() {
+fn compare_and_write_uses_the_operation_of_the_device() {
     let by = block::CompareAndWrite::Device { boundary: 8192 };
     let mut bed = bed_whose_device_compares(Some(by));
     let data = [vec![0; 2 * BLOCK], vec![0xb0; 2 * BLOCK]].concat();
@@ -95,7 +95,7 @@ fn compare_and_write_is_one_operation_of_a_device_that_does_it() {
 }
 
 #[test]
-fn compare_and_write_is_not_there_where_others_could_come_between() {
+fn compare_and_write_needs_exclusive_access() {
     let mut bed = bed_whose_device_compares(None);
     let limits = bed.run(0, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).data;
     assert_eq!(limits[5], 0);
@@ -110,7 +110,7 @@ fn compare_and_write_is_not_there_where_others_could_come_between() {
 }
 
 #[test]
-fn orwrite_combines_with_what_is_there() {
+fn orwrite_combines_with_existing_data() {
     let mut bed = Bed::new(512, 8192);
     bed.disks.bytes[0].fill(0x50);
     let blocks = 3000; // more than one piece of scratch memory
@@ -131,7 +131,7 @@ fn orwrite_combines_with_what_is_there() {
 
 /// The maximum in the block limits page applies to all commands that transfer blocks.
 #[test]
-fn comparing_commands_take_as_much_as_block_limits_say() {
+fn comparing_commands_follow_block_limits() {
     let blocks = 2 * TRANSFER_MAX as usize / BLOCK;
     let mut bed = Bed::new(512, blocks as u64);
     let page = bed.run(0, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).data;
@@ -210,7 +210,7 @@ fn told_of_atomic_writes(bed: &mut Bed) -> (Vec<u8>, u8, bool) {
 }
 
 #[test]
-fn write_atomic_is_there_only_where_the_disk_promises_it() {
+fn write_atomic_needs_the_promise_of_the_disk() {
     let mut bed = Bed::new(512, 2048);
     let (limits, support, listed) = told_of_atomic_writes(&mut bed);
     assert_eq!((limits, support, listed), (vec![0; 12], 0x01, false));
@@ -258,7 +258,7 @@ fn write_atomic_is_one_exclusive_write_of_whole_units() {
 }
 
 #[test]
-fn lba_status_tells_extents_from_the_lba_asked_for() {
+fn lba_status_starts_at_the_requested_lba() {
     // Zeroes are deallocated on a disk without permanent holes, and anchored otherwise.
     for (anchors, zeroes) in [(false, 1), (true, 2)] {
         let disk = block::DiskInfo {
@@ -309,7 +309,7 @@ fn lba_status_of(mut bed: Bed, zeroes: u8) {
 
 /// Half of the data would be a torn write.
 #[test]
-fn write_atomic_whose_data_do_not_all_come_writes_nothing() {
+fn write_atomic_without_all_data_writes_nothing() {
     let mut bed = atomic_bed();
     let cdb = [0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 16, 0, 0];
     let answer = bed.run(0, &cdb, &[1; 8 * BLOCK], 0);
@@ -364,7 +364,7 @@ const NAA_0: u64 = 0x3000_0000_0000_0000;
 const NAA_1: u64 = 0x3000_0000_0000_0001;
 
 #[test]
-fn extended_copy_moves_blocks_between_two_units_and_tells_the_result() {
+fn extended_copy_copies_between_units_and_reports_the_result() {
     let mut bed = Bed::new(512, 8192);
     bed.add(1, info(512, 8192, 1), false);
     bed.run(0, &[0; 6], &[], 0); // LUNs changed
@@ -537,7 +537,7 @@ fn extents(answer: &Answer) -> Vec<(u64, u32, u8)> {
 }
 
 #[test]
-fn get_lba_status_tells_space_from_holes() {
+fn get_lba_status_distinguishes_space_from_holes() {
     const K: u64 = 1024;
     const MAP: [Extent; 10] = [
         Extent::hole(64 * K),

@@ -108,7 +108,7 @@ fn begin(bed: &mut Bed) -> (Box<Run>, Vec<u8>) {
 }
 
 #[test]
-fn a_format_under_way_tells_its_progress_and_lets_nothing_else_pass() {
+fn running_format_reports_progress_and_blocks_commands() {
     let mut bed = Bed::new(512, 8192);
     let other = bed.other_nexus(2);
     let (run, _) = begin(&mut bed);
@@ -190,7 +190,7 @@ impl Store for SharedStore {
 }
 
 #[test]
-fn a_format_goes_on_after_a_restart() {
+fn format_continues_after_a_restart() {
     let store = Arc::new(MemoryStore::default());
     let bed = || {
         let directory = Directory::new(Box::new(SharedStore(store.clone())));

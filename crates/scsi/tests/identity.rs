@@ -22,7 +22,7 @@ fn standard_inquiry_names_vendor_product_and_standards() {
 }
 
 #[test]
-fn inquiry_is_cut_to_the_allocation_length_and_tells_the_residual() {
+fn inquiry_is_cut_to_the_allocation_length_with_residual() {
     let mut bed = Bed::new(512, 2048);
     let answer = bed.run(0, &[0x12, 0, 0, 0, 36, 0], &[], 255);
     assert_eq!(answer.data.len(), 36);
@@ -116,7 +116,7 @@ fn provisioning_pages_offer_unmap_and_write_same() {
 }
 
 #[test]
-fn a_disk_that_cannot_anchor_says_so() {
+fn provisioning_page_reports_no_anchor_support() {
     let disk = DiskInfo {
         anchors: false,
         ..info(512, 2048, 0)
@@ -164,7 +164,7 @@ fn report_luns_lists_units_and_the_well_known_one() {
 }
 
 #[test]
-fn mode_sense_6_caching_page_tells_the_write_cache() {
+fn mode_sense_6_caching_page_has_the_write_cache() {
     let mut bed = Bed::new(512, 2048);
     let answer = bed.run(0, &[0x1a, 0x08, 0x08, 0, 255, 0], &[], 255).data;
     assert_eq!(answer[..7], [23, 0x00, 0x10, 0x00, 0x88, 0x12, 0x04]);
@@ -215,7 +215,7 @@ fn mode_sense_of_an_unknown_page_is_an_invalid_field() {
 }
 
 #[test]
-fn power_on_is_told_once_to_each_nexus_but_not_to_inquiry() {
+fn power_on_attention_reaches_each_nexus_once_not_inquiry() {
     let mut bed = Bed::new(512, 2048);
     let nexus = bed.target.attach_nexus(initiator(2), port(1));
     assert_eq!(
@@ -252,7 +252,7 @@ fn request_sense_takes_the_unit_attention_as_data() {
 }
 
 #[test]
-fn a_resize_is_told_to_every_nexus() {
+fn resize_is_reported_to_every_nexus() {
     let mut bed = Bed::new(512, 2048);
     bed.unit(0).update(info(512, 4096, 0));
     assert_eq!(
@@ -264,7 +264,7 @@ fn a_resize_is_told_to_every_nexus() {
 }
 
 #[test]
-fn a_new_lun_is_told_on_the_others_until_luns_are_reported() {
+fn new_lun_is_reported_on_others_until_report_luns() {
     let mut bed = Bed::new(512, 2048);
     bed.add(1, info(512, 8, 1), false);
     bed.run(0, &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0], &[], 64);

@@ -53,7 +53,7 @@ fn register(key: u8) -> [u8; 24] {
 }
 
 #[test]
-fn a_command_reaches_the_device_whole_and_its_data_come_back() {
+fn command_and_data_pass_through_unchanged() {
     let (mut bed, seen) = good(PassedReservations::Refuse);
     let inquiry = [0x12, 1, 0x83, 0, 36, 0];
     // Longer than the CDB, as received from transports.
@@ -124,7 +124,7 @@ fn plain_reads_and_writes_travel_as_io() {
 }
 
 #[test]
-fn what_could_reach_other_units_or_is_no_fixed_cdb_is_refused() {
+fn commands_for_other_units_and_variable_cdbs_are_refused() {
     let (mut bed, seen) = good(PassedReservations::Forward);
     for opcode in [0x83, 0x84, 0x7e, 0x7f] {
         let mut cdb = [0; 16];
@@ -215,7 +215,7 @@ fn read_only_unit_lets_no_command_through_that_may_change_anything() {
 
 /// Commands that read tables of contents of an optical unit write to a disk, and vice versa.
 #[test]
-fn operation_codes_mean_what_they_mean_to_the_kind_of_device() {
+fn operation_codes_depend_on_the_device_type() {
     let runs = |device_type, cdb: &[u8]| {
         let answer = ScsiAnswer::default();
         let (mut bed, _seen) =
@@ -234,7 +234,7 @@ fn operation_codes_mean_what_they_mean_to_the_kind_of_device() {
 
 /// For initiators with read-only access.
 #[test]
-fn what_may_change_the_device_is_told_from_what_does_not() {
+fn modifying_commands_are_distinguished() {
     let (bed, _seen) = good(PassedReservations::Forward);
     let view = bed.target.view();
     let changes = |cdb: &[u8]| {

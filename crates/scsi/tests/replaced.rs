@@ -40,7 +40,7 @@ fn writes(bed: &Bed) -> usize {
 }
 
 #[test]
-fn another_unit_under_a_lun_tells_changed_luns_and_inquiry_data() {
+fn replaced_unit_reports_changed_luns_and_inquiry_data() {
     let mut bed = replaced(512);
     let nexus = bed.nexus.clone();
     let expected = [(0x29, 0x00), (0x3f, 0x0e), (0x3f, 0x03)];
@@ -51,7 +51,7 @@ fn another_unit_under_a_lun_tells_changed_luns_and_inquiry_data() {
 }
 
 #[test]
-fn unit_that_comes_back_larger_reports_its_capacity() {
+fn returning_larger_unit_reports_its_capacity() {
     let mut bed = Bed::new(512, 2048);
     bed.target.detach_unit(0);
     bed.add(0, info(512, 4096, 0), false);
@@ -136,7 +136,7 @@ fn commands_for_another_block_size_are_refused() {
 }
 
 #[test]
-fn returning_session_learns_that_its_unit_was_replaced() {
+fn returning_session_is_notified_of_a_replaced_unit() {
     let mut bed = Bed::new(512, 2048);
     let old = bed.nexus.clone();
     bed.target.detach_nexus(&old);
@@ -178,7 +178,7 @@ fn unit_with_two_luns_is_held_back_only_where_it_replaced() {
 }
 
 #[test]
-fn the_old_unit_put_back_goes_on_at_once() {
+fn restored_unit_continues_immediately() {
     let mut bed = Bed::new(512, 2048);
     let first = bed.unit(0);
     bed.target.detach_unit(0);

@@ -158,7 +158,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn reservations_do_what_the_oracle_says(services in services()) {
+    fn reservations_agree_with_the_oracle(services in services()) {
         let mut bed = Bed::new(512, 64);
         let nexuses: Vec<_> = (0..NEXUSES).map(|number| bed.other_nexus(10 + number as u8)).collect();
         hold(&mut [bed], &nexuses, |_| 0, &services)?;
@@ -166,7 +166,7 @@ proptest! {
 
     /// The first two nexuses differ only in their daemons.
     #[test]
-    fn reservations_of_two_daemons_do_what_the_oracle_says(services in services()) {
+    fn reservations_of_two_daemons_agree_with_the_oracle(services in services()) {
         let shared = Arc::new(SharedState::default());
         let mut beds = [1, 2].map(|daemon| {
             let mut bed = Bed::with(block::DiskInfo { shared: true, ..info(512, 64, 0) }, false);

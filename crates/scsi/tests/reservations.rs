@@ -66,7 +66,7 @@ fn reserve_ends_with_its_nexus_and_with_a_reset() {
 
 /// With one task set per nexus (Control mode page, TST 001b) it equals ABORT TASK SET (SAM-5, 7.4).
 #[test]
-fn clear_task_set_is_about_the_task_set_of_its_nexus() {
+fn clear_task_set_affects_the_task_set_of_its_nexus() {
     let mut bed = Bed::new(512, 2048);
     let other = bed.other_nexus(2);
     bed.run_as(&other, 0, &READY, &[], 0);
@@ -184,7 +184,7 @@ fn a_wrong_key_and_a_second_reservation_conflict() {
 }
 
 #[test]
-fn the_reservation_of_registrants_only_tells_them_when_it_ends() {
+fn release_of_registrants_only_is_reported_to_them() {
     let mut bed = Bed::new(512, 2048);
     let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
     out(&mut bed, &one, REGISTER, 0, 0, 1);
@@ -202,7 +202,7 @@ fn the_reservation_of_registrants_only_tells_them_when_it_ends() {
 }
 
 #[test]
-fn clear_tells_the_other_registrants_that_they_were_preempted() {
+fn clear_reports_preemption_to_other_registrants() {
     let mut bed = Bed::new(512, 2048);
     let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
     out(&mut bed, &one, REGISTER, 0, 0, 1);
@@ -349,7 +349,7 @@ fn register_and_move_without_a_reservation_is_an_invalid_field() {
 }
 
 #[test]
-fn spec_i_pt_registers_an_initiator_that_is_not_there() {
+fn spec_i_pt_registers_an_absent_initiator() {
     let mut bed = Bed::new(512, 2048);
     let one = Arc::clone(&bed.nexus);
     let absent = initiator(9);
@@ -397,7 +397,7 @@ fn spec_i_pt_leaves_the_key_of_a_registered_initiator_alone() {
 
 /// SPC-4, table 67: a wrong key has priority.
 #[test]
-fn spec_i_pt_is_for_who_is_not_registered() {
+fn spec_i_pt_needs_an_unregistered_sender() {
     let mut bed = Bed::new(512, 2048);
     let one = Arc::clone(&bed.nexus);
     let absent = initiator(9);
@@ -534,7 +534,7 @@ fn lists_of_a_wrong_length_and_unknown_actions_are_refused() {
 }
 
 #[test]
-fn aptpl_brings_registrations_and_reservation_back_after_a_restart() {
+fn aptpl_restores_registrations_and_reservation() {
     #[derive(Default, Clone)]
     struct SharedStore(Arc<MemoryStore>);
     impl Store for SharedStore {

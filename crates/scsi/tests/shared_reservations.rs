@@ -166,7 +166,7 @@ fn shared_state_holds_to_its_deadline_for_the_holder_too() {
 }
 
 #[test]
-fn a_daemon_that_does_not_know_what_holds_is_busy_and_catches_up() {
+fn outdated_daemon_returns_busy_and_catches_up() {
     let (shared, [mut a, mut b]) = daemons();
     for (bed, key) in [(&mut a, 1), (&mut b, 2)] {
         assert_eq!(out(bed, REGISTER, 0, [0, key], 0), GOOD);
@@ -223,7 +223,7 @@ fn a_daemon_that_does_not_know_what_holds_is_busy_and_catches_up() {
 }
 
 #[test]
-fn a_change_on_old_knowledge_is_made_anew() {
+fn change_based_on_an_old_version_is_retried() {
     let (shared, [mut a, mut b]) = daemons();
     assert_eq!(out(&mut a, REGISTER, 0, [0, 1], 0), GOOD);
     let (version, state) = shared.get();
@@ -265,7 +265,7 @@ fn shared_state_outlives_the_last_daemon_only_with_aptpl() {
 }
 
 #[test]
-fn reserve_and_what_one_daemon_alone_can_promise_is_refused() {
+fn features_of_a_single_daemon_are_refused_when_shared() {
     let (_shared, [mut a, _b]) = daemons();
     for opcode in [0x16, 0x56, 0x17, 0x57, 0x8b] {
         let mut cdb = [0; 16];

@@ -29,7 +29,7 @@ fn caching(byte2: u8) -> [u8; 20] {
 }
 
 #[test]
-fn d_sense_changes_the_format_and_tells_the_other_nexus() {
+fn d_sense_changes_the_format_with_an_attention() {
     let mut bed = Bed::new(512, 2048);
     let other = bed.other_nexus(2);
     assert_eq!(
@@ -48,7 +48,7 @@ fn d_sense_changes_the_format_and_tells_the_other_nexus() {
 }
 
 #[test]
-fn swp_protects_the_unit_until_it_is_taken_back() {
+fn swp_protects_the_unit_until_cleared() {
     let mut bed = Bed::new(512, 2048);
     select(&mut bed, false, &control(0, 0x08));
     let write = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
@@ -127,7 +127,7 @@ fn mode_select_that_is_refused_changes_nothing() {
 
 /// The BLOCK DESCRIPTOR LENGTH field of the long header has two bytes (SPC-4, 7.5.5).
 #[test]
-fn mode_select_takes_no_page_for_what_is_said_to_be_descriptors() {
+fn mode_select_does_not_parse_descriptors_as_pages() {
     let mut bed = Bed::new(512, 2048);
     let mut list = vec![0, 0, 0, 0, 0, 0, 0x01, 0x00];
     list.extend(caching(0));
@@ -138,7 +138,7 @@ fn mode_select_takes_no_page_for_what_is_said_to_be_descriptors() {
 }
 
 #[test]
-fn mode_select_whose_page_cannot_be_kept_changes_nothing() {
+fn mode_select_without_storage_changes_nothing() {
     struct Full;
     impl Store for Full {
         fn load(&self, _: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
@@ -158,7 +158,7 @@ fn mode_select_whose_page_cannot_be_kept_changes_nothing() {
 }
 
 #[test]
-fn unusable_saved_state_keeps_every_initiator_out() {
+fn unusable_saved_state_refuses_every_initiator() {
     struct Damaged;
     impl Store for Damaged {
         fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
@@ -279,7 +279,7 @@ fn transport_without_media_holds_and_loads_the_medium() {
 }
 
 #[test]
-fn a_removable_medium_is_ejected_unless_somebody_prevents_it() {
+fn removable_medium_is_ejected_unless_prevented() {
     let mut bed = Bed::with(info(512, 2048, 0), true);
     let other = bed.other_nexus(2);
     let (eject, load) = ([0x1b, 0, 0, 0, 0x02, 0], [0x1b, 0, 0, 0, 0x03, 0]);
@@ -430,7 +430,7 @@ impl Store for SharedStore {
 }
 
 #[test]
-fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
+fn sanitize_continues_after_a_restart_and_failure_persists() {
     let store = Arc::new(MemoryStore::default());
     let bed = || {
         let directory = Directory::new(Box::new(SharedStore(store.clone())));
@@ -497,7 +497,7 @@ fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
 }
 
 #[test]
-fn what_a_transport_refuses_has_sense_data_as_the_unit_gives_it() {
+fn transport_refusals_have_sense_data_of_the_unit() {
     let mut bed = Bed::new(512, 2048);
     let nexus = Arc::clone(&bed.nexus);
     let refused = |bed: &mut Bed, lun| {
@@ -695,7 +695,7 @@ fn log_sense_begins_at_the_parameter_that_is_asked_for() {
 }
 
 #[test]
-fn log_pages_and_task_management_functions_are_told() {
+fn supported_log_pages_and_functions_are_reported() {
     let mut bed = Bed::new(512, 2048);
     let pages = bed
         .run(0, &[0x4d, 0, 0x00, 0, 0, 0, 0, 0, 64, 0], &[], 64)

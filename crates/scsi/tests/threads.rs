@@ -60,7 +60,7 @@ fn only_one_of_many_threads_holds_the_reservation_at_a_time() {
 }
 
 #[test]
-fn io_goes_on_while_luns_nexuses_and_mode_pages_change() {
+fn io_continues_while_luns_nexuses_and_mode_pages_change() {
     let bed = Bed::new(512, 2048);
     let target = &bed.target;
     let other = LogicalUnit::new(

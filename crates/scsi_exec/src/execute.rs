@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn parameter_data_that_is_awaited_is_needed_again_until_it_is_there() {
+    fn missing_parameter_data_are_requested_until_complete() {
         let mut command = Fake::new(Data::Awaited);
         command.task.keep_need(Need::DataOut(24));
         for _ in 0..2 {
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_needs_nothing_waits_and_one_that_is_done_is_answered() {
+    fn idle_task_waits_and_finished_task_is_answered() {
         let mut command = Fake::new(Data::There);
         assert!(matches!(command.execute(), Step::Wait));
         command.task.start(Plan::Done(Response::good()));
@@ -340,7 +340,7 @@ mod tests {
 
     /// The running operation is detached. Holds on the command's end, and its memory, stay with the command.
     #[test]
-    fn what_is_detached_takes_nobody_along_who_waits_for_the_command() {
+    fn detached_run_releases_waiting_holds() {
         let memory = WorkMemory::new(64);
         let (hold, holding) = crate::Holding::new();
         let mut task = Task::default();

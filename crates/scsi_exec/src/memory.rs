@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_is_given_back_and_never_more_than_there_is() {
+    fn memory_is_returned_and_never_overcommitted() {
         let memory = WorkMemory::new(128);
         let (mut one, mut two) = (Held::default(), Held::default());
         assert!(one.extend(&memory, 64) && one.extend(&memory, 32));
@@ -108,7 +108,7 @@ mod tests {
 
     /// Otherwise it would be answered TASK SET FULL every time.
     #[test]
-    fn a_command_that_needs_more_than_there_is_has_it_alone() {
+    fn oversized_command_gets_all_memory_alone() {
         let memory = WorkMemory::new(128);
         let (mut large, mut small) = (Held::default(), Held::default());
         assert!(small.extend(&memory, 1) && !large.extend(&memory, 200));

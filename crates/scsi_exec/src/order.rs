@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_of_queue_task_overtakes_all_that_wait_and_holds_what_comes() {
+    fn head_of_queue_task_overtakes_waiting_and_holds_later_tasks() {
         let bed = Bed::new(2);
         bed.come(0, Ordered, 0);
         bed.settle();
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_is_gone_holds_nobody() {
+    fn removed_queue_holds_no_task() {
         let bed = Bed::new(2);
         bed.come(0, Simple, 0);
         bed.come(1, Ordered, 1);

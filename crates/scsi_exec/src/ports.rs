@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_keeps_its_number_whatever_comes_first_after_a_restart() {
+    fn port_retains_its_number_after_a_restart() {
         let shared_store = SharedStore::default();
         let (store, ports) = WithPorts::over(Box::new(shared_store.clone()));
         assert_eq!((ports.number("a"), ports.number("b")), (1, 2));
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_passed_over() {
+    fn malformed_lines_are_ignored() {
         let numbers = Numbers::decode(b"0 zero\nx\n\xff\n70000 big\n5 a\n5 b\n6 a\n7 c d\n");
         let all: Vec<_> = numbers.by_name.iter().collect();
         assert_eq!(all, [(&"a".to_owned(), &5), (&"c d".to_owned(), &7)]);

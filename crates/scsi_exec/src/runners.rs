@@ -287,7 +287,7 @@ mod tests {
 
     /// SAM-5, 7.2, 7.10 and 7.11: a task by its unit and number, all tasks of a unit.
     #[test]
-    fn functions_mean_the_tasks_that_sam_says() {
+    fn functions_select_the_tasks_of_sam() {
         let task = Task::default();
         let unit = |lun| UnitAddress { target: 1, lun };
         for (tasks, is_meant) in [
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn resets_are_told_from_aborts() {
+    fn resets_and_aborts_are_distinguished() {
         use TaskManagementFunction::*;
         for function in [AbortTaskSet, ClearTaskSet] {
             assert_eq!(Want::of(function), Want::Abort);

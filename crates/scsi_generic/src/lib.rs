@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_scsi_device_is_refused() {
+    fn non_scsi_device_is_refused() {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(check(file.as_fd()).is_err());
         assert_eq!(transfer_max(file.as_fd(), false), None);

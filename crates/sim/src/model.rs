@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn read_returns_what_was_not_overwritten_before_it_began() {
+    fn read_returns_data_valid_since_its_start() {
         let mut model = Model::new([7].into_iter());
         model.begin(0, 8, 10);
         assert!(model.check(0, 7, 11).is_ok() && model.check(0, 8, 11).is_ok());
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn power_cut_leaves_what_was_flushed_or_anything_after() {
+    fn power_cut_leaves_flushed_or_later_content() {
         let mut model = Model::new([1].into_iter());
         model.begin(0, 2, 10);
         model.end(0, 10, 11, true, false);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn value_of_another_block_is_noticed() {
+    fn value_of_another_block_is_detected() {
         let mut block = [0; BLOCK];
         fill(&mut block, 5, 3);
         assert_eq!(value_of(&block, 3), Ok(5));

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn bit_that_flips_on_a_disk_is_noticed() {
+    fn flipped_bit_on_a_disk_is_detected() {
         let flipped = 100;
         assert!(is_noticed(Faults {
             flipped,
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn write_that_goes_astray_is_noticed() {
+    fn misdirected_write_is_detected() {
         let misdirected = 100;
         assert!(is_noticed(Faults {
             misdirected,

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_that_waits_ends_and_the_next_ones_go_on() {
+    fn blocked_call_ends_and_later_ones_continue() {
         guard_this_thread().unwrap();
         let full = eventfd(0, EventfdFlags::empty()).unwrap();
         write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();

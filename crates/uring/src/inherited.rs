@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn duplicate_is_of_the_same_and_what_is_none_is_an_error() {
+    fn duplicate_shares_the_file_and_a_bad_descriptor_is_an_error() {
         let (mut reader, mut writer) = io::pipe().unwrap();
         let mut again = io::PipeWriter::from(inherited(writer.as_raw_fd()).unwrap());
         again.write_all(b"a").unwrap();

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_views_is_sent_from_copies_as_it_was() {
+    fn rest_of_borrowed_views_is_sent_from_copies() {
         let disk = Mapping::anonymous(4096).unwrap();
         let view = MappingView::new(&disk);
         for at in 0..4096 {

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn full_counter_that_is_made_to_block_later_holds_nobody_up_for_long() {
+    fn full_blocking_counter_delays_the_writer_briefly() {
         crate::guard::guard_this_thread().unwrap();
         let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let signal = Signal::new(fd.try_clone().unwrap());

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_another_kind_and_a_name_that_is_none_are_refused() {
+    fn non_tap_files_and_invalid_names_are_refused() {
         let null = std::fs::File::open("/dev/null").unwrap();
         let refused = |name: &str| make_tap(&null, name, false).unwrap_err().raw_os_error();
         assert_eq!(refused("lunette%d"), Some(libc::ENOTTY));

@@ -57,7 +57,7 @@ fn signal(fd: &RingFd) {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn written_data_are_read_back() {
     let mut ring = Ring::new(8).unwrap();
     let fd = temporary();
     let data = pattern(10_000);
@@ -151,7 +151,7 @@ fn watch_fires_for_each_later_write_without_reading() {
 }
 
 #[test]
-fn watch_tells_of_what_was_there_before() {
+fn watch_reports_earlier_data() {
     let mut ring = Ring::new(8).unwrap();
     let fd = eventfd();
     signal(&fd);

@@ -61,7 +61,7 @@ const FILE: usize = 64 << 10;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn file_and_buffers_are_what_they_would_be_without(
+    fn registered_file_and_buffers_behave_as_unregistered(
         moves in prop::collection::vec((any::<bool>(), 0..FILE, 0..FILE, 1usize..9000, any::<u8>(), any::<bool>()), 1..30),
     ) {
         let mut ring = Ring::new(8).unwrap();
@@ -101,7 +101,7 @@ proptest! {
 }
 
 #[test]
-fn place_goes_with_its_memory_and_serves_again() {
+fn registered_slot_is_freed_with_its_memory_and_reused() {
     let mut ring = Ring::new(8).unwrap();
     let fd = ring.register(tempfile::tempfile().unwrap());
     for round in 0..100u8 {

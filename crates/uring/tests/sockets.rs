@@ -54,7 +54,7 @@ fn message_of_many_ranges_arrives_whole_and_gives_its_buffers_back() {
 }
 
 #[test]
-fn receive_takes_what_is_there_or_all_of_it() {
+fn receive_returns_available_or_all_bytes() {
     let mut ring = Ring::new(8).unwrap();
     let (socket, mut peer) = pair(&mut ring);
     peer.write_all(b"moon").unwrap();
@@ -88,7 +88,7 @@ fn message(bytes: &[u8]) -> Box<Message> {
 }
 
 #[test]
-fn quiet_send_is_told_but_does_not_end_the_wait() {
+fn quiet_send_is_reported_without_ending_the_wait() {
     let mut ring = Ring::new(8).unwrap();
     let (socket, mut peer) = pair(&mut ring);
     ring.send_quietly(Owner(1), 1, &socket, message(b"moon"));
@@ -179,7 +179,7 @@ fn message_goes_at_once_as_far_as_the_socket_takes_it() {
 }
 
 #[test]
-fn what_is_there_comes_at_once() {
+fn available_data_are_received_immediately() {
     let mut ring = Ring::new(8).unwrap();
     let (socket, mut peer) = pair(&mut ring);
     let buffer = IoBuffer::owned(8);

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_consist_of_sectors_whatever_the_block_size() {
+    fn requests_consist_of_sectors_for_every_block_size() {
         let read = |sector, length| parse(&header(0, sector), 0, length, &info(4096));
         assert_eq!(read(0, 512), Ok(Request::Io(IoRequest::read(0, 512))));
         assert_eq!(read(1, 4096), Ok(Request::Io(IoRequest::read(512, 4096))));
@@ -399,7 +399,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_short_way_and_the_general_way_agree(
+        fn fast_path_and_general_path_agree(
             kind in prop_oneof![Just(0u32), Just(1), 0u32..16],
             sector in prop_oneof![0u64..2100, any::<u64>()],
             (readable, writable) in prop_oneof![

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn lun_of_another_form_is_nobodys() {
+    fn lun_of_another_format_names_no_unit() {
         for field in [
             [0; 8],
             [1, 0, 0, 0, 1, 0, 0, 0],
@@ -300,7 +300,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn plain_header_says_what_a_header_says(bytes in prop::array::uniform(any::<u8>()), simple: bool) {
+        fn plain_header_equals_the_general_parser(bytes in prop::array::uniform(any::<u8>()), simple: bool) {
             let mut bytes: [u8; REQUEST_SIZE] = bytes;
             if simple {
                 bytes[16] = 0;

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_are_used_again_and_only_if_they_are_large_enough() {
+    fn only_buffers_of_sufficient_size_are_reused() {
         let mut bounce = Bounce::default();
         let (slot, small) = bounce.take(512);
         let address = small.segments()[0].base();
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn many_unaligned_requests_at_once_do_not_keep_their_memory() {
+    fn memory_of_many_unaligned_requests_is_freed() {
         let mut bounce = Bounce::default();
         let slots: Vec<BounceSlot> = (0..100).map(|_| bounce.take(PIECE_BYTES).0).collect();
         for one in slots {

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_be_about_one_range_ends_no_way_for_good() {
+    fn range_error_does_not_disable_an_operation() {
         assert!(is_refusal(libc::EOPNOTSUPP) && is_refusal(libc::ENOTTY));
         assert!(!is_refusal(libc::EINVAL) && !is_refusal(libc::EBUSY));
     }

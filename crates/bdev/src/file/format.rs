@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn each_format_is_known_by_its_magic_bytes() {
+    fn each_format_is_detected_by_its_magic_bytes() {
         let vdi = vdi();
         let known: [(&[u8], ImageFormat); 15] = [
             (&[0x51, 0x46, 0x49, 0xfb, 0, 0, 0, 3], ImageFormat::Qcow2),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_with_a_footer_are_known_by_their_last_block() {
+    fn formats_with_a_footer_are_detected_by_the_last_block() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
         for (footer, format) in [
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_resembles_a_format_is_raw() {
+    fn content_that_resembles_a_format_is_raw() {
         let vdi = vdi();
         let raw: [&[u8]; 7] = [
             b"",

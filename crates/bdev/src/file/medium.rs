@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn identifiers_that_targets_assign_themselves_are_local() {
+    fn identifiers_assigned_by_targets_are_local() {
         for local in [
             "wwid naa.3000000100000001",
             "wwid naa.60000000000000000e00000000010001",
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn device_is_known_by_its_names_and_partition_by_its_start() {
+    fn device_key_has_its_names_and_partition_key_its_start() {
         let folder = tempfile::tempdir().unwrap();
         let disk = folder.path().join("vda");
         std::fs::create_dir_all(disk.join("device")).unwrap();

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sync_that_went_well_waits_for_those_beside_it_alone() {
+    fn successful_sync_waits_only_for_concurrent_syncs() {
         let mut syncs = Syncs::default();
         let (a, b) = (syncs.begin(), syncs.begin());
         syncs.end(b);

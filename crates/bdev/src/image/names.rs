@@ -321,7 +321,7 @@ mod tests {
 
     /// The file is replaced between the check and the open, in a folder that other users can write.
     #[test]
-    fn file_that_was_replaced_while_it_was_opened_is_refused() {
+    fn file_replaced_during_its_open_is_refused() {
         use std::os::unix::fs::symlink;
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn named_files_are_followed_as_far_as_the_policy_goes() {
+    fn policy_limits_the_files_that_images_may_name() {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("vm/top.qcow2");
         std::fs::create_dir_all(folder.path().join("vm/below")).unwrap();

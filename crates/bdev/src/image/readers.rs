@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_generation_is_past_when_all_earlier_io_is_over() {
+    fn generation_ends_after_all_its_io() {
         let readers = Readers::default();
         let (mut one, mut two) = (readers.add(), readers.add());
         let first = one.begin(&readers);

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_qemu_writes_them() {
+    fn names_of_qemu_are_parsed() {
         let unit = Remote::parse("iscsi://192.0.2.1:3261/iqn.2026-11.org.example:t/2");
         assert_eq!(
             unit,
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_made_are_read() {
+    fn formatted_names_are_parsed() {
         for name in [
             "rbd:rbd/base@s1:conf=/etc/ceph/a.conf:id=vm:mon_host=192.0.2.1\\:6789:rbd_cache=false",
             "rbd:pool/space/image:keyring=/odd\\:place",
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_none_or_say_what_is_wrong() {
+    fn other_names_are_ignored_or_refused_with_a_reason() {
         for file in ["base.raw", "/srv/base.raw", "nbd://192.0.2.1/a", "json:{}"] {
             assert_eq!(Remote::parse(file), None, "{file}");
         }

@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_is_the_same_at_every_portal_if_it_has_a_world_wide_name() {
+    fn world_wide_name_identifies_a_unit_at_every_portal() {
         let [one, _, other] = addresses();
         let unit = named([0x50, 0x01, 0x40, 0x5a, 0, 0, 0, 1]);
         assert_eq!(identity(&one, &unit), identity(&other, &unit));
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn units_of_two_targets_with_one_local_name_are_two_media() {
+    fn local_name_does_not_identify_units_across_targets() {
         let [one, same, other] = addresses();
         let unit = named([0x30, 0, 0, 1, 0, 0, 0, 1]);
         assert_eq!(identity(&one, &unit), identity(&same, &unit));

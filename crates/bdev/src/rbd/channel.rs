@@ -396,7 +396,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_between_pieces_with_data_is_a_hole() {
+    fn range_between_data_extents_is_a_hole() {
         let piece = |offset, length, exists| Piece {
             offset,
             length,
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_pieces_are_data_where_any_of_them_has_data() {
+    fn overlapping_extents_are_data_if_any_has_data() {
         let piece = |offset, length, exists| Piece {
             offset,
             length,
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn buffer_of_many_segments_is_cut_into_pieces_that_make_it_up() {
+    fn pieces_of_a_segmented_buffer_cover_it() {
         const SEGMENTS: usize = 2500;
         let memory = guest_memory::Mapping::anonymous(16 * SEGMENTS).unwrap();
         let mut whole = IoBuffer::of_mapping(&memory, 0, 16 * SEGMENTS);

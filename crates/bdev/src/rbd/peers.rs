@@ -652,7 +652,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_read_back_and_others_are_none() {
+    fn messages_are_decoded_and_other_bytes_refused() {
         let bytes = message([3; 16], 0x0102, true);
         assert_eq!(bytes[16..], [0, 0, 0, 0, 0, 0, 1, 2, 1]);
         assert_eq!(read_message(&bytes), Some(([3; 16], 0x0102, true)));

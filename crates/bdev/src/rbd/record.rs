@@ -167,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_record_is_read_back_and_no_part_of_one_is(record in record()) {
+        fn whole_record_is_decoded_and_a_truncated_one_refused(record in record()) {
             let bytes = record.encode().unwrap();
             prop_assert_eq!(&bytes[..GUARD_LENGTH], &record.guard());
             prop_assert_eq!(SharedRecord::decode(&bytes), Some(record.clone()));
@@ -178,7 +178,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_record_that_reads_the_same_again_or_none(
+        fn decoded_bytes_encode_to_the_same_record(
             mut bytes in vec(any::<u8>(), 0..200),
             is_record in any::<bool>(),
         ) {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_a_record_are_these() {
+    fn record_has_the_documented_bytes() {
         let record = SharedRecord {
             version: 0x0102,
             nonce: [7; 16],
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_not_written_and_not_read() {
+    fn too_large_record_is_refused_in_both_directions() {
         let state = |length| SharedRecord {
             state: vec![0; length],
             ..SharedRecord::default()

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_became_of_a_name_is_said_with_what_to_do() {
+    fn error_of_a_missing_image_has_reason_and_hint() {
         let name = |text| ImageName::parse(text).unwrap();
         for (text, found, expected) in [
             ("p/a", None, "was removed"),
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_that_say_that_the_image_is_lost() {
+    fn errno_classifies_a_lost_image() {
         assert_eq!(LossReason::of_errno(108), Some(LossReason::Blocklisted));
         assert_eq!(LossReason::of_errno(2), Some(LossReason::Removed));
         assert_eq!(LossReason::of_errno(5), None);

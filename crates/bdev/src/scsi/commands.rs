@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_those_of_sbc_and_no_longer_than_the_unit_takes() {
+    fn commands_follow_sbc_and_the_limits_of_the_unit() {
         let profile = UnitProfile::of(&unit());
         let read = step(&profile, &IoRequest::read(1 << 20, 10_240), 0);
         assert_eq!(
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_that_unmaps_only_by_write_same_is_told_so() {
+    fn unit_without_unmap_gets_write_same() {
         let mut unit = unit();
         unit.properties.unmap = false;
         assert!(!UnitProfile::of(&unit).unmaps());
@@ -523,7 +523,7 @@ mod tests {
 
     /// SANITIZE and other commands rely on this property.
     #[test]
-    fn discards_are_said_to_leave_zeroes_only_where_a_command_has_to() {
+    fn discard_zeroes_needs_a_command_that_guarantees_it() {
         let mut unit = unit();
         assert!(!UnitProfile::of(&unit).discards_to_zeroes());
         unit.zeroes = true;

@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_that_make_no_sense_are_as_if_they_were_not_said() {
+    fn implausible_limits_are_ignored() {
         let info = |granularity, optimal| {
             let mut unit = UnitInfo {
                 block_size: 512,

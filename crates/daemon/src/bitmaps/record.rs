@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_by_others_or_not_written_back_is_doubted() {
+    fn changed_or_unflushed_bitmaps_are_distrusted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("d.raw");
         let data = folder.path().join("d.data");

@@ -82,7 +82,7 @@ fn well(name: &str, chunks: u64) -> (String, u64, Option<String>) {
 }
 
 #[test]
-fn each_backup_has_what_has_changed_since_its_last() {
+fn each_backup_has_the_changes_since_its_last() {
     let setup = Setup::new();
     let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
@@ -110,7 +110,7 @@ fn each_backup_has_what_has_changed_since_its_last() {
 }
 
 #[test]
-fn bits_outlive_a_daemon_that_is_killed_but_no_crash_of_the_system() {
+fn bits_survive_a_killed_daemon_but_no_system_crash() {
     let setup = Setup::new();
     let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
@@ -138,7 +138,7 @@ fn bits_outlive_a_daemon_that_is_killed_but_no_crash_of_the_system() {
 }
 
 #[test]
-fn a_closed_disk_has_its_bitmap_unless_somebody_wrote_to_it() {
+fn closed_disk_retains_its_bitmap_unless_changed() {
     let setup = Setup::new();
     let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
@@ -168,7 +168,7 @@ fn a_closed_disk_has_its_bitmap_unless_somebody_wrote_to_it() {
 }
 
 #[test]
-fn what_is_handed_over_is_not_closed() {
+fn handed_over_bitmaps_are_not_closed() {
     let setup = Setup::new();
     let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
@@ -181,7 +181,7 @@ fn what_is_handed_over_is_not_closed() {
 }
 
 #[test]
-fn bits_and_records_that_were_damaged_are_not_relied_on() {
+fn damaged_bits_and_records_are_distrusted() {
     let setup = Setup::new();
     let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
@@ -217,7 +217,7 @@ fn bits_and_records_that_were_damaged_are_not_relied_on() {
 }
 
 #[test]
-fn bits_of_a_closed_disk_that_were_changed_are_not_relied_on() {
+fn changed_bits_of_a_closed_disk_are_distrusted() {
     let setup = Setup::new();
     let file = setup.file();
     let (bitmaps, disk) = setup.start("run");
@@ -242,7 +242,7 @@ fn bits_of_a_closed_disk_that_were_changed_are_not_relied_on() {
 }
 
 #[test]
-fn a_disk_whose_content_has_ended_with_the_daemon_begins_anew() {
+fn volatile_disk_starts_a_new_bitmap() {
     let folder = tempfile::tempdir().unwrap();
     let start = || {
         let bitmaps = Bitmaps::load_in_run(Some(folder.path()), "run", &DamagedFiles::default());

@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_served_is_what_the_document_says_method_by_method() {
+    async fn served_methods_match_the_api_document() {
         let documented = documented();
         let router = TowerToHyperService::new(router(api()));
         let paths: BTreeSet<&String> = documented.iter().map(|(path, _)| path).collect();
@@ -467,7 +467,7 @@ mod tests {
 
     /// All routes are made by `routes!()`, so a handler missing in the document is not mounted.
     #[test]
-    fn every_handler_that_is_described_is_mounted_and_nothing_else_is() {
+    fn mounted_handlers_match_the_description() {
         let mut written = BTreeSet::new();
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/control");
         for file in std::fs::read_dir(folder).unwrap() {
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_for_people_lists_the_same() {
+    fn documented_table_lists_every_handler() {
         let mut listed = BTreeSet::new();
         for line in TABLE.lines().filter(|line| line.starts_with("| `/")) {
             let mut cells = line.split('|').map(str::trim).skip(1);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_that_is_no_success_is_a_problem() {
+    fn every_failure_response_is_a_problem() {
         let document = serde_json::to_value(openapi()).unwrap();
         let schema = document.pointer("/components/schemas/Problem/properties/detail");
         assert!(schema.is_some());

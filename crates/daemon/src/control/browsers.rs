@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_another_site_is_known_by_its_origin() {
+    fn foreign_page_is_detected_by_its_origin() {
         let asks = |host, origin| is_of_another_site(&headers(host, origin));
         assert!(!asks(Some("lunette"), None), "a program");
         assert!(!asks(Some("localhost:9751"), Some("http://localhost:9751")));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn local_names_addresses_and_configured_names_are_known() {
+    fn local_and_configured_host_names_are_accepted() {
         let names = Names::new(&["storage1.example".to_owned()]);
         let is_known = |host: &str| {
             host_name(&headers(Some(host), None))

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_queue_is_explained() {
+    fn latency_without_a_queue_has_a_reason() {
         let disk = |name: &str| DiskStatus {
             name: name.to_owned(),
             backend: "ram".to_owned(),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn only_as_many_slow_requests_as_asked_for_are_told() {
+    fn slow_requests_are_limited_to_the_requested_number() {
         let slow = |total_ns| latency::SlowRequestSnapshot {
             operation: latency::Operation::Read,
             tag: 0,

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_keeps_no_place() {
+    fn silent_client_frees_its_connection() {
         use std::io::{Read, Write};
         let (_folder, _server, path) = served_with(Duration::from_millis(200));
         let patient = Some(Duration::from_secs(60));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_a_problem_that_names_it() {
+    fn missing_resource_is_named_in_the_problem() {
         let (_folder, _server, path) = served();
         for (asked, status, named) in [
             ("/v1/nothing", 404, "/v1/nothing"),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_not_there_is_told_apart_from_a_dead_one() {
+    fn missing_and_dead_sockets_have_distinct_errors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
         let error = get::<Status>(&path, "/v1/status").unwrap_err();

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_with_groups_admits_everybody_whatever_the_umask() {
+    fn umask_does_not_restrict_a_socket_with_groups() {
         let folder = tempfile::tempdir().unwrap();
         let before = rustix::process::umask(Mode::from_raw_mode(0o077));
         let bound = bind(&folder.path().join("s"), Audience::All, None);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_live_socket_whose_line_is_full_is_in_use_at_once() {
+    fn live_socket_with_a_full_backlog_is_in_use() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let first = bind_own(&path).unwrap();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_somebody_holds_for_ever_keeps_no_daemon_from_starting() {
+    fn foreign_lock_does_not_block_the_start() {
         let folder = tempfile::tempdir().unwrap();
         let held = std::fs::File::open(folder.path()).unwrap();
         rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn another_socket_at_our_path_outlives_us() {
+    fn foreign_socket_at_our_path_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let first = bind_own(&path).unwrap();
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_left_serves_on_and_its_path_goes_with_the_last() {
+    fn handed_over_socket_is_removed_by_its_last_owner() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let left = bind_own(&path).unwrap().leave();
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_was_passed_keeps_its_path_however_often_it_is_left() {
+    fn passed_socket_retains_its_path_through_handovers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

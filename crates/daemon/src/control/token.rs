@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn rights_follow_the_token_that_is_shown_and_a_new_one_counts_at_once() {
+    fn token_sets_the_rights_and_a_new_one_applies_immediately() {
         let folder = tempfile::tempdir().unwrap();
         let (control, readers) = (folder.path().join("c"), folder.path().join("r"));
         write(&control, "control-control-1", 0o600);

@@ -401,7 +401,7 @@ fn a_socket_that_is_left_is_the_next_ones() {
 }
 
 #[test]
-fn over_tcp_there_is_the_page_and_nothing_else() {
+fn metrics_port_serves_only_the_page() {
     let listener = listener(any_port(), None);
     let page = ask(&listener, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     let (head, body) = page.split_once("\r\n\r\n").unwrap();
@@ -428,7 +428,7 @@ fn over_tcp_there_is_the_page_and_nothing_else() {
 }
 
 #[test]
-fn clients_that_say_nothing_do_not_keep_others_out_for_ever() {
+fn silent_clients_do_not_block_others() {
     let listener = listener(any_port(), None);
     let silent: Vec<TcpStream> = (0..8)
         .map(|_| TcpStream::connect(listener.address().unwrap()).unwrap())
@@ -439,7 +439,7 @@ fn clients_that_say_nothing_do_not_keep_others_out_for_ever() {
 }
 
 #[test]
-fn where_there_are_tokens_the_page_is_for_those_who_show_one() {
+fn metrics_need_a_configured_token() {
     use std::os::unix::fs::PermissionsExt;
 
     let folder = tempfile::tempdir().unwrap();

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_and_histograms_are_written_as_the_format_says() {
+    fn samples_and_histograms_follow_the_text_format() {
         let mut page = Page::default();
         let mut counter = page.family("a_total", Kind::Counter, "What\nit \\ is.");
         counter.sample(&[], 3);

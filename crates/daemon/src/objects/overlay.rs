@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_come_back_over_the_same_file_and_an_edited_one() {
+    fn changes_apply_over_the_same_and_an_edited_file() {
         let base = config(
             &["a=ram:1M", "b=ram:1M", "c=ram:1M"],
             &["a:/run/a.sock"],

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn size_of_a_block_device_that_was_followed_is_not_written_down() {
+    fn followed_device_size_is_not_saved() {
         let disk = |size: &str| {
             config(&format!(
                 "workers = 1\n[[disk]]\nname = \"d\"\nbackend = \"file\"\npath = \"/dev/null\"\n{size}"
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_restart_is_named_as_it_is_written() {
+    fn pending_restart_changes_are_named_as_in_the_file() {
         let now = config("workers = 1\ncontrol_group = \"a\"\ntoken_file = \"/t\"\n");
         let next = "workers = 1\npoll_us = 7\ncontrol_group = \"a\"\ncontrol_readers = \"b\"\n\
                     token_file = \"/t\"\nreaders_token_file = \"/r\"\n";

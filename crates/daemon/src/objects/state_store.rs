@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_told_with_its_path() {
+    fn write_error_has_the_path() {
         let folder = tempfile::tempdir().unwrap();
         let state_store = StateStore::open(folder.path()).unwrap();
         std::fs::create_dir(folder.path().join("changes.new")).unwrap();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_with_its_path() {
+    fn read_error_has_the_path() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join(CHANGES), "{").unwrap();
         let error = StateStore::open(folder.path()).unwrap().kept().unwrap_err();

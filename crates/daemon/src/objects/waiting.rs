@@ -435,7 +435,7 @@ mod tests {
     "#;
 
     #[test]
-    fn what_needs_a_disk_that_waits_is_left_out_and_all_else_stays() {
+    fn objects_of_a_waiting_disk_are_left_out() {
         let wanted = config(TEXT);
         let mut waiting = WaitingDisks::default();
         assert_eq!(waiting.without(&wanted), wanted);
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_double_up_to_half_a_minute_and_begin_anew_for_another_disk() {
+    fn retry_delay_doubles_to_30_s_for_each_disk() {
         let wanted = config(TEXT);
         let mut waiting = WaitingDisks::default();
         let begun = Instant::now();

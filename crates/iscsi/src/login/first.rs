@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_target_is_not_waited_for() {
+    fn login_without_a_target_name_is_not_awaited() {
         assert_eq!(
             first_target(&login("SessionType=Discovery\0")),
             FirstTarget::None

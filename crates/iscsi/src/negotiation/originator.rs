@@ -160,7 +160,7 @@ mod tests {
     use crate::text::parse;
 
     #[test]
-    fn originator_and_responder_come_to_the_same_parameters() {
+    fn originator_and_responder_agree_on_parameters() {
         let mut originator = Originator::new(Offer::default());
         let mut responder = Responder::new(Offer::default());
         let text = originator.propose(true, false);

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_outside_the_window_are_told_apart() {
+    fn numbers_outside_the_window_are_distinguished() {
         let window = CommandWindow::new(0xffff_fffe, 4);
         assert_eq!(window.max_cmd_sn(), 1);
         assert_eq!(window.claim(0xffff_fffd), Turn::Stale);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn full_window_takes_nothing_until_a_command_is_finished() {
+    fn full_window_opens_when_a_command_ends() {
         let window = CommandWindow::new(1, 2);
         for n in [1, 2] {
             assert_eq!(window.claim(n), Turn::Claimed);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn listeners_are_told_when_all_before_their_number_is_handed_over() {
+    fn listener_is_notified_after_all_earlier_commands() {
         let window = CommandWindow::new(1, 8);
         window.listen(3, key(5));
         for (n, notified) in [(1, [].as_slice()), (2, &[5]), (3, &[])] {
@@ -340,7 +340,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn commands_are_handed_over_in_order_whatever_connection_they_come_by(
+        fn commands_are_delivered_in_order_over_all_connections(
             first in any::<u32>(),
             shuffled in Just((0..40u32).collect::<Vec<_>>()).prop_shuffle(),
             connections in prop::collection::vec(0..4u16, 40),

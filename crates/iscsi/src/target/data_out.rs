@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn unsolicited_data_that_was_not_agreed_to_fails_the_task() {
+    fn unsolicited_data_without_agreement_fails_the_task() {
         let strict = Rules {
             initial_r2t: true,
             immediate_data: false,
@@ -520,7 +520,7 @@ mod tests {
 
         /// Model: a bitmap. A conforming initiator fills every byte once, for any segmentation and order.
         #[test]
-        fn every_wanted_byte_is_asked_for_and_placed_once(
+        fn every_byte_is_requested_and_stored_once(
             expected in 0u32..40_000,
             wanted in 0u32..40_000,
             immediate in 0u32..5000,

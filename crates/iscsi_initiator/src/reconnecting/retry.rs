@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_by_itself_is_tried_again_and_what_does_not_is_over() {
+    fn transient_errors_are_retried_and_others_final() {
         let now = Instant::now();
         let judge = |done: &CommandDone| Attempts::default().judge(done, true, now, Duration::ZERO);
         for again in [
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_that_is_attentive_or_busy_without_end_is_given_up() {
+    fn endless_busy_or_attention_ends_the_retries() {
         let (mut attempts, now) = (Attempts::default(), Instant::now());
         let attention = done(CHECK_CONDITION, 6, 0x29, 0);
         let tried = (0..100).take_while(|_| {

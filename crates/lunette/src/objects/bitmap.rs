@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_in_the_largest_unit_that_fits() {
+    fn times_have_the_largest_fitting_unit() {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap()

@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_that_is_none_is_told_with_what_is_allowed() {
+    fn invalid_limit_names_the_allowed_values() {
         let error_of = |text: &str| limits_of(text).err().unwrap_or_default();
         assert_eq!(
             error_of("iops=0"),
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_told_where_there_are_any() {
+    fn existing_limits_are_shown() {
         assert_eq!(limits_text(None, None), "none");
         assert_eq!(limits_text(Some(500), None), "500 IOPS");
         assert_eq!(limits_text(None, Some(100 << 20)), "100M/s");

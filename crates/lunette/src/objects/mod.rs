@@ -114,13 +114,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_that_is_no_name_of_a_disk_gets_no_stand_in() {
+    fn unknown_disk_gets_no_suggestion() {
         let disks: Vec<String> = stand_in_disks(&["d0", "b=d", "d,name=x"]).collect();
         assert_eq!(disks, ["d0=null:1M"]);
     }
 
     #[test]
-    fn change_that_goes_on_by_itself_says_what_it_waits_for() {
+    fn background_change_reports_its_wait() {
         let answer = json!({"waits": ["export vm0 is being removed: 3 requests in flight"]});
         let text = waits(202, &answer).unwrap();
         assert!(text.starts_with("waiting: export vm0 is being removed: 3 requests in flight\n"));

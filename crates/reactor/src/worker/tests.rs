@@ -138,7 +138,7 @@ fn deferred_work_of_a_source_is_done_before_sleep_and_end() {
 }
 
 #[test]
-fn how_long_a_disk_takes_says_nothing_of_how_soon_clients_come() {
+fn disk_latency_does_not_affect_the_client_window() {
     let (mut worker, seen) = worker_that_waits();
     worker.io.pending = 1;
     worker.next_wait(false, Stamp(1_000));
@@ -153,7 +153,7 @@ fn how_long_a_disk_takes_says_nothing_of_how_soon_clients_come() {
 }
 
 #[test]
-fn worker_does_not_sleep_when_work_comes_just_then() {
+fn worker_does_not_sleep_if_work_arrives() {
     let (mut worker, seen) = worker_that_waits();
     worker.io.pending = 1;
     seen.borrow_mut().races = true;
@@ -166,7 +166,7 @@ fn worker_does_not_sleep_when_work_comes_just_then() {
 }
 
 #[test]
-fn every_kick_is_told_whether_its_client_is_hot_or_not() {
+fn every_kick_is_delivered_to_hot_and_idle_sources() {
     let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let kick = |fd: &std::os::fd::OwnedFd| {
         rustix::io::write(fd, &1u64.to_ne_bytes()).unwrap();
@@ -184,7 +184,7 @@ fn every_kick_is_told_whether_its_client_is_hot_or_not() {
 }
 
 #[test]
-fn stale_source_id_finds_nobody_though_its_slot_is_reused() {
+fn stale_source_id_never_reaches_a_reused_slot() {
     let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let add = |worker: &mut Worker| {
         let client = Client(Rc::default(), None);

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_comes_back() {
+    fn saved_state_round_trips() {
         let before = some();
         let after = Reservations::decode(&before.encode()).expect("the encoded value");
         assert_eq!(after.registrations, before.registrations);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn without_aptpl_nothing_is_kept_and_broken_bytes_are_nothing() {
+    fn without_aptpl_nothing_is_saved_and_damaged_bytes_are_ignored() {
         let mut reservations = some();
         let bytes = reservations.encode();
         reservations.persist = false;

@@ -332,7 +332,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_state_is_read_back_and_no_part_of_one_is(mut shared in shared()) {
+        fn whole_state_is_decoded_and_a_truncated_one_refused(mut shared in shared()) {
             let bytes = shared.encode(OWN).unwrap();
             let decoded = SharedReservations::decode(&bytes, OWN);
             prop_assert_eq!(decoded.as_ref(), Some(&shared));
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_daemon_writes_is_none() {
+    fn impossible_states_are_refused() {
         let registration = |holds: u8, key: u64| {
             let mut bytes = vec![holds];
             bytes.extend(key.to_be_bytes());
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn old_notices_are_forgotten_by_whole_versions_and_that_is_said() {
+    fn old_notices_are_dropped_by_version_and_counted() {
         let mut shared = SharedReservations::default();
         let change = |shared: &mut SharedReservations, version, count: u8| {
             let established = (0..count).map(|n| (who(5, n), SenseCode::RESERVATIONS_RELEASED));
