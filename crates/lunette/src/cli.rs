@@ -139,8 +139,7 @@ pub struct Configuration {
     /// Export an iSCSI target with these disks as LUNs from 0, then ,KEY=VALUE as needed (keys: lunette help iscsi)
     #[arg(long, value_name = "IQN=DISK,...")]
     pub iscsi: Vec<String>,
-    /// Portal of the targets of --iscsi: an IP address, optionally with a port [default: 3260] and a portal group [default: 1]; may be
-    /// given several times
+    /// Portal of the targets of --iscsi, with a port [default: 3260] and a portal group [default: 1]; may be given several times
     #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
     pub portal: Vec<String>,
     /// Address in discovery responses for the targets of --iscsi, instead of the portals of the same group, such as a public address

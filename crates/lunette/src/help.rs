@@ -107,7 +107,10 @@ mod tests {
             let argument = serve.get_arguments().find(|one| one.get_id() == flag);
             let argument = argument.unwrap_or_else(|| panic!("no flag {flag}"));
             let help = argument.get_help().unwrap().to_string();
-            assert!(help.contains(&format!("(keys: lunette help {topic})")), "{help}");
+            assert!(
+                help.contains(&format!("(keys: lunette help {topic})")),
+                "{help}"
+            );
             assert!(argument.get_long_help().is_none(), "{flag}");
         }
     }
