@@ -336,7 +336,7 @@ fn interrupted_study_continues() -> Result<()> {
     // The page shows the partial results and states that the study ended early.
     let page = || std::fs::read_to_string(place.join("index.html"));
     let early = page()?;
-    ensure!(early.contains(&format!("ended after {} of 30 runs", before.len())));
+    ensure!(early.contains(&format!("interrupted after {} of 30 runs", before.len())));
     ensure!(early.contains("Polling or not: not compared"), "{early}");
     // Simulates a crash in the middle of a line.
     let mut text = std::fs::read_to_string(&results)?;
