@@ -321,10 +321,10 @@ fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
 
     browser.click(&browser.find("#resize")?)?;
     browser.answer("New size of new", Some("16777216"))?;
-    browser.answer("Give new 16777216 bytes?", None)?;
+    browser.answer("Resize new to 16777216 bytes?", None)?;
     browser.until(&format!("return ({}).includes('16.0 MiB')", row("new")))?;
     browser.click(&browser.find("#limit")?)?;
-    browser.answer("Most requests per second of new", Some("77"))?;
+    browser.answer("Maximum requests per second of new", Some("77"))?;
     let limits = || {
         let disk = control::get::<serde_json::Value>(&shown.rig.daemon.control(), "/v1/disks/new");
         (disk.ok()?["iops"] == 77).then_some(())
@@ -333,7 +333,7 @@ fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
     // A refusal of the daemon is shown and stays visible.
     browser.click(&browser.find("#snapshot")?)?;
     browser.answer(
-        "Image on the daemon's machine",
+        "new image on the daemon's machine",
         Some("/no/such/folder/new.qcow2"),
     )?;
     browser.answer("Continue new in /no/such/folder/new.qcow2?", None)?;

@@ -227,8 +227,8 @@ fn data_discards_and_block_size_pass_over_four_connections() -> Result<()> {
     let shown = |name: &str| pair.near.daemon.ask(&["disk", "show", name]);
     let state = String::from_utf8_lossy(&shown("again")?.stdout).into_owned();
     ensure!(
-        errors.contains("the identity of the disk r")
-            || state.contains("the identity of the disk r"),
+        errors.contains("the same identity as disk r")
+            || state.contains("the same identity as disk r"),
         "{errors}\n{state}"
     );
 
