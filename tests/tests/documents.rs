@@ -437,6 +437,85 @@ fn names_in_code_use_the_words_of_the_field() -> Result<()> {
     Ok(())
 }
 
+/// Words that do not name anything, as types, fields, variables or placeholders of messages.
+const EMPTY_NAMES: [&str; 12] = [
+    "Around",
+    "Else",
+    "How",
+    "Kept",
+    "Made",
+    "Place",
+    "Told",
+    "going_on",
+    "kept_memory",
+    "said",
+    "stood",
+    "told",
+];
+
+/// Placeholders whose name does not state their content.
+const EMPTY_PLACEHOLDERS: [&str; 5] = ["what", "who", "whose", "said", "told"];
+
+/// Crates that still have such names. Remove a crate when its names are nouns.
+const CRATES_WITH_EMPTY_NAMES: [&str; 9] = [
+    "bench",
+    "guest_bench",
+    "guest_memory",
+    "lunette_lab",
+    "vhost_frontend",
+    "vhost_user",
+    "virtio_device",
+    "virtqueue",
+    "vm",
+];
+
+#[test]
+fn names_and_placeholders_are_nouns_of_their_content() -> Result<()> {
+    let root = workspace();
+    let mut folders = vec![root.join("crates"), root.join("tests")];
+    let mut findings = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let name = name.unwrap_or_default();
+            if path.is_dir() {
+                let is_exempt = name == "target" || CRATES_WITH_EMPTY_NAMES.contains(&name);
+                if !is_exempt {
+                    folders.push(path);
+                }
+                continue;
+            }
+            if !name.ends_with(".rs") || matches!(name, "documents.rs" | "prose.rs") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path)?;
+            let shown = path.strip_prefix(&root)?.display();
+            for line in text.lines() {
+                let code = line.split("//").next().unwrap_or_default();
+                // Every second piece is inside of a string literal.
+                let code: String = code.split('"').step_by(2).collect::<Vec<_>>().join(" ");
+                let words = code.split(|c: char| !c.is_alphanumeric() && c != '_');
+                let words = words.filter(|word| EMPTY_NAMES.contains(word));
+                findings.extend(words.map(|word| format!("{shown}: {word}")));
+                for placeholder in EMPTY_PLACEHOLDERS {
+                    let (plain, formatted) =
+                        (format!("{{{placeholder}}}"), format!("{{{placeholder}:"));
+                    if line.contains(&plain) || line.contains(&formatted) {
+                        findings.push(format!("{shown}: {plain}"));
+                    }
+                }
+            }
+        }
+    }
+    ensure!(
+        findings.is_empty(),
+        "use a noun for the content:\n  {}",
+        findings.join("\n  ")
+    );
+    Ok(())
+}
+
 /// A row of docs/choosing.md ends with `FILE`: `TEST`, `TEST`; `FILE`: ...
 #[test]
 fn every_claim_about_the_transports_names_a_test() -> Result<()> {

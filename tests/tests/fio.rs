@@ -20,9 +20,9 @@ enum Who {
 }
 
 /// Runs a job file in `folder`, which is also the working directory, and returns standard output.
-fn run(who: Who, folder: &Path, text: &str, more: &[&str]) -> Result<String> {
+fn run(tool: Who, folder: &Path, text: &str, more: &[&str]) -> Result<String> {
     std::fs::write(folder.join("job.fio"), text)?;
-    let mut command = match who {
+    let mut command = match tool {
         Who::Fio => Command::new("fio"),
         Who::Lunette => {
             let mut command = Command::new(lunette_program(Profile::Dev)?);
@@ -36,9 +36,9 @@ fn run(who: Who, folder: &Path, text: &str, more: &[&str]) -> Result<String> {
         .current_dir(folder)
         .output();
     let output =
-        output.with_context(|| format!("cannot run {who:?}; hint: apt-get install fio"))?;
+        output.with_context(|| format!("cannot run {tool:?}; hint: apt-get install fio"))?;
     let complaints = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{who:?}: {complaints}\n{text}");
+    ensure!(output.status.success(), "{tool:?}: {complaints}\n{text}");
     Ok(String::from_utf8(output.stdout)?)
 }
 
@@ -46,7 +46,7 @@ fn run(who: Who, folder: &Path, text: &str, more: &[&str]) -> Result<String> {
 type Request = (bool, u64, u64);
 
 /// Returns the requests of a job file's clones, each in the order of issue.
-fn requests(who: Who, case: &str) -> Result<Vec<Vec<Request>>> {
+fn requests(tool: Who, case: &str) -> Result<Vec<Vec<Request>>> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
     for name in ["a", "b"] {
@@ -61,7 +61,7 @@ fn requests(who: Who, case: &str) -> Result<Vec<Vec<Request>>> {
     let text = format!(
         "[global]\nioengine=psync\nthread\n{file}write_lat_log=l\nlog_offset=1\n[j]\n{case}\n"
     );
-    run(who, folder, &text, &[])?;
+    run(tool, folder, &text, &[])?;
     let mut clones = Vec::new();
     for number in 1.. {
         let Ok(text) = std::fs::read_to_string(folder.join(format!("l_lat.{number}.log"))) else {
@@ -71,12 +71,12 @@ fn requests(who: Who, case: &str) -> Result<Vec<Vec<Request>>> {
             let words: Vec<u64> = line.split(", ").filter_map(|w| w.parse().ok()).collect();
             match words[..] {
                 [_, _, direction, size, offset, _] => Ok((direction == 1, size, offset)),
-                _ => bail!("{who:?} wrote `{line}` in its log"),
+                _ => bail!("{tool:?} wrote `{line}` in its log"),
             }
         };
         clones.push(text.lines().map(request).collect::<Result<Vec<_>>>()?);
     }
-    ensure!(!clones.is_empty(), "{who:?} wrote no log for {case}");
+    ensure!(!clones.is_empty(), "{tool:?} wrote no log for {case}");
     // fio numbers clones in the order in which their threads start.
     clones.sort();
     Ok(clones)
@@ -87,11 +87,11 @@ fn both(case: &str) -> Result<[Vec<Vec<Request>>; 2]> {
 }
 
 /// Returns the log files by name. The columns that depend on timing are removed from each line.
-fn logs(who: Who, text: &str) -> Result<BTreeMap<String, Vec<Vec<u64>>>> {
+fn logs(tool: Who, text: &str) -> Result<BTreeMap<String, Vec<Vec<u64>>>> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
     std::fs::write(folder.join("a"), vec![0x5a; FILE as usize])?;
-    run(who, folder, text, &[])?;
+    run(tool, folder, text, &[])?;
     let mut logs = BTreeMap::new();
     for entry in std::fs::read_dir(folder)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
@@ -306,10 +306,10 @@ fn zones_are_where_fio_has_them() -> Result<()> {
 #[test]
 fn rates_apply_from_the_end_of_the_ramp() -> Result<()> {
     let case = "rw=randread\ntime_based\nruntime=1s\nramp_time=300ms\nrate_iops=500";
-    for who in [Who::Fio, Who::Lunette] {
-        let clones = requests(who, case)?;
+    for tool in [Who::Fio, Who::Lunette] {
+        let clones = requests(tool, case)?;
         let count = clones[0].len();
-        ensure!((1..=505).contains(&count), "{who:?}: {count}");
+        ensure!((1..=505).contains(&count), "{tool:?}: {count}");
     }
     Ok(())
 }
@@ -323,9 +323,9 @@ fn includes_variables_and_comments_are_fio_s() -> Result<()> {
     std::fs::write(folder.join("more.fio"), "rw=read ; in sequence\nbs=8k\n")?;
     let text = "; a comment\n# another\n[global]\nioengine=psync\nfilename=${NAME}\n\n[j]# one\ninclude more.fio\nsize=${BLOCKS}k;size=1m\n\n  [k]\nstonewall\nsize=$pagesize\n";
     let mut ios = Vec::new();
-    for who in [Who::Fio, Who::Lunette] {
+    for tool in [Who::Fio, Who::Lunette] {
         std::fs::write(folder.join("job.fio"), text)?;
-        let mut command = match who {
+        let mut command = match tool {
             Who::Fio => Command::new("fio"),
             Who::Lunette => {
                 let mut command = Command::new(lunette_program(Profile::Dev)?);
@@ -339,7 +339,7 @@ fn includes_variables_and_comments_are_fio_s() -> Result<()> {
             .current_dir(folder)
             .output()?;
         let complaints = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{who:?}: {complaints}");
+        ensure!(output.status.success(), "{tool:?}: {complaints}");
         let document: Value = serde_json::from_slice(&output.stdout)?;
         let jobs = document["jobs"].as_array().context("no jobs")?.clone();
         let one = |job: &Value| {
@@ -395,8 +395,8 @@ fn documents(format: &str) -> Result<(Scratch, [Value; 2])> {
     let scratch = Scratch::new()?;
     std::fs::write(scratch.files().join("a"), vec![1; 1 << 20])?;
     let mut documents = [Value::Null, Value::Null];
-    for (who, document) in [Who::Fio, Who::Lunette].into_iter().zip(&mut documents) {
-        let text = run(who, scratch.files(), JOB, &[format])?;
+    for (tool, document) in [Who::Fio, Who::Lunette].into_iter().zip(&mut documents) {
+        let text = run(tool, scratch.files(), JOB, &[format])?;
         *document = serde_json::from_str(&text)?;
     }
     Ok((scratch, documents))

@@ -78,9 +78,10 @@ pub fn read_acl(fields: &Fields, diagnostics: &mut Diagnostics) -> Option<AclEnt
 /// Returns entries as the value of a key.
 pub fn acl_value(entries: &[AclEntry]) -> Value {
     let values = |entry: &AclEntry| -> Value {
-        let said = ACL_KEYS.iter();
-        let said = said.filter_map(|key| Some((key.name.to_owned(), (key.get)(entry)?)));
-        Value::Object(said.collect())
+        let key_values = ACL_KEYS.iter();
+        let key_values =
+            key_values.filter_map(|key| Some((key.name.to_owned(), (key.get)(entry)?)));
+        Value::Object(key_values.collect())
     };
     entries.iter().map(values).collect()
 }

@@ -199,14 +199,14 @@ mod tests {
 
     #[test]
     fn placements_that_contradict_themselves_are_mistakes() {
-        for (from, to, said) in [
+        for (from, to, expected_text) in [
             ("[3, 1]", "[1, 1]", "worker 1 is given twice"),
             ("[3, 1]", "[]", "an empty array"),
             ("[3, 1]", "\"1\"", "found \"1\""),
             ("[0]", "[0]\ndedicated = true", "exclude each other"),
         ] {
             let error = read(&EXPORTS.replace(from, to), &Flags::default()).unwrap_err();
-            assert!(error.contains(said), "{said}: {error}");
+            assert!(error.contains(expected_text), "{expected_text}: {error}");
         }
     }
 }

@@ -29,8 +29,13 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
     for kind in EXPORT_KINDS {
         for export in config.exports().filter(|export| export.kind() == kind.word) {
             writeln!(text, "\n[[{}]]", kind.table)?;
-            for said in export.object().file_values() {
-                writeln!(text, "{} = {}", said.name, said.kind.toml(&said.value))?;
+            for key_value in export.object().file_values() {
+                writeln!(
+                    text,
+                    "{} = {}",
+                    key_value.name,
+                    key_value.kind.toml(&key_value.value)
+                )?;
             }
         }
     }

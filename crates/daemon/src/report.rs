@@ -29,8 +29,8 @@ pub struct QueueReport {
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub shares_queues_of: BTreeSet<String>,
     /// Queues with too many disks: requests for this one are missing here.
-    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
-    pub untold_by: BTreeSet<String>,
+    #[serde(rename = "untold_by", skip_serializing_if = "BTreeSet::is_empty")]
+    pub unattributed_in: BTreeSet<String>,
 }
 
 impl QueueReport {
@@ -40,7 +40,7 @@ impl QueueReport {
             counters: latencies.counters,
             seconds: None,
             shares_queues_of: BTreeSet::new(),
-            untold_by: BTreeSet::new(),
+            unattributed_in: BTreeSet::new(),
         }
     }
 
@@ -51,7 +51,7 @@ impl QueueReport {
             if queue.untold.is_empty() {
                 self.shares_queues_of.insert(export);
             } else {
-                self.untold_by
+                self.unattributed_in
                     .insert(format!("{export}/{}", queue.labels.queue));
             }
         }
@@ -91,20 +91,20 @@ impl fmt::Display for QueueReport {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             names.join(", ")
         };
-        if !self.untold_by.is_empty() {
+        if !self.unattributed_in.is_empty() {
             write!(
                 f,
                 "\nnot included: requests through {}, which serve too many disks for separate figures",
-                joined(&self.untold_by)
+                joined(&self.unattributed_in)
             )?;
         }
-        if !self.shares_queues_of.is_empty() || !self.untold_by.is_empty() {
+        if !self.shares_queues_of.is_empty() || !self.unattributed_in.is_empty() {
             write!(f, "\nerrors {}", counters.errors())?;
             if !self.shares_queues_of.is_empty() {
-                let whose = joined(&self.shares_queues_of);
+                let shared_with = joined(&self.shares_queues_of);
                 write!(
                     f,
-                    "  kicks, interrupts, polls: see {whose}, which has the same queues"
+                    "  kicks, interrupts, polls: see {shared_with}, which has the same queues"
                 )?;
             }
             return writeln!(f);

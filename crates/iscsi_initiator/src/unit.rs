@@ -51,10 +51,10 @@ pub enum CommandError {
         sense: Option<Sense>,
     },
     /// The path leads to another unit than the disk had before.
-    #[error("{what}")]
+    #[error("{message}")]
     OtherUnit {
         /// The path, the unit found, the unit expected, and a hint.
-        what: String,
+        message: String,
     },
     /// The response is invalid.
     #[error("{command}: {reason}")]

@@ -121,8 +121,8 @@ fn check(program: &Path, running: &Version) -> Outcome {
         .args(["upgrade", "--handover-version"])
         .output()
         .map_err(|error| Failure::because(format!("cannot run {shown}: {error}")))?;
-    let said = String::from_utf8_lossy(&asked.stdout).trim().to_owned();
-    match said.parse::<u32>() {
+    let version_text = String::from_utf8_lossy(&asked.stdout).trim().to_owned();
+    match version_text.parse::<u32>() {
         Ok(version) if asked.status.success() && version == running.handover => Ok(()),
         Ok(version) => Err(Failure::because(format!(
             "the running daemon uses handover version {}, but {shown} version {version}; hint: restart the daemon with the new program",

@@ -9,9 +9,9 @@ use config::{DiskConfig, ExportRef, KeyValue, LunConfig};
 
 /// Returns the configuration of a disk.
 pub fn disk(disk: &DiskConfig) -> Disk {
-    let said = disk.values().map(|(key, value)| (key.name, value));
+    let key_values = disk.values().map(|(key, value)| (key.name, value));
     // Name and backend have fields of their own.
-    let keys = said.filter(|(key, _)| !matches!(*key, "name" | "backend"));
+    let keys = key_values.filter(|(key, _)| !matches!(*key, "name" | "backend"));
     Disk {
         name: disk.name.clone(),
         backend: disk.backend.word().to_owned(),

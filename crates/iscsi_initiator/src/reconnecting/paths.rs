@@ -49,7 +49,7 @@ impl ReconnectSettings {
         match self.known.compare(&way.target, found) {
             Evidence::Same | Evidence::None => Ok(()),
             Evidence::Different => Err(CommandError::OtherUnit {
-                what: format!(
+                message: format!(
                     "path {way} leads to another logical unit than before: found {found}, expected {}; hint: {}",
                     self.known, self.known.remedy
                 ),

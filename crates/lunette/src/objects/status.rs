@@ -154,11 +154,11 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
     }
     for queue in &snapshot.queues {
         let counters = &queue.latencies.counters;
-        let who = format!("{}/{}", queue.labels.export, queue.labels.queue);
+        let queue_label = format!("{}/{}", queue.labels.export, queue.labels.queue);
         if counters.malformed > 0 {
             let broken = count_u64(counters.malformed, "time");
             worries.push(format!(
-                "queue {who}: driver violated the protocol {broken}"
+                "queue {queue_label}: driver violated the protocol {broken}"
             ));
         }
         // Other operations regularly end with an error, for example when a driver probes missing units.
@@ -168,7 +168,7 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
         let errors: u64 = data.map(|one| counters.of(*one).errors).sum();
         if errors > 0 {
             let failed = count_u64(errors, "request");
-            worries.push(format!("queue {who}: {failed} failed"));
+            worries.push(format!("queue {queue_label}: {failed} failed"));
         }
     }
     worries
