@@ -132,7 +132,7 @@ impl Layer for Delay {
 
     fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let owner = attach.owner();
-        Ok(Box::new(DelayBackend {
+        Ok(Box::new(DelayChannel {
             inner: self.inner.attach(attach)?,
             time: self.time,
             random: u64::from(owner.0),
@@ -144,7 +144,7 @@ impl Layer for Delay {
     }
 }
 
-struct DelayBackend {
+struct DelayChannel {
     inner: Box<dyn IoChannel>,
     time: DelayTime,
     /// Random state, initially the owner's number: runs are reproducible.
@@ -155,7 +155,7 @@ struct DelayBackend {
     over: Vec<Finished>,
 }
 
-impl DelayBackend {
+impl DelayChannel {
     fn wait(&mut self, ring: &mut Ring, tag: Tag, buffer: IoBuffer, outcome: IoOutcome) {
         let index = self.free.pop().unwrap_or_else(|| {
             self.waiting.push(None);
@@ -171,7 +171,7 @@ impl DelayBackend {
     }
 }
 
-impl IoChannel for DelayBackend {
+impl IoChannel for DelayChannel {
     fn submit(
         &mut self,
         ring: &mut Ring,

@@ -14,8 +14,8 @@ use crate::layer::visit_stack;
 use crate::on_error::ErrorPolicyCell;
 use crate::replacement::{self, BrokenPromise, DeviceCell};
 use crate::{
-    BlockDevice, Conditions, ErrorPolicy, OnError, OpenError, RangeLock, RangeLocks, RateLimits,
-    Recorder, ResizeError, StateCell, Throttle,
+    BlockDevice, Conditions, ErrorPolicy, LocalFiles, OnError, OpenError, RangeLock, RangeLocks,
+    RateLimits, Recorder, ResizeError, StateCell, Throttle,
 };
 
 /// Size in bytes of virtio-blk's `GET_ID` (virtio 1.3, 5.2.6).
@@ -286,7 +286,7 @@ impl Disk {
     /// # Errors
     /// The size is invalid for a disk, or unknown.
     pub fn found_size(&self) -> Result<u64, ResizeError> {
-        self.size_of_disk(self.device().found_size())
+        self.size_of_disk(size_of(&*self.device(), |files| files.found_size()))
     }
 
     /// Returns the object's size as the system last read it. Does not block.
@@ -294,7 +294,7 @@ impl Disk {
     /// # Errors
     /// The size is invalid for a disk, or unknown.
     pub fn known_size(&self) -> Result<u64, ResizeError> {
-        self.size_of_disk(self.device().known_size())
+        self.size_of_disk(size_of(&*self.device(), |files| files.known_size()))
     }
 
     fn size_of_disk(&self, found: io::Result<Option<u64>>) -> Result<u64, ResizeError> {
@@ -307,7 +307,8 @@ impl Disk {
     /// Reads the object's present size and returns true if it differs from the size shown to clients; false if it is unknown. May block.
     pub fn has_other_size(&self) -> bool {
         let info = self.info();
-        let found = self.device().found_size().ok().flatten();
+        let found = size_of(&*self.device(), |files| files.found_size());
+        let found = found.ok().flatten();
         let found = found.unwrap_or(self.device().capacity().bytes());
         let found = whole_units(found, &info);
         found != 0 && found != info.geometry.capacity_bytes()
@@ -322,7 +323,7 @@ impl Disk {
         let before = self.info();
         let device = self.device();
         let capacity = device.capacity();
-        let found = self.bytes_of(device.known_size())?;
+        let found = self.bytes_of(size_of(&*device, |files| files.known_size()))?;
         let size = whole_units(found.unwrap_or(capacity.bytes()), &before);
         let size = check_size(size, size_unit(&before)).map_err(ResizeError::Size)?;
         if size == before.geometry.capacity_bytes() {
@@ -548,6 +549,14 @@ fn closed_pace(capacity: u64) -> u64 {
     const PACE_MIN: u64 = 64 << 20;
     const PASS_SECONDS: u64 = 8;
     (capacity / PASS_SECONDS).max(PACE_MIN)
+}
+
+/// Returns the size of a device in files of this host; `None` for other devices.
+fn size_of(
+    device: &dyn BlockDevice,
+    ask: impl Fn(&dyn LocalFiles) -> io::Result<u64>,
+) -> io::Result<Option<u64>> {
+    device.capabilities().files.map(ask).transpose()
 }
 
 #[cfg(test)]

@@ -144,7 +144,7 @@ impl Layer for Faulty {
 
     fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let owner = attach.owner();
-        Ok(Box::new(FaultyBackend {
+        Ok(Box::new(FaultyChannel {
             inner: self.inner.attach(attach)?,
             plan: self.plan.clone(),
             io_mask: u64::from(self.alignment) - 1,
@@ -183,7 +183,7 @@ const SHUFFLE: u64 = u64::MAX;
 /// Interval of the checks whether held I/Os were released.
 const HOLD_POLL: Duration = Duration::from_millis(1);
 
-struct FaultyBackend {
+struct FaultyChannel {
     inner: Box<dyn IoChannel>,
     plan: Arc<Plan>,
     /// Offset and length bits that are zero in aligned I/O.
@@ -196,7 +196,7 @@ struct FaultyBackend {
     over: Vec<Finished>,
 }
 
-impl FaultyBackend {
+impl FaultyChannel {
     fn occupy(&mut self, slot: FaultySlot) -> usize {
         match self.free.pop() {
             Some(index) => {
@@ -269,7 +269,7 @@ impl FaultyBackend {
     }
 }
 
-impl IoChannel for FaultyBackend {
+impl IoChannel for FaultyChannel {
     fn submit(
         &mut self,
         ring: &mut Ring,

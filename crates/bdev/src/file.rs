@@ -29,7 +29,9 @@ use iscsi_initiator::KnownUnits;
 use rustix::fs::{OFlags, SeekFrom};
 
 use crate::blocking::BlockingCalls;
-use crate::{Attach, BlockDevice, IoChannel, OpenError};
+use crate::{
+    Attach, BlockDevice, Capabilities, IoChannel, LocalFiles, Lockable, OpenError, Removable,
+};
 pub use container::Container;
 use durability::Durability;
 pub use format::ImageFormat;
@@ -155,7 +157,7 @@ impl SharedFile {
         self.claim.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// See [`BlockDevice::check_file`].
+    /// See [`LocalFiles::check_file`].
     fn check_file(&self) -> io::Result<()> {
         let path = self.path.display();
         let changed = |reason: String| {
@@ -300,20 +302,6 @@ impl BlockDevice for File {
         &self.shared.capacity
     }
 
-    fn medium(&self) -> Option<&dyn crate::Medium> {
-        Some(&*self.shared)
-    }
-
-    fn remove_if_created(&self) {
-        let path = &self.shared.path;
-        if self.shared.created
-            && let Err(error) = std::fs::remove_file(path)
-        {
-            let path = path.display();
-            tracing::warn!(%path, "cannot remove the file just created: {error}");
-        }
-    }
-
     /// Changes the size of a file; only checks that of a block device.
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         let shared = &self.shared;
@@ -326,7 +314,7 @@ impl BlockDevice for File {
                 ))),
             };
         }
-        if self.found_size()? == Some(bytes) {
+        if self.found_size()? == bytes {
             return Ok(());
         }
         if shared.info.read_only {
@@ -340,28 +328,62 @@ impl BlockDevice for File {
         Ok(())
     }
 
-    fn found_size(&self) -> io::Result<Option<u64>> {
-        let shared = &self.shared;
-        let found = match shared.block_device {
-            true => properties::device_size(&shared.control)?,
-            // Never negative.
-            false => rustix::fs::fstat(&shared.control)?.st_size.unsigned_abs(),
-        };
-        Ok(Some(found))
+    fn kind(&self) -> &'static str {
+        "file"
     }
 
-    fn known_size(&self) -> io::Result<Option<u64>> {
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            medium: Some(&*self.shared),
+            files: Some(self),
+            lockable: Some(self),
+            removable: Some(self),
+            ..Capabilities::NONE
+        }
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        let shared = self.shared.clone();
+        let flags = open_flags(shared.cache, shared.info.read_only);
+        let fd = reopen(shared.control.as_fd(), flags).map_err(|e| {
+            let path = shared.path.display();
+            io::Error::new(
+                e.kind(),
+                format!("{path}: cannot open another handle through /proc/self/fd: {e}"),
+            )
+        })?;
+        let (owner, status) = (attach.owner(), attach.owner());
+        let fd = attach.ring().register(fd);
+        Ok(Box::new(handle::FileChannel::new(
+            shared, fd, owner, status,
+        )))
+    }
+}
+
+impl LocalFiles for File {
+    fn found_size(&self) -> io::Result<u64> {
         let shared = &self.shared;
-        Ok(Some(match shared.block_device {
-            true => properties::device_size(&shared.control)?,
-            false => properties::known(&shared.control)?.stx_size,
-        }))
+        match shared.block_device {
+            true => properties::device_size(&shared.control),
+            // Never negative.
+            false => Ok(rustix::fs::fstat(&shared.control)?.st_size.unsigned_abs()),
+        }
+    }
+
+    fn known_size(&self) -> io::Result<u64> {
+        let shared = &self.shared;
+        match shared.block_device {
+            true => properties::device_size(&shared.control),
+            false => Ok(properties::known(&shared.control)?.stx_size),
+        }
     }
 
     fn check_file(&self) -> io::Result<()> {
         self.shared.check_file()
     }
+}
 
+impl Lockable for File {
     fn give_up_writing(&self) -> io::Result<()> {
         // A read-only disk needs only a reader's locks.
         uring::file_lock::lower(self.shared.control.as_fd())
@@ -385,26 +407,22 @@ impl BlockDevice for File {
             Some(_) => Err(io::Error::other("another process has locked the file")),
         }
     }
+}
 
-    fn kind(&self) -> &'static str {
-        "file"
+impl Removable for File {
+    fn remove_if_created(&self) {
+        let path = &self.shared.path;
+        if self.shared.created
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            let path = path.display();
+            tracing::warn!(%path, "cannot remove the file just created: {error}");
+        }
     }
 
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
-        let shared = self.shared.clone();
-        let flags = open_flags(shared.cache, shared.info.read_only);
-        let fd = reopen(shared.control.as_fd(), flags).map_err(|e| {
-            let path = shared.path.display();
-            io::Error::new(
-                e.kind(),
-                format!("{path}: cannot open another handle through /proc/self/fd: {e}"),
-            )
-        })?;
-        let (owner, status) = (attach.owner(), attach.owner());
-        let fd = attach.ring().register(fd);
-        Ok(Box::new(handle::FileBackend::new(
-            shared, fd, owner, status,
-        )))
+    /// The file remains.
+    fn forget(&self) -> bool {
+        false
     }
 }
 

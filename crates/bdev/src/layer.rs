@@ -5,11 +5,9 @@ use std::sync::Arc;
 
 use block::{Capacity, DiskInfo};
 
-use crate::{Attach, BlockDevice, DiskState, IoChannel, Medium};
+use crate::{Attach, BlockDevice, Capabilities, ImageDevice, IoChannel};
 
-/// A block device over `inner` with channels of its own. Other methods are those of the inner device.
-///
-/// State shared among daemons ([`BlockDevice::shared_state`]) is not passed on: a layer may change the visible content.
+/// A block device over `inner` with channels of its own. Size and most capabilities are those of the inner device.
 pub trait Layer: Send + Sync {
     /// Returns the device below.
     fn inner(&self) -> &dyn BlockDevice;
@@ -42,56 +40,28 @@ impl<L: Layer> BlockDevice for L {
         self.inner().set_size(bytes)
     }
 
-    fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
-        self.inner().on_change(changed);
-    }
-
-    fn found_size(&self) -> io::Result<Option<u64>> {
-        self.inner().found_size()
-    }
-
-    fn known_size(&self) -> io::Result<Option<u64>> {
-        self.inner().known_size()
-    }
-
-    fn remove_if_created(&self) {
-        self.inner().remove_if_created();
-    }
-
-    fn forget(&self) -> bool {
-        self.inner().forget()
-    }
-
-    fn check_file(&self) -> io::Result<()> {
-        self.inner().check_file()
-    }
-
-    fn give_up_writing(&self) -> io::Result<()> {
-        self.inner().give_up_writing()
-    }
-
-    fn release_locks(&self) -> io::Result<()> {
-        self.inner().release_locks()
-    }
-
-    fn take_locks(&self) -> io::Result<()> {
-        self.inner().take_locks()
-    }
-
-    fn medium(&self) -> Option<&dyn Medium> {
-        self.inner().medium()
-    }
-
-    fn state(&self) -> DiskState {
-        self.inner().state()
-    }
-
     fn kind(&self) -> &'static str {
         self.layer_kind()
     }
 
     fn below(&self) -> Option<&dyn BlockDevice> {
         Some(self.inner())
+    }
+
+    /// Lists every field: a new capability needs a decision here.
+    fn capabilities(&self) -> Capabilities<'_> {
+        let inner = self.inner().capabilities();
+        Capabilities {
+            medium: inner.medium,
+            files: inner.files,
+            lockable: inner.lockable,
+            // Jobs on the image below would bypass the layer.
+            image: None,
+            remote: inner.remote,
+            // The layer may change the visible content.
+            shared_state: None,
+            removable: inner.removable,
+        }
     }
 
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
@@ -115,7 +85,7 @@ fn visit_layers(
     let mut backing = None;
     for device in std::iter::successors(Some(top), |device| device.below()) {
         visit(device);
-        backing = device.backing();
+        backing = device.capabilities().image.and_then(ImageDevice::backing);
     }
     backing
 }

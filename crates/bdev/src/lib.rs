@@ -4,7 +4,7 @@
 //!   Disk --- Arc<dyn BlockDevice> --- attach() -> Box<dyn IoChannel>    one per worker, !Send, no locks
 //!   name     null ram file rbd        on the      submit(I/O, buffer, tag)  ->  Done | Pending
 //!   serial   faulty delay             worker      complete(ring completion) ->  Finished { tag, buffer, outcome }
-//!                                                 close()                   ->  drains; closed when nothing is in flight
+//!            capabilities()                       close()                   ->  drains; closed when nothing is in flight
 //! ```
 //!
 //! All workers share a block device. Each attaches its own channel and passes it the completions of the channel's [`uring::Owner`]s. A
@@ -18,6 +18,7 @@ mod attach;
 mod blocking;
 mod blocking_io;
 mod bucket;
+mod capabilities;
 pub mod checked_text;
 mod conditions;
 mod delay;
@@ -58,6 +59,9 @@ use uring::{Completion, Ring};
 
 pub use attach::Attach;
 pub use blocking_io::BlockingIo;
+pub use capabilities::{
+    Capabilities, CopiedUp, ImageDevice, LocalFiles, Lockable, RemoteDevice, Removable,
+};
 pub use conditions::{Condition, Conditions};
 pub use delay::{Delay, DelayTime};
 pub use dirty_bitmap::{DirtyBitmap, Recorder, RecorderView};
@@ -105,7 +109,7 @@ pub struct Tag(pub u64);
 pub enum Submission {
     /// The I/O completed synchronously. The buffer was not taken.
     Done(IoOutcome),
-    /// The backend took the buffer and returns it in a [`Finished`] with the same tag.
+    /// The channel took the buffer and returns it in a [`Finished`] with the same tag.
     Pending,
 }
 
@@ -190,16 +194,7 @@ pub trait IoChannel {
     fn in_flight(&self) -> usize;
 }
 
-/// Progress of [`BlockDevice::copy_up`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopiedUp {
-    /// Offset to continue at. `u64::MAX`: the device below has no more data.
-    pub end: u64,
-    /// Number of bytes copied.
-    pub bytes: u64,
-}
-
-/// Block device of a disk, shared by all workers.
+/// Block device of a disk, shared by all workers. Operations that only some devices have are in [`Capabilities`].
 pub trait BlockDevice: Send + Sync {
     /// Returns geometry and abilities. [`Disk::info`] adds the identity.
     fn info(&self) -> DiskInfo;
@@ -214,142 +209,16 @@ pub trait BlockDevice: Send + Sync {
     /// The system refuses; the size is unchanged.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 
-    /// Registers `changed`, called after others have changed the size and [`BlockDevice::capacity`] was updated, and after an unavailable
-    /// device is ready again. Not called on workers; must be quick.
-    fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
-        drop(changed);
-    }
-
-    /// Returns the present size in bytes, for a device that must be queried for changes by others. May block.
-    ///
-    /// # Errors
-    /// The error of a system call.
-    fn found_size(&self) -> io::Result<Option<u64>> {
-        Ok(None)
-    }
-
-    /// Returns the last size in bytes that the system has seen, for a device with [`BlockDevice::found_size`]. Does not ask the storage, which
-    /// may not answer.
-    ///
-    /// # Errors
-    /// The system fails.
-    fn known_size(&self) -> io::Result<Option<u64>> {
-        Ok(None)
-    }
-
-    /// Checks that no other program has truncated, removed or replaced its files. May block.
-    ///
-    /// # Errors
-    /// The change, with path and size of the file; or the system's error.
-    fn check_file(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// Removes files that opening has created, if the disk was never used.
-    fn remove_if_created(&self) {}
-
-    /// Releases resources retained for reopening a removed disk. Returns true if the content is gone.
-    fn forget(&self) -> bool {
-        self.medium().is_none()
-    }
-
-    /// Converts the device to a read-only backing device, readable by other processes. No write is in flight.
-    ///
-    /// # Errors
-    /// The system refuses. The device is read-only, but still locked.
-    fn give_up_writing(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// Copies data from the device below into one that stores only differences. Skips own data and holes from `offset` on, then copies
-    /// about `length` bytes. Work per call is bounded. May block.
-    ///
-    /// # Errors
-    /// The system fails; a part may be copied.
-    fn copy_up(&self, offset: u64, length: u64) -> io::Result<CopiedUp> {
-        let _ = (offset, length);
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    /// Removes the reference to the device below, after all its data was copied.
-    ///
-    /// # Errors
-    /// The system fails; the reference remains.
-    fn leave_backing(&self) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    /// Closes the former backing device after [`BlockDevice::leave_backing`]. Returns false while a worker has a channel to it. May block.
-    ///
-    /// # Errors
-    /// The error of a system call.
-    fn close_backing(&self) -> io::Result<bool> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    /// Releases the locks, because this process will open the object again. Nothing is written until the locks are taken again.
-    ///
-    /// # Errors
-    /// The error of a system call.
-    fn release_locks(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// Takes the locks again after [`BlockDevice::release_locks`].
-    ///
-    /// # Errors
-    /// The system refuses, or another process has the lock.
-    fn take_locks(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// Opens the device again over a writable one, to commit its data there. No I/O is in flight, and this device gets no more unless the
-    /// call fails.
-    ///
-    /// # Errors
-    /// The reason; the device is unchanged.
-    fn reopen_to_commit(&self) -> Result<Committable, OpenError> {
-        Err(OpenError::File {
-            path: std::path::PathBuf::new(),
-            reason: "it is not an image with a backing image".to_owned(),
-        })
-    }
-
-    /// Lists the pieces of a range: the end of each, and whether this device stores it.
-    ///
-    /// # Errors
-    /// The error of a system call.
-    fn own_pieces(&self, offset: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
-        Ok(vec![(offset + length, true)])
-    }
-
-    /// Returns the medium with the disk's identity; `None` if content and identity end with the process.
-    fn medium(&self) -> Option<&dyn Medium> {
-        None
-    }
-
-    /// Returns the availability of a device that reconnects automatically.
-    fn state(&self) -> DiskState {
-        DiskState::Ready
-    }
-
     /// Returns the name in configuration and metrics: `ram`, `file`, ...
     fn kind(&self) -> &'static str;
 
-    /// Returns the device below, if there is one.
+    /// Returns the device below a layer.
     fn below(&self) -> Option<&dyn BlockDevice> {
         None
     }
 
-    /// Returns the backing image of an image. After [`BlockDevice::leave_backing`] there is none.
-    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
-        None
-    }
-
-    /// Returns the state shared by all daemons that serve the content. Layers do not pass it on.
-    fn shared_state(&self) -> Option<&dyn SharedState> {
-        None
-    }
+    /// Returns the capabilities beyond I/O. They do not change while the device is open.
+    fn capabilities(&self) -> Capabilities<'_>;
 
     /// Attaches a worker. Must not block.
     ///

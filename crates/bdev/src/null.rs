@@ -15,7 +15,7 @@ use uring::{Completion, Ring};
 use crate::admit::Limits;
 use crate::blocking::answer_at_once;
 use crate::error::{check_block_size, check_size};
-use crate::{Attach, BlockDevice, Finished, IoChannel, OpenError, Submission, Tag};
+use crate::{Attach, BlockDevice, Capabilities, Finished, IoChannel, OpenError, Submission, Tag};
 
 /// Options of a `null` disk.
 #[derive(Clone, Copy, Debug)]
@@ -100,18 +100,22 @@ impl BlockDevice for Null {
         "null"
     }
 
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::NONE
+    }
+
     fn attach(&self, _attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
-        Ok(Box::new(NullBackend {
+        Ok(Box::new(NullChannel {
             limits: Limits::of(&self.info, &self.capacity),
         }))
     }
 }
 
-struct NullBackend {
+struct NullChannel {
     limits: Limits,
 }
 
-impl IoChannel for NullBackend {
+impl IoChannel for NullChannel {
     #[inline]
     fn submit(
         &mut self,

@@ -23,7 +23,8 @@ use crate::error::{check_block_size, check_size};
 use crate::network_medium::NetworkMedium;
 use crate::retained_memory::{DATA_AT, RetainedMemory, descriptor_store};
 use crate::{
-    Attach, BlockDevice, Finished, IoChannel, Medium, OpenError, Prefetch, Submission, Tag,
+    Attach, BlockDevice, Capabilities, Finished, IoChannel, Medium, OpenError, Prefetch, Removable,
+    Submission, Tag,
 };
 
 /// Page size in bytes, the unit of releasing memory.
@@ -305,12 +306,37 @@ impl BlockDevice for Ram {
         Ok(())
     }
 
-    fn medium(&self) -> Option<&dyn Medium> {
-        self.retained
-            .as_ref()
-            .map(|retained| &retained.medium as &dyn Medium)
+    fn kind(&self) -> &'static str {
+        "ram"
     }
 
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            medium: self
+                .retained
+                .as_ref()
+                .map(|retained| &retained.medium as &dyn Medium),
+            removable: Some(self),
+            ..Capabilities::NONE
+        }
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        let extents = self.memory.extents();
+        Ok(Box::new(RamChannel {
+            owner: attach.owner(),
+            long: Vec::new(),
+            iteration: 0,
+            spent: 0,
+            limits: Limits::of(&self.info, &self.capacity),
+            first: MappingView::new(&extents[0].memory),
+            extents,
+            memory: self.memory.clone(),
+        }))
+    }
+}
+
+impl Removable for Ram {
     fn remove_if_created(&self) {
         if self
             .retained
@@ -327,24 +353,6 @@ impl BlockDevice for Ram {
         }
         true
     }
-
-    fn kind(&self) -> &'static str {
-        "ram"
-    }
-
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
-        let extents = self.memory.extents();
-        Ok(Box::new(RamBackend {
-            owner: attach.owner(),
-            long: Vec::new(),
-            iteration: 0,
-            spent: 0,
-            limits: Limits::of(&self.info, &self.capacity),
-            first: MappingView::new(&extents[0].memory),
-            extents,
-            memory: self.memory.clone(),
-        }))
-    }
 }
 
 /// An I/O that continues piece by piece.
@@ -355,7 +363,7 @@ struct Long {
     buffer: IoBuffer,
 }
 
-struct RamBackend {
+struct RamChannel {
     owner: Owner,
     /// Operations in progress, indexed by their token.
     long: Vec<Option<Long>>,
@@ -452,7 +460,7 @@ fn cost(io: &IoRequest, length: u64) -> u64 {
     }
 }
 
-impl RamBackend {
+impl RamChannel {
     /// Executes an admitted I/O.
     #[inline]
     fn carry_out(&mut self, io: &IoRequest, buffer: &IoBuffer) -> IoOutcome {
@@ -564,7 +572,7 @@ impl RamBackend {
     }
 }
 
-impl IoChannel for RamBackend {
+impl IoChannel for RamChannel {
     #[inline]
     fn submit(
         &mut self,

@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn recreated_disk_has_its_content_and_needs_the_same_shape() {
-        use crate::{BlockDevice, OpenError, Ram, RamOptions};
+        use crate::{BlockDevice, OpenError, Ram, RamOptions, Removable};
 
         set_descriptor_store(Box::new(
             Box::leak(Box::<Store>::default()) as &'static Store
@@ -220,7 +220,8 @@ mod tests {
         let open = |options: RamOptions| Ram::keep(options, "d0");
         let first = open(options).unwrap();
         assert_eq!(first.info().atomic_writes, None);
-        let identity = |disk: &Ram| disk.medium().unwrap().own_identity();
+        let identity = |disk: &Ram| disk.capabilities().medium.unwrap().own_identity();
+        assert_eq!(crate::capabilities::names(&first), "medium removable");
         let again = open(options).unwrap();
         assert_eq!(identity(&first), identity(&again));
         // Data that a smaller disk would lose.

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use bdev::{BlockDevice, CacheMode, File, FileOptions, ImageFormat};
+use bdev::{BlockDevice, CacheMode, File, FileOptions, ImageFormat, LocalFiles};
 use common::{Worker, open, options};
 
 fn refusal(options: FileOptions) -> String {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use bdev::{
     BackingName, BlockDevice, BlockingIo, CacheMode, Fault, FaultAction, FaultPlan, Faulty, Image,
-    ImageOptions, Mirror, Ram, RamOptions,
+    ImageDevice, ImageOptions, Mirror, Ram, RamOptions,
 };
 use block::{IoError, IoErrorKind, IoFlags, IoKind, IoRequest};
-use common::{Worker, filled, open, options};
+use common::{Worker, filled, give_up_writing, open, options};
 use guest_memory::IoBuffer;
 use proptest::prelude::*;
 
@@ -229,7 +229,7 @@ fn image_over_an_open_disk_becomes_independent() {
     let one = image_options(&path("one.qcow2"));
     let one = Image::create_over(&one, &name("base.raw", "raw"), below, SIZE).unwrap();
     let one: Arc<dyn BlockDevice> = Arc::new(one);
-    base.give_up_writing().unwrap();
+    give_up_writing(&*base);
     Worker::new(&*one).write(65536, &[7; 65536]).unwrap();
     let two = image_options(&path("two.qcow2"));
     let again = Image::create_over(
@@ -241,22 +241,23 @@ fn image_over_an_open_disk_becomes_independent() {
     assert!(again.err().unwrap().to_string().contains("already exists"));
     let two_image = Image::create_over(&two, &name("one.qcow2", "qcow2"), Arc::clone(&one), SIZE);
     let two_image: Arc<dyn BlockDevice> = Arc::new(two_image.unwrap());
-    one.give_up_writing().unwrap();
+    give_up_writing(&*one);
     Worker::new(&*two_image).write(1 << 20, &[9; 512]).unwrap();
     let expected = content(&two_image);
     assert_eq!(expected[65536], 7);
     assert_eq!(expected[1 << 20..][..512], [9; 512]);
 
+    let image = two_image.capabilities().image.unwrap();
     let mut at = 0;
     while at < SIZE {
-        at = two_image.copy_up(at, 1 << 20).unwrap().end;
+        at = image.copy_up(at, 1 << 20).unwrap().end;
     }
-    assert!(!two_image.close_backing().unwrap());
-    assert!(two_image.backing().is_some());
-    two_image.leave_backing().unwrap();
-    assert!(two_image.backing().is_none());
+    assert!(!image.close_backing().unwrap());
+    assert!(image.backing().is_some());
+    image.leave_backing().unwrap();
+    assert!(image.backing().is_none());
     assert_eq!(content(&two_image), expected);
-    assert!(two_image.close_backing().unwrap());
+    assert!(image.close_backing().unwrap());
     assert_eq!(Arc::strong_count(&one), 1);
     // Discarded clusters have no entry any more, and read as zeroes.
     Worker::new(&*two_image)
@@ -283,7 +284,7 @@ fn image_closes_its_former_backing_image() {
     let base = Image::create(&image_options(&path("base.qcow2")), SIZE).unwrap();
     let base: Arc<dyn BlockDevice> = Arc::new(base);
     Worker::new(&*base).write(65536, &[7; 65536]).unwrap();
-    base.give_up_writing().unwrap();
+    give_up_writing(&*base);
     let name = BackingName {
         name: "base.qcow2".to_owned(),
         format: "qcow2",
@@ -347,7 +348,8 @@ fn commit_part(opened: &bdev::Committable, mirror: &Mirror, part: u64) {
     let mut source = BlockingIo::new(Arc::clone(&opened.overlay)).unwrap();
     let mut target = BlockingIo::new(Arc::clone(&opened.base)).unwrap();
     let mut at = from;
-    for (piece, is_own) in opened.overlay.own_pieces(from, end - from).unwrap() {
+    let image = opened.overlay.capabilities().image.unwrap();
+    for (piece, is_own) in image.own_pieces(from, end - from).unwrap() {
         let mut bytes = vec![0; (piece - at) as usize];
         if is_own {
             source.read_at(at, &mut bytes).unwrap();

@@ -477,7 +477,7 @@ fn clusters_that_are_allocated_in_part_are_served_streamed_and_grown() {
         content[from..from + 1024].fill(7);
     }
     assert!(read(&image) == content, "after writes");
-    use bdev::BlockDevice;
+    use bdev::ImageDevice;
     let mut next = 0;
     while next < SIZE as u64 {
         next = image.copy_up(next, 1 << 20).unwrap().end;
@@ -497,7 +497,7 @@ fn clusters_that_are_allocated_in_part_are_served_streamed_and_grown() {
 /// Without its backing image, or with another one, an image's snapshots would change.
 #[test]
 fn image_with_snapshots_retains_its_backing_image() {
-    use bdev::BlockDevice;
+    use bdev::ImageDevice;
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();

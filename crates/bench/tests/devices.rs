@@ -386,7 +386,7 @@ impl Layer for Liar {
     }
 
     fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
-        Ok(Box::new(LiarBackend {
+        Ok(Box::new(LiarChannel {
             inner: self.inner.attach(attach)?,
             wrong: self.wrong,
             left: self.left.clone(),
@@ -394,13 +394,13 @@ impl Layer for Liar {
     }
 }
 
-struct LiarBackend {
+struct LiarChannel {
     inner: Box<dyn IoChannel>,
     wrong: Wrong,
     left: Arc<AtomicU64>,
 }
 
-impl IoChannel for LiarBackend {
+impl IoChannel for LiarChannel {
     fn submit(
         &mut self,
         ring: &mut Ring,

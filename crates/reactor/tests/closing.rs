@@ -44,7 +44,7 @@ impl Layer for Late {
         let event = RingFd::from(eventfd(1, EventfdFlags::CLOEXEC)?);
         let watch = attach.ring().watch(owner, 0, &event);
         self.count.attached.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(LateBackend {
+        Ok(Box::new(LateChannel {
             inner: self.inner.attach(attach)?,
             owner,
             watch,
@@ -54,7 +54,7 @@ impl Layer for Late {
     }
 }
 
-struct LateBackend {
+struct LateChannel {
     inner: Box<dyn IoChannel>,
     owner: Owner,
     watch: WatchId,
@@ -63,7 +63,7 @@ struct LateBackend {
     count: Arc<Count>,
 }
 
-impl IoChannel for LateBackend {
+impl IoChannel for LateChannel {
     fn submit(
         &mut self,
         ring: &mut Ring,
@@ -102,7 +102,7 @@ impl IoChannel for LateBackend {
     }
 }
 
-impl Drop for LateBackend {
+impl Drop for LateChannel {
     fn drop(&mut self) {
         self.count
             .closed

@@ -77,7 +77,7 @@ pub(crate) fn join(
     runners: &Arc<Runners>,
 ) -> Option<StateMembership> {
     let device = disk.device();
-    let state = device.shared_state()?;
+    let state = device.capabilities().shared_state?;
     let Number {
         number: daemon,
         may_be_saved,

@@ -69,7 +69,7 @@ struct FileSlot {
     buffer: IoBuffer,
 }
 
-pub(super) struct FileBackend {
+pub(super) struct FileChannel {
     shared: Arc<SharedFile>,
     limits: Limits,
     fd: RingFd,
@@ -81,14 +81,14 @@ pub(super) struct FileBackend {
     status: StatusCalls,
 }
 
-impl FileBackend {
+impl FileChannel {
     pub(super) fn new(
         shared: Arc<SharedFile>,
         fd: RingFd,
         owner: Owner,
         status: Owner,
-    ) -> FileBackend {
-        FileBackend {
+    ) -> FileChannel {
+        FileChannel {
             limits: Limits::of(&shared.info, &shared.capacity),
             shared,
             fd,
@@ -518,7 +518,7 @@ fn usable(moved: u32, slot: &FileSlot, alignment: u32) -> u64 {
     }
 }
 
-impl IoChannel for FileBackend {
+impl IoChannel for FileChannel {
     fn submit(
         &mut self,
         ring: &mut Ring,

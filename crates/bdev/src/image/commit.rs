@@ -12,7 +12,7 @@ use super::overlay::HAS_SNAPSHOTS;
 use super::owner::Owner;
 use super::remote_backing::is_remote;
 use super::{Image, ImageOptions, open};
-use crate::{BlockDevice, File, FileOptions, OpenError};
+use crate::{BlockDevice, File, FileOptions, Lockable, OpenError};
 
 /// An image and its backing device, opened for writing.
 pub struct Committable {
@@ -53,7 +53,10 @@ pub(super) fn reopen(image: &Image) -> Result<Committable, OpenError> {
     let base_is_image = named.format == BackingFormat::Qcow2;
     let released = image
         .give_up_writing()
-        .and_then(|()| below.release_locks())
+        .and_then(|()| {
+            let lockable = below.capabilities().lockable;
+            lockable.map_or(Ok(()), Lockable::release_locks)
+        })
         .and_then(|()| image.release_locks());
     let opened = released
         .map_err(|error| failed(format!("cannot release the image: {error}")))

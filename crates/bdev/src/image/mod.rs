@@ -28,7 +28,10 @@ use std::thread::JoinHandle;
 use block::{Capacity, DiskInfo, IoFlags, IoRequest};
 use qcow2::Map;
 
-use crate::{Attach, BlockDevice, CacheMode, CopiedUp, File, IoChannel, Medium, OpenError};
+use crate::{
+    Attach, BlockDevice, CacheMode, Capabilities, CopiedUp, File, ImageDevice, IoChannel,
+    LocalFiles, Lockable, OpenError,
+};
 use backing_link::BackingLink;
 pub use commit::Committable;
 pub use data_file::{backing_path_of, data_file_of};
@@ -322,10 +325,47 @@ impl BlockDevice for Image {
         self.change(|reply| Change::Resize(bytes, reply))
     }
 
+    fn kind(&self) -> &'static str {
+        "image"
+    }
+
+    /// Lists every field, because an image is a device over its files.
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            medium: self.shared.data().capabilities().medium,
+            files: Some(self),
+            lockable: Some(self),
+            image: Some(self),
+            remote: None,
+            shared_state: None,
+            // The caller of `create` removes an unused image.
+            removable: None,
+        }
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        let requests = self.requests()?.clone();
+        let channel = channel::ImageChannel::new(&self.shared, requests, attach)?;
+        Ok(Box::new(channel))
+    }
+}
+
+impl LocalFiles for Image {
+    /// No other process can change the size of an open image.
+    fn found_size(&self) -> io::Result<u64> {
+        Ok(self.shared.capacity.bytes())
+    }
+
+    fn known_size(&self) -> io::Result<u64> {
+        self.found_size()
+    }
+
     fn check_file(&self) -> io::Result<()> {
         self.shared.files().try_for_each(File::check_file)
     }
+}
 
+impl Lockable for Image {
     /// The owner closes the image and only reads tables afterwards.
     fn give_up_writing(&self) -> io::Result<()> {
         self.change(Change::GiveUpWriting)?;
@@ -338,10 +378,18 @@ impl BlockDevice for Image {
 
     /// Includes the backing images, where no other process may write.
     fn take_locks(&self) -> io::Result<()> {
-        if let Some(below) = self.shared.backing.device() {
-            below.take_locks()?;
+        if let Some(below) = self.shared.backing.device()
+            && let Some(lockable) = below.capabilities().lockable
+        {
+            lockable.take_locks()?;
         }
         self.shared.files().try_for_each(File::take_locks)
+    }
+}
+
+impl ImageDevice for Image {
+    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
+        self.shared.backing.device()
     }
 
     fn reopen_to_commit(&self) -> Result<Committable, OpenError> {
@@ -372,32 +420,5 @@ impl BlockDevice for Image {
         // The device is dropped on this thread: closing its files may block, and the owner serves clients.
         self.ask(Change::CloseBacking)
             .map(|closed| closed.is_some())
-    }
-
-    /// No other process can change the size of an open image.
-    fn found_size(&self) -> io::Result<Option<u64>> {
-        Ok(Some(self.shared.capacity.bytes()))
-    }
-
-    fn known_size(&self) -> io::Result<Option<u64>> {
-        self.found_size()
-    }
-
-    fn medium(&self) -> Option<&dyn Medium> {
-        self.shared.data().medium()
-    }
-
-    fn kind(&self) -> &'static str {
-        "image"
-    }
-
-    fn backing(&self) -> Option<Arc<dyn BlockDevice>> {
-        self.shared.backing.device()
-    }
-
-    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
-        let requests = self.requests()?.clone();
-        let channel = channel::ImageChannel::new(&self.shared, requests, attach)?;
-        Ok(Box::new(channel))
     }
 }

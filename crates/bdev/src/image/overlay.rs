@@ -12,7 +12,7 @@ use super::open::CHAIN_MAX;
 use super::owner::Owner;
 use super::{Image, ImageOptions, open};
 use crate::layer::visit_stack;
-use crate::{BlockDevice, CacheMode, CopiedUp, File, FileOptions, OpenError};
+use crate::{BlockDevice, CacheMode, CopiedUp, File, FileOptions, OpenError, Removable};
 
 /// Initial size of the file in bytes.
 const FIRST_BYTES: u64 = 512;

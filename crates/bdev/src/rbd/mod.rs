@@ -29,8 +29,8 @@ use self::reopening::{Availability, LossReason};
 use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
 use crate::{
-    Attach, BlockDevice, DiskState, IoChannel, Medium, OpenError, SharedState, StateMembership,
-    StateObserver,
+    Attach, BlockDevice, Capabilities, DiskState, IoChannel, OpenError, RemoteDevice, SharedState,
+    StateMembership, StateObserver,
 };
 
 /// Options for opening an image.
@@ -290,31 +290,35 @@ impl BlockDevice for Rbd {
         Ok(())
     }
 
-    fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
-        // Set only once, by the owner of the disk.
-        self.shared.size.changed.set(changed).ok();
-    }
-
-    fn medium(&self) -> Option<&dyn Medium> {
-        Some(self.shared.medium.medium())
-    }
-
-    fn shared_state(&self) -> Option<&dyn SharedState> {
-        let info = &self.shared.info;
-        (info.shared && !info.read_only).then_some(self)
-    }
-
-    fn state(&self) -> DiskState {
-        self.shared.availability.state()
-    }
-
     fn kind(&self) -> &'static str {
         "rbd"
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        let info = &self.shared.info;
+        let is_shared = info.shared && !info.read_only;
+        Capabilities {
+            medium: Some(self.shared.medium.medium()),
+            remote: Some(self),
+            shared_state: is_shared.then_some(self as &dyn SharedState),
+            ..Capabilities::NONE
+        }
     }
 
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let channel = channel::RbdChannel::new(Arc::clone(&self.shared), attach)?;
         Ok(Box::new(channel))
+    }
+}
+
+impl RemoteDevice for Rbd {
+    fn state(&self) -> DiskState {
+        self.shared.availability.state()
+    }
+
+    fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
+        // Set only once, by the owner of the disk.
+        self.shared.size.changed.set(changed).ok();
     }
 }
 

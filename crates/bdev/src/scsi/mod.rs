@@ -17,7 +17,7 @@ use latency::Clock;
 use self::commands::UnitProfile;
 use crate::error::{check_block_size, check_size};
 use crate::network_medium::NetworkMedium;
-use crate::{Attach, BlockDevice, DiskState, IoChannel, Medium, OpenError};
+use crate::{Attach, BlockDevice, Capabilities, DiskState, IoChannel, OpenError, RemoteDevice};
 
 /// Executes commands.
 pub(crate) trait CommandUnit: Send + Sync {
@@ -278,27 +278,16 @@ impl BlockDevice for ScsiDisk {
         ))
     }
 
-    fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
-        // Set only once, by the owner of the disk.
-        self.watch.changed.set(changed).ok();
-    }
-
-    fn medium(&self) -> Option<&dyn Medium> {
-        Some(&self.medium)
-    }
-
-    fn state(&self) -> DiskState {
-        match &*self.watch.unavailable() {
-            None => DiskState::Ready,
-            Some((reason, next_try)) => DiskState::Unavailable {
-                reason: reason.clone(),
-                next_try: next_try.saturating_sub(Clock::shared().elapsed()),
-            },
-        }
-    }
-
     fn kind(&self) -> &'static str {
         self.kind
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            medium: Some(&self.medium),
+            remote: Some(self),
+            ..Capabilities::NONE
+        }
     }
 
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
@@ -309,8 +298,25 @@ impl BlockDevice for ScsiDisk {
     }
 }
 
+impl RemoteDevice for ScsiDisk {
+    fn state(&self) -> DiskState {
+        match &*self.watch.unavailable() {
+            None => DiskState::Ready,
+            Some((reason, next_try)) => DiskState::Unavailable {
+                reason: reason.clone(),
+                next_try: next_try.saturating_sub(Clock::shared().elapsed()),
+            },
+        }
+    }
+
+    fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
+        // Set only once, by the owner of the disk.
+        self.watch.changed.set(changed).ok();
+    }
+}
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     #[test]
@@ -343,33 +349,38 @@ mod tests {
         fn abort(&self, _: &Arc<dyn CommandSink>, _: u64) {}
     }
 
+    /// Creates a disk of 1 MiB whose unit never answers.
+    pub(crate) fn silent_disk(
+        block_size: Option<u32>,
+        passthrough: Option<PassedReservations>,
+    ) -> Result<ScsiDisk, OpenError> {
+        let mut info = UnitInfo {
+            block_size: 4096,
+            blocks: 256,
+            ..UnitInfo::default()
+        };
+        info.properties.compare_and_write_max = 1;
+        let parts = ScsiDiskParts {
+            kind: "iscsi",
+            unit: Box::new(Silent),
+            info,
+            medium: NetworkMedium::new("key".to_owned()),
+            watch: Arc::default(),
+            read_only: false,
+            passthrough,
+            block_size,
+        };
+        let failed = |reason| OpenError::Unit {
+            unit: "u".to_owned(),
+            reason,
+        };
+        ScsiDisk::new(parts, failed)
+    }
+
     #[test]
     fn logical_blocks_differ_from_the_unit_unless_it_is_passed_through() {
-        let open = |block_size, passthrough| {
-            let mut info = UnitInfo {
-                block_size: 4096,
-                blocks: 256,
-                ..UnitInfo::default()
-            };
-            info.properties.compare_and_write_max = 1;
-            let parts = ScsiDiskParts {
-                kind: "iscsi",
-                unit: Box::new(Silent),
-                info,
-                medium: NetworkMedium::new("key".to_owned()),
-                watch: Arc::default(),
-                read_only: false,
-                passthrough,
-                block_size,
-            };
-            let failed = |reason| OpenError::Unit {
-                unit: "u".to_owned(),
-                reason,
-            };
-            ScsiDisk::new(parts, failed)
-        };
         for (block_size, shown, compares) in [(None, 4096, true), (Some(512), 512, false)] {
-            let info = open(block_size, None)
+            let info = silent_disk(block_size, None)
                 .unwrap_or_else(|error| panic!("{error}"))
                 .info();
             assert_eq!(info.geometry, Geometry::new(shown, 1 << 20));
@@ -377,8 +388,8 @@ mod tests {
             assert_eq!(info.compare_and_write.is_some(), compares);
         }
         let emulated = Some(PassedReservations::Emulate);
-        assert!(open(Some(4096), emulated).is_ok());
-        let refused = open(Some(512), emulated)
+        assert!(silent_disk(Some(4096), emulated).is_ok());
+        let refused = silent_disk(Some(512), emulated)
             .err()
             .map(|error| error.to_string());
         assert!(refused.is_some_and(|text| text.contains("hint: remove block_size")));

@@ -35,25 +35,25 @@ impl Layer for Recording {
     }
 
     fn attach_layer(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
-        Ok(Box::new(ListeningBackend {
+        Ok(Box::new(ListeningChannel {
             inner: self.inner.attach(attach)?,
             announced: self.announced.clone(),
         }))
     }
 }
 
-struct ListeningBackend {
+struct ListeningChannel {
     inner: Box<dyn IoChannel>,
     announced: Announcements,
 }
 
-impl ListeningBackend {
+impl ListeningChannel {
     fn note(&self, announced: Announcement) {
         self.announced.lock().unwrap().push(announced);
     }
 }
 
-impl IoChannel for ListeningBackend {
+impl IoChannel for ListeningChannel {
     fn submit(
         &mut self,
         ring: &mut Ring,

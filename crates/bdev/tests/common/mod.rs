@@ -149,6 +149,12 @@ pub fn open(options: FileOptions) -> Arc<File> {
     Arc::new(File::open(options).unwrap_or_else(|e| panic!("{e}")))
 }
 
+/// Makes a device a read-only backing device.
+pub fn give_up_writing(device: &dyn BlockDevice) {
+    let lockable = device.capabilities().lockable.unwrap();
+    lockable.give_up_writing().unwrap();
+}
+
 pub fn make_image(path: &Path, options: &bdev::qcow2::CreateOptions) {
     let file = open(FileOptions {
         size: Some(4096),

@@ -1,16 +1,21 @@
 //! Name under which an image records its backing file.
 
-use bdev::{BackingName, BlockDevice};
+use bdev::{BackingName, BlockDevice, ImageDevice};
 use config::BlockDeviceConfig;
 
 use crate::objects::Refusal;
 
-/// Checks that a device is an image with a backing image.
-pub(super) fn check_backing(disk: &str, device: &dyn BlockDevice) -> Result<(), Refusal> {
-    match device.backing() {
-        Some(_) => Ok(()),
-        None => Err(no_backing(disk)),
-    }
+/// Returns the device of a disk as an image with a backing image.
+///
+/// # Errors
+/// It is not one.
+pub(super) fn backed_image<'a>(
+    disk: &str,
+    device: &'a dyn BlockDevice,
+) -> Result<&'a dyn ImageDevice, Refusal> {
+    let image = device.capabilities().image;
+    let backed = image.filter(|image| image.backing().is_some());
+    backed.ok_or_else(|| no_backing(disk))
 }
 
 /// The refusal of a job that needs a backing image.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bdev::{BlockDevice, Committable, DiscardMode, Disk, Mirror};
 
-use super::backing_name::{check_backing, no_backing};
+use super::backing_name::{backed_image, no_backing};
 use super::copy::{Copying, keep_discards, run_copying};
 use super::exchange::{exchange_held, failed};
 use super::{Context, Job, JobKind};
@@ -31,7 +31,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     else {
         return Err(no_backing(&name));
     };
-    check_backing(&name, &*device)?;
+    backed_image(&name, &*device)?;
     if config.read_only {
         return Err(Refusal::conflict(
             format!("disk {name} is read-only"),
@@ -94,7 +94,7 @@ fn begin(
     let name = disk.name();
     let opened = RefCell::new(None);
     let make = || {
-        let reopened = before.reopen_to_commit();
+        let reopened = backed_image(name, &**before)?.reopen_to_commit();
         let mut reopened = reopened.map_err(|error| failed(name, &error))?;
         let discard;
         (reopened.base, discard) = keep_discards(disk, reopened.base, DiscardMode::Unmap);
@@ -124,8 +124,11 @@ fn begin(
 
 /// Takes the locks of a device again. Retries while channels of the failed attempt are closing.
 fn lock_again(disk: &str, device: &dyn BlockDevice) {
+    let Some(lockable) = device.capabilities().lockable else {
+        return;
+    };
     let until = Instant::now() + LETTING_GO;
-    while let Err(error) = device.take_locks() {
+    while let Err(error) = lockable.take_locks() {
         if Instant::now() > until {
             tracing::error!(disk, "cannot lock the image again: {error}");
             return;

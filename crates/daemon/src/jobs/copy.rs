@@ -12,7 +12,7 @@ use bdev::{BlockDevice, BlockingIo, DirtyBitmap, DiscardMode, Disk, Mirror, TARG
 use block::{Allocation, Extent, IoFlags, IoRequest};
 use control::objects::JobState;
 
-use super::exchange::{Flush, exchange, failed};
+use super::exchange::{Flush, check_files, exchange, failed};
 use super::incremental::{Incremental, image_over};
 use super::{Context, Job, JobKind};
 use crate::objects::{NewDevice, Refusal};
@@ -331,7 +331,8 @@ impl Copying {
                 self.back_to_source();
                 self.wait_for_hung_io(&mirror, hung, &early);
                 if self.is_commit()
-                    && let Err(error) = self.target.give_up_writing()
+                    && let Some(lockable) = self.target.capabilities().lockable
+                    && let Err(error) = lockable.give_up_writing()
                 {
                     tracing::warn!(
                         disk = name,
@@ -384,7 +385,7 @@ impl Copying {
         }
         loop {
             let is_well =
-                || mirror.progress().error().is_none() && self.target.check_file().is_ok();
+                || mirror.progress().error().is_none() && check_files(&*self.target).is_ok();
             if !self.job.waits_for_switch(is_well) {
                 return Err(self.early(mirror));
             }
@@ -392,7 +393,9 @@ impl Copying {
             match self.switch(mirror, hung) {
                 Ok(()) => {
                     // No device is opened as this disk again, so memory reserved for that is freed.
-                    self.source.forget();
+                    if let Some(removable) = self.source.capabilities().removable {
+                        removable.forget();
+                    }
                     return Ok(());
                 }
                 Err(refusal) => {
@@ -408,7 +411,7 @@ impl Copying {
 
     /// Fails if another program has truncated, removed or replaced the target.
     fn check_target(&self) -> Result<(), Early> {
-        let checked = self.target.check_file();
+        let checked = check_files(&*self.target);
         checked.map_err(|error| Early::Failed(format!("cannot use the target: {error}")))
     }
 
@@ -441,7 +444,7 @@ impl Copying {
             let limit = total.min(from + hole_max);
             let mut at = from;
             while at < limit {
-                let pieces = self.source.own_pieces(at, OWN_MAX.min(limit - at)).ok()?;
+                let pieces = self.own_pieces(at, OWN_MAX.min(limit - at)).ok()?;
                 let Some((end, false)) = pieces.first() else {
                     break;
                 };
@@ -461,6 +464,14 @@ impl Copying {
             }
         }
         hole_at(source, from, total.min(from + hole_max))
+    }
+
+    /// Lists the pieces of a range of the source, as [`bdev::ImageDevice::own_pieces`].
+    fn own_pieces(&self, offset: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
+        match self.source.capabilities().image {
+            Some(image) => image.own_pieces(offset, length),
+            None => Ok(vec![(offset + length, true)]),
+        }
     }
 
     /// Returns the bitmap of ranges to copy, or `None` to copy everything.
@@ -491,7 +502,7 @@ impl Copying {
         if !self.is_commit() {
             return copy_range(source, target, from, end);
         }
-        for (piece_end, is_own) in self.source.own_pieces(from, end - from)? {
+        for (piece_end, is_own) in self.own_pieces(from, end - from)? {
             if is_own {
                 bytes += copy_range(source, target, at, piece_end)?;
             }
@@ -521,7 +532,7 @@ impl Copying {
         }
         let target = Arc::clone(&self.target);
         self.change(target, Some(self.config.clone()), || {
-            let checked = self.target.check_file();
+            let checked = check_files(&*self.target);
             checked.map_err(|error| failed(name, &format!("cannot use the target: {error}")))?;
             match mirror.progress().error() {
                 Some(error) => Err(failed(

@@ -1,9 +1,10 @@
 //! Switches disks to other devices. Fallible and long steps run before, while clients do I/O. The disks are then held, and clients wait
 //! only for a flush and one message to each worker.
 
+use std::io;
 use std::sync::Arc;
 
-use bdev::{BlockDevice, BlockingIo, Disk, RangeLock};
+use bdev::{BlockDevice, BlockingIo, Disk, LocalFiles, RangeLock};
 use block::IoRequest;
 use reactor::Pool;
 
@@ -48,6 +49,15 @@ impl Prepared<'_> {
         }
         Ok(())
     }
+}
+
+/// Checks that no other program has changed the files of a device.
+///
+/// # Errors
+/// See [`LocalFiles::check_file`].
+pub(super) fn check_files(device: &dyn BlockDevice) -> io::Result<()> {
+    let files = device.capabilities().files;
+    files.map_or(Ok(()), LocalFiles::check_file)
 }
 
 pub(super) fn failed(disk: &str, cause: &dyn std::fmt::Display) -> Refusal {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bdev::{BackingName, BlockDevice, DiscardMode, Disk, Image, ImageOptions, NamedFiles};
 
 use super::backing_name::backing_name;
-use super::exchange::{Flush, exchange, failed};
+use super::exchange::{Flush, check_files, exchange, failed};
 use super::{Context, Job, JobKind, Unannounced};
 use crate::objects::{Fault, NewDevice, Refusal};
 use config::{BlockDeviceConfig, CacheMode, DiskConfig};
@@ -48,7 +48,9 @@ pub fn snapshot(context: &Context, overlays: &[Overlay]) -> Result<(), Refusal> 
     }
     for one in created {
         let name = one.change.disk.name();
-        if let Err(error) = one.before.give_up_writing() {
+        if let Some(lockable) = one.before.capabilities().lockable
+            && let Err(error) = lockable.give_up_writing()
+        {
             tracing::warn!(
                 disk = name,
                 "cannot release the write lock of the backing image: {error}"
@@ -72,7 +74,7 @@ fn switch_devices(context: &Context, created: &[CreatedOverlay]) -> Result<(), R
     flushes.iter_mut().try_for_each(Flush::run)?;
     exchange(&context.manager, &context.servers, &changes, || {
         for NewDevice { disk, device, .. } in &changes {
-            let checked = device.check_file();
+            let checked = check_files(&**device);
             checked.map_err(|error| failed(disk.name(), &error))?;
         }
         flushes.iter_mut().try_for_each(Flush::run)

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdev::BlockDevice;
+use bdev::ImageDevice;
 use control::objects::JobState;
 
-use super::backing_name::check_backing;
+use super::backing_name::backed_image;
 use super::exchange::failed;
 use super::{Context, Job, JobKind};
 use crate::objects::Refusal;
@@ -30,7 +30,7 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     let (disk, config) = context.disk(disk)?;
     let name = disk.name().to_owned();
     let device = disk.device();
-    check_backing(&name, &*device)?;
+    backed_image(&name, &*device)?;
     if config.read_only {
         return Err(Refusal::conflict(
             format!("disk {name} is read-only"),
@@ -43,7 +43,9 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     context.event_bus.publish("job.started", &name);
     let (running, events) = (Arc::clone(&job), context.event_bus.clone());
     let started = context.jobs.run(move || {
-        let (state, event, reason) = match stream(&*device, &running) {
+        let image = device.capabilities().image;
+        let streamed = image.map_or(Ok(false), |image| stream(image, &running));
+        let (state, event, reason) = match streamed {
             Ok(true) => (JobState::Done, "job.done", None),
             Ok(false) => (JobState::Cancelled, "job.cancelled", None),
             Err(error) => (JobState::Failed, "job.failed", Some(error.to_string())),
@@ -59,7 +61,7 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
 }
 
 /// Returns false if the job was cancelled. Copied data stays in the image.
-fn stream(device: &dyn BlockDevice, job: &Job) -> std::io::Result<bool> {
+fn stream(image: &dyn ImageDevice, job: &Job) -> std::io::Result<bool> {
     let mut part = None;
     let (mut at, mut length) = (0, PART_MIN);
     while at < job.total {
@@ -67,7 +69,7 @@ fn stream(device: &dyn BlockDevice, job: &Job) -> std::io::Result<bool> {
             return Ok(false);
         }
         let began = Instant::now();
-        let copied = device.copy_up(at, length)?;
+        let copied = image.copy_up(at, length)?;
         at = copied.end.min(job.total);
         job.advance(at, copied.bytes);
         part = (copied.bytes > 0).then_some((began, copied.bytes));
@@ -77,9 +79,9 @@ fn stream(device: &dyn BlockDevice, job: &Job) -> std::io::Result<bool> {
         };
     }
     job.set_state(JobState::Finishing, None);
-    device.leave_backing()?;
+    image.leave_backing()?;
     // Workers close their files of the backing image when their reads there have ended.
-    while !device.close_backing()? {
+    while !image.close_backing()? {
         std::thread::sleep(CLOSE_STEP);
     }
     Ok(true)

@@ -372,7 +372,12 @@ impl Owner {
         if let Some(disk) = self.disks.remove(name) {
             self.servers.let_go(&disk);
             self.bitmaps.forget(name);
-            if disk.device().forget() {
+            let device = disk.device();
+            let is_gone = match device.capabilities().removable {
+                Some(removable) => removable.forget(),
+                None => device.medium().is_none(),
+            };
+            if is_gone {
                 // No disk will have this identity again.
                 scsi::forget(self.servers.units.store(), &disk.info());
             }

@@ -40,7 +40,9 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
     };
     let waiting = disk.and_then(|disk| disk.state().waiting());
     let device = disk.map(|disk| disk.device());
-    let shared = device.as_ref().and_then(|device| device.shared_state());
+    let shared = device
+        .as_ref()
+        .and_then(|device| device.capabilities().shared_state);
     let geometry = info.as_ref().map(|info| info.geometry);
     let stack = match disk {
         Some(disk) => disk.stack(),

@@ -21,14 +21,16 @@ pub(super) fn sized_files(config: &Config) -> HashSet<String> {
 impl Owner {
     /// Follows the size of a new disk.
     pub(super) fn follow_size(&self, name: &str, disk: &Arc<Disk>) {
-        let messages = self.messages.clone();
-        let name = name.to_owned();
-        disk.device().on_change(Box::new(move || {
-            let name = name.clone();
-            let message: Message = Box::new(move |owner| owner.followed(&name));
-            // Fails at the end of the daemon, without an owner.
-            messages.send(message).ok();
-        }));
+        if let Some(remote) = disk.device().capabilities().remote {
+            let messages = self.messages.clone();
+            let name = name.to_owned();
+            remote.on_change(Box::new(move || {
+                let name = name.clone();
+                let message: Message = Box::new(move |owner| owner.followed(&name));
+                // Fails at the end of the daemon, without an owner.
+                messages.send(message).ok();
+            }));
+        }
         // Handles changes before the callback was registered.
         let name = disk.name().to_owned();
         let message: Message = Box::new(move |owner| owner.followed(&name));

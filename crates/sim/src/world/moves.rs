@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use bdev::stepped::shape_new_images;
 use bdev::{
-    Attach, BlockDevice, Disk, File, FileOptions, Finished, Image, ImageOptions, IoChannel, Mirror,
-    Submission, Tag,
+    Attach, BlockDevice, Disk, File, FileOptions, Finished, Image, ImageDevice, ImageOptions,
+    IoChannel, Lockable, Mirror, Submission, Tag,
 };
 use block::{Allocation, IoError, IoFlags, IoRequest, STATUS_BYTES, decode_extents};
 use guest_memory::IoBuffer;
@@ -90,15 +90,17 @@ impl World {
         let before = of.device();
         // Images with internal snapshots are the bottom of a chain. The image may have no backing image if the daemon ended at that
         // point.
-        if self.plans[disk].lower.is_empty() || before.backing().is_none() {
+        let image = before.capabilities().image;
+        let backed = image.filter(|image| image.backing().is_some());
+        let Some(image) = backed.filter(|_| !self.plans[disk].lower.is_empty()) else {
             return;
-        }
+        };
         Files::set_faults(self.corruption);
         log_step!(self, "d{disk}: commit");
         let Some(held) = self.hold(&of, 0, u64::MAX) else {
             return;
         };
-        let opened = before.reopen_to_commit();
+        let opened = image.reopen_to_commit();
         self.look_at_faults();
         let opened = match opened {
             Ok(opened) => opened,
@@ -135,7 +137,8 @@ impl World {
             };
             log_step!(self, "d{disk} is committed");
         } else if !self.is_over() {
-            let given_up = base.give_up_writing();
+            let lockable = base.capabilities().lockable;
+            let given_up = lockable.map_or(Ok(()), Lockable::give_up_writing);
             self.look_at_faults();
             assert!(
                 given_up.is_ok() || self.is_over() || self.is_troubled,
@@ -156,12 +159,15 @@ impl World {
         }
         log_step!(self, "d{disk}: stream");
         let device = self.life().disks[disk].device();
+        let Some(image) = device.capabilities().image else {
+            return;
+        };
         let total = device.capacity().bytes();
         let mut at = 0;
         while at < total {
             let part = (1 + random.below(PART_MAX)) * BLOCK as u64;
             let length = part.min(total - at);
-            let copied = device.copy_up(at, length);
+            let copied = image.copy_up(at, length);
             self.look_at_faults();
             if self.is_over() || copied.is_err() {
                 assert!(
@@ -176,7 +182,7 @@ impl World {
                 return;
             }
         }
-        let left = device.leave_backing();
+        let left = image.leave_backing();
         self.look_at_faults();
         if left.is_ok() && !self.is_over() {
             let plan = &mut self.plans[disk];
@@ -189,17 +195,17 @@ impl World {
             "d{disk} still has a backing image: {left:?}"
         );
         if left.is_ok() {
-            self.close_backing(disk, &*device, &mut random);
+            self.close_backing(disk, image, &mut random);
         }
     }
 
     /// Closes the backing image that a disk's image has left, while clients continue.
-    fn close_backing(&mut self, disk: usize, device: &dyn BlockDevice, random: &mut Random) {
+    fn close_backing(&mut self, disk: usize, image: &dyn ImageDevice, random: &mut Random) {
         for _ in 0..CLOSE_STEPS_MAX {
             if self.is_over() {
                 return;
             }
-            let closed = device.close_backing();
+            let closed = image.close_backing();
             self.look_at_faults();
             match closed {
                 Ok(true) => return,
@@ -364,7 +370,10 @@ impl World {
         if !copying.is_commit {
             return self.copy_range(copying, from, end);
         }
-        let pieces = copying.source.own_pieces(from, end - from);
+        let pieces = match copying.source.capabilities().image {
+            Some(image) => image.own_pieces(from, end - from),
+            None => Ok(vec![(end, true)]),
+        };
         self.look_at_faults();
         let Ok(pieces) = pieces else {
             return false;

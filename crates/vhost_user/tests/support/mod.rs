@@ -224,7 +224,7 @@ impl Layer for Watched {
     }
 
     fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
-        Ok(Box::new(WatchedBackend {
+        Ok(Box::new(WatchedChannel {
             owner: attach.owner(),
             inner: self.inner.attach(attach)?,
             seen: self.seen.clone(),
@@ -235,7 +235,7 @@ impl Layer for Watched {
     }
 }
 
-struct WatchedBackend {
+struct WatchedChannel {
     inner: Box<dyn IoChannel>,
     owner: Owner,
     seen: Arc<Mutex<Vec<IoRequest>>>,
@@ -245,7 +245,7 @@ struct WatchedBackend {
     waiting: Vec<Option<(IoRequest, IoBuffer, Tag)>>,
 }
 
-impl IoChannel for WatchedBackend {
+impl IoChannel for WatchedChannel {
     fn submit(
         &mut self,
         ring: &mut Ring,

@@ -1,0 +1,336 @@
+//! Capabilities: operations beyond I/O that some kinds of block devices have. Control plane only; no I/O uses them.
+//!
+//! ```text
+//!                      medium   files   lockable   image   remote   shared_state   removable
+//!   null               -        -       -          -       -        -              -
+//!   ram                kept     -       -          -       -        -              yes
+//!   file               yes      yes     yes        -       -        -              yes
+//!   image              yes      yes     yes        yes     -        -              -
+//!   rbd                yes      -       -          -       yes      shared         -
+//!   iscsi              yes      -       -          -       yes      -              -
+//!   scsi_generic       yes      -       -          -       yes      -              -
+//!   layer              below    below   below      -       below    -              below
+//! ```
+//!
+//! `kept`: if the memory outlives the process. `shared`: if several daemons write the image. `below`: that of the device below. A layer
+//! over an image is not an image: its jobs would bypass the layer. It does not share state: it may change the visible content.
+//!
+//! A device over another one lists every field of [`Capabilities`]. A new capability therefore does not compile until each such device
+//! has a decision. Test: below, one table.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::{BlockDevice, Committable, DiskState, Medium, OpenError, SharedState};
+
+/// The capabilities of a device.
+#[derive(Clone, Copy)]
+pub struct Capabilities<'a> {
+    /// Medium that stores the disk's identity; `None` if content and identity end with the process.
+    pub medium: Option<&'a dyn Medium>,
+    /// Files on this host that store the content.
+    pub files: Option<&'a dyn LocalFiles>,
+    /// Locks against other processes on this host.
+    pub lockable: Option<&'a dyn Lockable>,
+    /// Image that may have a backing image.
+    pub image: Option<&'a dyn ImageDevice>,
+    /// Storage that may become unavailable and may change without a request.
+    pub remote: Option<&'a dyn RemoteDevice>,
+    /// State shared by all daemons that serve the content.
+    pub shared_state: Option<&'a dyn SharedState>,
+    /// Resources that outlive the device and can be removed.
+    pub removable: Option<&'a dyn Removable>,
+}
+
+impl Capabilities<'_> {
+    /// No capability.
+    pub const NONE: Capabilities<'static> = Capabilities {
+        medium: None,
+        files: None,
+        lockable: None,
+        image: None,
+        remote: None,
+        shared_state: None,
+        removable: None,
+    };
+}
+
+/// Device with its content in files or block devices of this host.
+pub trait LocalFiles: Send + Sync {
+    /// Returns the present size in bytes, which other programs may have changed. May block.
+    ///
+    /// # Errors
+    /// The system fails.
+    fn found_size(&self) -> io::Result<u64>;
+
+    /// Returns the last size in bytes that the system has seen. Does not ask the storage, which may not answer.
+    ///
+    /// # Errors
+    /// The system fails.
+    fn known_size(&self) -> io::Result<u64>;
+
+    /// Checks that no other program has truncated, removed or replaced the files. May block.
+    ///
+    /// # Errors
+    /// The change, with path and size of the file; or the system's error.
+    fn check_file(&self) -> io::Result<()>;
+}
+
+/// Device that is locked against other processes.
+pub trait Lockable: Send + Sync {
+    /// Converts the device to a read-only backing device, readable by other processes. No write is in flight.
+    ///
+    /// # Errors
+    /// The system refuses. The device is read-only, but still locked.
+    fn give_up_writing(&self) -> io::Result<()>;
+
+    /// Releases the locks, because this process will open the object again. Nothing is written until the locks are taken again.
+    ///
+    /// # Errors
+    /// The system refuses.
+    fn release_locks(&self) -> io::Result<()>;
+
+    /// Takes the locks again after [`Lockable::release_locks`].
+    ///
+    /// # Errors
+    /// The system refuses, or another process has the lock.
+    fn take_locks(&self) -> io::Result<()>;
+}
+
+/// Progress of [`ImageDevice::copy_up`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopiedUp {
+    /// Offset to continue at. `u64::MAX`: the device below has no more data.
+    pub end: u64,
+    /// Number of bytes copied.
+    pub bytes: u64,
+}
+
+/// Image that stores only differences while it has a backing image.
+pub trait ImageDevice: Send + Sync {
+    /// Returns the backing image, until [`ImageDevice::leave_backing`].
+    fn backing(&self) -> Option<Arc<dyn BlockDevice>>;
+
+    /// Lists the pieces of a range: the end of each, and whether this image stores it.
+    ///
+    /// # Errors
+    /// The system fails.
+    fn own_pieces(&self, offset: u64, length: u64) -> io::Result<Vec<(u64, bool)>>;
+
+    /// Copies data from the backing image. Skips own data and holes from `offset` on, then copies about `length` bytes. Work per call is
+    /// bounded. May block.
+    ///
+    /// # Errors
+    /// The system fails; a part may be copied.
+    fn copy_up(&self, offset: u64, length: u64) -> io::Result<CopiedUp>;
+
+    /// Removes the reference to the backing image, after all its data was copied.
+    ///
+    /// # Errors
+    /// The system fails; the reference remains.
+    fn leave_backing(&self) -> io::Result<()>;
+
+    /// Closes the former backing image after [`ImageDevice::leave_backing`]. Returns false if a worker still has a channel to it. May
+    /// block.
+    ///
+    /// # Errors
+    /// Error of the system.
+    fn close_backing(&self) -> io::Result<bool>;
+
+    /// Opens the image again over a writable backing image, to commit its data there. No I/O is in flight, and this device gets no more
+    /// unless the call fails.
+    ///
+    /// # Errors
+    /// The reason; the device is unchanged.
+    fn reopen_to_commit(&self) -> Result<Committable, OpenError>;
+}
+
+/// Device that reconnects automatically. Others may change its size.
+pub trait RemoteDevice: Send + Sync {
+    /// Returns the availability.
+    fn state(&self) -> DiskState;
+
+    /// Registers `changed`, called after others have changed the size and [`BlockDevice::capacity`] was updated, and after an unavailable
+    /// device is ready again. Not called on workers; must be quick.
+    fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>);
+}
+
+/// Device with resources that outlive it.
+pub trait Removable: Send + Sync {
+    /// Removes files and memory that opening has created, if the disk was never used.
+    fn remove_if_created(&self);
+
+    /// Releases resources retained for reopening a removed disk. Returns true if the content is gone.
+    fn forget(&self) -> bool;
+}
+
+/// Shortcuts that have a meaning for every device.
+impl dyn BlockDevice + '_ {
+    /// Returns the medium with the disk's identity; `None` if content and identity end with the process.
+    pub fn medium(&self) -> Option<&dyn Medium> {
+        self.capabilities().medium
+    }
+
+    /// Returns the availability.
+    pub fn state(&self) -> DiskState {
+        let remote = self.capabilities().remote;
+        remote.map_or(DiskState::Ready, RemoteDevice::state)
+    }
+
+    /// Removes files and memory that opening has created, if the disk was never used.
+    pub fn remove_if_created(&self) {
+        if let Some(removable) = self.capabilities().removable {
+            removable.remove_if_created();
+        }
+    }
+}
+
+/// Returns the names of the device's capabilities. A new capability does not compile until added here.
+#[cfg(test)]
+pub(crate) fn names(device: &dyn BlockDevice) -> String {
+    let Capabilities {
+        medium,
+        files,
+        lockable,
+        image,
+        remote,
+        shared_state,
+        removable,
+    } = device.capabilities();
+    let all = [
+        (medium.is_some(), "medium"),
+        (files.is_some(), "files"),
+        (lockable.is_some(), "lockable"),
+        (image.is_some(), "image"),
+        (remote.is_some(), "remote"),
+        (shared_state.is_some(), "shared_state"),
+        (removable.is_some(), "removable"),
+    ];
+    let found = all.into_iter().filter(|(is_there, _)| *is_there);
+    found.map(|(_, name)| name).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        CacheMode, Delay, DiscardMode, FaultPlan, Faulty, File, FileOptions, Image, ImageOptions,
+        Layer, Mirror, Null, NullOptions, Ram, RamOptions,
+    };
+
+    const SIZE: u64 = 1 << 20;
+
+    fn file(path: &Path) -> Arc<dyn BlockDevice> {
+        let options = FileOptions {
+            size: Some(SIZE),
+            cache: CacheMode::Writeback,
+            ..FileOptions::new(path)
+        };
+        Arc::new(File::open(options).unwrap())
+    }
+
+    fn image(path: &Path) -> Arc<dyn BlockDevice> {
+        let options = ImageOptions {
+            cache: CacheMode::Writeback,
+            ..ImageOptions::new(path)
+        };
+        Arc::new(Image::create(&options, SIZE).unwrap())
+    }
+
+    fn ram() -> Arc<dyn BlockDevice> {
+        let options = RamOptions {
+            size: SIZE,
+            ..RamOptions::default()
+        };
+        Arc::new(Ram::create(options).unwrap())
+    }
+
+    fn null() -> Arc<dyn BlockDevice> {
+        let options = NullOptions {
+            size: SIZE,
+            block_size: 512,
+            read_only: false,
+        };
+        Arc::new(Null::create(options).unwrap())
+    }
+
+    fn iscsi() -> Arc<dyn BlockDevice> {
+        let opened = crate::scsi::tests::silent_disk(None, None);
+        Arc::new(opened.unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    /// The table at the head of this file: kind, its capabilities, and those of a layer over it. An RBD image needs a cluster. The
+    /// test of `retained_memory` has a RAM disk with a medium.
+    #[test]
+    fn devices_have_the_capabilities_of_the_table() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let rows: [(Arc<dyn BlockDevice>, &str, &str, &str); 5] = [
+            (null(), "null", "", ""),
+            (ram(), "ram", "removable", "removable"),
+            (
+                file(&path("file")),
+                "file",
+                "medium files lockable removable",
+                "medium files lockable removable",
+            ),
+            (
+                image(&path("image")),
+                "image",
+                "medium files lockable image",
+                "medium files lockable",
+            ),
+            (iscsi(), "iscsi", "medium remote", "medium remote"),
+        ];
+        for (device, kind, own, of_layer) in rows {
+            assert_eq!(device.kind(), kind);
+            assert_eq!(names(&*device), own, "{kind}");
+            let below = || Arc::clone(&device);
+            let layers: [Arc<dyn BlockDevice>; 3] = [
+                Arc::new(Delay::new(below(), Duration::ZERO)),
+                Arc::new(Faulty::new(below(), FaultPlan::default())),
+                Arc::new(Mirror::new(below(), ram())),
+            ];
+            for layer in layers {
+                assert_eq!(names(&*layer), of_layer, "{} over {kind}", layer.kind());
+            }
+        }
+        let ignoring = DiscardMode::Ignore.over(image(&path("another")));
+        assert_eq!(ignoring.kind(), "discard");
+        assert_eq!(names(&*ignoring), "medium files lockable");
+    }
+
+    /// A layer of another crate has the capabilities of all layers.
+    #[test]
+    fn layer_over_a_layer_passes_capabilities_on() {
+        struct Plain(Arc<dyn BlockDevice>);
+
+        impl Layer for Plain {
+            fn inner(&self) -> &dyn BlockDevice {
+                &*self.0
+            }
+
+            fn layer_kind(&self) -> &'static str {
+                "plain"
+            }
+
+            fn attach_layer(
+                &self,
+                attach: &mut crate::Attach<'_>,
+            ) -> io::Result<Box<dyn crate::IoChannel>> {
+                self.0.attach(attach)
+            }
+        }
+
+        let folder = tempfile::tempdir().unwrap();
+        let delayed = Delay::new(file(&folder.path().join("file")), Duration::ZERO);
+        let plain: Arc<dyn BlockDevice> = Arc::new(Plain(Arc::new(delayed)));
+        assert_eq!(names(&*plain), "medium files lockable removable");
+        let found = plain.capabilities().files.map(LocalFiles::found_size);
+        assert_eq!(found.unwrap().unwrap(), SIZE);
+        assert_eq!(plain.state(), DiskState::Ready);
+    }
+}
