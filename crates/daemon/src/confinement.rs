@@ -78,8 +78,9 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
         paths.read.extend(folders_of(file));
     }
 
-    let passed = options.passed_control.as_ref().map(|passed| &passed.path);
-    let control = config.control.as_ref().or(passed);
+    let inherited = options.inherited_control.as_ref();
+    let inherited = inherited.map(|control| &control.path);
+    let control = config.control.as_ref().or(inherited);
     let control = control
         .or(options.control.as_ref())
         .map(|path| folder_of(path));

@@ -21,7 +21,6 @@ pub mod metrics;
 pub mod notify;
 pub mod objects;
 mod report;
-mod retained_disks;
 mod running;
 mod service_thread;
 mod signals;
@@ -40,12 +39,11 @@ pub use blocking_call::no_thread;
 pub use confinement::confine;
 pub use disks::warnings;
 pub use exports::{Endpoint, ReadyExport};
-pub use handover::{Ending, Named, Sockets, decode as sessions_of, is_handover};
+pub use handover::{DiskMemory, Ending, Handover};
 pub use logs::{LogHandle, LogLevels};
 pub use report::{QueueReport, RULE, SlowReport, reports, slowest};
-pub use retained_disks::{RetainedMemory, retain_disks, retained_disk};
 pub use running::{
-    Inherited, PassedControl, Reload, Reloader, Running, StartError, StartOptions, start,
+    Inherited, InheritedControl, Reload, Reloader, Running, StartError, StartOptions, start,
 };
 pub use signals::{Signal, Signals};
 pub use start_checks::StartChecks;

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::bitmaps::Bitmaps;
 use crate::blocking_call::no_thread;
 use crate::control::{self, Api, Audience, BindError, Names, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
-use crate::handover::{self, Ending, Named, Sockets};
+use crate::handover::{DiskMemory, Ending, Handover, Item};
 use crate::jobs::{Context, Jobs};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
@@ -50,21 +50,19 @@ pub struct StartOptions {
     pub control: Option<PathBuf>,
     /// Sockets inherited from the parent process.
     pub inherited: Vec<Inherited>,
-    /// Inherited control socket.
-    pub passed_control: Option<PassedControl>,
+    /// Control socket inherited from the parent process.
+    pub inherited_control: Option<InheritedControl>,
     /// Handle of the log filter.
     pub log: Option<LogHandle>,
-    /// Sessions handed over by the previous daemon.
-    pub sessions: Vec<vhost_user::HandedOver>,
-    /// Listening sockets handed over by the previous daemon.
-    pub sockets: Sockets,
+    /// Descriptors handed over by the previous daemon, without memory of RAM disks.
+    pub handover: Handover,
     /// Lets API clients end this daemon in favour of another one.
     pub ending: Option<Ending>,
     /// Disables time stamps of request stages, to measure their cost.
     pub without_stamps: bool,
 }
 
-/// A socket handed over as a descriptor.
+/// A socket of an export that the parent process has opened.
 #[derive(Debug)]
 pub struct Inherited {
     /// Export that is served on the socket instead of its own.
@@ -73,9 +71,9 @@ pub struct Inherited {
     pub socket: OwnedFd,
 }
 
-/// An inherited control socket that already listens.
+/// A control socket that the parent process has opened.
 #[derive(Debug)]
-pub struct PassedControl {
+pub struct InheritedControl {
     /// Path of the socket.
     pub path: PathBuf,
     /// The socket.
@@ -150,13 +148,14 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
     let tokens = Tokens::of(&access)?;
     let can_be_asked = config.control.is_some()
         || options.control.is_some()
-        || options.passed_control.is_some()
+        || options.inherited_control.is_some()
         || access.api_listen.is_some();
     let control = bind_control(&config, &mut options, &mut reasons);
-    let inherited = options.sockets.api.take();
-    let api = open_entrance("api", access.api_listen, inherited, &mut reasons);
-    let inherited = options.sockets.metrics.take();
-    let metrics = open_entrance("metrics", config.metrics_listen, inherited, &mut reasons);
+    let handover = &mut options.handover;
+    let socket = handover.take(&Item::Api);
+    let api = open_entrance("api", access.api_listen, socket, &mut reasons);
+    let socket = handover.take(&Item::Metrics);
+    let metrics = open_entrance("metrics", config.metrics_listen, socket, &mut reasons);
     all_well(&reasons)?;
     let folder = state::changes_folder(&config).filter(|_| can_be_asked);
     let state_store = folder.map(|folder| StateStore::open(&folder)).transpose()?;
@@ -176,8 +175,10 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         log: options.log,
     });
     if let Some(transports) = overview.servers.transports() {
-        transports.iscsi.inherit_portals(options.sockets.portals);
-        transports.vhost.inherit(options.sockets.exports);
+        let portals = options.handover.take_all(&Item::Portal);
+        transports.iscsi.inherit_portals(portals);
+        let exports = options.handover.take_all(&Item::Export);
+        transports.vhost.inherit(exports);
     }
     let result = owner.begin(options.inherited, &inbox).map_err(|refusal| {
         overview.servers.end();
@@ -185,7 +186,7 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
             reasons: refusal.faults().iter().map(ToString::to_string).collect(),
         }
     })?;
-    resume(options.sessions, &overview);
+    resume(options.handover, &overview);
     let events = owner.events();
     let event_bus = owner.event_bus.clone();
     let manager = Manager::start(owner, inbox)
@@ -251,13 +252,17 @@ fn report_entrances(manager: &ManagerThread) -> Result<(), StartError> {
 }
 
 /// Resumes the sessions of the previous daemon. Front ends of failed sessions reconnect. All sockets are open by now.
-fn resume(sessions: Vec<vhost_user::HandedOver>, overview: &Overview) {
+fn resume(mut handover: Handover, overview: &Overview) {
     let Some(transports) = overview.servers.transports() else {
         return;
     };
     transports.iscsi.close_unused_sockets();
     transports.vhost.close_unused_sockets();
-    for session in sessions {
+    let sessions = handover.take_sessions();
+    let sessions = sessions.inspect_err(|error| {
+        tracing::error!("cannot take over sessions, front ends must reconnect: {error}")
+    });
+    for session in sessions.unwrap_or_default() {
         let export = session.export.clone();
         if let Err(error) = transports.vhost.resume(session) {
             tracing::warn!(
@@ -272,11 +277,15 @@ fn resume(sessions: Vec<vhost_user::HandedOver>, overview: &Overview) {
 fn open_entrance(
     name: &'static str,
     address: Option<SocketAddr>,
-    inherited: Option<OwnedFd>,
+    handed_over: Option<OwnedFd>,
     reasons: &mut Vec<String>,
 ) -> Option<Arc<TcpEntrance>> {
     let address = address?;
-    match TcpEntrance::open(name, ListenAddress { address, inherited }) {
+    let place = ListenAddress {
+        address,
+        handed_over,
+    };
+    match TcpEntrance::open(name, place) {
         Ok(entrance) => Some(entrance),
         Err(error) => {
             let served = match name {
@@ -340,21 +349,22 @@ fn listen_to_uevents(manager: &ManagerThread) -> Option<Uevents> {
         .ok()
 }
 
-/// Returns the inherited, the configured or the default control socket. A failure of the default one is not an error.
+/// Returns the inherited, the configured or the default control socket. The latter two may have been handed over. A failure of the default one is not an error.
 fn bind_control(
     config: &Config,
     options: &mut StartOptions,
     reasons: &mut Vec<String>,
 ) -> Option<control::Bound> {
-    if let Some(passed) = options.passed_control.take() {
-        return Some(control::Bound::passed(passed.path, passed.listener));
+    if let Some(inherited) = options.inherited_control.take() {
+        let InheritedControl { path, listener } = inherited;
+        return Some(control::Bound::inherited(path, listener));
     }
-    let (usual, left) = (options.control.take(), options.sockets.control.take());
+    let (usual, handed_over) = (options.control.take(), options.handover.take_control());
     let audience = match config.access.has_groups() {
         true => Audience::All,
         false => Audience::Owner,
     };
-    let bind = |path| control::bind(path, audience, left);
+    let bind = |path| control::bind(path, audience, handed_over);
     if let Some(path) = &config.control {
         return match bind(path) {
             Ok(bound) => Some(bound),
@@ -475,38 +485,40 @@ impl Running {
         self.overview.snapshot()
     }
 
-    /// Hands over sessions, sockets and `memory` of RAM disks through `to`. No client is served afterwards.
-    pub fn hand_over(&mut self, to: &Notifier, memory: Vec<Named>) {
-        let control = self.control.take().and_then(control::Server::leave);
-        let api = self.api.take().and_then(control::TcpServer::leave);
-        let metrics = self.metrics.take().and_then(metrics::Listener::leave);
+    /// Hands over sessions, sockets and the memory of RAM disks to `to`. No client is served afterwards.
+    pub fn hand_over(&mut self, to: &Notifier, memory: Option<&DiskMemory>) {
+        let control = self.control.take().and_then(control::Server::hand_over);
+        let api = self.api.take().and_then(control::TcpServer::hand_over);
+        let metrics = self.metrics.take().and_then(metrics::Listener::hand_over);
         self.overview.jobs.end();
         write_ahead(&self.overview.live());
         let transports = self.overview.servers.transports();
-        let left = transports.map(|transports| {
+        let served = transports.map(|transports| {
             let portals = transports.iscsi.leave_portals();
             let exports = transports.vhost.leave_sockets();
             (transports.vhost.hand_over(), portals, exports)
         });
-        let (sessions, portals, exports) = left.unwrap_or_default();
-        let sockets = Sockets {
-            portals,
-            exports,
-            control,
-            api,
-            metrics,
-        };
-        self.overview.bitmaps.leave();
-        if sessions.is_empty() && memory.is_empty() && sockets.is_empty() {
+        let (sessions, portals, exports) = served.unwrap_or_default();
+        self.overview.bitmaps.hand_over();
+        let count = sessions.len();
+        let mut others = Handover::default();
+        if let Some(memory) = memory {
+            memory.hand_over(&mut others);
+        }
+        others.push_all(&Item::Portal, portals);
+        others.push_all(&Item::Export, exports);
+        if let Some(control) = control {
+            others.push_control(control);
+        }
+        others.push_all(&Item::Api, api);
+        others.push_all(&Item::Metrics, metrics);
+        if count == 0 && others.is_empty() {
             return;
         }
-        let count = sessions.len();
-        let stored = handover::encode(sessions).and_then(|mut named| {
-            named.extend(memory);
-            named.extend(sockets.named());
-            named
-                .iter()
-                .try_for_each(|(name, fd)| to.store(name, fd.as_fd()))
+        let mut handover = Handover::default();
+        let stored = handover.push_sessions(sessions).and_then(|()| {
+            handover.store(to)?;
+            others.store(to)
         });
         match stored {
             Ok(()) => tracing::info!(sessions = count, "sessions handed over"),

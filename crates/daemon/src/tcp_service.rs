@@ -26,18 +26,20 @@ pub struct ListenAddress {
     /// Configured address; port 0 for any port.
     pub address: SocketAddr,
     /// Listening socket of the previous daemon.
-    pub inherited: Option<OwnedFd>,
+    pub handed_over: Option<OwnedFd>,
 }
 
 impl From<SocketAddr> for ListenAddress {
     fn from(address: SocketAddr) -> ListenAddress {
-        let inherited = None;
-        ListenAddress { address, inherited }
+        ListenAddress {
+            address,
+            handed_over: None,
+        }
     }
 }
 
 impl ListenAddress {
-    /// Returns the inherited socket if it listens at the address, otherwise a new one.
+    /// Returns the socket handed over if it listens at the address, otherwise a new one.
     fn listen(self) -> io::Result<TcpListener> {
         let is_it = |socket: &TcpListener| {
             let is_listening = sockopt::socket_acceptconn(socket).unwrap_or(false);
@@ -47,8 +49,8 @@ impl ListenAddress {
                     at.ip() == self.address.ip() && [0, at.port()].contains(&self.address.port())
                 })
         };
-        let inherited = self.inherited.map(TcpListener::from).filter(is_it);
-        let listener = match inherited {
+        let handed_over = self.handed_over.map(TcpListener::from).filter(is_it);
+        let listener = match handed_over {
             Some(listener) => listener,
             None => TcpListener::bind(self.address)?,
         };
@@ -62,7 +64,7 @@ enum Listening {
     Open(Arc<TcpListener>),
     /// The address is not available yet and is retried.
     Waiting(Retry),
-    /// The service has ended, or another process has the socket.
+    /// The service has ended, or the socket was handed over.
     Closed,
 }
 
@@ -204,8 +206,8 @@ impl TcpService {
         self.entrance.bound()
     }
 
-    /// Ends the service and returns the open socket for another process, so that no client is refused.
-    pub fn leave(self) -> Option<OwnedFd> {
+    /// Ends the service and hands over the open socket, so that no client is refused.
+    pub fn hand_over(self) -> Option<OwnedFd> {
         let listener = self.entrance.close()?;
         Some(listener.try_clone().ok()?.into())
     }
@@ -284,10 +286,10 @@ mod tests {
         assert_eq!(service.address(), Some(address));
         std::net::TcpStream::connect(address).unwrap();
         clients.recv_timeout(Duration::from_secs(60)).unwrap();
-        // The next process inherits the socket or listens there itself.
-        let left = service.leave();
-        assert!(left.is_some() && !entrance.retry(Instant::now() + Duration::from_secs(60)));
-        drop(left);
+        // The next daemon takes over the socket or listens there itself.
+        let socket = service.hand_over();
+        assert!(socket.is_some() && !entrance.retry(Instant::now() + Duration::from_secs(60)));
+        drop(socket);
         TcpListener::bind(address).unwrap();
     }
 
@@ -297,7 +299,7 @@ mod tests {
         let entrance = TcpEntrance::open("test", address.into()).unwrap();
         let service = TcpService::start(entrance.clone(), LIMITS, |_, _, _| std::future::ready(()));
         assert!(entrance.retry_state().is_some());
-        assert!(service.unwrap().leave().is_none());
+        assert!(service.unwrap().hand_over().is_none());
         assert!(entrance.retry_state().is_none());
     }
 }

@@ -1,33 +1,32 @@
 //! Descriptors from a service manager (`sd_listen_fds(3)`), from number 3 on. Listening sockets are assigned to the control socket or
-//! an export by their bound path. Stored memory of RAM disks has the disk's name.
+//! an export by their bound path. Descriptors of a handover have their own names.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use config::Config;
-use daemon::{Inherited, Named, PassedControl, is_handover, retained_disk};
+use daemon::{Handover, Inherited, InheritedControl};
 use rustix::net::{AddressFamily, SocketAddrUnix};
 
 use crate::failure::Failure;
 use crate::program::inherited_descriptor;
 
-/// First passed descriptor.
+/// First descriptor from the service manager.
 const FIRST: i32 = 3;
 
-/// Passed descriptors by purpose.
+/// Descriptors of the start by origin.
 #[derive(Debug, Default)]
-pub struct Passed {
-    pub control: Option<PassedControl>,
-    /// Sockets of exports.
+pub struct Descriptors {
+    /// Control socket of a socket unit.
+    pub control: Option<InheritedControl>,
+    /// Sockets of exports, from socket units.
     pub exports: Vec<Inherited>,
-    /// Disk names, with the memory that the previous daemon left.
-    pub memory: Vec<(String, OwnedFd)>,
-    /// Sessions of front ends that the previous daemon left.
-    pub sessions: Vec<Named>,
+    /// Descriptors from the previous daemon.
+    pub handover: Handover,
 }
 
-pub fn take(config: &Config, usual_control: Option<&Path>) -> Result<Passed, Failure> {
+pub fn take(config: &Config, usual_control: Option<&Path>) -> Result<Descriptors, Failure> {
     let value = |name| std::env::var(name).ok();
     let count = count_of(
         value("LISTEN_PID").as_deref(),
@@ -36,19 +35,14 @@ pub fn take(config: &Config, usual_control: Option<&Path>) -> Result<Passed, Fai
     );
     let names = value("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
-    let (mut sockets, mut memory, mut sessions) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut sockets, mut handover) = (Vec::new(), Handover::default());
     for index in 0..count {
         let descriptor = inherited_descriptor(FIRST + index)?;
         let name = names.next().unwrap_or_default();
-        match retained_disk(name) {
-            Some(disk) => memory.push((disk.to_owned(), descriptor)),
-            None if is_handover(name) => sessions.push((name.to_owned(), descriptor)),
-            None => sockets.push(descriptor),
-        }
+        sockets.extend(handover.add(name, descriptor).err());
     }
-    Ok(Passed {
-        memory,
-        sessions,
+    Ok(Descriptors {
+        handover,
         ..assign(sockets, config, usual_control)?
     })
 }
@@ -64,8 +58,8 @@ fn assign(
     sockets: Vec<OwnedFd>,
     config: &Config,
     usual_control: Option<&Path>,
-) -> Result<Passed, Failure> {
-    let mut passed = Passed::default();
+) -> Result<Descriptors, Failure> {
+    let mut descriptors = Descriptors::default();
     let same = |path: &Path, bound: &Path| std::path::absolute(path).is_ok_and(|p| p == bound);
     let control = config.control.as_deref().or(usual_control);
     for socket in sockets {
@@ -73,7 +67,7 @@ fn assign(
         if control.is_some_and(|control| same(control, &bound)) {
             let listener = UnixListener::from(socket);
             listener.set_nonblocking(true)?;
-            passed.control = Some(PassedControl {
+            descriptors.control = Some(InheritedControl {
                 path: bound,
                 listener,
             });
@@ -83,7 +77,7 @@ fn assign(
         let scsi = config.vhost_scsi.iter().map(|e| (&e.name, &e.socket));
         let found = blk.chain(scsi).find(|(_, socket)| same(socket, &bound));
         match found {
-            Some((name, _)) => passed.exports.push(Inherited {
+            Some((name, _)) => descriptors.exports.push(Inherited {
                 export: name.clone(),
                 socket,
             }),
@@ -95,7 +89,7 @@ fn assign(
             }
         }
     }
-    Ok(passed)
+    Ok(descriptors)
 }
 
 /// Returns the path that a socket is bound to.
@@ -142,9 +136,9 @@ mod tests {
         let config = parse(None, &flags, &Surroundings::of_this_process()).unwrap();
         let bind = |name: &str| OwnedFd::from(UnixListener::bind(at(name)).unwrap());
         let sockets = vec![bind("d0.sock"), bind("control.sock")];
-        let passed = assign(sockets, &config, Some(&at("control.sock"))).unwrap();
-        assert_eq!(passed.exports[0].export, "d0");
-        assert_eq!(passed.control.unwrap().path, at("control.sock"));
+        let descriptors = assign(sockets, &config, Some(&at("control.sock"))).unwrap();
+        assert_eq!(descriptors.exports[0].export, "d0");
+        assert_eq!(descriptors.control.unwrap().path, at("control.sock"));
 
         match assign(vec![bind("other.sock")], &config, None) {
             Err(Failure::Reasons(reasons)) => assert!(reasons[0].contains("other.sock")),

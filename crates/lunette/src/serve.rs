@@ -9,13 +9,14 @@ use config::{Config, Surroundings};
 use control::Status;
 use daemon::notify::{self, Notifier};
 use daemon::{
-    Ending, Endpoint, LogHandle, RULE, Reload, Reloader, RetainedMemory, Running, Signal, Signals,
-    Sockets, StartOptions, reports,
+    DiskMemory, Ending, Endpoint, Handover, LogHandle, RULE, Reload, Reloader, Running, Signal,
+    Signals, StartOptions, reports,
 };
 
 use crate::cli::ServeArguments;
 use crate::failure::{self, Failure, Outcome};
-use crate::{inherited_sockets, take_over};
+use crate::inherited_sockets::{self, Descriptors};
+use crate::take_over;
 
 /// Maximum time of the shutdown. Sessions drain within milliseconds, a thousand of them on a busy machine within seconds; a disk
 /// that does not respond must not block it.
@@ -45,43 +46,34 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
         let hint = config::EQUAL_SECRETS_HELP;
         return Err(Failure::because(format!("{equal}; hint: {hint}")));
     }
-    let mut passed = match arguments.take_over {
-        true => take_over::take(&config, control.as_deref())?,
+    let descriptors = match arguments.take_over {
+        true => Descriptors {
+            handover: take_over::take(&config, control.as_deref())?,
+            ..Descriptors::default()
+        },
         false => inherited_sockets::take(&config, control.as_deref())?,
     };
+    let mut handover = descriptors.handover;
     let mut options = StartOptions {
         control,
-        inherited: passed.exports,
-        passed_control: passed.control,
+        inherited: descriptors.exports,
+        inherited_control: descriptors.control,
         log: Some(log),
         without_stamps: arguments.without_stamps,
-        sessions: Vec::new(),
-        sockets: Sockets::default(),
+        handover: Handover::default(),
         ending: Some(signals.ending()),
         reload,
     };
     daemon::confine(&config, &options, file_of_config.as_deref()).map_err(failure::not_started)?;
     let notifier = Notifier::from_environment().map(Arc::new);
     let context = ServiceContext {
-        retained: passed.memory.iter().map(|(disk, _)| disk.clone()).collect(),
-        stored: passed
-            .sessions
-            .iter()
-            .map(|(name, _)| name.clone())
-            .collect(),
-        memory: Some(daemon::retain_disks(notifier.clone(), passed.memory)),
+        disks_with_memory: handover.disks_with_memory(),
+        handed_over: handover.names(),
+        memory: Some(DiskMemory::take_over(&mut handover, notifier.clone())),
         ending: options.ending.clone(),
         notifier,
     };
-    options.sockets = Sockets::take(&mut passed.sessions);
-    if !passed.sessions.is_empty() {
-        match daemon::sessions_of(passed.sessions) {
-            Ok(sessions) => options.sessions = sessions,
-            Err(error) => {
-                tracing::error!("cannot take over sessions, front ends must reconnect: {error}")
-            }
-        }
-    }
+    options.handover = handover;
     serve(config, options, signals, context)
 }
 
@@ -90,20 +82,20 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
 pub struct ServiceContext {
     /// The service manager, if there is one.
     pub notifier: Option<Arc<Notifier>>,
-    /// Disks with memory stored for this start.
-    retained: Vec<String>,
-    /// Names of session descriptors stored for this start.
-    stored: Vec<String>,
-    /// Memory to pass to the next daemon.
-    memory: Option<RetainedMemory>,
+    /// Disks with memory from the previous daemon.
+    disks_with_memory: Vec<String>,
+    /// Names of the other descriptors from the previous daemon.
+    handed_over: Vec<String>,
+    /// Memory for the next daemon.
+    memory: Option<DiskMemory>,
     /// Request of another daemon to end this one.
     ending: Option<Ending>,
 }
 
 impl ServiceContext {
     /// Socket of the daemon that takes over.
-    fn heir(&self) -> Option<PathBuf> {
-        self.ending.as_ref().and_then(Ending::heir)
+    fn receiver_path(&self) -> Option<PathBuf> {
+        self.ending.as_ref().and_then(Ending::receiver)
     }
 }
 
@@ -130,7 +122,7 @@ pub fn serve(
     };
     announce(&running);
     let status = running.status();
-    for disk in &context.retained {
+    for disk in &context.disks_with_memory {
         if !status.disks.iter().any(|known| known.name == **disk) {
             tracing::warn!(
                 disk,
@@ -143,7 +135,7 @@ pub fn serve(
         running.watch_listeners(move || to.status(&status_line(&reloader.status())));
         notifier.ready(&status_line(&running.status()));
         // Stored copies would keep connections open after a front end or this daemon closes them.
-        notifier.remove_stored(context.stored.iter().map(String::as_str));
+        notifier.remove_stored(context.handed_over.iter().map(String::as_str));
     }
     loop {
         match next_signal(&mut signals, &running) {
@@ -162,15 +154,16 @@ pub fn serve(
 }
 
 /// Receiver of this daemon's descriptors: the daemon that takes over, or the service manager at a restart.
-fn heir(context: &ServiceContext) -> Option<Notifier> {
-    let name = match context.heir() {
+fn receiver(context: &ServiceContext) -> Option<Notifier> {
+    let name = match context.receiver_path() {
         Some(path) => path.into_os_string(),
         // A back-end program must not notify the service manager of its parent.
         None if context.notifier.is_none() => return None,
         None => std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty())?,
     };
-    let heir = Notifier::new(&name);
-    heir.inspect_err(|error| tracing::error!("cannot hand over to the next daemon: {error}"))
+    let receiver = Notifier::new(&name);
+    receiver
+        .inspect_err(|error| tracing::error!("cannot hand over to the next daemon: {error}"))
         .ok()
 }
 
@@ -291,7 +284,7 @@ pub fn print_latency(running: &Running) {
     let _unread = cli_common::stderr().write_all(text.as_bytes());
 }
 
-/// Hands sessions over to the heir, if there is one. Ends all other sessions, workers and sockets in bounded time.
+/// Hands over to the receiver, if there is one. Ends all other sessions, workers and sockets in bounded time.
 fn end(mut running: Running, context: &ServiceContext) {
     tracing::info!("daemon stopping");
     let limit = std::thread::Builder::new().name("end-limit".to_owned());
@@ -306,11 +299,11 @@ fn end(mut running: Running, context: &ServiceContext) {
     if let Err(error) = limited {
         tracing::warn!(%error, "cannot start the thread that limits the time of the shutdown");
     }
-    if let Some(heir) = heir(context) {
+    if let Some(receiver) = receiver(context) {
         // The service manager already stores the memory of RAM disks.
-        let memory = context.memory.as_ref().filter(|_| context.heir().is_some());
-        let memory = memory.map(RetainedMemory::named);
-        running.hand_over(&heir, memory.unwrap_or_default());
+        let is_daemon = context.receiver_path().is_some();
+        let memory = context.memory.as_ref().filter(|_| is_daemon);
+        running.hand_over(&receiver, memory);
     }
     drop(running);
     tracing::debug!("daemon stopped");

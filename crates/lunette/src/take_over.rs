@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 
 use config::Config;
 use control::{Client, HANDOVER_VERSION, Method, Upgrade, Version};
-use daemon::{Named, is_handover, retained_disk};
+use daemon::Handover;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::json;
 
 use crate::failure::Failure;
-use crate::inherited_sockets::Passed;
 
 /// Maximum time until the other daemon ends: its own limit for requests, and some more.
 const END_LIMIT: Duration = Duration::from_secs(20);
@@ -30,7 +29,7 @@ const MESSAGE_MAX: usize = 4096;
 ///
 /// # Errors
 /// When there is no daemon, when it refuses and continues, or when it does not end.
-pub fn take(config: &Config, usual: Option<&Path>) -> Result<Passed, Failure> {
+pub fn take(config: &Config, usual: Option<&Path>) -> Result<Handover, Failure> {
     let Some(control) = config.control.as_deref().or(usual) else {
         return Err(Failure::mistake(
             "--take-over needs a control socket; hint: --control PATH",
@@ -55,17 +54,9 @@ pub fn take(config: &Config, usual: Option<&Path>) -> Result<Passed, Failure> {
         socket: handover_socket.path.display().to_string(),
     };
     client.change(Method::POST, "/v1/upgrade", Some(&json!(wanted)))?;
-    let named = receive(&handover_socket.socket, &ending)?;
+    let handover = receive(&handover_socket.socket, &ending)?;
     tracing::debug!("the previous daemon has ended");
-    let mut passed = Passed::default();
-    for (name, fd) in named {
-        match retained_disk(&name) {
-            Some(disk) => passed.memory.push((disk.to_owned(), fd)),
-            None if is_handover(&name) => passed.sessions.push((name, fd)),
-            None => {}
-        }
-    }
-    Ok(passed)
+    Ok(handover)
 }
 
 /// A socket beside the control socket, accessible only to daemons of this user.
@@ -96,9 +87,9 @@ impl Drop for HandoverSocket {
 }
 
 /// Receives descriptors until the other daemon has ended.
-fn receive(socket: &UnixDatagram, ending: &OwnedFd) -> Result<Vec<Named>, Failure> {
+fn receive(socket: &UnixDatagram, ending: &OwnedFd) -> Result<Handover, Failure> {
     let until = Instant::now() + END_LIMIT;
-    let mut named = Vec::new();
+    let mut handover = Handover::default();
     loop {
         let mut waits = [
             PollFd::new(socket, PollFlags::IN),
@@ -121,14 +112,18 @@ fn receive(socket: &UnixDatagram, ending: &OwnedFd) -> Result<Vec<Named>, Failur
             }
         }
         if !waits[0].revents().is_empty() {
-            named.extend(message(socket)?);
+            if let Some((name, descriptor)) = message(socket)? {
+                // Other descriptors are closed.
+                handover.add(&name, descriptor).ok();
+            }
         } else if !waits[1].revents().is_empty() {
-            return Ok(named);
+            return Ok(handover);
         }
     }
 }
 
-fn message(socket: &UnixDatagram) -> Result<Option<Named>, Failure> {
+/// Receives a descriptor and its name.
+fn message(socket: &UnixDatagram) -> Result<Option<(String, OwnedFd)>, Failure> {
     let mut bytes = [0; MESSAGE_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

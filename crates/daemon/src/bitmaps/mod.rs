@@ -107,7 +107,7 @@ struct BitmapsState {
     unusable: BTreeMap<String, String>,
     disks: BTreeMap<String, OfDisk>,
     /// The files belong to the next daemon.
-    is_left: bool,
+    is_handed_over: bool,
 }
 
 pub struct Bitmaps {
@@ -490,15 +490,15 @@ impl Bitmaps {
         }
     }
 
-    /// Leaves the files to the next daemon, which uses them at once.
-    pub(crate) fn leave(&self) {
-        self.lock().is_left = true;
+    /// Hands over the files to the next daemon, which uses them at once.
+    pub(crate) fn hand_over(&self) {
+        self.lock().is_handed_over = true;
     }
 
     /// Makes the bits durable and records the state of the disks' files, after all disks are closed. `files` returns the files of a disk.
     pub(crate) fn close(&self, files: impl Fn(&str) -> Vec<PathBuf>) {
         let mut state = self.lock();
-        let Some(folder) = self.folder.as_ref().filter(|_| !state.is_left) else {
+        let Some(folder) = self.folder.as_ref().filter(|_| !state.is_handed_over) else {
             return;
         };
         for (name, of_disk) in std::mem::take(&mut state.disks) {

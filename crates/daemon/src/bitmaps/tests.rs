@@ -172,7 +172,7 @@ fn handed_over_bitmaps_are_not_closed() {
     let setup = Setup::new();
     let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
-    bitmaps.leave();
+    bitmaps.hand_over();
     write(&disk, 1);
     bitmaps.close(|_| Vec::new());
     drop((bitmaps, disk));

@@ -38,7 +38,7 @@ pub(crate) use browsers::has_one_host;
 pub use configuration::summary;
 pub use problem::ErrorResponse;
 pub use server::Server;
-pub use socket::{Audience, BindError, Bound, Left, bind};
+pub use socket::{Audience, BindError, Bound, ControlSocket, bind};
 pub use tcp::TcpServer;
 pub use token::Tokens;
 

@@ -15,7 +15,7 @@ use super::ErrorResponse;
 use super::access::{Guarded, check};
 use super::api::{Api, router};
 use super::browsers::{Names, local_name, same_site};
-use super::socket::{Bound, Left};
+use super::socket::{Bound, ControlSocket};
 use crate::service_thread::{Connections, ServiceThread, http};
 use config::AccessConfig;
 
@@ -57,12 +57,12 @@ impl Server {
         self.bound.path()
     }
 
-    /// Ends the server and returns the open socket for another process, so that no client is refused.
-    pub fn leave(self) -> Option<Left> {
+    /// Ends the server and hands over the open socket, so that no client is refused.
+    pub fn hand_over(self) -> Option<ControlSocket> {
         // No connection is accepted after this point.
         let Server { _thread, bound } = self;
         drop(_thread);
-        bound.leave()
+        bound.hand_over()
     }
 }
 

@@ -62,23 +62,23 @@ fn reason(path: &Path, error: &io::Error) -> String {
 /// A listening socket. Dropping it removes its path.
 #[derive(Debug)]
 pub struct Bound {
-    /// Absent after the socket was left to another process.
+    /// Absent after the socket was handed over.
     listener: Option<UnixListener>,
     path: PathBuf,
     /// File of this socket. Another socket at the same path stays.
     identity: Option<FileId>,
 }
 
-/// A control socket that is left to another process.
+/// A control socket that is handed over.
 #[derive(Debug)]
-pub struct Left {
+pub struct ControlSocket {
     /// The listening socket.
     pub socket: OwnedFd,
     /// The path stays: the parent process listens there.
-    pub is_passed: bool,
+    pub is_inherited: bool,
 }
 
-impl Left {
+impl ControlSocket {
     fn path(&self) -> Option<PathBuf> {
         let at = rustix::net::getsockname(&self.socket).ok()?;
         let at = SocketAddrUnix::try_from(at).ok()?;
@@ -93,8 +93,8 @@ impl Left {
     }
 
     /// Closes an unneeded socket and removes its file.
-    fn forget(self) {
-        let path = self.path().filter(|_| !self.is_passed);
+    fn close(self) {
+        let path = self.path().filter(|_| !self.is_inherited);
         drop(self);
         if let Some(path) = path {
             let _lock = lock_folder(&path);
@@ -111,7 +111,7 @@ fn same(one: &Path, other: &Path) -> bool {
 
 impl Bound {
     /// Wraps an inherited listening socket. Its path stays.
-    pub fn passed(path: PathBuf, listener: UnixListener) -> Bound {
+    pub fn inherited(path: PathBuf, listener: UnixListener) -> Bound {
         Bound {
             listener: Some(listener),
             path,
@@ -127,11 +127,14 @@ impl Bound {
         }
     }
 
-    /// Leaves the socket to another process, at its path.
-    pub fn leave(mut self) -> Option<Left> {
-        let is_passed = self.identity.take().is_none();
+    /// Hands over the socket, which stays at its path.
+    pub fn hand_over(mut self) -> Option<ControlSocket> {
+        let is_inherited = self.identity.take().is_none();
         let socket = self.listener.take()?.into();
-        Some(Left { socket, is_passed })
+        Some(ControlSocket {
+            socket,
+            is_inherited,
+        })
     }
 
     /// Returns the path of the socket.
@@ -167,19 +170,24 @@ impl Audience {
     }
 }
 
-/// Returns a listening socket at `path`: the one left by another process, or a new one. Creates the folder if needed.
-pub fn bind(path: &Path, audience: Audience, left: Option<Left>) -> Result<Bound, BindError> {
+/// Returns a listening socket at `path`: the one handed over, or a new one. Creates the folder if needed.
+pub fn bind(
+    path: &Path,
+    audience: Audience,
+    handed_over: Option<ControlSocket>,
+) -> Result<Bound, BindError> {
     let mode = audience.mode();
-    let is_ours =
-        |left: &Left| left.is_at(path) && (left.is_passed || rustix::fs::chmod(path, mode).is_ok());
-    match left {
-        Some(left) if is_ours(&left) => {
-            let listener = UnixListener::from(left.socket);
-            let mut bound = Bound::passed(path.to_owned(), listener);
-            bound.identity = file_at(path).filter(|_| !left.is_passed);
+    let is_ours = |one: &ControlSocket| {
+        one.is_at(path) && (one.is_inherited || rustix::fs::chmod(path, mode).is_ok())
+    };
+    match handed_over {
+        Some(one) if is_ours(&one) => {
+            let listener = UnixListener::from(one.socket);
+            let mut bound = Bound::inherited(path.to_owned(), listener);
+            bound.identity = file_at(path).filter(|_| !one.is_inherited);
             return Ok(bound);
         }
-        Some(other) => other.forget(),
+        Some(other) => other.close(),
         None => {}
     }
     let system = |operation| {
@@ -362,39 +370,39 @@ mod tests {
     }
 
     #[test]
-    fn handed_over_socket_is_removed_by_its_last_owner() {
+    fn socket_handed_over_is_removed_by_the_last_daemon() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let left = bind_own(&path).unwrap().leave();
+        let socket = bind_own(&path).unwrap().hand_over();
         let _in_line = std::os::unix::net::UnixStream::connect(&path).unwrap();
-        let next = bind(&path, Audience::All, left).unwrap();
+        let next = bind(&path, Audience::All, socket).unwrap();
         let mode = |path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&path), 0o666);
         next.listener().unwrap().accept().unwrap();
         // The configuration has another path now.
         let other = folder.path().join("other");
-        let other = bind(&other, Audience::Owner, next.leave()).unwrap();
+        let other = bind(&other, Audience::Owner, next.hand_over()).unwrap();
         assert!(other.path().exists() && other.path().ends_with("other"));
         assert!(!path.exists());
         // A socket without a path is not used, and a stale one is replaced.
         let first = bind_own(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let next = bind(&path, Audience::Owner, first.leave()).unwrap();
+        let next = bind(&path, Audience::Owner, first.hand_over()).unwrap();
         std::os::unix::net::UnixStream::connect(&path).unwrap();
         drop(next);
         assert!(!path.exists());
     }
 
     #[test]
-    fn passed_socket_retains_its_path_through_handovers() {
+    fn inherited_socket_keeps_its_path_after_every_handover() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        let mut bound = Bound::passed(path.clone(), listener);
+        let mut bound = Bound::inherited(path.clone(), listener);
         for _ in 0..2 {
-            let left = bound.leave().unwrap();
-            assert!(left.is_passed);
-            bound = bind(&path, Audience::Owner, Some(left)).unwrap();
+            let socket = bound.hand_over().unwrap();
+            assert!(socket.is_inherited);
+            bound = bind(&path, Audience::Owner, Some(socket)).unwrap();
         }
         drop(bound);
         assert!(path.exists());

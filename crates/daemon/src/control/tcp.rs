@@ -72,9 +72,9 @@ impl TcpServer {
         self.0.address()
     }
 
-    /// Ends the service and returns the open socket for another process.
-    pub fn leave(self) -> Option<OwnedFd> {
-        self.0.leave()
+    /// Ends the service and hands over the open socket.
+    pub fn hand_over(self) -> Option<OwnedFd> {
+        self.0.hand_over()
     }
 }
 

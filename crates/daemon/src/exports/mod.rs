@@ -96,7 +96,7 @@ pub(crate) struct Opening<'a> {
     pub disks: &'a Disks,
     pub units: &'a Arc<Units>,
     pub transports: &'a Transports,
-    /// Socket that was handed over.
+    /// Socket from the parent process.
     pub inherited: Option<Inherited>,
     /// CHAP users that replace the contents of the CHAP file.
     pub users: Option<&'a ChapUsers>,

@@ -377,23 +377,23 @@ fn any_port() -> ListenAddress {
 }
 
 #[test]
-fn a_socket_that_is_left_is_the_next_ones() {
+fn socket_that_is_handed_over_serves_the_next_listener() {
     let first = listener(any_port(), None);
     let address = first.address().unwrap();
-    let inherited = first.leave();
+    let handed_over = first.hand_over();
     // This connection waits in the listen queue until the next listener accepts it.
     let _in_line = TcpStream::connect(address).unwrap();
     let listen_address = ListenAddress {
-        inherited,
+        handed_over,
         ..any_port()
     };
     let next = listener(listen_address, None);
     assert_eq!(next.address(), Some(address));
     assert!(ask(&next, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").contains(" 200 "));
-    // A listener for another address does not use the inherited socket.
+    // A listener for another address does not use the socket handed over.
     let listen_address = ListenAddress {
         address: SocketAddr::from(([127, 0, 0, 2], 0)),
-        inherited: next.leave(),
+        handed_over: next.hand_over(),
     };
     let other = listener(listen_address, None);
     assert_ne!(other.address(), Some(address));

@@ -187,12 +187,15 @@ impl Owner {
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
             let export = export.as_ref();
-            let handed = inherited.iter().position(|one| one.export == export.name());
-            let handed = match handed {
-                Some(index) => Some(self.keep_listening(export, inherited.swap_remove(index))),
-                None => self.handed(export),
+            let new = inherited.iter().position(|one| one.export == export.name());
+            let socket = match new {
+                Some(index) => {
+                    let socket = inherited.swap_remove(index);
+                    Some(self.inherited.store(export, socket))
+                }
+                None => self.inherited.of(export),
             };
-            match exports::open(export, disks, &self.servers, transports, handed, None) {
+            match exports::open(export, disks, &self.servers, transports, socket, None) {
                 Ok(open) => undo.exports.push(open),
                 Err(reason) => {
                     reasons.push(format!("{} {}: {reason}", export.kind(), export.name()));
@@ -310,9 +313,9 @@ impl Owner {
         users: Option<&ChapUsers>,
         transports: &Transports,
     ) {
-        let handed = self.handed(export);
+        let socket = self.inherited.of(export);
         let servers = &self.servers;
-        match exports::open(export, &self.disks, servers, transports, handed, users) {
+        match exports::open(export, &self.disks, servers, transports, socket, users) {
             Ok(open) => self.enter(&open),
             Err(error) => {
                 tracing::error!(

@@ -3,8 +3,6 @@
 //! persisted, then the steps that cannot fail. Readers see the last complete state ([`Live`]).
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
 use bdev::{Disk, Shrinking};
@@ -14,6 +12,7 @@ use super::changes::Change;
 use super::closing::ToClose;
 use super::draining::{Drained, Draining, Drains};
 use super::events::EventBus;
+use super::inherited_sockets::InheritedSockets;
 use super::opening::Openings;
 use super::plan::{Plan, Resize};
 use super::refusal::{Fault, Refusal};
@@ -103,8 +102,7 @@ pub struct Owner {
     /// Unusable state files.
     pub(super) damaged: DamagedFiles,
     pub(crate) bitmaps: Arc<Bitmaps>,
-    /// Inherited listening sockets by path, which the parent process keeps bound.
-    pub(super) handed: HashMap<PathBuf, OwnedFd>,
+    pub(super) inherited: InheritedSockets,
     pub(crate) event_bus: EventBus,
     /// Listeners reported as waiting.
     pub(super) reported_listeners: Vec<WaitingListener>,
@@ -165,7 +163,7 @@ impl Owner {
             bitmaps: Arc::new(Bitmaps::load(folder, &damaged)),
             damaged,
             state_store,
-            handed: HashMap::new(),
+            inherited: InheritedSockets::default(),
             event_bus,
             reported_listeners: Vec::new(),
             messages,
@@ -230,9 +228,10 @@ impl Owner {
         if let Some(state_store) = &self.state_store {
             state_store.finish_resize(&next).map_err(failed)?;
         }
-        let inherited = self.keep_what_moved(inherited, &next);
+        let sockets = &mut self.inherited;
+        let inherited = sockets.store_moved(inherited, &self.base, &next);
         let opened = self.open_first(&next.disks, inbox);
-        let inherited = self.keep_what_waits(inherited, &next);
+        let inherited = self.store_sockets_of_waiting(inherited, &next);
         let options = ChangeOptions {
             inherited,
             first: true,

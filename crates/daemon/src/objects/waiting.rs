@@ -15,7 +15,7 @@ use super::{Inbox, Message};
 use crate::disks::{self, Attempt, Devices, Disks};
 use crate::running::Inherited;
 use crate::unit_records;
-use config::{Config, DiskConfig, ExportRef};
+use config::{Config, DiskConfig};
 
 /// First delay between attempts. Each later one is twice as long, up to [`WAIT_LONGEST`].
 const WAIT_FIRST: Duration = Duration::from_secs(1);
@@ -234,8 +234,8 @@ impl Owner {
         result
     }
 
-    /// Keeps an inherited socket for an export that waits for its disk.
-    pub(super) fn keep_what_waits(
+    /// Stores the inherited sockets of exports that wait for their disks and returns the others.
+    pub(super) fn store_sockets_of_waiting(
         &mut self,
         inherited: Vec<Inherited>,
         next: &Config,
@@ -245,8 +245,8 @@ impl Owner {
             .into_iter()
             .partition(|one| present.export(&one.export).is_some());
         for one in later {
-            if let Some(export) = next.export(&one.export).map(ExportRef::to_owned) {
-                self.keep_listening(export.as_ref(), one);
+            if let Some(export) = next.export(&one.export) {
+                self.inherited.store(export, one);
             }
         }
         now
