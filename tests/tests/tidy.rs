@@ -28,9 +28,9 @@ const LEVELS: [(&str, &[&str]); 5] = [
     (
         "engines",
         &[
+            "sys",
             "uring",
             "librbd",
-            "scsi_generic",
             "iscsi_initiator",
             "bdev",
             "reactor",
@@ -144,7 +144,7 @@ const NOT_LINKED: [(&str, &[&str], &str); 2] = [
 const DEPENDENCIES_MAX: usize = 215;
 
 /// Crates that may contain unsafe code.
-const UNSAFE_CRATES: [&str; 5] = ["guest_memory", "uring", "probes", "librbd", "scsi_generic"];
+const UNSAFE_CRATES: [&str; 5] = ["guest_memory", "uring", "probes", "librbd", "sys"];
 
 /// Maximum lines of a file. A longer file has more than one purpose.
 const LINES_MAX: usize = 800;

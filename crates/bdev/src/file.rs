@@ -232,7 +232,7 @@ impl SharedFile {
         if !self.info.anchors {
             return Extent::hole(to);
         }
-        match uring::first_unwritten(self.control.as_fd(), from..to) {
+        match sys::first_unwritten(self.control.as_fd(), from..to) {
             Ok(Some(space)) if space.start > from => Extent::hole(space.start),
             Ok(Some(space)) => Extent::reserved(space.end),
             // a file system that reports no unwritten space has none
@@ -386,11 +386,11 @@ impl LocalFiles for File {
 impl Lockable for File {
     fn give_up_writing(&self) -> io::Result<()> {
         // A read-only disk needs only a reader's locks.
-        uring::file_lock::lower(self.shared.control.as_fd())
+        sys::file_lock::lower(self.shared.control.as_fd())
     }
 
     fn release_locks(&self) -> io::Result<()> {
-        uring::file_lock::unlock(self.shared.control.as_fd())?;
+        sys::file_lock::unlock(self.shared.control.as_fd())?;
         // A process cannot open a device exclusively twice.
         self.shared.claim().take();
         Ok(())
@@ -402,7 +402,7 @@ impl Lockable for File {
         if self.shared.block_device && is_writer && claim.is_none() {
             *claim = Some(reopen(self.shared.control.as_fd(), open::CLAIM)?);
         }
-        match uring::file_lock::lock(self.shared.control.as_fd(), is_writer)? {
+        match sys::file_lock::lock(self.shared.control.as_fd(), is_writer)? {
             None => Ok(()),
             Some(_) => Err(io::Error::other("another process has locked the file")),
         }

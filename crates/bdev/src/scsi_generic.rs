@@ -18,7 +18,7 @@ use iscsi_initiator::{
     CommandDone, CommandError, CommandSink, Ended, KnownUnits, Sameness, Sense, UnitCommand,
     UnitEvent, UnitInfo, carry_out, checked, is_change,
 };
-use scsi_generic::{Answer, Transfer};
+use sys::sg_io::{self, Answer, Transfer};
 
 use crate::OpenError;
 use crate::network_medium::NetworkMedium;
@@ -136,7 +136,7 @@ impl Device {
             }
             _ => error.to_string(),
         })?;
-        scsi_generic::check(file.as_fd()).map_err(|error| {
+        sg_io::check(file.as_fd()).map_err(|error| {
             format!("it does not accept SCSI commands: {error}; hint: name /dev/sgN, or a block device that is a SCSI device")
         })?;
         let kind = file.metadata().map_err(|error| error.to_string())?;
@@ -144,7 +144,7 @@ impl Device {
         if !is_block && kind.rdev() == 0 {
             return Err("it is not a device".to_owned());
         }
-        let most = scsi_generic::transfer_max(file.as_fd(), is_block);
+        let most = sg_io::transfer_max(file.as_fd(), is_block);
         Ok(Device {
             file,
             transfer_max: most.unwrap_or(usize::MAX),
@@ -171,7 +171,7 @@ impl Device {
             (true, false) => Transfer::In(&mut data),
             (true, true) => Transfer::None,
         };
-        match scsi_generic::execute(self.file.as_fd(), cdb, transfer, timeout) {
+        match sg_io::execute(self.file.as_fd(), cdb, transfer, timeout) {
             Ok(answer) if answer.host_status == 0 => Some(done(answer, data)),
             Ok(answer) => {
                 tracing::debug!(
@@ -292,7 +292,7 @@ impl Threads {
     }
 
     fn run(&self) {
-        scsi_generic::block_signals();
+        sg_io::block_signals();
         while let Some(task) = self.next() {
             let ended = self.carry_out(&task.command);
             if self.has_changed.swap(false, Ordering::AcqRel) {

@@ -201,7 +201,7 @@ fn serve_one(config: Config, export: String, common: &ProgramArguments) -> Outco
 
 /// Duplicates an inherited descriptor.
 pub fn inherited_descriptor(number: i32) -> Result<OwnedFd, Failure> {
-    uring::inherited(number).map_err(|error| {
+    sys::inherited(number).map_err(|error| {
         Failure::because(format!(
             "--fd {number}: {error}; hint: pass the number of an open descriptor, such as --fd 3 with 3<>..."
         ))

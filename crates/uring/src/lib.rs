@@ -5,15 +5,11 @@
 //! below an earlier maximum. This crate contains `unsafe` code; its exported API is safe. Memory that the kernel may still
 //! access is leaked, never freed.
 //!
-//! Also here, because they need raw system calls: [`file_lock`], [`guard`], [`first_unwritten`], [`inherited()`], [`make_tap`] and
-//! [`make_tun`]. Tests: `tests/`.
+//! Also here, because it needs raw system calls: [`guard`]. Tests: `tests/`.
 
-mod discard;
 mod event;
 mod fd;
-pub mod file_lock;
 pub mod guard;
-mod inherited;
 mod kernel;
 mod memory;
 mod message;
@@ -26,20 +22,14 @@ mod signal;
 #[cfg(feature = "simulated")]
 pub mod simulated;
 mod slab;
-mod tap;
-mod unwritten;
 
 use guest_memory::IoBuffer;
 
-pub use discard::discard_now;
 pub use event::Event;
 pub use fd::RingFd;
-pub use inherited::inherited;
 pub use message::Message;
 pub use ring::{Receive, Ring, Wait, WatchId};
 pub use signal::{HeldUp, Signal};
-pub use tap::{make_tap, make_tun};
-pub use unwritten::first_unwritten;
 
 /// Recipient of completions, used by the reactor for dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

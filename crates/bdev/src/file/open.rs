@@ -11,7 +11,7 @@ use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity, SECTOR_BYTE
 use iscsi_initiator::KnownUnits;
 use rustix::fs::{FileType, Mode, OFlags, Stat, major, minor};
 use rustix::io::Errno;
-use uring::file_lock::{self, Conflict};
+use sys::file_lock::{self, Conflict};
 
 use super::durability::Durability;
 use super::format::ImageFormat;

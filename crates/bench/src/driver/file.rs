@@ -13,7 +13,8 @@ use guest_memory::IoBuffer;
 use rustix::fs::FallocateFlags;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
-use uring::{Completion, Owner, Ring, RingFd, Wait, discard_now};
+use sys::discard_now;
+use uring::{Completion, Owner, Ring, RingFd, Wait};
 
 use super::{Ask, Demand, DeviceInfo, Done, DriverOptions, Subject};
 use crate::workload::Random;

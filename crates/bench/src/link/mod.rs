@@ -207,7 +207,7 @@ fn tun() -> Result<(std::fs::File, String)> {
         .write(true)
         .open("/dev/net/tun")
         .context("cannot open /dev/net/tun; hint: modprobe tun")?;
-    let name = uring::make_tun(&file, "lunette%d").context("cannot create a TUN device")?;
+    let name = sys::make_tun(&file, "lunette%d").context("cannot create a TUN device")?;
     rustix::io::ioctl_fionbio(&file, true)?;
     Ok((file, name))
 }

@@ -41,7 +41,7 @@ impl Tap {
         let mut queues = Vec::new();
         for _ in 0..options.queues {
             let tun = open(TUN).map_err(|error| refused(TUN, error))?;
-            name = uring::make_tap(&tun, &name, options.queues > 1).map_err(|error| {
+            name = sys::make_tap(&tun, &name, options.queues > 1).map_err(|error| {
                 match error.raw_os_error() {
                     Some(code) if code == Errno::PERM.raw_os_error() => anyhow::anyhow!(
                         "cannot create a tap device: this process lacks the capability CAP_NET_ADMIN; hint: run as root, or setpriv --inh-caps +net_admin --ambient-caps +net_admin; --net user needs no privileges"

@@ -1,5 +1,4 @@
-//! Creates tap and TUN devices: network interfaces whose frames or packets a program reads and writes. In this crate because rustix leaves
-//! the ioctl, which takes a pointer, to `unsafe` code.
+//! Creates tap and TUN devices: network interfaces of a program, which reads and writes their frames or packets.
 
 use rustix::fd::{AsFd, AsRawFd};
 use std::io;
@@ -13,7 +12,7 @@ struct Request {
 }
 
 /// Creates a tap device with this name on a descriptor of `/dev/net/tun`, or with `has_queues` another queue of it. Frames carry the
-/// virtio-net header, whose length QEMU sets. `%d` in the name is replaced by a free number. Returns the actual name. The device is removed
+/// virtio-net header; QEMU sets its length. `%d` in the name is replaced by a free number. Returns the actual name. The device is removed
 /// when its last descriptor is closed.
 ///
 /// # Errors

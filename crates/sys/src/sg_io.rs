@@ -1,6 +1,6 @@
 //! Sends SCSI commands to local devices through Linux's SG_IO: `/dev/sgN`, and block devices that are SCSI devices.
 //!
-//! All unsafe code of the pass-through is here. A call blocks until the device has answered, at most for its time-out. The memory that the
+//! A call blocks until the device has answered, at most for its time-out. The memory that the
 //! kernel reads or fills is borrowed for the call. Tests: `tests/tests/passthrough.rs`, in a guest.
 
 use std::io;

@@ -1,4 +1,4 @@
-//! `BLKDISCARD`, for kernels whose io_uring cannot discard on block devices (before Linux 6.12). Blocks the caller.
+//! `BLKDISCARD`, for kernels before Linux 6.12, where io_uring cannot discard on block devices. Blocks the caller.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -52,8 +52,8 @@ pub fn first_unwritten(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Opti
         extents: [Extent::default(); EXTENTS],
     };
     while map.length > 0 {
-        // SAFETY: the kernel reads the header, writes its counters and at most `count` extents after it, for which there is
-        // space; all of it lives until the call returns, in the layout that the kernel defines.
+        // SAFETY: the kernel reads the header, writes its counters and at most `count` extents after it. `map` has space
+        // for them; all of it lives until the call returns, in the layout that the kernel defines.
         let asked = unsafe {
             libc::ioctl(
                 fd.as_raw_fd(),
