@@ -1,5 +1,7 @@
 //! A handle on a disk closes when it has no operations on the ring; only then are its owner numbers reused.
 
+mod common;
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,9 +12,10 @@ use bdev::{
     Tag as IoTag,
 };
 use block::{IoOutcome, IoRequest};
+use common::{Requests, source};
 use guest_memory::IoBuffer;
-use latency::{Clock, QueueRecord, Stamp};
-use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
+use latency::Clock;
+use reactor::{DiskHandle, Io, SourceId, Tag, Worker};
 use rustix::event::{EventfdFlags, eventfd};
 use uring::{Completion, Owner, Ring, RingFd, WatchId};
 
@@ -138,16 +141,16 @@ impl Reader {
     }
 }
 
-impl Source for Reader {
-    fn ready(&mut self, _: Stamp) -> bool {
+impl Requests for Reader {
+    fn ready(&self) -> bool {
         self.left > 0 && !self.stopped
     }
 
-    fn drain(&mut self, io: &mut Io, _: Stamp) {
+    fn submit(&mut self, io: &mut Io) {
         self.begin(io);
     }
 
-    fn finish(&mut self, _: &mut Io, slot: u32, buffer: IoBuffer, outcome: IoOutcome, _: Stamp) {
+    fn finish(&mut self, _: &mut Io, slot: u32, buffer: IoBuffer, outcome: IoOutcome) {
         assert_eq!(outcome, Ok(()));
         let mut bytes = [0; 512];
         buffer.read_at(0, &mut bytes);
@@ -155,32 +158,20 @@ impl Source for Reader {
         self.in_flight -= 1;
     }
 
-    fn publish(&mut self, _: &mut Io) {}
-
-    fn arm(&mut self) -> bool {
+    fn arm(&self) -> bool {
         false
     }
 
-    fn disarm(&mut self) {}
-
     fn in_flight(&self) -> usize {
         self.in_flight
-    }
-
-    fn kick(&self) -> Option<RingFd> {
-        None
     }
 
     fn stop(&mut self) {
         self.stopped = true;
     }
 
-    fn closed(&mut self, io: &mut Io) {
-        io.close(self.disk);
-    }
-
-    fn record(&self) -> Option<Arc<QueueRecord>> {
-        None
+    fn disk(&mut self) -> &mut DiskHandle {
+        &mut self.disk
     }
 }
 
@@ -222,13 +213,14 @@ fn thousand_closes_under_load_leave_no_completion_astray() {
     for round in 0..TIMES {
         let disk = if round % 3 == 0 { &first } else { &second };
         let added = worker.add(|io, id| {
-            Ok::<Box<dyn Source>, io::Error>(Box::new(Reader {
+            let reader = Reader {
                 id,
                 disk: io.open(disk),
                 left: 100,
                 in_flight: 0,
                 stopped: false,
-            }))
+            };
+            Ok::<_, ()>(source(reader))
         });
         for _ in 0..round % 7 {
             worker.iterate_once();

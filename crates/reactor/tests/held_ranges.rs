@@ -1,5 +1,7 @@
 //! No read on any worker sees part of a write by the holder of a range.
 
+mod common;
+
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,11 +12,10 @@ use bdev::{
 };
 use bdev::{RateLimits, Submission};
 use block::{IoFlags, IoOutcome, IoRequest};
+use common::{Requests, TestSource, source};
 use guest_memory::IoBuffer;
-use latency::{QueueRecord, Stamp};
 use reactor::WorkerOptions;
-use reactor::{DiskHandle, Io, PollLimit, Pool, Source, SourceId, Tag, Worker, WorkerHandle};
-use uring::RingFd;
+use reactor::{DiskHandle, Io, PollLimit, Pool, SourceId, Tag, Worker, WorkerHandle};
 
 /// I/O size in bytes: copying it takes longer than another worker needs to start a read.
 const LENGTH: usize = 256 << 10;
@@ -53,7 +54,7 @@ fn buffer_of(byte: u8) -> IoBuffer {
 }
 
 impl Client {
-    fn submit(&mut self, io: &mut Io, request: IoRequest, mut buffer: IoBuffer) {
+    fn begin(&mut self, io: &mut Io, request: IoRequest, mut buffer: IoBuffer) {
         let tag = Tag {
             source: self.id,
             slot: 0,
@@ -95,7 +96,8 @@ impl Client {
             .acquire(0, LENGTH as u64, move |lease| {
                 worker.send(move |worker: &mut Worker| {
                     let (source, io) = worker.source(id).unwrap();
-                    let client: &mut Client = (source as &mut dyn Any).downcast_mut().unwrap();
+                    let source = (source as &mut dyn Any).downcast_mut();
+                    let TestSource::<Client>(client) = source.unwrap();
                     client.granted(io, lease);
                 });
             });
@@ -109,48 +111,30 @@ impl Client {
         let number = self.seen.writes.load(Ordering::Relaxed);
         let flags = flags.with(IoFlags::HOLDER);
         let request = IoRequest::write(0, LENGTH as u64).flagged(flags);
-        self.submit(io, request, buffer_of(number as u8));
+        self.begin(io, request, buffer_of(number as u8));
     }
 }
 
-impl Source for Client {
-    fn ready(&mut self, _now: Stamp) -> bool {
+impl Requests for Client {
+    fn ready(&self) -> bool {
         let over = self.seen.over.load(Ordering::Relaxed);
         matches!(self.job, Job::Read) && !self.busy && !over
     }
 
-    fn drain(&mut self, io: &mut Io, _: Stamp) {
-        self.submit(io, IoRequest::read(0, LENGTH as u64), buffer_of(0));
+    fn submit(&mut self, io: &mut Io) {
+        self.begin(io, IoRequest::read(0, LENGTH as u64), buffer_of(0));
     }
 
-    fn finish(&mut self, _: &mut Io, _: u32, buffer: IoBuffer, outcome: IoOutcome, _: Stamp) {
+    fn finish(&mut self, _: &mut Io, _: u32, buffer: IoBuffer, outcome: IoOutcome) {
         self.done(&buffer, outcome);
     }
-
-    fn publish(&mut self, _: &mut Io) {}
-
-    fn arm(&mut self) -> bool {
-        self.ready(Stamp::default())
-    }
-
-    fn disarm(&mut self) {}
 
     fn in_flight(&self) -> usize {
         usize::from(self.busy)
     }
 
-    fn kick(&self) -> Option<RingFd> {
-        None
-    }
-
-    fn stop(&mut self) {}
-
-    fn closed(&mut self, io: &mut Io) {
-        io.close(self.handle);
-    }
-
-    fn record(&self) -> Option<Arc<QueueRecord>> {
-        None
+    fn disk(&mut self) -> &mut DiskHandle {
+        &mut self.handle
     }
 }
 
@@ -187,7 +171,7 @@ fn no_read_is_torn(device: Arc<dyn BlockDevice>, flags: IoFlags, limits: RateLim
                     if writes {
                         client.acquire();
                     }
-                    Ok::<Box<dyn Source>, std::io::Error>(Box::new(client))
+                    Ok::<_, ()>(source(client))
                 })
                 .unwrap();
             })

@@ -1,15 +1,18 @@
 //! A stopping source does not wait for its disk's limits, regardless of its remaining steps.
 
+mod common;
+
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use bdev::{Disk, Null, NullOptions, RateLimits, Submission};
 use block::{IoOutcome, IoRequest};
+use common::{Requests, source};
 use guest_memory::IoBuffer;
-use latency::{Clock, QueueRecord, Stamp};
-use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
-use uring::{Ring, RingFd};
+use latency::Clock;
+use reactor::{DiskHandle, Io, SourceId, Tag, Worker};
+use uring::Ring;
 
 /// One request with several I/Os, like UNMAP, WRITE SAME and EXTENDED COPY.
 struct Steps {
@@ -39,45 +42,27 @@ impl Steps {
     }
 }
 
-impl Source for Steps {
-    fn ready(&mut self, _now: Stamp) -> bool {
+impl Requests for Steps {
+    fn ready(&self) -> bool {
         !self.begun
     }
 
-    fn drain(&mut self, io: &mut Io, _: Stamp) {
+    fn submit(&mut self, io: &mut Io) {
         self.begun = true;
         self.go_on(io);
     }
 
-    fn finish(&mut self, io: &mut Io, _: u32, _: IoBuffer, _: IoOutcome, _: Stamp) {
+    fn finish(&mut self, io: &mut Io, _: u32, _: IoBuffer, _: IoOutcome) {
         self.done.set(self.done.get() + 1);
         self.go_on(io);
     }
-
-    fn publish(&mut self, _: &mut Io) {}
-
-    fn arm(&mut self) -> bool {
-        false
-    }
-
-    fn disarm(&mut self) {}
 
     fn in_flight(&self) -> usize {
         usize::from(self.busy)
     }
 
-    fn kick(&self) -> Option<RingFd> {
-        None
-    }
-
-    fn stop(&mut self) {}
-
-    fn closed(&mut self, io: &mut Io) {
-        io.close(self.disk);
-    }
-
-    fn record(&self) -> Option<Arc<QueueRecord>> {
-        None
+    fn disk(&mut self) -> &mut DiskHandle {
+        &mut self.disk
     }
 }
 
@@ -95,14 +80,15 @@ fn source_that_stops_does_not_wait_for_limits() {
     let (done, stopped) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
     let counted = done.clone();
     let added = worker.add(|io, id| {
-        Ok::<Box<dyn Source>, std::io::Error>(Box::new(Steps {
+        let steps = Steps {
             id,
             disk: io.open(&disk),
             left: STEPS,
             begun: false,
             busy: false,
             done: counted,
-        }))
+        };
+        Ok::<_, ()>(source(steps))
     });
     worker.iterate_once();
     assert_eq!(done.get(), 1, "the burst");

@@ -1,5 +1,7 @@
 //! The device of a disk is replaced while two workers write, flush and read: every read returns the last write.
 
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,12 +10,9 @@ use bdev::{
     BlockDevice, BlockingIo, CacheMode, Delay, Disk, File, FileOptions, Ram, RamOptions, Submission,
 };
 use block::{IoOutcome, IoRequest};
+use common::{Requests, source};
 use guest_memory::IoBuffer;
-use latency::{QueueRecord, Stamp};
-use reactor::{
-    DiskHandle, Io, PollLimit, Pool, Source, SourceId, Tag, WorkerHandle, WorkerOptions,
-};
-use uring::RingFd;
+use reactor::{DiskHandle, Io, PollLimit, Pool, SourceId, Tag, WorkerHandle, WorkerOptions};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 64;
@@ -95,43 +94,25 @@ impl Client {
     }
 }
 
-impl Source for Client {
-    fn ready(&mut self, _: Stamp) -> bool {
+impl Requests for Client {
+    fn ready(&self) -> bool {
         !self.busy && !self.seen.over.load(Ordering::Relaxed)
     }
 
-    fn drain(&mut self, io: &mut Io, _: Stamp) {
+    fn submit(&mut self, io: &mut Io) {
         self.go_on(io);
     }
 
-    fn finish(&mut self, _: &mut Io, _: u32, buffer: IoBuffer, outcome: IoOutcome, _: Stamp) {
+    fn finish(&mut self, _: &mut Io, _: u32, buffer: IoBuffer, outcome: IoOutcome) {
         self.done(&buffer, outcome);
     }
-
-    fn publish(&mut self, _: &mut Io) {}
-
-    fn arm(&mut self) -> bool {
-        self.ready(Stamp::default())
-    }
-
-    fn disarm(&mut self) {}
 
     fn in_flight(&self) -> usize {
         usize::from(self.busy)
     }
 
-    fn kick(&self) -> Option<RingFd> {
-        None
-    }
-
-    fn stop(&mut self) {}
-
-    fn closed(&mut self, io: &mut Io) {
-        io.close(self.handle);
-    }
-
-    fn record(&self) -> Option<Arc<QueueRecord>> {
-        None
+    fn disk(&mut self) -> &mut DiskHandle {
+        &mut self.handle
     }
 }
 
@@ -177,7 +158,7 @@ fn start(pool: &Pool, disk: &Arc<Disk>, seen: &Arc<Seen>) {
         let (disk, seen) = (disk.clone(), seen.clone());
         let added = worker.call(move |w| {
             w.add(|io, id| {
-                Ok::<Box<dyn Source>, std::io::Error>(Box::new(Client {
+                let client = Client {
                     id,
                     number,
                     handle: io.open(&disk),
@@ -185,7 +166,8 @@ fn start(pool: &Pool, disk: &Arc<Disk>, seen: &Arc<Seen>) {
                     written: 1,
                     step: RequestStep::Write,
                     busy: false,
-                }))
+                };
+                Ok::<_, ()>(source(client))
             })
             .map(drop)
         });

@@ -4,10 +4,10 @@
 //!
 //! `LUNETTE_SEEDS=1000000` tries more seeds; `LUNETTE_SEED=7` tries that one.
 
-use std::cell::RefCell;
+mod common;
+
 use std::collections::HashMap;
 use std::ops::Range;
-use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -16,10 +16,11 @@ use bdev::{
     RangeLock, RateLimits, Submission,
 };
 use block::{IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use common::{Ended, Recorder};
 use guest_memory::IoBuffer;
-use latency::{Clock, QueueRecord, SimulatedTime, Stamp};
-use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
-use uring::{Completion, Owner, Ring, RingFd};
+use latency::{Clock, SimulatedTime};
+use reactor::{DiskHandle, SourceId, Tag, Worker};
+use uring::{Completion, Owner, Ring};
 
 const BLOCK: u64 = 512;
 const BLOCKS: u64 = 16;
@@ -192,39 +193,6 @@ impl IoChannel for Channel {
     }
 }
 
-type Ended = Rc<RefCell<Vec<(u32, IoOutcome, IoBuffer)>>>;
-
-struct Client {
-    ended: Ended,
-}
-
-impl Source for Client {
-    fn ready(&mut self, _now: Stamp) -> bool {
-        false
-    }
-    fn drain(&mut self, _: &mut Io, _: Stamp) {}
-    fn finish(&mut self, _: &mut Io, slot: u32, buffer: IoBuffer, outcome: IoOutcome, _: Stamp) {
-        self.ended.borrow_mut().push((slot, outcome, buffer));
-    }
-    fn publish(&mut self, _: &mut Io) {}
-    fn arm(&mut self) -> bool {
-        false
-    }
-    fn disarm(&mut self) {}
-    fn in_flight(&self) -> usize {
-        0
-    }
-    fn kick(&self) -> Option<RingFd> {
-        None
-    }
-    fn stop(&mut self) {}
-    fn let_go(&mut self, _: &mut Io, _: &Arc<Disk>) {}
-    fn closed(&mut self, _: &mut Io) {}
-    fn record(&self) -> Option<Arc<QueueRecord>> {
-        None
-    }
-}
-
 struct Seat {
     worker: Worker,
     source: SourceId,
@@ -270,17 +238,13 @@ impl World {
             let by = clock.clone();
             let ring = Ring::simulated(2 * seed + number, move || by.elapsed());
             let mut worker = Worker::standalone(ring, clock.clone()).unwrap();
-            let ended = Ended::default();
-            let client = Client {
-                ended: ended.clone(),
-            };
-            let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
-            let handle = worker.io().open(&disk);
+            // The test closes the handle.
+            let recorder = Recorder::default();
             Seat {
+                source: recorder.add_to(&mut worker),
+                handle: worker.io().open(&disk),
                 worker,
-                source: added.unwrap(),
-                handle,
-                ended,
+                ended: recorder.ended,
             }
         };
         World {

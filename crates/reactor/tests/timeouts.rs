@@ -1,7 +1,7 @@
 //! An I/O beyond its disk's timeout is cancelled by the device and fails; an I/O that cannot be cancelled continues.
 
-use std::cell::RefCell;
-use std::rc::Rc;
+mod common;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,49 +10,11 @@ use bdev::{
     Submission,
 };
 use block::{IoErrorKind, IoOutcome, IoRequest};
+use common::Recorder;
 use guest_memory::IoBuffer;
-use latency::{Clock, QueueRecord, Stamp};
-use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
-use uring::{Completion, Owner, Ring, RingFd};
-
-/// Outcomes of the I/Os, by slot.
-type Ended = Rc<RefCell<Vec<(u32, IoOutcome)>>>;
-
-struct Client {
-    disk: DiskHandle,
-    ended: Ended,
-}
-
-impl Source for Client {
-    fn ready(&mut self, _now: Stamp) -> bool {
-        false
-    }
-    fn drain(&mut self, _: &mut Io, _: Stamp) {}
-    fn finish(&mut self, _: &mut Io, slot: u32, _: IoBuffer, outcome: IoOutcome, _: Stamp) {
-        self.ended.borrow_mut().push((slot, outcome));
-    }
-    fn publish(&mut self, _: &mut Io) {}
-    fn arm(&mut self) -> bool {
-        false
-    }
-    fn disarm(&mut self) {}
-    fn in_flight(&self) -> usize {
-        0
-    }
-    fn kick(&self) -> Option<RingFd> {
-        None
-    }
-    fn stop(&mut self) {}
-    fn let_go(&mut self, io: &mut Io, _: &Arc<Disk>) {
-        io.close(std::mem::take(&mut self.disk));
-    }
-    fn closed(&mut self, io: &mut Io) {
-        io.close(self.disk);
-    }
-    fn record(&self) -> Option<Arc<QueueRecord>> {
-        None
-    }
-}
+use latency::Clock;
+use reactor::{DiskHandle, SourceId, Tag, Worker};
+use uring::{Completion, Owner, Ring};
 
 /// A device that completes nothing on its own: reads can be aborted, writes end after [`WRITES_TAKE`].
 struct Stuck(Ram);
@@ -128,7 +90,7 @@ struct Rig {
     disk: Arc<Disk>,
     source: SourceId,
     handle: DiskHandle,
-    ended: Ended,
+    recorder: Recorder,
 }
 
 fn rig(on_error: OnError) -> Rig {
@@ -142,19 +104,17 @@ fn rig(on_error: OnError) -> Rig {
         io_timeout: 1,
     });
     let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
-    let ended = Ended::default();
     let handle = worker.io().open(&disk);
-    let client = Client {
+    let recorder = Recorder {
         disk: handle,
-        ended: ended.clone(),
+        ..Recorder::default()
     };
-    let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
     Rig {
+        source: recorder.add_to(&mut worker),
         worker,
         disk,
-        source: added.unwrap(),
         handle,
-        ended,
+        recorder,
     }
 }
 
@@ -168,6 +128,12 @@ impl Rig {
         let io = self.worker.io();
         let submitted = io.submit(self.handle, request, &mut buffer, tag);
         assert_eq!(submitted, Submission::Pending);
+    }
+
+    /// Removes and returns the outcomes, by slot.
+    fn take_ended(&self) -> Vec<(u32, IoOutcome)> {
+        let ended = self.recorder.ended.take().into_iter();
+        ended.map(|(slot, outcome, _)| (slot, outcome)).collect()
     }
 
     fn until(&mut self, is_so: impl Fn(&Rig) -> bool) {
@@ -184,8 +150,8 @@ fn io_is_cancelled_at_its_timeout_if_it_can_be() {
     rig.submit(&IoRequest::read(4096, 4096), 1);
     // A flush has a tag of another kind.
     rig.submit(&IoRequest::flush(), 2);
-    rig.until(|rig| rig.ended.borrow().len() == 3);
-    let mut ended = rig.ended.take();
+    rig.until(|rig| rig.recorder.ended.borrow().len() == 3);
+    let mut ended = rig.take_ended();
     // The write ends last, with the device's outcome.
     assert_eq!(ended.pop(), Some((0, Ok(()))));
     ended.sort_unstable_by_key(|(slot, _)| *slot);
@@ -208,6 +174,6 @@ fn an_io_that_takes_too_long_waits_where_the_disk_holds_errors() {
     });
     let disk = rig.disk.clone();
     rig.worker.resume_disk(&disk);
-    rig.until(|rig| !rig.ended.borrow().is_empty());
-    assert_eq!(rig.ended.take(), [(7, Err(late.into()))]);
+    rig.until(|rig| !rig.recorder.ended.borrow().is_empty());
+    assert_eq!(rig.take_ended(), [(7, Err(late.into()))]);
 }

@@ -1,8 +1,8 @@
 //! I/O on parts of the device's blocks: disks of 512-byte blocks over a device that accepts only multiples of 4096 bytes.
 
-use std::cell::RefCell;
+mod common;
+
 use std::io;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -12,11 +12,12 @@ use bdev::{
     IoChannel, Layer, OnError, Ram, RamOptions, RangeLock, Submission,
 };
 use block::{DiskInfo, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use common::{Ended, Recorder, Requests, source};
 use guest_memory::IoBuffer;
-use latency::{Clock, QueueRecord, Stamp};
+use latency::Clock;
 use proptest::prelude::*;
-use reactor::{DiskHandle, Io, PollLimit, Pool, Source, SourceId, Tag, Worker, WorkerOptions};
-use uring::{Completion, Ring, RingFd};
+use reactor::{DiskHandle, Io, PollLimit, Pool, SourceId, Tag, Worker, WorkerOptions};
+use uring::{Completion, Ring};
 
 const SIZE: u64 = 64 << 10;
 
@@ -93,42 +94,6 @@ fn coarse(inner: Arc<dyn BlockDevice>) -> Coarse {
     }
 }
 
-/// Outcomes of pending I/Os, by slot.
-type Ended = Rc<RefCell<Vec<(u32, IoOutcome, IoBuffer)>>>;
-
-struct Client {
-    disk: DiskHandle,
-    ended: Ended,
-}
-
-impl Source for Client {
-    fn ready(&mut self, _now: Stamp) -> bool {
-        false
-    }
-    fn drain(&mut self, _: &mut Io, _: Stamp) {}
-    fn finish(&mut self, _: &mut Io, slot: u32, buffer: IoBuffer, outcome: IoOutcome, _: Stamp) {
-        self.ended.borrow_mut().push((slot, outcome, buffer));
-    }
-    fn publish(&mut self, _: &mut Io) {}
-    fn arm(&mut self) -> bool {
-        false
-    }
-    fn disarm(&mut self) {}
-    fn in_flight(&self) -> usize {
-        0
-    }
-    fn kick(&self) -> Option<RingFd> {
-        None
-    }
-    fn stop(&mut self) {}
-    fn closed(&mut self, io: &mut Io) {
-        io.close(self.disk);
-    }
-    fn record(&self) -> Option<Arc<QueueRecord>> {
-        None
-    }
-}
-
 /// A worker on this thread with a client of the disk.
 struct Rig {
     worker: Worker,
@@ -142,19 +107,17 @@ impl Rig {
     fn new(device: Arc<dyn BlockDevice>) -> Rig {
         let disk = Arc::new(Disk::new("d", None, device).unwrap());
         let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
-        let ended = Ended::default();
         let handle = worker.io().open(&disk);
-        let client = Client {
+        let recorder = Recorder {
             disk: handle,
-            ended: ended.clone(),
+            ..Recorder::default()
         };
-        let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
         Rig {
-            source: added.unwrap(),
+            source: recorder.add_to(&mut worker),
             worker,
             disk,
             handle,
-            ended,
+            ended: recorder.ended,
         }
     }
 
@@ -472,34 +435,26 @@ impl Writer {
     }
 }
 
-impl Source for Writer {
-    fn ready(&mut self, _now: Stamp) -> bool {
+impl Requests for Writer {
+    fn ready(&self) -> bool {
         !self.is_busy && !self.results.is_over.load(Ordering::Relaxed)
     }
-    fn drain(&mut self, io: &mut Io, _: Stamp) {
+
+    fn submit(&mut self, io: &mut Io) {
         self.next(io);
     }
-    fn finish(&mut self, _: &mut Io, _: u32, buffer: IoBuffer, outcome: IoOutcome, _: Stamp) {
+
+    fn finish(&mut self, _: &mut Io, _: u32, buffer: IoBuffer, outcome: IoOutcome) {
         self.is_busy = false;
         self.ended(&buffer, outcome);
     }
-    fn publish(&mut self, _: &mut Io) {}
-    fn arm(&mut self) -> bool {
-        self.ready(Stamp::default())
-    }
-    fn disarm(&mut self) {}
+
     fn in_flight(&self) -> usize {
         usize::from(self.is_busy)
     }
-    fn kick(&self) -> Option<RingFd> {
-        None
-    }
-    fn stop(&mut self) {}
-    fn closed(&mut self, io: &mut Io) {
-        io.close(self.handle);
-    }
-    fn record(&self) -> Option<Arc<QueueRecord>> {
-        None
+
+    fn disk(&mut self) -> &mut DiskHandle {
+        &mut self.handle
     }
 }
 
@@ -532,7 +487,7 @@ fn nothing_is_lost(ranges: [(u64, usize, std::ops::Range<usize>); 2]) {
                         is_busy: false,
                         results,
                     };
-                    Ok::<Box<dyn Source>, ()>(Box::new(writer))
+                    Ok::<_, ()>(source(writer))
                 })
                 .unwrap();
             })

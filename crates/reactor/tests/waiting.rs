@@ -1,5 +1,7 @@
 //! Failed I/Os on a disk that holds errors wait with their data, and continue, fail or are cancelled as required.
 
+mod common;
+
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,52 +11,12 @@ use bdev::{
     Attach, BlockDevice, Disk, ErrorPolicy, Fault, FaultAction, FaultPlan, Faulty, IoChannel,
     Layer, OnError, Ram, RamOptions, Submission,
 };
-use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use block::{IoError, IoErrorKind, IoKind, IoRequest};
+use common::{Ended, Recorder};
 use guest_memory::IoBuffer;
-use latency::{Clock, QueueRecord, Stamp};
-use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
-use uring::{Ring, RingFd};
-
-/// Outcomes and buffers of pending I/Os, by slot.
-type Ended = Rc<RefCell<Vec<(u32, IoOutcome, IoBuffer)>>>;
-
-struct Client {
-    disk: DiskHandle,
-    in_flight: Rc<RefCell<usize>>,
-    ended: Ended,
-}
-
-impl Source for Client {
-    fn ready(&mut self, _now: Stamp) -> bool {
-        false
-    }
-    fn drain(&mut self, _: &mut Io, _: Stamp) {}
-    fn finish(&mut self, _: &mut Io, slot: u32, buffer: IoBuffer, outcome: IoOutcome, _: Stamp) {
-        *self.in_flight.borrow_mut() -= 1;
-        self.ended.borrow_mut().push((slot, outcome, buffer));
-    }
-    fn publish(&mut self, _: &mut Io) {}
-    fn arm(&mut self) -> bool {
-        false
-    }
-    fn disarm(&mut self) {}
-    fn in_flight(&self) -> usize {
-        *self.in_flight.borrow()
-    }
-    fn kick(&self) -> Option<RingFd> {
-        None
-    }
-    fn stop(&mut self) {}
-    fn let_go(&mut self, io: &mut Io, _: &Arc<Disk>) {
-        io.close(std::mem::take(&mut self.disk));
-    }
-    fn closed(&mut self, io: &mut Io) {
-        io.close(self.disk);
-    }
-    fn record(&self) -> Option<Arc<QueueRecord>> {
-        None
-    }
-}
+use latency::Clock;
+use reactor::{DiskHandle, SourceId, Tag, Worker};
+use uring::Ring;
 
 /// A worker with a client and a disk on which all writes fail until [`Rig::heal`].
 struct Rig {
@@ -125,16 +87,15 @@ impl Rig {
         let disk = Arc::new(Disk::new("d", None, device).unwrap());
         disk.set_error_policy(policy(on_error));
         let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
-        let (in_flight, ended) = (Rc::default(), Ended::default());
-        let (counted, seen) = (Rc::clone(&in_flight), ended.clone());
         let handle = worker.io().open(&disk);
-        let client = Client {
+        let recorder = Recorder {
             disk: handle,
-            in_flight: counted,
-            ended: seen,
+            ..Recorder::default()
         };
-        let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
-        let source = added.unwrap();
+        let source = recorder.add_to(&mut worker);
+        let Recorder {
+            in_flight, ended, ..
+        } = recorder;
         Rig {
             worker,
             disk,
