@@ -50,13 +50,27 @@ pub enum CacheMode {
     Writethrough,
 }
 
-impl fmt::Display for CacheMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl CacheMode {
+    /// All modes, with their configuration words.
+    pub const WORDS: [(&'static str, CacheMode); 3] = [
+        ("none", CacheMode::None),
+        ("writeback", CacheMode::Writeback),
+        ("writethrough", CacheMode::Writethrough),
+    ];
+
+    /// Returns the word of the mode in files and flags.
+    pub fn word(self) -> &'static str {
+        match self {
             CacheMode::None => "none",
             CacheMode::Writeback => "writeback",
             CacheMode::Writethrough => "writethrough",
-        })
+        }
+    }
+}
+
+impl fmt::Display for CacheMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
     }
 }
 
@@ -64,14 +78,11 @@ impl FromStr for CacheMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(CacheMode::None),
-            "writeback" => Ok(CacheMode::Writeback),
-            "writethrough" => Ok(CacheMode::Writethrough),
-            _ => Err(format!(
-                "unknown cache mode {text:?}: it must be none, writeback or writethrough"
-            )),
-        }
+        let mut words = CacheMode::WORDS.into_iter();
+        let found = words.find(|(word, _)| *word == text);
+        found.map(|(_, mode)| mode).ok_or_else(|| {
+            format!("unknown cache mode {text:?}: it must be none, writeback or writethrough")
+        })
     }
 }
 

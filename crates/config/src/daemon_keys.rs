@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use reactor::PollLimit;
 use serde_json::{Value, json};
 
 use super::Diagnostics;
@@ -15,7 +16,7 @@ use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
 use super::key::{Item, Key, Kind, NONE, RunTime, key, words};
 use super::location::Located;
 use super::lun::LunDraft;
-use super::model::{AccessConfig, Config, Placement, PollLimit, WORKERS_MAX, WorkersConfig};
+use super::model::{AccessConfig, Config, Placement, WORKERS_MAX, WorkersConfig};
 use super::readers::{
     ADDRESS_ALLOWED, CPUS_ALLOWED, FILE_ALLOWED, FOLDER_ALLOWED, NAMES_ALLOWED, PATHS_ALLOWED,
     SOCKET_ALLOWED, read_address, read_cpus, read_file_name, read_folder, read_poll, read_socket,

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use bdev::iscsi_initiator::KnownUnits;
 use bdev::{
-    BlockDevice, Delay, DelayTime, File, FileOptions, Image, ImageOptions, NamedFiles, Null,
-    NullOptions, OpenError, PassedReservations, Ram, RamOptions, Rbd, RbdOptions, ScsiDisk,
+    BlockDevice, CacheMode, Delay, DelayTime, File, FileOptions, Image, ImageOptions, NamedFiles,
+    Null, NullOptions, OpenError, PassedReservations, Ram, RamOptions, Rbd, RbdOptions, ScsiDisk,
     ScsiGenericOptions,
 };
 
@@ -98,44 +98,6 @@ impl DelayStorage {
         match self {
             DelayStorage::Null => "null",
             DelayStorage::Ram => "ram",
-        }
-    }
-}
-
-/// Caching between a file and stable storage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheMode {
-    /// O_DIRECT: bypasses the page cache.
-    None,
-    /// The page cache holds written data until a flush.
-    Writeback,
-    /// Every write is on stable storage before it completes.
-    Writethrough,
-}
-
-impl CacheMode {
-    /// All modes with their words.
-    pub const WORDS: [(&'static str, CacheMode); 3] = [
-        ("none", CacheMode::None),
-        ("writeback", CacheMode::Writeback),
-        ("writethrough", CacheMode::Writethrough),
-    ];
-
-    /// Returns the device's cache mode.
-    pub fn of_device(self) -> bdev::CacheMode {
-        match self {
-            CacheMode::None => bdev::CacheMode::None,
-            CacheMode::Writeback => bdev::CacheMode::Writeback,
-            CacheMode::Writethrough => bdev::CacheMode::Writethrough,
-        }
-    }
-
-    /// Returns the word in files and flags.
-    pub fn word(self) -> &'static str {
-        match self {
-            CacheMode::None => "none",
-            CacheMode::Writeback => "writeback",
-            CacheMode::Writethrough => "writethrough",
         }
     }
 }
@@ -259,7 +221,7 @@ impl BlockDeviceConfig {
             }
             BlockDeviceConfig::File { path, size, cache } => Arc::new(File::open(FileOptions {
                 size: *size,
-                cache: cache.of_device(),
+                cache: *cache,
                 read_only: disk.read_only,
                 block_size: disk.block_size,
                 ..FileOptions::new(path)
@@ -272,7 +234,7 @@ impl BlockDeviceConfig {
                 ..
             } => Arc::new(Image::open(&ImageOptions {
                 path: path.clone(),
-                cache: cache.of_device(),
+                cache: *cache,
                 read_only: disk.read_only,
                 block_size: disk.block_size,
                 data_file: data_file.clone(),

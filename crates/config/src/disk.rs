@@ -3,14 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use bdev::{
-    ClusterConfig, DelayTime, DiscardMode, ErrorPolicy, ImageName, NamedFiles, OnError, RbdLock,
+    CacheMode, ClusterConfig, DelayTime, DiscardMode, ErrorPolicy, ImageName, NamedFiles, OnError,
+    RbdLock,
 };
 use serde_json::{Value, json};
 
 use super::Diagnostics;
-use super::devices::{
-    BlockDeviceConfig, CacheMode, DEVICE_KINDS, DelayStorage, DeviceKind, Persist,
-};
+use super::devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, Persist};
 use super::diagnostics::{Mistake, MistakeKind};
 use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
 use super::location::Located;

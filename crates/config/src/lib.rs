@@ -52,10 +52,11 @@ use std::path::Path;
 
 pub use access_list::ACL_KEYS;
 pub use accounts::{account, group_id, user_id};
+pub use bdev::CacheMode;
 pub use chap_users::read_chap_users;
 pub use check::Surroundings;
 pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
-pub use devices::{BlockDeviceConfig, CacheMode, DEVICE_KINDS, DelayStorage};
+pub use devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage};
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use disk::{DISK_KEYS, DISK_SET, DiskDraft, DiskKey};
 pub use export::{ExportConfig, ExportObject, ExportRef, KeyValue};
@@ -78,11 +79,11 @@ pub use location::{Located, Location, Source};
 pub use lun::{LUN_KEYS, TARGET_LUN_KEYS};
 pub use model::{
     AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX,
-    POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX,
-    ShownConfig, TARGETS_MAX, VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
+    POLL_MICROS_MAX, Placement, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig,
+    TARGETS_MAX, VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
 };
 pub use rbd::RbdConfig;
-pub use reactor::ExportPlacement;
+pub use reactor::{ExportPlacement, PollLimit};
 pub use remote::{Digest, RemoteConfig};
 pub use render::render;
 pub use secrets::{EQUAL_SECRETS_HELP, equal_chap_secrets, equal_chap_secrets_of_new};

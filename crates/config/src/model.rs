@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use bdev::{DiscardMode, ErrorPolicy};
-use reactor::ExportPlacement;
+use reactor::{ExportPlacement, PollLimit};
 
 use super::devices::BlockDeviceConfig;
 use super::iscsi::IscsiConfig;
@@ -164,17 +164,6 @@ impl Placement {
             Placement::Cpus(cpus) => cpus.len(),
         }
     }
-}
-
-/// Limit of polling before a worker arms notifications and sleeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PollLimit {
-    /// Sleep as soon as there is no work.
-    Never,
-    /// Maximum polling time in microseconds; the worker adapts itself below it.
-    Micros(u32),
-    /// Never sleep.
-    Always,
 }
 
 /// A named block device.

@@ -4,9 +4,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use reactor::PollLimit;
+
 use super::diagnostics::{Mistake, MistakeKind};
 use super::location::Located;
-use super::model::{NAME_MAX, POLL_MICROS_MAX, PollLimit, SOCKET_PATH_MAX, WORKERS_MAX};
+use super::model::{NAME_MAX, POLL_MICROS_MAX, SOCKET_PATH_MAX, WORKERS_MAX};
 use super::value::{Raw, Reader, number_of, text_of};
 
 pub const NAME_ALLOWED: &str =

@@ -34,9 +34,7 @@ use crate::uevents::Uevents;
 use crate::watchdog::Watchdog;
 use crate::writing_ahead::write_ahead;
 use crate::{limits, metrics, state};
-use config::{
-    AccessConfig, Config, Diagnostics, ExportRef, LunConfig, Placement, PollLimit, WorkersConfig,
-};
+use config::{AccessConfig, Config, Diagnostics, ExportRef, LunConfig, Placement, WorkersConfig};
 
 /// Reads the configuration file and flags again.
 pub type Reload = Arc<dyn Fn() -> Result<Config, Diagnostics> + Send + Sync>;
@@ -387,14 +385,6 @@ fn bind_control(
     }
 }
 
-fn poll_limit(configured: PollLimit) -> reactor::PollLimit {
-    match configured {
-        PollLimit::Never => reactor::PollLimit::Never,
-        PollLimit::Micros(micros) => reactor::PollLimit::Micros(micros),
-        PollLimit::Always => reactor::PollLimit::Always,
-    }
-}
-
 fn worker_options(workers: &WorkersConfig) -> WorkerOptions {
     // The configuration bounds both: CPU numbers to 65535, workers to 128.
     let cpus = match &workers.placement {
@@ -405,9 +395,9 @@ fn worker_options(workers: &WorkersConfig) -> WorkerOptions {
         count: workers.placement.count() as u32,
         cpus,
         poll: reactor::PollLimits {
-            rings: poll_limit(workers.poll),
-            network: poll_limit(workers.network_poll),
-            disk: poll_limit(workers.disk_poll),
+            rings: workers.poll,
+            network: workers.network_poll,
+            disk: workers.disk_poll,
         },
     }
 }

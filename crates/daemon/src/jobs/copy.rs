@@ -284,7 +284,7 @@ fn open_target(
         && !path.exists()
     {
         let options = bdev::ImageOptions {
-            cache: cache.of_device(),
+            cache: *cache,
             block_size: config.block_size,
             named_files: named_files.unwrap_or_default(),
             ..bdev::ImageOptions::new(path)

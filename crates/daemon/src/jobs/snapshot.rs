@@ -106,7 +106,7 @@ fn create_overlay(context: &Context, overlay: &Overlay) -> Result<CreatedOverlay
         ..config
     };
     let options = ImageOptions {
-        cache: cache.of_device(),
+        cache,
         block_size,
         named_files: named_files.unwrap_or_default(),
         ..ImageOptions::new(&path)
