@@ -10,6 +10,7 @@ mod durability;
 mod errno;
 mod format;
 mod handle;
+mod lock;
 mod medium;
 mod open;
 mod properties;
@@ -35,6 +36,8 @@ use crate::{
 pub use container::Container;
 use durability::Durability;
 pub use format::ImageFormat;
+pub use lock::FileLock;
+use lock::{InUse, Users};
 pub use open::sync_folder;
 use reopen::reopen;
 
@@ -99,8 +102,8 @@ pub struct FileOptions {
     pub read_only: bool,
     /// Bytes per logical block; default: 512 for files, the device's own for block devices.
     pub block_size: Option<u32>,
-    /// Lock out other writers, QEMU included. Off only if the file system has no locks.
-    pub lock: bool,
+    /// Duration of the locks against other writers, QEMU included.
+    pub lock: FileLock,
     /// The content is an image of another format: any size, no warning.
     pub is_container: bool,
 }
@@ -114,7 +117,7 @@ impl FileOptions {
             cache: CacheMode::None,
             read_only: false,
             block_size: None,
-            lock: true,
+            lock: FileLock::Always,
             is_container: false,
         }
     }
@@ -161,6 +164,7 @@ struct SharedFile {
     control: OwnedFd,
     /// Exclusive open (`O_EXCL`) of a writable block device, against mounts and other servers. `None` while the locks are released.
     claim: Mutex<Option<OwnedFd>>,
+    users: Users,
 }
 
 impl SharedFile {
@@ -331,6 +335,7 @@ impl BlockDevice for File {
         if shared.info.read_only {
             return Err(io::Error::other("the disk is read-only"));
         }
+        let _in_use = InUse::begin(shared)?;
         rustix::fs::ftruncate(&shared.control, bytes)?;
         // The new size is as durable as data written into it. It applies even if the sync fails, an error that is reported only once.
         if let Err(error) = rustix::fs::fsync(&shared.control) {
@@ -355,6 +360,7 @@ impl BlockDevice for File {
 
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let shared = self.shared.clone();
+        let in_use = InUse::begin(&shared)?;
         let flags = open_flags(shared.cache, shared.info.read_only);
         let fd = reopen(shared.control.as_fd(), flags).map_err(|e| {
             let path = shared.path.display();
@@ -366,7 +372,7 @@ impl BlockDevice for File {
         let (owner, status) = (attach.owner(), attach.owner());
         let fd = attach.ring().register(fd);
         Ok(Box::new(handle::FileChannel::new(
-            shared, fd, owner, status,
+            shared, in_use, fd, owner, status,
         )))
     }
 }
@@ -396,27 +402,21 @@ impl LocalFiles for File {
 
 impl Lockable for File {
     fn give_up_writing(&self) -> io::Result<()> {
+        if self.shared.users.decide() {
+            return Err(io::Error::other(
+                "a disk with lock=while-active cannot become a backing file; hint: set lock=always",
+            ));
+        }
         // A read-only disk needs only a reader's locks.
         sys::file_lock::lower(self.shared.control.as_fd())
     }
 
     fn release_locks(&self) -> io::Result<()> {
-        sys::file_lock::unlock(self.shared.control.as_fd())?;
-        // A process cannot open a device exclusively twice.
-        self.shared.claim().take();
-        Ok(())
+        self.shared.release_locks()
     }
 
     fn take_locks(&self) -> io::Result<()> {
-        let is_writer = !self.shared.info.read_only;
-        let mut claim = self.shared.claim();
-        if self.shared.block_device && is_writer && claim.is_none() {
-            *claim = Some(reopen(self.shared.control.as_fd(), open::CLAIM)?);
-        }
-        match sys::file_lock::lock(self.shared.control.as_fd(), is_writer)? {
-            None => Ok(()),
-            Some(_) => Err(io::Error::other("another process has locked the file")),
-        }
+        self.shared.take_locks()
     }
 }
 

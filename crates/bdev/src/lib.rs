@@ -69,7 +69,7 @@ pub use discard::DiscardMode;
 pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
-pub use file::{CacheMode, Container, File, FileOptions, ImageFormat, sync_folder};
+pub use file::{CacheMode, Container, File, FileLock, FileOptions, ImageFormat, sync_folder};
 #[cfg(feature = "simulated")]
 pub use image::stepped;
 pub use image::{

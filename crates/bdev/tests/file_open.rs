@@ -6,7 +6,9 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-use bdev::{BlockDevice, CacheMode, File, FileOptions, ImageFormat, LocalFiles};
+use bdev::{
+    BlockDevice, CacheMode, File, FileLock, FileOptions, ImageFormat, LocalFiles, Lockable,
+};
 use common::{Worker, open, options};
 
 fn refusal(options: FileOptions) -> String {
@@ -266,10 +268,42 @@ fn second_writer_is_refused_with_the_likely_owner() {
     says(&refusal(buffered(&path)), &["does not allow writers"]);
     drop(one);
     let unlocked = FileOptions {
-        lock: false,
+        lock: FileLock::Never,
         ..buffered(&path)
     };
     File::open(unlocked).unwrap();
+}
+
+#[test]
+fn locks_of_a_disk_in_use_by_turns_are_held_while_a_worker_uses_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, [0; 8192]).unwrap();
+    let open = || {
+        let options = FileOptions {
+            lock: FileLock::WhileActive,
+            ..buffered(&path)
+        };
+        File::open(options).unwrap()
+    };
+    let (first, second) = (open(), open());
+    let workers = [Worker::new(&first), Worker::new(&first)];
+    let in_use = |file: &File| {
+        let error = file.set_size(4096).unwrap_err().to_string();
+        assert!(error.contains("another process has locked"), "{error}");
+    };
+    in_use(&second);
+    says(&refusal(buffered(&path)), &["is in use"]);
+    let [one, other] = workers;
+    drop(one);
+    in_use(&second);
+    drop(other);
+    let worker = Worker::new(&second);
+    in_use(&first);
+    drop(worker);
+    first.set_size(4096).unwrap();
+    // It could be written by another daemon below an image.
+    assert!(first.give_up_writing().is_err());
 }
 
 #[test]

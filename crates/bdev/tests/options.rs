@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bdev::{
-    BlockDevice, CacheMode, File, FileOptions, Null, NullOptions, OpenError, Ram, RamOptions,
+    BlockDevice, CacheMode, File, FileLock, FileOptions, Null, NullOptions, OpenError, Ram,
+    RamOptions,
 };
 use block::{IoErrorKind, IoRequest};
 use common::Worker;
@@ -68,7 +69,7 @@ fn file(path: PathBuf, c: Common, cache: CacheMode) -> Result<Arc<dyn BlockDevic
         cache,
         read_only,
         block_size: Some(block_size),
-        lock: true,
+        lock: FileLock::Always,
         is_container: false,
     };
     Ok(Arc::new(File::open(options)?))

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use bdev::iscsi_initiator::KnownUnits;
 use bdev::{
-    BlockDevice, CacheMode, Delay, DelayTime, File, FileOptions, Image, ImageOptions, NamedFiles,
-    Null, NullOptions, OpenError, PassedReservations, Ram, RamOptions, Rbd, RbdOptions, ScsiDisk,
-    ScsiGenericOptions,
+    BlockDevice, CacheMode, Delay, DelayTime, File, FileLock, FileOptions, Image, ImageOptions,
+    NamedFiles, Null, NullOptions, OpenError, PassedReservations, Ram, RamOptions, Rbd, RbdOptions,
+    ScsiDisk, ScsiGenericOptions,
 };
 
 use super::model::DiskConfig;
@@ -52,6 +52,8 @@ pub enum BlockDeviceConfig {
         size: Option<u64>,
         /// Cache mode.
         cache: CacheMode,
+        /// Duration of the locks against other writers.
+        lock: FileLock,
     },
     /// A qcow2 image in a file or on a block device.
     Image {
@@ -143,6 +145,21 @@ pub const DEVICE_KINDS: [(&str, DeviceKind); 8] = [
     ("scsi_generic", DeviceKind::ScsiGeneric),
 ];
 
+/// Returns the disk of a `delay` disk without the delay.
+fn undelayed(disk: &DiskConfig, size: u64, storage: DelayStorage) -> DiskConfig {
+    let backend = match storage {
+        DelayStorage::Null => BlockDeviceConfig::Null { size },
+        DelayStorage::Ram => BlockDeviceConfig::Ram {
+            size,
+            persist: Persist::None,
+        },
+    };
+    DiskConfig {
+        backend,
+        ..disk.clone()
+    }
+}
+
 impl BlockDeviceConfig {
     /// Returns the word in files and flags.
     pub fn word(&self) -> &'static str {
@@ -207,23 +224,20 @@ impl BlockDeviceConfig {
                 time,
                 storage,
             } => {
-                let inner = DiskConfig {
-                    backend: match storage {
-                        DelayStorage::Null => BlockDeviceConfig::Null { size: *size },
-                        DelayStorage::Ram => BlockDeviceConfig::Ram {
-                            size: *size,
-                            persist: Persist::None,
-                        },
-                    },
-                    ..disk.clone()
-                };
+                let inner = undelayed(disk, *size, *storage);
                 Arc::new(Delay::new(inner.backend.open_plain(&inner, known)?, *time))
             }
-            BlockDeviceConfig::File { path, size, cache } => Arc::new(File::open(FileOptions {
+            BlockDeviceConfig::File {
+                path,
+                size,
+                cache,
+                lock,
+            } => Arc::new(File::open(FileOptions {
                 size: *size,
                 cache: *cache,
                 read_only: disk.read_only,
                 block_size: disk.block_size,
+                lock: *lock,
                 ..FileOptions::new(path)
             })?),
             BlockDeviceConfig::Image {

@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use bdev::{
-    CacheMode, ClusterConfig, DelayTime, DiscardMode, ErrorPolicy, ImageName, NamedFiles, OnError,
-    RbdLock,
+    CacheMode, ClusterConfig, DelayTime, DiscardMode, ErrorPolicy, FileLock, ImageName, NamedFiles,
+    OnError, RbdLock,
 };
 use serde_json::{Value, json};
 
 use super::Diagnostics;
 use super::devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, Persist};
 use super::diagnostics::{Mistake, MistakeKind};
+use super::file_lock;
 use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
 use super::location::Located;
 use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX, ShownConfig};
@@ -47,6 +48,7 @@ pub struct DiskDraft {
     device: Option<DeviceKind>,
     size: Option<Located<u64>>,
     cache: Option<CacheMode>,
+    pub(super) file_lock: FileLock,
     time: Option<DelayTime>,
     storage: Option<DelayStorage>,
     persist: Persist,
@@ -65,7 +67,7 @@ pub struct DiskDraft {
     iops_burst: Option<Located<u64>>,
     bandwidth: Option<Located<u64>>,
     bandwidth_burst: Option<Located<u64>>,
-    errors: ErrorPolicy,
+    pub(super) errors: ErrorPolicy,
 }
 
 /// A key of a disk.
@@ -188,6 +190,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
             _ => None,
         },
     },
+    file_lock::LOCK,
     Key {
         name: "time",
         kind: Kind::Text(
@@ -415,7 +418,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
     Key {
         name: "on_error",
         kind: Kind::Word(&const { words(&OnError::WORDS) }),
-        default: "`report`",
+        default: "`report`; with `lock = \"while-active\"`: `stop`",
         run_time: DISK_SET,
         of: &[],
         help: "handling of failed I/Os. `report`: the client receives the error. `stop`: the I/O \
@@ -559,6 +562,7 @@ impl DiskDraft {
                 path: self.path.as_ref()?.value.clone(),
                 size,
                 cache: self.cache.unwrap_or(CacheMode::None),
+                lock: self.file_lock,
             },
             DeviceKind::Image => BlockDeviceConfig::Image {
                 path: self.path.as_ref()?.value.clone(),

@@ -19,6 +19,7 @@ mod example_tests;
 mod export;
 mod export_draft;
 mod export_kinds;
+mod file_lock;
 mod file_lookup;
 mod flag_source;
 mod flags_over_file;

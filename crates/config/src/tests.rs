@@ -130,9 +130,24 @@ fn flags_equal_the_file() {
         Some(BlockDeviceConfig::File {
             path: PathBuf::from("vm,1.raw"),
             size: Some(10 << 30),
-            cache: CacheMode::None
+            cache: CacheMode::None,
+            lock: bdev::FileLock::Always,
         })
     );
+}
+
+#[test]
+fn lock_while_active_makes_requests_wait_unless_errors_are_wanted() {
+    let policy = |keys: &str| {
+        let disk = "[[disk]]\nname = \"d\"\nbackend = \"file\"\npath = \"d.raw\"\n";
+        let config = from_file(&format!("{disk}{keys}")).unwrap_or_else(|e| panic!("{e}"));
+        config.disk("d").map(|disk| disk.errors.on_error)
+    };
+    let (report, stop) = (bdev::OnError::Report, bdev::OnError::Stop);
+    assert_eq!(policy("lock = \"always\""), Some(report));
+    assert_eq!(policy("lock = \"while-active\""), Some(stop));
+    let wanted = "lock = \"while-active\"\non_error = \"report\"";
+    assert_eq!(policy(wanted), Some(report));
 }
 
 #[test]
@@ -544,6 +559,7 @@ fn disk() -> impl Strategy<Value = AnyDisk> {
                         path,
                         size: Some(size),
                         cache,
+                        lock: bdev::FileLock::Always,
                     },
                     _ => BlockDeviceConfig::Rbd(Box::new(any_image(path, size))),
                 };

@@ -169,6 +169,7 @@ fn disk(path: &Path, common: &ProgramArguments) -> Result<DiskConfig, Failure> {
             path: path.to_owned(),
             size: None,
             cache,
+            lock: Default::default(),
         },
         discard: Default::default(),
         block_size: None,

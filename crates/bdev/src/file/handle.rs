@@ -12,6 +12,7 @@ use uring::{Completion, Owner, Ring, RingFd};
 
 use super::bounce::{Bounce, BounceSlot, PIECE_BYTES};
 use super::errno::{classify, is_of_device, is_refusal};
+use super::lock::InUse;
 use super::syncs::Syncs;
 use super::{CacheMode, SharedFile, refuse};
 use crate::admit::Limits;
@@ -71,6 +72,8 @@ struct FileSlot {
 
 pub(super) struct FileChannel {
     shared: Arc<SharedFile>,
+    /// Keeps the locks.
+    _in_use: InUse,
     limits: Limits,
     fd: RingFd,
     owner: Owner,
@@ -84,6 +87,7 @@ pub(super) struct FileChannel {
 impl FileChannel {
     pub(super) fn new(
         shared: Arc<SharedFile>,
+        in_use: InUse,
         fd: RingFd,
         owner: Owner,
         status: Owner,
@@ -91,6 +95,7 @@ impl FileChannel {
         FileChannel {
             limits: Limits::of(&shared.info, &shared.capacity),
             shared,
+            _in_use: in_use,
             fd,
             owner,
             slots: Vec::new(),

@@ -15,11 +15,12 @@ use sys::file_lock::{self, Conflict};
 
 use super::durability::Durability;
 use super::format::ImageFormat;
+use super::lock::Users;
 use super::medium::names_at;
 use super::properties::{
     Queue, atomic_writes, can_punch, device_size, direct_alignment, keeps_space,
 };
-use super::{Alignment, CacheMode, FileOptions, Refused, SharedFile, open_flags, reopen};
+use super::{Alignment, CacheMode, FileLock, FileOptions, Refused, SharedFile, open_flags, reopen};
 use crate::OpenError;
 use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
@@ -161,11 +162,12 @@ fn examine(
             return Err(fail(path, reason.to_lowercase()));
         }
     };
-    let claim = match (block_device, options.read_only) {
-        (true, false) => Some(claim(path, control.as_fd())?),
-        _ => None,
+    let claims = block_device && !options.read_only && options.lock != FileLock::WhileActive;
+    let claim = match claims {
+        true => Some(claim(path, control.as_fd())?),
+        false => None,
     };
-    if options.lock {
+    if options.lock == FileLock::Always {
         lock(path, &control, options.read_only)?;
         *locked = true;
     }
@@ -223,6 +225,7 @@ fn examine(
         ends_within_block,
         control,
         claim: Mutex::new(claim),
+        users: Users::new(options.lock),
     })
 }
 

@@ -6,7 +6,7 @@ use qcow2::Header;
 
 use super::names::{folder_of, lies_below};
 use super::{ImageOptions, open};
-use crate::{File, FileOptions, OpenError};
+use crate::{File, FileLock, FileOptions, OpenError};
 
 /// Returns the data file named by the header of an image; the name is not checked.
 pub fn data_file_of(path: &Path) -> Option<PathBuf> {
@@ -22,7 +22,7 @@ pub fn backing_path_of(path: &Path) -> Option<PathBuf> {
 fn header_of(path: &Path) -> Option<Header> {
     let file = File::open(FileOptions {
         read_only: true,
-        lock: false,
+        lock: FileLock::Never,
         is_container: true,
         ..FileOptions::new(path)
     });

@@ -65,6 +65,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
             path,
             size: opened.base_size,
             cache,
+            lock: Default::default(),
         },
     };
     let copying = Copying {

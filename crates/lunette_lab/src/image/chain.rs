@@ -267,7 +267,7 @@ fn check_chain(path: &Path, place: &Path, format: Format) -> Result<(), Failure>
         }
         let file = File::open(FileOptions {
             read_only: true,
-            lock: false,
+            lock: bdev::FileLock::Never,
             is_container: true,
             ..FileOptions::new(&place)
         });

@@ -1,0 +1,114 @@
+//! Locks of a file or block device against other writers, held always or while workers use it.
+//!
+//! A worker uses the device from its attachment to the close of its channel: while it has queues, connections or jobs on the disk. With
+//! [`FileLock::WhileActive`] the first use takes the locks and the end of the last one releases them. A conflict fails the attachment,
+//! and the worker tries again.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sys::file_lock;
+
+use super::{SharedFile, open, reopen};
+
+/// Duration of the locks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileLock {
+    /// From opening to closing.
+    #[default]
+    Always,
+    /// While a worker uses the disk. Another process may use it before and after, for example the other side of a live migration.
+    WhileActive,
+    /// Never, for file systems without locks.
+    Never,
+}
+
+impl FileLock {
+    /// The values that a configuration may select, with their words.
+    pub const WORDS: [(&'static str, FileLock); 2] = [
+        ("always", FileLock::Always),
+        ("while-active", FileLock::WhileActive),
+    ];
+}
+
+/// Number of workers that use a disk, if its locks depend on it.
+#[derive(Debug, Default)]
+pub(super) struct Users(Option<Mutex<u32>>);
+
+impl Users {
+    pub fn new(lock: FileLock) -> Users {
+        Users((lock == FileLock::WhileActive).then(Mutex::default))
+    }
+
+    /// Returns true if the locks depend on the use of the disk.
+    pub fn decide(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+/// A use of a file. The locks are held until the last one is dropped.
+pub(super) struct InUse(Arc<SharedFile>);
+
+impl InUse {
+    /// Begins a use.
+    ///
+    /// # Errors
+    /// Another process has the lock, or the file system refuses it.
+    pub fn begin(file: &Arc<SharedFile>) -> io::Result<InUse> {
+        if let Some(users) = &file.users.0 {
+            let mut users = users.lock().unwrap_or_else(PoisonError::into_inner);
+            if *users == 0
+                && let Err(error) = file.take_locks()
+            {
+                // A part of the locks may be taken.
+                file.release_locks().ok();
+                return Err(error);
+            }
+            *users += 1;
+        }
+        Ok(InUse(file.clone()))
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        let Some(users) = &self.0.users.0 else { return };
+        let mut users = users.lock().unwrap_or_else(PoisonError::into_inner);
+        *users -= 1;
+        if *users == 0
+            && let Err(error) = self.0.release_locks()
+        {
+            let path = self.0.path.display();
+            tracing::warn!("{path}: cannot release its locks: {error}");
+        }
+    }
+}
+
+impl SharedFile {
+    /// See [`crate::BlockDevice::release_locks`].
+    pub(super) fn release_locks(&self) -> io::Result<()> {
+        file_lock::unlock(self.control.as_fd())?;
+        // A process cannot open a device exclusively twice.
+        self.claim().take();
+        Ok(())
+    }
+
+    /// See [`crate::BlockDevice::take_locks`].
+    pub(super) fn take_locks(&self) -> io::Result<()> {
+        let is_writer = !self.info.read_only;
+        let mut claim = self.claim();
+        if self.block_device && is_writer && claim.is_none() {
+            *claim = Some(reopen(self.control.as_fd(), open::CLAIM)?);
+        }
+        match file_lock::lock(self.control.as_fd(), is_writer)? {
+            None => Ok(()),
+            Some(_) => {
+                let path = self.path.display();
+                Err(io::Error::other(format!(
+                    "{path}: another process has locked the file; hint: find the process with lslocks or fuser -v {path}"
+                )))
+            }
+        }
+    }
+}

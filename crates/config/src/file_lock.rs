@@ -1,0 +1,33 @@
+//! Duration of the locks of a raw file or block device.
+
+use bdev::{FileLock, OnError};
+use serde_json::json;
+
+use super::devices::BlockDeviceConfig;
+use super::disk::DiskKey;
+use super::key::{Key, Kind, RunTime, words};
+
+pub const LOCK: DiskKey = Key {
+    name: "lock",
+    kind: Kind::Word(&const { words(&FileLock::WORDS) }),
+    default: "`always`",
+    run_time: RunTime::AddAnew,
+    of: &["file"],
+    help: "duration of the lock against other writers. `while-active`: only while clients or jobs use the disk, so that another daemon \
+        may open it for a [live migration](migration.md#two-daemons)",
+    read: |key, reader, disk| {
+        let lock = reader.choice(key.name, &FileLock::WORDS);
+        disk.file_lock = lock.map_or(FileLock::default(), |at| at.value);
+        if disk.file_lock == FileLock::WhileActive {
+            // Default of `on_error`, which is read later: requests wait while another process has the lock.
+            disk.errors.on_error = OnError::Stop;
+        }
+    },
+    get: |disk| match &disk.backend {
+        BlockDeviceConfig::File {
+            lock: FileLock::WhileActive,
+            ..
+        } => Some(json!("while-active")),
+        _ => None,
+    },
+};
