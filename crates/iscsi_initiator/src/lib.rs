@@ -47,8 +47,6 @@ pub use reconnecting::{
 pub use reservations::{ReservationKind, ReservationStatus};
 pub use sense::Sense;
 pub use session::{Session, SessionError, SessionOptions, random_isid};
-pub use unit::{
-    CommandError, Extent, LunList, ReportedLun, Unit, cdb16, checked, luns, parse_extents,
-};
+pub use unit::{CommandError, Extent, LunList, ReportedLun, Unit, checked, luns, parse_extents};
 pub use unit_identity::{Evidence, UnitIdentity};
 pub use unit_info::{Ask, Sameness, UnitInfo};

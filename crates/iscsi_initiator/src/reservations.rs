@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use scsi::cdb::persistent_reserve;
+use scsi::opcode;
+
 use crate::unit::{CommandError, Unit, answer};
 
 type Result<T> = std::result::Result<T, CommandError>;
@@ -108,8 +111,7 @@ impl Unit {
 
     /// Returns PRGENERATION and the list.
     fn reserve_in(&mut self, action: u8) -> Result<(u32, Vec<u8>)> {
-        let [high, low] = LENGTH.to_be_bytes();
-        let cdb = [0x5e, action, 0, 0, 0, 0, 0, high, low, 0];
+        let cdb = persistent_reserve(opcode::PERSISTENT_RESERVE_IN, action, 0, LENGTH);
         let data = self.command(IN, &cdb, LENGTH.into())?;
         let Some((head, list)) = data.split_first_chunk::<8>() else {
             return Err(answer(
@@ -178,7 +180,7 @@ impl Unit {
         service_key: u64,
         persists: bool,
     ) -> Result<()> {
-        let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0];
+        let cdb = persistent_reserve(opcode::PERSISTENT_RESERVE_OUT, action, kind, 24);
         self.command_out(OUT, &cdb, &parameters(key, service_key, persists))
     }
 }

@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use iscsi::initiator::{CommandDone, Initiator, Request};
+use scsi::cdb::{self, UNMAP_BIT, cdb12, cdb16};
+use scsi::opcode;
 
 use crate::access_state::{Access, access, port_group, ports_differ};
 use crate::address::Lun;
@@ -165,9 +167,7 @@ impl Unit {
             return Ok(Access::EQUAL);
         };
         const LENGTH: u32 = 4096;
-        let mut cdb = [0; 12];
-        (cdb[0], cdb[1]) = (0xa3, 0x0a);
-        cdb[6..10].copy_from_slice(&LENGTH.to_be_bytes());
+        let cdb = cdb12(opcode::MAINTENANCE_IN, 0x0a, LENGTH);
         let data = supported(self.command("REPORT TARGET PORT GROUPS", &cdb, LENGTH))?;
         Ok(access(&data, group).unwrap_or(Access::EQUAL))
     }
@@ -190,8 +190,7 @@ impl Unit {
     /// # Errors
     /// If the unit does not have this page.
     pub fn inquiry(&mut self, page: Option<u8>) -> Result<Vec<u8>> {
-        let cdb = [0x12, u8::from(page.is_some()), page.unwrap_or(0), 4, 0, 0];
-        self.command("INQUIRY", &cdb, 1024)
+        self.command("INQUIRY", &cdb::inquiry(page, 1024), 1024)
     }
 
     /// Starts READ (16). [`Unit::finish`] returns the complete data.
@@ -200,7 +199,7 @@ impl Unit {
     /// If the session has ended.
     pub fn start_read(&mut self, block: u64, blocks: u32) -> Result<u32> {
         let length = blocks * self.info.block_size;
-        let request = Initiator::read(self.lun, &cdb16(0x88, block, blocks), length);
+        let request = Initiator::read(self.lun, &cdb16(opcode::READ_16, block, blocks), length);
         let itt = self.session.submit(request)?;
         self.expected.insert(itt, Some(length));
         Ok(itt)
@@ -212,7 +211,7 @@ impl Unit {
     /// If the session has ended.
     pub fn start_write(&mut self, block: u64, data: Vec<u8>) -> Result<u32> {
         let blocks = data.len() as u32 / self.info.block_size;
-        let request = Initiator::write(self.lun, &cdb16(0x8a, block, blocks), data);
+        let request = Initiator::write(self.lun, &cdb16(opcode::WRITE_16, block, blocks), data);
         let itt = self.session.submit(request)?;
         self.expected.insert(itt, None);
         Ok(itt)
@@ -239,9 +238,9 @@ impl Unit {
     /// # Errors
     /// If the unit refuses.
     pub fn write_zeroes(&mut self, block: u64, blocks: u32, unmaps: bool) -> Result<()> {
-        let mut cdb = cdb16(0x93, block, blocks);
+        let mut cdb = cdb16(opcode::WRITE_SAME_16, block, blocks);
         if unmaps {
-            cdb[1] = 0x08;
+            cdb[1] = UNMAP_BIT;
         }
         let zeroes = vec![0; self.info.block_size as usize];
         self.command_out("WRITE SAME(16)", &cdb, &zeroes)
@@ -252,8 +251,8 @@ impl Unit {
     /// # Errors
     /// If the unit refuses.
     pub fn flush(&mut self) -> Result<()> {
-        self.command("SYNCHRONIZE CACHE(16)", &cdb16(0x91, 0, 0), 0)
-            .map(drop)
+        let cdb = cdb16(opcode::SYNCHRONIZE_CACHE_16, 0, 0);
+        self.command("SYNCHRONIZE CACHE(16)", &cdb, 0).map(drop)
     }
 
     /// Returns the extents of one GET LBA STATUS response, from `block` on. Blocks without a valid descriptor are data.
@@ -268,8 +267,7 @@ impl Unit {
             mapped: true,
         };
         let length = 8 + 16 * EXTENTS;
-        let mut cdb = cdb16(0x9e, block, length);
-        cdb[1] = 0x12;
+        let cdb = cdb::get_lba_status(block, length);
         let data = match self.command(NAME, &cdb, length) {
             Ok(data) => data,
             Err(CommandError::Refused { .. }) => return Ok(vec![all]),
@@ -348,8 +346,7 @@ pub fn luns(session: &mut Session) -> Result<LunList> {
 }
 
 fn report_luns(session: &mut Session, length: u32) -> Result<Vec<u8>> {
-    let [a, b, c, d] = length.to_be_bytes();
-    let cdb = [0xa0, 0, 0, 0, 0, 0, a, b, c, d, 0, 0];
+    let cdb = cdb12(opcode::REPORT_LUNS, 0, length);
     Ok(retried(session, "REPORT LUNS", || Initiator::read(0, &cdb, length))?.data)
 }
 
@@ -431,15 +428,6 @@ pub fn parse_extents(data: &[u8], from: u64, blocks: u64) -> Vec<Extent> {
         next = first + count;
     }
     extents
-}
-
-/// Builds a 16-byte CDB with a block address and a length.
-pub fn cdb16(operation: u8, block: u64, length: u32) -> [u8; 16] {
-    let mut cdb = [0; 16];
-    cdb[0] = operation;
-    cdb[2..10].copy_from_slice(&block.to_be_bytes());
-    cdb[10..14].copy_from_slice(&length.to_be_bytes());
-    cdb
 }
 
 /// Reads identity and size of a unit.
@@ -551,14 +539,6 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn commands_are_those_of_sbc() {
-        assert_eq!(
-            cdb16(0x88, 0x0102_0304_0506_0708, 0x090a_0b0c),
-            [0x88, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0]
-        );
-    }
 
     #[test]
     fn luns_of_every_format_are_listed() {

@@ -2,6 +2,8 @@
 //!
 //! All values are checked before use.
 
+use scsi::cdb;
+
 use crate::properties::UnitProperties;
 use crate::unit::{CommandError, answer, printable};
 use crate::unit_identity::{Evidence, NAA, UnitIdentity, designators, hexadecimal};
@@ -95,10 +97,7 @@ impl UnitInfo {
     /// # Errors
     /// If the unit does not answer or does not exist.
     pub fn take_identity(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
-        let mut inquiry = |page: Option<u8>| {
-            let cdb = [0x12, u8::from(page.is_some()), page.unwrap_or(0), 4, 0, 0];
-            ask("INQUIRY", &cdb, 1024)
-        };
+        let mut inquiry = |page| ask("INQUIRY", &cdb::inquiry(page, 1024), 1024);
         let data = inquiry(None)?;
         let text = |data: &[u8], from: usize, to: usize| {
             let bytes = data.get(from..to.min(data.len())).unwrap_or_default();
@@ -147,11 +146,7 @@ impl UnitInfo {
     /// Reads the size with READ CAPACITY (16), and the write protection with MODE SENSE (6).
     fn measure(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
         const NAME: &str = "READ CAPACITY(16)";
-        let data = ask(
-            NAME,
-            &[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0],
-            32,
-        )?;
+        let data = ask(NAME, &cdb::read_capacity_16(), 32)?;
         let Some((last, rest)) = data.split_first_chunk::<8>() else {
             return Err(answer(
                 NAME,
@@ -181,7 +176,7 @@ impl UnitInfo {
         let zeroes = provisioning & 0xc0 == 0xc0;
         self.zeroes = zeroes && !self.properties.unmapped_pattern;
         // A unit without mode pages refuses the command; the write protection is then unknown.
-        let mode = ask("MODE SENSE(6)", &[0x1a, 0x08, 0x3f, 0, 192, 0], 192);
+        let mode = ask("MODE SENSE(6)", &cdb::mode_sense_6(0x3f, 192), 192);
         if let Ok(mode) = mode {
             self.read_only = mode.get(2).is_some_and(|byte| byte & 0x80 != 0);
             self.properties.take_mode(&mode);

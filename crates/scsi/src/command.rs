@@ -34,7 +34,7 @@ pub struct Command<'a> {
 }
 
 /// A CDB of up to 16 bytes, padded with zeroes.
-pub(crate) type Cdb = [u8; 16];
+pub type Cdb = [u8; 16];
 
 /// Returns the CDB length for an operation code's group (SPC-5, 4.2.5.1), or 0 if the group has no fixed length.
 pub(crate) const fn cdb_length(opcode: u8) -> usize {

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cdb;
 mod command;
 mod commands;
 mod copy_results;
@@ -30,7 +31,7 @@ mod task_management;
 mod testing;
 mod unit_state;
 
-pub use command::{Command, TaskAttribute, opcode};
+pub use command::{Cdb, Command, TaskAttribute, opcode};
 pub use commands::{PASSED_MAX, PlainWay, TRANSFER_MAX};
 pub use directory::{Directory, MemoryStore, Store, Unusable};
 pub use logical_unit::{DiskId, LogicalUnit, Medium, MediumHold, UnitConfig, UnitId};

@@ -8,23 +8,11 @@ use block::{
     IoRequest, ScsiAnswer, ScsiCommand, encode_extents,
 };
 use guest_memory::IoBuffer;
-use iscsi_initiator::{CommandDone, UnitCommand, UnitInfo, cdb16, parse_extents};
-
-const READ_10: u8 = 0x28;
-const SYNCHRONIZE_CACHE_10: u8 = 0x35;
-const READ_16: u8 = 0x88;
-const COMPARE_AND_WRITE: u8 = 0x89;
-const WRITE_16: u8 = 0x8a;
-const SYNCHRONIZE_CACHE_16: u8 = 0x91;
-const WRITE_SAME_16: u8 = 0x93;
-/// Service action 12h is GET LBA STATUS.
-const SERVICE_ACTION_IN_16: u8 = 0x9e;
-const UNMAP: u8 = 0x42;
-
-/// FUA bit in byte 1 of READ, WRITE and COMPARE AND WRITE.
-const FUA: u8 = 0x08;
-/// UNMAP bit in byte 1 of WRITE SAME.
-const UNMAP_BIT: u8 = 0x08;
+use iscsi_initiator::{CommandDone, UnitCommand, UnitInfo, parse_extents};
+use scsi::cdb::{self, FUA, UNMAP_BIT, cdb10, cdb16};
+use scsi::opcode::{
+    READ_10, READ_16, SYNCHRONIZE_CACHE_10, SYNCHRONIZE_CACHE_16, WRITE_16, WRITE_SAME_16,
+};
 
 /// Maximum bytes per command if the unit reports no limit.
 const TRANSFER_BYTES: u64 = 1 << 20;
@@ -156,8 +144,7 @@ impl UnitProfile {
                 step(cdb, read_out(done, bytes), 0, bytes)
             }
             IoKind::CompareAndWrite => {
-                let mut cdb = cdb16(COMPARE_AND_WRITE, block, 0);
-                cdb[13] = blocks(io.length) as u8;
+                let cdb = cdb::compare_and_write(block, blocks(io.length) as u8);
                 step(cdb, read_out(0, 2 * io.length), 0, io.length)
             }
             IoKind::WriteZeroes if by_writing => {
@@ -184,14 +171,12 @@ impl UnitProfile {
             }
             IoKind::Discard => {
                 let bytes = left.min(self.unmap_max);
-                let (cdb, list) = unmap(block, blocks(bytes));
-                step(cdb, list, 0, bytes)
+                let (cdb, list) = cdb::unmap(block, blocks(bytes));
+                step(cdb, list.to_vec(), 0, bytes)
             }
             IoKind::BlockStatus => {
                 let length = 8 + 16 * EXTENTS;
-                let mut cdb = cdb16(SERVICE_ACTION_IN_16, block, length);
-                cdb[1] = 0x12;
-                step(cdb, Vec::new(), length, left)
+                step(cdb::get_lba_status(block, length), Vec::new(), length, left)
             }
             IoKind::Flush | IoKind::ReplaceState | IoKind::ScsiCommand => self.flush(),
         }
@@ -257,15 +242,6 @@ impl UnitProfile {
     }
 }
 
-/// Builds a 10-byte CDB with block address and length.
-fn cdb10(operation: u8, block: u32, length: u16) -> [u8; 16] {
-    let mut cdb = [0; 16];
-    cdb[0] = operation;
-    cdb[2..6].copy_from_slice(&block.to_be_bytes());
-    cdb[7..9].copy_from_slice(&length.to_be_bytes());
-    cdb
-}
-
 /// Decodes the command in the buffer of an I/O.
 pub(super) fn command_in(io: &IoRequest, buffer: &IoBuffer) -> Option<ScsiCommand> {
     let mut header = [0; ScsiCommand::ENCODED];
@@ -323,18 +299,6 @@ pub(super) fn answer_command(buffer: &IoBuffer, done: CommandDone) -> IoOutcome 
     buffer.write_at(ScsiAnswer::OFFSET, &answer.encode());
     buffer.write_at(COMMAND_HEADER, data);
     Ok(())
-}
-
-/// Builds UNMAP of one range (SBC-4, 5.32): CDB and parameter list.
-fn unmap(block: u64, blocks: u32) -> ([u8; 16], Vec<u8>) {
-    const LIST: u8 = 24;
-    let mut cdb = [0; 16];
-    (cdb[0], cdb[8]) = (UNMAP, LIST);
-    let mut list = vec![0, LIST - 2, 0, LIST - 8, 0, 0, 0, 0];
-    list.extend(block.to_be_bytes());
-    list.extend(blocks.to_be_bytes());
-    list.extend([0; 4]);
-    (cdb, list)
 }
 
 /// SCSI status (SAM-5, 5.3).

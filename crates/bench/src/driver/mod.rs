@@ -13,6 +13,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use scsi::cdb::{self, cdb10, cdb16};
+use scsi::{Cdb, opcode};
 
 pub use file::{block_size, prepare as prepare_file};
 pub use iscsi::{Place as IscsiPlace, SessionKeys};
@@ -38,6 +40,21 @@ pub struct Done {
     pub slot: u16,
     /// Success, as far as known before [`Device::settled`].
     pub ok: bool,
+}
+
+/// Returns the CDB of a request: READ(10) and similar, or their 16-byte forms if `wide`.
+#[inline]
+fn scsi_cdb(ask: Ask, wide: bool, block: u64, blocks: u32) -> Cdb {
+    let [short, long] = match ask {
+        Ask::Read => [opcode::READ_10, opcode::READ_16],
+        Ask::Write => [opcode::WRITE_10, opcode::WRITE_16],
+        Ask::Flush => [opcode::SYNCHRONIZE_CACHE_10, opcode::SYNCHRONIZE_CACHE_16],
+        Ask::Trim => return cdb::unmap(block, blocks).0,
+    };
+    match wide {
+        true => cdb16(long, block, blocks),
+        false => cdb10(short, block as u32, blocks as u16),
+    }
 }
 
 /// Describes the status of a SCSI command for messages.

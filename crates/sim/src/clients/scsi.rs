@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use reactor::Worker;
+use scsi::cdb::{self, FUA, UNMAP_BIT, cdb10, cdb16};
+use scsi::{Cdb, opcode};
 use virtio_scsi::ScsiDevice;
 
 use super::blk::failed;
@@ -12,56 +14,39 @@ use crate::model::BLOCK;
 use crate::random::Random;
 
 /// Returns the CDB of a request, its data-out, and the length of its data-in.
-pub fn command(request: &Request) -> ([u8; 16], Vec<u8>, usize) {
-    let mut cdb = [0; 16];
-    let lba = request.lba.to_be_bytes();
-    let count = (request.blocks as u32).to_be_bytes();
-    let ten = |cdb: &mut [u8; 16], code, flags| {
-        (cdb[0], cdb[1]) = (code, flags);
-        cdb[2..6].copy_from_slice(&lba[4..]);
-        cdb[7..9].copy_from_slice(&count[2..]);
-    };
-    let sixteen = |cdb: &mut [u8; 16], code, flags| {
-        (cdb[0], cdb[1]) = (code, flags);
-        cdb[2..10].copy_from_slice(&lba);
-        cdb[10..14].copy_from_slice(&count);
-    };
+pub fn command(request: &Request) -> (Cdb, Vec<u8>, usize) {
+    let (lba, blocks) = (request.lba, request.blocks as u32);
+    let ten = |code| cdb10(code, lba as u32, blocks as u16);
     match request.kind {
-        Kind::Read => {
-            ten(&mut cdb, 0x28, 0);
-            (cdb, Vec::new(), request.blocks as usize * BLOCK)
-        }
+        Kind::Read => (
+            ten(opcode::READ_10),
+            Vec::new(),
+            request.blocks as usize * BLOCK,
+        ),
         Kind::Write { durable } => {
-            ten(&mut cdb, 0x2a, if durable { 1 << 3 } else { 0 });
+            let mut cdb = ten(opcode::WRITE_10);
+            cdb[1] = if durable { FUA } else { 0 };
             (cdb, request.data.clone(), 0)
         }
-        Kind::Flush => {
-            cdb[0] = 0x35;
-            (cdb, Vec::new(), 0)
-        }
+        Kind::Flush => (cdb10(opcode::SYNCHRONIZE_CACHE_10, 0, 0), Vec::new(), 0),
         Kind::Zero { unmap } => {
-            sixteen(&mut cdb, 0x93, if unmap { 1 << 3 } else { 0 });
+            let mut cdb = cdb16(opcode::WRITE_SAME_16, lba, blocks);
+            cdb[1] = if unmap { UNMAP_BIT } else { 0 };
             (cdb, vec![0; BLOCK], 0)
         }
         Kind::Discard => {
-            let mut list = vec![0, 22, 0, 16, 0, 0, 0, 0];
-            list.extend(lba);
-            list.extend(count);
-            list.extend([0; 4]);
-            cdb[0] = 0x42;
-            cdb[8] = list.len() as u8;
-            (cdb, list, 0)
+            let (cdb, list) = cdb::unmap(lba, blocks);
+            (cdb, list.to_vec(), 0)
         }
         Kind::CompareAndWrite => {
-            cdb[0] = 0x89;
-            cdb[2..10].copy_from_slice(&lba);
-            cdb[13] = request.blocks as u8;
+            let cdb = cdb::compare_and_write(lba, blocks as u8);
             (cdb, request.data.clone(), 0)
         }
         Kind::Reserve(service_action) => {
             let (action, kind) = service_action.codes();
-            (cdb[0], cdb[1], cdb[2]) = (0x5f, action, kind);
-            cdb[8] = request.data.len() as u8;
+            let length = request.data.len() as u16;
+            let code = opcode::PERSISTENT_RESERVE_OUT;
+            let cdb = cdb::persistent_reserve(code, action, kind, length);
             (cdb, request.data.clone(), 0)
         }
     }

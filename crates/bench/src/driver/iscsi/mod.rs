@@ -16,6 +16,7 @@ use iscsi::login::{InitiatorLogin, LoginProgress, LoginRequestSettings, LoginRes
 use iscsi::negotiation::{DigestOffer, Offer, SessionParameters, TaskReporting};
 use iscsi::pdu::{Decoder, Digests, LoginResponse, Progress, encode};
 use iscsi_initiator::random_isid;
+use scsi::cdb;
 
 use super::{Demand, DeviceInfo, Subject};
 pub use multi::{MultiQueue, SessionKeys};
@@ -134,7 +135,7 @@ impl IscsiSession {
         };
         let mut probe = session.connect(demand)?;
         session.pid = process::at_other_end(probe.stream());
-        let capacity = probe.ask(&queue::read_capacity(), 32)?;
+        let capacity = probe.ask(&cdb::read_capacity_16(), 32)?;
         let (Some(last), Some(block)) = (capacity.first_chunk::<8>(), capacity.get(8..12)) else {
             bail!("READ CAPACITY returned {} bytes", capacity.len());
         };
@@ -149,7 +150,7 @@ impl IscsiSession {
             .saturating_mul(block.into());
         // WP bit of the device-specific parameter (SBC-3, 6.4.1).
         let mode = probe
-            .ask(&[0x1a, 8, 0x3f, 0, 192, 0], 192)
+            .ask(&cdb::mode_sense_6(0x3f, 192), 192)
             .unwrap_or_default();
         session.info.read_only = mode.get(2).is_some_and(|byte| byte & 0x80 != 0);
         Ok(session)

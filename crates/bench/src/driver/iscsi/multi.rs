@@ -8,13 +8,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use iscsi::initiator::Request;
 use iscsi_initiator::{CommandDone, Portal, Session, SessionOptions};
+use scsi::cdb;
 
 use super::{LOOK_UP, Place};
-use crate::driver::{Ask, Demand, Done};
+use crate::driver::{Ask, Demand, Done, scsi_cdb};
 use crate::workload::Random;
 
-/// Size of UNMAP's parameter list with one range (SBC-4, 5.35).
-const UNMAP_BYTES: u8 = 24;
 /// Maximum number of unit attentions at the start of a session.
 const ATTEMPTS: usize = 4;
 
@@ -176,37 +175,23 @@ impl MultiQueue {
         let block = offset / u64::from(self.block_size);
         let blocks = length / self.block_size;
         (slot.ask, slot.length) = (ask, length as usize);
-        let mut cdb = vec![0; 16];
-        cdb[2..10].copy_from_slice(&block.to_be_bytes());
-        cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
         let mut request = Request {
             lun: self.lun,
+            cdb: scsi_cdb(ask, true, block, blocks).to_vec(),
             ..Request::default()
         };
         match ask {
-            Ask::Read => {
-                cdb[0] = 0x88;
-                request.read_length = Some(length);
-            }
+            Ask::Read => request.read_length = Some(length),
             Ask::Write => {
-                cdb[0] = 0x8a;
                 // The buffer returns with the response.
                 request.write = Some(match slot.data.len() == slot.length {
                     true => std::mem::take(&mut slot.data),
                     false => slot.data[..slot.length].to_vec(),
                 });
             }
-            Ask::Flush => cdb[0] = 0x91,
-            Ask::Trim => {
-                cdb = vec![0x42, 0, 0, 0, 0, 0, 0, 0, UNMAP_BYTES, 0];
-                let mut list = vec![0, UNMAP_BYTES - 2, 0, 16, 0, 0, 0, 0];
-                list.extend(block.to_be_bytes());
-                list.extend(blocks.to_be_bytes());
-                list.extend([0; 4]);
-                request.write = Some(list);
-            }
+            Ask::Flush => {}
+            Ask::Trim => request.write = Some(cdb::unmap(block, blocks).1.to_vec()),
         }
-        request.cdb = cdb;
         match self.session.queue(request) {
             Ok(tag) => {
                 self.by_tag.insert(tag, index);

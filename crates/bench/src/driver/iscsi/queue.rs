@@ -15,9 +15,11 @@ use iscsi::pdu::{
     Progress, ReadyToTransfer, ScsiCommand, ScsiResponse, encode,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use scsi::Cdb;
+use scsi::cdb::{self, UNMAP_LIST};
 
 use super::{LOOK_UP, PATIENCE, SEGMENT_BYTES};
-use crate::driver::{Ask, Demand, Done, scsi_end};
+use crate::driver::{Ask, Demand, Done, scsi_cdb, scsi_end};
 use crate::workload::Random;
 
 /// Size of the receive buffer for everything except direct data.
@@ -27,26 +29,16 @@ const DIRECT_BYTES_MIN: usize = 4096;
 /// Maximum number of segments per send.
 const PIECES_MAX: usize = 128;
 
-/// Size of UNMAP's parameter list with one descriptor (SBC-3, 5.30).
-const UNMAP_BYTES: usize = 24;
-
-/// Returns the CDB of READ CAPACITY (16).
-pub fn read_capacity() -> [u8; 16] {
-    let mut cdb = [0; 16];
-    (cdb[0], cdb[1], cdb[13]) = (0x9e, 0x10, 32);
-    cdb
-}
-
 struct Slot {
     data: Box<[u8]>,
-    cdb: [u8; 16],
+    cdb: Cdb,
     ask: Ask,
     busy: bool,
     length: u32,
     /// Bytes received.
     came: u32,
     /// First bytes of the slot's data, saved while a parameter list of UNMAP replaces them.
-    saved: [u8; UNMAP_BYTES],
+    saved: [u8; UNMAP_LIST],
     /// Number of uses: the upper half of the initiator task tag.
     uses: u16,
 }
@@ -54,15 +46,11 @@ struct Slot {
 impl Slot {
     /// Turns the command into an UNMAP.
     fn unmap(&mut self, block: u64, blocks: u32) {
-        (self.cdb[0], self.cdb[8]) = (0x42, UNMAP_BYTES as u8);
-        self.length = UNMAP_BYTES as u32;
-        let list = &mut self.data[..UNMAP_BYTES];
-        self.saved.copy_from_slice(list);
-        list.fill(0);
-        // Length fields, block address and number of blocks of the descriptor.
-        (list[1], list[3]) = (22, 16);
-        list[8..16].copy_from_slice(&block.to_be_bytes());
-        list[16..20].copy_from_slice(&blocks.to_be_bytes());
+        let data = &mut self.data[..UNMAP_LIST];
+        self.saved.copy_from_slice(data);
+        let (cdb, list) = cdb::unmap(block, blocks);
+        data.copy_from_slice(&list);
+        (self.cdb, self.length) = (cdb, UNMAP_LIST as u32);
     }
 }
 
@@ -133,7 +121,7 @@ impl IscsiQueue {
                 busy: false,
                 length: 0,
                 came: 0,
-                saved: [0; UNMAP_BYTES],
+                saved: [0; UNMAP_LIST],
                 uses: 0,
             }
         });
@@ -212,31 +200,12 @@ impl IscsiQueue {
         let slot = &mut self.slots[usize::from(index)];
         slot.ask = ask;
         slot.length = if ask == Ask::Flush { 0 } else { length };
-        slot.cdb = [0; 16];
         if ask == Ask::Trim {
             slot.unmap(block, blocks);
             return self.enter(index);
         }
-        match (u32::try_from(block), u16::try_from(blocks)) {
-            (Ok(block), Ok(blocks)) => {
-                slot.cdb[0] = match ask {
-                    Ask::Read => 0x28,
-                    Ask::Write => 0x2a,
-                    Ask::Flush | Ask::Trim => 0x35,
-                };
-                slot.cdb[2..6].copy_from_slice(&block.to_be_bytes());
-                slot.cdb[7..9].copy_from_slice(&blocks.to_be_bytes());
-            }
-            _ => {
-                slot.cdb[0] = match ask {
-                    Ask::Read => 0x88,
-                    Ask::Write => 0x8a,
-                    Ask::Flush | Ask::Trim => 0x91,
-                };
-                slot.cdb[2..10].copy_from_slice(&block.to_be_bytes());
-                slot.cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
-            }
-        }
+        let wide = u32::try_from(block).is_err() || u16::try_from(blocks).is_err();
+        slot.cdb = scsi_cdb(ask, wide, block, blocks);
         self.enter(index);
     }
 
@@ -564,7 +533,7 @@ impl IscsiQueue {
         let slot = &mut self.slots[usize::from(index)];
         slot.busy = false;
         if slot.ask == Ask::Trim {
-            slot.data[..UNMAP_BYTES].copy_from_slice(&slot.saved);
+            slot.data[..UNMAP_LIST].copy_from_slice(&slot.saved);
         }
         let whole = slot.ask != Ask::Read || slot.came == slot.length;
         self.done.push(Done {

@@ -8,6 +8,7 @@ mod queue;
 mod split;
 
 use anyhow::{Context, Result, bail, ensure};
+use scsi::cdb;
 use vhost_frontend::{
     Cuts, FrontEnd, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest, feature,
 };
@@ -204,7 +205,7 @@ fn scsi_info(front_end: &mut FrontEnd, target: u8, lun: u16) -> Result<DeviceInf
     let mut queue = ScsiQueue::start(front_end, SCSI_FIRST_QUEUE, &options, 1, 4096, Cuts::Usual)?;
     let mut answer = [0; 32];
     // READ CAPACITY(16); each unit attention is reported once.
-    let cdb = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
+    let cdb = cdb::read_capacity_16();
     let request = ScsiRequest {
         target,
         lun,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use guest_memory::RingMemory;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use scsi::cdb::{self, UNMAP_LIST};
 use vhost_frontend::{Area, FrontEnd, feature};
 use virtqueue::PACKED_START;
 use virtqueue::driver::RingLayout;
@@ -22,7 +23,7 @@ use zerocopy::little_endian;
 use super::packed::PackedSlots;
 use super::split::SplitSlots;
 use super::{SLOT, stride};
-use crate::driver::{Ask, Demand, DeviceInfo, Done, DriverOptions, Kind};
+use crate::driver::{Ask, Demand, DeviceInfo, Done, DriverOptions, Kind, scsi_cdb};
 use crate::workload::Random;
 
 /// virtio-blk layout: 16-byte header followed by the status byte, in the middle of a slot's first line.
@@ -47,7 +48,6 @@ const _: () = assert!(SCSI_RESPONSE_AT + SCSI_RESPONSE_BYTES as usize <= TABLE_A
 /// (SBC-3, 5.30).
 const RANGE: usize = 32;
 const BLK_RANGE: u32 = 16;
-const SCSI_RANGE: u32 = 24;
 /// Initial status, never written by a device: VIRTIO_BLK_S_* and VIRTIO_SCSI_S_* are smaller.
 const UNANSWERED: u8 = 0xff;
 /// Descriptors of a request: header, data, status.
@@ -81,32 +81,6 @@ macro_rules! either {
             Vring::Packed($slots) => $call,
         }
     };
-}
-
-/// Returns the CDB without the block address: READ(10) and similar, or their 16-byte variants if `wide`.
-fn cdb(ask: Ask, wide: bool, blocks: u32) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    if ask == Ask::Trim {
-        // UNMAP has its ranges in the parameter list.
-        (bytes[0], bytes[8]) = (0x42, SCSI_RANGE as u8);
-        return bytes;
-    }
-    if wide {
-        bytes[0] = match ask {
-            Ask::Read => 0x88,
-            Ask::Write => 0x8a,
-            Ask::Flush | Ask::Trim => 0x91,
-        };
-        bytes[10..14].copy_from_slice(&blocks.to_be_bytes());
-    } else {
-        bytes[0] = match ask {
-            Ask::Read => 0x28,
-            Ask::Write => 0x2a,
-            Ask::Flush | Ask::Trim => 0x35,
-        };
-        bytes[7..9].copy_from_slice(&(blocks as u16).to_be_bytes());
-    }
-    bytes
 }
 
 /// Writes the block address into a CDB.
@@ -314,7 +288,11 @@ impl VhostQueue {
             (Ask::Flush, _) => ([header, answer, answer], 2),
             (Ask::Trim, _) => {
                 let range = self.ranges.address + (usize::from(slot) * RANGE) as u64;
-                let bytes = if self.is_scsi { SCSI_RANGE } else { BLK_RANGE };
+                let bytes = if self.is_scsi {
+                    UNMAP_LIST as u32
+                } else {
+                    BLK_RANGE
+                };
                 ([header, (range, bytes, false), answer], 3)
             }
         }
@@ -365,7 +343,8 @@ impl VhostQueue {
         }
         let base = self.header_at(slot);
         if self.is_scsi {
-            let command = cdb(ask, self.wide, length >> self.block_shift);
+            // Each request has its own block address.
+            let command = scsi_cdb(ask, self.wide, 0, length >> self.block_shift);
             self.slots.write(base + SCSI_CDB, command);
         } else {
             let kind: u32 = match ask {
@@ -406,12 +385,9 @@ impl VhostQueue {
     }
 
     fn put_range(&self, slot: u16, offset: u64, length: u32) {
-        let mut range = [0; SCSI_RANGE as usize];
+        let mut range = [0; UNMAP_LIST];
         let bytes = if self.is_scsi {
-            // Length fields, block address and number of blocks of the descriptor.
-            (range[1], range[3]) = (22, 16);
-            range[8..16].copy_from_slice(&(offset >> self.block_shift).to_be_bytes());
-            range[16..20].copy_from_slice(&(length >> self.block_shift).to_be_bytes());
+            range = cdb::unmap(offset >> self.block_shift, length >> self.block_shift).1;
             &range[..]
         } else {
             range[..8].copy_from_slice(&(offset >> 9).to_le_bytes());
@@ -546,7 +522,7 @@ mod tests {
         };
         let table = MemoryTable::default().with_mapping(spec, mapping).unwrap();
         let slots = table.ring(0, 64).unwrap();
-        slots.write(SCSI_CDB, cdb(ask, wide, blocks));
+        slots.write(SCSI_CDB, scsi_cdb(ask, wide, 0, blocks));
         put_block(&slots, SCSI_CDB, wide, block);
         slots.read(SCSI_CDB)
     }
