@@ -180,9 +180,8 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
     }
     let result = owner.begin(options.inherited, &inbox).map_err(|refusal| {
         overview.servers.end();
-        StartError {
-            reasons: refusal.faults().iter().map(ToString::to_string).collect(),
-        }
+        let reasons = refusal.faults().iter().map(ToString::to_string).collect();
+        StartError { reasons }
     })?;
     resume(options.handover, &overview);
     let events = owner.events();

@@ -86,7 +86,7 @@ impl Drop for InUse {
 }
 
 impl SharedFile {
-    /// See [`crate::BlockDevice::release_locks`].
+    /// See [`crate::Lockable::release_locks`].
     pub(super) fn release_locks(&self) -> io::Result<()> {
         file_lock::unlock(self.control.as_fd())?;
         // A process cannot open a device exclusively twice.
@@ -94,7 +94,7 @@ impl SharedFile {
         Ok(())
     }
 
-    /// See [`crate::BlockDevice::take_locks`].
+    /// See [`crate::Lockable::take_locks`].
     pub(super) fn take_locks(&self) -> io::Result<()> {
         let is_writer = !self.info.read_only;
         let mut claim = self.claim();

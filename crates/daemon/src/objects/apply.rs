@@ -160,12 +160,11 @@ impl Owner {
         &mut self,
         plan: &Plan,
         disks: &Disks,
-        inherited: Vec<Inherited>,
+        mut inherited: Vec<Inherited>,
         transports: &Transports,
         undo: &mut Undo,
     ) -> Result<(), Refusal> {
         let mut reasons = Vec::new();
-        let mut inherited = inherited;
         // A rollback could not reopen an export with an unreadable CHAP file.
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
             if let Err(reason) = exports::chap_users(export.as_ref()) {
