@@ -3,6 +3,7 @@
 //! lunette-fuzz --test documents` redraws the chart.
 #![forbid(unsafe_code)]
 
+use end_to_end::prose::{Kind, marks, pieces};
 use end_to_end::{Context, Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -612,4 +613,33 @@ fn every_promise_about_security_names_a_test() -> Result<()> {
     }
     ensure!(named > 40, "only {named} tests are named");
     Ok(())
+}
+
+#[test]
+fn marked_phrases_are_found_in_prose_only() {
+    let text = "//! Whoever asks.\nfn a() {\n    // Uses `what` and {x}.\n    \
+                let b = format!(\"cannot open {what}: nobody\\n goes on\", 'x', '\\'');\n    \
+                let c = r#\"So many words\"#;\n    let d = \"/what/ever it is\";\n}\n";
+    let found: Vec<(Kind, usize, Vec<&str>)> = pieces("a.rs", text)
+        .into_iter()
+        .map(|(kind, line, prose)| {
+            let phrases = marks(&prose).into_iter().map(|(phrase, _)| phrase);
+            (kind, line, phrases.collect())
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            (Kind::Comment, 1, vec!["whoever"]),
+            (Kind::Comment, 3, vec![]),
+            (Kind::Message, 4, vec!["nobody", "goes on"]),
+            (Kind::Message, 5, vec!["so many", "so"]),
+        ]
+    );
+    let text = "Of a disk. `what`\n```\nwhat\n```\nSee [it](who).";
+    let found: Vec<(usize, usize)> = pieces("a.md", text)
+        .into_iter()
+        .map(|(_, line, prose)| (line, marks(&prose).len()))
+        .collect();
+    assert_eq!(found, [(1, 1), (5, 0)]);
 }

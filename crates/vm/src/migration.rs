@@ -61,7 +61,12 @@ impl Guest {
         let mut to = to.power_on()?;
         let uri = format!("unix:{}", to.file("migration.sock").display());
         let uri = json!({ "uri": uri });
-        to.qmp()?.command("migrate-incoming", uri.clone())?;
+        // The new QEMU opens the socket of its monitor some time after its start.
+        let Some(mut monitor) = wait_until(LIMIT, || to.qmp().ok()) else {
+            let log = to.process().log_tail();
+            bail!("the destination has no monitor:\n{log}");
+        };
+        monitor.command("migrate-incoming", uri.clone())?;
         let mut qmp = self.qmp()?;
         let parameters = json!({ "max-bandwidth": bandwidth });
         qmp.command("migrate-set-parameters", parameters)?;
