@@ -195,7 +195,7 @@ fn overwritten_or_refused(
         ),
         (
             &["convert", "small.qcow2", unit, "--to", "qcow2"],
-            "therefore raw",
+            "can only be raw",
         ),
         // A guest may have written this header.
         (
