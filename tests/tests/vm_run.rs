@@ -31,7 +31,8 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
     ensure!(run("one", &[])?.trim() == "one");
     let taken = guests.refused(&["run", "--name", "one", "blk:1"])?;
     ensure!(
-        taken.contains("a guest named one runs already") && taken.contains("lunette vm stop one"),
+        taken.contains("a guest named one is already running")
+            && taken.contains("lunette vm stop one"),
         "{taken}"
     );
     run("two", &["--net", "user", "--mac", "52:54:00:aa:bb:cc"])?;
