@@ -159,7 +159,7 @@ fn discovery_finds_targets_and_login_has_the_requested_keys() -> Result<()> {
         "3",
     ])?;
     ensure!(
-        pings.lines().count() == 7 && pings.contains("6 answers"),
+        pings.lines().count() == 7 && pings.contains("6 responses"),
         "{pings}"
     );
     Ok(())
