@@ -1,5 +1,6 @@
 //! `lunette help`: the keys of one kind of object, or the help of a command.
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use clap::CommandFactory;
@@ -14,6 +15,24 @@ pub fn run(arguments: &HelpArguments) -> Outcome {
     let page = page(&words).map_err(Failure::mistake)?;
     write!(cli_common::stdout(), "{page}")?;
     Ok(())
+}
+
+/// Replaces the word `help` after a command by `--help`: `lunette disk help add` becomes `lunette disk add --help`.
+pub fn with_help_flag(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let program = Cli::command();
+    let mut command = &program;
+    for at in 1..arguments.len() {
+        if at > 1 && arguments[at] == "help" && command.has_subcommands() {
+            arguments.remove(at);
+            arguments.push("--help".into());
+            break;
+        }
+        match command.find_subcommand(&arguments[at]) {
+            Some(subcommand) => command = subcommand,
+            None => break,
+        }
+    }
+    arguments
 }
 
 /// Returns the page of a topic, or else of a command. A topic takes precedence over the command of the same name.
@@ -80,6 +99,22 @@ mod tests {
                 .contains("Usage: lunette disk add")
         );
         assert!(page(&[]).unwrap().contains("Usage: lunette"));
+    }
+
+    #[test]
+    fn word_help_after_a_command_is_its_help_flag() {
+        for (words, expected) in [
+            ("lunette disk help add", "lunette disk add --help"),
+            ("lunette disk help", "lunette disk --help"),
+            ("lunette help disk add", "lunette help disk add"),
+            ("lunette disk show help", "lunette disk show help"),
+            ("lunette image help check", "lunette image help check"),
+            ("lunette --log info help", "lunette --log info help"),
+            ("lunette", "lunette"),
+        ] {
+            let words = words.split(' ').map(OsString::from).collect();
+            assert_eq!(with_help_flag(words).join(" ".as_ref()), expected);
+        }
     }
 
     #[test]

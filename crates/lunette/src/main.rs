@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     if let Some(kind) = program::asked_for_capabilities(&arguments) {
         return failure::exit_code(program::print_capabilities(kind));
     }
-    let cli = Cli::parse_from(arguments);
+    let cli = Cli::parse_from(help::with_help_flag(arguments));
     let code = failure::exit_code(run(cli));
     bdev::librbd::wait_until_closed(CLUSTERS_LIMIT);
     code
