@@ -116,8 +116,8 @@ fn from_xml(arguments: &FromArguments) -> Result<String, Failure> {
     let text = text.map_err(|error| Failure::because(format!("cannot read {file}: {error}")))?;
     let domain = Domain::read(&text, PlanOptions::default())
         .map_err(|error| Failure::because(format!("{file}: {error}")))?;
-    for what in &domain.unread {
-        say(&format_args!("lunette: {file}: unsupported: {what}"));
+    for element in &domain.unread {
+        say(&format_args!("lunette: {file}: unsupported: {element}"));
     }
     match arguments.to {
         Form::Qemu => Ok(domain.plan.qemu_text()),

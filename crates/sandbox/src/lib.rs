@@ -78,7 +78,7 @@ pub struct Paths {
     pub read: Vec<PathBuf>,
     /// Paths that may be read and written, including creation and removal of files.
     pub write: Vec<PathBuf>,
-    /// Paths in which Unix sockets may be created, but nothing else.
+    /// Folders that allow the creation of Unix sockets only.
     pub make_sockets: Vec<PathBuf>,
     /// Connections to abstract Unix sockets of other processes are allowed.
     pub abstract_sockets: bool,

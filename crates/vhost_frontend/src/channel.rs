@@ -149,7 +149,7 @@ impl Channel {
         if size > PAYLOAD_MAX {
             return Err(Error::Answer {
                 request: word(0),
-                what: format!("{size} bytes of payload"),
+                reason: format!("{size} bytes of payload"),
             });
         }
         let mut payload = vec![0; size];
@@ -185,7 +185,7 @@ impl Channel {
         let (answer, fd) = self.receive_with_fd()?;
         let fd = fd.ok_or_else(|| Error::Answer {
             request,
-            what: "no descriptor".into(),
+            reason: "no descriptor".into(),
         })?;
         Ok((payload_of(request, answer)?, fd))
     }
@@ -266,7 +266,7 @@ fn payload_of(request: u32, answer: Message) -> Result<Vec<u8>> {
     if answer.request != request || answer.flags & REPLY == 0 {
         return Err(Error::Answer {
             request,
-            what: format!("request {} flags {:#x}", answer.request, answer.flags),
+            reason: format!("request {} flags {:#x}", answer.request, answer.flags),
         });
     }
     Ok(answer.payload)

@@ -24,7 +24,7 @@ impl FrontEnd {
             .call_for_fd(request::GET_INFLIGHT_FD, &description)?;
         let description = answer.try_into().map_err(|answer: Vec<u8>| Error::Answer {
             request: request::GET_INFLIGHT_FD,
-            what: format!("{} bytes", answer.len()),
+            reason: format!("{} bytes", answer.len()),
         })?;
         Ok(InflightMemory { description, file })
     }

@@ -46,12 +46,12 @@ pub enum Error {
     #[error("the back end refused request {0}")]
     Refused(u32),
     /// The reply of the back end is invalid.
-    #[error("invalid reply to request {request}: {what}")]
+    #[error("invalid reply to request {request}: {reason}")]
     Answer {
         /// Request number.
         request: u32,
         /// Description of the fault.
-        what: String,
+        reason: String,
     },
     /// The machine has too few huge pages.
     #[error(

@@ -67,7 +67,7 @@ impl FrontEnd {
             true => Ok(()),
             false => Err(Error::Answer {
                 request: request::SET_LOG_BASE,
-                what: format!("{} bytes", answer.len()),
+                reason: format!("{} bytes", answer.len()),
             }),
         }
     }

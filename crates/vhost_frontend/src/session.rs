@@ -198,7 +198,7 @@ impl FrontEnd {
             Some(bytes) if bytes.len() == length as usize => Ok(bytes.to_vec()),
             _ => Err(Error::Answer {
                 request: request::GET_CONFIG,
-                what: format!("{} bytes", answer.len()),
+                reason: format!("{} bytes", answer.len()),
             }),
         }
     }
@@ -296,7 +296,7 @@ impl FrontEnd {
             [_, _, _, _, a, b, c, d] => Ok(u32::from_ne_bytes([a, b, c, d])),
             _ => Err(Error::Answer {
                 request: request::GET_VRING_BASE,
-                what: format!("{} bytes", answer.len()),
+                reason: format!("{} bytes", answer.len()),
             }),
         }
     }
@@ -364,7 +364,7 @@ fn number(channel: &Channel, request: u32) -> Result<u64> {
     let answer = channel.call(request, &[], &[])?;
     let bytes: [u8; 8] = answer.try_into().map_err(|answer: Vec<u8>| Error::Answer {
         request,
-        what: format!("{} bytes", answer.len()),
+        reason: format!("{} bytes", answer.len()),
     })?;
     Ok(u64::from_ne_bytes(bytes))
 }

@@ -106,11 +106,11 @@ impl Vring {
         let Some(user) = self.addresses else {
             return Err("its addresses are not set".into());
         };
-        let translate = |what: &str, address: u64| {
+        let translate = |part: &str, address: u64| {
             context
                 .memory
                 .user_to_guest(address)
-                .ok_or_else(|| format!("its {what} at {address:#x} is not in the client's memory"))
+                .ok_or_else(|| format!("its {part} at {address:#x} is not in the client's memory"))
         };
         let descriptor = translate("descriptor area", user.descriptor)?;
         let driver = translate("driver area", user.available)?;
@@ -269,15 +269,15 @@ const EVENTS: [&[u8]; 2] = [b"anon_inode:[eventfd]", b"pipe:["];
 /// Refuses other types. A file may be on a FUSE file system of the front end: polling, writing and closing it would wait for that. Closing
 /// a socket may wait for its peer (SO_LINGER), or for the peer of another socket in a message that it has not read. Determining the type
 /// blocks on none of them.
-pub(crate) fn check_event(what: &str, fd: Option<&OwnedFd>) -> Result<(), String> {
+pub(crate) fn check_event(role: &str, fd: Option<&OwnedFd>) -> Result<(), String> {
     let Some(fd) = fd else { return Ok(()) };
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let name = rustix::fs::readlink(link, Vec::new())
-        .map_err(|errno| format!("cannot determine the type of its {what} descriptor: {errno}"))?;
+        .map_err(|errno| format!("cannot determine the type of its {role} descriptor: {errno}"))?;
     match EVENTS.iter().any(|kind| name.to_bytes().starts_with(kind)) {
         true => Ok(()),
         false => Err(format!(
-            "its {what} descriptor is neither an eventfd nor a pipe: {name:?}"
+            "its {role} descriptor is neither an eventfd nor a pipe: {name:?}"
         )),
     }
 }

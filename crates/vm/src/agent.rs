@@ -66,7 +66,7 @@ impl Shared {
     fn wait<T>(
         &self,
         limit: Duration,
-        what: &str,
+        operation: &str,
         mut condition: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<T> {
         let end = Instant::now() + limit;
@@ -76,11 +76,11 @@ impl Shared {
                 return Ok(value);
             }
             if let Some(reason) = &state.closed {
-                bail!("{what}: the guest has ended: {reason}");
+                bail!("{operation}: the guest has ended: {reason}");
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || interrupted() {
-                bail!("{what}: no response within {limit:?}");
+                bail!("{operation}: no response within {limit:?}");
             }
             state = self
                 .changed

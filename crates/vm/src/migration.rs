@@ -16,15 +16,15 @@ const SLOW: u64 = 1 << 20;
 /// Result of a completed migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Migration {
-    /// Time for which the guest was stopped, as measured by QEMU.
+    /// Downtime of the guest, as measured by QEMU.
     pub downtime: Duration,
     /// Time from the start to the switch.
     pub total: Duration,
 }
 
 impl Guest {
-    /// Moves the guest to a new QEMU with the devices of `builder`, whose sockets may differ. Scripts continue. If the migration fails, the
-    /// guest continues in its old QEMU.
+    /// Moves the guest to a new QEMU with the devices of `builder`. The sockets of the devices may differ. Scripts continue. If the
+    /// migration fails, the guest continues in its old QEMU.
     pub fn migrate(&mut self, builder: &GuestBuilder) -> Result<Migration> {
         let (mut to, mut qmp) = self.begin_migration(builder, FAST)?;
         let ended = end_of_migration(&mut qmp)?;

@@ -349,7 +349,7 @@ pub(crate) mod tests {
         fn abort(&self, _: &Arc<dyn CommandSink>, _: u64) {}
     }
 
-    /// Creates a disk of 1 MiB whose unit never answers.
+    /// Creates a disk of 1 MiB on a unit that never responds.
     pub(crate) fn silent_disk(
         block_size: Option<u32>,
         passthrough: Option<PassedReservations>,

@@ -40,7 +40,7 @@ pub(super) fn sureness(turns: usize, ratio: Interval) -> &'static str {
 }
 
 /// Compares `a` with `b` as text: difference and confidence.
-fn verdict(what: &str, a: (&str, &[f64]), b: (&str, &[f64])) -> Option<String> {
+fn verdict(question: &str, a: (&str, &[f64]), b: (&str, &[f64])) -> Option<String> {
     let ratio = bootstrap_ratio(a.1, b.1)?;
     let percent = |value: f64| format!("{:.0} %", (value - 1.0).abs() * 100.0);
     let range = format!(
@@ -50,19 +50,19 @@ fn verdict(what: &str, a: (&str, &[f64]), b: (&str, &[f64])) -> Option<String> {
     let sure = sureness(a.1.len().min(b.1.len()), ratio);
     Some(if (ratio.value - 1.0).abs() < MATTERS {
         format!(
-            "{what}: no significant difference between {} and {} ({range}).",
+            "{question}: no significant difference between {} and {} ({range}).",
             a.0, b.0
         )
     } else if ratio.value > 1.0 {
         format!(
-            "{what}: {}, {} above {} ({range}; {sure}).",
+            "{question}: {}, {} above {} ({range}; {sure}).",
             a.0,
             percent(ratio.value),
             b.0
         )
     } else {
         format!(
-            "{what}: {}, {} above {} ({range}; {sure}).",
+            "{question}: {}, {} above {} ({range}; {sure}).",
             b.0,
             percent(1.0 / ratio.value),
             a.0

@@ -75,9 +75,9 @@ pub fn guest(name: &str) -> Result<Host, Failure> {
     match ended.map_err(failed)? {
         Ended::Code(0) => {}
         Ended::Code(code) => {
-            let said = String::from_utf8_lossy(&errors).into_owned();
+            let error = String::from_utf8_lossy(&errors).into_owned();
             return Err(failed(anyhow::anyhow!(
-                "cannot read the files of the guest, exit code {code}: {said}"
+                "cannot read the files of the guest, exit code {code}: {error}"
             )));
         }
         Ended::NobodyReads => return Err(Failure::OutputClosed),
