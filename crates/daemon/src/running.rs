@@ -166,7 +166,7 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         live: owner.live(),
         servers,
         jobs: owner.jobs.clone(),
-        bitmaps: Arc::clone(&owner.bitmaps),
+        bitmaps: Arc::clone(&owner.disks.bitmaps),
         started: Instant::now(),
         keeps,
         damaged,
@@ -241,7 +241,7 @@ fn start_servers(
 /// Wakes the owner, which then reports and retries waiting listeners of the API and of metrics.
 fn report_entrances(manager: &ManagerThread) -> Result<(), StartError> {
     let reported = manager.manager().call(|owner| {
-        owner.report_listeners();
+        owner.listeners.report();
         Ok(())
     });
     let ended = |_| StartError::from("the objects' thread ended during the start".to_owned());

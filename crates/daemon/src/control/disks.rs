@@ -154,7 +154,7 @@ pub(super) async fn resume(
 ) -> Result<Json<Disk>, ErrorResponse> {
     let resumed = name.clone();
     api.manager
-        .ask(move |owner| owner.resume_disk(&resumed))
+        .ask(move |owner| owner.disks.resume_named(&resumed))
         .await?;
     one(api.overview()?, &name).map(Json)
 }

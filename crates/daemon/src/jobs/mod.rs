@@ -81,7 +81,7 @@ impl Context {
             let disk = owner.disk(&name)?;
             let config = owner.is_there(&disk)?.clone();
             owner.keeps_changes_of(&name)?;
-            if !owner.is_shown_by_scsi(&name) {
+            if !owner.configs.is_shown_by_scsi(&name) {
                 // Only SCSI reports that unmapped blocks read as zeroes (LBPRZ).
                 disk.withdraw_discard_zeroes();
             }
@@ -96,7 +96,7 @@ impl Context {
         };
         let taken = self
             .manager
-            .call(move |owner| Ok(owner.disk_of_medium(&key)))?;
+            .call(move |owner| Ok(owner.disks.of_medium(&key)))?;
         match taken {
             None => Ok(()),
             Some(other) => Err(same_medium(disk, &other)),

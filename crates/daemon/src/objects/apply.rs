@@ -7,6 +7,7 @@ use bdev::{Disk, Shrinking};
 
 use super::closing::ToClose;
 use super::draining::Grown;
+use super::open_disks::follow_waiting;
 use super::owner::{ChangeOptions, Owner, failed, refused};
 use super::plan::{Limit, Placing, Plan, Resize};
 use super::refusal::Refusal;
@@ -15,8 +16,7 @@ use super::state_store::Resizing;
 use crate::disks::{self, Disks};
 use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
 use crate::running::Inherited;
-use crate::unit_records;
-use config::{AccessStates, Config, ExportConfig, ExportRef};
+use config::{Config, ExportConfig};
 
 /// Steps done so far, for a rollback.
 #[derive(Default)]
@@ -53,7 +53,7 @@ impl Owner {
             devices,
         } = options;
         let store = self.servers.units.store();
-        let mut known = self.disks.clone();
+        let mut known = self.disks.open.clone();
         known.extend(
             opened
                 .iter()
@@ -61,20 +61,21 @@ impl Owner {
         );
         let unopened = plan.add_disks.iter();
         let unopened = unopened.filter(|disk| !opened.contains_key(&disk.name));
-        let opening = disks::open_all(unopened, devices, &known, &self.identities, store);
+        let opening = disks::open_all(unopened, devices, &known, &self.disks.identities, store);
         let reasons = opening.reasons();
         if reasons.is_empty() {
             self.write_identities(opening.unwritten());
         }
-        self.bitmaps.attach(&opening.disks());
+        self.disks.bitmaps.attach(&opening.disks());
         opened.extend(opening.disks());
-        self.closing.extend(opening.discarded);
+        self.current.closing.extend(opening.discarded);
         if let Err(refusal) = failed(&reasons) {
-            self.closing
+            self.current
+                .closing
                 .extend(opened.into_values().map(ToClose::NotMade));
             return Err(refusal);
         }
-        let mut all = self.disks.clone();
+        let mut all = self.disks.open.clone();
         all.extend(
             opened
                 .iter()
@@ -88,12 +89,13 @@ impl Owner {
             self.roll_back(undo, transports);
             // The opened exports have made it a logical unit, which would keep its file open.
             opened.values().for_each(|disk| self.servers.let_go(disk));
-            self.closing
+            self.current
+                .closing
                 .extend(opened.into_values().map(ToClose::NotMade));
             return Err(refusal);
         }
         self.finish_parts(plan, &mut undo, &opened, all, first);
-        self.identities.keep_volatile(next, &self.disks);
+        self.disks.keep_volatile_identities(next);
         if !first {
             self.publish_events(plan);
         }
@@ -112,45 +114,45 @@ impl Owner {
         let shrinking = std::mem::take(&mut undo.shrinking);
         let (later, now): (Vec<_>, Vec<_>) = shrinking
             .into_iter()
-            .partition(|(disk, _)| self.may_block(disk.name()));
-        let shrunk = self.shrink(now);
+            .partition(|(disk, _)| self.configs.may_block(disk.name()));
+        let shrunk = shrink(now);
         self.shrink_later(later);
         let grown = undo.resized.iter().map(|(disk, _)| disk.as_str());
-        self.growing
-            .retain(|growing| !grown.clone().any(|disk| disk == growing.disk));
+        self.resizes.remove(grown);
         if !first {
             self.remove_parts(plan, &undo.replaced);
         }
         if shrunk && !plan.resize.is_empty() {
-            self.end_resize();
+            self.resizes.write();
         }
         for open in &undo.exports {
-            self.enter(open);
+            self.exports.enter(open);
         }
         for (name, disk) in opened {
-            self.record_unit(disk);
+            self.disks.record_unit(disk);
             self.follow_size(name, disk);
-            self.follow_waiting(disk);
+            follow_waiting(disk, &self.event_bus);
         }
-        self.disks = all;
+        self.disks.open = all;
         for (export, luns) in &plan.add_luns {
-            self.add_luns(export, luns);
+            self.exports.add_luns(export, luns, &self.disks.open);
         }
         for (export, states) in &plan.access_states {
-            self.set_access_states(export, states);
+            self.exports.set_access_states(export, states);
         }
         for name in &plan.remove_disks {
-            self.forget_disk(name);
+            let removed = self.disks.remove(name);
+            self.current.closing.extend(removed.map(ToClose::Removed));
         }
         for Limit { disk, limits } in &plan.limit {
-            if let Some(disk) = self.disks.get(disk) {
+            if let Some(disk) = self.disks.open.get(disk) {
                 disk.set_limits(disks::limits(limits));
             }
         }
         for (name, policy) in &plan.errors {
-            if let Some(disk) = self.disks.get(name) {
+            if let Some(disk) = self.disks.open.get(name) {
                 disk.set_error_policy(*policy);
-                self.resume(disk);
+                self.disks.resume(disk);
             }
         }
     }
@@ -174,14 +176,13 @@ impl Owner {
         }
         failed(&reasons)?;
         undo.chap_users
-            .extend(std::mem::take(&mut self.drained.chap_users));
-        for before in plan.makes_room(&self.present) {
+            .extend(std::mem::take(&mut self.current.drained.chap_users));
+        for before in plan.makes_room(&self.configs.present) {
             let name = before.as_ref().name();
-            let device = self.exports.get(name);
-            if let Some(users) = device.and_then(|device| device.chap_users()) {
+            if let Some(users) = self.exports.chap_users(name) {
                 undo.chap_users.insert(name.to_owned(), users);
             }
-            self.remove_export(name);
+            self.exports.remove(name);
             undo.replaced.push(before);
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
@@ -190,9 +191,9 @@ impl Owner {
             let socket = match new {
                 Some(index) => {
                     let socket = inherited.swap_remove(index);
-                    Some(self.inherited.store(export, socket))
+                    Some(self.exports.inherited.store(export, socket))
                 }
-                None => self.inherited.of(export),
+                None => self.exports.inherited.of(export),
             };
             match exports::open(export, disks, &self.servers, transports, socket, None) {
                 Ok(open) => undo.exports.push(open),
@@ -202,7 +203,8 @@ impl Owner {
             }
         }
         failed(&reasons)?;
-        self.place_exports(plan, &mut undo.placed)?;
+        let present = &self.configs.present;
+        self.exports.place(plan, present, &mut undo.placed)?;
         for (export, rights) in &plan.socket_rights {
             let set = exports::set_socket_rights(export, rights, transports);
             let before = set.map_err(|reason| refused(vec![format!("export {export}: {reason}")]));
@@ -211,30 +213,26 @@ impl Owner {
         let size_of = |disk: &Disk| disk.info().geometry.capacity_bytes();
         let known = plan.resize.iter();
         let known =
-            known.filter_map(|resize| Some((resize, self.disks.get(&resize.disk)?.clone())));
+            known.filter_map(|resize| Some((resize, self.disks.open.get(&resize.disk)?.clone())));
         let known: Vec<_> = known.collect();
-        // Disks that were grown for this change are recorded already.
-        let is_recorded = |name: &str| self.growing.iter().any(|growing| growing.disk == name);
-        if let (Some(state_store), false) = (&self.state_store, known.is_empty()) {
-            let new = known
-                .iter()
-                .filter(|(resize, _)| !is_recorded(&resize.disk));
-            let resizing = new.map(|(Resize { disk, size }, known)| Resizing {
+        if !known.is_empty() {
+            let drained = &self.current.drained;
+            let resizing = known.iter();
+            let resizing = resizing.map(|(Resize { disk, size }, known)| Resizing {
                 disk: disk.clone(),
-                from: self.drained.size_before(known).unwrap_or(size_of(known)),
+                from: drained.size_before(known).unwrap_or(size_of(known)),
                 to: *size,
             });
-            let resizing = resizing.chain(self.growing.iter().cloned());
-            let stored = state_store.begin_resize(&resizing.collect::<Vec<_>>());
-            stored.map_err(Refusal::NotKept)?;
+            let recorded = self.resizes.begin_change(resizing);
+            recorded.map_err(Refusal::NotKept)?;
         }
         for (Resize { disk, size }, known) in known {
             let before = size_of(&known);
             // Data beyond a new end is dropped only after all fallible steps.
-            let done = if let Some(before) = self.drained.take_grown(&known, *size) {
+            let done = if let Some(before) = self.current.drained.take_grown(&known, *size) {
                 undo.resized.push((disk.clone(), before));
                 Ok(())
-            } else if let Some(shrinking) = self.drained.take_shrinking(&known, *size) {
+            } else if let Some(shrinking) = self.current.drained.take_shrinking(&known, *size) {
                 undo.shrinking.push((known, shrinking));
                 Ok(())
             } else if *size < before {
@@ -249,33 +247,18 @@ impl Owner {
         Ok(())
     }
 
-    /// Shrinks the disks and persists the result. Returns false if a disk must be retried at the next start.
-    fn shrink(&self, shrinking: Vec<(Arc<Disk>, Shrinking)>) -> bool {
-        let mut done = true;
-        for (disk, shrinking) in shrinking {
-            if let Err(error) = disk.shrink(shrinking) {
-                tracing::error!(
-                    disk = disk.name(),
-                    "cannot resize the disk before the next start: {error}"
-                );
-                done = false;
-            }
-        }
-        done
-    }
-
     fn roll_back(&mut self, undo: Undo, transports: &Transports) {
         let resized = undo.resized.into_iter();
         let (on_helper, here): (Vec<_>, Vec<_>) =
-            resized.partition(|(name, _)| self.may_block(name));
-        self.growing
-            .retain(|growing| !here.iter().any(|(disk, _)| *disk == growing.disk));
+            resized.partition(|(name, _)| self.configs.may_block(name));
+        self.resizes
+            .remove(here.iter().map(|(disk, _)| disk.as_str()));
         // If another program has taken a socket, the restored export waits for the socket.
         transports.set_may_wait(true);
         for open in &undo.exports {
             exports::close(&open.name, &*open.device, &self.servers.pool);
         }
-        self.replace_as_before(&undo.placed);
+        self.exports.place_as_before(&undo.placed);
         for (export, rights) in &undo.rights {
             if let Err(error) = transports.vhost.set_rights(export, *rights) {
                 tracing::error!(export, "cannot roll back the rights of the socket: {error}");
@@ -285,105 +268,54 @@ impl Owner {
             disk.stay_large(shrinking);
         }
         for (name, before) in on_helper {
-            if let Some(disk) = self.disks.get(&name).cloned() {
+            if let Some(disk) = self.disks.open.get(&name).cloned() {
                 let size = disk.info().geometry.capacity_bytes();
                 self.shrink_back(Grown { disk, before, size });
             }
         }
         for (name, size) in &here {
-            if let Some(disk) = self.disks.get(name)
+            if let Some(disk) = self.disks.open.get(name)
                 && let Err(error) = disk.roll_back_growth(*size)
             {
                 tracing::error!(disk = name, size, "cannot roll back the size: {error}");
             }
         }
-        self.end_resize();
+        self.resizes.write();
         for export in &undo.replaced {
             let export = export.as_ref();
             let users = undo.chap_users.get(export.name()).map(|users| &**users);
-            self.reopen(export, users, transports);
-        }
-    }
-
-    /// Reopens an export that was closed for a failed change.
-    pub(super) fn reopen(
-        &mut self,
-        export: ExportRef<'_>,
-        users: Option<&ChapUsers>,
-        transports: &Transports,
-    ) {
-        let socket = self.inherited.of(export);
-        let servers = &self.servers;
-        match exports::open(export, &self.disks, servers, transports, socket, users) {
-            Ok(open) => self.enter(&open),
-            Err(error) => {
-                tracing::error!(
-                    export = export.name(),
-                    "cannot roll back the export: {error}"
-                );
-            }
+            let disks = &self.disks.open;
+            self.exports.reopen(export, users, disks, transports);
         }
     }
 
     /// Removes logical units and exports, and notifies clients of resized disks.
     fn remove_parts(&mut self, plan: &Plan, gone: &[ExportConfig]) {
         for (export, luns) in &plan.remove_luns {
-            self.tell_removed(export, luns);
+            self.exports.tell_removed(export, luns);
         }
         let is_gone = |name: &str| gone.iter().any(|export| export.as_ref().name() == name);
         for name in plan.remove_exports.iter().filter(|name| !is_gone(name)) {
-            self.remove_export(name);
+            self.exports.remove(name);
         }
         let resized = plan.resize.iter();
-        for Resize { disk, .. } in resized.filter(|one| !self.shrinks_later(&one.disk)) {
-            self.resized(disk);
+        for Resize { disk, .. } in resized.filter(|one| !self.current.shrinks_later(&one.disk)) {
+            self.tell_resized(disk);
         }
     }
+}
 
-    /// Sets access states of an export, unless it is not served at present.
-    pub(super) fn set_access_states(&self, export: &str, states: &AccessStates) {
-        if let Some(device) = self.exports.get(export) {
-            device.set_access_states(states);
-        }
-    }
-
-    pub(super) fn enter(&mut self, open: &OpenExport) {
-        let device = Arc::clone(&open.device);
-        self.exports.insert(open.name.clone(), device);
-    }
-
-    fn remove_export(&mut self, name: &str) {
-        if let Some(device) = self.exports.remove(name) {
-            exports::close(name, &*device, &self.servers.pool);
-        }
-        self.servers.pool.forget(name);
-    }
-
-    /// Records the unit of an iSCSI disk, which its next first login must find.
-    pub(super) fn record_unit(&self, disk: &Disk) {
-        let saved = unit_records::save(disk.name(), &*disk.device(), self.servers.units.store());
-        if let Err(error) = saved {
-            tracing::warn!(
+/// Shrinks the disks and persists the result. Returns false if a disk must be retried at the next start.
+fn shrink(shrinking: Vec<(Arc<Disk>, Shrinking)>) -> bool {
+    let mut done = true;
+    for (disk, shrinking) in shrinking {
+        if let Err(error) = disk.shrink(shrinking) {
+            tracing::error!(
                 disk = disk.name(),
-                "cannot record the identity of its logical unit, the next start accepts any unit: {error}; hint: make the state folder writable"
+                "cannot resize the disk before the next start: {error}"
             );
+            done = false;
         }
     }
-
-    fn forget_disk(&mut self, name: &str) {
-        if let Some(disk) = self.disks.remove(name) {
-            self.servers.let_go(&disk);
-            self.bitmaps.forget(name);
-            let device = disk.device();
-            let is_gone = match device.capabilities().removable {
-                Some(removable) => removable.forget(),
-                None => device.medium().is_none(),
-            };
-            if is_gone {
-                // No disk will have this identity again.
-                scsi::forget(self.servers.units.store(), &disk.info());
-            }
-            self.closing.push(ToClose::Removed(disk));
-        }
-    }
+    done
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bdev::{BlockDevice, Disk, ResizeError, Shrinking};
 
 use super::Message;
-use super::draining::Reply;
+use super::draining::{Drained, Reply};
 use super::owner::{ChangeResult, Owner};
 use super::refusal::Refusal;
 use super::state_store::Resizing;
@@ -36,6 +36,29 @@ impl ToClose {
     }
 }
 
+/// State of the change in progress. Changes run one after the other.
+#[derive(Default)]
+pub(super) struct CurrentChange {
+    /// Objects drained for the change.
+    pub drained: Drained,
+    /// Devices to close on a helper thread.
+    pub closing: Vec<ToClose>,
+    /// Disks to shrink on helper threads after the change.
+    shrinking: Vec<(Arc<Disk>, Shrinking)>,
+}
+
+impl CurrentChange {
+    /// Closes the devices of a start that failed. The process ends, so no thread does it.
+    pub fn close_here(&mut self) {
+        self.closing.drain(..).for_each(ToClose::close);
+    }
+
+    /// Returns true if a disk is shrunk after the change.
+    pub fn shrinks_later(&self, name: &str) -> bool {
+        self.shrinking.iter().any(|(disk, _)| disk.name() == name)
+    }
+}
+
 /// Rest of a change after its disks are shrunk.
 struct Rest {
     result: Result<ChangeResult, Refusal>,
@@ -48,10 +71,10 @@ impl Owner {
     pub(super) fn reply_when_done(&mut self, result: Result<ChangeResult, Refusal>, reply: Reply) {
         let rest = Rest {
             result,
-            closing: std::mem::take(&mut self.closing),
+            closing: std::mem::take(&mut self.current.closing),
             reply,
         };
-        let shrinking = std::mem::take(&mut self.shrinking);
+        let shrinking = std::mem::take(&mut self.current.shrinking);
         if shrinking.is_empty() {
             return self.reply_when_closed(rest);
         }
@@ -73,7 +96,10 @@ impl Owner {
                 // Without an owner the daemon ends. The next start shrinks the disk.
                 messages.send(message).ok();
             };
-            if let Err(error) = self.helpers.run(&self.blocking_place(&name), shrink) {
+            if let Err(error) = self
+                .helpers
+                .run(&self.configs.blocking_place(&name), shrink)
+            {
                 let error = ResizeError::System {
                     size: 0,
                     source: error,
@@ -108,24 +134,6 @@ impl Owner {
         }
     }
 
-    /// Closes devices of a start that failed. The process ends, so no thread does it.
-    pub(super) fn close_here(&mut self) {
-        self.closing.drain(..).for_each(ToClose::close);
-    }
-
-    /// Returns the place of a disk's storage for [`crate::helper_threads::HelperThreads`].
-    pub(super) fn blocking_place(&self, disk: &str) -> String {
-        let place = self.config.disk(disk);
-        let place = place.and_then(|disk| disk.backend.blocking_place());
-        place.unwrap_or_else(|| disk.to_owned())
-    }
-
-    /// Returns true if a change of the disk's size may block.
-    pub(super) fn may_block(&self, disk: &str) -> bool {
-        let config = self.config.disk(disk);
-        config.is_some_and(|disk| disk.backend.blocking_place().is_some())
-    }
-
     /// Leaves disks to [`Owner::reply_when_done`], with their record for a crash.
     pub(super) fn shrink_later(&mut self, shrinking: Vec<(Arc<Disk>, Shrinking)>) {
         let resizing = shrinking.iter().map(|(disk, shrinking)| Resizing {
@@ -133,22 +141,17 @@ impl Owner {
             from: shrinking.size_before(),
             to: shrinking.size(),
         });
-        self.growing.extend(resizing);
-        self.shrinking.extend(shrinking);
-    }
-
-    /// Returns true if the current change leaves a disk to [`Owner::reply_when_done`].
-    pub(super) fn shrinks_later(&self, name: &str) -> bool {
-        self.shrinking.iter().any(|(disk, _)| disk.name() == name)
+        self.resizes.extend(resizing);
+        self.current.shrinking.extend(shrinking);
     }
 
     fn end_shrink(&mut self, number: u64, disk: &str, shrunk: Result<(), ResizeError>) {
         self.drains.end(number);
         match shrunk {
             Ok(()) => {
-                self.end_growth(std::iter::once(disk));
-                self.resized(disk);
-                if let Some(known) = self.disks.get(disk) {
+                self.resizes.end(std::iter::once(disk));
+                self.tell_resized(disk);
+                if let Some(known) = self.disks.open.get(disk) {
                     let size = known.info().geometry.capacity_bytes();
                     self.event_bus.tell_size(disk, size);
                 }
@@ -159,7 +162,7 @@ impl Owner {
                     "cannot resize the disk before the next start: {error}"
                 );
                 // The record stays in the file for the next start.
-                self.growing.retain(|growing| growing.disk != disk);
+                self.resizes.remove(std::iter::once(disk));
             }
         }
         self.publish();

@@ -19,7 +19,6 @@ use scsi_exec::Holding;
 use super::Message;
 use super::changes::Change;
 use super::opening::removed_by;
-use super::overlay::Overlay;
 use super::owner::{ChangeOptions, ChangeResult, Owner, refused};
 use super::plan::{ExportLuns, Plan, Resize};
 use super::refusal::{Fault, Refusal};
@@ -419,7 +418,7 @@ impl Owner {
             return reply(Err(Refusal::Conflict(vec![Fault::new(detail).help(HELP)])));
         }
         if let Some(name) = removed_by(&work)
-            && self.config.disk(name).is_none()
+            && self.configs.wanted.disk(name).is_none()
             && self.cancel_opening(name)
         {
             return reply(Ok(ChangeResult::default()));
@@ -427,7 +426,7 @@ impl Owner {
         if let Work::Change(change) = &mut work
             && let Change::Replace(replacement) = &mut **change
         {
-            replacement.begin(&self.config);
+            replacement.begin(&self.configs.wanted);
         }
         self.advance(work, options, Drained::default(), reply);
     }
@@ -463,17 +462,10 @@ impl Owner {
         }
     }
 
-    pub(super) fn next_of(&self, work: &Work, force: bool) -> Result<Config, Refusal> {
-        match work {
-            Work::Change(change) => Change::clone(change).next(&self.config, force),
-            Work::Reload(base) => Ok(Overlay::between(&self.base, &self.config).over(base)),
-        }
-    }
-
     /// Returns the objects still to drain. Returns `None` also for a change that [`Owner::finish`] will refuse.
     fn to_drain(&self, work: &Work, force: bool, drained: &Drained) -> Option<ToDrain> {
         let transports = self.servers.transports()?;
-        let next = self.next_of(work, force).ok()?;
+        let next = self.configs.next_of(work, force).ok()?;
         let plan = self.plan(&next).ok()?;
         if !force && !self.busy(&plan, &transports).is_empty() {
             return None;
@@ -487,27 +479,24 @@ impl Owner {
             .map(String::as_str)
             .chain(replaced)
         {
-            let export = self.present.export(name).map(ExportRef::to_owned);
+            let export = self.configs.present.export(name).map(ExportRef::to_owned);
             let export = export.filter(|_| !drained.has_export(name));
-            let open = export.zip(self.exports.get(name).cloned());
+            let open = export.zip(self.exports.open.get(name).cloned());
             to_drain.exports.extend(open);
         }
         for (export, luns) in &plan.remove_luns {
             let luns = luns.iter().filter(|lun| !drained.has_lun(export, lun));
             let luns: Vec<LunConfig> = luns.cloned().collect();
-            if let (Some(device), false) = (self.exports.get(export), luns.is_empty()) {
+            if let (Some(device), false) = (self.exports.open.get(export), luns.is_empty()) {
                 let luns = (export.clone(), luns);
                 to_drain.luns.push((luns, Arc::clone(device)));
             }
         }
         for Resize { disk, size } in &plan.resize {
-            let known = self.disks.get(disk);
+            let known = self.disks.open.get(disk);
             let grows = known.filter(|known| {
                 // A RAM disk grows without blocking.
-                let may_block = self.config.disk(disk);
-                let may_block =
-                    may_block.is_some_and(|disk| disk.backend.blocking_place().is_some());
-                may_block && *size > known.info().geometry.capacity_bytes()
+                self.configs.may_block(disk) && *size > known.info().geometry.capacity_bytes()
             });
             to_drain
                 .grow
@@ -535,7 +524,7 @@ impl Owner {
             from: disk.info().geometry.capacity_bytes(),
             to: *size,
         });
-        if let Err(reason) = self.begin_growth(growing.collect()) {
+        if let Err(reason) = self.resizes.begin(growing.collect()) {
             self.restore(drained);
             return reply(Err(Refusal::NotKept(reason)));
         }
@@ -566,7 +555,7 @@ impl Owner {
                 let message: Message = Box::new(move |owner| {
                     owner.drains.draining.retain(|one| one.number != number);
                     let failed = drained.not_resized.iter();
-                    owner.end_growth(failed.map(|(disk, _)| disk.as_str()));
+                    owner.resizes.end(failed.map(|(disk, _)| disk.as_str()));
                     owner.advance(work, options, drained, reply);
                 });
                 // Without an owner the daemon ends, and no caller waits for the reply.
@@ -580,7 +569,8 @@ impl Owner {
             Err(error) => {
                 self.drains.draining.retain(|one| one.number != number);
                 if let Some((to_drain, _, _, drained, reply)) = take(&parts) {
-                    self.end_growth(to_drain.grow.iter().map(|(disk, _)| disk.name()));
+                    self.resizes
+                        .end(to_drain.grow.iter().map(|(disk, _)| disk.name()));
                     self.restore(drained);
                     reply(Err(refused(vec![format!(
                         "cannot start a thread to drain requests: {error}"
@@ -596,12 +586,12 @@ impl Owner {
         options: ChangeOptions,
         drained: Drained,
     ) -> Result<ChangeResult, Refusal> {
-        self.drained = drained;
+        self.current.drained = drained;
         let result = match work {
             Work::Change(change) => self.change(*change, options),
             Work::Reload(base) => self.reload(*base, options),
         };
-        let left = std::mem::take(&mut self.drained);
+        let left = std::mem::take(&mut self.current.drained);
         self.restore(left);
         result
     }
@@ -620,61 +610,25 @@ impl Owner {
         for export in &drained.exports {
             let export = export.as_ref();
             let name = export.name();
-            let is_wanted = self.present.export(name).is_some();
+            let is_wanted = self.configs.present.export(name).is_some();
             if is_wanted && !exports::is_served(name, &transports) {
                 let users = drained.chap_users.get(name).map(|users| &**users);
-                self.reopen(export, users, &transports);
+                let disks = &self.disks.open;
+                self.exports.reopen(export, users, disks, &transports);
             }
         }
         for (export, luns) in &drained.luns {
-            let present = self.present.export(export).and_then(ExportRef::luns);
+            let present = self
+                .configs
+                .present
+                .export(export)
+                .and_then(ExportRef::luns);
             let present = present.unwrap_or_default();
             let wanted = luns.iter().filter(|lun| present.contains(lun));
             let wanted: Vec<LunConfig> = wanted.cloned().collect();
-            self.add_luns(export, &wanted);
+            self.exports.add_luns(export, &wanted, &self.disks.open);
         }
         self.publish();
-    }
-
-    /// Records disks that are about to grow. After a crash, the next start completes or undoes the growth.
-    fn begin_growth(&mut self, growing: Vec<Resizing>) -> Result<(), String> {
-        if growing.is_empty() {
-            return Ok(());
-        }
-        let before = self.growing.len();
-        self.growing.extend(growing);
-        let Some(state_store) = &self.state_store else {
-            return Ok(());
-        };
-        let recorded = state_store.begin_resize(&self.growing);
-        if recorded.is_err() {
-            self.growing.truncate(before);
-        }
-        recorded
-    }
-
-    /// Removes disks from the record of [`Owner::begin_growth`].
-    pub(super) fn end_growth<'a>(&mut self, disks: impl Iterator<Item = &'a str>) {
-        let disks: Vec<&str> = disks.collect();
-        if disks.is_empty() {
-            return;
-        }
-        self.growing
-            .retain(|resizing| !disks.contains(&resizing.disk.as_str()));
-        self.end_resize();
-    }
-
-    /// Removes the resizes of this change from the record. Disks that grow for other changes stay in it.
-    pub(super) fn end_resize(&self) {
-        let Some(state_store) = &self.state_store else {
-            return;
-        };
-        if self.growing.is_empty() {
-            return state_store.end_resize();
-        }
-        if let Err(error) = state_store.begin_resize(&self.growing) {
-            tracing::warn!("cannot update the record of resizes: {error}");
-        }
     }
 
     /// Restores the previous size of a disk after a refused change.
@@ -691,7 +645,7 @@ impl Owner {
                 );
             }
             let message: Message =
-                Box::new(move |owner| owner.end_growth(std::iter::once(name.as_str())));
+                Box::new(move |owner| owner.resizes.end(std::iter::once(name.as_str())));
             messages.send(message).ok();
         };
         if let Err(error) = self.helpers.run(&place, work) {

@@ -155,7 +155,7 @@ impl Owner {
         }
         let resized = plan.resize.iter();
         let resized: Vec<_> = resized
-            .filter(|one| !self.shrinks_later(&one.disk))
+            .filter(|one| !self.current.shrinks_later(&one.disk))
             .collect();
         for Resize { disk, size } in resized {
             self.event_bus.tell_size(disk, *size);

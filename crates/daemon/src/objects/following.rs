@@ -1,22 +1,12 @@
 //! Disks that change without a request: a resized image or a device that is available again. The owner adopts the size, notifies clients
 //! and resumes waiting I/O.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use bdev::{Disk, DiskState};
 
 use super::Message;
 use super::owner::Owner;
-use config::{BlockDeviceConfig, Config, DiskConfig};
-
-/// Returns the file disks with a configured size. They may be parts of their block devices and do not follow their sizes.
-pub(super) fn sized_files(config: &Config) -> HashSet<String> {
-    let is_sized =
-        |disk: &&DiskConfig| matches!(disk.backend, BlockDeviceConfig::File { size: Some(_), .. });
-    let sized = config.disks.iter().filter(is_sized);
-    sized.map(|disk| disk.name.clone()).collect()
-}
 
 impl Owner {
     /// Follows the size of a new disk.
@@ -39,16 +29,16 @@ impl Owner {
 
     /// Adopts the size of a changed disk and resumes its I/O if the device is available.
     pub(super) fn followed(&mut self, name: &str) {
-        if !self.sized_files.contains(name)
+        if !self.configs.has_sized_file(name)
             && let Err(error) = self.take_size_over(name)
         {
             tracing::warn!(disk = name, "cannot adopt the changed size: {error}");
         }
-        if let Some(disk) = self.disks.get(name)
+        if let Some(disk) = self.disks.open.get(name)
             && disk.state().waiting().is_some()
             && disk.device().state() == DiskState::Ready
         {
-            self.resume(disk);
+            self.disks.resume(disk);
         }
     }
 }

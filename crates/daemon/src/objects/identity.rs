@@ -64,28 +64,16 @@ impl Owner {
         }
     }
 
-    /// Returns the name of the disk with this medium.
-    pub fn disk_of_medium(&self, key: &str) -> Option<String> {
-        let is_it = |disk: &bdev::Disk| {
-            let device = disk.device();
-            device.medium().is_some_and(|medium| medium.key() == key)
-        };
-        let mut disks = self.disks.iter();
-        disks
-            .find(|(_, disk)| is_it(disk))
-            .map(|(name, _)| name.clone())
-    }
-
     /// Gives an unused disk a new identity, which is written on a helper thread. Replies afterwards.
     ///
     /// # Errors
     /// The reason for the refusal. The disk keeps its identity, and there is no reply.
     pub fn renew_identity(&mut self, name: &str, reply: Renewed) -> Result<(), Refusal> {
-        let Some(disk) = self.disks.get(name).cloned() else {
+        let Some(disk) = self.disks.open.get(name).cloned() else {
             let detail = format!("there is no disk `{name}`");
             return Err(Refusal::NotFound(Fault::new(detail)));
         };
-        let users = super::users(&self.config, name);
+        let users = super::users(&self.configs.wanted, name);
         if !users.is_empty() {
             let detail = format!("disk {name} is in use: {}", users.join(", "));
             let help = "remove these first, because their clients would see another disk";
@@ -110,7 +98,7 @@ impl Owner {
             // Fails at the end of the daemon, without an owner.
             messages.send(message).ok();
         };
-        if let Err(error) = self.helpers.run(&self.blocking_place(name), write) {
+        if let Err(error) = self.helpers.run(&self.configs.blocking_place(name), write) {
             self.drains.end(number);
             let reason =
                 format!("disk {name}: cannot start a thread to write its identity: {error}");
@@ -133,8 +121,8 @@ impl Owner {
                 scsi::forget(self.servers.units.store(), &disk.info());
             }
             disk.set_identity(*identity);
-            self.bitmaps.renamed(disk);
-            self.identities.keep_volatile(&self.config, &self.disks);
+            self.disks.bitmaps.renamed(disk);
+            self.disks.keep_volatile_identities(&self.configs.wanted);
         }
         self.publish();
         let renewed = written.map(drop);
@@ -146,10 +134,10 @@ impl Owner {
     /// # Errors
     /// The reason why it cannot be saved.
     pub(super) fn save_identity_again(&self, key: &str) -> std::io::Result<()> {
-        let Some(disk) = Identities::disk_of_record(&self.disks, key) else {
+        let Some(disk) = Identities::disk_of_record(&self.disks.open, key) else {
             return Ok(());
         };
-        let place = self.blocking_place(disk.name());
+        let place = self.configs.blocking_place(disk.name());
         let units = Arc::clone(&self.servers.units);
         let (written, is_written) = mpsc::channel();
         self.helpers.run(&place, move || {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use control::objects::WaitingListener;
 
-use super::owner::Owner;
+use super::events::EventBus;
 use super::servers::{Servers, Transports};
 use crate::tcp_service::TcpEntrance;
 
@@ -88,9 +88,25 @@ impl Servers {
     }
 }
 
-impl Owner {
+/// Waiting listeners of the daemon.
+pub(crate) struct Listeners {
+    servers: Arc<Servers>,
+    event_bus: EventBus,
+    /// Listeners reported as waiting.
+    reported: Vec<WaitingListener>,
+}
+
+impl Listeners {
+    pub(super) fn new(servers: Arc<Servers>, event_bus: EventBus) -> Listeners {
+        Listeners {
+            servers,
+            event_bus,
+            reported: Vec::new(),
+        }
+    }
+
     /// Retries listeners that are due. Logs and announces each one that opened.
-    pub(super) fn retry_listeners(&mut self) {
+    pub(super) fn retry(&mut self) {
         let now = Instant::now();
         let (sockets, portals) = match self.servers.transports() {
             Some(transports) => (
@@ -109,7 +125,7 @@ impl Owner {
             (kind, _) => entrances.iter().any(|entrance| entrance.name == kind),
         };
         let opened: Vec<_> = self
-            .reported_listeners
+            .reported
             .extract_if(.., |one| has_opened(one))
             .collect();
         for one in &opened {
@@ -123,10 +139,10 @@ impl Owner {
     }
 
     /// Logs and announces each listener that began to wait since the last call.
-    pub(crate) fn report_listeners(&mut self) {
+    pub(crate) fn report(&mut self) {
         let now = self.servers.waiting_listeners();
-        let before = std::mem::replace(&mut self.reported_listeners, now);
-        let waiting = self.reported_listeners.iter();
+        let before = std::mem::replace(&mut self.reported, now);
+        let waiting = self.reported.iter();
         let is_new = |one: &&WaitingListener| !before.iter().any(|old| old.is_same_listener(one));
         for one in waiting.filter(is_new) {
             let (kind, export, address) = (&one.kind, one.export.as_deref(), &one.address);
@@ -140,8 +156,8 @@ impl Owner {
             );
             self.event_bus.tell_listener(one, false);
         }
-        let is_same = before.len() == self.reported_listeners.len()
-            && self.reported_listeners.iter().all(|one| !is_new(&one));
+        let is_same =
+            before.len() == self.reported.len() && self.reported.iter().all(|one| !is_new(&one));
         if !is_same {
             self.servers.listeners_changed();
         }

@@ -11,15 +11,16 @@
 mod apply;
 pub mod bodies;
 mod changes;
-mod clients;
 mod closing;
+mod configs;
 mod draining;
 mod events;
-mod failed_io;
 mod following;
 mod identity;
 mod inherited_sockets;
 mod listeners;
+mod open_disks;
+mod open_exports;
 mod opening;
 mod overlay;
 mod owner;
@@ -28,6 +29,7 @@ mod plan;
 mod refusal;
 mod relations;
 mod replacing;
+mod resizes;
 mod saved_state;
 mod servers;
 mod sizes;
@@ -196,7 +198,7 @@ fn next_message(inbox: &mpsc::Receiver<Message>, owner: &mut Owner) -> Option<Me
             Ok(message) => return Some(message),
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 owner.announce_draining();
-                owner.retry_listeners();
+                owner.listeners.retry();
                 owner.try_waiting_disks();
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => return None,

@@ -33,10 +33,15 @@ struct Opening {
     reply: Reply,
 }
 
+/// Disks that are being opened, and open disks that are not served yet.
 #[derive(Default)]
 pub(super) struct Openings {
     all: Vec<Opening>,
     last: u64,
+    /// Devices opened during the start; `None` afterwards.
+    pub at_start: Option<Devices>,
+    /// Disks opened in the background for the next change.
+    pub arrived: Vec<Attempt>,
 }
 
 impl Openings {
@@ -70,7 +75,7 @@ impl Openings {
 impl Owner {
     /// Returns the added disks that are not open yet. Empty also for a change that [`Owner::change`] will refuse.
     pub(super) fn to_open(&self, work: &Work, options: &ChangeOptions) -> Vec<DiskConfig> {
-        let Ok(next) = self.next_of(work, options.force) else {
+        let Ok(next) = self.configs.next_of(work, options.force) else {
             return Vec::new();
         };
         let Ok(plan) = self.plan(&next) else {
@@ -83,7 +88,7 @@ impl Owner {
         let adds_disks = !plan.add_disks.is_empty();
         if !adds_disks
             || !options.force && is_busy()
-            || !relations::check_change(&self.config, &next).is_empty()
+            || !relations::check_change(&self.configs.wanted, &next).is_empty()
         {
             return Vec::new();
         }

@@ -1,30 +1,45 @@
 //! Owner of all objects: holds the wanted configuration and the running objects, and turns one configuration into the next. Lives on the
 //! manager's thread, so changes run one after the other. A change is checked as a whole; fallible steps run first, then the state is
 //! persisted, then the steps that cannot fail. Readers see the last complete state ([`Live`]).
+//!
+//! ```text
+//!   Owner ─┬─ configs     wanted, present and base configuration
+//!          ├─ waiting     disks that cannot be opened yet
+//!          ├─ openings    changes that wait for their disks to be opened
+//!          ├─ drains      changes that wait for clients
+//!          ├─ current     the change in progress: drained objects, devices to close, disks to shrink
+//!          ├─ resizes     record of disks that are being resized, for a crash
+//!          ├─ disks       open disks, identities, dirty bitmaps
+//!          ├─ exports     open exports, inherited sockets
+//!          ├─ listeners   listeners that wait for their addresses
+//!          └─ jobs        copies, commits, snapshots
+//! ```
 
-use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
-use bdev::{Disk, Shrinking};
-use control::objects::WaitingListener;
+use bdev::Disk;
 
 use super::changes::Change;
-use super::closing::ToClose;
-use super::draining::{Drained, Draining, Drains};
+use super::closing::CurrentChange;
+use super::configs::Configs;
+use super::draining::{Draining, Drains};
 use super::events::EventBus;
-use super::inherited_sockets::InheritedSockets;
+use super::listeners::Listeners;
+use super::open_disks::OpenDisks;
+use super::open_exports::OpenExports;
 use super::opening::Openings;
 use super::plan::{Plan, Resize};
 use super::refusal::{Fault, Refusal};
 use super::relations;
+use super::resizes::Resizes;
 use super::servers::{Servers, Transports};
 use super::sizes::is_on_device;
-use super::state_store::{Resizing, StateStore};
+use super::state_store::StateStore;
 use super::waiting::WaitingDisks;
 use super::{Inbox, Message};
 use crate::bitmaps::Bitmaps;
-use crate::disks::{Attempt, Devices, Disks};
-use crate::exports::{self, ChapUsers, ExportDevice, ReadyExport};
+use crate::disks::{Devices, Disks};
+use crate::exports::{self, ChapUsers, ReadyExport};
 use crate::helper_threads::HelperThreads;
 use crate::identities::Identities;
 use crate::jobs::Jobs;
@@ -83,47 +98,28 @@ pub struct ChangeResult {
     pub ready: Vec<ReadyExport>,
 }
 
-/// Owns the objects.
+/// Owns the objects. Each part has its own file and methods; methods of the owner combine parts.
 pub struct Owner {
-    /// Wanted configuration.
-    pub(super) config: Config,
-    /// Part of `config` without objects that need a waiting disk.
-    pub(super) present: Config,
+    pub(crate) configs: Configs,
+    /// Configured disks that cannot be opened yet.
     pub(super) waiting: WaitingDisks,
-    /// [`super::following::sized_files`] of `config`.
-    pub(super) sized_files: HashSet<String>,
-    pub(super) base: Config,
-    pub(super) disks: Disks,
-    pub(super) exports: HashMap<String, Arc<dyn ExportDevice>>,
+    pub(crate) disks: OpenDisks,
+    pub(super) exports: OpenExports,
+    pub(crate) listeners: Listeners,
+    pub(super) openings: Openings,
+    pub(super) drains: Drains,
+    pub(super) resizes: Resizes,
+    pub(super) current: CurrentChange,
+    pub(crate) jobs: Jobs,
     pub(super) servers: Arc<Servers>,
     pub(super) live: Arc<RwLock<Live>>,
-    pub(super) state_store: Option<StateStore>,
-    pub(super) identities: Identities,
+    pub(super) state_store: Option<Arc<StateStore>>,
     /// Unusable state files.
     pub(super) damaged: DamagedFiles,
-    pub(crate) bitmaps: Arc<Bitmaps>,
-    pub(super) inherited: InheritedSockets,
     pub(crate) event_bus: EventBus,
-    /// Listeners reported as waiting.
-    pub(super) reported_listeners: Vec<WaitingListener>,
     pub(super) messages: mpsc::Sender<Message>,
-    /// Devices opened on helper threads during the start.
-    pub(super) starting: Option<Devices>,
     /// Threads for calls that may block.
     pub(super) helpers: HelperThreads,
-    pub(super) openings: Openings,
-    /// Disks removed by the current change, to be closed on a helper thread.
-    pub(super) closing: Vec<ToClose>,
-    /// Disks of the current change that are shrunk on helper threads after it.
-    pub(super) shrinking: Vec<(Arc<Disk>, Shrinking)>,
-    /// Disks that were opened in the background and are not served yet.
-    pub(super) arrived: Vec<Attempt>,
-    pub(super) drains: Drains,
-    /// Disks that are being grown, as recorded for a crash.
-    pub(super) growing: Vec<Resizing>,
-    /// Objects drained for the current change.
-    pub(super) drained: Drained,
-    pub(crate) jobs: Jobs,
     /// Set at the end: no further message is handled.
     pub(super) ending: bool,
 }
@@ -137,10 +133,10 @@ impl Owner {
         damaged: DamagedFiles,
     ) -> (Owner, Inbox) {
         let (messages, inbox) = mpsc::channel();
-        let config = base.without_objects();
+        let configs = Configs::new(base);
         let live = Live {
-            config: Arc::new(config.clone()),
-            base: Arc::new(base.clone()),
+            config: Arc::new(configs.wanted.clone()),
+            base: Arc::new(configs.base.clone()),
             disks: Arc::default(),
             waiting: Arc::default(),
             draining: Arc::default(),
@@ -148,35 +144,32 @@ impl Owner {
         };
         let event_bus = EventBus::default();
         servers.tell_sessions(&event_bus);
-        let folder = state_store.as_ref().map(StateStore::folder);
-        let owner = Owner {
-            present: config.clone(),
-            config,
-            waiting: WaitingDisks::default(),
-            sized_files: HashSet::new(),
-            base,
-            disks: Disks::new(),
-            exports: HashMap::new(),
-            servers,
-            live: Arc::new(RwLock::new(live)),
+        let state_store = state_store.map(Arc::new);
+        let folder = state_store.as_ref().map(|store| store.folder());
+        let disks = OpenDisks {
+            open: Disks::new(),
             identities: Identities::load(folder, &damaged),
             bitmaps: Arc::new(Bitmaps::load(folder, &damaged)),
-            damaged,
-            state_store,
-            inherited: InheritedSockets::default(),
-            event_bus,
-            reported_listeners: Vec::new(),
-            messages,
-            starting: None,
-            helpers: HelperThreads::default(),
+            servers: Arc::clone(&servers),
+        };
+        let owner = Owner {
+            configs,
+            waiting: WaitingDisks::default(),
+            disks,
+            exports: OpenExports::new(Arc::clone(&servers)),
+            listeners: Listeners::new(Arc::clone(&servers), event_bus.clone()),
             openings: Openings::default(),
-            closing: Vec::new(),
-            shrinking: Vec::new(),
-            arrived: Vec::new(),
             drains: Drains::default(),
-            growing: Vec::new(),
-            drained: Drained::default(),
+            resizes: Resizes::new(state_store.clone()),
+            current: CurrentChange::default(),
             jobs: Jobs::default(),
+            servers,
+            live: Arc::new(RwLock::new(live)),
+            state_store,
+            damaged,
+            event_bus,
+            messages,
+            helpers: HelperThreads::default(),
             ending: false,
         };
         (owner, inbox)
@@ -203,22 +196,22 @@ impl Owner {
     ) -> Result<ChangeResult, Refusal> {
         let failed = |reason| Refusal::Failed(vec![Fault::new(reason)]);
         // CHAP users must be set before a portal opens.
-        let finders = exports::discovery_users(&self.base).map_err(failed)?;
+        let finders = exports::discovery_users(&self.configs.base).map_err(failed)?;
         if let Some(transports) = self.servers.transports() {
             transports.iscsi.set_discovery_users(finders);
             transports.set_may_wait(true);
         }
-        let mut next = self.base.clone();
+        let mut next = self.configs.base.clone();
         let mut changed = Vec::new();
         if let Some(state_store) = &self.state_store {
             let kept = state_store.kept().map_err(failed)?;
             changed = kept.names();
-            next = kept.over(&self.base);
+            next = kept.over(&self.configs.base);
         }
         let mut faults = relations::check(&next);
         if !faults.is_empty() {
             if let Some(state_store) = &self.state_store
-                && relations::check(&self.base).is_empty()
+                && relations::check(&self.configs.base).is_empty()
             {
                 let help = state_store.help();
                 faults = faults.into_iter().map(|fault| fault.help(&help)).collect();
@@ -228,8 +221,8 @@ impl Owner {
         if let Some(state_store) = &self.state_store {
             state_store.finish_resize(&next).map_err(failed)?;
         }
-        let sockets = &mut self.inherited;
-        let inherited = sockets.store_moved(inherited, &self.base, &next);
+        let sockets = &mut self.exports.inherited;
+        let inherited = sockets.store_moved(inherited, &self.configs.base, &next);
         let opened = self.open_first(&next.disks, inbox);
         let inherited = self.store_sockets_of_waiting(inherited, &next);
         let options = ChangeOptions {
@@ -241,7 +234,7 @@ impl Owner {
         let result = self.become_(next, options);
         match &result {
             Ok(_) => self.reply_when_done(Ok(ChangeResult::default()), Box::new(drop)),
-            Err(_) => self.close_here(),
+            Err(_) => self.current.close_here(),
         }
         match (result, &self.state_store) {
             (Err(Refusal::Failed(mut faults)), Some(state_store)) => {
@@ -273,8 +266,8 @@ impl Owner {
             Change::SetAccessState(export, group, state) => Some((export.clone(), *group, *state)),
             _ => None,
         };
-        let next = change.next(&self.config, options.force)?;
-        let faults = relations::check_change(&self.config, &next);
+        let next = change.next(&self.configs.wanted, options.force)?;
+        let faults = relations::check_change(&self.configs.wanted, &next);
         if !faults.is_empty() {
             return Err(Refusal::Invalid(faults));
         }
@@ -287,7 +280,8 @@ impl Owner {
         if let Some((export, group, state)) = access_state
             && result.plan.access_states.is_empty()
         {
-            self.set_access_states(&export, &AccessStates::from([(group, state)]));
+            self.exports
+                .set_access_states(&export, &AccessStates::from([(group, state)]));
         }
         Ok(result)
     }
@@ -301,8 +295,7 @@ impl Owner {
         base: Config,
         options: ChangeOptions,
     ) -> Result<ChangeResult, Refusal> {
-        let overlay = super::overlay::Overlay::between(&self.base, &self.config);
-        let next = overlay.over(&base);
+        let next = self.configs.overlay().over(&base);
         let mut faults = relations::check(&next);
         if !faults.is_empty() {
             if relations::check(&base).is_empty() {
@@ -313,20 +306,19 @@ impl Owner {
         }
         let users = chap_users(&next)?;
         let finders = exports::discovery_users(&next).map_err(|reason| refused(vec![reason]))?;
-        let before = std::mem::replace(&mut self.base, base);
+        let before = std::mem::replace(&mut self.configs.base, base);
         let mut result = self.become_(next, options);
         match &mut result {
             Ok(result) => {
-                self.set_chap_users(users, &mut result.plan);
+                self.exports.set_chap_users(users, &mut result.plan);
                 let changed = self
                     .servers
                     .transports()
                     .map(|d| d.iscsi.set_discovery_users(finders));
                 result.plan.discovery_users = changed == Some(true);
-                let kept = super::overlay::Overlay::between(&self.base, &self.config);
-                result.shadowed = kept.shadowing_lines(&self.base);
+                result.shadowed = self.configs.overlay().shadowing_lines(&self.configs.base);
             }
-            Err(_) => self.base = before,
+            Err(_) => self.configs.base = before,
         }
         self.publish();
         result
@@ -337,28 +329,17 @@ impl Owner {
     /// # Errors
     /// The reasons to refuse a reload of that file, except keys that need a new process.
     pub(crate) fn check_upgrade(&self, base: &Config) -> Result<(), Refusal> {
-        let next = super::overlay::Overlay::between(&self.base, &self.config).over(base);
+        let next = self.configs.overlay().over(base);
         let faults = relations::check(&next);
         if !faults.is_empty() {
             return Err(Refusal::Invalid(faults));
         }
-        let present = next.with_objects_of(&self.present);
+        let present = next.with_objects_of(&self.configs.present);
         let plan = self.plan_from(&present, &next)?;
         let transports = self.servers.transports().ok_or(Refusal::Ending)?;
         match self.busy(&plan, &transports) {
             busy if busy.is_empty() => Ok(()),
             busy => Err(Refusal::Conflict(busy)),
-        }
-    }
-
-    /// Sets the CHAP users of remaining targets from their files.
-    fn set_chap_users(&self, users: Vec<(String, ChapUsers)>, plan: &mut Plan) {
-        for (name, users) in users {
-            // Exports opened by this change have read the file already.
-            let device = self.exports.get(&name);
-            if device.is_some_and(|device| device.set_chap_users(users)) {
-                plan.chap_users.push(name);
-            }
         }
     }
 
@@ -383,8 +364,18 @@ impl Owner {
             self.publish();
             return Ok(ChangeResult::default());
         }
-        let is_device = |name: &str| self.disks.get(name).is_some_and(|disk| is_on_device(disk));
-        plan.let_devices_be(&mut next, &self.config, &self.base, is_device);
+        let is_device = |name: &str| {
+            self.disks
+                .open
+                .get(name)
+                .is_some_and(|disk| is_on_device(disk))
+        };
+        plan.let_devices_be(
+            &mut next,
+            &self.configs.wanted,
+            &self.configs.base,
+            is_device,
+        );
         let ready = self.carry_out(&plan, &next, options, &transports)?;
         self.set_config(next);
         self.publish();
@@ -397,7 +388,7 @@ impl Owner {
 
     /// Returns the plan that turns the present objects into `next`.
     pub(super) fn plan(&self, next: &Config) -> Result<Plan, Refusal> {
-        self.plan_from(&self.present, next)
+        self.plan_from(&self.configs.present, next)
     }
 
     fn plan_from(&self, present: &Config, next: &Config) -> Result<Plan, Refusal> {
@@ -439,14 +430,14 @@ impl Owner {
     /// # Errors
     /// If there is no disk of this name or it is unavailable.
     pub(crate) fn disk(&self, name: &str) -> Result<Arc<Disk>, Refusal> {
-        let no_disk = || match self.config.disk(name) {
+        let no_disk = || match self.configs.wanted.disk(name) {
             None => Refusal::NotFound(Fault::new(format!("there is no disk `{name}`"))),
             Some(_) => Refusal::conflict(
                 format!("disk {name} is unavailable"),
                 "see the reason with lunette disk show",
             ),
         };
-        self.disks.get(name).cloned().ok_or_else(no_disk)
+        self.disks.open.get(name).cloned().ok_or_else(no_disk)
     }
 
     /// Returns the conflicts of a plan with clients, reservations and data.
@@ -461,7 +452,7 @@ impl Owner {
         }
         for (export, luns) in &plan.remove_luns {
             for LunConfig { target, lun, disk } in luns {
-                let disk = self.disks.get(disk);
+                let disk = self.disks.open.get(disk);
                 let unit = disk.and_then(|disk| self.servers.units.known(disk));
                 if unit.is_some_and(|unit| unit.reservations().is_held()) {
                     let detail = format!("LUN {export}/{target}:{lun} is reserved by an initiator");
@@ -470,7 +461,7 @@ impl Owner {
             }
         }
         for Resize { disk, size } in &plan.resize {
-            let Some(known) = self.disks.get(disk) else {
+            let Some(known) = self.disks.open.get(disk) else {
                 continue;
             };
             let now = known.info().geometry.capacity_bytes();
@@ -484,11 +475,17 @@ impl Owner {
         faults
     }
 
+    /// Notifies the clients of all exports that a disk was resized.
+    pub(super) fn tell_resized(&self, disk: &str) {
+        let (disks, present) = (&self.disks.open, &self.configs.present);
+        self.exports.tell_resized(disk, disks, present);
+    }
+
     /// Persists the changes made at run time.
     pub(super) fn keep(&self, next: &Config, first: bool) -> Result<(), Refusal> {
         match &self.state_store {
             Some(state_store) if !first => {
-                let kept = state_store.keep(&self.base, next);
+                let kept = state_store.keep(&self.configs.base, next);
                 kept.map_err(Refusal::NotKept)
             }
             _ => Ok(()),
@@ -497,9 +494,9 @@ impl Owner {
 
     pub(super) fn publish(&self) {
         let live = Live {
-            config: Arc::new(self.config.clone()),
-            base: Arc::new(self.base.clone()),
-            disks: Arc::new(self.disks.clone()),
+            config: Arc::new(self.configs.wanted.clone()),
+            base: Arc::new(self.configs.base.clone()),
+            disks: Arc::new(self.disks.open.clone()),
             waiting: Arc::new(self.waiting.clone()),
             draining: Arc::new(self.drains.view()),
             opening: Arc::new(self.openings.names()),

@@ -1,12 +1,9 @@
-//! Assigns exports to workers and reports the assignment.
+//! Assignment of exports to workers, for reports.
 
 use std::collections::HashMap;
 
 use control::objects::Served;
 
-use super::owner::{Owner, refused};
-use super::plan::{Placing, Plan};
-use super::refusal::Refusal;
 use super::servers::{Servers, Transports, iscsi_session};
 
 /// Returns the queues and connections of each export with their workers.
@@ -39,33 +36,4 @@ pub fn served(servers: &Servers, transports: &Transports) -> HashMap<String, Vec
         all.insert(target.name, served.collect());
     }
     all
-}
-
-impl Owner {
-    /// Assigns remaining exports to workers. `undone` receives the previous placements.
-    pub(super) fn place_exports(
-        &self,
-        plan: &Plan,
-        undone: &mut Vec<Placing>,
-    ) -> Result<(), Refusal> {
-        for Placing { export, placement } in &plan.place_exports {
-            let assigned = self.servers.pool.assign(export, placement);
-            assigned.map_err(|error| refused(vec![format!("export {export}: {error}")]))?;
-            let before = self.present.export(export).map(|export| export.placement());
-            undone.push(Placing {
-                export: export.clone(),
-                placement: before.cloned().unwrap_or_default(),
-            });
-        }
-        Ok(())
-    }
-
-    /// Restores the placements recorded by [`Owner::place_exports`].
-    pub(super) fn replace_as_before(&self, undone: &[Placing]) {
-        for Placing { export, placement } in undone {
-            if let Err(error) = self.servers.pool.assign(export, placement) {
-                tracing::error!(export, "cannot roll back the placement: {error}");
-            }
-        }
-    }
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use bdev::{BlockDevice, Condition, Disk};
 
+use super::open_disks::follow_waiting;
 use super::owner::{Owner, refused};
 use super::refusal::{Fault, Refusal};
 use super::relations;
-use config::{DiskConfig, ExportRef};
+use config::DiskConfig;
 
 /// A disk and its new device.
 #[derive(Clone)]
@@ -30,9 +31,10 @@ impl Owner {
         let name = disk.name();
         let found = self
             .disks
+            .open
             .get(name)
             .filter(|found| Arc::ptr_eq(found, disk));
-        let (Some(_), Some(config)) = (found, self.config.disk(name)) else {
+        let (Some(_), Some(config)) = (found, self.configs.wanted.disk(name)) else {
             let fault = Fault::new(format!("disk {name} no longer exists"));
             return Err(Refusal::NotFound(fault));
         };
@@ -53,18 +55,12 @@ impl Owner {
         Ok(config)
     }
 
-    /// Returns true if a SCSI export has the disk as a logical unit.
-    pub(crate) fn is_shown_by_scsi(&self, disk: &str) -> bool {
-        let mut luns = self.config.exports().filter_map(ExportRef::luns).flatten();
-        luns.any(|lun| lun.disk == disk)
-    }
-
     /// Checks that changes of a disk survive a restart.
     ///
     /// # Errors
     /// If the disk is configured in the file or flags and the daemon does not persist changes.
     pub(crate) fn keeps_changes_of(&self, disk: &str) -> Result<(), Refusal> {
-        if self.state_store.is_some() || self.base.disk(disk).is_none() {
+        if self.state_store.is_some() || self.configs.base.disk(disk).is_none() {
             return Ok(());
         }
         let detail = format!(
@@ -79,7 +75,7 @@ impl Owner {
     /// # Errors
     /// Nothing has changed then.
     pub(crate) fn replace_devices(&mut self, changes: &[NewDevice]) -> Result<(), Refusal> {
-        let mut next = self.config.clone();
+        let mut next = self.configs.wanted.clone();
         for NewDevice {
             disk,
             device,
@@ -96,11 +92,11 @@ impl Owner {
                 *known = config.clone();
             }
         }
-        let faults = relations::check_change(&self.config, &next);
+        let faults = relations::check_change(&self.configs.wanted, &next);
         if !faults.is_empty() {
             return Err(Refusal::Invalid(faults));
         }
-        if next != self.config {
+        if next != self.configs.wanted {
             self.keep(&next, false)?;
         }
         for NewDevice {
@@ -121,13 +117,13 @@ impl Owner {
                 worker.call(move |w| w.io().change_device(&disk)).ok();
             }
             self.follow_size(name, disk);
-            self.follow_waiting(disk);
+            follow_waiting(disk, &self.event_bus);
             if config.is_some() {
-                self.record_unit(disk);
+                self.disks.record_unit(disk);
             }
         }
         self.set_config(next);
-        self.identities.keep_volatile(&self.config, &self.disks);
+        self.disks.keep_volatile_identities(&self.configs.wanted);
         self.publish();
         Ok(())
     }

@@ -4,25 +4,17 @@
 //! export, which is read when the export is opened. State in memory is saved again. The record of a disk's unit may also be reset while it
 //! is good, and is then not saved again.
 
-use std::path::PathBuf;
-
 use control::StateFile;
 
 use super::owner::{Owner, refused};
 use super::refusal::{Fault, Refusal};
-use crate::state;
 use crate::state_files::{self, Condition, Kind};
 use crate::unit_records;
 
 impl Owner {
-    /// Returns the state folder; `None` if the daemon saves no state.
-    fn state_folder(&self) -> Option<PathBuf> {
-        self.base.state.clone().or_else(state::default_folder)
-    }
-
     /// Lists the files of the state folder.
     pub fn state_files(&self) -> Vec<StateFile> {
-        let Some(folder) = self.state_folder() else {
+        let Some(folder) = self.configs.state_folder() else {
             return Vec::new();
         };
         let names = state_files::names(&folder);
@@ -53,7 +45,7 @@ impl Owner {
     fn object(&self, kind: &Kind, file: &str) -> String {
         let subject = kind.subject(file);
         let of_identity = |text: &str| {
-            let mut disks = self.disks.iter();
+            let mut disks = self.disks.open.iter();
             disks.find(|(_, disk)| disk.info().identity.to_string() == text)
         };
         match kind.word {
@@ -74,7 +66,7 @@ impl Owner {
     /// # Errors
     /// If the file does not exist, is not damaged, or cannot be moved.
     pub fn reset_state(&mut self, file: &str) -> Result<(), Refusal> {
-        let folder = self.state_folder();
+        let folder = self.configs.state_folder();
         let known = self.state_files();
         let (Some(folder), Some(found)) = (folder, known.iter().find(|one| one.file == file))
         else {
@@ -109,7 +101,7 @@ impl Owner {
             (Some(key), "unit") => {
                 let units = &self.servers.units;
                 let reset = units.reset_saved(&key);
-                match self.disks.get(&found.object).filter(|_| !is_unit) {
+                match self.disks.open.get(&found.object).filter(|_| !is_unit) {
                     Some(disk) => reset.and_then(|()| {
                         unit_records::save(disk.name(), &*disk.device(), units.store())
                     }),
@@ -117,9 +109,9 @@ impl Owner {
                 }
             }
             (Some(key), _) => self.servers.units.reset_saved(&key),
-            (None, "identities") => self.identities.reset(),
+            (None, "identities") => self.disks.identities.reset(),
             (None, "bitmaps") => {
-                let reset = self.bitmaps.reset(&kind.subject(file));
+                let reset = self.disks.bitmaps.reset(&kind.subject(file));
                 reset.and_then(|()| state_files::move_aside(&path))
             }
             (None, _) => state_files::move_aside(&path),
@@ -128,7 +120,7 @@ impl Owner {
         self.damaged.cleared(file);
         if kind.word == "changes" {
             // The changes are in memory. A start would fail without this file.
-            self.keep(&self.config, false)?;
+            self.keep(&self.configs.wanted, false)?;
         }
         tracing::warn!(
             file,

@@ -78,7 +78,7 @@ impl Owner {
     /// Adopts the sizes of these disks, unless configured.
     fn take_sizes_over(&mut self, names: &[String]) {
         for name in names {
-            let is_following = self.config.disk(name);
+            let is_following = self.configs.wanted.disk(name);
             if is_following.is_some_and(|disk| disk.backend.size().is_none())
                 && let Err(error) = self.take_size_over(name)
             {
@@ -114,12 +114,14 @@ impl Owner {
     /// Adopts the present size of the block device with this number, or of all block devices, for disks without a configured size.
     pub(crate) fn device_changed(&mut self, number: Option<(u32, u32)>) {
         let is_meant = |name: &&str| {
-            let device = self.disks.get(*name).map(|disk| disk.device());
+            let device = self.disks.open.get(*name).map(|disk| disk.device());
             let medium = device.as_ref().and_then(|device| device.medium());
             let found = medium.and_then(bdev::Medium::device_number);
             found.is_some_and(|found| number.is_none_or(|number| number == found))
         };
-        let names = following(&self.config).filter(is_meant).map(str::to_owned);
+        let names = following(&self.configs.wanted)
+            .filter(is_meant)
+            .map(str::to_owned);
         for name in names.collect::<Vec<_>>() {
             self.followed(&name);
         }
@@ -131,7 +133,9 @@ impl Owner {
     /// Nothing has changed then.
     pub fn follow_disk(&mut self, name: &str) -> Result<(), Refusal> {
         let no_disk = || Refusal::NotFound(Fault::new(format!("there is no disk `{name}`")));
-        let (Some(disk), Some(config)) = (self.disks.get(name), self.config.disk(name)) else {
+        let (Some(disk), Some(config)) =
+            (self.disks.open.get(name), self.configs.wanted.disk(name))
+        else {
             return Err(no_disk());
         };
         if self.drains.resizes(name) {
@@ -155,9 +159,13 @@ impl Owner {
             .size()
             .is_some_and(|configured| configured != found)
         {
-            let configured_size = self.base.disk(name).and_then(|disk| disk.backend.size());
+            let configured_size = self
+                .configs
+                .base
+                .disk(name)
+                .and_then(|disk| disk.backend.size());
             let change = Change::ResizeDisk(name.to_owned(), found);
-            let mut next = change.next(&self.config, true)?;
+            let mut next = change.next(&self.configs.wanted, true)?;
             if follows && configured_size != Some(found) {
                 follow_size_of(&mut next, name);
             }
@@ -171,7 +179,7 @@ impl Owner {
 
     /// Adopts a changed size, as it was last read, and notifies clients.
     pub(super) fn take_size_over(&mut self, name: &str) -> Result<(), bdev::ResizeError> {
-        let Some(disk) = self.disks.get(name) else {
+        let Some(disk) = self.disks.open.get(name) else {
             return Ok(());
         };
         // During a resize, the disk's capacity and its device's size change at different times.
@@ -197,7 +205,7 @@ impl Owner {
                 "disk has grown outside of the daemon"
             );
         }
-        self.resized(name);
+        self.tell_resized(name);
         self.event_bus.tell_size(name, now);
         Ok(())
     }

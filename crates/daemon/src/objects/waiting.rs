@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use bdev::DiskState;
 
-use super::following::sized_files;
 use super::owner::{ChangeOptions, ChangeResult, Owner};
 use super::refusal::{Fault, Refusal};
 use super::{Inbox, Message};
@@ -176,18 +175,22 @@ fn may_come_later(disk: &DiskConfig) -> bool {
 }
 
 impl Owner {
-    /// Sets the wanted configuration and derives the present one.
+    /// Sets the wanted configuration and forgets the units of disks that it no longer has.
     pub(super) fn set_config(&mut self, wanted: Config) {
-        self.present = self.waiting.without(&wanted);
-        self.sized_files = sized_files(&wanted);
-        unit_records::forget(&self.config, &wanted, self.servers.units.store());
-        self.config = wanted;
+        unit_records::forget(&self.configs.wanted, &wanted, self.servers.units.store());
+        self.configs.set(wanted, &self.waiting);
     }
 
     /// Opens disks. Disks that cannot be opened and are not required wait.
     pub(super) fn open_or_wait(&mut self, configs: &[DiskConfig], devices: Devices) -> Disks {
         let store = self.servers.units.store();
-        let opening = disks::open_all(configs, devices, &self.disks, &self.identities, store);
+        let opening = disks::open_all(
+            configs,
+            devices,
+            &self.disks.open,
+            &self.disks.identities,
+            store,
+        );
         self.write_identities(opening.unwritten());
         let by_name = configs.iter().map(|config| (config.name.as_str(), config));
         let by_name: HashMap<&str, &DiskConfig> = match opening.failed.is_empty() {
@@ -208,8 +211,8 @@ impl Owner {
             }
         }
         let opened = opening.disks();
-        self.closing.extend(opening.discarded);
-        self.bitmaps.attach(&opened);
+        self.current.closing.extend(opening.discarded);
+        self.disks.bitmaps.attach(&opened);
         for disk in opened.keys() {
             self.waiting.opened(disk);
         }
@@ -230,7 +233,7 @@ impl Owner {
             Ok(_) => slow.iter().for_each(|disk| self.open_for_later(disk)),
             Err(_) => self.waiting = waiting,
         }
-        self.report_listeners();
+        self.listeners.report();
         result
     }
 
@@ -246,7 +249,7 @@ impl Owner {
             .partition(|one| present.export(&one.export).is_some());
         for one in later {
             if let Some(export) = next.export(&one.export) {
-                self.inherited.store(export, one);
+                self.exports.inherited.store(export, one);
             }
         }
         now
@@ -276,31 +279,31 @@ impl Owner {
     pub(super) fn open_first(&mut self, configs: &[DiskConfig], inbox: &Inbox) -> Disks {
         let blocking = configs.iter().filter(|disk| may_come_later(disk));
         let blocking: Vec<&DiskConfig> = blocking.collect();
-        self.starting = Some(Devices::new());
+        self.openings.at_start = Some(Devices::new());
         for disk in &blocking {
             self.open_for_later(disk);
         }
         let end = Instant::now() + START_PATIENCE;
-        let opened = |owner: &Owner| owner.starting.as_ref().map_or(0, Devices::len);
+        let opened = |owner: &Owner| owner.openings.at_start.as_ref().map_or(0, Devices::len);
         while opened(self) < blocking.len()
             && let Ok(message) = inbox.recv_timeout(end.saturating_duration_since(Instant::now()))
         {
             message(self);
         }
-        let devices = self.starting.take().unwrap_or_default();
+        let devices = self.openings.at_start.take().unwrap_or_default();
         let configs = configs.iter();
         let configs = configs.filter(|disk| !self.waiting.is_opening(disk));
         let configs: Vec<DiskConfig> = configs.cloned().collect();
         let opened = self.open_or_wait(&configs, devices);
         // A required disk that was refused is opened again by the start, which needs its locks.
-        self.close_here();
+        self.current.close_here();
         opened
     }
 
     /// Returns the slow disks of a change, which become available after it.
     fn slow_disks_to_come(&self, next: &Config, options: &ChangeOptions) -> Vec<DiskConfig> {
         let is_there = |name: &str| {
-            self.disks.contains_key(name)
+            self.disks.open.contains_key(name)
                 || options.opened.contains_key(name)
                 || options.devices.contains_key(name)
         };
@@ -330,21 +333,21 @@ impl Owner {
         if !self.waiting.is_opening(disk) {
             return self.discard(attempt);
         }
-        if let Some(starting) = &mut self.starting {
+        if let Some(starting) = &mut self.openings.at_start {
             self.waiting.opened(&disk.name);
             starting.insert(disk.name.clone(), attempt);
             return;
         }
-        if self.arrived.is_empty() {
+        if self.openings.arrived.is_empty() {
             // One change serves all attempts with messages in the inbox.
             let message: Message = Box::new(Owner::bring_in_arrived);
             self.messages.send(message).ok();
         }
-        self.arrived.push(attempt);
+        self.openings.arrived.push(attempt);
     }
 
     fn bring_in_arrived(&mut self) {
-        let arrived = std::mem::take(&mut self.arrived);
+        let arrived = std::mem::take(&mut self.openings.arrived);
         let (wanted, unwanted): (Vec<_>, Vec<_>) = arrived
             .into_iter()
             .partition(|(disk, _)| self.waiting.is_opening(disk));
@@ -375,7 +378,7 @@ impl Owner {
             opened,
             ..ChangeOptions::default()
         };
-        match self.become_(self.config.clone(), options) {
+        match self.become_(self.configs.wanted.clone(), options) {
             Ok(_) => {
                 for disk in came {
                     tracing::info!(disk, "disk available");
