@@ -23,7 +23,14 @@ const LEVELS: [(&str, &[&str]); 5] = [
     ),
     (
         "protocols",
-        &["virtqueue", "scsi", "iscsi", "qcow2", "guest_channel"],
+        &[
+            "virtqueue",
+            "scsi",
+            "iscsi",
+            "nbd",
+            "qcow2",
+            "guest_channel",
+        ],
     ),
     (
         "engines",

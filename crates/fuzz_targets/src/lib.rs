@@ -16,6 +16,7 @@ pub mod iscsi_initiator;
 pub mod iscsi_login;
 pub mod iscsi_pdu;
 pub mod iscsi_text;
+pub mod nbd;
 pub mod persistent_reserve_out;
 pub mod qcow2_image;
 pub mod shared_reservations;
@@ -26,7 +27,7 @@ pub mod virtio_blk_request;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets. Each has a file in `fuzz/fuzz_targets` and a folder in `fuzz/corpus`.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     ("cdb", cdb::run),
     ("chain", chain::run),
     ("extended_copy", extended_copy::run),
@@ -34,6 +35,7 @@ pub const TARGETS: [Target; 12] = [
     ("iscsi_login", iscsi_login::run),
     ("iscsi_pdu", iscsi_pdu::run),
     ("iscsi_text", iscsi_text::run),
+    ("nbd", nbd::run),
     ("persistent_reserve_out", persistent_reserve_out::run),
     ("qcow2_image", qcow2_image::run),
     ("shared_reservations", shared_reservations::run),

@@ -1,0 +1,160 @@
+//! Replies of a server. Each function appends a complete message, or the part of a message before its data.
+
+use zerocopy::IntoBytes;
+
+use crate::wire::{
+    EXTENDED_REPLY_MAGIC, ExtendedReply, SIMPLE_REPLY_MAGIC, STRING_MAX, STRUCTURED_REPLY_MAGIC,
+    SimpleReply, StructuredReply, chunk,
+};
+use crate::{ErrorCode, Style};
+
+/// Maximum length of a reply to a read before its data.
+pub const READ_HEADER_MAX: usize = ExtendedReply::LENGTH + 8;
+
+/// Identity of a request in its replies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplyTo {
+    /// Cookie of the request.
+    pub cookie: u64,
+    /// Offset of the request.
+    pub offset: u64,
+}
+
+/// A range with one state in a metadata context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Length in bytes, not 0.
+    pub length: u64,
+    /// Flags as the context defines them.
+    pub flags: u32,
+}
+
+#[inline]
+fn simple(output: &mut Vec<u8>, to: ReplyTo, error: u32) {
+    let header = SimpleReply {
+        magic: SIMPLE_REPLY_MAGIC.into(),
+        error: error.into(),
+        cookie: to.cookie.into(),
+    };
+    output.extend_from_slice(header.as_bytes());
+}
+
+/// Appends the header of a chunk with a payload of `length` bytes.
+#[inline]
+fn chunk(output: &mut Vec<u8>, style: Style, to: ReplyTo, kind: u16, flags: u16, length: u32) {
+    if style == Style::Extended {
+        let header = ExtendedReply {
+            magic: EXTENDED_REPLY_MAGIC.into(),
+            flags: flags.into(),
+            kind: kind.into(),
+            cookie: to.cookie.into(),
+            offset: to.offset.into(),
+            length: u64::from(length).into(),
+        };
+        return output.extend_from_slice(header.as_bytes());
+    }
+    let header = StructuredReply {
+        magic: STRUCTURED_REPLY_MAGIC.into(),
+        flags: flags.into(),
+        kind: kind.into(),
+        cookie: to.cookie.into(),
+        length: length.into(),
+    };
+    output.extend_from_slice(header.as_bytes());
+}
+
+/// Appends the reply of a successful request without data.
+#[inline]
+pub fn done(output: &mut Vec<u8>, style: Style, to: ReplyTo) {
+    match style {
+        Style::Simple => simple(output, to, 0),
+        Style::Structured | Style::Extended => {
+            chunk(output, style, to, chunk::NONE, chunk::DONE, 0);
+        }
+    }
+}
+
+/// Appends the reply of a failed request. Simple replies do not contain the message.
+pub fn error(output: &mut Vec<u8>, style: Style, to: ReplyTo, code: ErrorCode, message: &str) {
+    if style == Style::Simple {
+        return simple(output, to, code.value());
+    }
+    let message = match message.len() {
+        0..=STRING_MAX => message.as_bytes(),
+        _ => &[],
+    };
+    let length = 6 + message.len() as u32;
+    chunk(output, style, to, chunk::ERROR, chunk::DONE, length);
+    output.extend_from_slice(&code.value().to_be_bytes());
+    output.extend_from_slice(&(message.len() as u16).to_be_bytes());
+    output.extend_from_slice(message);
+}
+
+/// Appends the part of a read's reply before its data. `length` bytes of data must follow, in full.
+#[inline]
+pub fn data_header(output: &mut Vec<u8>, style: Style, to: ReplyTo, length: u32) {
+    match style {
+        Style::Simple => simple(output, to, 0),
+        // A chunk has at least one byte of data.
+        Style::Structured | Style::Extended if length == 0 => done(output, style, to),
+        Style::Structured | Style::Extended => {
+            let kind = chunk::OFFSET_DATA;
+            chunk(
+                output,
+                style,
+                to,
+                kind,
+                chunk::DONE,
+                length.saturating_add(8),
+            );
+            output.extend_from_slice(&to.offset.to_be_bytes());
+        }
+    }
+}
+
+/// Appends the chunk of one metadata context; `is_last`: the reply ends with it. Lengths above 32 bits are reduced to a multiple of `unit`
+/// in structured replies.
+///
+/// # Panics
+/// Without descriptors, and in the style of simple replies.
+pub fn block_status(
+    output: &mut Vec<u8>,
+    style: Style,
+    to: ReplyTo,
+    context: u32,
+    descriptors: &[Descriptor],
+    unit: u32,
+    is_last: bool,
+) {
+    assert!(!descriptors.is_empty(), "a status has a descriptor");
+    assert!(
+        style > Style::Simple,
+        "the handshake refuses contexts without structured replies"
+    );
+    let flags = if is_last { chunk::DONE } else { 0 };
+    if style == Style::Extended {
+        let length = 8 + 16 * descriptors.len() as u32;
+        chunk(output, style, to, chunk::BLOCK_STATUS_EXT, flags, length);
+        output.extend_from_slice(&context.to_be_bytes());
+        output.extend_from_slice(&(descriptors.len() as u32).to_be_bytes());
+        for one in descriptors {
+            output.extend_from_slice(&one.length.to_be_bytes());
+            output.extend_from_slice(&u64::from(one.flags).to_be_bytes());
+        }
+        return;
+    }
+    // The extents are consecutive: nothing may follow a reduced one.
+    let whole = descriptors
+        .iter()
+        .position(|one| one.length > u32::MAX.into());
+    let descriptors = &descriptors[..whole.map_or(descriptors.len(), |at| at + 1)];
+    let length = 4 + 8 * descriptors.len() as u32;
+    chunk(output, style, to, chunk::BLOCK_STATUS, flags, length);
+    output.extend_from_slice(&context.to_be_bytes());
+    let most = u32::MAX - u32::MAX % unit.max(1);
+    for one in descriptors {
+        let length = u32::try_from(one.length).unwrap_or(most);
+        output.extend_from_slice(&length.to_be_bytes());
+        output.extend_from_slice(&one.flags.to_be_bytes());
+    }
+}
