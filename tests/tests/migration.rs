@@ -4,6 +4,7 @@
 use end_to_end::rig::kernel_is_content;
 use end_to_end::{Context, DaemonBuilder, GuestBuilder, Result, Rig, Scratch, ensure};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
 
@@ -69,24 +70,40 @@ fn guest_migrates_between_exports_of_one_daemon() -> Result<()> {
 
 /// Options of a disk that two daemons serve in turns.
 fn shared_disk(file: &Path, name: &str, number: u8) -> String {
+    let kind = match file.extension() {
+        Some(extension) if extension == "qcow2" => "image",
+        _ => "file",
+    };
     format!(
-        "{name}=file:{},lock=while-active,serial=SHARED-{number},wwn=500000000000000{number}",
+        "{name}={kind}:{},lock=while-active,serial=SHARED-{number},wwn=500000000000000{number}",
         file.display()
     )
 }
 
-/// Starts two daemons with the same two files.
+fn create_image(path: &Path, size: &str) -> Result<()> {
+    let program = vm::lunette_program(vm::Profile::Dev)?;
+    let made = Command::new(program)
+        .args(["image", "create"])
+        .arg(path)
+        .arg(size)
+        .output()?;
+    let stderr = String::from_utf8_lossy(&made.stderr);
+    ensure!(made.status.success(), "{stderr}");
+    Ok(())
+}
+
+/// Starts two daemons with the same raw file and the same image.
 fn two_daemons() -> Result<(tempfile::TempDir, Rig, Rig)> {
     let folder = tempfile::tempdir()?;
-    let files = ["d.raw", "s.raw"].map(|file| folder.path().join(file));
-    for file in &files {
-        std::fs::write(file, vec![0; 32 << 20])?;
-    }
+    let files = ["d.raw", "s.qcow2"].map(|file| folder.path().join(file));
+    std::fs::write(&files[0], vec![0; 32 << 20])?;
+    create_image(&files[1], "32M")?;
     let describe = |daemon: DaemonBuilder| {
         daemon
             .disk(&shared_disk(&files[0], "d", 1))
             .disk(&shared_disk(&files[1], "s", 2))
             .vhost_blk("d")
+            .vhost_blk("s")
             .vhost_scsi("c")
             .lun("c/0:0=s")
     };
@@ -104,13 +121,20 @@ fn guest_migrates_between_two_daemons() -> Result<()> {
     Ok(())
 }
 
-/// The daemon with running queues has the lock of a file. Requests of the other one wait.
+/// The daemon with running queues has the lock of a file or an image. Requests of the other one wait.
 #[test]
 fn lock_follows_the_queues_of_two_daemons() -> Result<()> {
-    const LIMIT: Duration = Duration::from_secs(30);
     let (_folder, first, second) = two_daemons()?;
-    let connect = |rig: &Rig| FrontEnd::connect(&rig.socket("d"), &Options::default());
-    let mut ends = [connect(&first)?, connect(&second)?];
+    lock_follows_the_queues("d", &first, &second)?;
+    lock_follows_the_queues("s", &first, &second)?;
+    drop(second);
+    Ok(())
+}
+
+fn lock_follows_the_queues(export: &str, first: &Rig, second: &Rig) -> Result<()> {
+    const LIMIT: Duration = Duration::from_secs(30);
+    let connect = |rig: &Rig| FrontEnd::connect(&rig.socket(export), &Options::default());
+    let mut ends = [connect(first)?, connect(second)?];
     let start = |end: &mut FrontEnd| {
         BlkQueue::start(end, 0, &QueueOptions::default(), 4, 4096, Cuts::Usual)
     };
@@ -127,7 +151,7 @@ fn lock_follows_the_queues_of_two_daemons() -> Result<()> {
             matches!(waits, Err(vhost_frontend::Error::Timeout(_))),
             "{waits:?}"
         );
-        let other = if there == 1 { &second } else { &first };
+        let other = if there == 1 { second } else { first };
         let shown = other.daemon.ask(&["status"])?.stdout;
         let shown = String::from_utf8(shown)?;
         ensure!(
@@ -142,6 +166,5 @@ fn lock_follows_the_queues_of_two_daemons() -> Result<()> {
         next.release(slot);
         queue = next;
     }
-    drop((ends, second));
     Ok(())
 }

@@ -95,6 +95,10 @@ pub trait Lockable: Send + Sync {
     /// # Errors
     /// The system refuses, or another process has the lock.
     fn take_locks(&self) -> io::Result<()>;
+
+    /// Registers `on_turn`, called when locks that follow the use of the disk were taken, and before they are released: another process may
+    /// have changed the content, or may change it from now on. Must be quick.
+    fn on_turn(&self, on_turn: Box<dyn Fn() + Send + Sync>);
 }
 
 /// Progress of [`ImageDevice::copy_up`].

@@ -166,6 +166,12 @@ impl Disk {
         let conditions = Arc::<Conditions>::default();
         let locks = RangeLocks::new(conditions.clone());
         locks.set_unit(info.io_alignment);
+        let recorder = Arc::new(Recorder::new(conditions.clone()));
+        if let Some(lockable) = device.capabilities().lockable {
+            let recorder = Arc::clone(&recorder);
+            // No bitmap records the changes of another process.
+            lockable.on_turn(Box::new(move || recorder.mark(0, u64::MAX)));
+        }
         Ok(Disk {
             name: name.into(),
             configured: Arc::new(configured),
@@ -175,7 +181,7 @@ impl Disk {
             info: Arc::new(RwLock::new(Arc::new(info))),
             locks: Arc::new(locks),
             throttle: Arc::new(Throttle::new(conditions.clone())),
-            recorder: Arc::new(Recorder::new(conditions.clone())),
+            recorder,
             errors: Arc::new(ErrorPolicyCell::new(conditions.clone())),
             conditions,
             state: Arc::default(),

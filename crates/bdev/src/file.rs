@@ -37,7 +37,8 @@ pub use container::Container;
 use durability::Durability;
 pub use format::ImageFormat;
 pub use lock::FileLock;
-use lock::{InUse, Users};
+pub(crate) use lock::InUse;
+use lock::Users;
 pub use open::sync_folder;
 use reopen::reopen;
 
@@ -302,7 +303,38 @@ impl File {
         let stat = rustix::fs::fstat(&self.shared.control)?;
         Ok((stat.st_dev, stat.st_ino))
     }
+
+    /// Begins a use of a file with locks that depend on it.
+    ///
+    /// # Errors
+    /// Another process has the lock, or the file system refuses it.
+    pub(crate) fn begin_use(&self) -> io::Result<InUse> {
+        InUse::begin(&self.shared)
+    }
+
+    /// Adopts the size that another process may have set.
+    ///
+    /// # Errors
+    /// The size cannot be read.
+    pub(crate) fn follow_size(&self) -> io::Result<()> {
+        let info = &self.shared.info;
+        let unit = info.geometry.block_size().max(info.io_alignment);
+        let size = self.found_size()?.next_multiple_of(unit.into());
+        self.shared.capacity.set(size);
+        Ok(())
+    }
+
+    /// Returns an error if the disk cannot become a backing file, because another daemon may change it.
+    pub(crate) fn check_stays_locked(&self) -> io::Result<()> {
+        match self.shared.users.decide() {
+            false => Ok(()),
+            true => Err(io::Error::other(TAKES_TURNS)),
+        }
+    }
 }
+
+const TAKES_TURNS: &str =
+    "a disk with lock=while-active cannot become a backing file; hint: set lock=always";
 
 impl BlockDevice for File {
     fn info(&self) -> DiskInfo {
@@ -402,11 +434,7 @@ impl LocalFiles for File {
 
 impl Lockable for File {
     fn give_up_writing(&self) -> io::Result<()> {
-        if self.shared.users.decide() {
-            return Err(io::Error::other(
-                "a disk with lock=while-active cannot become a backing file; hint: set lock=always",
-            ));
-        }
+        self.check_stays_locked()?;
         // A read-only disk needs only a reader's locks.
         sys::file_lock::lower(self.shared.control.as_fd())
     }
@@ -417,6 +445,10 @@ impl Lockable for File {
 
     fn take_locks(&self) -> io::Result<()> {
         self.shared.take_locks()
+    }
+
+    fn on_turn(&self, on_turn: Box<dyn Fn() + Send + Sync>) {
+        self.shared.users.on_turn(on_turn);
     }
 }
 

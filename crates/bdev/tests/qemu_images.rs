@@ -403,6 +403,7 @@ fn image_in_use_is_refused() {
             data_file: None,
             trusts_name: true,
             named_files: bdev::NamedFiles::Any,
+            lock: bdev::FileLock::Always,
         })
     };
     let (_one, _other) = (reading(true).unwrap(), reading(true).unwrap());

@@ -67,6 +67,8 @@ pub enum BlockDeviceConfig {
         named_files: Option<NamedFiles>,
         /// Cache mode.
         cache: CacheMode,
+        /// Duration of the locks of the image and its data file.
+        lock: FileLock,
     },
     /// A Ceph RBD image.
     Rbd(Box<RbdConfig>),
@@ -245,6 +247,7 @@ impl BlockDeviceConfig {
                 cache,
                 data_file,
                 named_files,
+                lock,
                 ..
             } => Arc::new(Image::open(&ImageOptions {
                 path: path.clone(),
@@ -254,6 +257,7 @@ impl BlockDeviceConfig {
                 data_file: data_file.clone(),
                 trusts_name: false,
                 named_files: named_files.unwrap_or_default(),
+                lock: *lock,
             })?),
             BlockDeviceConfig::Rbd(rbd) => Arc::new(Rbd::open(&RbdOptions {
                 cluster: rbd.cluster.clone(),

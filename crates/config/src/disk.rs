@@ -570,6 +570,7 @@ impl DiskDraft {
                 data_file: self.data_file.clone(),
                 named_files: self.named_files,
                 cache: self.cache.unwrap_or(CacheMode::None),
+                lock: self.file_lock,
             },
             DeviceKind::Rbd => BlockDeviceConfig::Rbd(Box::new(RbdConfig {
                 image: self.image.clone()?,

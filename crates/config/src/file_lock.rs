@@ -1,4 +1,4 @@
-//! Duration of the locks of a raw file or block device.
+//! Duration of the locks of a raw file, block device or image.
 
 use bdev::{FileLock, OnError};
 use serde_json::json;
@@ -12,7 +12,7 @@ pub const LOCK: DiskKey = Key {
     kind: Kind::Word(&const { words(&FileLock::WORDS) }),
     default: "`always`",
     run_time: RunTime::AddAnew,
-    of: &["file"],
+    of: &["file", "image"],
     help: "duration of the lock against other writers. `while-active`: only while clients or jobs use the disk, so that another daemon \
         may open it for a [live migration](migration.md#two-daemons)",
     read: |key, reader, disk| {
@@ -25,6 +25,10 @@ pub const LOCK: DiskKey = Key {
     },
     get: |disk| match &disk.backend {
         BlockDeviceConfig::File {
+            lock: FileLock::WhileActive,
+            ..
+        }
+        | BlockDeviceConfig::Image {
             lock: FileLock::WhileActive,
             ..
         } => Some(json!("while-active")),

@@ -121,19 +121,34 @@ impl<S: Storage> Image<S> {
         };
         let map = new_map(&header, &l1, None, access.permits_writes());
         Ok(Image {
+            map: Arc::new(map),
+            refcounts,
+            snapshots,
+            shared_tables,
+            access,
+            ..Image::unread(storage, header)
+        })
+    }
+
+    /// Creates an image with tables that are not read, because another process may change them. Each range of its map is
+    /// [`Mapping::NotLoaded`](crate::Mapping::NotLoaded). The image must be opened again before anything but header and map is used.
+    pub fn unread(storage: S, header: Header) -> Image<S> {
+        let tables = header.size.div_ceil(header.l2_span()) as usize;
+        let map = new_map(&header, &vec![UNREAD_TABLE; tables], None, false);
+        Image {
             storage,
             data_file: None,
             is_l1_unsure: false,
             map: Arc::new(map),
-            refcounts,
-            snapshots,
+            refcounts: Refcounts::unread(&header),
+            snapshots: Vec::new(),
             loaded: HashSet::new(),
-            shared_tables,
+            shared_tables: HashMap::new(),
             reserve: Reserve::default(),
             released: Released::default(),
-            access,
+            access: Access::ReadOnly,
             header,
-        })
+        }
     }
 
     fn begin_writing(&mut self, keep_bitmaps: bool) -> Result<()> {
@@ -329,6 +344,9 @@ impl<S: Storage> Image<S> {
         self.storage.sync().map_err(io("cannot sync"))
     }
 }
+
+/// L1 entry of a table that is not read: neither absent nor valid.
+const UNREAD_TABLE: u64 = 1;
 
 /// Damaged entry in memory: a reserved bit is set.
 const BAD_ENTRY: u64 = 1 << 57;

@@ -49,16 +49,25 @@ impl Refcounts {
             }
         }
         Ok(Refcounts {
+            table,
+            bad_blocks,
+            ..Refcounts::unread(header)
+        })
+    }
+
+    /// Returns the counts of an image with tables that are not read.
+    pub fn unread(header: &Header) -> Refcounts {
+        Refcounts {
             cluster_bits: header.cluster_bits,
             order: header.refcount_order,
-            table,
+            table: Vec::new(),
             table_offset: header.refcount_table_offset,
-            bad_blocks,
+            bad_blocks: Vec::new(),
             is_table_unsure: false,
             blocks: HashMap::new(),
             in_use: InUse::default(),
             hint: 0,
-        })
+        }
     }
 
     /// Returns an error if the table has invalid block offsets.

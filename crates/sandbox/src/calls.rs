@@ -257,5 +257,8 @@ pub const SESSION: &[Call] = &[
     (libc::SYS_readlink, Any),
 ];
 
-/// Additional calls of a device thread: none, because its ring is created before the thread is confined.
-pub const DEVICE: &[Call] = &[];
+/// Additional calls of a device thread. Its ring is created before the thread is confined.
+pub const DEVICE: &[Call] = &[
+    // Cached tables of an image that another daemon changes.
+    (libc::SYS_fadvise64, Any),
+];

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{Advice, FallocateFlags};
 
 use super::errno::is_refusal;
 use super::properties::device_size;
@@ -111,6 +111,14 @@ impl Container {
             true => Ok(()),
             false => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
         }
+    }
+
+    /// Drops the cached pages, which another host does not update. Written pages must be durable.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(crate) fn drop_cache(&self) -> io::Result<()> {
+        Ok(rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed)?)
     }
 
     fn fallocate(&self, flags: FallocateFlags, offset: u64, length: u64) -> io::Result<bool> {

@@ -107,6 +107,18 @@ pub(super) struct ImageChannel {
     free: Vec<u32>,
     finished_below: Vec<Finished>,
     answers: Vec<(u64, Answer)>,
+    /// Dropped last, when the channels of the files are closed.
+    _closed: ClosedNotice,
+}
+
+/// Notifies the owner of a closed channel.
+struct ClosedNotice(Sender<Request>);
+
+impl Drop for ClosedNotice {
+    fn drop(&mut self) {
+        // The owner thread may have ended.
+        self.0.send(Request::Closed).ok();
+    }
 }
 
 impl ImageChannel {
@@ -147,6 +159,7 @@ impl ImageChannel {
             },
             backing,
             owner,
+            _closed: ClosedNotice(requests.clone()),
             requests,
             inbox,
             watch: Some(watch),

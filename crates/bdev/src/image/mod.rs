@@ -16,6 +16,7 @@ mod readers;
 mod remote_backing;
 #[cfg(feature = "simulated")]
 pub mod stepped;
+mod turns;
 
 use std::cell::RefCell;
 use std::io;
@@ -29,7 +30,7 @@ use block::{Capacity, DiskInfo, IoFlags, IoRequest};
 use qcow2::Map;
 
 use crate::{
-    Attach, BlockDevice, CacheMode, Capabilities, CopiedUp, File, ImageDevice, IoChannel,
+    Attach, BlockDevice, CacheMode, Capabilities, CopiedUp, File, FileLock, ImageDevice, IoChannel,
     LocalFiles, Lockable, OpenError,
 };
 use backing_link::BackingLink;
@@ -60,6 +61,8 @@ pub struct ImageOptions {
     pub trusts_name: bool,
     /// Policy for files named by the image and its backing images.
     pub named_files: NamedFiles,
+    /// Duration of the locks of the image and its data file.
+    pub lock: FileLock,
 }
 
 impl ImageOptions {
@@ -73,6 +76,7 @@ impl ImageOptions {
             data_file: None,
             trusts_name: false,
             named_files: NamedFiles::Any,
+            lock: FileLock::Always,
         }
     }
 }
@@ -351,7 +355,7 @@ impl BlockDevice for Image {
 }
 
 impl LocalFiles for Image {
-    /// No other process can change the size of an open image.
+    /// Another process can change the size of an open image only between two uses of it, which set the capacity.
     fn found_size(&self) -> io::Result<u64> {
         Ok(self.shared.capacity.bytes())
     }
@@ -368,6 +372,7 @@ impl LocalFiles for Image {
 impl Lockable for Image {
     /// The owner closes the image and only reads tables afterwards.
     fn give_up_writing(&self) -> io::Result<()> {
+        self.shared.files().try_for_each(File::check_stays_locked)?;
         self.change(Change::GiveUpWriting)?;
         self.shared.files().try_for_each(File::give_up_writing)
     }
@@ -384,6 +389,10 @@ impl Lockable for Image {
             lockable.take_locks()?;
         }
         self.shared.files().try_for_each(File::take_locks)
+    }
+
+    fn on_turn(&self, on_turn: Box<dyn Fn() + Send + Sync>) {
+        self.shared.file.on_turn(on_turn);
     }
 }
 

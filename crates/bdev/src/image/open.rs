@@ -15,10 +15,11 @@ use super::names::{BackingFormat, backing_of};
 use super::owner::Owner;
 use super::readers::Readers;
 use super::remote_backing::Remote;
+use super::turns::Turns;
 use super::{Image, ImageOptions, SharedImage, data_file};
 use crate::error::check_size;
 use crate::file::Container;
-use crate::{BlockDevice, BlockingIo, CacheMode, File, FileOptions, OpenError};
+use crate::{BlockDevice, BlockingIo, CacheMode, File, FileLock, FileOptions, OpenError};
 
 /// Stack size of I/O threads in bytes. The channels of a chain call each other, with less than 4 KiB each in a debug build.
 pub const STACK_BYTES: usize = 8 << 20;
@@ -32,6 +33,7 @@ const STANDS_ON_ITSELF: &str = "its backing images form a cycle";
 pub(super) struct Opened {
     image: qcow2::Image<Container>,
     pub shared: Arc<SharedImage>,
+    turns: Option<Turns>,
 }
 
 impl Opened {
@@ -48,6 +50,7 @@ impl Opened {
             shared: self.shared,
             freeing: None,
             left: None,
+            turns: self.turns,
         })
     }
 }
@@ -143,17 +146,16 @@ fn assemble(
     let block_size = options.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
     check_size(header.size, block_size).map_err(|error| fail(path, error))?;
     let (data_file, data) = data.unzip();
-    let image = qcow2::Image::open_with(
-        container,
-        data,
-        OpenOptions {
-            read_only: options.read_only,
-            // The guest can still read a corrupt image.
-            accept_corrupt: true,
-            ..OpenOptions::READ_WRITE
-        },
-    );
-    let image = image.map_err(is_image)?;
+    let (image, turns) = match options.lock {
+        FileLock::WhileActive => {
+            let image = qcow2::Image::unread(container.clone(), header.clone());
+            (image, Some(Turns::new(container, data)))
+        }
+        FileLock::Always | FileLock::Never => {
+            let image = open_for_service(container, data, options.read_only);
+            (image.map_err(is_image)?, None)
+        }
+    };
     log_state(options, &header, &image);
     let below = data_file.as_ref().unwrap_or(&file).info();
     let mut info = describe(&below, options, &header, block_size);
@@ -179,7 +181,23 @@ fn assemble(
     Ok(Opened {
         image,
         shared: Arc::new(shared),
+        turns,
     })
+}
+
+/// Reads the tables of an image that clients use.
+pub(super) fn open_for_service(
+    container: Container,
+    data: Option<Container>,
+    read_only: bool,
+) -> qcow2::Result<qcow2::Image<Container>> {
+    let options = OpenOptions {
+        read_only,
+        // The guest can still read a corrupt image.
+        accept_corrupt: true,
+        ..OpenOptions::READ_WRITE
+    };
+    qcow2::Image::open_with(container, data, options)
 }
 
 /// Logs that the image is corrupt and read-only, or that opening it has invalidated its bitmaps.
@@ -258,6 +276,7 @@ fn open_file(
         read_only: options.read_only,
         block_size: options.block_size,
         is_container: true,
+        lock: options.lock,
         ..FileOptions::new(path)
     })?;
     let container = file

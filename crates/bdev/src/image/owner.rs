@@ -10,6 +10,7 @@ use block::{Extent, IoError, IoErrorKind};
 use qcow2::{Backing, Error, Image};
 
 use super::SharedImage;
+use super::turns::Turns;
 use crate::file::Container;
 use crate::inbox::Inbox;
 use crate::{BlockDevice, BlockingIo, CopiedUp};
@@ -55,6 +56,21 @@ pub(super) enum Change {
     CloseBacking(Sender<io::Result<Option<Arc<dyn BlockDevice>>>>),
 }
 
+impl Change {
+    /// Answers the requester with an error.
+    fn refuse(self, error: io::Error) {
+        // The requester may be gone.
+        match self {
+            Change::Resize(_, reply)
+            | Change::GiveUpWriting(reply)
+            | Change::LeaveBacking(reply) => drop(reply.send(Err(error))),
+            Change::CopyUp { reply, .. } => drop(reply.send(Err(error))),
+            Change::OwnPieces { reply, .. } => drop(reply.send(Err(error))),
+            Change::CloseBacking(reply) => drop(reply.send(Err(error))),
+        }
+    }
+}
+
 pub(super) enum Request {
     Worker {
         command: Command,
@@ -62,6 +78,8 @@ pub(super) enum Request {
         inbox: Arc<Inbox<Answer>>,
     },
     Control(Change),
+    /// A worker has closed its channel.
+    Closed,
 }
 
 /// Result of a command; bytes only for `ReadCompressed`.
@@ -78,6 +96,8 @@ pub(super) struct Owner {
     pub freeing: Option<(u64, Vec<u64>)>,
     /// Backing image that the image has left. Workers may have channels to it.
     pub left: Option<Arc<dyn BlockDevice>>,
+    /// Set if several daemons use the image in turns.
+    pub turns: Option<Turns>,
 }
 
 impl Owner {
@@ -98,6 +118,7 @@ impl Owner {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             self.free();
+            self.end_turn_if_unused();
         }
         self.close_at_last();
     }
@@ -119,11 +140,12 @@ impl Owner {
             }
         }
         self.free();
+        self.end_turn_if_unused();
         true
     }
 
     /// Closes the image without a requester: errors are only logged.
-    fn close_at_last(&mut self) {
+    pub(super) fn close_at_last(&mut self) {
         if let Err(error) = self.close() {
             let path = self.shared.path();
             tracing::error!(%path, "cannot close the image cleanly: {error}");
@@ -178,24 +200,29 @@ impl Owner {
                     inbox,
                 } => {
                     let answer = self
-                        .answer(&command)
+                        .begin_turn()
+                        .and_then(|()| self.answer(&command))
                         .map_err(|error| self.failed(&command, &error));
                     self.follow_corruption();
                     inbox.put(token, answer);
                 }
                 Request::Control(change) => self.change(change),
+                Request::Closed => {}
             }
         }
     }
 
     /// Publishes a map without writable clusters for a corrupt image.
-    fn follow_corruption(&self) {
+    pub(super) fn follow_corruption(&self) {
         if let Some(why) = self.image.corruption() {
             self.shared.make_read_only(why, || self.image.map());
         }
     }
 
     fn change(&mut self, change: Change) {
+        if let Err(error) = self.begin_turn().map_err(system) {
+            return change.refuse(error);
+        }
         let (changed, reply) = match change {
             Change::Resize(size, reply) => (self.resize(size), reply),
             Change::GiveUpWriting(reply) => (self.give_up_writing(), reply),
@@ -239,11 +266,15 @@ impl Owner {
             .flat_map(|(offsets, ..)| offsets)
             .copied()
             .collect();
+        let begun = self.begin_turn();
         let backing = self
             .backing
             .as_mut()
             .map(|backing| backing as &mut dyn Backing);
-        let failed = self.image.prepare_write(&offsets, backing);
+        let failed = match begun {
+            Ok(()) => self.image.prepare_write(&offsets, backing),
+            Err(error) => return self.refuse(writes, &error),
+        };
         self.follow_corruption();
         let mask = !(self.image.header().cluster_bytes() - 1);
         for (offsets, token, inbox) in writes {
@@ -254,6 +285,13 @@ impl Owner {
                 Some((_, error)) => Err(self.failed(&Command::PrepareWrite(Vec::new()), error)),
             };
             inbox.put(token, answer);
+        }
+    }
+
+    fn refuse(&self, writes: Vec<Writes>, error: &Error) {
+        for (_, token, inbox) in writes {
+            let failed = self.failed(&Command::PrepareWrite(Vec::new()), error);
+            inbox.put(token, Err(failed));
         }
     }
 

@@ -173,5 +173,6 @@ pub fn open_image(path: &Path, cache: CacheMode) -> Result<bdev::Image, bdev::Op
         data_file: None,
         trusts_name: true,
         named_files: bdev::NamedFiles::Any,
+        lock: bdev::FileLock::Always,
     })
 }

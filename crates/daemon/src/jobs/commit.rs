@@ -60,6 +60,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
             size: None,
             named_files,
             cache,
+            lock: Default::default(),
         },
         false => BlockDeviceConfig::File {
             path,

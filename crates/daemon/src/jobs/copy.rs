@@ -279,6 +279,7 @@ fn open_target(
         cache,
         data_file: None,
         named_files,
+        lock,
         ..
     } = &config.backend
         && !path.exists()
@@ -287,6 +288,7 @@ fn open_target(
             cache: *cache,
             block_size: config.block_size,
             named_files: named_files.unwrap_or_default(),
+            lock: *lock,
             ..bdev::ImageOptions::new(path)
         };
         if let Some(last) = over {

@@ -4,7 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bdev::{BackingName, BlockDevice, DiscardMode, Disk, Image, ImageOptions, NamedFiles};
+use bdev::{
+    BackingName, BlockDevice, DiscardMode, Disk, FileLock, Image, ImageOptions, NamedFiles,
+};
 
 use super::backing_name::backing_name;
 use super::exchange::{Flush, check_files, exchange, failed};
@@ -100,6 +102,7 @@ fn create_overlay(context: &Context, overlay: &Overlay) -> Result<CreatedOverlay
             data_file: None,
             named_files,
             cache,
+            lock: FileLock::Always,
         },
         discard: DiscardMode::Unmap,
         block_size,
@@ -175,6 +178,15 @@ fn backing(disk: &Disk, config: &DiskConfig) -> Result<(BackingName, CacheMode),
         return Err(refused(
             "it is read-only, so a snapshot is not necessary",
             "copy its file directly",
+        ));
+    }
+    if let BlockDeviceConfig::File { lock, .. } | BlockDeviceConfig::Image { lock, .. } =
+        &config.backend
+        && *lock == FileLock::WhileActive
+    {
+        return Err(refused(
+            "another daemon may write to its file, because lock=while-active",
+            "add the disk again with lock=always",
         ));
     }
     let cache = match &config.backend {
