@@ -458,15 +458,12 @@ const EMPTY_NAMES: [&str; 12] = [
 const EMPTY_PLACEHOLDERS: [&str; 5] = ["what", "who", "whose", "said", "told"];
 
 /// Crates that still have such names. Remove a crate when its names are nouns.
-const CRATES_WITH_EMPTY_NAMES: [&str; 9] = [
+const CRATES_WITH_EMPTY_NAMES: [&str; 6] = [
     "bench",
     "guest_bench",
-    "guest_memory",
     "lunette_lab",
     "vhost_frontend",
     "vhost_user",
-    "virtio_device",
-    "virtqueue",
     "vm",
 ];
 

@@ -184,7 +184,7 @@ fn map(bytes: u64, huge_pages: bool, from: Option<(&File, u64)>) -> io::Result<A
         .and_then(|size| size.checked_next_multiple_of(PAGE as usize))
         .ok_or(io::ErrorKind::OutOfMemory)?;
     let memory = match from {
-        Some((file, start)) => Mapping::kept(file, DATA_AT + start, length)?,
+        Some((file, start)) => Mapping::sealed_memfd(file, DATA_AT + start, length)?,
         None => Mapping::anonymous(length)?,
     };
     if huge_pages && let Err(error) = memory.advise_huge_pages() {
@@ -263,7 +263,7 @@ impl Ram {
                 let pages = from.next_multiple_of(PAGE);
                 let at = (pages - extent.start) as usize;
                 // First the call that may fail, which leaves the disk unchanged.
-                extent.memory.give_back(at, extent.memory.len() - at)?;
+                extent.memory.free_pages(at, extent.memory.len() - at)?;
                 let at = (from - extent.start) as usize;
                 extent.memory.fill(at, (pages - from) as usize, 0);
             }
@@ -429,7 +429,7 @@ fn release_pages(memory: &Mapping, offset: u64, length: u64) -> IoOutcome {
     zero(offset, first_page);
     zero(last_page, end);
     memory
-        .give_back(first_page as usize, (last_page - first_page) as usize)
+        .free_pages(first_page as usize, (last_page - first_page) as usize)
         .map_err(|e| IoError::with_errno(IoErrorKind::WriteMedium, e.raw_os_error().unwrap_or(0)))
 }
 
@@ -608,8 +608,8 @@ impl IoChannel for RamChannel {
             Prefetch::Later => io.length.min(1) as usize,
         };
         match io.kind {
-            IoKind::Read => self.first.expect_read(at, length),
-            IoKind::Write => self.first.expect_write(at, length),
+            IoKind::Read => self.first.prefetch_read(at, length),
+            IoKind::Write => self.first.prefetch_write(at, length),
             IoKind::Flush
             | IoKind::Discard
             | IoKind::WriteZeroes

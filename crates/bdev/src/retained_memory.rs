@@ -69,7 +69,7 @@ impl RetainedMemory {
     ) -> io::Result<RetainedMemory> {
         let length = DATA_AT + size.next_multiple_of(PAGE);
         let retained = RetainedMemory {
-            file: Mapping::memfd_to_keep(&format!("lunette-{disk}"), length)?,
+            file: Mapping::create_sealed_memfd(&format!("lunette-{disk}"), length)?,
             block_size,
             size,
             id,
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn memory_of_others_is_refused() {
-        let other = Mapping::memfd_to_keep("other", 4 << 20).unwrap();
+        let other = Mapping::create_sealed_memfd("other", 4 << 20).unwrap();
         let error = RetainedMemory::open(other.try_clone().unwrap().into()).unwrap_err();
         assert!(
             error.to_string().contains("not that of a RAM disk"),
@@ -182,7 +182,7 @@ mod tests {
         retained.file.write_all_at(&9u32.to_ne_bytes(), 16).unwrap();
         let error = RetainedMemory::open(retained.file.try_clone().unwrap().into()).unwrap_err();
         assert!(error.to_string().contains("another version"), "{error}");
-        let short = Mapping::memfd_to_keep("short", 8).unwrap();
+        let short = Mapping::create_sealed_memfd("short", 8).unwrap();
         assert!(RetainedMemory::open(short.into()).is_err());
     }
 

@@ -13,8 +13,8 @@ use reactor::{Io, SourceId, Tag, WorkerHandle};
 use support::{Rig, job, outcome, plan};
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_device::{
-    Answer, ConfigError, Malformed, Protocol, Queue, QueueMaker, QueueSetup, Request, Start, Step,
-    VirtioDevice,
+    Answer, ConfigError, Malformed, ParsedRequest, Protocol, Queue, QueueMaker, QueueSetup,
+    Request, Step, VirtioDevice,
 };
 
 /// Requests answered before the device stops responding: each slot has had a response by then.
@@ -29,8 +29,13 @@ struct Silent {
 impl Protocol for Silent {
     type State = ();
 
-    fn begin(&mut self, _: &mut Io, request: &mut Request<()>, _: Tag) -> Result<Start, Malformed> {
-        Ok(Start {
+    fn parse(
+        &mut self,
+        _: &mut Io,
+        request: &mut Request<()>,
+        _: Tag,
+    ) -> Result<ParsedRequest, Malformed> {
+        Ok(ParsedRequest {
             step: Step::Answer,
             operation: Operation::Read,
             bytes: request.chain.writable - 1,
@@ -47,7 +52,7 @@ impl Protocol for Silent {
         Step::Answer
     }
 
-    fn refuse(&mut self, _: &mut Request<()>, _: virtqueue::ErrorPlace) -> u32 {
+    fn refuse(&mut self, _: &mut Request<()>, _: virtqueue::ResponseSpace) -> u32 {
         0
     }
 

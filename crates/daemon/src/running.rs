@@ -584,7 +584,7 @@ impl Drop for Running {
         drop(live);
         disks
             .values()
-            .for_each(|disk| self.overview.servers.let_go(disk));
+            .for_each(|disk| self.overview.servers.detach_disk(disk));
         drop(disks);
         let files = |disk: &str| {
             let disk = config.disk(disk);

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use zerocopy::FromBytes;
 
 use crate::buffer::{IoBuffer, Segment};
-use crate::table::Hits;
+use crate::table::RecentRegions;
 use crate::{GuestView, MemoryError, volatile};
 
 /// Appends ranges of client memory to a buffer that pins it.
@@ -62,23 +62,23 @@ impl<'a> Appender<'a> {
 /// in registers. If [`Filler::finish`] was not called, the buffer must be filled again before use.
 pub struct Filler<'a> {
     buffer: &'a mut IoBuffer,
-    hits: &'a Hits,
+    recent_regions: &'a RecentRegions,
     /// Start of the buffer's segment storage, segments written, and their maximum.
     segments: *mut Segment,
     count: usize,
-    most: usize,
+    limit: usize,
 }
 
 impl<'a> Filler<'a> {
     #[inline(always)]
-    pub(crate) fn new(view: &'a GuestView, buffer: &'a mut IoBuffer, most: usize) -> Filler<'a> {
+    pub(crate) fn new(view: &'a GuestView, buffer: &'a mut IoBuffer, limit: usize) -> Filler<'a> {
         buffer.refill(view);
         let space = buffer.segments_mut();
         Filler {
-            hits: view.hits(),
+            recent_regions: view.recent_regions(),
             segments: space.as_mut_ptr(),
             count: 0,
-            most: space.capacity().min(most),
+            limit: space.capacity().min(limit),
             buffer,
         }
     }
@@ -88,13 +88,13 @@ impl<'a> Filler<'a> {
     #[inline(always)]
     #[must_use]
     pub fn append(&mut self, address: u64, length: u32) -> bool {
-        let Some(host) = self.hits.find(address, u64::from(length)) else {
+        let Some(host) = self.recent_regions.find(address, u64::from(length)) else {
             return false;
         };
-        if self.count == self.most {
+        if self.count == self.limit {
             return false;
         }
-        // SAFETY: `count < most`, and `most` is at most the vector's capacity. `buffer` is borrowed, so no other code accesses its
+        // SAFETY: `count < limit`, and `limit` is at most the vector's capacity. `buffer` is borrowed, so no other code accesses its
         // storage. `Segment` has no destructor.
         unsafe {
             let next = self.segments.add(self.count);
@@ -128,18 +128,18 @@ impl<'a> Filler<'a> {
         address: u64,
         bytes: u32,
     ) -> Option<TableFiller<'a, T>> {
-        let entries = self.hits.find(address, u64::from(bytes))?;
+        let entries = self.recent_regions.find(address, u64::from(bytes))?;
         let bytes = bytes as usize;
         if self.count > 0 || !bytes.is_multiple_of(size_of::<T>()) {
             return None;
         }
         let length = bytes / size_of::<T>();
-        self.most = self.most.min(length);
+        self.limit = self.limit.min(length);
         Some(TableFiller {
             filler: self,
             entries,
             length,
-            of: PhantomData,
+            entry_type: PhantomData,
         })
     }
 }
@@ -152,7 +152,7 @@ pub struct TableFiller<'a, T> {
     /// First entry. All entries are in one region, which the view keeps mapped.
     entries: *const u8,
     length: usize,
-    of: PhantomData<T>,
+    entry_type: PhantomData<T>,
 }
 
 impl<T: FromBytes + Copy> TableFiller<'_, T> {
@@ -161,11 +161,11 @@ impl<T: FromBytes + Copy> TableFiller<'_, T> {
     #[inline(always)]
     pub fn entry(&self) -> Option<T> {
         let index = self.filler.count;
-        if index == self.filler.most {
+        if index == self.filler.limit {
             return None;
         }
         let offset = index * size_of::<T>();
-        // SAFETY: `count` never exceeds `most`, which is at most the table's length. The entry is therefore in a region that the
+        // SAFETY: `count` never exceeds `limit`, which is at most the table's length. The entry is therefore in a region that the
         // view keeps mapped.
         Some(unsafe { volatile::load(self.entries.add(offset).cast::<T>()) })
     }
@@ -185,7 +185,7 @@ impl<T: FromBytes + Copy> TableFiller<'_, T> {
 
     /// Returns true if every entry has its range.
     #[inline(always)]
-    pub fn is_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.filler.count == self.length
     }
 

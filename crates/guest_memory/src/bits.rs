@@ -103,10 +103,10 @@ impl SharedBits {
         self.next(from, |word| !word)
     }
 
-    fn next(&self, from: u64, of: impl Fn(u64) -> u64) -> u64 {
+    fn next(&self, from: u64, transform: impl Fn(u64) -> u64) -> u64 {
         let mut at = from;
         while at < self.bits {
-            let word = of(self.word(at / WORD).load(Ordering::Acquire)) >> (at % WORD);
+            let word = transform(self.word(at / WORD).load(Ordering::Acquire)) >> (at % WORD);
             if word != 0 {
                 return (at + u64::from(word.trailing_zeros())).min(self.bits);
             }

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use crate::{DirtyLog, GuestView, Mapping, MappingView, Registration};
 
 mod bytes;
-mod near;
+mod contiguous;
 mod window;
 
-pub(crate) use near::{prefetch_line, prefetch_line_to_write};
+pub(crate) use contiguous::{prefetch_line, prefetch_line_to_write};
 
 /// A contiguous piece of memory, with the layout of `struct iovec`.
 #[repr(C)]
@@ -53,14 +53,14 @@ struct Owned {
     base: NonNull<u8>,
     layout: Layout,
     /// Number of I/Os with this memory before its registration.
-    moves: Cell<u32>,
+    io_count: Cell<u32>,
     registration: OnceCell<Registration>,
 }
 
 const PAGE: usize = 4096;
 
 /// I/Os before memory is registered. Registration costs as much as it saves in a few I/Os.
-const MOVES_BEFORE_REGISTRATION: u32 = 8;
+const IOS_BEFORE_REGISTRATION: u32 = 8;
 
 impl Owned {
     fn new(length: usize) -> Rc<Owned> {
@@ -75,7 +75,7 @@ impl Owned {
         Rc::new(Owned {
             base,
             layout,
-            moves: Cell::new(0),
+            io_count: Cell::new(0),
             registration: OnceCell::new(),
         })
     }
@@ -90,9 +90,9 @@ impl Drop for Owned {
 
 /// Owner of the segments' memory.
 #[derive(Clone, Default)]
-enum Keep {
+enum Pin {
     #[default]
-    Nothing,
+    Unpinned,
     Guest(GuestView),
     Owned(Rc<Owned>),
     Mapping(Arc<Mapping>),
@@ -113,7 +113,7 @@ pub struct IoBuffer {
     window: usize,
     /// Bytes in all segments.
     total: usize,
-    keep: Keep,
+    pin: Pin,
 }
 
 impl IoBuffer {
@@ -122,7 +122,7 @@ impl IoBuffer {
         let memory = Owned::new(length);
         let mut buffer = IoBuffer::default();
         buffer.push(Segment::new(memory.base.as_ptr(), length));
-        buffer.keep = Keep::Owned(memory);
+        buffer.pin = Pin::Owned(memory);
         buffer
     }
 
@@ -133,7 +133,7 @@ impl IoBuffer {
     pub fn of_mapping(mapping: &Arc<Mapping>, offset: usize, length: usize) -> IoBuffer {
         let mut buffer = IoBuffer::default();
         buffer.push(Segment::new(mapping.checked(offset, length), length));
-        buffer.keep = Keep::Mapping(mapping.clone());
+        buffer.pin = Pin::Mapping(mapping.clone());
         buffer
     }
 
@@ -145,43 +145,43 @@ impl IoBuffer {
     pub fn point_at(&mut self, view: &MappingView, offset: usize, length: usize) {
         self.clear();
         self.push(Segment::new(view.checked(offset, length), length));
-        self.keep = Keep::View(view.clone());
+        self.pin = Pin::View(view.clone());
     }
 
     /// Returns true if the memory was allocated by [`IoBuffer::owned`].
     #[inline]
     pub fn is_owned(&self) -> bool {
-        matches!(self.keep, Keep::Owned(_))
+        matches!(self.pin, Pin::Owned(_))
     }
 
     /// Registration of the memory with a ring, if any.
     #[inline]
     pub fn registration(&self) -> Option<&Registration> {
-        match &self.keep {
-            Keep::Owned(memory) => memory.registration.get(),
+        match &self.pin {
+            Pin::Owned(memory) => memory.registration.get(),
             _ => None,
         }
     }
 
     /// Returns the memory to register, if it is owned, unregistered and used often. Call once per I/O. Returns it after
-    /// `MOVES_BEFORE_REGISTRATION` calls and again each time that their number has doubled.
+    /// `IOS_BEFORE_REGISTRATION` calls and again each time that their number has doubled.
     #[inline]
     pub fn to_register(&self) -> Option<Segment> {
-        let Keep::Owned(memory) = &self.keep else {
+        let Pin::Owned(memory) = &self.pin else {
             return None;
         };
         if memory.registration.get().is_some() {
             return None;
         }
-        let moves = memory.moves.get().saturating_add(1);
-        memory.moves.set(moves);
-        let due = moves >= MOVES_BEFORE_REGISTRATION && moves.is_power_of_two();
+        let io_count = memory.io_count.get().saturating_add(1);
+        memory.io_count.set(io_count);
+        let due = io_count >= IOS_BEFORE_REGISTRATION && io_count.is_power_of_two();
         due.then(|| Segment::new(memory.base.as_ptr(), memory.layout.size()))
     }
 
     /// Records the registration of the memory returned by [`IoBuffer::to_register`].
     pub fn registered(&self, registration: Registration) {
-        if let Keep::Owned(memory) = &self.keep {
+        if let Pin::Owned(memory) = &self.pin {
             // A second registration is dropped, which vacates its index.
             drop(memory.registration.set(registration));
         }
@@ -201,14 +201,14 @@ impl IoBuffer {
         self.segments.clear();
         (self.first, self.end, self.middle) = (0, 0, 0);
         (self.window, self.total) = (0, 0);
-        self.keep = Keep::Nothing;
+        self.pin = Pin::Unpinned;
     }
 
     /// Prepares for reuse by an appender. Keeps the heap space and, if it is on `view`, the pin.
     #[inline]
     pub fn recycle(&mut self, view: &GuestView) {
         // Contents of this view may stay until the buffer is filled again.
-        if !matches!(&self.keep, Keep::Guest(held) if held.is_same(view)) {
+        if !matches!(&self.pin, Pin::Guest(held) if held.is_same(view)) {
             self.clear();
         }
     }
@@ -219,8 +219,8 @@ impl IoBuffer {
         self.segments.clear();
         (self.first, self.end, self.middle) = (0, 0, 0);
         (self.window, self.total) = (0, 0);
-        if !matches!(&self.keep, Keep::Guest(held) if held.is_same(view)) {
-            self.keep = Keep::Guest(view.clone());
+        if !matches!(&self.pin, Pin::Guest(held) if held.is_same(view)) {
+            self.pin = Pin::Guest(view.clone());
         }
     }
 
@@ -228,7 +228,7 @@ impl IoBuffer {
     #[inline(always)]
     pub(crate) fn refill(&mut self, view: &GuestView) {
         self.segments.clear();
-        if !matches!(&self.keep, Keep::Guest(held) if held.is_same(view)) {
+        if !matches!(&self.pin, Pin::Guest(held) if held.is_same(view)) {
             self.start(view);
         }
     }
@@ -273,10 +273,10 @@ impl IoBuffer {
     }
 
     #[inline]
-    pub(crate) fn hold_guest(&mut self, view: &GuestView) {
-        match &self.keep {
-            Keep::Guest(held) if held.is_same(view) => {}
-            Keep::Nothing if self.segments.is_empty() => self.keep = Keep::Guest(view.clone()),
+    pub(crate) fn pin_guest(&mut self, view: &GuestView) {
+        match &self.pin {
+            Pin::Guest(held) if held.is_same(view) => {}
+            Pin::Unpinned if self.segments.is_empty() => self.pin = Pin::Guest(view.clone()),
             _ => panic!("buffer already holds other memory"),
         }
     }
@@ -341,7 +341,7 @@ impl IoBuffer {
         self.walk(self.range(), offset, length, |segment, _| {
             part.push(segment)
         });
-        part.keep = self.keep.clone();
+        part.pin = self.pin.clone();
     }
 
     /// Calls `each` for the pieces of `length` bytes from byte `offset` of some segments, with each piece and the number
@@ -363,13 +363,13 @@ impl IoBuffer {
                 offset -= segment.length;
                 continue;
             }
-            let here = (segment.length - offset).min(length - done);
+            let piece = (segment.length - offset).min(length - done);
             // SAFETY: `offset` is below the segment's length.
             each(
-                Segment::new(unsafe { segment.base.add(offset) }, here),
+                Segment::new(unsafe { segment.base.add(offset) }, piece),
                 done,
             );
-            done += here;
+            done += piece;
             offset = 0;
         }
         assert!(done == length, "access outside of buffer");
@@ -378,7 +378,7 @@ impl IoBuffer {
     /// Marks the pages of the second half, which the device writes, in a dirty log. Covers all writes to a chain, also those of an I/O
     /// that failed half-way.
     pub fn mark_writable(&self, log: &DirtyLog) {
-        if let Keep::Guest(view) = &self.keep {
+        if let Pin::Guest(view) = &self.pin {
             let written = self.segments.get(self.middle as usize..);
             view.table().mark(written.unwrap_or_default(), log);
         }
@@ -413,7 +413,7 @@ mod tests {
             mapping.write(i, &[i as u8]);
         }
         let mut buffer = IoBuffer {
-            keep: Keep::Mapping(mapping.clone()),
+            pin: Pin::Mapping(mapping.clone()),
             ..IoBuffer::default()
         };
         let mut at = 0;

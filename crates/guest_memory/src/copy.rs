@@ -23,13 +23,13 @@ const WRITTEN_NEXT: usize = 16;
 
 /// Prefetches the first lines for a later [`to_client`]. Any address is allowed.
 #[inline]
-pub(crate) fn expect_to_client(from: *const u8, length: usize) {
+pub(crate) fn prefetch_to_client(from: *const u8, length: usize) {
     expect::<true>(from, length);
 }
 
-/// Same as [`expect_to_client`], for [`from_client`].
+/// Same as [`prefetch_to_client`], for [`from_client`].
 #[inline]
-pub(crate) fn expect_from_client(into: *const u8, length: usize) {
+pub(crate) fn prefetch_from_client(into: *const u8, length: usize) {
     expect::<false>(into, length);
 }
 
@@ -45,12 +45,12 @@ fn expect<const FETCH_SOURCE: bool>(disk: *const u8, length: usize) {
 /// Prefetches the first lines of a range of a disk.
 #[inline(always)]
 fn first_lines<const FETCH_SOURCE: bool>(disk: *const u8, length: usize) {
-    let most = if FETCH_SOURCE {
+    let limit = if FETCH_SOURCE {
         READ_NEXT
     } else {
         WRITTEN_NEXT
     };
-    for at in (0..length.min(most * LINE)).step_by(LINE) {
+    for at in (0..length.min(limit * LINE)).step_by(LINE) {
         fetch::<FETCH_SOURCE>(disk.wrapping_add(at));
     }
 }
@@ -122,7 +122,7 @@ mod long {
 
     /// Copy method, selected by processor.
     #[derive(Clone, Copy)]
-    enum Way {
+    enum CopyMethod {
         Memcpy,
         /// Non-temporal stores to a disk, `memcpy` from it.
         Past,
@@ -134,9 +134,9 @@ mod long {
     /// "GenuineIntel" in EBX, EDX and ECX of CPUID.
     const INTEL: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e];
 
-    fn way() -> Way {
-        static WAY: OnceLock<Way> = OnceLock::new();
-        *WAY.get_or_init(|| {
+    fn method() -> CopyMethod {
+        static METHOD: OnceLock<CopyMethod> = OnceLock::new();
+        *METHOD.get_or_init(|| {
             // Newer compilers treat `__cpuid` as safe on x86-64.
             #[allow(unused_unsafe)]
             // SAFETY: every processor with 64-bit mode has CPUID and its leaf 0.
@@ -146,25 +146,25 @@ mod long {
             let has_avx512 =
                 is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512f");
             match (is_intel, has_avx512) {
-                (true, true) => Way::Avx512,
-                (true, false) if is_x86_feature_detected!("avx2") => Way::Avx2,
-                (true, false) => Way::Sse2,
-                (false, true) => Way::Past,
-                (false, false) => Way::Memcpy,
+                (true, true) => CopyMethod::Avx512,
+                (true, false) if is_x86_feature_detected!("avx2") => CopyMethod::Avx2,
+                (true, false) => CopyMethod::Sse2,
+                (false, true) => CopyMethod::Past,
+                (false, false) => CopyMethod::Memcpy,
             }
         })
     }
 
     /// Prefetches the lines that [`copy`] accesses first.
     pub(super) fn expect<const FETCH_SOURCE: bool>(disk: *const u8) {
-        match way() {
+        match method() {
             // Non-temporal stores do not read the lines.
-            Way::Avx512 | Way::Past if !FETCH_SOURCE => {}
-            Way::Past | Way::Memcpy => first_lines::<FETCH_SOURCE>(disk, super::LONG),
-            Way::Avx512 | Way::Avx2 | Way::Sse2 => {
+            CopyMethod::Avx512 | CopyMethod::Past if !FETCH_SOURCE => {}
+            CopyMethod::Past | CopyMethod::Memcpy => first_lines::<FETCH_SOURCE>(disk, super::LONG),
+            CopyMethod::Avx512 | CopyMethod::Avx2 | CopyMethod::Sse2 => {
                 for stream in (0..BLOCK).step_by(STREAM) {
-                    for place in (0..STREAM_NEXT).step_by(LINE) {
-                        fetch::<FETCH_SOURCE>(disk.wrapping_add(stream + place));
+                    for offset in (0..STREAM_NEXT).step_by(LINE) {
+                        fetch::<FETCH_SOURCE>(disk.wrapping_add(stream + offset));
                     }
                 }
             }
@@ -178,14 +178,16 @@ mod long {
         into: *mut u8,
         length: usize,
     ) {
-        // SAFETY: the caller's promise; `way` checked that the processor supports the method.
+        // SAFETY: the caller's promise; `method` checked that the processor supports the method.
         unsafe {
-            match way() {
-                Way::Avx512 => with_avx512::<FETCH_SOURCE>(from, into, length),
-                Way::Avx2 => with_avx2::<FETCH_SOURCE>(from, into, length),
-                Way::Sse2 => with_sse2::<FETCH_SOURCE>(from, into, length),
-                Way::Past if !FETCH_SOURCE => with_past(from, into, length),
-                Way::Past | Way::Memcpy => std::ptr::copy_nonoverlapping(from, into, length),
+            match method() {
+                CopyMethod::Avx512 => with_avx512::<FETCH_SOURCE>(from, into, length),
+                CopyMethod::Avx2 => with_avx2::<FETCH_SOURCE>(from, into, length),
+                CopyMethod::Sse2 => with_sse2::<FETCH_SOURCE>(from, into, length),
+                CopyMethod::Past if !FETCH_SOURCE => with_past(from, into, length),
+                CopyMethod::Past | CopyMethod::Memcpy => {
+                    std::ptr::copy_nonoverlapping(from, into, length)
+                }
             }
         }
     }
@@ -295,15 +297,15 @@ mod long {
             } else {
                 0
             };
-            for place in (0..STREAM).step_by(LINE) {
-                let fetched = place + ahead;
+            for offset in (0..STREAM).step_by(LINE) {
+                let fetched = offset + ahead;
                 let fetched = if fetched < STREAM {
                     fetched
                 } else {
                     fetched + jump
                 };
                 for stream in (block..block + BLOCK).step_by(STREAM) {
-                    let at = stream + place;
+                    let at = stream + offset;
                     // SAFETY: a prefetch is a hint that raises no fault for any address. The line at `at` ends within `length`, for which
                     // both ranges are mapped by the caller's promise.
                     unsafe {
@@ -324,26 +326,26 @@ mod tests {
 
     use super::*;
 
-    type Way = unsafe fn(*const u8, *mut u8, usize);
+    type CopyMethod = unsafe fn(*const u8, *mut u8, usize);
 
     /// All methods that this processor supports.
-    fn ways() -> Vec<Way> {
-        let mut ways: Vec<Way> = vec![to_client, from_client];
+    fn methods() -> Vec<CopyMethod> {
+        let mut methods: Vec<CopyMethod> = vec![to_client, from_client];
         #[cfg(target_arch = "x86_64")]
         {
-            ways.push(long::with_sse2::<true>);
-            ways.push(long::with_sse2::<false>);
+            methods.push(long::with_sse2::<true>);
+            methods.push(long::with_sse2::<false>);
             if is_x86_feature_detected!("avx2") {
-                ways.push(long::with_avx2::<true>);
-                ways.push(long::with_avx2::<false>);
+                methods.push(long::with_avx2::<true>);
+                methods.push(long::with_avx2::<false>);
             }
             if is_x86_feature_detected!("avx512f") {
-                ways.push(long::with_avx512::<true>);
-                ways.push(long::with_avx512::<false>);
-                ways.push(long::with_past);
+                methods.push(long::with_avx512::<true>);
+                methods.push(long::with_avx512::<false>);
+                methods.push(long::with_past);
             }
         }
-        ways
+        methods
     }
 
     proptest! {
@@ -355,10 +357,10 @@ mod tests {
         ) {
             let from: Vec<u8> = (0..skip_from + length).map(|i| (i * 31 + i / 251) as u8).collect();
             let mut into = vec![0xa5; skip_into + length + 80];
-            for way in ways() {
+            for method in methods() {
                 into.fill(0xa5);
                 // SAFETY: both buffers have these lengths and do not overlap.
-                unsafe { way(from.as_ptr().add(skip_from), into.as_mut_ptr().add(skip_into), length) };
+                unsafe { method(from.as_ptr().add(skip_from), into.as_mut_ptr().add(skip_into), length) };
                 prop_assert_eq!(&into[skip_into..skip_into + length], &from[skip_from..]);
                 prop_assert!(into[..skip_into].iter().all(|byte| *byte == 0xa5));
                 prop_assert!(into[skip_into + length..].iter().all(|byte| *byte == 0xa5));

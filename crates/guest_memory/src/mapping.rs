@@ -33,17 +33,17 @@ const CLIENTS_BYTES_MAX: usize = 96 << 40;
 static CLIENTS_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// One mapping's share of `CLIENTS_BYTES`.
-struct Room(usize);
+struct AddressSpaceShare(usize);
 
-impl Room {
-    fn take(bytes: usize) -> io::Result<Room> {
+impl AddressSpaceShare {
+    fn reserve(bytes: usize) -> io::Result<AddressSpaceShare> {
         let more = |taken: usize| {
             let sum = taken.checked_add(bytes)?;
             (sum <= CLIENTS_BYTES_MAX).then_some(sum)
         };
         let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
         match CLIENTS_BYTES.fetch_update(success, failure, more) {
-            Ok(_) => Ok(Room(bytes)),
+            Ok(_) => Ok(AddressSpaceShare(bytes)),
             Err(taken) => Err(io::Error::other(format!(
                 "cannot map more client memory: clients already share {} GiB",
                 taken >> 30
@@ -52,7 +52,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for AddressSpaceShare {
     fn drop(&mut self) {
         CLIENTS_BYTES.fetch_sub(self.0, Ordering::Relaxed);
     }
@@ -65,9 +65,9 @@ pub struct Mapping {
     mapped: usize,
     watch: Option<sigbus::Watch>,
     /// Returned when the memory is unmapped.
-    _room: Option<Room>,
+    _share: Option<AddressSpaceShare>,
     /// The daemon's own memfd, and the offset of the mapping in it.
-    kept: Option<(File, u64)>,
+    sealed_memfd: Option<(File, u64)>,
 }
 
 // SAFETY: the mapping is plain memory that every thread of the process sees alike; all accesses through it are raw copies, volatile
@@ -107,15 +107,15 @@ impl Mapping {
         let (Some(mapped), false) = (mapped, length == 0 || (is_regular && beyond)) else {
             return Err(io::Error::from(rustix::io::Errno::INVAL));
         };
-        let room = Room::take(mapped)?;
+        let share = AddressSpaceShare::reserve(mapped)?;
         let base = map_shared(file.as_fd(), offset, mapped)?;
         let mut mapping = Mapping {
             base,
             length,
             mapped,
             watch: None,
-            _room: Some(room),
-            kept: None,
+            _share: Some(share),
+            sealed_memfd: None,
         };
         // If a client truncates its file later, the watch converts SIGBUS into a poisoned mapping.
         mapping.watch = sigbus::Watch::new(base as usize, mapped);
@@ -147,16 +147,16 @@ impl Mapping {
             length,
             mapped: length,
             watch: None,
-            _room: None,
-            kept: None,
+            _share: None,
+            sealed_memfd: None,
         }))
     }
 
-    /// Creates a memfd of `length` zeroes for [`Mapping::kept`]. Pages are allocated when touched; a seal prevents shrinking.
+    /// Creates a memfd of `length` zeroes for [`Mapping::sealed_memfd`]. Pages are allocated when touched; a seal prevents shrinking.
     ///
     /// # Errors
     /// The error of the system call.
-    pub fn memfd_to_keep(name: &str, length: u64) -> io::Result<File> {
+    pub fn create_sealed_memfd(name: &str, length: u64) -> io::Result<File> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = memfd_create(name, flags)?;
         ftruncate(&fd, length)?;
@@ -177,7 +177,7 @@ impl Mapping {
     /// # Errors
     /// `EINVAL` for an empty or unaligned range, for one beyond the file, or for a file without a seal against shrinking. Otherwise the
     /// error of mmap.
-    pub fn kept(file: &File, offset: u64, length: usize) -> io::Result<Arc<Mapping>> {
+    pub fn sealed_memfd(file: &File, offset: u64, length: usize) -> io::Result<Arc<Mapping>> {
         let size = file.metadata()?.len();
         let is_within = offset <= size && length as u64 <= size - offset;
         // Truncation under this mapping would raise SIGBUS and end the process.
@@ -193,8 +193,8 @@ impl Mapping {
             length,
             mapped: length,
             watch: None,
-            _room: None,
-            kept: Some((own, offset)),
+            _share: None,
+            sealed_memfd: Some((own, offset)),
         }))
     }
 
@@ -235,7 +235,7 @@ impl Mapping {
     ///
     /// # Panics
     /// When the range lies outside of the mapping or is not made of whole pages.
-    pub fn give_back(&self, offset: usize, length: usize) -> io::Result<()> {
+    pub fn free_pages(&self, offset: usize, length: usize) -> io::Result<()> {
         assert!(
             (offset | length).is_multiple_of(4096),
             "give back of partial pages: {offset}+{length}"
@@ -243,7 +243,7 @@ impl Mapping {
         if length == 0 {
             return Ok(());
         }
-        let advice = match self.kept {
+        let advice = match self.sealed_memfd {
             // Frees the pages of the file, not only this process' mapping of them.
             Some(_) => Advice::LinuxRemove,
             None => Advice::LinuxDontNeed,
@@ -258,30 +258,30 @@ impl Mapping {
         if offset >= self.length {
             return self.length..self.length;
         }
-        if let Some((file, start)) = &self.kept {
+        if let Some((file, start)) = &self.sealed_memfd {
             return self.next_data(file, *start, offset);
         }
         let base = self.base as usize;
         let page = (base + offset) & !4095;
         let end = (base + self.length).next_multiple_of(4096);
         let used = crate::used_pages::first_used(page as u64, end as u64);
-        let place = |address: u64| {
-            let place = (address as usize).saturating_sub(base);
-            place.clamp(offset, self.length)
+        let to_offset = |address: u64| {
+            let offset_in = (address as usize).saturating_sub(base);
+            offset_in.clamp(offset, self.length)
         };
-        place(used.start)..place(used.end)
+        to_offset(used.start)..to_offset(used.end)
     }
 
     /// Returns the first range at or after `offset` that has pages in a memfd.
     fn next_data(&self, file: &File, start: u64, offset: usize) -> Range<usize> {
-        let place = |at: u64| {
+        let to_offset = |at: u64| {
             usize::try_from(at.saturating_sub(start))
                 .map_or(self.length, |at| at.clamp(offset, self.length))
         };
         match seek(file, SeekFrom::Data(start + offset as u64)) {
             Ok(data) => {
                 let hole = seek(file, SeekFrom::Hole(data)).unwrap_or(u64::MAX);
-                place(data)..place(hole)
+                to_offset(data)..to_offset(hole)
             }
             // No data up to the end of the file.
             Err(rustix::io::Errno::NXIO) => self.length..self.length,
@@ -313,14 +313,14 @@ impl Mapping {
 
     /// Prefetches the first lines for a later read of this range into a buffer. Any range is allowed.
     #[inline]
-    pub fn expect_read(&self, offset: usize, length: usize) {
-        copy::expect_to_client(self.base.wrapping_add(offset), length);
+    pub fn prefetch_read(&self, offset: usize, length: usize) {
+        copy::prefetch_to_client(self.base.wrapping_add(offset), length);
     }
 
-    /// Same as [`Mapping::expect_read`], for a write from a buffer.
+    /// Same as [`Mapping::prefetch_read`], for a write from a buffer.
     #[inline]
-    pub fn expect_write(&self, offset: usize, length: usize) {
-        copy::expect_from_client(self.base.wrapping_add(offset), length);
+    pub fn prefetch_write(&self, offset: usize, length: usize) {
+        copy::prefetch_from_client(self.base.wrapping_add(offset), length);
     }
 
     /// Copies out of the mapping, for data that are not parsed. Panics if the range lies outside.
@@ -450,52 +450,52 @@ mod tests {
     fn what_is_written_is_read() {
         let m = Mapping::anonymous(8192).unwrap();
         m.write(4090, b"lunette");
-        let mut got = [0; 7];
-        m.read(4090, &mut got);
-        assert_eq!(&got, b"lunette");
+        let mut read = [0; 7];
+        m.read(4090, &mut read);
+        assert_eq!(&read, b"lunette");
     }
 
     #[test]
-    fn memory_given_back_reads_zero() {
+    fn freed_pages_read_zero() {
         let m = Mapping::anonymous(8192).unwrap();
         m.fill(0, 8192, 7);
-        m.give_back(4096, 4096).unwrap();
-        let mut got = [9; 2];
-        m.read(4095, &mut got);
-        assert_eq!(got, [7, 0]);
+        m.free_pages(4096, 4096).unwrap();
+        let mut read = [9; 2];
+        m.read(4095, &mut read);
+        assert_eq!(read, [7, 0]);
     }
 
     #[test]
-    fn kept_memory_outlives_its_mapping_and_knows_its_holes() {
+    fn sealed_memfd_outlives_its_mapping_and_reports_holes() {
         const MIB: usize = 1 << 20;
-        let file = Mapping::memfd_to_keep("kept", 8 << 20).unwrap();
-        let map = || Mapping::kept(&file, 2 << 20, 6 * MIB).unwrap();
+        let file = Mapping::create_sealed_memfd("kept", 8 << 20).unwrap();
+        let map = || Mapping::sealed_memfd(&file, 2 << 20, 6 * MIB).unwrap();
         let first = map();
         assert_eq!(first.next_used(0), 6 * MIB..6 * MIB);
         first.write(MIB + 10, b"lunette");
         drop(first);
         assert!(Mapping::has_data_from(&file, 3 << 20));
         assert!(!Mapping::has_data_from(&file, 4 << 20));
-        let again = map();
-        let mut got = [0; 7];
-        again.read(MIB + 10, &mut got);
-        assert_eq!(&got, b"lunette");
-        assert_eq!(again.next_used(0), MIB..MIB + 4096);
-        assert_eq!(again.next_used(MIB + 4096).start, 6 * MIB);
-        again.give_back(MIB, 4096).unwrap();
-        assert_eq!(again.next_used(0).start, 6 * MIB);
+        let remapped = map();
+        let mut read = [0; 7];
+        remapped.read(MIB + 10, &mut read);
+        assert_eq!(&read, b"lunette");
+        assert_eq!(remapped.next_used(0), MIB..MIB + 4096);
+        assert_eq!(remapped.next_used(MIB + 4096).start, 6 * MIB);
+        remapped.free_pages(MIB, 4096).unwrap();
+        assert_eq!(remapped.next_used(0).start, 6 * MIB);
         // Reading a hole allocates a page.
-        again.read(MIB + 10, &mut got);
-        assert_eq!((got, again.next_used(0).start), ([0; 7], MIB));
+        remapped.read(MIB + 10, &mut read);
+        assert_eq!((read, remapped.next_used(0).start), ([0; 7], MIB));
         assert!(file.set_len(4096).is_err(), "it never becomes shorter");
         for (offset, length) in [(0, 0), (0, 9 * MIB), (100, MIB), (9 << 20, 4096), (0, 100)] {
             assert!(
-                Mapping::kept(&file, offset, length).is_err(),
+                Mapping::sealed_memfd(&file, offset, length).is_err(),
                 "{offset} {length}"
             );
         }
         let unsealed = Mapping::memfd("unsealed", MIB).unwrap().1;
-        assert!(Mapping::kept(&unsealed, 0, MIB).is_err());
+        assert!(Mapping::sealed_memfd(&unsealed, 0, MIB).is_err());
     }
 
     #[test]
@@ -503,29 +503,29 @@ mod tests {
         const MIB: usize = 1 << 20;
         let m = Mapping::anonymous(64 * MIB).unwrap();
         let nothing = 64 * MIB..64 * MIB;
-        let knows = m.next_used(0) == nothing;
+        let is_supported = m.next_used(0) == nothing;
         for at in [5 * MIB, 33 * MIB + 100] {
             m.write(at, &[1]);
         }
         assert!(m.next_used(0).start <= 5 * MIB && m.next_used(5 * MIB).start == 5 * MIB);
         assert_eq!(m.next_used(64 * MIB), nothing);
-        if knows {
+        if is_supported {
             // Pages, up to huge ones, are used as a whole.
             let first = m.next_used(0);
             assert!(first.start >= 4 * MIB && (5 * MIB + 4096..=6 * MIB).contains(&first.end));
             assert!((32 * MIB..=33 * MIB + 100).contains(&m.next_used(8 * MIB).start));
             assert_eq!(m.next_used(36 * MIB), nothing);
-            m.give_back(0, 64 * MIB).unwrap();
+            m.free_pages(0, 64 * MIB).unwrap();
             assert_eq!(m.next_used(0), nothing);
             // A scan has a limit; the next one continues there.
             m.fill(0, 64 * MIB, 1);
-            let (mut reached, mut looks) = (0, 0);
+            let (mut reached, mut scans) = (0, 0);
             while reached < 64 * MIB {
                 let used = m.next_used(reached);
                 assert!(used.start == reached && used.end > reached, "{used:?}");
-                (reached, looks) = (used.end, looks + 1);
+                (reached, scans) = (used.end, scans + 1);
             }
-            assert!((2..=64).contains(&looks), "{looks}");
+            assert!((2..=64).contains(&scans), "{scans}");
         }
     }
 

@@ -14,28 +14,28 @@ pub type Vacated = Rc<RefCell<Vec<u16>>>;
 /// An index in a ring's table, valid during the lifetime of this value.
 #[derive(Debug)]
 pub struct Registration {
-    place: u16,
+    index: u16,
     vacated: Vacated,
 }
 
 impl Registration {
-    /// Records that a ring registered the memory at `place`.
-    pub fn new(place: u16, vacated: &Vacated) -> Registration {
+    /// Records that a ring registered the memory at `index`.
+    pub fn new(index: u16, vacated: &Vacated) -> Registration {
         Registration {
-            place,
+            index,
             vacated: vacated.clone(),
         }
     }
 
     /// Returns the index if `vacated` identifies the ring that registered the memory.
     #[inline]
-    pub fn place(&self, vacated: &Vacated) -> Option<u16> {
-        Rc::ptr_eq(&self.vacated, vacated).then_some(self.place)
+    pub fn index(&self, vacated: &Vacated) -> Option<u16> {
+        Rc::ptr_eq(&self.vacated, vacated).then_some(self.index)
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.vacated.borrow_mut().push(self.place);
+        self.vacated.borrow_mut().push(self.index);
     }
 }

@@ -185,7 +185,7 @@ impl RingMemory {
             base: unsafe { self.base.add(offset) },
             mask: count - 1,
             mapping: self.mapping.clone(),
-            entry: PhantomData,
+            entry_type: PhantomData,
         }
     }
 }
@@ -195,7 +195,7 @@ pub struct RingEntries<T> {
     base: NonNull<u8>,
     mask: usize,
     mapping: Arc<Mapping>,
-    entry: PhantomData<T>,
+    entry_type: PhantomData<T>,
 }
 
 // SAFETY: as `RingMemory`; no `T` is held.
@@ -240,7 +240,7 @@ impl<T> RingEntries<T> {
     /// # Panics
     /// When there are more values than entries.
     #[inline]
-    pub fn renew(&self, index: u16, values: &[T]) -> bool
+    pub fn update(&self, index: u16, values: &[T]) -> bool
     where
         T: FromBytes + IntoBytes + Immutable + KnownLayout + PartialEq + Copy,
     {
@@ -248,20 +248,21 @@ impl<T> RingEntries<T> {
         assert!(values.len() <= count, "{} entries of {count}", values.len());
         let (end, start) =
             values.split_at(values.len().min(count - (usize::from(index) & self.mask)));
-        self.renew_run(index, end) | self.renew_run(0, start)
+        self.update_run(index, end) | self.update_run(0, start)
     }
 
-    /// Same as [`renew`](Self::renew), for values that do not wrap around.
+    /// Same as [`update`](Self::update), for values that do not wrap around.
     #[inline(always)]
-    fn renew_run(&self, index: u16, values: &[T]) -> bool
+    fn update_run(&self, index: u16, values: &[T]) -> bool
     where
         T: FromBytes + IntoBytes + Immutable + KnownLayout + PartialEq + Copy,
     {
         let at = self.at(index);
-        // SAFETY: as in `RingMemory::read`; `renew` has split the values where the entries end.
-        let here = |i: usize| unsafe { volatile::load(at.add(i)) };
-        let differs = (values.iter().enumerate())
-            .fold(false, |differs, (i, value)| differs | (here(i) != *value));
+        // SAFETY: as in `RingMemory::read`; `update` has split the values where the entries end.
+        let current = |i: usize| unsafe { volatile::load(at.add(i)) };
+        let differs = (values.iter().enumerate()).fold(false, |differs, (i, value)| {
+            differs | (current(i) != *value)
+        });
         if differs {
             // SAFETY: as in `RingMemory::write`, for `values.len()` entries.
             unsafe { at.copy_from_nonoverlapping(values.as_ptr(), values.len()) }
@@ -319,20 +320,20 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_stand_there_are_not_written_again() {
+    fn unchanged_entries_are_not_written() {
         let mapping = Mapping::anonymous(4096).unwrap();
         let entries = RingMemory::new(mapping, 16, 36).entries::<[u8; 4]>(4, 8);
-        assert!(!entries.renew(3, &[]));
+        assert!(!entries.update(3, &[]));
         let values = [[1; 4], [2; 4], [3; 4]];
-        assert!(entries.renew(14, &values), "round the end");
+        assert!(entries.update(14, &values), "round the end");
         assert_eq!(
             [6, 7, 0, 1].map(|i| entries.read(i)),
             [[1; 4], [2; 4], [3; 4], [0; 4]]
         );
-        assert!(!entries.renew(6, &values));
+        assert!(!entries.update(6, &values));
         for i in 6..9 {
             entries.write(i, [9; 4]);
-            assert!(entries.renew(6, &values), "{i} is another one");
+            assert!(entries.update(6, &values), "{i} is another one");
             assert_eq!(entries.read(i), values[usize::from(i) - 6]);
         }
     }
@@ -343,7 +344,7 @@ mod tests {
         let mapping = Mapping::anonymous(4096).unwrap();
         RingMemory::new(mapping, 16, 36)
             .entries::<[u8; 4]>(4, 8)
-            .renew(0, &[[0; 4]; 9]);
+            .update(0, &[[0; 4]; 9]);
     }
 
     #[test]

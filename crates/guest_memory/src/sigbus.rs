@@ -29,12 +29,12 @@ static TABLE: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Number of SIGBUS signals in watched mappings. Workers compare it with the last value once per event loop iteration.
-static HITS: AtomicU32 = AtomicU32::new(0);
+static SIGNALS: AtomicU32 = AtomicU32::new(0);
 
 /// Number of accesses to truncated client memory since start; one relaxed load.
 #[inline]
-pub fn hits() -> u32 {
-    HITS.load(Ordering::Relaxed)
+pub fn signal_count() -> u32 {
+    SIGNALS.load(Ordering::Relaxed)
 }
 
 /// Watches one mapping during its lifetime.
@@ -62,7 +62,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        TABLE[self.slot].enter(FREE);
+        TABLE[self.slot].set_state(FREE);
     }
 }
 
@@ -117,8 +117,8 @@ extern "C" fn on_sigbus(
         if !replace(page, start + length - page) && !replace(start, length) {
             break;
         }
-        slot.enter(POISONED);
-        HITS.fetch_add(1, Ordering::Release);
+        slot.set_state(POISONED);
+        SIGNALS.fetch_add(1, Ordering::Release);
         return;
     }
     // Not a watched mapping: restore the default action. The access is retried and ends the process.
@@ -156,7 +156,7 @@ mod tests {
                 for range in 1..2_000_000 {
                     assert!(slot.claim());
                     slot.watch(range, range);
-                    slot.enter(FREE);
+                    slot.set_state(FREE);
                 }
             });
             while !writer.is_finished() {
@@ -174,13 +174,13 @@ mod tests {
         let (mapping, file) = Mapping::memfd("t", 1 << 20).unwrap();
         mapping.fill(0, 1 << 20, 7);
         file.set_len(4096).unwrap();
-        let before = hits();
-        let mut got = [1; 4];
-        mapping.read(8192, &mut got);
-        assert_eq!(got, [0; 4]);
+        let before = signal_count();
+        let mut read = [1; 4];
+        mapping.read(8192, &mut read);
+        assert_eq!(read, [0; 4]);
         assert!(mapping.is_poisoned());
-        assert!(hits() > before);
-        mapping.read(0, &mut got);
-        assert_eq!(got, [7; 4], "the part before the truncation is unchanged");
+        assert!(signal_count() > before);
+        mapping.read(0, &mut read);
+        assert_eq!(read, [7; 4], "the part before the truncation is unchanged");
     }
 }

@@ -158,11 +158,11 @@ impl MemoryTable {
         if size == 0 {
             return Err(overlap());
         }
-        let clash = |r: &Region| {
+        let overlaps = |r: &Region| {
             let s = &r.spec;
             guest_address < s.guest_address + s.size && s.guest_address < guest_end
         };
-        if self.regions.iter().any(clash) {
+        if self.regions.iter().any(overlaps) {
             return Err(overlap());
         }
         let sizes = self.regions.iter().map(|r| r.spec.size);
@@ -285,16 +285,16 @@ pub struct GuestView {
 struct Inner {
     table: Arc<MemoryTable>,
     /// Regions of the last look-ups, which nearly always match the next one.
-    hits: Hits,
+    recent_regions: RecentRegions,
 }
 
 /// The last two different regions: those below and above the hole that a PC has under 4 GiB.
-pub(crate) struct Hits {
-    last: Cell<Hit>,
-    other: Cell<Hit>,
+pub(crate) struct RecentRegions {
+    last: Cell<RecentRegion>,
+    other: Cell<RecentRegion>,
 }
 
-impl Hits {
+impl RecentRegions {
     /// Host address of a range that lies in one of the regions as a whole.
     #[inline(always)]
     pub fn find(&self, address: u64, length: u64) -> Option<*mut u8> {
@@ -304,9 +304,9 @@ impl Hits {
         }
     }
 
-    fn note(&self, hit: Hit) {
+    fn record(&self, hit: RecentRegion) {
         let last = self.last.replace(hit);
-        // Except at the first look-up, where the last region may be `Hit::NONE`.
+        // Except at the first look-up, where the last region may be `RecentRegion::NONE`.
         if hit.guest_address != last.guest_address {
             self.other.set(last);
         }
@@ -315,14 +315,14 @@ impl Hits {
 
 /// A flat copy of a region; a hit accesses no other memory.
 #[derive(Clone, Copy)]
-struct Hit {
+struct RecentRegion {
     guest_address: u64,
     size: u64,
     host: *mut u8,
 }
 
-impl Hit {
-    const NONE: Hit = Hit {
+impl RecentRegion {
+    const NONE: RecentRegion = RecentRegion {
         guest_address: 0,
         size: 0,
         host: std::ptr::null_mut(),
@@ -347,9 +347,9 @@ impl GuestView {
         GuestView {
             inner: Rc::new(Inner {
                 table,
-                hits: Hits {
-                    last: Cell::new(Hit::NONE),
-                    other: Cell::new(Hit::NONE),
+                recent_regions: RecentRegions {
+                    last: Cell::new(RecentRegion::NONE),
+                    other: Cell::new(RecentRegion::NONE),
                 },
             }),
         }
@@ -375,12 +375,12 @@ impl GuestView {
         length: u32,
         buffer: &mut IoBuffer,
     ) -> Result<(), MemoryError> {
-        buffer.hold_guest(self);
-        if let Some(host) = self.inner.hits.find(address, u64::from(length)) {
+        buffer.pin_guest(self);
+        if let Some(host) = self.inner.recent_regions.find(address, u64::from(length)) {
             buffer.push(Segment::new(host, length as usize));
             return Ok(());
         }
-        let appended = self.append_elsewhere(address, u64::from(length), buffer);
+        let appended = self.append_by_search(address, u64::from(length), buffer);
         buffer.open();
         appended
     }
@@ -391,14 +391,14 @@ impl GuestView {
         Appender::new(self, buffer)
     }
 
-    /// Same as [`appender`](Self::appender), for up to `most` ranges of the common case.
+    /// Same as [`appender`](Self::appender), for up to `limit` ranges of the common case.
     #[inline(always)]
-    pub fn filler<'a>(&'a self, buffer: &'a mut IoBuffer, most: usize) -> Filler<'a> {
-        Filler::new(self, buffer, most)
+    pub fn filler<'a>(&'a self, buffer: &'a mut IoBuffer, limit: usize) -> Filler<'a> {
+        Filler::new(self, buffer, limit)
     }
 
     #[cold]
-    fn append_elsewhere(
+    fn append_by_search(
         &self,
         address: u64,
         length: u64,
@@ -421,20 +421,20 @@ impl GuestView {
                 return Err(MemoryError::NotMapped { address, length });
             };
             let region = &inner.table.regions[index];
-            inner.hits.note(Hit {
+            inner.recent_regions.record(RecentRegion {
                 guest_address: region.spec.guest_address,
                 size: region.spec.size,
                 host: region.host(0),
             });
             let offset = at - region.spec.guest_address;
-            let here = left.min(region.spec.size - offset);
-            each(Segment::new(region.host(offset), here as usize));
-            left -= here;
+            let piece = left.min(region.spec.size - offset);
+            each(Segment::new(region.host(offset), piece as usize));
+            left -= piece;
             if left == 0 {
                 return Ok(());
             }
             // Cannot wrap, because regions do not.
-            at += here;
+            at += piece;
         }
     }
 
@@ -446,16 +446,20 @@ impl GuestView {
     #[inline]
     pub fn read<T: FromBytes>(&self, address: u64) -> Result<T, MemoryError> {
         const { assert!(size_of::<T>() > 0, "nothing to read") };
-        if let Some(host) = self.inner.hits.find(address, size_of::<T>() as u64) {
+        if let Some(host) = self
+            .inner
+            .recent_regions
+            .find(address, size_of::<T>() as u64)
+        {
             // SAFETY: in a region, which the table keeps mapped.
             return Ok(unsafe { volatile::load(host.cast::<T>()) });
         }
-        self.read_in_pieces(address)
+        self.read_fragmented(address)
     }
 
     /// Reads a value outside of the recent regions or across several.
     #[cold]
-    pub(crate) fn read_in_pieces<T: FromBytes>(&self, address: u64) -> Result<T, MemoryError> {
+    pub(crate) fn read_fragmented<T: FromBytes>(&self, address: u64) -> Result<T, MemoryError> {
         let mut value = MaybeUninit::<T>::zeroed();
         let mut done = 0;
         self.segments(address, size_of::<T>() as u64, |segment| {
@@ -473,14 +477,14 @@ impl GuestView {
     /// Prefetches the cache line at a guest-physical address, if it is in a recent region.
     #[inline]
     pub fn prefetch(&self, address: u64) {
-        if let Some(host) = self.inner.hits.find(address, 1) {
+        if let Some(host) = self.inner.recent_regions.find(address, 1) {
             prefetch_line(host);
         }
     }
 
     #[inline(always)]
-    pub(crate) fn hits(&self) -> &Hits {
-        &self.inner.hits
+    pub(crate) fn recent_regions(&self) -> &RecentRegions {
+        &self.inner.recent_regions
     }
 
     #[inline(always)]
@@ -576,25 +580,25 @@ mod tests {
             .table::<u64>(0x2ff0, 16)
             .unwrap();
         assert_eq!(entries.entry(), Some(0));
-        assert!(entries.append(0x1000, 512) && !entries.is_whole());
+        assert!(entries.append(0x1000, 512) && !entries.is_complete());
         assert_eq!(entries.entry(), Some(u64::from_le(7)));
-        assert!(entries.append(0x1200, 512) && entries.is_whole());
+        assert!(entries.append(0x1200, 512) && entries.is_complete());
         assert_eq!((entries.count(), entries.entry()), (2, None));
         assert!(!entries.append(0x1000, 512), "one for each entry");
         assert_eq!(entries.finish(1024, 1), 2);
         assert_eq!((buffer.segments().len(), buffer.len()), (2, 1024));
 
-        let mut little_room = view
+        let mut few_free_slots = view
             .filler(&mut buffer, 1)
             .table::<u64>(0x2ff0, 16)
             .unwrap();
-        assert!(little_room.entry().is_some() && little_room.append(0x1000, 1));
-        assert!(little_room.entry().is_none() && !little_room.is_whole());
+        assert!(few_free_slots.entry().is_some() && few_free_slots.append(0x1000, 1));
+        assert!(few_free_slots.entry().is_none() && !few_free_slots.is_complete());
         let mut begun = view.filler(&mut buffer, 8);
         assert!(begun.append(0x1000, 1));
         assert!(begun.table::<u64>(0x2ff0, 16).is_none(), "begun otherwise");
         let none = view.filler(&mut buffer, 8).table::<u64>(0x2ff0, 0).unwrap();
-        assert!(none.entry().is_none() && none.is_whole());
+        assert!(none.entry().is_none() && none.is_complete());
     }
 
     fn two_regions() -> MemoryTable {

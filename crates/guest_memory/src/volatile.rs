@@ -113,7 +113,7 @@ mod tests {
                     // An aligned word is never torn.
                     torn += [low, high]
                         .iter()
-                        .filter(|half| ***half != [half[0]; 8])
+                        .filter(|second_half| ***second_half != [second_half[0]; 8])
                         .count();
                 }
             }

@@ -19,9 +19,9 @@ fn mapping_that_could_not_be_watched_is_refused() {
     assert!(refused.to_string().contains("truncation"), "{refused}");
     // The last mapping took the last watch.
     file.set_len(0).unwrap();
-    let mut got = [1];
-    mappings.last().unwrap().read(0, &mut got);
-    assert_eq!(got, [0]);
+    let mut read = [1];
+    mappings.last().unwrap().read(0, &mut read);
+    assert_eq!(read, [0]);
     assert!(mappings.last().unwrap().is_poisoned());
     drop(mappings);
     file.set_len(4096).unwrap();

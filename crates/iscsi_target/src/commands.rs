@@ -8,7 +8,7 @@ use latency::{DiskNumber, Operation, PartCounts, Stamp, Stamps};
 use reactor::{Io, Step, Tag};
 use scsi::{Command, DiskId, Lun, Sense, SenseCode, SenseKey, TaskAttribute, TaskTag};
 use scsi_exec::{
-    Granted, Hold, Task, Ticket, execute, go_on_in_background, may_start, operation_of,
+    Granted, Hold, Task, Ticket, continue_in_background, execute, may_start, operation_of,
 };
 
 use crate::command_slot::CommandSlot;
@@ -21,7 +21,7 @@ enum Progress {
     /// Waiting for an I/O completion, an event or a later iteration.
     Pending,
     /// Finished, and answered or aborted before.
-    Over,
+    Finished,
 }
 
 /// Converts the attribute field of a SCSI Command (RFC 7143, 11.3.1).
@@ -249,7 +249,7 @@ impl Connection {
                         probes::submitted(|| std::iter::once(self.measurement.probe_id(id.index)));
                     }
                 }
-                Progress::Over => self.release(id.index),
+                Progress::Finished => self.release(id.index),
             }
         }
         if self.batch.is_empty() {
@@ -293,21 +293,21 @@ impl Connection {
             let job = slot.job;
             match step {
                 Step::Wait => return Progress::Pending,
-                Step::Over => return Progress::Over,
-                Step::Answer | Step::AnswerAndGoOn => {
-                    let detaches = matches!(step, Step::AnswerAndGoOn);
+                Step::Finished => return Progress::Finished,
+                Step::Answer | Step::AnswerAndDetach => {
+                    let detaches = matches!(step, Step::AnswerAndDetach);
                     match slot.client {
                         Client::Task(_) if detaches => slot.stage = Stage::Detaching,
                         Client::Task(_) => slot.stage = Stage::Done,
                         Client::Session(itt) => {
                             self.keep_answer(index, itt, detaches);
-                            return Progress::Over;
+                            return Progress::Finished;
                         }
                         Client::None | Client::Aborted(_) | Client::Background(_) => {
                             if detaches {
                                 self.leave(index, Task::go_on);
                             }
-                            return Progress::Over;
+                            return Progress::Finished;
                         }
                     }
                     return Progress::Done;
@@ -335,7 +335,7 @@ impl Connection {
                     };
                     if matches!(slot.client, Client::Background(_)) {
                         self.leave(index, move |task| task.resume(outcome, None));
-                        return Progress::Over;
+                        return Progress::Finished;
                     }
                     self.pace.count(buffer.len(), true);
                     slot.task.resume(outcome, Some(*buffer));
@@ -395,7 +395,7 @@ impl Connection {
         match self.advance(io, index) {
             Progress::Done => self.done.push(self.slots.id(index)),
             Progress::Pending => {}
-            Progress::Over => self.release(index),
+            Progress::Finished => self.release(index),
         }
     }
 
@@ -447,7 +447,7 @@ impl Connection {
     pub(crate) fn leave(&mut self, index: u32, next: impl FnOnce(&mut Task)) {
         let mut task = self.slots.get(index).task.detach();
         next(&mut task);
-        go_on_in_background(&self.handle.worker, &self.shared.units, task);
+        continue_in_background(&self.handle.worker, &self.shared.units, task);
     }
 
     /// Releases the slot of a finished command.

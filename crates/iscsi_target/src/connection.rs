@@ -623,8 +623,8 @@ impl Source for Connection {
         self.socket.shut_down();
     }
 
-    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
-        self.disks.let_go(io, disk);
+    fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+        self.disks.close_disk(io, disk);
     }
 
     fn closed(&mut self, io: &mut Io) {

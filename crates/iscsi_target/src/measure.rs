@@ -91,7 +91,8 @@ impl Connection {
     pub(crate) fn record(&mut self, clock: &Clock, answered: Stamp, notified: Stamp) {
         if self.measurement.notified(answered, notified) {
             for slow in &self.slow {
-                self.measurement.keep_slow(clock, *slow, answered, notified);
+                self.measurement
+                    .record_slow(clock, *slow, answered, notified);
             }
         }
         self.slow.clear();

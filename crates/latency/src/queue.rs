@@ -247,7 +247,7 @@ impl QueueTimeline {
     }
 
     /// Returns true if a slow request was recorded since the last call. The owner then passes the requests that it has just
-    /// answered to [`QueueTimeline::keep_slow`], which selects the slow ones.
+    /// answered to [`QueueTimeline::record_slow`], which selects the slow ones.
     #[inline]
     pub fn take_slow_seen(&mut self) -> bool {
         std::mem::take(&mut self.slow_seen)
@@ -261,8 +261,8 @@ impl QueueTimeline {
 
     /// Stores a request if it is one of the slowest of the current ten seconds.
     #[cold]
-    pub fn keep_slow(&mut self, clock: &Clock, request: SlowRequest) {
-        if let Some(limits) = self.record.keep_slow(clock, request) {
+    pub fn record_slow(&mut self, clock: &Clock, request: SlowRequest) {
+        if let Some(limits) = self.record.record_slow(clock, request) {
             (self.slow_threshold, self.slow_due) = limits;
         }
     }
@@ -603,7 +603,7 @@ mod tests {
         for _ in 0..crate::slow::KEPT {
             queue.record_iteration(&[1, 0, 0, 0, 0], &BATCH);
             assert!(queue.take_slow_seen());
-            queue.keep_slow(&clock, described);
+            queue.record_slow(&clock, described);
         }
         queue.record_iteration(&[1, 0, 0, 0, 0], &BATCH);
         assert!(!queue.take_slow_seen(), "as slow as all that are kept");

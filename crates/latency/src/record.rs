@@ -192,7 +192,7 @@ impl QueueRecord {
 
     /// Stores a request if it is slow enough. Returns the new threshold in ticks and its expiry. Stores nothing while
     /// another thread reads the log.
-    pub(crate) fn keep_slow(&self, clock: &Clock, request: SlowRequest) -> Option<(u64, Stamp)> {
+    pub(crate) fn record_slow(&self, clock: &Clock, request: SlowRequest) -> Option<(u64, Stamp)> {
         let mut slow = self.slow.try_lock().ok()?;
         let log = slow.get_or_insert_with(|| Box::new(SlowLog::new(clock, crate::slow::KEPT)));
         log.offer(request);

@@ -24,7 +24,7 @@ pub fn range_is_never_a_mixture_of_two_mappings() {
         for (start, length) in mappings {
             assert!(slot.claim());
             slot.watch(start, length);
-            slot.enter(FREE);
+            slot.set_state(FREE);
         }
         if let Some(range) = handler.join().unwrap() {
             assert!(mappings.contains(&range), "{range:x?}");

@@ -359,7 +359,7 @@ mod tests {
                 length: 512,
                 stamps,
             };
-            timeline.keep_slow(&clock, slow);
+            timeline.record_slow(&clock, slow);
             ledger.retire(timeline.record());
         }
         let [one] = ledger.snapshots().try_into().unwrap();

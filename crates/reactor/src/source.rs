@@ -106,7 +106,7 @@ pub trait Source: Any {
     }
 
     /// Closes the handle on a disk that is being removed from the process.
-    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+    fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {
         let _ = (io, disk);
     }
 

@@ -33,9 +33,9 @@ pub enum Step {
     /// No further disk I/O: write the response.
     Answer,
     /// Write the response now and continue without the client.
-    AnswerAndGoOn,
+    AnswerAndDetach,
     /// A detached request, answered earlier, has ended.
-    Over,
+    Finished,
     /// Wait for an external event.
     Wait,
 }

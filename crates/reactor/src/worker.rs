@@ -106,7 +106,7 @@ impl Worker {
             ledger,
             completions: Vec::with_capacity(BATCH),
             finished: Vec::with_capacity(BATCH),
-            sigbus_hits: guest_memory::sigbus::hits(),
+            sigbus_hits: guest_memory::sigbus::signal_count(),
             bell_rang: false,
             retiring: false,
             ending: false,
@@ -252,9 +252,9 @@ impl Worker {
     }
 
     /// Makes every source close its handle on a disk that is being removed from the process.
-    pub fn let_go(&mut self, disk: &Arc<Disk>) {
+    pub fn close_disk(&mut self, disk: &Arc<Disk>) {
         for slot in self.slots.iter_mut().flatten() {
-            slot.source.let_go(&mut self.io, disk);
+            slot.source.close_disk(&mut self.io, disk);
         }
         self.io.fail_waiting(disk, &mut self.finished);
     }
@@ -381,7 +381,7 @@ impl Worker {
     }
 
     fn check_memory(&mut self) {
-        let hits = guest_memory::sigbus::hits();
+        let hits = guest_memory::sigbus::signal_count();
         if hits != self.sigbus_hits {
             self.sigbus_hits = hits;
             for slot in self.slots.iter_mut().flatten() {

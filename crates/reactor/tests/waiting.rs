@@ -262,7 +262,7 @@ fn removed_disk_ends_waiting_io() {
     let mut rig = Rig::new(sick(9, full(), None), OnError::Stop);
     rig.write(0);
     let disk = rig.disk.clone();
-    rig.worker.let_go(&disk);
+    rig.worker.close_disk(&disk);
     rig.iterate();
     assert_eq!(rig.outcomes(), [(0, Some(IoErrorKind::NoSpace))]);
     assert_eq!(rig.waiting(), 0);

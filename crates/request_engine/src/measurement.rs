@@ -122,7 +122,7 @@ impl Measurement {
     }
 
     /// Records the iteration: its responses were written at `answered`, and the client was notified at `notified`. Returns true if a
-    /// request was slow. The caller then passes the requests to [`Measurement::keep_slow`], and calls [`Measurement::end_iteration`].
+    /// request was slow. The caller then passes the requests to [`Measurement::record_slow`], and calls [`Measurement::end_iteration`].
     #[inline(always)]
     pub fn notified(&mut self, answered: Stamp, notified: Stamp) -> bool {
         for (stamps, counts, part) in &mut self.synchronous {
@@ -149,7 +149,7 @@ impl Measurement {
 
     /// Stores a request of this iteration if it is one of the slowest.
     #[cold]
-    pub fn keep_slow(
+    pub fn record_slow(
         &mut self,
         clock: &Clock,
         mut request: SlowRequest,
@@ -158,7 +158,7 @@ impl Measurement {
     ) {
         request.stamps.mark(Stage::Answered, answered);
         request.stamps.mark(Stage::Notified, notified);
-        self.timeline.keep_slow(clock, request);
+        self.timeline.record_slow(clock, request);
     }
 
     /// Ends the iteration. `in_flight`: number of unanswered requests.

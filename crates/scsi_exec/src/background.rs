@@ -19,7 +19,7 @@ use crate::task::Need;
 use crate::{DiskHandles, Task, Units};
 
 /// Executes the rest of a task on this worker, independently of the caller.
-pub fn go_on_in_background(worker: &WorkerHandle, units: &Arc<Units>, task: Task) {
+pub fn continue_in_background(worker: &WorkerHandle, units: &Arc<Units>, task: Task) {
     let (handle, units) = (worker.clone(), units.clone());
     worker.send(move |worker| {
         let added: Result<SourceId, Infallible> = worker.add(|_, id| {
@@ -78,9 +78,13 @@ impl Background {
                         Submission::Done(outcome) => self.task.resume(outcome, Some(*buffer)),
                     }
                 }
-                Need::AnswerAndGoOn => self.task.go_on(),
+                Need::AnswerAndDetach => self.task.go_on(),
                 // No initiator is left to send data-out or receive a response.
-                Need::Answer | Need::Over | Need::Data(..) | Need::DataOut(_) | Need::Range(..) => {
+                Need::Answer
+                | Need::Finished
+                | Need::Data(..)
+                | Need::DataOut(_)
+                | Need::Range(..) => {
                     self.task.abandon();
                     return self.leave();
                 }
@@ -132,8 +136,8 @@ impl Source for Background {
         self.stopped = true;
     }
 
-    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
-        if self.disks.let_go(io, disk) {
+    fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+        if self.disks.close_disk(io, disk) {
             self.leave();
         }
     }

@@ -167,8 +167,8 @@ fn execute_other(command: &mut impl Transport, io: &mut Io, need: Need) -> Optio
                 .acquire(offset, length, move |lock| waiter(Granted::Range(lock)));
             return Some(Step::Wait);
         }
-        Need::AnswerAndGoOn => return Some(Step::AnswerAndGoOn),
-        Need::Over => return Some(Step::Over),
+        Need::AnswerAndDetach => return Some(Step::AnswerAndDetach),
+        Need::Finished => return Some(Step::Finished),
         Need::Nothing | Need::Data(..) | Need::Answer => return Some(Step::Wait),
     }
     None
@@ -347,7 +347,7 @@ mod tests {
         task.hold(&hold);
         drop(hold);
         assert!(task.may_take_data(&memory, 64));
-        task.keep_need(Need::AnswerAndGoOn);
+        task.keep_need(Need::AnswerAndDetach);
         let detached = task.detach();
         assert!(detached.is_ready() && !task.is_ready());
         assert!(!holding.wait(std::time::Duration::ZERO));

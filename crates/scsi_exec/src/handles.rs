@@ -35,7 +35,7 @@ impl DiskHandles {
     }
 
     /// Closes the handles of a disk that is being removed from the process. Returns true if any was open.
-    pub fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) -> bool {
+    pub fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) -> bool {
         let mut any = false;
         for place in &mut self.0 {
             if let Some(handle) = place.take_if(|handle| io.is_of(*handle, disk)) {

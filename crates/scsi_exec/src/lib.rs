@@ -19,7 +19,7 @@ mod shared_units;
 mod task;
 mod units;
 
-pub use background::go_on_in_background;
+pub use background::continue_in_background;
 pub use execute::{Data, Parts, Transport, Waiter, execute, may_start};
 pub use handles::DiskHandles;
 pub(crate) use memory::Held;

@@ -37,9 +37,9 @@ pub(crate) enum Need {
     /// Transmission of the response.
     Answer,
     /// Transmission of the response; the task then runs without its initiator: [`Task::go_on`].
-    AnswerAndGoOn,
+    AnswerAndDetach,
     /// The task was answered before, and has ended.
-    Over,
+    Finished,
 }
 
 /// Event that a command waited for.
@@ -363,7 +363,7 @@ impl Task {
     pub fn go_on(&mut self) {
         match std::mem::take(&mut self.general.doing) {
             Doing::Running(running) => self.advance(running, None),
-            _ => self.general.next = Need::Over,
+            _ => self.general.next = Need::Finished,
         }
     }
 
@@ -485,11 +485,11 @@ impl Task {
     fn advance(&mut self, mut running: Box<Running>, outcome: Option<IoOutcome>) {
         match running.run.next(outcome, &mut running.scratch) {
             PlanStep::Done(response) => self.answer(response),
-            PlanStep::End => self.general.next = Need::Over,
+            PlanStep::End => self.general.next = Need::Finished,
             PlanStep::Answer(response) => {
                 self.general.doing = Doing::Running(running);
                 self.general.response = Some(response);
-                self.general.next = Need::AnswerAndGoOn;
+                self.general.next = Need::AnswerAndDetach;
             }
             PlanStep::Io {
                 disk,

@@ -10,7 +10,7 @@ use reactor::Pool;
 use scsi::{Directory, DiskId, LogicalUnit, Medium, Nexus, NexusId, Plan, Store, UnitConfig};
 
 use crate::ports::{Ports, WithPorts};
-use crate::{Runners, Task, TaskOrder, go_on_in_background, shared_units};
+use crate::{Runners, Task, TaskOrder, continue_in_background, shared_units};
 
 type Entry = (Arc<Disk>, Arc<LogicalUnit>);
 
@@ -138,7 +138,7 @@ impl Units {
             if let (Some(pool), Some(me)) = (pool, self.me.upgrade()) {
                 let mut task = Task::default();
                 task.start(Plan::Run(run));
-                go_on_in_background(&pool.place(), &me, task);
+                continue_in_background(&pool.place(), &me, task);
             }
         }
     }

@@ -190,7 +190,7 @@ impl Life {
         }
         for worker in &mut workers {
             for disk in &disks {
-                worker.let_go(disk);
+                worker.close_disk(disk);
             }
         }
         for _ in 0..200 {

@@ -125,7 +125,7 @@ enum SeedState {
     #[default]
     Idle,
     Seed(u64, Instant),
-    Ended,
+    Crashed,
 }
 
 impl Running {
@@ -151,7 +151,10 @@ fn watch(threads: &[Running], count: usize) {
                 std::process::exit(1);
             }
         }
-        if states.iter().all(|state| matches!(state, SeedState::Ended)) {
+        if states
+            .iter()
+            .all(|state| matches!(state, SeedState::Crashed))
+        {
             return;
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -192,7 +195,7 @@ pub fn many(
                         *failure = Some((seed, all, message));
                     }
                 }
-                running.put(SeedState::Ended);
+                running.put(SeedState::Crashed);
             });
         }
         watch(&running, count);

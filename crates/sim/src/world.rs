@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use bdev::{CacheMode, RateLimits};
 use latency::{Clock, SimulatedTime};
 use uring::simulated::{Faults, Files};
-use virtqueue::simulated::{Ended, end_after};
+use virtqueue::simulated::{Crashed, crash_after};
 
 use crate::clients::blk::Blk;
 use crate::clients::initiator::IscsiClient;
@@ -113,7 +113,7 @@ impl World {
     pub fn new(seed: u64, traced: bool, corruption: Faults) -> World {
         let mut random = Random::new(seed);
         Files::begin(random.next());
-        end_after(None);
+        crash_after(None);
         bdev::stepped::kill_image_owners();
         let in_memory = std::path::Path::new("/dev/shm");
         let folder = tempfile::Builder::new()
@@ -371,7 +371,7 @@ impl World {
         let iteration = catch_unwind(AssertUnwindSafe(|| worker.iterate_once()));
         match iteration {
             Ok(_) => {}
-            Err(ended) if ended.is::<Ended>() => self.has_ended = true,
+            Err(ended) if ended.is::<Crashed>() => self.has_ended = true,
             Err(panic) => resume_unwind(panic),
         }
         self.look_at_faults();
@@ -514,7 +514,7 @@ impl World {
                 self.cut = Some(action);
                 match random.one_in(2) {
                     true => Files::cut_after(Some(random.below(30))),
-                    false => end_after(Some(random.below(100) as u32)),
+                    false => crash_after(Some(random.below(100) as u32)),
                 }
             }
             Action::Kill | Action::CutPower => {}
@@ -575,7 +575,7 @@ impl World {
     pub fn settle(&mut self) {
         Files::set_faults(self.corruption);
         Files::cut_after(None);
-        end_after(None);
+        crash_after(None);
         self.cut = None;
         for disk in &self.life().disks {
             disk.set_limits(RateLimits::default());

@@ -29,7 +29,7 @@ pub use event::Event;
 pub use fd::RingFd;
 pub use message::Message;
 pub use ring::{Receive, Ring, Wait, WatchId};
-pub use signal::{HeldUp, Signal};
+pub use signal::{Blocked, Signal};
 
 /// Recipient of completions, used by the reactor for dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -35,7 +35,7 @@ impl Memory {
     /// Index of a buffer's memory in this table.
     #[inline]
     pub(crate) fn place(&self, buffer: &IoBuffer) -> Option<u16> {
-        buffer.registration()?.place(&self.vacated)
+        buffer.registration()?.index(&self.vacated)
     }
 
     /// Registers a buffer's memory if it is used often and the table has a free index.

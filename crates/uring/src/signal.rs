@@ -19,7 +19,7 @@ pub struct Signal {
 
 /// The front end blocked the worker. The descriptor must not be written to any more.
 #[derive(Debug, PartialEq, Eq)]
-pub struct HeldUp;
+pub struct Blocked;
 
 impl Signal {
     /// Uses an eventfd, or another descriptor passed as one.
@@ -33,13 +33,13 @@ impl Signal {
     /// # Errors
     /// When the write blocked nevertheless.
     #[inline]
-    pub fn send(&self) -> Result<(), HeldUp> {
+    pub fn send(&self) -> Result<(), Blocked> {
         if self.blocks && !self.has_room() {
             return Ok(());
         }
         // Fails also if the counter is full or the peer is gone.
         match crate::guard::brief(|| rustix::io::write(&self.fd, &1u64.to_ne_bytes())) {
-            Err(Errno::INTR) => Err(HeldUp),
+            Err(Errno::INTR) => Err(Blocked),
             Ok(_) | Err(_) => Ok(()),
         }
     }
@@ -92,7 +92,7 @@ mod tests {
         rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         assert_eq!(signal.send(), Ok(()));
         rustix::fs::fcntl_setfl(&fd, OFlags::empty()).unwrap();
-        assert_eq!(signal.send(), Err(HeldUp));
+        assert_eq!(signal.send(), Err(Blocked));
         assert_eq!(counter(&fd), u64::MAX - 1);
     }
 }

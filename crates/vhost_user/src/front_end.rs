@@ -136,14 +136,14 @@ impl SessionHandle {
     }
 }
 
-/// Serves one front end until it leaves. Call on a thread of its own. `started` receives the session's handle; `held_up` is called if the
+/// Serves one front end until it leaves. Call on a thread of its own. `started` receives the session's handle; `on_blocked` is called if the
 /// front end blocks a worker.
 pub(crate) fn serve(
     stream: UnixStream,
     device: Arc<dyn VirtioDevice>,
     pool: Arc<Pool>,
     started: impl FnOnce(SessionHandle),
-    held_up: impl Fn() + Send + Sync + 'static,
+    on_blocked: impl Fn() + Send + Sync + 'static,
     resumed: Option<Resumed>,
 ) -> io::Result<()> {
     stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
@@ -172,8 +172,8 @@ pub(crate) fn serve(
     let name = device.name().to_owned();
     let breaker = stream.try_clone()?;
     let on_broken: OnBroken = Arc::new(move |breach, _why| {
-        if breach == Breach::HeldUp {
-            held_up();
+        if breach == Breach::Blocked {
+            on_blocked();
         }
         breaker.shutdown(std::net::Shutdown::Read).ok();
     });

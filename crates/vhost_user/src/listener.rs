@@ -111,7 +111,7 @@ struct Export {
     /// Next front end, while its predecessor's requests drain.
     waiting: Option<UnixStream>,
     /// Time at which a front end last blocked a worker.
-    held_up: Arc<Mutex<Option<Instant>>>,
+    blocked_at: Arc<Mutex<Option<Instant>>>,
     /// A refused connection is being closed. No other one is accepted meanwhile.
     refusing: Arc<AtomicBool>,
 }
@@ -176,7 +176,7 @@ impl Export {
     }
 
     fn is_shunned(&self) -> bool {
-        lock(&self.held_up).is_some_and(|since| since.elapsed() < SHUNNED)
+        lock(&self.blocked_at).is_some_and(|since| since.elapsed() < SHUNNED)
     }
 
     fn is_connected(&self) -> bool {
@@ -489,7 +489,7 @@ impl Server {
             session,
             serving: None,
             waiting: None,
-            held_up: Arc::default(),
+            blocked_at: Arc::default(),
             refusing: Arc::default(),
         });
         self.state.accepting.wake();
@@ -733,7 +733,7 @@ fn start_session(
 ) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     let (device, state, slot) = (export.device.clone(), state.clone(), export.session.clone());
-    let held_up = export.held_up.clone();
+    let blocked_at = export.blocked_at.clone();
     let over = Arc::new(AtomicBool::new(false));
     let is_over = over.clone();
     // The handle is stored before the thread continues, so that the session can be ended from now on.
@@ -762,13 +762,13 @@ fn start_session(
                 drop(slot);
                 ready.send(()).ok();
             };
-            let held_up = move || *lock(&held_up) = Some(Instant::now());
+            let on_blocked = move || *lock(&blocked_at) = Some(Instant::now());
             let served = front_end::serve(
                 stream,
                 device,
                 state.pool.clone(),
                 started,
-                held_up,
+                on_blocked,
                 resumed,
             );
             if let Err(error) = served {

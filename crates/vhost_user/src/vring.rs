@@ -187,7 +187,7 @@ impl Vring {
                 && let Some((queue, _io)) = w.source(source)
                 && let Some(queue) = control(queue)
             {
-                queue.leave_failed();
+                queue.retain_failed();
             }
             w.stop(source, move |mut source, _io| {
                 let base = control(&mut *source).map(|queue| queue.base());

@@ -44,10 +44,10 @@ enum Way {
     TableEndsAt(u16),
 }
 
-/// Bytes written as reported by the device, and the byte at the error place.
+/// Bytes written as reported by the device, and the byte in the response space.
 type Outcome = (u32, u8);
 
-/// No error place.
+/// No response space.
 const NO_PLACE: Outcome = (0, 0xee);
 
 struct Scene {

@@ -11,8 +11,8 @@ use block::{DiskInfo, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use latency::Operation;
 use reactor::{DiskHandle, Io, Tag};
-use virtio_device::{Answer, Job, Malformed, Protocol, Request, Start, Step};
-use virtqueue::{Chain, ErrorPlace};
+use virtio_device::{Answer, Job, Malformed, ParsedRequest, Protocol, Request, Step};
+use virtqueue::{Chain, ResponseSpace};
 
 use crate::config::PIECE;
 use crate::request::{
@@ -153,7 +153,7 @@ impl BlkQueue {
         &self,
         request: &mut Request<Pending>,
         (way, offset, length): (Transfer, u64, u32),
-    ) -> Start {
+    ) -> ParsedRequest {
         let chain = &mut request.chain;
         let (io, operation) = match way {
             Transfer::In => {
@@ -172,7 +172,7 @@ impl BlkQueue {
                 (io, Operation::Write)
             }
         };
-        Start {
+        ParsedRequest {
             step: self.data(request, io),
             operation,
             bytes: length,
@@ -187,7 +187,7 @@ impl BlkQueue {
         request: &mut Request<Pending>,
         readable: u32,
         writable: u32,
-    ) -> Start {
+    ) -> ParsedRequest {
         let header = request.chain.buffer.front::<HEADER_SIZE>();
         if let Some(transfer) = request::parse_plain(&header, readable, writable, &self.limits) {
             return self.begin_transfer(request, transfer);
@@ -204,7 +204,7 @@ impl BlkQueue {
             Ok(parsed) => parsed,
             Err(status) => {
                 request.state.status = status;
-                return Start {
+                return ParsedRequest {
                     step: Step::Answer,
                     operation: Operation::Other,
                     bytes: 0,
@@ -214,7 +214,7 @@ impl BlkQueue {
         let operation = operation(&parsed);
         let step = match parsed {
             request::Request::Io(io) if io.moves_data() => {
-                return self.begin_long(request, io);
+                return self.parse_long(request, io);
             }
             request::Request::Io(io) => self.data(request, io),
             request::Request::Nothing(_) => Step::Answer,
@@ -233,7 +233,7 @@ impl BlkQueue {
                 Step::Answer
             }
         };
-        Start {
+        ParsedRequest {
             step,
             operation,
             bytes: 0,
@@ -242,7 +242,7 @@ impl BlkQueue {
 
     /// Starts a transfer that exceeds one I/O with its first piece.
     #[cold]
-    fn begin_long(&self, request: &mut Request<Pending>, io: IoRequest) -> Start {
+    fn parse_long(&self, request: &mut Request<Pending>, io: IoRequest) -> ParsedRequest {
         // At most the length of the chain, which is a u32.
         let length = io.length as u32;
         let piece = length.min(PIECE);
@@ -256,7 +256,7 @@ impl BlkQueue {
             pending.data_in = length;
         }
         pending.rest = Some(Rest::Pieces(length - piece));
-        Start {
+        ParsedRequest {
             bytes: length,
             ..start
         }
@@ -337,12 +337,12 @@ impl Protocol for BlkQueue {
     type State = Pending;
 
     #[inline(always)]
-    fn begin(
+    fn parse(
         &mut self,
         _io: &mut Io,
         request: &mut Request<Pending>,
         _tag: Tag,
-    ) -> Result<Start, Malformed> {
+    ) -> Result<ParsedRequest, Malformed> {
         let chain = &mut request.chain;
         if (chain.readable as usize) < HEADER_SIZE {
             return Err(Malformed("incomplete request header"));
@@ -353,7 +353,7 @@ impl Protocol for BlkQueue {
         let readable = chain.readable - HEADER_SIZE as u32;
         let writable = chain.writable - 1;
         chain.buffer.prefetch_last();
-        let header = chain.buffer.front_near::<HEADER_SIZE>();
+        let header = chain.buffer.contiguous_front::<HEADER_SIZE>();
         request.state = Pending::default();
         match header
             .and_then(|header| request::parse_plain(&header, readable, writable, &self.limits))
@@ -402,11 +402,11 @@ impl Protocol for BlkQueue {
         }
     }
 
-    fn refuse(&mut self, request: &mut Request<Pending>, place: ErrorPlace) -> u32 {
-        if place.last {
+    fn refuse(&mut self, request: &mut Request<Pending>, space: ResponseSpace) -> u32 {
+        if space.last {
             request.chain.buffer.write_last(S_IOERR);
         }
-        u32::from(place.last)
+        u32::from(space.last)
     }
 
     fn close(&mut self, io: &mut Io) {

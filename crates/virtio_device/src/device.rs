@@ -17,7 +17,7 @@ pub enum Breach {
     /// The driver violated the rules of the ring or of the device type.
     Rules,
     /// A descriptor of the front end blocked the worker and all its other sources.
-    HeldUp,
+    Blocked,
 }
 
 /// Refused write to the configuration space.
@@ -106,7 +106,7 @@ pub trait QueueControl {
 
     /// Announces a stop after the front end has left. From now on, failed requests of a queue with an in-flight region stay unanswered, and
     /// the next device repeats them.
-    fn leave_failed(&mut self);
+    fn retain_failed(&mut self);
 
     /// Returns the position in the ring, in the format of `GET_VRING_BASE`.
     fn base(&self) -> u32;

@@ -14,5 +14,5 @@ pub use device::{
     Breach, BuiltQueue, ConfigError, LogSetup, OnBroken, QueueChange, QueueControl, QueueMaker,
     QueueSetup, VirtioDevice,
 };
-pub use protocol::{Answer, Job, Malformed, Protocol, Request, Start, Step};
+pub use protocol::{Answer, Job, Malformed, ParsedRequest, Protocol, Request, Step};
 pub use queue::Queue;

@@ -14,7 +14,7 @@ use guest_memory::IoBuffer;
 use latency::{DiskNumber, Operation, UnitAddress};
 use reactor::{Io, Tag};
 pub use reactor::{Job, Step};
-use virtqueue::{Chain, ErrorPlace};
+use virtqueue::{Chain, ResponseSpace};
 
 /// A request in its slot, for its whole life: hops pass the slot number only. Fields that each request needs are adjacent; rarely needed
 /// fields are at the end of the state.
@@ -34,7 +34,7 @@ pub struct Request<S> {
 pub struct Malformed(pub &'static str);
 
 /// A request after parsing.
-pub struct Start {
+pub struct ParsedRequest {
     /// First step.
     pub step: Step,
     /// Operation for the statistics.
@@ -57,10 +57,10 @@ pub trait Protocol: 'static {
     type State: Default;
 
     /// A queue may serve several disks, which are then measured separately.
-    const SEVERAL_DISKS: bool = false;
+    const MULTIPLE_DISKS: bool = false;
 
     /// The response is the first device-writable part of a chain, in a cache line of its own.
-    const ANSWERED_APART: bool = false;
+    const SEPARATE_RESPONSE: bool = false;
 
     /// Returns the number of the disk that a parsed request addresses.
     fn disk_number(&self, _request: &Request<Self::State>) -> DiskNumber {
@@ -83,18 +83,18 @@ pub trait Protocol: 'static {
 
     /// Called before each batch. Checks state that changes between iterations only.
     #[inline(always)]
-    fn look(&mut self) {}
+    fn refresh(&mut self) {}
 
     /// Parses a request. Sets the window of the chain's buffer to the data, if there is any.
     ///
     /// # Errors
     /// [`Malformed`] if the chain has no complete header or no room for a response.
-    fn begin(
+    fn parse(
         &mut self,
         io: &mut Io,
         request: &mut Request<Self::State>,
         tag: Tag,
-    ) -> Result<Start, Malformed>;
+    ) -> Result<ParsedRequest, Malformed>;
 
     /// Handles the end of a step's I/O. `scratch` is the memory of a [`Step::Scratch`].
     fn resume(
@@ -116,7 +116,7 @@ pub trait Protocol: 'static {
         self.resume(io, request, outcome, None)
     }
 
-    /// Continues a request in the background after its response was written, for [`Step::AnswerAndGoOn`].
+    /// Continues a request in the background after its response was written, for [`Step::AnswerAndDetach`].
     fn detach(&mut self, _request: &mut Request<Self::State>) {}
 
     /// Returns the logical unit that a request addresses, if the device has several.
@@ -132,11 +132,11 @@ pub trait Protocol: 'static {
 
     /// Called when all answers so far are visible to the driver.
     #[inline(always)]
-    fn shown(&mut self) {}
+    fn answers_published(&mut self) {}
 
-    /// Writes an error response into a chain that cannot be served, if it has room for one. Returns the bytes written. `place` begins
+    /// Writes an error response into a chain that cannot be served, if it has room for one. Returns the bytes written. `space` begins
     /// behind the readable bytes. The request has not been parsed.
-    fn refuse(&mut self, request: &mut Request<Self::State>, place: ErrorPlace) -> u32;
+    fn refuse(&mut self, request: &mut Request<Self::State>, space: ResponseSpace) -> u32;
 
     /// Returns true if chains may be popped. A queue with event buffers returns false until there is an event.
     fn wants_chains(&self) -> bool {
@@ -149,7 +149,7 @@ pub trait Protocol: 'static {
     }
 
     /// Closes the handle of a disk that is being removed from the process.
-    fn let_go(&mut self, _io: &mut Io, _disk: &Arc<Disk>) {}
+    fn close_disk(&mut self, _io: &mut Io, _disk: &Arc<Disk>) {}
 
     /// Closes all disks. The queue has stopped and has nothing in flight.
     fn close(&mut self, io: &mut Io);

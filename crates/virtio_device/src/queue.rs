@@ -29,7 +29,7 @@ use uring::{RingFd, Signal};
 use virtqueue::{DeviceQueue, QueueError};
 
 use crate::device::{BuiltQueue, OnBroken, QueueControl, QueueSetup};
-use crate::protocol::{Protocol, Request, Start, Step};
+use crate::protocol::{ParsedRequest, Protocol, Request, Step};
 use crate::slots::{self, Fill, Slots};
 use batch_size::{BATCH, BatchSize};
 use breach::REFUSED_BYTES;
@@ -41,7 +41,7 @@ const BATCH_BYTES: u64 = 8 << 20;
 
 /// From this batch size on, separate response cache lines are prefetched while popping. Parsing takes a third of the time of popping:
 /// prefetches there would exceed the outstanding lines of a core.
-const MANY: usize = 16;
+const PREFETCH_RESPONSES_MIN: usize = 16;
 
 /// Progress of a request.
 enum Progress {
@@ -63,21 +63,21 @@ pub struct Queue<P: Protocol> {
     interrupt_moderation: InterruptModeration,
     pace: Pace,
     /// Response cache lines were prefetched when the batch was popped.
-    early: bool,
+    responses_prefetched: bool,
     /// Slots of the batch that is being drained.
     batch: Vec<u16>,
     /// Slots of the batch with pending I/O.
-    pended: Vec<u16>,
+    pending: Vec<u16>,
     /// Slots to be answered at the end of the iteration.
     done: Vec<u16>,
     /// Slots that yielded, with their next step, in order of continuation.
-    resting: VecDeque<(u16, Step)>,
+    yielded: VecDeque<(u16, Step)>,
     /// Requests in flight address several disks.
-    several: bool,
-    /// Partition of all measurements, unless `several` is set.
+    is_mixed: bool,
+    /// Partition of all measurements, unless `is_mixed` is set.
     part: Part,
     /// Number of batches sorted by disk (wraps).
-    sorted: u8,
+    batches_sorted: u8,
     measurement: Measurement,
     kick: Option<RingFd>,
     call: Option<Signal>,
@@ -88,7 +88,7 @@ pub struct Queue<P: Protocol> {
     /// An in-flight region records unanswered requests.
     is_tracked: bool,
     /// Failed requests stay unanswered for the next device.
-    leaves_failed: bool,
+    retains_failed: bool,
     broken: bool,
     /// Start of the last iteration that had requests.
     noticed: Stamp,
@@ -122,14 +122,14 @@ impl<P: Protocol> Queue<P> {
             batch_size: BatchSize::new(),
             interrupt_moderation: InterruptModeration::new(clock),
             pace: Pace::default(),
-            early: false,
+            responses_prefetched: false,
             batch: Vec::with_capacity(BATCH),
-            pended: Vec::with_capacity(BATCH),
+            pending: Vec::with_capacity(BATCH),
             done: Vec::with_capacity(depth),
-            resting: VecDeque::new(),
-            several: false,
+            yielded: VecDeque::new(),
+            is_mixed: false,
             part: Part::REST,
-            sorted: 0,
+            batches_sorted: 0,
             measurement: Measurement::new(setup.labels, depth, probe_id_base),
             kick: setup.kick.map(RingFd::from),
             call: setup.call.map(Signal::new),
@@ -138,7 +138,7 @@ impl<P: Protocol> Queue<P> {
             enabled: setup.enabled,
             stopping: false,
             is_tracked,
-            leaves_failed: false,
+            retains_failed: false,
             broken: false,
             noticed: Stamp::default(),
             on_broken: setup.on_broken,
@@ -167,20 +167,21 @@ impl<P: Protocol> Queue<P> {
     /// Hop 2: pops chains from the ring into slots.
     fn pop_batch(&mut self) {
         let polls = self.measurement.timeline.counters().polls.get();
-        let there = usize::from(self.ring.waiting());
-        let batch_size = self.batch_size.next(polls, there);
+        let available = usize::from(self.ring.waiting());
+        let batch_size = self.batch_size.next(polls, available);
         let limit = BATCH.min(self.protocol.batch_limit()).min(batch_size);
-        self.early = P::ANSWERED_APART && there.min(limit) >= MANY;
+        self.responses_prefetched =
+            P::SEPARATE_RESPONSE && available.min(limit) >= PREFETCH_RESPONSES_MIN;
         let mut bytes = 0;
         while self.batch.len() < limit && bytes < BATCH_BYTES {
             let pop = |chain: &mut _| self.ring.pop(&self.view, chain);
-            match self.slots.fill(self.early, pop) {
+            match self.slots.fill(self.responses_prefetched, pop) {
                 Fill::Filled(index, more) => {
                     bytes += more;
                     self.batch.push(index);
                 }
                 Fill::Empty | Fill::Full => return,
-                Fill::Twice(id) => {
+                Fill::DuplicateId(id) => {
                     return self.end(&format_args!("chain {id} is already in flight"));
                 }
                 Fill::Failed(index, error) => match self.refuse_popped(index, error) {
@@ -192,31 +193,31 @@ impl<P: Protocol> Queue<P> {
     }
 
     /// Hop 3: parses each request.
-    fn begin_batch(&mut self, io: &mut Io) {
-        self.protocol.look();
+    fn parse_batch(&mut self, io: &mut Io) {
+        self.protocol.refresh();
         let mut batch = std::mem::take(&mut self.batch);
         let mut refused = false;
         for &index in &batch {
             let tag = self.tag(index);
             let slot = self.slots.get(index);
-            if P::ANSWERED_APART && !self.early {
-                slot.request.chain.buffer.prefetch_half();
+            if P::SEPARATE_RESPONSE && !self.responses_prefetched {
+                slot.request.chain.buffer.prefetch_second_half();
             }
-            match self.protocol.begin(io, &mut slot.request, tag) {
-                Ok(Start {
+            match self.protocol.parse(io, &mut slot.request, tag) {
+                Ok(ParsedRequest {
                     step,
                     operation,
                     bytes,
                 }) => {
                     (slot.operation, slot.bytes) = (operation, bytes);
-                    slot.pended = false;
+                    slot.was_pending = false;
                     slot.offset = slot.request.job.io.offset;
                     if !matches!(step, Step::Data) {
-                        slot.begin_otherwise(step);
+                        slot.set_first_step(step);
                     }
                 }
                 Err(malformed) => {
-                    self.refuse_begun(index, malformed);
+                    self.refuse_malformed(index, malformed);
                     refused = true;
                 }
             }
@@ -225,7 +226,7 @@ impl<P: Protocol> Queue<P> {
             batch.retain(|index| self.slots.get(*index).stage != slots::Stage::Free);
         }
         self.batch = batch;
-        if P::SEVERAL_DISKS && (self.protocol.disk_changed() || self.several) {
+        if P::MULTIPLE_DISKS && (self.protocol.disk_changed() || self.is_mixed) {
             self.sort_by_disk();
         }
     }
@@ -240,7 +241,7 @@ impl<P: Protocol> Queue<P> {
 
     /// Hop 4: submits each request's I/O to its disk. Those that complete synchronously are done.
     #[inline(always)]
-    fn submit_batch<const SEVERAL: bool>(&mut self, io: &mut Io, stamps: Stamps) {
+    fn submit_batch<const MIXED: bool>(&mut self, io: &mut Io, stamps: Stamps) {
         let mut counts = PartCounts {
             part: self.part,
             ..PartCounts::default()
@@ -249,21 +250,21 @@ impl<P: Protocol> Queue<P> {
         let done_before = self.done.len();
         let mut done = 0;
         // Number of requests with a successor that is worth a prefetch hint.
-        let followed = match io.wants_prefetch() {
+        let prefetched = match io.wants_prefetch() {
             true => batch.len().saturating_sub(1),
             false => 0,
         };
         for at in 0..batch.len() {
             let index = batch[at];
-            if at < followed {
+            if at < prefetched {
                 self.prefetch_next(io, batch[at + 1], &batch, at);
             }
             let slot = self.slots.get(index);
             let operation = slot.operation as usize;
-            if SEVERAL {
+            if MIXED {
                 self.measurement.turn_to(&mut counts, slot.part);
             }
-            match self.take_first_step(io, index) {
+            match self.run_first_step(io, index) {
                 Progress::Done => {
                     // Stored in the part of `batch` that is already submitted.
                     batch[done] = index;
@@ -271,7 +272,7 @@ impl<P: Protocol> Queue<P> {
                     counts.at_once[operation] += 1;
                 }
                 Progress::Pending => {
-                    self.pended.push(index);
+                    self.pending.push(index);
                     counts.pending[operation] += 1;
                 }
             }
@@ -280,20 +281,20 @@ impl<P: Protocol> Queue<P> {
         batch.clear();
         self.batch = batch;
         let now = self.measurement.stamp(io);
-        let at_once_ones = self.done.get(done_before..).unwrap_or(&[]);
+        let synchronous = self.done.get(done_before..).unwrap_or(&[]);
         let id = |index: &u16| self.measurement.probe_id(u32::from(*index));
-        if !at_once_ones.is_empty() {
-            probes::submitted(|| at_once_ones.iter().map(id));
-            probes::reaped(|| at_once_ones.iter().map(id));
+        if !synchronous.is_empty() {
+            probes::submitted(|| synchronous.iter().map(id));
+            probes::reaped(|| synchronous.iter().map(id));
         }
-        if !self.pended.is_empty() {
-            probes::submitted(|| self.pended.iter().map(id));
+        if !self.pending.is_empty() {
+            probes::submitted(|| self.pending.iter().map(id));
             // Pending requests are submitted now, synchronous ones were submitted when they were parsed.
             let mut stamps = stamps;
             stamps.mark(Stage::Submitted, now);
-            for index in self.pended.drain(..) {
+            for index in self.pending.drain(..) {
                 let slot = self.slots.get(index);
-                slot.pended = true;
+                slot.was_pending = true;
                 slot.noticed = stamps.at(Stage::Noticed);
                 slot.popped = stamps.at(Stage::Popped);
                 slot.parsed = stamps.at(Stage::Parsed);
@@ -306,11 +307,11 @@ impl<P: Protocol> Queue<P> {
 
     /// Executes a request's first step: usually an I/O, and usually the only step.
     #[inline(always)]
-    fn take_first_step(&mut self, io: &mut Io, index: u16) -> Progress {
+    fn run_first_step(&mut self, io: &mut Io, index: u16) -> Progress {
         let tag = self.tag(index);
         let slot = self.slots.get(index);
         if slot.stage == slots::Stage::Parsed {
-            return self.take_other_step(io, index);
+            return self.run_other_step(io, index);
         }
         let request = &mut slot.request;
         let job = &request.job;
@@ -336,7 +337,7 @@ impl<P: Protocol> Queue<P> {
     }
 
     #[inline(never)]
-    fn take_other_step(&mut self, io: &mut Io, index: u16) -> Progress {
+    fn run_other_step(&mut self, io: &mut Io, index: u16) -> Progress {
         let step = self.slots.get(index).step.take();
         self.advance(io, index, step.unwrap_or(Step::Data))
     }
@@ -349,14 +350,14 @@ impl<P: Protocol> Queue<P> {
         loop {
             let (submitted, scratch, bytes) = match step {
                 Step::Scratch(_) | Step::Data if self.pace.is_exhausted() => {
-                    self.resting.push_back((index, step));
+                    self.yielded.push_back((index, step));
                     return Progress::Pending;
                 }
-                Step::Answer | Step::Over => {
+                Step::Answer | Step::Finished => {
                     slot.stage = slots::Stage::Done;
                     return Progress::Done;
                 }
-                Step::AnswerAndGoOn => {
+                Step::AnswerAndDetach => {
                     slot.stage = slots::Stage::Detaching;
                     return Progress::Done;
                 }
@@ -398,22 +399,22 @@ impl<P: Protocol> Queue<P> {
 
     /// Hop 6: writes the responses and returns the chains.
     #[inline(always)]
-    fn answer_done<const SEVERAL: bool, const LOGGED: bool>(&mut self) {
+    fn answer_done<const MIXED: bool, const LOGGED: bool>(&mut self) {
         for &index in &self.done {
             self.slots.answer_and_release(index, &self.view, |slot| {
                 let answer = self.protocol.answer(&mut slot.request);
                 let bytes = u64::from(slot.bytes);
                 slot.good = answer.good;
-                if SEVERAL {
+                if MIXED {
                     self.measurement.timeline.select(slot.part);
                 }
                 // The stamps are in a cache line that synchronous requests do not touch.
-                let pended = match slot.pended {
+                let pending_stamps = match slot.was_pending {
                     true => Some((slot.noticed, slot.submitted)),
                     false => None,
                 };
                 self.measurement
-                    .answered(slot.operation, bytes, answer.good, pended);
+                    .answered(slot.operation, bytes, answer.good, pending_stamps);
                 if LOGGED && let Some(log) = &self.log {
                     log.mark(&slot.request.chain);
                 }
@@ -430,7 +431,7 @@ impl<P: Protocol> Queue<P> {
 
     /// Fires the probes of hops 6 and 7.
     #[inline]
-    fn tell_probes(&mut self) {
+    fn fire_probes(&mut self) {
         let (done, slots) = (&self.done, &mut self.slots);
         let id = |index: &u16| self.measurement.probe_id(u32::from(*index));
         probes::answered(|| done.iter().map(|index| (id(index), slots.get(*index).good)));
@@ -446,41 +447,41 @@ impl<P: Protocol> Source for Queue<P> {
     #[inline]
     fn ready(&mut self, now: Stamp) -> bool {
         let ready = self.accepts() && self.slots.has_free() && self.ring.available() > 0
-            || !self.resting.is_empty();
+            || !self.yielded.is_empty();
         if ready {
-            self.ring.guess(&self.view);
-            self.slots.guess();
+            self.ring.prefetch_next(&self.view);
+            self.slots.prefetch_next();
         } else {
             self.measurement.timeline.counters().polls.add(1);
-            self.ask_in_time(now);
+            self.check_suppression_if_due(now);
         }
         ready
     }
 
     fn drain(&mut self, io: &mut Io, noticed: Stamp) {
         self.noticed = noticed;
-        if !self.resting.is_empty() {
-            self.go_on_resting(io);
+        if !self.yielded.is_empty() {
+            self.continue_yielded(io);
             if !self.accepts() {
                 return;
             }
         }
         let mut stamps = Stamps::noticed(noticed);
-        let probed = self.measurement.probe_id_base;
-        probes::noticed(probed);
+        let probe_id_base = self.measurement.probe_id_base;
+        probes::noticed(probe_id_base);
         self.pop_batch();
         stamps.mark(Stage::Popped, self.measurement.stamp(io));
         if !self.batch.is_empty() {
             let (batch, slots) = (&self.batch, &mut self.slots);
             probes::popped(u32::from(self.index), || {
                 batch.iter().map(|index| {
-                    let id = probes::id(probed, u32::from(*index));
+                    let id = probes::id(probe_id_base, u32::from(*index));
                     (id, u64::from(slots.get(*index).request.chain.id))
                 })
             });
         }
-        self.begin_batch(io);
-        self.ask_in_time(noticed);
+        self.parse_batch(io);
+        self.check_suppression_if_due(noticed);
         stamps.mark(Stage::Parsed, self.measurement.stamp(io));
         if !self.batch.is_empty() {
             let (batch, slots) = (&self.batch, &mut self.slots);
@@ -488,7 +489,7 @@ impl<P: Protocol> Source for Queue<P> {
                 batch.iter().map(|index| {
                     let slot = slots.get(*index);
                     probes::Parsed {
-                        id: probes::id(probed, u32::from(*index)),
+                        id: probes::id(probe_id_base, u32::from(*index)),
                         operation: slot.operation as u64,
                         offset: slot.offset,
                         length: u64::from(slot.bytes),
@@ -496,8 +497,8 @@ impl<P: Protocol> Source for Queue<P> {
                 })
             });
         }
-        if P::SEVERAL_DISKS && self.several {
-            self.submit_several(io, stamps);
+        if P::MULTIPLE_DISKS && self.is_mixed {
+            self.submit_mixed(io, stamps);
         } else {
             self.submit_batch::<false>(io, stamps);
         }
@@ -516,7 +517,7 @@ impl<P: Protocol> Source for Queue<P> {
         let Ok(index) = u16::try_from(slot) else {
             return;
         };
-        if self.leaves_failed && outcome.is_err() {
+        if self.retains_failed && outcome.is_err() {
             self.mark_chain(index);
             self.slots.answer_and_release(index, &self.view, |_| ());
             return;
@@ -540,35 +541,35 @@ impl<P: Protocol> Source for Queue<P> {
         let is_logged = self.log.is_some();
         if is_logged {
             self.answer_logged();
-        } else if P::SEVERAL_DISKS && self.several {
-            self.answer_several();
+        } else if P::MULTIPLE_DISKS && self.is_mixed {
+            self.answer_mixed();
         } else {
             self.answer_done::<false, false>();
         }
-        let wanted = self.show();
+        let wanted = self.publish_answers();
         if is_logged {
             self.end_logged();
         }
-        self.protocol.shown();
+        self.protocol.answers_published();
         // The answers are visible to the driver.
         let answered = self.measurement.stamp(io);
         let mut notified = answered;
-        let told = wanted && self.call.is_some();
+        let interrupted = wanted && self.call.is_some();
         self.batch_size
-            .published(told && self.measurement.has_synchronous());
-        if told {
-            self.tell();
+            .published(interrupted && self.measurement.has_synchronous());
+        if interrupted {
+            self.interrupt_driver();
             notified = self.measurement.stamp(io);
         }
         if !self.done.is_empty() {
-            self.tell_probes();
+            self.fire_probes();
         }
         let has_slow = self.measurement.notified(answered, notified);
-        if P::SEVERAL_DISKS && !self.several {
+        if P::MULTIPLE_DISKS && !self.is_mixed {
             self.measurement.timeline.select(self.part);
         }
         if has_slow {
-            self.keep_slow(io, answered, notified);
+            self.record_slow(io, answered, notified);
         }
         self.pace = Pace::default();
         self.done.clear();
@@ -576,11 +577,11 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn flush_notifications(&mut self) {
-        self.ask();
+        self.check_suppression();
     }
 
     fn arm(&mut self) -> bool {
-        if !self.resting.is_empty() {
+        if !self.yielded.is_empty() {
             return true;
         }
         if !self.accepts() {
@@ -636,7 +637,7 @@ impl<P: Protocol> Source for Queue<P> {
         self.measurement.timeline.set_recording(recording);
     }
 
-    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+    fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {
         // A request between two steps keeps its handle, which could belong to another disk when the request continues.
         for slot in self.slots.all() {
             let job = &mut slot.request.job;
@@ -644,7 +645,7 @@ impl<P: Protocol> Source for Queue<P> {
                 job.disk = DiskHandle::NONE;
             }
         }
-        self.protocol.let_go(io, disk);
+        self.protocol.close_disk(io, disk);
     }
 
     fn closed(&mut self, io: &mut Io) {

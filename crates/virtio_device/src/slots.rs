@@ -38,7 +38,7 @@ pub(crate) struct Slot<S> {
     /// Answered without an error.
     pub good: bool,
     /// The I/O was pending, so its stamps are recorded one by one.
-    pub pended: bool,
+    pub was_pending: bool,
     pub bytes: u32,
     /// Partition of its measurements, while requests in flight address several disks.
     pub part: Part,
@@ -71,7 +71,7 @@ impl<S: Default> Default for Slot<S> {
             submitted: Stamp::default(),
             stage: Stage::Free,
             good: false,
-            pended: false,
+            was_pending: false,
         }
     }
 }
@@ -79,7 +79,7 @@ impl<S: Default> Default for Slot<S> {
 impl<S> Slot<S> {
     /// Begins with another step than an I/O on the chain's buffer.
     #[inline(never)]
-    pub fn begin_otherwise(&mut self, step: Step) {
+    pub fn set_first_step(&mut self, step: Step) {
         if !matches!(step, Step::Scratch(_)) {
             self.offset = 0;
         }
@@ -97,7 +97,7 @@ pub(crate) enum Fill<E> {
     /// The ring is empty.
     Empty,
     /// This chain ID is already in flight.
-    Twice(u16),
+    DuplicateId(u16),
     /// Free slot with a chain that cannot be served, or without one if the ring is broken.
     Failed(u16, E),
 }
@@ -108,7 +108,7 @@ pub(crate) struct Slots<S> {
     /// Indexed by chain ID: the chain is in flight.
     busy: Vec<bool>,
     /// The guest memory was replaced. Requests of that time may still pin the old memory.
-    changed: bool,
+    memory_replaced: bool,
 }
 
 impl<S: Default> Slots<S> {
@@ -119,7 +119,7 @@ impl<S: Default> Slots<S> {
                 .collect(),
             free: (0..size).rev().collect(),
             busy: vec![false; usize::from(size)],
-            changed: false,
+            memory_replaced: false,
         }
     }
 
@@ -136,7 +136,7 @@ impl<S: Default> Slots<S> {
     /// Prefetches the buffer start of the last request in the next free slot. With few requests in flight, the next request usually has the
     /// same buffer.
     #[inline(always)]
-    pub fn guess(&self) {
+    pub fn prefetch_next(&self) {
         if let Some(&index) = self.free.last() {
             self.slots[usize::from(index)]
                 .request
@@ -146,12 +146,12 @@ impl<S: Default> Slots<S> {
         }
     }
 
-    /// Takes a free slot for the chain from `pop` and marks the chain ID as busy. `answered_apart`: prefetches the response line before the
+    /// Takes a free slot for the chain from `pop` and marks the chain ID as busy. `separate_response`: prefetches the response line before the
     /// header. In the reverse order, a processor that fetches lines in pairs would fetch the response line for reading.
     #[inline(always)]
     pub fn fill<E>(
         &mut self,
-        answered_apart: bool,
+        separate_response: bool,
         pop: impl FnOnce(&mut Chain) -> Result<bool, E>,
     ) -> Fill<E> {
         let Some(&index) = self.free.last() else {
@@ -164,15 +164,15 @@ impl<S: Default> Slots<S> {
             Ok(false) => return Fill::Empty,
             Err(error) => return Fill::Failed(index, error),
         }
-        if answered_apart {
-            chain.buffer.prefetch_half();
+        if separate_response {
+            chain.buffer.prefetch_second_half();
         }
         chain.buffer.prefetch();
         let (id, bytes) = (chain.id, chain.buffer.total_len() as u64);
         let busy = self.busy.get_mut(usize::from(id));
         let Some(busy) = busy.filter(|busy| !**busy) else {
             chain.clear();
-            return Fill::Twice(id);
+            return Fill::DuplicateId(id);
         };
         *busy = true;
         slot.stage = Stage::Data;
@@ -185,22 +185,22 @@ impl<S: Default> Slots<S> {
         self.busy.get(usize::from(id)).is_none_or(|busy| *busy)
     }
 
-    /// Answers a request with `how`. Releases its slot and its chain ID, which the driver may reuse, and its memory, except for memory of
+    /// Answers a request with `answer`. Releases its slot and its chain ID, which the driver may reuse, and its memory, except for memory of
     /// `view`, the current table.
     #[inline(always)]
     pub fn answer_and_release(
         &mut self,
         index: u16,
         view: &GuestView,
-        how: impl FnOnce(&mut Slot<S>),
+        answer: impl FnOnce(&mut Slot<S>),
     ) {
         let slot = &mut self.slots[usize::from(index)];
-        how(slot);
+        answer(slot);
         let id = slot.request.chain.id;
         if let Some(busy) = self.busy.get_mut(usize::from(id)) {
             *busy = false;
         }
-        if self.changed {
+        if self.memory_replaced {
             slot.request.chain.recycle(view);
         }
         slot.stage = Stage::Free;
@@ -209,7 +209,7 @@ impl<S: Default> Slots<S> {
 
     /// Releases the pins of free slots. Called when the guest memory is replaced.
     pub fn unpin(&mut self) {
-        self.changed = true;
+        self.memory_replaced = true;
         for index in &self.free {
             self.slots[usize::from(*index)].request.chain.clear();
         }
@@ -249,7 +249,7 @@ mod tests {
         let Fill::Filled(first, _) = fill(&mut slots, 100) else {
             panic!("a free slot")
         };
-        assert!(matches!(fill(&mut slots, 100), Fill::Twice(100)));
+        assert!(matches!(fill(&mut slots, 100), Fill::DuplicateId(100)));
         assert_eq!(slots.in_flight(), 1);
         let view = GuestView::new(Default::default());
         slots.answer_and_release(first, &view, |_| ());

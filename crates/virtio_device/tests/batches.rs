@@ -141,7 +141,7 @@ impl Rig {
         }
     }
 
-    fn ask(&mut self, requests: u64) {
+    fn check_suppression(&mut self, requests: u64) {
         for i in 0..requests {
             let readable = [(HEADER, self.transport.header().len() as u32)];
             let writable = self.transport.writable(DATA + i * 1024);
@@ -171,10 +171,10 @@ impl Rig {
 fn many_at_once_after_a_wait_are_taken_by_halves() {
     let mut rig = Rig::new();
     assert_eq!(rig.iterate(), 0);
-    rig.ask(40);
+    rig.check_suppression(40);
     assert_eq!(rig.iterate(), 20);
     // Newly arrived chains wait behind the other half.
-    rig.ask(20);
+    rig.check_suppression(20);
     assert_eq!(rig.iterate(), 20);
     assert_eq!(rig.iterate(), 20);
     assert_eq!(rig.iterate(), 0);
@@ -189,13 +189,13 @@ fn few_at_once_are_taken_at_once() {
     ] {
         let mut rig = Rig::with(transport, packed, false, false);
         // Consumes the unit attentions of a new unit and other one-time responses.
-        rig.ask(1);
+        rig.check_suppression(1);
         assert_eq!(rig.iterate(), 1);
         assert_eq!(rig.iterate(), 0);
-        rig.ask(7);
+        rig.check_suppression(7);
         assert_eq!(rig.iterate(), 7);
         assert_eq!(rig.iterate(), 0);
-        rig.ask(8);
+        rig.check_suppression(8);
         assert_eq!((rig.iterate(), rig.iterate()), (4, 4));
     }
 }
@@ -204,13 +204,13 @@ fn few_at_once_are_taken_at_once() {
 fn growing_depth_is_not_served_by_the_old_batch_size() {
     let mut rig = Rig::new();
     assert_eq!(rig.iterate(), 0);
-    rig.ask(16);
+    rig.check_suppression(16);
     assert_eq!(rig.iterate(), 8);
     // Arrives before the next idle poll: only the other half keeps the old batch size.
-    rig.ask(60);
+    rig.check_suppression(60);
     assert_eq!((rig.iterate(), rig.iterate()), (8, 60));
     assert_eq!(rig.iterate(), 0);
-    rig.ask(60);
+    rig.check_suppression(60);
     assert_eq!((rig.iterate(), rig.iterate()), (30, 30));
 }
 
@@ -218,9 +218,9 @@ fn growing_depth_is_not_served_by_the_old_batch_size() {
 fn nothing_is_halved_while_there_is_always_something() {
     let mut rig = Rig::new();
     assert_eq!(rig.iterate(), 0);
-    rig.ask(7);
+    rig.check_suppression(7);
     assert_eq!(rig.iterate(), 7);
-    rig.ask(40);
+    rig.check_suppression(40);
     assert_eq!(rig.iterate(), 40);
 }
 
@@ -228,17 +228,17 @@ fn nothing_is_halved_while_there_is_always_something() {
 fn a_half_that_comes_alone_is_not_halved_again() {
     let mut rig = Rig::new();
     assert_eq!(rig.iterate(), 0);
-    rig.ask(80);
+    rig.check_suppression(80);
     assert_eq!(rig.iterate(), 40);
     assert_eq!(rig.iterate(), 40);
     for _ in 0..3 {
         assert_eq!(rig.iterate(), 0);
-        rig.ask(40);
+        rig.check_suppression(40);
         assert_eq!(rig.iterate(), 40);
     }
     // Both halves at once: they are split again.
     assert_eq!(rig.iterate(), 0);
-    rig.ask(80);
+    rig.check_suppression(80);
     assert_eq!(rig.iterate(), 40);
     assert_eq!(rig.iterate(), 40);
 }
@@ -247,12 +247,12 @@ fn a_half_that_comes_alone_is_not_halved_again() {
 fn a_driver_that_has_fewer_in_flight_now_is_served_by_halves_of_those() {
     let mut rig = Rig::new();
     assert_eq!(rig.iterate(), 0);
-    rig.ask(80);
+    rig.check_suppression(80);
     assert_eq!(rig.iterate() + rig.iterate(), 80);
     let mut iterations = 0;
     loop {
         assert_eq!(rig.iterate(), 0);
-        rig.ask(36);
+        rig.check_suppression(36);
         iterations += 1;
         if rig.iterate() < 36 {
             break;
@@ -267,13 +267,13 @@ fn sleeping_driver_is_woken_by_the_first_answers() {
     for packed in [false, true] {
         let mut rig = Rig::sleeping(packed);
         assert_eq!(rig.iterate(), 0);
-        rig.ask(7);
+        rig.check_suppression(7);
         assert_eq!(rig.iterate(), 7, "nothing is known of it");
         assert_eq!(rig.interrupts(), 1);
         for _ in 0..3 {
             assert_eq!(rig.iterate(), 0);
             rig.driver.enable_interrupts();
-            rig.ask(7);
+            rig.check_suppression(7);
             assert_eq!(rig.iterate(), 2);
             assert_eq!(rig.interrupts(), 1);
             rig.driver.disable_interrupts();
@@ -287,14 +287,14 @@ fn sleeping_driver_is_woken_by_the_first_answers() {
 fn a_driver_that_has_begun_to_poll_is_given_all_at_once() {
     let mut rig = Rig::sleeping(false);
     assert_eq!(rig.iterate(), 0);
-    rig.ask(7);
+    rig.check_suppression(7);
     assert_eq!((rig.iterate(), rig.interrupts()), (7, 1));
     rig.driver.disable_interrupts();
     assert_eq!(rig.iterate(), 0);
-    rig.ask(7);
+    rig.check_suppression(7);
     assert_eq!((rig.iterate(), rig.iterate(), rig.interrupts()), (2, 5, 0));
     assert_eq!(rig.iterate(), 0);
-    rig.ask(7);
+    rig.check_suppression(7);
     assert_eq!((rig.iterate(), rig.interrupts()), (7, 0));
 }
 
@@ -304,12 +304,12 @@ fn polled_for_long(transport: Transport, packed: bool) -> Rig {
     let mut rig = Rig::with(transport, packed, true, true);
     rig.driver.disable_interrupts();
     for _ in 0..200 {
-        rig.ask(1);
+        rig.check_suppression(1);
         assert_eq!(rig.iterate(), 1);
         rig.iterate();
     }
     rig.interrupts();
-    rig.ask(1);
+    rig.check_suppression(1);
     rig
 }
 
@@ -330,12 +330,14 @@ fn driver_that_stops_polling_is_interrupted_on_an_idle_queue() {
             rig.worker.iterate_once();
             rig.interrupts()
         };
-        let told = (0..1_000_000).map(|_| iterate()).find(|told| *told > 0);
-        assert_eq!(told, Some(1));
+        let interrupted = (0..1_000_000)
+            .map(|_| iterate())
+            .find(|interrupted| *interrupted > 0);
+        assert_eq!(interrupted, Some(1));
         assert_eq!(rig.iterate(), 1);
         // From now on the check is immediate.
         rig.driver.enable_interrupts();
-        rig.ask(1);
+        rig.check_suppression(1);
         assert_eq!((rig.iterate(), rig.interrupts()), (1, 1));
     }
 }
@@ -349,11 +351,13 @@ fn a_driver_that_goes_to_sleep_is_interrupted_while_others_poll() {
         let mut iterate = || {
             rig.worker.iterate_once();
             while rig.driver.pop_used().is_some() {}
-            rig.ask(1);
+            rig.check_suppression(1);
             rig.interrupts()
         };
-        let told = (0..1_000).map(|_| iterate()).find(|told| *told > 0);
-        assert_eq!(told, Some(1));
+        let interrupted = (0..1_000)
+            .map(|_| iterate())
+            .find(|interrupted| *interrupted > 0);
+        assert_eq!(interrupted, Some(1));
     }
 }
 
@@ -364,11 +368,11 @@ fn driver_that_stops_polling_is_interrupted_at_queue_end() {
         assert!(!rig.driver.enable_interrupts());
         // The first iteration processes the request and publishes the answer. The next one stops the queue.
         rig.worker.iterate_once();
-        let (told, ends) = (rig.interrupts(), std::rc::Rc::new(std::cell::Cell::new(0)));
+        let (interrupted, ends) = (rig.interrupts(), std::rc::Rc::new(std::cell::Cell::new(0)));
         let ended = ends.clone();
         rig.worker
             .stop(rig.source, move |_, _| ended.set(ended.get() + 1));
         rig.worker.iterate_once();
-        assert_eq!((ends.get(), told + rig.interrupts()), (1, 1));
+        assert_eq!((ends.get(), interrupted + rig.interrupts()), (1, 1));
     }
 }

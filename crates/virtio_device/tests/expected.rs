@@ -67,7 +67,7 @@ impl Rig {
     }
 
     /// Submits reads of these sectors; `None` submits a request without I/O.
-    fn ask(&mut self, sectors: &[Option<u64>]) {
+    fn check_suppression(&mut self, sectors: &[Option<u64>]) {
         for (i, sector) in (0..).zip(sectors) {
             let mut header = [0; 16];
             match sector {
@@ -99,13 +99,13 @@ fn prefetch_hint_of_each_io_precedes_the_io_before_it() {
     });
     let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let mut rig = Rig::on(&mut worker, device);
-    rig.ask(&[Some(70), Some(8), Some(33)]);
+    rig.check_suppression(&[Some(70), Some(8), Some(33)]);
     worker.iterate_once();
     assert_eq!(rig.answers(), 3);
     let all = [Next(8), Now(70), Next(33), Now(8), Now(33)];
     assert_eq!(std::mem::take(&mut *announced.lock().unwrap()), all);
     // With more requests, the first also triggers a hint for the request [`PREFETCH_DISTANCE`] places behind it.
-    rig.ask(&[Some(9), Some(2), Some(3), Some(4), Some(5)]);
+    rig.check_suppression(&[Some(9), Some(2), Some(3), Some(4), Some(5)]);
     worker.iterate_once();
     assert_eq!(rig.answers(), 5);
     let all = [
@@ -119,12 +119,12 @@ fn prefetch_hint_of_each_io_precedes_the_io_before_it() {
         all.concat()
     );
     // A single request has no successor.
-    rig.ask(&[Some(5)]);
+    rig.check_suppression(&[Some(5)]);
     worker.iterate_once();
     assert_eq!(std::mem::take(&mut *announced.lock().unwrap()), [Now(5)]);
     assert_eq!(rig.answers(), 1);
     // A request without I/O is answered even if a hint was sent for the old job of its slot.
-    rig.ask(&[Some(1), None, Some(2)]);
+    rig.check_suppression(&[Some(1), None, Some(2)]);
     worker.iterate_once();
     assert_eq!(rig.answers(), 3);
     let submitted: Vec<Announcement> = std::mem::take(&mut *announced.lock().unwrap());
@@ -144,15 +144,15 @@ fn disks_without_prefetch_hints_are_served_beside_others() {
     let mut deaf = Rig::on(&mut worker, null);
     let mut rig = Rig::on(&mut worker, recording);
     assert!(worker.io().wants_prefetch());
-    deaf.ask(&[Some(1), Some(2)]);
-    rig.ask(&[Some(3), Some(4)]);
+    deaf.check_suppression(&[Some(1), Some(2)]);
+    rig.check_suppression(&[Some(3), Some(4)]);
     worker.iterate_once();
     assert_eq!((deaf.answers(), rig.answers()), (2, 2));
     assert_eq!(*announced.lock().unwrap(), [Next(4), Now(3), Now(4)]);
     worker.stop(rig.source, |_, _| ());
     worker.iterate_once();
     assert!(!worker.io().wants_prefetch());
-    deaf.ask(&[Some(1), Some(2)]);
+    deaf.check_suppression(&[Some(1), Some(2)]);
     worker.iterate_once();
     assert_eq!(deaf.answers(), 2);
 }

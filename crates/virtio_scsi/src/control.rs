@@ -13,8 +13,8 @@ use latency::{Operation, UnitAddress};
 use reactor::{Io, SourceId, Tag, Worker, WorkerHandle};
 use scsi::{Managed, TaskManagementFunction};
 use scsi_exec::{Call, Effect, Hold, Known, Runner, Tasks, Want};
-use virtio_device::{Answer, Malformed, Protocol, Queue, Request, Start, Step};
-use virtqueue::ErrorPlace;
+use virtio_device::{Answer, Malformed, ParsedRequest, Protocol, Queue, Request, Step};
+use virtqueue::ResponseSpace;
 
 use crate::device::{ControllerState, QueueHandle};
 use crate::queue::RequestQueue;
@@ -210,12 +210,12 @@ impl Protocol for ControlQueue {
         1
     }
 
-    fn begin(
+    fn parse(
         &mut self,
         _io: &mut Io,
         request: &mut Request<Pending>,
         tag: Tag,
-    ) -> Result<Start, Malformed> {
+    ) -> Result<ParsedRequest, Malformed> {
         let (chain, pending) = (&request.chain, &mut request.state);
         let mut bytes = [0; ControlRequest::MAX_SIZE];
         let length = bytes.len().min(chain.readable as usize);
@@ -242,7 +242,7 @@ impl Protocol for ControlQueue {
                 Step::Answer
             }
         };
-        Ok(Start {
+        Ok(ParsedRequest {
             step,
             operation: Operation::Other,
             bytes: 0,
@@ -278,9 +278,9 @@ impl Protocol for ControlQueue {
 
     /// The request type is unknown: task management expects the response code in the first byte, a notification in the fifth, after the
     /// event mask.
-    fn refuse(&mut self, request: &mut Request<Pending>, handle: ErrorPlace) -> u32 {
+    fn refuse(&mut self, request: &mut Request<Pending>, space: ResponseSpace) -> u32 {
         const RESPONSES: [u8; 5] = [S_FAILURE, 0, 0, 0, S_FAILURE];
-        let bytes = &RESPONSES[..RESPONSES.len().min(handle.front as usize)];
+        let bytes = &RESPONSES[..RESPONSES.len().min(space.front as usize)];
         let chain = &request.chain;
         chain.buffer.write_whole(chain.readable as usize, bytes);
         bytes.len() as u32

@@ -13,8 +13,8 @@ use block::IoOutcome;
 use guest_memory::IoBuffer;
 use latency::Operation;
 use reactor::{Io, Tag};
-use virtio_device::{Answer, Malformed, Protocol, Request, Start, Step};
-use virtqueue::ErrorPlace;
+use virtio_device::{Answer, Malformed, ParsedRequest, Protocol, Request, Step};
+use virtqueue::ResponseSpace;
 
 use crate::request::{self, Address, EVENT_SIZE};
 
@@ -134,13 +134,13 @@ impl EventQueue {
 impl Protocol for EventQueue {
     type State = ();
 
-    fn begin(
+    fn parse(
         &mut self,
         _io: &mut Io,
         _request: &mut Request<()>,
         _: Tag,
-    ) -> Result<Start, Malformed> {
-        Ok(Start {
+    ) -> Result<ParsedRequest, Malformed> {
+        Ok(ParsedRequest {
             step: Step::Answer,
             operation: Operation::Other,
             bytes: 0,
@@ -183,7 +183,7 @@ impl Protocol for EventQueue {
     }
 
     /// Writes nothing into a buffer that cannot hold an event.
-    fn refuse(&mut self, _: &mut Request<()>, _: ErrorPlace) -> u32 {
+    fn refuse(&mut self, _: &mut Request<()>, _: ResponseSpace) -> u32 {
         0
     }
 

@@ -81,15 +81,15 @@ impl Pending {
     }
 
     #[inline(always)]
-    pub fn begin_plain(&mut self, disk: DiskNumber, end: PlainEnd, data_in: u32) {
+    pub fn start_plain(&mut self, disk: DiskNumber, end: PlainEnd, data_in: u32) {
         (self.disk, self.data_in) = (disk, data_in);
         self.task.start_plain(end);
     }
 
-    /// Resets the slot after the answer. A plain command may follow unless the task continues. Moves holds to `until_shown`, because the
+    /// Resets the slot after the answer. A plain command may follow unless the task continues. Moves holds to `held_until_published`, because the
     /// driver does not see the response yet.
-    pub fn answered(&mut self, until_shown: &mut Vec<Hold>) {
-        until_shown.append(&mut self.task.end().1);
+    pub fn answered(&mut self, held_until_published: &mut Vec<Hold>) {
+        held_until_published.append(&mut self.task.end().1);
         let slow_path = &mut *self.slow_path;
         (slow_path.code, slow_path.aborted, slow_path.parked) = (request::S_OK, None, None);
         self.plain = self.task.is_idle();

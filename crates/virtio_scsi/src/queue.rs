@@ -17,10 +17,10 @@ use latency::{DiskNumber, Operation, UnitAddress};
 use reactor::{DiskHandle, Io, Tag, WorkerHandle};
 use scsi::{Command, DiskId, Nexus, PlainUnit, PlainWay, TargetView, TaskAttribute, TaskTag};
 use scsi_exec::{
-    DiskHandles, Granted, Hold, TaskOrder, execute, go_on_in_background, may_start, operation_of,
+    DiskHandles, Granted, Hold, TaskOrder, continue_in_background, execute, may_start, operation_of,
 };
-use virtio_device::{Answer, Job, Malformed, Protocol, Request, Start, Step};
-use virtqueue::ErrorPlace;
+use virtio_device::{Answer, Job, Malformed, ParsedRequest, Protocol, Request, Step};
+use virtqueue::ResponseSpace;
 
 use crate::device::ControllerState;
 use crate::pending::Pending;
@@ -97,7 +97,7 @@ pub(crate) struct RequestQueue {
     disk_changed: bool,
     stopping: bool,
     /// Holds of task management functions that wait until the driver has seen responses.
-    until_shown: Vec<Hold>,
+    held_until_published: Vec<Hold>,
     /// Number of waits so far: for the turn of a command, the end of others, or a range.
     waits: u64,
 }
@@ -117,26 +117,26 @@ impl RequestQueue {
             last_disk: DiskNumber::NONE,
             disk_changed: false,
             stopping: false,
-            until_shown: Vec::new(),
+            held_until_published: Vec::new(),
             waits: 0,
         }
     }
 
     #[cold]
-    fn let_go_of_holds(&mut self) {
-        self.until_shown.clear();
+    fn release_holds(&mut self) {
+        self.held_until_published.clear();
     }
 
     #[inline]
     fn target(&mut self, number: u8) -> Option<&mut Seen> {
         if self.shared.generation.load(Ordering::Acquire) != self.generation {
-            self.look_again();
+            self.refresh_targets();
         }
         self.targets.get_mut(usize::from(number))?.as_mut()
     }
 
     #[cold]
-    fn look_again(&mut self) {
+    fn refresh_targets(&mut self) {
         let (generation, targets) = self.shared.targets();
         self.generation = generation;
         self.forget();
@@ -193,9 +193,9 @@ impl RequestQueue {
 }
 
 /// Ends a command that does not reach the core.
-fn end_with(pending: &mut Pending, code: u8) -> Start {
+fn end_with(pending: &mut Pending, code: u8) -> ParsedRequest {
     pending.slow_path.code = code;
-    Start {
+    ParsedRequest {
         step: Step::Answer,
         operation: Operation::Other,
         bytes: 0,
@@ -205,8 +205,8 @@ fn end_with(pending: &mut Pending, code: u8) -> Start {
 impl Protocol for RequestQueue {
     type State = Pending;
 
-    const SEVERAL_DISKS: bool = true;
-    const ANSWERED_APART: bool = true;
+    const MULTIPLE_DISKS: bool = true;
+    const SEPARATE_RESPONSE: bool = true;
 
     fn disk_number(&self, request: &Request<Pending>) -> DiskNumber {
         request.state.disk
@@ -227,24 +227,24 @@ impl Protocol for RequestQueue {
     }
 
     #[inline(always)]
-    fn begin(
+    fn parse(
         &mut self,
         io: &mut Io,
         request: &mut Request<Pending>,
         tag: Tag,
-    ) -> Result<Start, Malformed> {
-        match self.begin_plain(request) {
+    ) -> Result<ParsedRequest, Malformed> {
+        match self.parse_plain(request) {
             Some(start) => Ok(start),
-            None => self.begin_any(io, request, tag),
+            None => self.parse_general(io, request, tag),
         }
     }
 
     #[inline(always)]
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         if self.shared.generation.load(Ordering::Acquire) != self.generation {
-            self.look_again();
+            self.refresh_targets();
         }
-        self.get_ready();
+        self.refresh_ready_unit();
     }
 
     #[inline(never)]
@@ -262,7 +262,7 @@ impl Protocol for RequestQueue {
         {
             return Step::Answer;
         }
-        self.resume_slowly(io, request, outcome, scratch)
+        self.resume_slow_path(io, request, outcome, scratch)
     }
 
     #[inline(always)]
@@ -282,7 +282,7 @@ impl Protocol for RequestQueue {
     fn detach(&mut self, request: &mut Request<Pending>) {
         let mut task = request.state.task.detach();
         task.go_on();
-        go_on_in_background(&self.worker, &self.shared.units, task);
+        continue_in_background(&self.worker, &self.shared.units, task);
     }
 
     fn unit(&self, request: &Request<Self::State>) -> Option<UnitAddress> {
@@ -299,29 +299,31 @@ impl Protocol for RequestQueue {
         let (chain, pending) = (&request.chain, &mut request.state);
         if pending.task.take_good() {
             const HEADER: usize = request::RESPONSE_HEADER_SIZE;
-            chain.buffer.clear_half::<HEADER>(chain.readable as usize);
+            chain
+                .buffer
+                .clear_second_half::<HEADER>(chain.readable as usize);
             return Answer {
                 written: RESPONSE_SIZE as u32 + pending.data_in,
                 good: true,
             };
         }
-        answer_any(chain, pending, &mut self.until_shown)
+        answer_any(chain, pending, &mut self.held_until_published)
     }
 
-    fn refuse(&mut self, request: &mut Request<Pending>, handle: ErrorPlace) -> u32 {
-        refuse(&request.chain, handle)
+    fn refuse(&mut self, request: &mut Request<Pending>, space: ResponseSpace) -> u32 {
+        refuse(&request.chain, space)
     }
 
     #[inline(always)]
-    fn shown(&mut self) {
-        if !self.until_shown.is_empty() {
-            self.let_go_of_holds();
+    fn answers_published(&mut self) {
+        if !self.held_until_published.is_empty() {
+            self.release_holds();
         }
     }
 
-    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+    fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {
         self.forget();
-        self.disks.let_go(io, disk);
+        self.disks.close_disk(io, disk);
     }
 
     fn close(&mut self, io: &mut Io) {
@@ -333,14 +335,14 @@ impl Protocol for RequestQueue {
 impl RequestQueue {
     /// Begins a plain READ or WRITE to a cached unit. Returns `None` for other commands, which it leaves unchanged.
     #[inline(always)]
-    fn begin_plain(&mut self, request: &mut Request<Pending>) -> Option<Start> {
+    fn parse_plain(&mut self, request: &mut Request<Pending>) -> Option<ParsedRequest> {
         let (chain, pending) = (&mut request.chain, &mut request.state);
         if !pending.plain {
             return None;
         }
         let data_out = chain.readable.checked_sub(REQUEST_SIZE as u32)?;
         let data_in = chain.writable.checked_sub(RESPONSE_SIZE as u32)?;
-        let bytes = chain.buffer.front_near::<PLAIN_SIZE>()?;
+        let bytes = chain.buffer.contiguous_front::<PLAIN_SIZE>()?;
         let header = request::PlainHeader::parse(&bytes)?;
         // Stored immediately to save a register. Other commands set it again.
         (pending.field, pending.id) = (header.lun, header.id);
@@ -359,7 +361,7 @@ impl RequestQueue {
             if chain.readable != REQUEST_SIZE as u32 {
                 return None;
             }
-            pending.begin_plain(ready.number, io.end, bytes);
+            pending.start_plain(ready.number, io.end, bytes);
             request.job = ready.job(io.request);
             if !buffer.window_in_second_half(RESPONSE_SIZE, length) {
                 buffer.set_window(chain.readable as usize + RESPONSE_SIZE, length);
@@ -369,14 +371,14 @@ impl RequestQueue {
             if chain.writable != RESPONSE_SIZE as u32 {
                 return None;
             }
-            pending.begin_plain(ready.number, io.end, 0);
+            pending.start_plain(ready.number, io.end, 0);
             request.job = ready.job(io.request);
             if !buffer.window_in_first_half(REQUEST_SIZE, length) {
                 buffer.set_window(REQUEST_SIZE, length);
             }
             Operation::Write
         };
-        Some(Start {
+        Some(ParsedRequest {
             step: Step::Data,
             operation,
             bytes,
@@ -385,17 +387,17 @@ impl RequestQueue {
 
     /// Checks whether the unit of the last plain command has changed. Usually it has not.
     #[inline(always)]
-    fn get_ready(&mut self) {
+    fn refresh_ready_unit(&mut self) {
         let same = self.open().is_some_and(|known| {
             known.field == self.ready.field && known.unit.is_still(&self.ready.way)
         });
         if !same {
-            self.get_ready_anew();
+            self.rebuild_ready_unit();
         }
     }
 
     #[inline(never)]
-    fn get_ready_anew(&mut self) {
+    fn rebuild_ready_unit(&mut self) {
         let ready = self.open().and_then(|known| {
             Some(Ready {
                 field: known.field,
@@ -427,18 +429,18 @@ impl RequestQueue {
         if known.number != self.last_disk {
             (self.last_disk, self.disk_changed) = (known.number, true);
         }
-        self.get_ready();
+        self.refresh_ready_unit();
         self.ready.field == field
     }
 
     /// Begins any command. Reads its header from guest memory once; only this copy counts, whenever the command starts.
     #[inline(never)]
-    fn begin_any(
+    fn parse_general(
         &mut self,
         io: &mut Io,
         request: &mut Request<Pending>,
         tag: Tag,
-    ) -> Result<Start, Malformed> {
+    ) -> Result<ParsedRequest, Malformed> {
         self.ready = Ready::NO_UNIT;
         let chain = &request.chain;
         if (chain.readable as usize) < REQUEST_SIZE {
@@ -447,10 +449,15 @@ impl RequestQueue {
         if (chain.writable as usize) < RESPONSE_SIZE {
             return Err(Malformed("no room for the response"));
         }
-        Ok(self.begin_whole(io, request, tag))
+        Ok(self.parse_request(io, request, tag))
     }
 
-    fn begin_whole(&mut self, io: &mut Io, request: &mut Request<Pending>, tag: Tag) -> Start {
+    fn parse_request(
+        &mut self,
+        io: &mut Io,
+        request: &mut Request<Pending>,
+        tag: Tag,
+    ) -> ParsedRequest {
         let (chain, pending) = (&mut request.chain, &mut request.state);
         let bytes = chain.buffer.front::<REQUEST_SIZE>();
         let header = Header::parse(&bytes);
@@ -493,7 +500,7 @@ impl RequestQueue {
             // A command for a missing unit is in no task set.
             if unit.is_some_and(|unit| !may_start(command, &order, unit, header.attribute)) {
                 request.state.slow_path.parked = Some(Box::new(bytes));
-                return Start {
+                return ParsedRequest {
                     step: Step::Wait,
                     operation: Operation::Other,
                     bytes: 0,
@@ -509,7 +516,7 @@ impl RequestQueue {
         io: &mut Io,
         request: &mut Request<Pending>,
         header: &Header<'_>,
-    ) -> Start {
+    ) -> ParsedRequest {
         let (chain, pending) = (&request.chain, &mut request.state);
         let seen = match header.address {
             Some(address) => self.target(address.target).map(|seen| (address, seen)),
@@ -541,7 +548,7 @@ impl RequestQueue {
                 self.know(header.lun, &address, request.job.disk, DiskNumber(disk.0));
             }
         }
-        Start {
+        ParsedRequest {
             step,
             operation,
             bytes,
@@ -580,7 +587,7 @@ impl RequestQueue {
     }
 
     #[inline(never)]
-    fn resume_slowly(
+    fn resume_slow_path(
         &mut self,
         io: &mut Io,
         request: &mut Request<Pending>,
@@ -604,7 +611,7 @@ impl RequestQueue {
     fn leave(&mut self, pending: &mut Pending, outcome: IoOutcome) -> Step {
         let mut task = pending.task.detach();
         task.resume(outcome, None);
-        go_on_in_background(&self.worker, &self.shared.units, task);
+        continue_in_background(&self.worker, &self.shared.units, task);
         pending.slow_path.aborted.get_or_insert(request::S_ABORTED);
         Step::Answer
     }

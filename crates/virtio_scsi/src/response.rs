@@ -3,17 +3,17 @@
 use scsi::{Residual, Response, Status};
 use scsi_exec::Hold;
 use virtio_device::Answer;
-use virtqueue::{Chain, ErrorPlace};
+use virtqueue::{Chain, ResponseSpace};
 
 use crate::pending::Pending;
 use crate::request::{self, RESPONSE_SIZE, SENSE_SIZE};
 
-/// Answers a command outside of the fast path. Moves holds that wait for the response to `until_shown`.
+/// Answers a command outside of the fast path. Moves holds that wait for the response to `held_until_published`.
 #[inline(never)]
 pub(crate) fn answer_any(
     chain: &Chain,
     pending: &mut Pending,
-    until_shown: &mut Vec<Hold>,
+    held_until_published: &mut Vec<Hold>,
 ) -> Answer {
     let code = pending.slow_path.aborted.unwrap_or(pending.slow_path.code);
     if code == request::S_OK
@@ -21,8 +21,10 @@ pub(crate) fn answer_any(
     {
         let (residual, code) = residual_fields(residual);
         let header = request::response_header(0, residual, status as u8, code);
-        chain.buffer.write_half(chain.readable as usize, header);
-        pending.answered(until_shown);
+        chain
+            .buffer
+            .write_second_half(chain.readable as usize, header);
+        pending.answered(held_until_published);
         return Answer {
             written: RESPONSE_SIZE as u32 + pending.data_in,
             good: true,
@@ -34,7 +36,7 @@ pub(crate) fn answer_any(
             chain.readable as usize,
             &request::response_header(0, 0, 0, code),
         );
-        pending.answered(until_shown);
+        pending.answered(held_until_published);
         return Answer {
             written: RESPONSE_SIZE as u32,
             // A bus scan addresses every target, so a missing one is no error.
@@ -51,7 +53,7 @@ pub(crate) fn answer_any(
         pending.data_in = pending.data_in.min(transferred);
     }
     write_response(chain, pending, &response);
-    pending.answered(until_shown);
+    pending.answered(held_until_published);
     Answer {
         written: RESPONSE_SIZE as u32 + pending.data_in,
         good,
@@ -60,15 +62,15 @@ pub(crate) fn answer_any(
 
 /// Answers a malformed command with VIRTIO_SCSI_S_FAILURE. Returns the bytes written.
 #[cold]
-pub(crate) fn refuse(chain: &Chain, place: ErrorPlace) -> u32 {
+pub(crate) fn refuse(chain: &Chain, space: ResponseSpace) -> u32 {
     const HEADER: u32 = request::RESPONSE_HEADER_SIZE as u32;
     const WHOLE: u32 = RESPONSE_SIZE as u32;
-    if place.front < HEADER {
+    if space.front < HEADER {
         return 0;
     }
     let header = request::response_header(0, 0, 0, request::S_FAILURE);
     chain.buffer.write_whole(chain.readable as usize, &header);
-    match place.front {
+    match space.front {
         HEADER..WHOLE => HEADER,
         _ => WHOLE,
     }

@@ -79,16 +79,16 @@ pub(crate) enum Table {
 
 /// Fast path for valid chains in recently used memory, if they fit into the buffer. In all other cases it returns `None`. A [`Collector`]
 /// then reads the chain again and determines the error. A test checks that both agree.
-pub(crate) struct Plain<'a> {
+pub(crate) struct FastPath<'a> {
     view: &'a GuestView,
     buffer: &'a mut IoBuffer,
     limits: Limits,
 }
 
-impl<'a> Plain<'a> {
+impl<'a> FastPath<'a> {
     #[inline(always)]
-    pub fn new(view: &'a GuestView, buffer: &'a mut IoBuffer, limits: Limits) -> Plain<'a> {
-        Plain {
+    pub fn new(view: &'a GuestView, buffer: &'a mut IoBuffer, limits: Limits) -> FastPath<'a> {
+        FastPath {
             view,
             buffer,
             limits,
@@ -104,17 +104,17 @@ impl<'a> Plain<'a> {
         next: impl Fn(u16) -> Option<Descriptor>,
     ) -> Option<(u32, u32, u16)> {
         let filler = self.view.filler(self.buffer, usize::from(limit));
-        let mut way = Way {
+        let mut walk = DirectWalk {
             filler,
             next,
-            d: first,
+            descriptor: first,
         };
-        let (readable, more) = way.half(0)?;
-        let middle = way.filler.count();
-        let writable = if more { way.half(WRITE)?.0 } else { 0 };
+        let (readable, more) = walk.read_half(0)?;
+        let middle = walk.filler.count();
+        let writable = if more { walk.read_half(WRITE)?.0 } else { 0 };
         let total = self.limits.total(readable, writable)?;
         // At most `limit`, which is a u16.
-        let count = way.filler.finish(total, middle) as u16;
+        let count = walk.filler.finish(total, middle) as u16;
         // The limit is a u32, so both fit.
         Some((readable as u32, writable as u32, count))
     }
@@ -126,10 +126,10 @@ impl<'a> Plain<'a> {
         let filler = self.view.filler(self.buffer, usize::from(limit));
         let mut entries = filler.table::<Descriptor>(table, length)?;
         let first = entries.entry()?;
-        let (readable, more) = half_of_table(&mut entries, kind, first, 0)?;
+        let (readable, more) = read_table_half(&mut entries, kind, first, 0)?;
         let middle = entries.count();
         let writable = match more {
-            Some(first) => half_of_table(&mut entries, kind, first, WRITE)?.0,
+            Some(first) => read_table_half(&mut entries, kind, first, WRITE)?.0,
             None => 0,
         };
         let total = self.limits.total(readable, writable)?;
@@ -140,62 +140,62 @@ impl<'a> Plain<'a> {
 }
 
 /// Walk along a chain of direct descriptors.
-struct Way<'a, N> {
+struct DirectWalk<'a, N> {
     filler: Filler<'a>,
     next: N,
     /// The next element.
-    d: Descriptor,
+    descriptor: Descriptor,
 }
 
-impl<N: Fn(u16) -> Option<Descriptor>> Way<'_, N> {
+impl<N: Fn(u16) -> Option<Descriptor>> DirectWalk<'_, N> {
     /// Reads the elements of the readable or writable half. Returns their bytes, and whether more descriptors follow.
     #[inline(always)]
-    fn half(&mut self, wanted: u16) -> Option<(u64, bool)> {
+    fn read_half(&mut self, half: u16) -> Option<(u64, bool)> {
         let mut bytes = 0;
         loop {
-            let (length, flags) = (self.d.length.get(), self.d.flags.get());
-            if flags & (INDIRECT | WRITE) != wanted {
+            let (length, flags) = (self.descriptor.length.get(), self.descriptor.flags.get());
+            if flags & (INDIRECT | WRITE) != half {
                 // Only the readable half may end here. In the writable half, such a descriptor leaves the fast path.
-                return (wanted == 0).then_some((bytes, true));
+                return (half == 0).then_some((bytes, true));
             }
             // The filler has room for the longest chain.
-            if length == 0 || !self.filler.append(self.d.address.get(), length) {
+            if length == 0 || !self.filler.append(self.descriptor.address.get(), length) {
                 return None;
             }
             bytes += u64::from(length);
             if flags & NEXT == 0 {
                 return Some((bytes, false));
             }
-            self.d = (self.next)(self.d.next.get())?;
+            self.descriptor = (self.next)(self.descriptor.next.get())?;
         }
     }
 }
 
-/// Like [`Way::half`] for a table, beginning with `d`. Returns the bytes and the first element after the half.
+/// Like [`DirectWalk::read_half`] for a table, beginning with `descriptor`. Returns the bytes and the first element after the half.
 #[inline(always)]
-fn half_of_table(
+fn read_table_half(
     entries: &mut TableFiller<'_, Descriptor>,
     kind: Table,
-    mut d: Descriptor,
-    wanted: u16,
+    mut descriptor: Descriptor,
+    half: u16,
 ) -> Option<(u64, Option<Descriptor>)> {
     let mut bytes = 0;
     loop {
-        let (length, flags) = (d.length.get(), kind.flags(&d));
-        if flags & (INDIRECT | WRITE) != wanted {
-            return (wanted == 0).then_some((bytes, Some(d)));
+        let (length, flags) = (descriptor.length.get(), kind.flags(&descriptor));
+        if flags & (INDIRECT | WRITE) != half {
+            return (half == 0).then_some((bytes, Some(descriptor)));
         }
-        if length == 0 || !entries.append(d.address.get(), length) {
+        if length == 0 || !entries.append(descriptor.address.get(), length) {
             return None;
         }
         bytes += u64::from(length);
         match kind {
             Table::Linked if flags & NEXT == 0 => return Some((bytes, None)),
-            Table::Linked if usize::from(d.next.get()) != entries.count() => return None,
-            Table::InOrder if entries.is_whole() => return Some((bytes, None)),
+            Table::Linked if usize::from(descriptor.next.get()) != entries.count() => return None,
+            Table::InOrder if entries.is_complete() => return Some((bytes, None)),
             Table::Linked | Table::InOrder => {}
         }
-        d = entries.entry()?;
+        descriptor = entries.entry()?;
     }
 }
 
@@ -222,7 +222,7 @@ pub(crate) struct Collector<'a> {
     total: u64,
     readable: u64,
     /// A writable element was added.
-    writing: bool,
+    in_writable_half: bool,
 }
 
 impl<'a> Collector<'a> {
@@ -238,7 +238,7 @@ impl<'a> Collector<'a> {
             head,
             total: 0,
             readable: 0,
-            writing: false,
+            in_writable_half: false,
         }
     }
 
@@ -258,7 +258,7 @@ impl<'a> Collector<'a> {
                 limit: self.limits.bytes,
             });
         }
-        if !self.writing {
+        if !self.in_writable_half {
             self.appender.begin_second_half();
         }
         self.appender.finish();
@@ -274,11 +274,11 @@ impl Visitor for Collector<'_> {
             return Ok(());
         }
         if flags & WRITE != 0 {
-            if !self.writing {
+            if !self.in_writable_half {
                 self.appender.begin_second_half();
             }
-            self.writing = true;
-        } else if self.writing {
+            self.in_writable_half = true;
+        } else if self.in_writable_half {
             return Err(QueueError::ReadableAfterWritable { address });
         } else {
             self.readable += u64::from(length);
@@ -328,23 +328,23 @@ impl Visitor for Collector<'_> {
             let Some(at) = table.checked_add(u64::from(index * size)) else {
                 return Err(not_mapped);
             };
-            let Ok(d) = self.appender.read::<Descriptor>(at) else {
+            let Ok(descriptor) = self.appender.read::<Descriptor>(at) else {
                 return Err(not_mapped);
             };
-            let flags = kind.flags(&d);
+            let flags = kind.flags(&descriptor);
             if flags & INDIRECT != 0 {
                 return Err(QueueError::IndirectInIndirect { table });
             }
-            self.element(d.address.get(), d.length.get(), flags)?;
+            self.element(descriptor.address.get(), descriptor.length.get(), flags)?;
             index = match kind {
                 Table::Linked if flags & NEXT == 0 => return Ok(()),
-                Table::Linked => u32::from(d.next.get()),
+                Table::Linked => u32::from(descriptor.next.get()),
                 Table::InOrder if index + 1 == count => return Ok(()),
                 Table::InOrder => index + 1,
             };
             if index >= count {
                 return Err(QueueError::Next {
-                    next: d.next.get(),
+                    next: descriptor.next.get(),
                     length: count,
                 });
             }

@@ -3,16 +3,16 @@
 use guest_memory::{MemoryTable, RingMemory};
 
 use crate::QueueError;
-use crate::layout::{self, Place};
+use crate::layout::{self, RingPosition};
 
 /// [`QueueConfig::base`] of a new packed ring: both positions at descriptor 0, both wrap counters 1.
 pub const PACKED_START: u32 = 0x8000_8000;
 
 /// Number of data elements that a chain in an indirect table may have in a queue of any size. The kernel accepts as many in one read or
 /// write (`UIO_MAXIOV`). The largest queue that front ends create has as many direct descriptors.
-const TABLE_DATA: u16 = 1024;
+const TABLE_DATA_ELEMENTS: u16 = 1024;
 /// Header and status of a request.
-const TABLE_REST: u16 = 2;
+const TABLE_HEADER_AND_STATUS: u16 = 2;
 
 /// Parameters of a queue, from the front end's messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,9 @@ impl QueueConfig {
             event_idx: false,
             base: 0,
             max_chain_bytes: u32::MAX,
-            max_chain_descriptors: size.max(TABLE_DATA).saturating_add(TABLE_REST),
+            max_chain_descriptors: size
+                .max(TABLE_DATA_ELEMENTS)
+                .saturating_add(TABLE_HEADER_AND_STATUS),
         }
     }
 
@@ -75,7 +77,7 @@ impl QueueConfig {
         if size == 0 || !fits {
             return Err(QueueError::Size { size, allowed });
         }
-        let [available, used] = self.packed_places();
+        let [available, used] = self.packed_positions();
         if self.packed && (available.index >= size || used.index >= size) {
             return Err(QueueError::Base {
                 base: self.base,
@@ -86,10 +88,10 @@ impl QueueConfig {
     }
 
     /// Returns available and used position of a packed ring's base.
-    pub(crate) fn packed_places(&self) -> [Place; 2] {
+    pub(crate) fn packed_positions(&self) -> [RingPosition; 2] {
         [
-            Place::from_bits(self.base as u16),
-            Place::from_bits((self.base >> 16) as u16),
+            RingPosition::from_bits(self.base as u16),
+            RingPosition::from_bits((self.base >> 16) as u16),
         ]
     }
 }

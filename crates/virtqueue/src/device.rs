@@ -21,7 +21,7 @@ pub struct Resumed {
     /// Used index, or used position of a packed ring.
     pub used: u32,
     /// Number of requests that will be repeated.
-    pub again: u16,
+    pub repeated: u16,
     /// Number of unanswered requests that were overwritten in the ring.
     pub lost: u16,
 }
@@ -150,9 +150,9 @@ impl DeviceQueue {
 
     /// Prefetches the presumed memory of the first waiting chain, from the last chain's position. A wrong guess has no effect.
     #[inline(always)]
-    pub fn guess(&self, view: &GuestView) {
+    pub fn prefetch_next(&self, view: &GuestView) {
         if let Ring::Split(ring) = &self.ring {
-            ring.guess(view);
+            ring.prefetch_next(view);
         }
     }
 
@@ -188,30 +188,31 @@ impl DeviceQueue {
         wanted
     }
 
-    /// Like `publish`, without the barrier and check of the driver's event suppression. The caller must call [`ask`](Self::ask) soon, and
-    /// before the next publication if [`must_ask`](Self::must_ask) returns true.
+    /// Like `publish`, without the barrier and check of the driver's event suppression. The caller must call
+    /// [`check_suppression`](Self::check_suppression) soon, and before the next publication if
+    /// [`must_check_suppression`](Self::must_check_suppression) returns true.
     #[inline]
-    pub fn publish_unasked(&mut self) {
-        each!(&mut self.ring, ring => ring.publish_unasked());
+    pub fn publish_unchecked(&mut self) {
+        each!(&mut self.ring, ring => ring.publish_unchecked());
         self.mark_ring();
     }
 
     /// Returns true if chains were published without a check.
     #[inline(always)]
-    pub fn is_unasked(&self) -> bool {
-        each!(&self.ring, ring => ring.is_unasked())
+    pub fn is_unchecked(&self) -> bool {
+        each!(&self.ring, ring => ring.is_unchecked())
     }
 
     /// Returns true if a check must precede the next publication.
     #[inline(always)]
-    pub fn must_ask(&self) -> bool {
-        each!(&self.ring, ring => ring.must_ask())
+    pub fn must_check_suppression(&self) -> bool {
+        each!(&self.ring, ring => ring.must_check_suppression())
     }
 
     /// Returns true if the driver wants a notification for the chains published without a check.
     #[inline]
-    pub fn ask(&mut self) -> bool {
-        each!(&mut self.ring, ring => ring.ask())
+    pub fn check_suppression(&mut self) -> bool {
+        each!(&mut self.ring, ring => ring.check_suppression())
     }
 
     /// Enables the driver's notifications. Returns true if a chain has become available meanwhile; the caller must then pop instead of

@@ -43,10 +43,10 @@ pub enum QueueError {
         size: u16,
     },
     /// The front end's in-flight region is invalid or too small.
-    #[error("the in-flight region cannot be used: {what}")]
+    #[error("the in-flight region cannot be used: {reason}")]
     Inflight {
         /// Description of the error.
-        what: &'static str,
+        reason: &'static str,
     },
     /// The available index is further ahead than the ring is long.
     #[error("available index {index} is {ahead} ahead of {expected} in a queue of {size}")]

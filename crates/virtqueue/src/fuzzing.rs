@@ -7,7 +7,7 @@ use std::sync::Arc;
 use guest_memory::{GuestView, Mapping, MemoryTable, RegionSpec};
 
 use crate::driver::RingLayout;
-use crate::{Chain, DeviceQueue, ErrorPlace, PACKED_START, PopError};
+use crate::{Chain, DeviceQueue, PACKED_START, PopError, ResponseSpace};
 
 /// Length of each memory region.
 const HALF: usize = 1 << 15;
@@ -42,11 +42,11 @@ pub fn ring_of_bytes(data: &[u8]) -> usize {
     };
 
     let (mut short, mut general) = (Memory::new(), Memory::new());
-    let tame = (choices[0] & 32 != 0).then_some(layout);
+    let plausible = (choices[0] & 32 != 0).then_some(layout);
     for memory in [&mut short, &mut general] {
         memory.write_image(image, 0);
-        if let Some(layout) = tame {
-            tame_addresses(&memory.first, &layout);
+        if let Some(layout) = plausible {
+            set_plausible_addresses(&memory.first, &layout);
         }
     }
     let queue = |memory: &Memory| DeviceQueue::new(config.clone(), &memory.table);
@@ -59,7 +59,7 @@ pub fn ring_of_bytes(data: &[u8]) -> usize {
     ];
     let mut accepted = 0;
     for turn in 0..3 {
-        accepted += turn_of(&mut sides);
+        accepted += run_round(&mut sides);
         let [short, general] = &mut sides;
         assert_eq!(short.memory.bytes(), general.memory.bytes());
         short.memory.write_image(image, turn);
@@ -183,22 +183,24 @@ impl Side {
         }
     }
 
-    /// Answers a refused chain at its error place.
-    fn refuse(&mut self, place: &ErrorPlace) {
+    /// Answers a refused chain in its response space.
+    fn refuse(&mut self, space: &ResponseSpace) {
         let chain = &self.chain;
-        let front = vec![0x5a; place.front as usize];
+        let front = vec![0x5a; space.front as usize];
         chain.buffer.write_whole(0, &front);
-        if place.last {
+        if space.last {
             chain.buffer.write_last(0xa5);
         }
-        self.queue.push(chain.id, chain.descriptors, place.front);
+        self.queue.push(chain.id, chain.descriptors, space.front);
     }
 
     /// Answers an accepted chain.
     fn answer(&mut self) {
         let chain = &self.chain;
         if chain.writable >= 2 {
-            chain.buffer.write_half(chain.readable as usize, [0x5a; 2]);
+            chain
+                .buffer
+                .write_second_half(chain.readable as usize, [0x5a; 2]);
         }
         if chain.writable > 0 {
             chain.buffer.write_last(0xa5);
@@ -219,7 +221,7 @@ struct Popped {
 }
 
 /// Limits addresses and lengths of the first descriptors to the memory. Otherwise few inputs would get further.
-fn tame_addresses(memory: &Mapping, layout: &RingLayout) {
+fn set_plausible_addresses(memory: &Mapping, layout: &RingLayout) {
     for index in 0..usize::from(layout.size) {
         let mut descriptor = [0; 16];
         memory.read(16 * index, &mut descriptor);
@@ -230,7 +232,7 @@ fn tame_addresses(memory: &Mapping, layout: &RingLayout) {
     }
 }
 
-fn turn_of(sides: &mut [Side; 2]) -> usize {
+fn run_round(sides: &mut [Side; 2]) -> usize {
     let mut accepted = 0;
     let size = sides[0].queue.size();
     for side in sides.iter_mut() {
@@ -240,7 +242,7 @@ fn turn_of(sides: &mut [Side; 2]) -> usize {
         let [short, general] = sides;
         // The calls that precede a batch.
         for side in [&mut *short, &mut *general] {
-            side.queue.guess(&side.view);
+            side.queue.prefetch_next(&side.view);
             let waiting = side.queue.waiting();
             assert_eq!(waiting > 0, side.queue.available() > 0);
             assert!(waiting <= size || !side.queue.config().packed);
@@ -255,12 +257,12 @@ fn turn_of(sides: &mut [Side; 2]) -> usize {
                 assert!(!refusal.error.to_string().is_empty());
                 let refused = short.popped();
                 assert_eq!(refused, general.popped());
-                let (front, last) = (refusal.place.front, refusal.place.last);
+                let (front, last) = (refusal.space.front, refusal.space.last);
                 assert_eq!((refused.bytes, front <= 128), ((0, 0), true));
                 assert!(refused.total >= front as usize + usize::from(last));
                 for side in [short, general] {
                     assert!(!side.queue.is_broken());
-                    side.refuse(&refusal.place);
+                    side.refuse(&refusal.space);
                 }
                 continue;
             }
@@ -287,8 +289,8 @@ fn turn_of(sides: &mut [Side; 2]) -> usize {
             match accepted % 6 {
                 0 => drop(side.queue.publish()),
                 3 => {
-                    side.queue.ask();
-                    side.queue.publish_unasked();
+                    side.queue.check_suppression();
+                    side.queue.publish_unchecked();
                 }
                 _ => {}
             }

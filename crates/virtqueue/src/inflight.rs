@@ -10,7 +10,7 @@ use guest_memory::RingMemory;
 use zerocopy::little_endian::{U16, U64};
 
 use crate::QueueError;
-use crate::interrupted::may_end_here;
+use crate::interrupted::crash_point;
 
 /// Offsets in a queue's part: features are 8 bytes of zero before the version.
 const VERSION: usize = 8;
@@ -36,7 +36,7 @@ pub struct Inflight {
     last: u16,
     answered: Vec<u16>,
     /// Heads that an earlier device took and never answered.
-    again: VecDeque<u16>,
+    unanswered: VecDeque<u16>,
 }
 
 impl Inflight {
@@ -66,9 +66,9 @@ impl Inflight {
     /// # Errors
     /// Fails if the part is too small for `size` entries, or has content that no device writes.
     pub(crate) fn new(part: RingMemory, size: u16, used: u16) -> Result<Inflight, QueueError> {
-        let wrong = |what| QueueError::Inflight { what };
+        let invalid = |reason| QueueError::Inflight { reason };
         if part.len() < STATES + STATE_SIZE * usize::from(size) || !part.is_aligned(ALIGNMENT) {
-            return Err(wrong("it is too small for the queue"));
+            return Err(invalid("it is too small for the queue"));
         }
         let mut tracked = Inflight {
             part,
@@ -76,14 +76,14 @@ impl Inflight {
             counter: 0,
             last: 0,
             answered: Vec::with_capacity(usize::from(size)),
-            again: VecDeque::new(),
+            unanswered: VecDeque::new(),
         };
         match tracked.word(VERSION) {
             0 => tracked.begin(used),
             LAYOUT_VERSION if tracked.word(ENTRIES) == size => tracked.recover(used)?,
             // Another size: the driver has created a new queue, unrelated to the region.
             LAYOUT_VERSION => tracked.begin(used),
-            _ => return Err(wrong("its version is unknown")),
+            _ => return Err(invalid("its version is unknown")),
         }
         Ok(tracked)
     }
@@ -122,7 +122,7 @@ impl Inflight {
         self.counter = taken
             .last()
             .map_or(0, |(counter, _)| counter.wrapping_add(1));
-        self.again = taken.into_iter().map(|(_, head)| head).collect();
+        self.unanswered = taken.into_iter().map(|(_, head)| head).collect();
         Ok(())
     }
 
@@ -136,26 +136,26 @@ impl Inflight {
     }
 
     /// Returns the requests to repeat.
-    pub(crate) fn take_again(&mut self) -> VecDeque<u16> {
-        std::mem::take(&mut self.again)
+    pub(crate) fn take_unanswered(&mut self) -> VecDeque<u16> {
+        std::mem::take(&mut self.unanswered)
     }
 
     /// Records that a chain was popped. `head` is below the queue size.
     #[inline]
-    pub(crate) fn took(&mut self, head: u16) {
+    pub(crate) fn record_popped(&mut self, head: u16) {
         let at = self.state(head);
         self.part.write(at + COUNTER, U64::new(self.counter));
-        may_end_here();
+        crash_point();
         self.counter = self.counter.wrapping_add(1);
         self.part.write::<u8>(at, 1);
     }
 
     /// Records that a chain will be answered with the next batch.
     #[inline]
-    pub(crate) fn answering(&mut self, head: u16) {
+    pub(crate) fn record_pushed(&mut self, head: u16) {
         let at = self.state(head);
         self.part.store_release_u16(at + NEXT, self.last);
-        may_end_here();
+        crash_point();
         self.part.store_release_u16(LAST_HEAD, head);
         self.last = head;
         self.answered.push(head);
@@ -163,11 +163,11 @@ impl Inflight {
 
     /// Records that a batch was published; `used` is the published index.
     #[inline]
-    pub(crate) fn published(&mut self, used: u16) {
+    pub(crate) fn record_published(&mut self, used: u16) {
         for head in self.answered.drain(..) {
             let at = STATES + STATE_SIZE * usize::from(head);
             self.part.write::<u8>(at, 0);
-            may_end_here();
+            crash_point();
         }
         self.part.store_release_u16(USED_INDEX, used);
     }

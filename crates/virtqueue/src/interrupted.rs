@@ -3,7 +3,7 @@
 
 /// Marks a point at which the process may stop. The next process finds only earlier stores.
 #[inline(always)]
-pub(crate) fn may_end_here() {
+pub(crate) fn crash_point() {
     #[cfg(feature = "simulated")]
     simulated::pass();
 }
@@ -19,11 +19,11 @@ pub mod simulated {
 
     /// Payload of the unwinding at such a point.
     #[derive(Debug)]
-    pub struct Ended;
+    pub struct Crashed;
 
-    /// Stops the process after it has passed `places` more points; `None`: never.
-    pub fn end_after(places: Option<u32>) {
-        LEFT.set(places);
+    /// Stops the process after it has passed `points` more points; `None`: never.
+    pub fn crash_after(points: Option<u32>) {
+        LEFT.set(points);
     }
 
     #[inline(never)]
@@ -33,7 +33,7 @@ pub mod simulated {
             Some(0) => {
                 LEFT.set(None);
                 // Unwinds without a panic message: this is no error.
-                std::panic::resume_unwind(Box::new(Ended));
+                std::panic::resume_unwind(Box::new(Crashed));
             }
             Some(left) => LEFT.set(Some(left - 1)),
         }

@@ -122,23 +122,23 @@ pub const fn passes_event(event: u16, old: u16, new: u16) -> bool {
 
 /// A position in a packed ring: descriptor and wrap counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RingPosition {
     /// Index of the descriptor.
     pub index: u16,
     /// Wrap counter at this position.
     pub wrap: bool,
 }
 
-impl Place {
+impl RingPosition {
     /// Start position of both sides of a new packed queue.
-    pub const START: Place = Place {
+    pub const START: RingPosition = RingPosition {
         index: 0,
         wrap: true,
     };
 
     /// Decodes the 16-bit form used in event suppression structures and vhost-user messages.
-    pub const fn from_bits(bits: u16) -> Place {
-        Place {
+    pub const fn from_bits(bits: u16) -> RingPosition {
+        RingPosition {
             index: bits & 0x7fff,
             wrap: bits & 0x8000 != 0,
         }
@@ -152,15 +152,15 @@ impl Place {
     /// Returns the position `count` descriptors (at most `size`) later in a ring of `size`.
     #[inline]
     #[must_use]
-    pub const fn advance(self, count: u16, size: u16) -> Place {
+    pub const fn advance(self, count: u16, size: u16) -> RingPosition {
         let index = self.index as u32 + count as u32;
         if index >= size as u32 {
-            Place {
+            RingPosition {
                 index: (index - size as u32) as u16,
                 wrap: !self.wrap,
             }
         } else {
-            Place {
+            RingPosition {
                 index: index as u16,
                 wrap: self.wrap,
             }
@@ -180,7 +180,7 @@ impl Place {
     }
 
     /// Returns the descriptors from `old` to here, on the circle of two rounds that the wrap counter distinguishes.
-    const fn distance_from(self, old: Place, size: u16) -> u32 {
+    const fn distance_from(self, old: RingPosition, size: u16) -> u32 {
         let round = 2 * size as u32;
         let here = self.index as u32 + if self.wrap { 0 } else { size as u32 };
         let there = old.index as u32 + if old.wrap { 0 } else { size as u32 };
@@ -189,7 +189,7 @@ impl Place {
 
     /// Returns true if moving from `old` to here passes the descriptor at `event`. Packed rings, clause 2.8.10.
     #[inline]
-    pub const fn passes_event(self, event: Place, old: Place, size: u16) -> bool {
+    pub const fn passes_event(self, event: RingPosition, old: RingPosition, size: u16) -> bool {
         // An event outside of the ring is never reached.
         event.index < size && event.distance_from(old, size) < self.distance_from(old, size)
     }
@@ -249,19 +249,19 @@ mod tests {
 
     #[test]
     fn packed_event_is_passed_across_the_wrap() {
-        let place = |index, wrap| Place { index, wrap };
+        let position = |index, wrap| RingPosition { index, wrap };
         let size = 8;
-        assert_eq!(place(6, true).advance(3, size), place(1, false));
-        let new = place(1, false);
-        let old = place(6, true);
-        assert!(new.passes_event(place(6, true), old, size));
-        assert!(new.passes_event(place(7, true), old, size));
-        assert!(new.passes_event(place(0, false), old, size));
-        assert!(!new.passes_event(place(1, false), old, size));
-        assert!(!new.passes_event(place(0, true), old, size));
-        assert!(!new.passes_event(place(6, false), old, size));
-        assert!(!new.passes_event(place(0x7fff, false), old, size));
-        assert_eq!(Place::from_bits(0x8001), place(1, true));
-        assert_eq!(place(1, true).to_bits(), 0x8001);
+        assert_eq!(position(6, true).advance(3, size), position(1, false));
+        let new = position(1, false);
+        let old = position(6, true);
+        assert!(new.passes_event(position(6, true), old, size));
+        assert!(new.passes_event(position(7, true), old, size));
+        assert!(new.passes_event(position(0, false), old, size));
+        assert!(!new.passes_event(position(1, false), old, size));
+        assert!(!new.passes_event(position(0, true), old, size));
+        assert!(!new.passes_event(position(6, false), old, size));
+        assert!(!new.passes_event(position(0x7fff, false), old, size));
+        assert_eq!(RingPosition::from_bits(0x8001), position(1, true));
+        assert_eq!(position(1, true).to_bits(), 0x8001);
     }
 }

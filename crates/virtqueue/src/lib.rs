@@ -32,4 +32,4 @@ pub use inflight::Inflight;
 #[cfg(feature = "simulated")]
 pub use interrupted::simulated;
 pub use packed_inflight::PackedInflight;
-pub use refusal::{ErrorPlace, PopError, Refusal};
+pub use refusal::{PopError, Refusal, ResponseSpace};

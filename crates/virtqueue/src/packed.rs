@@ -10,21 +10,21 @@ use guest_memory::{GuestView, MemoryTable, RingMemory};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{Immutable, IntoBytes, KnownLayout};
 
-use crate::chain::{Collector, Limits, Plain, Table, Visitor};
+use crate::chain::{Collector, FastPath, Limits, Table, Visitor};
 use crate::config::Areas;
-use crate::interrupted::may_end_here;
+use crate::interrupted::crash_point;
 use crate::layout::{
     AVAIL, DESCRIPTOR_SIZE, EVENTS_DESCRIPTOR, EVENTS_DISABLE, EVENTS_ENABLE, INDIRECT, NEXT,
-    PACKED_FLAGS, PackedDescriptor, Place, USED, WRITE,
+    PACKED_FLAGS, PackedDescriptor, RingPosition, USED, WRITE,
 };
 use crate::packed_inflight::PackedInflight;
 use crate::refusal::{Refusal, Survey, WalkError};
 use crate::{Chain, PopError, QueueConfig, QueueError, Resumed};
 
 /// Prefetch distance in the ring, in descriptors: four fill a cache line.
-const DESCRIPTORS_AHEAD: usize = 8;
+const DESCRIPTOR_PREFETCH_DISTANCE: usize = 8;
 /// Maximum number of descriptors read to count waiting chains.
-const COUNTED: u16 = 256;
+const COUNTED_MAX: u16 = 256;
 
 /// Length and ID of a used descriptor, written before its flags.
 #[derive(IntoBytes, Immutable, KnownLayout)]
@@ -48,15 +48,15 @@ pub struct PackedQueue {
     signalled: bool,
     limits: Limits,
     /// Next descriptor to pop.
-    next_available: Place,
+    next_available: RingPosition,
     /// Next descriptor to write.
-    next_used: Place,
+    next_used: RingPosition,
     /// Start of the unpublished batch.
-    published_used: Place,
+    published_used: RingPosition,
     /// Start of the published answers without a check of the driver's event suppression.
-    asked_used: Place,
+    checked_used: RingPosition,
     /// Flags of the batch's first used descriptor, stored at publication. `None`: the batch is empty.
-    held_flags: Option<u16>,
+    first_flags: Option<u16>,
     /// In-flight region, which outlives this process.
     inflight: Option<Box<PackedInflight>>,
 }
@@ -64,7 +64,7 @@ pub struct PackedQueue {
 impl PackedQueue {
     pub fn new(config: &QueueConfig, table: &MemoryTable) -> Result<PackedQueue, QueueError> {
         let areas = Areas::resolve(config, table)?;
-        let [next_available, next_used] = config.packed_places();
+        let [next_available, next_used] = config.packed_positions();
         Ok(PackedQueue {
             descriptors: areas.descriptors,
             driver_events: areas.driver,
@@ -77,17 +77,17 @@ impl PackedQueue {
             next_available,
             next_used,
             published_used: next_used,
-            asked_used: next_used,
-            held_flags: None,
+            checked_used: next_used,
+            first_flags: None,
             inflight: None,
         })
     }
 
     /// Continues at the position in the in-flight region, regardless of the front end's base.
     pub fn track(&mut self, part: RingMemory) -> Result<(), QueueError> {
-        let places = [self.next_available, self.next_used];
+        let positions = [self.next_available, self.next_used];
         let (inflight, [available, used]) =
-            PackedInflight::new(part, self.size, places, &self.descriptors)?;
+            PackedInflight::new(part, self.size, positions, &self.descriptors)?;
         (self.next_available, self.next_used) = (available, used);
         self.published_used = used;
         self.inflight = Some(Box::new(inflight));
@@ -98,21 +98,21 @@ impl PackedQueue {
     /// the number of unanswered ones. They are unchanged since the driver wrote them. After out-of-order answers they are not all of the
     /// unanswered requests: descriptors overwritten by used ones are lost, and only an in-flight region preserves them.
     pub fn resume(&mut self) -> Option<Resumed> {
-        let (mut place, mut again) = (self.next_used, 0);
+        let (mut position, mut repeated) = (self.next_used, 0);
         for _ in 0..self.size {
-            if place == self.next_available {
+            if position == self.next_available {
                 break;
             }
-            let at = Self::offset(place.index) + PACKED_FLAGS;
+            let at = Self::offset(position.index) + PACKED_FLAGS;
             let flags = self.descriptors.load_acquire_u16(at);
-            if flags & (AVAIL | USED) != place.available_flags() {
+            if flags & (AVAIL | USED) != position.available_flags() {
                 // The positions are wrong.
                 return None;
             }
-            again += u16::from(flags & NEXT == 0);
-            place = place.advance(1, self.size);
+            repeated += u16::from(flags & NEXT == 0);
+            position = position.advance(1, self.size);
         }
-        if place != self.next_available || place == self.next_used {
+        if position != self.next_available || position == self.next_used {
             return None;
         }
         let base = self.base();
@@ -120,16 +120,16 @@ impl PackedQueue {
         Some(Resumed {
             base,
             used: u32::from(self.next_used.to_bits()),
-            again,
+            repeated,
             lost: 0,
         })
     }
 
     #[inline]
-    fn has_again(&self) -> bool {
+    fn has_unanswered(&self) -> bool {
         self.inflight
             .as_ref()
-            .is_some_and(|inflight| inflight.has_again())
+            .is_some_and(|inflight| inflight.has_unanswered())
     }
 
     pub fn set_areas(&mut self, areas: Areas) {
@@ -158,16 +158,16 @@ impl PackedQueue {
     }
 
     #[inline]
-    fn is_available(&self, place: Place) -> bool {
+    fn is_available(&self, position: RingPosition) -> bool {
         let flags = self
             .descriptors
-            .load_acquire_u16(Self::offset(place.index) + PACKED_FLAGS);
-        flags & (AVAIL | USED) == place.available_flags()
+            .load_acquire_u16(Self::offset(position.index) + PACKED_FLAGS);
+        flags & (AVAIL | USED) == position.available_flags()
     }
 
     #[inline]
     pub fn available(&self) -> u16 {
-        u16::from(!self.broken && (self.is_available(self.next_available) || self.has_again()))
+        u16::from(!self.broken && (self.is_available(self.next_available) || self.has_unanswered()))
     }
 
     /// Counts the available chains in a limited number of descriptors.
@@ -176,15 +176,15 @@ impl PackedQueue {
         if self.available() == 0 {
             return 0;
         }
-        let (mut chains, mut place) = (0, self.next_available);
-        for _ in 0..self.size.min(COUNTED) {
-            let at = Self::offset(place.index) + PACKED_FLAGS;
+        let (mut chains, mut position) = (0, self.next_available);
+        for _ in 0..self.size.min(COUNTED_MAX) {
+            let at = Self::offset(position.index) + PACKED_FLAGS;
             let flags = self.descriptors.load_relaxed_u16(at);
-            if flags & (AVAIL | USED) != place.available_flags() {
+            if flags & (AVAIL | USED) != position.available_flags() {
                 break;
             }
             chains += u16::from(flags & NEXT == 0);
-            place = place.advance(1, self.size);
+            position = position.advance(1, self.size);
         }
         chains.max(1)
     }
@@ -194,23 +194,24 @@ impl PackedQueue {
         if self.available() == 0 {
             return Ok(false);
         }
-        if self.has_again() {
-            return self.pop_again(view, chain);
+        if self.has_unanswered() {
+            return self.pop_unanswered(view, chain);
         }
-        let place = self.next_available;
-        self.descriptors
-            .prefetch(Self::offset(place.index) + DESCRIPTOR_SIZE * DESCRIPTORS_AHEAD);
+        let position = self.next_available;
+        self.descriptors.prefetch(
+            Self::offset(position.index) + DESCRIPTOR_SIZE * DESCRIPTOR_PREFETCH_DISTANCE,
+        );
         let mut refusal = None;
-        self.next_available = if self.read_plain(view, chain) {
-            place.advance(1, self.size)
+        self.next_available = if self.read_fast(view, chain) {
+            position.advance(1, self.size)
         } else {
-            let read = self.read_any(view, chain);
+            let read = self.read_general(view, chain);
             let (next, refused) = self.checked(read)?;
             refusal = refused;
             next
         };
         if self.inflight.is_some() {
-            self.note(place, chain)?;
+            self.record_in_flight(position, chain)?;
         }
         match refusal {
             None => Ok(true),
@@ -224,35 +225,35 @@ impl PackedQueue {
         read.map_err(PopError::Queue)
     }
 
-    /// Records that the chain at `place` is in flight.
+    /// Records that the chain at `position` is in flight.
     #[inline(never)]
-    fn note(&mut self, place: Place, chain: &Chain) -> Result<(), PopError> {
+    fn record_in_flight(&mut self, position: RingPosition, chain: &Chain) -> Result<(), PopError> {
         let (descriptors, size) = (&self.descriptors, self.size);
-        let read = |nth| descriptors.read(Self::offset(place.advance(nth, size).index));
-        let noted = match &mut self.inflight {
-            Some(inflight) => inflight.took(chain.id, chain.descriptors, read),
+        let read = |nth| descriptors.read(Self::offset(position.advance(nth, size).index));
+        let recorded = match &mut self.inflight {
+            Some(inflight) => inflight.record_popped(chain.id, chain.descriptors, read),
             None => Ok(()),
         };
-        self.checked(noted)
+        self.checked(recorded)
     }
 
     /// Pops a chain that an earlier device has popped and not answered.
     #[cold]
-    fn pop_again(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, PopError> {
+    fn pop_unanswered(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, PopError> {
         let Some(inflight) = &mut self.inflight else {
             return Ok(false);
         };
-        let Some((head, id)) = inflight.next_again() else {
+        let Some((head, id)) = inflight.next_unanswered() else {
             return Ok(false);
         };
         let walk = |visitor: &mut dyn Visitor| {
             let mut descriptors = 0;
-            let mut shown = Ok(());
+            let mut visited = Ok(());
             for descriptor in inflight.descriptors(head) {
                 descriptors += 1;
-                shown = shown.and_then(|()| show(visitor, &descriptor, descriptors));
+                visited = visited.and_then(|()| visit(visitor, &descriptor, descriptors));
             }
-            shown.map(|()| descriptors)
+            visited.map(|()| descriptors)
         };
         let mut collector = Collector::new(view, &mut chain.buffer, self.limits, head);
         let walked = walk(&mut collector).and_then(|count| Ok((count, collector.finish()?)));
@@ -272,19 +273,19 @@ impl PackedQueue {
         Err(PopError::Request(refusal))
     }
 
-    /// Fast path for a chain that is one indirect table: see [`Plain`].
+    /// Fast path for a chain that is one indirect table: see [`FastPath`].
     #[inline(always)]
-    fn read_plain(&self, view: &GuestView, chain: &mut Chain) -> bool {
-        let place = self.next_available;
-        let descriptor: PackedDescriptor = self.descriptors.read(Self::offset(place.index));
+    fn read_fast(&self, view: &GuestView, chain: &mut Chain) -> bool {
+        let position = self.next_available;
+        let descriptor: PackedDescriptor = self.descriptors.read(Self::offset(position.index));
         let (flags, id) = (descriptor.flags.get(), descriptor.id.get());
-        let wanted = place.available_flags() | INDIRECT;
+        let wanted = position.available_flags() | INDIRECT;
         if flags & (AVAIL | USED | INDIRECT | NEXT) != wanted || id >= self.size {
             return false;
         }
         let (address, length) = (descriptor.address.get(), descriptor.length.get());
-        let plain = Plain::new(view, &mut chain.buffer, self.limits);
-        let Some((readable, writable)) = plain.indirect(address, length, Table::InOrder) else {
+        let fast_path = FastPath::new(view, &mut chain.buffer, self.limits);
+        let Some((readable, writable)) = fast_path.indirect(address, length, Table::InOrder) else {
             return false;
         };
         (chain.id, chain.descriptors) = (id, 1);
@@ -294,11 +295,11 @@ impl PackedQueue {
 
     /// Reads any chain and returns the position after it. Also returns a [`Refusal`] if the request cannot be served.
     #[inline(never)]
-    fn read_any(
+    fn read_general(
         &self,
         view: &GuestView,
         chain: &mut Chain,
-    ) -> Result<(Place, Option<Box<Refusal>>), QueueError> {
+    ) -> Result<(RingPosition, Option<Box<Refusal>>), QueueError> {
         let error = match self.read_chain(view, chain) {
             Ok(next) => return Ok((next, None)),
             Err(WalkError::Ring(error)) => return Err(error),
@@ -311,7 +312,7 @@ impl PackedQueue {
         Ok((walked.next, Some(refusal)))
     }
 
-    fn read_chain(&self, view: &GuestView, chain: &mut Chain) -> Result<Place, WalkError> {
+    fn read_chain(&self, view: &GuestView, chain: &mut Chain) -> Result<RingPosition, WalkError> {
         let head = self.next_available.index;
         let mut collector = Collector::new(view, &mut chain.buffer, self.limits, head);
         let walked = self.walk(&mut collector)?;
@@ -323,14 +324,14 @@ impl PackedQueue {
     /// Passes the descriptors of the next available chain to `visitor`.
     fn walk(&self, visitor: &mut dyn Visitor) -> Result<Walked, WalkError> {
         let size = self.size;
-        let mut place = self.next_available;
-        let head = place.index;
+        let mut position = self.next_available;
+        let head = position.index;
         let mut descriptors = 0;
         let id = loop {
-            let descriptor: PackedDescriptor = self.descriptors.read(Self::offset(place.index));
+            let descriptor: PackedDescriptor = self.descriptors.read(Self::offset(position.index));
             let flags = descriptor.flags.get();
             // Only the first descriptor needs an acquire load; the others became available before it.
-            if flags & (AVAIL | USED) != place.available_flags() {
+            if flags & (AVAIL | USED) != position.available_flags() {
                 return Err(WalkError::Ring(QueueError::Incomplete { head }));
             }
             if descriptors == size {
@@ -339,8 +340,8 @@ impl PackedQueue {
                 return Err(WalkError::Ring(error));
             }
             descriptors += 1;
-            show(visitor, &descriptor, descriptors)?;
-            place = place.advance(1, size);
+            visit(visitor, &descriptor, descriptors)?;
+            position = position.advance(1, size);
             if flags & NEXT == 0 {
                 break descriptor.id.get();
             }
@@ -351,52 +352,52 @@ impl PackedQueue {
         Ok(Walked {
             id,
             descriptors,
-            next: place,
+            next: position,
         })
     }
 
     #[inline]
     pub fn push(&mut self, id: u16, descriptors: u16, written: u32) {
-        let place = self.next_used;
-        let at = Self::offset(place.index);
+        let position = self.next_used;
+        let at = Self::offset(position.index);
         let words = UsedWords {
             length: written.into(),
             id: id.into(),
         };
         self.descriptors.write(at + USED_WORDS, words);
         let write = if written == 0 { 0 } else { WRITE };
-        let flags = place.used_flags() | write;
-        if self.held_flags.is_none() {
-            self.held_flags = Some(flags);
+        let flags = position.used_flags() | write;
+        if self.first_flags.is_none() {
+            self.first_flags = Some(flags);
         } else {
             self.descriptors.store_release_u16(at + PACKED_FLAGS, flags);
         }
-        self.next_used = place.advance(descriptors, self.size);
+        self.next_used = position.advance(descriptors, self.size);
         if let Some(inflight) = &mut self.inflight {
-            inflight.answering(id);
+            inflight.record_pushed(id);
         }
     }
 
     #[inline]
     pub fn publish(&mut self) -> bool {
-        let wanted = self.ask();
-        self.publish_unasked();
-        self.ask() || wanted
+        let wanted = self.check_suppression();
+        self.publish_unchecked();
+        self.check_suppression() || wanted
     }
 
-    pub fn publish_unasked(&mut self) {
-        let Some(flags) = self.held_flags.take() else {
+    pub fn publish_unchecked(&mut self) {
+        let Some(flags) = self.first_flags.take() else {
             return;
         };
-        assert!(!self.must_ask(), "the driver was not asked");
+        assert!(!self.must_check_suppression(), "suppression check skipped");
         let new = self.next_used;
         let at = Self::offset(self.published_used.index) + PACKED_FLAGS;
         if let Some(inflight) = &mut self.inflight {
-            inflight.publishing(new);
-            may_end_here();
+            inflight.prepare_publish(new);
+            crash_point();
             self.descriptors.store_release_u16(at, flags);
-            may_end_here();
-            inflight.published(new);
+            crash_point();
+            inflight.record_published(new);
         } else {
             self.descriptors.store_release_u16(at, flags);
         }
@@ -404,23 +405,23 @@ impl PackedQueue {
     }
 
     #[inline(always)]
-    pub fn is_unasked(&self) -> bool {
-        self.asked_used != self.published_used
+    pub fn is_unchecked(&self) -> bool {
+        self.checked_used != self.published_used
     }
 
     /// Beyond one round of the ring, a passed event could not be distinguished from a future one.
     #[inline(always)]
-    pub fn must_ask(&self) -> bool {
-        self.is_unasked()
+    pub fn must_check_suppression(&self) -> bool {
+        self.is_unchecked()
     }
 
     #[inline]
-    pub fn ask(&mut self) -> bool {
-        if !self.is_unasked() {
+    pub fn check_suppression(&mut self) -> bool {
+        if !self.is_unchecked() {
             return false;
         }
         let new = self.published_used;
-        let old = std::mem::replace(&mut self.asked_used, new);
+        let old = std::mem::replace(&mut self.checked_used, new);
         let first = !std::mem::replace(&mut self.signalled, true);
         fence(Ordering::SeqCst);
         // Reads both fields in one load, because the driver may be writing them.
@@ -428,7 +429,7 @@ impl PackedQueue {
         match (events >> 16) as u16 & 3 {
             EVENTS_DISABLE => false,
             EVENTS_DESCRIPTOR if self.event_idx => {
-                first || new.passes_event(Place::from_bits(events as u16), old, self.size)
+                first || new.passes_event(RingPosition::from_bits(events as u16), old, self.size)
             }
             _ => true,
         }
@@ -436,8 +437,8 @@ impl PackedQueue {
 
     pub fn enable_notifications(&mut self) -> bool {
         let flags = if self.event_idx {
-            let place = self.next_available.to_bits();
-            self.device_events.store_release_u16(0, place);
+            let position = self.next_available.to_bits();
+            self.device_events.store_release_u16(0, position);
             EVENTS_DESCRIPTOR
         } else {
             EVENTS_ENABLE
@@ -458,12 +459,12 @@ struct Walked {
     id: u16,
     descriptors: u16,
     /// Position after the chain.
-    next: Place,
+    next: RingPosition,
 }
 
 /// Passes a descriptor, the `nth` of its chain, to `visitor`.
 #[inline]
-fn show(
+fn visit(
     visitor: &mut dyn Visitor,
     descriptor: &PackedDescriptor,
     nth: u16,

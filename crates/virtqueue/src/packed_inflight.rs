@@ -16,8 +16,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::QueueError;
-use crate::interrupted::may_end_here;
-use crate::layout::{AVAIL, DESCRIPTOR_SIZE, PACKED_FLAGS, PackedDescriptor, Place, USED};
+use crate::interrupted::crash_point;
+use crate::layout::{AVAIL, DESCRIPTOR_SIZE, PACKED_FLAGS, PackedDescriptor, RingPosition, USED};
 
 /// Offsets in a queue's part: features are 8 bytes of zero before the version.
 const VERSION: usize = 8;
@@ -73,9 +73,9 @@ pub struct PackedInflight {
     /// First entries of chains answered since the last publication.
     answered: Vec<u16>,
     /// End of the last published batch.
-    shown: Place,
+    published_used: RingPosition,
     /// Chains that an earlier device took and never answered: first entries with buffer IDs.
-    again: VecDeque<(u16, u16)>,
+    unanswered: VecDeque<(u16, u16)>,
 }
 
 impl PackedInflight {
@@ -100,7 +100,7 @@ impl PackedInflight {
         }
     }
 
-    /// Takes over a queue's part. `places` are the front end's available and used positions, used only for an unused part. Also returns the
+    /// Takes over a queue's part. `positions` are the front end's available and used positions, used only for an unused part. Also returns the
     /// actual positions.
     ///
     /// # Errors
@@ -108,11 +108,11 @@ impl PackedInflight {
     pub(crate) fn new(
         part: RingMemory,
         size: u16,
-        places: [Place; 2],
+        positions: [RingPosition; 2],
         ring: &RingMemory,
-    ) -> Result<(PackedInflight, [Place; 2]), QueueError> {
+    ) -> Result<(PackedInflight, [RingPosition; 2]), QueueError> {
         if part.len() < PackedInflight::stride(size) || !part.is_aligned(ALIGNMENT) {
-            return Err(wrong("it is too small for the queue"));
+            return Err(invalid("it is too small for the queue"));
         }
         let entries = usize::from(size);
         let mut tracked = PackedInflight {
@@ -125,23 +125,23 @@ impl PackedInflight {
             heads: vec![NONE; entries],
             chains: vec![(0, 0); entries],
             answered: Vec::with_capacity(entries),
-            shown: places[1],
-            again: VecDeque::new(),
+            published_used: positions[1],
+            unanswered: VecDeque::new(),
         };
-        let places = match tracked.word(VERSION) {
+        let positions = match tracked.word(VERSION) {
             LAYOUT_VERSION if tracked.word(ENTRIES) == size => tracked.recover(ring)?,
             // Another size: the driver has created a new queue, unrelated to the region.
             0 | LAYOUT_VERSION => {
-                tracked.begin(places[1]);
-                places
+                tracked.begin(positions[1]);
+                positions
             }
-            _ => return Err(wrong("its version is unknown")),
+            _ => return Err(invalid("its version is unknown")),
         };
-        tracked.shown = places[1];
-        Ok((tracked, places))
+        tracked.published_used = positions[1];
+        Ok((tracked, positions))
     }
 
-    fn begin(&mut self, used: Place) {
+    fn begin(&mut self, used: RingPosition) {
         for entry in 0..self.size {
             let at = self.state(entry);
             self.part.write::<u8>(at, 0);
@@ -150,28 +150,31 @@ impl PackedInflight {
         self.part.write(ENTRIES, U16::new(self.size));
         self.part.write(FREE_HEAD, U16::new(0));
         self.part.write(OLD_FREE_HEAD, U16::new(0));
-        self.set_places(used, used);
+        self.store_positions(used, used);
         self.part.store_release_u16(VERSION, LAYOUT_VERSION);
     }
 
     /// Completes or undoes the last step of the previous device. Returns the positions to continue from.
-    fn recover(&mut self, ring: &RingMemory) -> Result<[Place; 2], QueueError> {
-        let new = (self.place([USED_INDEX, USED_WRAP])?, self.word(FREE_HEAD));
+    fn recover(&mut self, ring: &RingMemory) -> Result<[RingPosition; 2], QueueError> {
+        let new = (
+            self.position([USED_INDEX, USED_WRAP])?,
+            self.word(FREE_HEAD),
+        );
         let old = (
-            self.place([OLD_USED_INDEX, OLD_USED_WRAP])?,
+            self.position([OLD_USED_INDEX, OLD_USED_WRAP])?,
             self.word(OLD_FREE_HEAD),
         );
         // A batch was answered if the flags of its first descriptor differ from the driver's.
         let first = DESCRIPTOR_SIZE * usize::from(old.0.index) + PACKED_FLAGS;
         let flags = ring.load_acquire_u16(first) & (AVAIL | USED);
-        let was_shown = new.0 != old.0 && flags != old.0.available_flags();
-        let (used, free_head) = if was_shown { new } else { old };
+        let was_published = new.0 != old.0 && flags != old.0.available_flags();
+        let (used, free_head) = if was_published { new } else { old };
         self.part.store_release_u16(FREE_HEAD, free_head);
         self.part.store_release_u16(OLD_FREE_HEAD, free_head);
-        self.set_places(used, used);
+        self.store_positions(used, used);
         let claimed = self.read_free(free_head);
         let taken = self.read_taken(claimed)?;
-        self.claim_ring(ring, used, taken);
+        self.mark_ring_available(ring, used, taken);
         Ok([used.advance(taken, self.size), used])
     }
 
@@ -205,12 +208,12 @@ impl PackedInflight {
             let (mut at, mut last) = (head, head);
             let count = state.count.get();
             if count == 0 || count > self.size - descriptors {
-                return Err(wrong("its chains have more descriptors than the queue"));
+                return Err(invalid("its chains have more descriptors than the queue"));
             }
             for _ in 0..count {
                 match claimed.get_mut(usize::from(at)) {
                     Some(claimed) if !*claimed => *claimed = true,
-                    _ => return Err(wrong("its chains are not linked")),
+                    _ => return Err(invalid("its chains are not linked")),
                 }
                 (last, at) = (at, self.next[usize::from(at)]);
             }
@@ -222,13 +225,13 @@ impl PackedInflight {
             descriptors += count;
         }
         if self.free != self.size - descriptors {
-            return Err(wrong("its list of free entries is inconsistent"));
+            return Err(invalid("its list of free entries is inconsistent"));
         }
         taken.sort_unstable();
         self.counter = taken
             .last()
             .map_or(0, |(counter, ..)| counter.wrapping_add(1));
-        self.again = taken.into_iter().map(|(_, head, id)| (head, id)).collect();
+        self.unanswered = taken.into_iter().map(|(_, head, id)| (head, id)).collect();
         Ok(descriptors)
     }
 
@@ -236,20 +239,20 @@ impl PackedInflight {
     fn claim_id(&mut self, id: u16, head: u16) -> Result<(), QueueError> {
         match self.heads.get_mut(usize::from(id)) {
             Some(of_id) if *of_id == NONE => *of_id = head,
-            Some(_) => return Err(wrong("two of its chains have the same buffer id")),
-            None => return Err(wrong("a buffer id is beyond the queue")),
+            Some(_) => return Err(invalid("two of its chains have the same buffer id")),
+            None => return Err(invalid("a buffer id is beyond the queue")),
         }
         Ok(())
     }
 
     /// Marks the descriptors from the used position on as available; they belong to chains in flight. Some of an unpublished batch may be
     /// marked as used already, and the driver would take them for answers after the next batch.
-    fn claim_ring(&self, ring: &RingMemory, used: Place, descriptors: u16) {
+    fn mark_ring_available(&self, ring: &RingMemory, used: RingPosition, descriptors: u16) {
         for ahead in 0..descriptors {
-            let place = used.advance(ahead, self.size);
-            let at = DESCRIPTOR_SIZE * usize::from(place.index) + PACKED_FLAGS;
-            if ring.load_relaxed_u16(at) & (AVAIL | USED) != place.available_flags() {
-                ring.store_release_u16(at, place.available_flags());
+            let position = used.advance(ahead, self.size);
+            let at = DESCRIPTOR_SIZE * usize::from(position.index) + PACKED_FLAGS;
+            if ring.load_relaxed_u16(at) & (AVAIL | USED) != position.available_flags() {
+                ring.store_release_u16(at, position.available_flags());
             }
         }
     }
@@ -258,21 +261,21 @@ impl PackedInflight {
         self.part.load_relaxed_u16(offset)
     }
 
-    fn place(&self, [index, wrap]: [usize; 2]) -> Result<Place, QueueError> {
-        let place = Place {
+    fn position(&self, [index, wrap]: [usize; 2]) -> Result<RingPosition, QueueError> {
+        let position = RingPosition {
             index: self.word(index),
             wrap: self.part.read::<u8>(wrap) != 0,
         };
-        if place.index < self.size {
-            Ok(place)
+        if position.index < self.size {
+            Ok(position)
         } else {
-            Err(wrong("its used index is beyond the queue"))
+            Err(invalid("its used index is beyond the queue"))
         }
     }
 
     /// Stores `used_idx` and `used_wrap_counter`, new and old: 8 bytes that must never be seen half written.
     #[inline]
-    fn set_places(&self, new: Place, old: Place) {
+    fn store_positions(&self, new: RingPosition, old: RingPosition) {
         let indices = u64::from(new.index) | u64::from(old.index) << 16;
         let wraps = u64::from(new.wrap) | u64::from(old.wrap) << 8;
         self.part
@@ -286,13 +289,13 @@ impl PackedInflight {
 
     /// Returns true if a chain must be repeated.
     #[inline]
-    pub(crate) fn has_again(&self) -> bool {
-        !self.again.is_empty()
+    pub(crate) fn has_unanswered(&self) -> bool {
+        !self.unanswered.is_empty()
     }
 
     /// Returns the next chain to repeat: first entry and buffer ID.
-    pub(crate) fn next_again(&mut self) -> Option<(u16, u16)> {
-        self.again.pop_front()
+    pub(crate) fn next_unanswered(&mut self) -> Option<(u16, u16)> {
+        self.unanswered.pop_front()
     }
 
     /// Returns the descriptors of a chain in flight.
@@ -315,14 +318,14 @@ impl PackedInflight {
     ///
     /// # Errors
     /// Fails if the driver has more descriptors in flight than the queue has, or if this ID is already in flight.
-    pub(crate) fn took(
+    pub(crate) fn record_popped(
         &mut self,
         id: u16,
         count: u16,
         descriptor: impl Fn(u16) -> PackedDescriptor,
     ) -> Result<(), QueueError> {
         if count > self.free {
-            return Err(wrong(
+            return Err(invalid(
                 "more chains are in flight than the queue has descriptors",
             ));
         }
@@ -351,9 +354,9 @@ impl PackedInflight {
         let first = self.state(head);
         self.part.write(first + NEXT + 2, U16::new(last));
         self.part.write::<u8>(first, 1);
-        may_end_here();
+        crash_point();
         self.part.store_release_u16(FREE_HEAD, at);
-        may_end_here();
+        crash_point();
         self.part.store_release_u16(OLD_FREE_HEAD, at);
         (self.free_head, self.free) = (at, self.free - count);
         self.chains[usize::from(head)] = (last, count);
@@ -362,7 +365,7 @@ impl PackedInflight {
 
     /// Records that a chain will be answered with the next batch. An ID that is not in flight has no effect.
     #[inline]
-    pub(crate) fn answering(&mut self, id: u16) {
+    pub(crate) fn record_pushed(&mut self, id: u16) {
         let head = std::mem::replace(&mut self.heads[usize::from(id)], NONE);
         if head != NONE {
             self.answered.push(head);
@@ -371,7 +374,7 @@ impl PackedInflight {
 
     /// Prepares the publication of a batch that ends at `used`.
     #[inline]
-    pub(crate) fn publishing(&mut self, used: Place) {
+    pub(crate) fn prepare_publish(&mut self, used: RingPosition) {
         for head in &self.answered {
             let (last, count) = self.chains[usize::from(*head)];
             self.next[usize::from(last)] = self.free_head;
@@ -380,27 +383,27 @@ impl PackedInflight {
             (self.free_head, self.free) = (*head, self.free + count);
         }
         self.part.store_release_u16(FREE_HEAD, self.free_head);
-        may_end_here();
-        self.set_places(used, self.shown);
+        crash_point();
+        self.store_positions(used, self.published_used);
     }
 
     /// Records that a batch that ends at `used` was published.
     #[inline]
-    pub(crate) fn published(&mut self, used: Place) {
+    pub(crate) fn record_published(&mut self, used: RingPosition) {
         for head in self.answered.drain(..) {
             let at = STATES + STATE_SIZE * usize::from(head);
             self.part.write::<u8>(at, 0);
-            may_end_here();
+            crash_point();
         }
         self.part.store_release_u16(OLD_FREE_HEAD, self.free_head);
-        may_end_here();
-        self.set_places(used, used);
-        self.shown = used;
+        crash_point();
+        self.store_positions(used, used);
+        self.published_used = used;
     }
 }
 
-fn wrong(what: &'static str) -> QueueError {
-    QueueError::Inflight { what }
+fn invalid(reason: &'static str) -> QueueError {
+    QueueError::Inflight { reason }
 }
 
 #[cfg(test)]
@@ -421,7 +424,7 @@ mod tests {
         let (region, ring) = (Mapping::anonymous(4096), Mapping::anonymous(4096));
         let region = region.unwrap();
         let ring = RingMemory::new(ring.unwrap(), 0, DESCRIPTOR_SIZE * usize::from(SIZE));
-        let begin = || PackedInflight::new(part(&region), SIZE, [Place::START; 2], &ring);
+        let begin = || PackedInflight::new(part(&region), SIZE, [RingPosition::START; 2], &ring);
         let (mut tracked, _) = begin().unwrap();
         let descriptor = |_| PackedDescriptor {
             address: 0x1000.into(),
@@ -429,21 +432,21 @@ mod tests {
             id: 5.into(),
             flags: 0.into(),
         };
-        tracked.took(4, 1, descriptor).unwrap();
-        tracked.took(6, 2, descriptor).unwrap();
-        let twice = tracked.took(6, 1, descriptor);
+        tracked.record_popped(4, 1, descriptor).unwrap();
+        tracked.record_popped(6, 2, descriptor).unwrap();
+        let twice = tracked.record_popped(6, 1, descriptor);
         assert!(matches!(twice, Err(QueueError::Inflight { .. })));
         let (mut tracked, _) = begin().unwrap();
-        let again = std::array::from_fn(|_| tracked.next_again());
-        assert_eq!(again, [Some((0, 4)), Some((1, 6)), None]);
+        let unanswered = std::array::from_fn(|_| tracked.next_unanswered());
+        assert_eq!(unanswered, [Some((0, 4)), Some((1, 6)), None]);
         // An ID that is not in flight frees nothing, and its entries are not allocated twice.
         for id in [4, 4, 9] {
-            tracked.answering(id);
+            tracked.record_pushed(id);
         }
-        tracked.publishing(Place::START);
-        tracked.published(Place::START);
+        tracked.prepare_publish(RingPosition::START);
+        tracked.record_published(RingPosition::START);
         assert_eq!(tracked.free, SIZE - 2);
-        tracked.took(4, SIZE - 2, descriptor).unwrap();
-        assert!(tracked.took(7, 1, descriptor).is_err());
+        tracked.record_popped(4, SIZE - 2, descriptor).unwrap();
+        assert!(tracked.record_popped(7, 1, descriptor).is_err());
     }
 }

@@ -40,13 +40,13 @@ impl PopError {
 pub struct Refusal {
     /// Error of the request.
     pub error: QueueError,
-    /// Place for an error response in the chain's buffer.
-    pub place: ErrorPlace,
+    /// Space for an error response in the chain's buffer.
+    pub space: ResponseSpace,
 }
 
 /// Device-writable memory of a refused chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ErrorPlace {
+pub struct ResponseSpace {
     /// Number of its first bytes that are present, from [`Chain::readable`] on in the buffer.
     pub front: u32,
     /// The buffer's last byte is the last device-writable byte.
@@ -80,11 +80,11 @@ pub(crate) struct Survey<'a> {
     limits: Limits,
     front: u32,
     /// All writable bytes so far are in guest memory.
-    whole: bool,
+    is_front_mapped: bool,
     /// Address of the last writable byte.
     last: Option<u64>,
     /// The walk has reached the chain's end.
-    ended: bool,
+    reached_end: bool,
 }
 
 impl<'a> Survey<'a> {
@@ -96,21 +96,21 @@ impl<'a> Survey<'a> {
             appender,
             limits,
             front: 0,
-            whole: true,
+            is_front_mapped: true,
             last: None,
-            ended: true,
+            reached_end: true,
         }
     }
 
-    /// Leaves the error place in the chain's buffer.
+    /// Leaves the response space in the chain's buffer.
     pub fn finish(mut self, error: QueueError) -> Box<Refusal> {
-        let last = self.last.filter(|_| self.ended);
+        let last = self.last.filter(|_| self.reached_end);
         let last = last.is_some_and(|at| self.appender.append(at, 1).is_ok());
         self.appender.finish();
         let front = self.front;
         Box::new(Refusal {
             error,
-            place: ErrorPlace { front, last },
+            space: ResponseSpace { front, last },
         })
     }
 
@@ -144,9 +144,9 @@ impl<'a> Survey<'a> {
             return;
         }
         let take = length.min(FRONT - self.front);
-        if self.whole && take > 0 {
-            self.whole = self.appender.append(address, take).is_ok();
-            self.front += if self.whole { take } else { 0 };
+        if self.is_front_mapped && take > 0 {
+            self.is_front_mapped = self.appender.append(address, take).is_ok();
+            self.front += if self.is_front_mapped { take } else { 0 };
         }
         self.last = address.checked_add(u64::from(length) - 1);
     }
@@ -165,10 +165,10 @@ impl Visitor for Survey<'_> {
         _before: u16,
         linked: bool,
     ) -> Result<(), QueueError> {
-        let whole = length.is_multiple_of(DESCRIPTOR_SIZE as u32);
+        let is_valid_length = length.is_multiple_of(DESCRIPTOR_SIZE as u32);
         let count = length / DESCRIPTOR_SIZE as u32;
-        let ended = whole && self.entries(table, count).is_some();
-        self.ended &= ended && !linked;
+        let reached_end = is_valid_length && self.entries(table, count).is_some();
+        self.reached_end &= reached_end && !linked;
         Ok(())
     }
 }

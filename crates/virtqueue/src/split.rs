@@ -9,9 +9,9 @@ use std::sync::atomic::{Ordering, fence};
 use guest_memory::{GuestView, MemoryTable, RingEntries, RingMemory};
 use zerocopy::little_endian::U16;
 
-use crate::chain::{Collector, Limits, Plain, Table, Visitor};
+use crate::chain::{Collector, FastPath, Limits, Table, Visitor};
 use crate::config;
-use crate::interrupted::may_end_here;
+use crate::interrupted::crash_point;
 use crate::layout::{
     Descriptor, INDEX, INDIRECT, NEXT, NO_INTERRUPT, NO_NOTIFY, RING, USED_ELEMENT_SIZE,
     UsedElement, available_event, passes_event, used_event,
@@ -22,13 +22,13 @@ use crate::{Chain, Inflight, PopError, QueueConfig, QueueError, Resumed};
 
 /// Number of available entries copied at a time, with prefetch of their descriptors. Distance, in chains, of the prefetch of the memory
 /// that a first descriptor refers to.
-const HEADS_TAKEN: u16 = 128;
-const ELEMENTS_AHEAD: u16 = 4;
+const HEADS_COPIED: u16 = 128;
+const ELEMENT_PREFETCH_DISTANCE: u16 = 4;
 /// Number of answers collected before they are written to the ring.
-const ANSWERS_KEPT: usize = 128;
+const ANSWERS_MAX: usize = 128;
 
 /// Number of answers published without a check after which a check is required.
-const UNASKED_MAX: u16 = 1 << 12;
+const UNCHECKED_MAX: u16 = 1 << 12;
 
 /// Used elements in a cache line.
 const ELEMENTS_IN_LINE: usize = 64 / USED_ELEMENT_SIZE;
@@ -68,27 +68,27 @@ pub struct SplitQueue {
     next_available: u16,
     /// The driver's index when last read.
     known_available: u16,
-    /// Heads from the next entry to pop up to `taken_available`, indexed modulo the array size. Copied because the driver continues to
+    /// Heads from the next entry to pop up to `copied_available`, indexed modulo the array size. Copied because the driver continues to
     /// write to their cache lines.
-    heads: [u16; HEADS_TAKEN as usize],
-    taken_available: u16,
+    heads: [u16; HEADS_COPIED as usize],
+    copied_available: u16,
     /// Head and table address of the last chain. With few requests in flight, the next chain usually has the same.
     last: (u16, u64),
     /// Next element to push.
     next_used: u16,
-    /// The last `kept` elements, written to the ring together. The driver reads earlier elements in the same cache lines meanwhile.
-    answers: [UsedElement; ANSWERS_KEPT],
-    kept: usize,
+    /// The last `collected` elements, written to the ring together. The driver reads earlier elements in the same cache lines meanwhile.
+    answers: [UsedElement; ANSWERS_MAX],
+    collected: usize,
     /// Published used index.
     published_used: u16,
     /// Published index at the last check of the driver's event suppression.
-    asked_used: u16,
+    checked_used: u16,
     /// The last elements differed from the previous content of the ring.
-    renewed: bool,
+    elements_changed: bool,
     /// In-flight region, which outlives this process.
     inflight: Option<Box<Inflight>>,
     /// Heads that an earlier device has popped and not answered.
-    again: VecDeque<u16>,
+    unanswered: VecDeque<u16>,
 }
 
 impl SplitQueue {
@@ -105,25 +105,25 @@ impl SplitQueue {
             limits: Limits::new(config),
             next_available: base,
             known_available: base,
-            heads: [0; HEADS_TAKEN as usize],
-            taken_available: base,
+            heads: [0; HEADS_COPIED as usize],
+            copied_available: base,
             last: (0, 0),
             next_used: used,
-            answers: [UsedElement::default(); ANSWERS_KEPT],
-            kept: 0,
+            answers: [UsedElement::default(); ANSWERS_MAX],
+            collected: 0,
             published_used: used,
-            asked_used: used,
-            renewed: true,
+            checked_used: used,
+            elements_changed: true,
             inflight: None,
-            again: VecDeque::new(),
+            unanswered: VecDeque::new(),
         })
     }
 
     /// Continues at the position in the in-flight region, regardless of the front end's base.
     pub fn track(&mut self, part: RingMemory) -> Result<(), QueueError> {
         let mut inflight = Inflight::new(part, self.size, self.next_used)?;
-        self.again = inflight.take_again();
-        self.go_on_at(self.next_used.wrapping_add(self.again.len() as u16));
+        self.unanswered = inflight.take_unanswered();
+        self.continue_at(self.next_used.wrapping_add(self.unanswered.len() as u16));
         self.inflight = Some(Box::new(inflight));
         Ok(())
     }
@@ -142,23 +142,23 @@ impl SplitQueue {
             used: |at| self.areas.elements.read(at).id.get(),
         };
         // `None`: the ring's own indices are not consistent either.
-        let again = rings.unanswered()?;
+        let unanswered = rings.unanswered()?;
         let (base, used) = (self.base(), u32::from(self.next_used));
-        let unanswered = rings.available_index.wrapping_sub(rings.used_index);
-        self.go_on_at(rings.available_index);
-        self.again = again.into();
+        let count = rings.available_index.wrapping_sub(rings.used_index);
+        self.continue_at(rings.available_index);
+        self.unanswered = unanswered.into();
         Some(Resumed {
             base,
             used,
-            again: self.again.len() as u16,
-            lost: unanswered - self.again.len() as u16,
+            repeated: self.unanswered.len() as u16,
+            lost: count - self.unanswered.len() as u16,
         })
     }
 
-    fn go_on_at(&mut self, index: u16) {
+    fn continue_at(&mut self, index: u16) {
         self.next_available = index;
         self.known_available = index;
-        self.taken_available = index;
+        self.copied_available = index;
     }
 
     pub fn set_areas(&mut self, areas: config::Areas) {
@@ -176,12 +176,12 @@ impl SplitQueue {
     }
 
     pub fn base(&self) -> u32 {
-        let again = match self.inflight {
-            Some(_) => self.again.len() as u16,
+        let unanswered = match self.inflight {
+            Some(_) => self.unanswered.len() as u16,
             // The unanswered requests need not be the last ones. The next device finds them in the ring, like this one.
             None => 0,
         };
-        u32::from(self.next_available.wrapping_sub(again))
+        u32::from(self.next_available.wrapping_sub(unanswered))
     }
 
     /// Returns the number of waiting entries, up to the known index or, if none are known, the driver's index.
@@ -195,12 +195,12 @@ impl SplitQueue {
             .available
             .load_acquire_u16(INDEX)
             .wrapping_sub(self.next_available)
-            .saturating_add(self.again.len() as u16)
+            .saturating_add(self.unanswered.len() as u16)
     }
 
     /// Starts the loads of dependent data from another core in parallel, at presumed addresses.
     #[inline(always)]
-    pub fn guess(&self, view: &GuestView) {
+    pub fn prefetch_next(&self, view: &GuestView) {
         self.areas.heads.prefetch(self.next_available);
         self.areas.descriptors.prefetch(self.last.0);
         view.prefetch(self.last.1);
@@ -208,54 +208,54 @@ impl SplitQueue {
 
     #[inline(always)]
     pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, PopError> {
-        if !self.again.is_empty()
-            && let Some(head) = self.take_again()
+        if !self.unanswered.is_empty()
+            && let Some(head) = self.take_unanswered()
         {
-            return self.read_any(head, view, chain);
+            return self.read_general(head, view, chain);
         }
-        if self.next_available == self.taken_available && !self.look(view)? {
+        if self.next_available == self.copied_available && !self.copy_heads(view)? {
             return Ok(false);
         }
         let at = self.next_available;
         self.next_available = at.wrapping_add(1);
-        self.fetch_ahead(view, at);
+        self.prefetch_ahead(view, at);
         let head = self.head(at);
-        if !self.read_plain(head, view, chain) {
-            let read = self.read_any(head, view, chain);
+        if !self.read_fast(head, view, chain) {
+            let read = self.read_general(head, view, chain);
             if !self.broken {
-                self.took(head);
+                self.record_popped(head);
             }
             return read;
         }
-        self.took(head);
+        self.record_popped(head);
         Ok(true)
     }
 
     #[inline(always)]
-    fn took(&mut self, head: u16) {
+    fn record_popped(&mut self, head: u16) {
         if let Some(inflight) = &mut self.inflight {
-            inflight.took(head);
+            inflight.record_popped(head);
         }
     }
 
     /// Returns a request that an earlier device has popped and not answered.
     #[cold]
-    fn take_again(&mut self) -> Option<u16> {
+    fn take_unanswered(&mut self) -> Option<u16> {
         if self.broken {
             return None;
         }
-        self.again.pop_front()
+        self.unanswered.pop_front()
     }
 
     /// Returns a copied head.
     #[inline(always)]
     fn head(&self, at: u16) -> u16 {
-        self.heads[usize::from(at % HEADS_TAKEN)]
+        self.heads[usize::from(at % HEADS_COPIED)]
     }
 
     /// Copies the next entries. Loads the driver's index if no entry is known.
     #[inline(never)]
-    fn look(&mut self, view: &GuestView) -> Result<bool, PopError> {
+    fn copy_heads(&mut self, view: &GuestView) -> Result<bool, PopError> {
         if self.broken {
             return Ok(false);
         }
@@ -263,20 +263,20 @@ impl SplitQueue {
             self.load_index()?;
         }
         let ahead = self.known_available.wrapping_sub(self.next_available);
-        let count = ahead.min(HEADS_TAKEN);
+        let count = ahead.min(HEADS_COPIED);
         for i in 0..count {
             let at = self.next_available.wrapping_add(i);
             let head = self.areas.heads.read(at).get();
-            self.heads[usize::from(at % HEADS_TAKEN)] = head;
+            self.heads[usize::from(at % HEADS_COPIED)] = head;
             self.areas.descriptors.prefetch(head);
         }
-        self.taken_available = self.next_available.wrapping_add(count);
-        if count < ELEMENTS_AHEAD {
-            self.fetch_used(count);
+        self.copied_available = self.next_available.wrapping_add(count);
+        if count < ELEMENT_PREFETCH_DISTANCE {
+            self.prefetch_used(count);
         }
-        // The first one is read immediately; `fetch_ahead` handles those after the next ones.
-        for i in 1..count.min(ELEMENTS_AHEAD) {
-            self.fetch_element(view, self.next_available.wrapping_add(i));
+        // The first one is read immediately; `prefetch_ahead` handles those after the next ones.
+        for i in 1..count.min(ELEMENT_PREFETCH_DISTANCE) {
+            self.prefetch_element(view, self.next_available.wrapping_add(i));
         }
         Ok(count != 0)
     }
@@ -298,27 +298,27 @@ impl SplitQueue {
 
     /// Prefetches the cache lines of the next `answers` used elements.
     #[inline(always)]
-    fn fetch_used(&self, answers: u16) {
+    fn prefetch_used(&self, answers: u16) {
         for i in (0..answers).step_by(ELEMENTS_IN_LINE) {
-            let place = self.next_used.wrapping_add(i);
-            if self.renewed {
-                self.areas.elements.prefetch_to_write(place);
+            let index = self.next_used.wrapping_add(i);
+            if self.elements_changed {
+                self.areas.elements.prefetch_to_write(index);
             } else {
-                self.areas.elements.prefetch(place);
+                self.areas.elements.prefetch(index);
             }
         }
     }
 
     #[inline(always)]
-    fn fetch_ahead(&self, view: &GuestView, at: u16) {
-        if self.taken_available.wrapping_sub(at) > ELEMENTS_AHEAD {
-            self.fetch_element(view, at.wrapping_add(ELEMENTS_AHEAD));
+    fn prefetch_ahead(&self, view: &GuestView, at: u16) {
+        if self.copied_available.wrapping_sub(at) > ELEMENT_PREFETCH_DISTANCE {
+            self.prefetch_element(view, at.wrapping_add(ELEMENT_PREFETCH_DISTANCE));
         }
     }
 
     /// Prefetches the memory that the first descriptor refers to: a request header or an indirect table.
     #[inline(always)]
-    fn fetch_element(&self, view: &GuestView, at: u16) {
+    fn prefetch_element(&self, view: &GuestView, at: u16) {
         let head = self.head(at);
         let first = self.areas.descriptors.read(head);
         view.prefetch(first.address.get());
@@ -328,13 +328,13 @@ impl SplitQueue {
     fn fail(&mut self, error: QueueError) -> PopError {
         self.broken = true;
         self.known_available = self.next_available;
-        self.taken_available = self.next_available;
+        self.copied_available = self.next_available;
         PopError::Queue(error)
     }
 
-    /// Fast path: see [`Plain`].
+    /// Fast path: see [`FastPath`].
     #[inline(always)]
-    fn read_plain(&mut self, head: u16, view: &GuestView, chain: &mut Chain) -> bool {
+    fn read_fast(&mut self, head: u16, view: &GuestView, chain: &mut Chain) -> bool {
         if head >= self.size {
             return false;
         }
@@ -342,9 +342,9 @@ impl SplitQueue {
         if descriptor.flags.get() & (INDIRECT | NEXT) != INDIRECT {
             return self.read_direct(head, descriptor, view, chain);
         }
-        let plain = Plain::new(view, &mut chain.buffer, self.limits);
+        let fast_path = FastPath::new(view, &mut chain.buffer, self.limits);
         let (address, length) = (descriptor.address.get(), descriptor.length.get());
-        let Some((readable, writable)) = plain.indirect(address, length, Table::Linked) else {
+        let Some((readable, writable)) = fast_path.indirect(address, length, Table::Linked) else {
             return false;
         };
         self.last = (head, address);
@@ -353,7 +353,7 @@ impl SplitQueue {
         true
     }
 
-    /// Fast path for a chain of direct descriptors: see [`Plain`].
+    /// Fast path for a chain of direct descriptors: see [`FastPath`].
     #[inline(never)]
     fn read_direct(
         &self,
@@ -362,8 +362,8 @@ impl SplitQueue {
         view: &GuestView,
         chain: &mut Chain,
     ) -> bool {
-        let plain = Plain::new(view, &mut chain.buffer, self.limits);
-        let read = plain.direct(first, self.size, |next| {
+        let fast_path = FastPath::new(view, &mut chain.buffer, self.limits);
+        let read = fast_path.direct(first, self.size, |next| {
             (next < self.size).then(|| self.areas.descriptors.read(next))
         });
         let Some((readable, writable, descriptors)) = read else {
@@ -374,9 +374,9 @@ impl SplitQueue {
         true
     }
 
-    /// Reads any chain. Prepares the error place of a request that cannot be served: see [`crate::Refusal`].
+    /// Reads any chain. Prepares the response space of a request that cannot be served: see [`crate::Refusal`].
     #[inline(never)]
-    fn read_any(
+    fn read_general(
         &mut self,
         head: u16,
         view: &GuestView,
@@ -449,88 +449,88 @@ impl SplitQueue {
             length: written.into(),
         };
         if let Some(inflight) = &mut self.inflight {
-            inflight.answering(id);
+            inflight.record_pushed(id);
         }
-        if self.kept == 0 {
+        if self.collected == 0 {
             let answers = self.next_available.wrapping_sub(self.next_used);
-            if answers >= ELEMENTS_AHEAD {
-                self.fetch_used(answers.min(ANSWERS_KEPT as u16));
+            if answers >= ELEMENT_PREFETCH_DISTANCE {
+                self.prefetch_used(answers.min(ANSWERS_MAX as u16));
             }
-        } else if self.kept >= self.answers.len() {
-            self.put();
+        } else if self.collected >= self.answers.len() {
+            self.write_elements();
         }
-        self.answers[self.kept] = element;
-        self.kept += 1;
+        self.answers[self.collected] = element;
+        self.collected += 1;
         self.next_used = self.next_used.wrapping_add(1);
     }
 
     /// Writes the collected elements to the ring. An invalid driver may cause more of them than the ring has entries.
-    fn put(&mut self) {
-        let mut at = self.next_used.wrapping_sub(self.kept as u16);
-        self.renewed = false;
-        for answers in self.answers[..self.kept].chunks(usize::from(self.size)) {
-            self.renewed |= self.areas.elements.renew(at, answers);
+    fn write_elements(&mut self) {
+        let mut at = self.next_used.wrapping_sub(self.collected as u16);
+        self.elements_changed = false;
+        for answers in self.answers[..self.collected].chunks(usize::from(self.size)) {
+            self.elements_changed |= self.areas.elements.update(at, answers);
             at = at.wrapping_add(answers.len() as u16);
         }
-        self.kept = 0;
+        self.collected = 0;
     }
 
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.published_used == self.next_used {
-            return self.ask();
+            return self.check_suppression();
         }
-        self.put();
-        may_end_here();
+        self.write_elements();
+        crash_point();
         // The store must be visible before flags or used_event are read, or both sides could miss each other.
         self.areas.used.store_ordered_u16(INDEX, self.next_used);
-        self.shown();
-        self.wants()
+        self.record_published();
+        self.wants_interrupt()
     }
 
     #[inline]
-    pub fn publish_unasked(&mut self) {
+    pub fn publish_unchecked(&mut self) {
         if self.published_used != self.next_used {
-            self.put();
+            self.write_elements();
             self.areas.used.store_release_u16(INDEX, self.next_used);
-            self.shown();
+            self.record_published();
         }
     }
 
     #[inline(always)]
-    fn shown(&mut self) {
+    fn record_published(&mut self) {
         self.published_used = self.next_used;
-        may_end_here();
+        crash_point();
         if let Some(inflight) = &mut self.inflight {
-            inflight.published(self.next_used);
+            inflight.record_published(self.next_used);
         }
     }
 
     #[inline(always)]
-    pub fn is_unasked(&self) -> bool {
-        self.asked_used != self.published_used
+    pub fn is_unchecked(&self) -> bool {
+        self.checked_used != self.published_used
     }
 
     /// Together with a full ring, the unchecked answers must be fewer than the 65536 indices.
     #[inline(always)]
-    pub fn must_ask(&self) -> bool {
-        self.published_used.wrapping_sub(self.asked_used) >= UNASKED_MAX
+    pub fn must_check_suppression(&self) -> bool {
+        self.published_used.wrapping_sub(self.checked_used) >= UNCHECKED_MAX
     }
 
     #[inline]
-    pub fn ask(&mut self) -> bool {
-        if !self.is_unasked() {
+    pub fn check_suppression(&mut self) -> bool {
+        if !self.is_unchecked() {
             return false;
         }
         // Same barrier as in `publish`. The index has usually reached the driver by now, so the barrier does not wait.
         fence(Ordering::SeqCst);
-        self.wants()
+        self.wants_interrupt()
     }
 
     #[inline(always)]
-    fn wants(&mut self) -> bool {
+    fn wants_interrupt(&mut self) -> bool {
         let new = self.published_used;
-        let old = std::mem::replace(&mut self.asked_used, new);
+        let old = std::mem::replace(&mut self.checked_used, new);
         let first = !std::mem::replace(&mut self.signalled, true);
         let available = &self.areas.available;
         if self.event_idx {
@@ -559,8 +559,8 @@ impl SplitQueue {
             // An event before the last popped entry is not passed again. The event from `enable_notifications` would be passed by the next
             // request.
             let behind = self.next_available.wrapping_sub(1);
-            let place = available_event(self.size);
-            self.areas.used.store_release_u16(place, behind);
+            let offset = available_event(self.size);
+            self.areas.used.store_release_u16(offset, behind);
         } else {
             self.areas.used.store_release_u16(0, NO_NOTIFY);
         }

@@ -86,7 +86,7 @@ struct Shared {
     layout: RingLayout,
     inflight: Arc<Mapping>,
     /// Next position of the device: the available index of a split ring, or the position in a packed ring with its wrap counter.
-    place: AtomicU16,
+    space: AtomicU16,
     done: AtomicBool,
 }
 
@@ -98,9 +98,9 @@ impl Shared {
         let mut random = Random(fastrand::Rng::with_seed(0x9e37_79b9_7f4a_7c15));
         while !self.done.load(Ordering::Relaxed) {
             let at = random.index();
-            let place = self.place.load(Ordering::Relaxed);
+            let position = self.space.load(Ordering::Relaxed);
             if self.layout.packed {
-                let flags = random.flags() | random.available(place & 0x8000 != 0);
+                let flags = random.flags() | random.available(position & 0x8000 != 0);
                 raw.set_packed(at, random.address(), random.length(), random.index(), flags);
             } else {
                 let flags = random.flags();
@@ -110,7 +110,7 @@ impl Shared {
                     0 => random.pick(&[SIZE + 1, 0x8000, 0xffff]),
                     _ => random.pick(&[1, 2, 3, SIZE]),
                 };
-                raw.set_available_index(place.wrapping_add(ahead));
+                raw.set_available_index(position.wrapping_add(ahead));
             }
             self.change_table(&mut random);
             // Not the first bytes: their version and size are checked when a device starts.
@@ -151,7 +151,7 @@ impl Shared {
             let raw = RawRing::new(&self.layout, &self.table).unwrap();
             config.base = u32::from(raw.used_index());
         }
-        self.place.store(config.base as u16, Ordering::Relaxed);
+        self.space.store(config.base as u16, Ordering::Relaxed);
         let mut device = DeviceQueue::new(config, &self.table).unwrap();
         if tracked {
             let bytes = match self.layout.packed {
@@ -196,7 +196,7 @@ fn device_uses_what_it_has_checked(packed: bool, tracked: bool) {
         table: memory.table,
         layout: RingLayout::at(0, SIZE, packed),
         inflight: Mapping::anonymous(4096).unwrap(),
-        place: AtomicU16::new(0),
+        space: AtomicU16::new(0),
         done: AtomicBool::new(false),
     };
     let shared = &shared;
@@ -221,7 +221,7 @@ fn device_uses_what_it_has_checked(packed: bool, tracked: bool) {
                 Err(PopError::Request(refusal)) => {
                     assert!(chain.id < SIZE, "ID {}", chain.id);
                     assert!((1..=SIZE).contains(&chain.descriptors), "{chain:?}");
-                    assert!(refusal.place.front as usize <= MEMORY);
+                    assert!(refusal.space.front as usize <= MEMORY);
                     device.push(chain.id, chain.descriptors, 0);
                     refused += 1;
                 }
@@ -230,7 +230,7 @@ fn device_uses_what_it_has_checked(packed: bool, tracked: bool) {
                     device = shared.device(tracked);
                 }
             }
-            shared.place.store(device.base() as u16, Ordering::Relaxed);
+            shared.space.store(device.base() as u16, Ordering::Relaxed);
             device.publish();
             device.enable_notifications();
             device.disable_notifications();

@@ -157,21 +157,24 @@ impl Side {
             }
             Op::Show => {
                 // A packed ring requires a check before the next publication, so both rings do it.
-                let must = device.must_ask();
-                assert!(!must || self.pair.layout.packed, "so soon");
-                let interrupt = device.ask();
+                let is_required = device.must_check_suppression();
+                assert!(!is_required || self.pair.layout.packed, "so soon");
+                let interrupt = device.check_suppression();
                 seen.notified = (self.owed || !self.event_idx).then_some(interrupt);
-                device.publish_unasked();
-                assert_eq!(device.is_unasked(), self.pushed);
+                device.publish_unchecked();
+                assert_eq!(device.is_unchecked(), self.pushed);
                 self.owed = self.pushed && self.interrupt_armed;
                 self.interrupt_armed &= !self.pushed;
                 self.pushed = false;
             }
             Op::Ask => {
-                let interrupt = device.ask();
+                let interrupt = device.check_suppression();
                 seen.notified = (self.owed || !self.event_idx).then_some(interrupt);
                 self.owed = false;
-                assert!(!device.is_unasked() && !device.ask(), "asked twice");
+                assert!(
+                    !device.is_unchecked() && !device.check_suppression(),
+                    "checked twice"
+                );
             }
             Op::Collect(most) => {
                 for _ in 0..most {
@@ -201,7 +204,7 @@ impl Side {
             }
         }
         if self.event_idx && seen.notified.is_some() {
-            assert_eq!(seen.notified, Some(true), "asked for, due, and not given");
+            assert_eq!(seen.notified, Some(true), "requested, due, and not sent");
         }
         seen
     }

@@ -116,7 +116,8 @@ fn overfull_split_ring_is_answered_round_its_end() {
         }
         assert_eq!(b.used().0, 0, "not published yet");
         b.device.publish();
-        let lengths = [0, 1, 2, 3].map(|place| (0..offered).rev().find(|at| at % 4 == place));
+        let lengths =
+            [0, 1, 2, 3].map(|remainder| (0..offered).rev().find(|at| at % 4 == remainder));
         assert_eq!(
             b.used(),
             (
@@ -325,7 +326,7 @@ fn refused_chain_has_the_place_of_its_error_where_there_is_one() {
         b.raw.set_descriptor(3, DATA + 256, 100, NEXT | WRITE, 4);
         b.raw.set_descriptor(4, DATA + 512, 1, WRITE, 0);
     };
-    // A readable element outside of memory comes first. Cases: the remaining error place if other elements are invalid, too.
+    // A readable element outside of memory comes first. Cases: the remaining response space if other elements are invalid, too.
     type Change = fn(&Bench);
     let cases: [(Change, u32, bool); 5] = [
         (|_| {}, 128, true),
@@ -351,10 +352,10 @@ fn refused_chain_has_the_place_of_its_error_where_there_is_one() {
         b.raw.set_descriptor(0, 1 << 50, 8, NEXT, 1);
         good(&b);
         change(&b);
-        let (error, place) = b.refused_alone();
+        let (error, space) = b.refused_alone();
         let (address, length) = (1 << 50, 8);
         assert_eq!(error, QueueError::NotMapped { address, length });
-        assert_eq!((place.front, place.last), (front, last));
+        assert_eq!((space.front, space.last), (front, last));
         assert_eq!((b.chain.id, b.chain.descriptors), (0, 5));
         assert_eq!(b.chain.readable, 0);
         let wanted = front as usize + usize::from(last);
@@ -375,7 +376,7 @@ fn packed_chain_that_is_refused_keeps_its_place_in_the_ring() {
     let Err(virtqueue::PopError::Request(refusal)) = b.pop() else {
         panic!("it has to be refused");
     };
-    assert_eq!((refusal.place.front, refusal.place.last), (17, true));
+    assert_eq!((refusal.space.front, refusal.space.last), (17, true));
     assert_eq!((b.chain.id, b.chain.descriptors), (2, 3));
     b.device.push(2, 3, 1);
     assert_eq!(b.pop(), Ok(true));
@@ -400,7 +401,7 @@ fn place_in_a_table_that_is_too_long_is_its_end() {
                 b.table(TABLE + 16 * u64::from(i), &[(address, 16, flags, id)]);
             }
             let bytes = 16 * u32::from(entries);
-            let (error, place) = if packed {
+            let (error, space) = if packed {
                 // Flags are in the place of split descriptors' `next`.
                 b.raw.set_packed(0, TABLE, bytes, 0, INDIRECT | AVAIL);
                 b.refused_alone_as_is()
@@ -410,8 +411,8 @@ fn place_in_a_table_that_is_too_long_is_its_end() {
             };
             let (head, limit) = (0, 8);
             assert_eq!(error, QueueError::TooManyDescriptors { head, limit });
-            assert_eq!((place.front, place.last), (128, ends || packed));
-            if place.last {
+            assert_eq!((space.front, space.last), (128, ends || packed));
+            if space.last {
                 b.chain.buffer.write_last(0xa5);
                 let end = DATA + 999 * 32 + 15;
                 assert_eq!(b.memory.bytes(end, 1), [0xa5]);

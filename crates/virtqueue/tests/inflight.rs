@@ -17,9 +17,9 @@ enum Step {
     Answer(usize),
     Publish,
     /// Kills the process between two steps.
-    Die,
+    Crash,
     /// Kills the process after publishing a batch and before recording that.
-    DieAfterShowing,
+    CrashAfterPublish,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -28,8 +28,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => Just(Step::Pop),
         4 => any::<prop::sample::Index>().prop_map(|at| Step::Answer(at.index(usize::from(SIZE)))),
         3 => Just(Step::Publish),
-        1 => Just(Step::Die),
-        1 => Just(Step::DieAfterShowing),
+        1 => Just(Step::Crash),
+        1 => Just(Step::CrashAfterPublish),
     ];
     prop::collection::vec(step, 1..300)
 }
@@ -39,7 +39,7 @@ fn token(p: &Pair, chain: &Chain) -> u64 {
     p.memory.elements(chain)[0].0 - DATA
 }
 
-fn made_again(p: &mut Pair, region: &std::sync::Arc<Mapping>, base: u16) {
+fn restart_device(p: &mut Pair, region: &std::sync::Arc<Mapping>, base: u16) {
     let config = QueueConfig {
         base: base.into(),
         ..p.device.config().clone()
@@ -54,16 +54,16 @@ proptest! {
     fn every_request_is_answered_once_wherever_the_device_dies(steps in steps(), start in any::<u16>()) {
         let region = Mapping::anonymous(4096).unwrap();
         let mut p = Pair::new(SIZE, false, false, start);
-        made_again(&mut p, &region, start);
+        restart_device(&mut p, &region, start);
         let mut chain = Chain::default();
         let mut added = 0_u64;
         // Requests that the current device has popped, in order, and answered without publishing.
         let mut taken: Vec<(u64, u16)> = Vec::new();
-        let mut hidden: Vec<(u64, u16)> = Vec::new();
+        let mut unpublished: Vec<(u64, u16)> = Vec::new();
         let mut expected_next = 0_u64;
-        let mut again: std::collections::VecDeque<u64> = Default::default();
+        let mut to_repeat: std::collections::VecDeque<u64> = Default::default();
         let mut seen: Vec<u64> = Vec::new();
-        let all = steps.into_iter().chain([Step::Die]);
+        let all = steps.into_iter().chain([Step::Crash]);
         // Finally, everything is popped and answered.
         let rest = std::iter::repeat_n([Step::Pop, Step::Answer(0), Step::Publish], 2 * usize::from(SIZE)).flatten();
         for step in all.chain(rest) {
@@ -75,44 +75,44 @@ proptest! {
                     }
                 }
                 Step::Pop => {
-                    let more = !again.is_empty() || expected_next < added;
+                    let more = !to_repeat.is_empty() || expected_next < added;
                     prop_assert_eq!(p.device.available() > 0, more);
                     let popped = p.device.pop(&p.memory.view, &mut chain).unwrap();
                     prop_assert_eq!(popped, more);
                     if popped {
-                        let want = again.pop_front().unwrap_or_else(|| {
+                        let expected = to_repeat.pop_front().unwrap_or_else(|| {
                             expected_next += 1;
                             expected_next - 1
                         });
-                        prop_assert_eq!(token(&p, &chain), want);
-                        taken.push((want, chain.id));
+                        prop_assert_eq!(token(&p, &chain), expected);
+                        taken.push((expected, chain.id));
                     }
                 }
                 Step::Answer(at) if !taken.is_empty() => {
                     let one = taken.remove(at % taken.len());
                     p.device.push(one.1, 1, 0);
-                    hidden.push(one);
+                    unpublished.push(one);
                 }
                 Step::Answer(_) => {}
                 Step::Publish => {
                     p.device.publish();
-                    hidden.clear();
+                    unpublished.clear();
                 }
-                Step::Die | Step::DieAfterShowing => {
-                    if matches!(step, Step::DieAfterShowing) {
+                Step::Crash | Step::CrashAfterPublish => {
+                    if matches!(step, Step::CrashAfterPublish) {
                         let mut before = vec![0; Inflight::stride(SIZE)];
                         region.read(0, &mut before);
                         p.device.publish();
-                        hidden.clear();
+                        unpublished.clear();
                         region.write(0, &before);
                     }
                     // Original order: requests that were to be repeated come first.
-                    let mut open: Vec<u64> = again.drain(..).collect();
-                    open.extend(taken.drain(..).chain(hidden.drain(..)).map(|(token, _)| token));
+                    let mut open: Vec<u64> = to_repeat.drain(..).collect();
+                    open.extend(taken.drain(..).chain(unpublished.drain(..)).map(|(token, _)| token));
                     open.sort_unstable();
-                    again.extend(open);
+                    to_repeat.extend(open);
                     // The front end may send any base: the region decides.
-                    made_again(&mut p, &region, 7);
+                    restart_device(&mut p, &region, 7);
                 }
             }
             while let Some(used) = p.driver.pop_used() {
@@ -169,7 +169,7 @@ fn region_that_is_too_small_or_of_another_layout_is_refused() {
 fn region_is_laid_out_as_the_protocol_says() {
     let region = Mapping::anonymous(4096).unwrap();
     let mut p = Pair::new(SIZE, false, false, 0);
-    made_again(&mut p, &region, 0);
+    restart_device(&mut p, &region, 0);
     let mut chain = Chain::default();
     for token in 0..2 {
         p.driver.add(&[(DATA + token, 1)], &[], token).unwrap();

@@ -23,12 +23,12 @@ enum Step {
     Answer(usize),
     Publish,
     /// Kills the process between two steps.
-    Die,
+    Crash,
     /// Kills the process while it records a popped chain: some stores are visible, but not the last.
-    DieTaking(u64),
+    CrashPopping(u64),
     /// Kills the process while it publishes a batch. Visible are some of the stores before the publication, or all of these and some of
     /// those after it.
-    DieShowing(bool, u64),
+    CrashPublishing(bool, u64),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -37,9 +37,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => Just(Step::Pop),
         4 => any::<prop::sample::Index>().prop_map(|at| Step::Answer(at.index(usize::from(SIZE)))),
         3 => Just(Step::Publish),
-        1 => Just(Step::Die),
-        1 => any::<u64>().prop_map(Step::DieTaking),
-        1 => any::<(bool, u64)>().prop_map(|(shown, some)| Step::DieShowing(shown, some)),
+        1 => Just(Step::Crash),
+        1 => any::<u64>().prop_map(Step::CrashPopping),
+        1 => any::<(bool, u64)>().prop_map(|(is_published, mask)| Step::CrashPublishing(is_published, mask)),
     ];
     prop::collection::vec(step, 1..300)
 }
@@ -48,7 +48,7 @@ fn token(p: &Pair, chain: &Chain) -> u64 {
     (p.memory.elements(chain)[0].0 - DATA) / 8
 }
 
-fn made_again(p: &mut Pair, region: &Arc<Mapping>) {
+fn restart_device(p: &mut Pair, region: &Arc<Mapping>) {
     // The front end may send any base: the region decides.
     p.device = DeviceQueue::new(p.device.config().clone(), &p.memory.table).unwrap();
     let part = RingMemory::new(region.clone(), 0, PackedInflight::stride(SIZE));
@@ -69,15 +69,20 @@ fn is_stored_before(at: usize) -> bool {
     }
 }
 
-/// Mixes two images in words of two bytes, selected by `some`. This covers more than any order of stores could leave.
-fn mixed(before: &[u8], after: &[u8], some: u64, came: impl Fn(usize, bool) -> bool) -> Vec<u8> {
-    let mut picked = some;
+/// Mixes two images in words of two bytes, selected by `mask`. This covers more than any order of stores could leave.
+fn mixed(
+    before: &[u8],
+    after: &[u8],
+    mask: u64,
+    is_written: impl Fn(usize, bool) -> bool,
+) -> Vec<u8> {
+    let mut picked = mask;
     let mut bytes = before.to_vec();
     for at in (0..bytes.len()).step_by(2) {
         picked = picked.rotate_left(7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let pick = picked >> 63 == 1;
         for at in at..at + 2 {
-            if came(at, pick) {
+            if is_written(at, pick) {
                 bytes[at] = after[at];
             }
         }
@@ -90,20 +95,20 @@ proptest! {
     fn every_request_is_answered_once_wherever_the_device_dies(steps in steps()) {
         let region = Mapping::anonymous(4096).unwrap();
         let mut p = Pair::new(SIZE, true, false, 0);
-        made_again(&mut p, &region);
+        restart_device(&mut p, &region);
         let mut chain = Chain::default();
         let mut added = 0_u64;
         // Requests that the current device has popped, in order, and answered without publishing.
         let mut taken: Vec<(u64, u16, u16)> = Vec::new();
-        let mut hidden: Vec<(u64, u16, u16)> = Vec::new();
+        let mut unpublished: Vec<(u64, u16, u16)> = Vec::new();
         let mut expected_next = 0_u64;
-        let mut again: VecDeque<u64> = VecDeque::new();
+        let mut to_repeat: VecDeque<u64> = VecDeque::new();
         let mut seen: Vec<u64> = Vec::new();
-        let all = steps.into_iter().chain([Step::Die]);
+        let all = steps.into_iter().chain([Step::Crash]);
         // Finally, everything is popped and answered.
         let rest = std::iter::repeat_n([Step::Pop, Step::Answer(0), Step::Publish], 2 * usize::from(SIZE)).flatten();
         for step in all.chain(rest) {
-            let dies = matches!(step, Step::Die | Step::DieTaking(_) | Step::DieShowing(..));
+            let crashes = matches!(step, Step::Crash | Step::CrashPopping(_) | Step::CrashPublishing(..));
             match step {
                 Step::Add(descriptors) => {
                     let first = (DATA + 8 * added, 1);
@@ -117,61 +122,61 @@ proptest! {
                         added += 1;
                     }
                 }
-                Step::Pop | Step::DieTaking(_) => {
-                    let more = !again.is_empty() || expected_next < added;
+                Step::Pop | Step::CrashPopping(_) => {
+                    let more = !to_repeat.is_empty() || expected_next < added;
                     prop_assert_eq!(p.device.available() > 0, more);
                     let before = image(&region);
-                    let noted = again.is_empty();
+                    let noted = to_repeat.is_empty();
                     let popped = p.device.pop(&p.memory.view, &mut chain).unwrap();
                     prop_assert_eq!(popped, more);
-                    if let Step::DieTaking(some) = step && noted {
+                    if let Step::CrashPopping(mask) = step && noted {
                         // All but `old_free_head`, which is the last.
-                        let bytes = mixed(&before, &image(&region), some, |at, pick| pick && !(14..16).contains(&at));
+                        let bytes = mixed(&before, &image(&region), mask, |at, pick| pick && !(14..16).contains(&at));
                         region.write(0, &bytes);
                     } else if popped {
-                        let want = again.pop_front().unwrap_or_else(|| {
+                        let expected = to_repeat.pop_front().unwrap_or_else(|| {
                             expected_next += 1;
                             expected_next - 1
                         });
-                        prop_assert_eq!(token(&p, &chain), want);
-                        taken.push((want, chain.id, chain.descriptors));
+                        prop_assert_eq!(token(&p, &chain), expected);
+                        taken.push((expected, chain.id, chain.descriptors));
                     }
                 }
                 Step::Answer(at) if !taken.is_empty() => {
                     let one = taken.remove(at % taken.len());
                     p.device.push(one.1, one.2, 0);
-                    hidden.push(one);
+                    unpublished.push(one);
                 }
                 Step::Answer(_) => {}
                 Step::Publish => {
                     p.device.publish();
-                    hidden.clear();
+                    unpublished.clear();
                 }
-                Step::DieShowing(shown, some) => {
+                Step::CrashPublishing(is_published, mask) => {
                     let ring = p.memory.bytes(0, RING_BYTES);
                     let before = image(&region);
                     p.device.publish();
-                    let bytes = mixed(&before, &image(&region), some, |at, pick| {
+                    let bytes = mixed(&before, &image(&region), mask, |at, pick| {
                         // The old used position, 18 to 21, is stored last, in one store.
                         let last = matches!(at, 18 | 19 | 21);
-                        is_stored_before(at) && (shown || pick) || shown && pick && !last
+                        is_stored_before(at) && (is_published || pick) || is_published && pick && !last
                     });
                     region.write(0, &bytes);
-                    if shown {
-                        hidden.clear();
+                    if is_published {
+                        unpublished.clear();
                     } else {
                         p.memory.mapping.write(0, &ring);
                     }
                 }
-                Step::Die => {}
+                Step::Crash => {}
             }
-            if dies {
+            if crashes {
                 // Original order: requests that were to be repeated come first.
-                let mut open: Vec<u64> = again.drain(..).collect();
-                open.extend(taken.drain(..).chain(hidden.drain(..)).map(|(token, ..)| token));
+                let mut open: Vec<u64> = to_repeat.drain(..).collect();
+                open.extend(taken.drain(..).chain(unpublished.drain(..)).map(|(token, ..)| token));
                 open.sort_unstable();
-                again.extend(open);
-                made_again(&mut p, &region);
+                to_repeat.extend(open);
+                restart_device(&mut p, &region);
             }
             while let Some(used) = p.driver.pop_used() {
                 prop_assert!(!seen.contains(&used.token), "{} was answered twice", used.token);
@@ -222,11 +227,11 @@ proptest! {
     ) {
         let region = Mapping::anonymous(4096).unwrap();
         let mut p = Pair::new(SIZE, true, false, 0);
-        made_again(&mut p, &region);
+        restart_device(&mut p, &region);
         let mut chain = Chain::default();
         let mut last = Vec::new();
-        let mut room = usize::from(SIZE);
-        for count in lengths.into_iter().take_while(|count| room.checked_sub(*count).map(|left| room = left).is_some()) {
+        let mut free_descriptors = usize::from(SIZE);
+        for count in lengths.into_iter().take_while(|count| free_descriptors.checked_sub(*count).map(|left| free_descriptors = left).is_some()) {
             p.driver.add(&[(DATA, 1); 2][..count], &[], 0).unwrap();
             p.driver.publish();
             prop_assert_eq!(p.device.pop(&p.memory.view, &mut chain), Ok(true));
@@ -280,7 +285,7 @@ fn region_that_is_too_small_or_of_another_layout_is_refused() {
 fn region_is_laid_out_as_the_protocol_says() {
     let region = Mapping::anonymous(4096).unwrap();
     let mut p = Pair::new(SIZE, true, false, 0);
-    made_again(&mut p, &region);
+    restart_device(&mut p, &region);
     let mut chain = Chain::default();
     let elements = [(DATA, 1), (DATA + 16, 2)];
     for token in 0..2 {
@@ -320,7 +325,7 @@ fn part_that_is_settled_believes_the_front_end() {
     let region = Mapping::anonymous(4096).unwrap();
     let part = || RingMemory::new(region.clone(), 0, PackedInflight::stride(SIZE));
     let mut p = Pair::new(SIZE, true, false, 0);
-    made_again(&mut p, &region);
+    restart_device(&mut p, &region);
     let mut chain = Chain::default();
     for token in 0..2 {
         p.driver.add(&[(DATA, 1)], &[], token).unwrap();
@@ -334,12 +339,15 @@ fn part_that_is_settled_believes_the_front_end() {
     let base = p.device.base();
     PackedInflight::reset_unused(&part(), SIZE);
     assert_eq!(region_version(&region), 0);
-    let mut anew = Pair::new(SIZE, true, false, 0);
-    anew.device.track(part()).unwrap();
-    assert_ne!(anew.device.base(), base);
-    anew.driver.add(&[(DATA, 1)], &[], 7).unwrap();
-    anew.driver.publish();
-    assert_eq!(anew.device.pop(&anew.memory.view, &mut chain), Ok(true));
+    let mut restarted = Pair::new(SIZE, true, false, 0);
+    restarted.device.track(part()).unwrap();
+    assert_ne!(restarted.device.base(), base);
+    restarted.driver.add(&[(DATA, 1)], &[], 7).unwrap();
+    restarted.driver.publish();
+    assert_eq!(
+        restarted.device.pop(&restarted.memory.view, &mut chain),
+        Ok(true)
+    );
 }
 
 fn region_version(region: &Mapping) -> u8 {
@@ -364,9 +372,12 @@ fn part_of_a_split_queue_that_has_stopped_serves_a_packed_one() {
         p.device.publish();
     }
     Inflight::reset_unused(&part(), SIZE);
-    let mut anew = Pair::new(SIZE, true, false, 0);
-    anew.device.track(part()).unwrap();
-    anew.driver.add(&[(DATA, 1)], &[], 7).unwrap();
-    anew.driver.publish();
-    assert_eq!(anew.device.pop(&anew.memory.view, &mut chain), Ok(true));
+    let mut restarted = Pair::new(SIZE, true, false, 0);
+    restarted.device.track(part()).unwrap();
+    restarted.driver.add(&[(DATA, 1)], &[], 7).unwrap();
+    restarted.driver.publish();
+    assert_eq!(
+        restarted.device.pop(&restarted.memory.view, &mut chain),
+        Ok(true)
+    );
 }

@@ -7,13 +7,13 @@ use common::{Bench, Pair};
 #[test]
 fn split_chain_and_used_element_are_laid_out_by_clause_2_7() {
     let mut b = Bench::split(4);
-    let put = |at: u64, bytes: &[u8]| b.memory.mapping.write(at as usize, bytes);
+    let write = |at: u64, bytes: &[u8]| b.memory.mapping.write(at as usize, bytes);
     // Descriptor 2: 16 readable bytes at 0x80010, then descriptor 1.
-    put(32, &[0x10, 0, 8, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 1, 0, 1, 0]);
+    write(32, &[0x10, 0, 8, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 1, 0, 1, 0]);
     // Descriptor 1: 513 writable bytes at 0x81000.
-    put(16, &[0, 0x10, 8, 0, 0, 0, 0, 0, 1, 2, 0, 0, 2, 0, 9, 9]);
+    write(16, &[0, 0x10, 8, 0, 0, 0, 0, 0, 1, 2, 0, 0, 2, 0, 9, 9]);
     // Available ring: flags 0, idx 1, ring[0] = 2.
-    put(b.layout.driver_area, &[0, 0, 1, 0, 2, 0]);
+    write(b.layout.driver_area, &[0, 0, 1, 0, 2, 0]);
     assert_eq!(b.device.available(), 1);
     assert_eq!(b.pop(), Ok(true));
     assert_eq!((b.chain.id, b.chain.descriptors), (2, 2));
@@ -76,11 +76,18 @@ fn passed_split_used_event_is_found_when_asked_for() {
         b.memory.mapping.write(used_event, &[event, 0]);
         for _ in 0..answers {
             b.device.push(0, 1, 0);
-            b.device.publish_unasked();
-            assert!(b.device.is_unasked() && !b.device.must_ask());
+            b.device.publish_unchecked();
+            assert!(b.device.is_unchecked() && !b.device.must_check_suppression());
         }
-        assert_eq!(b.device.ask(), passed, "index {event} is passed");
-        assert!(!b.device.is_unasked() && !b.device.ask(), "once");
+        assert_eq!(
+            b.device.check_suppression(),
+            passed,
+            "index {event} is passed"
+        );
+        assert!(
+            !b.device.is_unchecked() && !b.device.check_suppression(),
+            "once"
+        );
     }
     // Index after five answers, published without a check.
     assert_eq!(b.memory.bytes(b.layout.device_area + 2, 2), [5, 0]);
@@ -89,20 +96,20 @@ fn passed_split_used_event_is_found_when_asked_for() {
 #[test]
 fn driver_has_to_be_asked_before_its_event_could_be_passed_twice() {
     let mut split = Bench::new(4, false, |c| c.event_idx = true);
-    let mut shown = 0;
-    while !split.device.must_ask() {
+    let mut published = 0;
+    while !split.device.must_check_suppression() {
         split.device.push(0, 1, 0);
-        split.device.publish_unasked();
-        shown += 1;
+        split.device.publish_unchecked();
+        published += 1;
     }
     // Together with a ring of 32768 entries, fewer than 65536 indices.
-    assert_eq!(shown, 4096);
-    split.device.ask();
-    assert!(!split.device.must_ask());
+    assert_eq!(published, 4096);
+    split.device.check_suppression();
+    assert!(!split.device.must_check_suppression());
     let mut packed = Bench::new(8, true, |c| c.event_idx = true);
     packed.device.push(0, 1, 0);
-    packed.device.publish_unasked();
-    assert!(packed.device.must_ask());
+    packed.device.publish_unchecked();
+    assert!(packed.device.must_check_suppression());
 }
 
 #[test]
@@ -138,11 +145,11 @@ fn split_flags_suppress_without_event_idx() {
 fn packed_chain_and_used_element_are_laid_out_by_clause_2_8() {
     let mut b = Bench::packed(3);
     let mapping = b.memory.mapping.clone();
-    let put = |at: usize, bytes: &[u8]| mapping.write(at, bytes);
+    let write = |at: usize, bytes: &[u8]| mapping.write(at, bytes);
     // Descriptor 0: 16 readable bytes at 0x80010, NEXT and AVAIL.
-    put(0, &[0x10, 0, 8, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0x81, 0]);
+    write(0, &[0x10, 0, 8, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0x81, 0]);
     // Descriptor 1: 513 writable bytes at 0x81000, ID 2, WRITE and AVAIL.
-    put(16, &[0, 0x10, 8, 0, 0, 0, 0, 0, 1, 2, 0, 0, 2, 0, 0x82, 0]);
+    write(16, &[0, 0x10, 8, 0, 0, 0, 0, 0, 1, 2, 0, 0, 2, 0, 0x82, 0]);
     assert_eq!(b.device.available(), 1);
     assert_eq!(b.pop(), Ok(true));
     assert_eq!((b.chain.id, b.chain.descriptors), (2, 2));
@@ -160,7 +167,7 @@ fn packed_chain_and_used_element_are_laid_out_by_clause_2_8() {
     // Available and used position: descriptor 2, wrap counter 1.
     assert_eq!(b.device.base(), 0x8002_8002);
     // The last descriptor: then the ring wraps and the counters change.
-    put(32, &[0, 0, 8, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0x80, 0]);
+    write(32, &[0, 0, 8, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0x80, 0]);
     assert_eq!(b.pop(), Ok(true));
     b.device.push(1, 1, 0);
     b.device.publish();

@@ -47,11 +47,11 @@ fn op() -> impl Strategy<Value = Op> {
 /// Address, length, writable.
 type Element = (u64, u32, bool);
 
-struct Both {
+struct Comparison {
     pair: Pair,
     raw: RawRing,
-    theirs: Queue,
-    their_memory: GuestMemoryMmap,
+    reference: Queue,
+    reference_memory: GuestMemoryMmap,
     event_idx: bool,
     chain: Chain,
     /// Heads.
@@ -61,36 +61,36 @@ struct Both {
     next_data: u64,
 }
 
-impl Both {
-    fn new(size: u16, event_idx: bool, start: u16) -> Both {
+impl Comparison {
+    fn new(size: u16, event_idx: bool, start: u16) -> Comparison {
         let pair = Pair::new(size, false, event_idx, start);
         let file = pair.memory.file.try_clone().unwrap();
         let region = MmapRegion::from_file(FileOffset::new(file, 0), common::MEMORY).unwrap();
         let region = GuestRegionMmap::new(region, GuestAddress(0)).unwrap();
-        let their_memory = GuestMemoryMmap::from_regions(vec![region]).unwrap();
-        let mut theirs = Queue::new(size).unwrap();
-        theirs.set_size(size);
+        let reference_memory = GuestMemoryMmap::from_regions(vec![region]).unwrap();
+        let mut reference = Queue::new(size).unwrap();
+        reference.set_size(size);
         let layout = pair.layout;
-        theirs
+        reference
             .try_set_desc_table_address(GuestAddress(layout.descriptor_area))
             .unwrap();
-        theirs
+        reference
             .try_set_avail_ring_address(GuestAddress(layout.driver_area))
             .unwrap();
-        theirs
+        reference
             .try_set_used_ring_address(GuestAddress(layout.device_area))
             .unwrap();
-        theirs.set_event_idx(event_idx);
-        theirs.set_next_avail(start);
-        theirs.set_next_used(start);
-        theirs.set_ready(true);
-        assert!(theirs.is_valid(&their_memory));
+        reference.set_event_idx(event_idx);
+        reference.set_next_avail(start);
+        reference.set_next_used(start);
+        reference.set_ready(true);
+        assert!(reference.is_valid(&reference_memory));
         let raw = RawRing::new(&layout, &pair.memory.table).unwrap();
-        Both {
+        Comparison {
             pair,
             raw,
-            theirs,
-            their_memory,
+            reference,
+            reference_memory,
             event_idx,
             chain: Chain::default(),
             in_flight: Vec::new(),
@@ -110,8 +110,8 @@ impl Both {
         self.pair.memory.mapping.write(at, used);
     }
 
-    fn place(&mut self, lengths: &[u32]) -> Vec<(u64, u32)> {
-        let place = |&length: &u32| {
+    fn allocate(&mut self, lengths: &[u32]) -> Vec<(u64, u32)> {
+        let allocate = |&length: &u32| {
             if self.next_data + u64::from(length) > common::MEMORY as u64 {
                 self.next_data = DATA;
             }
@@ -119,13 +119,13 @@ impl Both {
             self.next_data += u64::from(length);
             (at, length)
         };
-        lengths.iter().map(place).collect()
+        lengths.iter().map(allocate).collect()
     }
 
     fn step(&mut self, op: &Op) -> Result<(), TestCaseError> {
         match op {
             Op::Add(readable, writable, through_table) => {
-                let (readable, writable) = (self.place(readable), self.place(writable));
+                let (readable, writable) = (self.allocate(readable), self.allocate(writable));
                 let count = readable.len() + writable.len();
                 if count == 0 || count > usize::from(TABLE_DESCRIPTORS) {
                     return Ok(());
@@ -173,28 +173,31 @@ impl Both {
             }
         }
         let index = self
-            .theirs
-            .avail_idx(&self.their_memory, Ordering::Acquire)
+            .reference
+            .avail_idx(&self.reference_memory, Ordering::Acquire)
             .unwrap();
-        let waiting = index.0.wrapping_sub(self.theirs.next_avail());
+        let waiting = index.0.wrapping_sub(self.reference.next_avail());
         // This crate may report fewer chains than exist until it has popped them.
         let known = self.pair.device.available();
         prop_assert!(known <= waiting && (known == 0) == (waiting == 0));
-        prop_assert_eq!(self.pair.device.base(), u32::from(self.theirs.next_avail()));
+        prop_assert_eq!(
+            self.pair.device.base(),
+            u32::from(self.reference.next_avail())
+        );
         Ok(())
     }
 
     fn pop(&mut self) -> Result<bool, TestCaseError> {
         let memory = &self.pair.memory;
-        let ours = self.pair.device.pop(&memory.view, &mut self.chain);
+        let actual = self.pair.device.pop(&memory.view, &mut self.chain);
         // `virtio-queue` also loads the index only when it creates its iterator, that is, each time.
-        let theirs = self.theirs.pop_descriptor_chain(&self.their_memory);
-        prop_assert_eq!(&ours, &Ok(theirs.is_some()));
-        let Some(theirs) = theirs else {
+        let reference = self.reference.pop_descriptor_chain(&self.reference_memory);
+        prop_assert_eq!(&actual, &Ok(reference.is_some()));
+        let Some(reference) = reference else {
             return Ok(false);
         };
-        prop_assert_eq!(self.chain.id, theirs.head_index());
-        let want: Vec<Element> = theirs
+        prop_assert_eq!(self.chain.id, reference.head_index());
+        let want: Vec<Element> = reference
             .map(|d| (d.addr().0, d.len(), d.is_write_only()))
             .collect();
         let mut readable = self.chain.readable;
@@ -218,14 +221,14 @@ impl Both {
             self.pair.device.push(head, 1, written);
         }
         let notify = self.pair.device.publish();
-        let ours = self.used_ring();
+        let actual = self.used_ring();
         self.restore(&before);
         for &(head, written) in &self.completed {
-            self.theirs
-                .add_used(&self.their_memory, head, written)
+            self.reference
+                .add_used(&self.reference_memory, head, written)
                 .unwrap();
         }
-        prop_assert_eq!(ours, self.used_ring());
+        prop_assert_eq!(actual, self.used_ring());
         if self.completed.is_empty() {
             prop_assert!(!notify);
             return Ok(());
@@ -233,7 +236,10 @@ impl Both {
         self.completed.clear();
         // `virtio-queue` leaves the flags of the available ring to its caller.
         let flags = self.pair.memory.bytes(self.pair.layout.driver_area, 2);
-        let wanted = self.theirs.needs_notification(&self.their_memory).unwrap();
+        let wanted = self
+            .reference
+            .needs_notification(&self.reference_memory)
+            .unwrap();
         let first = self.event_idx && !self.published_before;
         let wanted = first || wanted && (self.event_idx || flags[0] & 1 == 0);
         self.published_before = true;
@@ -249,28 +255,31 @@ impl Both {
         } else {
             self.pair.device.disable_notifications();
         }
-        let ours = self.used_ring();
+        let actual = self.used_ring();
         self.restore(&before);
         if on {
-            let theirs = self.theirs.enable_notification(&self.their_memory).unwrap();
-            prop_assert_eq!(more, theirs);
+            let reference = self
+                .reference
+                .enable_notification(&self.reference_memory)
+                .unwrap();
+            prop_assert_eq!(more, reference);
         } else {
-            self.theirs
-                .disable_notification(&self.their_memory)
+            self.reference
+                .disable_notification(&self.reference_memory)
                 .unwrap();
         }
         if on || !self.event_idx {
-            prop_assert_eq!(ours, self.used_ring());
+            prop_assert_eq!(actual, self.used_ring());
         } else {
             // `virtio-queue` leaves avail_event unchanged, this crate moves it behind the last popped entry.
-            let place = before.len() - 2;
-            let behind = self.theirs.next_avail().wrapping_sub(1).to_le_bytes();
-            prop_assert_eq!(&ours[place..], &behind);
-            prop_assert_eq!(&ours[..place], &before[..place]);
+            let offset = before.len() - 2;
+            let behind = self.reference.next_avail().wrapping_sub(1).to_le_bytes();
+            prop_assert_eq!(&actual[offset..], &behind);
+            prop_assert_eq!(&actual[..offset], &before[..offset]);
         }
         prop_assert_eq!(
             self.raw.used_index(),
-            self.theirs.next_used(),
+            self.reference.next_used(),
             "published and no further"
         );
         Ok(())
@@ -286,7 +295,7 @@ proptest! {
         start in prop_oneof![Just(0u16), 65_500u16..=65_535, any::<u16>()],
         ops in prop::collection::vec(op(), 1..150)
     ) {
-        let mut both = Both::new(1 << power, event_idx, start);
+        let mut both = Comparison::new(1 << power, event_idx, start);
         for op in &ops {
             both.step(op)?;
         }

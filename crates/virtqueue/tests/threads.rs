@@ -15,18 +15,18 @@ use virtqueue::{Chain, DeviceQueue};
 
 const CHAINS: u64 = 3000;
 
-fn sleep(notified: &Receiver<()>, who: &str) {
+fn wait_for_notification(notified: &Receiver<()>, side: &str) {
     let waited = notified.recv_timeout(Duration::from_secs(60));
-    waited.unwrap_or_else(|e| panic!("{who} waits for a lost notification: {e}"));
+    waited.unwrap_or_else(|e| panic!("{side} waits for a lost notification: {e}"));
     while notified.try_recv().is_ok() {}
 }
 
 /// Time of the check of the driver's event suppression.
 #[derive(Clone, Copy, Debug)]
-enum Asks {
-    AtOnce,
+enum CheckTime {
+    Immediate,
     /// When required, and before sleeping.
-    Late,
+    Deferred,
 }
 
 /// Answers each request with its number plus one, until all are done.
@@ -35,7 +35,7 @@ fn device(
     table: MemoryTable,
     kicks: &Receiver<()>,
     call: &Sender<()>,
-    asks: Asks,
+    check_time: CheckTime,
 ) {
     let view = GuestView::new(Arc::new(table));
     let mut chain = Chain::default();
@@ -53,11 +53,12 @@ fn device(
             batch += 1;
         }
         answered += batch;
-        let wanted = match asks {
-            Asks::AtOnce => queue.publish(),
-            Asks::Late => {
-                let wanted = (batch == 0 || queue.must_ask()) && queue.ask();
-                queue.publish_unasked();
+        let wanted = match check_time {
+            CheckTime::Immediate => queue.publish(),
+            CheckTime::Deferred => {
+                let wanted =
+                    (batch == 0 || queue.must_check_suppression()) && queue.check_suppression();
+                queue.publish_unchecked();
                 wanted
             }
         };
@@ -66,10 +67,10 @@ fn device(
             call.send(()).ok();
         }
         if batch == 0 && !queue.enable_notifications() {
-            sleep(kicks, "device");
+            wait_for_notification(kicks, "device");
         }
     }
-    if queue.ask() {
+    if queue.check_suppression() {
         call.send(()).ok();
     }
 }
@@ -91,8 +92,8 @@ fn driver(
             assert_eq!(used.written, 8);
             (answered, progress) = (answered + 1, true);
         }
-        let burst = 1 + added % 5;
-        for _ in 0..burst {
+        let chains = 1 + added % 5;
+        for _ in 0..chains {
             // At most as many in flight as there are places for their data.
             if added == CHAINS || added - answered >= 32 {
                 break;
@@ -114,18 +115,18 @@ fn driver(
             kick.send(()).ok();
         }
         if !progress && !queue.enable_interrupts() {
-            sleep(calls, "driver");
+            wait_for_notification(calls, "driver");
         }
     }
 }
 
 #[test]
 fn no_notification_is_lost() {
-    for (packed, asks) in [
-        (false, Asks::AtOnce),
-        (true, Asks::AtOnce),
-        (false, Asks::Late),
-        (true, Asks::Late),
+    for (packed, check_time) in [
+        (false, CheckTime::Immediate),
+        (true, CheckTime::Immediate),
+        (false, CheckTime::Deferred),
+        (true, CheckTime::Deferred),
     ] {
         for event_idx in [false, true] {
             let Pair {
@@ -139,7 +140,7 @@ fn no_notification_is_lost() {
             let table = memory.table.clone();
             std::thread::scope(|scope| {
                 // The queue may contain chains before the device starts: it checks before sleeping.
-                scope.spawn(move || device(device_queue, table, &kicks, &call, asks));
+                scope.spawn(move || device(device_queue, table, &kicks, &call, check_time));
                 driver(driver_queue, &memory.mapping, &calls, &kick);
             });
         }

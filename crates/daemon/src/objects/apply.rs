@@ -88,7 +88,9 @@ impl Owner {
         if let Err(refusal) = tried {
             self.roll_back(undo, transports);
             // The opened exports have made it a logical unit, which would keep its file open.
-            opened.values().for_each(|disk| self.servers.let_go(disk));
+            opened
+                .values()
+                .for_each(|disk| self.servers.detach_disk(disk));
             self.current
                 .closing
                 .extend(opened.into_values().map(ToClose::NotMade));

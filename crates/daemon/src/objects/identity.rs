@@ -88,7 +88,7 @@ impl Owner {
             return Err(Refusal::conflict(detail, super::draining::HELP));
         }
         // A registered unit has state that was saved under the old identity.
-        self.servers.let_go(&disk);
+        self.servers.detach_disk(&disk);
         let number = self.drains.begin_renewal(name);
         let (messages, units) = (self.messages.clone(), Arc::clone(&self.servers.units));
         let write = move || {

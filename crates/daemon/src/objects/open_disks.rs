@@ -53,7 +53,7 @@ impl OpenDisks {
     /// Removes a disk. Its saved state is deleted if no disk will have its identity again.
     pub fn remove(&mut self, name: &str) -> Option<Arc<Disk>> {
         let disk = self.open.remove(name)?;
-        self.servers.let_go(&disk);
+        self.servers.detach_disk(&disk);
         self.bitmaps.forget(name);
         let device = disk.device();
         let is_gone = match device.capabilities().removable {

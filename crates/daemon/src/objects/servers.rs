@@ -89,12 +89,12 @@ impl Servers {
     }
 
     /// Detaches all workers from a disk and waits for them, so that its file is free once the disk is dropped.
-    pub fn let_go(&self, disk: &Arc<Disk>) {
+    pub fn detach_disk(&self, disk: &Arc<Disk>) {
         self.units.remove(disk);
         for worker in self.pool.workers() {
             let disk = disk.clone();
             // A worker that has ended has detached.
-            worker.call(move |w| w.let_go(&disk)).ok();
+            worker.call(move |w| w.close_disk(&disk)).ok();
         }
     }
 

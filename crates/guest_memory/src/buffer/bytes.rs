@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::{IoBuffer, Keep};
+use super::{IoBuffer, Pin};
 use crate::{Mapping, copy};
 
 impl IoBuffer {
@@ -12,9 +12,9 @@ impl IoBuffer {
     /// When the range lies outside of the buffer.
     #[inline]
     pub fn read_whole(&self, offset: usize, into: &mut [u8]) {
-        let whole = 0..self.segments.len();
+        let all = 0..self.segments.len();
         let length = into.len();
-        self.walk(whole, offset, length, |segment, done| {
+        self.walk(all, offset, length, |segment, done| {
             // SAFETY: the segment is memory kept by `self.keep`; `into` is exclusively borrowed and long enough.
             unsafe {
                 std::ptr::copy_nonoverlapping(
@@ -84,7 +84,7 @@ impl IoBuffer {
 
     /// Returns the bytes of a buffer made by [`IoBuffer::owned`]. `None` if a slice, a clone or an I/O shares its memory.
     pub fn owned_bytes(&mut self) -> Option<&mut [u8]> {
-        let Keep::Owned(memory) = &mut self.keep else {
+        let Pin::Owned(memory) = &mut self.pin else {
             return None;
         };
         Rc::get_mut(memory)?;
@@ -166,15 +166,15 @@ impl IoBuffer {
     /// Returns true if the buffer may be a range of this mapping.
     #[inline]
     fn may_be_in(&self, mapping: &Mapping) -> bool {
-        match &self.keep {
-            Keep::View(_) => true,
-            Keep::Mapping(held) => std::ptr::eq(&raw const **held, mapping),
-            Keep::Nothing | Keep::Guest(_) | Keep::Owned(_) => false,
+        match &self.pin {
+            Pin::View(_) => true,
+            Pin::Mapping(held) => std::ptr::eq(&raw const **held, mapping),
+            Pin::Unpinned | Pin::Guest(_) | Pin::Owned(_) => false,
         }
     }
 
     #[inline]
     pub(super) fn is_view(&self) -> bool {
-        matches!(self.keep, Keep::View(_))
+        matches!(self.pin, Pin::View(_))
     }
 }

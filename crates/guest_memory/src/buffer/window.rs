@@ -18,7 +18,7 @@ impl IoBuffer {
         );
         self.first = self.border(start) as u32;
         // Searches from the end, because few or no segments follow the data.
-        self.end = self.border_back(self.total - start - length) as u32;
+        self.end = self.end_border(self.total - start - length) as u32;
         self.window = length;
     }
 
@@ -29,12 +29,12 @@ impl IoBuffer {
     #[inline(always)]
     #[must_use]
     pub fn window_in_first_half(&mut self, skip: usize, length: usize) -> bool {
-        let near = self.middle > 0 && self.segments.first().is_some_and(|s| s.length == skip);
-        if near {
+        let matches = self.middle > 0 && self.segments.first().is_some_and(|s| s.length == skip);
+        if matches {
             (self.first, self.end, self.window) = (1, self.middle, length);
-            debug_assert!(self.is_whole(), "half of another length");
+            debug_assert!(self.is_complete(), "half of another length");
         }
-        near
+        matches
     }
 
     /// Same as [`window_in_first_half`](Self::window_in_first_half), for the second half, whose first segment is a response
@@ -42,17 +42,17 @@ impl IoBuffer {
     #[inline(always)]
     #[must_use]
     pub fn window_in_second_half(&mut self, skip: usize, length: usize) -> bool {
-        let near = self.half().is_some_and(|s| s.length == skip);
-        if near {
+        let matches = self.second_half().is_some_and(|s| s.length == skip);
+        if matches {
             (self.first, self.end) = (self.middle + 1, self.segments.len() as u32);
             self.window = length;
-            debug_assert!(self.is_whole(), "half of another length");
+            debug_assert!(self.is_complete(), "half of another length");
         }
-        near
+        matches
     }
 
     /// Returns true if the window's length equals the sum of its segments.
-    fn is_whole(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.segments().iter().map(Segment::len).sum::<usize>() == self.window
     }
 
@@ -63,12 +63,12 @@ impl IoBuffer {
         match &self.segments[..] {
             [first, ..] if first.length == skip => 1,
             [first, second, ..] if skip.checked_sub(first.length) == Some(second.length) => 2,
-            _ => self.border_anywhere(skip),
+            _ => self.search_border(skip),
         }
     }
 
     #[inline(never)]
-    fn border_anywhere(&mut self, mut skip: usize) -> usize {
+    fn search_border(&mut self, mut skip: usize) -> usize {
         let mut index = 0;
         while skip > 0 {
             // The caller has checked `skip` against the total length.
@@ -84,16 +84,16 @@ impl IoBuffer {
 
     /// Returns the index after the segment that ends `skip` bytes before the end. Splits a segment if necessary.
     #[inline(always)]
-    fn border_back(&mut self, skip: usize) -> usize {
+    fn end_border(&mut self, skip: usize) -> usize {
         match &self.segments[..] {
             all if skip == 0 => all.len(),
             [before @ .., last] if last.length == skip => before.len(),
-            _ => self.border_back_anywhere(skip),
+            _ => self.search_end_border(skip),
         }
     }
 
     #[inline(never)]
-    fn border_back_anywhere(&mut self, mut skip: usize) -> usize {
+    fn search_end_border(&mut self, mut skip: usize) -> usize {
         let mut index = self.segments.len();
         while skip > 0 {
             let length = self.segments[index - 1].length;
@@ -138,21 +138,21 @@ mod tests {
             let (start, length) = (a.min(total), b.min(total - a.min(total)));
             buffer.set_window(start, length);
             prop_assert_eq!(buffer.segments().iter().map(Segment::len).sum::<usize>(), length);
-            let mut got = vec![0; length];
-            buffer.read_at(0, &mut got);
-            let want: Vec<u8> = (start..start + length).map(|i| i as u8).collect();
-            prop_assert_eq!(&got, &want);
+            let mut read = vec![0; length];
+            buffer.read_at(0, &mut read);
+            let expected: Vec<u8> = (start..start + length).map(|i| i as u8).collect();
+            prop_assert_eq!(&read, &expected);
             if length > 1 {
                 let part = buffer.slice(1, length - 1);
-                let mut got = vec![0; length - 1];
-                part.read_at(0, &mut got);
-                prop_assert_eq!(&got[..], &want[1..]);
+                let mut read = vec![0; length - 1];
+                part.read_at(0, &mut read);
+                prop_assert_eq!(&read[..], &expected[1..]);
             }
             let other = IoBuffer::owned(length + 1);
             prop_assert_eq!(buffer.copy_to(&other), length);
-            let mut got = vec![0; length];
-            other.read_at(0, &mut got);
-            prop_assert_eq!(&got, &want);
+            let mut read = vec![0; length];
+            other.read_at(0, &mut read);
+            prop_assert_eq!(&read, &expected);
             buffer.set_window(0, total);
             prop_assert_eq!(buffer.len(), total);
         }
@@ -167,8 +167,8 @@ mod tests {
             buffer.set_window(start, length);
             // An empty window may be on either side of a border.
             if length > 0 {
-                let got: Vec<_> = buffer.segments().iter().map(Segment::len).collect();
-                prop_assert_eq!(&got[..], &lengths[first..end]);
+                let read: Vec<_> = buffer.segments().iter().map(Segment::len).collect();
+                prop_assert_eq!(&read[..], &lengths[first..end]);
             }
             prop_assert_eq!((buffer.len(), buffer.segments.len()), (length, lengths.len()));
         }
@@ -179,30 +179,30 @@ mod tests {
         fn windows_in_a_half_are_what_set_window_gives(
             lengths in prop::collection::vec(1usize..6, 1..7), middle in 0usize..7, skip in 1usize..6, second: bool
         ) {
-            let (mut near, mut whole) = (buffer_of(&lengths), buffer_of(&lengths));
+            let (mut fast, mut general) = (buffer_of(&lengths), buffer_of(&lengths));
             let middle = middle.min(lengths.len());
-            near.filled(near.total_len(), middle);
+            fast.filled(fast.total_len(), middle);
             let before: usize = lengths[..middle].iter().sum();
-            let (half, start) = match second {
+            let (second_half, start) = match second {
                 false => (before, skip),
-                true => (near.total_len() - before, before + skip),
+                true => (fast.total_len() - before, before + skip),
             };
-            let Some(length) = half.checked_sub(skip) else { return Ok(()) };
+            let Some(length) = second_half.checked_sub(skip) else { return Ok(()) };
             let done = match second {
-                false => near.window_in_first_half(skip, length),
-                true => near.window_in_second_half(skip, length),
+                false => fast.window_in_first_half(skip, length),
+                true => fast.window_in_second_half(skip, length),
             };
             let header = if second { middle } else { 0 };
             prop_assert_eq!(done, lengths[header] == skip);
             if done {
-                whole.set_window(start, length);
-                prop_assert_eq!(near.len(), whole.len());
-                let got: Vec<_> = near.segments().iter().map(Segment::len).collect();
-                let want: Vec<_> = whole.segments().iter().map(Segment::len).collect();
-                prop_assert!(length == 0 || got == want);
+                general.set_window(start, length);
+                prop_assert_eq!(fast.len(), general.len());
+                let read: Vec<_> = fast.segments().iter().map(Segment::len).collect();
+                let expected: Vec<_> = general.segments().iter().map(Segment::len).collect();
+                prop_assert!(length == 0 || read == expected);
                 let (mut a, mut b) = (vec![0; length], vec![0; length]);
-                near.read_at(0, &mut a);
-                whole.read_at(0, &mut b);
+                fast.read_at(0, &mut a);
+                general.read_at(0, &mut b);
                 prop_assert_eq!(a, b);
             }
         }

@@ -38,10 +38,10 @@ impl Slot {
         fence(Ordering::Release);
         self.start.store(start, Ordering::Relaxed);
         self.length.store(length, Ordering::Relaxed);
-        self.enter(WATCHED);
+        self.set_state(WATCHED);
     }
 
-    pub(super) fn enter(&self, state: u32) {
+    pub(super) fn set_state(&self, state: u32) {
         let claims = self.word.load(Ordering::Relaxed) & !STATE;
         self.word.store(claims | state, Ordering::Release);
     }

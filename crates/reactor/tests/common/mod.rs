@@ -81,7 +81,7 @@ impl<R: Requests> Source for TestSource<R> {
         self.0.stop();
     }
 
-    fn let_go(&mut self, io: &mut Io, _: &Arc<Disk>) {
+    fn close_disk(&mut self, io: &mut Io, _: &Arc<Disk>) {
         io.close(std::mem::take(self.0.disk()));
     }
 

@@ -2,7 +2,7 @@
 
 use qcow2::Repair;
 use uring::simulated::Files;
-use virtqueue::simulated::end_after;
+use virtqueue::simulated::crash_after;
 
 use super::{SimClient, Snapshot, World};
 use crate::clients::{Kind, Outcome, Request};
@@ -174,7 +174,7 @@ impl World {
         self.look_at_faults();
         Files::set_faults(self.corruption);
         Files::cut_after(None);
-        end_after(None);
+        crash_after(None);
         let now = self.tick();
         let mut survive: Vec<u64> = Vec::new();
         for (token, pending) in &mut self.pending {

@@ -6,12 +6,12 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use reactor::RateLimit;
-use virtqueue::{ErrorPlace, PopError};
+use virtqueue::{PopError, ResponseSpace};
 
 use super::Queue;
 use crate::device::Breach;
 use crate::protocol::{Malformed, Protocol};
-use uring::HeldUp;
+use uring::Blocked;
 
 /// Bytes that a refused request counts in a batch. Its chain may have been walked twice, and a driver may send an endless sequence of them.
 pub(super) const REFUSED_BYTES: u64 = 1 << 20;
@@ -22,16 +22,16 @@ static REFUSED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
 impl<P: Protocol> Queue<P> {
     pub(super) fn end(&mut self, why: &dyn Display) {
-        self.end_by(Breach::Rules, why);
+        self.end_with(Breach::Rules, why);
     }
 
     #[cold]
-    pub(super) fn held_up(&mut self) {
+    pub(super) fn end_blocked(&mut self) {
         self.call = None;
-        self.end_by(Breach::HeldUp, &"interrupt delivery blocked a worker");
+        self.end_with(Breach::Blocked, &"interrupt delivery blocked a worker");
     }
 
-    fn end_by(&mut self, mut breach: Breach, why: &dyn Display) {
+    fn end_with(&mut self, mut breach: Breach, why: &dyn Display) {
         if std::mem::replace(&mut self.broken, true) {
             return;
         }
@@ -46,9 +46,9 @@ impl<P: Protocol> Queue<P> {
             );
         }
         if let Some(error) = self.error.take()
-            && error.send() == Err(HeldUp)
+            && error.send() == Err(Blocked)
         {
-            breach = Breach::HeldUp;
+            breach = Breach::Blocked;
         }
         (self.on_broken)(breach, &why.to_string());
     }
@@ -62,7 +62,7 @@ impl<P: Protocol> Queue<P> {
             PopError::Request(_) if self.slots.is_busy(id) => {
                 self.end(&format_args!("chain {id} is already in flight"));
             }
-            PopError::Request(refusal) => self.refuse(index, refusal.place, &refusal.error),
+            PopError::Request(refusal) => self.refuse(index, refusal.space, &refusal.error),
         }
         self.slots.get(index).request.chain.clear();
         !self.broken
@@ -70,18 +70,18 @@ impl<P: Protocol> Queue<P> {
 
     /// Refuses a chain without a valid request. The request is finished.
     #[cold]
-    pub(super) fn refuse_begun(&mut self, index: u16, malformed: Malformed) {
+    pub(super) fn refuse_malformed(&mut self, index: u16, malformed: Malformed) {
         let writable = self.slots.get(index).request.chain.writable;
-        let place = ErrorPlace {
+        let space = ResponseSpace {
             front: writable,
             last: writable > 0,
         };
-        self.refuse(index, place, &malformed.0);
+        self.refuse(index, space, &malformed.0);
         self.slots.answer_and_release(index, &self.view, |_| ());
     }
 
     /// Writes the error response and returns the slot's chain immediately.
-    fn refuse(&mut self, index: u16, place: ErrorPlace, why: &dyn Display) {
+    fn refuse(&mut self, index: u16, space: ResponseSpace, why: &dyn Display) {
         self.measurement.timeline.counters().malformed.add(1);
         if let Some(suppressed) = REFUSED_LOG.pass() {
             let labels = self.measurement.timeline.labels();
@@ -93,13 +93,13 @@ impl<P: Protocol> Queue<P> {
             );
         }
         let request = &mut self.slots.get(index).request;
-        let written = self.protocol.refuse(request, place);
+        let written = self.protocol.refuse(request, space);
         let (id, descriptors) = (request.chain.id, request.chain.descriptors);
         self.mark_chain(index);
         if !self.broken {
             self.ring.push(id, descriptors, written);
             if self.ring.publish() {
-                self.tell();
+                self.interrupt_driver();
             }
         }
     }

@@ -7,13 +7,13 @@ use virtqueue::QueueError;
 use super::Queue;
 use crate::device::{QueueChange, QueueControl};
 use crate::protocol::Protocol;
-use uring::{HeldUp, Signal};
+use uring::{Blocked, Signal};
 
 impl<P: Protocol> QueueControl for Queue<P> {
     fn change(&mut self, change: QueueChange) -> Result<(), QueueError> {
         match change {
             QueueChange::Memory(memory) => {
-                self.ask();
+                self.check_suppression();
                 if let Err(error) = self.ring.set_memory(&memory) {
                     self.end(&error);
                     return Err(error);
@@ -25,9 +25,9 @@ impl<P: Protocol> QueueControl for Queue<P> {
                 self.call = call.map(Signal::new);
                 // Without this interrupt the driver would miss answers from before it set the call eventfd.
                 if let Some(call) = &self.call
-                    && call.send() == Err(HeldUp)
+                    && call.send() == Err(Blocked)
                 {
-                    self.held_up();
+                    self.end_blocked();
                 }
             }
             QueueChange::Kick(kick) => self.kick = kick.map(RingFd::from),
@@ -38,8 +38,8 @@ impl<P: Protocol> QueueControl for Queue<P> {
         Ok(())
     }
 
-    fn leave_failed(&mut self) {
-        self.leaves_failed = self.is_tracked;
+    fn retain_failed(&mut self) {
+        self.retains_failed = self.is_tracked;
     }
 
     fn base(&self) -> u32 {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use guest_memory::DirtyLog;
-use uring::{HeldUp, Signal};
+use uring::{Blocked, Signal};
 use virtqueue::Chain;
 
 use super::Queue;
@@ -42,7 +42,7 @@ impl<P: Protocol> Queue<P> {
     /// Answers the completed requests and marks their memory.
     #[inline(never)]
     pub(super) fn answer_logged(&mut self) {
-        match P::SEVERAL_DISKS && self.several {
+        match P::MULTIPLE_DISKS && self.is_mixed {
             true => self.answer_done::<true, true>(),
             false => self.answer_done::<false, true>(),
         }
@@ -57,8 +57,8 @@ impl<P: Protocol> Queue<P> {
             None => Ok(()),
         };
         let fault = log.pages.fault();
-        if sent == Err(HeldUp) {
-            self.held_up();
+        if sent == Err(Blocked) {
+            self.end_blocked();
         }
         if let Some(fault) = fault {
             self.end(&fault);

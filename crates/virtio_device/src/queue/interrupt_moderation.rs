@@ -2,7 +2,7 @@
 //!
 //! A read right after the store of the used index needs a full barrier, or both sides could miss each other (virtio 1.3, 2.7.10). The
 //! barrier waits until the driver's core releases the cache line of the used index: a tenth of the cost of an iteration with few requests.
-//! A polling driver wants no interrupts: its answers are published at once, and the read is deferred until `PATIENCE` is over or the worker
+//! A polling driver wants no interrupts: its answers are published at once, and the read is deferred until `CHECK_DELAY_MAX` is over or the worker
 //! is about to sleep. Otherwise the read is immediate. Figures: `docs/performance.md`.
 
 use std::time::Duration;
@@ -11,58 +11,58 @@ use latency::{Clock, Stamp};
 
 use super::Queue;
 use crate::protocol::Protocol;
-use uring::HeldUp;
+use uring::Blocked;
 
 /// After this many suppressed notifications in a row the driver is assumed to poll. An interrupt handler that finds more answers on each
 /// pass may suppress them for some iterations.
-const QUIET: u32 = 64;
+const SUPPRESSED_MIN: u32 = 64;
 /// Maximum delay of the interrupt for a driver that has stopped polling, while other sources occupy the worker.
-const PATIENCE: Duration = Duration::from_micros(5);
+const CHECK_DELAY_MAX: Duration = Duration::from_micros(5);
 
 /// Observed interrupt suppression of a driver.
 pub(super) struct InterruptModeration {
     /// Number of suppressed notifications in a row.
-    quiet: u32,
+    suppressed: u32,
     /// Time of the first published answers with a deferred suppression check, if any.
-    shown: Stamp,
-    /// [`PATIENCE`] in ticks.
-    patience: u64,
+    published_at: Stamp,
+    /// [`CHECK_DELAY_MAX`] in ticks.
+    delay_max: u64,
 }
 
 impl InterruptModeration {
     pub(super) fn new(clock: &Clock) -> InterruptModeration {
         InterruptModeration {
-            quiet: 0,
-            shown: Stamp::default(),
-            patience: clock.ticks(PATIENCE),
+            suppressed: 0,
+            published_at: Stamp::default(),
+            delay_max: clock.ticks(CHECK_DELAY_MAX),
         }
     }
 
     /// Returns true if the check may be deferred.
     #[inline(always)]
-    fn later(&self) -> bool {
-        self.quiet >= QUIET
+    fn may_defer(&self) -> bool {
+        self.suppressed >= SUPPRESSED_MIN
     }
 
     /// Records that the iteration begun at `now` published the first answers with a deferred check.
     #[inline(always)]
-    fn shown(&mut self, now: Stamp) {
-        self.shown = now;
+    fn record_published(&mut self, now: Stamp) {
+        self.published_at = now;
     }
 
     /// Returns true if the deferred check is due.
     #[inline(always)]
     fn is_due(&self, now: Stamp) -> bool {
-        now.since(self.shown) >= self.patience
+        now.since(self.published_at) >= self.delay_max
     }
 
     /// Records whether the driver wanted an interrupt.
     #[inline(always)]
-    fn heard(&mut self, wanted: bool) {
-        self.quiet = if wanted {
+    fn record_check(&mut self, wanted: bool) {
+        self.suppressed = if wanted {
             0
         } else {
-            self.quiet.saturating_add(1)
+            self.suppressed.saturating_add(1)
         };
     }
 }
@@ -70,53 +70,53 @@ impl InterruptModeration {
 impl<P: Protocol> Queue<P> {
     /// Checks the suppression of answers published without a check, if the check is due.
     #[inline(always)]
-    pub(super) fn ask_in_time(&mut self, now: Stamp) {
-        if self.ring.is_unasked() && self.interrupt_moderation.is_due(now) {
-            self.ask();
+    pub(super) fn check_suppression_if_due(&mut self, now: Stamp) {
+        if self.ring.is_unchecked() && self.interrupt_moderation.is_due(now) {
+            self.check_suppression();
         }
     }
 
     /// Checks the suppression of answers published without a check. Interrupts the driver if it wants that.
     #[inline(never)]
-    pub(super) fn ask(&mut self) {
-        if self.ring.is_unasked() {
-            let wanted = self.ring.ask();
-            self.interrupt_moderation.heard(wanted);
+    pub(super) fn check_suppression(&mut self) {
+        if self.ring.is_unchecked() {
+            let wanted = self.ring.check_suppression();
+            self.interrupt_moderation.record_check(wanted);
             if wanted && self.call.is_some() {
-                self.tell();
+                self.interrupt_driver();
             }
         }
     }
 
     /// Interrupts the driver.
     #[inline]
-    pub(super) fn tell(&mut self) {
+    pub(super) fn interrupt_driver(&mut self) {
         let Some(call) = &self.call else { return };
         let sent = call.send();
         self.measurement.timeline.counters().notifications.add(1);
-        if sent == Err(HeldUp) {
-            self.held_up();
+        if sent == Err(Blocked) {
+            self.end_blocked();
         }
     }
 
     /// Publishes the pushed answers. Returns true if the driver wants an interrupt now.
     #[inline(always)]
-    pub(super) fn show(&mut self) -> bool {
+    pub(super) fn publish_answers(&mut self) -> bool {
         if self.broken || self.done.is_empty() {
             return false;
         }
-        if self.ring.must_ask() {
-            self.ask();
+        if self.ring.must_check_suppression() {
+            self.check_suppression();
         }
-        if !self.interrupt_moderation.later() {
+        if !self.interrupt_moderation.may_defer() {
             let wanted = self.ring.publish();
-            self.interrupt_moderation.heard(wanted);
+            self.interrupt_moderation.record_check(wanted);
             return wanted;
         }
-        if !self.ring.is_unasked() {
-            self.interrupt_moderation.shown(self.noticed);
+        if !self.ring.is_unchecked() {
+            self.interrupt_moderation.record_published(self.noticed);
         }
-        self.ring.publish_unasked();
+        self.ring.publish_unchecked();
         false
     }
 }

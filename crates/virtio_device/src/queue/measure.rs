@@ -15,7 +15,7 @@ impl<P: Protocol> Queue<P> {
     #[inline(never)]
     pub(super) fn sort_by_disk(&mut self) {
         let others = self.slots.in_flight() > self.batch.len();
-        if others && !self.several {
+        if others && !self.is_mixed {
             let before = self.part;
             self.slots.active().for_each(|(_, slot)| slot.part = before);
         }
@@ -33,38 +33,38 @@ impl<P: Protocol> Queue<P> {
             alike &= *first.get_or_insert(slot.part) == slot.part;
         }
         let part = first.unwrap_or(self.part);
-        let mut as_one = !others || (!self.several && part == self.part);
-        self.sorted = self.sorted.wrapping_add(1);
-        if !as_one && alike && self.sorted.is_multiple_of(16) {
-            as_one = self.slots.active().all(|(_, slot)| slot.part == part);
+        let mut is_uniform = !others || (!self.is_mixed && part == self.part);
+        self.batches_sorted = self.batches_sorted.wrapping_add(1);
+        if !is_uniform && alike && self.batches_sorted.is_multiple_of(16) {
+            is_uniform = self.slots.active().all(|(_, slot)| slot.part == part);
         }
-        self.several = !(alike && as_one);
-        if again || self.several {
+        self.is_mixed = !(alike && is_uniform);
+        if again || self.is_mixed {
             self.protocol.forget_disk();
         }
-        if !self.several {
+        if !self.is_mixed {
             self.part = part;
             self.measurement.timeline.select(part);
         }
     }
 
     #[inline(never)]
-    pub(super) fn submit_several(&mut self, io: &mut Io, stamps: Stamps) {
+    pub(super) fn submit_mixed(&mut self, io: &mut Io, stamps: Stamps) {
         self.submit_batch::<true>(io, stamps);
     }
 
     #[inline(never)]
-    pub(super) fn answer_several(&mut self) {
+    pub(super) fn answer_mixed(&mut self) {
         self.answer_done::<true, false>();
     }
 
     /// Records the slow requests among those just answered. Their slots still hold the data.
     #[cold]
-    pub(super) fn keep_slow(&mut self, io: &Io, answered: Stamp, notified: Stamp) {
+    pub(super) fn record_slow(&mut self, io: &Io, answered: Stamp, notified: Stamp) {
         for index in &self.done {
             let slot = self.slots.get(*index);
             let mut stamps = Stamps::default();
-            if slot.pended {
+            if slot.was_pending {
                 for (stage, stamp) in [
                     (Stage::Noticed, slot.noticed),
                     (Stage::Popped, slot.popped),
@@ -86,7 +86,7 @@ impl<P: Protocol> Queue<P> {
                 stamps,
             };
             self.measurement
-                .keep_slow(io.clock(), request, answered, notified);
+                .record_slow(io.clock(), request, answered, notified);
         }
     }
 }

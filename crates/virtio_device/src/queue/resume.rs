@@ -26,7 +26,7 @@ pub(super) fn resume(
     let Resumed {
         base,
         used,
-        again,
+        repeated,
         lost,
     } = resumed;
     if let Some(suppressed) = RESUMED_LOG.pass() {
@@ -35,7 +35,7 @@ pub(super) fn resume(
             queue = labels.queue,
             base,
             used,
-            again,
+            repeated,
             lost,
             suppressed,
             "ring resumed at its used index: the base differs, and there is no in-flight region"

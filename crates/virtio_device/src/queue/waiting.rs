@@ -25,15 +25,15 @@ impl<P: Protocol> Queue<P> {
         Some(&self.slots.get(index).request.state)
     }
 
-    /// Returns the slot if its request waits and `is_meant` accepts it.
-    fn waiting(&mut self, slot: u32, is_meant: impl FnOnce(&P::State) -> bool) -> Option<u16> {
+    /// Returns the slot if its request waits and `matches` accepts it.
+    fn waiting(&mut self, slot: u32, matches: impl FnOnce(&P::State) -> bool) -> Option<u16> {
         let index = u16::try_from(slot).ok()?;
         let slot = self.slots.get(index);
-        let meant = slot.stage == Stage::Waiting && is_meant(&slot.request.state);
-        if meant {
+        let is_match = slot.stage == Stage::Waiting && matches(&slot.request.state);
+        if is_match {
             slot.stage = Stage::Done;
         }
-        meant.then_some(index)
+        is_match.then_some(index)
     }
 
     /// Ends the [`Step::Wait`] of a request and sets its result. Does nothing if another request uses the slot by now. The caller must wake
@@ -41,10 +41,10 @@ impl<P: Protocol> Queue<P> {
     pub fn resume_waiting(
         &mut self,
         slot: u32,
-        is_meant: impl FnOnce(&P::State) -> bool,
+        matches: impl FnOnce(&P::State) -> bool,
         result: impl FnOnce(&mut P::State),
     ) {
-        if let Some(index) = self.waiting(slot, is_meant) {
+        if let Some(index) = self.waiting(slot, matches) {
             result(&mut self.slots.get(index).request.state);
             self.done.push(index);
         }
@@ -56,10 +56,10 @@ impl<P: Protocol> Queue<P> {
         &mut self,
         io: &mut Io,
         slot: u32,
-        is_meant: impl FnOnce(&P::State) -> bool,
+        matches: impl FnOnce(&P::State) -> bool,
         next: impl FnOnce(&mut P, &mut Io, &mut Request<P::State>) -> Step,
     ) {
-        let Some(index) = self.waiting(slot, is_meant) else {
+        let Some(index) = self.waiting(slot, matches) else {
             return;
         };
         let slot = self.slots.get(index);
@@ -69,12 +69,12 @@ impl<P: Protocol> Queue<P> {
 
     /// Continues requests that yielded in an earlier iteration.
     #[cold]
-    pub(super) fn go_on_resting(&mut self, io: &mut Io) {
-        for _ in 0..self.resting.len() {
+    pub(super) fn continue_yielded(&mut self, io: &mut Io) {
+        for _ in 0..self.yielded.len() {
             if self.pace.is_exhausted() {
                 return;
             }
-            let Some((index, step)) = self.resting.pop_front() else {
+            let Some((index, step)) = self.yielded.pop_front() else {
                 return;
             };
             self.continue_with(io, index, step);

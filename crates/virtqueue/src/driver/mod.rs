@@ -44,10 +44,11 @@ pub struct RingLayout {
 impl RingLayout {
     /// Places the parts one after the other from `start` (rounded up), without shared or adjacent cache lines.
     pub fn at(start: u64, size: u16, packed: bool) -> RingLayout {
-        const APART: u64 = 128;
+        const SPACING: u64 = 128;
         let [descriptors, driver, device] = area_sizes(size, packed);
-        let after = |address: u64, length: usize| (address + length as u64).next_multiple_of(APART);
-        let descriptor_area = start.next_multiple_of(APART);
+        let after =
+            |address: u64, length: usize| (address + length as u64).next_multiple_of(SPACING);
+        let descriptor_area = start.next_multiple_of(SPACING);
         let driver_area = after(descriptor_area, descriptors);
         let device_area = after(driver_area, driver);
         RingLayout {

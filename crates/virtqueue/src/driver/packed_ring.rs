@@ -8,7 +8,7 @@ use guest_memory::{MemoryError, MemoryTable, RingMemory};
 use super::RingLayout;
 use crate::layout::{
     AVAIL, DESCRIPTOR_SIZE, EVENTS_DESCRIPTOR, EVENTS_DISABLE, EVENTS_ENABLE, PACKED_FLAGS,
-    PackedDescriptor, Place, USED, WRITE,
+    PackedDescriptor, RingPosition, USED, WRITE,
 };
 
 /// The driver side of a packed ring.
@@ -18,23 +18,23 @@ pub struct PackedRing {
     device_events: RingMemory,
     size: u16,
     event_idx: bool,
-    next_available: Place,
+    next_available: RingPosition,
     /// Start of the unpublished batch.
-    published: Place,
+    published: RingPosition,
     /// Flags of the batch's first descriptor, stored last: the device stops there.
-    held: Option<u16>,
-    next_used: Place,
+    first_flags: Option<u16>,
+    next_used: RingPosition,
 }
 
 /// The first descriptor of an unfinished chain: its position, and the flags that will make it available.
 #[derive(Clone, Copy)]
 pub struct Head {
-    place: Place,
+    position: RingPosition,
     flags: u16,
 }
 
-fn offset(place: Place) -> usize {
-    DESCRIPTOR_SIZE * usize::from(place.index)
+fn offset(position: RingPosition) -> usize {
+    DESCRIPTOR_SIZE * usize::from(position.index)
 }
 
 impl PackedRing {
@@ -54,22 +54,22 @@ impl PackedRing {
             device_events,
             size: layout.size,
             event_idx,
-            next_available: Place::START,
-            published: Place::START,
-            held: None,
-            next_used: Place::START,
+            next_available: RingPosition::START,
+            published: RingPosition::START,
+            first_flags: None,
+            next_used: RingPosition::START,
         })
     }
 
     /// Writes the first descriptor of a chain. [`offer`](Self::offer) makes it available after the rest was written.
     #[inline]
     pub fn begin(&mut self, id: u16, address: u64, length: u32, flags: u16) -> Head {
-        let place = self.next_available;
-        let flags = flags | place.available_flags();
+        let position = self.next_available;
+        let flags = flags | position.available_flags();
         // The opposite of the available flags.
-        let unavailable = if place.wrap { 0 } else { AVAIL | USED };
+        let unavailable = if position.wrap { 0 } else { AVAIL | USED };
         self.write(id, address, length, unavailable);
-        Head { place, flags }
+        Head { position, flags }
     }
 
     /// Writes another descriptor of the chain.
@@ -81,24 +81,24 @@ impl PackedRing {
 
     #[inline]
     fn write(&mut self, id: u16, address: u64, length: u32, flags: u16) {
-        let place = self.next_available;
+        let position = self.next_available;
         let descriptor = PackedDescriptor {
             address: address.into(),
             length: length.into(),
             id: id.into(),
             flags: flags.into(),
         };
-        self.descriptors.write(offset(place), descriptor);
-        self.next_available = place.advance(1, self.size);
+        self.descriptors.write(offset(position), descriptor);
+        self.next_available = position.advance(1, self.size);
     }
 
     /// Makes a chain available; the first of a batch only with [`publish`](Self::publish).
     #[inline]
     pub fn offer(&mut self, head: Head) {
-        if self.held.is_none() {
-            self.held = Some(head.flags);
+        if self.first_flags.is_none() {
+            self.first_flags = Some(head.flags);
         } else {
-            let at = offset(head.place) + PACKED_FLAGS;
+            let at = offset(head.position) + PACKED_FLAGS;
             self.descriptors.store_release_u16(at, head.flags);
         }
     }
@@ -106,7 +106,7 @@ impl PackedRing {
     /// Makes all offered chains visible to the device. Returns true if it wants a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        let Some(flags) = self.held.take() else {
+        let Some(flags) = self.first_flags.take() else {
             return false;
         };
         let (old, new) = (self.published, self.next_available);
@@ -118,7 +118,7 @@ impl PackedRing {
         match (events >> 16) as u16 & 3 {
             EVENTS_DISABLE => false,
             EVENTS_DESCRIPTOR if self.event_idx => {
-                new.passes_event(Place::from_bits(events as u16), old, self.size)
+                new.passes_event(RingPosition::from_bits(events as u16), old, self.size)
             }
             _ => true,
         }
@@ -155,8 +155,8 @@ impl PackedRing {
     /// Enables an interrupt for the next used chain. Returns true if there is one already.
     pub fn enable_interrupts(&mut self) -> bool {
         let flags = if self.event_idx {
-            let place = self.next_used.to_bits();
-            self.driver_events.store_release_u16(0, place);
+            let position = self.next_used.to_bits();
+            self.driver_events.store_release_u16(0, position);
             EVENTS_DESCRIPTOR
         } else {
             EVENTS_ENABLE

@@ -87,8 +87,8 @@ impl RawRing {
     }
 
     /// Writes the driver event suppression structure of a packed ring.
-    pub fn set_driver_events(&self, place: u16, flags: u16) {
-        self.driver.store_release_u16(0, place);
+    pub fn set_driver_events(&self, position: u16, flags: u16) {
+        self.driver.store_release_u16(0, position);
         self.driver.store_release_u16(2, flags);
     }
 

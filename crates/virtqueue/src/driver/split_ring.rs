@@ -71,8 +71,8 @@ impl SplitRing {
     /// Puts the head of a chain into the available ring; the device sees it after [`publish`](Self::publish).
     #[inline]
     pub fn offer(&mut self, head: u16) {
-        let place = usize::from(self.next_available & (self.size - 1));
-        self.available.write(RING + 2 * place, U16::new(head));
+        let index = usize::from(self.next_available & (self.size - 1));
+        self.available.write(RING + 2 * index, U16::new(head));
         self.next_available = self.next_available.wrapping_add(1);
     }
 
@@ -109,8 +109,8 @@ impl SplitRing {
         if !self.has_used() {
             return None;
         }
-        let place = usize::from(self.next_used & (self.size - 1));
-        let element: UsedElement = self.used.read(RING + USED_ELEMENT_SIZE * place);
+        let index = usize::from(self.next_used & (self.size - 1));
+        let element: UsedElement = self.used.read(RING + USED_ELEMENT_SIZE * index);
         self.next_used = self.next_used.wrapping_add(1);
         Some((element.id.get(), element.length.get()))
     }
@@ -118,8 +118,8 @@ impl SplitRing {
     /// Enables an interrupt for the next used chain. Returns true if there is one already.
     pub fn enable_interrupts(&mut self) -> bool {
         if self.event_idx {
-            let place = used_event(self.size);
-            self.available.store_release_u16(place, self.next_used);
+            let offset = used_event(self.size);
+            self.available.store_release_u16(offset, self.next_used);
         } else {
             self.available.store_release_u16(0, 0);
         }

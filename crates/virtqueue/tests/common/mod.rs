@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use guest_memory::{GuestView, Mapping, MemoryTable, RegionSpec};
 use virtqueue::driver::{DriverConfig, DriverQueue, IndirectTables, RawRing, RingLayout};
-use virtqueue::{Chain, DeviceQueue, ErrorPlace, PopError, QueueConfig, QueueError};
+use virtqueue::{Chain, DeviceQueue, PopError, QueueConfig, QueueError, ResponseSpace};
 
 /// Length of the memory; guest addresses are offsets in it.
 pub const MEMORY: usize = 1 << 20;
@@ -113,19 +113,19 @@ impl Bench {
     }
 
     /// Makes head 0 of a split ring available and expects that only this request is refused.
-    pub fn refused_alone(&mut self) -> (QueueError, ErrorPlace) {
+    pub fn refused_alone(&mut self) -> (QueueError, ResponseSpace) {
         self.raw.set_available_entry(0, 0);
         self.raw.set_available_index(1);
         self.refused_alone_as_is()
     }
 
-    pub fn refused_alone_as_is(&mut self) -> (QueueError, ErrorPlace) {
+    pub fn refused_alone_as_is(&mut self) -> (QueueError, ResponseSpace) {
         let Err(PopError::Request(refusal)) = self.pop() else {
             panic!("the request has to be refused");
         };
         assert!(!self.device.is_broken());
         assert_eq!(self.pop(), Ok(false), "the device continues behind it");
-        (refusal.error, refusal.place)
+        (refusal.error, refusal.space)
     }
 
     /// Returns index and lengths of a split ring's four used elements.

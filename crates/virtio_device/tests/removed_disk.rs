@@ -8,7 +8,9 @@ use guest_memory::{IoBuffer, Mapping, MemoryTable, RegionSpec};
 use latency::{Clock, Labels, Operation};
 use reactor::{DiskHandle, Io, SourceId, Tag, Worker};
 use uring::Ring;
-use virtio_device::{Answer, Job, Malformed, Protocol, Queue, QueueSetup, Request, Start, Step};
+use virtio_device::{
+    Answer, Job, Malformed, ParsedRequest, Protocol, Queue, QueueSetup, Request, Step,
+};
 use virtqueue::driver::{DriverConfig, DriverQueue, RingLayout};
 
 const MEMORY: usize = 1 << 20;
@@ -22,7 +24,7 @@ struct Writer {
     outcomes: Arc<Mutex<Vec<IoOutcome>>>,
 }
 
-fn ones() -> Step {
+fn step_writing_ones() -> Step {
     let buffer = IoBuffer::owned(4096);
     buffer.fill(0, 4096, 0xff);
     Step::Scratch(Box::new(buffer))
@@ -31,13 +33,18 @@ fn ones() -> Step {
 impl Protocol for Writer {
     type State = ();
 
-    fn begin(&mut self, _: &mut Io, request: &mut Request<()>, _: Tag) -> Result<Start, Malformed> {
+    fn parse(
+        &mut self,
+        _: &mut Io,
+        request: &mut Request<()>,
+        _: Tag,
+    ) -> Result<ParsedRequest, Malformed> {
         request.job = Job {
             disk: self.disk,
             io: IoRequest::write(0, 4096),
         };
-        Ok(Start {
-            step: ones(),
+        Ok(ParsedRequest {
+            step: step_writing_ones(),
             operation: Operation::Write,
             bytes: 0,
         })
@@ -53,13 +60,13 @@ impl Protocol for Writer {
         let mut outcomes = self.outcomes.lock().unwrap();
         outcomes.push(outcome);
         if outcomes.len() < WRITES {
-            ones()
+            step_writing_ones()
         } else {
             Step::Answer
         }
     }
 
-    fn refuse(&mut self, _: &mut Request<()>, _: virtqueue::ErrorPlace) -> u32 {
+    fn refuse(&mut self, _: &mut Request<()>, _: virtqueue::ResponseSpace) -> u32 {
         0
     }
 
@@ -70,7 +77,7 @@ impl Protocol for Writer {
         }
     }
 
-    fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+    fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {
         if io.is_of(self.disk, disk) {
             io.close(std::mem::take(&mut self.disk));
         }
@@ -119,9 +126,9 @@ fn deferred_request_does_not_reach_a_disk_that_reuses_a_handle() {
     let (first, second) = (ram("a"), ram("b"));
     let outcomes = Arc::default();
     let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
-    let of_first = worker.io().open(&first);
+    let first_handle = worker.io().open(&first);
     let writer = Writer {
-        disk: of_first,
+        disk: first_handle,
         outcomes: Arc::clone(&outcomes),
     };
     let make = |io: &mut Io, id: SourceId| Queue::new(setup, id, io.clock(), writer);
@@ -137,20 +144,24 @@ fn deferred_request_does_not_reach_a_disk_that_reuses_a_handle() {
         "{before} steps in an iteration"
     );
 
-    worker.let_go(&first);
-    let of_second = worker.io().open(&second);
-    assert_eq!(of_first, of_second, "otherwise this test proves nothing");
+    worker.close_disk(&first);
+    let second_handle = worker.io().open(&second);
+    assert_eq!(
+        first_handle, second_handle,
+        "otherwise this test proves nothing"
+    );
     while driver.pop_used().is_none() {
         worker.iterate_once();
     }
     let outcomes = outcomes.lock().unwrap();
     assert!(outcomes[..before].iter().all(Result::is_ok));
-    let gone = |outcome: &IoOutcome| matches!(outcome, Err(e) if e.kind == IoErrorKind::Offline);
-    assert!(outcomes[before..].iter().all(gone), "{outcomes:?}");
+    let is_offline =
+        |outcome: &IoOutcome| matches!(outcome, Err(e) if e.kind == IoErrorKind::Offline);
+    assert!(outcomes[before..].iter().all(is_offline), "{outcomes:?}");
     let mut buffer = IoBuffer::owned(4096);
     let tag = Tag { source, slot: 0 };
     let read = IoRequest::read(0, 4096);
-    let submitted = worker.io().submit(of_second, &read, &mut buffer, tag);
+    let submitted = worker.io().submit(second_handle, &read, &mut buffer, tag);
     assert_eq!(submitted, Submission::Done(Ok(())));
     let mut bytes = [1; 4096];
     buffer.read_at(0, &mut bytes);

@@ -6,7 +6,7 @@ use super::{IoBuffer, Segment};
 impl IoBuffer {
     /// The second half's first segment.
     #[inline(always)]
-    pub(super) fn half(&self) -> Option<&Segment> {
+    pub(super) fn second_half(&self) -> Option<&Segment> {
         self.segments.get(self.middle as usize)
     }
 
@@ -19,20 +19,20 @@ impl IoBuffer {
         match self.segments.first() {
             // SAFETY: memory kept by `self.keep`, long enough; any bytes are a valid array of bytes.
             Some(first) if first.length >= N => unsafe { first.base.cast::<[u8; N]>().read() },
-            _ => self.front_in_pieces(),
+            _ => self.front_fragmented(),
         }
     }
 
     /// Same as [`front`](Self::front), if these bytes are contiguous; the caller then keeps the fields that it reads in registers.
     #[inline(always)]
-    pub fn front_near<const N: usize>(&self) -> Option<[u8; N]> {
+    pub fn contiguous_front<const N: usize>(&self) -> Option<[u8; N]> {
         let first = self.segments.first().filter(|first| first.length >= N)?;
         // SAFETY: as in `front`.
         Some(unsafe { first.base.cast::<[u8; N]>().read() })
     }
 
     #[cold]
-    fn front_in_pieces<const N: usize>(&self) -> [u8; N] {
+    fn front_fragmented<const N: usize>(&self) -> [u8; N] {
         let mut bytes = [0; N];
         self.read_whole(0, &mut bytes);
         bytes
@@ -53,30 +53,30 @@ impl IoBuffer {
     /// Same as [`write_whole`](Self::write_whole), for a few bytes at the start of the second half (a response). `offset` is the
     /// length of the first half.
     #[inline(always)]
-    pub fn write_half<const N: usize>(&self, offset: usize, from: [u8; N]) {
-        match self.half() {
-            Some(half) if half.length >= N => {
+    pub fn write_second_half<const N: usize>(&self, offset: usize, from: [u8; N]) {
+        match self.second_half() {
+            Some(second_half) if second_half.length >= N => {
                 // SAFETY: inside of the segment, memory kept by `self.keep`; an array of bytes needs no alignment.
-                unsafe { half.base.cast::<[u8; N]>().write(from) }
+                unsafe { second_half.base.cast::<[u8; N]>().write(from) }
             }
             _ => self.write_whole(offset, &from),
         }
     }
 
-    /// Same as [`write_half`](Self::write_half), with `N` zeroes.
+    /// Same as [`write_second_half`](Self::write_second_half), with `N` zeroes.
     #[inline(always)]
-    pub fn clear_half<const N: usize>(&self, offset: usize) {
-        match self.half() {
-            Some(half) if half.length >= N => {
-                // SAFETY: as in `write_half`.
-                unsafe { half.base.cast::<[u8; N]>().write([0; N]) }
+    pub fn clear_second_half<const N: usize>(&self, offset: usize) {
+        match self.second_half() {
+            Some(second_half) if second_half.length >= N => {
+                // SAFETY: as in `write_second_half`.
+                unsafe { second_half.base.cast::<[u8; N]>().write([0; N]) }
             }
-            _ => self.clear_half_in_pieces::<N>(offset),
+            _ => self.clear_second_half_fragmented::<N>(offset),
         }
     }
 
     #[cold]
-    fn clear_half_in_pieces<const N: usize>(&self, offset: usize) {
+    fn clear_second_half_fragmented<const N: usize>(&self, offset: usize) {
         self.write_whole(offset, &[0; N]);
     }
 
@@ -98,9 +98,9 @@ impl IoBuffer {
 
     /// Prefetches, for writing, the first cache line of the second half.
     #[inline(always)]
-    pub fn prefetch_half(&self) {
-        if let Some(half) = self.half() {
-            prefetch_line_to_write(half.base);
+    pub fn prefetch_second_half(&self) {
+        if let Some(second_half) = self.second_half() {
+            prefetch_line_to_write(second_half.base);
         }
     }
 }
@@ -137,33 +137,33 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_near_ways_do_what_the_whole_ones_do(
+        fn contiguous_paths_agree_with_the_general_path(
             lengths in prop::collection::vec(1usize..30, 1..7), middle in 0usize..7, header: [u8; 12],
             clears: bool, windows in prop::collection::vec((0usize..90, 0usize..90), 0..3)
         ) {
-            let (mut near, whole) = (buffer_of(&lengths), buffer_of(&lengths));
-            let total = near.total_len();
+            let (mut contiguous, general) = (buffer_of(&lengths), buffer_of(&lengths));
+            let total = contiguous.total_len();
             let middle = middle.min(lengths.len());
             let at: usize = lengths[..middle].iter().sum();
-            near.filled(total, middle);
+            contiguous.filled(total, middle);
             // Splitting segments moves the first segment of the second half.
             for (start, length) in windows {
-                near.set_window(start.min(total), length.min(total - start.min(total)));
+                contiguous.set_window(start.min(total), length.min(total - start.min(total)));
             }
             if at + 12 <= total && clears {
-                near.clear_half::<12>(at);
-                whole.write_whole(at, &[0; 12]);
+                contiguous.clear_second_half::<12>(at);
+                general.write_whole(at, &[0; 12]);
             } else if at + 12 <= total {
-                near.write_half(at, header);
-                whole.write_whole(at, &header);
+                contiguous.write_second_half(at, header);
+                general.write_whole(at, &header);
             }
             let (mut a, mut b) = (vec![0; total], vec![0; total]);
-            near.read_whole(0, &mut a);
-            whole.read_whole(0, &mut b);
+            contiguous.read_whole(0, &mut a);
+            general.read_whole(0, &mut b);
             prop_assert_eq!(&a, &b);
-            match near.front_near::<12>() {
+            match contiguous.contiguous_front::<12>() {
                 Some(front) => prop_assert_eq!(&front[..], &a[..12]),
-                None => prop_assert!(near.segments[0].length < 12),
+                None => prop_assert!(contiguous.segments[0].length < 12),
             }
         }
     }
