@@ -66,8 +66,12 @@ fn packages_are_reproducible_install_upgrade_and_leave_nothing() -> Result<()> {
     }
     dpkg(&root, &["--install"], &first)?;
     installed(&root)?;
-    let state = root.join("var/lib/lunette/state");
-    std::fs::create_dir_all(&state)?;
+    let state = root.join("var/lib/lunette/identities.json");
+    let disk = root.join("var/lib/lunette/disk.raw");
+    std::fs::create_dir_all(root.join("var/lib/lunette"))?;
+    for file in [&state, &disk] {
+        std::fs::write(file, "")?;
+    }
     std::fs::write(root.join("etc/lunette/lunette.toml"), "# of the user\n")?;
     let newer = packages(&target, &scratch.file("newer"), "2")?;
     dpkg(&root, &["--install"], &newer)?;
@@ -77,6 +81,7 @@ fn packages_are_reproducible_install_upgrade_and_leave_nothing() -> Result<()> {
     ensure!(!root.join("usr/bin/lunette").exists() && state.exists());
     dpkg(&root, &["--purge", "lunette-lab", "lunette"], &[])?;
     ensure!(!state.exists(), "purge leaves the daemon's state");
+    ensure!(disk.exists(), "purge removes a disk");
     ensure!(
         root.join("etc/lunette/lunette.toml").exists(),
         "purge takes the user's configuration"

@@ -485,6 +485,58 @@ mod tests {
     }
 
     #[test]
+    fn purge_of_the_package_removes_state_files_and_no_disks() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("var/lib/lunette");
+        fs::create_dir_all(folder.join("bitmaps")).unwrap();
+        let mut state = Vec::new();
+        for kind in KINDS {
+            let subject = match (kind.is_single, kind.word) {
+                (true, _) => "",
+                (false, "initiator") => "-0123456789ab",
+                (false, _) => "a B",
+            };
+            let text = format!("{}{subject}{}", kind.prefix, kind.suffix);
+            let name = match kind.check {
+                Check::Saved => format!("{}{SAVED}", file_name(&text)),
+                _ => text.replace(' ', "_20"),
+            };
+            assert_eq!(kind_of(&name).map(|kind| kind.word), Some(kind.word));
+            if kind.word != "lock" {
+                state.extend([format!("{name}.new"), format!("{name}{DAMAGED}1")]);
+            }
+            state.push(name);
+        }
+        state.push("reservations-1.state".to_owned());
+        let disks = [
+            "disk.raw",
+            "disk.saved",
+            "changes.json.qcow2",
+            "initiator.img",
+        ];
+        let disks = [&disks[..], &["bitmaps.raw", "unit-1.raw", "lock.raw"]].concat();
+        for name in state
+            .iter()
+            .map(String::as_str)
+            .chain(disks.iter().copied())
+        {
+            fs::write(folder.join(name), "").unwrap();
+        }
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/debian/postrm");
+        let mut purge = std::process::Command::new("sh");
+        purge.arg(script).arg("purge").env("DPKG_ROOT", root.path());
+        assert!(purge.current_dir(&folder).status().unwrap().success());
+        let mut expected = disks;
+        expected.sort_unstable();
+        let mut present: Vec<_> = fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        present.sort();
+        assert_eq!(present, expected);
+    }
+
+    #[test]
     fn every_kind_is_in_the_table_and_in_its_test() {
         let table = include_str!("../../../docs/operations.md");
         let test = include_str!("../../../tests/tests/saved_state.rs");
