@@ -65,6 +65,11 @@ pub trait ExportObject {
         0
     }
 
+    /// Returns a warning if no client can use the export as configured.
+    fn warning(&self) -> Option<String> {
+        None
+    }
+
     /// Returns the disk of an export of one disk.
     fn disk(&self) -> Option<&str> {
         None
@@ -263,6 +268,10 @@ impl ExportObject for IscsiConfig {
         &mut self.placement
     }
 
+    fn warning(&self) -> Option<String> {
+        self.warning()
+    }
+
     fn luns(&self) -> Option<&[LunConfig]> {
         Some(&self.luns)
     }
@@ -375,6 +384,11 @@ impl<'a> ExportRef<'a> {
     /// Returns the path of the socket, if it has one.
     pub fn socket(self) -> Option<&'a PathBuf> {
         self.object().socket()
+    }
+
+    /// Returns a warning if no client can use the export as configured.
+    pub fn warning(self) -> Option<String> {
+        self.object().warning()
     }
 
     /// Returns the maximum number of request queues per client; 0 if there are none.

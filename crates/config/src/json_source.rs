@@ -97,7 +97,7 @@ fn object(value: &Value, diagnostics: &mut Diagnostics) -> Option<Fields> {
     if value.is_object() {
         return Some(fields("", value));
     }
-    let message = "the body is not a JSON object";
+    let message = "the value is not a JSON object";
     diagnostics.push(Mistake::new(
         MistakeKind::Syntax,
         &location("", value),

@@ -25,7 +25,9 @@ pub use event::Event;
 pub use keys::Keys;
 pub use log::Log;
 pub use problem::{FieldProblem, Problem};
-pub use status::{DamagedState, DiskStatus, ExportStatus, LunStatus, StateFile, Status};
+pub use status::{
+    DISK_STATES, DamagedState, DiskStatus, ExportStatus, LunStatus, StateFile, Status,
+};
 pub use token::Token;
 pub use version::{HANDOVER_VERSION, Upgrade, Version};
 

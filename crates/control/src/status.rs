@@ -12,6 +12,9 @@ use crate::objects::{PortGroup, Served, WaitingListener, WaitingPortal};
 pub struct Status {
     /// Version of the daemon.
     pub version: String,
+    /// Host name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub host: String,
     /// Process ID.
     pub pid: u32,
     /// Seconds since the start.
@@ -64,6 +67,9 @@ pub struct StateFile {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
+
+/// States of a disk.
+pub const DISK_STATES: [&str; 3] = ["ready", "opening", "unavailable"];
 
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -126,6 +132,9 @@ pub struct ExportStatus {
     pub port_groups: Vec<PortGroup>,
     /// Logical units; `vhost-blk` has one, at target 0, LUN 0.
     pub luns: Vec<LunStatus>,
+    /// Reason why no client can use the export as configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// A logical unit.

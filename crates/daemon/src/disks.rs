@@ -153,7 +153,7 @@ pub(crate) fn open_all<'a>(
     opening
 }
 
-/// Returns warnings about valid configurations: images of other formats served as raw bytes, and missing files.
+/// Returns warnings about valid configurations: images of other formats served as raw bytes, missing files, and targets without initiators.
 pub fn warnings(config: &Config) -> Vec<String> {
     let disks = config.disks.iter();
     let warnings = disks.filter_map(|disk| {
@@ -170,7 +170,11 @@ pub fn warnings(config: &Config) -> Vec<String> {
         };
         Some(format!("disk {}: {}: {warning}", disk.name, path.display()))
     });
-    warnings.collect()
+    let targets = config.iscsi.iter().filter_map(|target| {
+        let warning = target.warning()?;
+        Some(format!("iscsi {}: {warning}", target.name))
+    });
+    warnings.chain(targets).collect()
 }
 
 fn open(

@@ -607,10 +607,10 @@ impl View for Overview {
 
     fn statistics(&self) -> Statistics {
         let mut latency = self.snapshot();
-        // These have a resource of their own and would be most of the response.
+        // `/v1/latency` has these; they would be most of the response.
         for queue in &mut latency.queues {
             queue.slow.clear();
-            queue.forget_disks();
+            queue.shorten_disks();
         }
         let pool = &self.servers.pool;
         let workers = pool.counters().into_iter();
@@ -666,6 +666,10 @@ impl View for Overview {
             // Set by the API server, which has the client's rights.
             may_change: false,
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            host: rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
             workers: self.servers.pool.count(),
@@ -734,6 +738,7 @@ impl Overview {
             kind: export.kind().to_owned(),
             socket: paths.get(export.name()).cloned().flatten(),
             queues: export.queues(),
+            warning: export.warning(),
             connected: connected.contains(export.name()),
             served: served_by.remove(export.name()).unwrap_or_default(),
             waiting_portals: waiting.remove(export.name()).unwrap_or_default(),

@@ -196,6 +196,17 @@ impl QueueSnapshot {
         self.disks.clear();
     }
 
+    /// Removes the distributions of single disks except for the total of each operation. Counts, sums and maxima stay.
+    pub fn shorten_disks(&mut self) {
+        let latencies = self.disks.values_mut();
+        let operations = latencies.flat_map(|one| one.operations.values_mut());
+        for (span, histogram) in operations.flat_map(|one| &mut one.spans) {
+            if *span != Span::Total {
+                histogram.buckets.clear();
+            }
+        }
+    }
+
     /// Adds `nanos` to the age of all slow requests and removes those that are too old.
     pub fn age(&mut self, nanos: u64) {
         for slow in &mut self.slow {

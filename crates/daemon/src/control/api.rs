@@ -16,6 +16,7 @@ use config::{DISK_KEYS, DISK_SET, DiskKey, EXPORT_KINDS, Key};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use serde_path_to_error::Segment;
 use tokio::sync::broadcast;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{RefOr, Schema};
@@ -31,7 +32,7 @@ use super::{
 };
 use crate::handover::Ending;
 use crate::jobs::Context;
-use crate::objects::{Change, ChangeOptions, ChangeResult, Manager, Work};
+use crate::objects::{Change, ChangeOptions, ChangeResult, Fault, Manager, Refusal, Work};
 use crate::running::{Overview, Reload};
 
 /// Largest request body in bytes. 16,384 disks and as many logical units take three megabytes.
@@ -162,6 +163,24 @@ pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, ErrorRe
     })?;
     serde_json::from_slice(&body)
         .map_err(|error| ErrorResponse::bad_request(format!("the body is not JSON: {error}")))
+}
+
+/// Reads a body of the type of a request. The error names the field.
+pub(super) fn read<T: DeserializeOwned>(
+    body: Result<Bytes, BytesRejection>,
+) -> Result<T, ErrorResponse> {
+    serde_path_to_error::deserialize(json(body)?).map_err(|error| {
+        let mut pointer = String::new();
+        for segment in error.path() {
+            match segment {
+                Segment::Seq { index } => pointer.push_str(&format!("/{index}")),
+                Segment::Map { key } => pointer.push_str(&format!("/{key}")),
+                Segment::Enum { .. } | Segment::Unknown => {}
+            }
+        }
+        let fault = Fault::at(pointer, error.into_inner().to_string());
+        Refusal::Invalid(vec![fault]).into()
+    })
 }
 
 #[derive(OpenApi)]
@@ -317,7 +336,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 static DOCUMENT: LazyLock<String> = LazyLock::new(|| openapi().to_json().unwrap_or_default());
 
 /// Show this description.
-#[utoipa::path(get, path = "/v1/openapi.json", responses(
+#[utoipa::path(get, path = "/v1/openapi.json", operation_id = "get_description", responses(
     (status = 200, description = "OpenAPI description of all requests and responses", body = Object),
 ))]
 async fn describe() -> impl IntoResponse {
@@ -496,6 +515,20 @@ mod tests {
             }
         }
         assert_eq!(listed, documented());
+    }
+
+    #[test]
+    fn operation_ids_are_unique_and_begin_with_a_verb() {
+        let document = serde_json::to_value(openapi()).unwrap();
+        let mut ids = BTreeSet::new();
+        for (path, operations) in document["paths"].as_object().unwrap() {
+            for operation in operations.as_object().unwrap().values() {
+                let id = operation["operationId"].as_str().unwrap();
+                assert!(id.contains('_'), "{path}: {id} has no verb and object");
+                assert!(ids.insert(id.to_owned()), "{path}: second operation {id}");
+            }
+        }
+        assert_eq!(ids.len(), documented().len());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use config::Placement;
 use iscsi_target::SessionStatus;
 
 /// List workers.
-#[utoipa::path(get, path = "/v1/workers", responses(
+#[utoipa::path(get, path = "/v1/workers", operation_id = "list_workers", responses(
     (status = 200, description = "All workers", body = Vec<Worker>),
     ReadErrors,
 ))]
@@ -46,7 +46,7 @@ pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>,
 }
 
 /// List sessions: the clients of all exports.
-#[utoipa::path(get, path = "/v1/sessions", responses(
+#[utoipa::path(get, path = "/v1/sessions", operation_id = "list_sessions", responses(
     (status = 200, description = "All sessions", body = Vec<Session>),
     ReadErrors,
 ))]
@@ -116,7 +116,7 @@ fn negotiated(session: &SessionStatus) -> BTreeMap<String, String> {
 
 /// End an iSCSI session. Its initiator is asked to log out, and dropped after two seconds or at the second request. It may log in
 /// again.
-#[utoipa::path(delete, path = "/v1/sessions/{session}",
+#[utoipa::path(delete, path = "/v1/sessions/{session}", operation_id = "end_session",
     params(("session" = String, Path, description = "ID of the session")), responses(
     (status = 204, description = "The session is ending"),
     (status = 409, description = "This request cannot end the session", body = Problem, content_type = "application/problem+json"),
@@ -148,7 +148,7 @@ pub(super) async fn end_session(
 }
 
 /// List registrations and reservations of all disks.
-#[utoipa::path(get, path = "/v1/reservations", responses(
+#[utoipa::path(get, path = "/v1/reservations", operation_id = "list_reservations", responses(
     (status = 200, description = "All registrations and reservations", body = Vec<Reservation>),
     ReadErrors,
 ))]

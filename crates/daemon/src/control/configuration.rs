@@ -46,7 +46,7 @@ pub fn reload_summary(result: &ChangeResult) -> Summary {
 }
 
 /// Show all disks and exports in effect.
-#[utoipa::path(get, path = "/v1/config", responses(
+#[utoipa::path(get, path = "/v1/config", operation_id = "get_configuration", responses(
     (status = 200, description = "All disks and exports", body = Objects),
     ReadErrors,
 ))]
@@ -59,7 +59,7 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Json<Objects>, ErrorR
 }
 
 /// Replace all disks and exports, with the fewest changes, or none.
-#[utoipa::path(put, path = "/v1/config", params(Force), request_body = Objects, responses(
+#[utoipa::path(put, path = "/v1/config", operation_id = "replace_configuration", params(Force), request_body = Objects, responses(
     (status = 200, description = "Configuration replaced", body = Summary),
     ChangeErrors, BodyErrors,
 ))]
@@ -83,7 +83,7 @@ pub(super) async fn replace(
 }
 
 /// Show the configuration in effect, as the text of a file.
-#[utoipa::path(get, path = "/v1/config/file", responses(
+#[utoipa::path(get, path = "/v1/config/file", operation_id = "get_configuration_file", responses(
     (status = 200, description = "TOML", body = String, content_type = "text/plain"),
     ReadErrors,
 ))]
@@ -93,7 +93,7 @@ pub(super) async fn text(State(api): State<Api>) -> Result<impl IntoResponse, Er
 }
 
 /// List changes made at run time, beside the file and the flags.
-#[utoipa::path(get, path = "/v1/config/changes", responses(
+#[utoipa::path(get, path = "/v1/config/changes", operation_id = "list_configuration_changes", responses(
     (status = 200, description = "The changes", body = Changes),
     ReadErrors,
 ))]
@@ -107,7 +107,7 @@ pub(super) async fn changes(State(api): State<Api>) -> Result<Json<Changes>, Err
 }
 
 /// Reload the configuration file, with the fewest changes, or none. Changes made at run time stay.
-#[utoipa::path(post, path = "/v1/config/reload", params(Force), responses(
+#[utoipa::path(post, path = "/v1/config/reload", operation_id = "reload_configuration", params(Force), responses(
     (status = 200, description = "Reloaded", body = Summary),
     ChangeErrors,
 ))]

@@ -18,7 +18,7 @@ use crate::running::Overview;
 use config::{DiskConfig, disk_json, disk_settings_json, limits_json, size_json};
 
 /// List disks.
-#[utoipa::path(get, path = "/v1/disks", responses(
+#[utoipa::path(get, path = "/v1/disks", operation_id = "list_disks", responses(
     (status = 200, description = "All disks", body = Vec<Disk>),
     ReadErrors,
 ))]
@@ -28,7 +28,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Disk>>, Erro
 }
 
 /// Show a disk.
-#[utoipa::path(get, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Name")), responses(
+#[utoipa::path(get, path = "/v1/disks/{disk}", operation_id = "get_disk", params(("disk" = String, Path, description = "Name")), responses(
     (status = 200, description = "The disk", body = Disk),
     NameErrors, ReadErrors,
 ))]
@@ -40,7 +40,7 @@ pub(super) async fn show(
 }
 
 /// Create a disk, or update its size, limits and error policy.
-#[utoipa::path(put, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Name"), Force),
+#[utoipa::path(put, path = "/v1/disks/{disk}", operation_id = "put_disk", params(("disk" = String, Path, description = "Name"), Force),
     request_body = Disk, responses(
     (status = 200, description = "Disk updated", body = Disk),
     (status = 201, description = "Disk created", body = Disk),
@@ -71,7 +71,7 @@ pub(super) async fn put(
 }
 
 /// Resize a disk; without a size, to the present size of its file, block device or image.
-#[utoipa::path(put, path = "/v1/disks/{disk}/size", params(("disk" = String, Path, description = "Name"), Force),
+#[utoipa::path(put, path = "/v1/disks/{disk}/size", operation_id = "resize_disk", params(("disk" = String, Path, description = "Name"), Force),
     request_body = Size, responses(
     (status = 200, description = "Disk resized", body = Disk),
     NameErrors, ChangeErrors, BodyErrors,
@@ -109,7 +109,7 @@ pub(super) async fn resize(
 }
 
 /// Set the limits of a disk. A key that is absent removes that limit.
-#[utoipa::path(put, path = "/v1/disks/{disk}/limits", params(("disk" = String, Path, description = "Name")),
+#[utoipa::path(put, path = "/v1/disks/{disk}/limits", operation_id = "set_disk_limits", params(("disk" = String, Path, description = "Name")),
     request_body = Limits, responses(
     (status = 200, description = "Limits set", body = Disk),
     NameErrors, ChangeErrors, BodyErrors,
@@ -126,7 +126,7 @@ pub(super) async fn limit(
 }
 
 /// Set the error policy of a disk. Waiting I/Os are submitted again, and end by the new policy.
-#[utoipa::path(put, path = "/v1/disks/{disk}/on_error", params(("disk" = String, Path, description = "Name")),
+#[utoipa::path(put, path = "/v1/disks/{disk}/on_error", operation_id = "set_disk_error_policy", params(("disk" = String, Path, description = "Name")),
     request_body = ErrorPolicy, responses(
     (status = 200, description = "The disk with its policy", body = Disk),
     NameErrors, ChangeErrors, BodyErrors,
@@ -143,7 +143,7 @@ pub(super) async fn set_error_policy(
 }
 
 /// Resume a disk: submit its waiting I/Os again.
-#[utoipa::path(post, path = "/v1/disks/{disk}/resume", params(("disk" = String, Path, description = "Name")),
+#[utoipa::path(post, path = "/v1/disks/{disk}/resume", operation_id = "resume_disk", params(("disk" = String, Path, description = "Name")),
     responses(
     (status = 200, description = "Disk resumed; its I/Os may still be in flight", body = Disk),
     NameErrors, ChangeErrors,
@@ -160,7 +160,7 @@ pub(super) async fn resume(
 }
 
 /// Give a disk that no export serves a new identity. Its clients then find another disk, without reservations and saved mode pages.
-#[utoipa::path(post, path = "/v1/disks/{disk}/identity", params(("disk" = String, Path, description = "Name")),
+#[utoipa::path(post, path = "/v1/disks/{disk}/identity", operation_id = "renew_disk_identity", params(("disk" = String, Path, description = "Name")),
     responses(
     (status = 200, description = "The disk with its new identity", body = Disk),
     NameErrors, ChangeErrors,
@@ -181,7 +181,7 @@ pub(super) async fn renew_identity(
 }
 
 /// Remove a disk.
-#[utoipa::path(delete, path = "/v1/disks/{disk}", params(("disk" = String, Path, description = "Name"), Force),
+#[utoipa::path(delete, path = "/v1/disks/{disk}", operation_id = "remove_disk", params(("disk" = String, Path, description = "Name"), Force),
     responses(
     (status = 204, description = "Removed"),
     NameErrors, ChangeErrors,

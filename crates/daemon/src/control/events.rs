@@ -24,7 +24,7 @@ use super::status::status_for;
 const ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Stream events from now on. A slow subscriber loses some and receives their number: `event: missed`.
-#[utoipa::path(get, path = "/v1/events", responses(
+#[utoipa::path(get, path = "/v1/events", operation_id = "stream_events", responses(
     (status = 200, description = "Unlimited stream of events", body = Event, content_type = "text/event-stream"),
 ))]
 pub(super) async fn listen(
@@ -61,7 +61,7 @@ fn encode(event: &Event) -> sse::Event {
 const MOMENT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Stream `moment` each second, with the responses of `/v1/status` and `/v1/statistics`, and in between the events of `/v1/events`.
-#[utoipa::path(get, path = "/v1/live", responses(
+#[utoipa::path(get, path = "/v1/live", operation_id = "stream_statistics", responses(
     (status = 200, description = "Unlimited stream of snapshots and events", body = Object, content_type = "text/event-stream"),
 ))]
 pub(super) async fn live(

@@ -19,7 +19,7 @@ use crate::running::Overview;
 use config::{ExportRef, access_state_json, export_json};
 
 /// List exports.
-#[utoipa::path(get, path = "/v1/exports", responses(
+#[utoipa::path(get, path = "/v1/exports", operation_id = "list_exports", responses(
     (status = 200, description = "All exports", body = Vec<Export>),
     ReadErrors,
 ))]
@@ -35,7 +35,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Export>>, Er
 }
 
 /// Show an export.
-#[utoipa::path(get, path = "/v1/exports/{export}", params(("export" = String, Path, description = "Name")),
+#[utoipa::path(get, path = "/v1/exports/{export}", operation_id = "get_export", params(("export" = String, Path, description = "Name")),
     responses(
     (status = 200, description = "The export", body = Export),
     NameErrors, ReadErrors,
@@ -49,7 +49,7 @@ pub(super) async fn show(
 
 /// Create or update an export with its logical units. While a client is connected, only logical units and workers change without
 /// `force`.
-#[utoipa::path(put, path = "/v1/exports/{export}",
+#[utoipa::path(put, path = "/v1/exports/{export}", operation_id = "put_export",
     params(("export" = String, Path, description = "Name; for an iSCSI target its iSCSI name"), Force),
     request_body = Export, responses(
     (status = 200, description = "Export updated", body = Export),
@@ -77,7 +77,7 @@ pub(super) async fn put(
 }
 
 /// Remove an export.
-#[utoipa::path(delete, path = "/v1/exports/{export}",
+#[utoipa::path(delete, path = "/v1/exports/{export}", operation_id = "remove_export",
     params(("export" = String, Path, description = "Name"), Force), responses(
     (status = 204, description = "Removed"),
     NameErrors, ChangeErrors,
@@ -146,7 +146,7 @@ pub(super) fn requests(overview: &Overview) -> HashMap<String, u64> {
 }
 
 /// Set the access state (ALUA) of a portal group of a target for all logical units. Initiators are notified.
-#[utoipa::path(put, path = "/v1/exports/{export}/access-states/{group}", params(
+#[utoipa::path(put, path = "/v1/exports/{export}/access-states/{group}", operation_id = "set_access_state", params(
     ("export" = String, Path, description = "Name of the target"),
     ("group" = u16, Path, description = "Portal group tag"),
 ), request_body = NewAccessState, responses(

@@ -10,11 +10,10 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde::de::DeserializeOwned;
 
 use super::ErrorResponse;
 use super::allowed_paths::Caller;
-use super::api::{Api, Path, json};
+use super::api::{Api, Path, read};
 use super::disks::one;
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use super::server::blocking;
@@ -29,7 +28,7 @@ use config::disk_json;
 const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// List jobs.
-#[utoipa::path(get, path = "/v1/jobs", responses(
+#[utoipa::path(get, path = "/v1/jobs", operation_id = "list_jobs", responses(
     (status = 200, description = "The last job of each disk", body = Vec<Job>),
     ReadErrors,
 ))]
@@ -39,7 +38,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Job>>, Error
 }
 
 /// Show the job of a disk.
-#[utoipa::path(get, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")), responses(
+#[utoipa::path(get, path = "/v1/disks/{disk}/job", operation_id = "get_job", params(("disk" = String, Path, description = "Name")), responses(
     (status = 200, description = "The job", body = Job),
     NameErrors, ReadErrors,
 ))]
@@ -51,7 +50,7 @@ pub(super) async fn show(
 }
 
 /// Start a job of a disk: a mirror, a backup, a stream or a commit.
-#[utoipa::path(post, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")),
+#[utoipa::path(post, path = "/v1/disks/{disk}/job", operation_id = "start_job", params(("disk" = String, Path, description = "Name")),
     request_body = NewJob, responses(
     (status = 201, description = "The job, which continues in the background", body = Job),
     NameErrors, ChangeErrors, BodyErrors,
@@ -91,7 +90,8 @@ pub(super) async fn start(
         let fault = Fault::at("/incremental", "only a backup can be incremental");
         return Err(Refusal::Invalid(vec![fault]).into());
     }
-    let mut target = disk_json(&name, target).map_err(Refusal::from)?;
+    let target = disk_json(&name, target);
+    let mut target = target.map_err(|mistakes| Refusal::from(mistakes).within("/target"))?;
     // Examines the file, which may block.
     let target = blocking(move || {
         target.backend = target.backend.requested(None, true);
@@ -111,7 +111,7 @@ pub(super) async fn start(
 }
 
 /// Pause or resume a job, or limit its speed.
-#[utoipa::path(put, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")),
+#[utoipa::path(put, path = "/v1/disks/{disk}/job", operation_id = "set_job", params(("disk" = String, Path, description = "Name")),
     request_body = JobSettings, responses(
     (status = 200, description = "The job", body = Job),
     NameErrors, ChangeErrors, BodyErrors,
@@ -128,7 +128,7 @@ pub(super) async fn set(
 }
 
 /// Switch to a mirror: the disk then uses its target. A mirror that is not complete yet is switched later.
-#[utoipa::path(post, path = "/v1/disks/{disk}/job/switch", params(("disk" = String, Path, description = "Name")),
+#[utoipa::path(post, path = "/v1/disks/{disk}/job/switch", operation_id = "switch_to_mirror", params(("disk" = String, Path, description = "Name")),
     responses(
     (status = 200, description = "The job, which ends in the background", body = Job),
     NameErrors, ChangeErrors,
@@ -143,7 +143,7 @@ pub(super) async fn switch(
 }
 
 /// Cancel the job of a disk. The disk is unchanged. A job that has ended is removed from the list.
-#[utoipa::path(delete, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")),
+#[utoipa::path(delete, path = "/v1/disks/{disk}/job", operation_id = "cancel_job", params(("disk" = String, Path, description = "Name")),
     responses(
     (status = 200, description = "The job, which has ended or is about to end", body = Job),
     NameErrors, ChangeErrors,
@@ -167,7 +167,7 @@ pub(super) async fn cancel(
 }
 
 /// Take a snapshot of disks atomically: each disk continues in a new image over its old contents.
-#[utoipa::path(post, path = "/v1/snapshot", request_body = NewSnapshot, responses(
+#[utoipa::path(post, path = "/v1/snapshot", operation_id = "take_snapshot", request_body = NewSnapshot, responses(
     (status = 200, description = "The disks with their new configuration", body = Vec<Disk>),
     NameErrors, ChangeErrors, BodyErrors,
 ))]
@@ -194,14 +194,6 @@ pub(super) async fn snapshot(
     disks.collect::<Result<Vec<_>, _>>().map(Json)
 }
 
-fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, ErrorResponse> {
-    let value = json(body)?;
-    serde_json::from_value(value).map_err(|error| {
-        let fault = Fault::new(format!("the body is invalid: {error}"));
-        Refusal::Invalid(vec![fault]).into()
-    })
-}
-
 /// Runs blocking work on a thread of its own.
 async fn elsewhere<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
@@ -221,7 +213,7 @@ async fn elsewhere<T: Send + 'static>(
 }
 
 /// List dirty bitmaps.
-#[utoipa::path(get, path = "/v1/bitmaps", responses(
+#[utoipa::path(get, path = "/v1/bitmaps", operation_id = "list_bitmaps", responses(
     (status = 200, description = "The bitmaps of all disks, by disk and name", body = Vec<Bitmap>),
     ReadErrors,
 ))]
@@ -230,7 +222,7 @@ pub(super) async fn bitmaps(State(api): State<Api>) -> Result<Json<Vec<Bitmap>>,
 }
 
 /// Remove a dirty bitmap: the next backup of that name copies everything.
-#[utoipa::path(delete, path = "/v1/disks/{disk}/bitmaps/{bitmap}",
+#[utoipa::path(delete, path = "/v1/disks/{disk}/bitmaps/{bitmap}", operation_id = "remove_bitmap",
     params(("disk" = String, Path, description = "Name"), ("bitmap" = String, Path, description = "Name of the bitmap")),
     responses((status = 204, description = "Bitmap removed"), NameErrors, ChangeErrors))]
 pub(super) async fn remove_bitmap(

@@ -28,7 +28,7 @@ pub(super) struct Selection {
 }
 
 /// Show the histograms of every queue since the daemon started, by operation and stage.
-#[utoipa::path(get, path = "/v1/latency", params(Selection), responses(
+#[utoipa::path(get, path = "/v1/latency", operation_id = "get_latency", params(Selection), responses(
     (status = 200, description = "A snapshot of all queues", body = Object),
     NameErrors, ReadErrors,
 ))]
@@ -145,6 +145,7 @@ mod tests {
             served: Vec::new(),
             waiting_portals: Vec::new(),
             port_groups: Vec::new(),
+            warning: None,
             luns: (0..)
                 .zip(disks)
                 .map(|(lun, disk)| LunStatus {

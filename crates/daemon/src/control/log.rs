@@ -9,6 +9,7 @@ use axum::extract::rejection::BytesRejection;
 use super::ErrorResponse;
 use super::api::{self, Api};
 use super::error_responses::{BodyErrors, NameErrors, ReadErrors};
+use crate::objects::{Fault, Refusal};
 
 fn handle(api: &Api) -> Result<crate::LogHandle, ErrorResponse> {
     let missing = || ErrorResponse::not_found("this daemon's log filter cannot be changed");
@@ -16,7 +17,7 @@ fn handle(api: &Api) -> Result<crate::LogHandle, ErrorResponse> {
 }
 
 /// Show the log filter.
-#[utoipa::path(get, path = "/v1/log", responses(
+#[utoipa::path(get, path = "/v1/log", operation_id = "get_log_filter", responses(
     (status = 200, description = "The filter in force", body = Log),
     NameErrors, ReadErrors,
 ))]
@@ -26,7 +27,7 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Json<Log>, ErrorRespo
 }
 
 /// Set the log filter until the daemon ends.
-#[utoipa::path(put, path = "/v1/log", request_body = Log, responses(
+#[utoipa::path(put, path = "/v1/log", operation_id = "set_log_filter", request_body = Log, responses(
     (status = 200, description = "The filter in force", body = Log),
     NameErrors, ReadErrors, BodyErrors,
 ))]
@@ -34,14 +35,11 @@ pub(super) async fn change(
     State(api): State<Api>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Log>, ErrorResponse> {
-    let body = api::json(body)?;
-    let log: Log = serde_json::from_value(body).map_err(|error| {
-        ErrorResponse::bad_request(format!("the body is not a log filter: {error}"))
-    })?;
+    let log: Log = api::read(body)?;
     let handle = handle(&api)?;
     handle
         .0
         .set_filter(&log.filter)
-        .map_err(|why| ErrorResponse::bad_request(format!("filter: {why}")))?;
+        .map_err(|why| Refusal::Invalid(vec![Fault::at("/filter", why.to_string())]))?;
     Ok(Json(log))
 }

@@ -16,7 +16,7 @@ use crate::running::Overview;
 use config::{LUNS_MAX, LunConfig, lun_json, luns_json};
 
 /// List the logical units of an export.
-#[utoipa::path(get, path = "/v1/exports/{export}/luns", params(("export" = String, Path, description = "Name")),
+#[utoipa::path(get, path = "/v1/exports/{export}/luns", operation_id = "list_logical_units", params(("export" = String, Path, description = "Name")),
     responses(
     (status = 200, description = "Logical units", body = Vec<Lun>),
     NameErrors, ReadErrors,
@@ -29,7 +29,7 @@ pub(super) async fn list(
 }
 
 /// Replace the logical units of an export.
-#[utoipa::path(put, path = "/v1/exports/{export}/luns",
+#[utoipa::path(put, path = "/v1/exports/{export}/luns", operation_id = "replace_logical_units",
     params(("export" = String, Path, description = "Name"), Force), request_body = Vec<Lun>, responses(
     (status = 200, description = "Logical units replaced", body = Vec<Lun>),
     NameErrors, ChangeErrors, BodyErrors,
@@ -50,7 +50,7 @@ pub(super) async fn replace(
 }
 
 /// Show a logical unit.
-#[utoipa::path(get, path = "/v1/exports/{export}/luns/{address}", params(
+#[utoipa::path(get, path = "/v1/exports/{export}/luns/{address}", operation_id = "get_logical_unit", params(
     ("export" = String, Path, description = "Name of the export"),
     ("address" = String, Path, description = "TARGET:LUN"),
 ), responses(
@@ -65,7 +65,7 @@ pub(super) async fn show(
 }
 
 /// Add a logical unit, or replace its disk. Connected clients are notified.
-#[utoipa::path(put, path = "/v1/exports/{export}/luns/{address}", params(
+#[utoipa::path(put, path = "/v1/exports/{export}/luns/{address}", operation_id = "put_logical_unit", params(
     ("export" = String, Path, description = "Name of the export"),
     ("address" = String, Path, description = "TARGET:LUN"),
     Force,
@@ -96,7 +96,7 @@ pub(super) async fn put(
 }
 
 /// Remove a logical unit. Its requests complete first, or are aborted with `force`; then clients are notified.
-#[utoipa::path(delete, path = "/v1/exports/{export}/luns/{address}", params(
+#[utoipa::path(delete, path = "/v1/exports/{export}/luns/{address}", operation_id = "remove_logical_unit", params(
     ("export" = String, Path, description = "Name of the export"),
     ("address" = String, Path, description = "TARGET:LUN"),
     Force,

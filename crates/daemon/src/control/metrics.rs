@@ -12,7 +12,7 @@ use super::error_responses::ReadErrors;
 use super::server::blocking;
 
 /// Show all counters for Prometheus.
-#[utoipa::path(get, path = "/metrics", responses(
+#[utoipa::path(get, path = "/metrics", operation_id = "get_metrics", responses(
     (status = 200, description = "The page", body = String, content_type = "text/plain"),
     ReadErrors,
 ))]
@@ -23,7 +23,7 @@ pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, ErrorRes
 }
 
 /// Show the counters of workers, disks and queues since the daemon started.
-#[utoipa::path(get, path = "/v1/statistics", responses(
+#[utoipa::path(get, path = "/v1/statistics", operation_id = "get_statistics", responses(
     (status = 200, description = "All counters", body = Object),
     ReadErrors,
 ))]

@@ -15,7 +15,7 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 
      base-uri 'none'; form-action 'none'";
 
 /// Show the page for browsers.
-#[utoipa::path(get, path = "/", responses(
+#[utoipa::path(get, path = "/", operation_id = "get_page", responses(
     (status = 200, description = "HTML page with disks, stages, exports and workers; it requests a token if necessary", body = String, content_type = "text/html"),
 ))]
 pub(super) async fn get() -> impl IntoResponse {

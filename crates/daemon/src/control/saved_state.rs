@@ -10,7 +10,7 @@ use super::api::{Api, Path};
 use super::error_responses::{ChangeErrors, NameErrors, ReadErrors};
 
 /// List the files of the state folder, with their condition.
-#[utoipa::path(get, path = "/v1/state", responses(
+#[utoipa::path(get, path = "/v1/state", operation_id = "list_state_files", responses(
     (status = 200, description = "All files but locks", body = Vec<StateFile>),
     ReadErrors,
 ))]
@@ -23,7 +23,7 @@ pub(super) async fn list_state(
 
 /// Reset a damaged state file, or the record of a logical unit: move it aside, and serve its object with the default state. State in memory
 /// is saved again.
-#[utoipa::path(delete, path = "/v1/state/{file}",
+#[utoipa::path(delete, path = "/v1/state/{file}", operation_id = "reset_state_file",
     params(("file" = String, Path, description = "Name of the file, relative to the state folder")),
     responses((status = 204, description = "Reset"), NameErrors, ChangeErrors))]
 pub(super) async fn reset_state(

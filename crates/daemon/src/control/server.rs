@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(put(log("debug")).unwrap(), (200, log("debug")));
         for body in [log("loud"), serde_json::json!({"filtre": "info"})] {
             match put(body) {
-                Err(ClientError::Problem { problem, .. }) => assert_eq!(problem.status, 400),
+                Err(ClientError::Problem { problem, .. }) => assert_eq!(problem.status, 422),
                 other => panic!("{other:?}"),
             }
         }

@@ -13,7 +13,7 @@ use super::error_responses::ReadErrors;
 use super::server::blocking;
 
 /// Show the served objects and their clients. Disks first adopt changed sizes of their files.
-#[utoipa::path(get, path = "/v1/status", responses(
+#[utoipa::path(get, path = "/v1/status", operation_id = "get_status", responses(
     (status = 200, description = "Disks, exports and workers", body = Status),
     ReadErrors,
 ))]

@@ -14,13 +14,13 @@ use axum::http::StatusCode;
 
 use super::ErrorResponse;
 use super::allowed_paths::Caller;
-use super::api::{Api, json};
+use super::api::{Api, read};
 use super::error_responses::{BodyErrors, ChangeErrors};
 use super::server::blocking;
 use crate::objects::{Fault, Refusal};
 
 /// End, and hand over connected front ends to another daemon. It receives their descriptors at its socket before this daemon has ended.
-#[utoipa::path(post, path = "/v1/upgrade", request_body = Upgrade, responses(
+#[utoipa::path(post, path = "/v1/upgrade", operation_id = "begin_upgrade", request_body = Upgrade, responses(
     (status = 200, description = "Version of this daemon, which is about to end", body = Version),
     ChangeErrors, BodyErrors,
 ))]
@@ -31,10 +31,7 @@ pub(super) async fn begin(
 ) -> Result<Json<Version>, ErrorResponse> {
     // The socket receives the memory of guests.
     caller.must_be_administrator()?;
-    let wanted: Upgrade = serde_json::from_value(json(body)?).map_err(|error| {
-        let fault = Fault::new(format!("the body is invalid: {error}"));
-        Refusal::Invalid(vec![fault])
-    })?;
+    let wanted: Upgrade = read(body)?;
     if wanted.handover != HANDOVER_VERSION {
         let detail = format!(
             "cannot hand over: this daemon uses handover version {HANDOVER_VERSION}, the new one {}",
@@ -57,7 +54,7 @@ pub(super) async fn begin(
 
 /// Check whether the next daemon could serve the clients of this one. Refuses a configuration file that a reload would refuse, except
 /// for keys that need a new process. Changes nothing.
-#[utoipa::path(post, path = "/v1/upgrade/check", responses(
+#[utoipa::path(post, path = "/v1/upgrade/check", operation_id = "check_upgrade", responses(
     (status = 204, description = "Clients can stay"),
     ChangeErrors,
 ))]

@@ -15,6 +15,9 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Openable for IscsiConfig {
     fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
+        if let Some(warning) = self.warning() {
+            tracing::warn!(export = self.name, "{warning}");
+        }
         let luns = by_number(&opening.luns(&self.luns)?);
         let chap_users = match opening.users {
             Some(users) => users.clone(),

@@ -10,9 +10,9 @@ mod text;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use control::Status;
 use control::statistics::{RequestStatistics, Statistics};
-use latency::{Operation, OperationCounters, Snapshot, Span, SparseHistogram};
+use control::{DISK_STATES, Status};
+use latency::{Latencies, Operation, OperationCounters, Snapshot, Span, SparseHistogram};
 
 use process::Process;
 use text::{Family, Kind, Page};
@@ -147,6 +147,14 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
             ("read_only", read_only),
         ];
         info.sample(&labels, 1);
+    }
+    let help = "State of a disk: 1 for its present state, 0 for the other states.";
+    let mut states = page.family("lunette_disk_state", Kind::Gauge, help);
+    for disk in &status.disks {
+        for state in DISK_STATES {
+            let labels = [("disk", disk.name.as_str()), ("state", state)];
+            states.sample(&labels, u8::from(disk.state == state));
+        }
     }
     let help = "Capacity of a disk.";
     let mut size = page.family("lunette_disk_size_bytes", Kind::Gauge, help);
@@ -419,39 +427,52 @@ fn each_queue(
     }
 }
 
-/// Histograms of all queues of an export.
+/// Histograms of all queues of an export, or of all requests to a disk, by its name.
 type ByOperation = BTreeMap<(String, Operation), BTreeMap<Span, SparseHistogram>>;
 
-fn write_latencies(page: &mut Page, snapshot: &Snapshot) {
-    let mut exports = ByOperation::new();
-    for queue in &snapshot.queues {
-        for (operation, latencies) in &queue.latencies.operations {
-            let key = (queue.labels.export.clone(), *operation);
-            let sums = exports.entry(key).or_default();
-            for (span, histogram) in &latencies.spans {
-                sums.entry(*span).or_default().merge(histogram);
-            }
+fn add_latencies(sums: &mut ByOperation, name: &str, latencies: &Latencies) {
+    for (operation, latencies) in &latencies.operations {
+        let sums = sums.entry((name.to_owned(), *operation)).or_default();
+        for (span, histogram) in &latencies.spans {
+            sums.entry(*span).or_default().merge(histogram);
         }
     }
+}
+
+fn write_latencies(page: &mut Page, snapshot: &Snapshot) {
+    let (mut exports, mut disks) = (ByOperation::new(), ByOperation::new());
+    for queue in &snapshot.queues {
+        add_latencies(&mut exports, &queue.labels.export, &queue.latencies);
+        for (disk, latencies) in &queue.disks {
+            add_latencies(&mut disks, disk, latencies);
+        }
+        if queue.disks.is_empty() && !queue.labels.disk.is_empty() {
+            add_latencies(&mut disks, &queue.labels.disk, &queue.latencies);
+        }
+    }
+    let help = "Time of a request to a disk from noticed to notified, through all exports.";
+    let name = "lunette_disk_request_duration_seconds";
+    let mut whole = page.family(name, Kind::Histogram, help);
+    write_spans(&mut whole, "disk", &disks, &[Span::Total]);
     let help = "Time of a request from noticed to notified.";
     let mut whole = page.family("lunette_request_duration_seconds", Kind::Histogram, help);
-    write_spans(&mut whole, &exports, &[Span::Total]);
+    write_spans(&mut whole, "export", &exports, &[Span::Total]);
     let help = "Time of each stage of a request, from the stage before; `reaped` is the disk's service time.";
     let mut stages = page.family(
         "lunette_request_stage_duration_seconds",
         Kind::Histogram,
         help,
     );
-    write_spans(&mut stages, &exports, &Span::STEPS);
+    write_spans(&mut stages, "export", &exports, &Span::STEPS);
 }
 
-fn write_spans(family: &mut Family<'_>, exports: &ByOperation, spans: &[Span]) {
-    for ((export, operation), histograms) in exports {
+fn write_spans(family: &mut Family<'_>, label: &str, objects: &ByOperation, spans: &[Span]) {
+    for ((name, operation), histograms) in objects {
         for span in spans {
             let Some(histogram) = histograms.get(span) else {
                 continue;
             };
-            let mut labels = vec![("export", export.as_str()), ("operation", operation.name())];
+            let mut labels = vec![(label, name.as_str()), ("operation", operation.name())];
             if *span != Span::Total {
                 labels.push(("stage", span.name()));
             }

@@ -70,6 +70,7 @@ fn status() -> Status {
                 lun: 0,
                 disk: "d\"0".to_owned(),
             }],
+            warning: None,
         }],
         waiting_listeners: vec![WaitingListener {
             kind: "iscsi".to_owned(),
@@ -299,7 +300,7 @@ fn histograms_are_cumulative_and_end_with_their_count() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 7, "the whole way, and six stages");
+    assert_eq!(seen, 8, "total by export and by disk, and six stages");
     let total = [("export", "e"), ("operation", "read")];
     let sum = value_of(&samples, "lunette_request_duration_seconds_sum", &total);
     assert!((sum - 6.0 * 31e-6).abs() < 1e-12, "{sum}");

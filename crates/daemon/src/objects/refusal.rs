@@ -79,6 +79,17 @@ impl Refusal {
         Refusal::Conflict(vec![Fault::new(detail).help(help)])
     }
 
+    /// Adds the pointer of the object that the fields are in.
+    #[must_use]
+    pub(crate) fn within(mut self, pointer: &str) -> Refusal {
+        if let Refusal::Invalid(faults) = &mut self {
+            for fault in faults {
+                fault.pointer.insert_str(0, pointer);
+            }
+        }
+        self
+    }
+
     /// Returns all reasons.
     pub fn faults(&self) -> Vec<Fault> {
         match self {

@@ -90,13 +90,27 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     for worry in &worries {
         line(format!("! {worry}"));
     }
-    if worries.is_empty() {
+    let warnings = warnings(&status);
+    if worries.is_empty() && warnings.is_empty() {
         line("all is well".to_owned());
     }
+    warnings.into_iter().for_each(line);
     let mut stdout = cli_common::stdout();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;
     verdict(&worries)
+}
+
+/// Configurations that may be mistakes, which do not count as problems.
+fn warnings(status: &Status) -> Vec<String> {
+    let warnings = status.exports.iter().filter_map(|export| {
+        let warning = export.warning.as_ref()?;
+        Some(format!(
+            "warning: {} {}: {warning}",
+            export.kind, export.name
+        ))
+    });
+    warnings.collect()
 }
 
 /// Missing kernel features are shown but are not a problem of the daemon.

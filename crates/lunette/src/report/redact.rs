@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Fields that identify objects or users.
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 14] = [
     "address",
+    "host",
     // The ID of a session begins with the name of its export.
     "id",
     "initiator",

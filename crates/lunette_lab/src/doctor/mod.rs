@@ -22,7 +22,12 @@ pub struct DoctorArguments {
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// Check the disks of the daemon that has this control socket
-    #[arg(long, value_name = "SOCKET", conflicts_with = "paths")]
+    #[arg(
+        long,
+        visible_alias = "socket",
+        value_name = "SOCKET",
+        conflicts_with = "paths"
+    )]
     control: Option<PathBuf>,
     /// Check this guest of `lunette vm run` instead of the host
     #[arg(long, value_name = "NAME", conflicts_with_all = ["paths", "control", "from"])]
@@ -57,7 +62,7 @@ Exit code 0: no advice, 1: advice or an error, 2: invalid command line.
 Examples:
     lunette doctor
     lunette doctor /srv/vm1.raw /dev/nvme0n1
-    lunette doctor --control /run/lunette/lunette.sock --json
+    lunette doctor --socket /run/lunette/lunette.sock --json
     lunette doctor --guest guest1
     sudo lunette doctor --measure --folder /srv
     lunette doctor --profile iscsi-10g

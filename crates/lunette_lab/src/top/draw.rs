@@ -108,7 +108,7 @@ fn draw_head(screen: &Screen, area: Rect, buffer: &mut Buffer) {
 fn draw_tabs(screen: &Screen, area: Rect, buffer: &mut Buffer) {
     let mut pieces = Vec::new();
     for (index, view) in View::ALL.into_iter().enumerate() {
-        let text = format!(" {} {} ", index + 1, view.name());
+        let text = format!(" {}:{} ", index + 1, view.name());
         let style = match view == screen.view {
             true => strong().add_modifier(Modifier::REVERSED),
             false => Style::new(),

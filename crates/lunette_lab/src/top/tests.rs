@@ -43,6 +43,7 @@ fn look(seconds: u64) -> Look {
         waiting_portals: Vec::new(),
         port_groups: Vec::new(),
         luns: Vec::new(),
+        warning: None,
     };
     let disk = |name: &str, reads: u64| {
         let io = IoStatistics {
@@ -127,7 +128,7 @@ fn frame(screen: &Screen, columns: u16, lines: u16) -> Vec<String> {
 fn exports_look_like_this() {
     let expected = "\
 lunette 0.1.0  pid 4711  up 0:00:02             1.50 k req/s  6.14 MB/s  0 err/s
- 1 exports  2 queues  3 disks  4 workers
+ 1:exports  2:queues  3:disks  4:workers
 export                   req/s     B/s    mean     p99 depth err/s kick/s intr/s
 d0                      1.50 k  6.14 M 4.00 us 4.00 us     1     0      4      0
 idle (no client)             0       0       -       -     0     0      0      0

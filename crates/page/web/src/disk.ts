@@ -7,6 +7,7 @@ import { $, element, number, table, text } from "./dom";
 import { bytes, time } from "./format";
 import { drawHeat } from "./heat";
 import type { History } from "./history";
+import { problemsOf } from "./overview";
 import type { Disk, Queue, SlowRequest } from "./types";
 
 const SLOWEST = 5;
@@ -17,6 +18,9 @@ export function showDisk(disk: Disk, history: History): void {
   parts.push(`serial number ${disk.serial}`);
   if (disk.read_only) parts.push("read-only");
   $("one-about").textContent = parts.join(", ");
+  const problems = problemsOf(disk);
+  $("one-problem").textContent = problems.join("\n");
+  $("one-problem").hidden = !problems.length;
   const seconds = history.of(disk.name);
   showStages(seconds.at(-1)?.stages ?? []);
   drawCurves(seconds);

@@ -8,7 +8,7 @@ import { date } from "./format";
 import { History } from "./history";
 import { showJobs } from "./jobs";
 import { showBitmaps, showEvent, showSessions } from "./others";
-import { showDisks, showExports, showHead, showWorkers } from "./overview";
+import { byNeed, showDisks, showExports, showHead, showWorkers } from "./overview";
 import type { Happened, Moment, Report } from "./types";
 
 /** Moments between two looks at what is requested now and then. */
@@ -31,7 +31,7 @@ function show(): void {
   const { now, then } = history;
   if (!now) return;
   const disks = now.status.disks;
-  chosen = disks.some((disk) => disk.name === wanted) ? wanted : (disks[0]?.name ?? null);
+  chosen = disks.some((disk) => disk.name === wanted) ? wanted : (byNeed(disks)[0]?.name ?? null);
   document.body.classList.toggle("looks", report !== null || !now.status.may_change);
   $("main").hidden = false;
   showHead(now);

@@ -6,25 +6,51 @@ import { bytes, short, time } from "./format";
 import type { History } from "./history";
 import type { Disk, Moment } from "./types";
 
-const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting;
+const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting && !disk.reservations_unknown;
+
+/** The disks that need attention, then the others, each in the daemon's order. */
+export const byNeed = (disks: Disk[]): Disk[] => [...disks.filter((one) => !isWell(one)), ...disks.filter(isWell)];
+
+/** Reason, next attempt and command for each problem of a disk. */
+export function problemsOf(disk: Disk): string[] {
+  const problems: string[] = [];
+  if (disk.state !== "ready") {
+    const next = disk.next_try_seconds;
+    const attempt = next === undefined ? "" : `; next attempt in ${next} s`;
+    problems.push(`${disk.state}: ${disk.reason ?? "no reason given"}${attempt}`);
+  }
+  if (disk.waiting) {
+    const reason = disk.waiting_reason ?? "see the log of the daemon";
+    problems.push(`${disk.waiting} failed I/Os wait: ${reason}; lunette disk resume ${disk.name} tries them again`);
+  }
+  if (disk.reservations_unknown) {
+    problems.push(`reservations unknown, SCSI reads and writes wait: ${disk.reservations_unknown}; see lunette state list`);
+  }
+  return problems;
+}
 
 export function showHead({ status }: Moment): void {
   const wrong = status.disks.filter((disk) => !isWell(disk)).length;
   const waiting = status.waiting_listeners?.length ?? 0;
+  const warned = status.exports.filter((one) => one.warning);
   const problems: string[] = [];
-  if (wrong) problems.push(`${wrong} of ${status.disks.length} disks need attention`);
+  if (wrong) problems.push(`${wrong} of ${status.disks.length} disks ${wrong === 1 ? "needs" : "need"} attention`);
   if (waiting) problems.push(waiting === 1 ? "1 listener waits" : `${waiting} listeners wait`);
-  $("state").textContent = problems.join(", ") || "all is well";
-  $("state").className = problems.length ? "bad" : "good";
+  const warnings = warned.length === 1 ? "1 export has a warning" : `${warned.length} exports have warnings`;
+  $("state").textContent = [...problems, ...(warned.length ? [warnings] : [])].join(", ") || "all is well";
+  $("state").className = problems.length || warned.length ? "bad" : "good";
   const reasons = (status.waiting_listeners ?? []).map((one) => {
     const of = one.export ? `${one.kind} ${one.export}` : one.kind;
     return `${of}, ${one.address}: ${one.reason}`;
   });
-  $("state").title = reasons.join("\n");
+  const named = warned.map((one) => `${one.kind} ${one.name}: ${one.warning}`);
+  $("state").title = [...reasons, ...named].join("\n");
   const up = status.uptime_seconds;
   const since = up >= 3600 ? `${(up / 3600).toFixed(1)} h` : `${up} s`;
   const workers = `${status.workers} ${status.workers === 1 ? "worker" : "workers"}`;
-  $("about").textContent = `version ${status.version}, up ${since}, ${workers}`;
+  const host = status.host ? `${status.host}, ` : "";
+  $("about").textContent = `${host}version ${status.version}, up ${since}, ${workers}`;
+  document.title = status.host ? `${status.host} - Lunette` : "Lunette";
 }
 
 export function showDisks(
@@ -35,7 +61,7 @@ export function showDisks(
 ): void {
   const heads = [text("disk"), text("on"), number("size"), text("state"), number("reads/s"), number("writes/s")];
   heads.push(number("bytes/s"), number("p50"), number("p99"), number("in flight"), number("errors"));
-  const rows = now.status.disks.map((disk): Cell[] => {
+  const rows = byNeed(now.status.disks).map((disk): Cell[] => {
     const name = element("button", disk.name, "name");
     name.type = "button";
     name.onclick = () => choose(disk.name);
@@ -73,7 +99,7 @@ export function showExports({ status }: Moment): void {
       one.kind,
       one.connected ? "yes" : "no",
       one.luns.map((lun) => lun.disk).join(", "),
-      wait ? element("span", wait, "bad") : (one.socket ?? "-"),
+      wait || one.warning ? element("span", wait || one.warning, "bad") : (one.socket ?? "-"),
     ];
   });
   table("exports", heads, rows, "no export");

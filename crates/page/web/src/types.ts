@@ -7,7 +7,11 @@ export interface Disk {
   block_size: number;
   serial: string;
   state: string;
+  reason?: string;
   waiting?: number;
+  waiting_reason?: string;
+  next_try_seconds?: number;
+  reservations_unknown?: string;
   read_only?: boolean;
 }
 
@@ -17,6 +21,7 @@ export interface Export {
   connected: boolean;
   luns: { disk: string }[];
   socket?: string;
+  warning?: string;
 }
 
 /** A listener that cannot be opened yet. */
@@ -29,6 +34,7 @@ export interface WaitingListener {
 
 export interface Status {
   version: string;
+  host?: string;
   uptime_seconds: number;
   workers: number;
   may_change: boolean;
