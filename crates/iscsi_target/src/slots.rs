@@ -69,7 +69,7 @@ pub(crate) enum Arrival {
 #[derive(Default)]
 pub(crate) struct ConnectionSlot {
     pub generation: u32,
-    pub task: Task,
+    pub task: Box<Task>,
     /// The next I/O, or the one in flight.
     pub job: Job,
     /// Command data, as large as the part that can be transferred by now.
@@ -146,7 +146,7 @@ impl ConnectionSlot {
     }
 }
 
-const _: () = assert!(size_of::<ConnectionSlot>() <= 328 && size_of::<CommandState>() <= 184);
+const _: () = assert!(size_of::<ConnectionSlot>() <= 312 && size_of::<CommandState>() <= 184);
 
 const NONE: u32 = u32::MAX;
 

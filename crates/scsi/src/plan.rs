@@ -109,8 +109,9 @@ impl PlainIo {
         PlainIo { request, end }
     }
 
+    /// Returns the general form of the I/O on this disk.
     #[inline(always)]
-    pub(crate) fn on(self, disk: DiskId) -> DirectIo {
+    pub fn on(self, disk: DiskId) -> DirectIo {
         DirectIo {
             disk,
             request: self.request,

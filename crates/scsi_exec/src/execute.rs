@@ -174,9 +174,9 @@ fn execute_other(command: &mut impl Transport, io: &mut Io, need: Need) -> Optio
     None
 }
 
-/// Keeps the need until the transport calls [`execute`] again.
+/// Returns the need to the task until the transport calls [`execute`] again.
 fn wait(command: &mut impl Transport, need: Need) -> Step {
-    command.parts().task.keep_need(need);
+    command.parts().task.return_need(need);
     Step::Wait
 }
 
@@ -216,8 +216,12 @@ pub fn may_start(
 
 #[cfg(test)]
 mod tests {
+    use block::{DiskInfo, Geometry};
     use reactor::Worker;
-    use scsi::{MemoryStore, Plan, Response, Status};
+    use scsi::{
+        Command, Directory, DiskId, LogicalUnit, Lun, MemoryStore, PlainEnd, PlainIo, Plan,
+        Response, Status, Target, TargetPort, TransportId, UnitConfig,
+    };
 
     use super::*;
 
@@ -285,17 +289,92 @@ mod tests {
         }
     }
 
-    const GONE: scsi::DiskId = scsi::DiskId(7);
+    const GONE: DiskId = DiskId(7);
+
+    /// Returns the plan for a command to a unit of the disk [`GONE`] with blocks of 512 bytes.
+    fn plan_of(cdb: &[u8], data_in_length: u64, data_out_length: u64) -> Plan {
+        let port = Arc::new(TargetPort {
+            relative_id: 1,
+            group: 1,
+            name: None,
+            device_name: None,
+            state_setters: scsi::StateSetters::default(),
+        });
+        let target = Target::new(vec![port.clone()]);
+        let initiator = TransportId::iscsi_device("iqn.2026-11.org.example:i");
+        let nexus = target.attach_nexus(initiator, port);
+        let directory = Directory::new(Box::new(MemoryStore::default()));
+        let config = UnitConfig {
+            disk: GONE,
+            info: DiskInfo {
+                geometry: Geometry::new(512, 512 * 8),
+                physical_block_size: 512,
+                io_alignment: 512,
+                optimal_io_size: 0,
+                read_only: false,
+                write_cache: false,
+                discard_granularity: None,
+                discard_zeroes: false,
+                write_zeroes: false,
+                anchors: false,
+                atomic_writes: None,
+                compare_and_write: None,
+                shared: false,
+                rotational: false,
+                passthrough: None,
+                identity: block::Identity::from_random_bits(1),
+                serial: String::new(),
+                naa: 1,
+            },
+            removable: false,
+            medium: None,
+        };
+        let unit = LogicalUnit::new(&directory, config);
+        target.attach_unit(0, unit).unwrap();
+        let view = target.view();
+        let begin = |cdb, data_in_length, data_out_length| {
+            view.begin(&Command {
+                nexus: &nexus,
+                lun: Lun([0; 8]),
+                cdb,
+                attribute: TaskAttribute::Simple,
+                data_out_length,
+                data_in_length,
+            })
+        };
+        // The first command after the attachment reports a unit attention.
+        let test_unit_ready = [0; 6];
+        drop(begin(&test_unit_ready, 0, 0));
+        begin(cdb, data_in_length, data_out_length)
+    }
+
+    /// MODE SELECT(6) with this length of the parameter list.
+    fn mode_select(length: u8) -> Plan {
+        plan_of(&[0x15, 0x10, 0, 0, length, 0], 0, length.into())
+    }
+
+    /// READ(10) of one block into a buffer that ends inside the block: an I/O on scratch memory.
+    fn read_of_half_a_block() -> Plan {
+        plan_of(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], 256, 0)
+    }
+
+    fn direct(request: block::IoRequest, exclusive: bool) -> Plan {
+        let end = PlainEnd::default();
+        let mut io = PlainIo { request, end }.on(GONE);
+        io.exclusive = exclusive;
+        Plan::Io(io)
+    }
 
     #[test]
     fn io_to_a_removed_disk_fails_and_requests_no_data() {
-        for need in [
-            Need::Data(GONE, block::IoRequest::write(0, 512)),
-            Need::Scratch(GONE, block::IoRequest::read(0, 512), 0..512),
-            Need::Range(GONE, 0, 512),
+        for plan in [
+            direct(block::IoRequest::write(0, 512), false),
+            read_of_half_a_block(),
+            direct(block::IoRequest::write(0, 512), true),
         ] {
             let mut command = Fake::new(Data::Awaited);
-            command.task.keep_need(need);
+            command.task.start(plan);
+            assert!(command.task.is_ready());
             assert!(matches!(command.execute(), Step::Answer));
             assert!(!command.task.is_ready());
         }
@@ -304,7 +383,7 @@ mod tests {
     #[test]
     fn missing_parameter_data_are_requested_until_complete() {
         let mut command = Fake::new(Data::Awaited);
-        command.task.keep_need(Need::DataOut(24));
+        command.task.start(mode_select(24));
         for _ in 0..2 {
             assert!(matches!(command.execute(), Step::Wait));
             assert!(command.task.is_ready());
@@ -319,11 +398,11 @@ mod tests {
         command.memory = WorkMemory::new(64);
         let mut other = Task::default();
         assert!(other.may_take_data(&command.memory, 50));
-        command.task.keep_need(Need::DataOut(24));
+        command.task.start(mode_select(24));
         assert!(matches!(command.execute(), Step::Answer));
         assert_eq!(command.task.take_response().status, Status::TaskSetFull);
         other.end();
-        command.task.keep_need(Need::DataOut(24));
+        command.task.start(mode_select(24));
         assert!(matches!(command.execute(), Step::Answer));
         assert_ne!(command.task.take_response().status, Status::TaskSetFull);
     }
@@ -347,7 +426,7 @@ mod tests {
         task.hold(&hold);
         drop(hold);
         assert!(task.may_take_data(&memory, 64));
-        task.keep_need(Need::AnswerAndDetach);
+        task.start(read_of_half_a_block());
         let detached = task.detach();
         assert!(detached.is_ready() && !task.is_ready());
         assert!(!holding.wait(std::time::Duration::ZERO));

@@ -76,7 +76,7 @@ pub(crate) fn ask(handle: &QueueHandle, call: &Call, hold: Hold) {
             queue.for_each_request(|queue, request, waits| {
                 let key = request.key();
                 let known = Known {
-                    task: &request.task,
+                    task: &request.slow_path.task,
                     tag: queue.task_tag(key),
                     unit: key.map(|(target, lun)| UnitAddress { target, lun }),
                     id: request.id,
@@ -105,8 +105,8 @@ pub(crate) fn ask(handle: &QueueHandle, call: &Call, hold: Hold) {
 fn end_waits_for_disks(worker: &mut Worker, source: SourceId) {
     with_queue::<RequestQueue>(worker, source, |queue, io| {
         io.cancel_waiting(source, |slot| {
-            let task = queue.state(slot);
-            task.is_some_and(|task| task.slow_path.aborted.is_some() && !task.task.survives_abort())
+            let slow_path = queue.state(slot).map(|pending| &pending.slow_path);
+            slow_path.is_some_and(|slow| slow.aborted.is_some() && !slow.task.survives_abort())
         });
     });
     worker.wake(source);

@@ -23,7 +23,7 @@ use virtio_device::{Answer, Job, Malformed, ParsedRequest, Protocol, Request, St
 use virtqueue::ResponseSpace;
 
 use crate::device::ControllerState;
-use crate::pending::Pending;
+use crate::pending::{Pending, Plain, SlowPath};
 use crate::request::{self, Address, Header, PLAIN_SIZE, REQUEST_SIZE, RESPONSE_SIZE};
 use crate::response::{answer_any, refuse};
 use slot::CommandSlot;
@@ -181,7 +181,7 @@ impl RequestQueue {
 
     /// Continues a request that has waited, with the granted resource.
     fn grant(&mut self, io: &mut Io, request: &mut Request<Pending>, granted: Granted) -> Step {
-        request.state.task.grant(granted);
+        request.state.slow_path.task.grant(granted);
         match request.state.slow_path.parked.take() {
             Some(header) => {
                 self.begin_command(io, request, &Header::parse(&header))
@@ -258,7 +258,7 @@ impl Protocol for RequestQueue {
         let pending = &mut request.state;
         if outcome.is_ok()
             && pending.slow_path.aborted.is_none()
-            && (pending.task.end_plain() || pending.task.end_direct())
+            && (pending.end_plain() || pending.slow_path.task.end_direct())
         {
             return Step::Answer;
         }
@@ -273,14 +273,14 @@ impl Protocol for RequestQueue {
         outcome: IoOutcome,
     ) -> Step {
         let pending = &mut request.state;
-        if outcome.is_ok() && pending.task.end_plain() {
+        if outcome.is_ok() && pending.end_plain() {
             return Step::Answer;
         }
         self.resume(io, request, outcome, None)
     }
 
     fn detach(&mut self, request: &mut Request<Pending>) {
-        let mut task = request.state.task.detach();
+        let mut task = request.state.slow_path.task.detach();
         task.go_on();
         continue_in_background(&self.worker, &self.shared.units, task);
     }
@@ -297,7 +297,7 @@ impl Protocol for RequestQueue {
     #[inline(always)]
     fn answer(&mut self, request: &mut Request<Pending>) -> Answer {
         let (chain, pending) = (&request.chain, &mut request.state);
-        if pending.task.take_good() {
+        if pending.take_good() {
             const HEADER: usize = request::RESPONSE_HEADER_SIZE;
             chain
                 .buffer
@@ -337,7 +337,7 @@ impl RequestQueue {
     #[inline(always)]
     fn parse_plain(&mut self, request: &mut Request<Pending>) -> Option<ParsedRequest> {
         let (chain, pending) = (&mut request.chain, &mut request.state);
-        if !pending.plain {
+        if !matches!(pending.plain, Plain::Free) {
             return None;
         }
         let data_out = chain.readable.checked_sub(REQUEST_SIZE as u32)?;
@@ -461,7 +461,7 @@ impl RequestQueue {
         let (chain, pending) = (&mut request.chain, &mut request.state);
         let bytes = chain.buffer.front::<REQUEST_SIZE>();
         let header = Header::parse(&bytes);
-        pending.plain = false;
+        pending.plain = Plain::No;
         pending.field = *header.lun;
         pending.id = header.id;
         pending.slow_path.tag = Some(tag);
@@ -527,7 +527,7 @@ impl RequestQueue {
             return end_with(pending, request::S_BAD_TARGET);
         };
         seen.view.refresh();
-        pending.task.start(seen.view.begin(&Command {
+        pending.slow_path.task.start(seen.view.begin(&Command {
             nexus: &seen.nexus,
             lun: address.lun,
             cdb: header.cdb,
@@ -535,7 +535,7 @@ impl RequestQueue {
             data_out_length: u64::from(chain.readable) - REQUEST_SIZE as u64,
             data_in_length: u64::from(pending.slow_path.data_in_room),
         }));
-        let direct = pending.task.next_io();
+        let direct = pending.slow_path.task.next_io();
         let operation = operation_of(header.cdb[0], direct.as_ref().map(|(_, io)| io));
         let step = self.execute(io, request);
         let mut bytes = 0;
@@ -595,24 +595,26 @@ impl RequestQueue {
         scratch: Option<IoBuffer>,
     ) -> Step {
         let pending = &mut request.state;
-        if (pending.slow_path.aborted.is_some() || self.stopping) && pending.task.survives_abort() {
-            return self.leave(pending, outcome);
+        pending.leave_fast_path();
+        let slow_path = &mut *pending.slow_path;
+        if (slow_path.aborted.is_some() || self.stopping) && slow_path.task.survives_abort() {
+            return self.leave(slow_path, outcome);
         }
-        if pending.slow_path.aborted.is_some() {
-            pending.task.abandon();
+        if slow_path.aborted.is_some() {
+            slow_path.task.abandon();
             return Step::Answer;
         }
-        pending.task.resume(outcome, scratch);
+        slow_path.task.resume(outcome, scratch);
         self.execute(io, request)
     }
 
     /// Detaches a task that cannot be aborted. It continues in the background; its command is answered as aborted.
     #[cold]
-    fn leave(&mut self, pending: &mut Pending, outcome: IoOutcome) -> Step {
-        let mut task = pending.task.detach();
+    fn leave(&mut self, slow_path: &mut SlowPath, outcome: IoOutcome) -> Step {
+        let mut task = slow_path.task.detach();
         task.resume(outcome, None);
         continue_in_background(&self.worker, &self.shared.units, task);
-        pending.slow_path.aborted.get_or_insert(request::S_ABORTED);
+        slow_path.aborted.get_or_insert(request::S_ABORTED);
         Step::Answer
     }
 }

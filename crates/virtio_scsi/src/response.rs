@@ -17,7 +17,7 @@ pub(crate) fn answer_any(
 ) -> Answer {
     let code = pending.slow_path.aborted.unwrap_or(pending.slow_path.code);
     if code == request::S_OK
-        && let Some((status, residual)) = pending.task.take_plain()
+        && let Some((status, residual)) = pending.slow_path.task.take_plain()
     {
         let (residual, code) = residual_fields(residual);
         let header = request::response_header(0, residual, status as u8, code);
@@ -31,7 +31,7 @@ pub(crate) fn answer_any(
         };
     }
     if code != request::S_OK {
-        pending.task.abandon();
+        pending.slow_path.task.abandon();
         chain.buffer.write_whole(
             chain.readable as usize,
             &request::response_header(0, 0, 0, code),
@@ -43,7 +43,7 @@ pub(crate) fn answer_any(
             good: code == request::S_BAD_TARGET,
         };
     }
-    let response = pending.task.take_response();
+    let response = pending.slow_path.task.take_response();
     let good = matches!(response.status, Status::Good | Status::ConditionMet);
     if let (false, Residual::Underflow(bytes)) = (good, response.residual) {
         // Before an error, only a device that reports it has transferred data.

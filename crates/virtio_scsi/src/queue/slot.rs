@@ -18,13 +18,14 @@ impl Transport for CommandSlot<'_> {
     #[inline(always)]
     fn parts(&mut self) -> Parts<'_> {
         let (queue, request) = (&mut *self.queue, &mut *self.request);
+        let slow_path = &mut *request.state.slow_path;
         Parts {
-            task: &mut request.state.task,
+            task: &mut slow_path.task,
             job: &mut request.job,
             disks: &mut queue.disks,
             units: &queue.shared.units,
             memory: &queue.shared.memory,
-            data_in: request.state.slow_path.data_in_room,
+            data_in: slow_path.data_in_room,
             data_out: request.chain.readable.saturating_sub(REQUEST_SIZE as u32),
         }
     }
