@@ -199,13 +199,9 @@ fn failed_source_is_reported_to_the_client() {
 
 fn image_options(path: &Path) -> ImageOptions {
     ImageOptions {
-        path: path.to_owned(),
         cache: CacheMode::Writeback,
-        read_only: false,
-        block_size: None,
-        data_file: None,
         trusts_name: true,
-        named_files: bdev::NamedFiles::Any,
+        ..ImageOptions::new(path)
     }
 }
 
