@@ -449,6 +449,11 @@ impl Disk {
         self.errors.io_timeout()
     }
 
+    /// Returns the time after which I/O no longer waits for locks that another process has.
+    pub fn lock_timeout(&self) -> Option<Duration> {
+        self.errors.lock_timeout()
+    }
+
     /// Returns the rate limits that workers enforce.
     pub fn throttle(&self) -> &Arc<Throttle> {
         &self.throttle

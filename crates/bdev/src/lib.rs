@@ -94,7 +94,7 @@ pub use scsi_generic::ScsiGenericOptions;
 pub use shared_state::{
     STATE_MAX, STATE_VERSION_LENGTH, SharedState, StateMembership, StateObserver,
 };
-pub use state::{DiskState, StateCell, WaitingIo};
+pub use state::{AttachFailure, DiskEvent, DiskState, StateCell, WaitingIo};
 pub use throttle::{Moment, RateLimits, Throttle};
 /// Protocols of devices, for configuration and inspection.
 pub use {iscsi_initiator, librbd, qcow2};

@@ -62,6 +62,8 @@ pub struct ErrorPolicy {
     pub on_error: OnError,
     /// Time limit in seconds, after which I/O is cancelled if the device can; 0: none.
     pub io_timeout: u32,
+    /// Time in seconds after which I/O no longer waits for locks that another process has; 0: it waits for them.
+    pub lock_timeout: u32,
 }
 
 /// Error policy of one disk, as its workers read it.
@@ -70,6 +72,7 @@ pub(crate) struct ErrorPolicyCell {
     conditions: Arc<Conditions>,
     on_error: AtomicU8,
     io_timeout: AtomicU32,
+    lock_timeout: AtomicU32,
 }
 
 impl ErrorPolicyCell {
@@ -79,6 +82,7 @@ impl ErrorPolicyCell {
             conditions,
             on_error: AtomicU8::new(OnError::Report as u8),
             io_timeout: AtomicU32::new(0),
+            lock_timeout: AtomicU32::new(0),
         }
     }
 
@@ -86,7 +90,9 @@ impl ErrorPolicyCell {
         self.on_error
             .store(policy.on_error as u8, Ordering::Release);
         self.io_timeout.store(policy.io_timeout, Ordering::Release);
-        let tracked = policy != ErrorPolicy::default();
+        self.lock_timeout
+            .store(policy.lock_timeout, Ordering::Release);
+        let tracked = policy.on_error != OnError::Report || policy.io_timeout > 0;
         self.conditions.set(Condition::Tracked, tracked);
     }
 
@@ -99,9 +105,17 @@ impl ErrorPolicyCell {
     }
 
     pub fn io_timeout(&self) -> Option<Duration> {
-        let seconds = self.io_timeout.load(Ordering::Acquire);
-        (seconds > 0).then(|| Duration::from_secs(seconds.into()))
+        time_limit(&self.io_timeout)
     }
+
+    pub fn lock_timeout(&self) -> Option<Duration> {
+        time_limit(&self.lock_timeout)
+    }
+}
+
+fn time_limit(seconds: &AtomicU32) -> Option<Duration> {
+    let seconds = seconds.load(Ordering::Acquire);
+    (seconds > 0).then(|| Duration::from_secs(seconds.into()))
 }
 
 #[cfg(test)]
@@ -136,6 +150,7 @@ mod tests {
                 cell.set(ErrorPolicy {
                     on_error,
                     io_timeout,
+                    lock_timeout: 0,
                 });
                 let seconds = cell.io_timeout().map_or(0, |timeout| timeout.as_secs());
                 assert_eq!((cell.on_error(), seconds), (on_error, io_timeout.into()));

@@ -51,10 +51,50 @@ impl fmt::Display for DiskState {
     }
 }
 
+/// Kind of a failure to attach to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachFailure {
+    /// Another process has the locks, and I/O waits for them.
+    Locked,
+    /// Another process has the locks, and I/O does not wait any longer.
+    LockTimeout,
+    /// Any other error.
+    Other,
+}
+
+/// Change of a disk's state, for clients of the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskEvent {
+    /// The first failed I/O begins to wait.
+    Waiting,
+    /// No failed I/O waits any more.
+    Resumed,
+    /// The first worker waits for locks that another process has.
+    LockWaiting,
+    /// A worker does not wait for the locks any longer; its I/O fails.
+    LockTimeout,
+    /// No worker waits for the locks any more.
+    LockResumed,
+}
+
+impl DiskEvent {
+    /// Returns the name of the event.
+    pub const fn word(self) -> &'static str {
+        match self {
+            DiskEvent::Waiting => "disk.waiting",
+            DiskEvent::Resumed => "disk.resumed",
+            DiskEvent::LockWaiting => "disk.lock_waiting",
+            DiskEvent::LockTimeout => "disk.lock_timeout",
+            DiskEvent::LockResumed => "disk.lock_resumed",
+        }
+    }
+}
+
 /// Failed attempt to reach the device.
 #[derive(Debug)]
 struct Failure {
     who: u32,
+    kind: AttachFailure,
     reason: String,
     /// Time of the next attempt, on the clock of the process.
     next_try: Duration,
@@ -69,8 +109,8 @@ pub struct WaitingIo {
     pub error: IoError,
 }
 
-/// Called when the first I/O begins to wait (true) and when none waits any more (false).
-type OnWaiting = Box<dyn Fn(bool) + Send + Sync>;
+/// Callback for changes of the state.
+type OnEvent = Box<dyn Fn(DiskEvent) + Send + Sync>;
 
 /// State of a disk, from its workers. Read by the control plane; changes when a worker attaches or fails to, and when I/Os begin or cease
 /// to wait.
@@ -79,7 +119,7 @@ pub struct StateCell {
     failures: Mutex<Vec<Failure>>,
     /// Waiting I/Os with the number of their worker.
     waiting: Mutex<Vec<(u32, WaitingIo)>>,
-    on_waiting: OnceLock<OnWaiting>,
+    on_event: OnceLock<OnEvent>,
     unknown_reservations: Mutex<Option<String>>,
 }
 
@@ -95,21 +135,38 @@ impl fmt::Debug for StateCell {
 
 impl StateCell {
     /// Records that worker `who` cannot attach and tries again after `wait`.
-    pub fn failed(&self, who: u32, reason: String, wait: Duration) {
+    pub fn failed(&self, who: u32, kind: AttachFailure, reason: String, wait: Duration) {
         let failure = Failure {
             who,
+            kind,
             reason,
             next_try: Clock::shared().elapsed() + wait,
         };
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.retain(|failure| failure.who != who);
-        failures.push(failure);
+        self.replace(who, Some(failure));
     }
 
     /// Records that worker `who` has attached, or no longer needs the device.
     pub fn cleared(&self, who: u32) {
+        self.replace(who, None);
+    }
+
+    /// Replaces the failure of a worker. Events are sent under the lock, so that they have the order of the changes.
+    fn replace(&self, who: u32, failure: Option<Failure>) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = lock_failures(&failures);
         failures.retain(|failure| failure.who != who);
+        failures.extend(failure);
+        let after = lock_failures(&failures);
+        let Some(on_event) = self.on_event.get() else {
+            return;
+        };
+        if after.1 && !before.1 {
+            on_event(DiskEvent::LockTimeout);
+        } else if after.0 && !before.0 {
+            on_event(DiskEvent::LockWaiting);
+        } else if before.0 && !after.0 {
+            on_event(DiskEvent::LockResumed);
+        }
     }
 
     /// Sets the waiting I/Os of worker `who`, and the error of the last one.
@@ -122,10 +179,13 @@ impl StateCell {
         }
         let now = waiting.is_empty();
         if before != now
-            && let Some(on_waiting) = self.on_waiting.get()
+            && let Some(on_event) = self.on_event.get()
         {
             // Called under the lock, so that the calls have the order of the changes.
-            on_waiting(!now);
+            on_event(match now {
+                true => DiskEvent::Resumed,
+                false => DiskEvent::Waiting,
+            });
         }
     }
 
@@ -155,9 +215,9 @@ impl StateCell {
         })
     }
 
-    /// Registers a callback on workers: the first I/O begins to wait, or none waits any more. Once per disk; must be quick.
-    pub fn on_waiting(&self, on_waiting: impl Fn(bool) + Send + Sync + 'static) {
-        self.on_waiting.set(Box::new(on_waiting)).ok();
+    /// Registers a callback for changes, called on workers. Once per disk; must be quick.
+    pub fn on_event(&self, on_event: impl Fn(DiskEvent) + Send + Sync + 'static) {
+        self.on_event.set(Box::new(on_event)).ok();
     }
 
     /// Returns the present state.
@@ -173,6 +233,13 @@ impl StateCell {
     }
 }
 
+/// Returns whether any worker lacks the locks, and whether one has stopped waiting for them.
+fn lock_failures(failures: &[Failure]) -> (bool, bool) {
+    let any = |kind| failures.iter().any(|failure| failure.kind == kind);
+    let has_timeout = any(AttachFailure::LockTimeout);
+    (has_timeout || any(AttachFailure::Locked), has_timeout)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,7 +249,7 @@ mod tests {
         use std::sync::Arc;
         let (state, changes) = (StateCell::default(), Arc::new(Mutex::new(Vec::new())));
         let seen = changes.clone();
-        state.on_waiting(move |waits| seen.lock().unwrap().push(waits));
+        state.on_event(move |event| seen.lock().unwrap().push(event.word()));
         let full = IoError::from(block::IoErrorKind::NoSpace);
         let offline = IoError::from(block::IoErrorKind::Offline);
         state.waits(0, 1, full);
@@ -192,20 +259,44 @@ mod tests {
         assert_eq!((waiting.count, waiting.error), (4, full));
         state.waits(0, 0, full);
         assert_eq!(state.waiting().map(|waiting| waiting.error), Some(offline));
-        assert_eq!(*changes.lock().unwrap(), [true]);
+        assert_eq!(*changes.lock().unwrap(), ["disk.waiting"]);
         state.waits(1, 0, offline);
         assert_eq!(
             (state.waiting(), &changes.lock().unwrap()[..]),
-            (None, &[true, false][..])
+            (None, &["disk.waiting", "disk.resumed"][..])
         );
+    }
+
+    #[test]
+    fn wait_for_locks_is_reported_once_for_all_workers() {
+        use std::sync::Arc;
+        let (state, changes) = (StateCell::default(), Arc::new(Mutex::new(Vec::new())));
+        let seen = changes.clone();
+        state.on_event(move |event| seen.lock().unwrap().push(event));
+        let failed = |who, kind| state.failed(who, kind, "locked".to_owned(), Duration::ZERO);
+        failed(0, AttachFailure::Other);
+        failed(0, AttachFailure::Locked);
+        failed(1, AttachFailure::Locked);
+        failed(1, AttachFailure::Locked);
+        failed(1, AttachFailure::LockTimeout);
+        failed(0, AttachFailure::LockTimeout);
+        state.cleared(0);
+        state.cleared(1);
+        use DiskEvent::{LockResumed, LockTimeout, LockWaiting};
+        let expected = [LockWaiting, LockTimeout, LockResumed];
+        assert_eq!(*changes.lock().unwrap(), expected);
     }
 
     #[test]
     fn disk_is_ready_when_no_worker_fails_to_attach() {
         let state = StateCell::default();
         assert_eq!(state.get().to_string(), "ready");
-        state.failed(0, "no descriptors".to_owned(), Duration::from_secs(900));
-        state.failed(1, "no memory".to_owned(), Duration::from_secs(400));
+        let failed = |who, reason: &str, seconds| {
+            let wait = Duration::from_secs(seconds);
+            state.failed(who, AttachFailure::Other, reason.to_owned(), wait);
+        };
+        failed(0, "no descriptors", 900);
+        failed(1, "no memory", 400);
         let text = state.get().to_string();
         assert!(
             text.starts_with("unavailable: no memory, next try in "),

@@ -191,6 +191,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         },
     },
     file_lock::LOCK,
+    file_lock::LOCK_TIMEOUT,
     Key {
         name: "time",
         kind: Kind::Text(

@@ -1,7 +1,7 @@
 //! Duration of the locks of a raw file, block device or image.
 
 use bdev::{FileLock, OnError};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::devices::BlockDeviceConfig;
 use super::disk::DiskKey;
@@ -35,3 +35,25 @@ pub const LOCK: DiskKey = Key {
         _ => None,
     },
 };
+
+pub const LOCK_TIMEOUT: DiskKey = Key {
+    name: "lock_timeout",
+    kind: Kind::Number("seconds", 0..=LOCK_TIMEOUT_MAX),
+    default: "`0`",
+    run_time: RunTime::AddAnew,
+    of: &["file", "image"],
+    help: "with `lock = \"while-active\"`: time after which requests fail if another process has the lock. 0: requests wait for the lock",
+    read: |key, reader, disk| {
+        if let Some(at) = key.number(reader) {
+            disk.errors.lock_timeout = at.value as u32;
+        }
+    },
+    get: |disk| {
+        Some(disk.errors.lock_timeout)
+            .filter(|seconds| *seconds > 0)
+            .map(Value::from)
+    },
+};
+
+/// Longest time limit for the wait for a lock, in seconds: one day.
+const LOCK_TIMEOUT_MAX: u64 = 86_400;

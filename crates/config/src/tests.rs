@@ -656,6 +656,7 @@ fn config() -> impl Strategy<Value = Config> {
                                 errors: bdev::ErrorPolicy {
                                     on_error: bdev::OnError::WORDS[i % 3].1,
                                     io_timeout: [0, 1, 86_400][i % 3],
+                                    lock_timeout: 0,
                                 },
                             }
                         },

@@ -205,7 +205,7 @@ fn write_that_waits_for_its_disk_keeps_no_new_session_out() {
     let disk = rig.units.disk(DiskId(0)).unwrap();
     disk.set_error_policy(ErrorPolicy {
         on_error: OnError::Stop,
-        io_timeout: 0,
+        ..ErrorPolicy::default()
     });
     let mut client = login(&rig, recovering(1, 20), 1);
     client.initiator.command(0, write(0, 1)).unwrap();

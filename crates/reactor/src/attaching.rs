@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use bdev::{Finished, IoChannel, Submission, Tag};
+use bdev::{AttachFailure, Finished, IoChannel, Submission, Tag};
 use block::{IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring};
 
 /// First and longest wait. Each wait is twice as long as the one before.
-const WAIT_FIRST: Duration = Duration::from_millis(100);
-const WAIT_LONGEST: Duration = Duration::from_secs(30);
+const WAITS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// First and longest wait for locks. The other side of a live migration releases them soon, and an attempt is cheap.
+const LOCK_WAITS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
 /// Placeholder for the channel.
 pub(crate) struct Absent;
@@ -29,24 +30,44 @@ impl IoChannel for Absent {
 /// The wait before the next attempt; its timer is running.
 pub(crate) struct Retry {
     pub owner: Owner,
+    /// Time of the first attempt, on the worker's clock.
+    since: Duration,
     wait: Duration,
+    failure: AttachFailure,
 }
 
 impl Retry {
     /// Starts the wait after the first attempt.
-    pub fn begin(ring: &mut Ring, owner: Owner) -> Retry {
-        let retry = Retry {
+    pub fn begin(ring: &mut Ring, owner: Owner, now: Duration, failure: AttachFailure) -> Retry {
+        let (wait, _) = waits(failure);
+        ring.timer(owner, 0, wait);
+        Retry {
             owner,
-            wait: WAIT_FIRST,
-        };
-        ring.timer(owner, 0, retry.wait);
-        retry
+            since: now,
+            wait,
+            failure,
+        }
     }
 
     /// Starts the wait after another failed attempt, when the timer has fired.
-    pub fn again(&mut self, ring: &mut Ring) {
-        self.wait = (self.wait * 2).min(WAIT_LONGEST);
+    pub fn again(&mut self, ring: &mut Ring, failure: AttachFailure) {
+        let (first, longest) = waits(failure);
+        self.wait = (self.wait * 2).clamp(first, longest);
         ring.timer(self.owner, 0, self.wait);
+        // A timeout lasts until the locks are free.
+        if self.failure != AttachFailure::LockTimeout || failure != AttachFailure::Locked {
+            self.failure = failure;
+        }
+    }
+
+    /// Ends the wait for locks at its limit. Returns true if the wait ends now.
+    pub fn end_lock_wait(&mut self, limit: Option<Duration>, now: Duration) -> bool {
+        let is_late = limit.is_some_and(|limit| self.waited(now) >= limit);
+        let ends = is_late && self.failure == AttachFailure::Locked;
+        if ends {
+            self.failure = AttachFailure::LockTimeout;
+        }
+        ends
     }
 
     /// Makes the timer fire at once.
@@ -57,5 +78,22 @@ impl Retry {
     /// Returns the current wait.
     pub fn wait(&self) -> Duration {
         self.wait
+    }
+
+    /// Returns the time since the first attempt.
+    pub fn waited(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.since)
+    }
+
+    /// Returns the failure of the last attempt.
+    pub fn failure(&self) -> AttachFailure {
+        self.failure
+    }
+}
+
+fn waits(failure: AttachFailure) -> (Duration, Duration) {
+    match failure {
+        AttachFailure::Locked | AttachFailure::LockTimeout => LOCK_WAITS,
+        AttachFailure::Other => WAITS,
     }
 }

@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bdev::{
-    Attach, Barrier, BlockDevice, Condition, Conditions, Disk, Finished, IoChannel, Prefetch,
-    RecorderView, Submission, Throttle,
+    Attach, AttachFailure, Barrier, BlockDevice, Condition, Conditions, Disk, Finished, IoChannel,
+    Prefetch, RecorderView, Submission, Throttle,
 };
 use block::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
@@ -316,24 +316,40 @@ impl Io {
             return;
         };
         let worker = self.worker.index();
+        let (disk, now) = (open.disk.name(), self.clock.elapsed());
+        let failure = match error.kind() {
+            std::io::ErrorKind::ResourceBusy => AttachFailure::Locked,
+            _ => AttachFailure::Other,
+        };
         let first = open.retry.is_none();
         let retry = open.retry.get_or_insert_with(|| {
             let owner = listen(&mut self.listeners, Listener::Retry(index as u32));
-            Retry::begin(&mut self.ring, owner)
+            Retry::begin(&mut self.ring, owner, now, failure)
         });
-        if first {
-            let disk = open.disk.name();
+        let on_error = open.disk.on_error().word();
+        match (first, failure) {
+            (false, _) => retry.again(&mut self.ring, failure),
+            (true, AttachFailure::Locked) => {
+                tracing::warn!(disk, worker, on_error, "waiting for a lock: {error}");
+            }
+            (true, _) => tracing::error!(
+                disk,
+                worker,
+                on_error,
+                "cannot attach to the device: {error}"
+            ),
+        }
+        if retry.end_lock_wait(open.disk.lock_timeout(), now) {
+            let waited = retry.waited(now);
             tracing::error!(
                 disk,
                 worker,
-                on_error = open.disk.on_error().word(),
-                "cannot attach to the device: {error}"
+                ?waited,
+                "lock_timeout exceeded, requests fail until the lock is free: {error}"
             );
-        } else {
-            retry.again(&mut self.ring);
         }
         let state = open.disk.state();
-        state.failed(worker, error.to_string(), retry.wait());
+        state.failed(worker, retry.failure(), error.to_string(), retry.wait());
     }
 
     /// Retries to attach to a disk. On success, I/Os that wait for the device continue.
@@ -344,10 +360,12 @@ impl Io {
         };
         if !open.closing {
             self.attach(disk as usize);
-            if let Some(Some(open)) = self.disks.get_mut(disk as usize)
-                && open.retry.is_none()
-            {
-                open.resume_waiting(&mut self.ring, disk, finished);
+            if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
+                match open.retry.as_ref().map(Retry::failure) {
+                    None => open.resume_waiting(&mut self.ring, disk, finished),
+                    Some(AttachFailure::LockTimeout) => open.fail_waiting(finished, |_| true),
+                    Some(AttachFailure::Locked | AttachFailure::Other) => {}
+                }
             }
             return;
         }

@@ -374,7 +374,7 @@ impl World {
         lock(&self.seen).failing = failing;
         self.disk.set_error_policy(ErrorPolicy {
             on_error,
-            io_timeout: 0,
+            ..ErrorPolicy::default()
         });
         for seat in &mut self.seats {
             seat.worker.resume_disk(&self.disk);

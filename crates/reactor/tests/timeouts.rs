@@ -102,6 +102,7 @@ fn rig(on_error: OnError) -> Rig {
     disk.set_error_policy(ErrorPolicy {
         on_error,
         io_timeout: 1,
+        ..ErrorPolicy::default()
     });
     let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let handle = worker.io().open(&disk);
@@ -171,6 +172,7 @@ fn an_io_that_takes_too_long_waits_where_the_disk_holds_errors() {
     rig.disk.set_error_policy(ErrorPolicy {
         on_error: OnError::Report,
         io_timeout: 1,
+        ..ErrorPolicy::default()
     });
     let disk = rig.disk.clone();
     rig.worker.resume_disk(&disk);

@@ -357,7 +357,7 @@ fn failed_write_waits_as_a_whole_and_holds_no_lock() {
             let mut rig = Rig::new(Arc::new(coarse(Arc::new(faulty))));
             rig.disk.set_error_policy(ErrorPolicy {
                 on_error: OnError::Stop,
-                io_timeout: 0,
+                ..ErrorPolicy::default()
             });
             let disk = rig.disk.clone();
             rig.submit(0, &IoRequest::write(512, 512), &[5; 512]);

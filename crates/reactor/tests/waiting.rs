@@ -4,12 +4,13 @@ mod common;
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use bdev::{
-    Attach, BlockDevice, Disk, ErrorPolicy, Fault, FaultAction, FaultPlan, Faulty, IoChannel,
-    Layer, OnError, Ram, RamOptions, Submission,
+    Attach, BlockDevice, Disk, DiskEvent, DiskState, ErrorPolicy, Fault, FaultAction, FaultPlan,
+    Faulty, IoChannel, Layer, OnError, Ram, RamOptions, Submission,
 };
 use block::{IoError, IoErrorKind, IoKind, IoRequest};
 use common::{Ended, Recorder};
@@ -31,14 +32,16 @@ struct Rig {
 fn policy(on_error: OnError) -> ErrorPolicy {
     ErrorPolicy {
         on_error,
-        io_timeout: 0,
+        ..ErrorPolicy::default()
     }
 }
 
-/// A device that fails until it is healed; `absent` also makes attaching fail.
+/// A device that fails until it is healed; `absent` and `locked` also make attaching fail.
 struct Sick {
     inner: Faulty,
     absent: AtomicBool,
+    /// Another process has the locks.
+    locked: AtomicBool,
 }
 
 impl Layer for Sick {
@@ -53,6 +56,9 @@ impl Layer for Sick {
     fn attach_layer(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
         if self.absent.load(Ordering::Acquire) {
             return Err(std::io::ErrorKind::NotFound.into());
+        }
+        if self.locked.load(Ordering::Acquire) {
+            return Err(std::io::ErrorKind::ResourceBusy.into());
         }
         self.inner.attach(attach)
     }
@@ -79,6 +85,7 @@ fn sick(times: u64, error: IoError, shuffle: Option<u64>) -> Arc<Sick> {
     Arc::new(Sick {
         inner: Faulty::new(Arc::new(ram.unwrap()), plan),
         absent: AtomicBool::new(false),
+        locked: AtomicBool::new(false),
     })
 }
 
@@ -310,4 +317,58 @@ fn io_waits_for_a_device_until_it_can_be_attached() {
     }
     assert_eq!((rig.waiting(), rig.outcomes()), (0, vec![(0, None)]));
     assert_eq!(rig.byte(0), 1);
+}
+
+/// Requests wait for a lock until the time limit, fail from then on, and are executed when the lock is free.
+#[test]
+fn wait_for_a_lock_ends_at_its_time_limit() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    for lock_timeout in [0, 1] {
+        let device = sick(0, full(), None);
+        device.locked.store(true, Ordering::Release);
+        let mut rig = Rig::new(device.clone(), OnError::Stop);
+        rig.disk.set_error_policy(ErrorPolicy {
+            lock_timeout,
+            ..policy(OnError::Stop)
+        });
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let seen = events.clone();
+        let on_event = move |event: DiskEvent| seen.lock().unwrap().push(event.word());
+        rig.disk.state().on_event(on_event);
+        rig.write(0);
+        assert_eq!((rig.waiting(), rig.outcomes()), (1, Vec::new()));
+        let start = Instant::now();
+        while rig.outcomes().is_empty() && start.elapsed() < Duration::from_millis(1500) {
+            rig.worker.iterate_once();
+        }
+        let offline = Some(IoErrorKind::Offline);
+        let timed_out = lock_timeout > 0;
+        let (waiting, outcomes) = match timed_out {
+            true => (0, vec![(0, offline)]),
+            false => (1, Vec::new()),
+        };
+        assert_eq!((rig.waiting(), rig.outcomes()), (waiting, outcomes));
+        assert_eq!(
+            events.lock().unwrap().contains(&"disk.lock_timeout"),
+            timed_out
+        );
+        if timed_out {
+            let failed = rig.submit(&IoRequest::write(4096, 4096), 1, 2);
+            assert_eq!(failed, Submission::Done(Err(IoErrorKind::Offline.into())));
+        }
+        device.locked.store(false, Ordering::Release);
+        while rig.disk.state().get() != DiskState::Ready {
+            assert!(start.elapsed() < LIMIT, "{}", rig.disk.state().get());
+            rig.worker.iterate_once();
+        }
+        let request = IoRequest::write(2 * 4096, 4096);
+        match rig.submit(&request, 2, 3) {
+            Submission::Done(outcome) => assert_eq!(outcome, Ok(())),
+            Submission::Pending => {
+                rig.iterate();
+                assert_eq!(rig.outcomes().last(), Some(&(2, None)));
+            }
+        }
+        assert!(events.lock().unwrap().contains(&"disk.lock_resumed"));
+    }
 }

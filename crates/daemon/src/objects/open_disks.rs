@@ -88,15 +88,9 @@ impl OpenDisks {
     }
 }
 
-/// Sends an event when the first I/O of a disk waits (`on_error`) and when none waits any more.
+/// Sends events when the first I/O of a disk waits (`on_error`) and when none waits any more, and likewise for the locks of the disk.
 pub(super) fn follow_waiting(disk: &Arc<Disk>, event_bus: &EventBus) {
     let (event_bus, name) = (event_bus.clone(), disk.name().to_owned());
-    disk.state().on_waiting(move |waits| {
-        let event = if waits {
-            "disk.waiting"
-        } else {
-            "disk.resumed"
-        };
-        event_bus.publish(event, &name);
-    });
+    disk.state()
+        .on_event(move |event| event_bus.publish(event.word(), &name));
 }

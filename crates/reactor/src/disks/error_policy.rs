@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
-use bdev::{Disk, Finished, OnError, Submission};
+use bdev::{AttachFailure, Disk, Finished, OnError, Submission};
 use block::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
 use uring::Ring;
 
 use super::{Io, LATE, OpenDisk, PACE, Tag};
 use crate::SourceId;
+use crate::attaching::Retry;
 use crate::drain::Drain;
 
 impl OpenDisk {
@@ -47,12 +48,18 @@ impl OpenDisk {
     }
 
     /// Returns true if an I/O that failed with this error waits. It does not wait if its source, or every source, is about
-    /// to end. A step of a read-modify-write does not wait; the whole read-modify-write does.
+    /// to end, or after the time limit for the disk's locks. A step of a read-modify-write does not wait; the whole read-modify-write does.
     pub(super) fn holds(&self, error: IoError, tag: bdev::Tag) -> bool {
         self.users > 0
+            && !self.has_lock_timeout()
             && self.disk.on_error().holds(error)
             && !self.unaligned.has(tag)
             && !self.pacing.is_leaving(Tag::unpack(tag).source.0)
+    }
+
+    fn has_lock_timeout(&self) -> bool {
+        let failure = self.retry.as_ref().map(Retry::failure);
+        failure == Some(AttachFailure::LockTimeout)
     }
 
     pub(super) fn hold(
