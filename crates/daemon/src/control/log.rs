@@ -8,7 +8,7 @@ use axum::extract::rejection::BytesRejection;
 
 use super::ErrorResponse;
 use super::api::{self, Api};
-use super::error_responses::{BodyErrors, NameErrors, ReadErrors};
+use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use crate::objects::{Fault, Refusal};
 
 fn handle(api: &Api) -> Result<crate::LogHandle, ErrorResponse> {
@@ -29,7 +29,7 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Json<Log>, ErrorRespo
 /// Set the log filter until the daemon ends.
 #[utoipa::path(put, path = "/v1/log", operation_id = "set_log_filter", request_body = Log, responses(
     (status = 200, description = "The filter in force", body = Log),
-    NameErrors, ReadErrors, BodyErrors,
+    NameErrors, ChangeErrors, BodyErrors,
 ))]
 pub(super) async fn change(
     State(api): State<Api>,
