@@ -65,7 +65,7 @@ pub fn sessions(guest: &mut Guest) -> Result<String> {
 
 fn node(guest: &mut Guest, remote: &Remote, options: &str) -> Result<()> {
     let Remote { target, portal } = remote;
-    guest.ok_within(
+    guest.run_within_limit(
         LOGIN_LIMIT,
         &format!("/tools/iscsiadm -m node -T {target} -p {portal} {options}"),
     )?;

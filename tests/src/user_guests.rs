@@ -151,7 +151,7 @@ impl UserGuests {
     /// Returns the recorded state of a guest, if the guest exists.
     pub fn state(&self, name: &str) -> Option<State> {
         let registry = Registry::at(&self.root()).ok()?;
-        registry.place(name).ok()?.state().ok()
+        registry.runtime_folder(name).ok()?.state().ok()
     }
 
     /// Waits until `wanted` returns a value for a guest's state.

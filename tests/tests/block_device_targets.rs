@@ -6,7 +6,7 @@ use end_to_end::loop_device::Loop;
 use end_to_end::{Context, IscsiSession, Result, Rig, ensure};
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, Range, status};
 
 const TARGET: &str = "iqn.2026-11.io.example:d";
 const MIB: u64 = 1 << 20;
@@ -228,7 +228,7 @@ fn discards_of_virtio_clients_alone_are_not_turned_into_writes() -> Result<()> {
     );
     let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Layout::Separate)?;
     let range = Range {
         sector: 0,
         sectors: 8,

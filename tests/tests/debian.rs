@@ -7,7 +7,7 @@ use end_to_end::systemd::{SystemdHost, debian};
 use end_to_end::{Context, Result, Scratch, ensure};
 use std::path::Path;
 use std::time::Duration;
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, status};
 use vm::wait_until;
 
 /// Time limit, far above the usual time of any step.
@@ -75,7 +75,7 @@ fn with_ram_disk<T>(
     let mut front_end =
         FrontEnd::connect(&host.path("/run/lunette/ram.sock"), &Options::default())?;
     let queue = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Layout::Separate)?;
     use_it(&mut queue)
 }
 
@@ -125,14 +125,14 @@ fn serve(host: &SystemdHost, scratch: &Scratch) -> Result<()> {
 
     // The connected front end continues through a restart and a package upgrade.
     let load = VerifiedLoad::start(&host.path("/run/lunette/file.sock"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let mut process = host.property(UNIT, "MainPID")?;
     host.succeeds(&["systemctl", "restart", UNIT])?;
     process = other_process(host, &process)?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     install(host, &packages(&target, &scratch.file("two"), "2")?[0])?;
     other_process(host, &process)?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     ensure!(load.finish()? > 0);
 
     let kill = |signal: &str| {

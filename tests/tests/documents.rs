@@ -458,14 +458,7 @@ const EMPTY_NAMES: [&str; 12] = [
 const EMPTY_PLACEHOLDERS: [&str; 5] = ["what", "who", "whose", "said", "told"];
 
 /// Crates that still have such names. Remove a crate when its names are nouns.
-const CRATES_WITH_EMPTY_NAMES: [&str; 6] = [
-    "bench",
-    "guest_bench",
-    "lunette_lab",
-    "vhost_frontend",
-    "vhost_user",
-    "vm",
-];
+const CRATES_WITH_EMPTY_NAMES: [&str; 3] = ["bench", "guest_bench", "lunette_lab"];
 
 #[test]
 fn names_and_placeholders_are_nouns_of_their_content() -> Result<()> {

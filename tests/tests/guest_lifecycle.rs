@@ -6,7 +6,7 @@ use end_to_end::{GuestBuilder, Profile, Result, Rig, ensure};
 use std::fs::{Permissions, copy, set_permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions};
 
 #[test]
 fn guest_reboot_and_kill_do_not_affect_another_guest() -> Result<()> {
@@ -189,7 +189,7 @@ fn write_back_turned_off_stays_off_after_the_daemon_is_killed() -> Result<()> {
     let driver = |rig: &Rig| -> Result<(BlkQueue, FrontEnd)> {
         let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
         let options = QueueOptions::default();
-        let queue = BlkQueue::start(&mut front_end, 0, &options, 2, 4096, Cuts::Usual)?;
+        let queue = BlkQueue::start(&mut front_end, 0, &options, 2, 4096, Layout::Separate)?;
         Ok((queue, front_end))
     };
     let (_queue, front_end) = driver(&rig)?;

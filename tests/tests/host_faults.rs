@@ -78,7 +78,7 @@ impl Bed {
     fn serves(&self, disks: &[&str]) -> Result<()> {
         for export in disks {
             let load = VerifiedLoad::start(&self.rig.socket(export))?;
-            load.goes_on(SOON)?;
+            load.expect_progress(SOON)?;
             load.finish()?;
         }
         let mut session = IscsiSession::login(&self.portal, TARGET, 1)?;
@@ -137,7 +137,7 @@ fn daemon_without_threads_gives_the_reason_or_starts_whole() -> Result<()> {
                 for export in ["file", "image"] {
                     let socket = scratch.socket(&format!("{export}.sock"));
                     let load = VerifiedLoad::start(&socket)?;
-                    load.goes_on(SOON)
+                    load.expect_progress(SOON)
                         .with_context(|| format!("{export} with {threads} threads"))?;
                     load.finish()?;
                 }
@@ -177,10 +177,10 @@ fn daemon_without_free_threads_refuses_dependent_changes() -> Result<()> {
     ensure!(VerifiedLoad::start(&bed.rig.socket("image")).is_err());
     ensure!(!ask(&["upgrade"])?.status.success());
     // Served clients are not affected.
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     ensure!(session.command(&READ, None, 512)?.status == 0);
     bed.preload.allow_threads(i64::MAX)?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     load.finish()?;
     drop(session);
     bed.serves(&["file", "image"])?;
@@ -205,7 +205,7 @@ fn wall_clock_that_jumps_affects_no_client() -> Result<()> {
         let begun = Instant::now();
         load.slowest_batch();
         for _ in 0..3 {
-            load.goes_on(SOON)?;
+            load.expect_progress(SOON)?;
         }
         bed.serves(&["image"])
             .with_context(|| format!("offset {offset} s"))?;

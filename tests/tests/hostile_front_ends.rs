@@ -6,7 +6,7 @@ use end_to_end::rig::kernel_is_content;
 use end_to_end::{GuestBuilder, Result, Rig, bail, ensure};
 use std::time::{Duration, Instant};
 use vhost_frontend::{
-    BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, hostile, status,
+    BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, hostile, status,
 };
 
 /// Time limit, far above the usual time of a batch of requests.
@@ -38,7 +38,7 @@ fn hostile_front_ends_end_only_their_own_sessions() -> Result<()> {
         if let Err(error) = case.run(&bad) {
             failures.push(format!("{}: {error}", case.name));
         }
-        if let Err(error) = load.goes_on(SOON) {
+        if let Err(error) = load.expect_progress(SOON) {
             bail!(
                 "after {}: {error}\n{}",
                 case.name,
@@ -52,7 +52,7 @@ fn hostile_front_ends_end_only_their_own_sessions() -> Result<()> {
     // The next front end is served normally.
     let mut front_end = FrontEnd::connect(&bad, &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, 4096, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, 4096, Layout::Separate)?;
     ensure!(queue.write(0, &[7; 4096])? == status::OK);
     ensure!(load.finish()? > 0);
     let report = guest.wait_ok(soak, Duration::from_secs(240))?;

@@ -59,7 +59,7 @@ impl Load {
         })
     }
 
-    fn goes_on(&self, meanwhile: &str) -> Result<()> {
+    fn expect_progress(&self, meanwhile: &str) -> Result<()> {
         let before = self.rounds.load(Ordering::SeqCst);
         let begun = Instant::now();
         while self.rounds.load(Ordering::SeqCst) < before + 20 {
@@ -164,7 +164,7 @@ fn idle_sessions_and_half_logins_delay_no_client() -> Result<()> {
         idle.push(IscsiSession::login(&portal, TARGET, number)?);
     }
     let load = Load::start(&portal)?;
-    load.goes_on("a thousand idle sessions")?;
+    load.expect_progress("a thousand idle sessions")?;
 
     // Each connection sends a part of a Login Request and then stops. More of them connect than the limit permits.
     let mut half_open = Vec::new();
@@ -173,7 +173,7 @@ fn idle_sessions_and_half_logins_delay_no_client() -> Result<()> {
         stream.write_all(&[0x43, 0x87, 0, 0, 0, 0, 1, 0, 0x80, 0, 0, 0])?;
         half_open.push(stream);
     }
-    load.goes_on("half-open logins")?;
+    load.expect_progress("half-open logins")?;
     let begun = Instant::now();
     loop {
         let mut closed = 0;
@@ -214,7 +214,7 @@ fn idle_sessions_and_half_logins_delay_no_client() -> Result<()> {
         );
         std::thread::sleep(Duration::from_millis(10));
     }
-    load.goes_on("sessions up to the limit")?;
+    load.expect_progress("sessions up to the limit")?;
     // All sessions are served, from the first to the last.
     for session in [0, 499, 999] {
         let done = idle[session].command(&[0; 6], None, 0)?;
@@ -257,11 +257,11 @@ fn protocol_violations_end_only_their_own_session() -> Result<()> {
     let portal = rig.iscsi_portal(TARGET)?;
     let address = portal.parse()?;
     let load = Load::start(&portal)?;
-    load.goes_on("nothing")?;
+    load.expect_progress("nothing")?;
     for (name, case) in hostile::cases() {
         let ended = std::panic::catch_unwind(|| case(address));
         ensure!(ended.is_ok(), "{name}");
-        load.goes_on(name)?;
+        load.expect_progress(name)?;
         rig.daemon.process().check_running()?;
     }
     load.finish()?;

@@ -11,7 +11,7 @@ use end_to_end::hung_mount::{HungMount, kind};
 use end_to_end::loop_device::Loop;
 use end_to_end::{Context, Result, Rig, ensure};
 use serde_json::{Value, json};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, status};
 
 const MIB: usize = 1 << 20;
 /// Time limit for calls that must not wait for storage. The machine may be busy.
@@ -110,7 +110,8 @@ impl Bed {
         std::thread::spawn(move || {
             let mut front_end = FrontEnd::connect(&socket, &Options::default())?;
             let options = QueueOptions::default();
-            let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+            let mut queue =
+                BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Layout::Separate)?;
             let written = queue.write(offset, &[7; 4096])?;
             ensure!(written == status::OK, "write at {offset}: status {written}");
             Ok(())
@@ -465,7 +466,7 @@ fn clients_wait_20_s_for_a_target_unless_the_mirror_is_cancelled() -> Result<()>
 fn failed_write(socket: PathBuf, began: mpsc::Sender<()>) -> Result<u8> {
     let mut front_end = FrontEnd::connect(&socket, &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Layout::Separate)?;
     loop {
         for offset in (0..MIB as u64).step_by(4096) {
             let status = queue.write(offset, &[7; 4096])?;
@@ -503,7 +504,7 @@ fn device_that_goes_away_under_load_fails_its_own_requests_alone() -> Result<()>
         waits_until(|| Ok(writing.is_finished()))?;
         let status = writing.join().ok().context("the thread panicked")??;
         ensure!(status == status::IOERR, "status {status}");
-        other.goes_on(SOON)?;
+        other.expect_progress(SOON)?;
         ensure!(bed.state("ram")? == "ready");
         bed.state("h")?;
         bed.succeeds_soon(Method::DELETE, "/v1/exports/h?force=true", None)?;

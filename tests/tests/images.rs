@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, status};
 use vm::wait_until;
 
 const MIB: usize = 1 << 20;
@@ -74,7 +74,7 @@ fn image_on_an_iscsi_backing_unit_survives_a_target_restart() -> Result<()> {
     {
         let mut front_end = FrontEnd::connect(&near.socket("d"), &Options::default())?;
         let queue = QueueOptions::default();
-        let mut queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Cuts::Usual)?;
+        let mut queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Layout::Separate)?;
         for at in [0, 5 * MIB + 512, 32 * MIB - 64 * 1024] {
             let mut bytes = vec![0; 64 * 1024];
             ensure!(queue.read(at as u64, &mut bytes)? == status::OK);
@@ -89,11 +89,11 @@ fn image_on_an_iscsi_backing_unit_survives_a_target_restart() -> Result<()> {
         ensure!(bytes[..512] == [0xee; 512] && bytes[512..] == content[7 * MIB + 512..][..512]);
     }
     let load = VerifiedLoad::start(&near.socket("d"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     far.daemon.kill()?;
     std::thread::sleep(Duration::from_millis(500));
     far.daemon.start_again()?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     ensure!(load.finish()? > 0);
     // An orderly stop leaves no leaked clusters.
     near.daemon.stop(SOON)?;
@@ -262,7 +262,7 @@ fn rbd_snapshot_is_a_backing_image() -> Result<()> {
     let mut rig = Rig::new(|daemon| daemon.disk(&format!("d=image:{image}")).vhost_blk("d"))?;
     let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
     let queue = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Layout::Separate)?;
     let mut bytes = vec![0; 64 * 1024];
     let read = queue.read(5 << 20, &mut bytes)?;
     ensure!(read == status::OK, "{}", rig.daemon.process().log_tail());
@@ -296,11 +296,11 @@ fn rbd_snapshot_is_a_backing_image() -> Result<()> {
 /// Takes a snapshot of a remote disk. The disk continues in a local image that names its backing image, also after a restart.
 fn goes_on_in_a_snapshot(near: &mut Rig, image: &Path) -> Result<()> {
     let load = VerifiedLoad::start(&near.socket("d"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let to = image.display().to_string();
     let taken = near.daemon.ask(&["disk", "snapshot", "d", "--to", &to])?;
     ensure!(taken.status.success(), "{}", text(&taken.stderr));
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     ensure!(load.finish()? > 0);
     let written = |queue: &mut BlkQueue| -> Result<()> {
         ensure!(queue.write(5 << 20, &[0xab; 4096])? == status::OK);
@@ -309,7 +309,7 @@ fn goes_on_in_a_snapshot(near: &mut Rig, image: &Path) -> Result<()> {
     let open = |near: &Rig| -> Result<(FrontEnd, BlkQueue)> {
         let mut front_end = FrontEnd::connect(&near.socket("d"), &Options::default())?;
         let queue = QueueOptions::default();
-        let queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Cuts::Usual)?;
+        let queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Layout::Separate)?;
         Ok((front_end, queue))
     };
     let (front_end, mut queue) = open(near)?;
@@ -458,7 +458,7 @@ fn an_image_whose_daemon_is_killed_under_load_has_no_fault() -> Result<()> {
     })?;
     for is_killed in [false, true, true] {
         let load = VerifiedLoad::start(&rig.socket("d"))?;
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
         if is_killed {
             rig.daemon.kill()?;
             drop(load);
@@ -496,7 +496,7 @@ fn images_with_data_files_are_those_of_qemu() -> Result<()> {
     })?;
     for (disk, image) in [("d", "d.qcow2"), ("e", "far/e.qcow2")] {
         let load = VerifiedLoad::start(&rig.socket(disk))?;
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
         rig.daemon.kill()?;
         drop(load);
         let at = rig.scratch.files();
@@ -507,7 +507,7 @@ fn images_with_data_files_are_those_of_qemu() -> Result<()> {
     let shown = lunette(&at, &["info", "d.qcow2"]);
     ensure!(shown.is_err(), "a served image was opened: {shown:?}");
     let load = VerifiedLoad::start(&rig.socket("d"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let over = at.join("over.qcow2").display().to_string();
     for words in [
         &["disk", "snapshot", "d", "--to", &over][..],
@@ -515,7 +515,7 @@ fn images_with_data_files_are_those_of_qemu() -> Result<()> {
     ] {
         let done = rig.daemon.ask(words)?;
         ensure!(done.status.success(), "{words:?}: {}", text(&done.stderr));
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
     }
     ensure!(load.finish()? > 0);
     let status = rig.daemon.stop(SOON)?;
@@ -544,7 +544,7 @@ fn image_has_no_unused_clusters_after_an_orderly_stop() -> Result<()> {
         Ok(daemon.disk("d=image:disk.qcow2").vhost_blk("d"))
     })?;
     let load = VerifiedLoad::start(&rig.socket("d"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let status = rig.daemon.stop(SOON)?;
     ensure!(status.success(), "{}", rig.daemon.process().log_tail());
     drop(load);
@@ -561,7 +561,7 @@ fn image_removed_under_load_is_closed_and_served_again() -> Result<()> {
     })?;
     for _ in 0..3 {
         let load = VerifiedLoad::start(&rig.socket("d"))?;
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
         let removed = rig.daemon.ask(&["disk", "remove", "d", "--force"])?;
         ensure!(removed.status.success(), "{}", text(&removed.stderr));
         drop(load);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use control::objects::{Bitmap, Job};
 use end_to_end::{Context, Result, Rig, ensure};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, Range, status};
 
 const SOON: Duration = Duration::from_secs(60);
 /// Bytes per bit of a bitmap.
@@ -32,7 +32,7 @@ fn qemu_img(folder: &Path, arguments: &[&str]) -> Result<String> {
 fn driver(rig: &Rig, work: impl FnOnce(&mut BlkQueue) -> Result<()>) -> Result<()> {
     let mut front_end = FrontEnd::connect(&rig.socket("d0"), &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Layout::Separate)?;
     work(&mut queue)
 }
 
@@ -187,7 +187,7 @@ fn only_changes_are_copied_through_kills() -> Result<()> {
 fn scatter(rig: &Rig, is_over: &AtomicBool) -> Result<u64> {
     let mut front_end = FrontEnd::connect(&rig.socket("d0"), &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Layout::Separate)?;
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut count = 0;
     while !is_over.load(Ordering::Relaxed) {

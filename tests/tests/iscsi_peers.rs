@@ -3,7 +3,7 @@
 
 use end_to_end::{Context, IscsiSession, Result, Rig, bail, ensure};
 use std::process::{Command, Stdio};
-use vhost_frontend::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
+use vhost_frontend::{FrontEnd, Layout, Options, QueueOptions, ScsiQueue, ScsiRequest};
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 
@@ -504,7 +504,7 @@ fn reservation_through_one_transport_stops_writes_through_the_other() -> Result<
     };
     let mut front_end = FrontEnd::connect(&rig.socket("c0"), &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = ScsiQueue::start(&mut front_end, 2, &options, 1, 4096, Cuts::Usual)?;
+    let mut queue = ScsiQueue::start(&mut front_end, 2, &options, 1, 4096, Layout::Separate)?;
     let mut guest = |cdb: &[u8], out: &[u8]| -> Result<u8> {
         let request = ScsiRequest {
             target: 0,

@@ -5,7 +5,7 @@ use end_to_end::{Context, Result, Rig, ensure};
 use serde_json::Value;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, status};
 use vm::wait_until;
 
 /// Time limit of a call. The machine may be busy. At its speed limit a job takes two minutes.
@@ -38,7 +38,7 @@ fn image_over_another() -> Result<Rig> {
 fn write_data(rig: &Rig) -> Result<()> {
     let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, MIB, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, MIB, Layout::Separate)?;
     for at in 0..4 {
         let done = queue.write((at * MIB) as u64, &vec![9; MIB])?;
         ensure!(done == status::OK, "status {done}");
@@ -101,7 +101,7 @@ fn ended_job_closes_the_files_that_the_disk_has_left() -> Result<()> {
     let pid = rig.daemon.process().id();
     let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, MIB, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, MIB, Layout::Separate)?;
     let path = |name: &str| rig.scratch.file(name).display().to_string();
     let (over, backup) = (
         path("over.qcow2"),

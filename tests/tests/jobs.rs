@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, status};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -79,7 +79,7 @@ fn is_at(rig: &Rig, disk: &str, wanted: &str) -> Result<()> {
 fn driver(rig: &Rig, disk: &str, work: impl FnOnce(&mut BlkQueue) -> Result<()>) -> Result<()> {
     let mut front_end = FrontEnd::connect(&rig.socket(disk), &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Layout::Separate)?;
     work(&mut queue)
 }
 
@@ -117,9 +117,9 @@ fn under_load(
     work: impl FnOnce(&Rig) -> Result<()>,
 ) -> Result<()> {
     let load = VerifiedLoad::start(&rig.socket(disk))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     work(rig)?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     ensure!(load.finish()? > 0);
     mark(rig, disk, nth)?;
     rig.daemon.kill()?;
@@ -154,7 +154,7 @@ fn write_in_turns(rig: &Rig, is_over: &AtomicBool) -> Result<u64> {
             &QueueOptions::default(),
             16,
             1 << 20,
-            Cuts::Usual,
+            Layout::Separate,
         )
     };
     let (mut first, mut second) = (start(&mut first)?, start(&mut second)?);
@@ -446,11 +446,11 @@ fn mirror_that_is_killed_or_cancelled_leaves_its_disk() -> Result<()> {
     let mut rig = two_disks()?;
     let path = |rig: &Rig, name: &str| rig.scratch.file(name).display().to_string();
     let load = VerifiedLoad::start(&rig.socket("d0"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let slow = format!("file:{},cache=writeback", path(&rig, "slow.raw"));
     let slow = ["disk", "mirror", "d0", &slow, "--speed", "4M"];
     ask(&rig, &slow)?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     stack_becomes(&rig, r#"["mirror","file"]"#)?;
     // A disk has at most one job. Meanwhile its size and location cannot change.
     refused(&rig, &slow, "has a running mirror")?;
@@ -481,14 +481,14 @@ fn mirror_that_is_killed_or_cancelled_leaves_its_disk() -> Result<()> {
     ask(&rig, &["job", "speed", "d0", "none"])?;
     ask(&rig, &["job", "resume", "d0"])?;
     ask(&rig, &["job", "wait", "d0"])?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let ready = ask(&rig, &["job", "show", "d0"])?;
     ensure!(
         ready.contains("ready") && ready.contains("100 %"),
         "{ready}"
     );
     ask(&rig, &["job", "cancel", "d0"])?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     stack_becomes(&rig, r#"["file"]"#)?;
     refused(&rig, &["job", "wait", "d0"], "cancelled")?;
 

@@ -72,7 +72,7 @@ fn four_connections_agree_on_the_keys_and_keep_verified_data() -> Result<()> {
     let rig = Rig::new(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
     let load = VerifiedLoad::start(&rig.socket("r"))?;
     for _ in 0..3 {
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
     }
     ensure!(load.finish()? > 0);
     guest.kill()
@@ -96,12 +96,12 @@ fn connections_to_it_break_and_no_write_is_lost() -> Result<()> {
         let load = VerifiedLoad::start(&rig.socket("r"))?;
         let broken = || -> Result<()> {
             for harm in [Harm::Reset, Harm::Flip, Harm::Half, Harm::Reset] {
-                load.goes_on(SOON)?;
+                load.expect_progress(SOON)?;
                 proxy.harm(harm);
                 // The target requests two seconds (DefaultTime2Wait) after each loss.
                 std::thread::sleep(Duration::from_millis(2500));
             }
-            Ok(load.goes_on(SOON)?)
+            Ok(load.expect_progress(SOON)?)
         };
         let broken = broken();
         // The load's own error has more details and takes precedence.
@@ -126,7 +126,7 @@ fn verified_data_survives_at_level_2() -> Result<()> {
     let rig = Rig::new(|daemon| daemon.disk(&disk(portal, 2)).vhost_blk("r"))?;
     let load = VerifiedLoad::start(&rig.socket("r"))?;
     for _ in 0..3 {
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
     }
     ensure!(load.finish()? > 0);
     guest.kill()
@@ -153,7 +153,7 @@ fn path_that_the_target_prefers_is_used_and_followed() -> Result<()> {
     let mut rig = Rig::new(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
     let load = VerifiedLoad::start(&rig.socket("r"))?;
     let mut goes_by = |guest: &mut Guest, path: u8| -> Result<()> {
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
         let by = wait_until(SOON, || {
             let by = [1, 2].map(|path| lio::path_has_session(guest, TARGET, path).ok());
             (by == [Some(path == 1), Some(path == 2)]).then_some(())

@@ -6,7 +6,7 @@ use end_to_end::{Context, DaemonBuilder, GuestBuilder, Result, Rig, Scratch, ens
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, kind, status};
 
 /// Guest with a virtio-blk and a virtio-scsi disk at these sockets.
 fn machine([blk, scsi]: &[PathBuf; 2], properties: &str) -> GuestBuilder {
@@ -136,7 +136,7 @@ fn lock_follows_the_queues(export: &str, first: &Rig, second: &Rig) -> Result<()
     let connect = |rig: &Rig| FrontEnd::connect(&rig.socket(export), &Options::default());
     let mut ends = [connect(first)?, connect(second)?];
     let start = |end: &mut FrontEnd| {
-        BlkQueue::start(end, 0, &QueueOptions::default(), 4, 4096, Cuts::Usual)
+        BlkQueue::start(end, 0, &QueueOptions::default(), 4, 4096, Layout::Separate)
     };
     let mut queue = start(&mut ends[0])?;
     for round in 1..4u8 {

@@ -61,7 +61,7 @@ fn dom(scratch: &Scratch, address: &str, more: &[String]) -> Result<String> {
 fn the_page_shows_disks_and_stages_of_a_daemon_under_load() -> Result<()> {
     let shown = serve()?;
     let load = VerifiedLoad::start(&shown.rig.socket("d7"))?;
-    load.goes_on(Duration::from_secs(60))?;
+    load.expect_progress(Duration::from_secs(60))?;
     let scratch = Scratch::new()?;
     let copy = shown.rig.scratch.file("copy.raw").display().to_string();
     let target = format!("file:{copy},cache=writethrough");
@@ -114,7 +114,7 @@ fn the_page_shows_disks_and_stages_of_a_daemon_under_load() -> Result<()> {
 fn a_report_shows_the_same_without_the_daemon_and_without_names() -> Result<()> {
     let shown = serve()?;
     let load = VerifiedLoad::start(&shown.rig.socket("d7"))?;
-    load.goes_on(Duration::from_secs(60))?;
+    load.expect_progress(Duration::from_secs(60))?;
     let scratch = Scratch::new()?;
     let file = scratch.file("report.html");
     let out = file.display().to_string();
@@ -315,7 +315,7 @@ fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
     browser.until(&format!("return Boolean({})", row("new")))?;
     browser.until("return document.getElementById('one-name').innerText === 'new'")?;
     let load = VerifiedLoad::start(&shown.rig.socket("new"))?;
-    load.goes_on(Duration::from_secs(60))?;
+    load.expect_progress(Duration::from_secs(60))?;
     browser.until(&format!("return !({}).includes('\\t-\\t')", row("new")))?;
     ensure!(load.finish()? > 0);
 
@@ -352,7 +352,7 @@ fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
 fn each_view_of_the_page_fits_and_is_accessible() -> Result<()> {
     let shown = serve()?;
     let load = VerifiedLoad::start(&shown.rig.socket("d7"))?;
-    load.goes_on(Duration::from_secs(60))?;
+    load.expect_progress(Duration::from_secs(60))?;
     let copy = shown.rig.scratch.file("copy.raw").display().to_string();
     let target = format!("file:{copy},cache=writethrough");
     let backup = [

@@ -184,7 +184,7 @@ fn emulated_reservations_hold_between_clients_of_a_daemon() -> Result<()> {
 fn passthrough_survives_a_restart_of_the_remote_target() -> Result<()> {
     let mut pair = Pair::start("")?;
     let load = VerifiedLoad::start(&pair.near.socket("r"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     drop(pair.near(2)?);
     let mut near = pair.near(2)?;
     pair.far.daemon.kill()?;

@@ -5,7 +5,7 @@ use control::Client;
 use end_to_end::{IscsiSession, Result, Rig, ensure};
 use serde_json::{Value, json};
 use std::time::Duration;
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, status};
 use vm::wait_until;
 
 const OWN: &str = "iqn.2026-11.org.example:own";
@@ -80,8 +80,8 @@ fn vhost_user_queues_run_on_the_workers_of_their_export() -> Result<()> {
 
     let options = QueueOptions::default();
     let mut front_end = FrontEnd::connect(&rig.socket("d0"), &Options::default())?;
-    let mut first = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
-    let mut second = BlkQueue::start(&mut front_end, 1, &options, 4, 4096, Cuts::Usual)?;
+    let mut first = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Layout::Separate)?;
+    let mut second = BlkQueue::start(&mut front_end, 1, &options, 4, 4096, Layout::Separate)?;
     ensure!(first.write(0, &[7; 4096])? == status::OK);
     ensure!(serving(&client, "d0")? == [1]);
     let shown = rig.daemon.lunette(&["status"])?;
@@ -101,7 +101,7 @@ fn vhost_user_queues_run_on_the_workers_of_their_export() -> Result<()> {
     });
     ensure!(gone.is_some());
     let mut front_end = FrontEnd::connect(&rig.socket("d0"), &Options::default())?;
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Layout::Separate)?;
     ensure!(queue.read(0, &mut bytes)? == status::OK && bytes == [7; 4096]);
     ensure!(serving(&client, "d0")? == [3]);
     let metrics = client.text("/metrics")?;

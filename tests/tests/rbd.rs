@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use vhost_frontend::{
-    BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, VerifiedLoad, status,
+    BlkQueue, FrontEnd, Layout, Options, QueueOptions, Range, VerifiedLoad, status,
 };
 use vm::wait_until;
 
@@ -328,12 +328,12 @@ fn rbd_disk_waits_for_its_osd_and_follows_sizes() -> Result<()> {
 
     // Under verified load, the OSD is killed and restarted. Requests wait, and none fails.
     let load = VerifiedLoad::start(&rig.socket("a"))?;
-    load.goes_on(LIMIT)?;
+    load.expect_progress(LIMIT)?;
     ceph.kill_osd();
     // Lets completed requests be counted first.
     std::thread::sleep(Duration::from_secs(1));
     let waits = load
-        .goes_on(Duration::from_secs(2))
+        .expect_progress(Duration::from_secs(2))
         .err()
         .context("requests end without an OSD")?;
     ensure!(
@@ -344,7 +344,7 @@ fn rbd_disk_waits_for_its_osd_and_follows_sizes() -> Result<()> {
     rig.daemon.lunette(&["status", "--json"])?;
     ensure!(begun.elapsed() < Duration::from_secs(5), "the API waits");
     ceph.start_osd()?;
-    load.goes_on(RETURN_LIMIT)?;
+    load.expect_progress(RETURN_LIMIT)?;
     load.finish()?;
 
     // The disk is resized in both directions, and the image by another client.
@@ -369,7 +369,7 @@ fn rbd_disk_waits_for_its_osd_and_follows_sizes() -> Result<()> {
     // Data is intact across the disk, a discard frees the object, and a snapshot is read-only.
     let mut front_end = FrontEnd::connect(&rig.socket("a"), &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 65536, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 65536, Layout::Separate)?;
     ensure!(queue.write(100 << 20, &[7; 65536])? == status::OK && queue.flush()? == status::OK);
     let mut bytes = vec![0; 65536];
     ensure!(queue.read(100 << 20, &mut bytes)? == status::OK && bytes == [7; 65536]);
@@ -390,7 +390,7 @@ fn rbd_disk_waits_for_its_osd_and_follows_sizes() -> Result<()> {
     ensure!(!has_data(&image)?, "a discarded object takes space");
     ensure!(queue.read(100 << 20, &mut bytes)? == status::OK && bytes == [0; 65536]);
     let mut snapshot = FrontEnd::connect(&rig.socket("s"), &Options::default())?;
-    let mut past = BlkQueue::start(&mut snapshot, 0, &options, 4, 4096, Cuts::Usual)?;
+    let mut past = BlkQueue::start(&mut snapshot, 0, &options, 4, 4096, Layout::Separate)?;
     ensure!(past.read(0, &mut [1; 512])? == status::OK);
     ensure!(
         past.write(0, &[1; 512])? == status::IOERR,
@@ -402,7 +402,7 @@ fn rbd_disk_waits_for_its_osd_and_follows_sizes() -> Result<()> {
     rig.daemon.process().kill()?;
     rig.daemon.start_again()?;
     let mut front_end = FrontEnd::connect(&rig.socket("a"), &Options::default())?;
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 65536, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 65536, Layout::Separate)?;
     ensure!(queue.read(1 << 20, &mut bytes)? == status::OK && bytes == [9; 65536]);
 
     // The image list, and a daemon's stop while its cluster is unreachable.
@@ -501,7 +501,7 @@ fn fenced_daemon_fails_io_until_its_entry_is_gone() -> Result<()> {
         .context("the image has no watcher")?;
     let mut front_end = FrontEnd::connect(&rig.socket("a"), &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Layout::Separate)?;
     ensure!(queue.write(0, &[1; 512])? == status::OK);
     ceph.ceph(&["osd", "blocklist", "add", address])?;
     let begun = Instant::now();
@@ -594,7 +594,7 @@ fn exclusive_disk_refuses_others_and_shared_disks_do_not() -> Result<()> {
     // Exclusive lock: other clients can read but not write, and another daemon names the holder.
     let mut rig = Rig::new(|daemon| daemon.disk(&disk("rbd/x", "exclusive")).vhost_blk("d"))?;
     let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Layout::Separate)?;
     ensure!(queue.write(0, &[1; 512])? == status::OK);
     let image = open(&ceph, "rbd/x")?;
     let mut other = Driver::new(&image)?;
@@ -622,7 +622,7 @@ fn exclusive_disk_refuses_others_and_shared_disks_do_not() -> Result<()> {
     }
     let queues = ends.iter_mut();
     let queues: std::result::Result<Vec<BlkQueue>, _> = queues
-        .map(|end| BlkQueue::start(end, 0, &options, 4, 4096, Cuts::Usual))
+        .map(|end| BlkQueue::start(end, 0, &options, 4, 4096, Layout::Separate))
         .collect();
     let mut queues = queues?;
     for round in 0..32_u8 {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use end_to_end::ceph::{CEPH_USER, Ceph};
 use end_to_end::{Context, Result, Rig, ensure};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, kind, status};
 use vm::wait_until;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -58,7 +58,7 @@ fn full_cluster_makes_writes_wait_and_removed_pool_fails_io() -> Result<()> {
     })?;
     let options = QueueOptions::default();
     let mut front_end = FrontEnd::connect(&rig.socket("a"), &Options::default())?;
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Layout::Separate)?;
     ensure!(queue.write(0, &[1; 512])? == status::OK);
 
     // A full cluster delays writes, but no reads and no other disks. With free space again the write succeeds.
@@ -80,7 +80,7 @@ fn full_cluster_makes_writes_wait_and_removed_pool_fails_io() -> Result<()> {
         ensure!(begun.elapsed() < LIMIT, "a full cluster takes writes");
     }
     let mut other = FrontEnd::connect(&rig.socket("r"), &Options::default())?;
-    let mut other = BlkQueue::start(&mut other, 0, &options, 4, 4096, Cuts::Usual)?;
+    let mut other = BlkQueue::start(&mut other, 0, &options, 4, 4096, Layout::Separate)?;
     ensure!(other.write(0, &[3; 512])? == status::OK);
     rig.daemon.lunette(&["status"])?;
     set_full_ratios(&ceph, ["0.85", "0.90", "0.95"])?;
@@ -137,7 +137,7 @@ fn renamed_image_is_served_despite_a_new_namesake() -> Result<()> {
     let mut rig = Rig::new(|daemon| daemon.disk(&disk).vhost_blk("d"))?;
     let options = QueueOptions::default();
     let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Layout::Separate)?;
     ensure!(queue.write(0, &[1; 512])? == status::OK);
     ceph.rbd(&["rename", "rbd/a", "rbd/b"])?;
     ensure!(queue.write(512, &[2; 512])? == status::OK);
@@ -214,7 +214,7 @@ fn removed_image_fails_io_despite_a_new_namesake() -> Result<()> {
     }
     let options = QueueOptions::default();
     let queues = ends.iter_mut();
-    let queues = queues.map(|end| BlkQueue::start(end, 0, &options, 4, 4096, Cuts::Usual));
+    let queues = queues.map(|end| BlkQueue::start(end, 0, &options, 4, 4096, Layout::Separate));
     let mut queues = queues.collect::<std::result::Result<Vec<BlkQueue>, _>>()?;
     for queue in &mut queues {
         ensure!(queue.write(0, &[1; 512])? == status::OK);

@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, kind, status};
 use vm::wait_until;
 
 const TARGET: &str = "iqn.2026-11.org.example:rbd";
@@ -235,7 +235,7 @@ fn stopped_daemon_writes_nothing_after_a_preemption() -> Result<()> {
     }
     let options = QueueOptions::default();
     let queues = ends.iter_mut();
-    let queues = queues.map(|end| BlkQueue::start(end, 0, &options, 4, 4096, Cuts::Usual));
+    let queues = queues.map(|end| BlkQueue::start(end, 0, &options, 4, 4096, Layout::Separate));
     let mut queues = queues.collect::<std::result::Result<Vec<BlkQueue>, _>>()?;
     let [excluded, other] = &mut queues[..] else {
         bail!("two queues");

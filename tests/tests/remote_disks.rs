@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use vhost_frontend::{
-    BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, VerifiedLoad, Verifier, status,
+    BlkQueue, FrontEnd, Layout, Options, QueueOptions, Range, VerifiedLoad, Verifier, status,
 };
 use vm::{Process, wait_until};
 
@@ -59,7 +59,7 @@ impl Pair {
         let socket = self.near.socket("r");
         let mut front_end = FrontEnd::connect(&socket, &Options::default())?;
         let queue = QueueOptions::default();
-        let queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Cuts::Usual)?;
+        let queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Layout::Separate)?;
         Ok((front_end, queue))
     }
 
@@ -161,9 +161,9 @@ fn a_unit_of_tgt_keeps_verified_io_through_kills_of_tgt() -> Result<()> {
     let near = Rig::new(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
     let load = VerifiedLoad::start(&near.socket("r"))?;
     for _ in 0..2 {
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
         tgt.restart()?;
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
     }
     ensure!(load.finish()? > 0);
     Ok(())
@@ -280,12 +280,12 @@ fn killed_and_restarted_target_loses_no_write() -> Result<()> {
     let mut pair = Pair::start(&file_of("32M"), ",connections=2")?;
     let load = VerifiedLoad::start(&pair.near.socket("r"))?;
     for _ in 0..3 {
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
         pair.far.daemon.kill()?;
         pair.wait_for_state("unavailable")?;
         pair.far.daemon.start_again()?;
         pair.wait_for_state("ready")?;
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
     }
     ensure!(load.finish()? > 0);
     Ok(())
@@ -338,7 +338,7 @@ fn break_connections(level: u8, connections: u8) -> Result<(String, Value)> {
         let harm = [Harm::Reset, Harm::Flip, Harm::Half][round % 3];
         proxy.harm(harm);
         std::thread::sleep(Duration::from_millis(100));
-        if round % 20 == 19 && load.goes_on(SOON).is_err() {
+        if round % 20 == 19 && load.expect_progress(SOON).is_err() {
             break;
         }
     }
@@ -402,13 +402,15 @@ fn silent_connections_are_detected_and_lose_no_write() -> Result<()> {
             mut near,
             load,
         } = Broken::start(level, 2)?;
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
         proxy.harm(Harm::Silence);
         std::thread::sleep(Duration::from_secs(1));
-        let went_on = load.goes_on(SOON).and_then(|()| load.goes_on(SOON));
+        let progress = load
+            .expect_progress(SOON)
+            .and_then(|()| load.expect_progress(SOON));
         let verified = load.finish();
         let log = || format!("level {level}: {}", near.daemon.process().log_tail());
-        verified.and(went_on).with_context(log)?;
+        verified.and(progress).with_context(log)?;
     }
     Ok(())
 }
@@ -445,7 +447,7 @@ fn another_path_takes_over_and_a_restart_finds_it() -> Result<()> {
     );
     let mut near = far.beside(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
     let load = VerifiedLoad::start(&near.socket("r"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let at = || -> Result<String> {
         let sessions: Value = control::get(&far.daemon.control(), "/v1/sessions")?;
         ensure!(sessions[1].is_null(), "{sessions}");
@@ -457,10 +459,10 @@ fn another_path_takes_over_and_a_restart_finds_it() -> Result<()> {
         for _ in 0..4 {
             first.harm(Harm::Reset);
             second.harm(Harm::Reset);
-            load.goes_on(SOON)?;
+            load.expect_progress(SOON)?;
         }
         drop(first);
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
         ensure!(at()?.contains("other"), "{}", at()?);
         Ok(())
     })();
@@ -469,7 +471,7 @@ fn another_path_takes_over_and_a_restart_finds_it() -> Result<()> {
     near.daemon.kill()?;
     near.daemon.start_again()?;
     let load = VerifiedLoad::start(&near.socket("r"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     ensure!(load.finish()? > 0);
     Ok(())
 }
@@ -506,7 +508,7 @@ fn growth_is_followed_and_a_lost_unit_fails_io_in_time() -> Result<()> {
 fn on_error_stop_makes_io_wait_for_the_target() -> Result<()> {
     let mut pair = Pair::start(&file_of("8M"), ",replacement_timeout=1,on_error=stop")?;
     let load = VerifiedLoad::start(&pair.near.socket("r"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     pair.far.daemon.kill()?;
     let waits = wait_until(SOON, || {
         pair.status().ok()?["waiting"].as_u64().filter(|n| *n > 0)
@@ -514,7 +516,7 @@ fn on_error_stop_makes_io_wait_for_the_target() -> Result<()> {
     waits.with_context(|| format!("nothing waits: {:?}", pair.status()))?;
     pair.far.daemon.start_again()?;
     pair.wait_for_state("ready")?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     ensure!(load.finish()? > 0);
     Ok(())
 }

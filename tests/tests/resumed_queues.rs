@@ -7,7 +7,7 @@ use serde_json::json;
 use std::net::Shutdown;
 use std::path::Path;
 use std::time::Duration;
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, kind, status};
 
 const MIB: usize = 1 << 20;
 const SOON: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ impl Machine {
 
     fn over(mut front_end: FrontEnd, index: u16, options: Options) -> Result<Machine> {
         let queue = QueueOptions::default();
-        let queue = BlkQueue::start(&mut front_end, index, &queue, 4, BLOCK, Cuts::Usual)?;
+        let queue = BlkQueue::start(&mut front_end, index, &queue, 4, BLOCK, Layout::Separate)?;
         Ok(Machine {
             front_end,
             queue,
@@ -170,7 +170,7 @@ fn queue_resumed_on_another_disk_is_refused_until_a_reset() -> Result<()> {
 fn queues_with_writes(front_end: &mut FrontEnd, byte: u8) -> Result<[BlkQueue; 2]> {
     let mut queue = |index| -> Result<BlkQueue> {
         let queue = front_end.place_queue(index, &QueueOptions::default())?;
-        let mut queue = BlkQueue::over(front_end, queue, 4, BLOCK, Cuts::Usual)?;
+        let mut queue = BlkQueue::with_queue(front_end, queue, 4, BLOCK, Layout::Separate)?;
         leave_write(&mut queue, byte)?;
         Ok(queue)
     };

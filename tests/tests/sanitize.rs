@@ -4,7 +4,7 @@
 use end_to_end::{IscsiSession, Result, Rig, bail, ensure};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, kind, status};
 use vm::wait_until;
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
@@ -124,7 +124,7 @@ fn sanitize_stops_virtio_blk_and_leaves_nothing_written() -> Result<()> {
     let (rig, portal) = rig("d0=delay:300ms,size=4M,around=ram", true)?;
     let mut front_end = FrontEnd::connect(&rig.socket("d0"), &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Layout::Separate)?;
     let mut session = IscsiSession::login(&portal, TARGET, 1)?;
     ensure!(queue.write(0, &[0xaa; 4096])? == status::OK);
 

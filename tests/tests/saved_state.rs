@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use control::objects::Bitmap;
 use control::{StateFile, Status};
 use end_to_end::{Context, DaemonBuilder, IscsiSession, Result, Scratch, bail, ensure};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions};
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 const UNIT_TARGET: &str = "iqn.2026-11.org.example:unit";
@@ -317,7 +317,7 @@ impl StateRig {
             &options,
             16,
             1 << 20,
-            Cuts::Usual,
+            Layout::Separate,
         )?);
         front_end.write_config(32, &[0])?;
         drop(front_end);

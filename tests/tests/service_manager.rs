@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, status};
 use vm::{Process, lunette_program, wait_until, workspace};
 
 /// Time limit, far above the usual time of any step.
@@ -200,7 +200,7 @@ fn ready_disk(scratch: &Scratch, manager: &UnixDatagram) -> Result<(FrontEnd, Bl
     }
     let mut front_end = FrontEnd::connect(&scratch.socket("d.sock"), &Options::default())?;
     let queue = QueueOptions::default();
-    let queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Cuts::Usual)?;
+    let queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Layout::Separate)?;
     let disk = control::get(&scratch.socket("control.sock"), "/v1/disks/d")?;
     Ok((front_end, queue, disk))
 }
@@ -270,7 +270,7 @@ fn sessions_stored_by_the_manager_continue_after_a_restart() -> Result<()> {
     hear_ready(&manager)?;
     let load = VerifiedLoad::start(&scratch.socket("d.sock"))?;
     for _ in 0..3 {
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
         let pid = rustix::process::Pid::from_child(&daemon.0);
         rustix::process::kill_process(pid, Signal::TERM)?;
         let mut kept = Vec::new();
@@ -291,7 +291,7 @@ fn sessions_stored_by_the_manager_continue_after_a_restart() -> Result<()> {
             );
         }
     }
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     ensure!(load.finish()? > 0);
     ensure!(daemon.end()?);
     Ok(())

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vhost_frontend::{
-    BlkDone, BlkQueue, Cuts, Error, FrontEnd, InflightMemory, Options, QueueOptions, Verifier,
+    BlkDone, BlkQueue, Error, FrontEnd, InflightMemory, Layout, Options, QueueOptions, Verifier,
 };
 use vm::wait_until;
 
@@ -109,7 +109,8 @@ impl Machine<'_> {
         let options = QueueOptions::default();
         let region = front_end.new_inflight(1, options.size)?;
         front_end.give_inflight(&region)?;
-        let mut queue = BlkQueue::start(&mut front_end, 0, &options, DEPTH, BLOCK, Cuts::Usual)?;
+        let mut queue =
+            BlkQueue::start(&mut front_end, 0, &options, DEPTH, BLOCK, Layout::Separate)?;
         progress.connections.fetch_add(1, Ordering::Relaxed);
         let mut machine = Machine {
             socket,
@@ -331,7 +332,7 @@ impl Daemons {
 fn fill(socket: &Path) -> Result<()> {
     let mut front_end = FrontEnd::connect(socket, &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, 1 << 20, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, 1 << 20, Layout::Separate)?;
     for megabyte in 0..128 {
         queue.write(megabyte << 20, &[0xa5; 1 << 20])?;
     }

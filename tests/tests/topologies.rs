@@ -182,7 +182,7 @@ fn scsi_disks_have_their_addresses_and_idle_costs_nothing() -> Result<()> {
 
     // Each disk gets different content, checked after all writes. This detects an address that reaches another disk.
     for pass in ["fill", "check"] {
-        guest.ok_within(
+        guest.run_within_limit(
             Duration::from_secs(360),
             &format!(
                 "seed=0; for d in /sys/block/sd*; do seed=$((seed+1)); \

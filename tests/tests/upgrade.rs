@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, status};
 use vm::wait_until;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -269,7 +269,9 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
         VerifiedLoad::start(&near.socket("r"))?,
     ];
     last.upgrade(&mut rig, &[])?;
-    loads.iter().try_for_each(|load| load.goes_on(SOON))?;
+    loads
+        .iter()
+        .try_for_each(|load| load.expect_progress(SOON))?;
     let first = descriptors(last.0)?;
     let mut pauses = [Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..upgrades {
@@ -278,7 +280,7 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
         }
         last.upgrade(&mut rig, &[])?;
         for (load, pauses) in loads.iter().zip(&mut pauses) {
-            load.goes_on(SOON)?;
+            load.expect_progress(SOON)?;
             pauses.push(load.slowest_batch());
         }
     }
@@ -303,7 +305,7 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
     }
     // After a front end disconnects, another one may connect.
     let load = VerifiedLoad::start(&rig.socket("d0"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     ensure!(load.finish()? > 0);
     last.end()
 }
@@ -328,7 +330,7 @@ fn ram_disks_survive_or_block_the_upgrade() -> Result<()> {
     let mut last = Last(0);
     let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Layout::Separate)?;
     ensure!(queue.write(1 << 20, &[7; 4096])? == status::OK);
     for _ in 0..3 {
         last.upgrade(&mut rig, &[])?;
@@ -359,7 +361,7 @@ fn ram_disks_survive_or_block_the_upgrade() -> Result<()> {
 fn running_jobs_block_the_upgrade() -> Result<()> {
     let mut rig = two_disks(blk_and_scsi)?;
     let load = VerifiedLoad::start(&rig.socket("d0"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let target = rig.scratch.file("moved.raw");
     let target = format!("file:{},cache=writeback", target.display());
     rig.daemon
@@ -370,7 +372,7 @@ fn running_jobs_block_the_upgrade() -> Result<()> {
     ensure!(is_clear, "{refused}");
     let mut last = Last(0);
     last.upgrade(&mut rig, &["--end-jobs"])?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let jobs: Value = control::get(&rig.daemon.control(), "/v1/jobs")?;
     ensure!(jobs == serde_json::json!([]), "{jobs}");
     ensure!(load.finish()? > 0);
@@ -395,7 +397,7 @@ fn upgrade_refuses_the_changes_that_a_reload_refuses() -> Result<()> {
         Ok(daemon.arguments(["--config", &file]))
     })?;
     let load = VerifiedLoad::start(&rig.socket("d0"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let before = pid(&rig)?;
     for disk in ["read_only = true", "block_size = 4096"] {
         write_configuration(&rig.scratch, "workers = 1", disk)?;
@@ -405,20 +407,20 @@ fn upgrade_refuses_the_changes_that_a_reload_refuses() -> Result<()> {
             ensure!(refused.to_string().contains("disk d0"), "{refused}");
         }
         ensure!(pid(&rig)? == before);
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
     }
     // An export with a client cannot be removed.
     std::fs::write(rig.scratch.file("lunette.toml"), "workers = 1\n")?;
     let refused = rig.daemon.lunette(&["upgrade"]).err();
     let refused = refused.context("its client loses the export")?.to_string();
     ensure!(refused.contains("has a client"), "{refused}");
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     // A key of the daemon itself: a reload refuses it, and the next daemon uses it.
     write_configuration(&rig.scratch, "workers = 2", "")?;
     ensure!(rig.daemon.lunette(&["reload"]).is_err());
     let mut last = Last(0);
     last.upgrade(&mut rig, &[])?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let status: Value = control::get(&rig.daemon.control(), "/v1/status")?;
     ensure!(status["workers"] == 2, "{status}");
     ensure!(load.finish()? > 0);
@@ -429,7 +431,7 @@ fn upgrade_refuses_the_changes_that_a_reload_refuses() -> Result<()> {
 fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
     let mut rig = two_disks(blk_and_scsi)?;
     let load = VerifiedLoad::start(&rig.socket("d0"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let before = pid(&rig)?;
     let script = rig.scratch.file("program");
     for (text, expected) in [
@@ -450,13 +452,13 @@ fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
             "{stderr}"
         );
         ensure!(pid(&rig)? == before);
-        load.goes_on(SOON)?;
+        load.expect_progress(SOON)?;
     }
     // Upgrades to the named program.
     let mut last = Last(0);
     let program = vm::lunette_program(vm::Profile::Dev)?.display().to_string();
     last.upgrade(&mut rig, &["--to", &program])?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     ensure!(load.finish()? > 0);
     last.end()
 }
@@ -484,7 +486,7 @@ fn front_ends_are_handed_to_the_daemons_user_alone() -> Result<()> {
         ensure!(refused.contains(expected), "{refused}");
     }
     let load = VerifiedLoad::start(&rig.socket("d0"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     ensure!(load.finish()? > 0);
     Ok(())
 }
@@ -501,7 +503,7 @@ fn signals_during_a_handover_do_not_end_it() -> Result<()> {
             .lunette(&["export", "add", "vhost-scsi", &export])?;
     }
     let load = VerifiedLoad::start(&rig.socket("d0"))?;
-    load.goes_on(SOON)?;
+    load.expect_progress(SOON)?;
     let place = rig.scratch.socket("heir");
     let heir = UnixDatagram::bind(&place)?;
     heir.set_read_timeout(Some(Duration::from_secs(10)))?;

@@ -174,9 +174,9 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
     });
     if let Some(transports) = overview.servers.transports() {
         let portals = options.handover.take_all(&Item::Portal);
-        transports.iscsi.inherit_portals(portals);
+        transports.iscsi.take_over_portals(portals);
         let exports = options.handover.take_all(&Item::Export);
-        transports.vhost.inherit(exports);
+        transports.vhost.take_over_sockets(exports);
     }
     let result = owner.begin(options.inherited, &inbox).map_err(|refusal| {
         overview.servers.end();
@@ -261,7 +261,7 @@ fn resume(mut handover: Handover, overview: &Overview) {
     });
     for session in sessions.unwrap_or_default() {
         let export = session.export.clone();
-        if let Err(error) = transports.vhost.resume(session) {
+        if let Err(error) = transports.vhost.take_over_session(session) {
             tracing::warn!(
                 export,
                 "cannot resume the session, its front end must reconnect: {error}"
@@ -483,9 +483,9 @@ impl Running {
         write_ahead(&self.overview.live());
         let transports = self.overview.servers.transports();
         let served = transports.map(|transports| {
-            let portals = transports.iscsi.leave_portals();
-            let exports = transports.vhost.leave_sockets();
-            (transports.vhost.hand_over(), portals, exports)
+            let portals = transports.iscsi.hand_over_portals();
+            let exports = transports.vhost.hand_over_sockets();
+            (transports.vhost.hand_over_sessions(), portals, exports)
         });
         let (sessions, portals, exports) = served.unwrap_or_default();
         self.overview.bitmaps.hand_over();

@@ -37,7 +37,7 @@ pub(crate) struct Portals {
     /// Configured and bound address of each portal. They differ in the port if 0 was configured.
     bound: BTreeMap<SocketAddr, SocketAddr>,
     /// Listening sockets of the previous process, until portals need them.
-    inherited: BTreeMap<SocketAddr, TcpListener>,
+    taken_over: BTreeMap<SocketAddr, TcpListener>,
     /// Sockets that could not be bound and are retried.
     waiting: BTreeMap<SocketAddr, Retry>,
     /// Sockets that were open or waiting before. They may wait again, so that a change of a target cannot lose it.
@@ -122,23 +122,23 @@ impl Portals {
         next.known
             .extend(next.open.keys().chain(next.waiting.keys()));
         next.may_wait = self.may_wait;
-        next.inherited = std::mem::take(&mut self.inherited);
+        next.taken_over = std::mem::take(&mut self.taken_over);
         *self = next;
         Ok(())
     }
 
     /// Returns the inherited socket of this address, or a new one.
     fn obtain(&mut self, address: SocketAddr) -> io::Result<TcpListener> {
-        if let Some(listener) = self.inherited.remove(&address) {
+        if let Some(listener) = self.taken_over.remove(&address) {
             return Ok(listener);
         }
         match open(address) {
             // The configuration has changed: an unused inherited socket, such as a wildcard, may occupy the address.
             Err(error)
-                if error.kind() == io::ErrorKind::AddrInUse && !self.inherited.is_empty() =>
+                if error.kind() == io::ErrorKind::AddrInUse && !self.taken_over.is_empty() =>
             {
-                self.inherited
-                    .retain(|inherited, _| inherited.port() != address.port());
+                self.taken_over
+                    .retain(|taken_over, _| taken_over.port() != address.port());
                 open(address)
             }
             opened => opened,
@@ -207,7 +207,7 @@ impl Portals {
     }
 
     /// Takes the listening sockets of the previous process. Initiators may be waiting in their backlogs.
-    pub fn inherit(&mut self, sockets: Vec<OwnedFd>) {
+    pub fn take_over(&mut self, sockets: Vec<OwnedFd>) {
         let listening = sockets.into_iter().filter_map(|socket| {
             let is_listening = sockopt::socket_acceptconn(&socket).unwrap_or(false);
             let listener = TcpListener::from(socket);
@@ -215,22 +215,22 @@ impl Portals {
             let address = listener.local_addr().ok()?;
             is_listening.then_some((address, listener))
         });
-        self.inherited = listening.collect();
+        self.taken_over = listening.collect();
     }
 
     /// Closes unused inherited sockets after all portals were opened.
     pub fn forget_inherited(&mut self) {
-        self.inherited.clear();
+        self.taken_over.clear();
     }
 
     /// Stops listening and returns the open sockets for another process, so that no initiator is refused.
-    pub fn leave(&mut self) -> Vec<OwnedFd> {
+    pub fn hand_over(&mut self) -> Vec<OwnedFd> {
         self.has_left = true;
         self.bound.clear();
         self.waiting.clear();
         let open = std::mem::take(&mut self.open).into_values();
-        let left = open.filter_map(|listener| listener.try_clone().ok());
-        left.map(OwnedFd::from).collect()
+        let handed_over = open.filter_map(|listener| listener.try_clone().ok());
+        handed_over.map(OwnedFd::from).collect()
     }
 
     /// Returns true if this is one of the open sockets.
@@ -404,7 +404,7 @@ mod tests {
         let mut before = Portals::default();
         let port = port_of(&mut before, "127.0.0.1:0");
         let portal = addresses(&[&format!("127.0.0.1:{port}")]);
-        let left = before.leave();
+        let handed_over = before.hand_over();
         // A change during the end of the process takes nothing from its successor.
         before.set(&portal).unwrap();
         assert!(before.listeners().is_empty());
@@ -412,7 +412,7 @@ mod tests {
         // Not accepted yet, but not refused.
         let waits = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let mut portals = Portals::default();
-        portals.inherit(left);
+        portals.take_over(handed_over);
         portals.set(&portal).unwrap();
         portals.forget_inherited();
         let listeners = portals.listeners();
@@ -420,18 +420,18 @@ mod tests {
         let (_, peer) = listeners[0].accept().unwrap();
         assert_eq!(peer, waits.local_addr().unwrap());
         // Inherited sockets do not block different portals.
-        let left = portals.leave();
+        let handed_over = portals.hand_over();
         assert!(!portals.has(&listeners[0]));
         drop((portals, listeners));
         let mut portals = Portals::default();
-        portals.inherit(left);
+        portals.take_over(handed_over);
         let wildcard = addresses(&[&format!("0.0.0.0:{port}")]);
         portals.set(&wildcard).unwrap();
         assert!(is_heard("127.0.0.2", port));
         // A socket that does not listen is not inherited.
         let connection = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        portals.inherit(vec![connection.into()]);
-        assert!(portals.inherited.is_empty());
+        portals.take_over(vec![connection.into()]);
+        assert!(portals.taken_over.is_empty());
     }
 
     #[test]
@@ -491,7 +491,7 @@ mod tests {
         portals.set(&asked).unwrap();
         assert_eq!(portals.waiting()[0].address, absent.parse().unwrap());
         let mut next = Portals::default();
-        next.inherit(portals.leave());
+        next.take_over(portals.hand_over());
         assert!(portals.next_try().is_none());
         next.set_may_wait(true);
         next.set(&asked).unwrap();

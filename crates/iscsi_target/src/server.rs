@@ -487,8 +487,8 @@ impl Server {
     }
 
     /// Takes the listening sockets of the previous daemon, for portals that are about to be opened.
-    pub fn inherit_portals(&self, sockets: Vec<OwnedFd>) {
-        lock(&self.state.portals).inherit(sockets);
+    pub fn take_over_portals(&self, sockets: Vec<OwnedFd>) {
+        lock(&self.state.portals).take_over(sockets);
     }
 
     /// Closes unused inherited sockets. All targets of the start were added.
@@ -497,8 +497,8 @@ impl Server {
     }
 
     /// Stops accepting and returns the listening sockets for another process. Initiators wait in their backlogs meanwhile.
-    pub fn leave_portals(&self) -> Vec<OwnedFd> {
-        let left = lock(&self.state.portals).leave();
+    pub fn hand_over_portals(&self) -> Vec<OwnedFd> {
+        let left = lock(&self.state.portals).hand_over();
         self.state.accepting.wake();
         left
     }
@@ -544,7 +544,7 @@ fn accept_all(state: &Arc<ServerState>) {
     let login_time = state.shared.limits.login_time;
     let clock = Clock::shared();
     let mut last_tick = clock.elapsed();
-    while state.accepting.goes_on() {
+    while state.accepting.is_accepting() {
         let listeners = lock(&state.portals).listeners();
         let busy = state.shared.connection_count() > 0 || !state.shared.retained.is_empty();
         let now = clock.elapsed();

@@ -43,7 +43,7 @@ impl Load {
         }
     }
 
-    fn goes_on(&self, after: &str) {
+    fn expect_progress(&self, after: &str) {
         let now = self.rounds.load(Ordering::SeqCst);
         let begun = Instant::now();
         while self.rounds.load(Ordering::SeqCst) < now + 2 {
@@ -73,11 +73,11 @@ impl Drop for Load {
 fn hostile_initiators_end_only_their_own_sessions() {
     let rig = Rig::ram();
     let load = Load::start(&rig);
-    load.goes_on("nothing");
+    load.expect_progress("nothing");
     for (name, case) in hostile::cases() {
         let ended = std::panic::catch_unwind(|| case(rig.portal));
         assert!(ended.is_ok(), "{name}");
-        load.goes_on(name);
+        load.expect_progress(name);
     }
     drop(load);
     rig.wait_for_connections(0);

@@ -42,7 +42,7 @@ impl Accepting {
     }
 
     /// Returns true until [`Accepting::end`] is called.
-    pub fn goes_on(&self) -> bool {
+    pub fn is_accepting(&self) -> bool {
         !self.ending.load(Ordering::SeqCst)
     }
 
@@ -94,9 +94,9 @@ mod tests {
         accepting.wake();
         accepting.wait(&listeners, None, "nobody");
         accepting.wait(&listeners, Some(Duration::from_millis(1)), "nobody");
-        assert!(accepting.goes_on());
+        assert!(accepting.is_accepting());
         accepting.end();
         accepting.wait(&listeners, None, "nobody");
-        assert!(!accepting.goes_on());
+        assert!(!accepting.is_accepting());
     }
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::cuts::Cuts;
+use crate::layout::Layout;
 use crate::memory::Area;
 use crate::queue::{Queue, QueueOptions};
 use crate::session::FrontEnd;
@@ -75,8 +75,8 @@ pub struct BlkDone {
 /// A queue of a virtio-blk device.
 pub struct BlkQueue {
     queue: Queue,
-    cuts: Cuts,
-    /// Headers and statuses of requests with the usual cuts.
+    layout: Layout,
+    /// Headers and statuses of requests in the default element layout.
     small: Area,
     /// Per slot: a page that ends with the header, then the data with room for a status after it.
     large: Area,
@@ -97,26 +97,26 @@ impl BlkQueue {
         options: &QueueOptions,
         depth: u16,
         max_io: usize,
-        cuts: Cuts,
+        layout: Layout,
     ) -> Result<BlkQueue> {
         let queue = front_end.start_queue(index, options)?;
-        BlkQueue::over(front_end, queue, depth, max_io, cuts)
+        BlkQueue::with_queue(front_end, queue, depth, max_io, layout)
     }
 
     /// Uses an existing queue, otherwise like [`BlkQueue::start`].
-    pub fn over(
+    pub fn with_queue(
         front_end: &mut FrontEnd,
         queue: Queue,
         depth: u16,
         max_io: usize,
-        cuts: Cuts,
+        layout: Layout,
     ) -> Result<BlkQueue> {
         let stride = PAGE + (max_io + 1).next_multiple_of(PAGE);
         let small = front_end.allocate(SMALL * usize::from(depth), SMALL as u64)?;
         let large = front_end.allocate(stride * usize::from(depth), PAGE as u64)?;
         Ok(BlkQueue {
             queue,
-            cuts,
+            layout,
             statuses: vec![small.part(0, 0); usize::from(depth)],
             small,
             large,
@@ -134,8 +134,8 @@ impl BlkQueue {
     }
 
     /// Sets the descriptor layout of further requests.
-    pub fn set_cuts(&mut self, cuts: Cuts) {
-        self.cuts = cuts;
+    pub fn set_layout(&mut self, layout: Layout) {
+        self.layout = layout;
     }
 
     /// Returns the number of slots.
@@ -175,7 +175,7 @@ impl BlkQueue {
     /// the slot stays taken.
     pub fn submit(&mut self, slot: u16, kind: u32, sector: u64, out: usize, into: usize) -> bool {
         let data = usize::from(slot) * self.stride + PAGE;
-        let (header, status) = if self.cuts.contiguous() {
+        let (header, status) = if self.layout.is_contiguous() {
             (
                 self.large.part(data - HEADER, HEADER),
                 self.large.part(data + out.max(into), 1),
@@ -190,14 +190,14 @@ impl BlkQueue {
         header.write(0, &bytes);
         status.write(0, &[status::NONE]);
         let address = self.large.address + data as u64;
-        let cuts = self.cuts;
+        let layout = self.layout;
         self.readable.clear();
-        cuts.cut(
+        layout.split(
             &[header.element(), (address, out as u32)],
             &mut self.readable,
         );
         self.writable.clear();
-        cuts.cut(
+        layout.split(
             &[(address, into as u32), status.element()],
             &mut self.writable,
         );
@@ -241,7 +241,13 @@ impl BlkQueue {
     }
 
     /// Runs one request, with no other request in flight.
-    fn alone(&mut self, kind: u32, sector: u64, out: &[u8], into: &mut [u8]) -> Result<BlkDone> {
+    fn run_request(
+        &mut self,
+        kind: u32,
+        sector: u64,
+        out: &[u8],
+        into: &mut [u8],
+    ) -> Result<BlkDone> {
         let Some(slot) = self.take() else {
             return Err(Error::Wrong("all slots are taken".into()));
         };
@@ -275,17 +281,19 @@ impl BlkQueue {
 
     /// Reads from a byte offset. Returns the status.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<u8> {
-        Ok(self.alone(kind::IN, offset >> 9, &[], into)?.status)
+        Ok(self.run_request(kind::IN, offset >> 9, &[], into)?.status)
     }
 
     /// Writes to a byte offset. Returns the status.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<u8> {
-        Ok(self.alone(kind::OUT, offset >> 9, from, &mut [])?.status)
+        Ok(self
+            .run_request(kind::OUT, offset >> 9, from, &mut [])?
+            .status)
     }
 
     /// Flushes all written data. Returns the status.
     pub fn flush(&mut self) -> Result<u8> {
-        Ok(self.alone(kind::FLUSH, 0, &[], &mut [])?.status)
+        Ok(self.run_request(kind::FLUSH, 0, &[], &mut [])?.status)
     }
 
     /// Discards ranges. Returns the status.
@@ -300,13 +308,13 @@ impl BlkQueue {
 
     fn ranges(&mut self, kind: u32, ranges: &[Range]) -> Result<u8> {
         let bytes: Vec<u8> = ranges.iter().flat_map(Range::bytes).collect();
-        Ok(self.alone(kind, 0, &bytes, &mut [])?.status)
+        Ok(self.run_request(kind, 0, &bytes, &mut [])?.status)
     }
 
     /// Requests the serial number. Returns it with the status.
     pub fn get_id(&mut self) -> Result<(u8, [u8; 20])> {
         let mut id = [0; 20];
-        let done = self.alone(kind::GET_ID, 0, &[], &mut id)?;
+        let done = self.run_request(kind::GET_ID, 0, &[], &mut id)?;
         Ok((done.status, id))
     }
 }

@@ -78,11 +78,11 @@ pub struct Channel {
 impl Channel {
     /// Connects to a back end's socket.
     pub fn connect(path: &Path) -> Result<Channel> {
-        Ok(Channel::over(UnixStream::connect(path)?))
+        Ok(Channel::from_stream(UnixStream::connect(path)?))
     }
 
     /// Uses a connected stream.
-    pub fn over(stream: UnixStream) -> Channel {
+    pub fn from_stream(stream: UnixStream) -> Channel {
         Channel {
             stream,
             limit: Duration::from_secs(30),
@@ -225,21 +225,21 @@ impl Channel {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC;
-        let got = recvmsg(
+        let received = recvmsg(
             &self.stream,
             &mut [IoSliceMut::new(into)],
             &mut control,
             flags,
         )
         .map_err(closed)?;
-        if got.bytes == 0 {
+        if received.bytes == 0 {
             return Err(Error::Closed);
         }
         let fds = control.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(fds) => Some(fds),
             _ => None,
         });
-        Ok((got.bytes, fds.flatten().next()))
+        Ok((received.bytes, fds.flatten().next()))
     }
 
     fn read(&self, into: &mut [u8]) -> Result<()> {

@@ -78,12 +78,12 @@ fn ends(front_end: &FrontEnd) -> Result<()> {
 fn refused(front_end: &FrontEnd, result: Result<()>) -> Result<()> {
     match result {
         Ok(()) => Err(Error::Wrong("it was accepted".into())),
-        other => borne(front_end, other),
+        other => accept_refusal(front_end, other),
     }
 }
 
 /// Accepts success or refusal of the request. A missing reply is valid only if the session is closed.
-fn borne(front_end: &FrontEnd, result: Result<()>) -> Result<()> {
+fn accept_refusal(front_end: &FrontEnd, result: Result<()>) -> Result<()> {
     match result {
         Ok(()) | Err(Error::Refused(_)) => {
             let asked = front_end.channel().call(request::GET_FEATURES, &[], &[]);

@@ -9,9 +9,9 @@
 
 mod block;
 mod channel;
-mod cuts;
 pub mod hostile;
 mod inflight;
+mod layout;
 mod load;
 mod log;
 mod memory;
@@ -22,9 +22,9 @@ mod verify;
 
 pub use block::{BlkDone, BlkQueue, Range, kind, status};
 pub use channel::{Channel, Message, request};
-pub use cuts::Cuts;
 pub use hostile::Case;
 pub use inflight::InflightMemory;
+pub use layout::Layout;
 pub use load::VerifiedLoad;
 pub use log::LogMemory;
 pub use memory::{Area, Memory, Region};

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::block::BlkQueue;
-use crate::cuts::Cuts;
+use crate::layout::Layout;
 use crate::queue::QueueOptions;
 use crate::session::{FrontEnd, Options};
 use crate::verify::Verifier;
@@ -45,7 +45,7 @@ impl VerifiedLoad {
     pub fn start_with(socket: &Path, options: &Options) -> Result<VerifiedLoad> {
         let mut front_end = FrontEnd::connect(socket, options)?;
         let queue = QueueOptions::default();
-        let queue = BlkQueue::start(&mut front_end, 0, &queue, DEPTH, 4096, Cuts::Usual)?;
+        let queue = BlkQueue::start(&mut front_end, 0, &queue, DEPTH, 4096, Layout::Separate)?;
         let (stop, progress) = (Arc::<AtomicBool>::default(), Arc::<Progress>::default());
         let (ending, seen) = (stop.clone(), progress.clone());
         let thread = std::thread::spawn(move || {
@@ -75,7 +75,7 @@ impl VerifiedLoad {
     ///
     /// # Errors
     /// The load has ended or makes no progress.
-    pub fn goes_on(&self, limit: Duration) -> Result<()> {
+    pub fn expect_progress(&self, limit: Duration) -> Result<()> {
         let (before, until) = (self.verified(), Instant::now() + limit);
         while self.verified() == before {
             if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
@@ -107,8 +107,8 @@ fn work(mut queue: BlkQueue, ending: &AtomicBool, progress: &Progress) -> Result
     while !ending.load(Ordering::Relaxed) {
         let before = Instant::now();
         verifier.round(&mut queue, DEPTH)?;
-        let took = u64::try_from(before.elapsed().as_micros()).unwrap_or(u64::MAX);
-        progress.slowest_batch.fetch_max(took, Ordering::Relaxed);
+        let elapsed = u64::try_from(before.elapsed().as_micros()).unwrap_or(u64::MAX);
+        progress.slowest_batch.fetch_max(elapsed, Ordering::Relaxed);
         let verified = verifier.requests();
         progress.verified.store(verified, Ordering::Relaxed);
         std::thread::sleep(PAUSE);

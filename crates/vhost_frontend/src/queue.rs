@@ -46,7 +46,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn place(
+    pub(crate) fn allocate(
         front_end: &mut FrontEnd,
         index: u16,
         options: &QueueOptions,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cuts::Cuts;
+use crate::layout::Layout;
 use crate::memory::Area;
 use crate::queue::{Queue, QueueOptions};
 use crate::session::FrontEnd;
@@ -59,11 +59,11 @@ pub struct ScsiDone {
 /// A request queue of a virtio-scsi device.
 pub struct ScsiQueue {
     queue: Queue,
-    cuts: Cuts,
+    layout: Layout,
     small: Area,
     /// Per slot: a page that ends with the request, data-out, a page that ends with the response, data-in.
     large: Area,
-    room: usize,
+    slot_bytes: usize,
     responses: Vec<Area>,
     attribute: u8,
     free: Vec<u16>,
@@ -79,19 +79,19 @@ impl ScsiQueue {
         options: &QueueOptions,
         depth: u16,
         max_io: usize,
-        cuts: Cuts,
+        layout: Layout,
     ) -> Result<ScsiQueue> {
         let queue = front_end.start_queue(index, options)?;
-        let room = PAGE + max_io.next_multiple_of(PAGE);
+        let slot_bytes = PAGE + max_io.next_multiple_of(PAGE);
         let small = front_end.allocate(SMALL * usize::from(depth), 64)?;
-        let large = front_end.allocate(2 * room * usize::from(depth), PAGE as u64)?;
+        let large = front_end.allocate(2 * slot_bytes * usize::from(depth), PAGE as u64)?;
         Ok(ScsiQueue {
             queue,
-            cuts,
+            layout,
             responses: vec![small.part(0, 0); usize::from(depth)],
             small,
             large,
-            room,
+            slot_bytes,
             attribute: attribute::SIMPLE,
             free: (0..depth).rev().collect(),
             readable: Vec::new(),
@@ -126,24 +126,33 @@ impl ScsiQueue {
 
     /// Returns the data-out area of a slot.
     pub fn data_out(&self, slot: u16) -> Area {
-        self.large
-            .part(usize::from(slot) * 2 * self.room + PAGE, self.room - PAGE)
+        self.large.part(
+            usize::from(slot) * 2 * self.slot_bytes + PAGE,
+            self.slot_bytes - PAGE,
+        )
     }
 
     /// Returns the data-in area of a slot.
     pub fn data_in(&self, slot: u16) -> Area {
-        let at = (usize::from(slot) * 2 + 1) * self.room + PAGE;
-        self.large.part(at, self.room - PAGE)
+        let at = (usize::from(slot) * 2 + 1) * self.slot_bytes + PAGE;
+        self.large.part(at, self.slot_bytes - PAGE)
     }
 
     /// Adds a request that transfers `out` bytes to the device and `into` bytes from it. Returns false if the ring has no room.
-    pub fn submit(&mut self, slot: u16, what: &ScsiRequest<'_>, out: usize, into: usize) -> bool {
+    pub fn submit(
+        &mut self,
+        slot: u16,
+        command: &ScsiRequest<'_>,
+        out: usize,
+        into: usize,
+    ) -> bool {
         let (data_out, data_in) = (self.data_out(slot), self.data_in(slot));
-        let (request, response) = if self.cuts.contiguous() {
-            let first = usize::from(slot) * 2 * self.room + PAGE;
+        let (request, response) = if self.layout.is_contiguous() {
+            let first = usize::from(slot) * 2 * self.slot_bytes + PAGE;
             (
                 self.large.part(first - REQUEST, REQUEST),
-                self.large.part(first + self.room - RESPONSE, RESPONSE),
+                self.large
+                    .part(first + self.slot_bytes - RESPONSE, RESPONSE),
             )
         } else {
             let at = usize::from(slot) * SMALL;
@@ -154,20 +163,20 @@ impl ScsiQueue {
         };
         let mut bytes = [0; REQUEST];
         // 5.6.6.1: 1, target, then a single-level LUN.
-        let lun = what.lun.to_be_bytes();
-        bytes[..4].copy_from_slice(&[1, what.target, lun[0] | 0x40, lun[1]]);
-        bytes[8..16].copy_from_slice(&what.tag.to_le_bytes());
-        let cdb = what.cdb.len().min(32);
+        let lun = command.lun.to_be_bytes();
+        bytes[..4].copy_from_slice(&[1, command.target, lun[0] | 0x40, lun[1]]);
+        bytes[8..16].copy_from_slice(&command.tag.to_le_bytes());
+        let cdb = command.cdb.len().min(32);
         bytes[16] = self.attribute;
-        bytes[19..19 + cdb].copy_from_slice(&what.cdb[..cdb]);
+        bytes[19..19 + cdb].copy_from_slice(&command.cdb[..cdb]);
         request.write(0, &bytes);
         response.write(0, &[0xff; RESPONSE]);
         self.readable.clear();
         let parts = [request.element(), data_out.part(0, out).element()];
-        self.cuts.cut(&parts, &mut self.readable);
+        self.layout.split(&parts, &mut self.readable);
         self.writable.clear();
         let parts = [response.element(), data_in.part(0, into).element()];
-        self.cuts.cut(&parts, &mut self.writable);
+        self.layout.split(&parts, &mut self.writable);
         self.responses[usize::from(slot)] = response;
         self.queue
             .add(&self.readable, &self.writable, u64::from(slot))
@@ -209,14 +218,19 @@ impl ScsiQueue {
     }
 
     /// Runs one command, with no other command in flight.
-    pub fn run(&mut self, what: &ScsiRequest<'_>, out: &[u8], into: &mut [u8]) -> Result<ScsiDone> {
+    pub fn run(
+        &mut self,
+        command: &ScsiRequest<'_>,
+        out: &[u8],
+        into: &mut [u8],
+    ) -> Result<ScsiDone> {
         let Some(slot) = self.take() else {
             return Err(Error::Wrong("all slots are taken".into()));
         };
         self.data_out(slot).write(0, out);
         // Bytes that the device does not write keep their value.
         self.data_in(slot).write(0, into);
-        if !self.submit(slot, what, out.len(), into.len()) {
+        if !self.submit(slot, command, out.len(), into.len()) {
             return Err(Error::Wrong("the ring has no room".into()));
         }
         self.publish();

@@ -74,11 +74,11 @@ pub struct FrontEnd {
 impl FrontEnd {
     /// Connects, negotiates features and shares the memory.
     pub fn connect(path: &Path, options: &Options) -> Result<FrontEnd> {
-        FrontEnd::over(Channel::connect(path)?, options)
+        FrontEnd::from_channel(Channel::connect(path)?, options)
     }
 
     /// As [`FrontEnd::connect`], over an open channel.
-    pub fn over(channel: Channel, options: &Options) -> Result<FrontEnd> {
+    pub fn from_channel(channel: Channel, options: &Options) -> Result<FrontEnd> {
         let mut front_end = FrontEnd {
             channel,
             memory: Memory::new(options.memory, options.huge_pages)?,
@@ -219,7 +219,7 @@ impl FrontEnd {
 
     /// Allocates a ring in memory, without a message to the back end.
     pub fn place_queue(&mut self, index: u16, options: &QueueOptions) -> Result<Queue> {
-        Queue::place(self, index, options)
+        Queue::allocate(self, index, options)
     }
 
     /// Configures a ring in the back end and starts it from `base` on.

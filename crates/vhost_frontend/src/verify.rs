@@ -101,9 +101,9 @@ impl Verifier {
                 )));
             }
             if !write {
-                let mut got = vec![0; BLOCK];
-                queue.data(done.slot).read(0, &mut got);
-                self.compare(block, &got)?;
+                let mut actual = vec![0; BLOCK];
+                queue.data(done.slot).read(0, &mut actual);
+                self.compare(block, &actual)?;
             }
             queue.release(done.slot);
             self.requests += 1;
@@ -117,25 +117,29 @@ impl Verifier {
             if self.generations[block] == 0 {
                 continue;
             }
-            let mut got = vec![0; BLOCK];
+            let mut actual = vec![0; BLOCK];
             let offset = (self.first + block as u64) * BLOCK as u64;
-            if queue.read(offset, &mut got)? != status::OK {
+            if queue.read(offset, &mut actual)? != status::OK {
                 return Err(Error::Wrong(format!("block {block} cannot be read")));
             }
-            self.compare(block, &got)?;
+            self.compare(block, &actual)?;
         }
         Ok(())
     }
 
-    fn compare(&self, block: usize, got: &[u8]) -> Result<()> {
-        let want = self.pattern(block);
-        if want[..] == *got {
+    fn compare(&self, block: usize, actual: &[u8]) -> Result<()> {
+        let expected = self.pattern(block);
+        if expected[..] == *actual {
             return Ok(());
         }
-        let at = want.iter().zip(got).position(|(a, b)| a != b).unwrap_or(0);
+        let at = expected
+            .iter()
+            .zip(actual)
+            .position(|(a, b)| a != b)
+            .unwrap_or(0);
         Err(Error::Wrong(format!(
             "block {block} differs at byte {at}: {:#x}, not {:#x}",
-            got[at], want[at]
+            actual[at], expected[at]
         )))
     }
 }

@@ -17,7 +17,7 @@ use rustix::net::SendFlags;
 use vhost::vhost_user::Error;
 use virtio_device::{Breach, OnBroken, VirtioDevice};
 
-use crate::record::HandedOver;
+use crate::record::SessionHandover;
 use crate::relay::{Handled, Message, Relay};
 use crate::session::Session;
 use crate::whole_message;
@@ -29,8 +29,8 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(3);
 static ENDED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 static REFUSED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 // A virtual machine connects and disconnects with all its disks at once, and each disk is worth a log line.
-static COMING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
-static LEAVING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
+static CONNECTED_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
+static DISCONNECTED_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
 
 /// Time without messages after which another front end may replace this one.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// Control of a running session by other threads.
 pub(crate) struct SessionHandle {
     stream: UnixStream,
-    spoke: Arc<AtomicBool>,
+    has_sent: Arc<AtomicBool>,
     ended: Arc<AtomicBool>,
     since: Instant,
     channel: Channel,
@@ -48,7 +48,7 @@ pub(crate) struct SessionHandle {
 /// Request to continue a session in another process.
 struct Handover {
     /// Receiver of the session's state.
-    to: Mutex<Option<Sender<HandedOver>>>,
+    to: Mutex<Option<Sender<SessionHandover>>>,
     /// Wakes the session's thread.
     wake: OwnedFd,
     /// The connection belongs to another process. This process must not end it.
@@ -56,29 +56,31 @@ struct Handover {
 }
 
 impl Handover {
-    fn take(&self) -> Option<Sender<HandedOver>> {
+    fn take(&self) -> Option<Sender<SessionHandover>> {
         let mut to = self.to.lock().unwrap_or_else(PoisonError::into_inner);
         to.take()
     }
 }
 
 /// A session from the previous process.
-pub(crate) struct Resumed {
+pub(crate) struct TakenOverSession {
     messages: Vec<Message>,
     channel: Option<UnixStream>,
 }
 
-impl Resumed {
+impl TakenOverSession {
     /// Parses the state of a session.
     ///
     /// # Errors
     /// Fails if the state is invalid.
-    pub fn of(mut handed: HandedOver) -> io::Result<(UnixStream, Resumed)> {
-        let messages = handed.take_messages()?;
-        let channel = handed.channel.map(UnixStream::from);
+    pub fn parse(
+        mut handover_state: SessionHandover,
+    ) -> io::Result<(UnixStream, TakenOverSession)> {
+        let messages = handover_state.take_messages()?;
+        let channel = handover_state.channel.map(UnixStream::from);
         Ok((
-            UnixStream::from(handed.stream),
-            Resumed { messages, channel },
+            UnixStream::from(handover_state.stream),
+            TakenOverSession { messages, channel },
         ))
     }
 }
@@ -102,7 +104,7 @@ impl SessionHandle {
     }
 
     /// Stops the rings and sends the session's state to `to`, to continue in another process. Sends nothing if the session ends first.
-    pub fn hand_over(&self, to: Sender<HandedOver>) {
+    pub fn hand_over(&self, to: Sender<SessionHandover>) {
         let mut slot = self
             .handover
             .to
@@ -132,7 +134,7 @@ impl SessionHandle {
 
     /// Returns true if the front end has sent no message for longer than a serious one needs.
     pub fn is_silent(&self) -> bool {
-        !self.spoke.load(Ordering::Relaxed) && self.since.elapsed() > SILENCE
+        !self.has_sent.load(Ordering::Relaxed) && self.since.elapsed() > SILENCE
     }
 }
 
@@ -144,18 +146,18 @@ pub(crate) fn serve(
     pool: Arc<Pool>,
     started: impl FnOnce(SessionHandle),
     on_blocked: impl Fn() + Send + Sync + 'static,
-    resumed: Option<Resumed>,
+    taken_over: Option<TakenOverSession>,
 ) -> io::Result<()> {
     stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
     stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
     let watch = stream.try_clone()?;
-    let spoke = Arc::new(AtomicBool::new(false));
+    let has_sent = Arc::new(AtomicBool::new(false));
     let ended = Arc::new(AtomicBool::new(false));
-    let (before, given) = match resumed {
-        Some(resumed) => (resumed.messages, resumed.channel),
+    let (previous, channel_fd) = match taken_over {
+        Some(taken_over) => (taken_over.messages, taken_over.channel),
         None => (Vec::new(), None),
     };
-    let channel: Channel = Arc::new(Mutex::new(given));
+    let channel: Channel = Arc::new(Mutex::new(channel_fd));
     let handover = Arc::new(Handover {
         to: Mutex::new(None),
         wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -165,7 +167,7 @@ pub(crate) fn serve(
         handover: handover.clone(),
         channel: channel.clone(),
         stream: stream.try_clone()?,
-        spoke: spoke.clone(),
+        has_sent: has_sent.clone(),
         ended: ended.clone(),
         since: Instant::now(),
     });
@@ -185,9 +187,9 @@ pub(crate) fn serve(
         session,
         channel,
         handover,
-        spoke,
+        has_sent,
     };
-    let Some(end) = conversation.run(before) else {
+    let Some(end) = conversation.run(previous) else {
         return Ok(());
     };
     let Conversation { name, session, .. } = conversation;
@@ -210,20 +212,20 @@ struct Conversation {
     session: Arc<Mutex<Session>>,
     channel: Channel,
     handover: Arc<Handover>,
-    spoke: Arc<AtomicBool>,
+    has_sent: Arc<AtomicBool>,
 }
 
 impl Conversation {
-    /// Runs until the front end leaves or is refused. Returns `None` if the session continues in another process. `before`: the front end's
+    /// Runs until the front end leaves or is refused. Returns `None` if the session continues in another process. `previous`: the front end's
     /// messages to the previous process.
-    fn run(&mut self, before: Vec<Message>) -> Option<Error> {
-        if !before.is_empty() {
-            self.spoke.store(true, Ordering::Relaxed);
+    fn run(&mut self, previous: Vec<Message>) -> Option<Error> {
+        if !previous.is_empty() {
+            self.has_sent.store(true, Ordering::Relaxed);
             let session = self.session.lock();
             session
                 .unwrap_or_else(PoisonError::into_inner)
                 .allow_earlier_queues();
-            for message in before {
+            for message in previous {
                 if let Err(error) = self.relay.replay(message) {
                     return Some(error);
                 }
@@ -233,7 +235,7 @@ impl Conversation {
                 export,
                 "front end session taken over from the previous process"
             );
-        } else if let Some(suppressed) = COMING_LOG.pass() {
+        } else if let Some(suppressed) = CONNECTED_LOG.pass() {
             tracing::info!(export = self.name, suppressed, "front end connected");
         }
         loop {
@@ -246,28 +248,28 @@ impl Conversation {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Some(Error::SocketBroken(errno.into())),
             }
-            let [speaks, is_woken] = waits.map(|wait| !wait.revents().is_empty());
+            let [is_readable, is_woken] = waits.map(|wait| !wait.revents().is_empty());
             if is_woken && let Some(to) = self.handover.take() {
                 return self.hand_over(&to).err().map(Error::SocketError);
             }
-            if speaks && let Err(error) = self.hear() {
+            if is_readable && let Err(error) = self.handle_message() {
                 return Some(error);
             }
         }
     }
 
     /// Handles a message that has begun.
-    fn hear(&mut self) -> Result<(), Error> {
-        self.spoke.store(true, Ordering::Relaxed);
-        let given = whole_message::wait(&self.watch, MESSAGE_TIMEOUT);
-        if let Some(given) = given.map_err(Error::SocketError)? {
+    fn handle_message(&mut self) -> Result<(), Error> {
+        self.has_sent.store(true, Ordering::Relaxed);
+        let channel_fd = whole_message::wait(&self.watch, MESSAGE_TIMEOUT);
+        if let Some(channel_fd) = channel_fd.map_err(Error::SocketError)? {
             let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
-            let before = channel.replace(UnixStream::from(given));
+            let previous = channel.replace(UnixStream::from(channel_fd));
             // Closing the old channel may take long; other threads need the lock.
             drop(channel);
-            drop(before);
+            drop(previous);
         }
-        room_to_answer(&self.watch).map_err(Error::SocketError)?;
+        wait_for_send_space(&self.watch).map_err(Error::SocketError)?;
         if let Handled::Refused(why) = self.relay.handle()?
             && let Some(suppressed) = REFUSED_LOG.pass()
         {
@@ -277,13 +279,13 @@ impl Conversation {
     }
 
     /// Last operation of this process for a front end. Takes place between two messages, so that the other process reads the next one.
-    fn hand_over(&mut self, to: &Sender<HandedOver>) -> io::Result<()> {
+    fn hand_over(&mut self, to: &Sender<SessionHandover>) -> io::Result<()> {
         let session = self.session.lock();
         let bases = session.unwrap_or_else(PoisonError::into_inner).hand_over();
         let messages = self.relay.take_record().messages(&bases);
         let channel = self.channel.lock();
         let channel = channel.unwrap_or_else(PoisonError::into_inner).take();
-        let handed = HandedOver::new(
+        let handover_state = SessionHandover::new(
             &self.name,
             self.watch.try_clone()?.into(),
             channel.map(OwnedFd::from),
@@ -293,14 +295,14 @@ impl Conversation {
         // Set before other threads are notified: this process may be about to end all sessions.
         self.handover.is_over.store(true, Ordering::Release);
         // Fails if the receiver no longer waits; the session then ends.
-        to.send(handed).ok();
+        to.send(handover_state).ok();
         Ok(())
     }
 }
 
 /// Waits until an answer can be sent without blocking: a stream is writable when most of its buffer is free. Without this, the crate
 /// `vhost` would retry endlessly for a front end that does not read.
-fn room_to_answer(stream: &UnixStream) -> io::Result<()> {
+fn wait_for_send_space(stream: &UnixStream) -> io::Result<()> {
     let limit = Timespec::try_from(MESSAGE_TIMEOUT).map_err(io::Error::other)?;
     let mut wait = [PollFd::new(stream, PollFlags::OUT)];
     retry_on_intr(|| poll(&mut wait, Some(&limit)))?;
@@ -315,7 +317,7 @@ fn room_to_answer(stream: &UnixStream) -> io::Result<()> {
 
 fn log_end(export: &str, end: &Error, why: Option<String>) {
     if let (Error::Disconnected, None) = (end, &why) {
-        if let Some(suppressed) = LEAVING_LOG.pass() {
+        if let Some(suppressed) = DISCONNECTED_LOG.pass() {
             tracing::info!(export, suppressed, "front end disconnected");
         }
     } else if let Some(suppressed) = ENDED_LOG.pass() {

@@ -51,14 +51,14 @@ impl<'a> Choices<'a> {
 /// # Panics
 /// If the session does something that no front end may cause.
 pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
-    let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+    let (server_end, mut client_end) = UnixStream::pair().expect("a pair of sockets");
     let (mapping, memory) = Mapping::memfd("fuzzing", MEMORY).expect("a memfd");
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
-    theirs.set_nonblocking(true).expect("a socket");
+    client_end.set_nonblocking(true).expect("a socket");
     let session = Session::new(device.clone(), pool.clone(), Arc::new(|_, _| {}));
     let session = Arc::new(Mutex::new(session));
-    let watch = ours.try_clone().expect("a descriptor");
-    let mut relay = Relay::new(ours, session.clone()).expect("descriptors");
+    let watch = server_end.try_clone().expect("a descriptor");
+    let mut relay = Relay::new(server_end, session.clone()).expect("descriptors");
     let mut choices = Choices(data);
     'messages: while !choices.0.is_empty() {
         let mut front_end = FrontEnd {
@@ -68,23 +68,23 @@ pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
             event: &event,
         };
         let (bytes, fds) = front_end.message();
-        if send(&theirs, &bytes, &fds).is_err() {
+        if send(&client_end, &bytes, &fds).is_err() {
             break;
         }
         // Answers are discarded, so that the session never waits to send one.
-        while rustix::io::ioctl_fionread(&watch).is_ok_and(|there| there > 0) {
+        while rustix::io::ioctl_fionread(&watch).is_ok_and(|available| available > 0) {
             match whole_message::wait(&watch, Duration::ZERO) {
                 Ok(_) => {}
                 // The rest of this message will not be sent.
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
-                    theirs.shutdown(Shutdown::Write).expect("a connection");
+                    client_end.shutdown(Shutdown::Write).expect("a connection");
                 }
                 Err(_) => break 'messages,
             }
             if relay.handle().is_err() {
                 break 'messages;
             }
-            while theirs.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}
+            while client_end.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}
         }
         // Kicks need no message.
         (&File::from(event.try_clone().expect("a descriptor")))

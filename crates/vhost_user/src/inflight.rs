@@ -58,14 +58,14 @@ impl InflightRegion {
     pub fn create(queues: u16, size: u16) -> Result<(VhostUserInflight, File), String> {
         let bytes = (stride(size, true) * usize::from(queues)) as u64;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let made = memfd_create("lunette-in-flight", flags).and_then(|file| {
+        let created = memfd_create("lunette-in-flight", flags).and_then(|file| {
             ftruncate(&file, bytes)?;
             // The sealed size protects users from truncation.
             fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
             Ok(File::from(file))
         });
         let file =
-            made.map_err(|errno| format!("cannot allocate the in-flight region: {errno}"))?;
+            created.map_err(|errno| format!("cannot allocate the in-flight region: {errno}"))?;
         Ok((VhostUserInflight::new(bytes, 0, queues, size), file))
     }
 
@@ -73,12 +73,12 @@ impl InflightRegion {
     ///
     /// # Errors
     /// Returns a description if it cannot be mapped.
-    pub fn map(said: &VhostUserInflight, file: &File) -> Result<InflightRegion, String> {
+    pub fn map(requested: &VhostUserInflight, file: &File) -> Result<InflightRegion, String> {
         let spec = RegionSpec {
             guest_address: 0,
-            size: said.mmap_size,
+            size: requested.mmap_size,
             user_address: 0,
-            file_offset: said.mmap_offset,
+            file_offset: requested.mmap_offset,
         };
         let memory = MemoryTable::default()
             .with_region(spec, file.as_fd())
@@ -86,9 +86,9 @@ impl InflightRegion {
         Ok(InflightRegion {
             id: RegionId::of(file)?,
             memory,
-            queues: said.num_queues,
-            size: said.queue_size,
-            bytes: said.mmap_size,
+            queues: requested.num_queues,
+            size: requested.queue_size,
+            bytes: requested.mmap_size,
         })
     }
 
@@ -202,8 +202,8 @@ mod tests {
     /// The next driver has other descriptors in the places of the old requests.
     #[test]
     fn reset_queue_has_nothing_in_flight() {
-        let (said, file) = InflightRegion::create(QUEUES, SIZE).unwrap();
-        let region = InflightRegion::map(&said, &file).unwrap();
+        let (requested, file) = InflightRegion::create(QUEUES, SIZE).unwrap();
+        let region = InflightRegion::map(&requested, &file).unwrap();
         for packed in [false, true] {
             let part = region.part(1, packed).unwrap().unwrap();
             part.write(part.len() - 8, u64::MAX);
@@ -217,8 +217,8 @@ mod tests {
 
     #[test]
     fn region_has_requests_until_it_is_emptied() {
-        let (said, file) = InflightRegion::create(QUEUES, SIZE).unwrap();
-        let region = InflightRegion::map(&said, &file).unwrap();
+        let (requested, file) = InflightRegion::create(QUEUES, SIZE).unwrap();
+        let region = InflightRegion::map(&requested, &file).unwrap();
         for packed in [false, true] {
             assert!(!region.has_requests(packed));
             let part = region.part(1, packed).unwrap().unwrap();
@@ -233,8 +233,8 @@ mod tests {
     #[test]
     fn region_serves_queues_of_either_kind_one_after_the_other() {
         for first_packed in [false, true] {
-            let (said, file) = InflightRegion::create(QUEUES, SIZE).unwrap();
-            let region = InflightRegion::map(&said, &file).unwrap();
+            let (requested, file) = InflightRegion::create(QUEUES, SIZE).unwrap();
+            let region = InflightRegion::map(&requested, &file).unwrap();
             for packed in [first_packed, !first_packed, first_packed] {
                 (0..QUEUES).for_each(|queue| serve(&region, queue, packed));
                 (0..QUEUES).for_each(|queue| region.reset_unused(queue, packed));

@@ -22,6 +22,6 @@ mod vring;
 mod whole_message;
 
 pub use listener::{ExportStatus, Server, WaitingSocket};
-pub use record::HandedOver;
+pub use record::SessionHandover;
 pub use socket::{Rights, SocketError, bind};
 pub use socket_path::{FileId, FolderLock, Obstacle, file_at, lock_folder, remove_stale};

@@ -19,23 +19,23 @@ use reactor::{Accepting, Pool, RateLimit, Retry};
 use rustix::net::{Shutdown, shutdown};
 use virtio_device::VirtioDevice;
 
-use crate::front_end::{self, Resumed, SessionHandle};
-use crate::record::HandedOver;
-use crate::socket::{self, InheritedSockets, Rights, SocketError};
+use crate::front_end::{self, SessionHandle, TakenOverSession};
+use crate::record::SessionHandover;
+use crate::socket::{self, Rights, SocketError, TakenOverSockets};
 use crate::socket_path::{FileId, file_at};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
 /// After a front end has blocked a worker, its export refuses connections for this time. The front end could otherwise do so repeatedly.
-const SHUNNED: Duration = Duration::from_secs(30);
+const REFUSAL_TIME: Duration = Duration::from_secs(30);
 
 /// Maximum wait for the end of a session: the time that clients of the daemon wait for a change. After that it ends on its own when the
 /// operations that it waits for have completed.
-const END_PATIENCE: Duration = Duration::from_secs(60);
-const END_PAUSE: Duration = Duration::from_millis(1);
+const END_WAIT_MAX: Duration = Duration::from_secs(60);
+const END_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Maximum time for sessions to stop in a handover.
-const HANDOVER_PATIENCE: Duration = Duration::from_secs(5);
+const HANDOVER_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Stack of a session's thread, which handles messages of a few hundred bytes.
 const SESSION_STACK: usize = 256 * 1024;
@@ -146,7 +146,7 @@ impl Drop for Refused {
 
 impl Export {
     /// Removes the socket from the export but leaves its file.
-    fn leave_socket(&mut self) -> Option<UnixListener> {
+    fn hand_over_socket(&mut self) -> Option<UnixListener> {
         if self.listening.retry().is_some() {
             self.listening = Listening::Absent;
         }
@@ -155,10 +155,10 @@ impl Export {
         if self.file.is_none() || file_at(path) != self.file {
             return None;
         }
-        let left = self.listening.listener()?.try_clone().ok()?;
+        let handed_over = self.listening.listener()?.try_clone().ok()?;
         (self.path, self.file) = (None, None);
         self.listening = Listening::Absent;
-        Some(left)
+        Some(handed_over)
     }
 
     fn is_refusing(&self) -> bool {
@@ -172,11 +172,11 @@ impl Export {
             refusing: self.refusing.clone(),
             state: state.clone(),
         };
-        close_aside(refused);
+        close_on_thread(refused);
     }
 
-    fn is_shunned(&self) -> bool {
-        lock(&self.blocked_at).is_some_and(|since| since.elapsed() < SHUNNED)
+    fn is_blocked_out(&self) -> bool {
+        lock(&self.blocked_at).is_some_and(|since| since.elapsed() < REFUSAL_TIME)
     }
 
     fn is_connected(&self) -> bool {
@@ -190,10 +190,10 @@ impl Export {
         let Some(serving) = self.serving.take() else {
             return;
         };
-        let until = Instant::now() + END_PATIENCE;
+        let until = Instant::now() + END_WAIT_MAX;
         while !serving.is_over() && Instant::now() < until {
             // Usually it has ended, or ends immediately.
-            thread::sleep(END_PAUSE);
+            thread::sleep(END_POLL_INTERVAL);
         }
         if serving.thread.is_finished() {
             // The panic hook has reported a session that panicked.
@@ -202,7 +202,7 @@ impl Export {
             tracing::error!(
                 export = self.device.name(),
                 "session abandoned: it did not end within {} s, because a disk or the front end does not respond",
-                END_PATIENCE.as_secs()
+                END_WAIT_MAX.as_secs()
             );
         }
     }
@@ -220,9 +220,9 @@ struct State {
 }
 
 impl State {
-    fn session_changed(&self, export: &str, came: bool) {
-        if let Some(tell) = self.watcher.get() {
-            tell(export, came);
+    fn session_changed(&self, export: &str, connected: bool) {
+        if let Some(watcher) = self.watcher.get() {
+            watcher(export, connected);
         }
     }
 }
@@ -231,7 +231,7 @@ impl State {
 pub struct Server {
     state: Arc<State>,
     thread: Option<JoinHandle<()>>,
-    inherited: Mutex<InheritedSockets>,
+    taken_over: Mutex<TakenOverSockets>,
     /// Sockets that cannot be bound yet may wait.
     may_wait: AtomicBool,
 }
@@ -264,7 +264,7 @@ impl Server {
         Ok(Server {
             state,
             thread: Some(thread),
-            inherited: Mutex::default(),
+            taken_over: Mutex::default(),
             may_wait: AtomicBool::new(false),
         })
     }
@@ -287,9 +287,9 @@ impl Server {
         rights: Rights,
         device: Arc<dyn VirtioDevice>,
     ) -> Result<bool, SocketError> {
-        let (listening, file) = match lock(&self.inherited).bind(path, rights) {
+        let (listening, file) = match lock(&self.taken_over).bind(path, rights) {
             Ok(bound) => (Listening::Open(Arc::new(bound.listener)), bound.file),
-            Err(error) if error.can_heal() && self.may_wait.load(Ordering::Relaxed) => {
+            Err(error) if error.may_succeed_later() && self.may_wait.load(Ordering::Relaxed) => {
                 let retry = Retry::first(&error, Instant::now());
                 (Listening::Waiting(retry), None)
             }
@@ -311,7 +311,7 @@ impl Server {
         let Some(export) = found else {
             return Ok(rights);
         };
-        let before = match (&export.listening, &export.path) {
+        let previous = match (&export.listening, &export.path) {
             (Listening::Open(_), Some(path)) if file_at(path) == export.file => {
                 socket::set_rights(path, rights)?
             }
@@ -322,7 +322,7 @@ impl Server {
             _ => export.rights,
         };
         export.rights = rights;
-        Ok(before)
+        Ok(previous)
     }
 
     /// Sets whether sockets wait that cannot be bound yet. Otherwise [`Server::listen`] fails. Initially it fails.
@@ -413,29 +413,29 @@ impl Server {
     }
 
     /// Takes the listening sockets of the previous process, for the exports with their paths.
-    pub fn inherit(&self, sockets: Vec<OwnedFd>) {
-        lock(&self.inherited).inherit(sockets);
+    pub fn take_over_sockets(&self, sockets: Vec<OwnedFd>) {
+        lock(&self.taken_over).take_over(sockets);
     }
 
     /// Closes unused inherited sockets. All exports of the start were added.
     pub fn close_unused_sockets(&self) {
-        lock(&self.inherited).forget();
+        lock(&self.taken_over).close_unused();
     }
 
     /// Stops accepting and returns the sockets for another process. Their files stay at their paths; new front ends wait in their backlogs.
-    pub fn leave_sockets(&self) -> Vec<OwnedFd> {
+    pub fn hand_over_sockets(&self) -> Vec<OwnedFd> {
         let mut exports = lock(&self.state.exports);
-        let left = exports.iter_mut().filter_map(Export::leave_socket);
-        let left = left.map(OwnedFd::from).collect();
+        let handed_over = exports.iter_mut().filter_map(Export::hand_over_socket);
+        let handed_over = handed_over.map(OwnedFd::from).collect();
         drop(exports);
         self.state.accepting.wake();
-        left
+        handed_over
     }
 
     /// Hands the connected front ends over to another process. Requests in flight are answered first; later messages are read by the other
     /// process. A session that does not stop in time ends with this process.
-    pub fn hand_over(&self) -> Vec<HandedOver> {
-        let (to, handed) = std::sync::mpsc::channel();
+    pub fn hand_over_sessions(&self) -> Vec<SessionHandover> {
+        let (to, handover_state) = std::sync::mpsc::channel();
         for export in lock(&self.state.exports).iter() {
             if let Some(session) = &*lock(&export.session) {
                 session.hand_over(to.clone());
@@ -443,9 +443,11 @@ impl Server {
         }
         // A session that ends drops its own sender.
         drop(to);
-        let until = Instant::now() + HANDOVER_PATIENCE;
+        let until = Instant::now() + HANDOVER_WAIT_MAX;
         let mut all = Vec::new();
-        while let Ok(one) = handed.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        while let Ok(one) =
+            handover_state.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
             all.push(one);
         }
         all
@@ -455,24 +457,24 @@ impl Server {
     ///
     /// # Errors
     /// Fails if there is no such export, or if the state is invalid; the front end then reconnects.
-    pub fn resume(&self, handed: HandedOver) -> io::Result<()> {
-        let name = handed.export.clone();
-        let (stream, resumed) = Resumed::of(handed)?;
+    pub fn take_over_session(&self, handover_state: SessionHandover) -> io::Result<()> {
+        let name = handover_state.export.clone();
+        let (stream, taken_over) = TakenOverSession::parse(handover_state)?;
         let mut exports = lock(&self.state.exports);
         let mut exports = exports.iter_mut();
         let Some(export) = exports.find(|export| export.device.name() == name) else {
             return Err(io::ErrorKind::NotFound.into());
         };
-        start_session(export, stream, &self.state, true, Some(resumed))
+        start_session(export, stream, &self.state, true, Some(taken_over))
     }
 
     fn add(
         &self,
         listening: Listening,
-        place: Option<(PathBuf, Rights, Option<FileId>)>,
+        location: Option<(PathBuf, Rights, Option<FileId>)>,
         device: Arc<dyn VirtioDevice>,
     ) -> io::Result<()> {
-        let (path, rights, file) = match place {
+        let (path, rights, file) = match location {
             Some((path, rights, file)) => (Some(path), rights, file),
             None => (None, Rights::default(), None),
         };
@@ -534,7 +536,7 @@ impl Server {
         };
         self.state.accepting.wake();
         removed.is_some_and(|mut export| {
-            shut(&mut export);
+            stop_listening(&mut export);
             export.end_session();
             true
         })
@@ -542,7 +544,7 @@ impl Server {
 }
 
 /// Stops accepting. A new front end must not wait for an answer until the session has ended.
-fn shut(export: &mut Export) {
+fn stop_listening(export: &mut Export) {
     // The file may have been removed manually, and another daemon may have its socket there.
     if let Some(path) = &export.path
         && export.file.is_some()
@@ -551,33 +553,39 @@ fn shut(export: &mut Export) {
         std::fs::remove_file(path).ok();
     }
     if let Some(listener) = export.listening.take() {
-        let is_ours = export.path.is_some();
-        close_aside((export.waiting.take(), Line { listener, is_ours }));
+        let is_sole_owner = export.path.is_some();
+        close_on_thread((
+            export.waiting.take(),
+            Backlog {
+                listener,
+                is_sole_owner,
+            },
+        ));
     }
 }
 
 /// Unaccepted connections of a closed socket.
-struct Line {
+struct Backlog {
     listener: Arc<UnixListener>,
     /// False: another process also accepts there.
-    is_ours: bool,
+    is_sole_owner: bool,
 }
 
-impl Drop for Line {
+impl Drop for Backlog {
     fn drop(&mut self) {
         // The accepting thread may hold the listener longer: its backlog is emptied here.
-        if self.is_ours && shutdown(&self.listener, Shutdown::Read).is_ok() {
+        if self.is_sole_owner && shutdown(&self.listener, Shutdown::Read).is_ok() {
             while self.listener.accept().is_ok() {}
         }
     }
 }
 
 /// Closes front ends' connections on a thread of its own.
-fn close_aside(what: impl Send + 'static) {
+fn close_on_thread(value: impl Send + 'static) {
     let closing = thread::Builder::new()
         .name("closing".into())
         .stack_size(SESSION_STACK)
-        .spawn(move || drop(what));
+        .spawn(move || drop(value));
     if let Err(error) = closing {
         // Without a thread, the connections were closed here.
         tracing::warn!("cannot start a thread to close connections: {error}");
@@ -593,7 +601,7 @@ impl Drop for Server {
         let mut exports = std::mem::take(&mut *lock(&self.state.exports));
         // All sessions are ended first, so that they drain in parallel.
         for export in &mut exports {
-            shut(export);
+            stop_listening(export);
             if let Some(session) = &*lock(&export.session) {
                 session.end();
             }
@@ -603,7 +611,7 @@ impl Drop for Server {
 }
 
 fn accept_all(state: &Arc<State>) {
-    while state.accepting.goes_on() {
+    while state.accepting.is_accepting() {
         let listeners: Vec<Arc<UnixListener>> = lock(&state.exports)
             .iter()
             .filter(|export| !export.is_refusing())
@@ -621,7 +629,7 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
     if !export.is_connected()
         && let Some(stream) = export.waiting.take()
     {
-        match export.is_shunned() {
+        match export.is_blocked_out() {
             true => export.refuse(stream, state),
             false => start_or_log(export, stream, state),
         }
@@ -646,12 +654,12 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
             return;
         }
     };
-    if export.is_shunned() {
+    if export.is_blocked_out() {
         if let Some(suppressed) = REFUSAL_LOG.pass() {
             tracing::warn!(
                 export = export.device.name(),
                 suppressed,
-                "front end refused: the previous one blocked a worker, and the export refuses connections for {SHUNNED:?}"
+                "front end refused: the previous one blocked a worker, and the export refuses connections for {REFUSAL_TIME:?}"
             );
         }
         return export.refuse(stream, state);
@@ -683,8 +691,8 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
         }
     }
     // The old front end may be sending a message: this thread does not wait for its end.
-    if let Some(before) = export.waiting.replace(stream) {
-        export.refuse(before, state);
+    if let Some(previous) = export.waiting.replace(stream) {
+        export.refuse(previous, state);
     }
 }
 
@@ -700,14 +708,14 @@ fn start_or_log(export: &mut Export, stream: UnixStream, state: &Arc<State>) {
 }
 
 /// Frees the slot when a session's thread ends, also by a panic.
-struct Leaving {
+struct SlotRelease {
     slot: Arc<Mutex<Option<SessionHandle>>>,
     state: Arc<State>,
     export: String,
     over: Arc<AtomicBool>,
 }
 
-impl Drop for Leaving {
+impl Drop for SlotRelease {
     fn drop(&mut self) {
         let mut slot = lock(&self.slot);
         let handle = slot.take();
@@ -729,7 +737,7 @@ fn start_session(
     stream: UnixStream,
     state: &Arc<State>,
     confines: bool,
-    resumed: Option<Resumed>,
+    taken_over: Option<TakenOverSession>,
 ) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     let (device, state, slot) = (export.device.clone(), state.clone(), export.session.clone());
@@ -743,9 +751,9 @@ fn start_session(
         .name(name)
         .stack_size(SESSION_STACK)
         .spawn(move || {
-            let in_place = slot.clone();
+            let stored = slot.clone();
             let (watched, export) = (state.clone(), device.name().to_owned());
-            let _leaving = Leaving {
+            let _leaving = SlotRelease {
                 slot,
                 state: state.clone(),
                 export: export.clone(),
@@ -756,7 +764,7 @@ fn start_session(
                 return;
             }
             let started = move |handle| {
-                let mut slot = lock(&in_place);
+                let mut slot = lock(&stored);
                 *slot = Some(handle);
                 watched.session_changed(&export, true);
                 drop(slot);
@@ -769,7 +777,7 @@ fn start_session(
                 state.pool.clone(),
                 started,
                 on_blocked,
-                resumed,
+                taken_over,
             );
             if let Err(error) = served {
                 tracing::warn!("cannot set up a session: {error}");

@@ -27,7 +27,7 @@ const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
 
 /// Messages about a ring in replay order: a ring starts with its kick.
-const OF_RINGS: [u32; 7] = [
+const RING_MESSAGES: [u32; 7] = [
     SET_VRING_NUM,
     SET_VRING_ADDR,
     SET_VRING_BASE,
@@ -44,18 +44,18 @@ const REGION: std::ops::Range<usize> = 8..32;
 #[derive(Default)]
 pub(crate) struct Record {
     /// Features, protocol features, dirty log and in-flight region, by request.
-    once: BTreeMap<u32, Message>,
+    single: BTreeMap<u32, Message>,
     memory: Vec<Message>,
-    /// By ring and position in [`OF_RINGS`].
+    /// By ring and position in [`RING_MESSAGES`].
     rings: BTreeMap<(u32, usize), Message>,
 }
 
 impl Record {
     /// Records a message that was executed.
-    pub fn note(&mut self, message: Message) {
+    pub fn insert(&mut self, message: Message) {
         match message.request {
             SET_FEATURES | SET_LOG_BASE | SET_LOG_FD | SET_PROTOCOL_FEATURES | SET_INFLIGHT_FD => {
-                self.once.insert(message.request, message);
+                self.single.insert(message.request, message);
             }
             SET_MEM_TABLE => self.memory = vec![message],
             ADD_MEM_REG => self.memory.push(message),
@@ -63,11 +63,11 @@ impl Record {
             GET_VRING_BASE => {
                 // The ring has stopped. The front end sends its position when it starts the ring again.
                 if let Some(ring) = message.word(0) {
-                    self.forget_of_ring(ring, &[SET_VRING_KICK]);
+                    self.drop_ring_messages(ring, &[SET_VRING_KICK]);
                 }
             }
             RESET_DEVICE => {
-                let gone = [
+                let stale = [
                     SET_VRING_NUM,
                     SET_VRING_ADDR,
                     SET_VRING_BASE,
@@ -77,26 +77,26 @@ impl Record {
                 let rings: Vec<u32> = self.rings.keys().map(|(ring, _)| *ring).collect();
                 rings
                     .into_iter()
-                    .for_each(|ring| self.forget_of_ring(ring, &gone));
+                    .for_each(|ring| self.drop_ring_messages(ring, &stale));
             }
             request => {
-                let place = OF_RINGS.iter().position(|of_ring| *of_ring == request);
-                if let (Some(place), Some(word)) = (place, message.word(0)) {
+                let position = RING_MESSAGES.iter().position(|of_ring| *of_ring == request);
+                if let (Some(position), Some(word)) = (position, message.word(0)) {
                     // In messages with descriptors, the ring is one byte, followed by flags.
                     let ring = match request {
                         SET_VRING_KICK..=SET_VRING_ERR => word & 0xff,
                         _ => word,
                     };
-                    self.rings.insert((ring, place), message);
+                    self.rings.insert((ring, position), message);
                 }
             }
         }
     }
 
-    fn forget_of_ring(&mut self, ring: u32, requests: &[u32]) {
-        self.rings.retain(|(of, place), _| {
-            let is_meant = requests.contains(&OF_RINGS[*place]);
-            *of != ring || !is_meant
+    fn drop_ring_messages(&mut self, ring: u32, requests: &[u32]) {
+        self.rings.retain(|(owner, position), _| {
+            let matches = requests.contains(&RING_MESSAGES[*position]);
+            *owner != ring || !matches
         });
     }
 
@@ -115,16 +115,18 @@ impl Record {
 
     /// Returns the messages, with each ring at its stop position: `bases` by ring.
     pub fn messages(mut self, bases: &BTreeMap<u32, u32>) -> Vec<Message> {
-        let base = OF_RINGS.iter().position(|of| *of == SET_VRING_BASE);
+        let base = RING_MESSAGES
+            .iter()
+            .position(|owner| *owner == SET_VRING_BASE);
         for (&ring, &stopped) in bases {
             let payload = [ring, stopped].map(u32::to_ne_bytes).concat();
             let message = Message::new(SET_VRING_BASE, Message::PLAIN, payload);
             self.rings.insert((ring, base.unwrap_or(0)), message);
         }
         let mut messages: Vec<Message> = Vec::new();
-        let mut once = self.once;
-        let inflight = once.remove(&SET_INFLIGHT_FD);
-        messages.extend(once.into_values());
+        let mut single = self.single;
+        let inflight = single.remove(&SET_INFLIGHT_FD);
+        messages.extend(single.into_values());
         messages.extend(self.memory);
         messages.extend(inflight);
         messages.extend(self.rings.into_values());
@@ -133,7 +135,7 @@ impl Record {
 }
 
 /// A session that continues in another process.
-pub struct HandedOver {
+pub struct SessionHandover {
     /// Export name.
     pub export: String,
     /// The connection.
@@ -144,14 +146,14 @@ pub struct HandedOver {
     pub messages: Vec<(Vec<u8>, Vec<OwnedFd>)>,
 }
 
-impl HandedOver {
+impl SessionHandover {
     pub(crate) fn new(
         export: &str,
         stream: OwnedFd,
         channel: Option<OwnedFd>,
         messages: Vec<Message>,
-    ) -> HandedOver {
-        HandedOver {
+    ) -> SessionHandover {
+        SessionHandover {
             export: export.to_owned(),
             stream,
             channel,
@@ -162,9 +164,9 @@ impl HandedOver {
     /// Returns the messages, checked like those of a front end.
     pub(crate) fn take_messages(&mut self) -> io::Result<Vec<Message>> {
         let messages = std::mem::take(&mut self.messages).into_iter();
-        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not a vhost-user message");
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "not a vhost-user message");
         messages
-            .map(|(bytes, fds)| Message::of_bytes(&bytes, fds).ok_or_else(wrong))
+            .map(|(bytes, fds)| Message::of_bytes(&bytes, fds).ok_or_else(invalid))
             .collect()
     }
 }
@@ -178,10 +180,10 @@ mod tests {
         Message::new(request, Message::PLAIN, payload)
     }
 
-    fn said(record: Record, bases: &[(u32, u32)]) -> Vec<(u32, Vec<u8>)> {
+    fn messages_of(record: Record, bases: &[(u32, u32)]) -> Vec<(u32, Vec<u8>)> {
         let messages = record.messages(&bases.iter().copied().collect());
-        let said = messages.into_iter().map(|one| (one.request, one.payload));
-        said.collect()
+        let messages_of = messages.into_iter().map(|one| (one.request, one.payload));
+        messages_of.collect()
     }
 
     #[test]
@@ -198,9 +200,12 @@ mod tests {
             (SET_INFLIGHT_FD, &[9]),
             (1, &[]),
         ] {
-            record.note(message(request, words));
+            record.insert(message(request, words));
         }
-        let requests: Vec<u32> = said(record, &[(1, 77)]).iter().map(|one| one.0).collect();
+        let requests: Vec<u32> = messages_of(record, &[(1, 77)])
+            .iter()
+            .map(|one| one.0)
+            .collect();
         assert_eq!(
             requests,
             [
@@ -218,19 +223,19 @@ mod tests {
     #[test]
     fn stopped_ring_is_not_started_and_reset_device_has_no_rings() {
         let ring = |record: &mut Record| {
-            for request in OF_RINGS {
-                record.note(message(request, &[0, 1]));
+            for request in RING_MESSAGES {
+                record.insert(message(request, &[0, 1]));
             }
         };
         let mut record = Record::default();
         ring(&mut record);
-        record.note(message(GET_VRING_BASE, &[0, 0]));
-        let requests: Vec<u32> = said(record, &[]).iter().map(|one| one.0).collect();
-        assert_eq!(requests, OF_RINGS[..6]);
+        record.insert(message(GET_VRING_BASE, &[0, 0]));
+        let requests: Vec<u32> = messages_of(record, &[]).iter().map(|one| one.0).collect();
+        assert_eq!(requests, RING_MESSAGES[..6]);
         let mut record = Record::default();
         ring(&mut record);
-        record.note(message(RESET_DEVICE, &[]));
-        let requests: Vec<u32> = said(record, &[]).iter().map(|one| one.0).collect();
+        record.insert(message(RESET_DEVICE, &[]));
+        let requests: Vec<u32> = messages_of(record, &[]).iter().map(|one| one.0).collect();
         assert_eq!(requests, [SET_VRING_CALL, SET_VRING_ERR]);
     }
 
@@ -238,25 +243,25 @@ mod tests {
     fn region_that_was_added_and_removed_is_not_said() {
         let region = |at: u32| [0, 0, at, 0, 4096, 0, at, 0, 0, 0];
         let mut record = Record::default();
-        record.note(message(ADD_MEM_REG, &region(1)));
-        record.note(message(ADD_MEM_REG, &region(2)));
-        record.note(message(REM_MEM_REG, &region(1)));
-        let left = said(record, &[]);
+        record.insert(message(ADD_MEM_REG, &region(1)));
+        record.insert(message(ADD_MEM_REG, &region(2)));
+        record.insert(message(REM_MEM_REG, &region(1)));
+        let left = messages_of(record, &[]);
         assert_eq!(left.len(), 1);
         assert_eq!(left[0].1, message(ADD_MEM_REG, &region(2)).payload);
         // The removal from a table is replayed.
         let mut record = Record::default();
-        record.note(message(SET_MEM_TABLE, &[2, 0]));
-        record.note(message(REM_MEM_REG, &region(1)));
-        assert_eq!(said(record, &[]).len(), 2);
+        record.insert(message(SET_MEM_TABLE, &[2, 0]));
+        record.insert(message(REM_MEM_REG, &region(1)));
+        assert_eq!(messages_of(record, &[]).len(), 2);
     }
 
     #[test]
     fn ring_of_a_descriptor_is_its_lowest_byte() {
         let mut record = Record::default();
         // Ring 3 without a descriptor (bit 8).
-        record.note(message(SET_VRING_CALL, &[0x103, 0]));
-        record.note(message(SET_VRING_CALL, &[3, 0]));
-        assert_eq!(said(record, &[]).len(), 1);
+        record.insert(message(SET_VRING_CALL, &[0x103, 0]));
+        record.insert(message(SET_VRING_CALL, &[3, 0]));
+        assert_eq!(messages_of(record, &[]).len(), 1);
     }
 }

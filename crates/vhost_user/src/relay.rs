@@ -65,7 +65,7 @@ pub(crate) struct Relay {
     front_end: UnixStream,
     /// This side and the crate's side of the inner socket.
     inner: UnixStream,
-    behind: UnixStream,
+    handler_stream: UnixStream,
     handler: BackendReqHandler<Mutex<Session>>,
     session: Arc<Mutex<Session>>,
     /// Messages that are in effect.
@@ -150,8 +150,8 @@ impl Message {
     }
 
     /// Closes unexpected descriptors, which the crate would refuse although they are harmless.
-    fn drop_stray_fds(&mut self) {
-        let takes = match self.request {
+    fn close_unexpected_fds(&mut self) {
+        let expects_fds = match self.request {
             SET_MEM_TABLE | SET_LOG_BASE | SET_LOG_FD | SET_BACKEND_REQ_FD | SET_INFLIGHT_FD
             | GPU_SET_SOCKET | ADD_MEM_REG | SET_DEVICE_STATE_FD => true,
             SET_VRING_KICK..=SET_VRING_ERR => {
@@ -159,7 +159,7 @@ impl Message {
             }
             _ => false,
         };
-        if !takes {
+        if !expects_fds {
             self.fds.clear();
         }
     }
@@ -184,7 +184,7 @@ impl Message {
     }
 
     /// Returns true if the message may remain without effect.
-    fn is_dispensable(&self) -> bool {
+    fn may_be_ignored(&self) -> bool {
         matches!(
             self.request,
             SEND_RARP | NET_SET_MTU | SET_BACKEND_REQ_FD | SET_CONFIG
@@ -198,17 +198,17 @@ impl Relay {
     /// # Errors
     /// Fails if descriptors are exhausted.
     pub fn new(front_end: UnixStream, session: Arc<Mutex<Session>>) -> io::Result<Relay> {
-        let (inner, theirs) = UnixStream::pair()?;
-        let handler = BackendReqHandler::from_stream(theirs, session.clone());
+        let (inner, handler_end) = UnixStream::pair()?;
+        let handler = BackendReqHandler::from_stream(handler_end, session.clone());
         let mut relay = Relay {
             front_end,
             inner,
-            behind: handler.try_clone_connection()?,
+            handler_stream: handler.try_clone_connection()?,
             handler,
             session,
             record: Record::default(),
         };
-        let accepted = relay.ask_inside(Message::new(GET_FEATURES, VERSION, Vec::new()));
+        let accepted = relay.send_to_handler(Message::new(GET_FEATURES, VERSION, Vec::new()));
         accepted
             .and_then(|()| relay.accept_all())
             .map_err(|error| io::Error::other(error.to_string()))?;
@@ -223,11 +223,11 @@ impl Relay {
     fn accept_all(&mut self) -> Result<(), Error> {
         let offered = self.session().get_protocol_features()?.bits();
         let payload = offered.to_ne_bytes().to_vec();
-        self.ask_inside(Message::new(SET_PROTOCOL_FEATURES, VERSION, payload))
+        self.send_to_handler(Message::new(SET_PROTOCOL_FEATURES, VERSION, payload))
     }
 
     /// Sends a message to the crate and discards the answer.
-    fn ask_inside(&mut self, message: Message) -> Result<(), Error> {
+    fn send_to_handler(&mut self, message: Message) -> Result<(), Error> {
         message.send(&self.inner)?;
         self.handler.handle_request()?;
         drain(&self.inner);
@@ -246,7 +246,7 @@ impl Relay {
     pub fn replay(&mut self, message: Message) -> Result<(), Error> {
         match message.request {
             SET_VRING_ENABLE => self.enable(&message)?,
-            SET_MEM_TABLE if message.word(0) == Some(0) => self.forget_memory(&message)?,
+            SET_MEM_TABLE if message.word(0) == Some(0) => self.clear_memory(&message)?,
             SET_LOG_FD => self.set_log_fd(&message)?,
             _ => {
                 message.send(&self.inner)?;
@@ -257,7 +257,7 @@ impl Relay {
         if message.request == SET_PROTOCOL_FEATURES {
             self.accept_all()?;
         }
-        self.record.note(message);
+        self.record.insert(message);
         Ok(())
     }
 
@@ -267,12 +267,12 @@ impl Relay {
     /// Fails if the session has to end.
     pub fn handle(&mut self) -> Result<Handled, Error> {
         let mut message = Message::read(&self.front_end)?;
-        message.drop_stray_fds();
+        message.close_unexpected_fds();
         let result = match message.request {
             // Its number is a truth value, and no feature is required.
             SET_VRING_ENABLE => self.enable(&message),
             // The crate requires memory.
-            SET_MEM_TABLE if message.word(0) == Some(0) => self.forget_memory(&message),
+            SET_MEM_TABLE if message.word(0) == Some(0) => self.clear_memory(&message),
             // The crate does not support it.
             SET_LOG_FD => self.set_log_fd(&message),
             _ => self.pass(&message),
@@ -281,7 +281,7 @@ impl Relay {
             self.accept_all()?;
         }
         let Err(error) = result else {
-            self.record.note(message);
+            self.record.insert(message);
             return Ok(Handled::Done);
         };
         // Other errors leave a partial effect or a broken connection.
@@ -298,14 +298,14 @@ impl Relay {
         ) {
             return Err(error);
         }
-        drain(&self.behind);
+        drain(&self.handler_stream);
         let refusal = message.refusal();
         if let Some(answer) = &refusal
             && !self.forward_answers()?
         {
             answer.send(&self.front_end)?;
         }
-        if refusal.is_none() && !message.is_dispensable() {
+        if refusal.is_none() && !message.may_be_ignored() {
             return Err(error);
         }
         let why = self.session().refusal.take();
@@ -334,7 +334,7 @@ impl Relay {
         self.acknowledge(message)
     }
 
-    fn forget_memory(&mut self, message: &Message) -> Result<(), Error> {
+    fn clear_memory(&mut self, message: &Message) -> Result<(), Error> {
         self.session().set_mem_table(&[], Vec::new(), None)?;
         self.acknowledge(message)
     }
@@ -359,7 +359,7 @@ impl Relay {
     /// Forwards the crate's answers to the front end. Returns false if there are none.
     fn forward_answers(&self) -> Result<bool, Error> {
         let mut any = false;
-        while rustix::io::ioctl_fionread(&self.inner).is_ok_and(|there| there > 0) {
+        while rustix::io::ioctl_fionread(&self.inner).is_ok_and(|available| available > 0) {
             let mut bytes = [0; HEADER + PAYLOAD_MAX as usize];
             let (read, fds) = receive(&self.inner, &mut bytes).map_err(Error::SocketError)?;
             if bytes[..4] == GET_INFLIGHT_FD.to_ne_bytes() {
@@ -376,7 +376,7 @@ impl Relay {
 /// Discards all received bytes.
 fn drain(stream: &UnixStream) {
     let mut bytes = [0; 4096];
-    while rustix::io::ioctl_fionread(stream).is_ok_and(|there| there > 0)
+    while rustix::io::ioctl_fionread(stream).is_ok_and(|available| available > 0)
         && receive(stream, &mut bytes).is_ok_and(|(read, _)| read > 0)
     {}
 }
@@ -385,16 +385,16 @@ fn receive(from: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let got = rustix::io::retry_on_intr(|| {
+    let received = rustix::io::retry_on_intr(|| {
         recvmsg(from, &mut [IoSliceMut::new(into)], &mut control, flags)
     })?;
     let mut fds = Vec::new();
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(some) = message {
-            fds.extend(some);
+        if let RecvAncillaryMessage::ScmRights(received_fds) = message {
+            fds.extend(received_fds);
         }
     }
-    Ok((got.bytes, fds))
+    Ok((received.bytes, fds))
 }
 
 fn send(to: &UnixStream, mut bytes: &[u8], fds: &[OwnedFd]) -> io::Result<()> {

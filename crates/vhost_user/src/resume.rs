@@ -12,14 +12,14 @@ pub(crate) struct ResumeCheck {
     /// The disk differs from that of the export's last driver.
     is_replaced: bool,
     /// Queues that were started from the beginning in this session: their driver uses the new disk.
-    started_anew: BTreeSet<u16>,
+    restarted: BTreeSet<u16>,
 }
 
 impl ResumeCheck {
     pub fn new(device: &dyn VirtioDevice) -> ResumeCheck {
         ResumeCheck {
             is_replaced: device.is_replaced(),
-            started_anew: BTreeSet::new(),
+            restarted: BTreeSet::new(),
         }
     }
 
@@ -33,14 +33,14 @@ impl ResumeCheck {
         device: &dyn VirtioDevice,
         resumes: impl FnOnce() -> bool,
     ) -> Result<(), String> {
-        if self.is_replaced && !self.started_anew.contains(&index) {
+        if self.is_replaced && !self.restarted.contains(&index) {
             if resumes() {
                 device.driver_resumes();
                 return Err(format!(
                     "queue {index} cannot resume: the export's disk was replaced after its driver started; hint: reset or restart the virtual machine, or restore the export's disk"
                 ));
             }
-            self.started_anew.insert(index);
+            self.restarted.insert(index);
         }
         device.driver_started();
         Ok(())

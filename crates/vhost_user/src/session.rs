@@ -65,7 +65,7 @@ pub(crate) struct Session {
     vrings: Vec<Vring>,
     inflight: Option<InflightRegion>,
     /// Region that was created last for this front end.
-    made: Option<RegionId>,
+    created: Option<RegionId>,
     /// Dirty log of a live migration. Used while the features include [`F_LOG_ALL`].
     log: Option<Arc<DirtyLog>>,
     /// Eventfd that is written after pages were marked.
@@ -81,14 +81,14 @@ pub(crate) struct Session {
 /// Difference between a memory table and its predecessor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Change {
-    Whole,
+    Table,
     Region,
 }
 
 impl Change {
     fn states_max(self) -> usize {
         match self {
-            Change::Whole => MAX_REPLACED_TABLES,
+            Change::Table => MAX_REPLACED_TABLES,
             Change::Region => MAX_CHANGED_TABLES,
         }
     }
@@ -115,7 +115,7 @@ impl Session {
             features: 0,
             vrings,
             inflight: None,
-            made: None,
+            created: None,
             log: None,
             log_call: None,
             refusal: None,
@@ -175,8 +175,8 @@ impl Session {
     }
 
     /// Checks an in-flight region for a device of `count` queues.
-    fn check_inflight(&mut self, said: &VhostUserInflight, count: usize) -> Reply<()> {
-        let (queues, size) = (said.num_queues, said.queue_size);
+    fn check_inflight(&mut self, requested: &VhostUserInflight, count: usize) -> Reply<()> {
+        let (queues, size) = (requested.num_queues, requested.queue_size);
         if usize::from(queues) > count || u32::from(size) > MAX_QUEUE_SIZE {
             return self.refuse(format!(
                 "the in-flight region has {queues} queues of size {size}; the device has {count}, of at most {MAX_QUEUE_SIZE}"
@@ -218,11 +218,11 @@ impl Session {
         };
         let vring = &mut self.vrings[index as usize];
         let resumes = || {
-            vring.goes_on(first_base(packed))
+            vring.is_mid_ring(initial_base(packed))
                 || match region {
                     // A front end keeps the region for a driver that continues. With a new region, descriptors in the ring come from a
                     // driver that did not wait for the start of the ring.
-                    Some(region) if Some(region.id) == self.made => false,
+                    Some(region) if Some(region.id) == self.created => false,
                     Some(region) => vring.is_used(&self.memory) || region.has_requests(packed),
                     None => vring.is_used(&self.memory),
                 }
@@ -279,7 +279,7 @@ impl Session {
 
     /// Stops a ring that the front end sets up again without GET_VRING_BASE, for example after RESET_OWNER. Requests in flight are
     /// answered. The next SET_VRING_KICK starts the new ring.
-    fn stop_to_change(&mut self, index: u32) -> Reply<()> {
+    fn stop_for_setup(&mut self, index: u32) -> Reply<()> {
         let device = self.device.clone();
         if self.vring(index)?.stop(index as u16, &device).is_some() {
             self.reset_unused(index as u16);
@@ -294,13 +294,13 @@ impl Session {
         }
     }
 
-    fn use_memory(&mut self, memory: MemoryTable, change: Change) -> Reply<()> {
+    fn replace_memory(&mut self, memory: MemoryTable, change: Change) -> Reply<()> {
         self.replaced.retain(|(table, _)| table.strong_count() > 0);
-        let alike = self.replaced.iter().filter(|(_, other)| *other == change);
-        let (count, most) = (alike.count(), change.states_max());
-        if count == most {
+        let same_kind = self.replaced.iter().filter(|(_, other)| *other == change);
+        let (count, limit) = (same_kind.count(), change.states_max());
+        if count == limit {
             return self.refuse(format!(
-                "cannot change the memory: requests in flight use {most} earlier memory tables"
+                "cannot change the memory: requests in flight use {limit} earlier memory tables"
             ));
         }
         let mappings = self.old_mappings(&memory);
@@ -351,7 +351,7 @@ impl Session {
         for (index, vring) in self.vrings.iter_mut().enumerate() {
             let number = index as u16;
             match self.inflight.is_some() {
-                true => vring.leave(number, &self.device),
+                true => vring.stop_retaining_failed(number, &self.device),
                 false => drop(vring.stop(number, &self.device)),
             }
             bases.extend(vring.base.map(|base| (index as u32, base)));
@@ -382,13 +382,13 @@ impl Session {
 /// At every end of a session, also by a panic, its requests are drained and its queues removed.
 impl Drop for Session {
     fn drop(&mut self) {
-        let is_over = self.has_left && self.has_run && !self.runs();
+        let driver_is_gone = self.has_left && self.has_run && !self.runs();
         for (index, vring) in self.vrings.iter_mut().enumerate() {
-            vring.leave(index as u16, &self.device);
+            vring.stop_retaining_failed(index as u16, &self.device);
         }
         // Releases the front end's state, for example reservations of its nexus.
         self.device.reset();
-        if is_over {
+        if driver_is_gone {
             self.device.forget_driver();
             self.device.forget_config();
         }
@@ -396,7 +396,7 @@ impl Drop for Session {
 }
 
 /// Returns the start position of an unused ring.
-fn first_base(packed: bool) -> u32 {
+fn initial_base(packed: bool) -> u32 {
     match packed {
         true => PACKED_START,
         false => 0,
@@ -473,7 +473,7 @@ impl VhostUserBackendReqHandlerMut for Session {
                 Err(error) => return self.refuse(error.to_string()),
             };
         }
-        self.use_memory(table, Change::Whole)?;
+        self.replace_memory(table, Change::Table)?;
         Ok(None)
     }
 
@@ -502,7 +502,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             used,
         };
         if self.vring(index)?.addresses != Some(addresses) {
-            self.stop_to_change(index)?;
+            self.stop_for_setup(index)?;
         }
         let is_logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
         let log_address = is_logged.then_some(log);
@@ -515,14 +515,14 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Reply<()> {
-        self.stop_to_change(index)?;
+        self.stop_for_setup(index)?;
         self.vring(index)?.base = Some(base);
         Ok(())
     }
 
     fn get_vring_base(&mut self, index: u32) -> Reply<VhostUserVringState> {
         let device = self.device.clone();
-        let start = first_base(self.is_packed());
+        let start = initial_base(self.is_packed());
         let vring = self.vring(index)?;
         // A ring that never ran is at its configured start.
         let base = vring
@@ -664,30 +664,33 @@ impl VhostUserBackendReqHandlerMut for Session {
         self.apply_logs()
     }
 
-    fn get_inflight_fd(&mut self, said: &VhostUserInflight) -> Reply<(VhostUserInflight, File)> {
-        self.check_inflight(said, self.vrings.len())?;
-        let made = InflightRegion::create(said.num_queues, said.queue_size)
-            .and_then(|(said, file)| Ok((said, RegionId::of(&file)?, file)));
-        match made {
-            Ok((said, id, file)) => {
-                self.made = Some(id);
-                Ok((said, file))
+    fn get_inflight_fd(
+        &mut self,
+        requested: &VhostUserInflight,
+    ) -> Reply<(VhostUserInflight, File)> {
+        self.check_inflight(requested, self.vrings.len())?;
+        let created = InflightRegion::create(requested.num_queues, requested.queue_size)
+            .and_then(|(requested, file)| Ok((requested, RegionId::of(&file)?, file)));
+        match created {
+            Ok((requested, id, file)) => {
+                self.created = Some(id);
+                Ok((requested, file))
             }
             Err(why) => self.refuse(why),
         }
     }
 
-    fn set_inflight_fd(&mut self, said: &VhostUserInflight, file: File) -> Reply<()> {
-        self.check_inflight(said, usize::from(MAX_QUEUES))?;
+    fn set_inflight_fd(&mut self, requested: &VhostUserInflight, file: File) -> Reply<()> {
+        self.check_inflight(requested, usize::from(MAX_QUEUES))?;
         if self.runs() {
             return self.refuse("the in-flight region changed while queues run");
         }
-        match InflightRegion::map(said, &file) {
+        match InflightRegion::map(requested, &file) {
             Ok(region) => self.inflight = Some(region),
             Err(why) => return self.refuse(why),
         }
         // An earlier device created the region for all its queues.
-        self.allow_queues(said.num_queues);
+        self.allow_queues(requested.num_queues);
         Ok(())
     }
 
@@ -705,7 +708,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             return self.refuse(format!("more than {MAX_MEMORY_REGIONS} memory regions"));
         }
         match self.memory.with_region(region(spec), fd.as_fd()) {
-            Ok(table) => self.use_memory(table, Change::Region)?,
+            Ok(table) => self.replace_memory(table, Change::Region)?,
             Err(error) => return self.refuse(error.to_string()),
         }
         Ok(None)
@@ -716,7 +719,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             .memory
             .without_region(spec.guest_phys_addr, spec.user_addr, spec.memory_size)
         {
-            Ok(table) => self.use_memory(table, Change::Region),
+            Ok(table) => self.replace_memory(table, Change::Region),
             Err(error) => self.refuse(error.to_string()),
         }
     }

@@ -69,7 +69,7 @@ impl Vring {
     }
 
     /// Returns true if the ring starts at another position than its beginning.
-    pub fn goes_on(&self, start: u32) -> bool {
+    pub fn is_mid_ring(&self, start: u32) -> bool {
         self.base.is_some_and(|base| base != start)
     }
 
@@ -143,7 +143,7 @@ impl Vring {
             },
         };
         let make = context.device.queue(setup, worker);
-        let made = worker.call(move |w| {
+        let created = worker.call(move |w| {
             let mut control = None;
             let id = w.add(|io, id| {
                 let built = make(io, id)?;
@@ -152,7 +152,7 @@ impl Vring {
             })?;
             Ok::<_, String>((id, control))
         });
-        let (source, control) = made.map_err(|gone| gone.to_string())??;
+        let (source, control) = created.map_err(|error| error.to_string())??;
         let control = control.ok_or("cannot create the queue")?;
         context.device.queue_placed(index, worker, source);
         self.running = Some(Running {
@@ -171,11 +171,16 @@ impl Vring {
 
     /// Stops the queue after its front end has left. Failed requests stay unanswered for the next device, if an in-flight region records
     /// them.
-    pub fn leave(&mut self, index: u16, device: &Arc<dyn VirtioDevice>) {
+    pub fn stop_retaining_failed(&mut self, index: u16, device: &Arc<dyn VirtioDevice>) {
         self.end(index, device, true);
     }
 
-    fn end(&mut self, index: u16, device: &Arc<dyn VirtioDevice>, leaves: bool) -> Option<u32> {
+    fn end(
+        &mut self,
+        index: u16,
+        device: &Arc<dyn VirtioDevice>,
+        retains_failed: bool,
+    ) -> Option<u32> {
         let Running {
             worker,
             source,
@@ -183,7 +188,7 @@ impl Vring {
         } = self.running.take()?;
         let (reply, answer) = mpsc::sync_channel(1);
         worker.send(move |w| {
-            if leaves
+            if retains_failed
                 && let Some((queue, _io)) = w.source(source)
                 && let Some(queue) = control(queue)
             {
@@ -228,7 +233,7 @@ impl Vring {
             w.wake(source);
             changed
         });
-        changed.map_err(|gone| gone.to_string())?
+        changed.map_err(|error| error.to_string())?
     }
 
     pub fn set_kick(&mut self, kick: Option<OwnedFd>) -> Result<(), String> {

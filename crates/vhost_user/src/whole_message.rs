@@ -28,18 +28,18 @@ const SET_BACKEND_REQ_FD: u32 = 21;
 /// # Errors
 /// `TimedOut`, `InvalidData` for input that the reader cannot handle, or the socket's error.
 pub(crate) fn wait(stream: &UnixStream, limit: Duration) -> io::Result<Option<OwnedFd>> {
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
-        let there = rustix::io::ioctl_fionread(stream)? as usize;
-        if there >= HEADER
-            && let Some(channel) = is_whole(stream, there)?
+        let available = rustix::io::ioctl_fionread(stream)? as usize;
+        if available >= HEADER
+            && let Some(channel) = parse_if_complete(stream, available)?
         {
             return Ok(channel);
         }
         if has_ended(stream)? {
             return Ok(None);
         }
-        if begun.elapsed() > limit {
+        if start.elapsed() > limit {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 format!("no complete message within {} s", limit.as_secs()),
@@ -49,10 +49,10 @@ pub(crate) fn wait(stream: &UnixStream, limit: Duration) -> io::Result<Option<Ow
     }
 }
 
-/// Parses a message after `there` bytes, at least the header, have arrived. Returns `None` if the message is incomplete.
-fn is_whole(stream: &UnixStream, there: usize) -> io::Result<Option<Option<OwnedFd>>> {
+/// Parses a message after `available` bytes, at least the header, have arrived. Returns `None` if the message is incomplete.
+fn parse_if_complete(stream: &UnixStream, available: usize) -> io::Result<Option<Option<OwnedFd>>> {
     let mut header = [0; HEADER];
-    let (read, first) = look(stream, &mut header)?;
+    let (read, first) = peek(stream, &mut header)?;
     if read < HEADER {
         return invalid("the header of a message arrived in pieces, with descriptors between them");
     }
@@ -63,12 +63,12 @@ fn is_whole(stream: &UnixStream, there: usize) -> io::Result<Option<Option<Owned
         return Ok(Some(channel));
     }
     let length = HEADER + size as usize;
-    if there < length {
+    if available < length {
         return Ok(None);
     }
     let mut message = [0; HEADER + PAYLOAD_MAX as usize];
     // A peek ends after descriptors and may return those of the next message, so their number is not reliable.
-    let (read, _) = look(stream, &mut message[..length])?;
+    let (read, _) = peek(stream, &mut message[..length])?;
     if read < length && read != HEADER {
         return invalid("a message arrived in pieces, with descriptors between them");
     }
@@ -76,12 +76,12 @@ fn is_whole(stream: &UnixStream, there: usize) -> io::Result<Option<Option<Owned
 }
 
 /// Peeks at the next bytes. Returns their number and the first of their descriptors.
-fn look(stream: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+fn peek(stream: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space =
         [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = recvmsg(stream, &mut [IoSliceMut::new(into)], &mut control, flags)?;
+    let received = recvmsg(stream, &mut [IoSliceMut::new(into)], &mut control, flags)?;
     let (mut descriptors, mut first) = (0, None);
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {
@@ -92,14 +92,14 @@ fn look(stream: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Option<Owned
             }
         }
     }
-    if got.flags.contains(ReturnFlags::CTRUNC) || descriptors > DESCRIPTORS_MAX {
+    if received.flags.contains(ReturnFlags::CTRUNC) || descriptors > DESCRIPTORS_MAX {
         return invalid("more than 32 descriptors, or more than there is room for");
     }
-    Ok((got.bytes, first))
+    Ok((received.bytes, first))
 }
 
-fn invalid<T>(what: &str) -> io::Result<T> {
-    Err(io::Error::new(io::ErrorKind::InvalidData, what))
+fn invalid<T>(reason: &str) -> io::Result<T> {
+    Err(io::Error::new(io::ErrorKind::InvalidData, reason))
 }
 
 /// Returns true if the peer has closed its side.
@@ -107,8 +107,8 @@ fn has_ended(stream: &UnixStream) -> io::Result<bool> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut wait = [PollFd::new(stream, PollFlags::RDHUP)];
     poll(&mut wait, Some(&Timespec::default()))?;
-    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-    Ok(wait[0].revents().intersects(gone))
+    let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    Ok(wait[0].revents().intersects(closed))
 }
 
 #[cfg(test)]

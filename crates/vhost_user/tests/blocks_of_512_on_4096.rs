@@ -10,7 +10,7 @@ use bdev::{BlockDevice, Disk, FaultPlan, Faulty};
 use scsi::MemoryStore;
 use scsi_exec::Units;
 use support::{Rig, connect, ram, start_blk};
-use vhost_frontend::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest, status};
+use vhost_frontend::{FrontEnd, Layout, Options, QueueOptions, ScsiQueue, ScsiRequest, status};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
 const BLK_SIZE: u64 = 1 << 6;
@@ -95,7 +95,8 @@ fn scsi_commands_work_on_parts_of_blocks() {
     let rig = Rig::new(1);
     let mut front_end = connect(&serve_scsi(&rig));
     let options = QueueOptions::default();
-    let mut queue = ScsiQueue::start(&mut front_end, 2, &options, 4, 8192, Cuts::Usual).unwrap();
+    let mut queue =
+        ScsiQueue::start(&mut front_end, 2, &options, 4, 8192, Layout::Separate).unwrap();
     let mut run = |cdb: &[u8], out: &[u8], into: usize| {
         let mut data = vec![0; into];
         let request = ScsiRequest {

@@ -43,18 +43,19 @@ fn send_unasked(path: &Path, socket: TcpStream) -> Channel {
 }
 
 /// Returns true if front ends of this socket are served and the server responds while the peer blocks a close.
-fn goes_on(rig: &Rig, socket: &Path, peer: TcpStream) -> bool {
-    let (tell, told) = mpsc::channel();
+fn serves_others(rig: &Rig, socket: &Path, peer: TcpStream) -> bool {
+    let (sender, result) = mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let connected = FrontEnd::connect(socket, &Options::default()).map(drop);
             rig.server.config_changed("bad");
-            tell.send(connected.is_ok() && rig.server.status().len() == 2)
+            sender
+                .send(connected.is_ok() && rig.server.status().len() == 2)
                 .ok();
         });
-        let went_on = told.recv_timeout(SOON);
+        let result_of_others = result.recv_timeout(SOON);
         drop(peer);
-        went_on == Ok(true)
+        result_of_others == Ok(true)
     })
 }
 
@@ -65,7 +66,7 @@ fn of_a_front_end_that_is_refused() {
     let first = connect(&bad);
     let (socket, peer) = lingering();
     send_unasked(&bad, socket);
-    assert!(goes_on(&rig, &good, peer));
+    assert!(serves_others(&rig, &good, peer));
     drop(first);
     eventually("its session ends", || !rig.is_connected("bad"));
     connect(&bad);
@@ -84,7 +85,7 @@ fn of_a_session_that_ends() {
     });
     // The next front end does not wait for the rest of the close.
     connect(&bad);
-    assert!(goes_on(&rig, &good, peer));
+    assert!(serves_others(&rig, &good, peer));
 }
 
 #[test]
@@ -101,11 +102,11 @@ fn of_a_channel_that_makes_way_for_another() {
     };
     let (socket, peer) = lingering();
     let (ours, theirs) = UnixStream::pair().unwrap();
-    assert!(send_away(&Channel::over(ours), &mut Some(socket)));
+    assert!(send_away(&Channel::from_stream(ours), &mut Some(socket)));
     give(theirs).unwrap();
     give(UnixStream::pair().unwrap().0).unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    assert!(goes_on(&rig, &good, peer));
+    assert!(serves_others(&rig, &good, peer));
 }
 
 #[test]
@@ -118,10 +119,10 @@ fn of_an_export_that_is_removed() {
     send_unasked(&bad, one).wait_closed(SOON).unwrap();
     // This connection is not accepted meanwhile.
     drop((send_unasked(&bad, other), first));
-    let (tell, told) = mpsc::channel();
+    let (sender, result) = mpsc::channel();
     std::thread::scope(|scope| {
-        scope.spawn(|| tell.send(rig.server.remove("bad")).ok());
-        let removed = told.recv_timeout(SOON);
+        scope.spawn(|| sender.send(rig.server.remove("bad")).ok());
+        let removed = result.recv_timeout(SOON);
         let connected = FrontEnd::connect(&good, &Options::default()).map(drop);
         drop(peers);
         assert_eq!(removed, Ok(true));
@@ -162,9 +163,9 @@ fn of_a_server_that_ends_while_a_disk_does_not_answer() {
         while UnixStream::connect(&other).is_ok() && before.elapsed() < SOON {
             std::thread::sleep(Duration::from_millis(10));
         }
-        let again = UnixStream::connect(&other);
+        let second = UnixStream::connect(&other);
         slow.release();
-        assert!(again.is_err());
+        assert!(second.is_err());
     });
     drop((queue, at_stuck, pool, directory));
 }
@@ -182,19 +183,19 @@ fn of_a_silent_front_end_that_gives_way() {
         })
         .collect();
     std::thread::sleep(Duration::from_millis(1200));
-    let mut kept = Vec::new();
-    for (socket, channel, (lingers, peer)) in silent {
-        let fds = [lingers.as_fd()];
+    let mut connections = Vec::new();
+    for (socket, channel, (lingering_stream, peer)) in silent {
+        let fds = [lingering_stream.as_fd()];
         channel.send(request::SET_OWNER, 0, &[], &fds).unwrap();
         // Either side may be the last one to close the descriptor.
-        std::thread::spawn(move || drop(lingers));
-        kept.push((UnixStream::connect(socket), channel, peer));
+        std::thread::spawn(move || drop(lingering_stream));
+        connections.push((UnixStream::connect(socket), channel, peer));
     }
-    let (tell, told) = mpsc::channel();
+    let (sender, result) = mpsc::channel();
     std::thread::scope(|scope| {
-        scope.spawn(|| tell.send(FrontEnd::connect(&good, &Options::default()).is_ok()));
-        let connected = told.recv_timeout(SOON);
-        drop(kept);
+        scope.spawn(|| sender.send(FrontEnd::connect(&good, &Options::default()).is_ok()));
+        let connected = result.recv_timeout(SOON);
+        drop(connections);
         assert_eq!(connected, Ok(true));
     });
 }

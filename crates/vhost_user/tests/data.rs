@@ -10,7 +10,7 @@ use block::{IoFlags, IoKind};
 use reactor::PollLimit;
 use support::{Rig, Watched, connect, eventually, ram, start_blk};
 use vhost_frontend::{
-    BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, Verifier, feature, kind, request,
+    BlkQueue, FrontEnd, Layout, Options, QueueOptions, Range, Verifier, feature, kind, request,
     status,
 };
 use virtio_blk::{BlkDevice, BlkOptions};
@@ -46,7 +46,7 @@ fn data_comes_back_through_every_ring_queue_and_worker_count() {
                             &queue_options,
                             16,
                             8192,
-                            Cuts::Usual,
+                            Layout::Separate,
                         );
                         let seed = u64::from(index) + 1;
                         let verifier = Verifier::new(PIECE * u64::from(index), 24, seed);
@@ -86,32 +86,37 @@ fn header_data_and_status_may_be_cut_anywhere() {
                 ..QueueOptions::default()
             };
             let mut queue =
-                BlkQueue::start(&mut front_end, 0, &queue_options, 1, 4096, Cuts::Usual).unwrap();
-            let cuts = [Cuts::Merged, Cuts::Usual]
+                BlkQueue::start(&mut front_end, 0, &queue_options, 1, 4096, Layout::Separate)
+                    .unwrap();
+            let layout = [Layout::Merged, Layout::Separate]
                 .into_iter()
-                .chain([1, 3, 5, 8, 15, 16, 17, 100].map(Cuts::Every));
-            for (round, cuts) in cuts.enumerate() {
-                queue.set_cuts(cuts);
+                .chain([1, 3, 5, 8, 15, 16, 17, 100].map(Layout::MaxLength));
+            for (round, layout) in layout.enumerate() {
+                queue.set_layout(layout);
                 // One byte per descriptor: the ring limits the length.
-                let bytes = match cuts {
-                    Cuts::Every(1..8) => 0,
-                    Cuts::Every(_) => 512,
-                    Cuts::Usual | Cuts::Merged => 4096,
+                let bytes = match layout {
+                    Layout::MaxLength(1..8) => 0,
+                    Layout::MaxLength(_) => 512,
+                    Layout::Separate | Layout::Merged => 4096,
                 };
                 let offset = round as u64 * 4096;
                 let data: Vec<u8> = (0..bytes).map(|i| (i + round) as u8).collect();
-                assert_eq!(queue.write(offset, &data).unwrap(), status::OK, "{cuts:?}");
+                assert_eq!(
+                    queue.write(offset, &data).unwrap(),
+                    status::OK,
+                    "{layout:?}"
+                );
                 let mut got = vec![0; bytes];
                 assert_eq!(
                     queue.read(offset, &mut got).unwrap(),
                     status::OK,
-                    "{cuts:?}"
+                    "{layout:?}"
                 );
-                assert!(got == data, "{cuts:?}");
+                assert!(got == data, "{layout:?}");
                 let (answer, id) = queue.get_id().unwrap();
-                assert_eq!(answer, status::OK, "{cuts:?}");
-                assert!(id.iter().all(u8::is_ascii_hexdigit), "{cuts:?}: {id:?}");
-                assert_eq!(*serial.get_or_insert(id), id, "{cuts:?}");
+                assert_eq!(answer, status::OK, "{layout:?}");
+                assert!(id.iter().all(u8::is_ascii_hexdigit), "{layout:?}: {id:?}");
+                assert_eq!(*serial.get_or_insert(id), id, "{layout:?}");
                 assert_eq!(queue.flush().unwrap(), status::OK);
                 let range = Range {
                     sector: offset / 512,
@@ -121,10 +126,10 @@ fn header_data_and_status_may_be_cut_anywhere() {
                 assert_eq!(
                     queue.write_zeroes(&[range]).unwrap(),
                     status::OK,
-                    "{cuts:?}"
+                    "{layout:?}"
                 );
                 assert_eq!(queue.read(offset, &mut got).unwrap(), status::OK);
-                assert!(got.iter().all(|byte| *byte == 0), "{cuts:?}");
+                assert!(got.iter().all(|byte| *byte == 0), "{layout:?}");
             }
         }
     }
@@ -153,7 +158,7 @@ fn a_file_serves_what_was_written() {
         &QueueOptions::default(),
         4,
         4096,
-        Cuts::Every(1000),
+        Layout::MaxLength(1000),
     )
     .unwrap();
     for verifier in &mut verifiers {
@@ -336,20 +341,20 @@ fn write_back_stays_off_until_the_driver_has_left() {
         assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
         device.seen()[0].flags.has(IoFlags::FUA)
     };
-    let again = || {
+    let connect_again = || {
         eventually("its session ends", || !rig.is_connected("w"));
         let mut front_end = connect(&socket);
         let queue = start_blk(&mut front_end, 0);
         (queue, front_end)
     };
     for reset in [true, false] {
-        let (mut queue, front_end) = again();
+        let (mut queue, front_end) = connect_again();
         assert!(!durable(&mut queue));
         front_end.write_config(WRITEBACK, &[0]).unwrap();
         // The connection is lost. A third party then checks whether the socket answers.
         drop((queue, front_end));
-        drop(again().1);
-        let (mut queue, front_end) = again();
+        drop(connect_again().1);
+        let (mut queue, front_end) = connect_again();
         assert!(durable(&mut queue), "after its connection was lost");
         assert_eq!(front_end.config(WRITEBACK, 1).unwrap(), [0]);
         // The machine is switched off, or first restarted.
@@ -368,7 +373,7 @@ fn write_back_stays_off_until_the_driver_has_left() {
             front_end.stop_queue(0).unwrap();
         }
     }
-    assert!(!durable(&mut again().0));
+    assert!(!durable(&mut connect_again().0));
 }
 
 #[test]
@@ -405,8 +410,15 @@ fn queue_of_1024_entries_is_filled_to_the_brim() {
             indirect: Some(4),
             ..QueueOptions::default()
         };
-        let mut queue =
-            BlkQueue::start(&mut front_end, 0, &queue_options, 1024, 512, Cuts::Usual).unwrap();
+        let mut queue = BlkQueue::start(
+            &mut front_end,
+            0,
+            &queue_options,
+            1024,
+            512,
+            Layout::Separate,
+        )
+        .unwrap();
         for round in 0u64..3 {
             for _ in 0..1024 {
                 let slot = queue.take().unwrap();

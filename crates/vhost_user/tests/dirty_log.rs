@@ -187,7 +187,7 @@ impl Driver {
     }
 
     /// Fills the data area, so that each write of the device changes it.
-    fn scramble(&mut self) {
+    fn fill_memory_randomly(&mut self) {
         let mut bytes = vec![0; DATA];
         self.random.fill(&mut bytes);
         self.data.write(0, &bytes);
@@ -274,7 +274,7 @@ fn blk_requests_mark_every_page_that_they_change() {
             let mut driver = Driver::new(socket, 0, packed, indirect);
             driver.start_log();
             for round in 0..12 {
-                driver.scramble();
+                driver.fill_memory_randomly();
                 let chains: Vec<_> = (0..CHAINS).map(|nth| driver.blk_chain(nth)).collect();
                 let case = format!("{socket:?} packed {packed} indirect {indirect} {round}");
                 driver.round(&chains, &case);
@@ -293,7 +293,7 @@ fn scsi_commands_mark_every_page_that_they_change() {
             let mut driver = Driver::new(&socket, REQUESTS, packed, indirect);
             driver.start_log();
             for round in 0..12 {
-                driver.scramble();
+                driver.fill_memory_randomly();
                 let chains: Vec<_> = (0..CHAINS).map(|nth| driver.scsi_chain(nth)).collect();
                 let case = format!("delay {delay:?} packed {packed} indirect {indirect} {round}");
                 driver.round(&chains, &case);
@@ -313,7 +313,7 @@ fn task_management_and_events_mark_every_page_that_they_change() {
         // VIRTIO_SCSI_T_TMF with each subtype.
         let chains: Vec<_> = (0..CHAINS)
             .map(|nth| {
-                driver.scramble();
+                driver.fill_memory_randomly();
                 let mut header = [0; 24];
                 (header[4], header[8], header[10]) = (nth as u8, 1, 0x40);
                 Elements {
@@ -327,7 +327,7 @@ fn task_management_and_events_mark_every_page_that_they_change() {
 
         let mut driver = Driver::new(&socket, 1, packed, indirect);
         driver.start_log();
-        driver.scramble();
+        driver.fill_memory_randomly();
         let chains: Vec<_> = (0..CHAINS)
             .map(|_| Elements {
                 readable: Vec::new(),
@@ -356,7 +356,7 @@ fn log_is_adopted_by_running_queues_and_loses_no_request_in_flight() {
     for (packed, indirect) in rings() {
         let mut driver = Driver::new(&socket, 0, packed, indirect);
         let start = |driver: &mut Driver| {
-            driver.scramble();
+            driver.fill_memory_randomly();
             let header = [0; 16];
             let mut writable = driver.pieces(8192);
             writable.extend(driver.pieces(1));
@@ -394,13 +394,13 @@ fn log_is_adopted_by_running_queues_and_loses_no_request_in_flight() {
         driver.restart(base);
 
         let (chains, before) = start(&mut driver);
-        for session in rigs[0].server.hand_over() {
-            rigs[1].server.resume(session).unwrap();
+        for session in rigs[0].server.hand_over_sessions() {
+            rigs[1].server.take_over_session(session).unwrap();
         }
         driver.collect(1);
         driver.check(&before, &chains, "handed over");
-        for session in rigs[1].server.hand_over() {
-            rigs[0].server.resume(session).unwrap();
+        for session in rigs[1].server.hand_over_sessions() {
+            rigs[0].server.take_over_session(session).unwrap();
         }
         driver.restart(driver.queue.base());
         drop(driver);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use block::IoRequest;
 use reactor::PollLimit;
 use support::{Rig, Watched, connect, ram};
-use vhost_frontend::{Area, BlkQueue, Cuts, QueueOptions, ScsiQueue, ScsiRequest, kind};
+use vhost_frontend::{Area, BlkQueue, Layout, QueueOptions, ScsiQueue, ScsiRequest, kind};
 
 const CAPACITY: u64 = 1 << 20;
 const DATA: usize = 4096;
@@ -107,7 +107,8 @@ fn blk_headers_that_change_while_they_are_read_give_checked_ios() {
     let disk = Watched::new(ram(CAPACITY), Duration::ZERO);
     let mut front_end = connect(&rig.serve("d", disk.clone(), 1));
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, DEPTH, DATA, Cuts::Usual).unwrap();
+    let mut queue =
+        BlkQueue::start(&mut front_end, 0, &options, DEPTH, DATA, Layout::Separate).unwrap();
     let places: Vec<(Area, Area)> = (0..DEPTH)
         .map(|slot| (queue.header(slot), queue.data(slot)))
         .collect();
@@ -146,7 +147,7 @@ fn scsi_headers_that_change_while_they_are_read_give_checked_ios() {
     let mut front_end = connect(&socket);
     let options = QueueOptions::default();
     let mut queue =
-        ScsiQueue::start(&mut front_end, 2, &options, DEPTH, DATA, Cuts::Usual).unwrap();
+        ScsiQueue::start(&mut front_end, 2, &options, DEPTH, DATA, Layout::Separate).unwrap();
     let places: Vec<(Area, Area)> = (0..DEPTH)
         .map(|slot| (queue.header(slot), queue.data_out(slot)))
         .collect();

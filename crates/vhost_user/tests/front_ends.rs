@@ -14,7 +14,7 @@ use block::{IoFlags, IoKind};
 use reactor::PollLimit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::{Rig, Watched, connect, eventually, ram, start_blk};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, kind, request, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, kind, request, status};
 
 const SHORT: Duration = Duration::from_secs(5);
 
@@ -26,7 +26,7 @@ fn is_signalled(fd: impl AsFd) -> bool {
 /// Creates a small queue without starting it.
 fn place(front_end: &mut FrontEnd) -> BlkQueue {
     let queue = front_end.place_queue(0, &QueueOptions::default()).unwrap();
-    BlkQueue::over(front_end, queue, 8, 4096, Cuts::Usual).unwrap()
+    BlkQueue::with_queue(front_end, queue, 8, 4096, Layout::Separate).unwrap()
 }
 
 /// A daemon is killed after publishing an answer and before the interrupt. The driver sleeps, with nothing else in flight. The next device
@@ -193,7 +193,8 @@ fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
     let socket = rig.serve("d", slow.clone(), 1);
     let mut front_end = connect(&socket);
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 40, 512, Cuts::Usual).unwrap();
+    let mut queue =
+        BlkQueue::start(&mut front_end, 0, &options, 40, 512, Layout::Separate).unwrap();
     let mut changes = 0;
     let refused = loop {
         let Some(slot) = queue.take() else {
@@ -232,7 +233,8 @@ fn front_end_with_slow_requests_leaves_room_for_others() {
     let socket = rig.serve("d", slow.clone(), 1);
     let mut front_end = connect(&socket);
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 10, 512, Cuts::Usual).unwrap();
+    let mut queue =
+        BlkQueue::start(&mut front_end, 0, &options, 10, 512, Layout::Separate).unwrap();
     let (mut used, mut refused) = (0, false);
     while let (Some(slot), false) = (queue.take(), refused) {
         let added = (0..300).map_while(|_| front_end.add_region(4096).ok());
@@ -267,7 +269,8 @@ fn memory_can_grow_by_many_regions_while_requests_are_slow() {
     let socket = rig.serve("d", slow.clone(), 1);
     let mut front_end = connect(&socket);
     let options = QueueOptions::default();
-    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 40, 512, Cuts::Usual).unwrap();
+    let mut queue =
+        BlkQueue::start(&mut front_end, 0, &options, 40, 512, Layout::Separate).unwrap();
     let mut added = Ok(0);
     while let (Some(slot), Ok(count)) = (queue.take(), &added) {
         assert!(queue.submit(slot, kind::IN, 0, 0, 512));
@@ -389,7 +392,7 @@ fn reset_owner_changes_nothing_of_the_session() {
             ..QueueOptions::default()
         };
         let start = |front_end: &mut FrontEnd| {
-            BlkQueue::start(front_end, 0, &indirect, 8, 4096, Cuts::Usual).unwrap()
+            BlkQueue::start(front_end, 0, &indirect, 8, 4096, Layout::Separate).unwrap()
         };
         let mut queue = start(&mut front_end);
         for _ in 0..4 {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use support::{Rig, Watched, eventually, ram};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Verifier, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, Verifier, status};
 
 /// For each ring layout.
 const HANDOVERS: u64 = 100;
@@ -15,8 +15,9 @@ const HANDOVERS: u64 = 100;
 /// Runs verified I/O on two queues in turns, until `is_over`.
 fn work(front_end: &mut FrontEnd, is_over: &AtomicBool, rounds: &AtomicU64) {
     let options = QueueOptions::default();
-    let mut start =
-        |index| BlkQueue::start(front_end, index, &options, 16, 64 << 10, Cuts::Usual).unwrap();
+    let mut start = |index| {
+        BlkQueue::start(front_end, index, &options, 16, 64 << 10, Layout::Separate).unwrap()
+    };
     let mut queues = [start(0), start(1)];
     let mut verifier = Verifier::new(0, 128, 7);
     while !is_over.load(Ordering::Relaxed) {
@@ -28,7 +29,7 @@ fn work(front_end: &mut FrontEnd, is_over: &AtomicBool, rounds: &AtomicU64) {
     verifier.check_all(&mut queues[0]).unwrap();
 }
 
-fn goes_on(packed: bool) {
+fn check_handover(packed: bool) {
     let device = Watched::new(ram(1 << 20), Duration::from_micros(200));
     let servers = [Rig::new(2), Rig::new(1)];
     let socket = servers[0].serve("d", device.clone(), 2);
@@ -47,12 +48,12 @@ fn goes_on(packed: bool) {
             eventually("rounds between handovers", || {
                 rounds.load(Ordering::Relaxed) >= before + 2
             });
-            let handed = from.server.hand_over();
+            let handed = from.server.hand_over_sessions();
             assert_eq!(handed.len(), 1, "handover {nth}");
             eventually("the end of the session here", || !from.is_connected("d"));
             assert_eq!(from.queues_running(), 0, "handover {nth}");
             for session in handed {
-                to.server.resume(session).unwrap();
+                to.server.take_over_session(session).unwrap();
             }
             assert!(to.is_connected("d"));
         }
@@ -62,12 +63,12 @@ fn goes_on(packed: bool) {
 
 #[test]
 fn split_rings_go_on_in_another_server_and_back() {
-    goes_on(false);
+    check_handover(false);
 }
 
 #[test]
 fn packed_rings_go_on_in_another_server_and_back() {
-    goes_on(true);
+    check_handover(true);
 }
 
 /// Hands over the setup before the first queue, and memory that was added later.
@@ -79,14 +80,14 @@ fn front_end_that_has_begun_to_set_up_goes_on_with_that() {
     servers[1].serve("d", device, 2);
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let hand_over = |from: usize, to: usize| {
-        for session in servers[from].server.hand_over() {
-            servers[to].server.resume(session).unwrap();
+        for session in servers[from].server.hand_over_sessions() {
+            servers[to].server.take_over_session(session).unwrap();
         }
     };
     hand_over(0, 1);
     let options = QueueOptions::default();
     let start = |front_end: &mut FrontEnd, index| {
-        BlkQueue::start(front_end, index, &options, 16, 64 << 10, Cuts::Usual).unwrap()
+        BlkQueue::start(front_end, index, &options, 16, 64 << 10, Layout::Separate).unwrap()
     };
     let mut first = start(&mut front_end, 0);
     assert_eq!(first.write(0, &[1; 512]).unwrap(), status::OK);
@@ -118,12 +119,12 @@ fn session_that_does_not_stop_is_not_waited_for_for_ever() {
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let options = QueueOptions::default();
     let mut queue =
-        BlkQueue::start(&mut front_end, 0, &options, 16, 64 << 10, Cuts::Usual).unwrap();
+        BlkQueue::start(&mut front_end, 0, &options, 16, 64 << 10, Layout::Separate).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| queue.write(0, &[1; 512]));
         std::thread::sleep(Duration::from_millis(200));
         let began = Instant::now();
-        assert!(rig.server.hand_over().is_empty());
+        assert!(rig.server.hand_over_sessions().is_empty());
         assert!(began.elapsed() < Duration::from_millis(5900));
     });
 }
@@ -133,10 +134,10 @@ fn session_that_does_not_stop_is_not_waited_for_for_ever() {
 fn server_that_ends_after_a_handover_ends_nobody() {
     const FRONT_ENDS: usize = 16;
     let device = ram(1 << 20);
-    let heir = Rig::new(1);
+    let successor = Rig::new(1);
     let names: Vec<String> = (0..FRONT_ENDS).map(|nth| nth.to_string()).collect();
     for name in &names {
-        heir.serve(name, Arc::clone(&device), 1);
+        successor.serve(name, Arc::clone(&device), 1);
     }
     for _ in 0..20 {
         let rig = Rig::new(1);
@@ -145,21 +146,21 @@ fn server_that_ends_after_a_handover_ends_nobody() {
             let socket = rig.serve(name, Arc::clone(&device), 1);
             let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
             let options = QueueOptions::default();
-            let queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual);
+            let queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Layout::Separate);
             all.push((queue.unwrap(), front_end));
         }
-        let handed = rig.server.hand_over();
+        let handed = rig.server.hand_over_sessions();
         assert_eq!(handed.len(), FRONT_ENDS);
         drop(rig);
         for session in handed {
-            heir.server.resume(session).unwrap();
+            successor.server.take_over_session(session).unwrap();
         }
         for (queue, _) in &mut all {
             assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
         }
         drop(all);
         eventually("the end of all sessions", || {
-            !names.iter().any(|name| heir.is_connected(name))
+            !names.iter().any(|name| successor.is_connected(name))
         });
     }
 }

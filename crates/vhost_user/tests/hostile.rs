@@ -10,7 +10,7 @@ use reactor::PollLimit;
 use rustix::event::{EventfdFlags, eventfd};
 use support::{Rig, connect, lingering, start_blk};
 use vhost_frontend::{
-    Case, Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad, Verifier,
+    Case, FrontEnd, Layout, Options, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad, Verifier,
     hostile, kind,
 };
 
@@ -18,7 +18,7 @@ use vhost_frontend::{
 const SOON: Duration = Duration::from_secs(20);
 
 /// Runs the cases against one export. After each, `next` checks that it serves.
-fn suffer(
+fn run_cases(
     cases: impl Iterator<Item = &'static Case>,
     serve: impl FnOnce(&Rig) -> PathBuf,
     next: impl Fn(&Path) -> Result<(), vhost_frontend::Error>,
@@ -32,7 +32,7 @@ fn suffer(
         if let Err(error) = case.run(&bad) {
             failures.push(format!("{}: {error}", case.name));
         }
-        bystander.goes_on(SOON).expect(case.name);
+        bystander.expect_progress(SOON).expect(case.name);
         if let Err(error) = next(&bad) {
             failures.push(format!("{}, then the next: {error}", case.name));
         }
@@ -50,7 +50,7 @@ fn disk_serves(socket: &Path) -> Result<(), vhost_frontend::Error> {
 fn controller_serves(socket: &Path) -> Result<(), vhost_frontend::Error> {
     let mut front_end = connect(socket);
     let options = QueueOptions::default();
-    let mut queue = ScsiQueue::start(&mut front_end, 2, &options, 1, 512, Cuts::Usual)?;
+    let mut queue = ScsiQueue::start(&mut front_end, 2, &options, 1, 512, Layout::Separate)?;
     let inquiry = ScsiRequest {
         target: 0,
         lun: 0,
@@ -65,7 +65,7 @@ fn controller_serves(socket: &Path) -> Result<(), vhost_frontend::Error> {
 #[test]
 fn hostile_front_end_of_a_disk_ends_its_own_session_and_no_other() {
     let cases = hostile::cases().filter(|case| !case.slow);
-    suffer(cases, |rig| rig.serve_ram("bad", 2), disk_serves);
+    run_cases(cases, |rig| rig.serve_ram("bad", 2), disk_serves);
 }
 
 #[test]
@@ -73,13 +73,13 @@ fn hostile_controller_front_end_ends_its_own_session_only() {
     // Queue 0 is the control queue here, with other requests and as many checks.
     let cases = hostile::cases().filter(|case| !case.slow);
     let serve = |rig: &Rig| rig.serve_controller(Duration::ZERO);
-    suffer(cases, serve, controller_serves);
+    run_cases(cases, serve, controller_serves);
 }
 
 #[test]
 fn front_end_that_stops_amid_a_message_is_given_up() {
     let cases = hostile::cases().filter(|case| case.slow);
-    suffer(cases, |rig| rig.serve_ram("bad", 2), disk_serves);
+    run_cases(cases, |rig| rig.serve_ram("bad", 2), disk_serves);
 }
 
 /// `O_NONBLOCK` is a property of the shared eventfd: a front end can clear it between two requests.
@@ -103,7 +103,7 @@ fn blocking_interrupt_descriptor_delays_nobody() {
     queue.publish();
     queue.queue().kick();
     front_end.channel().wait_closed(SOON).unwrap();
-    bystander.goes_on(SOON).unwrap();
+    bystander.expect_progress(SOON).unwrap();
     drop((queue, front_end));
     let again = FrontEnd::connect(&bad, &Options::default()).map(drop);
     assert!(again.is_err(), "it is served again at once");
@@ -128,9 +128,9 @@ fn front_end_whose_kick_takes_long_to_close_holds_nobody_up() {
         std::thread::sleep(Duration::from_millis(100));
         drop((queue, front_end));
         std::thread::sleep(Duration::from_millis(100));
-        let went_on = bystander.goes_on(SOON);
+        let progress = bystander.expect_progress(SOON);
         drop(peer);
-        went_on.unwrap();
+        progress.unwrap();
     });
     bystander.finish().unwrap();
 }

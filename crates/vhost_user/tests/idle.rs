@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::{Rig, ram};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, status};
 
 #[test]
 fn thousand_idle_exports_use_no_cpu() {
@@ -41,7 +41,7 @@ fn thousand_idle_exports_use_no_cpu() {
                 &QueueOptions::default(),
                 2,
                 4096,
-                Cuts::Usual,
+                Layout::Separate,
             );
             (queue.unwrap(), front_end)
         })

@@ -10,7 +10,7 @@ use bdev::{
     BlockDevice, Fault, FaultAction, FaultPlan, Faulty, File, FileOptions, Null, NullOptions,
 };
 use block::{IoError, IoErrorKind, IoFlags, IoKind};
-use support::{Moment, Rig, Watched, ram};
+use support::{IoEvent, Rig, Watched, ram};
 use vhost_frontend::{Area, FrontEnd, Options, Queue, QueueOptions, kind, status};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -260,12 +260,12 @@ fn error_in_a_piece_is_answered_once_when_nothing_is_in_flight() {
         let got = driver.run(request, 0, &[data.element()]);
         assert_eq!(got, (status::IOERR, 1));
         let pieces = (0..6).map(|at| at * PIECE);
-        let story: Vec<_> = pieces
-            .flat_map(|at| [Moment::Begun(at), Moment::Ended(at)])
+        let io_events: Vec<_> = pieces
+            .flat_map(|at| [IoEvent::Start(at), IoEvent::End(at)])
             .collect();
         assert_eq!(
-            device.story(),
-            story,
+            device.io_events(),
+            io_events,
             "no piece follows the one that failed"
         );
         // The next request is served completely.

@@ -133,8 +133,8 @@ fn session_continues_in_a_process_whose_device_offers_less() {
     for queue in &mut queues {
         assert_eq!(statuses(queue), [0; 5]);
     }
-    for session in servers[0].server.hand_over() {
-        servers[1].server.resume(session).unwrap();
+    for session in servers[0].server.hand_over_sessions() {
+        servers[1].server.take_over_session(session).unwrap();
     }
     for queue in &mut queues {
         assert_eq!(statuses(queue), [0, 1, 0, 1, 1]);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use reactor::PollLimit;
 use rustix::event::{EventfdFlags, eventfd};
 use support::{Rig, Watched, connect, eventually, ram, start_blk};
-use vhost_frontend::{BlkQueue, Channel, Cuts, Options, QueueOptions, kind, status};
+use vhost_frontend::{BlkQueue, Channel, Layout, Options, QueueOptions, kind, status};
 
 const SHORT: Duration = Duration::from_secs(10);
 
@@ -182,7 +182,7 @@ fn ring_is_set_up_anew_without_get_vring_base() {
     old.publish();
     eventually("it is in flight", || device.seen().len() == 1);
     let options = QueueOptions::default();
-    let mut new = BlkQueue::start(&mut front_end, 0, &options, 8, 4096, Cuts::Usual).unwrap();
+    let mut new = BlkQueue::start(&mut front_end, 0, &options, 8, 4096, Layout::Separate).unwrap();
     assert_eq!(old.reap().unwrap().status, status::OK);
     assert_eq!(new.write(0, &[1; 512]).unwrap(), status::OK);
     assert_eq!(rig.queues_running(), 1);

@@ -35,7 +35,7 @@ type Element = (u64, u32, u16);
 
 /// Form of the chain.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+enum Layout {
     Direct,
     Table,
     /// A table with this declared length, and these flags besides INDIRECT.
@@ -50,7 +50,7 @@ type Outcome = (u32, u8);
 /// No response space.
 const NO_PLACE: Outcome = (0, 0xee);
 
-struct Scene {
+struct Setup {
     front_end: FrontEnd,
     queue: Queue,
     at: Area,
@@ -60,8 +60,8 @@ struct Scene {
     places: u16,
 }
 
-impl Scene {
-    fn start(socket: &Path, index: u16, packed: bool) -> Scene {
+impl Setup {
+    fn start(socket: &Path, index: u16, packed: bool) -> Setup {
         let options = Options {
             packed,
             // Raw rings are driven here without a driver's wrap and used_event.
@@ -78,7 +78,7 @@ impl Scene {
         };
         let queue = front_end.start_queue(index, &options).unwrap();
         let at = front_end.allocate(16 << 20, 4096).unwrap();
-        Scene {
+        Setup {
             front_end,
             queue,
             at,
@@ -97,17 +97,17 @@ impl Scene {
     }
 
     /// Sends a chain and waits for its return. Returns the bytes written.
-    fn send(&mut self, way: Way, elements: &[Element]) -> u32 {
+    fn send(&mut self, layout: Layout, elements: &[Element]) -> u32 {
         let mut chain: Vec<Element> = elements
             .iter()
             .map(|(address, length, flags)| (self.address(*address), *length, *flags))
             .collect();
-        if way != Way::Direct {
+        if layout != Layout::Direct {
             let mut bytes = Vec::new();
             for (i, (address, length, flags)) in chain.iter().enumerate() {
                 let last = i + 1 == chain.len();
-                let (next, more) = match way {
-                    Way::TableEndsAt(next) if last => (next, NEXT),
+                let (next, more) = match layout {
+                    Layout::TableEndsAt(next) if last => (next, NEXT),
                     _ if last => (0, 0),
                     _ => (i as u16 + 1, NEXT),
                 };
@@ -121,8 +121,8 @@ impl Scene {
                 bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
             }
             self.at.write(TABLE as usize, &bytes);
-            let (length, more) = match way {
-                Way::TableOf(length, more) => (length, more),
+            let (length, more) = match layout {
+                Layout::TableOf(length, more) => (length, more),
                 _ => (bytes.len() as u32, 0),
             };
             chain = vec![(self.at.address + TABLE, length, INDIRECT)];
@@ -179,7 +179,7 @@ impl Scene {
 }
 
 /// Sends each case to a queue with either ring layout: an invalid request, then a valid one.
-fn odd_and_good(
+fn check_cases(
     (socket, index): (&Path, u16),
     header: &[u8],
     status: u64,
@@ -187,33 +187,33 @@ fn odd_and_good(
     cases: &[Case],
 ) {
     for packed in [false, true] {
-        let mut scene = Scene::start(socket, index, packed);
-        scene.at.write(HEADER as usize, header);
-        for Case(name, way, elements, outcome) in cases {
-            let only_split = matches!(way, Way::TableEndsAt(_))
+        let mut setup = Setup::start(socket, index, packed);
+        setup.at.write(HEADER as usize, header);
+        for Case(name, layout, elements, outcome) in cases {
+            let only_split = matches!(layout, Layout::TableEndsAt(_))
                 || elements.iter().any(|element| element.2 & INDIRECT != 0);
             if packed && only_split {
                 continue;
             }
-            scene.at.write(status as usize, &[0xee]);
-            let written = scene.send(*way, elements);
-            let got = (written, scene.byte(status));
-            let outcome = match packed && *way == HUGE {
+            setup.at.write(status as usize, &[0xee]);
+            let written = setup.send(*layout, elements);
+            let got = (written, setup.byte(status));
+            let outcome = match packed && *layout == HUGE {
                 true => NO_PLACE,
                 false => *outcome,
             };
             assert_eq!(got, outcome, "{name}, packed {packed}");
-            scene.at.write(status as usize, &[0xee]);
-            scene.send(Way::Direct, good);
-            assert_eq!(scene.byte(status), 0, "good after {name}, packed {packed}");
+            setup.at.write(status as usize, &[0xee]);
+            setup.send(Layout::Direct, good);
+            assert_eq!(setup.byte(status), 0, "good after {name}, packed {packed}");
         }
     }
 }
 
 /// A table with a declared length of 2^28 descriptors.
-const HUGE: Way = Way::TableOf(0xffff_fff0, 0);
+const HUGE: Layout = Layout::TableOf(0xffff_fff0, 0);
 
-struct Case(&'static str, Way, Vec<Element>, Outcome);
+struct Case(&'static str, Layout, Vec<Element>, Outcome);
 
 #[test]
 #[allow(clippy::too_many_lines, reason = "a table of cases")]
@@ -232,7 +232,7 @@ fn disk_serves_or_refuses_alone_what_is_odd() {
     };
     const OK: Outcome = (513, 0);
     const IOERR: Outcome = (1, 1);
-    use Way::{Direct, Table, TableEndsAt, TableOf};
+    use Layout::{Direct, Table, TableEndsAt, TableOf};
     let cases = [
         Case("an indirect table", Table, good.to_vec(), OK),
         Case("no status", Direct, vec![header], NO_PLACE),
@@ -360,7 +360,7 @@ fn disk_serves_or_refuses_alone_what_is_odd() {
     let rig = Rig::polling(1, PollLimit::Never);
     let socket = rig.serve_ram("d", 1);
     // A read of sector 0.
-    odd_and_good((&socket, 0), &[0; 16], STATUS, &good, &cases);
+    check_cases((&socket, 0), &[0; 16], STATUS, &good, &cases);
 }
 
 #[test]
@@ -374,7 +374,7 @@ fn controller_serves_or_refuses_alone_what_is_odd() {
     // TEST UNIT READY, to target 0, unit 0.
     let good = [request, response];
     let data = (DATA, 512, WRITE);
-    use Way::{Direct, Table, TableEndsAt, TableOf};
+    use Layout::{Direct, Table, TableEndsAt, TableOf};
     let many = std::iter::once(request)
         .chain([response])
         .chain(std::iter::repeat_n((DATA, 1, WRITE), 1100));
@@ -460,7 +460,7 @@ fn controller_serves_or_refuses_alone_what_is_odd() {
     ];
     let rig = Rig::polling(1, PollLimit::Never);
     let socket = rig.serve_controller(Duration::ZERO);
-    odd_and_good((&socket, 2), &[1, 0, 0x40, 0], CODE, &good, &cases);
+    check_cases((&socket, 2), &[1, 0, 0x40, 0], CODE, &good, &cases);
     // The control queue: the request type is unknown, so both response formats contain the error.
     let control = (HEADER, 3, 0);
     let good = [(HEADER, 24, 0), (STATUS, 1, WRITE)];
@@ -482,5 +482,5 @@ fn controller_serves_or_refuses_alone_what_is_odd() {
     ];
     // ABORT TASK of a missing task.
     let abort = [[0; 8], [1, 0, 0x40, 0, 0, 0, 0, 0]].concat();
-    odd_and_good((&socket, 0), &abort, STATUS, &good, &cases);
+    check_cases((&socket, 0), &abort, STATUS, &good, &cases);
 }

@@ -12,7 +12,7 @@ use reactor::PollLimit;
 use scsi::MemoryStore;
 use scsi_exec::Units;
 use support::{Rig, ram};
-use vhost_frontend::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
+use vhost_frontend::{FrontEnd, Layout, Options, QueueOptions, ScsiQueue, ScsiRequest};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
 /// First request queue, after the control and event queues (virtio 1.3, 5.6.2).
@@ -71,10 +71,15 @@ fn data_comes_back_through_every_kind_of_ring_and_cut() {
                 indirect: (number & 4 != 0).then_some(64),
                 ..QueueOptions::default()
             };
-            for cuts in [Cuts::Usual, Cuts::Merged, Cuts::Every(50), Cuts::Every(700)] {
-                let case = format!("kind {number:03b} {cuts:?} delay {delay:?}");
+            for layout in [
+                Layout::Separate,
+                Layout::Merged,
+                Layout::MaxLength(50),
+                Layout::MaxLength(700),
+            ] {
+                let case = format!("kind {number:03b} {layout:?} delay {delay:?}");
                 let mut queue =
-                    ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 4096, cuts).unwrap();
+                    ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 4096, layout).unwrap();
                 for (target, lun) in [(0, 0), (5, 300)] {
                     settle(&mut queue, target, lun);
                     let data: Vec<u8> = (0..1024u32).map(|i| (i % 251) as u8 ^ target).collect();
@@ -97,10 +102,10 @@ fn data_comes_back_through_every_kind_of_ring_and_cut() {
 }
 
 /// Target, unit, command, data out, and room for data in.
-type Asked<'a> = (u8, u16, &'a [u8], &'a [u8], usize);
+type BatchCommand<'a> = (u8, u16, &'a [u8], &'a [u8], usize);
 
 /// Submits all commands in one batch. Returns status and sense code of each, in this order.
-fn batch(queue: &mut ScsiQueue, commands: &[Asked]) -> Vec<(u8, [u8; 2])> {
+fn batch(queue: &mut ScsiQueue, commands: &[BatchCommand]) -> Vec<(u8, [u8; 2])> {
     let mut slots = Vec::new();
     for &(target, lun, cdb, out, into) in commands {
         let slot = queue.take().unwrap();
@@ -130,8 +135,15 @@ fn commands_of_one_batch_see_what_those_before_them_changed() {
     let socket = rig.serve_controller(Duration::ZERO);
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let options = QueueOptions::default();
-    let mut queue =
-        ScsiQueue::start(&mut front_end, REQUESTS, &options, 16, 4096, Cuts::Usual).unwrap();
+    let mut queue = ScsiQueue::start(
+        &mut front_end,
+        REQUESTS,
+        &options,
+        16,
+        4096,
+        Layout::Separate,
+    )
+    .unwrap();
     for (target, lun) in [(0, 0), (5, 300)] {
         settle(&mut queue, target, lun);
     }
@@ -141,7 +153,7 @@ fn commands_of_one_batch_see_what_those_before_them_changed() {
             .map(|n| (write_10(n, 1), [round ^ n << 4; 512]))
             .collect();
         let read = read_10(7, 1);
-        let mut commands: Vec<Asked> = Vec::new();
+        let mut commands: Vec<BatchCommand> = Vec::new();
         for (n, (cdb, data)) in writes.iter().enumerate() {
             let (target, lun) = [(0, 0), (5, 300)][n % 2];
             commands.push((target, lun, cdb, data, 0));
@@ -200,8 +212,15 @@ fn what_is_not_there_is_answered_so() {
     let socket = rig.serve_controller(Duration::ZERO);
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let options = QueueOptions::default();
-    let mut queue =
-        ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 4096, Cuts::Usual).unwrap();
+    let mut queue = ScsiQueue::start(
+        &mut front_end,
+        REQUESTS,
+        &options,
+        4,
+        4096,
+        Layout::Separate,
+    )
+    .unwrap();
     let done = queue.run(&request(9, 0, &[0; 6]), &[], &mut []).unwrap();
     assert_eq!(done.response, BAD_TARGET);
     settle(&mut queue, 0, 0);
@@ -228,8 +247,15 @@ fn command_with_data_both_ways_fails_before_anything_is_done() {
     let socket = rig.serve_controller(Duration::ZERO);
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let options = QueueOptions::default();
-    let mut queue =
-        ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 4096, Cuts::Usual).unwrap();
+    let mut queue = ScsiQueue::start(
+        &mut front_end,
+        REQUESTS,
+        &options,
+        4,
+        4096,
+        Layout::Separate,
+    )
+    .unwrap();
     settle(&mut queue, 0, 0);
     let (write, read) = (write_10(3, 1), read_10(3, 1));
     // From the second one on, plain commands take the fast path.
@@ -266,8 +292,15 @@ fn read_that_failed_claims_no_data() {
     rig.server.listen(&socket, controller).unwrap();
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let options = QueueOptions::default();
-    let mut queue =
-        ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 4096, Cuts::Usual).unwrap();
+    let mut queue = ScsiQueue::start(
+        &mut front_end,
+        REQUESTS,
+        &options,
+        4,
+        4096,
+        Layout::Separate,
+    )
+    .unwrap();
     settle(&mut queue, 0, 0);
     let read = read_10(3, 1);
     // A plain command, and one with more room than it needs.
@@ -310,8 +343,15 @@ fn sense_and_residual_of_a_scsi_device_reach_the_driver() {
     rig.server.listen(&socket, controller).unwrap();
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let options = QueueOptions::default();
-    let mut queue =
-        ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 8192, Cuts::Usual).unwrap();
+    let mut queue = ScsiQueue::start(
+        &mut front_end,
+        REQUESTS,
+        &options,
+        4,
+        8192,
+        Layout::Separate,
+    )
+    .unwrap();
     settle(&mut queue, 0, 0);
     let data = vec![7; 2048];
     for bytes in [0, 512, 2048] {
@@ -358,8 +398,15 @@ fn each_disk_of_a_queue_has_its_own_times_in_batches_of_both() {
         let (socket, ..) = rig.serve_delayed_controller(delays);
         let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
         let options = QueueOptions::default();
-        let mut queue =
-            ScsiQueue::start(&mut front_end, REQUESTS, &options, 16, 4096, Cuts::Usual).unwrap();
+        let mut queue = ScsiQueue::start(
+            &mut front_end,
+            REQUESTS,
+            &options,
+            16,
+            4096,
+            Layout::Separate,
+        )
+        .unwrap();
         let units = [("a", 0, 0), ("b", 5, 300)];
         for (_, target, lun) in units {
             settle(&mut queue, target, lun);
@@ -383,8 +430,9 @@ fn each_disk_of_a_queue_has_its_own_times_in_batches_of_both() {
         }
         front_end.stop_queue(REQUESTS).unwrap();
         let snapshots = rig.pool.snapshots();
-        let mine = |queue: &&latency::QueueSnapshot| queue.labels.queue == u32::from(REQUESTS);
-        let snapshot = snapshots.iter().find(mine).unwrap();
+        let is_request_queue =
+            |queue: &&latency::QueueSnapshot| queue.labels.queue == u32::from(REQUESTS);
+        let snapshot = snapshots.iter().find(is_request_queue).unwrap();
         assert_eq!(snapshot.disks.len(), 2);
         let mut reads = 0;
         for (name, count) in [("a", 20 * 4), ("b", 20 * 5)] {
@@ -418,8 +466,15 @@ fn long_commands_share_what_a_turn_may_take() {
     let socket = rig.serve_controller(Duration::ZERO);
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let options = QueueOptions::default();
-    let mut queue =
-        ScsiQueue::start(&mut front_end, 2, &options, COMMANDS, 4096, Cuts::Usual).unwrap();
+    let mut queue = ScsiQueue::start(
+        &mut front_end,
+        2,
+        &options,
+        COMMANDS,
+        4096,
+        Layout::Separate,
+    )
+    .unwrap();
     settle(&mut queue, 0, 0);
     let before = rig.pool.counters()[0].1.busy_iterations;
     // WRITE SAME(16) of 1 MiB, all of it a pattern
@@ -456,8 +511,15 @@ fn commands_that_hold_memory_hold_no_more_than_a_controller_may() {
         size: 512,
         ..QueueOptions::default()
     };
-    let mut queue =
-        ScsiQueue::start(&mut front_end, 2, &options, COMMANDS, 4096, Cuts::Usual).unwrap();
+    let mut queue = ScsiQueue::start(
+        &mut front_end,
+        2,
+        &options,
+        COMMANDS,
+        4096,
+        Layout::Separate,
+    )
+    .unwrap();
     settle(&mut queue, 0, 0);
     // VERIFY(10) of 1 MiB: as much memory, and as much again in flight
     let verify = [0x2f, 0, 0, 0, 0, 0, 0, 8, 0, 0];
@@ -504,7 +566,7 @@ fn command_that_compares_takes_as_much_as_the_block_limits_say() {
     let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
     let options = QueueOptions::default();
     let mut queue =
-        ScsiQueue::start(&mut front_end, REQUESTS, &options, 1, BYTES, Cuts::Merged).unwrap();
+        ScsiQueue::start(&mut front_end, REQUESTS, &options, 1, BYTES, Layout::Merged).unwrap();
     settle(&mut queue, 0, 0);
     let data: Vec<u8> = (0..BYTES).map(|at| (at / 700) as u8).collect();
     let [a, b, c, d] = (BYTES as u32 / 512).to_be_bytes();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use reactor::PollLimit;
 use support::Rig;
 use vhost_frontend::{
-    Area, Cuts, FrontEnd, Options, Queue, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad,
+    Area, FrontEnd, Layout, Options, Queue, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad,
 };
 use virtio_scsi::Event;
 
@@ -108,8 +108,15 @@ fn functions_without_end_hold_nobody_up() {
     let bystander = VerifiedLoad::start(&good).unwrap();
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let options = QueueOptions::default();
-    let mut requests =
-        ScsiQueue::start(&mut front_end, REQUESTS, &options, 8, 4096, Cuts::Usual).unwrap();
+    let mut requests = ScsiQueue::start(
+        &mut front_end,
+        REQUESTS,
+        &options,
+        8,
+        4096,
+        Layout::Separate,
+    )
+    .unwrap();
     let mut control = front_end.start_queue(CONTROL, &options).unwrap();
     let chains = u64::from(options.size / 2);
     let at = front_end.allocate(64 * chains as usize, 64).unwrap();
@@ -147,7 +154,7 @@ fn functions_without_end_hold_nobody_up() {
             requests.release(done.slot);
         }
     }
-    bystander.goes_on(LIMIT).unwrap();
+    bystander.expect_progress(LIMIT).unwrap();
     bystander.finish().unwrap();
 }
 
@@ -265,7 +272,7 @@ fn driver_is_told_of_no_event_that_it_has_not_negotiated() {
     ];
     // VIRTIO_SCSI_T_TRANSPORT_RESET and _PARAM_CHANGE, with the units' numbers.
     let all = [(1, 0), (3, 1), (1, 2)];
-    for (refused, told) in [
+    for (refused, expected_events) in [
         (0, &all[..]),
         (HOTPLUG, &all[1..2]),
         (CHANGE, &[all[0], all[2]]),
@@ -281,14 +288,14 @@ fn driver_is_told_of_no_event_that_it_has_not_negotiated() {
         for (lun, event) in (0..).zip(events) {
             controller.post(event, 0, lun);
         }
-        for want in told {
+        for expected in expected_events {
             let bytes = event(&mut queue, &at, 16);
-            assert_eq!((bytes[0], bytes[7]), *want, "without {refused}");
+            assert_eq!((bytes[0], bytes[7]), *expected, "without {refused}");
             assert_eq!(bytes[3], 0, "nothing was missed");
         }
         assert!(queue.add(&[], &[at.element()], 0));
         queue.publish();
-        if told.is_empty() {
+        if expected_events.is_empty() {
             // The driver has not missed an event while its queue was stopped, either.
             let base = front_end.stop_queue(EVENTS).unwrap();
             controller.post(Event::Added, 0, 1);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bdev::{Disk, Ram, RamOptions};
 use block::IoKind;
 use support::{Rig, Watched};
-use vhost_frontend::{Cuts, FrontEnd, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest};
+use vhost_frontend::{FrontEnd, Layout, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest};
 
 const EVENTS: u16 = 1;
 const REQUESTS: u16 = 2;
@@ -54,8 +54,15 @@ fn replaced_disk_of_a_lun_gets_no_write_meant_for_the_old() {
     let (socket, _, controller) = rig.serve_watched_controller(Duration::ZERO);
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let options = QueueOptions::default();
-    let mut queue =
-        ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 4096, Cuts::Usual).unwrap();
+    let mut queue = ScsiQueue::start(
+        &mut front_end,
+        REQUESTS,
+        &options,
+        4,
+        4096,
+        Layout::Separate,
+    )
+    .unwrap();
     let mut events = front_end.start_queue(EVENTS, &options).unwrap();
     let room = front_end.allocate(4096, 4096).unwrap();
     assert!(!attentions(&mut queue).is_empty(), "a new nexus");
@@ -86,18 +93,24 @@ fn replaced_disk_of_a_lun_gets_no_write_meant_for_the_old() {
         }
         let mut event = [0; 16];
         room.read(0, &mut event);
-        let told = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, reason, 0, 0, 0];
+        let expected = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, reason, 0, 0, 0];
         assert_eq!(
             (event[..6].to_vec(), event[12..].to_vec()),
-            (told[..6].to_vec(), told[12..].to_vec())
+            (expected[..6].to_vec(), expected[12..].to_vec())
         );
     }
     // A driver without event buffers is notified by unit attentions.
-    let told = [(0x29, 0x00), (0x3f, 0x0e), (0x3f, 0x03)];
-    assert_eq!(attentions(&mut queue), told);
-    let gone = (2, 0x05, 0x25, 0x00);
-    assert_eq!(code(&run(&mut queue, &WRITE, &[2; 4096], &mut [])), gone);
-    assert_eq!(code(&run(&mut queue, &READ, &[], &mut [0; 4096])), gone);
+    let expected = [(0x29, 0x00), (0x3f, 0x0e), (0x3f, 0x03)];
+    assert_eq!(attentions(&mut queue), expected);
+    let unit_not_supported = (2, 0x05, 0x25, 0x00);
+    assert_eq!(
+        code(&run(&mut queue, &WRITE, &[2; 4096], &mut [])),
+        unit_not_supported
+    );
+    assert_eq!(
+        code(&run(&mut queue, &READ, &[], &mut [0; 4096])),
+        unit_not_supported
+    );
     run(&mut queue, &READ_CAPACITY, &[], &mut capacity);
     assert_eq!(capacity, [0, 0, 7, 0xff, 0, 0, 0x10, 0]);
     // Counted in blocks of the old size: 8 of the new ones are 32,768 bytes.

@@ -7,9 +7,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use scsi_exec::Hold;
-use support::{Moment, Rig, Watched, eventually};
+use support::{IoEvent, Rig, Watched, eventually};
 use vhost_frontend::{
-    Area, Cuts, FrontEnd, Options, Queue, QueueOptions, ScsiQueue, ScsiRequest, attribute,
+    Area, FrontEnd, Layout, Options, Queue, QueueOptions, ScsiQueue, ScsiRequest, attribute,
 };
 
 const REQUESTS: u16 = 2;
@@ -22,7 +22,7 @@ fn write_10(block: u8) -> [u8; 10] {
 
 fn start(front_end: &mut FrontEnd, index: u16) -> ScsiQueue {
     let options = QueueOptions::default();
-    ScsiQueue::start(front_end, index, &options, 8, 4096, Cuts::Usual).unwrap()
+    ScsiQueue::start(front_end, index, &options, 8, 4096, Layout::Separate).unwrap()
 }
 
 fn unit<'a>(cdb: &'a [u8]) -> ScsiRequest<'a> {
@@ -63,10 +63,10 @@ fn reap(queue: &mut ScsiQueue, count: usize) {
 
 /// Returns the positions of a write's start and end in the device's story.
 fn times(device: &Watched, block: u64) -> (usize, usize) {
-    let story = device.story();
-    let find = |moment| story.iter().position(|seen| *seen == moment).unwrap();
+    let io_events = device.io_events();
+    let find = |moment| io_events.iter().position(|seen| *seen == moment).unwrap();
     let offset = block * BLOCK;
-    (find(Moment::Begun(offset)), find(Moment::Ended(offset)))
+    (find(IoEvent::Start(offset)), find(IoEvent::End(offset)))
 }
 
 #[test]
@@ -180,13 +180,13 @@ fn no_aborted_command_touches_the_disk_after_the_functions_answer() {
         while control.pop_used().is_none() {
             control.wait(LIMIT).unwrap();
         }
-        let then = device.story();
+        let history = device.io_events();
         let mut answer = [0];
         at.read(64, &mut answer);
         assert_eq!(answer, [0], "function {function}");
-        let count = |which: fn(&Moment) -> bool| then.iter().filter(|m| which(m)).count();
-        let begun = count(|moment| matches!(moment, Moment::Begun(_)));
-        let ended = count(|moment| matches!(moment, Moment::Ended(_)));
+        let count = |which: fn(&IoEvent) -> bool| history.iter().filter(|m| which(m)).count();
+        let begun = count(|moment| matches!(moment, IoEvent::Start(_)));
+        let ended = count(|moment| matches!(moment, IoEvent::End(_)));
         assert_eq!(begun, ended, "function {function} did not wait");
         for queue in [&mut first, &mut second] {
             let done = queue.wait().unwrap();
@@ -199,7 +199,7 @@ fn no_aborted_command_touches_the_disk_after_the_functions_answer() {
         }
         first.set_attribute(attribute::SIMPLE);
         settle(&mut first);
-        let later = &device.story()[then.len()..];
+        let later = &device.io_events()[history.len()..];
         assert!(later.is_empty(), "function {function}, then {later:?}");
     }
 }
@@ -228,9 +228,9 @@ fn command_that_waits_for_its_turn_stays_what_it_was_when_it_came() {
     header.write(0, &[1, 5, 0x41, 0x2c]);
     header.write(19, &write_10(4));
     reap(&mut queue, 3);
-    let story = device.story();
-    let begun = |block: u64| story.contains(&Moment::Begun(block * BLOCK));
-    assert!(begun(2) && !begun(4), "{story:?}");
+    let io_events = device.io_events();
+    let begun = |block: u64| io_events.contains(&IoEvent::Start(block * BLOCK));
+    assert!(begun(2) && !begun(4), "{io_events:?}");
 }
 
 /// Operations that wait for a task's end continue after the driver has seen its response. Otherwise the driver could see the function's
@@ -247,18 +247,18 @@ fn task_is_seen_to_be_answered_before_what_waits_for_it_goes_on() {
         submit(&mut queue, attribute::SIMPLE, 0);
         queue.publish();
         eventually("it is under way", || device.seen().len() == 1);
-        let (tell, told) = mpsc::channel();
-        let (go_on, goes_on) = mpsc::channel::<()>();
+        let (sender, result) = mpsc::channel();
+        let (resume_sender, resume_receiver) = mpsc::channel::<()>();
         // The worker stops when it drops the hold.
         let hold = Hold::new(move || {
-            tell.send(()).unwrap();
-            goes_on.recv_timeout(LIMIT).ok();
+            sender.send(()).unwrap();
+            resume_receiver.recv_timeout(LIMIT).ok();
         });
         controller.end_tasks(&[(0, 0)], abort, &hold);
         drop(hold);
-        told.recv_timeout(LIMIT).unwrap();
+        result.recv_timeout(LIMIT).unwrap();
         let done = queue.reap();
-        go_on.send(()).unwrap();
+        resume_sender.send(()).unwrap();
         queue.release(done.expect("it was let go first").slot);
     }
 }
@@ -330,7 +330,10 @@ fn command_that_waits_for_its_abort_is_answered() {
             assert_eq!(done.response, response, "{done:?} in round {round}");
             queue.release(done.slot);
         }
-        assert!(!device.story().contains(&Moment::Begun(BLOCK)), "it ran");
+        assert!(
+            !device.io_events().contains(&IoEvent::Start(BLOCK)),
+            "it ran"
+        );
         const UNIT_RESET: u8 = 5;
         assert_eq!(manage(&mut front_end, &mut control, UNIT_RESET, 0), 0);
         settle(&mut queue);

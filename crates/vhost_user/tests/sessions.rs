@@ -10,7 +10,8 @@ use reactor::PollLimit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::{Rig, Watched, connect, eventually, ram, start_blk};
 use vhost_frontend::{
-    BlkQueue, Channel, Cuts, Error, FrontEnd, Options, Queue, QueueOptions, Verifier, kind, status,
+    BlkQueue, Channel, Error, FrontEnd, Layout, Options, Queue, QueueOptions, Verifier, kind,
+    status,
 };
 
 const SHORT: Duration = Duration::from_secs(10);
@@ -85,7 +86,7 @@ fn front_end_that_says_nothing_gives_way() {
     let mut front_end = next.unwrap();
     let mut queue = start_blk(&mut front_end, 0);
     assert_eq!(queue.flush().unwrap(), status::OK);
-    Channel::over(silent).wait_closed(SHORT).unwrap();
+    Channel::from_stream(silent).wait_closed(SHORT).unwrap();
 }
 
 /// Sleeps until the device interrupts. Returns false after a time-out.
@@ -196,7 +197,8 @@ fn requests_that_wait_when_a_ring_starts_need_no_kick() {
     for with_kick_fd in [true, false] {
         let mut front_end = connect(&socket);
         let queue = front_end.place_queue(0, &QueueOptions::default()).unwrap();
-        let mut queue = BlkQueue::over(&mut front_end, queue, 8, 4096, Cuts::Usual).unwrap();
+        let mut queue =
+            BlkQueue::with_queue(&mut front_end, queue, 8, 4096, Layout::Separate).unwrap();
         for _ in 0..8 {
             let slot = queue.take().unwrap();
             assert!(queue.submit(slot, kind::OUT, 0, 4096, 0));
@@ -357,7 +359,15 @@ fn device_with_256_queues_serves_on_all_of_them() {
     };
     let mut queues: Vec<_> = (0..256)
         .map(|index| {
-            BlkQueue::start(&mut front_end, index, &queue_options, 2, 4096, Cuts::Usual).unwrap()
+            BlkQueue::start(
+                &mut front_end,
+                index,
+                &queue_options,
+                2,
+                4096,
+                Layout::Separate,
+            )
+            .unwrap()
         })
         .collect();
     let mut verifier = Verifier::new(0, 64, 3);

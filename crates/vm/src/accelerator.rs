@@ -32,8 +32,8 @@ impl Accelerator {
             Ok(other) => bail!("LUNETTE_ACCEL is {other:?}, allowed are kvm and tcg"),
             Err(_) => {}
         }
-        static FOUND: OnceLock<Accelerator> = OnceLock::new();
-        Ok(*FOUND.get_or_init(remembered_or_probed))
+        static DETECTED: OnceLock<Accelerator> = OnceLock::new();
+        Ok(*DETECTED.get_or_init(cached_or_probed))
     }
 
     /// Returns the name for users.
@@ -53,7 +53,7 @@ impl Accelerator {
     }
 }
 
-fn remembered_or_probed() -> Accelerator {
+fn cached_or_probed() -> Accelerator {
     if OpenOptions::new()
         .read(true)
         .write(true)
@@ -63,8 +63,8 @@ fn remembered_or_probed() -> Accelerator {
         return Accelerator::Tcg;
     }
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let note = guest_directory().join("accelerator");
-    match std::fs::read_to_string(&note)
+    let cache_file = guest_directory().join("accelerator");
+    match std::fs::read_to_string(&cache_file)
         .unwrap_or_default()
         .split_once(' ')
     {
@@ -72,18 +72,18 @@ fn remembered_or_probed() -> Accelerator {
         Some(("tcg", boot)) if boot == boot_id => return Accelerator::Tcg,
         _ => {}
     }
-    let works = GuestBuilder::new("kvm-probe")
+    let has_kvm = GuestBuilder::new("kvm-probe")
         .accelerator(Accelerator::Kvm)
         .equipment(Equipment::User)
         .boot_limit(PROBE_LIMIT)
         .boot()
         .is_ok();
-    let (found, word) = if works {
+    let (found, word) = if has_kvm {
         (Accelerator::Kvm, "kvm")
     } else {
         (Accelerator::Tcg, "tcg")
     };
     // The cache only saves the next probe, so a failed write is ignored.
-    std::fs::write(note, format!("{word} {boot_id}")).unwrap_or(());
+    std::fs::write(cache_file, format!("{word} {boot_id}")).unwrap_or(());
     found
 }

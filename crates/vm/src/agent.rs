@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const SCRIPT_MAX: usize = 3500;
 
 /// Interval at which a wait checks for an interruption.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Result of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     boots: u32,
-    ended: HashMap<u64, Output>,
+    results: HashMap<u64, Output>,
     closed: Option<String>,
 }
 
@@ -84,7 +84,7 @@ impl Shared {
             }
             state = self
                 .changed
-                .wait_timeout(state, left.min(LOOK_AGAIN))
+                .wait_timeout(state, left.min(POLL_INTERVAL))
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
@@ -114,14 +114,14 @@ impl Agent {
     }
 
     /// Adopts the script numbers and results of the agent's previous connection, after a migration of the guest.
-    pub fn continue_after(&mut self, before: &Agent) {
+    pub fn continue_from(&mut self, before: &Agent) {
         self.next_id = before.next_id;
         let mut old = before.shared.lock();
-        let (boots, ended) = (old.boots, std::mem::take(&mut old.ended));
+        let (boots, results) = (old.boots, std::mem::take(&mut old.results));
         drop(old);
         self.shared.change(|state| {
             state.boots += boots;
-            state.ended.extend(ended);
+            state.results.extend(results);
         });
     }
 
@@ -161,7 +161,7 @@ impl Agent {
     pub fn wait(&self, running: Running, limit: Duration) -> Result<Output> {
         self.shared
             .wait(limit, "waiting for a script's end", |state| {
-                match state.ended.remove(&running.id) {
+                match state.results.remove(&running.id) {
                     Some(output) => Some(Ok(output)),
                     None if state.boots > running.boot => Some(Err(anyhow::anyhow!(
                         "the guest rebooted while a script ran in it"
@@ -173,7 +173,7 @@ impl Agent {
 
     /// Returns the result of a script, `None` while it runs.
     pub fn poll(&self, running: Running) -> Option<Output> {
-        self.shared.lock().ended.remove(&running.id)
+        self.shared.lock().results.remove(&running.id)
     }
 }
 
@@ -193,7 +193,7 @@ fn receive(mut port: impl BufRead, shared: &Shared) -> Result<()> {
                 let stderr = take(&mut port, stderr.parse()?)?;
                 let (id, code) = (id.parse()?, code.parse()?);
                 shared.change(|state| {
-                    state.ended.insert(
+                    state.results.insert(
                         id,
                         Output {
                             code,

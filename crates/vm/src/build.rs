@@ -15,18 +15,18 @@ pub enum Profile {
     Release,
 }
 
-static CHOSEN: OnceLock<PathBuf> = OnceLock::new();
+static SELECTED: OnceLock<PathBuf> = OnceLock::new();
 
 /// Sets the `lunette` program, with `lunette-lab` beside it.
 pub fn use_lunette(program: PathBuf) {
     // The first call wins.
-    CHOSEN.set(program).ok();
+    SELECTED.set(program).ok();
 }
 
 /// Returns the path of the `lunette` program, with `lunette-lab` beside it: that of [`use_lunette`], `$LUNETTE_BIN`, or a build of this
 /// source tree.
 pub fn lunette_program(profile: Profile) -> Result<PathBuf> {
-    if let Some(path) = CHOSEN.get() {
+    if let Some(path) = SELECTED.get() {
         return Ok(path.clone());
     }
     static PROGRAMS: [OnceLock<Result<PathBuf, String>>; 2] = [OnceLock::new(), OnceLock::new()];

@@ -228,7 +228,8 @@ impl GuestBuilder {
     /// Starts QEMU and waits until the guest accepts scripts.
     pub fn boot(&self) -> Result<Guest> {
         let mut guest = self.power_on()?;
-        guest.explained(|guest| guest.agent()?.wait_for_boot(1, guest.builder.boot_limit))?;
+        guest
+            .with_diagnostics(|guest| guest.agent()?.wait_for_boot(1, guest.builder.boot_limit))?;
         Ok(guest)
     }
 
@@ -261,7 +262,7 @@ impl GuestBuilder {
             agent: None,
             directory,
         };
-        let stream = guest.explained(|guest| guest.accept(&listener))?;
+        let stream = guest.with_diagnostics(|guest| guest.accept(&listener))?;
         guest.agent = Some(Agent::new(stream)?);
         Ok(guest)
     }
@@ -375,11 +376,11 @@ impl Guest {
 
     /// Runs a script that must succeed. Returns its output.
     pub fn ok(&mut self, script: &str) -> Result<String> {
-        self.ok_within(SCRIPT_LIMIT, script)
+        self.run_within_limit(SCRIPT_LIMIT, script)
     }
 
     /// As [`Guest::ok`], with a timeout.
-    pub fn ok_within(&mut self, limit: Duration, script: &str) -> Result<String> {
+    pub fn run_within_limit(&mut self, limit: Duration, script: &str) -> Result<String> {
         let output = self.run_within(limit, script)?;
         if output.code != 0 {
             bail!(
@@ -407,7 +408,7 @@ impl Guest {
 
     /// Runs `guest-agent` with these words; it must succeed.
     pub fn io_ok(&mut self, words: &str) -> Result<serde_json::Value> {
-        let text = self.ok_within(SCRIPT_LIMIT, &format!("guest-agent {words}"))?;
+        let text = self.run_within_limit(SCRIPT_LIMIT, &format!("guest-agent {words}"))?;
         serde_json::from_str(&text).with_context(|| format!("guest-agent {words} printed {text:?}"))
     }
 
@@ -421,7 +422,7 @@ impl Guest {
 
     /// Waits for a started script.
     pub fn wait(&mut self, running: Running, limit: Duration) -> Result<Output> {
-        self.explained(|guest| guest.agent()?.wait(running, limit))
+        self.with_diagnostics(|guest| guest.agent()?.wait(running, limit))
     }
 
     /// Waits for a started script that must succeed.
@@ -491,7 +492,7 @@ impl Guest {
     pub fn reboot(&mut self) -> Result<()> {
         let boots = self.agent()?.boots();
         self.start("reboot -f")?;
-        self.explained(|guest| {
+        self.with_diagnostics(|guest| {
             guest
                 .agent()?
                 .wait_for_boot(boots + 1, guest.builder.boot_limit)
@@ -501,7 +502,7 @@ impl Guest {
     /// Powers off and waits for the end of QEMU.
     pub fn power_off(mut self) -> Result<()> {
         self.start("sync; poweroff -f")?;
-        self.explained(|guest| guest.process.wait(SCRIPT_LIMIT))?;
+        self.with_diagnostics(|guest| guest.process.wait(SCRIPT_LIMIT))?;
         Ok(())
     }
 
@@ -551,17 +552,17 @@ impl Guest {
     /// Waits for this line on the console.
     pub fn wait_for_line(&mut self, line: &str) -> Result<()> {
         let limit = self.builder.boot_limit;
-        self.explained(|guest| {
+        self.with_diagnostics(|guest| {
             let console = guest.console();
-            let said = wait_until(limit, || {
-                let said = std::fs::read(&console).unwrap_or_default();
-                let said = String::from_utf8_lossy(&said).contains(line);
+            let found = wait_until(limit, || {
+                let output = std::fs::read(&console).unwrap_or_default();
+                let has_line = String::from_utf8_lossy(&output).contains(line);
                 match guest.process.check_running() {
-                    Ok(()) => said.then_some(Ok(())),
+                    Ok(()) => has_line.then_some(Ok(())),
                     Err(error) => Some(Err(error)),
                 }
             });
-            said.unwrap_or_else(|| bail!("no output {line:?} within {limit:?}"))
+            found.unwrap_or_else(|| bail!("no output {line:?} within {limit:?}"))
         })
     }
 
@@ -579,10 +580,10 @@ impl Guest {
     }
 
     /// Continues with the scripts of a guest that has migrated here.
-    pub(crate) fn take_agent(&mut self, before: &Guest) -> Result<()> {
-        let before = before.agent()?;
+    pub(crate) fn take_agent(&mut self, previous: &Guest) -> Result<()> {
+        let previous = previous.agent()?;
         let agent = self.agent.as_mut().context("the guest has no agent")?;
-        agent.continue_after(before);
+        agent.continue_from(previous);
         Ok(())
     }
 
@@ -591,7 +592,7 @@ impl Guest {
     }
 
     /// Adds both logs to an error.
-    fn explained<T>(&mut self, work: impl FnOnce(&mut Guest) -> Result<T>) -> Result<T> {
+    fn with_diagnostics<T>(&mut self, work: impl FnOnce(&mut Guest) -> Result<T>) -> Result<T> {
         work(self).with_context(|| {
             let ended = match self.process.ended() {
                 Ok(Some(status)) => format!("QEMU ended, {status}"),

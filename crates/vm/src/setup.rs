@@ -16,7 +16,7 @@ use std::process::Command;
 const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 const BUSYBOX_PACKAGE: &str = "busybox-static";
 /// Prefix of incomplete folders.
-const PART: &str = "part-";
+const PARTIAL_PREFIX: &str = "part-";
 /// Folder of programs for guests, relative to the program's folder (`make install`).
 const PROGRAM_FOLDER: &str = "../libexec/lunette";
 
@@ -44,8 +44,8 @@ pub fn program_for_guests(program: GuestProgram) -> Result<PathBuf> {
     if !is_installed() {
         return guest_program(program);
     }
-    let own = std::env::current_exe().context("cannot find this program")?;
-    let folder = own.parent().unwrap_or(Path::new("/"));
+    let this_program = std::env::current_exe().context("cannot find this program")?;
+    let folder = this_program.parent().unwrap_or(Path::new("/"));
     let name = program.name();
     let candidates = [folder.join(name), folder.join(PROGRAM_FOLDER).join(name)];
     let found = candidates.iter().find(|path| is_static(path));
@@ -117,16 +117,16 @@ impl Setup<'_> {
         );
         remove_parts(&folder)?;
         if self.again || kernel().is_err() {
-            self.bring_kernel(&folder)?;
+            self.install_kernel(&folder)?;
         }
         if busybox().is_err() {
             let unpacked = self.download(&folder, BUSYBOX_PACKAGE)?;
-            put(&unpacked, &folder.join("busybox"))?;
+            install(&unpacked, &folder.join("busybox"))?;
         }
         user_system()
     }
 
-    fn bring_kernel(&mut self, folder: &Path) -> Result<()> {
+    fn install_kernel(&mut self, folder: &Path) -> Result<()> {
         let depmod = tool("depmod")?;
         let package = self.kernel_package()?;
         let unpacked = self.download(folder, &package)?;
@@ -144,7 +144,7 @@ impl Setup<'_> {
             .arg("-b")
             .arg(&unpacked)
             .arg(version.file_name()))?;
-        put(&unpacked, &folder.join("kernel"))?;
+        install(&unpacked, &folder.join("kernel"))?;
         let link = folder.join("vmlinuz");
         if link.is_symlink() {
             std::fs::remove_file(&link)?;
@@ -192,7 +192,9 @@ impl Setup<'_> {
             "will download Debian's package {package}{size} and unpack it below {}; it is not installed",
             folder.display()
         ));
-        let part = tempfile::Builder::new().prefix(PART).tempdir_in(folder)?;
+        let part = tempfile::Builder::new()
+            .prefix(PARTIAL_PREFIX)
+            .tempdir_in(folder)?;
         let mut download = Command::new(apt_get);
         if rustix::process::getuid().is_root() {
             // apt's own user may not have write permission here.
@@ -212,19 +214,23 @@ impl Setup<'_> {
             format!("hint: check with df that {} is not full", folder.display())
         })?;
         ensure!(!interrupted(), "interrupted");
-        let kept = tempfile::Builder::new()
-            .prefix(PART)
+        let target = tempfile::Builder::new()
+            .prefix(PARTIAL_PREFIX)
             .tempdir_in(folder)?
             .keep();
-        std::fs::rename(&unpacked, &kept)?;
-        Ok(kept)
+        std::fs::rename(&unpacked, &target)?;
+        Ok(target)
     }
 }
 
 /// Removes the incomplete folders of a killed setup.
 fn remove_parts(folder: &Path) -> Result<()> {
     for entry in std::fs::read_dir(folder)?.flatten() {
-        if entry.file_name().to_string_lossy().starts_with(PART) {
+        if entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with(PARTIAL_PREFIX)
+        {
             std::fs::remove_dir_all(entry.path())?;
         }
     }
@@ -232,7 +238,7 @@ fn remove_parts(folder: &Path) -> Result<()> {
 }
 
 /// Moves a finished folder to its final path and replaces an old one.
-fn put(from: &Path, to: &Path) -> Result<()> {
+fn install(from: &Path, to: &Path) -> Result<()> {
     if to.exists() {
         std::fs::remove_dir_all(to)?;
     }

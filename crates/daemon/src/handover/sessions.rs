@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use control::HANDOVER_VERSION;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
-use vhost_user::HandedOver;
+use vhost_user::SessionHandover;
 
 use super::{Handover, Item};
 
@@ -40,7 +40,7 @@ impl Handover {
     ///
     /// # Errors
     /// If descriptors or memory run out.
-    pub(crate) fn push_sessions(&mut self, sessions: Vec<HandedOver>) -> io::Result<()> {
+    pub(crate) fn push_sessions(&mut self, sessions: Vec<SessionHandover>) -> io::Result<()> {
         let mut last = 0;
         let mut number = |descriptor: OwnedFd| {
             let number = last;
@@ -77,7 +77,7 @@ impl Handover {
     ///
     /// # Errors
     /// The reason why there are no sessions. All their descriptors are closed.
-    pub(crate) fn take_sessions(&mut self) -> Result<Vec<HandedOver>, String> {
+    pub(crate) fn take_sessions(&mut self) -> Result<Vec<SessionHandover>, String> {
         let mut by_number: BTreeMap<usize, OwnedFd> = BTreeMap::new();
         let (mut state, mut is_empty) = (None, true);
         let is_of_sessions = |one: &mut (Item, OwnedFd)| {
@@ -121,7 +121,7 @@ impl Handover {
             let whole = messages
                 .collect::<Result<_, String>>()
                 .and_then(|messages| {
-                    Ok(HandedOver {
+                    Ok(SessionHandover {
                         export: one.export,
                         stream: take(one.stream)?,
                         channel: one.channel.map(&mut take).transpose()?,
@@ -156,9 +156,9 @@ mod tests {
 
     use super::*;
 
-    fn session(export: &str, channel: bool) -> HandedOver {
+    fn session(export: &str, channel: bool) -> SessionHandover {
         let fd = || OwnedFd::from(UnixStream::pair().unwrap().0);
-        HandedOver {
+        SessionHandover {
             export: export.to_owned(),
             stream: fd(),
             channel: channel.then(fd),

@@ -6,7 +6,7 @@ use std::path::Path;
 use cli_common::Failure;
 use doctor::{DiskOf, FILES, Host, Question};
 use serde_json::Value;
-use vm::running::{AGENT_SOCKET, Ended, ExecInput, Registry, exec};
+use vm::running::{AGENT_SOCKET, CommandEnd, ExecInput, Registry, exec};
 
 use super::DoctorArguments;
 
@@ -73,14 +73,14 @@ pub fn guest(name: &str) -> Result<Host, Failure> {
         None,
     );
     match ended.map_err(failed)? {
-        Ended::Code(0) => {}
-        Ended::Code(code) => {
+        CommandEnd::Code(0) => {}
+        CommandEnd::Code(code) => {
             let error = String::from_utf8_lossy(&errors).into_owned();
             return Err(failed(anyhow::anyhow!(
                 "cannot read the files of the guest, exit code {code}: {error}"
             )));
         }
-        Ended::NobodyReads => return Err(Failure::OutputClosed),
+        CommandEnd::OutputClosed => return Err(Failure::OutputClosed),
     }
     Host::recorded(&String::from_utf8_lossy(&text)).map_err(|error| failed(anyhow::anyhow!(error)))
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use cli_common::{Failure, Outcome, say};
 use serde_json::{Value, json};
 use vm::Qmp;
-use vm::running::{Attached, CONSOLE_SOCKET, MONITOR_SOCKET, QMP_SOCKET, Registry, attach};
+use vm::running::{CONSOLE_SOCKET, ConsoleEnd, MONITOR_SOCKET, QMP_SOCKET, Registry, attach};
 
 use super::failed;
 
@@ -52,8 +52,8 @@ pub fn console(arguments: &ConsoleArguments) -> Outcome {
         arguments.name
     ));
     match attach(&place.file(CONSOLE_SOCKET)).map_err(failed)? {
-        Attached::Left => say(&format_args!("\nguest {} continues to run", arguments.name)),
-        Attached::Ended => say(&format_args!("\nguest {} has ended", arguments.name)),
+        ConsoleEnd::Detached => say(&format_args!("\nguest {} continues to run", arguments.name)),
+        ConsoleEnd::GuestEnded => say(&format_args!("\nguest {} has ended", arguments.name)),
     }
     Ok(())
 }

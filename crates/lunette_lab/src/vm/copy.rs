@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use cli_common::Outcome;
-use vm::running::{AGENT_SOCKET, Ended, ExecInput, Registry, exec};
+use vm::running::{AGENT_SOCKET, CommandEnd, ExecInput, Registry, exec};
 
 use super::exec::quoted;
 use super::failed;
@@ -137,11 +137,11 @@ pub(super) fn run_script(
     line.extend(script.as_bytes());
     let mut errors = Vec::new();
     match exec(socket, &line, input, output, &mut errors, None)? {
-        Ended::Code(0) => Ok(()),
-        Ended::Code(code) => {
+        CommandEnd::Code(0) => Ok(()),
+        CommandEnd::Code(code) => {
             let errors = String::from_utf8_lossy(&errors);
             bail!("{} (exit code {code} in the guest)", errors.trim())
         }
-        Ended::NobodyReads => bail!("the reader of the copied data has ended"),
+        CommandEnd::OutputClosed => bail!("the reader of the copied data has ended"),
     }
 }

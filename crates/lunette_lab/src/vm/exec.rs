@@ -8,7 +8,7 @@ use clap::Args;
 use cli_common::{Failure, Outcome};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use vm::running::{AGENT_SOCKET, Ended, ExecInput, Registry, exec};
+use vm::running::{AGENT_SOCKET, CommandEnd, ExecInput, Registry, exec};
 
 use super::failed;
 
@@ -65,8 +65,8 @@ pub fn run(arguments: ExecArguments) -> Outcome {
     );
     drop((stdout, stderr));
     match ended.map_err(|error| failed(error.context(format!("guest {}", arguments.name))))? {
-        Ended::Code(code) => std::process::exit(code as i32),
-        Ended::NobodyReads => Err(Failure::OutputClosed),
+        CommandEnd::Code(code) => std::process::exit(code as i32),
+        CommandEnd::OutputClosed => Err(Failure::OutputClosed),
     }
 }
 

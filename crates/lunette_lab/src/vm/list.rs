@@ -35,7 +35,7 @@ pub fn run(arguments: &ListArguments) -> Outcome {
     let registry = Registry::open().map_err(failed)?;
     let mut guests = Vec::new();
     for name in registry.names().map_err(failed)? {
-        let place = registry.place(&name).map_err(failed)?;
+        let place = registry.runtime_folder(&name).map_err(failed)?;
         // A guest may end at any time.
         if let Ok(state) = place.state() {
             guests.push((place.is_held(), state));

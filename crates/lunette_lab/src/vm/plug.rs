@@ -15,7 +15,7 @@ use control::objects::Export;
 use control::{Client, Method, escape};
 use serde_json::{Value, json};
 use vm::Qmp;
-use vm::running::{Place, Plugged, QMP_SOCKET, Registry, State};
+use vm::running::{Plugged, QMP_SOCKET, Registry, RuntimeFolder, State};
 
 use super::failed;
 use super::running_daemon::ask;
@@ -84,7 +84,7 @@ Example:
 /// A guest, its monitor, and its daemon, if it has one.
 struct Guest {
     name: String,
-    place: Place,
+    place: RuntimeFolder,
     state: State,
     qmp: Qmp,
 }

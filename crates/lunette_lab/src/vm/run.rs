@@ -12,8 +12,8 @@ use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, find_sibling, say};
 use vm::initramfs::user_command_line;
 use vm::running::{
-    Attached, Expect, GuestEnd, MONITOR_SOCKET, OwnDaemon, Phase, Place, Program, Recipe, Registry,
-    State, Supervisor, Tap, attach, ports,
+    ConsoleEnd, GuestEnd, MONITOR_SOCKET, OwnDaemon, Phase, Program, Readiness, Recipe, Registry,
+    RuntimeFolder, State, Supervisor, Tap, attach, ports,
 };
 use vm::topology::{GuestKernel, MachineType, Plan, Topology};
 use vm::{Accelerator, setup, tool};
@@ -143,7 +143,7 @@ fn run_here(arguments: &RunArguments, claimed: &mut Claimed) -> Result<GuestEnd>
     claimed.start(arguments)?;
     let supervisor = &mut claimed.supervisor;
     let socket = match arguments.monitor {
-        Some(MonitorWord::Stdio) => supervisor.place()?.file(MONITOR_SOCKET),
+        Some(MonitorWord::Stdio) => supervisor.runtime_folder()?.file(MONITOR_SOCKET),
         None => supervisor.console_socket()?,
     };
     say(&"Ctrl-] ends the guest");
@@ -151,7 +151,7 @@ fn run_here(arguments: &RunArguments, claimed: &mut Claimed) -> Result<GuestEnd>
     let left = Arc::clone(&has_left);
     let (sender, attached) = mpsc::channel();
     std::thread::spawn(move || {
-        if let Ok(Attached::Left) = attach(&socket) {
+        if let Ok(ConsoleEnd::Detached) = attach(&socket) {
             left.store(true, Ordering::Relaxed);
             vm::interrupt();
         }
@@ -292,7 +292,7 @@ impl Claimed {
 fn claim(arguments: &RunArguments) -> Result<Claimed, Failure> {
     let registry = Registry::open().map_err(failed)?;
     let name = &arguments.guest.name;
-    let place = registry.place(name).map_err(failed)?;
+    let place = registry.runtime_folder(name).map_err(failed)?;
     let (tap, without) = arguments.net.tap().map_err(failed)?;
     let (plan, accelerator) = plan(arguments, &place, tap.as_ref())?;
     let mut recipe = recipe(arguments, &place, &plan, accelerator)?;
@@ -319,7 +319,7 @@ fn claim(arguments: &RunArguments) -> Result<Claimed, Failure> {
 
 fn recipe(
     arguments: &RunArguments,
-    place: &Place,
+    place: &RuntimeFolder,
     plan: &Plan,
     accelerator: Accelerator,
 ) -> Result<Recipe, Failure> {
@@ -364,8 +364,8 @@ fn recipe(
             arguments: plan.qemu_arguments(),
         },
         expect: match has_agent {
-            true => Expect::Agent(Duration::from_secs(arguments.boot_limit)),
-            false => Expect::Nothing,
+            true => Readiness::Agent(Duration::from_secs(arguments.boot_limit)),
+            false => Readiness::Nothing,
         },
         serial: arguments.serial.clone(),
         hint: boot_hint(arguments, accelerator),
@@ -388,7 +388,7 @@ fn boot_loader(plan: &Plan, accelerator: Accelerator) -> Option<&'static str> {
 }
 
 /// Programs that QEMU needs besides the daemon.
-fn helpers(arguments: &RunArguments, place: &Place) -> Result<Vec<OwnDaemon>> {
+fn helpers(arguments: &RunArguments, place: &RuntimeFolder) -> Result<Vec<OwnDaemon>> {
     let share = arguments.share.as_deref();
     let share = share.map(|folder| share::daemon(folder, place));
     Ok(share.transpose()?.into_iter().collect())
@@ -424,7 +424,7 @@ fn command_line(arguments: &RunArguments) -> String {
 /// Plans the guest with its folder, ports and boot system.
 fn plan(
     arguments: &RunArguments,
-    place: &Place,
+    place: &RuntimeFolder,
     tap: Option<&Tap>,
 ) -> Result<(Plan, Accelerator), Failure> {
     let guest = &arguments.guest;
@@ -495,7 +495,7 @@ fn plan(
 
 fn daemon(
     plan: &Plan,
-    place: &Place,
+    place: &RuntimeFolder,
     control: &Path,
     more: &[String],
 ) -> Result<OwnDaemon, Failure> {

@@ -10,7 +10,7 @@ use control::objects::{Disk, Export};
 use control::{Client, ClientError, escape};
 use serde_json::Value;
 use vm::running::Supervisor;
-use vm::topology::{Backing, KnownDisk, KnownExport, KnownUnit, Shown, Topology};
+use vm::topology::{Backing, ExportContent, KnownDisk, KnownExport, KnownUnit, Topology};
 
 /// Creates the objects of a daemon's flags in the daemon at `control`. Each object is recorded before its creation, so that the guest's
 /// watcher removes it, however the guest ends.
@@ -154,7 +154,7 @@ fn known_export(export: &Export) -> Result<KnownExport, Failure> {
         )));
     };
     let shows = match export.disk() {
-        Some(disk) => Shown::Disk(disk.to_owned()),
+        Some(disk) => ExportContent::Disk(disk.to_owned()),
         None => {
             let units = export.luns().unwrap_or_default().into_iter();
             let units = units.map(|unit| KnownUnit {
@@ -162,7 +162,7 @@ fn known_export(export: &Export) -> Result<KnownExport, Failure> {
                 lun: u32::from(unit.lun),
                 disk: unit.disk,
             });
-            Shown::Units(units.collect())
+            ExportContent::Units(units.collect())
         }
     };
     Ok(KnownExport {

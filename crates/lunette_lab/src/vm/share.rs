@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, bail};
-use vm::running::{OwnDaemon, Place, Program};
+use vm::running::{OwnDaemon, Program, RuntimeFolder};
 
 /// Paths of virtiofsd in distributions, which are not in PATH: the separate program first, then that of QEMU before 8.0.
 const PROGRAMS: [&str; 4] = [
@@ -75,7 +75,7 @@ impl Kind {
 }
 
 /// Returns the program that serves the folder to this guest.
-pub fn daemon(folder: &Path, place: &Place) -> Result<OwnDaemon> {
+pub fn daemon(folder: &Path, place: &RuntimeFolder) -> Result<OwnDaemon> {
     let found = PROGRAMS
         .iter()
         .map(PathBuf::from)
@@ -96,12 +96,12 @@ pub fn daemon(folder: &Path, place: &Place) -> Result<OwnDaemon> {
     })
 }
 
-fn socket(place: &Place) -> PathBuf {
+fn socket(place: &RuntimeFolder) -> PathBuf {
     place.file("share.sock")
 }
 
 /// QEMU's arguments. `properties` contains the device's address.
-pub fn device(place: &Place, properties: &str) -> Vec<String> {
+pub fn device(place: &RuntimeFolder, properties: &str) -> Vec<String> {
     // A comma in a value is written twice.
     let path = socket(place).display().to_string().replace(',', ",,");
     vec![

@@ -7,7 +7,9 @@ use clap::Args;
 use cli_common::{Outcome, say};
 use serde_json::json;
 use vm::Qmp;
-use vm::running::{AGENT_SOCKET, ExecInput, Place, QMP_SOCKET, Registry, State, exec, terminate};
+use vm::running::{
+    AGENT_SOCKET, ExecInput, QMP_SOCKET, Registry, RuntimeFolder, State, exec, terminate,
+};
 
 use super::failed;
 
@@ -105,7 +107,7 @@ pub fn reboot(arguments: &StopArguments) -> Outcome {
 /// When there is no guest with this name.
 pub fn kill(arguments: &KillArguments) -> Outcome {
     let registry = Registry::open().map_err(failed)?;
-    let place = registry.place(&arguments.name).map_err(failed)?;
+    let place = registry.runtime_folder(&arguments.name).map_err(failed)?;
     if place.folder().exists() && place.remove_left_over().map_err(failed)? {
         say(&format_args!(
             "guest {} was dead; its files are removed",
@@ -127,7 +129,7 @@ pub fn kill(arguments: &KillArguments) -> Outcome {
     killed.map_err(failed)
 }
 
-fn find(name: &str) -> Result<(Place, State)> {
+fn find(name: &str) -> Result<(RuntimeFolder, State)> {
     Registry::open()?.find(name)
 }
 
@@ -137,7 +139,7 @@ fn has_agent(state: &State) -> bool {
 
 /// Runs a script that ends the guest. Its result is ignored, because the agent ends with the system; the caller
 /// waits for the guest.
-fn ask_agent(place: &Place, script: &str) {
+fn ask_agent(place: &RuntimeFolder, script: &str) {
     let socket = place.file(AGENT_SOCKET);
     let (mut output, mut errors) = (std::io::sink(), std::io::sink());
     let script = script.as_bytes();
@@ -151,7 +153,7 @@ fn ask_agent(place: &Place, script: &str) {
     );
 }
 
-fn ask_qemu(place: &Place, command: &str) -> Result<()> {
+fn ask_qemu(place: &RuntimeFolder, command: &str) -> Result<()> {
     let mut qmp = Qmp::connect(&place.file(QMP_SOCKET))?;
     qmp.command(command, json!({})).map(drop)
 }

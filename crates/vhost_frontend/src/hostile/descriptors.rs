@@ -49,7 +49,7 @@ pub const CASES: &[Case] = &[
     }),
     case("a length of 0", |socket| one(socket, |at| at.address, 0)),
     case("lengths with an overflowing sum", |socket| {
-        split(socket, goes_on, 1, |ring, at| {
+        split(socket, served, 1, |ring, at| {
             for index in 0..127 {
                 ring.set_descriptor(index, at.address, 1 << 21, NEXT, index + 1);
             }
@@ -57,23 +57,23 @@ pub const CASES: &[Case] = &[
         })
     }),
     case("a chain without room for a header", |socket| {
-        split(socket, goes_on, 1, |ring, at| {
+        split(socket, served, 1, |ring, at| {
             ring.set_descriptor(0, at.address, 15, NEXT, 1);
             ring.set_descriptor(1, at.address, 1, WRITE, 0);
         })
     }),
     case("a chain without room for a status", |socket| {
-        split(socket, goes_on, 1, |ring, at| {
+        split(socket, served, 1, |ring, at| {
             ring.set_descriptor(0, at.address, 16, 0, 0)
         })
     }),
     case("a chain without a header", |socket| {
-        split(socket, goes_on, 1, |ring, at| {
+        split(socket, served, 1, |ring, at| {
             ring.set_descriptor(0, at.address, 512, WRITE, 0)
         })
     }),
     case("a buffer to be read after one to be written", |socket| {
-        split(socket, goes_on, 1, |ring, at| {
+        split(socket, served, 1, |ring, at| {
             ring.set_descriptor(0, at.address, 16, NEXT, 1);
             ring.set_descriptor(1, at.address, 16, NEXT | WRITE, 2);
             ring.set_descriptor(2, at.address, 16, 0, 0);
@@ -86,7 +86,7 @@ pub const CASES: &[Case] = &[
         split(socket, ends, 65535, |_, _| {})
     }),
     case("a head that is in flight already", |socket| {
-        split(socket, ends_or_goes_on, 2, |ring, _| {
+        split(socket, ended_or_served, 2, |ring, _| {
             ring.set_available_entry(1, 0)
         })
     }),
@@ -117,12 +117,12 @@ pub const CASES: &[Case] = &[
         |socket| indirect(socket, 32, |at| entry(at, 0, at.address, 16, NEXT, 2)),
     ),
     case("an indirect table outside of memory", |socket| {
-        split(socket, goes_on, 1, |ring, _| {
+        split(socket, served, 1, |ring, _| {
             ring.set_descriptor(0, u64::MAX - 15, 32, INDIRECT, 0);
         })
     }),
     case("an indirect table with a next descriptor", |socket| {
-        split(socket, goes_on, 1, |ring, at| {
+        split(socket, served, 1, |ring, at| {
             entry(at, 0, at.address, 16, 0, 0);
             ring.set_descriptor(0, at.address, 16, INDIRECT | NEXT, 1);
         })
@@ -143,7 +143,7 @@ pub const CASES: &[Case] = &[
         })
     }),
     case("a packed buffer that is in flight already", |socket| {
-        packed(socket, ends_or_goes_on, |ring, at| {
+        packed(socket, ended_or_served, |ring, at| {
             for index in [0, 2] {
                 ring.set_packed(index + 1, at.address + 64, 1, 7, AVAIL | WRITE);
                 ring.set_packed(index, at.address, 16, 7, AVAIL | NEXT);
@@ -151,24 +151,24 @@ pub const CASES: &[Case] = &[
         })
     }),
     case("a packed buffer outside of memory", |socket| {
-        packed(socket, goes_on, |ring, _| {
+        packed(socket, served, |ring, _| {
             ring.set_packed(0, 0x10, 16, 0, AVAIL)
         })
     }),
     case("a packed buffer of 2^32 - 1 bytes", |socket| {
-        packed(socket, goes_on, |ring, at| {
+        packed(socket, served, |ring, at| {
             ring.set_packed(0, at.address, u32::MAX, 0, AVAIL);
         })
     }),
     case("a packed chain without room for a status", |socket| {
-        packed(socket, goes_on, |ring, at| {
+        packed(socket, served, |ring, at| {
             ring.set_packed(0, at.address, 16, 0, AVAIL);
         })
     }),
     case(
         "a packed indirect table within an indirect table",
         |socket| {
-            packed(socket, goes_on, |ring, at| {
+            packed(socket, served, |ring, at| {
                 // Address, length, ID, flags.
                 let mut bytes = at.address.to_le_bytes().to_vec();
                 bytes.extend([16, 0, 0, 0, 0, 0]);
@@ -179,20 +179,20 @@ pub const CASES: &[Case] = &[
         },
     ),
     case("a packed indirect table of half a descriptor", |socket| {
-        packed(socket, goes_on, |ring, at| {
+        packed(socket, served, |ring, at| {
             ring.set_packed(0, at.address, 8, 0, AVAIL | INDIRECT);
         })
     }),
     case("random bytes all over the ring", |socket| {
-        scribbled(socket, false)
+        random_ring(socket, false)
     }),
     case("random bytes all over the packed ring", |socket| {
-        scribbled(socket, true)
+        random_ring(socket, true)
     }),
 ];
 
 /// Expected result for the session.
-type Then = fn(&FrontEnd, &mut Queue) -> Result<()>;
+type Expectation = fn(&FrontEnd, &mut Queue) -> Result<()>;
 
 /// Expects the end of the session, because the ring is invalid.
 fn ends(front_end: &FrontEnd, _: &mut Queue) -> Result<()> {
@@ -200,7 +200,7 @@ fn ends(front_end: &FrontEnd, _: &mut Queue) -> Result<()> {
 }
 
 /// Expects a completed request and an open session.
-fn goes_on(front_end: &FrontEnd, queue: &mut Queue) -> Result<()> {
+fn served(front_end: &FrontEnd, queue: &mut Queue) -> Result<()> {
     queue.wait(LIMIT)?;
     match front_end.channel().is_closed() {
         true => Err(Error::Wrong("the session has ended".into())),
@@ -209,7 +209,7 @@ fn goes_on(front_end: &FrontEnd, queue: &mut Queue) -> Result<()> {
 }
 
 /// Accepts both results: a queue that handles one request at a time may have answered the first one already.
-fn ends_or_goes_on(front_end: &FrontEnd, queue: &mut Queue) -> Result<()> {
+fn ended_or_served(front_end: &FrontEnd, queue: &mut Queue) -> Result<()> {
     let until = Instant::now() + LIMIT;
     while !queue.driver().has_used() && !front_end.channel().is_closed() {
         if Instant::now() > until {
@@ -221,14 +221,19 @@ fn ends_or_goes_on(front_end: &FrontEnd, queue: &mut Queue) -> Result<()> {
 }
 
 /// Overwrites a valid request with the violation and makes `available` requests available.
-fn split(socket: &Path, then: Then, available: u16, break_it: fn(&RawRing, &Area)) -> Result<()> {
+fn split(
+    socket: &Path,
+    expectation: Expectation,
+    available: u16,
+    corrupt: fn(&RawRing, &Area),
+) -> Result<()> {
     let (mut front_end, mut queue) = started(socket, false)?;
     let at = front_end.allocate(ROOM, 4096)?;
     good(queue.raw(), &at);
-    break_it(queue.raw(), &at);
+    corrupt(queue.raw(), &at);
     queue.raw().set_available_index(available);
     queue.kick();
-    then(&front_end, &mut queue)
+    expectation(&front_end, &mut queue)
 }
 
 /// Writes a read of one sector into descriptors 0 to 2.
@@ -247,7 +252,7 @@ fn one(socket: &Path, address: fn(&Area) -> u64, length: u32) -> Result<()> {
     queue.raw().set_available_entry(0, 0);
     queue.raw().set_available_index(1);
     queue.kick();
-    goes_on(&front_end, &mut queue)
+    served(&front_end, &mut queue)
 }
 
 fn indirect(socket: &Path, length: u32, fill: fn(&Area)) -> Result<()> {
@@ -260,7 +265,7 @@ fn indirect(socket: &Path, length: u32, fill: fn(&Area)) -> Result<()> {
     queue.raw().set_available_entry(0, 0);
     queue.raw().set_available_index(1);
     queue.kick();
-    goes_on(&front_end, &mut queue)
+    served(&front_end, &mut queue)
 }
 
 /// Writes a descriptor of an indirect table.
@@ -272,16 +277,16 @@ fn entry(table: &Area, index: u16, address: u64, length: u32, flags: u16, next: 
     table.write(usize::from(index) * 16, &bytes);
 }
 
-fn packed(socket: &Path, then: Then, break_it: fn(&RawRing, &Area)) -> Result<()> {
+fn packed(socket: &Path, expectation: Expectation, corrupt: fn(&RawRing, &Area)) -> Result<()> {
     let (mut front_end, mut queue) = started(socket, true)?;
     let at = front_end.allocate(ROOM, 4096)?;
-    break_it(queue.raw(), &at);
+    corrupt(queue.raw(), &at);
     queue.kick();
-    then(&front_end, &mut queue)
+    expectation(&front_end, &mut queue)
 }
 
 /// Writes random bytes into a ring until the device ends the session.
-fn scribbled(socket: &Path, packed: bool) -> Result<()> {
+fn random_ring(socket: &Path, packed: bool) -> Result<()> {
     let (front_end, mut queue) = started(socket, packed)?;
     let region = front_end.memory().regions()[0].area();
     let start = (queue.layout().descriptor_area - region.address) as usize;

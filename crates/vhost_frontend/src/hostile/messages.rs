@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use super::{Case, LIMIT, borne, case, connect, ends, refused};
+use super::{Case, LIMIT, accept_refusal, case, connect, ends, refused};
 use crate::channel::{REPLY, VERSION};
 use crate::session::state;
 use crate::{Channel, Error, Result, request};
@@ -112,7 +112,7 @@ pub const CASES: &[Case] = &[
             let channel = front_end.channel();
             channel.send_bytes(&words.map(u32::to_ne_bytes).concat(), &[])?;
             channel.send_bytes(&[0; 8], &[file.as_fd()])?;
-            borne(&front_end, Ok(()))
+            accept_refusal(&front_end, Ok(()))
         },
     ),
     case("a memory region added without its descriptor", |socket| {
@@ -151,7 +151,9 @@ pub const CASES: &[Case] = &[
         let front_end = connect(socket)?;
         match front_end.config(200, 100) {
             Ok(_) => Err(Error::Wrong("it was answered".into())),
-            Err(refused @ Error::Answer { .. }) => borne(&front_end, Ok(())).map_err(|_| refused),
+            Err(refused @ Error::Answer { .. }) => {
+                accept_refusal(&front_end, Ok(())).map_err(|_| refused)
+            }
             Err(Error::Closed) => Ok(()),
             Err(other) => Err(other),
         }
@@ -203,7 +205,7 @@ fn memory_table(socket: &Path, regions: usize, descriptors: usize) -> Result<()>
     let fds = vec![fds[0]; descriptors];
     let sent = front_end.acknowledged(request::SET_MEM_TABLE, &payload, &fds);
     match regions {
-        0 => borne(&front_end, sent),
+        0 => accept_refusal(&front_end, sent),
         _ => refused(&front_end, sent),
     }
 }
@@ -215,7 +217,7 @@ fn with_descriptors(socket: &Path, request: u32, payload: &[u8], count: usize) -
     let sent = front_end.acknowledged(request, payload, &fds);
     match request {
         // The descriptors are ignored and closed, unless there are more than any message may have.
-        request::SET_VRING_NUM => borne(&front_end, sent),
+        request::SET_VRING_NUM => accept_refusal(&front_end, sent),
         _ => refused(&front_end, sent),
     }
 }

@@ -10,9 +10,9 @@ use guest_memory::{Mapping, RegionSpec};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_setfl};
 
-use super::{Case, borne, case, connect, ends, refused, started};
+use super::{Case, accept_refusal, case, connect, ends, refused, started};
 use crate::session::{FrontEnd, state};
-use crate::{BlkQueue, Cuts, Error, Queue, QueueOptions, Result, kind, request};
+use crate::{BlkQueue, Error, Layout, Queue, QueueOptions, Result, kind, request};
 
 pub const CASES: &[Case] = &[
     case("a ring in unmapped memory", |socket| {
@@ -78,12 +78,12 @@ pub const CASES: &[Case] = &[
     case("addresses change while the ring runs", |socket| {
         let (front_end, _queue) = started(socket, false)?;
         let set = front_end.set_addresses(0, [0x1000, 0x2000, 0x3000]);
-        borne(&front_end, set)
+        accept_refusal(&front_end, set)
     }),
     case("the base changes while the ring runs", |socket| {
         let (front_end, _queue) = started(socket, false)?;
         let set = front_end.acknowledged(request::SET_VRING_BASE, &state(0, 77), &[]);
-        borne(&front_end, set)
+        accept_refusal(&front_end, set)
     }),
     case("the ring's memory is removed while it runs", |socket| {
         let (mut front_end, queue) = started(socket, false)?;
@@ -153,7 +153,7 @@ pub const CASES: &[Case] = &[
             match front_end.begin_queue(&queue, 0) {
                 // The session ends when the ring is read.
                 Ok(()) => ends(&front_end),
-                other => borne(&front_end, other),
+                other => accept_refusal(&front_end, other),
             }
         },
     ),
@@ -277,13 +277,13 @@ fn bad_index(socket: &Path, request: u32, payload: &[u8]) -> Result<()> {
 }
 
 /// Writes from a second region and truncates one of the two regions.
-fn truncated(socket: &Path, which: fn(&FrontEnd, &File) -> std::io::Result<File>) -> Result<()> {
+fn truncated(socket: &Path, file_of: fn(&FrontEnd, &File) -> std::io::Result<File>) -> Result<()> {
     let (mut front_end, mut queue) = started(socket, false)?;
     let data = front_end.add_region(1 << 20)?;
     let header = front_end.allocate(4096, 4096)?;
     header.write(0, &[1, 0, 0, 0]);
     let second = &front_end.memory().regions()[1].file;
-    which(&front_end, second)?.set_len(0)?;
+    file_of(&front_end, second)?.set_len(0)?;
     let readable = [header.part(0, 16).element(), data.element()];
     // The mapping of a truncated ring is lost in this process too: its SIGBUS handler has mapped zeroes.
     queue.add(&readable, &[header.part(64, 1).element()], 0);
@@ -300,7 +300,7 @@ fn served_with_kick(socket: &Path, kick: OwnedFd) -> Result<()> {
     front_end.enable(0, true)?;
     match front_end.set_kick(0, Some(kick.as_fd())) {
         Ok(()) => linger(&front_end, queue),
-        other => borne(&front_end, other),
+        other => accept_refusal(&front_end, other),
     }
 }
 
@@ -321,12 +321,12 @@ fn interrupted(socket: &Path, call: OwnedFd) -> Result<()> {
     let (mut front_end, queue) = started(socket, false)?;
     match front_end.set_call(0, Some(call.as_fd())) {
         Ok(()) => flush_often(&mut front_end, queue),
-        other => borne(&front_end, other),
+        other => accept_refusal(&front_end, other),
     }
 }
 
 fn flush_often(front_end: &mut FrontEnd, queue: Queue) -> Result<()> {
-    let mut queue = BlkQueue::over(front_end, queue, 8, 512, Cuts::Usual)?;
+    let mut queue = BlkQueue::with_queue(front_end, queue, 8, 512, Layout::Separate)?;
     for _ in 0..8 {
         let Some(slot) = queue.take() else { break };
         queue.submit(slot, kind::FLUSH, 0, 0, 0);

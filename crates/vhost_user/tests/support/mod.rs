@@ -18,7 +18,7 @@ use reactor::{PollLimit, Pool, WorkerOptions};
 use scsi::MemoryStore;
 use scsi_exec::Units;
 use uring::{Completion, Owner, Ring};
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions};
 use vhost_user::Server;
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
@@ -133,18 +133,18 @@ pub fn ram(size: u64) -> Arc<dyn BlockDevice> {
 /// Starts one queue with requests of up to 64 KiB.
 pub fn start_blk(front_end: &mut FrontEnd, index: u16) -> BlkQueue {
     let options = QueueOptions::default();
-    BlkQueue::start(front_end, index, &options, 32, 64 << 10, Cuts::Usual).unwrap()
+    BlkQueue::start(front_end, index, &options, 32, 64 << 10, Layout::Separate).unwrap()
 }
 
 pub fn connect(socket: &std::path::Path) -> FrontEnd {
     FrontEnd::connect(socket, &Options::default()).unwrap()
 }
 
-/// Waits until `holds` returns true. Fails with `what` after a time-out.
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+/// Waits until `holds` returns true. Fails with `event` after a time-out.
+pub fn eventually(event: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(20);
     while !holds() {
-        assert!(Instant::now() < until, "never came: {what}");
+        assert!(Instant::now() < until, "never came: {event}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -165,16 +165,16 @@ pub fn lingering() -> (TcpStream, TcpStream) {
 pub struct Watched {
     inner: Arc<dyn BlockDevice>,
     seen: Arc<Mutex<Vec<IoRequest>>>,
-    story: Arc<Mutex<Vec<Moment>>>,
+    io_events: Arc<Mutex<Vec<IoEvent>>>,
     /// Microseconds; shared with the handles.
     delay: Arc<AtomicU64>,
 }
 
 /// Start or end of the I/O at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    Begun(u64),
-    Ended(u64),
+pub enum IoEvent {
+    Start(u64),
+    End(u64),
 }
 
 impl Watched {
@@ -182,7 +182,7 @@ impl Watched {
         Arc::new(Watched {
             inner,
             seen: Arc::default(),
-            story: Arc::default(),
+            io_events: Arc::default(),
             delay: Arc::new(AtomicU64::new(delay.as_micros() as u64)),
         })
     }
@@ -192,13 +192,13 @@ impl Watched {
     }
 
     /// Returns all starts and ends in order.
-    pub fn story(&self) -> Vec<Moment> {
-        self.story.lock().unwrap().clone()
+    pub fn io_events(&self) -> Vec<IoEvent> {
+        self.io_events.lock().unwrap().clone()
     }
 
     pub fn forget(&self) {
         self.seen.lock().unwrap().clear();
-        self.story.lock().unwrap().clear();
+        self.io_events.lock().unwrap().clear();
     }
 
     pub fn set_delay(&self, delay: Duration) {
@@ -228,7 +228,7 @@ impl Layer for Watched {
             owner: attach.owner(),
             inner: self.inner.attach(attach)?,
             seen: self.seen.clone(),
-            story: self.story.clone(),
+            io_events: self.io_events.clone(),
             delay: self.delay.clone(),
             waiting: Vec::new(),
         }))
@@ -239,7 +239,7 @@ struct WatchedChannel {
     inner: Box<dyn IoChannel>,
     owner: Owner,
     seen: Arc<Mutex<Vec<IoRequest>>>,
-    story: Arc<Mutex<Vec<Moment>>>,
+    io_events: Arc<Mutex<Vec<IoEvent>>>,
     delay: Arc<AtomicU64>,
     /// Delayed requests; the index is the timer's token.
     waiting: Vec<Option<(IoRequest, IoBuffer, Tag)>>,
@@ -254,7 +254,10 @@ impl IoChannel for WatchedChannel {
         tag: Tag,
     ) -> Submission {
         self.seen.lock().unwrap().push(*io);
-        self.story.lock().unwrap().push(Moment::Begun(io.offset));
+        self.io_events
+            .lock()
+            .unwrap()
+            .push(IoEvent::Start(io.offset));
         let delay = self.delay.load(Ordering::Relaxed);
         if delay == 0 {
             return self.inner.submit(ring, io, buffer, tag);
@@ -277,7 +280,7 @@ impl IoChannel for WatchedChannel {
         };
         match self.inner.submit(ring, &io, &mut buffer, tag) {
             Submission::Done(outcome) => {
-                self.story.lock().unwrap().push(Moment::Ended(io.offset));
+                self.io_events.lock().unwrap().push(IoEvent::End(io.offset));
                 finished.push(Finished {
                     tag,
                     buffer,

@@ -3,8 +3,8 @@
 
 use super::domain::Parts;
 use crate::topology::{
-    Aio, GuestNames, MachineType, Medium, PciAddress, Place, PlannedDevice, PlannedDisk, Port, Via,
-    blk_names, scsi_names,
+    Aio, DiskDevice, GuestNames, MachineType, Medium, PciAddress, PlannedDevice, PlannedDisk, Port,
+    Via, blk_names, scsi_names,
 };
 use roxmltree::Node;
 use std::path::PathBuf;
@@ -121,7 +121,7 @@ impl<'d> Parts<'_, 'd> {
         let root = self.options.machine.bus().to_owned();
         let Some(address) = reader.child(node, "address") else {
             let slot = self.free_slot();
-            self.given.push(slot);
+            self.assigned_slots.push(slot);
             return PciAddress {
                 bus: root,
                 number: 0,
@@ -164,7 +164,7 @@ impl<'d> Parts<'_, 'd> {
             .collect();
         let taken = |slot: &u32| {
             chipset.contains(slot)
-                || self.given.contains(slot)
+                || self.assigned_slots.contains(slot)
                 || named.contains(slot)
                 || self
                     .devices
@@ -266,10 +266,10 @@ impl<'d> Parts<'_, 'd> {
             return;
         };
         let name = reader.peek(target, "dev").unwrap_or("disk").to_owned();
-        let place = match (kind, bus) {
+        let location = match (kind, bus) {
             ("file" | "block" | "vhostuser", Some("virtio")) => None,
             ("file" | "block", Some("scsi")) => match self.drive(node, &name) {
-                Some(place) => Some(place),
+                Some(location) => Some(location),
                 None => return,
             },
             _ => return,
@@ -284,14 +284,14 @@ impl<'d> Parts<'_, 'd> {
             reader.attribute(target, attribute);
         }
         let id = self.alias(node, name);
-        match place {
+        match location {
             None => self.blk(node, source, kind, id),
-            Some(place) => self.scsi_disk(node, source, kind, id, place),
+            Some(location) => self.scsi_disk(node, source, kind, id, location),
         }
     }
 
     /// Returns the position of a SCSI disk on a virtio-scsi controller.
-    fn drive(&self, node: Node<'d, 'd>, name: &str) -> Option<Place> {
+    fn drive(&self, node: Node<'d, 'd>, name: &str) -> Option<DiskDevice> {
         let reader = self.reader;
         let address = reader.candidates(node, "address").next();
         let (controller, target, lun) = match address {
@@ -316,7 +316,7 @@ impl<'d> Parts<'_, 'd> {
                 reader.attribute(address, name);
             }
         }
-        Some(Place::Scsi {
+        Some(DiskDevice::Scsi {
             device,
             target,
             lun,
@@ -386,14 +386,14 @@ impl<'d> Parts<'_, 'd> {
         let index = self
             .disks
             .iter()
-            .filter(|disk| matches!(disk.place, Place::Blk { .. }));
+            .filter(|disk| matches!(disk.location, DiskDevice::Blk { .. }));
         let queues = device.queues.min(self.options.cpus);
         let guest = blk_names(index.count(), &device.address, serial.as_deref(), queues);
-        let place = Place::Blk {
+        let location = DiskDevice::Blk {
             device: self.devices.len(),
         };
         self.devices.push(device);
-        self.add_disk(id, medium, serial, None, place, guest);
+        self.add_disk(id, medium, serial, None, location, guest);
     }
 
     /// Reads the reconnect settings. QEMU's command line reconnects every second, if possible.
@@ -427,14 +427,14 @@ impl<'d> Parts<'_, 'd> {
         source: Node<'d, 'd>,
         kind: &str,
         id: String,
-        place: Place,
+        location: DiskDevice,
     ) {
         let reader = self.reader;
-        let Place::Scsi {
+        let DiskDevice::Scsi {
             device: index,
             target,
             lun,
-        } = place
+        } = location
         else {
             return;
         };
@@ -451,7 +451,7 @@ impl<'d> Parts<'_, 'd> {
         controller.aio = options.aio;
         let queues = controller.queues.min(self.options.cpus);
         let guest = scsi_names(host, (target, lun), &controller.address, wwn, queues);
-        self.add_disk(id, medium, serial, wwn, place, guest);
+        self.add_disk(id, medium, serial, wwn, location, guest);
     }
 
     fn add_disk(
@@ -460,7 +460,7 @@ impl<'d> Parts<'_, 'd> {
         medium: Medium,
         serial: Option<String>,
         wwn: Option<u64>,
-        place: Place,
+        location: DiskDevice,
         guest: GuestNames,
     ) {
         self.disks.push(PlannedDisk {
@@ -470,7 +470,7 @@ impl<'d> Parts<'_, 'd> {
             serial,
             wwn,
             removable: false,
-            place,
+            location,
             guest,
         });
     }

@@ -2,8 +2,8 @@
 
 use super::document::Reader;
 use crate::topology::{
-    Budget, GuestKernel, MachineType, Place, Plan, PlanOptions, PlannedDevice, PlannedDisk, Port,
-    Via,
+    Budget, DiskDevice, GuestKernel, MachineType, Plan, PlanOptions, PlannedDevice, PlannedDisk,
+    Port, Via,
 };
 use roxmltree::{Document, Node};
 use std::fmt;
@@ -43,7 +43,7 @@ pub(super) struct Parts<'r, 'd> {
     pub disks: Vec<PlannedDisk>,
     pub ports: Vec<Port>,
     /// Slots assigned to devices without an address.
-    pub given: Vec<u32>,
+    pub assigned_slots: Vec<u32>,
 }
 
 impl Domain {
@@ -69,7 +69,7 @@ impl Domain {
             devices: Vec::new(),
             disks: Vec::new(),
             ports: Vec::new(),
-            given: Vec::new(),
+            assigned_slots: Vec::new(),
         };
         parts.guest()?;
         parts.devices();
@@ -247,9 +247,9 @@ impl Parts<'_, '_> {
         };
         let options = self.options;
         let mut disks = self.disks;
-        disks.sort_by_key(|disk| match disk.place {
-            Place::Blk { device } => (device, 0, 0),
-            Place::Scsi {
+        disks.sort_by_key(|disk| match disk.location {
+            DiskDevice::Blk { device } => (device, 0, 0),
+            DiskDevice::Scsi {
                 device,
                 target,
                 lun,

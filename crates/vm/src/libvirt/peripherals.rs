@@ -234,7 +234,7 @@ impl<'d> Parts<'_, 'd> {
             Some("bind") => ",server=on,wait=off",
             _ => "",
         };
-        let place = match (reader.peek(node, "type")?, path) {
+        let backend = match (reader.peek(node, "type")?, path) {
             // In a running domain it has a path, which changes with each start.
             ("pty", _) => format!("pty,id={id}"),
             (kind @ ("null" | "stdio"), None) => format!("{kind},id={id}"),
@@ -273,7 +273,7 @@ impl<'d> Parts<'_, 'd> {
         if let Some(protocol) = reader.candidates(node, "protocol").next() {
             self.take(protocol, &["type"]);
         }
-        Some(place)
+        Some(backend)
     }
 
     fn serial(&mut self, node: Node<'d, 'd>, index: usize, found: &mut Peripherals) {

@@ -22,11 +22,11 @@ pub enum ExecInput {
 
 /// End of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum CommandEnd {
     /// Exit code, 128 + n after signal n.
     Code(u32),
     /// The reader of the output has closed it.
-    NobodyReads,
+    OutputClosed,
 }
 
 /// Runs a shell script in the guest of this agent socket. Its output is written to `output` and `errors` as it arrives; signals from
@@ -38,7 +38,7 @@ pub fn exec(
     output: &mut impl Write,
     errors: &mut impl Write,
     signals: Option<Receiver<u8>>,
-) -> Result<Ended> {
+) -> Result<CommandEnd> {
     if script.len() > SCRIPT_MAX {
         bail!(
             "a command of {} bytes is too long, the maximum is {SCRIPT_MAX}; hint: copy it into the guest as a file",
@@ -76,7 +76,7 @@ fn receive(
     sender: &Sender,
     output: &mut impl Write,
     errors: &mut impl Write,
-) -> Result<Ended> {
+) -> Result<CommandEnd> {
     let (mut output_used, mut errors_used) = (Allowance::default(), Allowance::default());
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 2 * PAYLOAD_MAX];
@@ -126,11 +126,11 @@ fn receive(
     }
     match (broken, ended) {
         (Some(error), _) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-            Ok(Ended::NobodyReads)
+            Ok(CommandEnd::OutputClosed)
         }
         (Some(error), _) => Err(error).context("cannot write the command's output"),
         (None, Some(Err(reason))) => bail!("{reason}"),
-        (None, Some(Ok(code))) => Ok(Ended::Code(code)),
+        (None, Some(Ok(code))) => Ok(CommandEnd::Code(code)),
         (None, None) => bail!("the result of the command is unknown"),
     }
 }

@@ -147,11 +147,11 @@ impl Console {
 
 /// Reason why a user leaves a console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attached {
+pub enum ConsoleEnd {
     /// Ctrl-] was typed.
-    Left,
+    Detached,
     /// The other side closed the connection.
-    Ended,
+    GuestEnded,
 }
 
 /// Raw terminal mode until drop.
@@ -183,7 +183,7 @@ impl Drop for RawTerminal {
 }
 
 /// Connects stdin and stdout to a console's or monitor's socket until either ends.
-pub fn attach(socket: &Path) -> Result<Attached> {
+pub fn attach(socket: &Path) -> Result<ConsoleEnd> {
     let stream = UnixStream::connect(socket)
         .with_context(|| format!("cannot connect to {}", socket.display()))?;
     let terminal = RawTerminal::new()?;
@@ -199,12 +199,12 @@ pub fn attach(socket: &Path) -> Result<Attached> {
     while let Some(count) = reader.read(&mut buffer).ok().filter(|count| *count > 0) {
         let written = stdout.write_all(&buffer[..count]);
         if written.and_then(|()| stdout.flush()).is_err() {
-            return Ok(Attached::Left);
+            return Ok(ConsoleEnd::Detached);
         }
     }
     Ok(match has_left.load(Ordering::Relaxed) {
-        true => Attached::Left,
-        false => Attached::Ended,
+        true => ConsoleEnd::Detached,
+        false => ConsoleEnd::GuestEnded,
     })
 }
 

@@ -17,12 +17,12 @@ mod registry;
 mod supervisor;
 mod watcher;
 
-pub use client::{Ended, ExecInput, exec};
-pub use console::{Attached, attach};
+pub use client::{CommandEnd, ExecInput, exec};
+pub use console::{ConsoleEnd, attach};
 pub use network::{Tap, TapOptions};
-pub use registry::{Claim, Phase, Place, Plugged, Registry, State};
+pub use registry::{Claim, Phase, Plugged, Registry, RuntimeFolder, State};
 pub use supervisor::{
-    AGENT_SOCKET, CONSOLE_SOCKET, Daemon as OwnDaemon, Expect, GuestEnd, MONITOR_SOCKET, Program,
-    QMP_SOCKET, Recipe, Supervisor, ports, qemu_value,
+    AGENT_SOCKET, CONSOLE_SOCKET, Daemon as OwnDaemon, GuestEnd, MONITOR_SOCKET, Program,
+    QMP_SOCKET, Readiness, Recipe, Supervisor, ports, qemu_value,
 };
 pub use watcher::{Watcher, terminate, watch_parent};

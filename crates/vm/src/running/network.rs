@@ -51,7 +51,7 @@ impl Tap {
             })?;
             queues.push(tun);
         }
-        let (vhost, without) = match options.vhost {
+        let (vhost, warning) = match options.vhost {
             true => vhost(options.queues)?,
             false => (Vec::new(), None),
         };
@@ -73,7 +73,7 @@ impl Tap {
             queues,
             vhost,
         };
-        Ok((tap, without))
+        Ok((tap, warning))
     }
 
     /// Returns the name of the interface.
@@ -172,10 +172,10 @@ fn vhost(queues: u32) -> Result<(Vec<OwnedFd>, Option<String>)> {
         match open(VHOST) {
             Ok(fd) => opened.push(fd),
             Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => {
-                let without = format!(
+                let warning = format!(
                     "there is no {VHOST}: QEMU transfers the frames itself; hint: modprobe vhost_net"
                 );
-                return Ok((Vec::new(), Some(without)));
+                return Ok((Vec::new(), Some(warning)));
             }
             Err(error) => return Err(refused(VHOST, error)),
         }

@@ -115,7 +115,7 @@ pub struct Registry {
 
 /// Folder of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RuntimeFolder {
     folder: PathBuf,
 }
 
@@ -123,7 +123,7 @@ pub struct Place {
 #[derive(Debug)]
 pub struct Claim {
     /// Folder of the guest.
-    pub place: Place,
+    pub runtime_folder: RuntimeFolder,
     _lock: File,
 }
 
@@ -131,15 +131,15 @@ impl Registry {
     /// Opens `$XDG_RUNTIME_DIR/lunette/vm`, or `/tmp/lunette-UID/vm` if the variable is not set.
     pub fn open() -> Result<Registry> {
         let uid = getuid().as_raw();
-        let root = match std::env::var_os("XDG_RUNTIME_DIR").filter(|place| !place.is_empty()) {
-            Some(place) => {
-                let place = PathBuf::from(place);
+        let root = match std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()) {
+            Some(path) => {
+                let directory = PathBuf::from(path);
                 ensure!(
-                    place.is_dir(),
+                    directory.is_dir(),
                     "XDG_RUNTIME_DIR is {}, which is not a folder; hint: unset it to use /tmp for guests' folders",
-                    place.display()
+                    directory.display()
                 );
-                make(&place.join("lunette"), uid)?
+                make(&directory.join("lunette"), uid)?
             }
             None => make(Path::new(&format!("/tmp/lunette-{uid}")), uid)?,
         };
@@ -159,11 +159,11 @@ impl Registry {
     }
 
     /// Returns the folder for a guest of this name, whether it exists or not.
-    pub fn place(&self, name: &str) -> Result<Place> {
-        let sound = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    pub fn runtime_folder(&self, name: &str) -> Result<RuntimeFolder> {
+        let is_valid = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         ensure!(
             (1..=NAME_MAX).contains(&name.len())
-                && name.chars().all(sound)
+                && name.chars().all(is_valid)
                 && name.starts_with(|c: char| c.is_ascii_alphanumeric()),
             "{name:?} is not a valid guest name; hint: use up to {NAME_MAX} letters, digits, '-', '_' and '.', the first one a letter or digit"
         );
@@ -174,7 +174,7 @@ impl Registry {
             "sockets below {} would have paths of {longest} bytes, the maximum is {SOCKET_PATH_MAX}; hint: use a shorter name, or set XDG_RUNTIME_DIR to a shorter path",
             folder.display()
         );
-        Ok(Place { folder })
+        Ok(RuntimeFolder { folder })
     }
 
     /// Returns the names of all folders, sorted.
@@ -200,9 +200,9 @@ impl Registry {
     }
 
     /// Returns a running guest's folder and state.
-    pub fn find(&self, name: &str) -> Result<(Place, State)> {
-        let place = self.place(name)?;
-        if !place.is_held() {
+    pub fn find(&self, name: &str) -> Result<(RuntimeFolder, State)> {
+        let runtime_folder = self.runtime_folder(name)?;
+        if !runtime_folder.is_held() {
             let running = self.running()?;
             let running = match running.is_empty() {
                 true => "none is running".to_owned(),
@@ -210,20 +210,23 @@ impl Registry {
             };
             bail!("there is no guest {name}; {running}; hint: lunette vm list");
         }
-        let state = place.state()?;
-        Ok((place, state))
+        let state = runtime_folder.state()?;
+        Ok((runtime_folder, state))
     }
 
     /// Returns the names of running guests.
     pub fn running(&self) -> Result<Vec<String>> {
         let mut names = self.names()?;
-        names.retain(|name| self.place(name).is_ok_and(|place| place.is_held()));
+        names.retain(|name| {
+            self.runtime_folder(name)
+                .is_ok_and(|runtime_folder| runtime_folder.is_held())
+        });
         Ok(names)
     }
 
     /// Claims a name. `owner` is the process ID of the watcher, which removes the folder in any case.
     pub fn claim(&self, name: &str, owner: u32, state: &State) -> Result<Claim> {
-        let place = self.place(name)?;
+        let runtime_folder = self.runtime_folder(name)?;
         let fresh = unfinished(&self.root, owner);
         let full = || {
             format!(
@@ -242,30 +245,33 @@ impl Registry {
         std::fs::write(fresh.join(OWNER), owner.to_string()).with_context(full)?;
         let text = serde_json::to_vec(state)?;
         std::fs::write(fresh.join(STATE), text).with_context(full)?;
-        if !rename(&fresh, &place.folder)? {
-            let removed = place.remove_left_over()?;
-            if !removed || !rename(&fresh, &place.folder)? {
+        if !rename(&fresh, &runtime_folder.folder)? {
+            let removed = runtime_folder.remove_left_over()?;
+            if !removed || !rename(&fresh, &runtime_folder.folder)? {
                 remove(&fresh)?;
                 bail!(
                     "a guest named {name} is already running; hint: choose another --name, or end it with lunette vm stop {name}"
                 );
             }
         }
-        Ok(Claim { place, _lock: lock })
+        Ok(Claim {
+            runtime_folder,
+            _lock: lock,
+        })
     }
 
     /// Removes the folders of a dead guest that belong to the watcher `owner`.
     pub fn remove_owned(&self, name: &str, owner: u32) -> Result<()> {
         remove(&unfinished(&self.root, owner))?;
-        let place = self.place(name)?;
-        match std::fs::read_to_string(place.folder.join(OWNER)) {
-            Ok(text) if text == owner.to_string() => place.remove(),
+        let runtime_folder = self.runtime_folder(name)?;
+        match std::fs::read_to_string(runtime_folder.folder.join(OWNER)) {
+            Ok(text) if text == owner.to_string() => runtime_folder.remove(),
             _ => Ok(()),
         }
     }
 }
 
-impl Place {
+impl RuntimeFolder {
     /// Returns the path.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -314,10 +320,10 @@ impl Place {
     /// Removes the folder. Other processes see the whole folder or none.
     pub fn remove(&self) -> Result<()> {
         let name = self.folder.file_name().unwrap_or_default();
-        let hidden = format!(".old-{}-{}", std::process::id(), name.to_string_lossy());
-        let hidden = self.folder.with_file_name(hidden);
-        match std::fs::rename(&self.folder, &hidden) {
-            Ok(()) => remove(&hidden),
+        let renamed = format!(".old-{}-{}", std::process::id(), name.to_string_lossy());
+        let renamed = self.folder.with_file_name(renamed);
+        match std::fs::rename(&self.folder, &renamed) {
+            Ok(()) => remove(&renamed),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             Err(error) => {
                 Err(error).with_context(|| format!("cannot remove {}", self.folder.display()))
@@ -421,7 +427,7 @@ mod tests {
         let registry = Registry::at(root.path()).unwrap();
         let claim = registry.claim("one", 1, &state("one")).unwrap();
         assert_eq!(registry.running().unwrap(), ["one"]);
-        assert_eq!(claim.place.state().unwrap(), state("one"));
+        assert_eq!(claim.runtime_folder.state().unwrap(), state("one"));
         let taken = registry.claim("one", 2, &state("one")).unwrap_err();
         assert!(
             taken.to_string().contains("hint: choose another --name"),
@@ -443,11 +449,11 @@ mod tests {
                 .to_string()
                 .contains("there is no guest one")
         );
-        let again = registry.claim("one", 4, &state("one")).unwrap();
-        assert!(again.place.is_held());
-        let hidden = std::fs::read_dir(root.path()).unwrap().flatten();
-        let hidden = hidden.filter(|entry| entry.file_name().to_string_lossy().starts_with('.'));
-        assert_eq!(hidden.count(), 0);
+        let second = registry.claim("one", 4, &state("one")).unwrap();
+        assert!(second.runtime_folder.is_held());
+        let renamed = std::fs::read_dir(root.path()).unwrap().flatten();
+        let renamed = renamed.filter(|entry| entry.file_name().to_string_lossy().starts_with('.'));
+        assert_eq!(renamed.count(), 0);
     }
 
     #[test]
@@ -457,22 +463,22 @@ mod tests {
         let registry = Registry::at(root.path()).unwrap();
         let claim = registry.claim("one", 1, &state("one")).unwrap();
         registry.remove_owned("one", 2).unwrap();
-        assert!(claim.place.is_held());
+        assert!(claim.runtime_folder.is_held());
         registry.remove_owned("one", 1).unwrap();
-        assert!(!claim.place.folder().exists());
+        assert!(!claim.runtime_folder.folder().exists());
     }
 
     #[test]
     fn names_are_names_of_files_and_short() {
         let registry = Registry::at(Path::new("/run/x")).unwrap();
         for good in ["a", "vm1", "db-2.test_x"] {
-            assert!(registry.place(good).is_ok(), "{good}");
+            assert!(registry.runtime_folder(good).is_ok(), "{good}");
         }
         for bad in ["", ".", "..", "a/b", "-x", "ä", "x y", &"x".repeat(41)] {
-            assert!(registry.place(bad).is_err(), "{bad}");
+            assert!(registry.runtime_folder(bad).is_err(), "{bad}");
         }
         let deep = Registry::at(Path::new(&"/d".repeat(50))).unwrap();
-        let long = deep.place("a").unwrap_err().to_string();
+        let long = deep.runtime_folder("a").unwrap_err().to_string();
         assert!(long.contains("the maximum is 107"), "{long}");
     }
 }

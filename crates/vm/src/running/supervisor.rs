@@ -3,7 +3,7 @@
 use super::agent_port::{AgentPort, accept};
 use super::console::Console;
 use super::network::Tap;
-use super::registry::{Claim, Phase, Place, Registry, State};
+use super::registry::{Claim, Phase, Registry, RuntimeFolder, State};
 use super::watcher::Watcher;
 use crate::interrupt::interrupted;
 use crate::process::{Process, wait_until};
@@ -22,7 +22,7 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// Timeouts of their ends: QEMU ends immediately, a daemon after flushing its disks.
 const QEMU_END_LIMIT: Duration = Duration::from_secs(5);
 const DAEMON_END_LIMIT: Duration = Duration::from_secs(30);
-const MOMENT: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A program with its arguments.
 #[derive(Clone, Debug)]
@@ -44,14 +44,14 @@ pub struct Daemon {
 
 /// Expectation about a guest's system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expect {
+pub enum Readiness {
     /// The agent greets within this time.
     Agent(Duration),
     /// No expectation, because the user provides the system.
     Nothing,
 }
 
-/// Programs and settings of a guest. Paths in the arguments are below the guest's folder ([`Registry::place`]).
+/// Programs and settings of a guest. Paths in the arguments are below the guest's folder ([`Registry::runtime_folder`]).
 #[derive(Clone, Debug)]
 pub struct Recipe {
     /// Initial state.
@@ -65,7 +65,7 @@ pub struct Recipe {
     /// QEMU, with the ports and the monitor of [`ports`].
     pub qemu: Program,
     /// Expectation about the system.
-    pub expect: Expect,
+    pub expect: Readiness,
     /// File for all console output.
     pub serial: Option<PathBuf>,
     /// Hint for an error during the start of the guest.
@@ -74,8 +74,8 @@ pub struct Recipe {
 
 /// Returns QEMU's arguments for the console, the agent's port and the monitors. `serial_bus` contains properties of the agent's
 /// virtio-serial device, such as its address.
-pub fn ports(place: &Place, serial_bus: &str) -> Vec<String> {
-    let file = |name: &str| qemu_value(&place.file(name));
+pub fn ports(runtime_folder: &RuntimeFolder, serial_bus: &str) -> Vec<String> {
+    let file = |name: &str| qemu_value(&runtime_folder.file(name));
     let words = [
         "-display",
         "none",
@@ -181,23 +181,28 @@ impl Supervisor {
 
     /// Returns the console's socket, which exists as long as this supervisor.
     pub fn console_socket(&self) -> Result<PathBuf> {
-        Ok(self.place()?.file(CONSOLE_SOCKET))
+        Ok(self.runtime_folder()?.file(CONSOLE_SOCKET))
     }
 
     /// Starts the helpers, the daemon and QEMU. The guest is booting on return.
     pub fn start(&mut self) -> Result<()> {
-        let place = self.place()?.clone();
+        let runtime_folder = self.runtime_folder()?.clone();
         // Ports are bound before QEMU starts, so that no output is lost. Client sockets are created when they are served.
-        let console_port = UnixListener::bind(place.file(CONSOLE_PORT))
-            .with_context(|| format!("cannot create a socket in {}", place.folder().display()))?;
-        let agent_port = UnixListener::bind(place.file(AGENT_PORT))?;
+        let console_port =
+            UnixListener::bind(runtime_folder.file(CONSOLE_PORT)).with_context(|| {
+                format!(
+                    "cannot create a socket in {}",
+                    runtime_folder.folder().display()
+                )
+            })?;
+        let agent_port = UnixListener::bind(runtime_folder.file(AGENT_PORT))?;
         self.console
-            .serve(UnixListener::bind(place.file(CONSOLE_SOCKET))?);
+            .serve(UnixListener::bind(runtime_folder.file(CONSOLE_SOCKET))?);
         if let Some(daemon) = self.recipe.daemon.clone() {
-            self.start_daemon(&place, &daemon)?;
+            self.start_daemon(&runtime_folder, &daemon)?;
         }
         for (index, helper) in self.recipe.helpers.clone().iter().enumerate() {
-            let log = place.file(&format!("helper{index}.log"));
+            let log = runtime_folder.file(&format!("helper{index}.log"));
             let mut process = self.spawn("a helper of QEMU", &helper.program, &log)?;
             wait_for(&helper.sockets, &mut process, || true)?;
             self.helpers.push(process);
@@ -207,7 +212,7 @@ impl Supervisor {
         if let Some(tap) = &tap {
             tap.set_inherited(true)?;
         }
-        let qemu = self.spawn("QEMU", &self.recipe.qemu, &place.file("qemu.log"))?;
+        let qemu = self.spawn("QEMU", &self.recipe.qemu, &runtime_folder.file("qemu.log"))?;
         drop(tap);
         self.state.qemu = Some(qemu.id());
         let qemu = self.qemu.insert(qemu);
@@ -215,22 +220,22 @@ impl Supervisor {
         let agent = accept(&agent_port, START_LIMIT, || qemu.check_running())?;
         self.console.connect(console)?;
         let agent = self.agent.insert(AgentPort::start(agent)?);
-        agent.serve(UnixListener::bind(place.file(AGENT_SOCKET))?);
+        agent.serve(UnixListener::bind(runtime_folder.file(AGENT_SOCKET))?);
         self.enter(match self.recipe.expect {
-            Expect::Agent(_) => Phase::Booting,
-            Expect::Nothing => Phase::Running,
+            Readiness::Agent(_) => Phase::Booting,
+            Readiness::Nothing => Phase::Running,
         })
     }
 
     /// Waits until the guest meets the expectation.
     pub fn wait_until_up(&mut self) -> Result<()> {
-        let Expect::Agent(limit) = self.recipe.expect else {
+        let Readiness::Agent(limit) = self.recipe.expect else {
             return Ok(());
         };
         let end = Instant::now() + limit;
         loop {
             if let Some(agent) = &self.agent
-                && agent.wait(MOMENT) > 0
+                && agent.wait(POLL_INTERVAL) > 0
             {
                 self.state.boots = agent.boots();
                 return self.enter(Phase::Running);
@@ -273,7 +278,10 @@ impl Supervisor {
                     .check_running()
                     .context("the guest's daemon has ended")?;
             }
-            let boots = self.agent.as_ref().map_or(0, |agent| agent.wait(MOMENT));
+            let boots = self
+                .agent
+                .as_ref()
+                .map_or(0, |agent| agent.wait(POLL_INTERVAL));
             if boots != self.state.boots {
                 self.state.boots = boots;
                 self.save()?;
@@ -300,10 +308,10 @@ impl Supervisor {
         let Some(claim) = self.claim.take() else {
             return Ok(());
         };
-        self.state = claim.place.state().unwrap_or(self.state.clone());
+        self.state = claim.runtime_folder.state().unwrap_or(self.state.clone());
         self.state.phase = Phase::Stopping;
         // A full disk must not prevent the rest of the clean-up.
-        claim.place.set_state(&self.state).unwrap_or(());
+        claim.runtime_folder.set_state(&self.state).unwrap_or(());
         if let Some(qemu) = self.qemu.take() {
             end_process(qemu, QEMU_END_LIMIT);
         }
@@ -322,9 +330,12 @@ impl Supervisor {
         }
     }
 
-    fn start_daemon(&mut self, place: &Place, daemon: &Daemon) -> Result<()> {
-        let mut process =
-            self.spawn("lunette serve", &daemon.program, &place.file("daemon.log"))?;
+    fn start_daemon(&mut self, runtime_folder: &RuntimeFolder, daemon: &Daemon) -> Result<()> {
+        let mut process = self.spawn(
+            "lunette serve",
+            &daemon.program,
+            &runtime_folder.file("daemon.log"),
+        )?;
         self.state.daemon = Some(process.id());
         self.save()?;
         let control = self
@@ -358,8 +369,8 @@ impl Supervisor {
 
     /// Stores the state. Fields that other processes change are preserved.
     fn save(&mut self) -> Result<()> {
-        let place = self.place()?.clone();
-        place.change(|state| {
+        let runtime_folder = self.runtime_folder()?.clone();
+        runtime_folder.change(|state| {
             let (plugs, plugged) = (state.plugs, std::mem::take(&mut state.plugged));
             *state = self.state.clone();
             (state.plugs, state.plugged) = (plugs, plugged);
@@ -367,9 +378,9 @@ impl Supervisor {
     }
 
     /// Returns the guest's folder.
-    pub fn place(&self) -> Result<&Place> {
+    pub fn runtime_folder(&self) -> Result<&RuntimeFolder> {
         let claim = self.claim.as_ref();
-        Ok(&claim.context("the guest has ended")?.place)
+        Ok(&claim.context("the guest has ended")?.runtime_folder)
     }
 }
 
@@ -403,7 +414,7 @@ fn end_process(mut process: Process, limit: Duration) {
     if process.signal(Signal::TERM).is_ok() {
         let end = Instant::now() + limit;
         while matches!(process.ended(), Ok(None)) && Instant::now() < end {
-            std::thread::sleep(MOMENT);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
     // The drop kills the process if it still runs.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Timeout for the kernel to end a process with much memory.
 const KILL_LIMIT: Duration = Duration::from_secs(30);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Supervisor side of the watcher.
 #[derive(Debug)]
@@ -47,15 +47,15 @@ impl Watcher {
     /// Registers `path` of the daemon at `control` for deletion at the end, unless [`Watcher::forget`] revokes it. Must be called before
     /// the object is created.
     pub fn delete_at_end(&mut self, control: &Path, path: &str) -> Result<()> {
-        self.say(&format!("+ {path} {}", control.display()))
+        self.send_line(&format!("+ {path} {}", control.display()))
     }
 
     /// Revokes a registration.
     pub fn forget(&mut self, control: &Path, path: &str) -> Result<()> {
-        self.say(&format!("- {path} {}", control.display()))
+        self.send_line(&format!("- {path} {}", control.display()))
     }
 
-    fn say(&mut self, line: &str) -> Result<()> {
+    fn send_line(&mut self, line: &str) -> Result<()> {
         let pipe = self
             .pipe
             .as_mut()
@@ -91,13 +91,13 @@ fn delete_all(lines: &str) {
         .filter_map(|line| line.strip_suffix('\n'))
     {
         match line.split_once(' ') {
-            Some(("+", what)) => left.push(what),
-            Some(("-", what)) => left.retain(|other| *other != what),
+            Some(("+", record)) => left.push(record),
+            Some(("-", record)) => left.retain(|other| *other != record),
             _ => {}
         }
     }
-    for what in left.iter().rev() {
-        if let Some((path, control)) = what.split_once(' ') {
+    for record in left.iter().rev() {
+        if let Some((path, control)) = record.split_once(' ') {
             // The daemon may have ended, or may not have created the object.
             let client = Client::new(Path::new(control));
             let _gone = client.change(Method::DELETE, &format!("{path}?force=true"), None);
@@ -106,8 +106,8 @@ fn delete_all(lines: &str) {
 }
 
 /// Sends SIGTERM or SIGKILL to a process, which may have ended meanwhile.
-pub fn terminate(pid: u32, by_force: bool) {
-    let signal = if by_force { Signal::KILL } else { Signal::TERM };
+pub fn terminate(pid: u32, force: bool) {
+    let signal = if force { Signal::KILL } else { Signal::TERM };
     if let Some(number) = Pid::from_raw(pid as i32)
         && let Ok(process) = pidfd_open(number, PidfdFlags::empty())
     {
@@ -125,11 +125,11 @@ pub(super) fn kill_left_over(group: u32, folder: &Path) {
 }
 
 /// Kills all members of a process group except this process and waits until they are gone.
-fn kill_group(group: u32, also: impl Fn(u32) -> bool) {
+fn kill_group(group: u32, includes: impl Fn(u32) -> bool) {
     let end = Instant::now() + KILL_LIMIT;
     loop {
         let members: Vec<u32> = processes()
-            .filter(|pid| *pid != std::process::id() && is_member(*pid, group) && also(*pid))
+            .filter(|pid| *pid != std::process::id() && is_member(*pid, group) && includes(*pid))
             .collect();
         if members.is_empty() || Instant::now() > end {
             return;
@@ -137,7 +137,7 @@ fn kill_group(group: u32, also: impl Fn(u32) -> bool) {
         for pid in members {
             kill(pid, group);
         }
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Plan of a running daemon's exports: names, sockets and logical units are the daemon's.
 
 use super::options::PlanOptions;
-use super::pci::lay_out;
-use super::plan::{Builder, Medium, Place, Plan};
+use super::pci::assign_addresses;
+use super::plan::{Builder, DiskDevice, Medium, Plan};
 use super::words::{Backing, Group, Shape, TopologyError, Via};
 use std::path::PathBuf;
 
@@ -16,12 +16,12 @@ pub struct KnownExport {
     /// Maximum number of request queues; `None`: no limit.
     pub queues: Option<u32>,
     /// Disks of the export.
-    pub shows: Shown,
+    pub shows: ExportContent,
 }
 
 /// Disks that an export presents to a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum ExportContent {
     /// One disk, by name.
     Disk(String),
     /// A controller with logical units.
@@ -43,14 +43,14 @@ impl KnownExport {
     /// Returns the equivalent group of a topology, for the plan builder.
     fn group(&self, cpus: u32) -> Group {
         let disks = match &self.shows {
-            Shown::Disk(disk) => vec![disk.clone()],
-            Shown::Units(units) => units.iter().map(|unit| unit.disk.clone()).collect(),
+            ExportContent::Disk(disk) => vec![disk.clone()],
+            ExportContent::Units(units) => units.iter().map(|unit| unit.disk.clone()).collect(),
         };
         Group {
             word: self.name.clone(),
             shape: match &self.shows {
-                Shown::Disk(_) => Shape::Blk { count: 1 },
-                Shown::Units(units) => Shape::Scsi {
+                ExportContent::Disk(_) => Shape::Blk { count: 1 },
+                ExportContent::Units(units) => Shape::Scsi {
                     targets: units.len() as u32,
                     luns: 1,
                 },
@@ -87,7 +87,7 @@ impl Plan {
             words.push(("--system".to_owned(), 1));
         }
         words.extend(exports.iter().map(|export| (export.name.clone(), 1)));
-        let layout = lay_out(options.machine, &words, options.reserved.len())?;
+        let layout = assign_addresses(options.machine, &words, options.reserved.len())?;
         let cpus = options.cpus;
         let mut builder = Builder::new(options, &layout);
         builder.add_system();
@@ -103,18 +103,18 @@ impl Plan {
             let device = builder.device(export.name.clone(), &group, false);
             builder.set_socket(device, export.socket.clone());
             match &export.shows {
-                Shown::Disk(disk) => {
-                    let place = Place::Blk { device };
-                    builder.disk(disk.clone(), Medium::Daemon, &group, place);
+                ExportContent::Disk(disk) => {
+                    let location = DiskDevice::Blk { device };
+                    builder.disk(disk.clone(), Medium::Daemon, &group, location);
                 }
-                Shown::Units(units) => {
+                ExportContent::Units(units) => {
                     for unit in units {
-                        let place = Place::Scsi {
+                        let location = DiskDevice::Scsi {
                             device,
                             target: unit.target,
                             lun: unit.lun,
                         };
-                        builder.disk(unit.disk.clone(), Medium::Daemon, &group, place);
+                        builder.disk(unit.disk.clone(), Medium::Daemon, &group, location);
                     }
                     builder.end_controller();
                 }

@@ -1,6 +1,6 @@
 //! A plan as the daemon's flags, or as commands for a running daemon.
 
-use super::plan::{Medium, Place, Plan, PlannedDevice, PlannedDisk};
+use super::plan::{DiskDevice, Medium, Plan, PlannedDevice, PlannedDisk};
 use super::text::{qemu_value, shell_command, shell_word};
 use super::words::Via;
 use std::path::Path;
@@ -42,7 +42,7 @@ impl Plan {
             };
             flags.extend([option.to_owned(), format!("{name}:{}", path_value(socket))]);
             for disk in self.disks_of(index) {
-                if let Place::Scsi { target, lun, .. } = disk.place {
+                if let DiskDevice::Scsi { target, lun, .. } = disk.location {
                     let lun = format!("{}/{target}:{lun}={}", device.id, disk.name);
                     flags.extend(["--lun".to_owned(), lun]);
                 }
@@ -83,10 +83,10 @@ impl Plan {
                 true => "vhost-scsi",
                 false => "vhost-blk",
             };
-            let place = format!("{}:{}", device.id, path_value(socket));
-            add(&["lunette", "export", "add", kind, &place]);
+            let location = format!("{}:{}", device.id, path_value(socket));
+            add(&["lunette", "export", "add", kind, &location]);
             for disk in self.disks_of(index) {
-                if let Place::Scsi { target, lun, .. } = disk.place {
+                if let DiskDevice::Scsi { target, lun, .. } = disk.location {
                     let address = format!("{target}:{lun}");
                     add(&["lunette", "lun", "add", &device.id, &address, &disk.name]);
                 }

@@ -1,6 +1,6 @@
 //! A plan as JSON, with the content of all other forms.
 
-use super::plan::{Place, Plan, PlannedDevice, PlannedDisk};
+use super::plan::{DiskDevice, Plan, PlannedDevice, PlannedDisk};
 use super::qemu::QEMU;
 use super::words::Via;
 use serde_json::{Value, json};
@@ -33,9 +33,9 @@ impl Plan {
 
     fn disk(&self, disk: &PlannedDisk) -> Value {
         let device = self.device_of(disk);
-        let address = match disk.place {
-            Place::Blk { .. } => Value::Null,
-            Place::Scsi { target, lun, .. } => json!({"target": target, "lun": lun}),
+        let address = match disk.location {
+            DiskDevice::Blk { .. } => Value::Null,
+            DiskDevice::Scsi { target, lun, .. } => json!({"target": target, "lun": lun}),
         };
         json!({
             "name": disk.name,

@@ -3,10 +3,10 @@
 //! libvirt has elements for virtio-blk over vhost-user and for all devices that QEMU emulates. Virtio-scsi over vhost-user has no element
 //! and uses `<qemu:commandline>`; a few properties use `<qemu:override>`.
 
-use super::names::letters;
+use super::names::disk_letters;
 use super::options::PlanOptions;
 use super::pci::{MachineType, PciAddress, Port};
-use super::plan::{Place, Plan, PlannedDevice, PlannedDisk};
+use super::plan::{DiskDevice, Plan, PlannedDevice, PlannedDisk};
 use super::words::Via;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -131,8 +131,8 @@ impl Plan {
 
     /// Returns libvirt's index of a QEMU controller.
     fn host(&self, device: usize) -> usize {
-        let before = self.devices.iter().take(device);
-        before
+        let preceding = self.devices.iter().take(device);
+        preceding
             .filter(|device| device.is_scsi && device.via.is_qemu())
             .count()
     }
@@ -189,9 +189,9 @@ impl Plan {
             xml.line(3, "<boot order='1'/>");
         }
         xml.line(3, &format!("<alias name='ua-{}'/>", escape(&disk.name)));
-        match disk.place {
-            Place::Blk { .. } => xml.line(3, &pci_address(&device.address)),
-            Place::Scsi {
+        match disk.location {
+            DiskDevice::Blk { .. } => xml.line(3, &pci_address(&device.address)),
+            DiskDevice::Scsi {
                 device: index,
                 target,
                 lun,
@@ -205,13 +205,13 @@ impl Plan {
 
     /// Returns the target name, which libvirt requires for each disk. The guest may name SCSI disks differently.
     fn target(&self, disk: &PlannedDisk) -> (String, &'static str) {
-        if let (Place::Blk { .. }, Some(device)) = (disk.place, &disk.guest.device) {
+        if let (DiskDevice::Blk { .. }, Some(device)) = (disk.location, &disk.guest.device) {
             return (device.trim_start_matches("/dev/").to_owned(), "virtio");
         }
         let scsi = self.disks.iter();
         let mut scsi = scsi.filter(|disk| disk.guest.scsi.is_some());
         let index = scsi.position(|other| other.name == disk.name);
-        (letters("sd", index.unwrap_or_default()), "scsi")
+        (disk_letters("sd", index.unwrap_or_default()), "scsi")
     }
 
     /// Writes virtio-scsi over vhost-user, and the user's arguments.

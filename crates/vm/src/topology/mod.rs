@@ -18,12 +18,12 @@ mod text;
 mod toml;
 mod words;
 
-pub use exports::{KnownExport, KnownUnit, Shown};
+pub use exports::{ExportContent, KnownExport, KnownUnit};
 pub use names::{GuestNames, kernel_lun};
 pub(crate) use names::{of_blk as blk_names, of_scsi_at as scsi_names};
 pub use options::{Kernel as GuestKernel, KnownDisk, PlanOptions, QemuVersion, SystemDisk};
 pub use pci::{Budget, MachineType, PciAddress, Port};
-pub use plan::{Medium, Place, Plan, PlannedDevice, PlannedDisk};
+pub use plan::{DiskDevice, Medium, Plan, PlannedDevice, PlannedDisk};
 pub use qemu::QEMU;
 pub use text::{qemu_value, shell_command, shell_word};
 pub use words::{Aio, Backing, Group, Shape, Topology, TopologyError, Via};

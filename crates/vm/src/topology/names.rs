@@ -28,7 +28,7 @@ pub fn kernel_lun(lun: u32) -> u32 {
 }
 
 /// Returns the name for an index: `vda` for 0, `vdz` for 25, `vdaa` for 26.
-pub(super) fn letters(prefix: &str, index: usize) -> String {
+pub(super) fn disk_letters(prefix: &str, index: usize) -> String {
     let mut name = Vec::new();
     let mut rest = index + 1;
     while rest > 0 {
@@ -48,7 +48,7 @@ pub(crate) fn of_blk(
 ) -> GuestNames {
     let serial = serial.map(|serial| format!("virtio-{}", link_text(serial)));
     GuestNames {
-        device: Some(format!("/dev/{}", letters("vd", index))),
+        device: Some(format!("/dev/{}", disk_letters("vd", index))),
         find: None,
         by_id: serial.into_iter().collect(),
         by_path: vec![format!("pci-{address}"), format!("virtio-pci-{address}")],
@@ -58,7 +58,7 @@ pub(crate) fn of_blk(
 }
 
 /// A SCSI disk on the controller with index `host`.
-pub(super) struct ScsiPlace<'a> {
+pub(super) struct ScsiDiskLocation<'a> {
     pub host: usize,
     pub target: u32,
     pub lun: u32,
@@ -67,17 +67,21 @@ pub(super) struct ScsiPlace<'a> {
     pub is_alone: bool,
 }
 
-pub(super) fn of_scsi(place: &ScsiPlace<'_>, wwn: Option<u64>, queues: u32) -> GuestNames {
-    let (target, lun) = (place.target, kernel_lun(place.lun));
-    let scsi = format!("{}:0:{target}:{lun}", place.host);
+pub(super) fn of_scsi(
+    location: &ScsiDiskLocation<'_>,
+    wwn: Option<u64>,
+    queues: u32,
+) -> GuestNames {
+    let (target, lun) = (location.target, kernel_lun(location.lun));
+    let scsi = format!("{}:0:{target}:{lun}", location.host);
     let by_id = wwn
         .into_iter()
         .flat_map(|wwn| [format!("scsi-3{wwn:016x}"), format!("wwn-0x{wwn:016x}")]);
     GuestNames {
-        device: place.is_alone.then(|| "/dev/sda".to_owned()),
+        device: location.is_alone.then(|| "/dev/sda".to_owned()),
         find: Some(format!("ls /sys/class/scsi_device/{scsi}/device/block")),
         by_id: by_id.collect(),
-        by_path: vec![format!("pci-{}-scsi-0:0:{target}:{lun}", place.address)],
+        by_path: vec![format!("pci-{}-scsi-0:0:{target}:{lun}", location.address)],
         scsi: Some(scsi),
         queues,
     }
@@ -91,23 +95,23 @@ pub(crate) fn of_scsi_at(
     wwn: Option<u64>,
     queues: u32,
 ) -> GuestNames {
-    let place = ScsiPlace {
+    let location = ScsiDiskLocation {
         host,
         target,
         lun,
         address,
         is_alone: false,
     };
-    of_scsi(&place, wwn, queues)
+    of_scsi(&location, wwn, queues)
 }
 
 /// Replaces characters that udev does not permit in link names.
 fn link_text(text: &str) -> String {
-    let kept = text.chars().map(|c| match c {
+    let escaped = text.chars().map(|c| match c {
         c if c.is_ascii_alphanumeric() || "#+-.:=@_".contains(c) => c,
         _ => '_',
     });
-    kept.collect()
+    escaped.collect()
 }
 
 #[cfg(test)]
@@ -116,7 +120,7 @@ mod tests {
 
     #[test]
     fn names_continue_after_z() {
-        let names = [0, 25, 26, 51, 52, 701, 702].map(|index| letters("vd", index));
+        let names = [0, 25, 26, 51, 52, 701, 702].map(|index| disk_letters("vd", index));
         assert_eq!(
             names,
             ["vda", "vdz", "vdaa", "vdaz", "vdba", "vdzz", "vdaaa"]

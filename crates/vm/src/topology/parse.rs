@@ -84,7 +84,7 @@ fn is_default(word: &str) -> bool {
 
 impl Defaults {
     fn read(&mut self, word: &str) -> Result<(), TopologyError> {
-        let twice = |key: &str| {
+        let duplicate = |key: &str| {
             TopologyError::new(
                 word,
                 format!("{key} is given twice for all groups"),
@@ -93,7 +93,7 @@ impl Defaults {
         };
         if let Some(value) = word.strip_prefix("via=") {
             if self.via.replace(via(word, value)?).is_some() {
-                return Err(twice("via"));
+                return Err(duplicate("via"));
             }
         } else if let Some(value) = word.strip_prefix("backing=") {
             let (value, size) = match value.split_once(",size=") {
@@ -110,7 +110,7 @@ impl Defaults {
             }
             let has = self.backing.replace((backing, size.or(own)));
             if has.is_some() {
-                return Err(twice("backing"));
+                return Err(duplicate("backing"));
             }
         }
         Ok(())
@@ -168,8 +168,8 @@ fn group(word: &str, defaults: &Defaults) -> Result<Group, TopologyError> {
 }
 
 /// Returns the default backing, which needs no preparation and disappears with its owner or the machine.
-fn default_backing(given: Option<(Backing, Option<u64>)>, via: Via) -> (Backing, Option<u64>) {
-    given.unwrap_or_else(|| match via {
+fn default_backing(configured: Option<(Backing, Option<u64>)>, via: Via) -> (Backing, Option<u64>) {
+    configured.unwrap_or_else(|| match via {
         Via::Lunette => (Backing::Ram, None),
         Via::Qemu | Via::QemuIothread => (Backing::Tmpfs(PathBuf::from("/dev/shm")), None),
     })
@@ -225,7 +225,13 @@ fn shape(word: &str, head: &str) -> Result<Shape, TopologyError> {
     Ok(shape)
 }
 
-fn number(word: &str, what: &str, text: &str, from: u32, to: u32) -> Result<u32, TopologyError> {
+fn number(
+    word: &str,
+    quantity: &str,
+    text: &str,
+    from: u32,
+    to: u32,
+) -> Result<u32, TopologyError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let value = text.parse().ok().filter(|_| digits);
     value
@@ -233,7 +239,7 @@ fn number(word: &str, what: &str, text: &str, from: u32, to: u32) -> Result<u32,
         .ok_or_else(|| {
             TopologyError::new(
                 word,
-                format!("{what} is {text:?}; allowed are {from} to {to}"),
+                format!("{quantity} is {text:?}; allowed are {from} to {to}"),
                 format!("a whole number, such as {}", from.max(4.min(to))),
             )
         })
@@ -285,17 +291,17 @@ fn chosen<T: Copy>(
 
 fn backing(word: &str, value: &str) -> Result<(Backing, Option<u64>), TopologyError> {
     let (kind, rest) = value.split_once(':').unwrap_or((value, ""));
-    let needs = |what: &str, example: &str| {
+    let needs = |part: &str, example: &str| {
         TopologyError::new(
             word,
-            format!("backing={kind} needs {what}"),
+            format!("backing={kind} needs {part}"),
             format!("backing={kind}:{example}"),
         )
     };
-    let list = |what: &str, example: &str| {
+    let list = |part: &str, example: &str| {
         let names: Vec<&str> = rest.split('+').collect();
         match names.iter().any(|name| name.is_empty()) {
-            true => Err(needs(what, example)),
+            true => Err(needs(part, example)),
             false => Ok(names),
         }
     };

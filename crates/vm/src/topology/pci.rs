@@ -46,7 +46,7 @@ impl MachineType {
     }
 
     /// Returns the number of devices behind one port or bridge.
-    fn behind(self) -> u32 {
+    fn slots_per_port(self) -> u32 {
         match self {
             MachineType::Q35 => FUNCTIONS,
             // Bridges may have a hot-plug controller in slot 0.
@@ -183,7 +183,7 @@ pub(super) struct Layout {
 /// Assigns addresses in Linux's probe order: first those on the first bus by slot, then those behind ports by
 /// port. `devices` are groups of devices with their words; `reserved` is the number of devices added by the caller, which are placed at
 /// the upper end, so that they are found last.
-pub(super) fn lay_out(
+pub(super) fn assign_addresses(
     machine: MachineType,
     devices: &[(String, u32)],
     reserved: usize,
@@ -198,8 +198,12 @@ pub(super) fn lay_out(
     let mut free: Vec<u32> = (0..SLOTS)
         .filter(|slot| !machine.chipset().contains(slot))
         .collect();
-    let above = free.split_off(free.len().saturating_sub(reserved));
-    let reserved = above.into_iter().rev().map(direct).collect::<Vec<_>>();
+    let reserved_slots = free.split_off(free.len().saturating_sub(reserved));
+    let reserved = reserved_slots
+        .into_iter()
+        .rev()
+        .map(direct)
+        .collect::<Vec<_>>();
     let count: u32 = devices.iter().map(|(_, count)| count).sum();
     let slots = free.len() as u32;
     let ports = ports_for(machine, count, slots).ok_or_else(|| {
@@ -213,13 +217,13 @@ pub(super) fn lay_out(
                     1 => "1 free slot".to_owned(),
                     _ => format!("{slots} free slots"),
                 },
-                slots * machine.behind()
+                slots * machine.slots_per_port()
             ),
             "use one virtio-scsi controller for all disks, such as scsi:1x64",
         )
     })?;
     let on_bus = count.min(slots - ports);
-    let mut places: Vec<PciAddress> = free
+    let mut addresses: Vec<PciAddress> = free
         .iter()
         .take(on_bus as usize)
         .map(|slot| direct(*slot))
@@ -235,9 +239,9 @@ pub(super) fn lay_out(
         .collect();
     let mut rest = count - on_bus;
     for port in &ports {
-        let here = rest.min(machine.behind());
-        places.extend((0..here).map(|index| behind(machine, port, index, here)));
-        rest -= here;
+        let on_port = rest.min(machine.slots_per_port());
+        addresses.extend((0..on_port).map(|index| slots_per_port(machine, port, index, on_port)));
+        rest -= on_port;
     }
     let used = machine.chipset().len() as u32 + reserved.len() as u32 + on_bus + ports.len() as u32;
     let budget = Budget {
@@ -249,7 +253,7 @@ pub(super) fn lay_out(
         extension: machine.extension(),
     };
     Ok(Layout {
-        devices: places,
+        devices: addresses,
         reserved,
         ports,
         budget,
@@ -258,7 +262,7 @@ pub(super) fn lay_out(
 
 /// Returns the smallest number of ports that makes room for the devices.
 fn ports_for(machine: MachineType, devices: u32, slots: u32) -> Option<u32> {
-    (0..=slots).find(|ports| slots - ports + ports * machine.behind() >= devices)
+    (0..=slots).find(|ports| slots - ports + ports * machine.slots_per_port() >= devices)
 }
 
 /// Returns the first group that does not fit, and the number of free slots for it.
@@ -272,7 +276,7 @@ fn overflowing(devices: &[(String, u32)], mut free: u32) -> Option<(String, u32)
     None
 }
 
-fn behind(machine: MachineType, port: &Port, index: u32, here: u32) -> PciAddress {
+fn slots_per_port(machine: MachineType, port: &Port, index: u32, on_port: u32) -> PciAddress {
     let (slot, function) = match machine {
         MachineType::Q35 => (0, index),
         MachineType::Pc => (index + 1, 0),
@@ -282,7 +286,7 @@ fn behind(machine: MachineType, port: &Port, index: u32, here: u32) -> PciAddres
         number: port.number,
         slot,
         function,
-        multifunction: machine == MachineType::Q35 && here > 1,
+        multifunction: machine == MachineType::Q35 && on_port > 1,
     }
 }
 
@@ -299,7 +303,7 @@ mod tests {
 
     #[test]
     fn devices_sit_on_the_first_bus_while_it_has_room() {
-        let layout = lay_out(MachineType::Q35, &words(&[("blk:4", 4)]), 1).unwrap();
+        let layout = assign_addresses(MachineType::Q35, &words(&[("blk:4", 4)]), 1).unwrap();
         let shown: Vec<String> = layout.devices.iter().map(ToString::to_string).collect();
         assert_eq!(
             shown,
@@ -316,7 +320,7 @@ mod tests {
 
     #[test]
     fn forty_devices_beside_ten_others_need_three_root_ports() {
-        let layout = lay_out(
+        let layout = assign_addresses(
             MachineType::Q35,
             &words(&[("blk:10", 10), ("blk:40", 40)]),
             0,
@@ -337,7 +341,7 @@ mod tests {
 
     #[test]
     fn conventional_pci_has_bridges() {
-        let layout = lay_out(MachineType::Pc, &words(&[("blk:31", 31)]), 0).unwrap();
+        let layout = assign_addresses(MachineType::Pc, &words(&[("blk:31", 31)]), 0).unwrap();
         assert_eq!(
             layout.budget.to_string(),
             "32 of 32 slots used, 0 free; blk:31 found 30 free and needs 1 PCI bridge"
@@ -348,7 +352,7 @@ mod tests {
 
     #[test]
     fn more_than_all_ports_hold_is_an_error() {
-        let error = lay_out(MachineType::Q35, &words(&[("blk:241", 241)]), 0).unwrap_err();
+        let error = assign_addresses(MachineType::Q35, &words(&[("blk:241", 241)]), 0).unwrap_err();
         assert_eq!(
             error.to_string(),
             "blk:241: 241 PCI devices; q35 with 30 free slots holds at most 240; hint: use one virtio-scsi controller for all disks, such as scsi:1x64"

@@ -1,9 +1,9 @@
 //! The resolved plan: every disk with name, serial number, size and position, and every device with its PCI address. The renderers in
 //! this folder only format it.
 
-use super::names::{self, GuestNames, ScsiPlace};
+use super::names::{self, GuestNames, ScsiDiskLocation};
 use super::options::{PlanOptions, SystemDisk};
-use super::pci::{Budget, Layout, PciAddress, Port, lay_out};
+use super::pci::{Budget, Layout, PciAddress, Port, assign_addresses};
 use super::words::{Aio, Backing, Group, Shape, Topology, TopologyError, Via};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -111,7 +111,7 @@ impl Medium {
 
 /// Device of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum DiskDevice {
     /// A virtio-blk device: an index into [`Plan::devices`].
     Blk {
         /// Index of the device.
@@ -128,11 +128,11 @@ pub enum Place {
     },
 }
 
-impl Place {
+impl DiskDevice {
     /// Returns the index of the device.
     pub fn device(self) -> usize {
         match self {
-            Place::Blk { device } | Place::Scsi { device, .. } => device,
+            DiskDevice::Blk { device } | DiskDevice::Scsi { device, .. } => device,
         }
     }
 }
@@ -153,7 +153,7 @@ pub struct PlannedDisk {
     /// The medium is removable.
     pub removable: bool,
     /// Device of the disk.
-    pub place: Place,
+    pub location: DiskDevice,
     /// Names in the guest.
     pub guest: GuestNames,
 }
@@ -225,7 +225,7 @@ impl Plan {
         }
         let groups = topology.groups.iter();
         words.extend(groups.map(|group| (group.word.clone(), group.shape.devices())));
-        let layout = lay_out(options.machine, &words, options.reserved.len())?;
+        let layout = assign_addresses(options.machine, &words, options.reserved.len())?;
         let mut builder = Builder::new(options, &layout);
         builder.add_system();
         for group in &topology.groups {
@@ -242,13 +242,13 @@ impl Plan {
 
     /// Returns the device of a disk.
     pub fn device_of(&self, disk: &PlannedDisk) -> &PlannedDevice {
-        &self.devices[disk.place.device()]
+        &self.devices[disk.location.device()]
     }
 
     /// Returns the disks of a device, by its index.
     pub fn disks_of(&self, device: usize) -> impl Iterator<Item = &PlannedDisk> {
         let disks = self.disks.iter();
-        disks.filter(move |disk| disk.place.device() == device)
+        disks.filter(move |disk| disk.location.device() == device)
     }
 
     /// Returns the files that QEMU needs before it starts, with their sizes. The daemon creates its files itself.
@@ -352,7 +352,7 @@ impl Builder {
             "system".to_owned(),
             Medium::System(system),
             &group,
-            Place::Blk { device },
+            DiskDevice::Blk { device },
         );
     }
 
@@ -363,19 +363,19 @@ impl Builder {
                 for index in 0..count {
                     let (name, medium) = self.medium(group, index)?;
                     let device = self.device(name.clone(), group, false);
-                    self.disk(name, medium, group, Place::Blk { device });
+                    self.disk(name, medium, group, DiskDevice::Blk { device });
                 }
             }
             Shape::Scsi { targets, luns } => {
                 let device = self.device(format!("c{}", self.hosts), group, false);
                 for index in 0..targets * luns {
                     let (name, medium) = self.medium(group, index)?;
-                    let place = Place::Scsi {
+                    let location = DiskDevice::Scsi {
                         device,
                         target: index / luns,
                         lun: index % luns,
                     };
-                    self.disk(name, medium, group, place);
+                    self.disk(name, medium, group, location);
                 }
                 self.end_controller();
             }
@@ -526,18 +526,24 @@ impl Builder {
         self.devices.len() - 1
     }
 
-    pub(super) fn disk(&mut self, name: String, medium: Medium, group: &Group, place: Place) {
+    pub(super) fn disk(
+        &mut self,
+        name: String,
+        medium: Medium,
+        group: &Group,
+        location: DiskDevice,
+    ) {
         let known = match medium {
             Medium::Daemon => self.options.known.get(&name).cloned().unwrap_or_default(),
             _ => identity(&self.options, &name),
         };
         let index = self.disks.iter().rev();
-        let index = index.take_while(|disk| disk.place.device() == place.device());
+        let index = index.take_while(|disk| disk.location.device() == location.device());
         let removable = (index.count() as u32) < group.removable;
-        let device = &self.devices[place.device()];
+        let device = &self.devices[location.device()];
         let queues = device.queues.min(self.options.cpus);
-        let guest = match place {
-            Place::Blk { .. } => {
+        let guest = match location {
+            DiskDevice::Blk { .. } => {
                 self.blk += 1;
                 names::of_blk(
                     self.blk - 1,
@@ -546,8 +552,8 @@ impl Builder {
                     queues,
                 )
             }
-            Place::Scsi { target, lun, .. } => {
-                let place = ScsiPlace {
+            DiskDevice::Scsi { target, lun, .. } => {
+                let location = ScsiDiskLocation {
                     host: self.hosts,
                     target,
                     lun,
@@ -555,7 +561,7 @@ impl Builder {
                     // Determined when all disks are added.
                     is_alone: false,
                 };
-                names::of_scsi(&place, known.wwn, queues)
+                names::of_scsi(&location, known.wwn, queues)
             }
         };
         self.disks.push(PlannedDisk {
@@ -567,8 +573,8 @@ impl Builder {
             medium,
             serial: known.serial,
             wwn: known.wwn,
-            removable: removable && !matches!(place, Place::Blk { .. }),
-            place,
+            removable: removable && !matches!(location, DiskDevice::Blk { .. }),
+            location,
             guest,
         });
     }

@@ -1,7 +1,7 @@
 //! A plan as a QEMU command line.
 
 use super::options::PlanOptions;
-use super::plan::{Place, Plan, PlannedDevice, PlannedDisk};
+use super::plan::{DiskDevice, Plan, PlannedDevice, PlannedDisk};
 use super::text::{qemu_value, shell_command, shell_word};
 use super::words::Via;
 use serde_json::{Map, Value, json};
@@ -239,7 +239,7 @@ fn mapped(driver: &str, properties: Properties, threads: &[String]) -> String {
 }
 
 fn scsi_disk(planned: &PlannedDevice, disk: &PlannedDisk) -> String {
-    let Place::Scsi { target, lun, .. } = disk.place else {
+    let DiskDevice::Scsi { target, lun, .. } = disk.location else {
         return String::new();
     };
     let mut properties = vec![

@@ -49,7 +49,7 @@ impl Plan {
             Some(size) => format!("{} MiB", size >> 20),
             None => "existing".to_owned(),
         };
-        let place = match &guest.scsi {
+        let location = match &guest.scsi {
             Some(address) => format!("SCSI {address} at PCI {}", device.address),
             None => format!("PCI {}", device.address),
         };
@@ -57,7 +57,7 @@ impl Plan {
         let queues = guest.queues;
         let plural = if queues == 1 { "" } else { "s" };
         let mut text = format!(
-            "# {:8} {name:10} {size}{removable}, {queues} queue{plural}, {place}\n",
+            "# {:8} {name:10} {size}{removable}, {queues} queue{plural}, {location}\n",
             disk.name
         );
         let by_id = guest.by_id.iter().map(|link| format!("by-id/{link}"));

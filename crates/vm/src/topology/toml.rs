@@ -1,6 +1,6 @@
 //! A plan as the daemon's configuration file.
 
-use super::plan::{Medium, Place, Plan, PlannedDisk};
+use super::plan::{DiskDevice, Medium, Plan, PlannedDisk};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -45,7 +45,7 @@ impl Plan {
                 continue;
             }
             let luns = self.disks_of(index).map(|disk| {
-                let Place::Scsi { target, lun, .. } = disk.place else {
+                let DiskDevice::Scsi { target, lun, .. } = disk.location else {
                     return String::new();
                 };
                 format!(

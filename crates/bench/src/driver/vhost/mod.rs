@@ -10,7 +10,7 @@ mod split;
 use anyhow::{Context, Result, bail, ensure};
 use scsi::cdb;
 use vhost_frontend::{
-    Cuts, FrontEnd, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest, feature,
+    FrontEnd, Layout, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest, feature,
 };
 
 pub use queue::VhostQueue;
@@ -202,7 +202,14 @@ fn blk_info(front_end: &FrontEnd) -> Result<DeviceInfo> {
 fn scsi_info(front_end: &mut FrontEnd, target: u8, lun: u16) -> Result<DeviceInfo> {
     const TRIES: usize = 8;
     let options = QueueOptions::default();
-    let mut queue = ScsiQueue::start(front_end, SCSI_FIRST_QUEUE, &options, 1, 4096, Cuts::Usual)?;
+    let mut queue = ScsiQueue::start(
+        front_end,
+        SCSI_FIRST_QUEUE,
+        &options,
+        1,
+        4096,
+        Layout::Separate,
+    )?;
     let mut answer = [0; 32];
     // READ CAPACITY(16); each unit attention is reported once.
     let cdb = cdb::read_capacity_16();

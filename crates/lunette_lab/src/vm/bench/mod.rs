@@ -14,7 +14,7 @@ use bench::run::cpu_of;
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, say};
 use vm::GuestProgram;
-use vm::running::{AGENT_SOCKET, Ended, ExecInput, Place, Registry, State, exec};
+use vm::running::{AGENT_SOCKET, CommandEnd, ExecInput, Registry, RuntimeFolder, State, exec};
 use vm::setup::program_for_guests;
 
 use crate::idle_poll::IdlePoll;
@@ -222,7 +222,12 @@ impl Load {
 }
 
 /// Runs the jobs of a text in a guest.
-pub(super) fn in_guest(load: &Load, place: &Place, state: &State, job: &str) -> Result<Measured> {
+pub(super) fn in_guest(
+    load: &Load,
+    place: &RuntimeFolder,
+    state: &State,
+    job: &str,
+) -> Result<Measured> {
     let socket = place.file(AGENT_SOCKET);
     let mut path = Vec::new();
     // mktemp replaces each X by a letter or digit.
@@ -300,15 +305,15 @@ fn watched(
     let errors = String::from_utf8_lossy(&errors);
     match ended {
         // A job with errors has a result too, which contains them.
-        Ended::Code(0) => {}
-        Ended::Code(code) => {
+        CommandEnd::Code(0) => {}
+        CommandEnd::Code(code) => {
             let has_result = folder.ask("test -s result.json && echo yes || echo no", &[])?;
             if code > 128 || has_result.trim() != "yes" {
                 bail!("{} (exit code {code} in the guest)", errors.trim());
             }
             say(&format_args!("lunette: {}", errors.trim()));
         }
-        Ended::NobodyReads => bail!("the reader of the guest's output has ended"),
+        CommandEnd::OutputClosed => bail!("the reader of the guest's output has ended"),
     }
     let spent = |at: usize| Some(after[at]?.saturating_sub(before[at]?));
     Ok((elapsed, spent(0), spent(1)))

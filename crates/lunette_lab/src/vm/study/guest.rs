@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use vm::Process;
-use vm::running::{AGENT_SOCKET, ExecInput, Phase, Place, QMP_SOCKET, Registry, State};
+use vm::running::{AGENT_SOCKET, ExecInput, Phase, QMP_SOCKET, Registry, RuntimeFolder, State};
 
 use super::{Files, Setup};
 use crate::vm::bench::{Load, generator, in_guest};
@@ -40,7 +40,7 @@ impl Write for Answer {
 
 pub struct StudyGuest {
     process: Process,
-    place: Place,
+    place: RuntimeFolder,
     state: State,
     /// Disks in the guest, for each way except the host.
     disks: Vec<Vec<String>>,
@@ -86,7 +86,7 @@ impl Planned {
             .args(&setup.options);
         let mut process = Process::start(name, &command, log)?;
         let registry = Registry::open()?;
-        let is_up = || -> Option<Result<(Place, State)>> {
+        let is_up = || -> Option<Result<(RuntimeFolder, State)>> {
             if let Err(error) = process.check_running() {
                 return Some(Err(error));
             }

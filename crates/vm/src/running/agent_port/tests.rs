@@ -1,6 +1,6 @@
 //! Clients over sockets, and a guest simulated by the test.
 
-use super::super::client::{Ended, ExecInput, exec};
+use super::super::client::{CommandEnd, ExecInput, exec};
 use super::*;
 use guest_channel::{WINDOW, lead_in};
 use std::io::Write;
@@ -64,7 +64,7 @@ impl Rig {
     }
 }
 
-type Running = std::thread::JoinHandle<Result<(Ended, Vec<u8>, Vec<u8>)>>;
+type Running = std::thread::JoinHandle<Result<(CommandEnd, Vec<u8>, Vec<u8>)>>;
 
 impl Guest {
     fn greet(&mut self, number: [u8; 16]) {
@@ -117,11 +117,11 @@ fn a_commands_streams_and_its_code_reach_their_own_client() {
     let ended = |running: Running| running.join().unwrap().unwrap();
     assert_eq!(
         ended(first),
-        (Ended::Code(3), Vec::new(), b"of one".to_vec())
+        (CommandEnd::Code(3), Vec::new(), b"of one".to_vec())
     );
     assert_eq!(
         ended(second),
-        (Ended::Code(0), b"of two".to_vec(), Vec::new())
+        (CommandEnd::Code(0), b"of two".to_vec(), Vec::new())
     );
 }
 
@@ -150,7 +150,7 @@ fn bad_frame_ends_every_command_until_the_next_greeting() {
     let third = rig.exec("three", ExecInput::Nothing);
     let id = rig.guest.started();
     rig.guest.send(id, Frame::Exit(0));
-    assert_eq!(third.join().unwrap().unwrap().0, Ended::Code(0));
+    assert_eq!(third.join().unwrap().unwrap().0, CommandEnd::Code(0));
 }
 
 #[test]
@@ -247,5 +247,5 @@ fn input_goes_in_windows_and_output_has_no_length_limit() {
     }
     rig.guest.send(id, Frame::Exit(0));
     let (ended, output, _) = running.join().unwrap().unwrap();
-    assert!(ended == Ended::Code(0) && output == data);
+    assert!(ended == CommandEnd::Code(0) && output == data);
 }

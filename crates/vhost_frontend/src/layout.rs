@@ -2,29 +2,31 @@
 
 /// A descriptor layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Cuts {
+pub enum Layout {
     /// A descriptor each for header, data and status, as in Linux.
     #[default]
-    Usual,
+    Separate,
     /// One descriptor per contiguous range: header with data to write, data to read with status.
     Merged,
     /// A new descriptor after this number of bytes, at any position.
-    Every(u32),
+    MaxLength(u32),
 }
 
-impl Cuts {
+impl Layout {
     /// Returns true if the parts of a request must be adjacent.
-    pub(crate) fn contiguous(self) -> bool {
-        self != Cuts::Usual
+    pub(crate) fn is_contiguous(self) -> bool {
+        self != Layout::Separate
     }
 
     /// Appends the parts to `elements` in this layout. Empty parts are skipped.
-    pub(crate) fn cut(self, parts: &[(u64, u32)], elements: &mut Vec<(u64, u32)>) {
+    pub(crate) fn split(self, parts: &[(u64, u32)], elements: &mut Vec<(u64, u32)>) {
         let parts = parts.iter().filter(|part| part.1 > 0);
-        let Cuts::Every(bytes) = self else {
+        let Layout::MaxLength(bytes) = self else {
             for &(address, length) in parts {
                 match elements.last_mut() {
-                    Some(last) if self == Cuts::Merged && last.0 + u64::from(last.1) == address => {
+                    Some(last)
+                        if self == Layout::Merged && last.0 + u64::from(last.1) == address =>
+                    {
                         last.1 += length;
                     }
                     _ => elements.push((address, length)),
@@ -64,17 +66,17 @@ fn continue_with(elements: &mut [(u64, u32)]) -> &mut (u64, u32) {
 mod tests {
     use super::*;
 
-    fn cut(cuts: Cuts) -> Vec<(u64, u32)> {
+    fn split(layout: Layout) -> Vec<(u64, u32)> {
         let mut elements = Vec::new();
-        cuts.cut(&[(100, 16), (116, 10), (500, 0), (600, 4)], &mut elements);
+        layout.split(&[(100, 16), (116, 10), (500, 0), (600, 4)], &mut elements);
         elements
     }
 
     #[test]
     fn parts_are_kept_merged_or_chopped() {
-        assert_eq!(cut(Cuts::Usual), [(100, 16), (116, 10), (600, 4)]);
-        assert_eq!(cut(Cuts::Merged), [(100, 26), (600, 4)]);
+        assert_eq!(split(Layout::Separate), [(100, 16), (116, 10), (600, 4)]);
+        assert_eq!(split(Layout::Merged), [(100, 26), (600, 4)]);
         let want = [(100, 7), (107, 7), (114, 7), (121, 5), (600, 4)];
-        assert_eq!(cut(Cuts::Every(7)), want);
+        assert_eq!(split(Layout::MaxLength(7)), want);
     }
 }
