@@ -76,26 +76,20 @@ fn work(image: &bdev::Image, number: usize, workers: usize, blocks: usize) {
         .filter(|block| block % workers == number)
         .collect();
     let mut content: Vec<Option<u8>> = vec![None; blocks];
-    let mut random = 0x1234_5678_u64 + number as u64;
-    let mut next = || {
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (random >> 33) as usize
-    };
+    let mut random = fastrand::Rng::with_seed(number as u64);
     for _ in 0..150 {
         let mut running = Vec::new();
         let mut taken = Vec::new();
         for _ in 0..8 {
-            let block = mine[next() % mine.len()];
+            let block = mine[random.usize(..mine.len())];
             if taken.contains(&block) {
                 continue;
             }
             taken.push(block);
             let at = (block * BLOCK) as u64;
-            match next() % 5 {
+            match random.u8(..5) {
                 0..3 => {
-                    let byte = next() as u8;
+                    let byte = random.u8(..);
                     let io = IoRequest::write(at, BLOCK as u64);
                     running.push(worker.submit(io, filled(&[byte; BLOCK])));
                     content[block] = Some(byte);

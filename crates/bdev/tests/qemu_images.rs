@@ -19,19 +19,11 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// Random numbers from a seed.
-struct Random(u64);
+struct Random(fastrand::Rng);
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-
     fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
+        self.0.u64(..limit)
     }
 
     fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
@@ -359,7 +351,7 @@ fn images_changed_alternately_with_qemu_retain_all_writes() {
 }
 
 fn change_in_turn(seed: u64) {
-    let random = &mut Random(seed);
+    let random = &mut Random(fastrand::Rng::with_seed(seed));
     let mut disk = Disk::make(random);
     for round in 0..3 {
         let case = format!("seed {seed}, round {round}");

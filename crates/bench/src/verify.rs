@@ -4,9 +4,9 @@
 //! checksum, a misplaced write has a wrong offset, a lost write has a wrong generation (or no magic). Pure.
 
 use crc_fast::{CrcAlgorithm, checksum};
+use fastrand::Rng;
 
 use crate::job::Checksum;
-use crate::workload::Random;
 
 const MAGIC: u64 = 0x6c75_6e65_7474_6502;
 const HEADER: usize = 40;
@@ -47,11 +47,8 @@ pub fn fill(algorithm: Checksum, origin: Origin, unit: &mut [u8]) {
     for (chunk, word) in unit.chunks_exact_mut(8).zip(words) {
         chunk.copy_from_slice(&word.to_le_bytes());
     }
-    let mut noise = Random::new(origin.seed ^ origin.offset ^ origin.generation.rotate_left(40));
-    for chunk in unit[HEADER..].chunks_mut(8) {
-        let word = noise.draw().to_le_bytes();
-        chunk.copy_from_slice(&word[..chunk.len()]);
-    }
+    let mut noise = Rng::with_seed(origin.seed ^ origin.offset ^ origin.generation.rotate_left(40));
+    noise.fill(&mut unit[HEADER..]);
     let sum = sum(algorithm, unit);
     unit[SUM..HEADER].copy_from_slice(&sum.to_le_bytes());
 }

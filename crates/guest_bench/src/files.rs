@@ -14,7 +14,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use bench::workload::Random;
+use fastrand::Rng;
 use serde_json::{Value, json};
 
 /// The value differs between processor architectures.
@@ -117,7 +117,7 @@ fn work(
 struct Worker {
     preset: Preset,
     folder: PathBuf,
-    random: Random,
+    random: Rng,
     share: u64,
     /// Large file, in workloads that use one.
     file: Option<File>,
@@ -138,10 +138,8 @@ impl Worker {
     fn new(preset: Preset, folder: PathBuf, number: u64, share: u64) -> Result<Worker> {
         create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let mut memory = vec![0; PIECE + ALIGNMENT];
-        let mut random = Random::new(number + 1);
-        for chunk in memory.chunks_exact_mut(8) {
-            chunk.copy_from_slice(&random.draw().to_le_bytes());
-        }
+        let mut random = Rng::with_seed(number + 1);
+        random.fill(&mut memory);
         let aligned = memory.as_ptr().align_offset(ALIGNMENT);
         let mut worker = Worker {
             preset,
@@ -201,11 +199,11 @@ impl Worker {
                 self.read_at(at, PIECE)
             }
             Preset::RandomRead => {
-                let at = self.random.below(self.share / BLOCK as u64) * BLOCK as u64;
+                let at = self.random.u64(..self.share / BLOCK as u64) * BLOCK as u64;
                 self.read_at(at, BLOCK)
             }
             Preset::RandomWrite => self.write_somewhere(),
-            Preset::Mail => match self.random.below(7) {
+            Preset::Mail => match self.random.u8(..7) {
                 0..4 => self.read_message(),
                 4..6 if self.used + MESSAGE_MAX <= self.share => self.write_message(true),
                 _ => self.remove_message(),
@@ -231,7 +229,7 @@ impl Worker {
     }
 
     fn write_somewhere(&mut self) -> Result<()> {
-        let at = self.random.below(self.share / BLOCK as u64) * BLOCK as u64;
+        let at = self.random.u64(..self.share / BLOCK as u64) * BLOCK as u64;
         let begin = Instant::now();
         let place = self.aligned..self.aligned + BLOCK;
         let file = self.file.as_ref().context("a thread has no file")?;
@@ -268,7 +266,7 @@ impl Worker {
     }
 
     fn write_message(&mut self, counts: bool) -> Result<()> {
-        let length = 1024 * (1 + self.random.below(MESSAGE_MAX / 1024));
+        let length = 1024 * (1 + self.random.u64(..MESSAGE_MAX / 1024));
         let begin = Instant::now();
         let mut file = File::create(self.path(self.next))?;
         file.write_all(&self.memory[..length as usize])?;
@@ -286,7 +284,7 @@ impl Worker {
         let Some(at) = (self.files.len() as u64).checked_sub(1) else {
             return self.write_message(true);
         };
-        let at = self.random.below(at + 1) as usize;
+        let at = self.random.u64(..=at) as usize;
         let (number, length) = self.files[at];
         let begin = Instant::now();
         let mut file = File::open(self.path(number))?;

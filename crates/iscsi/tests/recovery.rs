@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use common::{BLOCK, Policy, read10, settings, small_offer, write10};
+use fastrand::Rng;
 use iscsi::Limits;
 use iscsi::initiator::{Event, Initiator, InitiatorError};
 use iscsi::login::Visitor;
@@ -194,7 +195,7 @@ struct Simulation {
     to_target: Vec<Vec<u8>>,
     to_initiator: Vec<Vec<u8>>,
     target: Target,
-    random: u64,
+    random: Rng,
     numbers: u64,
     level: u8,
     /// Commands in flight, with the expected data of reads.
@@ -219,7 +220,7 @@ impl Simulation {
                 applied: HashMap::new(),
                 running: Vec::new(),
             },
-            random: seed | 1,
+            random: Rng::with_seed(seed),
             numbers: 0,
             level,
             wanted: HashMap::new(),
@@ -238,10 +239,7 @@ impl Simulation {
     }
 
     fn draw(&mut self, below: usize) -> usize {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random % below.max(1) as u64) as usize
+        self.random.usize(..below.max(1))
     }
 
     fn open(&mut self, cid: usize) {

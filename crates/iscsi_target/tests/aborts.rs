@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use bdev::{BlockDevice, Fault, FaultAction, FaultPlan, Faulty};
 use block::IoKind;
-use common::{BLOCK, Client, Rig, cdb10, ram, settings, target};
+use common::{BLOCK, Client, Rig, ram, settings, target};
 use iscsi::initiator::{Event, Initiator, Request, TaskManagementRequestFields};
 use iscsi::negotiation::Offer;
 use iscsi::pdu::{LogoutReason, TaskFunction};
 use iscsi_target::ServerLimits;
+use scsi::cdb::cdb10;
 
 const SIMPLE: u8 = 1;
 const ORDERED: u8 = 2;

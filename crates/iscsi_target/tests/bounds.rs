@@ -5,10 +5,11 @@ mod common;
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use common::{BLOCK, Client, Rig, cdb10, ram, settings, target};
+use common::{BLOCK, Client, Rig, ram, settings, target};
 use iscsi::initiator::{Event, Initiator, Request};
 use iscsi::negotiation::{Offer, SessionParameters};
 use iscsi_target::{ServerLimits, TargetOptions};
+use scsi::cdb::cdb10;
 
 /// Far above the duration of any test.
 const LIMIT: Duration = Duration::from_secs(60);

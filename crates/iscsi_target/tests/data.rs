@@ -86,7 +86,7 @@ fn commands_that_come_singly_and_in_pieces_are_put_together() {
         let data: Vec<u8> = (0..20_480)
             .map(|n: u32| (n / 7 + piece as u32) as u8)
             .collect();
-        let cdb = common::cdb10(0x2a, 3, 40);
+        let cdb = scsi::cdb::cdb10(0x2a, 3, 40);
         let write = iscsi::initiator::Initiator::write(0, &cdb, data.clone());
         let before = client.initiator.tasks_len();
         client.initiator.command(0, write).unwrap();

@@ -7,11 +7,12 @@ mod listening;
 use std::sync::Arc;
 
 use bdev::PREFETCH_DISTANCE;
-use common::{BLOCK, Client, Rig, cdb10, ram, settings, target};
+use common::{BLOCK, Client, Rig, ram, settings, target};
 use iscsi::initiator::{Event, Initiator};
 use iscsi::negotiation::Offer;
 use iscsi_target::ServerLimits;
 use listening::{Announcement, Announcements, Recording};
+use scsi::cdb::cdb10;
 
 const TOGETHER: u32 = 8;
 const BLOCKS: u32 = 2;

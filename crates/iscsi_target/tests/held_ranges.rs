@@ -6,10 +6,11 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{BLOCK, Client, Rig, cdb10, ram, settings, target};
+use common::{BLOCK, Client, Rig, ram, settings, target};
 use iscsi::initiator::{Event, Initiator};
 use iscsi::negotiation::Offer;
 use iscsi_target::ServerLimits;
+use scsi::cdb::cdb10;
 
 fn login(rig: &Rig, number: u8) -> Client {
     let mut client = Client::login(rig.portal, settings(number, Offer::default()), 1);

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use bdev::{BlockDevice, ErrorPolicy, Fault, FaultAction, FaultPlan, Faulty, OnError};
 use block::{IoErrorKind, IoKind};
-use common::{BLOCK, Client, Rig, cdb10, ram, settings, target};
+use common::{BLOCK, Client, Rig, ram, settings, target};
 use iscsi::initiator::{Event, Initiator, InitiatorSettings, TaskManagementRequestFields};
 use iscsi::negotiation::Offer;
 use iscsi::pdu::TaskFunction;
 use iscsi_target::ServerLimits;
 use scsi::DiskId;
+use scsi::cdb::cdb10;
 
 fn offer() -> Offer {
     let mut offer = Offer::default();

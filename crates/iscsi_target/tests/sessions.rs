@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use bdev::{Disk, Fault, FaultAction, FaultPlan, Faulty};
 use block::IoKind;
-use common::{BLOCK, Client, Random, Rig, cdb10, ram, settings, target};
+use common::{BLOCK, Client, Rig, ram, settings, target};
+use fastrand::Rng;
 use iscsi::chap::{Algorithm, Secret};
 use iscsi::initiator::{Event, Initiator, InitiatorSettings, Request, TaskManagementRequestFields};
 use iscsi::login::{ChapUser, Credentials};
 use iscsi::negotiation::Offer;
 use iscsi::pdu::{LogoutReason, TaskFunction};
 use iscsi_target::{AclEntry, DemoMode, ServerLimits, TargetOptions};
+use scsi::cdb::cdb10;
 
 fn login(rig: &Rig, number: u8) -> Client {
     let mut client = Client::login(rig.portal, settings(number, Offer::default()), 1);
@@ -413,7 +415,7 @@ fn session_continues_after_a_target_reset() {
     let rig = Rig::ram();
     let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
-    let mut random = Random(5);
+    let mut random = Rng::with_seed(5);
     for _ in 0..20 {
         for region in 0..8u32 {
             let cdb = cdb10(0x2a, region * 64, 64);
@@ -427,7 +429,7 @@ fn session_continues_after_a_target_reset() {
             TaskFunction::TargetWarmReset,
         ];
         let fields = TaskManagementRequestFields {
-            function: functions[random.below(4) as usize],
+            function: functions[random.usize(..4)],
             lun: [0; 8],
             referenced: None,
         };

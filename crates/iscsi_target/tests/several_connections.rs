@@ -4,9 +4,11 @@ mod common;
 
 use std::collections::HashMap;
 
-use common::{BLOCK, Client, Random, Rig, cdb10, settings, verify_image};
+use common::{BLOCK, Client, Rig, settings, verify_image};
+use fastrand::Rng;
 use iscsi::initiator::{Event, Initiator, Request};
 use iscsi::negotiation::{DigestOffer, Offer};
+use scsi::cdb::cdb10;
 
 const CONNECTIONS: u16 = 6;
 const REGION: u64 = 2048;
@@ -22,7 +24,7 @@ struct Under {
 struct Session {
     client: Client,
     image: Vec<u8>,
-    random: Random,
+    random: Rng,
     under: HashMap<u32, Under>,
 }
 
@@ -38,20 +40,20 @@ impl Session {
     /// Submits one command per region, because concurrent commands must not overlap.
     fn submit_round(&mut self) {
         for region in 0..REGIONS {
-            let blocks = 1 + self.random.below(if region % 4 == 0 { 700 } else { 9 });
-            let lba = region * REGION + self.random.below(REGION - blocks);
+            let blocks = 1 + self.random.u64(0..if region % 4 == 0 { 700 } else { 9 });
+            let lba = region * REGION + self.random.u64(..REGION - blocks);
             let (from, to) = (lba as usize * BLOCK, (lba + blocks) as usize * BLOCK);
-            let writes = self.random.below(2) == 0;
+            let writes = self.random.bool();
             let cdb = cdb10(if writes { 0x2a } else { 0x28 }, lba as u32, blocks as u16);
             let request = if writes {
                 for byte in &mut self.image[from..to] {
-                    *byte = self.random.below(256) as u8;
+                    *byte = self.random.u8(..);
                 }
                 Initiator::write(0, &cdb, self.image[from..to].to_vec())
             } else {
                 Initiator::read(0, &cdb, (to - from) as u32)
             };
-            let cid = self.random.below(CONNECTIONS.into()) as u16;
+            let cid = self.random.u16(..CONNECTIONS);
             let expected = (!writes).then_some((from, to));
             self.submit(Under {
                 request,
@@ -106,16 +108,16 @@ fn lose_connections(offer: Offer, seed: u64) {
     let mut session = Session {
         client,
         image: vec![0; (REGIONS * REGION) as usize * BLOCK],
-        random: Random(seed),
+        random: Rng::with_seed(seed),
         under: HashMap::new(),
     };
     for _ in 0..60 {
         session.submit_round();
-        for _ in 0..session.random.below(6) {
+        for _ in 0..session.random.u64(..6) {
             session.client.pump();
         }
         // the leading connection too
-        let cid = session.random.below(CONNECTIONS.into()) as u16;
+        let cid = session.random.u16(..CONNECTIONS);
         session.lose(cid);
         session.finish_round();
     }

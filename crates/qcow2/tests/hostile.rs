@@ -3,26 +3,27 @@
 mod common;
 
 use common::hostile::use_in_every_way;
-use common::{Random, Recorded, write};
+use common::{Recorded, write};
+use fastrand::Rng;
 use qcow2::{CreateOptions, Image, OpenOptions, Repair, create};
 
 /// Creates an image with tables, data and zeroes.
-fn image(random: &mut Random) -> Vec<u8> {
+fn image(random: &mut Rng) -> Vec<u8> {
     let storage = Recorded::default();
-    let extended_l2 = random.below(4) == 0;
+    let extended_l2 = random.u64(..4) == 0;
     let options = CreateOptions {
         cluster_bits: match extended_l2 {
             true => 14,
-            false => 9 + random.below(3) as u32,
+            false => 9 + random.u64(..3) as u32,
         },
-        refcount_order: random.below(7) as u32,
+        refcount_order: random.u64(..7) as u32,
         extended_l2,
-        ..CreateOptions::new(512 * (100 + random.below(1000)))
+        ..CreateOptions::new(512 * (100 + random.u64(..1000)))
     };
     create(&&storage, &options).unwrap();
     let mut image = Image::open(&storage, OpenOptions::READ_WRITE).unwrap();
     for _ in 0..10 {
-        let sector = random.below(options.size / 512);
+        let sector = random.u64(..options.size / 512);
         write(&mut image, &mut None, sector * 512, &[9; 512]).unwrap();
     }
     image.close().unwrap();
@@ -34,26 +35,26 @@ fn damaged_images_are_refused_or_served_with_errors() {
     let seeds = std::env::var("LUNETTE_SEEDS").ok();
     let seeds = seeds.and_then(|seeds| seeds.parse().ok()).unwrap_or(400);
     for seed in 0..seeds {
-        let random = &mut Random(seed);
+        let random = &mut Rng::with_seed(seed);
         let mut bytes = image(random);
-        for _ in 0..1 + random.below(4) {
+        for _ in 0..1 + random.u64(..4) {
             // Most offsets are in the first clusters.
-            let region = if random.below(3) == 0 {
+            let region = if random.u64(..3) == 0 {
                 112
             } else {
-                bytes.len().min(if random.below(2) == 0 {
+                bytes.len().min(if random.u64(..2) == 0 {
                     16_384
                 } else {
                     131_072
                 })
             };
-            let at = random.below(region as u64) as usize;
-            match random.below(4) {
-                0 => bytes[at] = random.below(256) as u8,
-                1 => bytes[at] ^= 1 << random.below(8),
+            let at = random.u64(..region as u64) as usize;
+            match random.u64(..4) {
+                0 => bytes[at] = random.u64(..256) as u8,
+                1 => bytes[at] ^= 1 << random.u64(..8),
                 2 => {
                     let at = at / 8 * 8;
-                    let target = random.below(bytes.len() as u64 * 2) & !511;
+                    let target = random.u64(..bytes.len() as u64 * 2) & !511;
                     let entry = (1_u64 << 63 | target).to_be_bytes();
                     let end = bytes.len().min(at + 8);
                     bytes[at..end].copy_from_slice(&entry[..end - at]);
@@ -61,7 +62,7 @@ fn damaged_images_are_refused_or_served_with_errors() {
                 _ => {
                     let at = at / 8 * 8;
                     let end = bytes.len().min(at + 8);
-                    let entry = random.next().to_be_bytes();
+                    let entry = random.u64(..).to_be_bytes();
                     bytes[at..end].copy_from_slice(&entry[..end - at]);
                 }
             }
@@ -72,7 +73,7 @@ fn damaged_images_are_refused_or_served_with_errors() {
 
 #[test]
 fn impossible_sizes_are_refused_before_allocation() {
-    let mut sound = image(&mut Random(1));
+    let mut sound = image(&mut Rng::with_seed(1));
     sound.resize(1 << 20, 0);
     for (at, field, reason) in [
         (20, &[0, 0, 0, 40][..], "cluster size 2^40 bytes"),

@@ -6,9 +6,10 @@
 
 mod common;
 
-use common::{Bytes, Event, Random, Recorded, SECTOR, apply, read, tear, write};
+use common::{Bytes, Event, Recorded, SECTOR, apply, read, tear, write};
 use std::ops::Range;
 
+use fastrand::Rng;
 use qcow2::{CheckReport, CreateOptions, Image, OpenOptions, Repair, Storage, create};
 
 const WRITABLE: OpenOptions = OpenOptions::READ_WRITE;
@@ -59,7 +60,7 @@ struct Run {
 }
 
 /// Sets the zero flag of some data clusters, as QEMU does when it zeroes preallocated clusters. Returns their sectors.
-fn zero_and_keep(storage: &&Recorded, random: &mut Random) -> Vec<Range<usize>> {
+fn zero_and_keep(storage: &&Recorded, random: &mut Rng) -> Vec<Range<usize>> {
     const COPIED: u64 = 1 << 63;
     let number = |at: u64| {
         let mut bytes = [0; 8];
@@ -77,13 +78,13 @@ fn zero_and_keep(storage: &&Recorded, random: &mut Random) -> Vec<Range<usize>> 
         for index in (0..per_table).filter(|_| at & COPIED != 0) {
             let place = (at & !COPIED) + index * entry_bytes;
             let entry = number(place);
-            if entry & COPIED == 0 || random.below(4) != 0 {
+            if entry & COPIED == 0 || random.u64(..4) != 0 {
                 continue;
             }
             let first = ((table * per_table + index) << (cluster_bits - 9)) as usize;
             if is_extended {
                 // Each subcluster of a 16 KiB cluster has one sector.
-                let zero = random.below(1 << 32);
+                let zero = random.u64(..1 << 32);
                 let parts = number(place + 8) & !zero | zero << 32;
                 storage.write_at(place + 8, &parts.to_be_bytes()).unwrap();
                 let sectors = (0..32).filter(|part| zero >> part & 1 == 1);
@@ -99,27 +100,27 @@ fn zero_and_keep(storage: &&Recorded, random: &mut Random) -> Vec<Range<usize>> 
 }
 
 /// Creates the content of a backing image.
-fn backing_of(size: u64, random: &mut Random) -> Vec<u8> {
-    let sectors = 1 + random.below(size / 512 + 20);
+fn backing_of(size: u64, random: &mut Rng) -> Vec<u8> {
+    let sectors = 1 + random.u64(..size / 512 + 20);
     (0..sectors)
         .flat_map(|n| [(n % 250 + 1) as u8; SECTOR])
         .collect()
 }
 
 fn use_at_random(seed: u64) -> Run {
-    let random = &mut Random(seed);
-    let extended_l2 = random.below(3) == 0;
+    let random = &mut Rng::with_seed(seed);
+    let extended_l2 = random.u64(..3) == 0;
     let cluster_bits = match extended_l2 {
         true => 14,
-        false => 9 + random.below(4) as u32,
+        false => 9 + random.u64(..4) as u32,
     };
     // Small clusters and wide counts cause many blocks and growing tables.
-    let (refcount_order, size) = match random.below(3) {
-        0 => (6, (64 + random.below(6000)) * 512),
-        _ => (random.below(7) as u32, (64 + random.below(600)) * 512),
+    let (refcount_order, size) = match random.u64(..3) {
+        0 => (6, (64 + random.u64(..6000)) * 512),
+        _ => (random.u64(..7) as u32, (64 + random.u64(..600)) * 512),
     };
     let longest = size / 512 / 25 + 1;
-    let backing = (random.below(2) == 0).then(|| backing_of(size, random));
+    let backing = (random.u64(..2) == 0).then(|| backing_of(size, random));
     let storage = Recorded::default();
     let options = CreateOptions {
         cluster_bits,
@@ -134,15 +135,15 @@ fn use_at_random(seed: u64) -> Run {
     let mut below = backing.clone().map(Bytes);
     let mut image = Image::open(&storage, WRITABLE).unwrap();
     let backing_bytes = backing.as_ref().map_or(0, |backing| backing.len() as u64);
-    for _ in 0..30 + random.below(60) {
+    for _ in 0..30 + random.u64(..60) {
         let sectors = size / 512;
-        let from = random.below(sectors);
-        let to = (from + 1 + random.below(longest)).min(sectors);
+        let from = random.u64(..sectors);
+        let to = (from + 1 + random.u64(..longest)).min(sectors);
         let range = from as usize..to as usize;
         let begun = storage.events() + 1;
-        match random.below(10) {
+        match random.u64(..10) {
             0..6 => {
-                let value = random.below(256) as u8;
+                let value = random.u64(..256) as u8;
                 let content = vec![value; range.len() * SECTOR];
                 write(&mut image, &mut below, from * 512, &content).unwrap();
                 model.put(range, begun, storage.events(), value);
@@ -162,7 +163,7 @@ fn use_at_random(seed: u64) -> Run {
                 }
             }
             8 => image.release().unwrap(),
-            _ if random.below(3) == 0 => {
+            _ if random.u64(..3) == 0 => {
                 image.close().unwrap();
                 let begun = storage.events() + 1;
                 let end = size as usize / 512;
@@ -174,7 +175,7 @@ fn use_at_random(seed: u64) -> Run {
             _ => Storage::sync(&&storage).unwrap(),
         }
     }
-    let is_closed = random.below(2) == 0;
+    let is_closed = random.u64(..2) == 0;
     if is_closed {
         image.close().unwrap();
     }
@@ -230,14 +231,14 @@ impl Run {
         );
     }
 
-    fn cut_power_at(&self, last: usize, random: &mut Random, seed: u64) {
+    fn cut_power_at(&self, last: usize, random: &mut Rng, seed: u64) {
         let is_sync = |event: &Event| matches!(event, Event::Sync);
         let durable = self.history[..last]
             .iter()
             .rposition(is_sync)
             .map_or(0, |at| at + 1);
         let mut left = self.left_at(durable);
-        let chance = random.below(5);
+        let chance = random.u64(..5);
         for event in &self.history[durable..last] {
             tear(event, chance, random, &mut left);
         }
@@ -255,12 +256,12 @@ fn seeds() -> u64 {
 fn every_crash_leaves_a_consistent_image() {
     for seed in 0..seeds() {
         let run = use_at_random(seed);
-        let random = &mut Random(seed ^ 0xc0ff_ee00);
+        let random = &mut Rng::with_seed(seed ^ 0xc0ff_ee00);
         // The image exists after the sync of the header.
         let is_header = |event: &Event| matches!(event, Event::Write(0, _));
         let first = run.history.iter().position(is_header).unwrap() + 2;
         for _ in 0..40 {
-            let last = first + random.below((run.history.len() - first + 1) as u64) as usize;
+            let last = first + random.u64(..(run.history.len() - first + 1) as u64) as usize;
             run.kill_at(last, seed);
             run.cut_power_at(last, random, seed);
             // Most changes are not durable just before a sync.
@@ -281,21 +282,21 @@ fn every_crash_leaves_a_consistent_image() {
 #[test]
 fn full_file_system_fails_only_writes() {
     for seed in 0..seeds() / 3 {
-        let random = &mut Random(seed);
+        let random = &mut Rng::with_seed(seed);
         let storage = Recorded::default();
         let options = CreateOptions {
-            cluster_bits: 9 + random.below(4) as u32,
+            cluster_bits: 9 + random.u64(..4) as u32,
             ..CreateOptions::new(512 * 512)
         };
         create(&&storage, &options).unwrap();
         let mut image = Image::open(&storage, WRITABLE).unwrap();
         let mut model = vec![0; 512];
-        let limit = Storage::size(&&storage).unwrap() + random.below(100_000);
+        let limit = Storage::size(&&storage).unwrap() + random.u64(..100_000);
         *storage.limit.borrow_mut() = Some(limit);
         let mut failed = 0;
         for _ in 0..300 {
-            let sector = random.below(512) as usize;
-            let value = random.below(255) as u8 + 1;
+            let sector = random.u64(..512) as usize;
+            let value = random.u64(..255) as u8 + 1;
             match write(&mut image, &mut None, sector as u64 * 512, &[value; SECTOR]) {
                 Ok(()) => model[sector] = value,
                 Err(error) => {

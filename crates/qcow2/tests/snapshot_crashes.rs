@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Bytes, Event, Random, Recorded, SECTOR, apply, read, tear, write};
+use common::{Bytes, Event, Recorded, SECTOR, apply, read, tear, write};
+use fastrand::Rng;
 use qcow2::{CreateOptions, Image, OpenOptions, Repair, create};
 
 const WRITABLE: OpenOptions = OpenOptions::READ_WRITE;
@@ -16,13 +17,13 @@ fn content(storage: &Recorded) -> Vec<u8> {
     content
 }
 
-fn scribble(storage: &Recorded, random: &mut Random) {
+fn scribble(storage: &Recorded, random: &mut Rng) {
     let mut image = Image::open(storage, WRITABLE).unwrap();
     let sectors = image.header().size / 512;
     for _ in 0..8 {
-        let from = random.below(sectors);
-        let count = (1 + random.below(40)).min(sectors - from) as usize;
-        let content = vec![1 + random.below(250) as u8; count * SECTOR];
+        let from = random.u64(..sectors);
+        let count = (1 + random.u64(..40)).min(sectors - from) as usize;
+        let content = vec![1 + random.u64(..250) as u8; count * SECTOR];
         write(&mut image, &mut None, from * 512, &content).unwrap();
     }
     image.close().unwrap();
@@ -66,16 +67,16 @@ fn crash_during_a_snapshot_change_leaves_the_old_or_the_new_disk() {
     let seeds = std::env::var("LUNETTE_SEEDS").ok();
     let seeds: u64 = seeds.and_then(|seeds| seeds.parse().ok()).unwrap_or(6);
     for seed in 0..seeds {
-        let random = &mut Random(seed);
+        let random = &mut Rng::with_seed(seed);
         let first = Recorded::default();
         let extended_l2 = seed % 3 == 2;
         let options = CreateOptions {
             cluster_bits: match extended_l2 {
                 true => 14,
-                false => 9 + random.below(4) as u32,
+                false => 9 + random.u64(..4) as u32,
             },
             extended_l2,
-            ..CreateOptions::new((64 + random.below(600)) * 512)
+            ..CreateOptions::new((64 + random.u64(..600)) * 512)
         };
         create(&&first, &options).unwrap();
         scribble(&first, random);
@@ -105,7 +106,7 @@ fn crash_during_a_snapshot_change_leaves_the_old_or_the_new_disk() {
                 let durable = durable.map_or(0, |at| at + 1);
                 let mut left = left_at(&before, &events[..durable]);
                 for event in &events[durable..last] {
-                    tear(event, 1 + random.below(3), random, &mut left);
+                    tear(event, 1 + random.u64(..3), random, &mut left);
                 }
                 examine(left, [&old, &new], &format!("{case}, power cut"));
             }
@@ -145,20 +146,20 @@ fn holds(image: &mut Image<&Recorded>, below: &[u8], disk: &[u8], case: &str) {
 #[test]
 fn a_resize_that_fails_leaves_an_image_without_faults() {
     for seed in 0..12 {
-        let random = &mut Random(seed);
+        let random = &mut Rng::with_seed(seed);
         let first = Recorded::default();
-        let cluster_bits = 9 + random.below(3) as u32;
-        let sectors = 64 + random.below(300);
+        let cluster_bits = 9 + random.u64(..3) as u32;
+        let sectors = 64 + random.u64(..300);
         let options = CreateOptions {
             cluster_bits,
             ..CreateOptions::new(sectors * 512)
         };
         create(&&first, &options).unwrap();
         let below: Vec<u8> = vec![9; ((sectors + 3) * 512) as usize];
-        let write_some = |image: &mut Image<&Recorded>, disk: &mut Vec<u8>, random: &mut Random| {
+        let write_some = |image: &mut Image<&Recorded>, disk: &mut Vec<u8>, random: &mut Rng| {
             for _ in 0..4 {
-                let from = random.below(disk.len() as u64 / 512);
-                let byte = 1 + random.below(250) as u8;
+                let from = random.u64(..disk.len() as u64 / 512);
+                let byte = 1 + random.u64(..250) as u8;
                 let below = &mut Some(Bytes(below.clone()));
                 write(image, below, from * 512, &[byte; SECTOR]).unwrap();
                 disk[from as usize * 512..][..512].fill(byte);

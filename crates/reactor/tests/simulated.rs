@@ -32,19 +32,15 @@ const LIMITS: RateLimits = RateLimits {
     bandwidth_burst: 0,
 };
 
-/// xorshift64.
-struct Random(u64);
+struct Random(fastrand::Rng);
 
 impl Random {
     fn new(seed: u64) -> Random {
-        Random(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+        Random(fastrand::Rng::with_seed(seed))
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 8) % bound
+        self.0.u64(..bound)
     }
 
     fn range(&mut self) -> Range<u64> {

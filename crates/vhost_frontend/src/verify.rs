@@ -1,5 +1,7 @@
 //! Verified I/O: every written block reads back with its last content, regardless of other activity.
 
+use fastrand::Rng;
+
 use crate::block::{BlkDone, BlkQueue, kind, status};
 use crate::{Error, Result};
 
@@ -10,7 +12,7 @@ pub struct Verifier {
     first: u64,
     /// Number of writes per block; 0: content unknown.
     generations: Vec<u32>,
-    random: u64,
+    random: Rng,
     requests: u64,
 }
 
@@ -20,7 +22,7 @@ impl Verifier {
         Verifier {
             first: offset / BLOCK as u64,
             generations: vec![0; blocks],
-            random: seed | 1,
+            random: Rng::with_seed(seed),
             requests: 0,
         }
     }
@@ -28,14 +30,6 @@ impl Verifier {
     /// Returns the number of verified requests.
     pub fn requests(&self) -> u64 {
         self.requests
-    }
-
-    fn random(&mut self) -> u64 {
-        // xorshift64: any reproducible sequence is sufficient.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
     }
 
     fn pattern(&self, block: usize) -> [u8; BLOCK] {
@@ -65,15 +59,14 @@ impl Verifier {
         let mut count = 0;
         while count < depth {
             let Some(slot) = queue.take() else { break };
-            let random = self.random();
-            let block = (random >> 8) as usize % self.generations.len();
+            let block = self.random.usize(..self.generations.len());
             if touched.contains(&block) {
                 queue.release(slot);
                 break;
             }
             touched.push(block);
             let sector = (self.first + block as u64) * (BLOCK as u64 / 512);
-            let write = self.generations[block] == 0 || random & 1 == 1;
+            let write = self.generations[block] == 0 || self.random.bool();
             let added = if write {
                 self.generations[block] = self.generations[block].wrapping_add(1).max(1);
                 queue.data(slot).write(0, &self.pattern(block));

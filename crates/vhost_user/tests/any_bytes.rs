@@ -22,19 +22,14 @@ fn any_bytes_as_messages() {
         queues: 2,
     };
     let device: Arc<dyn VirtioDevice> = Arc::new(BlkDevice::new(disk, options));
-    let mut random = 0x5eed_u64;
+    let mut random = fastrand::Rng::with_seed(0x5eed);
     for round in 0..300 {
         let mut data = if round % 2 == 0 {
             SOUND.to_vec()
         } else {
             Vec::new()
         };
-        for _ in 0..64 {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            data.push(random as u8);
-        }
+        data.extend((0..64).map(|_| random.u8(..)));
         vhost_user::fuzzing::messages(&device, &rig.pool, &data);
     }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
 use guest_memory::IoBuffer;
 use rustix::fs::FallocateFlags;
 use rustix::fs::{AtFlags, StatxFlags, statx};
@@ -17,7 +18,6 @@ use sys::discard_now;
 use uring::{Completion, Owner, Ring, RingFd, Wait};
 
 use super::{Ask, Demand, DeviceInfo, Done, DriverOptions, Subject};
-use crate::workload::Random;
 
 const OWNER: Owner = Owner(0);
 /// Punches a hole without changing the file size.
@@ -48,13 +48,11 @@ pub fn prepare(path: &Path, size: u64, interrupted: &AtomicBool) -> Result<()> {
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder);
     let mut file = file.with_context(failed)?;
-    let mut noise = Random::new(size);
+    let mut noise = Rng::with_seed(size);
     let mut chunk = vec![0; 1 << 20];
     let mut left = size;
     while left > 0 {
-        for word in chunk.chunks_exact_mut(8) {
-            word.copy_from_slice(&noise.draw().to_le_bytes());
-        }
+        noise.fill(&mut chunk);
         let part = chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         file.write_all(&chunk[..part])
             .with_context(|| format!("cannot fill {}", path.display()))?;
@@ -165,14 +163,12 @@ impl FileSeed {
         let is_device = file.metadata()?.file_type().is_block_device();
         let fd = ring.register(OwnedFd::from(file.try_clone()?));
         let stride = (self.demand.largest as usize).next_multiple_of(4096);
-        let mut noise = Random::new(u64::from(self.demand.slots));
+        let mut noise = Rng::with_seed(u64::from(self.demand.slots));
         let buffers = (0..self.demand.slots).map(|_| {
             let buffer = IoBuffer::owned(stride);
             let mut page = vec![0; stride];
             if !self.demand.zeroes {
-                for word in page.chunks_exact_mut(8) {
-                    word.copy_from_slice(&noise.draw().to_le_bytes());
-                }
+                noise.fill(&mut page);
             }
             buffer.write_whole(0, &page);
             Some(buffer)

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::workload::Random;
+use fastrand::Rng;
 
 /// Properties of a line.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -22,7 +22,7 @@ const BUFFER_LEAST: Duration = Duration::from_millis(10);
 /// Packets in transit.
 pub struct Direction<P> {
     options: LinkOptions,
-    random: Random,
+    random: Rng,
     /// Packets with their arrival times, in order.
     under_way: VecDeque<(Duration, P)>,
     /// Time at which the line has sent all queued packets.
@@ -36,7 +36,7 @@ impl<P> Direction<P> {
     pub fn new(options: LinkOptions, seed: u64) -> Direction<P> {
         Direction {
             options,
-            random: Random::new(seed),
+            random: Rng::with_seed(seed),
             under_way: VecDeque::new(),
             free_at: Duration::ZERO,
             lost: 0,
@@ -47,7 +47,7 @@ impl<P> Direction<P> {
     pub fn send(&mut self, now: Duration, bytes: usize, packet: P) -> Option<P> {
         let buffer = (2 * self.options.delay).max(BUFFER_LEAST);
         let begins = self.free_at.max(now);
-        if begins - now > buffer || self.random.unit() < self.options.loss {
+        if begins - now > buffer || self.random.f64() < self.options.loss {
             self.lost += 1;
             return Some(packet);
         }

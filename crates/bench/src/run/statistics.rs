@@ -1,8 +1,7 @@
 //! Median, spread, and the confidence interval of a ratio by bootstrap.
 
+use fastrand::Rng;
 use serde::{Deserialize, Serialize};
-
-use crate::workload::Random;
 
 /// Median and range of values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -66,7 +65,7 @@ pub fn bootstrap_ratio(a: &[f64], b: &[f64]) -> Option<Interval> {
         return bootstrap_ratio_apart(a, b);
     }
     ratio(a, b, |random| {
-        let pairs = (0..a.len()).map(|_| random.below(a.len() as u64) as usize);
+        let pairs = (0..a.len()).map(|_| random.usize(..a.len()));
         pairs.map(|at| (a[at], b[at])).unzip()
     })
 }
@@ -75,7 +74,7 @@ pub fn bootstrap_ratio(a: &[f64], b: &[f64]) -> Option<Interval> {
 pub fn bootstrap_ratio_apart(a: &[f64], b: &[f64]) -> Option<Interval> {
     ratio(a, b, |random| {
         let mut of = |values: &[f64]| -> Vec<f64> {
-            let draw = |_: &f64| values[random.below(values.len() as u64) as usize];
+            let draw = |_: &f64| values[random.usize(..values.len())];
             values.iter().map(draw).collect()
         };
         (of(a), of(b))
@@ -85,13 +84,13 @@ pub fn bootstrap_ratio_apart(a: &[f64], b: &[f64]) -> Option<Interval> {
 fn ratio(
     a: &[f64],
     b: &[f64],
-    mut draw: impl FnMut(&mut Random) -> (Vec<f64>, Vec<f64>),
+    mut draw: impl FnMut(&mut Rng) -> (Vec<f64>, Vec<f64>),
 ) -> Option<Interval> {
     let base = spread(b).median;
     if a.is_empty() || b.is_empty() || base <= 0.0 {
         return None;
     }
-    let mut random = Random::new(95);
+    let mut random = Rng::with_seed(95);
     let mut ratios: Vec<f64> = (0..RESAMPLINGS)
         .filter_map(|_| {
             let (of_a, of_b) = draw(&mut random);
@@ -127,10 +126,10 @@ pub fn bootstrap_middle(values: &[f64]) -> Option<Interval> {
     if values.is_empty() {
         return None;
     }
-    let mut random = Random::new(95);
+    let mut random = Rng::with_seed(95);
     let mut means: Vec<f64> = (0..RESAMPLINGS)
         .map(|_| {
-            let draw = |_: &f64| values[random.below(values.len() as u64) as usize];
+            let draw = |_: &f64| values[random.usize(..values.len())];
             let drawn: Vec<f64> = values.iter().map(draw).collect();
             middle_mean(&drawn)
         })

@@ -1,7 +1,8 @@
 //! Non-uniform distributions of offsets: zipf, pareto, normal, zones.
 
+use fastrand::Rng;
+
 use super::Permutation;
-use super::random::Random;
 use crate::job::{Amount, Distribution, Zone};
 
 /// Generator of block indexes.
@@ -109,14 +110,14 @@ impl Sampler {
 
     /// Returns the next index, below the count.
     #[inline]
-    pub fn draw(&self, random: &mut Random) -> u64 {
+    pub fn draw(&self, random: &mut Rng) -> u64 {
         match *self {
             Sampler::Zoned(ref parts) => {
-                let point = random.below(100) as u8;
+                let point = random.u8(..100);
                 let part = parts.iter().find(|part| point < part.below);
-                part.map_or(0, |part| part.first + random.below(part.count))
+                part.map_or(0, |part| part.first + random.u64(..part.count))
             }
-            Sampler::Uniform { count } => random.below(count),
+            Sampler::Uniform { count } => random.u64(..count),
             Sampler::Zipf {
                 count,
                 theta,
@@ -125,7 +126,7 @@ impl Sampler {
                 eta,
                 ref places,
             } => {
-                let u = random.unit();
+                let u = random.f64();
                 let uz = u * zeta;
                 let rank = if uz < 1.0 {
                     0
@@ -141,7 +142,7 @@ impl Sampler {
                 power,
                 ref places,
             } => {
-                let rank = ((count - 1) as f64 * random.unit().powf(power)) as u64;
+                let rank = ((count - 1) as f64 * random.f64().powf(power)) as u64;
                 places.place(rank.min(count - 1))
             }
             Sampler::Normal {
@@ -149,9 +150,9 @@ impl Sampler {
                 deviation,
                 ref places,
             } => {
-                let sum: f64 = (0..12).map(|_| random.unit()).sum();
+                let sum: f64 = (0..12).map(|_| random.f64()).sum();
                 let middle = sum / 12.0 * count as f64;
-                let mut at = deviation * (random.unit() - 0.5);
+                let mut at = deviation * (random.f64() - 0.5);
                 // An index outside the disk moves towards the middle.
                 while !(0.0..count as f64).contains(&(middle + at)) {
                     at /= 2.0;

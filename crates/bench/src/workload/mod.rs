@@ -6,11 +6,11 @@
 
 mod distribution;
 mod permutation;
-mod random;
 
 pub use distribution::Sampler;
 pub use permutation::Permutation;
-pub use random::Random;
+
+use fastrand::Rng;
 
 use crate::job::{Amount, Distribution, Job, Sizes};
 
@@ -70,7 +70,7 @@ enum Places {
 
 /// Request generator of one clone.
 pub struct Generator {
-    random: Random,
+    random: Rng,
     read_percent: u8,
     trims: bool,
     sizes: [Sizes; 3],
@@ -103,7 +103,7 @@ impl Generator {
         let unit = u64::from(job.smallest());
         let seed = job.seed ^ (u64::from(clone) << 32);
         Ok(Generator {
-            random: Random::new(seed),
+            random: Rng::with_seed(seed),
             read_percent: job.pattern.read_percent,
             trims: job.pattern.trims(),
             sizes: job.sizes.clone(),
@@ -146,10 +146,10 @@ impl Generator {
             Sizes::Fixed(size) => *size,
             Sizes::Range(low, high) => {
                 let steps = u64::from((high - low) / low) + 1;
-                low * (1 + self.random.below(steps) as u32)
+                low * (1 + self.random.u64(..steps) as u32)
             }
             Sizes::Split(parts) => {
-                let mut point = self.random.below(100) as u8;
+                let mut point = self.random.u8(..100);
                 for (size, percent) in parts {
                     if point < *percent {
                         return *size;
@@ -186,7 +186,7 @@ impl Iterator for Generator {
             _ if self.trims => Direction::Trim,
             100 => Direction::Read,
             0 => Direction::Write,
-            percent if self.random.below(100) as u8 >= percent => Direction::Write,
+            percent if self.random.u8(..100) >= percent => Direction::Write,
             _ => Direction::Read,
         };
         let length = self.size(direction as usize);

@@ -3,8 +3,6 @@
 //! A counter runs to the next power of two, and bijective steps (odd multiplication, xor with the upper bits) scramble each value. Values
 //! not below the bound are skipped.
 
-use super::random::mix;
-
 /// Iteration over all numbers below a bound.
 #[derive(Clone, Debug)]
 pub struct Permutation {
@@ -64,6 +62,15 @@ impl Iterator for Permutation {
         }
         None
     }
+}
+
+/// Scrambles the bits of a number bijectively.
+#[inline]
+fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use fastrand::Rng;
 use iscsi::Limits;
 use iscsi::chap::{Algorithm, Secret};
 use iscsi::initiator::{CommandDone, Event, Initiator, InitiatorError, InitiatorSettings};
@@ -404,7 +405,7 @@ pub struct Pipes {
     pub error: Option<InitiatorError>,
     to_target: Vec<Vec<u8>>,
     to_initiator: Vec<Vec<u8>>,
-    random: u64,
+    random: Rng,
     /// Maximum number of bytes that a pipe moves at a time.
     pub piece: usize,
 }
@@ -421,16 +422,13 @@ impl Pipes {
             error: None,
             to_target: Vec::new(),
             to_initiator: Vec::new(),
-            random: seed | 1,
+            random: Rng::with_seed(seed),
             piece: 4000,
         }
     }
 
     fn draw(&mut self, below: usize) -> usize {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random % below.max(1) as u64) as usize
+        self.random.usize(..below.max(1))
     }
 
     pub fn connect(&mut self) -> u16 {

@@ -5,32 +5,14 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use scsi::cdb::cdb10;
+
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 const NOP_IN: u8 = 0x20;
 const RESPONSE: u8 = 0x21;
 const DATA_IN: u8 = 0x25;
 const R2T: u8 = 0x31;
 const REJECT: u8 = 0x3f;
-
-/// Builds a 10-byte CDB such as READ(10).
-fn cdb10(opcode: u8, lba: u32, blocks: u16) -> [u8; 10] {
-    let (lba, blocks) = (lba.to_be_bytes(), blocks.to_be_bytes());
-    [
-        opcode, 0, lba[0], lba[1], lba[2], lba[3], 0, blocks[0], blocks[1], 0,
-    ]
-}
-
-/// Reproducible noise (xorshift).
-struct Noise(u64);
-
-impl Noise {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-}
 
 /// Builds a header: opcode, flags, data segment length, ITT, and words from byte 20 on.
 fn header(opcode: u8, flags: u8, length: u32, itt: u32, words: &[u32]) -> Vec<u8> {
@@ -289,16 +271,15 @@ pub fn cases() -> Vec<Case> {
             expect(&mut stream, DATA_IN);
         }),
         ("noise", |portal| {
-            let mut noise_of = Noise(11);
+            let mut random = fastrand::Rng::with_seed(11);
             for round in 0..40 {
                 let mut stream = if round % 2 == 0 {
                     raw(portal)
                 } else {
                     settled(portal)
                 };
-                let noise: Vec<u8> = (0..noise_of.below(5000))
-                    .map(|_| noise_of.below(256) as u8)
-                    .collect();
+                let mut noise = vec![0; random.usize(..5000)];
+                random.fill(&mut noise);
                 stream.write_all(&noise).ok();
             }
         }),

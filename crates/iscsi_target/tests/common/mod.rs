@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bdev::{BlockDevice, Disk, Ram, RamOptions};
+use fastrand::Rng;
 use iscsi::initiator::{CommandDone, Event, Initiator, InitiatorSettings, Request};
 use iscsi::negotiation::Offer;
 use iscsi_target::{DemoMode, Server, ServerLimits, TargetOptions};
 use reactor::{PollLimit, Pool, WorkerOptions};
 use scsi::MemoryStore;
+use scsi::cdb::cdb10;
 use scsi_exec::Units;
 
 pub const TARGET: &str = "iqn.2026-11.org.example:t0";
@@ -311,27 +313,6 @@ impl Client {
     }
 }
 
-pub fn cdb10(opcode: u8, lba: u32, blocks: u16) -> Vec<u8> {
-    let mut cdb = vec![opcode, 0];
-    cdb.extend_from_slice(&lba.to_be_bytes());
-    cdb.push(0);
-    cdb.extend_from_slice(&blocks.to_be_bytes());
-    cdb.push(0);
-    cdb
-}
-
-/// Reproducible random numbers.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
 /// Writes and reads over all connections with many commands in flight. Checks that each read returns the last written data.
 pub fn verify(client: &mut Client, connections: u16, rounds: usize, seed: u64) {
     verify_image(client, connections, rounds, seed, &mut image());
@@ -352,18 +333,18 @@ pub fn verify_image(
     seed: u64,
     image: &mut [u8],
 ) {
-    let mut random = Random(seed | 1);
+    let mut random = Rng::with_seed(seed);
     for round in 0..rounds {
         // Regions do not overlap, so concurrent commands do not.
         let mut reads = Vec::new();
         for region in 0..16u64 {
-            let blocks = 1 + random.below(if region % 4 == 0 { 700 } else { 9 });
-            let lba = region * REGION + random.below(REGION - blocks);
-            let cid = random.below(connections.into()) as u16;
+            let blocks = 1 + random.u64(0..if region % 4 == 0 { 700 } else { 9 });
+            let lba = region * REGION + random.u64(..REGION - blocks);
+            let cid = random.u16(..connections);
             let (from, to) = (lba as usize * BLOCK, (lba + blocks) as usize * BLOCK);
-            if random.below(2) == 0 {
+            if random.bool() {
                 for byte in &mut image[from..to] {
-                    *byte = random.below(256) as u8;
+                    *byte = random.u8(..);
                 }
                 let cdb = cdb10(0x2a, lba as u32, blocks as u16);
                 let write = Initiator::write(0, &cdb, image[from..to].to_vec());

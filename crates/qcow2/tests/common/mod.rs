@@ -6,6 +6,7 @@ pub mod hostile;
 use std::cell::RefCell;
 use std::io;
 
+use fastrand::Rng;
 use qcow2::{Backing, Image, Mapping, Storage};
 
 /// Unit of torn writes, in bytes.
@@ -51,14 +52,14 @@ pub fn apply(bytes: &mut Vec<u8>, event: &Event) {
 }
 
 /// Applies random sectors of a write.
-pub fn tear(event: &Event, chance: u64, random: &mut Random, left: &mut Vec<u8>) {
+pub fn tear(event: &Event, chance: u64, random: &mut Rng, left: &mut Vec<u8>) {
     match event {
         Event::Write(offset, bytes) => {
             let mut at = 0;
             while at < bytes.len() {
                 let start = *offset as usize + at;
                 let length = (SECTOR - start % SECTOR).min(bytes.len() - at);
-                if random.below(4) < chance {
+                if random.u64(..4) < chance {
                     let part = bytes[at..at + length].to_vec();
                     apply(left, &Event::Write(start as u64, part));
                 }
@@ -67,7 +68,7 @@ pub fn tear(event: &Event, chance: u64, random: &mut Random, left: &mut Vec<u8>)
         }
         Event::Zero(offset, length) => {
             for sector in (*offset..offset + length).step_by(SECTOR) {
-                if random.below(4) < chance {
+                if random.u64(..4) < chance {
                     apply(left, &Event::Zero(sector, SECTOR as u64));
                 }
             }
@@ -240,21 +241,4 @@ pub fn write<S: Storage>(
         }
     }
     Ok(())
-}
-
-/// Pseudo-random numbers from a seed.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
 }

@@ -294,15 +294,10 @@ fn random_ring(socket: &Path, packed: bool) -> Result<()> {
         start,
         (queue.layout().end - queue.layout().descriptor_area) as usize,
     );
-    let mut random = 0x0dd0_5eed_u64;
+    let mut random = fastrand::Rng::with_seed(0x0dd0_5eed);
+    let mut bytes = vec![0; ring.length];
     for _ in 0..10_000 {
-        let mut bytes = Vec::with_capacity(ring.length);
-        while bytes.len() < ring.length {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            bytes.push(random as u8);
-        }
+        random.fill(&mut bytes);
         ring.write(0, &bytes);
         queue.kick();
         if front_end.channel().is_closed() {

@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
 use iscsi::initiator::Request;
 use iscsi_initiator::{CommandDone, Portal, Session, SessionOptions};
 use scsi::cdb;
 
 use super::{LOOK_UP, Place};
 use crate::driver::{Ask, Demand, Done, scsi_cdb};
-use crate::workload::Random;
 
 /// Maximum number of unit attentions at the start of a session.
 const ATTEMPTS: usize = 4;
@@ -144,11 +144,11 @@ impl MultiQueue {
                 done.status
             );
         }
-        let mut noise = Random::new(u64::from(demand.slots));
+        let mut noise = Rng::with_seed(u64::from(demand.slots));
         let slots = (0..demand.slots).map(|_| {
             let mut data = vec![0; demand.largest as usize];
             if !demand.zeroes {
-                data.fill_with(|| noise.draw() as u8);
+                noise.fill(&mut data);
             }
             Slot {
                 data,

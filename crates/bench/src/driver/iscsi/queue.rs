@@ -9,6 +9,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use fastrand::Rng;
 use iscsi::login::LoginResult;
 use iscsi::pdu::{
     Bhs, DataIn, DataOut, Decoder, Digests, FINAL, IMMEDIATE, NO_TAG, NopIn, NopOut, Opcode,
@@ -20,7 +21,6 @@ use scsi::cdb::{self, UNMAP_LIST};
 
 use super::{LOOK_UP, PATIENCE, SEGMENT_BYTES};
 use crate::driver::{Ask, Demand, Done, scsi_cdb, scsi_end};
-use crate::workload::Random;
 
 /// Size of the receive buffer for everything except direct data.
 const STAGE_BYTES: usize = 256 << 10;
@@ -108,11 +108,11 @@ impl IscsiQueue {
         block_size: u32,
         demand: Demand,
     ) -> Result<IscsiQueue> {
-        let mut noise = Random::new(u64::from(demand.slots));
+        let mut noise = Rng::with_seed(u64::from(demand.slots));
         let slots = (0..demand.slots).map(|_| {
             let mut data = vec![0; demand.largest as usize].into_boxed_slice();
             if !demand.zeroes {
-                data.fill_with(|| noise.draw() as u8);
+                noise.fill(&mut data);
             }
             Slot {
                 data,

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use fastrand::Rng;
 use guest_memory::RingMemory;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use scsi::cdb::{self, UNMAP_LIST};
@@ -24,7 +25,6 @@ use super::packed::PackedSlots;
 use super::split::SplitSlots;
 use super::{SLOT, stride};
 use crate::driver::{Ask, Demand, DeviceInfo, Done, DriverOptions, Kind, scsi_cdb};
-use crate::workload::Random;
 
 /// virtio-blk layout: 16-byte header followed by the status byte, in the middle of a slot's first line.
 const BLK_REQUEST_AT: usize = 16;
@@ -214,13 +214,11 @@ impl VhostQueue {
                 Vring::Packed(slots) => slots.ring.disable_interrupts(),
             }
         }
-        let mut noise = Random::new(demand.slots.into());
+        let mut noise = Rng::with_seed(demand.slots.into());
         let mut page = vec![0; self.stride];
         for slot in 0..demand.slots {
             if !demand.zeroes {
-                for chunk in page.chunks_exact_mut(8) {
-                    chunk.copy_from_slice(&noise.draw().to_le_bytes());
-                }
+                noise.fill(&mut page);
             }
             self.data.write(usize::from(slot) * self.stride, &page);
             if self.is_scsi {
