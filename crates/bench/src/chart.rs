@@ -65,7 +65,8 @@ impl Scale {
     }
 }
 
-fn escape(text: &str) -> String {
+/// Escapes text for HTML and SVG.
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
@@ -162,6 +163,25 @@ impl Chart {
             scale,
             (first..=last).map(|power| 10f64.powi(power)).collect(),
         )
+    }
+
+    /// Returns the values as rows of a table: a heading, then a row per series. Repeated values have their range.
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        let groups = self.groups.iter().map(|group| group.replace('\n', ", "));
+        let heading = std::iter::once(String::new()).chain(groups).collect();
+        let cell = |point: &Option<Point>| match point {
+            None => "-".to_owned(),
+            Some(Point { value, low, high }) if high > low && !self.stacked => {
+                let [value, low, high] = [value, low, high].map(|part| number(*part));
+                format!("{value} ({low} to {high})")
+            }
+            Some(point) => number(point.value),
+        };
+        let series = self.series.iter().map(|series| {
+            let cells = series.points.iter().map(cell);
+            std::iter::once(series.name.clone()).chain(cells).collect()
+        });
+        std::iter::once(heading).chain(series).collect()
     }
 
     /// Returns the fill of a series. After the last colour, the colours repeat with a hatch.

@@ -17,6 +17,7 @@ pub mod report;
 pub mod run;
 pub mod selfcheck;
 pub mod stamps;
+pub mod study;
 pub mod table;
 pub mod verify;
 pub mod workload;

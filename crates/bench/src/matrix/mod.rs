@@ -1,17 +1,15 @@
 //! The fifteen-case study: five mixtures at three depths, over both transports, with several numbers of workers and queues.
 //!
-//! Drives eight disks at once. Every run is appended to the result file when it ends, so that an interrupted study can continue
-//! (`study`). [`report`] creates a self-contained page with charts ([`crate::chart`]), tables and advice (`advice`). A separate
-//! comparison shows whether polling pays (`polling`).
+//! Drives eight disks at once with the engine of [`crate::study`]. A separate comparison shows whether polling pays (`polling`). [`report`]
+//! writes the page.
 
-mod advice;
 mod page;
 mod polling;
+mod rig;
 mod study;
 
 pub use page::report;
-pub use polling::PollRecord;
-pub use study::{Configuration, Record, Study, StudyOptions, run};
+pub use study::{Configuration, Header, PollRecord, Record, Study, StudyOptions, run};
 
 /// Mixtures: name, pattern, percentage of reads.
 pub const MIXTURES: [(&str, &str, u8); 5] = [
@@ -23,3 +21,8 @@ pub const MIXTURES: [(&str, &str, u8); 5] = [
 ];
 /// Requests in flight per disk and queue.
 pub const DEPTHS: [u16; 3] = [1, 4, 8];
+
+/// Returns the name of a case, here and in `lunette vm matrix`.
+pub fn case_name(mixture: &str, depth: impl std::fmt::Display) -> String {
+    format!("{mixture}, depth {depth}")
+}

@@ -1,25 +1,19 @@
 //! Runs the study and stores its records.
 
-use std::collections::HashSet;
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::borrow::Cow;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use latency::{Clock, Operation, Span};
+use latency::Clock;
 use serde::{Deserialize, Serialize};
 
-use super::polling::{self, PollLine, PollRecord};
-use super::{DEPTHS, MIXTURES};
-use crate::children::{Daemon, Scratch, Start};
-use crate::driver::DriverOptions;
-use crate::job::{Job, apply};
-use crate::run::{
-    Environment, Plan, Progress, Repetition, environment, run as run_plan, run_until_interrupted,
-};
+use super::rig::Rig;
+use super::{DEPTHS, MIXTURES, case_name, polling};
+use crate::run::{Environment, Progress, Repetition, environment, run_until_interrupted};
+use crate::study::{Position, Results, Run, Subject, Variant, run_missing};
 
 /// Options of the study.
 #[derive(Clone, Debug)]
@@ -61,12 +55,23 @@ impl Configuration {
             1 => "1 worker".to_owned(),
             n => format!("{n} workers"),
         };
-        let queues = if self.queues == 1 {
-            "1 queue".to_owned()
-        } else {
-            format!("{} queues", self.queues)
+        let queues = match self.queues {
+            1 => "1 queue".to_owned(),
+            n => format!("{n} queues"),
         };
         format!("{}, {workers}, {queues}", self.transport)
+    }
+
+    /// Returns it as a variant of the study.
+    pub fn variant(&self) -> Variant {
+        Variant {
+            name: self.name(),
+            settings: vec![
+                ("transport", self.transport.clone()),
+                ("workers", self.workers.to_string()),
+                ("queues", self.queues.to_string()),
+            ],
+        }
     }
 }
 
@@ -99,18 +104,103 @@ pub struct Record {
     pub disturbed: bool,
 }
 
-/// First line of a result file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Header {
-    environment: Environment,
-    disks: u16,
-    turn_ms: u64,
-    polling: bool,
+impl Run for Record {
+    fn variant(&self) -> Cow<'_, str> {
+        self.configuration.name().into()
+    }
+
+    fn case(&self) -> Cow<'_, str> {
+        case_name(&self.mixture, self.depth).into()
+    }
+
+    fn turn(&self) -> u32 {
+        self.turn
+    }
+
+    fn iops(&self) -> f64 {
+        self.read_iops + self.write_iops
+    }
 }
 
-/// All records of a study.
-#[derive(Clone, Debug)]
-pub struct Study {
+/// One run of the comparison of a polling daemon with a non-polling one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PollRecord {
+    /// The daemon polls within its default limit; otherwise `--poll-us 0`.
+    pub polls: bool,
+    /// Transport, workers and queues.
+    pub configuration: Configuration,
+    /// Number of driven disks.
+    pub disks: u16,
+    /// Name of the mixture.
+    pub mixture: String,
+    /// Requests in flight per disk.
+    pub depth: u16,
+    /// Number of the pair, from 1.
+    pub pair: u32,
+    /// Requests per second of all disks.
+    pub iops: f64,
+    /// Device CPU time per request in microseconds.
+    pub device_cpu_us: f64,
+    /// Other load was present.
+    pub disturbed: bool,
+}
+
+impl Run for PollRecord {
+    fn variant(&self) -> Cow<'_, str> {
+        variant_name(&self.configuration, Some(self.polls)).into()
+    }
+
+    fn case(&self) -> Cow<'_, str> {
+        case_of_disks(self.disks, &self.mixture, self.depth).into()
+    }
+
+    fn turn(&self) -> u32 {
+        self.pair
+    }
+
+    fn iops(&self) -> f64 {
+        self.iops
+    }
+}
+
+/// A line of the result file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Polling { polling_comparison: PollRecord },
+    Matrix(Record),
+}
+
+impl Line {
+    fn run(&self) -> &dyn Run {
+        match self {
+            Line::Polling { polling_comparison } => polling_comparison,
+            Line::Matrix(record) => record,
+        }
+    }
+}
+
+impl Run for Line {
+    fn variant(&self) -> Cow<'_, str> {
+        self.run().variant()
+    }
+
+    fn case(&self) -> Cow<'_, str> {
+        self.run().case()
+    }
+
+    fn turn(&self) -> u32 {
+        self.run().turn()
+    }
+
+    fn iops(&self) -> f64 {
+        self.run().iops()
+    }
+}
+
+/// First line of a result file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Header {
     /// Machine and build.
     pub environment: Environment,
     /// Number of disks.
@@ -119,76 +209,19 @@ pub struct Study {
     pub turn_ms: u64,
     /// The driver polled.
     pub polling: bool,
+}
+
+/// All records of a study.
+#[derive(Clone, Debug, Default)]
+pub struct Study {
+    /// Parameters.
+    pub header: Header,
     /// Runs in order of execution.
     pub records: Vec<Record>,
     /// Comparison of a polling daemon with a non-polling one.
     pub polls: Vec<PollRecord>,
-    /// Number of runs of a complete study without that comparison; 0: unknown.
+    /// Number of runs of a complete study without that comparison.
     pub planned: usize,
-}
-
-/// Result file; each run appends a line.
-pub(super) struct Results(std::fs::File);
-
-impl Results {
-    pub fn add(&mut self, record: &impl Serialize) -> Result<()> {
-        let mut line = serde_json::to_string(record)?;
-        line.push('\n');
-        self.0.write_all(line.as_bytes())?;
-        Ok(())
-    }
-}
-
-type Key = (Configuration, String, u16, u32);
-
-impl Record {
-    fn key(&self) -> Key {
-        (
-            self.configuration.clone(),
-            self.mixture.clone(),
-            self.depth,
-            self.turn,
-        )
-    }
-
-    /// Returns all requests per second.
-    pub fn iops(&self) -> f64 {
-        self.read_iops + self.write_iops
-    }
-}
-
-/// Reads a result file. A truncated last line is ignored.
-fn read(path: &Path) -> Result<Option<Study>> {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-    };
-    let mut lines = text.lines();
-    let Some(first) = lines.next() else {
-        return Ok(None);
-    };
-    let header: Header = serde_json::from_str(first)
-        .with_context(|| format!("{} is not a result file of this study", path.display()))?;
-    let poll = |line: &str| {
-        Some(
-            serde_json::from_str::<PollLine>(line)
-                .ok()?
-                .polling_comparison,
-        )
-    };
-    Ok(Some(Study {
-        environment: header.environment,
-        disks: header.disks,
-        turn_ms: header.turn_ms,
-        polling: header.polling,
-        records: lines
-            .clone()
-            .filter_map(|line| serde_json::from_str(line).ok())
-            .collect(),
-        polls: lines.filter_map(poll).collect(),
-        planned: 0,
-    }))
 }
 
 /// Returns the configurations without those that have more queues per disk than workers.
@@ -211,13 +244,127 @@ fn configurations(options: &StudyOptions) -> Vec<Configuration> {
     list
 }
 
+/// Load on the disks.
+pub(super) struct Case {
+    /// Name, pattern, percentage of reads.
+    pub mixture: (&'static str, &'static str, u8),
+    pub depth: u16,
+    /// Number of driven disks.
+    pub disks: u16,
+}
+
+/// A daemon of the study. `polls` is set in the polling comparison.
+pub(super) struct Variation {
+    pub configuration: Configuration,
+    pub polls: Option<bool>,
+}
+
+fn variant_name(configuration: &Configuration, polls: Option<bool>) -> String {
+    let polls = match polls {
+        None => "",
+        Some(true) => ", polling",
+        Some(false) => ", no polling",
+    };
+    configuration.name() + polls
+}
+
+fn case_of_disks(disks: u16, mixture: &str, depth: u16) -> String {
+    let plural = if disks == 1 { "" } else { "s" };
+    format!("{disks} disk{plural}, {}", case_name(mixture, depth))
+}
+
+/// The study, or its polling comparison.
+struct Part<'a> {
+    options: &'a StudyOptions,
+    interrupted: &'a Arc<AtomicBool>,
+    progress: &'a Progress,
+    clock: Clock,
+    /// Daemons that run at the same time.
+    groups: Vec<Vec<Variation>>,
+    cases: Vec<Case>,
+}
+
+impl Subject for Part<'_> {
+    type Run = Line;
+    type Rig = Vec<Rig>;
+
+    fn groups(&self) -> Vec<Vec<String>> {
+        let name = |one: &Variation| variant_name(&one.configuration, one.polls);
+        let names = |group: &Vec<Variation>| group.iter().map(name).collect();
+        self.groups.iter().map(names).collect()
+    }
+
+    fn cases(&self) -> Vec<String> {
+        let is_comparison = self.groups.iter().flatten().any(|one| one.polls.is_some());
+        let name = |case: &Case| match is_comparison {
+            true => case_of_disks(case.disks, case.mixture.0, case.depth),
+            false => case_name(case.mixture.0, case.depth),
+        };
+        self.cases.iter().map(name).collect()
+    }
+
+    fn start(&self, group: usize, _results: &mut Results<Line>) -> Result<Vec<Rig>> {
+        let start = |one: &Variation| {
+            let more: &[&str] = match one.polls {
+                Some(false) => &["--poll-us", "0"],
+                _ => &[],
+            };
+            Rig::start(self.options, &one.configuration, more)
+        };
+        self.groups[group].iter().map(start).collect()
+    }
+
+    fn measure(&self, rigs: &Vec<Rig>, position: Position) -> Result<Line> {
+        let Variation {
+            configuration,
+            polls,
+        } = &self.groups[position.group][position.variant];
+        let (case, rig) = (&self.cases[position.case], &rigs[position.variant]);
+        let plan = rig.plan(self.options, configuration, case)?;
+        let before = rig.snapshot();
+        let outcome = run_until_interrupted(&plan, &self.clock, self.interrupted, self.progress)?;
+        let subject = outcome.and_then(|outcome| outcome.subjects.into_iter().next());
+        let one = subject.and_then(|subject| subject.repetitions.into_iter().next());
+        let one = one.context("interrupted")?;
+        let Some(polls) = *polls else {
+            let mut record = record(&one, configuration, case, position.turn);
+            record.steps_ns = rig.steps_since(before).unwrap_or_default();
+            return Ok(Line::Matrix(record));
+        };
+        Ok(Line::Polling {
+            polling_comparison: PollRecord {
+                polls,
+                configuration: configuration.clone(),
+                disks: case.disks,
+                mixture: case.mixture.0.to_owned(),
+                depth: case.depth,
+                pair: position.turn,
+                iops: one.iops(),
+                device_cpu_us: one.device_cpu_per_million.unwrap_or(0.0),
+                disturbed: one.disturbed,
+            },
+        })
+    }
+
+    fn end(&self, _rigs: Vec<Rig>) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    fn print(&self, line: &str) {
+        self.progress.say(line);
+    }
+}
+
 /// Runs the missing part of the study and returns the complete study.
 pub fn run(
     options: &StudyOptions,
     interrupted: &Arc<AtomicBool>,
     progress: &Progress,
 ) -> Result<Study> {
-    let clock = Clock::new();
     let configurations = configurations(options);
     ensure!(
         !configurations.is_empty(),
@@ -225,281 +372,85 @@ pub fn run(
         options.queues,
         options.workers
     );
-    let mut study = open(options)?;
-    let done: HashSet<Key> = study.records.iter().map(Record::key).collect();
-    let mut results = Results(OpenOptions::new().append(true).open(&options.results)?);
-    let cases = MIXTURES.len() * DEPTHS.len();
-    let whole = configurations.len() * cases * options.repetitions as usize;
-    study.planned = whole;
-    if !done.is_empty() || !study.polls.is_empty() {
-        progress.say(&format!(
-            "continuing after {} of {} runs",
-            done.len() + study.polls.len(),
-            whole + polling::planned(options)
-        ));
+    let (header, mut results) = open(options)?;
+    let cases = MIXTURES.iter().flat_map(|mixture| {
+        DEPTHS.map(|depth| Case {
+            mixture: *mixture,
+            depth,
+            disks: options.disks,
+        })
+    });
+    let cases: Vec<Case> = cases.collect();
+    let planned = configurations.len() * cases.len() * options.repetitions as usize;
+    if !results.runs.is_empty() {
+        let done = results.runs.len();
+        let whole = planned + polling::planned(options);
+        progress.say(&format!("continuing after {done} of {whole} runs"));
     }
-    // Turns are the outermost loop, so that drift of the machine affects all configurations equally.
-    for turn in 1..=options.repetitions {
-        for configuration in &configurations {
-            let missing: Vec<(&str, &str, u8, u16)> = MIXTURES
-                .iter()
-                .flat_map(|(name, rw, reads)| DEPTHS.map(|depth| (*name, *rw, *reads, depth)))
-                .filter(|(name, _, _, depth)| {
-                    !done.contains(&(configuration.clone(), (*name).to_owned(), *depth, turn))
-                })
-                .collect();
-            if missing.is_empty() {
-                continue;
-            }
-            let rig = match Rig::start(options, configuration, &[]) {
-                Err(_) if interrupted.load(Ordering::Relaxed) => return Ok(study),
-                started => started?,
-            };
-            for (mixture, rw, reads, depth) in missing {
-                if interrupted.load(Ordering::Relaxed) {
-                    return Ok(study);
-                }
-                let plan = rig.plan(options, configuration, mixture, rw, reads, depth)?;
-                let before = rig.snapshot();
-                let outcome = run_until_interrupted(&plan, &clock, interrupted, progress)?;
-                let Some(outcome) = outcome else {
-                    return Ok(study);
-                };
-                let one = outcome.subjects.first().and_then(|s| s.repetitions.first());
-                let Some(one) = one else {
-                    return Ok(study);
-                };
-                let mut record = record(one, configuration, mixture, depth, turn);
-                record.steps_ns = rig.steps_since(before).unwrap_or_default();
-                results.add(&record)?;
-                study.records.push(record);
-            }
-            progress.say(&format!(
-                "{} of {whole} runs: {}",
-                study.records.len(),
-                configuration.name()
-            ));
+    let groups = configurations.into_iter().map(|configuration| {
+        vec![Variation {
+            configuration,
+            polls: None,
+        }]
+    });
+    let part = |groups, cases| Part {
+        options,
+        interrupted,
+        progress,
+        clock: Clock::new(),
+        groups,
+        cases,
+    };
+    let matrix = part(groups.collect(), cases);
+    run_missing(&matrix, 1..options.repetitions + 1, &mut results)?;
+    let (groups, cases) = polling::part(options);
+    let pairs = polling::pairs(options);
+    if !matrix.is_interrupted() {
+        run_missing(&part(groups, cases), 1..pairs + 1, &mut results)?;
+    }
+    let mut study = Study {
+        header,
+        planned,
+        ..Study::default()
+    };
+    for line in results.runs {
+        match line {
+            Line::Polling { polling_comparison } => study.polls.push(polling_comparison),
+            Line::Matrix(record) => study.records.push(record),
         }
     }
-    polling::compare(options, &mut study, &mut results, interrupted, progress)?;
     Ok(study)
 }
 
-/// Describes program and machine.
-fn made_by(environment: &Environment) -> String {
-    format!(
-        "lunette {} on {}, {} CPUs {}",
-        environment.build(),
-        environment.kernel,
-        environment.cpus,
-        environment.cpu
-    )
-}
-
-fn open(options: &StudyOptions) -> Result<Study> {
-    if let Some(study) = read(&options.results)? {
-        ensure!(
-            study.disks == options.disks
-                && u128::from(study.turn_ms) == options.turn.as_millis()
-                && study.polling == options.polling,
-            "{} contains another study ({} disks, {} ms, polling {}); hint: choose another folder with --place",
-            options.results.display(),
-            study.disks,
-            study.turn_ms,
-            study.polling
-        );
-        let (here, there) = (environment(), &study.environment);
-        ensure!(
-            made_by(&here) == made_by(there),
-            "{} was created by {}, this is {}, and their figures are not comparable; hint: choose another folder, or remove that one",
-            options.results.display(),
-            made_by(there),
-            made_by(&here)
-        );
-        cut_torn_line(&options.results)?;
-        return Ok(study);
-    }
-    let header = Header {
+/// Reads the result file, and checks that its runs are comparable with new ones.
+fn open(options: &StudyOptions) -> Result<(Header, Results<Line>)> {
+    let shown = options.results.display();
+    let mut results = Results::read(&options.results)?;
+    let here = Header {
         environment: environment(),
         disks: options.disks,
         turn_ms: options.turn.as_millis() as u64,
         polling: options.polling,
     };
-    let line = serde_json::to_string(&header)?;
-    std::fs::write(&options.results, format!("{line}\n"))
-        .with_context(|| format!("cannot write {}", options.results.display()))?;
-    Ok(Study {
-        environment: header.environment,
-        disks: header.disks,
-        turn_ms: header.turn_ms,
-        polling: header.polling,
-        records: Vec::new(),
-        polls: Vec::new(),
-        planned: 0,
-    })
+    results.begin(&here)?;
+    let there: Header = serde_json::from_value(results.header.clone())
+        .with_context(|| format!("{shown} is not a result file of this study"))?;
+    ensure!(
+        (there.disks, there.turn_ms, there.polling) == (here.disks, here.turn_ms, here.polling),
+        "{shown} contains another study ({} disks, {} ms, polling {}); hint: choose another folder with --place",
+        there.disks,
+        there.turn_ms,
+        there.polling
+    );
+    let [made_here, made_there] = [&here, &there].map(|header| header.environment.describe());
+    ensure!(
+        made_here == made_there,
+        "{shown} was created on {made_there}, this is {made_here}, and their figures are not comparable; hint: choose another folder, or remove that one"
+    );
+    Ok((there, results))
 }
 
-/// Removes a truncated last line, so that the next line starts correctly.
-fn cut_torn_line(path: &Path) -> Result<()> {
-    let bytes = std::fs::read(path)?;
-    let whole = bytes
-        .iter()
-        .rposition(|byte| *byte == b'\n')
-        .map_or(0, |at| at + 1);
-    if whole < bytes.len() {
-        OpenOptions::new()
-            .write(true)
-            .open(path)?
-            .set_len(whole as u64)?;
-    }
-    Ok(())
-}
-
-/// Size of each disk in bytes.
-const DISK: u64 = 64 << 20;
-
-/// A daemon with the disks of one configuration, filled.
-pub(super) struct Rig {
-    // Dropped in this order: the daemon's sockets are in the folder.
-    _daemon: Daemon,
-    folder: Scratch,
-    subjects: Vec<String>,
-}
-
-impl Rig {
-    /// Starts the daemon; `more`: further arguments of `serve`.
-    pub fn start(
-        options: &StudyOptions,
-        configuration: &Configuration,
-        more: &[&str],
-    ) -> Result<Rig> {
-        let folder = Scratch::for_sockets("lm")?;
-        let at = |name: &str| folder.path().join(name);
-        let control = at("control");
-        let mut command = Start::new(&options.program, None);
-        command
-            .args(["--log", "warn", "serve", "--control"])
-            .arg(&control)
-            .args(more);
-        if configuration.workers == 0 {
-            command.args(["--workers", "1"]);
-        } else {
-            let cpus: Vec<String> = (0..configuration.workers).map(|n| n.to_string()).collect();
-            command.arg("--cpus").arg(cpus.join(","));
-        }
-        let mut sockets = vec![control];
-        let mut subjects = Vec::new();
-        let queues = configuration.queues;
-        for disk in 0..options.disks {
-            let socket = at(&format!("s{disk}"));
-            let place = socket.display();
-            command.arg("--disk").arg(format!("d{disk}=ram:{DISK}"));
-            if configuration.transport == "blk" {
-                command
-                    .arg("--vhost-blk")
-                    .arg(format!("d{disk}:{place},queues={queues}"));
-            } else {
-                command
-                    .arg("--vhost-scsi")
-                    .arg(format!("c{disk}:{place},queues={queues}"));
-                command.arg("--lun").arg(format!("c{disk}/0:0=d{disk}"));
-            }
-            subjects.push(format!("vhost-user-{}:{place}", configuration.transport));
-            sockets.push(socket);
-        }
-        let daemon = Daemon::start(command, &at("log"), &sockets)?;
-        let rig = Rig {
-            _daemon: daemon,
-            folder,
-            subjects,
-        };
-        rig.fill()?;
-        Ok(rig)
-    }
-
-    fn jobs(&self, options: &[(&str, &str)]) -> Result<Vec<Job>> {
-        let jobs = self.subjects.iter().map(|subject| {
-            let mut job = Job {
-                name: subject.clone(),
-                filenames: vec![subject.clone()],
-                ..Job::default()
-            };
-            for (option, value) in options {
-                apply(&mut job, option, Some(value)).map_err(anyhow::Error::msg)?;
-            }
-            Ok(job)
-        });
-        jobs.collect()
-    }
-
-    fn fill(&self) -> Result<()> {
-        let jobs = self.jobs(&[("rw", "write"), ("bs", "256k"), ("iodepth", "4")])?;
-        let plan = plan_of(jobs, false);
-        let never = Arc::new(AtomicBool::new(false));
-        run_plan(&plan, &Clock::new(), &never, &Progress::silent())
-            .context("cannot fill the disks")?;
-        Ok(())
-    }
-
-    pub fn plan(
-        &self,
-        options: &StudyOptions,
-        configuration: &Configuration,
-        mixture: &str,
-        rw: &str,
-        reads: u8,
-        depth: u16,
-    ) -> Result<Plan> {
-        let mut jobs = self.jobs(&[
-            ("rwmixread", &reads.to_string()),
-            ("rw", rw),
-            ("iodepth", &depth.to_string()),
-            ("numjobs", &configuration.queues.to_string()),
-            ("norandommap", "1"),
-            ("runtime", &format!("{}ms", options.turn.as_millis())),
-            ("time_based", "1"),
-        ])?;
-        for job in &mut jobs {
-            job.description = mixture.to_owned();
-        }
-        Ok(Plan {
-            warm_up: Duration::from_millis(100),
-            retries: 1,
-            disturbance_max: 0.1,
-            ..plan_of(jobs, options.polling)
-        })
-    }
-
-    fn snapshot(&self) -> Option<latency::Snapshot> {
-        control::get(&self.folder.path().join("control"), "/v1/latency").ok()
-    }
-
-    /// Returns the mean time of each step since `before`, for reads and writes together.
-    fn steps_since(&self, before: Option<latency::Snapshot>) -> Option<Vec<(String, f64)>> {
-        let merged = self.snapshot()?.since(&before?).merged();
-        let steps = Span::STEPS.into_iter().filter(|span| !span.is_optional());
-        let steps = steps.map(|span| {
-            let (mut count, mut sum) = (0u64, 0.0);
-            for operation in [Operation::Read, Operation::Write] {
-                let spans = merged.operations.get(&operation);
-                if let Some(histogram) = spans.and_then(|spans| spans.spans.get(&span)) {
-                    count += histogram.count;
-                    sum += histogram.sum_ns;
-                }
-            }
-            (span.name().to_owned(), sum / count.max(1) as f64)
-        });
-        Some(steps.collect())
-    }
-}
-
-fn record(
-    one: &Repetition,
-    configuration: &Configuration,
-    mixture: &str,
-    depth: u16,
-    turn: u32,
-) -> Record {
+fn record(one: &Repetition, configuration: &Configuration, case: &Case, turn: u32) -> Record {
     let per_second = |direction: usize, bytes: bool| {
         let each = one.jobs.iter().map(|job| {
             let tally = &job.tallies[direction];
@@ -512,8 +463,8 @@ fn record(
     let quantile = |q: f64| latency.quantile_ns(q) as f64;
     Record {
         configuration: configuration.clone(),
-        mixture: mixture.to_owned(),
-        depth,
+        mixture: case.mixture.0.to_owned(),
+        depth: case.depth,
         turn,
         read_iops: per_second(0, false),
         write_iops: per_second(1, false),
@@ -528,17 +479,6 @@ fn record(
         device_cpu_us: one.device_cpu_per_million.unwrap_or(0.0),
         steps_ns: Vec::new(),
         disturbed: one.disturbed,
-    }
-}
-
-fn plan_of(jobs: Vec<Job>, polling: bool) -> Plan {
-    Plan {
-        jobs,
-        driver: DriverOptions {
-            polling,
-            ..DriverOptions::default()
-        },
-        ..Plan::default()
     }
 }
 
@@ -567,7 +507,7 @@ mod tests {
         }
     }
 
-    fn options(folder: &Path) -> StudyOptions {
+    fn options(folder: &std::path::Path) -> StudyOptions {
         StudyOptions {
             program: PathBuf::new(),
             results: folder.join("r.jsonl"),
@@ -610,7 +550,7 @@ mod tests {
                 ..header.clone()
             });
             let error = open(&options).unwrap_err().to_string();
-            assert!(error.contains(&made_by(&other)), "{error}");
+            assert!(error.contains(&other.describe()), "{error}");
         }
     }
 
@@ -631,16 +571,14 @@ mod tests {
     fn a_study_that_was_cut_short_is_read_up_to_its_last_whole_line() {
         let folder = tempfile::tempdir().unwrap();
         let options = options(folder.path());
-        assert!(open(&options).unwrap().records.is_empty());
+        assert!(open(&options).unwrap().1.runs.is_empty());
         let line = serde_json::to_string(&record(1)).unwrap();
-        let mut file = OpenOptions::new()
-            .append(true)
-            .open(&options.results)
-            .unwrap();
-        write!(file, "{line}\n{}", &line[..20]).unwrap();
-        let study = open(&options).unwrap();
-        assert_eq!(study.records.len(), 1);
-        assert_eq!(study.records[0].key(), record(1).key());
+        let header = std::fs::read_to_string(&options.results).unwrap();
+        let text = format!("{header}{line}\n{}", &line[..20]);
+        std::fs::write(&options.results, text).unwrap();
+        let (_, results) = open(&options).unwrap();
+        let names: Vec<_> = results.runs.iter().map(Run::case).collect();
+        assert_eq!(names, ["randread, depth 1"]);
         // The next line is appended after a newline.
         let text = std::fs::read_to_string(&options.results).unwrap();
         assert!(text.ends_with(&format!("{line}\n")), "{text}");

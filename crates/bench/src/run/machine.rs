@@ -48,6 +48,17 @@ pub struct Environment {
 }
 
 impl Environment {
+    /// Describes machine and program.
+    pub fn describe(&self) -> String {
+        format!(
+            "{}, {} CPUs {}, lunette {}",
+            self.kernel,
+            self.cpus,
+            self.cpu,
+            self.build()
+        )
+    }
+
     /// Describes the build of this program.
     pub fn build(&self) -> String {
         let mut text = self.version.clone();

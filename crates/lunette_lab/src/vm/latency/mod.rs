@@ -17,6 +17,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use bench::run::environment;
+use bench::study::{Page, write_file};
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, say};
 use latency::Snapshot;
@@ -30,7 +31,6 @@ use self::trace::{Point, mean, parts, spans};
 use super::failed;
 use super::study::engine::{fill, on_host, remove_host_files, study_folder};
 use super::study::guest::{Planned, StudyGuest};
-use super::study::page::plain_page;
 use super::study::report::caution;
 use super::study::{Case, Setup, Way};
 use crate::idle_poll::IdlePoll;
@@ -170,11 +170,9 @@ fn ways(arguments: &LatencyArguments, folder: &str) -> Vec<Way> {
         Device::QemuIothread => ",via=qemu-iothread",
     };
     let backing = format!("backing=file:{folder},size={}", arguments.size);
-    let way = |name: &str, words: &str| Way {
-        name: name.to_owned(),
-        words: Some(format!("{words}{via},queues=1,{backing}")),
-        disks: 1,
-        choices: Vec::new(),
+    let way = |name: &str, words: &str| {
+        let words = format!("{words}{via},queues=1,{backing}");
+        Way::new(name.to_owned(), Some(words), 1)
     };
     let (blk, scsi) = (way("virtio-blk", "blk:1"), way("virtio-scsi", "scsi:1x1"));
     match arguments.transport {
@@ -219,22 +217,20 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         accelerator = guests;
     }
     let svg = picture::svg(&studies);
-    let picture = folder.join("latency.svg");
-    std::fs::write(&picture, &svg)
-        .map_err(|error| Failure::because(format!("{}: {error}", picture.display())))?;
-    let texts: Vec<String> = studies.iter().map(Study::text).collect();
-    let cautions: Vec<&str> = caution(&accelerator).into_iter().collect();
+    let picture = write_file(&folder, "latency.svg", svg.as_bytes()).map_err(failed)?;
     let about = "One virtual CPU, one request in flight. Each layer has a separate run with its instrument alone; the control is the application's figure in that run.";
-    let page = plain_page(
-        "Latency by layer in a guest",
-        about,
-        &cautions,
-        &svg,
-        &texts,
-    );
-    let at = folder.join("report.html");
-    std::fs::write(&at, page)
-        .map_err(|error| Failure::because(format!("{}: {error}", at.display())))?;
+    let page = Page {
+        title: "Latency by layer in a guest".to_owned(),
+        about: vec![about.to_owned()],
+        cautions: caution(&accelerator)
+            .map(str::to_owned)
+            .into_iter()
+            .collect(),
+        pictures: vec![("Mean time of a request in each layer".to_owned(), svg)],
+        texts: studies.iter().map(Study::text).collect(),
+        ..Page::default()
+    };
+    let at = write_file(&folder, "report.html", page.html().as_bytes()).map_err(failed)?;
     let mut stdout = cli_common::stdout();
     if arguments.json {
         let all: Vec<Value> = studies.iter().map(Study::json).collect();
@@ -244,7 +240,7 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
             json!({"accelerator": accelerator, "environment": environment(), "studies": all})
         )?);
     }
-    for text in &texts {
+    for text in &page.texts {
         writeln!(stdout, "{text}\n")?;
     }
     if let Some(caution) = caution(&accelerator) {
@@ -283,7 +279,7 @@ fn studies(
         more.extend(["--control".to_owned(), slow.control.display().to_string()]);
         setup.options.clear();
         for (way, disk) in setup.ways.iter_mut().zip(["d0", "d1"]) {
-            let kind = if way.name == "virtio-blk" {
+            let kind = if way.variant.name == "virtio-blk" {
                 "blk:1"
             } else {
                 "scsi:1x1"
@@ -337,7 +333,7 @@ impl AllStudies<'_> {
         let mut studies = Vec::new();
         for pattern in &self.arguments.rw {
             for (number, (way, disks)) in setup.ways.iter().zip(guest.disks()).enumerate() {
-                say(&format_args!("{}, {pattern}", way.name));
+                say(&format_args!("{}, {pattern}", way.variant.name));
                 let disk = disks.first().context("the guest has no disk")?;
                 let measuring = Measuring {
                     arguments: self.arguments,
@@ -427,7 +423,7 @@ impl Measuring<'_> {
     }
 
     fn study(&self, way: &Way) -> Result<Study> {
-        let is_scsi = way.name == "virtio-scsi";
+        let is_scsi = way.variant.name == "virtio-scsi";
         // Warm-up.
         self.run()?;
         let before = self.device()?;
@@ -453,7 +449,10 @@ impl Measuring<'_> {
         }
         let (instrument, points) = all_of(is_scsi);
         Ok(Study {
-            title: format!("{}, {}, 4 KiB, one in flight", way.name, self.case.pattern),
+            title: format!(
+                "{}, {}, 4 KiB, one in flight",
+                way.variant.name, self.case.pattern
+            ),
             layers,
             matched: self.matched(&instrument, &points)?,
         })

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use bench::chart::escape;
+
 use super::Study;
 
 const WIDTH: f64 = 900.0;
@@ -73,12 +75,6 @@ fn text(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
         "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"#222222\">{words}</text>"
     )
     .unwrap_or(());
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }
 
 #[cfg(test)]

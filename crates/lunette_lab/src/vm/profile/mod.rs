@@ -173,12 +173,7 @@ fn measure(
     let setup = Setup {
         name: counted(queues),
         options: Vec::new(),
-        ways: vec![Way {
-            name: counted(queues),
-            words: Some(words),
-            disks,
-            choices: Vec::new(),
-        }],
+        ways: vec![Way::new(counted(queues), Some(words), disks)],
     };
     let more = ["--smp".to_owned(), arguments.smp.to_string()];
     let planned = Planned::new(&setup, &name, &more)?;

@@ -4,12 +4,13 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
+use bench::picture::Painter;
+use bench::study::{Page, Report, Run as _, draw, percent, write_file};
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, say};
 
-use super::engine::{Study, study_folder, turn_time};
-use super::page::Page;
-use super::report::{Class, Report, caution, draw, percent, too_few};
+use super::engine::{Study, accelerator, study_folder, turn_time};
+use super::report::{Class, caution, fill_page, json, measured_on, text, too_few};
 use super::{Case, Files, Run, Setup, Way};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
@@ -119,12 +120,7 @@ const HOST_FILES: &str = "On the host the programs use the file system of the fo
 
 fn ways(arguments: &CompareArguments, folder: &str) -> Vec<Way> {
     let backing = format!("backing=file:{folder},size={}", arguments.size);
-    let way = |name: &str, words: Option<String>| Way {
-        name: name.to_owned(),
-        words,
-        disks: 1,
-        choices: Vec::new(),
-    };
+    let way = |name: &str, words| Way::new(name.to_owned(), words, 1);
     let mut ways = vec![way(HOST, None)];
     for disk in &arguments.disk {
         let words = format!("blk:1,backing=daemon:{disk}");
@@ -151,7 +147,7 @@ fn ways(arguments: &CompareArguments, folder: &str) -> Vec<Way> {
         let mut words = arguments.ways.iter();
         arguments.ways.is_empty()
             || way.words.is_none()
-            || words.any(|word| way.name.contains(word))
+            || words.any(|word| way.variant.name.contains(word))
     };
     ways.retain(is_wanted);
     ways
@@ -239,46 +235,40 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
         say(&"interrupted; hint: run the same command again to continue the study");
         return Err(Failure::Interrupted);
     }
-    let report = Report {
-        runs: &results.runs,
-        ways: study.setups[0].ways.iter().collect(),
-        cases: &study.cases,
-    };
+    let accelerator = accelerator(&results);
+    let report = study.report(&results.runs);
     let what = match &arguments.preset {
         None => "IOPS: bare metal, QEMU and Lunette".to_owned(),
         Some(preset) => format!("Operations on files in a second: {preset}"),
     };
     let chart = report.chart(&what, "per second", Run::iops);
-    let picture = draw(&chart, &study.folder, "compare").map_err(failed)?;
-    let (classes, of_each): (Vec<String>, Vec<Class>) = classes(&report).into_iter().unzip();
+    let [picture, _] = draw(&chart, &study.folder, "compare", &Painter::new()).map_err(failed)?;
+    let (classes, of_each): (Vec<String>, Vec<Class>) =
+        classes(&study, &report).into_iter().unzip();
     let has_mistake = of_each.contains(&Class::Mistake);
     let mut cautions: Vec<String> = too_few(study.turns).into_iter().collect();
-    cautions.extend(caution(&results.accelerator).map(str::to_owned));
+    cautions.extend(caution(accelerator).map(str::to_owned));
     if arguments.preset.is_some() {
         cautions.push(HOST_FILES.to_owned());
     }
-    let mut charts = vec![("compare", chart)];
-    charts.extend(report.more_charts());
-    let page = Page {
-        title: "Per cent of bare metal",
-        about: format!(
-            "The same job on the host and in a guest of {} virtual CPUs, {} turns of {} ms.",
-            arguments.smp,
-            study.turns,
-            study.turn.as_millis()
-        ),
-        accelerator: &results.accelerator,
-        advice: Vec::new(),
+    let about = format!(
+        "The same job on the host and in a guest of {} virtual CPUs, {} turns of {} ms.",
+        arguments.smp,
+        study.turns,
+        study.turn.as_millis()
+    );
+    let mut page = Page {
+        title: "Per cent of bare metal".to_owned(),
+        about: vec![about, measured_on(accelerator)],
         findings: classes.clone(),
         cautions: cautions.clone(),
-        charts,
+        ..Page::default()
     };
-    let page = page
-        .write(&report, Some(HOST), &study.folder)
-        .map_err(failed)?;
+    fill_page(&mut page, &report, Some(HOST), &[("compare", chart)]);
+    let page = write_file(&study.folder, "report.html", page.html().as_bytes()).map_err(failed)?;
     let mut stdout = cli_common::stdout();
     if arguments.json {
-        let mut document = report.json(&results.accelerator, Some(HOST));
+        let mut document = json(&report, accelerator, Some(HOST));
         for cell in document["cells"].as_array_mut().into_iter().flatten() {
             if let Some(value) = cell["of_first"]["value"].as_f64() {
                 cell["class"] = Class::of(value).words().into();
@@ -288,13 +278,13 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     }
     for case in &study.cases {
         writeln!(stdout, "{}, {} turns\n", case.name, study.turns)?;
-        writeln!(stdout, "{}", report.table(&case.name, Some(HOST)))?;
+        writeln!(stdout, "{}", text(&report, &case.name, Some(HOST)))?;
     }
     for line in classes.iter().chain(&cautions) {
         writeln!(stdout, "{line}")?;
     }
     // Not under emulation, which is slow by itself.
-    if has_mistake && results.accelerator == "KVM" {
+    if has_mistake && accelerator == "KVM" {
         writeln!(stdout, "\nFindings of lunette doctor on this host:\n")?;
         stdout.flush()?;
         // The result of the check is printed but does not change this command's exit code.
@@ -311,25 +301,22 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
 }
 
 /// Share of bare metal for each way in a guest and each case.
-fn classes(report: &Report<'_>) -> Vec<(String, Class)> {
+fn classes(study: &Study, report: &Report<'_, Run>) -> Vec<(String, Class)> {
     let cells = report
         .cases
         .iter()
-        .flat_map(|case| report.ways.iter().map(move |way| (case, way)));
+        .flat_map(|case| study.ways().map(move |way| (case, way)));
     let guests = cells.filter(|(_, way)| way.words.is_some());
     let classes = guests.filter_map(|(case, way)| {
-        let ratio = report.ratio(&way.name, HOST, &case.name)?;
+        let name = &way.variant.name;
+        let ratio = report.ratio(name, HOST, case)?;
         let class = Class::of(ratio.value);
         let of_case = match report.cases.len() {
             1 => String::new(),
-            _ => format!("{}: ", case.name),
+            _ => format!("{case}: "),
         };
-        let line = format!(
-            "{of_case}{}: {} of bare metal, {}",
-            way.name,
-            percent(ratio),
-            class.words()
-        );
+        let share = percent(ratio);
+        let line = format!("{of_case}{name}: {share} of bare metal, {}", class.words());
         Some((line, class))
     });
     classes.collect()

@@ -1,20 +1,20 @@
-//! Runs a study; loops over turns, guests, cases and ways.
+//! Runs a study in guests and on the host.
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use bench::run::environment;
+use bench::study::{Position, Results, Subject, run_missing};
 use cli_common::{Failure, say};
 use serde_json::{Value, json};
 use vm::GuestProgram;
 use vm::setup::program_for_guests;
 
 use super::guest::{Planned, StudyGuest};
-use super::results::Results;
 use super::{Case, Files, Run, Setup, Way};
 
 /// Output of the guest's command, for the analysis of failures.
@@ -38,7 +38,9 @@ pub struct Study {
 impl Study {
     fn header(&self) -> Value {
         let ways = self.setups.iter().flat_map(|setup| &setup.ways);
-        let ways: Vec<_> = ways.map(|way| json!([way.name, way.words])).collect();
+        let ways: Vec<_> = ways
+            .map(|way| json!([way.variant.name, way.words]))
+            .collect();
         let cases: Vec<_> = self
             .cases
             .iter()
@@ -52,110 +54,28 @@ impl Study {
     }
 
     /// Runs the missing measurements. Returns all results, also after an interruption.
-    pub fn run(&self) -> Result<Results> {
+    pub fn run(&self) -> Result<Results<Run>> {
         std::fs::create_dir_all(&self.folder)
             .with_context(|| format!("cannot create {}", self.folder.display()))?;
-        let mut results = Results::read(&self.folder, self.header())?;
-        let key = |run: &Run| (run.way.clone(), run.case.clone(), run.turn);
-        let done: HashSet<_> = results.runs.iter().map(key).collect();
-        let is_missing = |way: &Way, case: &Case, turn| {
-            !done.contains(&(way.name.clone(), case.name.clone(), turn))
-        };
-        if !done.is_empty() {
-            say(&format_args!("{} runs already measured", done.len()));
+        let path = self.folder.join("runs.jsonl");
+        let mut results = Results::read(&path)?;
+        ensure!(
+            results.header.is_null() || results.header["study"] == self.header(),
+            "{} contains the runs of another study; hint: give another --folder, or remove it",
+            path.display()
+        );
+        if !results.runs.is_empty() {
+            say(&format_args!(
+                "{} runs already measured",
+                results.runs.len()
+            ));
         }
-        for turn in 0..self.turns {
-            for setup in &self.setups {
-                let mut pairs = self
-                    .cases
-                    .iter()
-                    .flat_map(|case| setup.ways.iter().map(move |way| (case, way)));
-                if !pairs.any(|(case, way)| is_missing(way, case, turn)) {
-                    continue;
-                }
-                let measured = self.run_setup(setup, turn, &mut results, &is_missing);
-                if vm::interrupted() {
-                    return Ok(results);
-                }
-                measured.with_context(|| format!("{}, turn {}", setup.name, turn + 1))?;
-            }
+        run_missing(self, 0..self.turns, &mut results)?;
+        if !vm::interrupted() {
+            remove_host_files(&self.folder);
+            std::fs::remove_file(self.folder.join(GUEST_LOG)).ok();
         }
-        remove_host_files(&self.folder);
-        std::fs::remove_file(self.folder.join(GUEST_LOG)).ok();
         Ok(results)
-    }
-
-    fn run_setup(
-        &self,
-        setup: &Setup,
-        turn: u32,
-        results: &mut Results,
-        is_missing: &dyn Fn(&Way, &Case, u32) -> bool,
-    ) -> Result<()> {
-        let name = format!("study-{}", std::process::id());
-        let planned = Planned::new(setup, &name, &self.guest)?;
-        let files = planned.files();
-        for (file, size) in &files {
-            fill(file, *size)?;
-        }
-        let guest = planned.start(setup, &name, &self.folder.join(GUEST_LOG))?;
-        results.begin(guest.accelerator())?;
-        let measured = self.run_cases(setup, turn, &guest, results, is_missing);
-        let ended = guest.end();
-        for (file, _) in &files {
-            std::fs::remove_file(file).ok();
-        }
-        measured.and(ended)
-    }
-
-    fn run_cases(
-        &self,
-        setup: &Setup,
-        turn: u32,
-        guest: &StudyGuest,
-        results: &mut Results,
-        is_missing: &dyn Fn(&Way, &Case, u32) -> bool,
-    ) -> Result<()> {
-        let mut of_guest = guest.disks().iter();
-        let mut ways = Vec::new();
-        for way in &setup.ways {
-            let disks = way.words.as_ref().and_then(|_| of_guest.next());
-            ways.push((way, disks));
-        }
-        // Rotates the order each turn, because the first run after a pause may differ.
-        let first = turn as usize % ways.len().max(1);
-        ways.rotate_left(first);
-        for case in &self.cases {
-            for (way, disks) in &ways {
-                if !is_missing(way, case, turn) {
-                    continue;
-                }
-                let milliseconds = self.turn.as_millis() as u64;
-                let document = match (disks, &case.files) {
-                    (Some(disks), None) => guest.run(&case.job(disks, milliseconds, true)),
-                    (Some(disks), Some(files)) => {
-                        guest.run_files(&disks[0], files, milliseconds, self.size)
-                    }
-                    (None, None) => self.on_host(way, case, milliseconds),
-                    (None, Some(files)) => self.files_on_host(files, milliseconds),
-                };
-                let document = document.with_context(|| format!("{}, {}", way.name, case.name))?;
-                let run = Run::of(&document, way, case, turn);
-                say(&format_args!(
-                    "turn {} of {}: {}, {}: {:.0} IOPS",
-                    turn + 1,
-                    self.turns,
-                    way.name,
-                    case.name,
-                    run.iops()
-                ));
-                results.add(run)?;
-                if vm::interrupted() {
-                    bail!("interrupted");
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Runs in a folder of the study, on its file system.
@@ -172,12 +92,95 @@ impl Study {
         std::fs::remove_dir_all(&folder).ok();
         measured
     }
+}
 
-    fn on_host(&self, way: &Way, case: &Case, milliseconds: u64) -> Result<Value> {
-        on_host(&self.folder, way.disks, self.size, &|files| {
-            case.job(files, milliseconds, self.direct)
-        })
+/// A running guest and the files of its disks.
+pub struct GuestRig {
+    guest: StudyGuest,
+    files: Vec<PathBuf>,
+}
+
+impl Subject for Study {
+    type Run = Run;
+    type Rig = GuestRig;
+
+    fn groups(&self) -> Vec<Vec<String>> {
+        let name = |way: &Way| way.variant.name.clone();
+        let names = |setup: &Setup| setup.ways.iter().map(name).collect();
+        self.setups.iter().map(names).collect()
     }
+
+    fn cases(&self) -> Vec<String> {
+        self.cases.iter().map(|case| case.name.clone()).collect()
+    }
+
+    fn start(&self, group: usize, results: &mut Results<Run>) -> Result<GuestRig> {
+        let setup = &self.setups[group];
+        let name = format!("study-{}", std::process::id());
+        let planned = Planned::new(setup, &name, &self.guest)?;
+        let mut files = Vec::new();
+        for (file, size) in planned.files() {
+            fill(&file, size)?;
+            files.push(file);
+        }
+        let guest = planned.start(setup, &name, &self.folder.join(GUEST_LOG))?;
+        // Results are comparable only on comparable hosts.
+        results.begin(&json!({"study": self.header(), "accelerator": guest.accelerator(), "environment": environment()}))?;
+        ensure!(
+            accelerator(results) == guest.accelerator(),
+            "earlier runs used a guest under {}, this one runs under {}; hint: give another --folder",
+            accelerator(results),
+            guest.accelerator()
+        );
+        Ok(GuestRig { guest, files })
+    }
+
+    fn measure(&self, rig: &GuestRig, position: Position) -> Result<Run> {
+        let ways = &self.setups[position.group].ways;
+        let (way, case) = (&ways[position.variant], &self.cases[position.case]);
+        let milliseconds = self.turn.as_millis() as u64;
+        // The host has no disks in the guest.
+        let before = ways[..position.variant].iter();
+        let guests = before.filter(|way| way.words.is_some()).count();
+        let disks = way
+            .words
+            .as_ref()
+            .and_then(|_| rig.guest.disks().get(guests));
+        let document = match (disks, &case.files) {
+            (Some(disks), None) => rig.guest.run(&case.job(disks, milliseconds, true)),
+            (Some(disks), Some(files)) => {
+                rig.guest
+                    .run_files(&disks[0], files, milliseconds, self.size)
+            }
+            (None, None) => on_host(&self.folder, way.disks, self.size, &|files| {
+                case.job(files, milliseconds, self.direct)
+            }),
+            (None, Some(files)) => self.files_on_host(files, milliseconds),
+        };
+        let document = document.with_context(|| format!("{}, {}", way.variant.name, case.name))?;
+        Ok(Run::of(&document, way, case, position.turn))
+    }
+
+    fn end(&self, rig: GuestRig) -> Result<()> {
+        let ended = rig.guest.end();
+        for file in &rig.files {
+            std::fs::remove_file(file).ok();
+        }
+        ended
+    }
+
+    fn is_interrupted(&self) -> bool {
+        vm::interrupted()
+    }
+
+    fn print(&self, line: &str) {
+        say(&line);
+    }
+}
+
+/// Returns `KVM` or `TCG`, or an empty string before the first run.
+pub fn accelerator(results: &Results<Run>) -> &str {
+    results.header["accelerator"].as_str().unwrap_or_default()
 }
 
 /// Runs the generator on files of a folder, without a guest. Returns its result and the CPU time of its process.

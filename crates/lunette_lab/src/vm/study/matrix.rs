@@ -3,14 +3,14 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use bench::matrix::{DEPTHS, MIXTURES};
+use bench::matrix::{DEPTHS, MIXTURES, case_name};
+use bench::picture::Painter;
+use bench::study::{Page, Run as _, advice, draw, findings, write_file};
 use clap::Args;
 use cli_common::{Failure, Outcome, say};
 
-use super::advice::{advice, findings};
-use super::engine::{Study, study_folder, turn_time};
-use super::page::Page;
-use super::report::{Report, caution, draw, too_few};
+use super::engine::{Study, accelerator, study_folder, turn_time};
+use super::report::{caution, fill_page, json, measured_on, text, too_few};
 use super::series::setups;
 use super::{Case, Run};
 use crate::idle_poll::IdlePoll;
@@ -109,7 +109,7 @@ fn cases(arguments: &MatrixArguments) -> Vec<Case> {
         .filter(|(_, pattern, _)| !arguments.quick || *pattern != "randrw");
     let cases = mixtures.flat_map(|(name, pattern, reads)| {
         depths.iter().map(move |depth| Case {
-            name: format!("{name}, depth {depth}"),
+            name: case_name(name, depth),
             pattern: (*pattern).to_owned(),
             reads: *reads,
             depth: *depth,
@@ -195,49 +195,47 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         say(&"interrupted; hint: run the same command again to continue the study");
         return Err(Failure::Interrupted);
     }
-    let report = Report {
-        runs: &results.runs,
-        ways: study.setups.iter().flat_map(|setup| &setup.ways).collect(),
-        cases: &study.cases,
-    };
+    let accelerator = accelerator(&results);
+    let report = study.report(&results.runs);
     let mut charts = Vec::new();
+    let painter = Painter::new();
     for (name, title, value) in PICTURES {
         let chart = report.chart(title, "IOPS", value);
-        draw(&chart, &study.folder, name).map_err(failed)?;
+        draw(&chart, &study.folder, name, &painter).map_err(failed)?;
         charts.push((name, chart));
     }
-    charts.extend(report.more_charts());
     let too_few = too_few(study.turns);
     // With few turns no conclusions are possible.
     let (findings, advice) = match too_few {
         Some(_) => (Vec::new(), Vec::new()),
         None => (findings(&report), advice(&report)),
     };
-    let cautions = caution(&results.accelerator).map(str::to_owned);
-    let page = Page {
-        title: "The fifteen cases in guests",
-        about: format!(
-            "{} disks at once, requests of 4 KiB, guests of {} virtual CPUs, {} turns of {} ms. 75/25: 75 % reads, 25 % writes; depth: requests in flight of each disk.",
-            arguments.disks,
-            arguments.smp,
-            study.turns,
-            study.turn.as_millis()
-        ),
-        accelerator: &results.accelerator,
+    let about = format!(
+        "{} disks at once, requests of 4 KiB, guests of {} virtual CPUs, {} turns of {} ms. 75/25: 75 % reads, 25 % writes; depth: requests in flight of each disk.",
+        arguments.disks,
+        arguments.smp,
+        study.turns,
+        study.turn.as_millis()
+    );
+    let cautions = caution(accelerator).map(str::to_owned);
+    let mut page = Page {
+        title: "The fifteen cases in guests".to_owned(),
+        about: vec![about, measured_on(accelerator)],
         advice: advice.clone(),
         findings: findings.clone(),
         cautions: too_few.clone().into_iter().chain(cautions).collect(),
-        charts,
+        ..Page::default()
     };
-    let page = page.write(&report, None, &study.folder).map_err(failed)?;
+    fill_page(&mut page, &report, None, &charts);
+    let page = write_file(&study.folder, "report.html", page.html().as_bytes()).map_err(failed)?;
     let mut stdout = cli_common::stdout();
     if arguments.json {
-        let mut document = report.json(&results.accelerator, None);
+        let mut document = json(&report, accelerator, None);
         document["advice"] = advice.into();
         return Ok(writeln!(stdout, "{document:#}")?);
     }
     for case in &study.cases {
-        writeln!(stdout, "{}\n{}", case.name, report.table(&case.name, None))?;
+        writeln!(stdout, "{}\n{}", case.name, text(&report, &case.name, None))?;
     }
     match too_few {
         Some(too_few) => writeln!(stdout, "{too_few}")?,
@@ -255,7 +253,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
             }
         }
     }
-    if let Some(caution) = caution(&results.accelerator) {
+    if let Some(caution) = caution(accelerator) {
         writeln!(stdout, "{caution}")?;
     }
     Ok(writeln!(

@@ -1,46 +1,39 @@
 //! Studies in guests: the same jobs through several ways to a disk, alternately, with the host's own I/O for comparison.
 //!
-//! A [`Setup`] is a guest with all of its ways, which run alternately (`engine`). Each run is appended to the result file when it ends,
-//! so an interrupted study continues where it stopped. `compare` and `matrix` are the two commands; `report` makes tables, pictures and
-//! sentences of the runs, `advice` draws conclusions, `page` combines all on one page.
+//! A [`Setup`] is a guest with all of its ways, which [`bench::study`] measures alternately (`engine`). `compare` and `matrix` are the two
+//! commands; `report` makes tables and pictures of the runs.
 
-mod advice;
 pub mod compare;
 pub mod engine;
 pub mod guest;
 pub mod matrix;
-pub mod page;
 pub mod report;
 mod results;
 mod series;
 
+use std::borrow::Cow;
+
+use bench::study::Variant;
 use serde::{Deserialize, Serialize};
 
 /// A path from the jobs to the disks, such as the host, virtio-blk of Lunette, or a device of QEMU.
 #[derive(Clone, Debug)]
 pub struct Way {
-    /// Name in tables and pictures.
-    pub name: String,
+    pub variant: Variant,
     /// Words of its topology; `None`: the host, without a guest.
     pub words: Option<String>,
     pub disks: u32,
-    /// Choices and their values.
-    pub choices: Vec<(&'static str, String)>,
 }
 
 impl Way {
-    pub fn choice(&self, choice: &str) -> Option<&str> {
-        let mut choices = self.choices.iter();
-        let (_, value) = choices.find(|(known, _)| *known == choice)?;
-        Some(value)
-    }
-
-    /// Returns true if it differs from `other` only in `choice`. Choices that one of them lacks are ignored: QEMU's devices have no
-    /// polling.
-    pub fn is_but_for(&self, other: &Way, choice: &str) -> bool {
-        let mut choices = self.choices.iter().filter(|(known, _)| *known != choice);
-        self.choice(choice) != other.choice(choice)
-            && choices.all(|(known, value)| other.choice(known).is_none_or(|other| other == value))
+    /// Creates a way without settings.
+    pub fn new(name: String, words: Option<String>, disks: u32) -> Way {
+        let settings = Vec::new();
+        Way {
+            variant: Variant { name, settings },
+            words,
+            disks,
+        }
     }
 }
 
@@ -139,8 +132,26 @@ pub struct Run {
 }
 
 impl Run {
-    /// Sum of reads and writes.
-    pub fn iops(&self) -> f64 {
+    /// Returns the CPU time of the guest per request.
+    pub fn guest_ns(&self) -> f64 {
+        self.guest_user_ns + self.guest_system_ns + self.guest_irq_ns
+    }
+}
+
+impl bench::study::Run for Run {
+    fn variant(&self) -> Cow<'_, str> {
+        self.way.as_str().into()
+    }
+
+    fn case(&self) -> Cow<'_, str> {
+        self.case.as_str().into()
+    }
+
+    fn turn(&self) -> u32 {
+        self.turn
+    }
+
+    fn iops(&self) -> f64 {
         self.read_iops + self.write_iops
     }
 }

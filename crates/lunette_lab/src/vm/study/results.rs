@@ -1,103 +1,10 @@
-//! Results of runs, and the file of a study with one run per line.
+//! Results of runs, from the output of the load generator.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-use bench::run::environment;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{Case, Run, Way};
-
-/// Runs of a study, in memory and in their file. The first line of the file identifies the study; another study is refused.
-#[derive(Debug)]
-pub struct Results {
-    pub runs: Vec<Run>,
-    /// `KVM` or `TCG`; empty before the first run.
-    pub accelerator: String,
-    file: PathBuf,
-    study: Value,
-}
-
-impl Results {
-    /// Reads earlier results of the same study. Removes an incomplete last line, left by a kill.
-    pub fn read(folder: &Path, study: Value) -> Result<Results> {
-        let mut results = Results {
-            runs: Vec::new(),
-            accelerator: String::new(),
-            file: folder.join("runs.jsonl"),
-            study,
-        };
-        let path = results.file.clone();
-        let shown = path.display();
-        let Ok(text) = std::fs::read(&path) else {
-            return Ok(results);
-        };
-        let whole = text
-            .iter()
-            .rposition(|byte| *byte == b'\n')
-            .map_or(0, |at| at + 1);
-        if whole < text.len() {
-            let cut = File::options().write(true).open(&path);
-            cut.and_then(|file| file.set_len(whole as u64))
-                .with_context(|| format!("cannot write {shown}"))?;
-        }
-        let text = std::str::from_utf8(&text[..whole]);
-        let mut lines = text
-            .with_context(|| format!("{shown} is not text"))?
-            .lines();
-        let Some(header) = lines.next() else {
-            return Ok(results);
-        };
-        let header: Value = serde_json::from_str(header).unwrap_or_default();
-        ensure!(
-            header["study"] == results.study,
-            "{shown} contains the runs of another study; hint: give another --folder, or remove it"
-        );
-        let accelerator = header["accelerator"].as_str().unwrap_or_default();
-        accelerator.clone_into(&mut results.accelerator);
-        for (number, line) in lines.enumerate() {
-            let run = serde_json::from_str(line);
-            let wrong = || {
-                format!(
-                    "line {} of {shown} is malformed; hint: remove it",
-                    number + 2
-                )
-            };
-            results.runs.push(run.with_context(wrong)?);
-        }
-        Ok(results)
-    }
-
-    /// Records the accelerator before the first run of a guest.
-    pub fn begin(&mut self, accelerator: &str) -> Result<()> {
-        if self.accelerator.is_empty() {
-            accelerator.clone_into(&mut self.accelerator);
-            // Results are comparable only on comparable hosts.
-            let line = json!({"study": self.study, "accelerator": accelerator, "environment": environment()});
-            std::fs::write(&self.file, format!("{line}\n"))
-                .with_context(|| format!("cannot write {}", self.file.display()))?;
-        }
-        ensure!(
-            self.accelerator == accelerator,
-            "earlier runs used a guest under {}, this one runs under {accelerator}; hint: give another --folder",
-            self.accelerator
-        );
-        Ok(())
-    }
-
-    /// Appends a run to the file, then to the runs in memory.
-    pub fn add(&mut self, run: Run) -> Result<()> {
-        let line = serde_json::to_string(&run)? + "\n";
-        let mut file = File::options().append(true).open(&self.file)?;
-        file.write_all(line.as_bytes())
-            .with_context(|| format!("cannot write {}", self.file.display()))?;
-        self.runs.push(run);
-        Ok(())
-    }
-}
 
 impl Run {
     /// Combines all jobs of a load generator's result.
@@ -120,7 +27,7 @@ impl Run {
         let guest = &document["vm"]["guest_cpu_ns"];
         let guest = |words: &[&str]| per_io(words.iter().map(|word| number(&guest[*word])).sum());
         Run {
-            way: way.name.clone(),
+            way: way.variant.name.clone(),
             case: case.name.clone(),
             turn,
             read_iops: iops("read"),
@@ -158,15 +65,12 @@ fn quantile(latencies: &BTreeMap<u64, u64>, part: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn way(words: Option<&str>) -> Way {
-        Way {
-            name: "w".to_owned(),
-            words: words.map(str::to_owned),
-            disks: 2,
-            choices: Vec::new(),
-        }
+        Way::new("w".to_owned(), words.map(str::to_owned), 2)
     }
 
     fn case() -> Case {
@@ -210,31 +114,5 @@ mod tests {
         assert_eq!(of(Some("blk:2,via=qemu")), Some(2000.0));
         assert_eq!(of(Some("blk:2")), None, "unknown for the daemon");
         assert_eq!(of(None), None, "unknown for the generator");
-    }
-
-    #[test]
-    fn a_line_that_a_kill_has_cut_costs_its_run_and_no_other() {
-        let folder = tempfile::tempdir().unwrap();
-        let study = json!({"turn_ms": 5});
-        let read = || Results::read(folder.path(), study.clone()).unwrap();
-        let run = |turn| Run::of(&two_disks(), &way(None), &case(), turn);
-        let mut results = read();
-        results.begin("TCG").unwrap();
-        results.add(run(0)).unwrap();
-        let file = folder.path().join("runs.jsonl");
-        let mut text = std::fs::read_to_string(&file).unwrap();
-        text.push_str("{\"way\":\"w\",\"ca");
-        std::fs::write(&file, &text).unwrap();
-        let mut results = read();
-        assert_eq!(results.runs.len(), 1);
-        results.begin("TCG").unwrap();
-        results.add(run(1)).unwrap();
-        let turns: Vec<u32> = read().runs.iter().map(|run| run.turn).collect();
-        assert_eq!(turns, [0, 1]);
-        assert!(read().begin("KVM").is_err());
-        assert!(Results::read(folder.path(), json!({})).is_err());
-        std::fs::write(&file, text.replace("{\"way\"", "x")).unwrap();
-        let damaged = Results::read(folder.path(), study).unwrap_err();
-        assert!(damaged.to_string().contains("line 2"), "{damaged}");
     }
 }

@@ -1,4 +1,6 @@
-//! Series of the matrix: its guests, their ways, and the choices of each way.
+//! Series of the matrix: its guests, their ways, and the settings of each way.
+
+use bench::study::Variant;
 
 use super::matrix::MatrixArguments;
 use super::{Setup, Way};
@@ -10,51 +12,51 @@ struct Guest<'a> {
     poll: Option<&'a str>,
 }
 
-/// Variant of a device, independent of the emulator: suffix of its name, words, choices.
-struct Variant {
+/// Shape of a device, independent of the emulator: suffix of its name, words, settings.
+struct Shape {
     name: String,
     words: String,
-    choices: Vec<(&'static str, String)>,
+    settings: Vec<(&'static str, String)>,
 }
 
-/// Variants by number of queues, with and without indirect descriptors.
-fn variants(arguments: &MatrixArguments) -> Vec<Variant> {
-    let mut variants = Vec::new();
+/// Shapes by number of queues, with and without indirect descriptors.
+fn device_shapes(arguments: &MatrixArguments) -> Vec<Shape> {
+    let mut shapes = Vec::new();
     let queues = arguments.queues.iter().copied().map(Some);
     let queues: Vec<Option<u32>> = match arguments.queues.is_empty() {
         true => vec![None],
         false => queues.collect(),
     };
     for count in queues {
-        let mut variant = Variant {
+        let mut shape = Shape {
             name: String::new(),
             words: String::new(),
-            choices: Vec::new(),
+            settings: Vec::new(),
         };
         if let Some(count) = count {
-            variant.words = format!(",queues={count}");
+            shape.words = format!(",queues={count}");
             if arguments.queues.len() > 1 {
                 let plural = if count == 1 { "" } else { "s" };
-                variant.name = format!(", {count} queue{plural}");
-                variant.choices.push(("queues", count.to_string()));
+                shape.name = format!(", {count} queue{plural}");
+                shape.settings.push(("queues", count.to_string()));
             }
         }
         if arguments.chained {
-            let mut choices = variant.choices.clone();
-            choices.push(("descriptors", "chained".to_owned()));
-            let chained = Variant {
-                name: format!("{}, chained", variant.name),
-                words: format!("{},indirect=off", variant.words),
-                choices,
+            let mut settings = shape.settings.clone();
+            settings.push(("descriptors", "chained".to_owned()));
+            let chained = Shape {
+                name: format!("{}, chained", shape.name),
+                words: format!("{},indirect=off", shape.words),
+                settings,
             };
-            variant.choices.push(("descriptors", "indirect".to_owned()));
-            variants.push(variant);
-            variants.push(chained);
+            shape.settings.push(("descriptors", "indirect".to_owned()));
+            shapes.push(shape);
+            shapes.push(chained);
         } else {
-            variants.push(variant);
+            shapes.push(shape);
         }
     }
-    variants
+    shapes
 }
 
 fn ways_of(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<Way> {
@@ -79,48 +81,52 @@ fn ways_of(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<
     };
     let [ours, theirs] = &backings;
     let disks = arguments.disks;
-    let shapes = [
+    let transports = [
         ("blk", format!("blk:{disks}")),
         ("scsi", format!("scsi:{disks}x1")),
     ];
     let mut ways = Vec::new();
-    for variant in variants(arguments) {
-        for (transport, shape) in &shapes {
-            let words = format!("{shape}{},{ours}", variant.words);
-            ways.push(guest.ours(arguments, &variant, transport, words));
+    for shape in device_shapes(arguments) {
+        for (transport, units) in &transports {
+            let words = format!("{units}{},{ours}", shape.words);
+            ways.push(guest.ours(arguments, &shape, transport, words));
         }
-        for (transport, shape) in &shapes {
-            let words = format!("{shape}{}", variant.words);
-            ways.extend(guest.theirs(arguments, &variant, transport, &words, theirs));
+        for (transport, units) in &transports {
+            let words = format!("{units}{}", shape.words);
+            ways.extend(guest.theirs(arguments, &shape, transport, &words, theirs));
         }
     }
     let is_wanted = |way: &Way| {
-        arguments.series.is_empty() || arguments.series.iter().any(|word| way.name.contains(word))
+        arguments.series.is_empty()
+            || arguments
+                .series
+                .iter()
+                .any(|word| way.variant.name.contains(word))
     };
     ways.retain(is_wanted);
     ways
 }
 
 impl Guest<'_> {
-    fn choices(
+    fn settings(
         &self,
         device: &str,
         transport: &str,
-        variant: &Variant,
+        shape: &Shape,
     ) -> Vec<(&'static str, String)> {
-        let mut choices = vec![
+        let mut settings = vec![
             ("device", device.to_owned()),
             ("transport", transport.to_owned()),
             ("threads", self.threads.to_string()),
         ];
-        choices.extend(variant.choices.clone());
-        choices
+        settings.extend(shape.settings.clone());
+        settings
     }
 
     fn ours(
         &self,
         arguments: &MatrixArguments,
-        variant: &Variant,
+        shape: &Shape,
         transport: &str,
         words: String,
     ) -> Way {
@@ -132,17 +138,17 @@ impl Guest<'_> {
         let polls = self
             .poll
             .map_or(String::new(), |poll| format!(", poll {poll}"));
-        let mut choices = self.choices("Lunette", transport, variant);
+        let mut settings = self.settings("Lunette", transport, shape);
         if arguments.poll_us.len() > 1
             && let Some(poll) = self.poll
         {
-            choices.push(("polling", poll.to_owned()));
+            settings.push(("polling", poll.to_owned()));
         }
+        let name = format!("Lunette {transport}, {workers}{}{polls}", shape.name);
         Way {
-            name: format!("Lunette {transport}, {workers}{}{polls}", variant.name),
+            variant: Variant { name, settings },
             words: Some(words),
             disks: arguments.disks,
-            choices,
         }
     }
 
@@ -151,7 +157,7 @@ impl Guest<'_> {
     fn theirs(
         &self,
         arguments: &MatrixArguments,
-        variant: &Variant,
+        shape: &Shape,
         transport: &str,
         words: &str,
         backing: &str,
@@ -174,11 +180,12 @@ impl Guest<'_> {
                 )
             }
         };
+        let name = format!("QEMU {transport}, {threads}{}", shape.name);
+        let settings = self.settings("QEMU", transport, shape);
         Some(Way {
-            name: format!("QEMU {transport}, {threads}{}", variant.name),
+            variant: Variant { name, settings },
             words: Some(format!("{words},{via},{backing}")),
             disks: arguments.disks,
-            choices: self.choices("QEMU", transport, variant),
         })
     }
 }
@@ -220,7 +227,7 @@ pub fn setups(arguments: &MatrixArguments, threads: &[u32], folder: &str) -> Vec
             ways,
         } = setup;
         ways.into_iter().map(move |way| Setup {
-            name: format!("{name}, {}", way.name),
+            name: format!("{name}, {}", way.variant.name),
             options: options.clone(),
             ways: vec![way],
         })

@@ -1,0 +1,293 @@
+//! Studies: the same cases through several variants, alternately. `lunette bench matrix`, `lunette vm matrix` and `lunette vm compare` use
+//! this engine.
+//!
+//! A [`Subject`] starts variants in groups and measures them ([`run_missing`]). Each run is appended to the result file when it ends, so an
+//! interrupted study continues where it stopped ([`Results`]). [`Report`] compares the runs, [`advice`] draws conclusions, and [`Page`]
+//! combines all on one page.
+
+mod advice;
+mod page;
+mod report;
+mod results;
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::ops::Range;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use advice::{MATTERS, advice, findings};
+pub use page::{Page, Table, draw, write_file};
+pub use report::{Report, percent};
+pub use results::Results;
+
+/// A compared variant, such as a transport with a number of workers.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// Name in tables and pictures.
+    pub name: String,
+    /// Settings and their values.
+    pub settings: Vec<(&'static str, String)>,
+}
+
+impl Variant {
+    /// Returns the value of a setting.
+    pub fn setting(&self, setting: &str) -> Option<&str> {
+        let mut settings = self.settings.iter();
+        let (_, value) = settings.find(|(known, _)| *known == setting)?;
+        Some(value)
+    }
+
+    /// Returns true if it differs from `other` only in `setting`. Settings that one of them lacks are ignored: QEMU's devices have no
+    /// polling.
+    pub fn differs_only_in(&self, setting: &str, other: &Variant) -> bool {
+        let mut settings = self.settings.iter().filter(|(known, _)| *known != setting);
+        self.setting(setting) != other.setting(setting)
+            && settings
+                .all(|(known, value)| other.setting(known).is_none_or(|other| other == value))
+    }
+}
+
+/// Result of one variant in one case and turn.
+pub trait Run {
+    /// Name of the variant.
+    fn variant(&self) -> Cow<'_, str>;
+    /// Name of the case.
+    fn case(&self) -> Cow<'_, str>;
+    /// Number of the turn.
+    fn turn(&self) -> u32;
+    /// Reads and writes per second.
+    fn iops(&self) -> f64;
+}
+
+/// Index of a run: its group, its variant in the group, and its case.
+#[derive(Clone, Copy, Debug)]
+pub struct Position {
+    /// Index of the group.
+    pub group: usize,
+    /// Index in the group.
+    pub variant: usize,
+    /// Index of the case.
+    pub case: usize,
+    /// Number of the turn.
+    pub turn: u32,
+}
+
+/// Variants and cases of a study, and their measurement.
+pub trait Subject {
+    /// Result of a run.
+    type Run: Run + Serialize + DeserializeOwned;
+    /// Started variants of a group.
+    type Rig;
+
+    /// Returns the names of the variants, by group. The variants of a group run at the same time, in a guest for example.
+    fn groups(&self) -> Vec<Vec<String>>;
+
+    /// Returns the names of the cases.
+    fn cases(&self) -> Vec<String>;
+
+    /// Starts a group.
+    fn start(&self, group: usize, results: &mut Results<Self::Run>) -> Result<Self::Rig>;
+
+    /// Measures one variant of a group in one case.
+    fn measure(&self, rig: &Self::Rig, position: Position) -> Result<Self::Run>;
+
+    /// Stops a group.
+    fn end(&self, rig: Self::Rig) -> Result<()>;
+
+    /// Returns true after an interruption by the user.
+    fn is_interrupted(&self) -> bool;
+
+    /// Prints the progress.
+    fn print(&self, line: &str);
+}
+
+/// Runs the missing measurements of a study. Returns early after an interruption.
+///
+/// Turns are the outermost loop, so that drift of the machine affects all variants equally.
+pub fn run_missing<S: Subject>(
+    subject: &S,
+    turns: Range<u32>,
+    results: &mut Results<S::Run>,
+) -> Result<()> {
+    let (groups, cases) = (subject.groups(), subject.cases());
+    let key = |run: &S::Run| {
+        let (variant, case) = (run.variant(), run.case());
+        (variant.into_owned(), case.into_owned(), run.turn())
+    };
+    let done: HashSet<_> = results.runs.iter().map(key).collect();
+    for turn in turns {
+        for (group, variants) in groups.iter().enumerate() {
+            // Rotates the order each turn, because the first run after a pause may differ.
+            let mut order: Vec<usize> = (0..variants.len()).collect();
+            order.rotate_left(turn as usize % variants.len().max(1));
+            let mut missing = Vec::new();
+            for (case, name) in cases.iter().enumerate() {
+                for variant in &order {
+                    if !done.contains(&(variants[*variant].clone(), name.clone(), turn)) {
+                        missing.push(Position {
+                            group,
+                            variant: *variant,
+                            case,
+                            turn,
+                        });
+                    }
+                }
+            }
+            let Some(first) = missing.first() else {
+                continue;
+            };
+            let measured = run_group(subject, group, &missing, results);
+            if subject.is_interrupted() {
+                return Ok(());
+            }
+            let name = &variants[first.variant];
+            measured.with_context(|| format!("cannot measure {name} in turn {turn}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn run_group<S: Subject>(
+    subject: &S,
+    group: usize,
+    missing: &[Position],
+    results: &mut Results<S::Run>,
+) -> Result<()> {
+    let rig = subject.start(group, results)?;
+    let mut measure = || -> Result<()> {
+        for position in missing {
+            if subject.is_interrupted() {
+                return Ok(());
+            }
+            let run = subject.measure(&rig, *position)?;
+            subject.print(&format!(
+                "turn {}: {}, {}: {:.0} IOPS",
+                run.turn(),
+                run.variant(),
+                run.case(),
+                run.iops()
+            ));
+            results.add(run)?;
+        }
+        Ok(())
+    };
+    let measured = measure();
+    measured.and(subject.end(rig))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+    pub(crate) struct Plain {
+        pub variant: String,
+        pub case: String,
+        pub turn: u32,
+        pub iops: f64,
+    }
+
+    impl Run for Plain {
+        fn variant(&self) -> Cow<'_, str> {
+            self.variant.as_str().into()
+        }
+
+        fn case(&self) -> Cow<'_, str> {
+            self.case.as_str().into()
+        }
+
+        fn turn(&self) -> u32 {
+            self.turn
+        }
+
+        fn iops(&self) -> f64 {
+            self.iops
+        }
+    }
+
+    pub(crate) fn run(variant: &str, case: &str, turn: u32, iops: f64) -> Plain {
+        Plain {
+            variant: variant.to_owned(),
+            case: case.to_owned(),
+            turn,
+            iops,
+        }
+    }
+
+    /// A group with one variant and a group with two. Interrupted after `left` runs.
+    struct Recorded {
+        left: Cell<u32>,
+        running: RefCell<Vec<usize>>,
+    }
+
+    impl Subject for Recorded {
+        type Run = Plain;
+        type Rig = usize;
+
+        fn groups(&self) -> Vec<Vec<String>> {
+            vec![vec!["a".into()], vec!["b".into(), "c".into()]]
+        }
+
+        fn cases(&self) -> Vec<String> {
+            vec!["x".into(), "y".into()]
+        }
+
+        fn start(&self, group: usize, results: &mut Results<Plain>) -> Result<usize> {
+            results.begin(&serde_json::json!({}))?;
+            self.running.borrow_mut().push(group);
+            Ok(group)
+        }
+
+        fn measure(&self, rig: &usize, position: Position) -> Result<Plain> {
+            assert_eq!(*rig, position.group);
+            self.left.set(self.left.get() - 1);
+            let variant = &self.groups()[position.group][position.variant];
+            Ok(run(
+                variant,
+                &self.cases()[position.case],
+                position.turn,
+                1.0,
+            ))
+        }
+
+        fn end(&self, rig: usize) -> Result<()> {
+            assert_eq!(self.running.borrow_mut().pop(), Some(rig));
+            Ok(())
+        }
+
+        fn is_interrupted(&self) -> bool {
+            self.left.get() == 0
+        }
+
+        fn print(&self, _line: &str) {}
+    }
+
+    #[test]
+    fn an_interrupted_study_continues_with_the_missing_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("runs.jsonl");
+        let measure = |left| {
+            let subject = Recorded {
+                left: Cell::new(left),
+                running: RefCell::default(),
+            };
+            let mut results = Results::read(&path).unwrap();
+            run_missing(&subject, 0..2, &mut results).unwrap();
+            assert!(subject.running.borrow().is_empty());
+            let runs = results.runs.iter();
+            let names = runs.map(|run| format!("{}{}{}", run.variant, run.case, run.turn));
+            names.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(measure(3), "ax0 ay0 bx0");
+        let all = "ax0 ay0 bx0 cx0 by0 cy0 ax1 ay1 cx1 bx1 cy1 by1";
+        assert_eq!(measure(100), all);
+        assert_eq!(measure(100), all);
+    }
+}
