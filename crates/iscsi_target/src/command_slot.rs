@@ -87,7 +87,7 @@ impl Transport for CommandSlot<'_> {
     }
 
     fn may_use_scratch(&mut self) -> bool {
-        let may = !self.connection.pace.is_exhausted();
+        let may = !self.connection.schedule.pace.is_exhausted();
         if !may {
             self.connection.rest(self.index);
         }
@@ -115,7 +115,7 @@ impl CommandSlot<'_> {
             connection.buffer_for(self.index, length);
         } else {
             let id = connection.slots.id(self.index);
-            connection.starved.push_back((id, length));
+            connection.schedule.starved.push_back((id, length));
         }
         room
     }

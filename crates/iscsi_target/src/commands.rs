@@ -78,7 +78,7 @@ impl Connection {
     /// Begins a command, in CmdSN order.
     pub(crate) fn begin(&mut self, task: TaskId) {
         let index = self.slot_of(task);
-        if self.recovers {
+        if self.login.recovers {
             self.take_over(index, task);
         }
         let Some(command) = self.iscsi.command(task) else {
@@ -89,7 +89,7 @@ impl Connection {
         slot.read_length = command.read_length();
         slot.write_length = command.write.then(|| command.write_length());
         let attribute = attribute(command.attribute);
-        match &self.session {
+        match self.login.session() {
             Some(session) if !session.order.is_free(attribute) => {
                 self.start_in_order(index, attribute);
             }
@@ -101,7 +101,7 @@ impl Connection {
     #[cold]
     fn start_in_order(&mut self, index: u32, attribute: TaskAttribute) {
         let lun = Lun(self.slots.get(index).lun);
-        let unit = self.session.as_mut().and_then(|session| {
+        let unit = self.login.session_mut().and_then(|session| {
             session.view.refresh();
             let unit = session.view.unit(lun)?.id();
             Some((session.order.clone(), unit, session.nexus.id()))
@@ -131,7 +131,7 @@ impl Connection {
         slot.task.grant(granted);
         match starts {
             true => self.start(id.index),
-            false => self.batch.push(id),
+            false => self.schedule.batch.push(id),
         }
     }
 
@@ -139,7 +139,7 @@ impl Connection {
     fn start(&mut self, index: u32) {
         let id = self.slots.id(index);
         let slot = self.slots.get(index);
-        let (Some(task), Some(session)) = (slot.iscsi(), self.session.as_mut()) else {
+        let (Some(task), Some(session)) = (slot.iscsi(), self.login.session_mut()) else {
             return;
         };
         let Some(command) = self.iscsi.command(task) else {
@@ -177,14 +177,18 @@ impl Connection {
             let disk = self.shared.units.disk(DiskId(disk.0))?;
             Some(disk.name().to_owned())
         };
-        slot.part = self.measurement.timeline.part_of(disk, operation, name);
+        slot.part = self
+            .measurement
+            .requests
+            .timeline
+            .part_of(disk, operation, name);
         slot.bytes = direct.map_or(0, |request| match request.moves_data() {
             true => request.length as u32,
             false => 0,
         });
         slot.offset = direct.map_or(0, |request| request.offset);
         let parsed = probes::Parsed {
-            id: self.measurement.probe_id(index),
+            id: self.measurement.requests.probe_id(index),
             operation: slot.operation.unwrap_or(Operation::Other) as u64,
             offset: slot.offset,
             length: u64::from(slot.bytes),
@@ -192,22 +196,27 @@ impl Connection {
         let (itt, worker) = (command.itt, self.handle.worker.index());
         probes::popped(worker, || std::iter::once((parsed.id, u64::from(itt))));
         probes::parsed(|| std::iter::once(parsed));
-        self.batch.push(id);
+        self.schedule.batch.push(id);
     }
 
     /// Hops 4 and 5: submits each command's I/O to its disk. Commands from the same receive share their stamps.
     pub(crate) fn submit_batch(&mut self, io: &mut Io, stamps: Option<Stamps>) {
-        if self.batch.is_empty() {
+        if self.schedule.batch.is_empty() {
             return;
         }
         let mut counts = PartCounts::default();
-        if let Some(first) = self.batch.first().and_then(|id| self.slots.current(*id)) {
+        if let Some(first) = self
+            .schedule
+            .batch
+            .first()
+            .and_then(|id| self.slots.current(*id))
+        {
             counts.part = first.part;
         }
-        let now = self.measurement.stamp(io);
+        let now = self.measurement.requests.stamp(io);
         let mut stamps = stamps.unwrap_or(Stamps::noticed(now));
         stamps.mark(latency::Stage::Submitted, now);
-        let mut batch = std::mem::take(&mut self.batch);
+        let mut batch = std::mem::take(&mut self.schedule.batch);
         let prefetches = io.wants_prefetch();
         for at in 0..batch.len() {
             let id = batch[at];
@@ -225,7 +234,7 @@ impl Connection {
             if first {
                 slot.stamps = stamps;
             }
-            self.measurement.turn_to(&mut counts, slot.part);
+            self.measurement.requests.turn_to(&mut counts, slot.part);
             let progress = self.advance(io, id.index);
             let slot = self.slots.get(id.index);
             // A command that waits for data-out is not submitted yet.
@@ -237,30 +246,38 @@ impl Connection {
             }
             match progress {
                 Progress::Done => {
-                    self.done.push(id);
+                    self.schedule.done.push(id);
                     counts.at_once[operation] += u32::from(first);
-                    probes::submitted(|| std::iter::once(self.measurement.probe_id(id.index)));
-                    probes::reaped(|| std::iter::once(self.measurement.probe_id(id.index)));
+                    probes::submitted(|| {
+                        std::iter::once(self.measurement.requests.probe_id(id.index))
+                    });
+                    probes::reaped(|| {
+                        std::iter::once(self.measurement.requests.probe_id(id.index))
+                    });
                 }
                 Progress::Pending => {
                     if !waits {
                         self.slots.get(id.index).arrival = Arrival::Pending;
                         counts.pending[operation] += u32::from(first && !asked);
-                        probes::submitted(|| std::iter::once(self.measurement.probe_id(id.index)));
+                        probes::submitted(|| {
+                            std::iter::once(self.measurement.requests.probe_id(id.index))
+                        });
                     }
                 }
                 Progress::Finished => self.release(id.index),
             }
         }
-        if self.batch.is_empty() {
+        if self.schedule.batch.is_empty() {
             batch.clear();
-            self.batch = batch;
+            self.schedule.batch = batch;
         }
-        let reaped = self.measurement.stamp(io);
-        if self.measurement.reaped == Stamp::default() {
-            self.measurement.reaped = reaped;
+        let reaped = self.measurement.requests.stamp(io);
+        if self.measurement.requests.reaped == Stamp::default() {
+            self.measurement.requests.reaped = reaped;
         }
-        self.measurement.submitted(&counts, stamps, now, reaped);
+        self.measurement
+            .requests
+            .submitted(&counts, stamps, now, reaped);
     }
 
     /// Sends prefetch hints for the next commands of the batch, unless they wait for data-out. Reads from memory are included, because the
@@ -337,7 +354,7 @@ impl Connection {
                         self.leave(index, move |task| task.resume(outcome, None));
                         return Progress::Finished;
                     }
-                    self.pace.count(buffer.len(), true);
+                    self.schedule.pace.count(buffer.len(), true);
                     slot.task.resume(outcome, Some(*buffer));
                 }
             }
@@ -346,11 +363,11 @@ impl Connection {
 
     /// Defers a command to a later iteration.
     pub(crate) fn rest(&mut self, index: u32) {
-        self.resting.push(self.slots.id(index));
-        if self.resting.len() == 1 {
+        self.schedule.resting.push(self.slots.id(index));
+        if self.schedule.resting.len() == 1 {
             self.handle.send(|connection, io| {
-                let resting = std::mem::take(&mut connection.resting);
-                connection.batch.extend(resting);
+                let resting = std::mem::take(&mut connection.schedule.resting);
+                connection.schedule.batch.extend(resting);
                 connection.submit_batch(io, None);
             });
         }
@@ -373,7 +390,7 @@ impl Connection {
         buffer: IoBuffer,
         outcome: IoOutcome,
     ) {
-        let id = self.measurement.probe_id(index);
+        let id = self.measurement.requests.probe_id(index);
         probes::reaped(|| std::iter::once(id));
         let slot = self.slots.get(index);
         let stage = std::mem::replace(&mut slot.stage, Stage::Begun);
@@ -393,7 +410,7 @@ impl Connection {
         };
         slot.task.resume(outcome, scratch);
         match self.advance(io, index) {
-            Progress::Done => self.done.push(self.slots.id(index)),
+            Progress::Done => self.schedule.done.push(self.slots.id(index)),
             Progress::Pending => {}
             Progress::Finished => self.release(index),
         }

@@ -8,29 +8,30 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bdev::Disk;
 use block::IoOutcome;
 use guest_memory::IoBuffer;
 use iscsi::login::{LoggedIn, Visitor};
-use iscsi::session::{ConnectionKey, SessionKind};
-use latency::{Labels, QueueRecord, SlowRequest, Stamp};
+use iscsi::session::SessionKind;
+use latency::{Labels, QueueRecord, Stamp};
 use reactor::{DiskHandle, Io, RateLimit, Source};
 use request_engine::{Measurement, Pace};
-use scsi::{AbortScope, DiskId, Lun, Managed, Nexus, NexusId, TargetView, TaskManagementFunction};
-use scsi_exec::{DiskHandles, Hold, Registration, TaskOrder};
+use scsi::{DiskId, Lun, Managed, NexusId, TaskManagementFunction};
+use scsi_exec::{DiskHandles, Hold};
 use uring::{Completion, Message, Owner, RingFd};
 
 use crate::buffers::Buffers;
-use crate::management::{After, hold, runner};
+use crate::lifecycle::{Attached, Drain, Lifecycle, Login, LoginStage};
+use crate::management::{After, Management, hold, runner};
+use crate::measure::CommandMeasurement;
 use crate::memory::SessionMemory;
 use crate::output::{GivingBack, Output};
 use crate::receive::Input;
-use crate::shared::{ConnectionHandle, InFlight, SharedServer};
+use crate::shared::{ConnectionHandle, SharedServer};
 use crate::slots::{SlotId, Slots};
-use crate::target::IscsiTarget;
 
 /// Tokens of operations on the ring.
 pub(crate) mod token {
@@ -53,74 +54,49 @@ const LOGOUT_SECONDS: u16 = 2;
 /// Initial capacity of the timeline in requests in flight.
 const TIMELINE_DEPTH: usize = 128;
 
-/// State of a connection that is logged in to a target.
-pub(crate) struct Attached {
-    pub target: Arc<IscsiTarget>,
-    pub nexus: Arc<Nexus>,
-    /// Order of the commands of all connections of the session.
-    pub order: Arc<TaskOrder>,
-    pub view: TargetView,
-    pub read_only: bool,
+/// Socket of a connection, and its operations on the worker's ring.
+pub(crate) struct Link {
+    pub socket: RingFd,
+    pub owner: Owner,
+    /// Number of operations in flight.
+    pub operations: usize,
+    /// Second of the last transfer.
+    pub moved: u64,
 }
 
+/// Commands of a connection that do not wait for an I/O.
+#[derive(Default)]
+pub(crate) struct Schedule {
+    /// Slots with a step that can be executed.
+    pub batch: Vec<SlotId>,
+    /// Slots with a complete response.
+    pub done: Vec<SlotId>,
+    /// Slots that wait for memory, with the bytes needed.
+    pub starved: VecDeque<(SlotId, usize)>,
+    /// Slots that have executed many steps in this iteration and yield to others.
+    pub resting: Vec<SlotId>,
+    /// Counts only I/O on scratch memory.
+    pub pace: Pace,
+}
+
+/// A TCP connection, from its accept until its I/O has drained.
 pub(crate) struct Connection {
     pub(crate) handle: ConnectionHandle,
     pub(crate) shared: Arc<SharedServer>,
     pub(crate) iscsi: iscsi::target::Connection,
-    pub(crate) socket: RingFd,
-    pub(crate) owner: Owner,
-    /// Number of the connection's own operations on the ring.
-    pub(crate) operations: usize,
+    pub(crate) link: Link,
     pub(crate) input: Input,
     pub(crate) output: Output,
     pub(crate) buffers: Buffers,
     pub(crate) slots: Slots,
-    /// Contiguous copy of data for a data digest.
-    pub(crate) digested: Vec<u8>,
-    pub(crate) session: Option<Attached>,
-    key: Option<ConnectionKey>,
+    pub(crate) schedule: Schedule,
     pub(crate) disks: DiskHandles,
-    /// Slots with a step that can be executed.
-    pub(crate) batch: Vec<SlotId>,
-    /// Slots with a complete response.
-    pub(crate) done: Vec<SlotId>,
-    /// Slots that wait for memory, with the bytes needed.
-    pub(crate) starved: VecDeque<(SlotId, usize)>,
-    /// Slots that have executed many steps in this iteration and yield to others.
-    pub(crate) resting: Vec<SlotId>,
-    /// Counts only I/O on scratch memory.
-    pub(crate) pace: Pace,
-    /// Queued output is sent, then the connection ends.
-    pub(crate) closing: bool,
-    pub(crate) ended: bool,
-    /// The login response and further input wait until replaced connections have nothing in flight.
-    pub(crate) login_waits: bool,
-    /// Error recovery level 2: the session outlives the connection, and takes over tasks of other connections.
-    pub(crate) recovers: bool,
-    /// Dropped when nothing is in flight any more.
-    pub(crate) held_until_drained: Vec<Hold>,
-    /// The same, for later logins through the same ports.
-    in_flight: Option<Arc<InFlight>>,
-    /// Aborts that this connection requested and has already applied to itself.
-    pub(crate) own_aborts: Vec<Arc<AbortScope>>,
-    /// Task management functions of other connections of the session that wait for the answer to a ping on this one.
-    pub(crate) fences: Vec<(Option<u32>, Hold)>,
-    /// Registration for task management, while the connection can run tasks.
-    registration: Option<Registration>,
-    /// Dropped at the end, for the server that waits for it.
-    pub(crate) drained: Option<mpsc::Sender<()>>,
-    /// Second of the accept.
-    accepted: u64,
-    /// Second of the last transfer.
-    moved: u64,
-    /// Second at which an initiator that does not log out is dropped.
-    leaves_at: Option<u64>,
+    pub(crate) login: Login,
+    pub(crate) lifecycle: Lifecycle,
+    pub(crate) management: Management,
+    pub(crate) drain: Drain,
     /// Records nothing until the login to a target.
-    pub(crate) measurement: Measurement,
-    /// Time at which the current completion was noticed.
-    pub(crate) heard: Stamp,
-    /// Candidates of this iteration for the slowest commands.
-    pub(crate) slow: Vec<SlowRequest>,
+    pub(crate) measurement: CommandMeasurement,
 }
 
 impl Connection {
@@ -145,38 +121,23 @@ impl Connection {
         measurement.timeline.set_recording(false);
         Connection {
             iscsi: iscsi::target::Connection::new(shared.clone(), visitor, protocol),
-            socket: io.ring().register(socket),
-            owner,
-            operations: 0,
+            link: Link {
+                socket: io.ring().register(socket),
+                owner,
+                operations: 0,
+                moved: shared.seconds(),
+            },
             input: Input::new(),
             output: Output::default(),
             buffers: Buffers::new(SessionMemory::new(shared.limits.data_bytes)),
             slots: Slots::default(),
-            digested: Vec::new(),
-            session: None,
-            key: None,
+            schedule: Schedule::default(),
             disks: DiskHandles::default(),
-            batch: Vec::new(),
-            done: Vec::new(),
-            starved: VecDeque::new(),
-            resting: Vec::new(),
-            pace: Pace::default(),
-            closing: false,
-            ended: false,
-            login_waits: false,
-            recovers: false,
-            held_until_drained: Vec::new(),
-            in_flight: None,
-            own_aborts: Vec::new(),
-            fences: Vec::new(),
-            registration: None,
-            drained: None,
-            accepted: shared.seconds(),
-            moved: shared.seconds(),
-            leaves_at: None,
-            measurement,
-            heard: Stamp::default(),
-            slow: Vec::new(),
+            login: Login::new(shared.seconds()),
+            lifecycle: Lifecycle::Open,
+            management: Management::default(),
+            drain: Drain::default(),
+            measurement: CommandMeasurement::new(measurement),
             handle,
             shared,
         }
@@ -200,11 +161,11 @@ impl Connection {
     }
 
     pub fn is_over(&self) -> bool {
-        self.ended || self.closing
+        self.lifecycle.is_over()
     }
 
     pub fn nexus_id(&self) -> Option<NexusId> {
-        self.session.as_ref().map(|session| session.nexus.id())
+        self.login.session().map(|session| session.nexus.id())
     }
 
     pub fn logged_in(&mut self, io: &mut Io, login: &LoggedIn) {
@@ -212,16 +173,16 @@ impl Connection {
         if !self.shared.logged_in(self.number(), key) {
             return self.end(io, "replaced during login");
         }
-        self.key = Some(key);
+        self.login.stage = LoginStage::Discovery(key);
         let idle_time = self.shared.limits.idle_time.as_secs();
         self.shared.look_in(self.number(), idle_time);
         self.slots.set_tasks(self.iscsi.task_slots());
-        self.recovers = self.iscsi.recovers();
+        self.login.recovers = self.iscsi.recovers();
         self.input.enlarge();
         // I/O of the replaced connections must finish before this connection's I/O, and before the initiator sees that the session is new
         // (RFC 7143, 6.3.5): the initiator may then let other hosts continue.
         let wait = hold(&self.handle, After::Login);
-        self.login_waits = true;
+        self.login.waits = true;
         for old in &login.displaced {
             self.shared.drop_connection(*old, Some(wait.clone()));
         }
@@ -246,7 +207,7 @@ impl Connection {
         for old in older {
             old.keep(wait.clone());
         }
-        self.in_flight = Some(in_flight);
+        self.drain.in_flight = Some(in_flight);
         let labels = Labels {
             export: found.target.options.name.clone(),
             disk: crate::shared::lock(&found.target.label).clone(),
@@ -255,28 +216,31 @@ impl Connection {
             worker: self.handle.worker.index(),
         };
         let runners = self.shared.units.runners();
-        self.registration = Some(runners.register(runner(self.handle.clone())));
-        let probe_id_base = self.measurement.probe_id_base;
-        self.measurement = Measurement::new(labels, TIMELINE_DEPTH, probe_id_base);
-        self.measurement.timeline.set_recording(io.is_recording());
-        let record = self.measurement.timeline.record().clone();
+        self.drain.registration = Some(runners.register(runner(self.handle.clone())));
+        let probe_id_base = self.measurement.requests.probe_id_base;
+        let measurement = Measurement::new(labels, TIMELINE_DEPTH, probe_id_base);
+        let requests = &mut self.measurement.requests;
+        *requests = measurement;
+        requests.timeline.set_recording(io.is_recording());
+        let record = requests.timeline.record().clone();
         io.register(record.clone());
         self.shared
             .tallies
             .connected(key.tsih, self.number(), record);
         self.buffers.count_in(found.memory);
-        self.session = Some(Attached {
+        let session = Attached {
             view: found.target.scsi.view(),
             target: found.target,
             order: self.shared.units.order(&found.nexus),
             nexus: found.nexus,
             read_only: found.read_only,
-        });
+        };
+        self.login.stage = LoginStage::Target(key, session);
     }
 
     fn log_end(&self, why: &str) {
         let visitor = self.iscsi.visitor();
-        let Some(key) = self.key else {
+        let Some(key) = self.login.key() else {
             tracing::debug!(address = visitor.address, "connection ended: {why}");
             return;
         };
@@ -294,7 +258,7 @@ impl Connection {
 
     /// Returns true if a unit attention is pending.
     pub fn waiting_attention(&self, lun: Lun) -> bool {
-        self.session.as_ref().is_some_and(|session| {
+        self.login.session().is_some_and(|session| {
             let waiting = session.view.query_asynchronous_event(&session.nexus, lun);
             waiting.is_some()
         })
@@ -302,16 +266,18 @@ impl Connection {
 
     /// Passes a task management function to the core.
     pub fn managed(&mut self, lun: Lun, function: TaskManagementFunction) -> Option<Managed> {
-        let session = self.session.as_mut()?;
+        let session = self.login.session_mut()?;
         session.view.refresh();
         Some(session.view.manage(&session.nexus, lun, function))
     }
 
     /// TARGET COLD RESET ends every session of the target (RFC 7143, 11.5.1). This session ends after its response was sent.
     pub fn drop_target_sessions(&mut self) {
-        let Some(session) = &self.session else { return };
+        let Some(session) = self.login.session() else {
+            return;
+        };
         let name = &session.target.options.name;
-        let own = self.key.map(|key| key.tsih);
+        let own = self.login.key().map(|key| key.tsih);
         for other in self.shared.sessions.sessions() {
             if other.identity.target_name.as_ref() == Some(name) && Some(other.tsih) != own {
                 for key in other.connections() {
@@ -320,7 +286,7 @@ impl Connection {
             }
         }
         self.iscsi.mark_dismissed();
-        self.closing = true;
+        self.lifecycle.close();
     }
 
     /// Asks the initiator to log out (RFC 7143, 11.9.1, event 1), and serves it until then. Drops it after a time-out or at the second
@@ -329,26 +295,30 @@ impl Connection {
         if self.is_over() {
             return;
         }
-        if self.leaves_at.is_some() || self.iscsi.request_logout(LOGOUT_SECONDS).is_err() {
+        if self.lifecycle != Lifecycle::Open || self.iscsi.request_logout(LOGOUT_SECONDS).is_err() {
             return self.dismiss(io, "session closed by the target");
         }
         // The coarse clock may tick immediately, so one second is added.
         let leaves_in = u64::from(LOGOUT_SECONDS) + 1;
-        self.leaves_at = Some(self.shared.seconds() + leaves_in);
+        let until = self.shared.seconds() + leaves_in;
+        self.lifecycle = Lifecycle::LogoutRequested { until };
         self.shared.look_in(self.number(), leaves_in);
     }
 
     /// Ends the connection on the target's initiative. Announces this to an initiator that reads its data.
     pub fn dismiss(&mut self, io: &mut Io, why: &str) {
-        if self.closing {
+        if self.lifecycle.is_closing() {
             return;
         }
         self.iscsi.mark_dismissed();
         // A message in flight might never be received. The connection does not wait for it.
-        if self.ended || self.output.is_sending() || self.iscsi.announce_drop().is_err() {
+        if self.lifecycle.is_ended()
+            || self.output.is_sending()
+            || self.iscsi.announce_drop().is_err()
+        {
             return self.end(io, why);
         }
-        self.closing = true;
+        self.lifecycle.close();
     }
 
     /// Ends the connection; another one of the session takes its tasks.
@@ -364,14 +334,14 @@ impl Connection {
 
     /// Ends the connection: nothing more is received or sent. I/O in flight drains.
     pub fn end(&mut self, io: &mut Io, why: &str) {
-        if std::mem::replace(&mut self.ended, true) {
+        if !self.lifecycle.end() {
             return;
         }
         self.log_end(why);
         // Nothing is sent on this connection any more.
-        self.fences.clear();
+        self.management.fences.clear();
         // Completes receives and sends in flight. A socket that is already disconnected has none.
-        self.socket.shut_down();
+        self.link.socket.shut_down();
         if self.iscsi.recovers() {
             self.leave_commands_behind(io);
         } else {
@@ -380,11 +350,12 @@ impl Connection {
                 self.abort_slot(io, index, None);
             }
         }
-        if let Some(key) = self.key {
+        let key = self.login.key();
+        if let Some(key) = key {
             self.shared.tallies.disconnected(key.tsih, self.number());
         }
         // Done before the session is removed, so that the next session finds the entry.
-        if let Some(in_flight) = &self.in_flight {
+        if let Some(in_flight) = &self.drain.in_flight {
             in_flight.ended();
         }
         let closed = self.iscsi.close();
@@ -397,12 +368,12 @@ impl Connection {
                 self.shared.dismiss_connection(key, None);
             }
         }
-        if let Some(key) = self.key {
+        if let Some(key) = key {
             for cid in closed.wake {
                 self.shared.wake(key.tsih, cid);
             }
         }
-        self.shared.forget(self.number(), self.key);
+        self.shared.forget(self.number(), key);
         let (source, number) = (self.handle.source, self.number());
         self.handle.worker.send(move |worker| {
             if crate::shared::with(worker, source, number, |_, _| {}) {
@@ -414,31 +385,33 @@ impl Connection {
     /// Records a transfer.
     #[inline]
     pub(crate) fn moves(&mut self) {
-        self.moved = self.shared.seconds();
+        self.link.moved = self.shared.seconds();
     }
 
     /// Handles an expired deadline: pings or ends an idle connection, and sets the next deadline.
     pub fn look_at_clock(&mut self, io: &mut Io) {
-        if self.ended {
+        if self.lifecycle.is_ended() {
             return;
         }
         let limits = &self.shared.limits;
         let [login_time, idle_time, silent_time] =
             [limits.login_time, limits.idle_time, limits.silent_time].map(|time| time.as_secs());
         let now = self.shared.seconds();
-        if self.key.is_none() {
-            let logs_in_for = now.saturating_sub(self.accepted);
+        if let LoginStage::Before { accepted } = self.login.stage {
+            let logs_in_for = now.saturating_sub(accepted);
             if logs_in_for >= login_time {
                 return self.end(io, "login timed out");
             }
             return self.shared.look_in(self.number(), login_time - logs_in_for);
         }
-        if !self.closing && self.leaves_at.is_some_and(|second| now >= second) {
+        if let Lifecycle::LogoutRequested { until } = self.lifecycle
+            && now >= until
+        {
             let address = &self.iscsi.visitor().address;
             tracing::info!(address, "initiator did not log out as requested");
             self.dismiss(io, "logout timed out");
         }
-        let quiet = now.saturating_sub(self.moved);
+        let quiet = now.saturating_sub(self.link.moved);
         let mut next = idle_time.saturating_sub(quiet);
         if self.owes() {
             if quiet >= silent_time {
@@ -451,8 +424,8 @@ impl Connection {
             self.buffers.trim();
             next = idle_time.min(silent_time.saturating_sub(quiet));
         }
-        if let Some(second) = self.leaves_at.filter(|second| *second > now) {
-            next = next.min(second - now);
+        if let Lifecycle::LogoutRequested { until } = self.lifecycle {
+            next = next.min(until.saturating_sub(now));
         }
         self.shared.look_in(self.number(), next);
     }
@@ -465,7 +438,7 @@ impl Connection {
     /// Ends a connection that is not logged in to a target, in favour of newer ones. Discovery sessions count as not logged in: every peer
     /// can open one.
     pub fn end_unless_logged_in(&mut self, io: &mut Io) {
-        if self.session.is_none() {
+        if self.login.session().is_none() {
             self.end(io, "closed: too many connections have not logged in");
         }
     }
@@ -474,41 +447,41 @@ impl Connection {
     pub fn end_login_to(&mut self, io: &mut Io, target: &str, hold: Hold) {
         let wanted = self.iscsi.visitor().target_name.as_deref();
         let is_this = wanted.is_some_and(|wanted| iscsi_name::is_same(wanted, target));
-        if self.session.is_none() && is_this {
-            self.held_until_drained.push(hold);
+        if self.login.session().is_none() && is_this {
+            self.drain.holds.push(hold);
             self.end(io, "target was removed during login");
         }
     }
 
     /// Sends queued output. Ends a closing connection when all is sent.
     fn flush(&mut self, io: &mut Io) {
-        if !self.login_waits
+        if !self.login.waits
             && let Some(mut message) = self.output.next(self.iscsi.outgoing(), &mut self.buffers)
         {
-            let nobody_waits = !self.closing && self.starved.is_empty();
+            let nobody_waits = !self.lifecycle.is_closing() && self.schedule.starved.is_empty();
             let most = QUIET_BYTES_MAX.min(self.shared.limits.output_bytes);
             let short = message.left() <= most;
             if !(nobody_waits && short && self.output.owes_nobody()) {
                 self.send_message(io, message);
             } else if self.input.asks_singly() {
                 // The initiator waits for this one response, so it is sent before other work.
-                let result = self.socket.send_now(&mut message);
+                let result = self.link.socket.send_now(&mut message);
                 self.sent(io, message, result);
             } else {
-                self.operations += 1;
+                self.link.operations += 1;
                 io.ring()
-                    .send_quietly(self.owner, token::SEND, &self.socket, message);
+                    .send_quietly(self.link.owner, token::SEND, &self.link.socket, message);
             }
         }
-        if self.closing && !self.output.is_sending() {
+        if self.lifecycle.is_closing() && !self.output.is_sending() {
             self.end(io, "over");
         }
     }
 
     fn send_message(&mut self, io: &mut Io, message: Box<Message>) {
-        self.operations += 1;
+        self.link.operations += 1;
         io.ring()
-            .send(self.owner, token::SEND, &self.socket, message);
+            .send(self.link.owner, token::SEND, &self.link.socket, message);
     }
 
     fn end_if_copied_too_much(&mut self, io: &mut Io) {
@@ -522,7 +495,7 @@ impl Connection {
 
     fn sent(&mut self, io: &mut Io, mut message: Box<Message>, result: Result<u32, i32>) {
         match result {
-            Ok(bytes) if !self.ended && (bytes > 0 || message.left() == 0) => {
+            Ok(bytes) if !self.lifecycle.is_ended() && (bytes > 0 || message.left() == 0) => {
                 self.moves();
                 if let Some(rest) = self.output.sent(message, bytes, &mut self.buffers) {
                     self.send_message(io, rest);
@@ -532,7 +505,7 @@ impl Connection {
                 self.output_left();
             }
             // Interrupted, no room at the moment, or recalled.
-            Err(4 | 11 | 125) if !self.ended => {
+            Err(4 | 11 | 125) if !self.lifecycle.is_ended() => {
                 self.output.replace_views(&mut message, &mut self.buffers);
                 self.send_message(io, message);
                 self.end_if_copied_too_much(io);
@@ -553,11 +526,11 @@ impl Source for Connection {
     fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
 
     fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
-        self.heard = noticed;
+        self.measurement.heard = noticed;
         if completion.token == token::READABLE {
             return self.readable(io, completion.more, noticed);
         }
-        self.operations -= 1;
+        self.link.operations -= 1;
         match completion.token {
             token::SEND => {
                 if let Some(message) = completion.message {
@@ -577,28 +550,28 @@ impl Source for Connection {
         outcome: IoOutcome,
         reaped: Stamp,
     ) {
-        self.measurement.reaped = reaped;
+        self.measurement.requests.reaped = reaped;
         self.io_done(io, slot, buffer, outcome);
     }
 
     fn publish(&mut self, io: &mut Io) {
-        self.pace = Pace::default();
-        if !self.ended {
+        self.schedule.pace = Pace::default();
+        if !self.lifecycle.is_ended() {
             self.answer_all(io);
         }
-        let answered = self.measurement.stamp(io);
-        if !self.ended {
+        let answered = self.measurement.requests.stamp(io);
+        if !self.lifecycle.is_ended() {
             self.flush(io);
             self.receive_more(io);
         }
-        let notified = self.measurement.stamp(io);
+        let notified = self.measurement.requests.stamp(io);
         self.record(io.clock(), answered, notified);
     }
 
     fn give_back(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
         let giving = self.output.give_back(held, &mut self.buffers);
         if giving == GivingBack::Recall {
-            io.ring().cancel(self.owner, token::SEND);
+            io.ring().cancel(self.link.owner, token::SEND);
         }
         self.end_if_copied_too_much(io);
         giving != GivingBack::Done
@@ -611,7 +584,7 @@ impl Source for Connection {
     fn disarm(&mut self) {}
 
     fn in_flight(&self) -> usize {
-        self.operations + self.slots.busy() + self.resting.len()
+        self.link.operations + self.slots.busy() + self.schedule.resting.len()
     }
 
     fn kick(&self) -> Option<RingFd> {
@@ -619,8 +592,8 @@ impl Source for Connection {
     }
 
     fn stop(&mut self) {
-        self.ended = true;
-        self.socket.shut_down();
+        self.lifecycle.end();
+        self.link.socket.shut_down();
     }
 
     fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {
@@ -633,15 +606,12 @@ impl Source for Connection {
         used.into_iter().for_each(|index| self.lose_answer(index));
         self.disks.close(io);
         self.unwatch(io);
-        io.disown(self.owner);
-        self.held_until_drained.clear();
-        self.in_flight = None;
-        self.registration = None;
-        self.drained = None;
+        io.disown(self.link.owner);
+        self.drain = Drain::default();
     }
 
     fn record(&self) -> Option<Arc<QueueRecord>> {
-        let is_registered = self.session.is_some();
-        is_registered.then(|| self.measurement.timeline.record().clone())
+        let is_registered = self.login.session().is_some();
+        is_registered.then(|| self.measurement.requests.timeline.record().clone())
     }
 }

@@ -14,6 +14,7 @@ mod connection;
 mod contest;
 mod deadlines;
 mod initiator_counters;
+mod lifecycle;
 mod limits;
 mod management;
 mod measure;

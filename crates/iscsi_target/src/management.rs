@@ -32,6 +32,15 @@ pub(crate) enum After {
     Logout { tag: u32 },
 }
 
+/// Task management of a connection that has not completed.
+#[derive(Default)]
+pub(crate) struct Management {
+    /// Aborts that this connection requested and has already applied to itself.
+    own_aborts: Vec<Arc<AbortScope>>,
+    /// Functions of other connections of the session that wait for the answer to a ping on this one.
+    pub fences: Vec<(Option<u32>, Hold)>,
+}
+
 /// Creates a hold that continues the connection at `handle` when its last clone is dropped.
 pub(crate) fn hold(handle: &ConnectionHandle, after: After) -> Hold {
     let handle = handle.clone();
@@ -44,9 +53,9 @@ pub(crate) fn runner(handle: ConnectionHandle) -> Runner {
         let call = call.clone();
         handle.send(move |connection, io| {
             // The connection has already applied its own calls.
-            let mut own = connection.own_aborts.iter();
+            let mut own = connection.management.own_aborts.iter();
             match own.position(|own| call.scope().is_some_and(|scope| Arc::ptr_eq(own, scope))) {
-                Some(own) => drop(connection.own_aborts.swap_remove(own)),
+                Some(own) => drop(connection.management.own_aborts.swap_remove(own)),
                 None => connection.heed_other(io, &call, &hold),
             }
         });
@@ -118,8 +127,8 @@ impl Connection {
         );
         resets
             && self
-                .session
-                .as_ref()
+                .login
+                .session()
                 .is_some_and(|session| session.read_only)
     }
 
@@ -182,7 +191,7 @@ impl Connection {
         let call = Call::of_scope(scope, want).except(self.sent_later(number));
         self.heed(io, &call, &hold);
         // The call also reaches the runner of this connection.
-        self.own_aborts.extend(call.scope().cloned());
+        self.management.own_aborts.extend(call.scope().cloned());
         let runners = self.shared().units.runners().clone();
         runners.call(&call, move || drop(hold));
     }
@@ -214,23 +223,34 @@ impl Connection {
     /// initiator may not have received an R2T of an aborted task.
     fn fence(&mut self, call: &Call, hold: &Hold) {
         let own = self.nexus_id();
-        if !self.ended && call.exempt.is_some_and(|exempt| Some(exempt.nexus) == own) {
+        let in_session = call.exempt.is_some_and(|exempt| Some(exempt.nexus) == own);
+        if in_session && !self.lifecycle.is_ended() {
             let ping = self.iscsi.ping();
-            self.fences.push((ping, hold.clone()));
+            self.management.fences.push((ping, hold.clone()));
         }
     }
 
     /// Removes fences with an answered ping. Sends the ping of fences that had no room for it.
     pub(crate) fn lift_fences(&mut self) {
-        if self.fences.is_empty() {
+        if self.management.fences.is_empty() {
             return;
         }
         let iscsi = &self.iscsi;
-        self.fences
+        self.management
+            .fences
             .retain(|(ping, _)| ping.is_none_or(|ping| !iscsi.is_answered(ping)));
-        if self.fences.iter().any(|(ping, _)| ping.is_none()) {
+        if self
+            .management
+            .fences
+            .iter()
+            .any(|(ping, _)| ping.is_none())
+        {
             let ping = self.iscsi.ping();
-            let waiting = self.fences.iter_mut().filter(|(ping, _)| ping.is_none());
+            let waiting = self
+                .management
+                .fences
+                .iter_mut()
+                .filter(|(ping, _)| ping.is_none());
             waiting.for_each(|(waiting, _)| *waiting = ping);
         }
     }
@@ -284,7 +304,7 @@ impl Connection {
 
     /// Applies a call to tasks of units that are being removed from the target.
     pub(crate) fn end_tasks(&mut self, io: &mut Io, target: &str, call: &Call, hold: &Hold) {
-        let session = self.session.as_mut();
+        let session = self.login.session_mut();
         if let Some(session) = session.filter(|session| session.target.options.name == target) {
             // From here on, no new command reaches these units.
             session.view.refresh();
@@ -295,7 +315,7 @@ impl Connection {
     pub(crate) fn wait_is_over(&mut self, io: &mut Io, after: After) {
         match after {
             After::Login => {
-                self.login_waits = false;
+                self.login.waits = false;
                 self.look_again(io);
             }
             After::Function { tag } => self.function_done(tag, TaskFunctionResponse::Complete),

@@ -1,6 +1,7 @@
 //! Measurements of commands: stamps of solicited data, counters, and complete records of the slowest commands.
 
 use latency::{Clock, Operation, SlowRequest, Stage, Stamp, UnitAddress};
+use request_engine::Measurement;
 use scsi::{Lun, LunAddress, Response, Status};
 
 use crate::connection::Connection;
@@ -8,6 +9,25 @@ use crate::slots::Arrival;
 
 /// Maximum number of slow candidates per iteration.
 const SLOW_MAX: usize = 64;
+
+/// Measurements of a connection.
+pub(crate) struct CommandMeasurement {
+    pub requests: Measurement,
+    /// Time at which the current completion was noticed.
+    pub heard: Stamp,
+    /// Candidates of this iteration for the slowest commands.
+    slow: Vec<SlowRequest>,
+}
+
+impl CommandMeasurement {
+    pub fn new(requests: Measurement) -> CommandMeasurement {
+        CommandMeasurement {
+            requests,
+            heard: Stamp::default(),
+            slow: Vec::new(),
+        }
+    }
+}
 
 impl Connection {
     /// Records the arrival of a command after its solicited data is complete and its I/O is submitted.
@@ -26,14 +46,17 @@ impl Connection {
             slot.stamps.mark(stage, stamp.max(before));
         }
         let (operation, stamps, part) = (slot.operation, slot.stamps, slot.part);
-        let timeline = &mut self.measurement.timeline;
+        let timeline = &mut self.measurement.requests.timeline;
         timeline.select(part);
         timeline.record_arrival(operation.unwrap_or(Operation::Other), &stamps);
     }
 
     /// Records the arrival of data for a command; `whole`: no more data is outstanding.
     pub(crate) fn data_arrived(&mut self, index: u32, whole: bool) {
-        let (at, id) = (self.heard, self.measurement.probe_id(index));
+        let (at, id) = (
+            self.measurement.heard,
+            self.measurement.requests.probe_id(index),
+        );
         let slot = self.slots.get(index);
         let Arrival::Solicited([awaited, received]) = &mut slot.arrival else {
             return;
@@ -50,7 +73,7 @@ impl Connection {
 
     /// Counts a command that is being answered.
     pub(crate) fn count(&mut self, index: u32, response: &Response) {
-        let measurement = &mut self.measurement;
+        let CommandMeasurement { requests, slow, .. } = &mut self.measurement;
         let slot = self.slots.get(index);
         let operation = slot.operation.unwrap_or(Operation::Other);
         let good = matches!(response.status, Status::Good | Status::ConditionMet);
@@ -59,19 +82,19 @@ impl Connection {
             slot.stamps.at(Stage::Submitted),
         );
         let pended = (slot.arrival != Arrival::New).then_some((noticed, submitted));
-        measurement.timeline.select(slot.part);
-        measurement.answered(operation, u64::from(slot.bytes), good, pended);
-        let id = measurement.probe_id(index);
+        requests.timeline.select(slot.part);
+        requests.answered(operation, u64::from(slot.bytes), good, pended);
+        let id = requests.probe_id(index);
         probes::answered(|| std::iter::once((id, good)));
         probes::notified(|| std::iter::once(id));
         // The slot is about to be released. The factor covers the time until the response is sent.
-        let latest = measurement.reaped.max(submitted);
-        let may_be_slow = measurement.timeline.may_be_slow(2 * latest.since(noticed));
-        if may_be_slow && self.slow.len() < SLOW_MAX {
+        let latest = requests.reaped.max(submitted);
+        let may_be_slow = requests.timeline.may_be_slow(2 * latest.since(noticed));
+        if may_be_slow && slow.len() < SLOW_MAX {
             let mut stamps = slot.stamps;
             stamps.mark(Stage::Reaped, latest);
             let task = slot.iscsi().and_then(|task| self.iscsi.command(task));
-            self.slow.push(SlowRequest {
+            slow.push(SlowRequest {
                 operation,
                 tag: task.map_or(0, |command| u64::from(command.itt)),
                 unit: task.and_then(|command| {
@@ -89,13 +112,13 @@ impl Connection {
 
     /// Hop 7: records the measurements of this iteration.
     pub(crate) fn record(&mut self, clock: &Clock, answered: Stamp, notified: Stamp) {
-        if self.measurement.notified(answered, notified) {
-            for slow in &self.slow {
-                self.measurement
-                    .record_slow(clock, *slow, answered, notified);
+        let CommandMeasurement { requests, slow, .. } = &mut self.measurement;
+        if requests.notified(answered, notified) {
+            for slow in slow.iter() {
+                requests.record_slow(clock, *slow, answered, notified);
             }
         }
-        self.slow.clear();
-        self.measurement.end_iteration(self.slots.busy());
+        slow.clear();
+        requests.end_iteration(self.slots.busy());
     }
 }

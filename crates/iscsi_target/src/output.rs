@@ -69,6 +69,8 @@ pub(crate) struct Output {
     freed: Vec<Range<usize>>,
     /// Bytes copied since the output was last empty.
     copied: usize,
+    /// Contiguous copy of data for a data digest.
+    pub digested: Vec<u8>,
 }
 
 impl Output {

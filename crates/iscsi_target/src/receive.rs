@@ -102,24 +102,31 @@ impl Connection {
             return;
         }
         if self.input.single >= SINGLE_MIN {
-            let watch = io.ring().watch(self.owner, token::READABLE, &self.socket);
+            let watch = io
+                .ring()
+                .watch(self.link.owner, token::READABLE, &self.link.socket);
             self.input.watch = Some(watch);
             return;
         }
         let buffer = self.input.take_buffer();
         self.input.receiving = true;
-        self.operations += 1;
+        self.link.operations += 1;
         let how = match self.input.asks_singly() {
             true => Receive::Later,
             false => Receive::Some,
         };
-        io.ring()
-            .receive(self.owner, token::RECEIVE, &self.socket, buffer, how);
+        io.ring().receive(
+            self.link.owner,
+            token::RECEIVE,
+            &self.link.socket,
+            buffer,
+            how,
+        );
     }
 
     fn may_receive(&mut self) -> bool {
         let idle = self.input.from == self.input.to && self.input.direct.is_none();
-        if self.is_over() || self.login_waits || !idle || self.input.receiving {
+        if self.is_over() || self.login.waits || !idle || self.input.receiving {
             return false;
         }
         self.has_output_room()
@@ -155,7 +162,7 @@ impl Connection {
             return self.unwatch(io);
         }
         let buffer = self.input.take_buffer();
-        let result = self.socket.receive_now(&buffer);
+        let result = self.link.socket.receive_now(&buffer);
         let full = result == Ok(self.input.size as u32);
         self.input.buffer = Some(buffer);
         self.came(io, result, noticed);
@@ -247,9 +254,9 @@ impl Connection {
     /// Hops 2 to 5 for received bytes.
     fn take_in(&mut self, io: &mut Io, noticed: Stamp) {
         let mut stamps = Stamps::noticed(noticed);
-        stamps.mark(Stage::Popped, self.measurement.stamp(io));
+        stamps.mark(Stage::Popped, self.measurement.requests.stamp(io));
         self.consume(io);
-        stamps.mark(Stage::Parsed, self.measurement.stamp(io));
+        stamps.mark(Stage::Parsed, self.measurement.requests.stamp(io));
         self.submit_batch(io, Some(stamps));
     }
 
@@ -275,7 +282,7 @@ impl Connection {
         }
         let mut at = 0;
         loop {
-            if self.is_over() || self.login_waits {
+            if self.is_over() || self.login.waits {
                 return false;
             }
             let Received { used, step } = self.iscsi.receive(&window[at..]);
@@ -291,7 +298,7 @@ impl Connection {
                 Step::DataComplete(task) => {
                     if let Some(slot) = self.slots.find(task) {
                         self.data_arrived(slot.index, true);
-                        self.batch.push(slot);
+                        self.schedule.batch.push(slot);
                     }
                 }
                 Step::Abandoned(task) => {
@@ -325,7 +332,7 @@ impl Connection {
                     if let CloseReason::LoginFailed(status) = reason {
                         self.log_refusal(status);
                     }
-                    self.closing = true;
+                    self.lifecycle.close();
                 }
             }
         }
@@ -389,11 +396,11 @@ impl Connection {
         let into = self.buffer_for(slot, offset + length).slice(offset, length);
         self.slots.get(slot).receiving = true;
         self.input.direct = Some((self.slots.id(slot), placement.offset));
-        self.operations += 1;
+        self.link.operations += 1;
         io.ring().receive(
-            self.owner,
+            self.link.owner,
             token::RECEIVE_DATA,
-            &self.socket,
+            &self.link.socket,
             into,
             Receive::Whole,
         );

@@ -26,7 +26,7 @@ impl Connection {
             .retained
             .lose(&session, shared.units.runners(), key, until);
         // Completed commands are answered, and their responses retained.
-        let done = std::mem::take(&mut self.done);
+        let done = std::mem::take(&mut self.schedule.done);
         for id in done {
             self.answer(id);
         }

@@ -38,15 +38,15 @@ impl Connection {
     /// Hop 6: answers all completed commands, and executes the commands that this unblocks.
     pub(crate) fn answer_all(&mut self, io: &mut Io) {
         loop {
-            let mut done = std::mem::take(&mut self.done);
+            let mut done = std::mem::take(&mut self.schedule.done);
             for id in done.drain(..) {
                 self.answer(id);
             }
-            if self.done.is_empty() {
-                self.done = done;
+            if self.schedule.done.is_empty() {
+                self.schedule.done = done;
             }
             self.feed_starved();
-            if self.batch.is_empty() && self.done.is_empty() {
+            if self.schedule.batch.is_empty() && self.schedule.done.is_empty() {
                 return;
             }
             self.submit_batch(io, None);
@@ -55,19 +55,19 @@ impl Connection {
 
     /// Continues commands that wait for memory, in order, as far as it suffices.
     fn feed_starved(&mut self) {
-        for _ in 0..self.starved.len() {
-            let Some((id, length)) = self.starved.pop_front() else {
+        for _ in 0..self.schedule.starved.len() {
+            let Some((id, length)) = self.schedule.starved.pop_front() else {
                 return;
             };
             if self.slots.current(id).is_none() {
                 continue;
             }
             if !self.has_room(length) {
-                self.starved.push_front((id, length));
+                self.schedule.starved.push_front((id, length));
                 return;
             }
             self.buffer_for(id.index, length);
-            self.batch.push(id);
+            self.schedule.batch.push(id);
         }
     }
 
@@ -145,12 +145,12 @@ impl Connection {
         };
         let name = self.output.name();
         let queued = if self.iscsi.sees_data() {
-            let mut bytes = std::mem::take(&mut self.digested);
+            let mut bytes = std::mem::take(&mut self.output.digested);
             bytes.resize(length, 0);
             buffer.read_whole(0, &mut bytes);
             let queued = self.iscsi.data_in(task, name, 0, &bytes, then);
             if bytes.capacity() <= DIGESTED_BYTES_KEPT {
-                self.digested = bytes;
+                self.output.digested = bytes;
             }
             queued
         } else {

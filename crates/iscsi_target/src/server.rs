@@ -523,7 +523,7 @@ impl Drop for Server {
             handle.worker.send(move |worker| {
                 let (source, number) = (handle.source, handle.number);
                 let notified = crate::shared::with(worker, source, number, |connection, io| {
-                    connection.drained = Some(drained);
+                    connection.drain.server = Some(drained);
                     connection.dismiss(io, "the daemon is shutting down");
                 });
                 if notified {

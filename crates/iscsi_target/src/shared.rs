@@ -368,7 +368,7 @@ impl SharedServer {
     pub fn drop_connection(&self, key: ConnectionKey, held: Option<Hold>) {
         match self.handle(key) {
             Some(handle) => handle.send(move |connection, io| {
-                connection.held_until_drained.extend(held);
+                connection.drain.holds.extend(held);
                 connection.end(io, "displaced");
             }),
             None => {
@@ -385,7 +385,7 @@ impl SharedServer {
     pub fn remove_for_recovery(&self, key: ConnectionKey, held: Hold) {
         match self.handle(key) {
             Some(handle) => handle.send(move |connection, io| {
-                connection.held_until_drained.push(held);
+                connection.drain.holds.push(held);
                 connection.end_for_recovery(io);
             }),
             None => self.drop_connection(key, None),
@@ -396,7 +396,7 @@ impl SharedServer {
     pub fn log_out_connection(&self, key: ConnectionKey, held: Hold) {
         match self.handle(key) {
             Some(handle) => handle.send(move |connection, io| {
-                connection.held_until_drained.push(held);
+                connection.drain.holds.push(held);
                 connection.end_logged_out(io);
             }),
             None => self.drop_connection(key, None),
@@ -407,7 +407,7 @@ impl SharedServer {
     pub fn dismiss_connection(&self, key: ConnectionKey, held: Option<Hold>) {
         match self.handle(key) {
             Some(handle) => handle.send(move |connection, io| {
-                connection.held_until_drained.extend(held);
+                connection.drain.holds.extend(held);
                 connection.dismiss(io, "dropped by the target");
             }),
             None => self.drop_connection(key, held),
