@@ -16,7 +16,6 @@ use cli_common::{Failure, Outcome};
 use latency::Clock;
 
 use super::{failed, flag, interrupted, to_its_end, unless_interrupted};
-use crate::image::parse_bytes;
 
 /// `lunette bench disktest`
 #[derive(Clone, Debug, Args)]
@@ -31,19 +30,22 @@ pub struct DisktestArguments {
     /// Output, one or more letters: T, P or C for throughput, X for transfers, R for the run time, A for all
     #[arg(short = 'P', value_name = "TXPRCA", default_value = "T")]
     print: String,
-    /// Interval of heartbeat lines in seconds, 1 to 3600 [default: no heartbeat lines]
-    #[arg(short = 'h', value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    /// Interval of heartbeat lines, 1 second to 1 hour; m is a factor of 60 [default: no heartbeat lines]
+    #[arg(short = 'h', value_name = "SECONDS", value_parser = |text: &str| seconds(text, 3600))]
     heartbeat: Option<u64>,
-    /// Duration of the test in seconds, 1 to 604800
-    #[arg(short = 'T', value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=604_800))]
-    seconds: u64,
-    /// Read
+    /// Duration of the test, 1 second to 7 days; m, h and d are factors of 60, 3600 and 86400 [default: until the transfers of -L are done]
+    #[arg(short = 'T', value_name = "SECONDS", value_parser = |text: &str| seconds(text, 604_800))]
+    seconds: Option<u64>,
+    /// Number of transfers, with a suffix as for -N [default: as many as fit into the blocks of -N, without -T]
+    #[arg(short = 'L', value_name = "TRANSFERS", value_parser = count)]
+    transfers: Option<u64>,
+    /// Read; the default without -w
     #[arg(short = 'r')]
     read: bool,
     /// Write; existing data is lost
     #[arg(short = 'w')]
     write: bool,
-    /// Percentages of reads and writes, if both -r and -w are given
+    /// Percentages of reads and writes, if both -r and -w are given. If their sum is not 100, each gets half of the rest
     #[arg(
         short = 'D',
         value_name = "READ%:WRITE%",
@@ -51,20 +53,77 @@ pub struct DisktestArguments {
         value_parser = mixture
     )]
     mixture: u8,
-    /// Bytes per transfer. k and m are factors of 1024 and 1048576
-    #[arg(short = 'B', value_name = "SIZE", default_value = "4k")]
-    size: String,
+    /// Size of a transfer, or LOW:HIGH for random sizes: up to 256 in blocks of 512 bytes, above in bytes, or with a suffix as for -N in
+    /// bytes
+    #[arg(short = 'B', value_name = "SIZE", default_value = "1", value_parser = sizes)]
+    sizes: (u64, u64),
     /// Pattern: r or R random, l or L sequential
-    #[arg(short = 'p', value_name = "PATTERN", default_value = "l")]
+    #[arg(short = 'p', value_name = "PATTERN", default_value = "R")]
     pattern: String,
-    /// Number of 512-byte blocks to use, from the start of the device [default: all]
-    #[arg(short = 'N', value_name = "BLOCKS", value_parser = clap::value_parser!(u64).range(1..=1 << 50))]
+    /// Number of 512-byte blocks to use, from the start of the device [default: all]. k, m and g are powers of 1024, K, M and G powers of
+    /// 1000
+    #[arg(short = 'N', value_name = "BLOCKS", value_parser = count)]
     blocks: Option<u64>,
     /// File or block device to test, or iscsi://HOST/TARGET/LUN, vhost-user-blk:SOCKET or vhost-user-scsi:SOCKET
-    target: String,
+    #[arg(value_name = "TARGET")]
+    target: Option<String>,
+    #[command(flatten)]
+    refused: Refused,
     /// Print help
     #[arg(long, action = ArgAction::Help)]
     help: Option<bool>,
+}
+
+/// Flags of disktest that are not supported, and letters that are easily mistaken. Each may have a value.
+#[derive(Clone, Debug, Args)]
+struct Refused {
+    #[arg(short = 'E', short_aliases = ['a', 'c', 'f', 'm', 'M', 'n', 'z'], hide = true, num_args = 0..=1)]
+    verification: Option<Vec<String>>,
+    #[arg(short = 's', short_aliases = ['S', 'o'], hide = true, num_args = 0..=1)]
+    range: Option<Vec<String>>,
+    #[arg(short = 'C', short_aliases = ['t', 'l'], hide = true, num_args = 0..=1)]
+    cycles: Option<Vec<String>>,
+    #[arg(short = 'k', hide = true, num_args = 0..=1)]
+    wrong_threads: Option<Vec<String>>,
+    #[arg(short = 'i', hide = true, num_args = 0..=1)]
+    wrong_kind: Option<Vec<String>>,
+    #[arg(short = 'b', hide = true, num_args = 0..=1)]
+    wrong_size: Option<Vec<String>>,
+    #[arg(short = 'A', short_aliases = ['d', 'F', 'q', 'Q', 'R', 'v', 'V', 'W', 'H'], hide = true, num_args = 0..=1)]
+    other_flags: Option<Vec<String>>,
+}
+
+impl Refused {
+    /// Returns a message if one of them is given.
+    fn message(&self) -> Option<String> {
+        let hints = [
+            (
+                &self.verification,
+                "-E, -a, -c, -f, -m, -M, -n and -z",
+                "verify data with lunette bench --verify",
+            ),
+            (
+                &self.range,
+                "-s, -S and -o",
+                "-N limits the blocks, from the start of the device",
+            ),
+            (
+                &self.cycles,
+                "-C, -t and -l",
+                "-T sets the duration, -L the number of transfers",
+            ),
+            (&self.wrong_threads, "-k", "-K sets the number of threads"),
+            (&self.wrong_kind, "-i", "-I sets the kind of I/O"),
+            (&self.wrong_size, "-b", "-B sets the size of a transfer"),
+            (
+                &self.other_flags,
+                "-A, -d, -F, -q, -Q, -R, -v, -V, -W and -H",
+                "lunette bench disktest --help lists the flags",
+            ),
+        ];
+        let (_, flags, hint) = hints.into_iter().find(|(given, ..)| given.is_some())?;
+        Some(format!("{flags}: not supported; hint: {hint}"))
+    }
 }
 
 const AFTER: &str = "\
@@ -78,9 +137,71 @@ fn mixture(text: &str) -> Result<u8, String> {
     let parts = text.split_once(':');
     let parts = parts.and_then(|(reads, writes)| Some((part(reads)?, part(writes)?)));
     match parts {
-        Some((reads, writes)) if u32::from(reads) + u32::from(writes) == 100 => Ok(reads),
-        _ => Err("two parts with the sum 100, such as 75:25".to_owned()),
+        Some((reads, writes)) if u32::from(reads) + u32::from(writes) <= 100 => {
+            Ok(reads + (100 - reads - writes) / 2)
+        }
+        _ => Err("two percentages with a sum of at most 100, such as 75:25".to_owned()),
     }
+}
+
+/// Parses a number with a suffix of disktest: k, m and g are powers of 1024, K, M and G powers of 1000. Returns it with true if it has one.
+fn suffixed(text: &str) -> Result<(u64, bool), String> {
+    let factor = match text.as_bytes().last() {
+        Some(b'k') => 1 << 10,
+        Some(b'm') => 1 << 20,
+        Some(b'g') => 1 << 30,
+        Some(b'K') => 1_000,
+        Some(b'M') => 1_000_000,
+        Some(b'G') => 1_000_000_000,
+        _ => 1,
+    };
+    let has_suffix = factor > 1;
+    let digits = &text[..text.len() - usize::from(has_suffix)];
+    let number = digits.parse::<u64>().ok();
+    let product = number.and_then(|number| number.checked_mul(factor));
+    let product = product.filter(|product| (1..=1 << 50).contains(product));
+    let product = product.filter(|_| !digits.starts_with('+'));
+    let error = "a number of at least 1, with k, m, g (powers of 1024) or K, M, G (powers of 1000)";
+    Ok((product.ok_or(error)?, has_suffix))
+}
+
+fn count(text: &str) -> Result<u64, String> {
+    suffixed(text).map(|(number, _)| number)
+}
+
+/// Parses the size of a transfer, or the smallest and the largest one, in bytes.
+fn sizes(text: &str) -> Result<(u64, u64), String> {
+    let bytes = |text: &str| match suffixed(text)? {
+        (blocks, false) if blocks <= 256 => Ok(blocks * 512),
+        // disktest rounds down, too.
+        (bytes, false) => Ok(bytes / 512 * 512),
+        (bytes, true) if bytes % 512 == 0 => Ok(bytes),
+        (bytes, true) => Err(format!(
+            "{bytes} bytes are not a multiple of 512; k, m and g are powers of 1024"
+        )),
+    };
+    let (low, high) = text.split_once(':').unwrap_or((text, text));
+    let (low, high) = (bytes(low)?, bytes(high)?);
+    match low <= high {
+        true => Ok((low, high)),
+        false => Err("LOW is above HIGH".to_owned()),
+    }
+}
+
+/// Parses a time in seconds, or with m, h or d.
+fn seconds(text: &str, most: u64) -> Result<u64, String> {
+    let (digits, factor) = match text.as_bytes().last() {
+        Some(b'm') => (&text[..text.len() - 1], 60),
+        Some(b'h') => (&text[..text.len() - 1], 3600),
+        Some(b'd') => (&text[..text.len() - 1], 86_400),
+        _ => (text, 1),
+    };
+    let number = digits.parse::<u64>().ok();
+    let seconds = number.and_then(|number| number.checked_mul(factor));
+    let seconds = seconds.filter(|seconds| (1..=most).contains(seconds));
+    seconds.ok_or_else(|| {
+        format!("a number of seconds from 1 to {most}, or with m (minutes), h (hours) or d (days)")
+    })
 }
 
 /// Selected output.
@@ -114,6 +235,15 @@ impl DisktestArguments {
         })
     }
 
+    fn target(&self) -> Result<&str, Failure> {
+        if let Some(message) = self.refused.message() {
+            return Err(Failure::mistake(message));
+        }
+        let missing =
+            || Failure::mistake("the target is missing; hint: give a file or block device");
+        self.target.as_deref().ok_or_else(missing)
+    }
+
     fn subject(&self) -> Result<Subject, Failure> {
         let unknown = self
             .kind
@@ -126,9 +256,10 @@ impl DisktestArguments {
             )));
         }
         let direct = self.kind.to_ascii_uppercase().contains('D');
-        let target = match Subject::looks_like_one(&self.target) {
-            true => self.target.clone(),
-            false => format!("file:{},direct={}", self.target, u8::from(direct)),
+        let target = self.target()?;
+        let target = match Subject::looks_like_one(target) {
+            true => target.to_owned(),
+            false => format!("file:{target},direct={}", u8::from(direct)),
         };
         Subject::parse(&target).map_err(Failure::mistake)
     }
@@ -137,9 +268,15 @@ impl DisktestArguments {
         let is_random = match self.pattern.as_str() {
             "r" | "R" => true,
             "l" | "L" | "lu" | "Lu" => false,
+            "ld" | "Ld" => {
+                return Err(Failure::mistake(format!(
+                    "-p{}: descending order is not supported; hint: -pl",
+                    self.pattern
+                )));
+            }
             _ => {
                 return Err(Failure::mistake(format!(
-                    "-p{}: give r or R for random, l or L for linear",
+                    "-p{}: give r or R for random, l or L for sequential",
                     self.pattern
                 )));
             }
@@ -152,17 +289,21 @@ impl DisktestArguments {
             (false, true, true) => "rw",
             (true, true, true) => "randrw",
         };
-        let bytes =
-            parse_bytes(&self.size).map_err(|why| Failure::mistake(format!("-B: {why}")))?;
+        let (low, high) = self.sizes;
         let mut job = Job::default();
         let mut options = vec![
             ("rw", pattern.to_owned()),
-            ("bs", bytes.to_string()),
+            ("bsrange", format!("{low}-{high}")),
             ("iodepth", self.threads.to_string()),
-            ("runtime", format!("{}s", self.seconds)),
-            ("time_based", "1".to_owned()),
             ("norandommap", "1".to_owned()),
         ];
+        if let Some(seconds) = self.seconds {
+            options.push(("runtime", format!("{seconds}s")));
+            options.push(("time_based", "1".to_owned()));
+        }
+        if let Some(transfers) = self.transfers {
+            options.push(("number_ios", transfers.to_string()));
+        }
         if self.read && self.write {
             options.push(("rwmixread", self.mixture.to_string()));
         }
@@ -233,7 +374,7 @@ pub fn run(arguments: &DisktestArguments) -> Outcome {
         ..Plan::default()
     };
     let lines = std::sync::Arc::new(Lines {
-        target: arguments.target.clone(),
+        target: arguments.target()?.to_owned(),
         stdout: Mutex::new(std::io::stdout()),
     });
     lines.print("START", &format!("Start args: {}", arguments.said()));
@@ -324,7 +465,7 @@ mod tests {
     fn flags_are_a_job() {
         let arguments = parsed("-K64 -ID -PTX -h3 -T60 -r -B262144 /dev/sdb");
         let job = arguments.job().unwrap_or_else(|_| panic!("no job"));
-        assert_eq!(job.pattern.word(), "read");
+        assert_eq!(job.pattern.word(), "randread");
         assert_eq!(
             (job.iodepth, job.runtime),
             (64, Some(Duration::from_secs(60)))
@@ -332,13 +473,65 @@ mod tests {
         assert_eq!(arguments.heartbeat, Some(3));
         let printed = arguments.printed().unwrap_or_else(|_| panic!("-P"));
         assert!(printed.throughput && printed.transfers && !printed.time);
-        let both = parsed("-r -w -D 75:25 -pR -PA f");
+        let both = parsed("-r -w -D 75:25 -pL -PA f");
         let job = both.job().unwrap_or_else(|_| panic!("no job"));
-        assert_eq!(job.pattern.word(), "randrw");
+        assert_eq!(job.pattern.word(), "rw");
         assert!(both.printed().is_ok_and(|printed| printed.time));
         assert!(parsed("-PZ f").printed().is_err() && parsed("-pld f").job().is_err());
         assert!(parsed("-IS f").subject().is_err() && parsed("-IBD f").subject().is_ok());
-        assert!(mixture("75:20").is_err());
+        assert!(parsed("-pLd f").job().is_err() && parsed("-r").subject().is_err());
+    }
+
+    #[test]
+    fn values_are_as_in_disktest() {
+        // man 1 disktest: up to 256 in sectors, above in bytes; K is 10^3; the rest of a mixture is split.
+        for (text, bytes) in [
+            ("8", (4096, 4096)),
+            ("256", (131_072, 131_072)),
+            ("257", (0, 0)),
+            ("262144", (262_144, 262_144)),
+            ("4k:64k", (4096, 65_536)),
+            ("8:16", (4096, 8192)),
+            ("1m", (1 << 20, 1 << 20)),
+            ("512K", (512_000, 512_000)),
+        ] {
+            assert_eq!(sizes(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "0", "4K", "64k:4k", "4k:", "+4k", "4x"] {
+            assert!(sizes(text).is_err(), "{text}");
+        }
+        assert_eq!(parsed("f").sizes, (512, 512));
+        assert_eq!(count("1m"), Ok(1 << 20));
+        assert_eq!(count("1M"), Ok(1_000_000));
+        assert_eq!(seconds("1m", 604_800), Ok(60));
+        assert_eq!(seconds("7d", 604_800), Ok(604_800));
+        assert!(seconds("8d", 604_800).is_err() && seconds("1m", 59).is_err());
+        assert_eq!(mixture("20:70"), Ok(25));
+        assert_eq!(mixture("75%:25%"), Ok(75));
+        assert!(mixture("75:30").is_err());
+    }
+
+    #[test]
+    fn refused_flags_name_the_nearest_one() {
+        for (words, hint) in [
+            ("-k 4 f", "-K sets"),
+            ("-c f", "--verify"),
+            ("-E 512 f", "--verify"),
+            ("-s0:10 f", "-N limits"),
+            ("-r -R3 f", "--help"),
+        ] {
+            let message = parsed(words).refused.message();
+            assert!(message.is_some_and(|one| one.contains(hint)), "{words}");
+            assert!(parsed(words).subject().is_err(), "{words}");
+        }
+    }
+
+    #[test]
+    fn run_ends_by_time_or_by_number() {
+        let job = |words: &str| parsed(words).job().unwrap_or_else(|_| panic!("{words}"));
+        assert_eq!((job("f").runtime, job("f").ios_max), (None, None));
+        assert_eq!(job("-L 2k f").ios_max, Some(2048));
+        assert_eq!(job("-T1m f").runtime, Some(Duration::from_secs(60)));
     }
 
     #[test]
