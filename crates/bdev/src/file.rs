@@ -39,7 +39,7 @@ pub use format::ImageFormat;
 pub use lock::FileLock;
 pub(crate) use lock::InUse;
 use lock::Users;
-pub use open::sync_folder;
+pub use open::{LockedUse, open_locked, sync_folder};
 use reopen::reopen;
 
 /// Caches between a client's write and the device.

@@ -69,7 +69,10 @@ pub use discard::DiscardMode;
 pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
-pub use file::{CacheMode, Container, File, FileLock, FileOptions, ImageFormat, sync_folder};
+pub use file::{
+    CacheMode, Container, File, FileLock, FileOptions, ImageFormat, LockedUse, open_locked,
+    sync_folder,
+};
 #[cfg(feature = "simulated")]
 pub use image::stepped;
 pub use image::{

@@ -45,6 +45,27 @@ fn file_with_a_size_is_created_sparse_and_private() {
     open(FileOptions::new(&path));
 }
 
+#[test]
+fn no_regular_file_is_created_among_the_device_nodes() {
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("devices");
+    std::os::unix::fs::symlink("/dev", &link).unwrap();
+    for path in [
+        "/dev/lunette-test-disk".into(),
+        "/dev/none/lunette-test-disk".into(),
+        "/dev/shm/../lunette-test-disk".into(),
+        link.join("lunette-test-disk"),
+    ] {
+        let text = refusal(options(&path, 1 << 20, CacheMode::Writeback));
+        says(&text, &["not created below /dev", "hint: correct the path"]);
+        assert!(!path.exists(), "{}", path.display());
+    }
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = memory.path().join("disk");
+    open(options(&path, 1 << 20, CacheMode::Writeback));
+    assert!(path.exists());
+}
+
 /// Detects truncation, removal and replacement by other programs.
 #[test]
 fn changes_of_a_file_by_other_programs_are_found() {

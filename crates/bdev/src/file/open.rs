@@ -4,7 +4,7 @@
 
 use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity, SECTOR_BYTES};
@@ -84,21 +84,51 @@ fn fail(path: &Path, reason: impl Display) -> OpenError {
 fn open_or_create(options: &FileOptions) -> Result<(OwnedFd, bool), OpenError> {
     let path = options.path.as_path();
     let flags = open_flags(CacheMode::Writeback, options.read_only) | OFlags::CLOEXEC;
+    match open_existing(path, flags, options.read_only)? {
+        Some(fd) => Ok((fd, false)),
+        None => create(options, flags),
+    }
+}
+
+/// Opens a file; `None` if it does not exist.
+fn open_existing(
+    path: &Path,
+    flags: OFlags,
+    read_only: bool,
+) -> Result<Option<OwnedFd>, OpenError> {
     // NONBLOCK: opening a FIFO by mistake must not hang.
     match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
-        Ok(fd) => Ok((fd, false)),
-        Err(Errno::NOENT) => create(options, flags),
-        Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(path, options.read_only))),
+        Ok(fd) => Ok(Some(fd)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(path, read_only))),
         Err(Errno::ROFS) => Err(fail(
             path,
             "cannot open it for writing: its file system is read-only; hint: set read_only, or remount it writable",
         )),
-        Err(Errno::ISDIR) => Err(fail(
-            path,
-            "is a directory; hint: give a raw file or a block device",
-        )),
+        Err(Errno::ISDIR) => Err(fail(path, IS_DIRECTORY)),
         Err(error) => Err(fail(path, format!("cannot open it: {error}"))),
     }
+}
+
+const IS_DIRECTORY: &str = "is a directory; hint: give a raw file or a block device";
+
+/// Returns the type of an open file; fails unless it is a regular file or a block device.
+fn file_type(path: &Path, fd: &OwnedFd) -> Result<FileType, OpenError> {
+    let stat = rustix::fs::fstat(fd);
+    let stat = stat.map_err(|error| fail(path, format!("cannot stat it: {error}")))?;
+    let other = match FileType::from_raw_mode(stat.st_mode) {
+        found @ (FileType::RegularFile | FileType::BlockDevice) => return Ok(found),
+        // A directory can be opened for reading.
+        FileType::Directory => return Err(fail(path, IS_DIRECTORY)),
+        FileType::CharacterDevice => "character device",
+        FileType::Fifo => "named pipe",
+        FileType::Socket => "socket",
+        FileType::Symlink | FileType::Unknown => "special file",
+    };
+    let reason = format!(
+        "is neither a file nor a block device but a {other}; hint: give a raw file or a block device"
+    );
+    Err(fail(path, reason))
 }
 
 /// Explains "Permission denied" by the sandbox or by permissions, with the remedy.
@@ -131,11 +161,21 @@ fn create(options: &FileOptions, flags: OFlags) -> Result<(OwnedFd, bool), OpenE
             "does not exist, and a read-only disk is not created; hint: correct the path",
         ));
     }
+    create_new(path, flags).map(|fd| (fd, true))
+}
+
+fn create_new(path: &Path, flags: OFlags) -> Result<OwnedFd, OpenError> {
+    if is_below_dev(path) {
+        return Err(fail(
+            path,
+            "does not exist, and regular files are not created below /dev; hint: correct the path of the device, lsblk -p lists block devices",
+        ));
+    }
     // Disk content is private to the owner of the file.
     let mode = Mode::RUSR | Mode::WUSR;
     let made = rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, mode);
     match made {
-        Ok(fd) => Ok((fd, true)),
+        Ok(fd) => Ok(fd),
         Err(Errno::NOENT) => {
             let parent = path.parent().unwrap_or(Path::new("/")).display();
             let reason = format!("cannot create it: the directory {parent} does not exist");
@@ -146,6 +186,61 @@ fn create(options: &FileOptions, flags: OFlags) -> Result<(OwnedFd, bool), OpenE
     }
 }
 
+/// Returns true if a new file at `path` would be among the device nodes: below `/dev`, except for `/dev/shm`.
+fn is_below_dev(path: &Path) -> bool {
+    let Ok(path) = std::path::absolute(path) else {
+        return false;
+    };
+    let mut folders = path.ancestors().skip(1);
+    // Missing folders at the end have no links to resolve.
+    let found = folders.find_map(|folder| Some((folder, folder.canonicalize().ok()?)));
+    let Some((folder, resolved)) = found else {
+        return false;
+    };
+    let mut place: PathBuf = resolved;
+    for part in path.strip_prefix(folder).unwrap_or(&path).components() {
+        match part {
+            Component::ParentDir => drop(place.pop()),
+            part => place.push(part),
+        }
+    }
+    place.starts_with("/dev") && !place.starts_with("/dev/shm")
+}
+
+/// Use of a file or block device by blocking system calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockedUse {
+    /// Read an existing file beside other readers.
+    Read,
+    /// Write an existing file as its only user.
+    Write,
+    /// Create a file and write it as its only user.
+    Create,
+}
+
+/// Opens or creates a file, or opens a block device, and locks it as a disk is locked. The locks end when the file is closed.
+///
+/// # Errors
+/// The file is missing, or exists and is to be created, or is in use; with a hint.
+pub fn open_locked(path: &Path, to: LockedUse) -> Result<std::fs::File, OpenError> {
+    let read_only = to == LockedUse::Read;
+    let flags = open_flags(CacheMode::Writeback, read_only) | OFlags::CLOEXEC;
+    if to == LockedUse::Create {
+        let fd = create_new(path, flags)?;
+        lock(path, &fd, false)?;
+        make_durable(path, fd.as_fd())?;
+        return Ok(fd.into());
+    }
+    let fd = open_existing(path, flags, read_only)?
+        .ok_or_else(|| fail(path, "does not exist; hint: correct the path"))?;
+    let fd = match file_type(path, &fd)? {
+        FileType::BlockDevice if !read_only => claim(path, fd.as_fd())?,
+        _ => fd,
+    };
+    lock(path, &fd, read_only)?;
+    Ok(fd.into())
+}
+
 fn examine(
     options: &FileOptions,
     control: OwnedFd,
@@ -154,14 +249,7 @@ fn examine(
     let path = options.path.as_path();
     let os = |operation: &'static str| move |e: Errno| fail(path, format!("{operation}: {e}"));
     let stat = rustix::fs::fstat(&control).map_err(os("cannot stat it"))?;
-    let block_device = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => false,
-        FileType::BlockDevice => true,
-        other => {
-            let reason = format!("is neither a file nor a block device but a {other:?}");
-            return Err(fail(path, reason.to_lowercase()));
-        }
-    };
+    let block_device = file_type(path, &control)? == FileType::BlockDevice;
     let claims = block_device && !options.read_only && options.lock != FileLock::WhileActive;
     let claim = match claims {
         true => Some(claim(path, control.as_fd())?),
