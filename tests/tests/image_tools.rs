@@ -4,6 +4,7 @@
 
 use end_to_end::{Context, Result, Scratch, ensure};
 use serde_json::Value;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -460,5 +461,148 @@ fn blocks_of_4096(folder: &Path) -> Result<()> {
     let mut expected = vec![0xff; 1 << 20];
     expected[..(512 << 10) + 512].fill(5);
     ensure!(std::fs::read(folder.join("large"))? == expected);
+    Ok(())
+}
+
+/// `iscsi copy` with the locks and refusals of `image convert`.
+#[test]
+fn a_copy_of_bytes_overwrites_no_file_by_mistake() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    let program = vm::lunette_program(vm::Profile::Dev)?.display().to_string();
+    let copy =
+        |arguments: &[&str]| run(folder, &program, &[&["iscsi", "copy"], arguments].concat());
+    let refused = |arguments: &[&str], why: &str| {
+        let ran = copy(arguments)?;
+        let text = String::from_utf8_lossy(&ran.stderr).into_owned();
+        ensure!(
+            !ran.status.success() && text.contains(why),
+            "{arguments:?}: {ran:?}"
+        );
+        Ok(())
+    };
+    let accepted = |arguments: &[&str]| {
+        let ran = copy(arguments)?;
+        ensure!(ran.status.success(), "{arguments:?}: {ran:?}");
+        Ok(())
+    };
+    let path = |name: &str| folder.join(name);
+    let (new, old) = (vec![7; 2 << 20], vec![9; 4 << 20]);
+    std::fs::write(path("new.raw"), &new)?;
+    std::fs::write(path("old.raw"), &old)?;
+    succeeds(
+        folder,
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "vm.qcow2", "8M"],
+    )?;
+    let image_before = std::fs::read(path("vm.qcow2"))?;
+
+    accepted(&["new.raw", "made.raw"])?;
+    ensure!(std::fs::metadata(path("made.raw"))?.mode() & 0o777 == 0o600);
+    refused(
+        &["new.raw", "old.raw"],
+        "old.raw: already exists; hint: -n writes",
+    )?;
+    refused(
+        &["new.raw", "-n", "vm.qcow2"],
+        "format qcow2, which raw bytes would destroy",
+    )?;
+    refused(
+        &["new.raw", "-n", "none.raw"],
+        "does not exist; hint: omit -n",
+    )?;
+    refused(&["old.raw", "-n", "new.raw"], "fewer than the source")?;
+    refused(
+        &["new.raw", "old.raw", "--from", "1048576"],
+        "more than the 2097152 bytes",
+    )?;
+    refused(
+        &["new.raw", "made.raw", "--from", "2097153"],
+        "beyond the end of new.raw",
+    )?;
+    refused(&["new.raw", "/dev/lunette-test"], "not created below /dev")?;
+    refused(&[".", "other.raw"], ".: is a directory")?;
+    // A file that another program uses.
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path("old.raw"))?;
+    ensure!(sys::file_lock::lock(file.as_fd(), true)?.is_none());
+    refused(
+        &["new.raw", "-n", "old.raw"],
+        "old.raw: is in use: another process",
+    )?;
+    refused(
+        &["old.raw", "copy.raw"],
+        "old.raw: is in use: another process",
+    )?;
+    ensure!(std::fs::read(path("old.raw"))? == old);
+    ensure!(std::fs::read(path("vm.qcow2"))? == image_before);
+    drop(file);
+
+    accepted(&["new.raw", "-n", "old.raw"])?;
+    let rest = &old[2 << 20..];
+    ensure!(std::fs::read(path("old.raw"))? == [&new, rest].concat());
+    // Holes of the source are zeroes in an existing file.
+    std::fs::File::create(path("hole.raw"))?.set_len(1 << 20)?;
+    accepted(&["hole.raw", "-n", "old.raw"])?;
+    let first = [vec![0; 1 << 20], vec![7; 1 << 20]].concat();
+    ensure!(std::fs::read(path("old.raw"))? == [&first[..], rest].concat());
+    // The next run of an interrupted copy.
+    let partial = std::fs::File::options()
+        .write(true)
+        .open(path("made.raw"))?;
+    partial.set_len((1 << 20) + 100)?;
+    accepted(&["new.raw", "made.raw", "--from", "1048576"])?;
+    ensure!(std::fs::read(path("made.raw"))? == std::fs::read(path("new.raw"))?);
+    std::fs::File::options()
+        .write(true)
+        .open(path("vm.qcow2"))?
+        .set_len(4 << 20)?;
+    accepted(&["new.raw", "-n", "vm.qcow2", "--format", "raw"])?;
+    ensure!(std::fs::read(path("vm.qcow2"))?.starts_with(&new));
+    Ok(())
+}
+
+#[test]
+fn convert_refuses_streams_and_its_own_source() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    std::fs::write(folder.join("a.raw"), [7; 4096])?;
+    for (arguments, why) in [
+        (
+            ["a.raw", "-"],
+            "-: standard input and output are not supported",
+        ),
+        (
+            ["-", "b.raw"],
+            "-: standard input and output are not supported",
+        ),
+        (
+            ["a.raw", "./a.raw"],
+            "a.raw: source and destination are the same file",
+        ),
+        (["a.raw", "/dev/lunette-test"], "not created below /dev"),
+        (
+            ["a.raw", "/dev/none/lunette-test"],
+            "not created below /dev",
+        ),
+    ] {
+        let ran = image(
+            folder,
+            &[&["convert", "-n", "--to", "raw"], &arguments[..]].concat(),
+        )?;
+        let new = image(
+            folder,
+            &[&["convert", "--to", "raw"], &arguments[..]].concat(),
+        )?;
+        let text = String::from_utf8_lossy(&new.stderr).into_owned();
+        ensure!(
+            !ran.status.success() && !new.status.success(),
+            "{ran:?} {new:?}"
+        );
+        ensure!(text.contains(why), "{new:?}");
+    }
+    ensure!(!folder.join("-").exists());
     Ok(())
 }

@@ -12,6 +12,7 @@ mod image;
 mod iscsi;
 mod libvirt;
 mod meter;
+mod same_file;
 mod top;
 mod vm;
 

@@ -18,6 +18,7 @@ use super::disks::{open_disk, open_writable, remote};
 use super::pieces::{Cut, Lane, PIECE_BYTES, Stop, failure, is_zero};
 use super::{FIRST_BYTES, cluster_bits, new_file, of};
 use crate::meter::Meter;
+use crate::same_file::is_same_file;
 
 /// Granularity of omitted zeroes, in bytes.
 const GRAIN_BYTES: usize = 4096;
@@ -25,6 +26,18 @@ const GRAIN_BYTES: usize = 4096;
 /// Copies a disk into a new file or over an existing disk.
 pub fn convert(arguments: &ConvertArguments) -> Outcome {
     let (from, to) = (arguments.source.as_path(), arguments.destination.as_path());
+    if let Some(stream) = [from, to].into_iter().find(|path| *path == Path::new("-")) {
+        return Err(Failure::mistake(format!(
+            "{}: standard input and output are not supported; hint: lunette iscsi copy copies raw bytes from and to a pipe, ./- names a file",
+            stream.display()
+        )));
+    }
+    if is_same_file(from, to) {
+        return Err(Failure::because(format!(
+            "{}: source and destination are the same file",
+            from.display()
+        )));
+    }
     let source = open_disk(from, arguments.from, arguments.named.files)?;
     let size = source.bytes();
     let source = source.device().clone();

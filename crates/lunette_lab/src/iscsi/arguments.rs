@@ -99,7 +99,7 @@ pub enum Action {
         login: Login,
     },
     /// Copy between files, block devices and logical units
-    Copy(Transfer),
+    Copy(CopyArguments),
     /// Compare a file, block device or logical unit with another, up to the end of the source. Exit code 0: equal, 1: different, or an
     /// error
     Verify(Transfer),
@@ -117,14 +117,34 @@ pub enum Action {
     },
 }
 
+/// Arguments of `lunette iscsi copy`.
+#[derive(Debug, Args)]
+pub struct CopyArguments {
+    /// Both ends
+    #[command(flatten)]
+    pub transfer: Transfer,
+    /// Write into an existing file and keep its size
+    #[arg(long, short = 'n')]
+    pub existing: bool,
+    /// Write raw bytes even if the existing file has the signature of a disk image
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<RawFormat>,
+}
+
+/// Format of the destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RawFormat {
+    /// Raw bytes
+    Raw,
+}
+
 /// `copy` and `verify`
 #[derive(Debug, Args)]
 pub struct Transfer {
     /// Source: a file, a block device, iscsi://HOST/TARGET/LUN, or - for standard input
     #[arg(value_name = "SOURCE")]
     pub source: String,
-    /// Destination: a file, a block device, iscsi://HOST/TARGET/LUN, or - for standard output. `copy` creates or overwrites a file.
-    /// `verify` only reads the destination
+    /// Destination: a file, a block device, iscsi://HOST/TARGET/LUN, or - for standard output. `verify` only reads the destination
     #[arg(value_name = "DESTINATION")]
     pub destination: String,
     /// Byte offset at which to start. An interrupted run prints it

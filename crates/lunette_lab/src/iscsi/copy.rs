@@ -1,7 +1,7 @@
 //! `lunette iscsi copy` and `lunette iscsi verify`.
 
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,9 +9,10 @@ use cli_common::{Failure, Outcome, say};
 use iscsi_initiator::Sameness;
 use sha2::{Digest, Sha256};
 
-use super::arguments::Transfer;
+use super::arguments::{CopyArguments, Transfer};
 use super::ends::{Destination, Piece, Source};
 use crate::meter::Meter;
+use crate::same_file::is_same_file;
 
 /// Returns a flag that Ctrl-C and SIGTERM set; the second signal ends the process.
 fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
@@ -57,22 +58,34 @@ impl Checksum {
     }
 }
 
-fn is_same_file(one: &str, other: &str) -> bool {
-    let file = |path: &str| std::fs::metadata(path).map(|of| (of.dev(), of.ino(), of.rdev()));
-    let is_file = |path: &str| path != "-" && path != "/dev/null" && path != "/dev/zero";
-    is_file(one) && is_file(other) && matches!((file(one), file(other)), (Ok(a), Ok(b)) if a == b)
+/// Returns the number of bytes from `--from` to the end of the source, if its size is known.
+fn bytes_left(source: &Source, transfer: &Transfer) -> Result<Option<u64>, Failure> {
+    let Some(size) = source.size() else {
+        return Ok(None);
+    };
+    match size.checked_sub(transfer.from) {
+        Some(left) => Ok(Some(left)),
+        None => Err(Failure::mistake(format!(
+            "--from {}: beyond the end of {}, which has {size} bytes",
+            transfer.from, transfer.source
+        ))),
+    }
 }
 
 /// Copies, and prints bytes, rate and checksum.
-pub fn copy(transfer: &Transfer) -> Outcome {
+pub fn copy(arguments: &CopyArguments) -> Outcome {
+    let transfer = &arguments.transfer;
     let interrupted = interrupted()?;
-    if is_same_file(&transfer.source, &transfer.destination) {
-        return Err(Failure::mistake("source and destination are the same file"));
+    let (from, to) = (&transfer.source, &transfer.destination);
+    if is_same_file(Path::new(from), Path::new(to)) {
+        return Err(Failure::mistake(format!(
+            "{from}: source and destination are the same file"
+        )));
     }
     let mut source = Source::open(&transfer.source, transfer)?;
     let size = source.size();
-    let left = size.map(|size| size.saturating_sub(transfer.from));
-    let mut destination = Destination::open(&transfer.destination, size, transfer)?;
+    let left = bytes_left(&source, transfer)?;
+    let mut destination = Destination::open(arguments, size)?;
     if let (Some(one), Some(other)) = (source.unit(), destination.unit())
         && one.compare(other, false) == Sameness::Proven
     {
@@ -164,7 +177,7 @@ pub fn verify(transfer: &Transfer) -> Outcome {
         source: Source::open(&transfer.destination, transfer)?,
         rest: None,
     };
-    let left = source.size().map(|size| size.saturating_sub(transfer.from));
+    let left = bytes_left(&source, transfer)?;
     let mut meter = Meter::new(left, transfer.quiet);
     let mut at = transfer.from;
     while let Some(piece) = source.next()? {

@@ -9,11 +9,12 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
+use bdev::{ImageFormat, LockedUse, open_locked};
 use cli_common::Failure;
 use iscsi_initiator::{CommandError, Extent, Unit, UnitAddress, UnitInfo};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
-use super::arguments::Transfer;
+use super::arguments::{CopyArguments, Transfer};
 use super::whole_blocks::WholeBlocks;
 use super::{because, open};
 
@@ -39,11 +40,23 @@ impl Piece {
     }
 }
 
+/// Returns true for a pipe, a socket or a character device, which has neither a size nor locks.
+fn is_stream(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| {
+        let kind = found.file_type();
+        !kind.is_file() && !kind.is_dir() && !kind.is_block_device()
+    })
+}
+
 pub enum Source {
     /// A file or a block device.
     File(FileSource),
     /// Standard input, or a pipe.
-    Stream(Box<dyn Read>, usize),
+    Stream {
+        name: String,
+        stream: Box<dyn Read>,
+        block: usize,
+    },
     Unit(Box<UnitSource>),
 }
 
@@ -56,15 +69,22 @@ impl Source {
             return Ok(Source::Unit(Box::new(UnitSource::new(unit, transfer)?)));
         }
         let block = transfer.block as usize;
+        let stream = |name: &str, stream| {
+            let name = name.to_owned();
+            Ok(Source::Stream {
+                name,
+                stream,
+                block,
+            })
+        };
         if text == "-" {
-            return Ok(Source::Stream(Box::new(std::io::stdin()), block));
+            return stream("standard input", Box::new(std::io::stdin()));
         }
         let failed = |error| Failure::because(format!("cannot read {text}: {error}"));
-        let file = File::open(text).map_err(failed)?;
-        let kind = file.metadata().map_err(failed)?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Ok(Source::Stream(Box::new(file), block));
+        if is_stream(Path::new(text)) {
+            return stream(text, Box::new(File::open(text).map_err(failed)?));
         }
+        let file = open_locked(Path::new(text), LockedUse::Read).map_err(because)?;
         // For a block device, the end is its size.
         let size = seek(&file, SeekFrom::End(0)).map_err(|errno| failed(errno.into()))?;
         Ok(Source::File(FileSource {
@@ -80,7 +100,7 @@ impl Source {
     pub fn size(&self) -> Option<u64> {
         match self {
             Source::File(file) => Some(file.size),
-            Source::Stream(..) => None,
+            Source::Stream { .. } => None,
             Source::Unit(unit) => Some(unit.unit.info().bytes()),
         }
     }
@@ -89,14 +109,14 @@ impl Source {
     pub fn unit(&self) -> Option<&UnitInfo> {
         match self {
             Source::Unit(unit) => Some(unit.unit.info()),
-            Source::File(_) | Source::Stream(..) => None,
+            Source::File(_) | Source::Stream { .. } => None,
         }
     }
 
     /// Required alignment of `--from`, in bytes.
     pub fn granularity(&self) -> u64 {
         match self {
-            Source::File(_) | Source::Stream(..) => 1,
+            Source::File(_) | Source::Stream { .. } => 1,
             Source::Unit(unit) => unit.unit.info().block_size.into(),
         }
     }
@@ -105,10 +125,14 @@ impl Source {
     pub fn next(&mut self) -> Result<Option<Piece>, Failure> {
         match self {
             Source::File(file) => file.next(),
-            Source::Stream(stream, block) => {
+            Source::Stream {
+                name,
+                stream,
+                block,
+            } => {
                 let mut data = Vec::new();
                 let read = stream.take(*block as u64).read_to_end(&mut data);
-                read.map_err(|error| Failure::because(format!("cannot read: {error}")))?;
+                read.map_err(|error| Failure::because(format!("cannot read {name}: {error}")))?;
                 Ok((!data.is_empty()).then_some(Piece::Data(data)))
             }
             Source::Unit(unit) => unit.next(),
@@ -119,7 +143,7 @@ impl Source {
     pub fn close(self) -> Result<(), Failure> {
         match self {
             Source::Unit(unit) => unit.unit.close().map_err(because),
-            Source::File(_) | Source::Stream(..) => Ok(()),
+            Source::File(_) | Source::Stream { .. } => Ok(()),
         }
     }
 }
@@ -279,12 +303,10 @@ pub enum Destination {
 }
 
 impl Destination {
-    /// Opens `text` for writing from `transfer.from` on. `size` is the source's size in bytes.
-    pub fn open(
-        text: &str,
-        size: Option<u64>,
-        transfer: &Transfer,
-    ) -> Result<Destination, Failure> {
+    /// Opens the destination for writing from `--from` on. `size` is the source's size in bytes.
+    pub fn open(arguments: &CopyArguments, size: Option<u64>) -> Result<Destination, Failure> {
+        let transfer = &arguments.transfer;
+        let text = transfer.destination.as_str();
         if UnitAddress::looks_like_one(text) {
             let address: UnitAddress = text.parse().map_err(Failure::mistake)?;
             let unit = open(&address, &transfer.login.options(address.user.as_deref())?)?;
@@ -294,7 +316,7 @@ impl Destination {
         if text == "-" {
             return Ok(Destination::Stream(std::io::stdout()));
         }
-        FileDestination::open(text, size, transfer).map(Destination::File)
+        FileDestination::open(arguments, size).map(Destination::File)
     }
 
     /// Returns the properties of the logical unit; `None` for a file, a device or a pipe.
@@ -340,57 +362,69 @@ impl Destination {
     }
 }
 
-/// A file, written sequentially. In a regular file holes of the source stay holes.
+/// A file or device, written sequentially. Holes of the source stay holes in a regular file.
 pub struct FileDestination {
     name: String,
     file: File,
     at: u64,
-    /// Unwritten ranges read as zeroes.
-    is_new: bool,
+    /// Length of a regular file; ranges beyond it read as zeroes after an extension.
+    end: Option<u64>,
 }
 
 impl FileDestination {
-    fn open(text: &str, size: Option<u64>, transfer: &Transfer) -> Result<Self, Failure> {
-        let failed = |error| Failure::because(format!("cannot write {text}: {error}"));
-        let mut options = File::options();
-        options.write(true).create(true).truncate(false);
+    fn open(arguments: &CopyArguments, size: Option<u64>) -> Result<Self, Failure> {
+        let text = arguments.transfer.destination.as_str();
+        let from = arguments.transfer.from;
         let path = Path::new(text);
-        let is_created = !path.exists();
-        let file = options.open(path).map_err(failed)?;
-        if is_created {
-            bdev::sync_folder(path).map_err(failed)?;
-        }
-        let metadata = file.metadata().map_err(failed)?;
-        let is_file = metadata.file_type().is_file();
-        if is_file {
-            // Data after `from` is foreign or will be written again.
-            file.set_len(transfer.from).map_err(failed)?;
-        } else if let Some(size) = size {
-            let room = seek(&file, SeekFrom::End(0)).map_err(|errno| failed(errno.into()))?;
-            if room < size {
-                return Err(Failure::because(format!(
-                    "{text} has {room} bytes, less than the source, {size} bytes"
-                )));
+        let failed = |error| Failure::because(format!("cannot write {text}: {error}"));
+        let (file, end) = if is_stream(path) {
+            let file = File::options().write(true).open(path);
+            (file.map_err(failed)?, None)
+        } else if !path.exists() {
+            let file = create(arguments)?;
+            file.set_len(from).map_err(failed)?;
+            (file, Some(from))
+        } else {
+            let file = open_locked(path, LockedUse::Write).map_err(because)?;
+            let kind = file.metadata().map_err(failed)?.file_type();
+            let length = seek(&file, SeekFrom::End(0)).map_err(|errno| failed(errno.into()))?;
+            match kind.is_file() {
+                true => check_existing(arguments, size, length)?,
+                false => check_room(text, size, length)?,
             }
-        }
+            (file, kind.is_file().then_some(length))
+        };
         Ok(FileDestination {
             name: text.to_owned(),
             file,
-            at: transfer.from,
-            is_new: is_file,
+            at: from,
+            end,
         })
     }
 
     fn put(&mut self, piece: Piece) -> Result<(), Failure> {
+        let behind = self.at + piece.len();
         let written = match &piece {
             Piece::Data(data) => self.file.write_all_at(data, self.at),
-            Piece::Hole(bytes) if self.is_new => self.file.set_len(self.at + bytes),
-            Piece::Hole(bytes) => zero(&self.file, self.at, *bytes),
+            Piece::Hole(_) => self.put_hole(behind),
         };
         written
             .map_err(|error| Failure::because(format!("cannot write {}: {error}", self.name)))?;
-        self.at += piece.len();
+        self.at = behind;
+        self.end = self.end.map(|end| end.max(behind));
         Ok(())
+    }
+
+    /// Zeroes the range up to `behind`. A regular file is extended.
+    fn put_hole(&self, behind: u64) -> std::io::Result<()> {
+        let present = self.end.unwrap_or(behind).min(behind);
+        if present > self.at {
+            zero(&self.file, self.at, present - self.at)?;
+        }
+        match present < behind {
+            true => self.file.set_len(behind),
+            false => Ok(()),
+        }
     }
 
     fn finish(self) -> Result<(), Failure> {
@@ -407,7 +441,65 @@ impl FileDestination {
     }
 }
 
-/// Zeroes a range of a device by deallocation or by its own command if possible, otherwise by writes.
+/// Creates the file of the destination.
+fn create(arguments: &CopyArguments) -> Result<File, Failure> {
+    let text = &arguments.transfer.destination;
+    if arguments.existing {
+        return Err(Failure::because(format!(
+            "{text}: does not exist; hint: omit -n to create it"
+        )));
+    }
+    open_locked(Path::new(text), LockedUse::Create).map_err(because)
+}
+
+/// Checks that an existing file of `length` bytes is the intended destination.
+fn check_existing(
+    arguments: &CopyArguments,
+    size: Option<u64>,
+    length: u64,
+) -> Result<(), Failure> {
+    let text = arguments.transfer.destination.as_str();
+    let from = arguments.transfer.from;
+    let refused = |reason: &str| Err(Failure::because(format!("{text}: {reason}")));
+    if !arguments.existing && from == 0 {
+        return refused(
+            "already exists; hint: -n writes into it and keeps its size; else remove it first, or give another path",
+        );
+    }
+    if let Some(format) = ImageFormat::of_path(Path::new(text))
+        && arguments.format.is_none()
+    {
+        return refused(&format!(
+            "it has the signature of a disk image in the format {format}, which raw bytes would destroy; hint: lunette image convert -n writes into an image; --format raw overwrites it"
+        ));
+    }
+    if arguments.existing {
+        return check_room(text, size, length);
+    }
+    if length < from {
+        return refused(&format!(
+            "it has {length} bytes, fewer than the {from} bytes of --from; hint: give the value that the interrupted copy printed"
+        ));
+    }
+    match size {
+        Some(size) if length > size => refused(&format!(
+            "it has {length} bytes, more than the {size} bytes of the source, so it is no part of a copy; hint: -n writes into it and keeps its size"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that the source fits.
+fn check_room(text: &str, size: Option<u64>, room: u64) -> Result<(), Failure> {
+    match size {
+        Some(size) if room < size => Err(Failure::because(format!(
+            "{text} has {room} bytes, fewer than the source, {size} bytes"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Zeroes a range of a file or device by deallocation or by the device's own command if possible, otherwise by writes.
 fn zero(file: &File, at: u64, bytes: u64) -> std::io::Result<()> {
     let keep = FallocateFlags::KEEP_SIZE;
     for flags in [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE] {
