@@ -31,9 +31,12 @@ use crate::state_files::DamagedFiles;
 use crate::statistics;
 use crate::tcp_service::{ListenAddress, TcpEntrance};
 use crate::uevents::Uevents;
-use crate::watchdog::Watchdog;
+use crate::watchdog::{Watchdog, all_make_progress};
 use crate::writing_ahead::write_ahead;
 use crate::{limits, metrics, state};
+
+/// Time in which each worker of a healthy daemon runs an iteration.
+const PROGRESS_PATIENCE: Duration = Duration::from_secs(1);
 use config::{AccessConfig, Config, Diagnostics, ExportRef, LunConfig, Placement, WorkersConfig};
 
 /// Reads the configuration file and flags again.
@@ -603,6 +606,10 @@ impl View for Overview {
 
     fn log(&self) -> Option<LogHandle> {
         self.log.clone()
+    }
+
+    fn makes_progress(&self) -> bool {
+        all_make_progress(&self.servers.pool, PROGRESS_PATIENCE)
     }
 
     fn statistics(&self) -> Statistics {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reactor::Pool;
 
@@ -42,6 +42,22 @@ impl Round {
             .map(|(worker, _)| worker.index())
             .collect()
     }
+}
+
+/// Interval between looks at the workers' replies.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Waits until every worker has run an iteration, for at most `patience`.
+pub(crate) fn all_make_progress(pool: &Pool, patience: Duration) -> bool {
+    let round = Round::begin(pool);
+    let end = Instant::now() + patience;
+    while !round.missing().is_empty() {
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(LOOK);
+    }
+    true
 }
 
 /// Watchdog thread. Dropping it ends the thread.
@@ -119,9 +135,11 @@ mod tests {
         let round = Round::begin(&pool);
         workers[0].call(|_| ()).unwrap();
         assert_eq!(round.missing(), [1]);
+        assert!(!all_make_progress(&pool, Duration::from_millis(20)));
         drop(release);
         workers[1].call(|_| ()).unwrap();
         assert_eq!(round.missing(), [0u32; 0]);
+        assert!(all_make_progress(&pool, Duration::from_secs(60)));
     }
 
     #[test]

@@ -27,8 +27,8 @@ use utoipa_axum::routes;
 use super::error_responses::problem;
 use super::{ErrorResponse, View};
 use super::{
-    clients, configuration, disks, events, exports, jobs, latency, log, luns, metrics, page,
-    saved_state, status, upgrade, version,
+    clients, configuration, disks, events, exports, health, jobs, latency, log, luns, metrics,
+    page, saved_state, status, upgrade, version,
 };
 use crate::handover::Ending;
 use crate::jobs::Context;
@@ -325,6 +325,8 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(events::listen))
         .routes(routes!(events::live))
         .routes(routes!(page::get))
+        .routes(routes!(health::health))
+        .routes(routes!(health::readiness))
         .routes(routes!(describe))
 }
 

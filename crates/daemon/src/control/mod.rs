@@ -13,6 +13,7 @@ mod disks;
 mod error_responses;
 mod events;
 mod exports;
+pub(crate) mod health;
 mod jobs;
 mod latency;
 mod log;
@@ -52,6 +53,11 @@ pub trait View: Send + Sync + 'static {
 
     /// Returns the counters of workers, disks and queues.
     fn statistics(&self) -> Statistics;
+
+    /// Returns true if all workers have run an iteration within a second.
+    fn makes_progress(&self) -> bool {
+        true
+    }
 
     /// Returns the handle of the log filter, if it can be changed.
     fn log(&self) -> Option<crate::logs::LogHandle> {

@@ -21,6 +21,7 @@ use super::ErrorResponse;
 use super::access::{Peer, Right, check};
 use super::api::{Api, router};
 use super::browsers::{Names, same_site};
+use super::health::check_of;
 use super::page;
 use super::server::HEAD_TIME;
 use super::token::Tokens;
@@ -78,7 +79,7 @@ impl TcpServer {
     }
 }
 
-/// Refuses requests without a token, except for the page, and connections beyond the token's limit.
+/// Refuses requests without a token, except for the page and checks of health, and connections beyond the token's limit.
 async fn recognise(
     State(tokens): State<Tokens>,
     Extension(guard): Extension<ConnectionGuard>,
@@ -89,6 +90,12 @@ async fn recognise(
     if known.is_err() && request.method() == Method::GET && request.uri().path() == page::PATH {
         // The page contains no data of the daemon and prompts for the token.
         return last(page::get().await.into_response());
+    }
+    if known.is_err() && request.method() == Method::GET && check_of(request.uri().path()).is_some()
+    {
+        let right = Right::Read;
+        request.extensions_mut().insert(ConnectInfo(Peer { right }));
+        return last(next.run(request).await);
     }
     match known {
         Ok(right) => {

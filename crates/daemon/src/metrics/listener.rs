@@ -17,6 +17,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 
 use crate::connection_table::ConnectionLimits;
+use crate::control::health::{self, check_of};
 use crate::control::{Tokens, View, has_one_host};
 use crate::service_thread::http;
 use crate::tcp_service::{TcpEntrance, TcpService};
@@ -89,6 +90,15 @@ async fn answer(
         let text = "bad request: exactly one Host field is required\n".to_owned();
         return Ok(plain(StatusCode::BAD_REQUEST, TEXT, text));
     }
+    if let Some(check) = check_of(request.uri().path())
+        && request.method() == Method::GET
+    {
+        let passed = crate::blocking_call::blocking(move || check(&*view)).await;
+        return Ok(match passed.is_ok_and(|passed| passed) {
+            true => plain(StatusCode::OK, TEXT, health::OK.to_owned()),
+            false => plain(StatusCode::SERVICE_UNAVAILABLE, TEXT, "not ok\n".to_owned()),
+        });
+    }
     if let Some(tokens) = tokens
         && let Err(unknown) = tokens.may_look(request.headers())
     {
@@ -99,7 +109,7 @@ async fn answer(
         return Ok(response);
     }
     if request.uri().path() != "/metrics" {
-        let text = "not found: only /metrics is served here\n".to_owned();
+        let text = "not found: only /metrics, /healthz and /readyz are served here\n".to_owned();
         return Ok(plain(StatusCode::NOT_FOUND, TEXT, text));
     }
     if request.method() != Method::GET && request.method() != Method::HEAD {

@@ -36,7 +36,7 @@ pub struct DisktestArguments {
     /// Duration of the test, 1 second to 7 days; m, h and d are factors of 60, 3600 and 86400 [default: until the transfers of -L are done]
     #[arg(short = 'T', value_name = "SECONDS", value_parser = |text: &str| seconds(text, 604_800))]
     seconds: Option<u64>,
-    /// Number of transfers, with a suffix as for -N [default: as many as fit into the blocks of -N, without -T]
+    /// Number of transfers, with a suffix as for -N [default without -T: the number that fits into the blocks of -N]
     #[arg(short = 'L', value_name = "TRANSFERS", value_parser = count)]
     transfers: Option<u64>,
     /// Read; the default without -w
