@@ -742,7 +742,7 @@ fn programs_escape_their_output() -> Result<()> {
             if !is_question && RAW.iter().any(|raw| code.contains(raw)) {
                 let path = path.display();
                 findings.push(format!(
-                    "{path}:{number}: use cli_common::stdout, stderr or say"
+                    "{path}:{number}: use cli_common::stdout, stderr or print_line"
                 ));
             }
         }

@@ -37,7 +37,7 @@ fn flushes(seed: u64) -> Vec<IoOutcome> {
     let path = folder.path().join("disk");
     std::fs::write(&path, [0; 64 << 10]).unwrap();
     Files::begin(seed);
-    Files::know(&std::fs::File::open(&path).unwrap()).unwrap();
+    Files::add_file(&std::fs::File::open(&path).unwrap()).unwrap();
     let file = File::open(FileOptions {
         cache: CacheMode::Writeback,
         ..FileOptions::new(&path)

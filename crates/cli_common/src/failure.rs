@@ -37,7 +37,7 @@ pub type Outcome = Result<(), Failure>;
 impl Failure {
     /// Prints a mistake in the command line.
     pub fn mistake(reason: impl fmt::Display) -> Failure {
-        say_reason(&reason.to_string());
+        print_reason(&reason.to_string());
         Failure::Mistaken
     }
 
@@ -67,13 +67,13 @@ impl From<io::Error> for Failure {
 }
 
 /// Prints a line on stderr. A closed stderr is not an error.
-pub fn say(line: &dyn fmt::Display) {
+pub fn print_line(line: &dyn fmt::Display) {
     writeln!(terminal::stderr(), "{line}").ok();
 }
 
 /// Prints a reason on stderr. Its further lines are indented, so that no text in it looks like a message of this program.
-pub fn say_reason(reason: &str) {
-    say(&format_args!("lunette: {}", reason.replace('\n', "\n  ")));
+pub fn print_reason(reason: &str) {
+    print_line(&format_args!("lunette: {}", reason.replace('\n', "\n  ")));
 }
 
 /// Prints the reasons. Returns the exit code.
@@ -86,7 +86,7 @@ pub fn exit_code(outcome: Outcome) -> ExitCode {
         Err(Failure::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(Failure::Reasons(reasons)) => {
             for reason in reasons {
-                say_reason(&reason);
+                print_reason(&reason);
             }
             ExitCode::FAILURE
         }

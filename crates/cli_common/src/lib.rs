@@ -11,7 +11,7 @@ mod sibling;
 mod terminal;
 
 pub use daemon_address::DaemonAddress;
-pub use failure::{Failure, Outcome, exit_code, say, say_reason};
+pub use failure::{Failure, Outcome, exit_code, print_line, print_reason};
 pub use logging::{Levels, LogFormat, LogOptions};
 pub use pages::{CompletionArguments, ManArguments, Pages};
 pub use sibling::find as find_sibling;

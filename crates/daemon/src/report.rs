@@ -48,7 +48,7 @@ impl QueueReport {
     fn of_some(mut self, queues: &[QueueSnapshot]) -> QueueReport {
         for queue in queues.iter().filter(|queue| queue.shared) {
             let export = queue.labels.export.clone();
-            if queue.untold.is_empty() {
+            if queue.unmeasured.is_empty() {
                 self.shares_queues_of.insert(export);
             } else {
                 self.unattributed_in

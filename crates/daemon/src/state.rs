@@ -217,7 +217,7 @@ impl scsi::Store for FolderStore {
         self.damaged.cleared(&checked_name(key));
     }
 
-    fn set_aside(&self, key: &str) -> io::Result<()> {
+    fn discard_damaged(&self, key: &str) -> io::Result<()> {
         for name in [unchecked_name(key), checked_name(key)] {
             move_aside(&self.folder.join(&name))?;
             self.damaged.cleared(&name);

@@ -59,9 +59,9 @@ impl Store for StateThread {
         }
     }
 
-    fn set_aside(&self, key: &str) -> io::Result<()> {
+    fn discard_damaged(&self, key: &str) -> io::Result<()> {
         let key = key.to_owned();
-        self.call(move |store| store.set_aside(&key))?
+        self.call(move |store| store.discard_damaged(&key))?
     }
 }
 

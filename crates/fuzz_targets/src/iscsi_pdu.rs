@@ -11,7 +11,7 @@ use iscsi::login::{
 use iscsi::negotiation::Offer;
 use iscsi::pdu::{Digests, LoginRequest, LoginStatus, TaskFunctionResponse, encode};
 use iscsi::session::{Attachment, Claim, ConnectionKey, Leaving, Session, SessionTable};
-use iscsi::target::{Completion, Connection, Left, Step};
+use iscsi::target::{Completion, Connection, DetachedState, Step};
 use iscsi::text::push_pair;
 
 struct Open(SessionTable);
@@ -100,7 +100,7 @@ fn feed(connection: &mut Connection, mut input: &[u8]) -> bool {
                     placement.offset <= expected && placement.length <= expected - placement.offset
                 );
                 let take = input.len().min(placement.length as usize);
-                connection.placed(&input[..take]);
+                connection.data_stored(&input[..take]);
                 input = &input[take..];
             }
             Step::Command(task) => {
@@ -167,7 +167,7 @@ pub fn run(data: &[u8]) {
     if connection.recovers() {
         let tasks: Vec<_> = connection.tasks().collect();
         for task in tasks {
-            connection.leave_behind(task, Left::ToRestart).ok();
+            connection.detach_task(task, DetachedState::ToRestart).ok();
         }
     }
     let session = connection.session().cloned();

@@ -697,7 +697,7 @@ fn second_login_with_the_same_isid_reinstates_the_session() {
     }
     assert_eq!(messages.drop, [old]);
     pipes.target_ends[0].feed(&[], &mut [], &mut messages);
-    assert_eq!(pipes.target_ends[0].closed, Some(CloseReason::SessionGone));
+    assert_eq!(pipes.target_ends[0].closed, Some(CloseReason::SessionEnded));
     assert_eq!(
         pipes.target_ends[0].connection.close().drop,
         [],

@@ -321,7 +321,7 @@ fn session_continues_after_a_connection_logout() {
         [first.target_end.connection.key().unwrap()]
     );
     first.send_bytes(&[]);
-    assert_eq!(first.target_end.closed, Some(CloseReason::SessionGone));
+    assert_eq!(first.target_end.closed, Some(CloseReason::SessionEnded));
 }
 
 #[test]

@@ -16,7 +16,8 @@ use iscsi::negotiation::{DigestOffer, Offer};
 use iscsi::pdu::TaskFunctionResponse;
 use iscsi::session::{ConnectionKey, Session};
 use iscsi::target::{
-    Completion, Connection, Left, LogoutScope, Piece, Received, Step, TaskId, Then, Transfer,
+    Completion, Connection, DetachedState, LogoutScope, Piece, Received, Step, TaskId, Then,
+    Transfer,
 };
 use proptest::prelude::*;
 
@@ -157,10 +158,10 @@ impl End {
                 let mut running = target.running.iter();
                 let runs = running.any(|one| one.end == self.number && one.task == task);
                 let left = match runs {
-                    true => Left::Running,
-                    false => Left::ToRestart,
+                    true => DetachedState::Running,
+                    false => DetachedState::ToRestart,
                 };
-                self.connection.leave_behind(task, left).ok();
+                self.connection.detach_task(task, left).ok();
             }
         }
         self.connection.close().wake
@@ -312,7 +313,7 @@ impl Simulation {
                     let at = placement.offset as usize;
                     buffers.or_insert_with(|| vec![0; expected])[at..at + take]
                         .copy_from_slice(&input[..take]);
-                    end.connection.placed(&input[..take]);
+                    end.connection.data_stored(&input[..take]);
                     input = &input[take..];
                 }
                 Step::LoggedIn(login) => {

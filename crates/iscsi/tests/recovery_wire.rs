@@ -6,7 +6,7 @@ use common::raw::{Answer, Raw};
 use common::{read10, small_offer};
 use iscsi::Limits;
 use iscsi::pdu::{NopOut, ScsiCommand};
-use iscsi::target::Left;
+use iscsi::target::DetachedState;
 use zerocopy::big_endian::U32;
 
 fn logged_in(level: u8) -> Raw {
@@ -154,7 +154,7 @@ fn task_reassign_response_depends_on_the_task_state() {
     assert_eq!(response(&own), 3, "still allegiant");
     let task = first.target_end.held[0];
     let connection = &mut first.target_end.connection;
-    assert_eq!(connection.leave_behind(task, Left::Running), Ok(9));
+    assert_eq!(connection.detach_task(task, DetachedState::Running), Ok(9));
     assert!(connection.close().drop.is_empty(), "the session continues");
     let running = second.send_bytes(&reassign(4, 9, cmd_sn));
     assert_eq!(response(&running), 3, "its I/O is under way");
@@ -188,7 +188,9 @@ fn session_without_connections_ends_on_request() {
     let session = raw.target_end.connection.session().cloned().unwrap();
     let task = raw.target_end.held[0];
     let connection = &mut raw.target_end.connection;
-    connection.leave_behind(task, Left::ToRestart).unwrap();
+    connection
+        .detach_task(task, DetachedState::ToRestart)
+        .unwrap();
     connection.close();
     assert!(!session.is_closed());
     let mut back = raw.join_session(session.tsih, 0);

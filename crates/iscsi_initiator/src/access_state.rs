@@ -28,7 +28,7 @@ impl Access {
         best: AccessState::Optimized,
     };
 
-    pub fn is_better_elsewhere(self) -> bool {
+    pub fn prefers_another_port(self) -> bool {
         self.best < self.own
     }
 }
@@ -81,10 +81,10 @@ mod tests {
     fn own_state_and_the_best_one_are_found() {
         let of = |first, second, group| access(&groups(first, second), group);
         assert_eq!(of(0, 1, 1), Some(Access::EQUAL));
-        assert!(of(0, 1, 2).unwrap().is_better_elsewhere());
-        assert!(!of(1, 1, 2).unwrap().is_better_elsewhere());
-        assert!(of(0x82, 1, 1).unwrap().is_better_elsewhere());
-        assert!(!of(3, 2, 1).unwrap().is_better_elsewhere());
+        assert!(of(0, 1, 2).unwrap().prefers_another_port());
+        assert!(!of(1, 1, 2).unwrap().prefers_another_port());
+        assert!(of(0x82, 1, 1).unwrap().prefers_another_port());
+        assert!(!of(3, 2, 1).unwrap().prefers_another_port());
         assert_eq!(of(0, 0, 3), None);
         for cut in 0..28 {
             access(&groups(0, 0)[..cut], 2);

@@ -32,7 +32,7 @@ impl Session {
         let mut next = PING_AFTER;
         for cid in 0..self.links.len() {
             let link = &self.links[cid];
-            let silent = link.heard.elapsed();
+            let silent = link.last_received.elapsed();
             let since_ping = link.pinged.map(|at| at.elapsed());
             let left = match since_ping {
                 // Lost and recovering connections have timeouts of their own.

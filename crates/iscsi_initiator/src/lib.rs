@@ -49,4 +49,4 @@ pub use sense::Sense;
 pub use session::{Session, SessionError, SessionOptions, random_isid};
 pub use unit::{CommandError, Extent, LunList, ReportedLun, Unit, checked, luns, parse_extents};
 pub use unit_identity::{Evidence, UnitIdentity};
-pub use unit_info::{Ask, Sameness, UnitInfo};
+pub use unit_info::{ExecuteCommand, Sameness, UnitInfo};

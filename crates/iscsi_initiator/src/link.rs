@@ -15,7 +15,7 @@ const UNSENT_MAX: usize = 64 << 20;
 pub struct Link {
     pub stream: TcpStream,
     /// Time of the last received bytes.
-    pub heard: Instant,
+    pub last_received: Instant,
     /// Time of a ping without any later reception.
     pub pinged: Option<Instant>,
     /// Number of commands in flight.
@@ -37,7 +37,7 @@ impl Link {
                     stream.set_nonblocking(true)?;
                     return Ok(Link {
                         stream,
-                        heard: Instant::now(),
+                        last_received: Instant::now(),
                         pinged: None,
                         commands: 0,
                         is_lost: false,
@@ -86,7 +86,7 @@ impl Link {
     pub fn receive(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         match (&self.stream).read(into) {
             Ok(bytes) => {
-                (self.heard, self.pinged) = (Instant::now(), None);
+                (self.last_received, self.pinged) = (Instant::now(), None);
                 Ok(Some(bytes))
             }
             Err(error)

@@ -13,7 +13,7 @@ use crate::link::Link;
 use crate::session::{Session, SessionError};
 
 /// Connect timeout while other connections wait, and while none does.
-const CONNECT_BESIDE: Duration = Duration::from_millis(250);
+const CONNECT_TIMEOUT_SHORT: Duration = Duration::from_millis(250);
 const CONNECT_ALONE: Duration = Duration::from_secs(2);
 /// Pause before the second connection attempt; it doubles.
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
@@ -192,7 +192,7 @@ impl Session {
             return;
         }
         let limit = match beside {
-            Some(_) => CONNECT_BESIDE,
+            Some(_) => CONNECT_TIMEOUT_SHORT,
             None => CONNECT_ALONE,
         };
         let connected = Link::connect(&self.portal, limit.min(self.timeout));

@@ -178,7 +178,7 @@ pub struct Session {
     target: Option<String>,
     pub(crate) timeout: Duration,
     /// Time of the last received bytes, or of the first request in flight.
-    heard: Instant,
+    last_received: Instant,
     /// Commands in flight by ITT, with the CID of each.
     pub(crate) in_flight: HashMap<u32, u16>,
     pub(crate) done: VecDeque<CommandDone>,
@@ -287,7 +287,7 @@ impl Session {
             portal: portal.clone(),
             target: target.map(str::to_owned),
             timeout: options.timeout,
-            heard: Instant::now(),
+            last_received: Instant::now(),
             in_flight: HashMap::new(),
             done: VecDeque::new(),
             other: VecDeque::new(),
@@ -310,7 +310,7 @@ impl Session {
         self.links.push(link);
         let cid = self.initiator.connect();
         let begun = Instant::now();
-        self.heard = begun;
+        self.last_received = begun;
         while !self.initiator.is_ready(cid) {
             self.move_bytes().map_err(|error| self.of_login(error))?;
             // A target that sends a byte occasionally cannot extend a login.
@@ -374,7 +374,7 @@ impl Session {
         let cid = links.min_by_key(|(cid, link)| (!self.initiator.is_ready(*cid), link.commands));
         let cid = cid.map_or(0, |(cid, _)| cid);
         if self.in_flight.is_empty() {
-            self.heard = Instant::now();
+            self.last_received = Instant::now();
         }
         let itt = self.initiator.command(cid, request)?;
         self.in_flight.insert(itt, cid);
@@ -408,7 +408,7 @@ impl Session {
     pub fn poll(&mut self, limit: Duration) -> Result<Option<CommandDone>> {
         if self.done.is_empty() {
             let moved = self.move_bytes_until(None, limit)?;
-            let waited = self.heard.elapsed();
+            let waited = self.last_received.elapsed();
             if !moved && !self.in_flight.is_empty() && waited > self.timeout {
                 return Err(SessionError::Silent {
                     portal: self.portal.clone(),
@@ -444,7 +444,7 @@ impl Session {
     /// If the session has ended, or the echoed data differs.
     pub fn ping(&mut self, cid: u16, data: &[u8]) -> Result<Duration> {
         let begun = Instant::now();
-        self.heard = begun;
+        self.last_received = begun;
         let itt = self.initiator.nop_out(cid, data.to_vec(), true)?;
         let answer =
             self.wait_for(|event| matches!(event, Event::Nop { itt: of, .. } if *of == itt))?;
@@ -462,7 +462,7 @@ impl Session {
     /// # Errors
     /// If the session has ended.
     pub fn text(&mut self, text: &[u8]) -> Result<Vec<u8>> {
-        self.heard = Instant::now();
+        self.last_received = Instant::now();
         let itt = self.initiator.text(0, text)?;
         let answer =
             self.wait_for(|event| matches!(event, Event::Text { itt: of, .. } if *of == itt))?;
@@ -477,7 +477,7 @@ impl Session {
     /// # Errors
     /// If the session has ended.
     pub fn reset_unit(&mut self, lun: u64) -> Result<u8> {
-        self.heard = Instant::now();
+        self.last_received = Instant::now();
         let fields = TaskManagementRequestFields {
             function: TaskFunction::LogicalUnitReset,
             lun: lun.to_be_bytes(),
@@ -497,7 +497,7 @@ impl Session {
     /// # Errors
     /// If the session had already ended.
     pub fn logout(mut self) -> Result<()> {
-        self.heard = Instant::now();
+        self.last_received = Instant::now();
         let itt = self.initiator.logout(0, LogoutReason::CloseSession, 0)?;
         let answer =
             self.wait_for(|event| matches!(event, Event::LoggedOut { itt: of, .. } if *of == itt));
@@ -541,12 +541,12 @@ impl Session {
 
     /// Sends pending data and processes received data on all connections.
     fn move_bytes(&mut self) -> Result<()> {
-        let left = self.timeout.saturating_sub(self.heard.elapsed());
+        let left = self.timeout.saturating_sub(self.last_received.elapsed());
         match self.move_bytes_until(None, left)? {
             true => Ok(()),
             false => Err(SessionError::Silent {
                 portal: self.portal.clone(),
-                waited: self.heard.elapsed(),
+                waited: self.last_received.elapsed(),
             }),
         }
     }
@@ -605,7 +605,7 @@ impl Session {
             Err(error) => Err(error),
         };
         let bytes = came.map_err(|error| self.lost(cid, error))?;
-        self.heard = Instant::now();
+        self.last_received = Instant::now();
         let mut events = Vec::new();
         let received = self
             .initiator

@@ -126,7 +126,7 @@ impl Unit {
     /// If the unit does not exist or is not ready.
     pub fn inspect(session: &mut Session, lun: u64) -> Result<UnitInfo> {
         command(session, lun, "TEST UNIT READY", &[0; 6], 0)?;
-        look(session, lun)
+        read_unit_info(session, lun)
     }
 
     /// Returns the unit's properties.
@@ -140,7 +140,7 @@ impl Unit {
 
     /// Reads the properties again after the unit reported a change.
     pub(crate) fn measure_again(&mut self) -> Result<()> {
-        self.info = look(&mut self.session, self.lun)?;
+        self.info = read_unit_info(&mut self.session, self.lun)?;
         match self.info.is_disk() {
             true => Ok(()),
             false => {
@@ -431,7 +431,7 @@ pub fn parse_extents(data: &[u8], from: u64, blocks: u64) -> Vec<Extent> {
 }
 
 /// Reads identity and size of a unit.
-fn look(session: &mut Session, lun: u64) -> Result<UnitInfo> {
+fn read_unit_info(session: &mut Session, lun: u64) -> Result<UnitInfo> {
     let mut info = UnitInfo::default();
     let mut ask = |name, cdb: &[u8], length| command(session, lun, name, cdb, length);
     info.take_identity(&mut ask)?;

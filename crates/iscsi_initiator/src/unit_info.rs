@@ -10,7 +10,8 @@ use crate::unit_identity::{Evidence, NAA, UnitIdentity, designators, hexadecimal
 
 /// Function that executes a command: its name, its CDB, and the maximum data-in length in bytes. Unit attentions are
 /// already handled.
-pub type Ask<'a> = dyn FnMut(&'static str, &[u8], u32) -> Result<Vec<u8>, CommandError> + 'a;
+pub type ExecuteCommand<'a> =
+    dyn FnMut(&'static str, &[u8], u32) -> Result<Vec<u8>, CommandError> + 'a;
 
 /// Peripheral device types (SPC-5, 6.7.2).
 const DISK: u8 = 0x00;
@@ -96,7 +97,7 @@ impl UnitInfo {
     ///
     /// # Errors
     /// If the unit does not answer or does not exist.
-    pub fn take_identity(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
+    pub fn take_identity(&mut self, ask: &mut ExecuteCommand<'_>) -> Result<(), CommandError> {
         let mut inquiry = |page| ask("INQUIRY", &cdb::inquiry(page, 1024), 1024);
         let data = inquiry(None)?;
         let text = |data: &[u8], from: usize, to: usize| {
@@ -144,7 +145,7 @@ impl UnitInfo {
     }
 
     /// Reads the size with READ CAPACITY (16), and the write protection with MODE SENSE (6).
-    fn measure(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
+    fn measure(&mut self, ask: &mut ExecuteCommand<'_>) -> Result<(), CommandError> {
         const NAME: &str = "READ CAPACITY(16)";
         let data = ask(NAME, &cdb::read_capacity_16(), 32)?;
         let Some((last, rest)) = data.split_first_chunk::<8>() else {
@@ -185,7 +186,7 @@ impl UnitInfo {
     }
 
     /// Reads the size of an optical unit with READ CAPACITY (10). Without a medium it has no blocks.
-    fn measure_optical(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
+    fn measure_optical(&mut self, ask: &mut ExecuteCommand<'_>) -> Result<(), CommandError> {
         const NAME: &str = "READ CAPACITY(10)";
         (self.block_size, self.blocks, self.read_only) = (0, 0, true);
         let data = match ask(NAME, &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], 8) {
@@ -218,7 +219,7 @@ impl UnitInfo {
     ///
     /// # Errors
     /// If the unit does not answer, or the response is invalid.
-    pub fn take_size(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
+    pub fn take_size(&mut self, ask: &mut ExecuteCommand<'_>) -> Result<(), CommandError> {
         match self.device_type {
             DISK | OPTICAL => self.measure(ask),
             CD_DVD => self.measure_optical(ask),

@@ -48,7 +48,7 @@ impl Transport for CommandSlot<'_> {
             connection.buffers.give_shell(shell);
         }
         match self.has_memory(request.length as usize) {
-            true => Data::There,
+            true => Data::Ready,
             false => Data::Awaited,
         }
     }
@@ -62,7 +62,7 @@ impl Transport for CommandSlot<'_> {
         // A task that is being failed gets no data; it will be reported as abandoned.
         let there = |task| iscsi.solicit(task, length as u32).ok();
         match slot.iscsi().map_or(Some(true), there) {
-            Some(true) => Data::There,
+            Some(true) => Data::Ready,
             there => {
                 if there.is_some() && !matches!(slot.arrival, Arrival::Solicited(_)) {
                     slot.arrival = Arrival::Solicited([Stamp::default(); 2]);

@@ -147,7 +147,7 @@ impl Connection {
         };
         let lun = Lun(slot.lun);
         session.view.refresh();
-        slot.stage = Stage::Begun;
+        slot.stage = Stage::Started;
         let unit = session.view.unit(lun);
         let disk = unit.map_or(DiskNumber::NONE, |unit| DiskNumber(unit.disk().0));
         slot.tag = unit.map(|unit| TaskTag {
@@ -242,7 +242,7 @@ impl Connection {
             let waits = asked && slot.task.is_ready();
             let asked = asked && !waits;
             if asked {
-                self.data_came(id.index, now);
+                self.record_data_complete(id.index, now);
             }
             match progress {
                 Progress::Done => {
@@ -322,7 +322,7 @@ impl Connection {
                         }
                         Client::None | Client::Aborted(_) | Client::Background(_) => {
                             if detaches {
-                                self.leave(index, Task::go_on);
+                                self.detach(index, Task::continue_detached);
                             }
                             return Progress::Finished;
                         }
@@ -351,7 +351,7 @@ impl Connection {
                         return Progress::Pending;
                     };
                     if matches!(slot.client, Client::Background(_)) {
-                        self.leave(index, move |task| task.resume(outcome, None));
+                        self.detach(index, move |task| task.resume(outcome, None));
                         return Progress::Finished;
                     }
                     self.schedule.pace.count(buffer.len(), true);
@@ -393,11 +393,11 @@ impl Connection {
         let id = self.measurement.requests.probe_id(index);
         probes::reaped(|| std::iter::once(id));
         let slot = self.slots.get(index);
-        let stage = std::mem::replace(&mut slot.stage, Stage::Begun);
+        let stage = std::mem::replace(&mut slot.stage, Stage::Started);
         match slot.client {
             Client::Aborted(_) => return self.release(index),
             Client::Background(_) => {
-                self.leave(index, move |task| task.resume(outcome, None));
+                self.detach(index, move |task| task.resume(outcome, None));
                 return self.release(index);
             }
             Client::None | Client::Task(_) | Client::Session(_) => {}
@@ -461,7 +461,7 @@ impl Connection {
 
     /// Detaches a task that continues in the background: it cannot be aborted, or it was answered.
     #[cold]
-    pub(crate) fn leave(&mut self, index: u32, next: impl FnOnce(&mut Task)) {
+    pub(crate) fn detach(&mut self, index: u32, next: impl FnOnce(&mut Task)) {
         let mut task = self.slots.get(index).task.detach();
         next(&mut task);
         continue_in_background(&self.handle.worker, &self.shared.units, task);

@@ -28,7 +28,7 @@ use crate::lifecycle::{Attached, Drain, Lifecycle, Login, LoginStage};
 use crate::management::{After, Management, hold, runner};
 use crate::measure::CommandMeasurement;
 use crate::memory::SessionMemory;
-use crate::output::{GivingBack, Output};
+use crate::output::{CopyProgress, Output};
 use crate::receive::Input;
 use crate::shared::{ConnectionHandle, SharedServer};
 use crate::slots::{SlotId, Slots};
@@ -116,7 +116,7 @@ impl Connection {
         };
         let protocol = shared.limits.protocol.clone();
         let owner = io.own(handle.source);
-        let probe_id_base = probes::queue(handle.worker.index(), handle.source.place());
+        let probe_id_base = probes::queue(handle.worker.index(), handle.source.index());
         let mut measurement = Measurement::new(Labels::default(), 0, probe_id_base);
         measurement.timeline.set_recording(false);
         Connection {
@@ -175,7 +175,7 @@ impl Connection {
         }
         self.login.stage = LoginStage::Discovery(key);
         let idle_time = self.shared.limits.idle_time.as_secs();
-        self.shared.look_in(self.number(), idle_time);
+        self.shared.schedule_check(self.number(), idle_time);
         self.slots.set_tasks(self.iscsi.task_slots());
         self.login.recovers = self.iscsi.recovers();
         self.input.enlarge();
@@ -291,7 +291,7 @@ impl Connection {
 
     /// Asks the initiator to log out (RFC 7143, 11.9.1, event 1), and serves it until then. Drops it after a time-out or at the second
     /// call.
-    pub fn ask_for_logout(&mut self, io: &mut Io) {
+    pub fn request_logout(&mut self, io: &mut Io) {
         if self.is_over() {
             return;
         }
@@ -302,7 +302,7 @@ impl Connection {
         let leaves_in = u64::from(LOGOUT_SECONDS) + 1;
         let until = self.shared.seconds() + leaves_in;
         self.lifecycle = Lifecycle::LogoutRequested { until };
-        self.shared.look_in(self.number(), leaves_in);
+        self.shared.schedule_check(self.number(), leaves_in);
     }
 
     /// Ends the connection on the target's initiative. Announces this to an initiator that reads its data.
@@ -343,7 +343,7 @@ impl Connection {
         // Completes receives and sends in flight. A socket that is already disconnected has none.
         self.link.socket.shut_down();
         if self.iscsi.recovers() {
-            self.leave_commands_behind(io);
+            self.detach_commands(io);
         } else {
             let used: Vec<u32> = self.slots.used().collect();
             for index in used {
@@ -389,7 +389,7 @@ impl Connection {
     }
 
     /// Handles an expired deadline: pings or ends an idle connection, and sets the next deadline.
-    pub fn look_at_clock(&mut self, io: &mut Io) {
+    pub fn check_deadlines(&mut self, io: &mut Io) {
         if self.lifecycle.is_ended() {
             return;
         }
@@ -402,7 +402,9 @@ impl Connection {
             if logs_in_for >= login_time {
                 return self.end(io, "login timed out");
             }
-            return self.shared.look_in(self.number(), login_time - logs_in_for);
+            return self
+                .shared
+                .schedule_check(self.number(), login_time - logs_in_for);
         }
         if let Lifecycle::LogoutRequested { until } = self.lifecycle
             && now >= until
@@ -427,7 +429,7 @@ impl Connection {
         if let Lifecycle::LogoutRequested { until } = self.lifecycle {
             next = next.min(until.saturating_sub(now));
         }
-        self.shared.look_in(self.number(), next);
+        self.shared.schedule_check(self.number(), next);
     }
 
     /// Returns true if the initiator has to read output or answer a ping.
@@ -461,9 +463,9 @@ impl Connection {
             let nobody_waits = !self.lifecycle.is_closing() && self.schedule.starved.is_empty();
             let most = QUIET_BYTES_MAX.min(self.shared.limits.output_bytes);
             let short = message.left() <= most;
-            if !(nobody_waits && short && self.output.owes_nobody()) {
+            if !(nobody_waits && short && self.output.has_no_waiters()) {
                 self.send_message(io, message);
-            } else if self.input.asks_singly() {
+            } else if self.input.received_single_command() {
                 // The initiator waits for this one response, so it is sent before other work.
                 let result = self.link.socket.send_now(&mut message);
                 self.sent(io, message, result);
@@ -526,7 +528,7 @@ impl Source for Connection {
     fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
 
     fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
-        self.measurement.heard = noticed;
+        self.measurement.noticed = noticed;
         if completion.token == token::READABLE {
             return self.readable(io, completion.more, noticed);
         }
@@ -568,13 +570,13 @@ impl Source for Connection {
         self.record(io.clock(), answered, notified);
     }
 
-    fn give_back(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
-        let giving = self.output.give_back(held, &mut self.buffers);
-        if giving == GivingBack::Recall {
+    fn return_borrowed(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
+        let progress = self.output.copy_borrowed(held, &mut self.buffers);
+        if progress == CopyProgress::Recall {
             io.ring().cancel(self.link.owner, token::SEND);
         }
         self.end_if_copied_too_much(io);
-        giving != GivingBack::Done
+        progress != CopyProgress::Done
     }
 
     fn arm(&mut self) -> bool {

@@ -13,7 +13,7 @@ use iscsi::target::{Logout, LogoutScope, TaskManagement};
 use latency::UnitAddress;
 use reactor::Io;
 use scsi::{AbortScope, Lun, LunAddress, Managed, TaskManagementFunction};
-use scsi_exec::{Call, Effect, Exempt, Hold, Known, Runner, Tasks, Want};
+use scsi_exec::{Call, Effect, Exempt, Hold, Known, Runner, TaskOperation, Tasks};
 
 use crate::connection::Connection;
 use crate::shared::ConnectionHandle;
@@ -44,7 +44,7 @@ pub(crate) struct Management {
 /// Creates a hold that continues the connection at `handle` when its last clone is dropped.
 pub(crate) fn hold(handle: &ConnectionHandle, after: After) -> Hold {
     let handle = handle.clone();
-    Hold::new(move || handle.send(move |connection, io| connection.wait_is_over(io, after)))
+    Hold::new(move || handle.send(move |connection, io| connection.end_wait(io, after)))
 }
 
 /// Creates the function that delivers task management calls to a connection.
@@ -56,7 +56,7 @@ pub(crate) fn runner(handle: ConnectionHandle) -> Runner {
             let mut own = connection.management.own_aborts.iter();
             match own.position(|own| call.scope().is_some_and(|scope| Arc::ptr_eq(own, scope))) {
                 Some(own) => drop(connection.management.own_aborts.swap_remove(own)),
-                None => connection.heed_other(io, &call, &hold),
+                None => connection.apply_call(io, &call, &hold),
             }
         });
     })
@@ -113,7 +113,7 @@ impl Connection {
                     TaskFunction::TargetColdReset => After::ColdReset { tag },
                     _ => After::Function { tag },
                 };
-                self.abort_everywhere(io, scope, Want::of(function), number, after);
+                self.abort_everywhere(io, scope, TaskOperation::of(function), number, after);
             }
         }
     }
@@ -162,7 +162,7 @@ impl Connection {
         let Some(unit) = unit_address(request.lun) else {
             return self.function_done(tag, TaskFunctionResponse::Complete);
         };
-        let call = Call::new(Tasks::Set(unit, Some(nexus)), Want::Find);
+        let call = Call::new(Tasks::Set(unit, Some(nexus)), TaskOperation::Find);
         let (handle, asked) = (self.handle().clone(), call.clone());
         let hold = Hold::new(move || {
             let answer = match asked.has_found() {
@@ -173,7 +173,7 @@ impl Connection {
         });
         for handle in self.shared().connections() {
             let (call, hold) = (call.clone(), hold.clone());
-            handle.send(move |connection, io| connection.heed_other(io, &call, &hold));
+            handle.send(move |connection, io| connection.apply_call(io, &call, &hold));
         }
     }
 
@@ -183,13 +183,13 @@ impl Connection {
         &mut self,
         io: &mut Io,
         scope: AbortScope,
-        want: Want,
+        operation: TaskOperation,
         number: u32,
         after: After,
     ) {
         let hold = hold(self.handle(), after);
-        let call = Call::of_scope(scope, want).except(self.sent_later(number));
-        self.heed(io, &call, &hold);
+        let call = Call::of_scope(scope, operation).except(self.sent_later(number));
+        self.apply_to_slots(io, &call, &hold);
         // The call also reaches the runner of this connection.
         self.management.own_aborts.extend(call.scope().cloned());
         let runners = self.shared().units.runners().clone();
@@ -211,9 +211,9 @@ impl Connection {
     }
 
     /// Applies a call from any connection or queue.
-    pub(crate) fn heed_other(&mut self, io: &mut Io, call: &Call, hold: &Hold) {
-        if self.heed(io, call, hold) {
-            self.iscsi.tell_window();
+    pub(crate) fn apply_call(&mut self, io: &mut Io, call: &Call, hold: &Hold) {
+        if self.apply_to_slots(io, call, hold) {
+            self.iscsi.send_window();
         }
         self.fence(call, hold);
     }
@@ -256,21 +256,21 @@ impl Connection {
     }
 
     /// Applies a call to all slots. Returns true if it aborted any.
-    fn heed(&mut self, io: &mut Io, call: &Call, hold: &Hold) -> bool {
+    fn apply_to_slots(&mut self, io: &mut Io, call: &Call, hold: &Hold) -> bool {
         let mut any = false;
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
             let later = self.is_exempt(index, call);
             let slot = self.slots.get(index);
             // A command that waits for its CmdSN turn gets the error for a missing unit at its turn.
-            let has_come = slot.is_begun() || slot.tag.is_some();
+            let has_arrived = slot.is_started() || slot.tag.is_some();
             let runs_here = !matches!(slot.client, Client::None | Client::Background(_));
             let known = Known {
                 task: &slot.task,
                 tag: slot.tag,
-                unit: unit_address(slot.lun).filter(|_| has_come),
+                unit: unit_address(slot.lun).filter(|_| has_arrived),
                 id: 0,
-                begun: slot.is_begun() && runs_here,
+                started: slot.is_started() && runs_here,
                 later,
                 open: slot.iscsi().is_some(),
             };
@@ -283,7 +283,7 @@ impl Connection {
                 None => {}
             }
         }
-        if let (Want::End, Some(scope)) = (call.want, call.scope()) {
+        if let (TaskOperation::End, Some(scope)) = (call.operation, call.scope()) {
             self.output.wait_for_owed(scope, hold);
         }
         any
@@ -308,15 +308,15 @@ impl Connection {
         if let Some(session) = session.filter(|session| session.target.options.name == target) {
             // From here on, no new command reaches these units.
             session.view.refresh();
-            self.heed_other(io, call, hold);
+            self.apply_call(io, call, hold);
         }
     }
 
-    pub(crate) fn wait_is_over(&mut self, io: &mut Io, after: After) {
+    pub(crate) fn end_wait(&mut self, io: &mut Io, after: After) {
         match after {
             After::Login => {
                 self.login.waits = false;
-                self.look_again(io);
+                self.resume_parsing(io);
             }
             After::Function { tag } => self.function_done(tag, TaskFunctionResponse::Complete),
             After::ColdReset { tag } => {
@@ -325,7 +325,7 @@ impl Connection {
             }
             After::Logout { tag } => {
                 self.iscsi.logout_response(tag).ok();
-                self.look_again(io);
+                self.resume_parsing(io);
             }
         }
     }

@@ -14,7 +14,7 @@ const SLOW_MAX: usize = 64;
 pub(crate) struct CommandMeasurement {
     pub requests: Measurement,
     /// Time at which the current completion was noticed.
-    pub heard: Stamp,
+    pub noticed: Stamp,
     /// Candidates of this iteration for the slowest commands.
     slow: Vec<SlowRequest>,
 }
@@ -23,7 +23,7 @@ impl CommandMeasurement {
     pub fn new(requests: Measurement) -> CommandMeasurement {
         CommandMeasurement {
             requests,
-            heard: Stamp::default(),
+            noticed: Stamp::default(),
             slow: Vec::new(),
         }
     }
@@ -31,7 +31,7 @@ impl CommandMeasurement {
 
 impl Connection {
     /// Records the arrival of a command after its solicited data is complete and its I/O is submitted.
-    pub(crate) fn data_came(&mut self, index: u32, submitted: Stamp) {
+    pub(crate) fn record_data_complete(&mut self, index: u32, submitted: Stamp) {
         let slot = self.slots.get(index);
         let arrival = std::mem::replace(&mut slot.arrival, Arrival::Pending);
         let Arrival::Solicited([awaited, received]) = arrival else {
@@ -54,7 +54,7 @@ impl Connection {
     /// Records the arrival of data for a command; `whole`: no more data is outstanding.
     pub(crate) fn data_arrived(&mut self, index: u32, whole: bool) {
         let (at, id) = (
-            self.measurement.heard,
+            self.measurement.noticed,
             self.measurement.requests.probe_id(index),
         );
         let slot = self.slots.get(index);

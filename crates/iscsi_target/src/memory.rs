@@ -47,7 +47,7 @@ impl SessionMemory {
         taken.is_ok()
     }
 
-    fn give_back(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.left.fetch_add(bytes as i64, Ordering::SeqCst);
         self.wake();
     }
@@ -141,12 +141,12 @@ impl MemoryShare {
             || self.bytes > keep
             || self.memory.anyone_waits.load(Ordering::Relaxed)
         {
-            self.give_back(needed);
+            self.release(needed);
         }
     }
 
     #[cold]
-    fn give_back(&mut self, needed: usize) {
+    fn release(&mut self, needed: usize) {
         if self.overdrawn > 0 && needed <= self.bytes {
             self.overdrawn = 0;
             self.memory.overdrawn.store(false, Ordering::SeqCst);
@@ -159,15 +159,15 @@ impl MemoryShare {
         let surplus = self.bytes.saturating_sub(needed + spare);
         if surplus > 0 {
             self.bytes -= surplus;
-            self.memory.give_back(surplus);
+            self.memory.release(surplus);
         }
     }
 }
 
 impl Drop for MemoryShare {
     fn drop(&mut self) {
-        self.give_back(0);
-        self.memory.give_back(std::mem::take(&mut self.bytes));
+        self.release(0);
+        self.memory.release(std::mem::take(&mut self.bytes));
     }
 }
 

@@ -32,10 +32,10 @@ pub(crate) struct Arrived {
     pub target: Option<String>,
 }
 
-enum Look {
+enum Peeked {
     Waits { is_partial: bool },
     Names(Option<String>),
-    Gone,
+    Closed,
 }
 
 /// Waiting connections, oldest first.
@@ -90,21 +90,21 @@ impl NewConnections {
                 continue;
             }
             bytes.resize(FIRST_BYTES_MAX, 0);
-            match look(&one.stream, &mut bytes) {
-                Look::Gone => {}
-                Look::Waits { is_partial } => {
+            match peek(&one.stream, &mut bytes) {
+                Peeked::Closed => {}
+                Peeked::Waits { is_partial } => {
                     one.is_partial = is_partial;
                     self.waiting.push_back(one);
                 }
                 // Workers need a blocking socket: the kernel waits for them.
-                Look::Names(target) if one.stream.set_nonblocking(false).is_ok() => {
+                Peeked::Names(target) if one.stream.set_nonblocking(false).is_ok() => {
                     arrived.push(Arrived {
                         stream: one.stream,
                         peer: one.peer,
                         target,
                     });
                 }
-                Look::Names(_) => {}
+                Peeked::Names(_) => {}
             }
         }
         arrived
@@ -112,19 +112,19 @@ impl NewConnections {
 }
 
 /// Parses a connection's input without consuming it.
-fn look(stream: &TcpStream, bytes: &mut [u8]) -> Look {
+fn peek(stream: &TcpStream, bytes: &mut [u8]) -> Peeked {
     let length = match stream.peek(bytes) {
-        Ok(0) => return Look::Gone,
+        Ok(0) => return Peeked::Closed,
         Ok(length) => length,
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-            return Look::Waits { is_partial: false };
+            return Peeked::Waits { is_partial: false };
         }
-        Err(_) => return Look::Gone,
+        Err(_) => return Peeked::Closed,
     };
     match first_target(&bytes[..length]) {
-        FirstTarget::Incomplete => Look::Waits { is_partial: true },
-        FirstTarget::Named(name) => Look::Names(Some(name.to_owned())),
-        FirstTarget::None => Look::Names(None),
+        FirstTarget::Incomplete => Peeked::Waits { is_partial: true },
+        FirstTarget::Named(name) => Peeked::Names(Some(name.to_owned())),
+        FirstTarget::None => Peeked::Names(None),
     }
 }
 

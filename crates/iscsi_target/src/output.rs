@@ -42,9 +42,9 @@ impl Owed {
 /// Maximum bytes that a connection may have copied because of writes to data that it is sending: two of the longest reads.
 const COPIED_MAX: usize = 64 << 20;
 
-/// Progress of [`Output::give_back`].
+/// Progress of [`Output::copy_borrowed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum GivingBack {
+pub(crate) enum CopyProgress {
     Done,
     /// The kernel holds a message with such data; recall it.
     Recall,
@@ -102,7 +102,7 @@ impl Output {
     }
 
     /// Returns true if nothing waits for the message to be sent.
-    pub fn owes_nobody(&self) -> bool {
+    pub fn has_no_waiters(&self) -> bool {
         self.owed_in_message.tickets.is_empty() && self.owed_in_message.waits.is_empty()
     }
 
@@ -117,7 +117,7 @@ impl Output {
     }
 
     /// Copies unsent data at these addresses, so that it is not sent from there.
-    pub fn give_back(&mut self, held: &[Range<usize>], buffers: &mut Buffers) -> GivingBack {
+    pub fn copy_borrowed(&mut self, held: &[Range<usize>], buffers: &mut Buffers) -> CopyProgress {
         for data in &mut self.data {
             if let Some(own) = buffers.copy_held(data, held) {
                 self.copied += own.total_len();
@@ -126,13 +126,13 @@ impl Output {
         }
         let lies_on_disk = self.is_sending() && !self.owed_in_message.tasks.is_empty();
         if !lies_on_disk || held.iter().all(|range| self.freed.contains(range)) {
-            return GivingBack::Done;
+            return CopyProgress::Done;
         }
         let first = self.recalled.is_empty();
         held.clone_into(&mut self.recalled);
         match first {
-            true => GivingBack::Recall,
-            false => GivingBack::Recalled,
+            true => CopyProgress::Recall,
+            false => CopyProgress::Recalled,
         }
     }
 

@@ -65,19 +65,19 @@ fn warn_of_contest(identity: &SessionIdentity, before: IpAddr, now: IpAddr) {
     );
 }
 
-/// Returns the address of a portal for an initiator that connected to `came_to`, or `None` if it cannot reach the portal.
-fn address_for(portal: SocketAddr, came_to: SocketAddr, is_here: bool) -> Option<SocketAddr> {
+/// Returns the address of a portal for an initiator that connected to `local_address`, or `None` if it cannot reach the portal.
+fn address_for(portal: SocketAddr, local_address: SocketAddr, is_here: bool) -> Option<SocketAddr> {
     let ip = portal.ip();
     if ip.is_unspecified() {
         // A wildcard is reachable at the address that the initiator used. An IPv4 wildcard does not serve IPv6.
-        let mut found = came_to;
-        found.set_ip(came_to.ip().to_canonical());
+        let mut found = local_address;
+        found.set_ip(local_address.ip().to_canonical());
         found.set_port(portal.port());
         return (ip.is_ipv6() || found.is_ipv4()).then_some(found);
     }
     let is_links = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let is_reached = match is_links {
-        true => came_to.ip() == ip && is_on_link(portal, came_to),
+        true => local_address.ip() == ip && is_on_link(portal, local_address),
         false => is_here || !ip.is_loopback(),
     };
     is_reached.then_some(portal)
@@ -89,11 +89,11 @@ fn address_for(portal: SocketAddr, came_to: SocketAddr, is_here: bool) -> Option
 fn target_addresses(
     target: &IscsiTarget,
     asker: IpAddr,
-    came_to: SocketAddr,
+    local_address: SocketAddr,
     unreachable: &BTreeSet<SocketAddr>,
 ) -> Vec<String> {
     let asker = asker.to_canonical();
-    let is_here = asker.is_loopback() || asker == came_to.ip().to_canonical();
+    let is_here = asker.is_loopback() || asker == local_address.ip().to_canonical();
     let groups = lock(&target.groups).clone();
     let mut addresses = Vec::new();
     for group in groups {
@@ -104,7 +104,7 @@ fn target_addresses(
         if of_group.is_empty() {
             let portals = group.portals.iter();
             let portals = portals.filter(|portal| !unreachable.contains(portal));
-            let found = portals.filter_map(|portal| address_for(*portal, came_to, is_here));
+            let found = portals.filter_map(|portal| address_for(*portal, local_address, is_here));
             // A more specific portal with this address may belong to another group.
             let is_ours = |at: &SocketAddr| target.group_at(*at).is_some_and(|g| g.tag == tag);
             // Without the scope ID, which is valid on this machine only.
@@ -138,7 +138,7 @@ impl SharedServer {
     /// Detaches the nexus of an ended session.
     fn lose_nexus(&self, tsih: u16, nexus: &SessionNexus) {
         self.retained.end(tsih);
-        self.abort_left(tsih);
+        self.abort_detached(tsih);
         nexus.target.scsi.detach_nexus(&nexus.nexus);
         self.session_changed(tsih, nexus, false);
     }
@@ -321,7 +321,7 @@ impl TargetPolicy for SharedServer {
     }
 
     fn targets(&self, visitor: &Visitor, which: SendTargets<'_>) -> Vec<TargetRecord> {
-        let Some((asker, came_to)) = addresses(visitor) else {
+        let Some((asker, local_address)) = addresses(visitor) else {
             return Vec::new();
         };
         let named = match which {
@@ -336,7 +336,7 @@ impl TargetPolicy for SharedServer {
         let visible =
             visible.filter(|one| named.as_ref().is_none_or(|named| Arc::ptr_eq(named, one)));
         let record = |target: Arc<IscsiTarget>| {
-            let addresses = target_addresses(&target, asker, came_to, &unreachable);
+            let addresses = target_addresses(&target, asker, local_address, &unreachable);
             // Without an address, the record would stand for the address that the initiator used (RFC 7143, appendix C).
             (!addresses.is_empty()).then(|| TargetRecord {
                 name: target.options.name.clone(),
@@ -361,7 +361,7 @@ mod tests {
         portals: &[&str],
         announce: &[&str],
         asker: &str,
-        came_to: &str,
+        local_address: &str,
     ) -> Vec<String> {
         let portals: Vec<Portal> = portals.iter().map(|text| text.parse().unwrap()).collect();
         let options = TargetOptions {
@@ -371,8 +371,8 @@ mod tests {
         };
         let units = Units::new(Box::new(MemoryStore::default()));
         let target = IscsiTarget::new(options, &portals, &units);
-        let (asker, came_to) = (asker.parse().unwrap(), came_to.parse().unwrap());
-        target_addresses(&target, asker, came_to, &BTreeSet::new())
+        let (asker, local_address) = (asker.parse().unwrap(), local_address.parse().unwrap());
+        target_addresses(&target, asker, local_address, &BTreeSet::new())
     }
 
     #[test]
@@ -383,7 +383,7 @@ mod tests {
     fn discovery_lists_only_reachable_addresses() {
         let (four, six) = ("198.51.100.9", "2001:db8::9");
         let (at_four, at_six) = ("192.0.2.1:3260", "[2001:db8::1]:3260");
-        for (portals, asker, came_to, wanted) in [
+        for (portals, asker, local_address, wanted) in [
             // Wildcard portals: the address that the initiator connected to, if a portal has its family.
             (
                 &["0.0.0.0:3260"][..],
@@ -485,9 +485,9 @@ mod tests {
             (&["[fe80::1%2]:3260"], six, at_six, &[]),
         ] {
             assert_eq!(
-                announced_addresses(portals, &[], asker, came_to),
+                announced_addresses(portals, &[], asker, local_address),
                 wanted,
-                "{portals:?} {asker} {came_to}"
+                "{portals:?} {asker} {local_address}"
             );
         }
     }
@@ -530,12 +530,12 @@ mod tests {
         };
         let units = Units::new(Box::new(scsi::MemoryStore::default()));
         let target = IscsiTarget::new(options, &portals, &units);
-        let came_to = portals[0].address;
+        let local_address = portals[0].address;
         let unreachable = BTreeSet::from([portals[1].address]);
         let addresses = target_addresses(
             &target,
             "198.51.100.9".parse().unwrap(),
-            came_to,
+            local_address,
             &unreachable,
         );
         assert_eq!(addresses, ["192.0.2.1:3260,1"]);

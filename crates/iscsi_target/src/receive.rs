@@ -82,7 +82,7 @@ impl Input {
 
     /// Returns true if the last receive completed exactly one command. Such an initiator probably waits for the response before it sends
     /// the next command.
-    pub fn asks_singly(&self) -> bool {
+    pub fn received_single_command(&self) -> bool {
         self.commands == 1
     }
 
@@ -111,7 +111,7 @@ impl Connection {
         let buffer = self.input.take_buffer();
         self.input.receiving = true;
         self.link.operations += 1;
-        let how = match self.input.asks_singly() {
+        let how = match self.input.received_single_command() {
             true => Receive::Later,
             false => Receive::Some,
         };
@@ -142,14 +142,14 @@ impl Connection {
     pub(crate) fn output_left(&mut self) {
         if self.input.waits_for_output && self.has_output_room() {
             self.input.waits_for_output = false;
-            self.handle.send(Connection::look_again);
+            self.handle.send(Connection::resume_parsing);
         }
     }
 
     pub(crate) fn received(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
         self.input.receiving = false;
         self.input.buffer = completion.buffer;
-        self.came(io, completion.result, noticed);
+        self.on_received(io, completion.result, noticed);
     }
 
     /// Handles data on the watched socket; `more`: the watch stays active.
@@ -165,7 +165,7 @@ impl Connection {
         let result = self.link.socket.receive_now(&buffer);
         let full = result == Ok(self.input.size as u32);
         self.input.buffer = Some(buffer);
-        self.came(io, result, noticed);
+        self.on_received(io, result, noticed);
         if full || self.input.single == 0 {
             self.unwatch(io);
         }
@@ -179,7 +179,7 @@ impl Connection {
         }
     }
 
-    fn came(&mut self, io: &mut Io, result: Result<u32, i32>, noticed: Stamp) {
+    fn on_received(&mut self, io: &mut Io, result: Result<u32, i32>, noticed: Stamp) {
         if self.is_over() {
             return;
         }
@@ -190,7 +190,7 @@ impl Connection {
                 self.input.commands = 0;
                 (self.input.from, self.input.to) = (0, bytes as usize);
                 self.take_in(io, noticed);
-                self.input.single = match self.input.asks_singly() {
+                self.input.single = match self.input.received_single_command() {
                     true => self.input.single.saturating_add(1),
                     false => 0,
                 };
@@ -235,7 +235,7 @@ impl Connection {
             Ok(0) => self.end(io, "closed by the initiator"),
             Ok(bytes) => {
                 self.moves();
-                self.iscsi.placed_unseen(bytes as usize);
+                self.iscsi.data_stored_by_kernel(bytes as usize);
                 self.take_in(io, noticed);
             }
             Err(4 | 11) => self.take_in(io, noticed),
@@ -244,7 +244,7 @@ impl Connection {
     }
 
     /// Continues parsing after another connection of the session has unblocked it.
-    pub(crate) fn look_again(&mut self, io: &mut Io) {
+    pub(crate) fn resume_parsing(&mut self, io: &mut Io) {
         if !self.is_over() {
             let now = io.now();
             self.take_in(io, now);
@@ -290,7 +290,7 @@ impl Connection {
             self.input.from += used;
             match step {
                 Step::More => return self.input.from < self.input.to,
-                Step::Data(placement) => return self.place_data(io, placement),
+                Step::Data(placement) => return self.store_data(io, placement),
                 Step::Command(task) => {
                     self.input.commands = self.input.commands.saturating_add(1);
                     self.begin(task);
@@ -352,7 +352,7 @@ impl Connection {
     }
 
     /// Stores write data: copies received bytes and starts a direct receive for the rest. Returns false if the rest must arrive first.
-    fn place_data(&mut self, io: &mut Io, placement: Placement) -> bool {
+    fn store_data(&mut self, io: &mut Io, placement: Placement) -> bool {
         let Placement {
             task,
             offset,
@@ -379,9 +379,9 @@ impl Connection {
             if digest {
                 self.input.seen.resize(here, 0);
                 came.read_whole(from, &mut self.input.seen);
-                self.iscsi.placed(&self.input.seen);
+                self.iscsi.data_stored(&self.input.seen);
             } else {
-                self.iscsi.placed_unseen(here);
+                self.iscsi.data_stored_by_kernel(here);
             }
             self.input.buffer = Some(came);
         }

@@ -1,6 +1,6 @@
 //! Commands of a lost connection at error recovery level 2 (RFC 7143, 7.2.2).
 
-use iscsi::target::{Completion, Left, TaskId};
+use iscsi::target::{Completion, DetachedState, TaskId};
 use latency::Operation;
 use reactor::Io;
 use scsi::Response;
@@ -14,7 +14,7 @@ use crate::slots::Client;
 impl Connection {
     /// Hands every command to the session: to restart, still running, or with its response.
     #[cold]
-    pub(crate) fn leave_commands_behind(&mut self, io: &mut Io) {
+    pub(crate) fn detach_commands(&mut self, io: &mut Io) {
         let (Some(key), Some(session)) = (self.iscsi.key(), self.iscsi.session().cloned()) else {
             return;
         };
@@ -32,11 +32,11 @@ impl Connection {
         }
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
-            self.leave_command_behind(io, index);
+            self.detach_command(io, index);
         }
     }
 
-    fn leave_command_behind(&mut self, io: &mut Io, index: u32) {
+    fn detach_command(&mut self, io: &mut Io, index: u32) {
         let Some(task) = self.slots.task(index) else {
             return self.abort_slot(io, index, None);
         };
@@ -52,15 +52,18 @@ impl Connection {
             slot.operation,
             Some(Operation::Read | Operation::Write | Operation::Flush | Operation::Discard)
         );
-        let (begun, touched, busy) = (slot.is_begun(), slot.touched, slot.is_busy());
+        let (started, touched, busy) = (slot.is_started(), slot.touched, slot.is_busy());
         // An I/O that waits for a retry after a disk error can be restarted on another connection.
         let source = self.handle().source;
         let waits = busy && medium && io.cancel_waiting(source, |slot| slot == index);
-        let begins_anew = is_simple && (!begun || is_read || waits || (medium && !touched));
+        let restarts = is_simple && (!started || is_read || waits || (medium && !touched));
         let slot = self.slots.get(index);
-        if begins_anew {
+        if restarts {
             let tag = slot.tag;
-            if self.iscsi.leave_behind(task, Left::ToRestart).is_ok()
+            if self
+                .iscsi
+                .detach_task(task, DetachedState::ToRestart)
+                .is_ok()
                 && let Some(connection) = self.iscsi.key()
             {
                 let retained = RetainedTask {
@@ -72,7 +75,7 @@ impl Connection {
                 self.shared().retained.add(itt, retained);
             }
         } else if slot.is_busy() && !slot.task.survives_abort() {
-            if self.iscsi.leave_behind(task, Left::Running).is_ok() {
+            if self.iscsi.detach_task(task, DetachedState::Running).is_ok() {
                 self.slots.part(index);
                 self.slots.get(index).client = Client::Session(itt);
                 return;
@@ -86,7 +89,9 @@ impl Connection {
                 sense: &sense,
                 ..Completion::default()
             };
-            self.iscsi.leave_behind(task, Left::Ended(&completion)).ok();
+            self.iscsi
+                .detach_task(task, DetachedState::Ended(&completion))
+                .ok();
         }
         self.abort_slot(io, index, None);
     }
@@ -110,12 +115,12 @@ impl Connection {
             session.reassignable.ended(itt, &completion, data);
         }
         if detaches {
-            self.leave(index, Task::go_on);
+            self.detach(index, Task::continue_detached);
         }
     }
 
     /// Ends commands without a connection when their session is over.
-    pub(crate) fn abort_left(&mut self, io: &mut Io) {
+    pub(crate) fn abort_detached(&mut self, io: &mut Io) {
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
             self.abort_slot(io, index, None);

@@ -118,7 +118,7 @@ impl Connection {
             }
         }
         if detaches {
-            self.leave(index, Task::go_on);
+            self.detach(index, Task::continue_detached);
         }
         let (ticket, waits) = self.free_slot(index);
         if let Some(tag) = owes_place {

@@ -60,7 +60,7 @@ fn runner(session: Arc<Session>, tasks: RetainedTasks) -> Runner {
                 tag: task.tag,
                 unit: None::<UnitAddress>,
                 id: 0,
-                begun: true,
+                started: true,
                 later,
                 open: true,
             };

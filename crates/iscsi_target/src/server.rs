@@ -16,7 +16,7 @@ use iscsi::negotiation::SessionParameters;
 use latency::{Clock, UnitAddress};
 use reactor::{Accepting, Pool, RateLimit, SourceId, Worker};
 use scsi::AttachError;
-use scsi_exec::{Call, Hold, Tasks, Units, Want};
+use scsi_exec::{Call, Hold, TaskOperation, Tasks, Units};
 
 use crate::access::Portal;
 use crate::connection::Connection;
@@ -294,8 +294,12 @@ impl Server {
         let target: Arc<str> = target.options.name.as_str().into();
         let units = luns.iter();
         let units = units.map(|&lun| UnitAddress { target: 0, lun });
-        let want = if abort { Want::Remove } else { Want::End };
-        let call = Call::new(Tasks::Units(units.collect()), want);
+        let operation = if abort {
+            TaskOperation::Remove
+        } else {
+            TaskOperation::End
+        };
+        let call = Call::new(Tasks::Units(units.collect()), operation);
         for handle in self.state.shared.connections() {
             let (target, call, hold) = (target.clone(), call.clone(), hold.clone());
             handle.send(move |connection, io| connection.end_tasks(io, &target, &call, &hold));
@@ -311,7 +315,7 @@ impl Server {
         };
         if !shared.end_abandoned(tsih) {
             for key in session.connections() {
-                shared.ask_for_logout(key);
+                shared.request_logout(key);
             }
         }
         true
@@ -323,16 +327,16 @@ impl Server {
     }
 
     /// Returns the configured portal addresses of all targets.
-    fn asked(&self) -> BTreeSet<SocketAddr> {
+    fn configured_addresses(&self) -> BTreeSet<SocketAddr> {
         let targets = lock(&self.state.shared.targets);
-        let asked = targets.values().flat_map(|target| &target.options.portals);
-        asked.map(|portal| portal.address).collect()
+        let configured = targets.values().flat_map(|target| &target.options.portals);
+        configured.map(|portal| portal.address).collect()
     }
 
     fn close_unused_portals(&self) {
-        let asked = self.asked();
+        let configured = self.configured_addresses();
         let mut open = lock(&self.state.portals);
-        if let Err((portal, error)) = open.set(&asked) {
+        if let Err((portal, error)) = open.set(&configured) {
             tracing::warn!(%portal, %error, "cannot close unused portals");
         }
         self.set_unreachable(&open);
@@ -342,10 +346,10 @@ impl Server {
 
     /// Opens these portals too. Returns them as bound.
     fn listen(&self, portals: &[Portal]) -> Result<Vec<Portal>, ServerError> {
-        let mut asked = self.asked();
-        asked.extend(portals.iter().map(|portal| portal.address));
+        let mut configured = self.configured_addresses();
+        configured.extend(portals.iter().map(|portal| portal.address));
         let mut open = lock(&self.state.portals);
-        open.set(&asked)
+        open.set(&configured)
             .map_err(|(portal, error)| ServerError::Bind(portal, error))?;
         self.set_unreachable(&open);
         let bound = portals.iter().map(|portal| Portal {
@@ -373,10 +377,11 @@ impl Server {
     }
 
     /// Returns the targets that are configured with this portal address.
-    fn targets_at(&self, asked: SocketAddr) -> Vec<String> {
+    fn targets_at(&self, configured: SocketAddr) -> Vec<String> {
         let targets = lock(&self.state.shared.targets);
         let options = targets.values().map(|target| &target.options);
-        let with_portal = options.filter(|one| one.portals.iter().any(|at| at.address == asked));
+        let with_portal =
+            options.filter(|one| one.portals.iter().any(|at| at.address == configured));
         with_portal.map(|one| one.name.clone()).collect()
     }
 
@@ -425,14 +430,14 @@ impl Server {
     pub fn memory_in_use(&self) -> u64 {
         let bytes = |handle: ConnectionHandle| {
             let (source, number) = (handle.source, handle.number);
-            let asked = handle.worker.call(move |worker| {
+            let configured = handle.worker.call(move |worker| {
                 let mut bytes = 0;
                 crate::shared::with(worker, source, number, |connection, _| {
                     bytes = connection.buffers.in_use() as u64;
                 });
                 bytes
             });
-            asked.unwrap_or(0)
+            configured.unwrap_or(0)
         };
         self.state.shared.connections().into_iter().map(bytes).sum()
     }
@@ -468,7 +473,7 @@ impl Server {
     }
 
     /// Returns the connections of a target's sessions: TSIH, CID and worker number.
-    pub fn placed(&self, target: &str) -> Vec<(u16, u16, u32)> {
+    pub fn connection_workers(&self, target: &str) -> Vec<(u16, u16, u32)> {
         let sessions = self.state.shared.sessions.sessions();
         let ours = sessions
             .iter()
@@ -572,7 +577,7 @@ fn accept_all(state: &Arc<ServerState>) {
         } else if now.saturating_sub(last_tick) >= SECOND {
             last_tick = now;
             for handle in state.shared.second_passed() {
-                handle.send(Connection::look_at_clock);
+                handle.send(Connection::check_deadlines);
             }
         }
     }
@@ -655,8 +660,8 @@ fn start_connection(
     // Every message is complete, so a delay would only cost time.
     stream.set_nodelay(true)?;
     let worker = match target.and_then(|name| state.shared.target(name)) {
-        Some(target) => state.pool.place_for(&target.options.name),
-        None => state.pool.place(),
+        Some(target) => state.pool.select_worker_for(&target.options.name),
+        None => state.pool.select_worker(),
     };
     let number = state.shared.next_number();
     let shared = state.shared.clone();

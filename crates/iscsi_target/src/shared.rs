@@ -266,11 +266,11 @@ impl SharedServer {
     }
 
     /// Aborts, as far as possible, the running tasks of an ended session's lost connections.
-    pub fn abort_left(&self, tsih: u16) {
+    pub fn abort_detached(&self, tsih: u16) {
         let all = lock(&self.in_flight);
         let of_ports = all.values().flatten().filter_map(Weak::upgrade);
         for one in of_ports.filter(|one| one.tsih == tsih && one.ended.load(Ordering::Acquire)) {
-            one.handle.send(Connection::abort_left);
+            one.handle.send(Connection::abort_detached);
         }
     }
 
@@ -310,7 +310,7 @@ impl SharedServer {
     }
 
     /// Sets the deadline of a connection in `seconds`, at least 1, unless it has an earlier one.
-    pub fn look_in(&self, number: u64, seconds: u64) {
+    pub fn schedule_check(&self, number: u64, seconds: u64) {
         let second = self.seconds().saturating_add(seconds.max(1));
         let mut table = lock(&self.table);
         if table.all.contains_key(&number) {
@@ -322,7 +322,7 @@ impl SharedServer {
     pub fn add_connection(&self, handle: ConnectionHandle) {
         let number = handle.number;
         lock(&self.table).all.insert(number, handle);
-        self.look_in(number, self.limits.login_time.as_secs());
+        self.schedule_check(number, self.limits.login_time.as_secs());
     }
 
     /// Records the login of a connection. Returns false if it was displaced already.
@@ -415,9 +415,9 @@ impl SharedServer {
     }
 
     /// Asks a connection's initiator to log out within a time limit.
-    pub fn ask_for_logout(&self, key: ConnectionKey) {
+    pub fn request_logout(&self, key: ConnectionKey) {
         match self.handle(key) {
-            Some(handle) => handle.send(Connection::ask_for_logout),
+            Some(handle) => handle.send(Connection::request_logout),
             None => self.drop_connection(key, None),
         }
     }
@@ -427,7 +427,7 @@ impl SharedServer {
         let session = self.sessions.session(tsih);
         let key = session.and_then(|session| session.connection(cid));
         if let Some(handle) = key.and_then(|key| self.handle(key)) {
-            handle.send(Connection::look_again);
+            handle.send(Connection::resume_parsing);
         }
     }
 }

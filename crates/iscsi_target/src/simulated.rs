@@ -50,7 +50,7 @@ impl SimulatedServer {
     /// Advances the clock by one second.
     pub fn second_passed(&self) {
         for handle in self.shared.second_passed() {
-            handle.send(Connection::look_at_clock);
+            handle.send(Connection::check_deadlines);
         }
     }
 

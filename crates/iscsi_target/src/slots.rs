@@ -27,7 +27,7 @@ pub(crate) enum Stage {
     /// Receiving immediate data, or waiting for its turn in the task order.
     New,
     /// Planned: has a step to execute, or waits for data, memory or another task.
-    Begun,
+    Started,
     /// I/O on the command's own buffer in flight.
     Data,
     /// I/O on scratch memory in flight.
@@ -128,7 +128,7 @@ impl ConnectionSlot {
     }
 
     /// Returns true if the core has planned the command.
-    pub fn is_begun(&self) -> bool {
+    pub fn is_started(&self) -> bool {
         !matches!(self.stage, Stage::Free | Stage::New)
     }
 

@@ -28,11 +28,11 @@ fn client_of(rig: &Rig, mut offer: Offer, connections: u16) -> Client {
 
 /// Sends queued output and receives nothing.
 fn push(client: &mut Client, until: impl Fn() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !until() {
         client.push();
         std::thread::sleep(Duration::from_millis(1));
-        assert!(begun.elapsed() < LIMIT, "the rig does not get so far");
+        assert!(started.elapsed() < LIMIT, "the rig does not get so far");
     }
 }
 

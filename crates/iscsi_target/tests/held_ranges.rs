@@ -41,9 +41,9 @@ fn read_sees_all_of_a_compare_and_write_or_nothing() {
             (reads, torn)
         });
         let mut client = login(&rig, 2);
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut writes = 0_u8;
-        while begun.elapsed() < Duration::from_secs(2) {
+        while started.elapsed() < Duration::from_secs(2) {
             let mut cdb = [0; 16];
             (cdb[0], cdb[13]) = (0x89, BLOCKS);
             let mut data = vec![writes; LENGTH];
@@ -73,10 +73,10 @@ fn stalled_initiator_delays_no_atomic_write_and_reads_whole() {
     let mut cdb = [0; 16];
     (cdb[0], cdb[12]) = (0x9c, (BLOCKS >> 8) as u8);
     for round in 1..=2 {
-        let begun = Instant::now();
+        let started = Instant::now();
         let data = vec![round; usize::from(BLOCKS) * BLOCK];
         assert_eq!(writes.run(0, Initiator::write(0, &cdb, data)).status, 0);
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(started.elapsed() < Duration::from_secs(5));
     }
     let mut all = Vec::new();
     slow.until(|client| {
@@ -111,10 +111,10 @@ fn initiator_stalled_on_much_data_is_dropped_for_atomic_write() {
     assert_eq!(rig.server.connections(), 2);
     let mut cdb = [0; 16];
     (cdb[0], cdb[13]) = (0x9c, 1);
-    let begun = Instant::now();
+    let started = Instant::now();
     let write = Initiator::write(0, &cdb, vec![1; BLOCK]);
     assert_eq!(writes.run(0, write).status, 0);
-    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(5));
     rig.wait_for_connections(1);
     assert_eq!(writes.read(0, 0, 1).data, [1; BLOCK]);
 }

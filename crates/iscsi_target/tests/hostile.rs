@@ -45,10 +45,10 @@ impl Load {
 
     fn expect_progress(&self, after: &str) {
         let now = self.rounds.load(Ordering::SeqCst);
-        let begun = Instant::now();
+        let started = Instant::now();
         while self.rounds.load(Ordering::SeqCst) < now + 2 {
             assert!(
-                begun.elapsed() < Duration::from_secs(30),
+                started.elapsed() < Duration::from_secs(30),
                 "stands still after {after}"
             );
             std::thread::sleep(Duration::from_millis(1));

@@ -141,7 +141,7 @@ impl Parts {
         }
         let number = u16::try_from(self.all.len());
         let (Ok(number), Some(permit)) = (number, self.room.take()) else {
-            own.leave_untold(name);
+            own.add_unmeasured(name);
             return Part::REST;
         };
         let labels = Labels {
@@ -319,7 +319,7 @@ mod tests {
         }
         let snapshot = full.snapshot(&Clock::simulated().0);
         assert_eq!(snapshot.disks.keys().collect::<Vec<_>>(), ["d0", "d1"]);
-        assert_eq!(snapshot.untold.iter().collect::<Vec<_>>(), ["d2", "d3"]);
+        assert_eq!(snapshot.unmeasured.iter().collect::<Vec<_>>(), ["d2", "d3"]);
         assert_eq!(snapshot.latencies.counters.requests(), 4);
         drop(full);
         let mut next = timeline();

@@ -269,7 +269,7 @@ impl QueueTimeline {
 
     /// Compares with the threshold, and with the time at which the threshold expires.
     #[inline]
-    fn look_for_slow(&mut self, noticed: Stamp, notified: Stamp) {
+    fn check_slow(&mut self, noticed: Stamp, notified: Stamp) {
         self.slow_seen |=
             notified.since(noticed) > self.slow_threshold || notified >= self.slow_due;
     }
@@ -298,7 +298,7 @@ impl QueueTimeline {
         for (operation, weight) in with_counts(counts) {
             self.record_whole(operation, stamps, weight);
         }
-        self.look_for_slow(stamps.at(Stage::Noticed), stamps.at(Stage::Notified));
+        self.check_slow(stamps.at(Stage::Noticed), stamps.at(Stage::Notified));
     }
 
     /// Records the spans from noticed to submitted of a submitted batch. `counts` is by operation, in the order of
@@ -396,7 +396,7 @@ impl QueueTimeline {
             let Some(run) = self.runs.get(index).copied() else {
                 break;
             };
-            self.look_for_slow(run.noticed, notified);
+            self.check_slow(run.noticed, notified);
             self.select(run.part);
             let words = self.current.words();
             words.noticed(run.operation, run.noticed, run.weight);

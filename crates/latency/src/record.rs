@@ -112,7 +112,7 @@ pub struct QueueRecord {
 #[derive(Debug, Default)]
 struct PartRecords {
     records: Vec<Arc<QueueRecord>>,
-    untold: BTreeSet<String>,
+    unmeasured: BTreeSet<String>,
 }
 
 impl QueueRecord {
@@ -150,8 +150,8 @@ impl QueueRecord {
         u16::try_from(at + 1).ok()
     }
 
-    pub(crate) fn leave_untold(&self, disk: String) {
-        self.parts().untold.insert(disk);
+    pub(crate) fn add_unmeasured(&self, disk: String) {
+        self.parts().unmeasured.insert(disk);
     }
 
     /// Returns the number of unanswered requests, as of the last iteration.
@@ -206,9 +206,9 @@ impl QueueRecord {
 
     /// Returns all measurements so far, in nanoseconds. Takes some tens of microseconds of the caller's time per part.
     pub fn snapshot(&self, clock: &Clock) -> QueueSnapshot {
-        let (parts, untold) = {
+        let (parts, unmeasured) = {
             let parts = self.parts();
-            (parts.records.clone(), parts.untold.clone())
+            (parts.records.clone(), parts.unmeasured.clone())
         };
         let mut snapshot = QueueSnapshot {
             labels: self.labels.clone(),
@@ -218,7 +218,7 @@ impl QueueRecord {
                 Some(log) => log.snapshot(clock),
                 None => Vec::new(),
             },
-            untold,
+            unmeasured,
             ..QueueSnapshot::default()
         };
         for part in parts {

@@ -134,7 +134,7 @@ pub struct QueueSnapshot {
     pub disks: BTreeMap<String, Latencies>,
     /// Disks that are not measured separately, because there are too many.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub untold: BTreeSet<String>,
+    pub unmeasured: BTreeSet<String>,
     /// The queue also serves other disks; counters of the queue as a whole are not included here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
@@ -154,7 +154,7 @@ impl QueueSnapshot {
             let mine = self.disks.entry(disk.clone()).or_default();
             mine.merge(latencies);
         }
-        self.untold.extend(other.untold.iter().cloned());
+        self.unmeasured.extend(other.unmeasured.iter().cloned());
     }
 
     /// Returns the measurements of one disk; `None` if this queue did not serve it.
@@ -166,12 +166,12 @@ impl QueueSnapshot {
         let of_disk = |slow: &&SlowRequestSnapshot| slow.disk == disk;
         let slow: Vec<_> = self.slow.iter().filter(of_disk).cloned().collect();
         let known = self.disks.get(disk);
-        let untold = self.untold.contains(disk);
-        if known.is_none() && slow.is_empty() && !untold {
+        let unmeasured = self.unmeasured.contains(disk);
+        if known.is_none() && slow.is_empty() && !unmeasured {
             return None;
         }
         let mut latencies = known.cloned().unwrap_or_default();
-        let shared = known.is_none() || self.disks.len() > 1 || !self.untold.is_empty();
+        let shared = known.is_none() || self.disks.len() > 1 || !self.unmeasured.is_empty();
         if !shared {
             latencies.counters = Counters {
                 operations: latencies.counters.operations,
@@ -186,7 +186,7 @@ impl QueueSnapshot {
             latencies,
             slow,
             shared,
-            untold: untold.then(|| disk.to_owned()).into_iter().collect(),
+            unmeasured: unmeasured.then(|| disk.to_owned()).into_iter().collect(),
             ..QueueSnapshot::default()
         })
     }
@@ -288,7 +288,7 @@ impl Snapshot {
                 latencies: now.latencies.since(&before.latencies),
                 slow: now.slow.clone(),
                 disks: disks.collect(),
-                untold: now.untold.clone(),
+                unmeasured: now.unmeasured.clone(),
                 shared: now.shared,
             }
         });

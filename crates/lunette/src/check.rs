@@ -49,7 +49,7 @@ pub fn run(arguments: &CheckArguments) -> Outcome {
             Err(Failure::Reported)
         }
         Err(mistakes) => {
-            crate::failure::say(&mistakes);
+            crate::failure::print_line(&mistakes);
             Err(Failure::Reported)
         }
     }

@@ -3,7 +3,7 @@
 use config::Diagnostics;
 use daemon::StartError;
 
-pub use cli_common::{Failure, Outcome, exit_code, say};
+pub use cli_common::{Failure, Outcome, exit_code, print_line};
 
 /// Converts a failed start of the daemon.
 pub fn not_started(error: StartError) -> Failure {
@@ -12,6 +12,6 @@ pub fn not_started(error: StartError) -> Failure {
 
 /// Prints mistakes of a configuration or command line.
 pub fn mistaken(mistakes: Diagnostics) -> Failure {
-    say(&mistakes);
+    print_line(&mistakes);
     Failure::Mistaken
 }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use cli_common::{Failure, Outcome, say};
+use cli_common::{Failure, Outcome, print_line};
 use vm::libvirt::Domain;
 use vm::topology::{Plan, PlanOptions};
 
@@ -117,7 +117,7 @@ fn from_xml(arguments: &FromArguments) -> Result<String, Failure> {
     let domain = Domain::read(&text, PlanOptions::default())
         .map_err(|error| Failure::because(format!("{file}: {error}")))?;
     for element in &domain.unread {
-        say(&format_args!("lunette: {file}: unsupported: {element}"));
+        print_line(&format_args!("lunette: {file}: unsupported: {element}"));
     }
     match arguments.to {
         Form::Qemu => Ok(domain.plan.qemu_text()),

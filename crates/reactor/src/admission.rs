@@ -176,7 +176,7 @@ impl OpenDisk {
         tag: Tag,
     ) -> Submission {
         match request.touches_data() {
-            false => self.start_beside(ring, request, buffer, tag),
+            false => self.start_uncounted(ring, request, buffer, tag),
             true => self.channel.submit(ring, request, buffer, tag),
         }
     }
@@ -191,7 +191,7 @@ impl OpenDisk {
         tag: Tag,
     ) -> Submission {
         if !request.touches_data() {
-            return self.start_beside(ring, request, buffer, tag);
+            return self.start_uncounted(ring, request, buffer, tag);
         }
         let counted = self.drain.counted_tag(tag);
         let submitted = self.channel.submit(ring, request, buffer, counted);
@@ -202,7 +202,7 @@ impl OpenDisk {
     }
 
     /// Submits a flush or a block status request, which acquirers of a range do not wait for; its tag is marked separately.
-    fn start_beside(
+    fn start_uncounted(
         &mut self,
         ring: &mut Ring,
         request: &IoRequest,

@@ -175,7 +175,7 @@ pub struct Io {
     /// Number of disks that use prefetch hints.
     prefetching: usize,
     /// An acquirer of a range waits for data that is being sent from a disk's memory.
-    takes_back: bool,
+    reclaims_borrowed: bool,
     worker: WorkerHandle,
     ledger: Arc<Ledger>,
 }
@@ -192,7 +192,7 @@ impl Io {
             pending: 0,
             disks: Vec::new(),
             prefetching: 0,
-            takes_back: false,
+            reclaims_borrowed: false,
         }
     }
 
@@ -460,7 +460,7 @@ impl Io {
         let Some(Some(open)) = self.disks.get_mut(handle.0 as usize) else {
             return Submission::Done(Err(IoError::new(IoErrorKind::Offline)));
         };
-        open.record.asked(request);
+        open.record.record_request(request);
         let submitted = open.submit(&mut self.ring, request, buffer, tag.pack(), handle.0);
         match &submitted {
             Submission::Pending => {
@@ -473,7 +473,7 @@ impl Io {
     }
 
     /// Points the buffer at the data of a read if the disk's content is in memory; see [`IoChannel::borrow`]. The data must
-    /// be returned on [`crate::Source::give_back`].
+    /// be returned on [`crate::Source::return_borrowed`].
     #[inline]
     pub fn borrow(
         &mut self,
@@ -487,7 +487,7 @@ impl Io {
             Some(Some(open)) if open.conditions.is_clear() => {
                 let seen = open.channel.borrow(request, buffer);
                 if seen {
-                    open.record.asked(request);
+                    open.record.record_request(request);
                     open.record.ended(&Ok(()));
                 }
                 seen
@@ -550,12 +550,12 @@ impl Io {
 
     /// Prepares a source for its end: its I/Os that wait for limits start at once, and its failed I/Os that wait are
     /// reported.
-    pub(crate) fn leave(&mut self, source: SourceId, finished: &mut Vec<Finished>) {
+    pub(crate) fn end_source(&mut self, source: SourceId, finished: &mut Vec<Finished>) {
         for disk in 0..self.disks.len() {
             let Some(open) = &mut self.disks[disk] else {
                 continue;
             };
-            for (waited, deferred) in open.pacing.leave(source.0) {
+            for (waited, deferred) in open.pacing.end_source(source.0) {
                 open.record.limited(waited);
                 open.resume(&mut self.ring, deferred, disk as u32, finished);
             }
@@ -569,24 +569,24 @@ impl Io {
     }
 
     /// Removes the state of a source that has ended.
-    pub(crate) fn left(&mut self, source: SourceId) {
+    pub(crate) fn remove_source(&mut self, source: SourceId) {
         let open = self.disks.iter_mut().flatten();
-        open.for_each(|open| open.pacing.left(source.0));
+        open.for_each(|open| open.pacing.remove_source(source.0));
     }
 
     /// Starts draining a disk for an acquirer of a range.
     pub(crate) fn begin_drain(&mut self, disk: u32, barrier: Barrier) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
             let (in_flight, borrowed) = (open.in_flight(), open.channel.is_borrowed());
-            self.takes_back |= borrowed;
+            self.reclaims_borrowed |= borrowed;
             open.drain.begin(barrier, in_flight, borrowed);
         }
     }
 
     /// Returns true if an acquirer of a range waits for data that sources send from a disk's memory.
     #[inline]
-    pub(crate) fn takes_back(&self) -> bool {
-        self.takes_back
+    pub(crate) fn reclaims_borrowed(&self) -> bool {
+        self.reclaims_borrowed
     }
 
     /// Returns the memory of held ranges with acquirers that wait for borrowed data.
@@ -620,8 +620,8 @@ impl Io {
     }
 
     /// Reports the result of taking borrowed data back. If nothing is `still` borrowed, the acquirers continue.
-    pub(crate) fn gave_back(&mut self, still: bool) {
-        self.takes_back = still;
+    pub(crate) fn finish_reclaim(&mut self, still: bool) {
+        self.reclaims_borrowed = still;
         if !still {
             let open = self.disks.iter_mut().flatten();
             open.filter(|open| open.drain.waits_for_borrowed())

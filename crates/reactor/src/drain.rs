@@ -183,7 +183,7 @@ mod tests {
         };
         let pool = Pool::start(&options).unwrap();
         let locks = Arc::new(RangeLocks::default());
-        let drain = Drain::new(&locks, &pool.place(), 0);
+        let drain = Drain::new(&locks, &pool.select_worker(), 0);
         (pool, drain)
     }
 

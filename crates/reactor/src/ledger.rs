@@ -61,7 +61,7 @@ impl DiskRecord {
     }
 
     #[inline]
-    pub fn asked(&self, request: &IoRequest) {
+    pub fn record_request(&self, request: &IoRequest) {
         let words = &self.kinds[request.kind as usize];
         words.requests.add(1);
         words.bytes.add(request.length);

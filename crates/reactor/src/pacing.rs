@@ -127,7 +127,10 @@ impl Pacing {
 
     /// Removes and returns all waiting I/Os of a source that is about to end, regardless of limits. Its later I/Os do not
     /// wait either. The reservation of its head is not returned.
-    pub fn leave(&mut self, source: u32) -> impl Iterator<Item = (Duration, Deferred)> + use<> {
+    pub fn end_source(
+        &mut self,
+        source: u32,
+    ) -> impl Iterator<Item = (Duration, Deferred)> + use<> {
         self.leaving.push(source);
         let at = self.lines.iter().position(|line| line.source == source);
         let waiting = at.map_or_else(VecDeque::new, |at| self.lines.swap_remove(at).waiting);
@@ -143,7 +146,7 @@ impl Pacing {
     }
 
     /// Removes the state of a source that has ended.
-    pub fn left(&mut self, source: u32) {
+    pub fn remove_source(&mut self, source: u32) {
         self.leaving.retain(|leaving| *leaving != source);
     }
 
@@ -276,8 +279,8 @@ mod tests {
             pacing.wait(1, deferred(number));
         }
         assert!(pacing.may_start(&throttle, 1, &IoRequest::flush()));
-        assert!(pacing.leave(2).next().is_none());
-        let order = pacing.leave(1).map(|(_, deferred)| deferred.tag.0);
+        assert!(pacing.end_source(2).next().is_none());
+        let order = pacing.end_source(1).map(|(_, deferred)| deferred.tag.0);
         let order: Vec<u64> = order.collect();
         assert_eq!(order, [0, 1, 2]);
         assert!(pacing.lines.is_empty());

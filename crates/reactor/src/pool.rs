@@ -111,7 +111,7 @@ pub enum ExportPlacement {
 
 /// The placement of an export that is not shared.
 #[derive(Clone, Debug)]
-enum Placed {
+enum Placement {
     Workers(Vec<u32>),
     /// Number of the dedicated worker.
     Dedicated(u32),
@@ -148,7 +148,7 @@ struct PoolState {
     /// Workers, indexed by number: first the shared workers, then the dedicated ones, which may have ended.
     slots: Vec<WorkerSlot>,
     /// Placement of exports, by name. Exports without an entry use the shared workers.
-    placed: HashMap<String, Placed>,
+    placements: HashMap<String, Placement>,
 }
 
 /// The running workers. Dropping the pool ends them and drops their remaining sources.
@@ -202,17 +202,17 @@ impl Pool {
 
     /// Selects the worker for a new source without an export: the shared worker with the fewest sources, in rotation among
     /// equals.
-    pub fn place(&self) -> WorkerHandle {
+    pub fn select_worker(&self) -> WorkerHandle {
         self.emptiest(&self.lock().slots[..self.shared])
     }
 
     /// Selects the worker for a new queue or connection of an export.
-    pub fn place_for(&self, export: &str) -> WorkerHandle {
+    pub fn select_worker_for(&self, export: &str) -> WorkerHandle {
         let state = self.lock();
-        match state.placed.get(export) {
+        match state.placements.get(export) {
             None => self.emptiest(&state.slots[..self.shared]),
-            Some(Placed::Dedicated(worker)) => state.slots[*worker as usize].handle.clone(),
-            Some(Placed::Workers(workers)) => {
+            Some(Placement::Dedicated(worker)) => state.slots[*worker as usize].handle.clone(),
+            Some(Placement::Workers(workers)) => {
                 let slots = workers.iter().map(|worker| &state.slots[*worker as usize]);
                 self.emptiest(slots)
             }
@@ -222,10 +222,10 @@ impl Pool {
     /// Selects the worker for the queues of an export that carry no data.
     pub fn control_for(&self, export: &str) -> WorkerHandle {
         let state = self.lock();
-        let worker = match state.placed.get(export) {
+        let worker = match state.placements.get(export) {
             None => 0,
-            Some(Placed::Dedicated(worker)) => *worker,
-            Some(Placed::Workers(workers)) => workers.first().copied().unwrap_or(0),
+            Some(Placement::Dedicated(worker)) => *worker,
+            Some(Placement::Workers(workers)) => workers.first().copied().unwrap_or(0),
         };
         state.slots[worker as usize].handle.clone()
     }
@@ -242,7 +242,7 @@ impl Pool {
 
     /// Returns true if any export has a placement. Otherwise the export of a new connection is irrelevant for placement.
     pub fn has_placements(&self) -> bool {
-        !self.lock().placed.is_empty()
+        !self.lock().placements.is_empty()
     }
 
     /// Sets the placement of an export's new queues and connections; existing ones stay. A worker that is no longer
@@ -252,7 +252,7 @@ impl Pool {
     /// If the worker does not exist, or a dedicated one cannot be started; the placement then stays unchanged.
     pub fn assign(&self, export: &str, placement: &ExportPlacement) -> Result<(), PoolError> {
         let mut state = self.lock();
-        let placed = match placement {
+        let placements = match placement {
             ExportPlacement::Shared => None,
             ExportPlacement::Workers(workers) => {
                 let shared = self.shared as u32;
@@ -260,23 +260,23 @@ impl Pool {
                     return Err(PoolError::Unknown { worker, shared });
                 }
                 // An empty list offers no choice and means shared.
-                (!workers.is_empty()).then(|| Placed::Workers(workers.clone()))
+                (!workers.is_empty()).then(|| Placement::Workers(workers.clone()))
             }
-            ExportPlacement::Dedicated => match state.placed.get(export) {
-                Some(Placed::Dedicated(_)) => return Ok(()),
-                _ => Some(Placed::Dedicated(self.start_dedicated(&mut state)?)),
+            ExportPlacement::Dedicated => match state.placements.get(export) {
+                Some(Placement::Dedicated(_)) => return Ok(()),
+                _ => Some(Placement::Dedicated(self.start_dedicated(&mut state)?)),
             },
         };
-        let before = match placed {
-            Some(placed) => state.placed.insert(export.to_owned(), placed),
-            None => state.placed.remove(export),
+        let before = match placements {
+            Some(placements) => state.placements.insert(export.to_owned(), placements),
+            None => state.placements.remove(export),
         };
-        if let Some(Placed::Dedicated(worker)) = before {
+        if let Some(Placement::Dedicated(worker)) = before {
             let handle = &state.slots[worker as usize].handle;
             tracing::info!(export, worker, "dedicated worker ended");
             handle.send(Worker::retire);
         }
-        if let Some(Placed::Dedicated(worker)) = state.placed.get(export) {
+        if let Some(Placement::Dedicated(worker)) = state.placements.get(export) {
             tracing::info!(export, worker, "dedicated worker started");
         }
         Ok(())
@@ -354,10 +354,10 @@ impl Pool {
     /// Returns the export of each dedicated worker.
     pub fn dedicated(&self) -> BTreeMap<u32, String> {
         let state = self.lock();
-        let placed = state.placed.iter();
-        let dedicated = placed.filter_map(|(export, placed)| match placed {
-            Placed::Dedicated(worker) => Some((*worker, export.clone())),
-            Placed::Workers(_) => None,
+        let placements = state.placements.iter();
+        let dedicated = placements.filter_map(|(export, placements)| match placements {
+            Placement::Dedicated(worker) => Some((*worker, export.clone())),
+            Placement::Workers(_) => None,
         });
         dedicated.collect()
     }
@@ -522,7 +522,7 @@ mod tests {
         for (index, worker) in pool.workers().iter().enumerate() {
             assert_eq!(worker.call(|w| w.handle().index()), Ok(index as u32));
         }
-        let worker = pool.place();
+        let worker = pool.select_worker();
         for _ in 0..100 {
             worker.send(|_| {});
         }
@@ -532,7 +532,7 @@ mod tests {
     #[test]
     fn call_to_an_ended_worker_is_an_error() {
         let pool = Pool::start(&options(1)).unwrap();
-        let worker = pool.place();
+        let worker = pool.select_worker();
         drop(pool);
         assert_eq!(worker.call(|_| ()), Err(crate::WorkerGone));
     }
@@ -563,7 +563,9 @@ mod tests {
         let pool = Pool::start(&options(3)).unwrap();
         pool.assign("e", &ExportPlacement::Workers(vec![2, 1]))
             .unwrap();
-        let mut chosen: Vec<u32> = (0..8).map(|_| pool.place_for("e").index()).collect();
+        let mut chosen: Vec<u32> = (0..8)
+            .map(|_| pool.select_worker_for("e").index())
+            .collect();
         chosen.sort_unstable();
         chosen.dedup();
         assert_eq!(chosen, [1, 2]);
@@ -583,7 +585,7 @@ mod tests {
             error.unwrap_err().to_string(),
             "there is no worker 2: the workers are 0 to 1"
         );
-        assert_eq!(pool.place_for("e").index(), 1);
+        assert_eq!(pool.select_worker_for("e").index(), 1);
     }
 
     #[test]
@@ -592,20 +594,20 @@ mod tests {
         pool.assign("e", &ExportPlacement::Dedicated).unwrap();
         pool.assign("f", &ExportPlacement::Dedicated).unwrap();
         assert_eq!(pool.count(), 3);
-        assert_eq!(pool.place_for("e").index(), 1);
+        assert_eq!(pool.select_worker_for("e").index(), 1);
         assert_eq!(pool.control_for("f").index(), 2);
-        assert!((0..4).all(|_| pool.place().index() == 0));
-        let own = pool.place_for("e");
+        assert!((0..4).all(|_| pool.select_worker().index() == 0));
+        let own = pool.select_worker_for("e");
         assert_eq!(own.call(|worker| worker.handle().index()), Ok(1));
         assert_eq!(pool.dedicated()[&2], "f");
 
         pool.assign("e", &ExportPlacement::Shared).unwrap();
         wait_for(|| own.call(|_| ()).is_err());
-        assert_eq!(pool.place_for("e").index(), 0);
+        assert_eq!(pool.select_worker_for("e").index(), 0);
         let numbers: Vec<u32> = pool.counters().iter().map(|(number, _)| *number).collect();
         assert_eq!(numbers, [0, 2]);
         // The next worker reuses the free number and continues its counters.
         pool.assign("g", &ExportPlacement::Dedicated).unwrap();
-        assert_eq!(pool.place_for("g").index(), 1);
+        assert_eq!(pool.select_worker_for("g").index(), 1);
     }
 }

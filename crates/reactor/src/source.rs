@@ -24,23 +24,23 @@ use crate::Io;
 pub struct SourceId(pub(crate) u32);
 
 impl SourceId {
-    const PLACE_BITS: u32 = 20;
-    const NTH_BITS: u32 = u32::BITS - SourceId::PLACE_BITS - crate::drain::MARKS;
+    const INDEX_BITS: u32 = 20;
+    const NTH_BITS: u32 = u32::BITS - SourceId::INDEX_BITS - crate::drain::MARKS;
 
     /// Creates the id of the `nth` source that the worker added, modulo 1,024, at this place.
-    pub(crate) fn new(place: usize, nth: u32) -> SourceId {
+    pub(crate) fn new(index: usize, nth: u32) -> SourceId {
         assert!(
-            place < 1 << SourceId::PLACE_BITS,
+            index < 1 << SourceId::INDEX_BITS,
             "more sources than descriptors"
         );
         let nth = nth % (1 << SourceId::NTH_BITS);
-        SourceId(place as u32 | nth << SourceId::PLACE_BITS)
+        SourceId(index as u32 | nth << SourceId::INDEX_BITS)
     }
 
     /// Returns the place in the worker, unique among current sources.
     #[inline(always)]
-    pub fn place(self) -> u32 {
-        self.0 & ((1 << SourceId::PLACE_BITS) - 1)
+    pub fn index(self) -> u32 {
+        self.0 & ((1 << SourceId::INDEX_BITS) - 1)
     }
 }
 
@@ -100,7 +100,7 @@ pub trait Source: Any {
     /// Copies borrowed data for an acquirer of a range, which must not write to memory that is still being sent after
     /// [`Io::borrow`]. All data in one of the address ranges is replaced by a copy. Returns true if that was not possible
     /// yet; the call is repeated in the next iteration.
-    fn give_back(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
+    fn return_borrowed(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
         let _ = (io, held);
         false
     }

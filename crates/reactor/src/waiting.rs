@@ -110,14 +110,14 @@ impl Waiting {
     }
 
     /// Ends the wait of the selected I/Os with their original errors.
-    pub fn fail(&mut self, is_meant: impl FnMut(Tag) -> bool) -> Vec<Finished> {
-        self.end(is_meant, |error| error)
+    pub fn fail(&mut self, matches: impl FnMut(Tag) -> bool) -> Vec<Finished> {
+        self.end(matches, |error| error)
     }
 
     /// Ends the wait of the selected I/Os as cancelled; [`Waiting::take_ended`] returns them. Returns false if there are
     /// none.
-    pub fn cancel(&mut self, is_meant: impl FnMut(Tag) -> bool) -> bool {
-        let ended = self.end(is_meant, |_| IoErrorKind::Cancelled.into());
+    pub fn cancel(&mut self, matches: impl FnMut(Tag) -> bool) -> bool {
+        let ended = self.end(matches, |_| IoErrorKind::Cancelled.into());
         let any = !ended.is_empty();
         self.ended.extend(ended);
         any
@@ -125,12 +125,12 @@ impl Waiting {
 
     fn end(
         &mut self,
-        mut is_meant: impl FnMut(Tag) -> bool,
+        mut matches: impl FnMut(Tag) -> bool,
         outcome: impl Fn(IoError) -> IoError,
     ) -> Vec<Finished> {
         let meant = self
             .waiters
-            .extract_if(.., |waiter| is_meant(waiter.deferred.tag));
+            .extract_if(.., |waiter| matches(waiter.deferred.tag));
         let ended = meant.map(|Waiter { deferred, error }| Finished {
             tag: deferred.tag,
             buffer: deferred.buffer,

@@ -68,7 +68,7 @@ pub struct Worker {
 
 /// Returns the place of a source, unless it was removed.
 fn find(slots: &mut [Option<SourceSlot>], id: SourceId) -> Option<&mut SourceSlot> {
-    let slot = slots.get_mut(id.place() as usize)?.as_mut()?;
+    let slot = slots.get_mut(id.index() as usize)?.as_mut()?;
     (slot.id == id).then_some(slot)
 }
 
@@ -245,7 +245,7 @@ impl Worker {
             return;
         }
         slot.source.stop();
-        self.io.leave(id, &mut self.finished);
+        self.io.end_source(id, &mut self.finished);
         slot.stopped = Some(Box::new(stopped));
         self.stopping.push(id);
         self.touch(id);
@@ -306,7 +306,7 @@ impl Worker {
         }
         let mut worked = !completions.is_empty();
         for completion in completions.drain(..) {
-            self.heard(completion, noticed);
+            self.handle_completion(completion, noticed);
         }
         self.completions = completions;
         if std::mem::take(&mut self.bell_rang) {
@@ -316,8 +316,8 @@ impl Worker {
         worked |= self.finish_reaped(noticed);
         worked |= self.drain_hot(noticed);
         self.publish_touched(noticed);
-        if self.io.takes_back() {
-            self.take_back_borrowed();
+        if self.io.reclaims_borrowed() {
+            self.reclaim_borrowed();
         }
         self.take_out_stopped();
         if worked {
@@ -328,7 +328,7 @@ impl Worker {
         (worked, noticed)
     }
 
-    fn heard(&mut self, completion: Completion, noticed: Stamp) {
+    fn handle_completion(&mut self, completion: Completion, noticed: Stamp) {
         let Some(listener) = self.io.listeners.get(completion.owner.0 as usize) else {
             return;
         };
@@ -341,7 +341,7 @@ impl Worker {
             Listener::Pace => self.io.pace(completion.token, &mut self.finished),
             Listener::Late => self.io.cancel_late(completion.token),
             Listener::Source(id) => {
-                if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+                if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) {
                     slot.source.completed(&mut self.io, completion, noticed);
                     self.touch(id);
                 }
@@ -350,7 +350,7 @@ impl Worker {
     }
 
     fn kicked(&mut self, id: SourceId, more: bool) {
-        if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+        if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) {
             slot.source.kicked();
         }
         self.heat(id);
@@ -361,7 +361,7 @@ impl Worker {
 
     /// Unwatches a kick descriptor that has hung up or cannot be polled; a watch would fire continuously.
     fn kick_lost(&mut self, id: SourceId) {
-        if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+        if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) {
             if let Some((watch, owner)) = slot.watch.take() {
                 self.io.ring.unwatch(watch);
                 self.io.unlisten(owner);
@@ -403,7 +403,7 @@ impl Worker {
         } in finished.drain(..)
         {
             let tag = Tag::unpack(tag);
-            if let Some(Some(slot)) = self.slots.get_mut(tag.source.place() as usize) {
+            if let Some(Some(slot)) = self.slots.get_mut(tag.source.index() as usize) {
                 slot.source
                     .finish(&mut self.io, tag.slot, buffer, outcome, reaped);
                 self.touch(tag.source);
@@ -417,7 +417,7 @@ impl Worker {
         let mut worked = false;
         for index in 0..self.hot.len() {
             let id = self.hot[index];
-            let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) else {
+            let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) else {
                 continue;
             };
             if slot.source.ready(noticed) {
@@ -432,7 +432,7 @@ impl Worker {
     fn publish_touched(&mut self, noticed: Stamp) {
         for index in 0..self.touched.len() {
             let id = self.touched[index];
-            if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+            if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) {
                 slot.touched = false;
                 slot.source.publish(&mut self.io);
                 // The source may have lacked room for requests while it was full, and no further kick announces them.
@@ -449,22 +449,22 @@ impl Worker {
 
     /// Makes sources return the data that they send from disks' memory; most of it has been sent by now.
     #[cold]
-    fn take_back_borrowed(&mut self) {
+    fn reclaim_borrowed(&mut self) {
         let held = self.io.held_memory();
         let mut still = false;
         if !held.is_empty() {
             for slot in self.slots.iter_mut().flatten() {
-                still |= slot.source.give_back(&mut self.io, &held);
+                still |= slot.source.return_borrowed(&mut self.io, &held);
             }
         }
-        self.io.gave_back(still);
+        self.io.finish_reclaim(still);
     }
 
     fn take_out_stopped(&mut self) {
         let mut index = 0;
         while index < self.stopping.len() {
             let id = self.stopping[index];
-            let slot = &mut self.slots[id.place() as usize];
+            let slot = &mut self.slots[id.index() as usize];
             if slot
                 .as_ref()
                 .is_some_and(|slot| slot.source.in_flight() > 0)
@@ -480,7 +480,7 @@ impl Worker {
             self.handle.mailbox.sources.fetch_sub(1, Ordering::Relaxed);
             slot.source.flush_notifications();
             slot.source.closed(&mut self.io);
-            self.io.left(id);
+            self.io.remove_source(id);
             if let Some(record) = slot.source.record() {
                 self.ledger.retire(&record);
             }
@@ -496,7 +496,7 @@ impl Worker {
 
     #[inline]
     fn touch(&mut self, id: SourceId) {
-        if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize)
+        if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize)
             && !slot.touched
         {
             slot.touched = true;
@@ -505,7 +505,7 @@ impl Worker {
     }
 
     fn heat(&mut self, id: SourceId) {
-        if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize)
+        if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize)
             && !slot.hot
         {
             slot.hot = true;
@@ -541,7 +541,7 @@ impl Worker {
             return Wait::No;
         }
         for id in self.hot.drain(..) {
-            if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+            if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) {
                 slot.hot = false;
             }
         }
@@ -575,7 +575,7 @@ impl Worker {
     fn arm_hot(&mut self) -> bool {
         let mut raced = false;
         for id in &self.hot {
-            if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+            if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) {
                 slot.source.flush_notifications();
                 raced |= slot.source.arm();
             }
@@ -585,7 +585,7 @@ impl Worker {
 
     fn disarm_hot(&mut self) {
         for id in &self.hot {
-            if let Some(Some(slot)) = self.slots.get_mut(id.place() as usize) {
+            if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) {
                 slot.source.disarm();
             }
         }

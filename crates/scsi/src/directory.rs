@@ -38,7 +38,7 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// The state is still there.
-    fn set_aside(&self, key: &str) -> io::Result<()> {
+    fn discard_damaged(&self, key: &str) -> io::Result<()> {
         self.remove(key);
         Ok(())
     }

@@ -79,7 +79,7 @@ impl KnownUnits {
     }
 
     /// Records that the LUN has no unit any more. Returns the unit if it had replaced another one.
-    pub(crate) fn leave(&mut self, lun: u16) -> Option<UnitId> {
+    pub(crate) fn remove_unit(&mut self, lun: u16) -> Option<UnitId> {
         self.replaced.remove(&lun).map(|(id, _)| id)
     }
 

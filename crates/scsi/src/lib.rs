@@ -32,7 +32,7 @@ mod testing;
 mod unit_state;
 
 pub use command::{Cdb, Command, TaskAttribute, opcode};
-pub use commands::{PASSED_MAX, PlainWay, TRANSFER_MAX};
+pub use commands::{PASSED_MAX, PlainParameters, TRANSFER_MAX};
 pub use directory::{Directory, MemoryStore, Store, Unusable};
 pub use logical_unit::{DiskId, LogicalUnit, Medium, MediumHold, UnitConfig, UnitId};
 pub use lun::{Lun, LunAddress, MAX_UNITS};

@@ -261,7 +261,7 @@ impl Nexus {
     pub(crate) fn meet(&self, lun: u16, unit: &LogicalUnit) {
         let id = unit.id();
         let mut attentions = lock(&self.attentions);
-        if let Some(before) = attentions.known.leave(lun) {
+        if let Some(before) = attentions.known.remove_unit(lun) {
             self.unshare(&mut attentions, before);
         }
         let relation = attentions.known.meet(lun, id, Appearance::of(unit));
@@ -281,9 +281,9 @@ impl Nexus {
     }
 
     /// Records that the LUN has no unit any more.
-    pub(crate) fn leave(&self, lun: u16) {
+    pub(crate) fn remove_unit(&self, lun: u16) {
         let mut attentions = lock(&self.attentions);
-        if let Some(unit) = attentions.known.leave(lun) {
+        if let Some(unit) = attentions.known.remove_unit(lun) {
             self.unshare(&mut attentions, unit);
         }
     }

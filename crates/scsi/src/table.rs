@@ -198,7 +198,7 @@ static FIRST: [u8; 256] = {
 };
 
 /// Returns the index of a CDB's row. Service actions are in bits 4 to 0 of byte 1.
-fn place(cdb: &Cdb) -> Option<usize> {
+fn row_index(cdb: &Cdb) -> Option<usize> {
     let first = usize::from(FIRST[usize::from(cdb[0])]);
     let rows = COMMANDS.get(first..).unwrap_or_default().iter();
     let mut of_opcode = rows.take_while(|row| row.opcode() == cdb[0]);
@@ -207,7 +207,7 @@ fn place(cdb: &Cdb) -> Option<usize> {
 }
 
 pub(crate) fn find(cdb: &Cdb) -> Option<&'static Row> {
-    COMMANDS.get(place(cdb)?)
+    COMMANDS.get(row_index(cdb)?)
 }
 
 /// Operation codes of SCSI-2 that have ignored the three highest bits of byte 1 since then.
@@ -371,7 +371,7 @@ const FIELDS: &[Field] = &[
 #[inline]
 pub(crate) fn check_bits(cdb: &Cdb) -> Result<(), Sense> {
     // An unknown command is refused during dispatch.
-    let Some(allowed) = place(cdb).and_then(|at| ALLOWED.get(at)) else {
+    let Some(allowed) = row_index(cdb).and_then(|at| ALLOWED.get(at)) else {
         return Ok(());
     };
     match u128::from_be_bytes(*cdb) & !allowed {

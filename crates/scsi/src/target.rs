@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::command::{Cdb, Command};
-use crate::commands::{self, PlainWay};
+use crate::commands::{self, PlainParameters};
 use crate::known::KnownUnits;
 use crate::logical_unit::LogicalUnit;
 use crate::lun::{Lun, LunAddress, MAX_UNITS};
@@ -180,7 +180,7 @@ impl Target {
         state.map.get(number)?;
         let unit = self.replace_map(&mut state, number, None)?;
         for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
-            nexus.leave(number);
+            nexus.remove_unit(number);
         }
         if state.map.iter().any(|(_, other)| Arc::ptr_eq(other, &unit)) {
             // Still attached under another number.
@@ -390,19 +390,19 @@ impl PlainUnit {
     /// [`TargetView::begin`], with the same result. Valid for commands that had arrived before the call, up to the first one that is not
     /// plain.
     #[inline(always)]
-    pub fn way(&self) -> Option<PlainWay> {
+    pub fn plain_parameters(&self) -> Option<PlainParameters> {
         if !self.is_current() {
             return None;
         }
-        commands::plain_way(&self.unit, &self.nexus, self.filter_bit)
+        commands::plain_parameters(&self.unit, &self.nexus, self.filter_bit)
     }
 
-    /// Returns true if [`PlainUnit::way`] would return the same `way` again.
+    /// Returns true if [`PlainUnit::plain_parameters`] would return the same `plain_parameters` again.
     #[inline(always)]
-    pub fn is_still(&self, way: &PlainWay) -> bool {
+    pub fn is_still(&self, parameters: &PlainParameters) -> bool {
         self.is_current()
             && !self.nexus.has_in_filter(self.filter_bit)
-            && way.is_of(self.unit.geometry(), self.unit.word())
+            && parameters.is_of(self.unit.geometry(), self.unit.word())
     }
 
     /// Returns true if the target's map has not changed since the lookup. Costs one load.

@@ -99,7 +99,7 @@ pub(crate) enum Progress {
 
 impl Progress {
     /// Returns true if this is a failure that `operation` repairs: the same operation, or a sanitize operation after a failed format.
-    pub fn is_left_by(self, operation: Operation) -> bool {
+    pub fn is_repaired_by(self, operation: Operation) -> bool {
         matches!(self, Progress::Failed(failed) if operation == Operation::Sanitize || operation == failed)
     }
 }

@@ -138,7 +138,7 @@ proptest! {
         let nexus = Arc::clone(&bed.nexus);
         let mut view = bed.target.view();
         let found_unit = view.plain_unit(&nexus, Lun::unit(0)).unwrap();
-        let first = found_unit.way().unwrap();
+        let first = found_unit.plain_parameters().unwrap();
         prop_assert!(found_unit.is_still(&first));
         bed.run(0, before, &[], 0);
         if attention {
@@ -147,17 +147,17 @@ proptest! {
         if attention && is_reported {
             bed.run(0, &[0x00; 6], &[], 0); // CAPACITY DATA HAS CHANGED
         }
-        prop_assert_eq!(found_unit.is_still(&first), found_unit.way() == Some(first));
+        prop_assert_eq!(found_unit.is_still(&first), found_unit.plain_parameters() == Some(first));
         if change {
             bed.target.detach_unit(0);
         }
         let mut whole = [0; 16];
         whole[..cdb.len()].copy_from_slice(&cdb);
-        let way = found_unit.way();
+        let way = found_unit.plain_parameters();
         prop_assert_eq!(found_unit.is_still(&first), way == Some(first));
         let attention = attention && !is_reported;
         let plain = way.and_then(|way| way.begin(&whole, length as u64, length as u64));
-        prop_assert!(PlainWay::CLOSED.begin(&whole, length as u64, length as u64).is_none());
+        prop_assert!(PlainParameters::CLOSED.begin(&whole, length as u64, length as u64).is_none());
         prop_assert_eq!(found_unit.is_current(), !change);
         prop_assert!(plain.is_none() || !(change || attention || before[0] != 0));
         view.refresh();

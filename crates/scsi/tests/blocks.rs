@@ -479,7 +479,7 @@ fn an_unknown_operation_code_and_a_short_cdb_are_refused() {
     assert_eq!(bed.run(0, &[], &[], 0).code(), (0x05, 0x24, 0x00));
 }
 
-/// READ CAPACITY through one nexus shows a new capacity. Commands of another nexus reach the new blocks, also through a `PlainWay` that was
+/// READ CAPACITY through one nexus shows a new capacity. Commands of another nexus reach the new blocks, also through a `PlainParameters` that was
 /// looked up before.
 #[test]
 fn capacity_that_one_nexus_has_read_holds_for_another() {
@@ -487,7 +487,7 @@ fn capacity_that_one_nexus_has_read_holds_for_another() {
     let other = bed.other_nexus(2);
     let view = bed.target.view();
     let kept = view.plain_unit(&other, Lun::unit(0)).unwrap();
-    let before = kept.way().unwrap();
+    let before = kept.plain_parameters().unwrap();
     bed.disks.bytes[0].resize(32 * BLOCK, 0);
     bed.unit(0).update(info(512, 32, 0));
     bed.run(0, &[0; 6], &[], 0); // CAPACITY DATA HAS CHANGED
@@ -511,5 +511,10 @@ fn capacity_that_one_nexus_has_read_holds_for_another() {
         let answer = bed.run_as(&other, 0, cdb, data_out, data_in);
         assert_eq!(answer.status, Status::Good, "{cdb:02x?} {answer:?}");
     }
-    assert!(kept.way().unwrap().begin(&write, 512, 512).is_some());
+    assert!(
+        kept.plain_parameters()
+            .unwrap()
+            .begin(&write, 512, 512)
+            .is_some()
+    );
 }

@@ -171,9 +171,9 @@ fn unit_with_two_luns_is_held_back_only_where_it_replaced() {
     // The fast path is closed too.
     let view = bed.target.view();
     let plain = view.plain_unit(&nexus, Lun::unit(0)).unwrap();
-    assert!(plain.way().is_none());
+    assert!(plain.plain_parameters().is_none());
     bed.run(0, &CAPACITY_10, &[], 8);
-    assert!(plain.way().is_some());
+    assert!(plain.plain_parameters().is_some());
     assert_eq!(bed.run(0, &READ_10, &[], 4096).status, Status::Good);
 }
 

@@ -51,7 +51,7 @@ struct Background {
 
 impl Background {
     /// Stops the task and removes the source from its worker.
-    fn leave(&mut self) {
+    fn end_task(&mut self) {
         self.stop();
         let id = self.id;
         self.worker.send(move |worker| worker.stop(id, |_, _| {}));
@@ -78,7 +78,7 @@ impl Background {
                         Submission::Done(outcome) => self.task.resume(outcome, Some(*buffer)),
                     }
                 }
-                Need::AnswerAndDetach => self.task.go_on(),
+                Need::AnswerAndDetach => self.task.continue_detached(),
                 // No initiator is left to send data-out or receive a response.
                 Need::Answer
                 | Need::Finished
@@ -86,7 +86,7 @@ impl Background {
                 | Need::DataOut(_)
                 | Need::Range(..) => {
                     self.task.abandon();
-                    return self.leave();
+                    return self.end_task();
                 }
             }
         }
@@ -138,7 +138,7 @@ impl Source for Background {
 
     fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {
         if self.disks.close_disk(io, disk) {
-            self.leave();
+            self.end_task();
         }
     }
 

@@ -12,13 +12,13 @@ use reactor::{Io, Job, Step};
 use scsi::{AbortScope, TaskAttribute, UnitId};
 
 use crate::task::{Granted, Need, Task};
-use crate::{Admission, Call, DiskHandles, Exempt, TaskOrder, Units, Want, WorkMemory};
+use crate::{Admission, Call, DiskHandles, Exempt, TaskOperation, TaskOrder, Units, WorkMemory};
 
 /// State of the buffer for a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
     /// Ready for the I/O.
-    There,
+    Ready,
     /// The data of a read are in memory and are sent from there: no I/O is needed.
     Borrowed,
     /// The data were requested, or memory is short: [`execute`] is called again when they are available.
@@ -100,10 +100,10 @@ pub fn execute(command: &mut impl Transport, io: &mut Io) -> Step {
                     | IoKind::CompareAndWrite
                     | IoKind::BlockStatus
                     | IoKind::ReplaceState
-                    | IoKind::ScsiCommand => Data::There,
+                    | IoKind::ScsiCommand => Data::Ready,
                 };
                 match data {
-                    Data::There => return Step::Data,
+                    Data::Ready => return Step::Data,
                     Data::Borrowed => command.parts().task.resume(Ok(()), None),
                     Data::Awaited => return wait(command, Need::Data(id, request)),
                 }
@@ -133,7 +133,7 @@ fn execute_other(command: &mut impl Transport, io: &mut Io, need: Need) -> Optio
         Need::Scratch(id, request, part) => match parts.disks.get(io, parts.units, id) {
             None => task.resume(OFFLINE, None),
             Some(_) if !task.may_work(parts.memory, parts.data_in) => {
-                task.end_for_want_of_memory(expected);
+                task.end_without_memory(expected);
             }
             Some(disk) => {
                 *parts.job = Job { disk, io: request };
@@ -150,7 +150,7 @@ fn execute_other(command: &mut impl Transport, io: &mut Io, need: Need) -> Optio
                 command.copy_data_out(&mut data);
                 command.parts().task.with_data(data);
             } else {
-                parts.task.end_for_want_of_memory(expected);
+                parts.task.end_without_memory(expected);
             }
         }
         Need::Range(id, offset, length) => {
@@ -184,7 +184,7 @@ fn wait(command: &mut impl Transport, need: Need) -> Step {
 #[cold]
 fn abort_first(command: &mut impl Transport, scope: AbortScope) -> Step {
     let waiter = command.waiter();
-    let call = Call::of_scope(scope, Want::Abort).except(command.exempt());
+    let call = Call::of_scope(scope, TaskOperation::Abort).except(command.exempt());
     let parts = command.parts();
     if let Some(scope) = call.scope() {
         parts.task.set_aborting(scope);
@@ -388,13 +388,13 @@ mod tests {
             assert!(matches!(command.execute(), Step::Wait));
             assert!(command.task.is_ready());
         }
-        command.data = Data::There;
+        command.data = Data::Ready;
         assert!(matches!(command.execute(), Step::Answer));
     }
 
     #[test]
     fn parameter_data_without_memory_is_task_set_full() {
-        let mut command = Fake::new(Data::There);
+        let mut command = Fake::new(Data::Ready);
         command.memory = WorkMemory::new(64);
         let mut other = Task::default();
         assert!(other.may_take_data(&command.memory, 50));
@@ -409,7 +409,7 @@ mod tests {
 
     #[test]
     fn idle_task_waits_and_finished_task_is_answered() {
-        let mut command = Fake::new(Data::There);
+        let mut command = Fake::new(Data::Ready);
         assert!(matches!(command.execute(), Step::Wait));
         command.task.start(Plan::Done(Response::good()));
         assert!(matches!(command.execute(), Step::Answer));

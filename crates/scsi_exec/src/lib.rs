@@ -27,7 +27,7 @@ pub use memory::WorkMemory;
 pub use operation::operation_of;
 pub use order::{Admission, StartTask, TaskOrder, Ticket};
 pub use runners::{
-    Call, Effect, Exempt, Hold, Holding, Known, Registration, Runner, Runners, Tasks, Want,
+    Call, Effect, Exempt, Hold, Holding, Known, Registration, Runner, Runners, TaskOperation, Tasks,
 };
 pub use task::{Granted, Task};
 pub use units::Units;

@@ -74,7 +74,7 @@ impl Held {
 
     /// Returns all memory to the budget at the end of the command.
     #[inline]
-    pub fn give_back(&mut self) {
+    pub fn release(&mut self) {
         if let Some(memory) = self.memory.take() {
             memory.held.fetch_sub(self.bytes, Ordering::Relaxed);
             (self.bytes, self.works) = (0, false);
@@ -84,7 +84,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.give_back();
+        self.release();
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use scsi::{AbortScope, Nexus, NexusId, TaskAttribute, UnitId};
 
-use crate::{Call, Runners, Want};
+use crate::{Call, Runners, TaskOperation};
 
 /// Starts a delayed task. Called, or dropped with everything it holds, on any thread. Must not block. A task that is not SIMPLE keeps its
 /// ticket until it has ended.
@@ -121,7 +121,7 @@ impl TaskOrder {
         self.busy.store(true, Ordering::SeqCst);
         let waiting = &mut sets.entry(unit).or_default().waiting;
         waiting.push_back((attribute, later()));
-        self.go_on(sets, unit);
+        self.start_ready_tasks(sets, unit);
         Admission::Defer
     }
 
@@ -135,12 +135,12 @@ impl TaskOrder {
             TaskAttribute::Ordered => state.ordered = false,
             TaskAttribute::Simple | TaskAttribute::Aca => {}
         }
-        self.go_on(sets, unit);
+        self.start_ready_tasks(sets, unit);
     }
 
     /// Starts the tasks that may start. SIMPLE tasks are started under the lock, so that the next ORDERED task finds them begun. The
     /// runners are asked without the lock, because the older tasks may end at once and call back.
-    fn go_on(self: &Arc<Self>, mut sets: MutexGuard<'_, Sets>, unit: UnitId) {
+    fn start_ready_tasks(self: &Arc<Self>, mut sets: MutexGuard<'_, Sets>, unit: UnitId) {
         let mut ordered = None;
         if let Some(state) = sets.get_mut(&unit) {
             while state.heads == 0 && !state.ordered {
@@ -162,7 +162,7 @@ impl TaskOrder {
         if let Some(start) = ordered {
             let ticket = self.ticket(unit, TaskAttribute::Ordered);
             let scope = AbortScope::of_nexus_and_unit(self.nexus, unit);
-            let older = Call::of_scope(scope, Want::End);
+            let older = Call::of_scope(scope, TaskOperation::End);
             self.runners.call(&older, move || start(Some(ticket)));
         }
     }
@@ -282,7 +282,7 @@ mod tests {
             let registrations = queues.iter().map(|queue| {
                 let (queue, nexus) = (queue.clone(), nexus_id);
                 runners.register(Arc::new(move |call: &Call, hold: Hold| {
-                    assert_eq!(call.want, Want::End);
+                    assert_eq!(call.operation, TaskOperation::End);
                     let scope = call.scope().expect("a scope").clone();
                     queue.send(move |tasks| {
                         for (unit, _, waits) in tasks.running.values_mut() {

@@ -130,7 +130,7 @@ pub(crate) struct WithPorts {
 
 impl WithPorts {
     /// Wraps a store and loads the identifiers saved in it.
-    pub fn over(inner: Box<dyn Store>) -> (WithPorts, Arc<Ports>) {
+    pub fn wrap(inner: Box<dyn Store>) -> (WithPorts, Arc<Ports>) {
         let numbers = match inner.load(KEY) {
             Ok(text) => text.map_or_else(Numbers::default, |text| Numbers::decode(&text)),
             Err(Unusable(reason)) => {
@@ -175,8 +175,8 @@ impl Store for WithPorts {
         self.inner.remove(key);
     }
 
-    fn set_aside(&self, key: &str) -> io::Result<()> {
-        self.inner.set_aside(key)?;
+    fn discard_damaged(&self, key: &str) -> io::Result<()> {
+        self.inner.discard_damaged(key)?;
         if key == KEY {
             let mut numbers = self.ports.lock();
             // Numbers that were read from the file, or saved to it, are still in use.
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn port_retains_its_number_after_a_restart() {
         let shared_store = SharedStore::default();
-        let (store, ports) = WithPorts::over(Box::new(shared_store.clone()));
+        let (store, ports) = WithPorts::wrap(Box::new(shared_store.clone()));
         assert_eq!((ports.number("a"), ports.number("b")), (1, 2));
         assert_eq!(ports.number("a"), 1);
         assert_eq!(
@@ -252,7 +252,7 @@ mod tests {
             Some(&b"1 a\n2 b\n"[..])
         );
 
-        let (store, ports) = WithPorts::over(Box::new(shared_store.clone()));
+        let (store, ports) = WithPorts::wrap(Box::new(shared_store.clone()));
         assert_eq!(ports.number("c"), 3);
         assert_eq!((ports.number("b"), ports.number("a")), (2, 1));
         store.save("reservations-1", b"of c").unwrap();
@@ -276,7 +276,7 @@ mod tests {
             fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
                 self.0.save(key, bytes)
             }
-            fn set_aside(&self, key: &str) -> io::Result<()> {
+            fn discard_damaged(&self, key: &str) -> io::Result<()> {
                 self.0.0.remove(key);
                 Ok(())
             }
@@ -290,7 +290,7 @@ mod tests {
         ] {
             shared_store.save(key, bytes).unwrap();
         }
-        let (store, ports) = WithPorts::over(Box::new(Damaged(shared_store.clone())));
+        let (store, ports) = WithPorts::wrap(Box::new(Damaged(shared_store.clone())));
         let (a, b) = (ports.number("a"), ports.number("b"));
         assert!(a >= BASE_MIN && b == a + 1, "{a} {b}");
         let error = store.load("reservations-1").expect_err("ports are unknown");
@@ -305,12 +305,12 @@ mod tests {
             "not replaced"
         );
 
-        store.set_aside(KEY).unwrap();
+        store.discard_damaged(KEY).unwrap();
         assert_eq!(store.load("reservations-1"), Ok(Some(b"some".to_vec())));
         assert_eq!((ports.number("b"), ports.number("a")), (b, a));
         store.save("reservations-2", b"new").unwrap();
         // The numbers are usable now: a second reset saves them again.
-        store.set_aside(KEY).unwrap();
+        store.discard_damaged(KEY).unwrap();
         let saved = format!("{a} a\n{b} b\n");
         assert_eq!(shared_store.load(KEY), Ok(Some(saved.into_bytes())));
     }
@@ -320,7 +320,7 @@ mod tests {
         let shared_store = SharedStore::default();
         let lines: String = (1..=u16::MAX).map(|n| format!("{n} old{n:05}\n")).collect();
         shared_store.save(KEY, lines.as_bytes()).unwrap();
-        let (_, ports) = WithPorts::over(Box::new(shared_store));
+        let (_, ports) = WithPorts::wrap(Box::new(shared_store));
         assert_eq!(ports.number("old00001"), 1);
         assert_eq!(ports.number("new"), 2);
         assert_eq!(ports.number("newer"), 3);

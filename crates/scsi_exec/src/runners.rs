@@ -68,7 +68,7 @@ impl Holding {
 
 /// Operation of a call on tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum TaskOperation {
     /// Abort the tasks.
     Abort,
     /// Abort by a reset: some transports have a separate response for it.
@@ -81,13 +81,13 @@ pub enum Want {
     Find,
 }
 
-impl Want {
+impl TaskOperation {
     /// Returns the operation of a task management function on the tasks of its scope.
-    pub fn of(function: TaskManagementFunction) -> Want {
+    pub fn of(function: TaskManagementFunction) -> TaskOperation {
         use TaskManagementFunction::*;
         match function {
-            AbortTaskSet | ClearTaskSet => Want::Abort,
-            LogicalUnitReset | TargetReset | NexusReset => Want::Reset,
+            AbortTaskSet | ClearTaskSet => TaskOperation::Abort,
+            LogicalUnitReset | TargetReset | NexusReset => TaskOperation::Reset,
         }
     }
 }
@@ -112,7 +112,7 @@ pub struct Call {
     /// Selected tasks.
     pub tasks: Tasks,
     /// Operation on them.
-    pub want: Want,
+    pub operation: TaskOperation,
     /// Tasks of the scope that are excluded, because the caller's command was sent before them.
     pub exempt: Option<Exempt>,
     found: Arc<AtomicBool>,
@@ -129,7 +129,7 @@ pub struct Known<'a> {
     /// Number given by the initiator.
     pub id: u64,
     /// The task has left the queue of its task set.
-    pub begun: bool,
+    pub started: bool,
     /// The task is exempt.
     pub later: bool,
     /// The task still has to be answered.
@@ -138,18 +138,18 @@ pub struct Known<'a> {
 
 impl Call {
     /// Creates a call for these tasks.
-    pub fn new(tasks: Tasks, want: Want) -> Call {
+    pub fn new(tasks: Tasks, operation: TaskOperation) -> Call {
         Call {
             tasks,
-            want,
+            operation,
             exempt: None,
             found: Arc::default(),
         }
     }
 
     /// Creates a call for the tasks of a scope.
-    pub fn of_scope(scope: AbortScope, want: Want) -> Call {
-        Call::new(Tasks::Scope(Arc::new(scope)), want)
+    pub fn of_scope(scope: AbortScope, operation: TaskOperation) -> Call {
+        Call::new(Tasks::Scope(Arc::new(scope)), operation)
     }
 
     /// Excludes tasks from the call.
@@ -165,7 +165,7 @@ impl Call {
         }
     }
 
-    /// Returns true if a [`Want::Find`] call has found a task so far.
+    /// Returns true if a [`TaskOperation::Find`] call has found a task so far.
     pub fn has_found(&self) -> bool {
         self.found.load(Ordering::Acquire)
     }
@@ -186,11 +186,13 @@ impl Call {
             Tasks::Set(unit, of) => known.unit == Some(*unit) && (of.is_none() || nexus == *of),
             Tasks::Units(units) => known.unit.is_some_and(|unit| units.contains(&unit)),
         };
-        match self.want {
+        match self.operation {
             _ if !is_meant => None,
-            Want::Abort | Want::Reset | Want::Remove => Some(Effect::Abort),
-            Want::End => (known.begun || !is_scope).then_some(Effect::Wait),
-            Want::Find => {
+            TaskOperation::Abort | TaskOperation::Reset | TaskOperation::Remove => {
+                Some(Effect::Abort)
+            }
+            TaskOperation::End => (known.started || !is_scope).then_some(Effect::Wait),
+            TaskOperation::Find => {
                 self.found.fetch_or(known.open, Ordering::AcqRel);
                 None
             }
@@ -279,7 +281,7 @@ mod tests {
             tag: None,
             unit: Some(UnitAddress { target: 1, lun: 2 }),
             id: 7,
-            begun: false,
+            started: false,
             later: false,
             open: true,
         }
@@ -299,17 +301,24 @@ mod tests {
             (Tasks::Units([unit(3), unit(2)].into()), true),
             (Tasks::Units([unit(3)].into()), false),
         ] {
-            let effect = |want| {
-                let call = Call::new(tasks.clone(), want);
+            let effect = |operation| {
+                let call = Call::new(tasks.clone(), operation);
                 (call.effect(&known(&task)), call.has_found())
             };
             let (aborted, waits) = (Some(Effect::Abort), Some(Effect::Wait));
-            for want in [Want::Abort, Want::Reset, Want::Remove] {
-                assert_eq!(effect(want), (aborted.filter(|_| is_meant), false));
+            for operation in [
+                TaskOperation::Abort,
+                TaskOperation::Reset,
+                TaskOperation::Remove,
+            ] {
+                assert_eq!(effect(operation), (aborted.filter(|_| is_meant), false));
             }
-            assert_eq!(effect(Want::End), (waits.filter(|_| is_meant), false));
-            assert_eq!(effect(Want::Find), (None, is_meant));
-            let call = Call::new(tasks, Want::Find);
+            assert_eq!(
+                effect(TaskOperation::End),
+                (waits.filter(|_| is_meant), false)
+            );
+            assert_eq!(effect(TaskOperation::Find), (None, is_meant));
+            let call = Call::new(tasks, TaskOperation::Find);
             let answered = Known {
                 open: false,
                 ..known(&task)
@@ -322,10 +331,10 @@ mod tests {
     fn resets_and_aborts_are_distinguished() {
         use TaskManagementFunction::*;
         for function in [AbortTaskSet, ClearTaskSet] {
-            assert_eq!(Want::of(function), Want::Abort);
+            assert_eq!(TaskOperation::of(function), TaskOperation::Abort);
         }
         for function in [LogicalUnitReset, TargetReset, NexusReset] {
-            assert_eq!(Want::of(function), Want::Reset);
+            assert_eq!(TaskOperation::of(function), TaskOperation::Reset);
         }
     }
 

@@ -12,7 +12,7 @@ use block::Identity;
 use latency::Clock;
 use scsi::{LogicalUnit, Store, Unusable};
 
-use crate::runners::{Call, Want};
+use crate::runners::{Call, TaskOperation};
 use crate::{Runners, Units};
 
 const _: () = assert!(bdev::STATE_MAX == scsi::SHARED_STATE_MAX);
@@ -121,7 +121,7 @@ impl StateObserver for Observer {
         if let Some(scope) = unit.adopt_reservations(version, state)? {
             self.aborting.fetch_add(1, Ordering::AcqRel);
             let aborting = Arc::clone(&self.aborting);
-            let call = Call::of_scope(scope, Want::Abort);
+            let call = Call::of_scope(scope, TaskOperation::Abort);
             self.runners.call(&call, move || {
                 aborting.fetch_sub(1, Ordering::AcqRel);
             });

@@ -7,7 +7,7 @@
 //!                 -> Locking -> grant -> Direct | Run
 //!                 -> DataOut -> with_data -> any of these
 //!                 -> Run -> (I/O) -> resume -> Run -> ... -> Answer
-//!                                                        -> Run (answered) -> go_on -> Run -> ... -> Finished
+//!                                                        -> Run (answered) -> continue_detached -> Run -> ... -> Finished
 //! ```
 
 use std::ops::Range;
@@ -38,7 +38,7 @@ pub(crate) enum Need {
     Range(DiskId, u64, u64),
     /// Transmission of the response.
     Answer,
-    /// Transmission of the response; the task then runs without its initiator: [`Task::go_on`].
+    /// Transmission of the response; the task then runs without its initiator: [`Task::continue_detached`].
     AnswerAndDetach,
     /// The task was answered before, and has ended.
     Finished,
@@ -376,7 +376,7 @@ impl Task {
     }
 
     /// Continues a task without its initiator, after its response was sent.
-    pub fn go_on(&mut self) {
+    pub fn continue_detached(&mut self) {
         match std::mem::take(&mut self.stage) {
             Stage::Run(running) => self.advance(running, None),
             _ => self.stage = Stage::Finished,
@@ -411,7 +411,7 @@ impl Task {
     pub fn end(&mut self) -> (Option<Ticket>, Vec<Hold>) {
         let claims = &mut self.claims;
         claims.aborting = None;
-        claims.held.give_back();
+        claims.held.release();
         (claims.ticket.take(), std::mem::take(&mut claims.waits))
     }
 
@@ -435,7 +435,7 @@ impl Task {
 
     /// Ends the task before its first I/O, for lack of memory (SAM-5, 5.3.1). `expected`: bytes to be transferred.
     #[cold]
-    pub(crate) fn end_for_want_of_memory(&mut self, expected: u32) {
+    pub(crate) fn end_without_memory(&mut self, expected: u32) {
         self.stage = Stage::answer(Response {
             residual: Residual::between(0, expected.into()),
             ..Response::status(Status::TaskSetFull)

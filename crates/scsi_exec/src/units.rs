@@ -58,7 +58,7 @@ pub struct Units {
 impl Units {
     /// Creates an empty registry. `store` holds the state that must survive a restart: reservations with APTPL, saved mode pages.
     pub fn new(store: Box<dyn Store>) -> Arc<Units> {
-        let (store, ports) = WithPorts::over(store);
+        let (store, ports) = WithPorts::wrap(store);
         Arc::new_cyclic(|me| Units {
             me: me.clone(),
             directory: Directory::new(Box::new(store)),
@@ -112,7 +112,7 @@ impl Units {
     /// # Errors
     /// The damaged state is still there, or the known state cannot be saved.
     pub fn reset_saved(&self, key: &str) -> std::io::Result<()> {
-        self.directory.store().set_aside(key)?;
+        self.directory.store().discard_damaged(key)?;
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let units: Vec<Entry> = entries.all.iter().flatten().cloned().collect();
         drop(entries);
@@ -138,7 +138,7 @@ impl Units {
             if let (Some(pool), Some(me)) = (pool, self.me.upgrade()) {
                 let mut task = Task::default();
                 task.start(Plan::Run(run));
-                continue_in_background(&pool.place(), &me, task);
+                continue_in_background(&pool.select_worker(), &me, task);
             }
         }
     }
@@ -150,7 +150,7 @@ impl Units {
 
     /// Leaves all shared states when the daemon ends, so that other daemons with the same disks need not wait for this one. May block for
     /// some seconds.
-    pub fn leave_others(&self) {
+    pub fn leave_shared_states(&self) {
         let memberships = std::mem::take(&mut *self.memberships());
         drop(memberships);
     }

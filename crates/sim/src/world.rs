@@ -122,7 +122,7 @@ impl World {
         let folder = folder.or_else(|_| tempfile::tempdir()).expect("a folder");
         let (plans, models) = disks::plan(folder.path(), &mut random);
         for path in plans.iter().flat_map(DiskPlan::files) {
-            Files::know(&files::open(path)).expect("a file of the simulation");
+            Files::add_file(&files::open(path)).expect("a file of the simulation");
         }
         let (clock, time) = Clock::simulated();
         let mut world = World {
@@ -176,7 +176,7 @@ impl World {
         self.has_ended = false;
         self.is_troubled = false;
         self.has_lost_pages = false;
-        Files::open_anew();
+        Files::reopen_all();
         let life = Life::begin(&self.plans, &self.clock, &mut self.random);
         log_step!(self, "the daemon starts");
         let mut clients = std::mem::take(&mut self.clients);

@@ -32,7 +32,7 @@ struct Guarded {
 struct Guard {
     /// Each thread and the last value of its counter.
     threads: Mutex<Vec<(Arc<Guarded>, u64)>>,
-    came: Condvar,
+    arrived: Condvar,
 }
 
 static GUARD: OnceLock<Result<Arc<Guard>, i32>> = OnceLock::new();
@@ -64,7 +64,7 @@ pub fn guard_this_thread() -> io::Result<()> {
                 thread: unsafe { libc::pthread_self() } as usize,
             });
             guard.lock().push((guarded.clone(), 0));
-            guard.came.notify_one();
+            guard.arrived.notify_one();
             Own {
                 guarded,
                 guard: guard.clone(),
@@ -107,13 +107,13 @@ impl Guard {
         let mut pause = PAUSE;
         loop {
             threads = if threads.is_empty() {
-                let came = self.came.wait(threads);
-                came.unwrap_or_else(PoisonError::into_inner)
+                let arrived = self.arrived.wait(threads);
+                arrived.unwrap_or_else(PoisonError::into_inner)
             } else {
-                let waited = self.came.wait_timeout(threads, pause);
+                let waited = self.arrived.wait_timeout(threads, pause);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             };
-            pause = if look(&mut threads) {
+            pause = if interrupt_blocked(&mut threads) {
                 PAUSE
             } else {
                 (pause * 2).min(IDLE_PAUSE)
@@ -123,7 +123,7 @@ impl Guard {
 }
 
 /// Interrupts threads that are still in the call of the last poll. Returns true if there were calls.
-fn look(threads: &mut [(Arc<Guarded>, u64)]) -> bool {
+fn interrupt_blocked(threads: &mut [(Arc<Guarded>, u64)]) -> bool {
     let mut any = false;
     for (guarded, seen) in threads {
         let calls = guarded.calls.load(Ordering::Relaxed);

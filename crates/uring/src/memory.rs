@@ -34,7 +34,7 @@ impl Memory {
 
     /// Index of a buffer's memory in this table.
     #[inline]
-    pub(crate) fn place(&self, buffer: &IoBuffer) -> Option<u16> {
+    pub(crate) fn index(&self, buffer: &IoBuffer) -> Option<u16> {
         buffer.registration()?.index(&self.vacated)
     }
 
@@ -56,18 +56,18 @@ impl Memory {
             let fits = |size: &u32| submitter.register_buffers_sparse(*size).is_ok();
             TABLE_SIZES.into_iter().find(fits).unwrap_or(0)
         });
-        let place = match self.free.pop() {
-            Some(place) => place,
+        let index = match self.free.pop() {
+            Some(index) => index,
             None if u32::from(self.used) < size => {
                 self.used += 1;
                 self.used - 1
             }
             None => return,
         };
-        match set(submitter, place, memory.base(), memory.len()) {
-            Ok(()) => buffer.registered(Registration::new(place, &self.vacated)),
+        match set(submitter, index, memory.base(), memory.len()) {
+            Ok(()) => buffer.registered(Registration::new(index, &self.vacated)),
             Err(error) => {
-                self.free.push(place);
+                self.free.push(index);
                 self.refused = true;
                 if !std::mem::replace(&mut self.logged, true) {
                     tracing::info!(
@@ -88,10 +88,10 @@ impl Memory {
     #[cold]
     pub(crate) fn sweep(&mut self, submitter: &Submitter<'_>) {
         let vacated = Rc::clone(&self.vacated);
-        for place in vacated.borrow_mut().drain(..) {
+        for index in vacated.borrow_mut().drain(..) {
             // An index that cannot be cleared is not reused.
-            if set(submitter, place, std::ptr::null_mut(), 0).is_ok() {
-                self.free.push(place);
+            if set(submitter, index, std::ptr::null_mut(), 0).is_ok() {
+                self.free.push(index);
                 self.refused = false;
             }
         }
@@ -106,12 +106,12 @@ impl Memory {
     }
 }
 
-fn set(submitter: &Submitter<'_>, place: u16, base: *mut u8, length: usize) -> io::Result<()> {
+fn set(submitter: &Submitter<'_>, index: u16, base: *mut u8, length: usize) -> io::Result<()> {
     let memory = libc::iovec {
         iov_base: base.cast(),
         iov_len: length,
     };
     // SAFETY: the kernel pins the pages that are mapped there now; they stay allocated even if the address
     // range is unmapped later. Operations use the index only together with a buffer that keeps this same memory allocated.
-    unsafe { submitter.register_buffers_update(place.into(), &[memory], None) }
+    unsafe { submitter.register_buffers_update(index.into(), &[memory], None) }
 }

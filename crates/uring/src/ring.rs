@@ -87,7 +87,7 @@ impl Ring {
     /// # Errors
     /// When io_uring is missing, forbidden or too old; the message contains a hint.
     pub fn new(entries: u32) -> io::Result<Ring> {
-        Ok(Ring::over(setup::build(entries)?))
+        Ok(Ring::from_io_uring(setup::build(entries)?))
     }
 
     /// Creates a ring without a kernel. Time is `now`; the order of completions follows from the seed. Supports operations on files
@@ -98,7 +98,7 @@ impl Ring {
         Ring::with(Kernel::Simulated(simulated), false, false, 0)
     }
 
-    fn over(io: IoUring) -> Ring {
+    fn from_io_uring(io: IoUring) -> Ring {
         let can_be_quiet = io.params().is_feature_skip_cqe_on_success();
         // Linux 6.0, which includes poll first.
         let knows_poll_first = io.params().is_setup_single_issuer();
@@ -394,7 +394,7 @@ impl Ring {
             }
             match used {
                 Use::Watch => {
-                    completion.more = !self.closing && can_go_on(completion.result);
+                    completion.more = !self.closing && must_rearm(completion.result);
                     match (more, completion.more) {
                         (false, true) => self.again.push((index, Again::Arm)),
                         (true, false) => self.again.push((index, Again::End)),
@@ -411,7 +411,7 @@ impl Ring {
             }
             if !more && !completion.more {
                 self.watches -= usize::from(matches!(used, Use::Watch | Use::Silenced));
-                self.slab.give_back(index);
+                self.slab.release(index);
             }
             if used != Use::Silenced {
                 out.push(completion);
@@ -487,7 +487,7 @@ impl Ring {
 }
 
 /// Returns true if a watch that the kernel ended must be armed again: it has no error or hang-up.
-fn can_go_on(result: Result<u32, i32>) -> bool {
+fn must_rearm(result: Result<u32, i32>) -> bool {
     let over = (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) as u32;
     result.is_ok_and(|events| events & over == 0)
 }
@@ -540,7 +540,7 @@ mod tests {
     fn completion_for_a_free_slot_frees_nothing() {
         let mut ring = Ring::new(4).unwrap();
         let slot = ring.slab.take();
-        ring.slab.give_back(slot);
+        ring.slab.release(slot);
         ring.push(opcode::Nop::new().build().user_data(slot.into()));
         let mut out = Vec::new();
         ring.enter(Wait::Until(Some(Duration::from_secs(20))), &mut out)
@@ -556,7 +556,7 @@ mod tests {
     #[test]
     fn every_level_of_flags_moves_data_watches_and_closes() {
         for level in 0..setup::LEVELS {
-            let mut ring = Ring::over(setup::build_level(4, level).unwrap());
+            let mut ring = Ring::from_io_uring(setup::build_level(4, level).unwrap());
             let (reader, writer) = rustix::pipe::pipe().unwrap();
             let (reader, writer) = (RingFd::from(reader), RingFd::from(writer));
             ring.watch(Owner(1), 1, &reader);

@@ -74,7 +74,7 @@ impl Slab {
         first
     }
 
-    pub(crate) fn give_back(&mut self, index: u32) {
+    pub(crate) fn release(&mut self, index: u32) {
         let slot = self.slot(index);
         slot.used = Use::Free;
         slot.fd = None;
@@ -130,7 +130,7 @@ mod tests {
         let taken: Vec<u32> = (0..10 * CHUNK).map(|_| slab.take()).collect();
         assert_eq!(address, std::ptr::from_mut(slab.slot(first)));
         assert_eq!(slab.used(), 10 * CHUNK + 1);
-        taken.into_iter().for_each(|index| slab.give_back(index));
+        taken.into_iter().for_each(|index| slab.release(index));
         assert_eq!(slab.used(), 1);
     }
 
@@ -139,7 +139,7 @@ mod tests {
         let mut slab = Slab::default();
         let index = slab.take();
         let before = slab.slot(index).generation;
-        slab.give_back(index);
+        slab.release(index);
         assert_eq!(slab.take(), index);
         assert_ne!(slab.slot(index).generation, before);
     }

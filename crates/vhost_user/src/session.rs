@@ -188,7 +188,7 @@ impl Session {
     fn worker(&self, index: u16) -> WorkerHandle {
         let export = self.device.name();
         match self.device.carries_data(index) {
-            true => self.pool.place_for(export),
+            true => self.pool.select_worker_for(export),
             false => self.pool.control_for(export),
         }
     }

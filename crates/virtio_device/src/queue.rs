@@ -111,7 +111,7 @@ impl<P: Protocol> Queue<P> {
         let is_tracked = setup.inflight.is_some();
         resume::resume(&mut ring, setup.inflight, &setup.labels)?;
         let depth = usize::from(size);
-        let probe_id_base = probes::queue(setup.labels.worker, id.place());
+        let probe_id_base = probes::queue(setup.labels.worker, id.index());
         let mut queue = Queue {
             id,
             index: setup.index,

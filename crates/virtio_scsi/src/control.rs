@@ -12,7 +12,7 @@ use guest_memory::IoBuffer;
 use latency::{Operation, UnitAddress};
 use reactor::{Io, SourceId, Tag, Worker, WorkerHandle};
 use scsi::{Managed, TaskManagementFunction};
-use scsi_exec::{Call, Effect, Hold, Known, Runner, Tasks, Want};
+use scsi_exec::{Call, Effect, Hold, Known, Runner, TaskOperation, Tasks};
 use virtio_device::{Answer, Malformed, ParsedRequest, Protocol, Queue, Request, Step};
 use virtqueue::ResponseSpace;
 
@@ -65,11 +65,11 @@ fn complete(handle: (WorkerHandle, SourceId), slot: u32, code: u8) {
 
 /// Creates the function that delivers task management calls to a request queue.
 pub(crate) fn runner(handle: QueueHandle) -> Runner {
-    Arc::new(move |call: &Call, hold: Hold| ask(&handle, call, hold))
+    Arc::new(move |call: &Call, hold: Hold| send_call(&handle, call, hold))
 }
 
 /// Sends a call to a request queue, which marks the matching tasks.
-pub(crate) fn ask(handle: &QueueHandle, call: &Call, hold: Hold) {
+pub(crate) fn send_call(handle: &QueueHandle, call: &Call, hold: Hold) {
     let (call, source) = (call.clone(), handle.1);
     handle.0.send(move |w| {
         with_queue::<RequestQueue>(w, source, |queue, _| {
@@ -80,18 +80,18 @@ pub(crate) fn ask(handle: &QueueHandle, call: &Call, hold: Hold) {
                     tag: queue.task_tag(key),
                     unit: key.map(|(target, lun)| UnitAddress { target, lun }),
                     id: request.id,
-                    begun: request.slow_path.parked.is_none(),
+                    started: request.slow_path.parked.is_none(),
                     later: false,
                     open: true,
                 };
-                let code = match (call.effect(&known), call.want) {
+                let code = match (call.effect(&known), call.operation) {
                     (None, _) => return false,
                     (Some(Effect::Wait), _) => {
                         request.keep(&hold);
                         return false;
                     }
-                    (Some(Effect::Abort), Want::Reset) => S_RESET,
-                    (Some(Effect::Abort), Want::Remove) => S_BAD_TARGET,
+                    (Some(Effect::Abort), TaskOperation::Reset) => S_RESET,
+                    (Some(Effect::Abort), TaskOperation::Remove) => S_BAD_TARGET,
                     (Some(Effect::Abort), _) => S_ABORTED,
                 };
                 request.abort(code, &hold, waits)
@@ -146,9 +146,9 @@ impl ControlQueue {
 
     /// Executes ABORT TASK, QUERY TASK or QUERY TASK SET on this controller's queues. The answer follows when every message and every
     /// aborted task has dropped its hold.
-    fn look_for(&self, tasks: Tasks, want: Want, tag: Tag) {
+    fn find_tasks(&self, tasks: Tasks, operation: TaskOperation, tag: Tag) {
         let handle = (self.worker.clone(), tag.source);
-        let call = Call::new(tasks, want);
+        let call = Call::new(tasks, operation);
         let asked = call.clone();
         let hold = Hold::new(move || {
             let code = match asked.has_found() {
@@ -158,7 +158,7 @@ impl ControlQueue {
             complete(handle, tag.slot, code);
         });
         for queue in self.shared.request_queues() {
-            ask(&queue, &call, hold.clone());
+            send_call(&queue, &call, hold.clone());
         }
     }
 
@@ -174,7 +174,7 @@ impl ControlQueue {
             Managed::Abort(scope) => scope,
             Managed::IncorrectLun => return Err(INCORRECT_LUN),
         };
-        let call = Call::of_scope(scope, Want::of(function));
+        let call = Call::of_scope(scope, TaskOperation::of(function));
         let handle = (self.worker.clone(), tag.source);
         let done = move || complete(handle, tag.slot, FUNCTION_COMPLETE);
         self.shared.units.runners().call(&call, done);
@@ -186,18 +186,18 @@ impl ControlQueue {
         let address = Address::parse(lun).ok_or(INCORRECT_LUN)?;
         let (target, lun) = address.key();
         let unit = UnitAddress { target, lun };
-        let (tasks, want) = match function {
+        let (tasks, operation) = match function {
             Function::Managed(function) => return self.manage(function, &address, tag),
-            Function::AbortTask => (Tasks::One(unit, id), Want::Abort),
-            Function::QueryTask => (Tasks::One(unit, id), Want::Find),
-            Function::QueryTaskSet => (Tasks::Set(unit, None), Want::Find),
+            Function::AbortTask => (Tasks::One(unit, id), TaskOperation::Abort),
+            Function::QueryTask => (Tasks::One(unit, id), TaskOperation::Find),
+            Function::QueryTaskSet => (Tasks::Set(unit, None), TaskOperation::Find),
         };
         match self.shared.has_unit(&address) {
             None => return Err(S_BAD_TARGET),
             Some(false) => return Err(INCORRECT_LUN),
             Some(true) => {}
         }
-        self.look_for(tasks, want, tag);
+        self.find_tasks(tasks, operation, tag);
         Ok(())
     }
 }
@@ -227,7 +227,7 @@ impl Protocol for ControlQueue {
         if chain.writable < room {
             return Err(Malformed("control request has no room for the response"));
         }
-        let begun = match request {
+        let started = match request {
             ControlRequest::TaskManagement { function, lun, id } => {
                 self.begin_function(function, &lun, id, tag)
             }
@@ -235,7 +235,7 @@ impl Protocol for ControlQueue {
             ControlRequest::AsynchronousNotification => Err(FUNCTION_COMPLETE),
             ControlRequest::Unknown => Err(FUNCTION_REJECTED),
         };
-        let step = match begun {
+        let step = match started {
             Ok(()) => Step::Wait,
             Err(code) => {
                 pending.code = code;

@@ -9,7 +9,7 @@ use bdev::Disk;
 use latency::UnitAddress;
 use reactor::{SourceId, WorkerHandle};
 use scsi::{AttachError, LogicalUnit, LunAddress, Nexus, Target, TargetPort, TransportId};
-use scsi_exec::{Call, Hold, Registration, Tasks, Units, Want, WorkMemory};
+use scsi_exec::{Call, Hold, Registration, TaskOperation, Tasks, Units, WorkMemory};
 use virtio_device::{ConfigError, Protocol, Queue, QueueMaker, QueueSetup, VirtioDevice};
 
 use crate::control::{self, ControlQueue};
@@ -251,10 +251,14 @@ impl ScsiDevice {
     pub fn end_tasks(&self, luns: &[(u8, u16)], abort: bool, hold: &Hold) {
         let units = luns.iter();
         let units = units.map(|&(target, lun)| UnitAddress { target, lun });
-        let want = if abort { Want::Remove } else { Want::End };
-        let call = Call::new(Tasks::Units(units.collect()), want);
+        let operation = if abort {
+            TaskOperation::Remove
+        } else {
+            TaskOperation::End
+        };
+        let call = Call::new(Tasks::Units(units.collect()), operation);
         for queue in self.shared.request_queues() {
-            control::ask(&queue, &call, hold.clone());
+            control::send_call(&queue, &call, hold.clone());
         }
     }
 

@@ -15,7 +15,9 @@ use block::{IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use latency::{DiskNumber, Operation, UnitAddress};
 use reactor::{DiskHandle, Io, Tag, WorkerHandle};
-use scsi::{Command, DiskId, Nexus, PlainUnit, PlainWay, TargetView, TaskAttribute, TaskTag};
+use scsi::{
+    Command, DiskId, Nexus, PlainParameters, PlainUnit, TargetView, TaskAttribute, TaskTag,
+};
 use scsi_exec::{
     DiskHandles, Granted, Hold, TaskOrder, continue_in_background, execute, may_start, operation_of,
 };
@@ -48,7 +50,7 @@ struct Known {
 /// Unit of the plain commands in this batch, and the plan for them.
 struct Ready {
     field: [u8; 8],
-    way: PlainWay,
+    parameters: PlainParameters,
     disk: DiskHandle,
     number: DiskNumber,
 }
@@ -57,7 +59,7 @@ impl Ready {
     /// A driver may send this LUN field, but the way is closed.
     const NO_UNIT: Ready = Ready {
         field: [0; 8],
-        way: PlainWay::CLOSED,
+        parameters: PlainParameters::CLOSED,
         disk: DiskHandle::NONE,
         number: DiskNumber::NONE,
     };
@@ -281,7 +283,7 @@ impl Protocol for RequestQueue {
 
     fn detach(&mut self, request: &mut Request<Pending>) {
         let mut task = request.state.slow_path.task.detach();
-        task.go_on();
+        task.continue_detached();
         continue_in_background(&self.worker, &self.shared.units, task);
     }
 
@@ -351,7 +353,7 @@ impl RequestQueue {
         }
         let ready = &self.ready;
         let io = ready
-            .way
+            .parameters
             .begin(header.cdb, data_in.into(), data_out.into())?;
         // A transfer is far below 4 GiB, and the buffer has the same length.
         let bytes = io.request.length as u32;
@@ -389,7 +391,7 @@ impl RequestQueue {
     #[inline(always)]
     fn refresh_ready_unit(&mut self) {
         let same = self.open().is_some_and(|known| {
-            known.field == self.ready.field && known.unit.is_still(&self.ready.way)
+            known.field == self.ready.field && known.unit.is_still(&self.ready.parameters)
         });
         if !same {
             self.rebuild_ready_unit();
@@ -401,7 +403,7 @@ impl RequestQueue {
         let ready = self.open().and_then(|known| {
             Some(Ready {
                 field: known.field,
-                way: known.unit.way()?,
+                parameters: known.unit.plain_parameters()?,
                 disk: known.disk,
                 number: known.number,
             })
@@ -545,7 +547,7 @@ impl RequestQueue {
             // A transfer is far below 4 GiB.
             bytes = asked.length as u32;
             if matches!(step, Step::Data) {
-                self.know(header.lun, &address, request.job.disk, DiskNumber(disk.0));
+                self.cache_unit(header.lun, &address, request.job.disk, DiskNumber(disk.0));
             }
         }
         ParsedRequest {
@@ -565,7 +567,13 @@ impl RequestQueue {
     }
 
     /// Caches the unit, so that its next plain command takes the fast path, if there is a free entry.
-    fn know(&mut self, field: &[u8; 8], address: &Address, disk: DiskHandle, number: DiskNumber) {
+    fn cache_unit(
+        &mut self,
+        field: &[u8; 8],
+        address: &Address,
+        disk: DiskHandle,
+        number: DiskNumber,
+    ) {
         let known = &mut self.known[handle(field)];
         self.unknown = self.unknown.wrapping_add(1);
         let keep = known.as_ref().is_some_and(|known| known.unit.is_current());
@@ -598,7 +606,7 @@ impl RequestQueue {
         pending.leave_fast_path();
         let slow_path = &mut *pending.slow_path;
         if (slow_path.aborted.is_some() || self.stopping) && slow_path.task.survives_abort() {
-            return self.leave(slow_path, outcome);
+            return self.detach_task(slow_path, outcome);
         }
         if slow_path.aborted.is_some() {
             slow_path.task.abandon();
@@ -610,7 +618,7 @@ impl RequestQueue {
 
     /// Detaches a task that cannot be aborted. It continues in the background; its command is answered as aborted.
     #[cold]
-    fn leave(&mut self, slow_path: &mut SlowPath, outcome: IoOutcome) -> Step {
+    fn detach_task(&mut self, slow_path: &mut SlowPath, outcome: IoOutcome) -> Step {
         let mut task = slow_path.task.detach();
         task.resume(outcome, None);
         continue_in_background(&self.worker, &self.shared.units, task);

@@ -94,7 +94,7 @@ fn is_static(path: &Path) -> bool {
 /// Creates missing files.
 pub struct Setup<'a> {
     /// Callback that announces each step.
-    pub say: &'a mut dyn FnMut(&str),
+    pub report: &'a mut dyn FnMut(&str),
     /// Replace existing files too.
     pub again: bool,
 }
@@ -168,7 +168,7 @@ impl Setup<'_> {
             if is_last || !rustix::process::getuid().is_root() {
                 break;
             }
-            (self.say)("will refresh apt's package lists, which lack Debian's cloud kernel");
+            (self.report)("will refresh apt's package lists, which lack Debian's cloud kernel");
             run(Command::new(apt("apt-get")?).args(["update", "-qq"]))?;
         }
         bail!(
@@ -188,7 +188,7 @@ impl Setup<'_> {
         let size = size.map_or(String::new(), |bytes| {
             format!(" ({:.1} MB)", bytes as f64 / 1e6)
         });
-        (self.say)(&format!(
+        (self.report)(&format!(
             "will download Debian's package {package}{size} and unpack it below {}; it is not installed",
             folder.display()
         ));

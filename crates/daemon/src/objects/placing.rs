@@ -26,7 +26,10 @@ pub fn served(servers: &Servers, transports: &Transports) -> HashMap<String, Vec
         served.sort_by_key(|one| one.queue);
     }
     for target in transports.iscsi.status() {
-        let placed = transports.iscsi.placed(&target.name).into_iter();
+        let placed = transports
+            .iscsi
+            .connection_workers(&target.name)
+            .into_iter();
         let served = placed.map(|(tsih, connection, worker)| Served {
             queue: None,
             session: Some(iscsi_session(tsih)),

@@ -102,7 +102,7 @@ impl Servers {
     pub fn end(&self) {
         let transports = self.lock().take();
         drop(transports);
-        self.units.leave_others();
+        self.units.leave_shared_states();
     }
 
     pub(super) fn lock_entrances(&self) -> MutexGuard<'_, Vec<Arc<TcpEntrance>>> {

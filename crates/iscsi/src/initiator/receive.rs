@@ -109,7 +109,7 @@ impl Initiator {
         }
         if self.recovers_digests()
             && bhs.kind() == Some(Opcode::ScsiResponse)
-            && self.holds_back(cid, bhs, segment)
+            && self.hold_early_response(cid, bhs, segment)
         {
             return Ok(());
         }
@@ -129,7 +129,7 @@ impl Initiator {
         // StatSN, ExpCmdSN and MaxCmdSN have the same offsets in all responses.
         let numbers = NopIn::from_bhs(bhs);
         self.moved(numbers.exp_cmd_sn.get(), numbers.max_cmd_sn.get());
-        let passes_over = self.is_out_of_place(cid, bhs);
+        let passes_over = self.is_unexpected_data(cid, bhs);
         if passes_over || self.count_status(cid, bhs, numbers.stat_sn.get())? == Counted::Again {
             return Ok(None);
         }
@@ -216,7 +216,7 @@ impl Initiator {
     }
 
     /// Returns true for read data that is a duplicate or precedes data requested again.
-    fn is_out_of_place(&mut self, cid: u16, bhs: &Bhs) -> bool {
+    fn is_unexpected_data(&mut self, cid: u16, bhs: &Bhs) -> bool {
         if !self.recovers_digests() || bhs.kind() != Some(Opcode::DataIn) {
             return false;
         }
@@ -470,7 +470,7 @@ impl Initiator {
         if let Some(Kind::Probe { tasks_of }) = self.tasks.get(&itt).map(|task| &task.kind) {
             let tasks_of = *tasks_of;
             self.finish(cid, itt, |kind| matches!(kind, Kind::Probe { .. }))?;
-            self.go_on(tasks_of, cid, events)?;
+            self.continue_tasks(tasks_of, cid, events)?;
             return Ok(None);
         }
         if itt != NO_TAG {
@@ -515,7 +515,7 @@ impl Initiator {
                     "a lost connection is not removed for recovery",
                 ));
             }
-            self.go_on(lost, cid, events)?;
+            self.continue_tasks(lost, cid, events)?;
             return Ok(None);
         }
         if header.response == 0 {

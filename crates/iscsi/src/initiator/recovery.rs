@@ -107,7 +107,7 @@ impl Initiator {
     }
 
     /// Continues the tasks of a lost connection on `to`, after ExpCmdSN is known.
-    pub(super) fn go_on(
+    pub(super) fn continue_tasks(
         &mut self,
         tasks_of: u16,
         to: u16,
@@ -127,7 +127,7 @@ impl Initiator {
         let first = self.exp_cmd_sn.wrapping_sub(1 << 30);
         mine.sort_by_key(|(cmd_sn, _)| cmd_sn.wrapping_sub(first));
         for (cmd_sn, itt) in mine {
-            self.go_on_with(itt, cmd_sn, to, events);
+            self.continue_task(itt, cmd_sn, to, events);
         }
         self.link(to)?.recovers = false;
         events.push(Event::Recovered { cid: tasks_of, to });
@@ -135,7 +135,7 @@ impl Initiator {
         Ok(())
     }
 
-    fn go_on_with(&mut self, itt: u32, cmd_sn: u32, to: u16, events: &mut Vec<Event>) {
+    fn continue_task(&mut self, itt: u32, cmd_sn: u32, to: u16, events: &mut Vec<Event>) {
         let exp_cmd_sn = self.exp_cmd_sn;
         let Some(task) = self.tasks.get_mut(&itt) else {
             return;

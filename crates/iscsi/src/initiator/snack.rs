@@ -113,7 +113,7 @@ impl Initiator {
     }
 
     /// Holds a response that arrived before all the data that it counts. Returns true if it is held.
-    pub(super) fn holds_back(&mut self, cid: u16, bhs: &Bhs, segment: &[u8]) -> bool {
+    pub(super) fn hold_early_response(&mut self, cid: u16, bhs: &Bhs, segment: &[u8]) -> bool {
         let exp_data_sn = crate::pdu::ScsiResponse::from_bhs(bhs).exp_data_sn.get();
         let Ok(command) = self.command_task(cid, bhs.itt.get()) else {
             return false;

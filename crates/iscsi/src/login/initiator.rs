@@ -262,7 +262,7 @@ impl InitiatorLogin {
                 algorithm,
                 expected,
             } => self.after_proof(&pairs, algorithm, expected, moved),
-            LoginStep::Settled(progress) => self.leave_security(progress, moved),
+            LoginStep::Settled(progress) => self.request_transition(progress, moved),
             LoginStep::Operational => match moved {
                 Some(3) => Ok(LoginProgress::Done(Box::new(self.result(response)))),
                 Some(_) => Err(LoginError::Protocol(
@@ -282,7 +282,7 @@ impl InitiatorLogin {
         moved: Option<u8>,
     ) -> Result<LoginProgress, LoginError> {
         let Some(credentials) = &self.settings.credentials else {
-            return self.leave_security(ChapProgress::NotOffered, moved);
+            return self.request_transition(ChapProgress::NotOffered, moved);
         };
         match value(pairs, "AuthMethod") {
             Some("CHAP") => {}
@@ -382,12 +382,12 @@ impl InitiatorLogin {
                 return Err(LoginError::TargetNotAuthentic);
             }
         }
-        self.leave_security(ChapProgress::Answered(algorithm), moved)
+        self.request_transition(ChapProgress::Answered(algorithm), moved)
     }
 
     /// Starts the operational stage, or requests the transition again: a target may stay in a stage (RFC 7143, 6.3 and
     /// 11.13.4).
-    fn leave_security(
+    fn request_transition(
         &mut self,
         progress: ChapProgress,
         moved: Option<u8>,

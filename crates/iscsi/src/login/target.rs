@@ -86,7 +86,7 @@ pub struct TargetLogin {
     responder: Responder,
     joins: Option<Arc<Session>>,
     declared: SmallVec<[(&'static str, String); 4]>,
-    told_max_recv: bool,
+    declared_max_recv: bool,
 }
 
 impl std::fmt::Debug for TargetLogin {
@@ -122,7 +122,7 @@ impl TargetLogin {
             responder: Responder::new(Offer::default()),
             joins: None,
             declared: SmallVec::new(),
-            told_max_recv: false,
+            declared_max_recv: false,
         }
     }
 
@@ -338,10 +338,10 @@ impl TargetLogin {
             self.answer(*pair, out)?;
         }
         let next = next.filter(|_| self.authentication.is_done());
-        if !self.told_max_recv
+        if !self.declared_max_recv
             && (self.stage == Stage::Operational || next == Some(Stage::FullFeature))
         {
-            self.told_max_recv = true;
+            self.declared_max_recv = true;
             let bytes = self.responder.max_recv_data_segment_length();
             push_pair(out, "MaxRecvDataSegmentLength", &bytes.to_string());
         }
@@ -374,7 +374,7 @@ impl TargetLogin {
             return Err(LoginStatus::InitiatorError);
         }
         match self.responder.answer(pair) {
-            Answer::Say(value) => push_pair(out, pair.key, &value),
+            Answer::Send(value) => push_pair(out, pair.key, &value),
             Answer::Nothing => {}
             Answer::Repeated => return Err(LoginStatus::InitiatorError),
         }

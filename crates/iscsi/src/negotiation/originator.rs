@@ -166,7 +166,7 @@ mod tests {
         let text = originator.propose(true, false);
         let mut answers = Vec::new();
         for pair in parse(&text).unwrap() {
-            if let super::super::Answer::Say(value) = responder.answer(pair) {
+            if let super::super::Answer::Send(value) = responder.answer(pair) {
                 push_pair(&mut answers, pair.key, &value);
             }
         }

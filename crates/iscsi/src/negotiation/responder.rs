@@ -11,7 +11,7 @@ use crate::text::{Pair, parse_boolean, parse_list, parse_number};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Send `key=value`.
-    Say(String),
+    Send(String),
     /// No answer is needed: the pair was a declaration, or an answer to our key.
     Nothing,
     /// The key was negotiated before, so the negotiation fails (6.3).
@@ -32,7 +32,7 @@ pub struct Responder {
 }
 
 fn answer_with(value: impl Into<String>) -> Answer {
-    Answer::Say(value.into())
+    Answer::Send(value.into())
 }
 
 impl Responder {
@@ -212,7 +212,7 @@ mod tests {
 
     fn answer(responder: &mut Responder, key: &str, value: &str) -> String {
         match responder.answer(Pair { key, value }) {
-            Answer::Say(value) => value,
+            Answer::Send(value) => value,
             other => format!("{other:?}"),
         }
     }

@@ -110,14 +110,14 @@ impl SessionTable {
     /// Removes a connection. Returns the connections that must be dropped because the session ends.
     pub fn detach(&self, key: ConnectionKey, leaving: Leaving) -> Vec<ConnectionKey> {
         let mut inner = self.lock();
-        let Some(place) = inner
+        let Some(index) = inner
             .sessions
             .iter()
             .position(|session| session.tsih == key.tsih)
         else {
             return Vec::new();
         };
-        let session = &inner.sessions[place];
+        let session = &inner.sessions[index];
         if !session.lock().contains(&key) {
             return Vec::new();
         }
@@ -128,7 +128,7 @@ impl SessionTable {
             Leaving::ForRecovery => false,
         };
         if ends {
-            let session = inner.sessions.swap_remove(place);
+            let session = inner.sessions.swap_remove(index);
             return session.close();
         }
         Vec::new()
@@ -140,10 +140,10 @@ impl SessionTable {
         let mut sessions = inner.sessions.iter();
         let is_it =
             |session: &Arc<Session>| session.tsih == tsih && session.connections().is_empty();
-        let Some(place) = sessions.position(is_it) else {
+        let Some(index) = sessions.position(is_it) else {
             return false;
         };
-        inner.sessions.swap_remove(place).close();
+        inner.sessions.swap_remove(index).close();
         true
     }
 
@@ -159,7 +159,7 @@ impl SessionTable {
             .iter()
             .position(|session| session.identity == claim.identity)
         {
-            Some(place) => inner.sessions.swap_remove(place).close(),
+            Some(index) => inner.sessions.swap_remove(index).close(),
             None if inner.sessions.len() >= self.max_sessions => {
                 return Err(LoginStatus::OutOfResources);
             }

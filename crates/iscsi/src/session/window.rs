@@ -152,8 +152,8 @@ impl CommandWindow {
 
     /// Removes all registrations of a closed connection.
     pub fn forget(&self, connection: ConnectionKey) {
-        let gone = [Waiter::Connection(connection), Waiter::Listener(connection)];
-        self.retain(|_, waiter| !gone.contains(&waiter));
+        let removed = [Waiter::Connection(connection), Waiter::Listener(connection)];
+        self.retain(|_, waiter| !removed.contains(&waiter));
     }
 
     /// Counts `n` as received although it never arrived. Returns the connections that wait for the next number.

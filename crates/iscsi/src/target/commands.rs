@@ -220,9 +220,9 @@ impl FullFeature {
     /// Requests the data of a write for the caller.
     pub fn solicit(&mut self, io: &mut Io, id: TaskId, wanted: u32) -> Result<bool, NoSuchTask> {
         let task = self.tasks.get_mut(id).ok_or(NoSuchTask)?;
-        task.data.want(wanted);
+        task.data.set_wanted(wanted);
         if task.data.is_complete() {
-            task.told_complete = true;
+            task.reported_complete = true;
             return Ok(true);
         }
         self.progress(io, id);
@@ -252,8 +252,8 @@ impl FullFeature {
         let Some(task) = self.tasks.get_mut(id) else {
             return;
         };
-        if task.data.is_complete() && !task.told_complete {
-            task.told_complete = true;
+        if task.data.is_complete() && !task.reported_complete {
+            task.reported_complete = true;
             io.steps.push_back(Step::DataComplete(id));
         }
     }

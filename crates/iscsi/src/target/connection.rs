@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::full_feature::{Destination, FullFeature, Io};
 use super::outgoing::Outgoing;
-use super::reassign::Left;
+use super::reassign::DetachedState;
 use super::responses::Content;
 use super::steps::{CloseReason, Closed, Completion, NoSuchTask, Placement, Received, Step, Then};
 use super::tasks::{Command, TaskId};
@@ -127,17 +127,17 @@ impl Connection {
     ///
     /// # Panics
     /// If the piece is longer than the range of [`Step::Data`].
-    pub fn placed(&mut self, piece: &[u8]) {
+    pub fn data_stored(&mut self, piece: &[u8]) {
         self.decoder.take_data(piece);
         self.advance(piece.len());
     }
 
-    /// As [`Connection::placed`], for bytes that the kernel stored in place. Requires that [`Connection::digests`] has no
+    /// As [`Connection::data_stored`], for bytes that the kernel stored in place. Requires that [`Connection::digests`] has no
     /// data digest.
     ///
     /// # Panics
     /// If there is a data digest, or if the length exceeds the range of [`Step::Data`].
-    pub fn placed_unseen(&mut self, length: usize) {
+    pub fn data_stored_by_kernel(&mut self, length: usize) {
         assert!(
             !self.digests().data,
             "data digests are computed over received data"
@@ -249,7 +249,7 @@ impl Connection {
     }
 
     /// Ends a task without a response, after a task management function or the loss of another nexus aborted it. The rest
-    /// of a data segment in progress may still be reported with `placed`; otherwise `receive` discards it.
+    /// of a data segment in progress may still be reported with `data_stored`; otherwise `receive` discards it.
     pub fn abort(&mut self, task: TaskId) -> Result<(), NoSuchTask> {
         let (full, _) = self.full_mut()?;
         full.abort(task).map(|_| ())
@@ -284,9 +284,9 @@ impl Connection {
     }
 
     /// Sends the current command window. Needed after commands ended without a response.
-    pub fn tell_window(&mut self) {
+    pub fn send_window(&mut self) {
         if let Ok((full, io)) = self.full_mut() {
-            full.tell_window(io);
+            full.send_window(io);
         }
     }
 
@@ -324,9 +324,13 @@ impl Connection {
 
     /// Detaches a task from the lost connection until it is reassigned. Returns its ITT. A task whose CmdSN was not reached
     /// is dropped.
-    pub fn leave_behind(&mut self, task: TaskId, left: Left<'_>) -> Result<u32, NoSuchTask> {
+    pub fn detach_task(
+        &mut self,
+        task: TaskId,
+        left: DetachedState<'_>,
+    ) -> Result<u32, NoSuchTask> {
         let (full, _) = self.full_mut()?;
-        full.leave_behind(task, left)
+        full.detach_task(task, left)
     }
 
     /// Returns true if `data_in` must read the data, for digests or retransmission.
@@ -339,7 +343,7 @@ impl Connection {
 
     /// Marks the session as ended by the target. Nothing of this connection is recovered.
     pub fn mark_dismissed(&mut self) {
-        self.closing.get_or_insert(CloseReason::SessionGone);
+        self.closing.get_or_insert(CloseReason::SessionEnded);
     }
 
     /// Closes the connection and leaves the session. The caller releases its tasks before this call (see
@@ -351,11 +355,11 @@ impl Connection {
         let (wake, leaving) = match self.closing {
             Some(CloseReason::LoggedOut {
                 whole_session: false,
-            }) => (full.leave(), Leaving::LoggedOut),
+            }) => (full.leave_session(), Leaving::LoggedOut),
             closing if recovers_from(closing) && full.recovers() => {
-                (full.leave_for_recovery(), Leaving::ForRecovery)
+                (full.leave_session_for_recovery(), Leaving::ForRecovery)
             }
-            _ => (full.leave(), Leaving::Lost),
+            _ => (full.leave_session(), Leaving::Lost),
         };
         let drop = self.policy.detach(full.key, leaving);
         Closed {
@@ -388,7 +392,7 @@ impl Connection {
         if let Phase::Full(full) = &mut self.phase {
             full.end_turn(&mut self.io);
             if full.session.is_closed() {
-                self.closing = Some(CloseReason::SessionGone);
+                self.closing = Some(CloseReason::SessionEnded);
             } else {
                 self.closing = full.take_closing();
             }
@@ -507,7 +511,7 @@ impl Drop for Connection {
     /// A turn that is never released would stop the whole session, even if `close` was not called.
     fn drop(&mut self) {
         if let Phase::Full(full) = &mut self.phase {
-            full.leave();
+            full.leave_session();
         }
     }
 }

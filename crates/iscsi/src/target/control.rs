@@ -71,7 +71,7 @@ impl FullFeature {
     }
 
     /// Sends a NOP-In that requests no answer, to transmit ExpCmdSN and MaxCmdSN (11.4.10).
-    pub fn tell_window(&self, io: &mut Io) {
+    pub fn send_window(&self, io: &mut Io) {
         let nobody = U32::new(NO_TAG);
         let header = NopIn {
             itt: nobody,

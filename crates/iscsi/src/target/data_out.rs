@@ -20,7 +20,7 @@ pub(crate) struct Rules {
     pub sequence_in_order: bool,
     pub gaps: usize,
     /// Data with a wrong digest is requested again (7.8), at error recovery level 1 and above.
-    pub asks_again: bool,
+    pub requests_again: bool,
 }
 
 /// A fault in the data of a command (11.4.7.2).
@@ -124,11 +124,11 @@ impl Sequence {
     }
 
     fn insert(&mut self, from: u32, to: u32, limit: usize) -> Result<(), Fault> {
-        let place = self.pieces.partition_point(|piece| piece.0 < from);
-        let before = place
+        let index = self.pieces.partition_point(|piece| piece.0 < from);
+        let before = index
             .checked_sub(1)
-            .and_then(|place| self.pieces.get(place).copied());
-        let after = self.pieces.get(place).copied();
+            .and_then(|index| self.pieces.get(index).copied());
+        let after = self.pieces.get(index).copied();
         // Repeated bytes would overwrite data that a running write may be using.
         if before.is_some_and(|piece| piece.1 > from) || after.is_some_and(|piece| piece.0 < to) {
             return Err(Fault::IncorrectAmount);
@@ -138,13 +138,13 @@ impl Sequence {
             after.filter(|piece| piece.0 == to),
         ) {
             (Some(_), Some(next)) => {
-                self.pieces[place - 1].1 = next.1;
-                self.pieces.remove(place);
+                self.pieces[index - 1].1 = next.1;
+                self.pieces.remove(index);
             }
-            (Some(_), None) => self.pieces[place - 1].1 = to,
-            (None, Some(_)) => self.pieces[place].0 = from,
+            (Some(_), None) => self.pieces[index - 1].1 = to,
+            (None, Some(_)) => self.pieces[index].0 = from,
             (None, None) if self.pieces.len() >= limit => return Err(Fault::IncorrectAmount),
-            (None, None) => self.pieces.insert(place, (from, to)),
+            (None, None) => self.pieces.insert(index, (from, to)),
         }
         Ok(())
     }
@@ -159,18 +159,18 @@ pub(crate) struct WriteData {
     /// Number of unsolicited bytes.
     prefix: u32,
     wanted: Option<u32>,
-    asked: u32,
+    requested: u32,
     outstanding: SmallVec<[Sequence; 1]>,
     fault: Option<Fault>,
     /// The data segment of a Data-Out PDU is being received.
     receiving: bool,
     /// Ranges to request again, and the number of such requests.
     again: Vec<(u32, u32)>,
-    asked_again: u32,
+    requested_again: u32,
 }
 
 /// Maximum number of repeated requests for the data of one command.
-const ASKED_AGAIN_MAX: u32 = 64;
+const REQUESTED_AGAIN_MAX: u32 = 64;
 
 impl WriteData {
     /// Creates the state of a command without write data.
@@ -180,12 +180,12 @@ impl WriteData {
             unsolicited: None,
             prefix: 0,
             wanted: None,
-            asked: 0,
+            requested: 0,
             outstanding: SmallVec::new(),
             fault: None,
             receiving: false,
             again: Vec::new(),
-            asked_again: 0,
+            requested_again: 0,
         }
     }
 
@@ -236,16 +236,16 @@ impl WriteData {
             }
             result
         } else {
-            let Some(place) = self
+            let Some(index) = self
                 .outstanding
                 .iter()
                 .position(|sequence| sequence.ttt == fields.ttt)
             else {
                 return Incoming::Unknown;
             };
-            let sequence = &mut self.outstanding[place];
+            let sequence = &mut self.outstanding[index];
             let mut result = sequence.take(fields, rules);
-            if place > 0 && rules.sequence_in_order {
+            if index > 0 && rules.sequence_in_order {
                 result = Err(Fault::IncorrectAmount);
             }
             let complete = sequence.contiguous() == sequence.end;
@@ -253,7 +253,7 @@ impl WriteData {
                 if !complete {
                     result = result.and(Err(Fault::IncorrectAmount));
                 }
-                self.outstanding.remove(place);
+                self.outstanding.remove(index);
             }
             result
         };
@@ -274,12 +274,12 @@ impl WriteData {
     }
 
     /// Sets the wanted data to the first `wanted` bytes.
-    pub fn want(&mut self, wanted: u32) {
+    pub fn set_wanted(&mut self, wanted: u32) {
         self.wanted = Some(wanted.min(self.expected));
     }
 
     /// Returns offset and length of the next range to request with this tag and R2TSN.
-    pub fn ask(&mut self, ttt: u32, r2t_sn: u32, rules: &Rules) -> Option<(u32, u32)> {
+    pub fn next_r2t(&mut self, ttt: u32, r2t_sn: u32, rules: &Rules) -> Option<(u32, u32)> {
         let wanted = self.wanted?;
         if self.fault.is_some()
             || self.unsolicited.is_some()
@@ -290,12 +290,12 @@ impl WriteData {
         let mut sequence = match self.again.pop() {
             Some((from, to)) => Sequence::new(ttt, from, to),
             None => {
-                let offset = self.asked.max(self.prefix);
+                let offset = self.requested.max(self.prefix);
                 if offset >= wanted {
                     return None;
                 }
                 let length = (wanted - offset).min(rules.max_burst);
-                self.asked = offset + length;
+                self.requested = offset + length;
                 Sequence::new(ttt, offset, offset + length)
             }
         };
@@ -316,8 +316,8 @@ impl WriteData {
         if length == 0 || self.fault.is_some() {
             return self.fail(Fault::Digest);
         }
-        self.asked_again += 1;
-        match rules.asks_again && self.asked_again <= ASKED_AGAIN_MAX {
+        self.requested_again += 1;
+        match rules.requests_again && self.requested_again <= REQUESTED_AGAIN_MAX {
             true => self.again.push((from, from + length)),
             false => self.fail(Fault::Digest),
         }
@@ -325,7 +325,7 @@ impl WriteData {
 
     /// Returns true if all wanted data has arrived.
     pub fn is_complete(&self) -> bool {
-        let reached = self.asked.max(self.prefix);
+        let reached = self.requested.max(self.prefix);
         self.fault.is_none()
             && self.is_drained()
             && self.again.is_empty()
@@ -363,7 +363,7 @@ mod tests {
             pdu_in_order: true,
             sequence_in_order: true,
             gaps: 8,
-            asks_again: false,
+            requests_again: false,
         }
     }
 
@@ -391,9 +391,9 @@ mod tests {
     fn unsolicited_data_then_r2ts_of_max_burst() {
         let rules = rules();
         let mut data = WriteData::begin(20_000, 1000, false, &rules);
-        data.want(20_000);
+        data.set_wanted(20_000);
         assert_eq!(
-            data.ask(1, 0, &rules),
+            data.next_r2t(1, 0, &rules),
             None,
             "not before the unsolicited data has ended"
         );
@@ -401,9 +401,9 @@ mod tests {
             take(&mut data, &pdu(NO_TAG, 0, 1000, 3096, true), &rules),
             Incoming::TaskBuffer
         );
-        assert_eq!(data.ask(1, 0, &rules), Some((4096, 8192)));
-        assert_eq!(data.ask(2, 0, &rules), Some((12288, 7712)));
-        assert_eq!(data.ask(3, 0, &rules), None);
+        assert_eq!(data.next_r2t(1, 0, &rules), Some((4096, 8192)));
+        assert_eq!(data.next_r2t(2, 0, &rules), Some((12288, 7712)));
+        assert_eq!(data.next_r2t(3, 0, &rules), None);
         assert_eq!(
             take(&mut data, &pdu(1, 0, 4096, 8192, true), &rules),
             Incoming::TaskBuffer
@@ -424,8 +424,8 @@ mod tests {
     fn data_longer_than_its_r2t_fails_the_task_and_is_drained() {
         let rules = rules();
         let mut data = WriteData::begin(8192, 0, true, &rules);
-        data.want(4096);
-        assert_eq!(data.ask(5, 0, &rules), Some((0, 4096)));
+        data.set_wanted(4096);
+        assert_eq!(data.next_r2t(5, 0, &rules), Some((0, 4096)));
         assert_eq!(
             take(&mut data, &pdu(5, 0, 0, 8192, false), &rules),
             Incoming::Discard
@@ -450,8 +450,8 @@ mod tests {
             (pdu(5, 0, 0xffff_ff00, 512, true), Fault::IncorrectAmount),
         ] {
             let mut data = WriteData::begin(4096, 0, true, &rules);
-            data.want(4096);
-            data.ask(5, 0, &rules);
+            data.set_wanted(4096);
+            data.next_r2t(5, 0, &rules);
             assert_eq!(
                 take(&mut data, &first, &rules),
                 Incoming::Discard,
@@ -503,8 +503,8 @@ mod tests {
             ..rules()
         };
         let mut data = WriteData::begin(4096, 0, true, &loose);
-        data.want(4096);
-        data.ask(5, 0, &loose);
+        data.set_wanted(4096);
+        data.next_r2t(5, 0, &loose);
         assert_eq!(
             take(&mut data, &pdu(5, 0, 1024, 1024, false), &loose),
             Incoming::TaskBuffer
@@ -560,18 +560,18 @@ mod tests {
                 }
             };
             if open { send(&mut data, NO_TAG, immediate, limit); }
-            data.want(wanted);
-            let mut asked: Vec<(u32, u32, u32)> = Vec::new();
+            data.set_wanted(wanted);
+            let mut requested: Vec<(u32, u32, u32)> = Vec::new();
             let mut ttt = 0;
             loop {
-                while let Some((offset, length)) = data.ask(ttt, 0, &rules) {
+                while let Some((offset, length)) = data.next_r2t(ttt, 0, &rules) {
                     prop_assert!(length <= rules.max_burst);
-                    asked.push((ttt, offset, offset + length));
+                    requested.push((ttt, offset, offset + length));
                     ttt += 1;
                 }
-                prop_assert!(asked.len() <= outstanding);
-                if asked.is_empty() { break; }
-                let (ttt, from, to) = asked.remove(if last_r2t_first { asked.len() - 1 } else { 0 });
+                prop_assert!(requested.len() <= outstanding);
+                if requested.is_empty() { break; }
+                let (ttt, from, to) = requested.remove(if last_r2t_first { requested.len() - 1 } else { 0 });
                 // Limited gaps force runs of tiny PDUs to be sent in ascending order.
                 send(&mut data, ttt, from, to);
             }
@@ -586,9 +586,9 @@ mod tests {
         ) {
             let rules = Rules { pdu_in_order: in_order, sequence_in_order: false, ..rules() };
             let mut data = WriteData::begin(expected, immediate, !open, &rules);
-            data.want(expected);
+            data.set_wanted(expected);
             for (ttt, data_sn, offset, length, is_final) in fields {
-                data.ask(ttt, 0, &rules);
+                data.next_r2t(ttt, 0, &rules);
                 let ttt = if ttt == 3 { NO_TAG } else { ttt };
                 take(&mut data, &pdu(ttt, data_sn % 3, offset, length, is_final), &rules);
             }

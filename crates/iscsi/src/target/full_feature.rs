@@ -132,7 +132,7 @@ impl FullFeature {
             pdu_in_order: parameters.data_pdu_in_order,
             sequence_in_order: parameters.data_sequence_in_order,
             gaps: limits.gaps_per_r2t,
-            asks_again: parameters.error_recovery_level > 0,
+            requests_again: parameters.error_recovery_level > 0,
         };
         let stores_responses = parameters.error_recovery_level > 0;
         // One extra slot for a command with a used CmdSN.
@@ -372,7 +372,7 @@ impl FullFeature {
 
     /// Leaves the session: releases a held turn, skips commands that will never be delivered, and returns their window
     /// slots. Returns the connections that must check their parked requests.
-    pub fn leave(&mut self) -> Wake {
+    pub fn leave_session(&mut self) -> Wake {
         let mut wake = Wake::new();
         if std::mem::take(&mut self.holds_turn) {
             wake.extend(self.session.window.release());
@@ -390,9 +390,9 @@ impl FullFeature {
         wake
     }
 
-    /// As [`FullFeature::leave`] for a session that survives the connection: delivered tasks wait for reassignment. The
+    /// As [`FullFeature::leave_session`] for a session that survives the connection: delivered tasks wait for reassignment. The
     /// initiator sends undelivered commands again, so their numbers are not skipped.
-    pub fn leave_for_recovery(&mut self) -> Wake {
+    pub fn leave_session_for_recovery(&mut self) -> Wake {
         let mut wake = Wake::new();
         if std::mem::take(&mut self.holds_turn) {
             wake.extend(self.session.window.release());
@@ -400,7 +400,7 @@ impl FullFeature {
         self.session.window.forget(self.key);
         self.parked.clear();
         self.parked_bytes = 0;
-        self.leave_all_behind();
+        self.detach_all_tasks();
         wake
     }
 

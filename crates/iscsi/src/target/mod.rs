@@ -24,7 +24,7 @@ mod text_exchange;
 pub use connection::Connection;
 pub use outgoing::{Outgoing, Piece};
 pub(crate) use reassign::Reassignable;
-pub use reassign::{Left, ReassignableTasks};
+pub use reassign::{DetachedState, ReassignableTasks};
 pub use steps::{
     CloseReason, Closed, Completion, Logout, LogoutScope, NoSuchTask, Placement, Received, Step,
     TaskManagement, Then, Transfer,

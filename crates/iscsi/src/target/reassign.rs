@@ -65,7 +65,7 @@ pub struct ReassignableTasks {
 
 /// State of a task at the loss of its connection.
 #[derive(Clone, Copy, Debug)]
-pub enum Left<'a> {
+pub enum DetachedState<'a> {
     /// The task had no effect yet and restarts.
     ToRestart,
     /// The task continues; [`ReassignableTasks::ended`] follows.
@@ -178,20 +178,22 @@ impl FullFeature {
     }
 
     /// Detaches a task from the lost connection. An undelivered task is dropped.
-    pub fn leave_behind(&mut self, id: TaskId, left: Left<'_>) -> Result<u32, NoSuchTask> {
+    pub fn detach_task(&mut self, id: TaskId, left: DetachedState<'_>) -> Result<u32, NoSuchTask> {
         let task = self.tasks.remove(id).filter(|task| task.delivered);
         let task = task.ok_or(NoSuchTask)?;
         let state = match left {
-            Left::ToRestart => TaskState::Restart,
-            Left::Running => TaskState::Running,
-            Left::Ended(completion) => TaskState::Ended(Pending::new(completion), Vec::new()),
+            DetachedState::ToRestart => TaskState::Restart,
+            DetachedState::Running => TaskState::Running,
+            DetachedState::Ended(completion) => {
+                TaskState::Ended(Pending::new(completion), Vec::new())
+            }
         };
         let itt = task.command.itt;
-        self.leave_task(task, state);
+        self.store_detached_task(task, state);
         Ok(itt)
     }
 
-    fn leave_task(&mut self, task: Task, state: TaskState) {
+    fn store_detached_task(&mut self, task: Task, state: TaskState) {
         self.immediate_commands -= u32::from(task.command.immediate);
         self.session.add_reassignable(Reassignable {
             connection: self.key,
@@ -203,7 +205,7 @@ impl FullFeature {
 
     /// Makes the remaining tasks and the unacknowledged responses of the connection available for reassignment. Tasks whose
     /// CmdSN was not reached are dropped.
-    pub fn leave_all_behind(&mut self) {
+    pub fn detach_all_tasks(&mut self) {
         let open: Vec<TaskId> = self.tasks.iter().map(|(id, _)| id).collect();
         for id in open {
             let Some(mut task) = self.tasks.remove(id).filter(|task| task.delivered) else {
@@ -214,7 +216,7 @@ impl FullFeature {
                 Some(pending) => TaskState::Ended(*pending, Vec::new()),
                 None => TaskState::Restart,
             };
-            self.leave_task(task, state);
+            self.store_detached_task(task, state);
         }
         self.save_for_reassignment();
     }
@@ -245,13 +247,13 @@ impl FullFeature {
         self.task_management_response(io, tag, answer)
             .unwrap_or_default();
         if let Ok(task) = taken {
-            self.take_over(io, task, request.exp_data_sn.get());
+            self.continue_task(io, task, request.exp_data_sn.get());
         }
     }
 
     /// Continues a task on this connection. For a read, the initiator has all Data-In PDUs before `exp_data_sn`, as
     /// numbered by this connection.
-    fn take_over(&mut self, io: &mut Io, lost: Reassignable, exp_data_sn: u32) {
+    fn continue_task(&mut self, io: &mut Io, lost: Reassignable, exp_data_sn: u32) {
         let mut command = lost.command;
         // A command that no longer occupies the window counts as immediate.
         command.immediate |= !lost.holds_window;

@@ -73,7 +73,7 @@ impl FullFeature {
                 return;
             };
             let r2t_sn = task.data_sn;
-            let Some((offset, length)) = task.data.ask(ttt, r2t_sn, &self.rules) else {
+            let Some((offset, length)) = task.data.next_r2t(ttt, r2t_sn, &self.rules) else {
                 return;
             };
             let header = ReadyToTransfer {

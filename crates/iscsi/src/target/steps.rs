@@ -80,7 +80,7 @@ pub enum CloseReason {
     /// Framing error.
     Format(FormatError),
     /// The session was reinstated, closed or dropped by another connection.
-    SessionGone,
+    SessionEnded,
     /// The peer exceeded a resource limit.
     LimitExceeded(&'static str),
 }
@@ -90,7 +90,7 @@ pub enum CloseReason {
 pub enum Step {
     /// All bytes are consumed; receive more.
     More,
-    /// The next bytes of the stream are write data. Store them there and call `placed`, once per received piece.
+    /// The next bytes of the stream are write data. Store them there and call `data_stored`, once per received piece.
     Data(Placement),
     /// The full feature phase has begun.
     LoggedIn(Box<LoggedIn>),

@@ -99,7 +99,7 @@ pub(crate) struct Task {
     /// The command was delivered; the caller must answer it.
     pub delivered: bool,
     /// `Step::DataComplete` was reported.
-    pub told_complete: bool,
+    pub reported_complete: bool,
     pub pending: Option<Box<Pending>>,
     /// Number of Data-In and R2T PDUs sent: DataSN and R2TSN share a counter (11.7.5, 11.8).
     pub data_sn: u32,
@@ -119,7 +119,7 @@ impl Task {
             data,
             seen: false,
             delivered: false,
-            told_complete: false,
+            reported_complete: false,
             pending: None,
             data_sn: 0,
             burst_left: max_burst,

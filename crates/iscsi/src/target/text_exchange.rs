@@ -113,7 +113,7 @@ impl FullFeature {
                 continue;
             }
             match self.responder.answer_in_full_feature_phase(*pair) {
-                Answer::Say(value) => {
+                Answer::Send(value) => {
                     // Private keys are valid even if they are not understood.
                     understood |= value != NOT_UNDERSTOOD
                         || pair.key.starts_with("X-")

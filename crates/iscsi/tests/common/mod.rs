@@ -230,7 +230,7 @@ impl TargetEnd {
                         .or_insert_with(|| vec![0; expected]);
                     let at = placement.offset as usize;
                     buffer[at..at + take].copy_from_slice(&input[..take]);
-                    self.connection.placed(&input[..take]);
+                    self.connection.data_stored(&input[..take]);
                     input = &input[take..];
                 }
                 Step::LoggedIn(logged_in) => messages.drop.extend(logged_in.displaced),

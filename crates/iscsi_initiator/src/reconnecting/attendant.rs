@@ -167,7 +167,7 @@ impl Attendant {
             return Err(answer("asymmetric access", reason));
         }
         if std::mem::take(&mut self.has_changed) {
-            self.look_again()?;
+            self.refresh_unit_info()?;
         }
         Ok(())
     }
@@ -187,7 +187,7 @@ impl Attendant {
         if idle && now.duration_since(self.active) >= PING_AFTER {
             // An idle unit can report a change only in response to a command.
             self.active = now;
-            self.waiting.push_back(ask_ready());
+            self.waiting.push_back(test_unit_ready());
         }
         for _ in 0..self.waiting.len() {
             if self.running.len() >= self.settings.queue_depth {
@@ -305,7 +305,7 @@ impl Attendant {
                 .attempts
                 .judge(&done, task.command.repeatable, now, limit),
         };
-        let leads_nowhere = self.settings.ways() > 1 && is_other_path(&done);
+        let leads_nowhere = self.settings.path_count() > 1 && is_other_path(&done);
         if verdict == Verdict::Over && !leads_nowhere {
             task.end(Ended::Done(done));
         } else if task.is_aborted {
@@ -346,12 +346,12 @@ impl Attendant {
     }
 
     /// Reads the properties of the unit again.
-    fn look_again(&mut self) -> Result<(), CommandError> {
+    fn refresh_unit_info(&mut self) -> Result<(), CommandError> {
         let Some(unit) = &mut self.unit else {
             return Ok(());
         };
         unit.measure_again()?;
-        let has_better = self.settings.ways() > 1 && unit.access()?.is_better_elsewhere();
+        let has_better = self.settings.path_count() > 1 && unit.access()?.prefers_another_port();
         let info = unit.info().clone();
         let known = (&self.info, self.path);
         if !self.settings.is_usable((&info, self.path), known) {
@@ -382,7 +382,9 @@ impl Attendant {
         let wait = match &mut self.unit {
             // DefaultTime2Wait: the target needs this time to end the old tasks (RFC 7143, 13.15). On another path it has
             // none.
-            Some(unit) if self.settings.ways() == 1 => unit.session().parameters().time_to_wait,
+            Some(unit) if self.settings.path_count() == 1 => {
+                unit.session().parameters().time_to_wait
+            }
             _ => 0,
         };
         self.unit = None;
@@ -407,7 +409,7 @@ impl Attendant {
             times => (FRUITLESS_PAUSE * (1 << times.min(9))).min(PAUSE_MAX),
         };
         let next_try = next_try.max(Duration::from_secs(wait.into()));
-        self.next_path = (self.path + 1) % self.settings.ways();
+        self.next_path = (self.path + 1) % self.settings.path_count();
         self.shared.is_up.store(false, Ordering::Release);
         self.down = Some(Down {
             since: now,
@@ -427,12 +429,12 @@ impl Attendant {
         }
         self.warned = Some(now);
         let suppressed = std::mem::take(&mut self.suppressed);
-        let unit = self.settings.way(self.path);
+        let unit = self.settings.path_address(self.path);
         tracing::warn!(%unit, suppressed, "{message}: {reason}");
     }
 
     fn warn_of_takeovers(&self) {
-        let unit = self.settings.way(self.path);
+        let unit = self.settings.path_address(self.path);
         let isid = self.settings.session.isid.unwrap_or_default();
         let isid: String = isid.iter().map(|byte| format!("{byte:02x}")).collect();
         let given = self.settings.session.initiator_name.clone();
@@ -494,7 +496,7 @@ impl Attendant {
             .take()
             .map_or(Duration::ZERO, |down| down.since.elapsed());
         if self.suppressed == 0 {
-            let unit = self.settings.way(self.path);
+            let unit = self.settings.path_address(self.path);
             tracing::info!(%unit, seconds = waited.as_secs_f32(), "session recovered");
         }
         self.info = unit.info().clone();
@@ -517,11 +519,11 @@ impl Attendant {
         let Some(down) = &mut self.down else {
             return;
         };
-        let unit = self.settings.way(self.next_path);
+        let unit = self.settings.path_address(self.next_path);
         tracing::debug!(%unit, "login failed: {reason}");
-        self.next_path = (self.next_path + 1) % self.settings.ways();
+        self.next_path = (self.next_path + 1) % self.settings.path_count();
         // Tries every path once, then pauses.
-        let has_other = self.next_path != (self.path + 1) % self.settings.ways();
+        let has_other = self.next_path != (self.path + 1) % self.settings.path_count();
         let pause = match has_other {
             true => Duration::ZERO,
             false => (PAUSE_FIRST * (1 << down.tries.min(7))).min(PAUSE_MAX),
@@ -574,7 +576,7 @@ fn is_another(is: &UnitInfo, was: &UnitInfo) -> String {
 }
 
 /// Creates a TEST UNIT READY command of the thread itself.
-fn ask_ready() -> Task {
+fn test_unit_ready() -> Task {
     Task {
         sink: None,
         token: 0,

@@ -178,7 +178,7 @@ impl ReconnectingUnit {
         settings.session.isid.get_or_insert_with(random_isid);
         let (unit, path) = paths::open_any(&settings)?;
         let info = unit.info().clone();
-        let target = settings.way(path).target.clone();
+        let target = settings.path_address(path).target.clone();
         settings.known.add(&target, &info.identity);
         let started = ReconnectingUnit::start(settings, unit, path, observer);
         match started {

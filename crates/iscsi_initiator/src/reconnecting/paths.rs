@@ -14,11 +14,11 @@ const COMPLETE: u8 = 0;
 
 impl ReconnectSettings {
     /// Returns the number of paths, including the address.
-    pub(super) fn ways(&self) -> usize {
+    pub(super) fn path_count(&self) -> usize {
         1 + self.paths.len()
     }
 
-    pub(super) fn way(&self, number: usize) -> &UnitAddress {
+    pub(super) fn path_address(&self, number: usize) -> &UnitAddress {
         match number.checked_sub(1).and_then(|at| self.paths.get(at)) {
             Some(path) => path,
             None => &self.address,
@@ -32,7 +32,9 @@ impl ReconnectSettings {
         (unit, path): (&UnitInfo, usize),
         (known, known_path): (&UnitInfo, usize),
     ) -> bool {
-        let same_target = self.way(path).has_same_target(self.way(known_path));
+        let same_target = self
+            .path_address(path)
+            .has_same_target(self.path_address(known_path));
         match unit.compare(known, same_target) {
             Sameness::Proven => true,
             Sameness::Possible => path == known_path || self.trusts_paths,
@@ -45,7 +47,7 @@ impl ReconnectSettings {
     /// # Errors
     /// The path with the names of both units.
     fn check_known(&self, unit: &Unit, path: usize) -> Result<(), CommandError> {
-        let (way, found) = (self.way(path), &unit.info().identity);
+        let (way, found) = (self.path_address(path), &unit.info().identity);
         match self.known.compare(&way.target, found) {
             Evidence::Same | Evidence::None => Ok(()),
             Evidence::Different => Err(CommandError::OtherUnit {
@@ -63,7 +65,7 @@ impl ReconnectSettings {
     /// The refused path, with a hint.
     fn check_identity(&self, unit: &UnitInfo, path: usize) -> Result<(), CommandError> {
         let is_unchecked = |other: &usize| !self.is_usable((unit, *other), (unit, path));
-        let Some(other) = (0..self.ways()).find(is_unchecked) else {
+        let Some(other) = (0..self.path_count()).find(is_unchecked) else {
             return Ok(());
         };
         let why = match unit.identity.local_name() {
@@ -77,7 +79,7 @@ impl ReconnectSettings {
             format!(
                 "the path {} is refused because the identity of the unit cannot be checked: {why}; hint: set an identifier or a serial number at the target, use one path, or set trust_paths = true if all paths lead to the same unit",
                 // Names the other path, not the address itself.
-                self.way(other.max(path))
+                self.path_address(other.max(path))
             ),
         ))
     }
@@ -93,7 +95,7 @@ pub(super) fn open(settings: &ReconnectSettings, path: usize) -> Result<Unit, Co
         target,
         lun,
         ..
-    } = settings.way(path);
+    } = settings.path_address(path);
     let unit = Unit::open(Session::login(portal, target, &settings.session)?, *lun)?;
     settings.check_known(&unit, path)?;
     Ok(unit)
@@ -125,16 +127,16 @@ pub(super) fn open_better(
     path: usize,
 ) -> Result<(Unit, usize), CommandError> {
     let mut unit = open(settings, path)?;
-    if settings.ways() == 1 || !unit.access()?.is_better_elsewhere() {
+    if settings.path_count() == 1 || !unit.access()?.prefers_another_port() {
         return Ok((unit, path));
     }
-    let others = (1..settings.ways()).map(|step| (path + step) % settings.ways());
+    let others = (1..settings.path_count()).map(|step| (path + step) % settings.path_count());
     for other in others {
         if let Ok(mut better) = open(settings, other)
             && settings.is_usable((better.info(), other), (unit.info(), path))
             && better
                 .access()
-                .is_ok_and(|access| !access.is_better_elsewhere())
+                .is_ok_and(|access| !access.prefers_another_port())
         {
             return Ok((better, other));
         }
@@ -148,7 +150,7 @@ pub(super) fn open_better(
 /// # Errors
 /// A path that leads to another unit, or the error of the last path.
 pub(super) fn open_any(settings: &ReconnectSettings) -> Result<(Unit, usize), CommandError> {
-    let several = settings.ways() > 1;
+    let several = settings.path_count() > 1;
     let opened = |path| {
         let (mut unit, path) = open_better(settings, path)?;
         settings.check_identity(unit.info(), path)?;
@@ -159,7 +161,7 @@ pub(super) fn open_any(settings: &ReconnectSettings) -> Result<(Unit, usize), Co
     };
     let mut refused = None;
     let mut result = opened(0);
-    for path in 1..settings.ways() {
+    for path in 1..settings.path_count() {
         if result.is_ok() {
             break;
         }

@@ -253,12 +253,12 @@ pub fn cases() -> Vec<Case> {
             'sending: for number in 0..100_000u32 {
                 let read = command(0xc0, 10 + number, 2 + number, 1 << 17, &cdb10(0x28, 0, 256));
                 let mut sent = 0;
-                let begun = Instant::now();
+                let started = Instant::now();
                 while sent < read.len() {
                     match stream.write(&read[sent..]) {
                         Ok(length) => sent += length,
                         // The target has stopped receiving.
-                        Err(_) if begun.elapsed() > Duration::from_millis(200) => break 'sending,
+                        Err(_) if started.elapsed() > Duration::from_millis(200) => break 'sending,
                         Err(_) => std::thread::yield_now(),
                     }
                 }

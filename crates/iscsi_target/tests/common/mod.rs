@@ -89,9 +89,9 @@ impl Rig {
 
     /// Waits until at most `most` connections are left.
     pub fn wait_for_connections(&self, most: usize) {
-        let begun = Instant::now();
+        let started = Instant::now();
         while self.server.connections() > most {
-            assert!(begun.elapsed() < LIMIT, "connections stay");
+            assert!(started.elapsed() < LIMIT, "connections stay");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -252,13 +252,13 @@ impl Client {
     }
 
     pub fn until(&mut self, mut done: impl FnMut(&mut Client) -> bool) {
-        let begun = Instant::now();
+        let started = Instant::now();
         while !done(self) {
             if !self.pump() {
                 std::thread::sleep(Duration::from_micros(100));
             }
             assert!(
-                begun.elapsed() < LIMIT,
+                started.elapsed() < LIMIT,
                 "nothing comes: {} tasks, {} wait, {:?}",
                 self.initiator.tasks_len(),
                 self.initiator.waiting_len(),

@@ -26,7 +26,7 @@ pub use arguments::BenchArguments;
 use arguments::{BenchCommand, Format, Quick, RingKind, Trial};
 pub use table::note;
 
-use cli_common::{Failure, Outcome, say};
+use cli_common::{Failure, Outcome, print_line};
 
 pub fn run(arguments: BenchArguments) -> Outcome {
     let _awake = arguments.idle.hold()?;
@@ -130,7 +130,7 @@ fn trial(trial: &Trial) -> Outcome {
     let output = trial.output.as_deref().map(Output::open).transpose()?;
     for engine in plan.jobs.iter().filter_map(|job| job.engine.as_ref()) {
         if engine != "io_uring" {
-            say(&format_args!(
+            print_line(&format_args!(
                 "lunette: ioengine={engine}: requests go through the subject's own driver"
             ));
         }
@@ -199,7 +199,7 @@ fn logs(plan: &Plan, outcome: &bench::run::Outcome) -> Outcome {
     let mut number = 1;
     for (job, result) in plan.jobs.iter().zip(&one.jobs) {
         for name in report::write_logs(job, number, result).map_err(failed)? {
-            say(&format_args!("lunette: wrote {name}"));
+            print_line(&format_args!("lunette: wrote {name}"));
         }
         number += u32::from(job.numjobs);
     }
@@ -306,7 +306,7 @@ fn jobs(quick: &Quick, files: &[&String]) -> Result<Vec<Job>, Failure> {
         Ok(jobs)
     } else {
         for mistake in &mistakes.0 {
-            say(&format_args!("lunette: {mistake}"));
+            print_line(&format_args!("lunette: {mistake}"));
         }
         Err(Failure::Mistaken)
     }

@@ -126,6 +126,6 @@ pub fn note(folder: &Path, goal: &str, text: &str) -> Outcome {
         clock.0, clock.1
     )
     .map_err(failed)?;
-    cli_common::say(&format_args!("lunette: noted in {}", path.display()));
+    cli_common::print_line(&format_args!("lunette: noted in {}", path.display()));
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cli_common::{Failure, say};
+use cli_common::{Failure, print_line};
 use doctor::{Area, Change, Finding};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -81,7 +81,7 @@ impl Before {
     fn put_back(&self) {
         for (file, value) in &self.0 {
             if let Err(error) = std::fs::write(file, value) {
-                say(&format_args!(
+                print_line(&format_args!(
                     "lunette: cannot restore {file} to {value:?}: {error}"
                 ));
             }
@@ -117,7 +117,7 @@ pub fn run(findings: &mut [(Finding, Option<Effect>)], folder: &Path) -> Result<
         let Some(change) = change.filter(|_| finding.is_worth_changing && shows) else {
             continue;
         };
-        say(&format_args!(
+        print_line(&format_args!(
             "measuring {}: {}",
             finding.check, finding.found
         ));
@@ -125,7 +125,7 @@ pub fn run(findings: &mut [(Finding, Option<Effect>)], folder: &Path) -> Result<
             Ok(measured) => *effect = Some(measured),
             Err(Failure::Reasons(reasons)) => {
                 for reason in reasons {
-                    say(&format_args!(
+                    print_line(&format_args!(
                         "lunette: {}: not measured: {reason}",
                         finding.check
                     ));

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use cli_common::{Failure, Outcome, say, say_reason};
+use cli_common::{Failure, Outcome, print_line, print_reason};
 
 use super::arguments::CompareArguments;
 use super::disks::open_disk;
@@ -18,7 +18,7 @@ pub fn compare(arguments: &CompareArguments) -> Outcome {
     compare_disks(arguments).map_err(|failure| match failure {
         Failure::Reasons(reasons) => {
             for reason in reasons {
-                say_reason(&reason);
+                print_reason(&reason);
             }
             Failure::Found(FAILED)
         }
@@ -34,7 +34,7 @@ fn compare_disks(arguments: &CompareArguments) -> Outcome {
     let b = open_disk(other, arguments.other_format, named_files)?;
     let sizes = (a.bytes(), b.bytes());
     if arguments.strict && sizes.0 != sizes.1 {
-        say(&format_args!(
+        print_line(&format_args!(
             "they differ in size: {} and {} bytes",
             sizes.0, sizes.1
         ));
@@ -48,7 +48,7 @@ fn compare_disks(arguments: &CompareArguments) -> Outcome {
     match compared {
         Ok(()) => {}
         Err(Stop::Differs(at)) => {
-            say(&format_args!("they differ at byte {at}"));
+            print_line(&format_args!("they differ at byte {at}"));
             return Err(Failure::Found(DIFFERENT));
         }
         Err(stop) => return Err(failure(stop, [one, other])),
@@ -58,7 +58,7 @@ fn compare_disks(arguments: &CompareArguments) -> Outcome {
     }
     writeln!(cli_common::stdout(), "they have the same content: {done}")?;
     if sizes.0 != sizes.1 {
-        say(&format_args!(
+        print_line(&format_args!(
             "one disk has {} bytes, the other {}; the rest of the longer one is zeroes",
             sizes.0, sizes.1
         ));

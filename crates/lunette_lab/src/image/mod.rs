@@ -17,7 +17,7 @@ use std::path::Path;
 
 use bdev::qcow2::{self, Repair};
 use bdev::{CacheMode, Container, File, FileOptions, ImageFormat, ImageOptions, NamedFiles};
-use cli_common::{Failure, Outcome, say};
+use cli_common::{Failure, Outcome, print_line};
 use serde_json::json;
 
 pub use arguments::ImageArguments;
@@ -163,7 +163,7 @@ fn check(
     let found = disks::signature(path)?;
     if format == Some(Format::Raw) || found != Some(ImageFormat::Qcow2) {
         let shown = path.display();
-        say(&format_args!(
+        print_line(&format_args!(
             "lunette: {shown}: cannot check it: it is not a qcow2 image"
         ));
         return Err(Failure::Found(NO_CHECK));
@@ -229,7 +229,7 @@ fn has_bitmaps(path: &Path) -> Result<bool, Failure> {
 /// Warns that a change of the disk made the bitmaps of its image invalid.
 fn warn_of_bitmaps(path: &Path) {
     let path = path.display();
-    cli_common::say(&format_args!(
+    cli_common::print_line(&format_args!(
         "{path}: warning: its persistent bitmaps are now invalid, because they do not record this change; hint: make a full backup and new bitmaps"
     ));
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cli_common::{Failure, Outcome, say};
+use cli_common::{Failure, Outcome, print_line};
 use iscsi_initiator::Sameness;
 use sha2::{Digest, Sha256};
 
@@ -109,7 +109,7 @@ pub fn copy(arguments: &CopyArguments) -> Outcome {
             at -= at % step;
             destination.finish()?;
             let done = meter.end();
-            say(&format_args!(
+            print_line(&format_args!(
                 "interrupted: {done}; hint: continue with --from {at}"
             ));
             return Err(Failure::Interrupted);
@@ -120,7 +120,7 @@ pub fn copy(arguments: &CopyArguments) -> Outcome {
     let done = meter.end();
     let line = format!("{done}, SHA-256 {}", checksum.text());
     if transfer.destination == "-" {
-        say(&line);
+        print_line(&line);
         return Ok(());
     }
     Ok(writeln!(cli_common::stdout(), "{line}")?)
@@ -206,7 +206,7 @@ pub fn verify(transfer: &Transfer) -> Outcome {
         }
         if interrupted.load(Ordering::Relaxed) {
             let done = meter.end();
-            say(&format_args!(
+            print_line(&format_args!(
                 "interrupted, no difference so far: {done}; hint: continue with --from {at}"
             ));
             return Err(Failure::Interrupted);

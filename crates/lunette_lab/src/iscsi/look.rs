@@ -31,7 +31,7 @@ pub fn targets(portal: &Portal, options: &SessionOptions, json: bool) -> Outcome
         }
     }
     if found.is_empty() {
-        cli_common::say(&"no target admits this initiator");
+        cli_common::print_line(&"no target admits this initiator");
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
-use cli_common::{Failure, Outcome, say};
+use cli_common::{Failure, Outcome, print_line};
 use serde_json::{Value, json};
 use vm::Qmp;
 use vm::running::{CONSOLE_SOCKET, ConsoleEnd, MONITOR_SOCKET, QMP_SOCKET, Registry, attach};
@@ -47,13 +47,15 @@ Examples:
 pub fn console(arguments: &ConsoleArguments) -> Outcome {
     let registry = Registry::open().map_err(failed)?;
     let (place, _) = registry.find(&arguments.name).map_err(failed)?;
-    say(&format_args!(
+    print_line(&format_args!(
         "Ctrl-] leaves the console of {}",
         arguments.name
     ));
     match attach(&place.file(CONSOLE_SOCKET)).map_err(failed)? {
-        ConsoleEnd::Detached => say(&format_args!("\nguest {} continues to run", arguments.name)),
-        ConsoleEnd::GuestEnded => say(&format_args!("\nguest {} has ended", arguments.name)),
+        ConsoleEnd::Detached => {
+            print_line(&format_args!("\nguest {} continues to run", arguments.name))
+        }
+        ConsoleEnd::GuestEnded => print_line(&format_args!("\nguest {} has ended", arguments.name)),
     }
     Ok(())
 }
@@ -66,12 +68,12 @@ pub fn monitor(arguments: &MonitorArguments) -> Outcome {
     let registry = Registry::open().map_err(failed)?;
     let (place, _) = registry.find(&arguments.name).map_err(failed)?;
     if arguments.command.is_empty() {
-        say(&format_args!(
+        print_line(&format_args!(
             "Ctrl-] leaves the monitor of {}",
             arguments.name
         ));
         attach(&place.file(MONITOR_SOCKET)).map_err(failed)?;
-        say(&"");
+        print_line(&"");
         return Ok(());
     }
     let line = arguments.command.join(" ");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use bench::table::{McsRow, mcs_rows};
 use clap::Args;
-use cli_common::{Outcome, say};
+use cli_common::{Outcome, print_line};
 use serde_json::{Value, json};
 use vm::{Accelerator, Guest, GuestBuilder, use_lunette};
 
@@ -105,7 +105,7 @@ impl Rig {
             .tempdir()?;
         let cable = cable.path().join("cable");
         let guest = |name: &str, waits: bool, last: u8| {
-            say(&format!("starting the guest of the {name}"));
+            print_line(&format!("starting the guest of the {name}"));
             GuestBuilder::new(name)
                 .cpus(arguments.cpus)
                 .memory_mib(512 + 2 * arguments.size_mib)
@@ -124,7 +124,7 @@ impl Rig {
         let agreed = initiator.ok(&format!(
             "lunette-lab iscsi parameters {unit} {FLAGS} --json"
         ))?;
-        say(&"filling the disk");
+        print_line(&"filling the disk");
         initiator.ok(&format!(
             "set -e
             yes lunette | head -c {} >/tmp/content
@@ -155,7 +155,7 @@ impl Rig {
             "cd /tmp && lunette-lab bench mcs iscsi://{TARGET_ADDRESS}/{TARGET}/0{KEYS} --connections {connections} --bs {bs} \
              --iodepth {iodepth} --repetitions {repetitions} --turn-ms {turn_ms} --place /tmp --json"
         );
-        say(&format!(
+        print_line(&format!(
             "measuring: {turns} turns of {:.1} s",
             *turn_ms as f64 / 1e3
         ));

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use cli_common::{Failure, Outcome, find_sibling, say};
+use cli_common::{Failure, Outcome, find_sibling, print_line};
 use vm::initramfs::user_command_line;
 use vm::running::{
     ConsoleEnd, GuestEnd, MONITOR_SOCKET, OwnDaemon, Phase, Program, Readiness, Recipe, Registry,
@@ -146,7 +146,7 @@ fn run_here(arguments: &RunArguments, claimed: &mut Claimed) -> Result<GuestEnd>
         Some(MonitorWord::Stdio) => supervisor.runtime_folder()?.file(MONITOR_SOCKET),
         None => supervisor.console_socket()?,
     };
-    say(&"Ctrl-] ends the guest");
+    print_line(&"Ctrl-] ends the guest");
     let has_left = Arc::new(AtomicBool::new(false));
     let left = Arc::clone(&has_left);
     let (sender, attached) = mpsc::channel();
@@ -203,7 +203,7 @@ fn detach(name: &str) -> Outcome {
                 return Ok(());
             }
             Ok(line) => match line.strip_prefix("say ") {
-                Some(line) => say(&line),
+                Some(line) => print_line(&line),
                 None => said.push(line),
             },
             Err(mpsc::RecvTimeoutError::Timeout) => {}
@@ -306,7 +306,7 @@ fn claim(arguments: &RunArguments) -> Result<Claimed, Failure> {
     for line in without.into_iter().chain([line]).chain(loader) {
         match std::env::var_os(BACKGROUND) {
             Some(_) => writeln!(cli_common::stdout(), "say {line}").unwrap_or(()),
-            None => say(&line),
+            None => print_line(&line),
         }
     }
     let mut watch = Command::new(std::env::current_exe()?);

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
-use cli_common::{Outcome, say};
+use cli_common::{Outcome, print_line};
 use vm::setup::Setup;
 use vm::{Accelerator, guest_directory};
 
@@ -34,7 +34,7 @@ Example:
 pub fn run(arguments: &SetupArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let mut setup = Setup {
-        say: &mut |line| say(&line),
+        report: &mut |line| print_line(&line),
         again: arguments.again,
     };
     let system = setup.run().map_err(failed)?;

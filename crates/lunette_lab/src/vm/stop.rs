@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use cli_common::{Outcome, say};
+use cli_common::{Outcome, print_line};
 use serde_json::json;
 use vm::Qmp;
 use vm::running::{
@@ -109,7 +109,7 @@ pub fn kill(arguments: &KillArguments) -> Outcome {
     let registry = Registry::open().map_err(failed)?;
     let place = registry.runtime_folder(&arguments.name).map_err(failed)?;
     if place.folder().exists() && place.remove_left_over().map_err(failed)? {
-        say(&format_args!(
+        print_line(&format_args!(
             "guest {} was dead; its files are removed",
             arguments.name
         ));

@@ -141,9 +141,9 @@ impl OpenDisk {
     pub(super) fn fail_waiting(
         &mut self,
         finished: &mut Vec<Finished>,
-        is_meant: impl Fn(bdev::Tag) -> bool,
+        matches: impl Fn(bdev::Tag) -> bool,
     ) {
-        let failed = self.waiting.fail(is_meant);
+        let failed = self.waiting.fail(matches);
         failed
             .iter()
             .for_each(|one| self.record.finished(&one.outcome));
@@ -199,14 +199,14 @@ impl Io {
     pub fn cancel_waiting(
         &mut self,
         source: SourceId,
-        mut is_meant: impl FnMut(u32) -> bool,
+        mut matches: impl FnMut(u32) -> bool,
     ) -> bool {
         let mut any = false;
         for (index, open) in self.disks.iter_mut().enumerate() {
             let Some(open) = open else { continue };
             let cancelled = open.waiting.cancel(|tag| {
                 let tag = Tag::unpack(tag);
-                tag.source == source && is_meant(tag.slot)
+                tag.source == source && matches(tag.slot)
             });
             any |= cancelled;
             if cancelled {

@@ -78,11 +78,11 @@ struct Part {
     /// The whole blocks that have it.
     first: u64,
     last: u64,
-    way: Way,
+    strategy: Strategy,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Strategy {
     /// Read-modify-write through memory of whole blocks.
     Blocks,
     /// One operation of the device on whole blocks, without data.
@@ -124,8 +124,8 @@ impl Unaligned {
         self.submitting == Some(tag) || self.operations.iter().any(|one| one.tag == tag)
     }
 
-    fn take(&mut self, is_meant: impl Fn(&Operation) -> bool) -> Option<Operation> {
-        let index = self.operations.iter().position(is_meant)?;
+    fn take(&mut self, matches: impl Fn(&Operation) -> bool) -> Option<Operation> {
+        let index = self.operations.iter().position(matches)?;
         Some(self.operations.swap_remove(index))
     }
 }
@@ -138,18 +138,20 @@ impl Operation {
         let first = start & !mask;
         let whole_until = all & !mask;
         let is_discard = self.request.kind == IoKind::Discard;
-        let (end, way) = match self.request.kind {
-            IoKind::Read | IoKind::Write => (all.min(first + PIECE.max(mask + 1)), Way::Blocks),
-            _ if start == first && start < whole_until => (whole_until, Way::Device),
-            _ if is_discard && !discard_zeroes => (all.min(first + mask + 1), Way::Skip),
-            _ => (all.min(first + mask + 1), Way::Blocks),
+        let (end, strategy) = match self.request.kind {
+            IoKind::Read | IoKind::Write => {
+                (all.min(first + PIECE.max(mask + 1)), Strategy::Blocks)
+            }
+            _ if start == first && start < whole_until => (whole_until, Strategy::Device),
+            _ if is_discard && !discard_zeroes => (all.min(first + mask + 1), Strategy::Skip),
+            _ => (all.min(first + mask + 1), Strategy::Blocks),
         };
         Part {
             start,
             end,
             first,
             last: (end + mask) & !mask,
-            way,
+            strategy,
         }
     }
 
@@ -157,18 +159,18 @@ impl Operation {
     fn next(&mut self, part: &Part, block: u64) -> Option<IoRequest> {
         let flags = self.request.flags;
         let bytes = part.last - part.first;
-        if part.way == Way::Device {
+        if part.strategy == Strategy::Device {
             let whole = IoRequest {
                 offset: part.first,
                 length: bytes,
                 flags: flags.with(IoFlags::HOLDER),
                 ..self.request
             };
-            return self.go(UnalignedStep::Move).then_some(whole);
+            return self.set_step(UnalignedStep::Move).then_some(whole);
         }
         if self.request.kind == IoKind::Read {
             let read = IoRequest::read(part.first, bytes).flagged(flags);
-            return self.go(UnalignedStep::Move).then_some(read);
+            return self.set_step(UnalignedStep::Move).then_some(read);
         }
         let read = |offset| {
             let read = IoRequest::read(offset, block).flagged(IoFlags::HOLDER);
@@ -192,11 +194,11 @@ impl Operation {
             return Some(read(part.last - block));
         }
         let write = IoRequest::write(part.first, bytes).flagged(flags.with(IoFlags::HOLDER));
-        self.go(UnalignedStep::Move).then_some(write)
+        self.set_step(UnalignedStep::Move).then_some(write)
     }
 
     /// Sets the step. Returns false if it was the step that has just ended.
-    fn go(&mut self, step: UnalignedStep) -> bool {
+    fn set_step(&mut self, step: UnalignedStep) -> bool {
         let is_new = self.step != step;
         self.step = step;
         is_new
@@ -205,7 +207,7 @@ impl Operation {
     /// Returns the memory of the I/O of the present step.
     fn memory(&mut self, part: &Part, block: u64) -> IoBuffer {
         let bytes = part.last - part.first;
-        if part.way == Way::Device {
+        if part.strategy == Strategy::Device {
             return IoBuffer::default();
         }
         if self.blocks.len() as u64 != bytes {
@@ -328,9 +330,9 @@ impl OpenDisk {
                 return self.end_unaligned(operation, Err(IoErrorKind::OutOfRange.into()));
             }
             let part = operation.part(mask, discard_zeroes);
-            let next = match part.way {
-                Way::Skip => None,
-                Way::Blocks | Way::Device => operation.next(&part, mask + 1),
+            let next = match part.strategy {
+                Strategy::Skip => None,
+                Strategy::Blocks | Strategy::Device => operation.next(&part, mask + 1),
             };
             let Some(io) = next else {
                 operation.end_part(&part);

@@ -121,7 +121,7 @@ fn deferred_work_of_a_source_is_done_before_sleep_and_end() {
     assert_eq!(flushed(&seen), 0);
     assert_eq!(worker.next_wait(false, Stamp(999_000)), Wait::Until(None));
     assert_eq!(flushed(&seen), 1);
-    let id = worker.slots[0].as_ref().map(|place| place.id).unwrap();
+    let id = worker.slots[0].as_ref().map(|index| index.id).unwrap();
     worker.touch(id);
     worker.iterate_once();
     assert_eq!(flushed(&seen), 1);
@@ -131,7 +131,7 @@ fn deferred_work_of_a_source_is_done_before_sleep_and_end() {
     assert_eq!(flushed(&seen), 1);
     // The worker removes the source.
     let (mut worker, seen) = worker_that_waits();
-    let id = worker.slots[0].as_ref().map(|place| place.id).unwrap();
+    let id = worker.slots[0].as_ref().map(|index| index.id).unwrap();
     worker.stop(id, |_, _| ());
     worker.iterate_once();
     assert_eq!((flushed(&seen), worker.source_count()), (1, 0));
@@ -201,7 +201,7 @@ fn stale_source_id_never_reaches_a_reused_slot() {
     };
     stop(&mut worker, first);
     let second = add(&mut worker);
-    assert_eq!(first.place(), second.place());
+    assert_eq!(first.index(), second.index());
     assert!(worker.source(first).is_none() && worker.source(second).is_some());
     worker.wake(first);
     worker.rewatch(first);

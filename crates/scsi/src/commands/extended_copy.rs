@@ -296,7 +296,7 @@ struct Copy {
     done: u64,
     total: u64,
     written: bool,
-    over: bool,
+    is_finished: bool,
 }
 
 impl Copy {
@@ -331,7 +331,7 @@ impl Copy {
             done: 0,
             total: 0,
             written: false,
-            over: false,
+            is_finished: false,
         };
         copy.record(CopyStatus::Running, Vec::new());
         Ok(Run::plan(copy, SCRATCH_MAX))
@@ -352,13 +352,13 @@ impl Copy {
     }
 
     fn fail(&mut self, sense: Sense) -> PlanStep {
-        self.over = true;
+        self.is_finished = true;
         self.record(CopyStatus::Failed, sense.encode().to_vec());
         PlanStep::Done(sense.into())
     }
 
     fn done(&mut self, response: Response, status: CopyStatus) -> PlanStep {
-        self.over = true;
+        self.is_finished = true;
         self.record(status, Vec::new());
         PlanStep::Done(response)
     }
@@ -497,7 +497,7 @@ impl Program for Copy {
 
 impl Drop for Copy {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.is_finished {
             self.record(CopyStatus::Failed, Vec::new());
         }
     }

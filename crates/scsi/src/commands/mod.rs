@@ -52,7 +52,7 @@ use crate::unit_state::Operation;
 pub(crate) use overwriting::resume as resume_operation;
 pub use passthrough::PASSED_MAX;
 pub use read_write::TRANSFER_MAX;
-pub use request_path::PlainWay;
+pub use request_path::PlainParameters;
 pub(crate) use without_unit::begin_without_unit;
 
 /// A plan, or the sense data of CHECK CONDITION.
@@ -133,19 +133,23 @@ pub(crate) fn begin_direct(
         return None;
     }
     let (data_in, data_out) = (command.data_in_length, command.data_out_length);
-    let way = PlainWay::new(unit.geometry(), word);
-    Some(way.begin(cdb, data_in, data_out)?.on(unit.disk()))
+    let parameters = PlainParameters::new(unit.geometry(), word);
+    Some(parameters.begin(cdb, data_in, data_out)?.on(unit.disk()))
 }
 
 /// Returns the parameters of [`begin_direct`] in the normal state, for a nexus with this filter bit for the unit. A nexus that is
 /// privileged under a reservation does not take this path.
 #[inline(always)]
-pub(crate) fn plain_way(unit: &LogicalUnit, nexus: &Nexus, filter_bit: u64) -> Option<PlainWay> {
+pub(crate) fn plain_parameters(
+    unit: &LogicalUnit,
+    nexus: &Nexus,
+    filter_bit: u64,
+) -> Option<PlainParameters> {
     let word = unit.word();
     if word.is_slow() || nexus.has_in_filter(filter_bit) {
         return None;
     }
-    Some(PlainWay::new(unit.geometry(), word))
+    Some(PlainParameters::new(unit.geometry(), word))
 }
 
 #[inline]
@@ -303,8 +307,8 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
             .remember_privilege(c.unit.id(), c.unit.word().epoch());
     }
     let leaves_failure = match c.cdb[0] {
-        SANITIZE => state.progress.is_left_by(Operation::Sanitize),
-        FORMAT_UNIT => state.progress.is_left_by(Operation::Format),
+        SANITIZE => state.progress.is_repaired_by(Operation::Sanitize),
+        FORMAT_UNIT => state.progress.is_repaired_by(Operation::Format),
         _ => false,
     };
     if !leaves_failure {

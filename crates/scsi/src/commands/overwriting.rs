@@ -38,7 +38,7 @@ pub(super) fn plan(
     {
         let mut state = unit.state();
         if let Some(sense) = state.operation_sense()
-            && !state.progress.is_left_by(saved_operation.operation)
+            && !state.progress.is_repaired_by(saved_operation.operation)
         {
             return Plan::Done(sense.into());
         }
@@ -75,7 +75,7 @@ enum Stage {
     Begin,
     Run,
     Flush,
-    Over,
+    Finished,
 }
 
 /// Maximum length of a request without data, in bytes; limited so that progress is visible.
@@ -115,7 +115,7 @@ impl Overwriting {
     }
 
     fn end(&mut self, progress: Progress, response: Response) -> PlanStep {
-        self.stage = Stage::Over;
+        self.stage = Stage::Finished;
         self.saved_operation.failed = progress != Progress::Idle;
         let saved =
             self.save(Some(&self.saved_operation).filter(|saved_operation| saved_operation.failed));
@@ -210,7 +210,7 @@ impl Program for Overwriting {
                     self.fill(scratch);
                 }
             }
-            Stage::Flush | Stage::Over => return self.end(Progress::Idle, Response::good()),
+            Stage::Flush | Stage::Finished => return self.end(Progress::Idle, Response::good()),
         }
         let disk = self.unit.disk();
         match self.request(scratch) {
@@ -240,7 +240,7 @@ impl Program for Overwriting {
 
 impl Drop for Overwriting {
     fn drop(&mut self) {
-        if self.stage != Stage::Over {
+        if self.stage != Stage::Finished {
             self.set(Progress::Failed(self.saved_operation.operation));
         }
     }

@@ -17,7 +17,7 @@ const NO_GROUP: u64 = 0xc0;
 
 /// Snapshot of a unit's parameters for plain commands, which are planned without access to the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlainWay {
+pub struct PlainParameters {
     /// Capacity in blocks, and log2 of the block size in bytes.
     capacity: u64,
     block_shift: u32,
@@ -28,9 +28,9 @@ pub struct PlainWay {
     descriptor_sense: bool,
 }
 
-impl PlainWay {
+impl PlainParameters {
     /// A value that matches no command.
-    pub const CLOSED: PlainWay = PlainWay {
+    pub const CLOSED: PlainParameters = PlainParameters {
         capacity: 0,
         block_shift: 9,
         most: 0,
@@ -39,9 +39,9 @@ impl PlainWay {
     };
 
     #[inline(always)]
-    pub(super) fn new(geometry: Geometry, word: Word) -> PlainWay {
+    pub(super) fn new(geometry: Geometry, word: Word) -> PlainParameters {
         let (capacity, block_shift) = (geometry.capacity().0, geometry.block_shift());
-        PlainWay {
+        PlainParameters {
             capacity,
             block_shift,
             most: capacity.min(TRANSFER_MAX >> block_shift),

@@ -17,7 +17,7 @@ use crate::target::LunMap;
 
 /// Object addressed by a LUN without a logical unit.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stand {
+enum AddressedObject {
     MissingLun,
     ReportLunsUnit,
 }
@@ -25,8 +25,8 @@ enum Stand {
 #[cold]
 pub(crate) fn begin_without_unit(map: &LunMap, command: &Command<'_>, cdb: &Cdb) -> Plan {
     let stand = match command.lun.address() {
-        LunAddress::ReportLuns => Stand::ReportLunsUnit,
-        LunAddress::Unit(_) | LunAddress::Unknown => Stand::MissingLun,
+        LunAddress::ReportLuns => AddressedObject::ReportLunsUnit,
+        LunAddress::Unit(_) | LunAddress::Unknown => AddressedObject::MissingLun,
     };
     let response = stand
         .check_serves(cdb[0])
@@ -52,19 +52,19 @@ pub(crate) fn begin_without_unit(map: &LunMap, command: &Command<'_>, cdb: &Cdb)
     Plan::Done(answering.finish(response))
 }
 
-impl Stand {
+impl AddressedObject {
     fn peripheral(&self) -> Peripheral {
         match self {
-            Stand::MissingLun => Peripheral::Missing,
-            Stand::ReportLunsUnit => Peripheral::WellKnown,
+            AddressedObject::MissingLun => Peripheral::Missing,
+            AddressedObject::ReportLunsUnit => Peripheral::WellKnown,
         }
     }
 
     /// Returns the vital product data pages in ascending order.
     fn pages(&self) -> &'static [u8] {
         match self {
-            Stand::MissingLun => &[0x00],
-            Stand::ReportLunsUnit => &[0x00, DEVICE_IDENTIFICATION],
+            AddressedObject::MissingLun => &[0x00],
+            AddressedObject::ReportLunsUnit => &[0x00, DEVICE_IDENTIFICATION],
         }
     }
 
@@ -72,7 +72,7 @@ impl Stand {
         let data = match (checked_evpd(cdb)?, cdb[2]) {
             (false, _) => standard(self.peripheral(), false, port),
             (true, 0x00) => framed(self.peripheral(), 0x00, self.pages()),
-            (true, DEVICE_IDENTIFICATION) if *self == Stand::ReportLunsUnit => {
+            (true, DEVICE_IDENTIFICATION) if *self == AddressedObject::ReportLunsUnit => {
                 well_known_identification(port)
             }
             (true, _) => return Err(Sense::cdb_field(2)),
@@ -82,8 +82,10 @@ impl Stand {
 
     fn request_sense(&self, cdb: &Cdb) -> Response {
         let sense = match self {
-            Stand::MissingLun => Sense::illegal_request(SenseCode::LOGICAL_UNIT_NOT_SUPPORTED),
-            Stand::ReportLunsUnit => Sense::new(SenseKey::NoSense, SenseCode::NONE),
+            AddressedObject::MissingLun => {
+                Sense::illegal_request(SenseCode::LOGICAL_UNIT_NOT_SUPPORTED)
+            }
+            AddressedObject::ReportLunsUnit => Sense::new(SenseKey::NoSense, SenseCode::NONE),
         };
         let sense = Sense {
             descriptor_format: descriptor_format(cdb[1]),
@@ -95,9 +97,11 @@ impl Stand {
     fn check_serves(&self, opcode: u8) -> Result<(), Sense> {
         match (self, opcode) {
             (_, INQUIRY | REQUEST_SENSE | REPORT_LUNS) => Ok(()),
-            (Stand::ReportLunsUnit, TEST_UNIT_READY) => Ok(()),
-            (Stand::ReportLunsUnit, _) => Err(Sense::illegal_request(SenseCode::INVALID_OPCODE)),
-            (Stand::MissingLun, _) => Err(Sense::illegal_request(
+            (AddressedObject::ReportLunsUnit, TEST_UNIT_READY) => Ok(()),
+            (AddressedObject::ReportLunsUnit, _) => {
+                Err(Sense::illegal_request(SenseCode::INVALID_OPCODE))
+            }
+            (AddressedObject::MissingLun, _) => Err(Sense::illegal_request(
                 SenseCode::LOGICAL_UNIT_NOT_SUPPORTED,
             )),
         }

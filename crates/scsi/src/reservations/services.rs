@@ -151,7 +151,7 @@ impl Reservations {
         if let Some(kind) = kind {
             let before = self.reservation.replace(Reservation::by(who, kind));
             if before.is_some_and(|before| before.kind != kind) {
-                self.tell_registrants(who, SenseCode::RESERVATIONS_RELEASED, &mut effects);
+                self.notify_registrants(who, SenseCode::RESERVATIONS_RELEASED, &mut effects);
             }
         } else if gone.iter().any(|victim| self.reserved_for(victim))
             || self.registrations.is_empty()
@@ -257,11 +257,11 @@ impl Reservations {
             .take()
             .is_some_and(|reservation| reservation.kind.for_registrants())
         {
-            self.tell_registrants(who, SenseCode::RESERVATIONS_RELEASED, effects);
+            self.notify_registrants(who, SenseCode::RESERVATIONS_RELEASED, effects);
         }
     }
 
-    fn tell_registrants(&self, but: &Registrant, code: SenseCode, effects: &mut Effects) {
+    fn notify_registrants(&self, but: &Registrant, code: SenseCode, effects: &mut Effects) {
         let others = self.registrations.iter().filter(|known| known.who != *but);
         effects
             .attentions

@@ -269,7 +269,7 @@ impl World {
                 return None;
             }
         };
-        Files::know(&files::open(&path)).expect("a file of the simulation");
+        Files::add_file(&files::open(&path)).expect("a file of the simulation");
         let compatible = of.check_device(&*target);
         compatible.unwrap_or_else(|broken| panic!("d{disk} cannot move: {broken}"));
         Some((target, path, lies))

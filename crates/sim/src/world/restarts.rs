@@ -17,7 +17,7 @@ impl World {
         self.stop();
         self.check_images(true);
         for path in self.plans.iter().flat_map(DiskPlan::files) {
-            Files::know(&files::open(path)).expect("a file of the simulation");
+            Files::add_file(&files::open(path)).expect("a file of the simulation");
         }
         self.models[0].lose();
         let now = self.tick();
@@ -65,7 +65,7 @@ impl World {
             let name = format!("s{}", self.snapshots.len());
             let made = files::snapshot(&plan.path, &name);
             made.unwrap_or_else(|error| panic!("no snapshot of d{disk}: {error}"));
-            Files::know(&files::open(&plan.path)).expect("a file of the simulation");
+            Files::add_file(&files::open(&plan.path)).expect("a file of the simulation");
             self.snapshots.push(Snapshot {
                 path: plan.path.clone(),
                 below: plan.below.clone(),
@@ -194,7 +194,7 @@ impl World {
             let done = match (power, self.has_lost_pages) {
                 (true, _) => Files::cut_power(&file),
                 // The next daemon cannot detect the failure, because the kernel reports it once. No guarantee applies to the lost data.
-                (false, true) => Files::know(&file),
+                (false, true) => Files::add_file(&file),
                 (false, false) => Ok(()),
             };
             done.expect("a file of the simulation");

@@ -79,7 +79,7 @@ impl World {
         self.look_at_faults();
         match made {
             Ok(image) if !self.is_over() => {
-                Files::know(&files::open(&path)).expect("a file of the simulation");
+                Files::add_file(&files::open(&path)).expect("a file of the simulation");
                 let image: Arc<dyn BlockDevice> = Arc::new(image);
                 let compatible = of.check_device(&*image);
                 compatible.unwrap_or_else(|broken| {

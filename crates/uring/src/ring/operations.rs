@@ -27,9 +27,9 @@ impl Ring {
         self.ramp.queue();
         let file = fd.number();
         let buffer = &self.slab.slot(slot).buffer;
-        let entry = match (buffer.segments(), self.memory.place(buffer)) {
-            ([one], Some(place)) => {
-                opcode::ReadFixed::new(file, one.base(), transfer_length(one.len()), place)
+        let entry = match (buffer.segments(), self.memory.index(buffer)) {
+            ([one], Some(index)) => {
+                opcode::ReadFixed::new(file, one.base(), transfer_length(one.len()), index)
                     .offset(offset)
                     .build()
             }
@@ -63,9 +63,9 @@ impl Ring {
         let file = fd.number();
         let flags = if durable { libc::RWF_DSYNC } else { 0 };
         let buffer = &self.slab.slot(slot).buffer;
-        let entry = match (buffer.segments(), self.memory.place(buffer)) {
-            ([one], Some(place)) => {
-                opcode::WriteFixed::new(file, one.base(), transfer_length(one.len()), place)
+        let entry = match (buffer.segments(), self.memory.index(buffer)) {
+            ([one], Some(index)) => {
+                opcode::WriteFixed::new(file, one.base(), transfer_length(one.len()), index)
                     .offset(offset)
                     .rw_flags(flags)
                     .build()

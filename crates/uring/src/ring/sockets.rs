@@ -124,7 +124,7 @@ impl Ring {
                 message,
                 more: false,
             });
-            self.slab.give_back(index);
+            self.slab.release(index);
         }
     }
 }

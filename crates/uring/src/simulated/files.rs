@@ -105,7 +105,7 @@ impl Files {
     }
 
     /// Simulates reopening of the files: descriptors do not report earlier failures.
-    pub fn open_anew() {
+    pub fn reopen_all() {
         with(|files| {
             for known in files.known.values_mut() {
                 (known.failures, known.reported) = (0, BTreeMap::new());
@@ -132,7 +132,7 @@ impl Files {
     ///
     /// # Errors
     /// The error of the system call.
-    pub fn know(file: &File) -> io::Result<()> {
+    pub fn add_file(file: &File) -> io::Result<()> {
         let found = file.metadata()?;
         let mut bytes = vec![0; found.len() as usize];
         file.read_exact_at(&mut bytes, 0)?;
@@ -169,7 +169,7 @@ impl Files {
         if let Some(bytes) = left.flatten() {
             file.set_len(0)?;
             file.write_all_at(&bytes, 0)?;
-            Files::know(file)?;
+            Files::add_file(file)?;
         }
         Ok(())
     }

@@ -221,7 +221,7 @@ impl Simulated {
         if goes_on {
             return 0;
         }
-        slab.give_back(operation.slot);
+        slab.release(operation.slot);
         operation.slot = ENDED;
         usize::from(matches!(used, Use::Watch | Use::Silenced))
     }

@@ -38,7 +38,7 @@ impl Transport for CommandSlot<'_> {
         pending.data_in = length.min(pending.slow_path.data_in_room);
         let start = chain.readable as usize + RESPONSE_SIZE;
         chain.buffer.set_window(start, pending.data_in as usize);
-        Data::There
+        Data::Ready
     }
 
     #[inline]
@@ -46,7 +46,7 @@ impl Transport for CommandSlot<'_> {
         let chain = &mut self.request.chain;
         let room = (chain.readable as usize).saturating_sub(REQUEST_SIZE);
         chain.buffer.set_window(REQUEST_SIZE, length.min(room));
-        Data::There
+        Data::Ready
     }
 
     fn copy_data_out(&self, data: &mut [u8]) {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bench::job::{Job, Surroundings, parse};
 use bench::run::cpu_of;
 use clap::{Args, ValueEnum};
-use cli_common::{Failure, Outcome, say};
+use cli_common::{Failure, Outcome, print_line};
 use vm::GuestProgram;
 use vm::running::{AGENT_SOCKET, CommandEnd, ExecInput, Registry, RuntimeFolder, State, exec};
 use vm::setup::program_for_guests;
@@ -154,7 +154,7 @@ fn job_file(arguments: &BenchArguments) -> Result<String, Failure> {
         let jobs = Surroundings::here(|here| parse(&name, &text, &Job::default(), here));
         if let Err(mistakes) = jobs {
             for mistake in &mistakes.0 {
-                say(&format_args!("lunette: {mistake}"));
+                print_line(&format_args!("lunette: {mistake}"));
             }
             return Err(Failure::Mistaken);
         }
@@ -311,7 +311,7 @@ fn watched(
             if code > 128 || has_result.trim() != "yes" {
                 bail!("{} (exit code {code} in the guest)", errors.trim());
             }
-            say(&format_args!("lunette: {}", errors.trim()));
+            print_line(&format_args!("lunette: {}", errors.trim()));
         }
         CommandEnd::OutputClosed => bail!("the reader of the guest's output has ended"),
     }

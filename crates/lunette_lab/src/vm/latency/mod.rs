@@ -19,7 +19,7 @@ use anyhow::{Context, Result};
 use bench::run::environment;
 use bench::study::{Page, write_file};
 use clap::{Args, ValueEnum};
-use cli_common::{Failure, Outcome, say};
+use cli_common::{Failure, Outcome, print_line};
 use latency::Snapshot;
 use serde_json::{Value, json};
 
@@ -333,7 +333,7 @@ impl AllStudies<'_> {
         let mut studies = Vec::new();
         for pattern in &self.arguments.rw {
             for (number, (way, disks)) in setup.ways.iter().zip(guest.disks()).enumerate() {
-                say(&format_args!("{}, {pattern}", way.variant.name));
+                print_line(&format_args!("{}, {pattern}", way.variant.name));
                 let disk = disks.first().context("the guest has no disk")?;
                 let measuring = Measuring {
                     arguments: self.arguments,

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use cli_common::{Failure, Outcome, say};
+use cli_common::{Failure, Outcome, print_line};
 use serde_json::{Value, json};
 use vm::GuestProgram;
 use vm::setup::program_for_guests;
@@ -181,7 +181,7 @@ fn measure(
     for (file, _) in &files {
         fill(file, size)?;
     }
-    say(&format_args!("{}: booting the guest", counted(queues)));
+    print_line(&format_args!("{}: booting the guest", counted(queues)));
     let log = folder.join("guest.log");
     let guest = planned.start(&setup, &name, &log)?;
     let measured = in_guest(arguments, queues, time, &guest);
@@ -219,7 +219,7 @@ fn in_guest(
     guest.run(&job(arguments, disks, Duration::from_millis(200)))?;
     let program = guest.generator()?;
     let (name, seconds) = (counted(queues), time.as_secs_f64());
-    say(&format_args!("{name}: {seconds} s of samples"));
+    print_line(&format_args!("{name}: {seconds} s of samples"));
     let words = [time.as_millis().to_string(), arguments.hertz.to_string()];
     let before = Around::read(guest)?;
     let whole = job(arguments, disks, time + 2 * LEAD);

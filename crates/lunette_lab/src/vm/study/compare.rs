@@ -7,7 +7,7 @@ use std::process::Command;
 use bench::picture::Painter;
 use bench::study::{Page, Report, Run as _, draw, percent, write_file};
 use clap::{Args, ValueEnum};
-use cli_common::{Failure, Outcome, say};
+use cli_common::{Failure, Outcome, print_line};
 
 use super::engine::{Study, accelerator, study_folder, turn_time};
 use super::report::{Class, caution, fill_page, json, measured_on, text, too_few};
@@ -232,7 +232,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     let study = study(arguments)?;
     let results = study.run().map_err(failed)?;
     if vm::interrupted() {
-        say(&"interrupted; hint: run the same command again to continue the study");
+        print_line(&"interrupted; hint: run the same command again to continue the study");
         return Err(Failure::Interrupted);
     }
     let accelerator = accelerator(&results);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bench::run::environment;
 use bench::study::{Position, Results, Subject, run_missing};
-use cli_common::{Failure, say};
+use cli_common::{Failure, print_line};
 use serde_json::{Value, json};
 use vm::GuestProgram;
 use vm::setup::program_for_guests;
@@ -65,7 +65,7 @@ impl Study {
             path.display()
         );
         if !results.runs.is_empty() {
-            say(&format_args!(
+            print_line(&format_args!(
                 "{} runs already measured",
                 results.runs.len()
             ));
@@ -174,7 +174,7 @@ impl Subject for Study {
     }
 
     fn print(&self, line: &str) {
-        say(&line);
+        print_line(&line);
     }
 }
 

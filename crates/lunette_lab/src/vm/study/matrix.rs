@@ -7,7 +7,7 @@ use bench::matrix::{DEPTHS, MIXTURES, case_name};
 use bench::picture::Painter;
 use bench::study::{Page, Run as _, advice, draw, findings, write_file};
 use clap::Args;
-use cli_common::{Failure, Outcome, say};
+use cli_common::{Failure, Outcome, print_line};
 
 use super::engine::{Study, accelerator, study_folder, turn_time};
 use super::report::{caution, fill_page, json, measured_on, text, too_few};
@@ -155,7 +155,7 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     for many in threads.iter().filter(|n| **n as usize > cpus) {
-        say(&format_args!(
+        print_line(&format_args!(
             "note: {many} threads on a host of {cpus} CPUs"
         ));
     }
@@ -192,7 +192,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     let study = study(arguments)?;
     let results = study.run().map_err(failed)?;
     if vm::interrupted() {
-        say(&"interrupted; hint: run the same command again to continue the study");
+        print_line(&"interrupted; hint: run the same command again to continue the study");
         return Err(Failure::Interrupted);
     }
     let accelerator = accelerator(&results);
