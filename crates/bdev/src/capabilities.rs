@@ -82,7 +82,7 @@ pub trait Lockable: Send + Sync {
     ///
     /// # Errors
     /// The system refuses. The device is read-only, but still locked.
-    fn give_up_writing(&self) -> io::Result<()>;
+    fn become_read_only(&self) -> io::Result<()>;
 
     /// Releases the locks, because this process will open the object again. Nothing is written until the locks are taken again.
     ///
@@ -112,7 +112,7 @@ pub struct CopiedUp {
 
 /// Image that stores only differences while it has a backing image.
 pub trait ImageDevice: Send + Sync {
-    /// Returns the backing image, until [`ImageDevice::leave_backing`].
+    /// Returns the backing image, until [`ImageDevice::detach_backing`].
     fn backing(&self) -> Option<Arc<dyn BlockDevice>>;
 
     /// Lists the pieces of a range: the end of each, and whether this image stores it.
@@ -132,9 +132,9 @@ pub trait ImageDevice: Send + Sync {
     ///
     /// # Errors
     /// The system fails; the reference remains.
-    fn leave_backing(&self) -> io::Result<()>;
+    fn detach_backing(&self) -> io::Result<()>;
 
-    /// Closes the former backing image after [`ImageDevice::leave_backing`]. Returns false if a worker still has a channel to it. May
+    /// Closes the former backing image after [`ImageDevice::detach_backing`]. Returns false if a worker still has a channel to it. May
     /// block.
     ///
     /// # Errors

@@ -433,7 +433,7 @@ impl LocalFiles for File {
 }
 
 impl Lockable for File {
-    fn give_up_writing(&self) -> io::Result<()> {
+    fn become_read_only(&self) -> io::Result<()> {
         self.check_stays_locked()?;
         // A read-only disk needs only a reader's locks.
         sys::file_lock::lower(self.shared.control.as_fd())

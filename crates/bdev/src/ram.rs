@@ -33,7 +33,7 @@ const PAGE: u64 = 4096;
 /// Bytes of one disk that a worker zeroes, or releases, per iteration for all requests: some tenths of a millisecond. Powers of two, at
 /// least a page.
 const ZEROED_AT_ONCE: u64 = 1 << 20;
-const GIVEN_BACK_AT_ONCE: u64 = 16 << 20;
+const FREED_PER_STEP: u64 = 16 << 20;
 
 /// Maximum bytes of an atomic write: one copy while its range is held, and memory lost with the process shows no client half of it. Any
 /// length would be correct; this one delays other clients by a tenth of a millisecond.
@@ -447,7 +447,7 @@ fn piece_bytes_max(io: &IoRequest) -> u64 {
         | IoKind::BlockStatus
         | IoKind::ReplaceState
         | IoKind::ScsiCommand => u64::MAX,
-        IoKind::WriteZeroes | IoKind::Discard if releases_pages(io) => GIVEN_BACK_AT_ONCE,
+        IoKind::WriteZeroes | IoKind::Discard if releases_pages(io) => FREED_PER_STEP,
         IoKind::WriteZeroes | IoKind::Discard => ZEROED_AT_ONCE,
     }
 }
@@ -455,7 +455,7 @@ fn piece_bytes_max(io: &IoRequest) -> u64 {
 /// Returns the cost of `length` bytes of an I/O in zeroed bytes.
 fn cost(io: &IoRequest, length: u64) -> u64 {
     match releases_pages(io) {
-        true => length / (GIVEN_BACK_AT_ONCE / ZEROED_AT_ONCE),
+        true => length / (FREED_PER_STEP / ZEROED_AT_ONCE),
         false => length,
     }
 }

@@ -324,7 +324,7 @@ fn locks_of_a_disk_in_use_by_turns_are_held_while_a_worker_uses_it() {
     drop(worker);
     first.set_size(4096).unwrap();
     // It could be written by another daemon below an image.
-    assert!(first.give_up_writing().is_err());
+    assert!(first.become_read_only().is_err());
 }
 
 #[test]

@@ -117,7 +117,7 @@ fn image_is_locked_while_a_worker_uses_it() {
     assert_eq!(here.read(0, 512).unwrap(), [1; 512]);
     assert_eq!(busy(&first).kind(), ErrorKind::ResourceBusy);
     // The other daemon could write to it below an overlay.
-    let refused = first.give_up_writing().unwrap_err().to_string();
+    let refused = first.become_read_only().unwrap_err().to_string();
     assert!(refused.contains("lock=while-active"), "{refused}");
     assert!(first.set_size(2 * CLUSTERS * CLUSTER).is_err());
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bdev::{BackingName, BlockDevice, CHAIN_MAX, CacheMode, Image, ImageOptions};
-use common::{Worker, give_up_writing};
+use common::{Worker, become_read_only};
 
 const SIZE: u64 = 64 << 20;
 const MARK_EVERY: usize = 100;
@@ -70,7 +70,7 @@ fn longest_chain_is_served_and_a_longer_one_refused() {
             // Partial cluster: the owner reads the rest from the backing image.
             Worker::new(&*over).write(SIZE / 2, &[7; 512]).unwrap();
         }
-        give_up_writing(&*top);
+        become_read_only(&*top);
         top = over;
     }
     let one_more = path(CHAIN_MAX);

@@ -10,7 +10,7 @@ use bdev::{
     ImageDevice, ImageOptions, Mirror, Ram, RamOptions,
 };
 use block::{IoError, IoErrorKind, IoFlags, IoKind, IoRequest};
-use common::{Worker, filled, give_up_writing, open, options};
+use common::{Worker, become_read_only, filled, open, options};
 use guest_memory::IoBuffer;
 use proptest::prelude::*;
 
@@ -225,7 +225,7 @@ fn image_over_an_open_disk_becomes_independent() {
     let one = image_options(&path("one.qcow2"));
     let one = Image::create_over(&one, &name("base.raw", "raw"), below, SIZE).unwrap();
     let one: Arc<dyn BlockDevice> = Arc::new(one);
-    give_up_writing(&*base);
+    become_read_only(&*base);
     Worker::new(&*one).write(65536, &[7; 65536]).unwrap();
     let two = image_options(&path("two.qcow2"));
     let again = Image::create_over(
@@ -237,7 +237,7 @@ fn image_over_an_open_disk_becomes_independent() {
     assert!(again.err().unwrap().to_string().contains("already exists"));
     let two_image = Image::create_over(&two, &name("one.qcow2", "qcow2"), Arc::clone(&one), SIZE);
     let two_image: Arc<dyn BlockDevice> = Arc::new(two_image.unwrap());
-    give_up_writing(&*one);
+    become_read_only(&*one);
     Worker::new(&*two_image).write(1 << 20, &[9; 512]).unwrap();
     let expected = content(&two_image);
     assert_eq!(expected[65536], 7);
@@ -250,7 +250,7 @@ fn image_over_an_open_disk_becomes_independent() {
     }
     assert!(!image.close_backing().unwrap());
     assert!(image.backing().is_some());
-    image.leave_backing().unwrap();
+    image.detach_backing().unwrap();
     assert!(image.backing().is_none());
     assert_eq!(content(&two_image), expected);
     assert!(image.close_backing().unwrap());
@@ -280,7 +280,7 @@ fn image_closes_its_former_backing_image() {
     let base = Image::create(&image_options(&path("base.qcow2")), SIZE).unwrap();
     let base: Arc<dyn BlockDevice> = Arc::new(base);
     Worker::new(&*base).write(65536, &[7; 65536]).unwrap();
-    give_up_writing(&*base);
+    become_read_only(&*base);
     let name = BackingName {
         name: "base.qcow2".to_owned(),
         format: "qcow2",
@@ -293,7 +293,7 @@ fn image_closes_its_former_backing_image() {
     while at < SIZE {
         at = over.copy_up(at, 1 << 20).unwrap().end;
     }
-    over.leave_backing().unwrap();
+    over.detach_backing().unwrap();
     assert!(!over.close_backing().unwrap(), "a worker has a channel");
     // Holes of the backing image read as zeroes before and after the channel is closed.
     assert_eq!(worker.read(0, 512).unwrap(), [0; 512]);
@@ -439,7 +439,7 @@ fn stream_skips_unallocated_ranges() {
     }
     assert_eq!(bytes, 65_536);
     assert!(steps < 10, "{steps}");
-    over.leave_backing().unwrap();
+    over.detach_backing().unwrap();
     let data = Worker::new(&over).read(8 << 40, 4096).unwrap();
     assert_eq!(data, [7; 4096]);
 }

@@ -475,7 +475,7 @@ fn clusters_that_are_allocated_in_part_are_served_streamed_and_grown() {
     while next < SIZE as u64 {
         next = image.copy_up(next, 1 << 20).unwrap().end;
     }
-    image.leave_backing().unwrap();
+    image.detach_backing().unwrap();
     assert!(read(&image) == content, "after a stream");
     drop(image);
     std::fs::remove_file(at.join("base")).unwrap();
@@ -502,7 +502,7 @@ fn image_with_snapshots_retains_its_backing_image() {
     let image = open_image(&at.join("disk"), CacheMode::Writeback).unwrap();
     let refusals = [
         image.copy_up(0, 1 << 20).unwrap_err().to_string(),
-        image.leave_backing().unwrap_err().to_string(),
+        image.detach_backing().unwrap_err().to_string(),
         image.reopen_to_commit().err().unwrap().to_string(),
     ];
     for refusal in refusals {

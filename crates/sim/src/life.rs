@@ -157,7 +157,7 @@ impl Life {
     }
 
     /// Notifies every transport of a new size.
-    pub fn tell_resized(&self, disk: &Arc<Disk>) {
+    pub fn notify_resized(&self, disk: &Arc<Disk>) {
         if let Some(unit) = self.units.known(disk) {
             unit.update((*disk.info()).clone());
         }

@@ -374,10 +374,10 @@ impl World {
             Err(ended) if ended.is::<Crashed>() => self.has_ended = true,
             Err(panic) => resume_unwind(panic),
         }
-        self.look_at_faults();
+        self.check_faults();
     }
 
-    fn look_at_faults(&mut self) {
+    fn check_faults(&mut self) {
         for fault in Files::take_happened() {
             self.is_troubled = true;
             self.has_lost_pages |= fault.starts_with("a sync");
@@ -436,12 +436,12 @@ impl World {
         log_step!(self, "d{disk}: resize to {blocks} blocks");
         let disk_of = self.life().disks[disk].clone();
         let grown = disk_of.resize(blocks * BLOCK as u64);
-        self.look_at_faults();
+        self.check_faults();
         match grown {
             Ok(()) => {
                 let life = self.life();
                 life.blk[disk].resized();
-                life.tell_resized(&disk_of);
+                life.notify_resized(&disk_of);
                 self.models[disk].resize(blocks);
                 // Drivers use the new space once they are notified of it.
                 for round in 0..24 * WORKERS {
@@ -467,7 +467,7 @@ impl World {
             Action::Iterate => self.iterate(random.below(WORKERS as u64) as usize),
             Action::Own => {
                 bdev::stepped::step_image_owners();
-                self.look_at_faults();
+                self.check_faults();
             }
             Action::Poll => {
                 let index = random.below(self.clients.len() as u64) as usize;

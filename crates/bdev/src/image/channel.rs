@@ -540,7 +540,7 @@ impl ImageChannel {
             self.inbox.watch_again(ring, self.owner, &mut self.watch);
         }
         self.refresh_map();
-        self.leave_backing(ring);
+        self.detach_backing(ring);
         let mut answers = std::mem::take(&mut self.answers);
         self.inbox.take(&mut answers);
         for (number, answer) in answers.drain(..) {
@@ -563,19 +563,19 @@ impl ImageChannel {
     /// Follows an image that has left its backing image: unallocated clusters read as zeroes, and the channel to the backing image is
     /// closed.
     #[cold]
-    fn leave_backing(&mut self, ring: &mut Ring) {
+    fn detach_backing(&mut self, ring: &mut Ring) {
         if let Some(backing) = &mut self.backing
             && backing.state == BackingState::InUse
             && self.shared.backing.is_left()
         {
             backing.state = BackingState::Left;
             self.covered = 0;
-            self.close_left_backing(ring);
+            self.close_detached_backing(ring);
         }
     }
 
     /// Closes the channel to a backing image that the image has left, when its I/O has ended.
-    fn close_left_backing(&mut self, ring: &mut Ring) {
+    fn close_detached_backing(&mut self, ring: &mut Ring) {
         let Some(backing) = &mut self.backing else {
             return;
         };
@@ -673,7 +673,7 @@ impl IoChannel for ImageChannel {
             }
             (_, Some(backing)) => {
                 backing.channel.complete(ring, completion, below);
-                self.close_left_backing(ring);
+                self.close_detached_backing(ring);
             }
             (Some(_), None) => {}
         }

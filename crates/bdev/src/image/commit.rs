@@ -52,7 +52,7 @@ pub(super) fn reopen(image: &Image) -> Result<Committable, OpenError> {
     }
     let base_is_image = named.format == BackingFormat::Qcow2;
     let released = image
-        .give_up_writing()
+        .become_read_only()
         .and_then(|()| {
             let lockable = below.capabilities().lockable;
             lockable.map_or(Ok(()), Lockable::release_locks)

@@ -97,7 +97,7 @@ struct SharedImage {
     map: Mutex<Arc<Map>>,
     map_number: AtomicU64,
     readers: Readers,
-    is_said_corrupt: AtomicBool,
+    is_corruption_reported: AtomicBool,
     /// The image is marked as corrupt: changes are refused.
     is_corrupt: AtomicBool,
 }
@@ -152,7 +152,7 @@ impl SharedImage {
 
     #[cold]
     fn report_corruption(&self, reason: &str) {
-        if !self.is_said_corrupt.swap(true, Ordering::Relaxed) {
+        if !self.is_corruption_reported.swap(true, Ordering::Relaxed) {
             let path = self.path();
             tracing::error!(
                 %path,
@@ -371,10 +371,10 @@ impl LocalFiles for Image {
 
 impl Lockable for Image {
     /// The owner closes the image and only reads tables afterwards.
-    fn give_up_writing(&self) -> io::Result<()> {
+    fn become_read_only(&self) -> io::Result<()> {
         self.shared.files().try_for_each(File::check_stays_locked)?;
-        self.change(Change::GiveUpWriting)?;
-        self.shared.files().try_for_each(File::give_up_writing)
+        self.change(Change::BecomeReadOnly)?;
+        self.shared.files().try_for_each(File::become_read_only)
     }
 
     fn release_locks(&self) -> io::Result<()> {
@@ -421,8 +421,8 @@ impl ImageDevice for Image {
         })
     }
 
-    fn leave_backing(&self) -> io::Result<()> {
-        self.change(Change::LeaveBacking)
+    fn detach_backing(&self) -> io::Result<()> {
+        self.change(Change::DetachBacking)
     }
 
     fn close_backing(&self) -> io::Result<bool> {

@@ -27,7 +27,7 @@ pub const STACK_BYTES: usize = 8 << 20;
 pub const CHAIN_MAX: usize = 512;
 
 const BLOCK_SIZE_DEFAULT: u32 = 512;
-const STANDS_ON_ITSELF: &str = "its backing images form a cycle";
+const BACKING_CYCLE: &str = "its backing images form a cycle";
 
 /// An open image without its owner thread.
 pub(super) struct Opened {
@@ -116,7 +116,7 @@ fn open_level(options: &ImageOptions, seen: &mut Seen) -> Result<Files, OpenErro
         fail(path, format!("cannot open it: {error}{hint}"))
     })?;
     if !seen.insert((found.dev(), found.ino())) {
-        return Err(fail(path, STANDS_ON_ITSELF));
+        return Err(fail(path, BACKING_CYCLE));
     }
     if seen.len() > CHAIN_MAX {
         return Err(fail(
@@ -173,7 +173,7 @@ fn assemble(
         map: Mutex::new(image.map()),
         map_number: AtomicU64::new(0),
         readers: Readers::default(),
-        is_said_corrupt: AtomicBool::new(false),
+        is_corruption_reported: AtomicBool::new(false),
         is_corrupt: AtomicBool::new(image.corruption().is_some()),
         file,
         data_file,
@@ -339,7 +339,7 @@ fn open_backing(
         BackingFormat::Raw => {
             let found = std::fs::metadata(&below.path);
             if found.is_ok_and(|found| !seen.insert((found.dev(), found.ino()))) {
-                return Err(fail(path, STANDS_ON_ITSELF));
+                return Err(fail(path, BACKING_CYCLE));
             }
             let file = File::open(FileOptions {
                 cache: options.cache,

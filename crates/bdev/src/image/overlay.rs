@@ -141,7 +141,7 @@ impl Owner {
 
     /// Removes the name of the backing image from the header and has the workers close their channels to it. All data of the backing
     /// image has been copied.
-    pub(super) fn leave_backing(&mut self) -> qcow2::Result<()> {
+    pub(super) fn detach_backing(&mut self) -> qcow2::Result<()> {
         self.has_no_snapshots()?;
         self.image.set_backing(None)?;
         self.left = self.shared.backing.leave();

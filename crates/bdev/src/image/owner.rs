@@ -37,7 +37,7 @@ pub(super) enum Change {
     /// Changes the size, in bytes.
     Resize(u64, Sender<io::Result<()>>),
     /// Ends writing and returns reserved clusters.
-    GiveUpWriting(Sender<io::Result<()>>),
+    BecomeReadOnly(Sender<io::Result<()>>),
     /// Copies data of the backing image into the image.
     CopyUp {
         offset: u64,
@@ -51,7 +51,7 @@ pub(super) enum Change {
         reply: Sender<io::Result<Vec<(u64, bool)>>>,
     },
     /// Removes the reference to the backing image.
-    LeaveBacking(Sender<io::Result<()>>),
+    DetachBacking(Sender<io::Result<()>>),
     /// Closes the backing image that it has left, if no worker has a channel to it.
     CloseBacking(Sender<io::Result<Option<Arc<dyn BlockDevice>>>>),
 }
@@ -62,8 +62,8 @@ impl Change {
         // The requester may be gone.
         match self {
             Change::Resize(_, reply)
-            | Change::GiveUpWriting(reply)
-            | Change::LeaveBacking(reply) => drop(reply.send(Err(error))),
+            | Change::BecomeReadOnly(reply)
+            | Change::DetachBacking(reply) => drop(reply.send(Err(error))),
             Change::CopyUp { reply, .. } => drop(reply.send(Err(error))),
             Change::OwnPieces { reply, .. } => drop(reply.send(Err(error))),
             Change::CloseBacking(reply) => drop(reply.send(Err(error))),
@@ -225,7 +225,7 @@ impl Owner {
         }
         let (changed, reply) = match change {
             Change::Resize(size, reply) => (self.resize(size), reply),
-            Change::GiveUpWriting(reply) => (self.give_up_writing(), reply),
+            Change::BecomeReadOnly(reply) => (self.become_read_only(), reply),
             Change::CopyUp {
                 offset,
                 length,
@@ -249,7 +249,7 @@ impl Owner {
                 reply.send(self.close_backing()).ok();
                 return;
             }
-            Change::LeaveBacking(reply) => (self.leave_backing().map_err(system), reply),
+            Change::DetachBacking(reply) => (self.detach_backing().map_err(system), reply),
         };
         self.follow_corruption();
         // The requester may be gone.
@@ -322,7 +322,7 @@ impl Owner {
     }
 
     /// Closes the image, and the descriptors that only allocations need.
-    fn give_up_writing(&mut self) -> io::Result<()> {
+    fn become_read_only(&mut self) -> io::Result<()> {
         self.close().map_err(system)?;
         match &mut self.backing {
             Some(backing) => backing.detach(),

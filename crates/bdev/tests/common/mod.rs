@@ -150,9 +150,9 @@ pub fn open(options: FileOptions) -> Arc<File> {
 }
 
 /// Makes a device a read-only backing device.
-pub fn give_up_writing(device: &dyn BlockDevice) {
+pub fn become_read_only(device: &dyn BlockDevice) {
     let lockable = device.capabilities().lockable.unwrap();
-    lockable.give_up_writing().unwrap();
+    lockable.become_read_only().unwrap();
 }
 
 pub fn make_image(path: &Path, options: &bdev::qcow2::CreateOptions) {

@@ -90,7 +90,7 @@ impl Left {
     }
 
     /// Returns true if the files have not changed. Waits [`PATIENCE`] for their storage.
-    fn is_as_left(&self) -> bool {
+    fn is_unchanged(&self) -> bool {
         let data_file = self.data_file.as_ref();
         let files = std::iter::once(&self.path).chain(data_file.map(|left| &left.path));
         let files: Vec<PathBuf> = files.cloned().collect();
@@ -126,7 +126,7 @@ impl Record {
             (Some(run), _) if run != system_run => {
                 Some("the system crashed while the disk was in use")
             }
-            (None, Some(left)) if !left.is_as_left() => Some(
+            (None, Some(left)) if !left.is_unchanged() => Some(
                 "the disk's file was changed while the disk was not served, or its storage does not answer",
             ),
             _ => None,

@@ -88,9 +88,9 @@ impl ExportDevice for OpenTarget {
         self.server.end_tasks(&self.name, &at, abort, hold);
     }
 
-    fn tell_removed(&self, _luns: &[LunConfig]) {}
+    fn notify_removed(&self, _luns: &[LunConfig]) {}
 
-    fn tell_resized(&self, _luns: &[LunConfig]) {}
+    fn notify_resized(&self, _luns: &[LunConfig]) {}
 
     fn chap_users(&self) -> Option<Arc<ChapUsers>> {
         self.server.chap_users(&self.name)

@@ -155,10 +155,10 @@ pub(crate) trait ExportDevice: Send + Sync {
     fn end_tasks(&self, luns: &[LunConfig], abort: bool, hold: &Hold);
 
     /// Notifies clients, if the transport can, that logical units were removed.
-    fn tell_removed(&self, luns: &[LunConfig]);
+    fn notify_removed(&self, luns: &[LunConfig]);
 
     /// Notifies clients, if the transport can, that the disk or logical units were resized.
-    fn tell_resized(&self, luns: &[LunConfig]);
+    fn notify_resized(&self, luns: &[LunConfig]);
 
     /// Returns the CHAP users in force, which may differ from the CHAP file.
     fn chap_users(&self) -> Option<Arc<ChapUsers>> {

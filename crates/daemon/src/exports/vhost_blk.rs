@@ -42,9 +42,9 @@ impl ExportDevice for OpenBlk {
 
     fn end_tasks(&self, _luns: &[LunConfig], _abort: bool, _hold: &Hold) {}
 
-    fn tell_removed(&self, _luns: &[LunConfig]) {}
+    fn notify_removed(&self, _luns: &[LunConfig]) {}
 
-    fn tell_resized(&self, _luns: &[LunConfig]) {
+    fn notify_resized(&self, _luns: &[LunConfig]) {
         self.device.resized();
         self.server.config_changed(&self.name);
     }

@@ -65,13 +65,13 @@ impl ExportDevice for OpenScsi {
         self.device.end_tasks(&at, abort, hold);
     }
 
-    fn tell_removed(&self, luns: &[LunConfig]) {
+    fn notify_removed(&self, luns: &[LunConfig]) {
         for lun in luns {
             self.device.post(Event::Removed, lun.target, lun.lun);
         }
     }
 
-    fn tell_resized(&self, luns: &[LunConfig]) {
+    fn notify_resized(&self, luns: &[LunConfig]) {
         for lun in luns {
             self.device.post(CAPACITY_CHANGED, lun.target, lun.lun);
         }

@@ -15,7 +15,7 @@ use crate::objects::Refusal;
 use config::{BlockDeviceConfig, DiskConfig};
 
 /// Longest wait for a failed attempt to close the files that it opened.
-const LETTING_GO: Duration = Duration::from_secs(5);
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Starts to commit a disk's image. Blocks.
 ///
@@ -129,7 +129,7 @@ fn lock_again(disk: &str, device: &dyn BlockDevice) {
     let Some(lockable) = device.capabilities().lockable else {
         return;
     };
-    let until = Instant::now() + LETTING_GO;
+    let until = Instant::now() + CLOSE_WAIT_MAX;
     while let Err(error) = lockable.take_locks() {
         if Instant::now() > until {
             tracing::error!(disk, "cannot lock the image again: {error}");

@@ -330,11 +330,11 @@ impl Copying {
             Err(early) => {
                 // Clients stop waiting for the target.
                 mirror.progress().abandon();
-                self.back_to_source();
+                self.switch_back_to_source();
                 self.wait_for_hung_io(&mirror, hung, &early);
                 if self.is_commit()
                     && let Some(lockable) = self.target.capabilities().lockable
-                    && let Err(error) = lockable.give_up_writing()
+                    && let Err(error) = lockable.become_read_only()
                 {
                     tracing::warn!(
                         disk = name,
@@ -582,7 +582,7 @@ impl Copying {
         let total = self.job.total;
         let (mut part, mut hole_max) = (None, HOLE_MIN);
         loop {
-            if !self.job.goes_on(part) {
+            if !self.job.may_continue(part) {
                 return Err(Early::Cancelled);
             }
             if mirror.progress().error().is_some() {
@@ -689,7 +689,7 @@ impl Copying {
     }
 
     /// Switches the disk back to its source. Retries without limit: a disk must not stay on a mirror without a job.
-    fn back_to_source(&self) {
+    fn switch_back_to_source(&self) {
         if Arc::ptr_eq(&self.disk.device(), &self.source) {
             return;
         }

@@ -172,7 +172,7 @@ fn base(
                 return Err(Refusal::conflict(detail, help));
             }
             match last.backend.file().is_some_and(|path| !path.exists()) {
-                true => Err(last_is_gone(disk, known)),
+                true => Err(last_bitmap_missing(disk, known)),
                 false => Ok((false, Some(last))),
             }
         }
@@ -186,7 +186,7 @@ fn base(
     }
 }
 
-fn last_is_gone(disk: &str, known: &Shown) -> Refusal {
+fn last_bitmap_missing(disk: &str, known: &Shown) -> Refusal {
     let (shown, name) = (&known.last.shown, &known.name);
     Refusal::conflict(
         format!("disk {disk}: the last backup of {name:?}, {shown}, no longer exists"),

@@ -322,7 +322,7 @@ impl Job {
     }
 
     /// Waits while paused and as the speed limit requires. Returns false if the job is cancelled.
-    fn goes_on(&self, part: Option<(Instant, u64)>) -> bool {
+    fn may_continue(&self, part: Option<(Instant, u64)>) -> bool {
         let mut control = self.control();
         loop {
             if control.is_cancelled {

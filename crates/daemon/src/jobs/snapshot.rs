@@ -51,7 +51,7 @@ pub fn snapshot(context: &Context, overlays: &[Overlay]) -> Result<(), Refusal> 
     for one in created {
         let name = one.change.disk.name();
         if let Some(lockable) = one.before.capabilities().lockable
-            && let Err(error) = lockable.give_up_writing()
+            && let Err(error) = lockable.become_read_only()
         {
             tracing::warn!(
                 disk = name,

@@ -65,7 +65,7 @@ fn stream(image: &dyn ImageDevice, job: &Job) -> std::io::Result<bool> {
     let mut part = None;
     let (mut at, mut length) = (0, PART_MIN);
     while at < job.total {
-        if !job.goes_on(part) {
+        if !job.may_continue(part) {
             return Ok(false);
         }
         let began = Instant::now();
@@ -79,7 +79,7 @@ fn stream(image: &dyn ImageDevice, job: &Job) -> std::io::Result<bool> {
         };
     }
     job.set_state(JobState::Finishing, None);
-    image.leave_backing()?;
+    image.detach_backing()?;
     // Workers close their files of the backing image when their reads there have ended.
     while !image.close_backing()? {
         std::thread::sleep(CLOSE_STEP);

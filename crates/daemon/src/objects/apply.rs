@@ -294,7 +294,7 @@ impl Owner {
     /// Removes logical units and exports, and notifies clients of resized disks.
     fn remove_parts(&mut self, plan: &Plan, gone: &[ExportConfig]) {
         for (export, luns) in &plan.remove_luns {
-            self.exports.tell_removed(export, luns);
+            self.exports.notify_removed(export, luns);
         }
         let is_gone = |name: &str| gone.iter().any(|export| export.as_ref().name() == name);
         for name in plan.remove_exports.iter().filter(|name| !is_gone(name)) {
@@ -302,7 +302,7 @@ impl Owner {
         }
         let resized = plan.resize.iter();
         for Resize { disk, .. } in resized.filter(|one| !self.current.shrinks_later(&one.disk)) {
-            self.tell_resized(disk);
+            self.notify_resized(disk);
         }
     }
 }

@@ -150,10 +150,10 @@ impl Owner {
         match shrunk {
             Ok(()) => {
                 self.resizes.end(std::iter::once(disk));
-                self.tell_resized(disk);
+                self.notify_resized(disk);
                 if let Some(known) = self.disks.open.get(disk) {
                     let size = known.info().geometry.capacity_bytes();
-                    self.event_bus.tell_size(disk, size);
+                    self.event_bus.publish_size(disk, size);
                 }
             }
             Err(error) => {

@@ -671,7 +671,7 @@ impl Owner {
             for (export, luns) in &one.luns {
                 tracing::info!(export, "removal of LUNs waits for requests in flight");
                 for lun in luns {
-                    self.event_bus.tell_lun("lun.removing", export, lun);
+                    self.event_bus.publish_lun("lun.removing", export, lun);
                 }
             }
             for disk in &one.shrinking {

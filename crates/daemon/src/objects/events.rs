@@ -46,7 +46,7 @@ impl EventBus {
     }
 
     /// Sends an event about a logical unit.
-    pub fn tell_lun(&self, event: &str, export: &str, lun: &config::LunConfig) {
+    pub fn publish_lun(&self, event: &str, export: &str, lun: &config::LunConfig) {
         self.send(Event {
             event: event.to_owned(),
             name: export.to_owned(),
@@ -58,7 +58,7 @@ impl EventBus {
     }
 
     /// Sends the event that a listener begins to wait or has opened.
-    pub fn tell_listener(&self, listener: &WaitingListener, is_open: bool) {
+    pub fn publish_listener(&self, listener: &WaitingListener, is_open: bool) {
         let is_portal = listener.kind == "iscsi";
         let event = match (is_portal, is_open) {
             (true, false) => "portal.waiting",
@@ -81,7 +81,7 @@ impl EventBus {
     }
 
     /// Sends the event that a configured disk cannot be opened.
-    pub fn tell_unavailable(&self, disk: &str, reason: &str) {
+    pub fn publish_unavailable(&self, disk: &str, reason: &str) {
         self.send(Event {
             event: "disk.unavailable".to_owned(),
             name: disk.to_owned(),
@@ -91,7 +91,7 @@ impl EventBus {
     }
 
     /// Sends the event that a disk was resized.
-    pub fn tell_size(&self, disk: &str, size: u64) {
+    pub fn publish_size(&self, disk: &str, size: u64) {
         self.send(Event {
             event: "disk.resized".to_owned(),
             name: disk.to_owned(),
@@ -139,7 +139,7 @@ impl Owner {
     pub(super) fn publish_events(&mut self, plan: &Plan) {
         for (export, luns) in &plan.remove_luns {
             for lun in luns {
-                self.event_bus.tell_lun("lun.removed", export, lun);
+                self.event_bus.publish_lun("lun.removed", export, lun);
             }
         }
         let replaced = plan.replace_exports.iter().map(|e| e.as_ref().name());
@@ -158,7 +158,7 @@ impl Owner {
             .filter(|one| !self.current.shrinks_later(&one.disk))
             .collect();
         for Resize { disk, size } in resized {
-            self.event_bus.tell_size(disk, *size);
+            self.event_bus.publish_size(disk, *size);
         }
         for Limit { disk, .. } in &plan.limit {
             self.event_bus.publish("disk.limited", disk);
@@ -178,7 +178,7 @@ impl Owner {
         }
         for (export, luns) in &plan.add_luns {
             for lun in luns {
-                self.event_bus.tell_lun("lun.added", export, lun);
+                self.event_bus.publish_lun("lun.added", export, lun);
             }
         }
     }

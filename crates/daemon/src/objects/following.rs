@@ -30,7 +30,7 @@ impl Owner {
     /// Adopts the size of a changed disk and resumes its I/O if the device is available.
     pub(super) fn followed(&mut self, name: &str) {
         if !self.configs.has_sized_file(name)
-            && let Err(error) = self.take_size_over(name)
+            && let Err(error) = self.adopt_size(name)
         {
             tracing::warn!(disk = name, "cannot adopt the changed size: {error}");
         }

@@ -131,7 +131,7 @@ impl Listeners {
         for one in &opened {
             let (kind, export, address) = (&one.kind, one.export.as_deref(), &one.address);
             tracing::info!(kind, export, address, "listener opened");
-            self.event_bus.tell_listener(one, true);
+            self.event_bus.publish_listener(one, true);
         }
         if !opened.is_empty() {
             self.servers.listeners_changed();
@@ -154,7 +154,7 @@ impl Listeners {
                 reason,
                 "cannot open listener, retrying"
             );
-            self.event_bus.tell_listener(one, false);
+            self.event_bus.publish_listener(one, false);
         }
         let is_same =
             before.len() == self.reported.len() && self.reported.iter().all(|one| !is_new(&one));

@@ -99,14 +99,14 @@ impl OpenExports {
     }
 
     /// Notifies the clients of an export that logical units were removed.
-    pub fn tell_removed(&self, export: &str, luns: &[LunConfig]) {
+    pub fn notify_removed(&self, export: &str, luns: &[LunConfig]) {
         if let Some(device) = self.open.get(export) {
-            device.tell_removed(luns);
+            device.notify_removed(luns);
         }
     }
 
     /// Notifies the clients of all exports that a disk was resized.
-    pub fn tell_resized(&self, name: &str, disks: &Disks, present: &Config) {
+    pub fn notify_resized(&self, name: &str, disks: &Disks, present: &Config) {
         let Some(disk) = disks.get(name) else {
             return;
         };
@@ -118,7 +118,7 @@ impl OpenExports {
             let luns = export.luns().unwrap_or_default().iter();
             let luns: Vec<LunConfig> = luns.filter(|lun| lun.disk == name).cloned().collect();
             if let Some(device) = self.open.get(export.name()) {
-                device.tell_resized(&luns);
+                device.notify_resized(&luns);
             }
         }
     }

@@ -143,7 +143,7 @@ impl Owner {
             opening: Arc::default(),
         };
         let event_bus = EventBus::default();
-        servers.tell_sessions(&event_bus);
+        servers.publish_sessions(&event_bus);
         let state_store = state_store.map(Arc::new);
         let folder = state_store.as_ref().map(|store| store.folder());
         let disks = OpenDisks {
@@ -370,7 +370,7 @@ impl Owner {
                 .get(name)
                 .is_some_and(|disk| is_on_device(disk))
         };
-        plan.let_devices_be(
+        plan.drop_followed_sizes(
             &mut next,
             &self.configs.wanted,
             &self.configs.base,
@@ -476,9 +476,9 @@ impl Owner {
     }
 
     /// Notifies the clients of all exports that a disk was resized.
-    pub(super) fn tell_resized(&self, disk: &str) {
+    pub(super) fn notify_resized(&self, disk: &str) {
         let (disks, present) = (&self.disks.open, &self.configs.present);
-        self.exports.tell_resized(disk, disks, present);
+        self.exports.notify_resized(disk, disks, present);
     }
 
     /// Persists the changes made at run time.

@@ -117,7 +117,7 @@ impl Plan {
     }
 
     /// Removes the size from `next` for disks that follow their block device in `now`, unless `base` sets it: the device may grow again.
-    pub fn let_devices_be(
+    pub fn drop_followed_sizes(
         &self,
         next: &mut Config,
         now: &Config,
@@ -331,13 +331,13 @@ mod tests {
             let mut next = grown.clone();
             let plan = Plan::between(&disk(""), &next);
             assert_eq!(plan.resize.len(), 1);
-            plan.let_devices_be(&mut next, &disk(""), base, |_| is_device);
+            plan.drop_followed_sizes(&mut next, &disk(""), base, |_| is_device);
             assert_eq!(next.disks[0].backend.size(), wanted);
         }
         // A disk on a part of a larger device keeps its configured size.
         let part = disk("size = \"1M\"");
         let mut next = grown.clone();
-        Plan::between(&part, &next).let_devices_be(&mut next, &part, &base, |_| true);
+        Plan::between(&part, &next).drop_followed_sizes(&mut next, &part, &base, |_| true);
         assert_eq!(next.disks[0].backend.size(), Some(2 << 20));
     }
 

@@ -68,7 +68,7 @@ impl Servers {
     }
 
     /// Sends an event whenever a session is opened or closed.
-    pub fn tell_sessions(&self, event_bus: &EventBus) {
+    pub fn publish_sessions(&self, event_bus: &EventBus) {
         let Some(transports) = self.transports() else {
             return;
         };

@@ -54,7 +54,7 @@ impl Manager {
             let (followed, done) = tokio::sync::oneshot::channel();
             if !changed.is_empty() {
                 let message: Message = Box::new(move |owner| {
-                    owner.take_sizes_over(&changed);
+                    owner.adopt_sizes(&changed);
                     // The reader may be gone.
                     followed.send(()).ok();
                 });
@@ -76,11 +76,11 @@ impl Manager {
 
 impl Owner {
     /// Adopts the sizes of these disks, unless configured.
-    fn take_sizes_over(&mut self, names: &[String]) {
+    fn adopt_sizes(&mut self, names: &[String]) {
         for name in names {
             let is_following = self.configs.wanted.disk(name);
             if is_following.is_some_and(|disk| disk.backend.size().is_none())
-                && let Err(error) = self.take_size_over(name)
+                && let Err(error) = self.adopt_size(name)
             {
                 tracing::debug!(disk = name, "cannot adopt the changed size: {error}");
             }
@@ -99,7 +99,7 @@ impl Owner {
                 let live = live.read().unwrap_or_else(PoisonError::into_inner).clone();
                 let changed = changed(&live);
                 let message: Message = Box::new(move |owner| {
-                    owner.take_sizes_over(&changed);
+                    owner.adopt_sizes(&changed);
                     reply(made);
                 });
                 // Sending fails only if the owner's thread has ended. The daemon then ends too.
@@ -172,13 +172,13 @@ impl Owner {
             self.keep(&next, false)?;
             self.set_config(next);
         }
-        let followed = self.take_size_over(name).map_err(|error| failed(&error));
+        let followed = self.adopt_size(name).map_err(|error| failed(&error));
         self.publish();
         followed
     }
 
     /// Adopts a changed size, as it was last read, and notifies clients.
-    pub(super) fn take_size_over(&mut self, name: &str) -> Result<(), bdev::ResizeError> {
+    pub(super) fn adopt_size(&mut self, name: &str) -> Result<(), bdev::ResizeError> {
         let Some(disk) = self.disks.open.get(name) else {
             return Ok(());
         };
@@ -205,8 +205,8 @@ impl Owner {
                 "disk has grown outside of the daemon"
             );
         }
-        self.tell_resized(name);
-        self.event_bus.tell_size(name, now);
+        self.notify_resized(name);
+        self.event_bus.publish_size(name, now);
         Ok(())
     }
 }

@@ -207,7 +207,7 @@ impl Owner {
             self.waiting.failed(config, reason.clone(), Instant::now());
             if is_new {
                 tracing::error!(disk, "disk unavailable, its exports wait: {reason}");
-                self.event_bus.tell_unavailable(disk, reason);
+                self.event_bus.publish_unavailable(disk, reason);
             }
         }
         let opened = opening.disks();
@@ -226,7 +226,7 @@ impl Owner {
         options: ChangeOptions,
     ) -> Result<ChangeResult, Refusal> {
         let waiting = self.waiting.clone();
-        let slow = self.slow_disks_to_come(&next, &options);
+        let slow = self.slow_disks(&next, &options);
         slow.iter().for_each(|disk| self.waiting.opening(disk));
         let result = self.become_with(next, options);
         match &result {
@@ -301,7 +301,7 @@ impl Owner {
     }
 
     /// Returns the slow disks of a change, which become available after it.
-    fn slow_disks_to_come(&self, next: &Config, options: &ChangeOptions) -> Vec<DiskConfig> {
+    fn slow_disks(&self, next: &Config, options: &ChangeOptions) -> Vec<DiskConfig> {
         let is_there = |name: &str| {
             self.disks.open.contains_key(name)
                 || options.opened.contains_key(name)

@@ -101,7 +101,7 @@ impl World {
             return;
         };
         let opened = image.reopen_to_commit();
-        self.look_at_faults();
+        self.check_faults();
         let opened = match opened {
             Ok(opened) => opened,
             Err(error) => {
@@ -138,8 +138,8 @@ impl World {
             log_step!(self, "d{disk} is committed");
         } else if !self.is_over() {
             let lockable = base.capabilities().lockable;
-            let given_up = lockable.map_or(Ok(()), Lockable::give_up_writing);
-            self.look_at_faults();
+            let given_up = lockable.map_or(Ok(()), Lockable::become_read_only);
+            self.check_faults();
             assert!(
                 given_up.is_ok() || self.is_over() || self.is_troubled,
                 "the backing image of d{disk} is not closed: {given_up:?}"
@@ -168,7 +168,7 @@ impl World {
             let part = (1 + random.below(PART_MAX)) * BLOCK as u64;
             let length = part.min(total - at);
             let copied = image.copy_up(at, length);
-            self.look_at_faults();
+            self.check_faults();
             if self.is_over() || copied.is_err() {
                 assert!(
                     self.is_over() || self.is_troubled,
@@ -177,13 +177,13 @@ impl World {
                 return;
             }
             at = copied.map_or(total, |copied| copied.end);
-            self.clients_go_on(&mut random);
+            self.run_clients(&mut random);
             if self.is_over() {
                 return;
             }
         }
-        let left = image.leave_backing();
-        self.look_at_faults();
+        let left = image.detach_backing();
+        self.check_faults();
         if left.is_ok() && !self.is_over() {
             let plan = &mut self.plans[disk];
             plan.lower.clear();
@@ -206,10 +206,10 @@ impl World {
                 return;
             }
             let closed = image.close_backing();
-            self.look_at_faults();
+            self.check_faults();
             match closed {
                 Ok(true) => return,
-                Ok(false) => self.clients_go_on(random),
+                Ok(false) => self.run_clients(random),
                 Err(error) => {
                     let is_expected = self.is_over() || self.is_troubled;
                     assert!(is_expected, "the backing image of d{disk}: {error}");
@@ -257,7 +257,7 @@ impl World {
                 (made, path, Lies::Image)
             }
         };
-        self.look_at_faults();
+        self.check_faults();
         let target = match made {
             Ok(target) if !self.is_over() => target,
             Ok(_) => return None,
@@ -332,7 +332,7 @@ impl World {
     }
 
     /// Clients send requests and receive responses.
-    fn clients_go_on(&mut self, random: &mut Random) {
+    fn run_clients(&mut self, random: &mut Random) {
         for _ in 0..random.below(3) {
             self.submit(random.next());
         }
@@ -347,7 +347,7 @@ impl World {
         let total = copying.mirror.capacity().bytes();
         let progress = Arc::clone(copying.mirror.progress());
         while progress.copied() < total {
-            self.clients_go_on(random);
+            self.run_clients(random);
             let from = progress.copied();
             let end = total.min(from + (1 + random.below(PART_MAX)) * BLOCK as u64);
             if self.is_over() || progress.error().is_some() {
@@ -374,7 +374,7 @@ impl World {
             Some(image) => image.own_pieces(from, end - from),
             None => Ok(vec![(end, true)]),
         };
-        self.look_at_faults();
+        self.check_faults();
         let Ok(pieces) = pieces else {
             return false;
         };
@@ -435,7 +435,7 @@ impl World {
         mut buffer: IoBuffer,
     ) -> Option<Result<IoBuffer, IoError>> {
         let submitted = way.channel.submit(&mut way.ring, io, &mut buffer, Tag(0));
-        self.look_at_faults();
+        self.check_faults();
         if self.is_over() {
             return None;
         }
@@ -445,7 +445,7 @@ impl World {
         let mut ended = None;
         self.rounds_until(|world| {
             ended = way.step().pop();
-            world.look_at_faults();
+            world.check_faults();
             ended.is_some()
         });
         let one = ended.filter(|_| !self.is_over())?;

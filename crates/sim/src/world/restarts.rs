@@ -26,7 +26,7 @@ impl World {
         for model in &mut self.models[1..] {
             model.crashed(now, false, &[]);
         }
-        self.know_sizes();
+        self.update_sizes();
         self.check_raw_data_files();
         self.take_snapshots();
         self.begin_life();
@@ -34,7 +34,7 @@ impl World {
     }
 
     /// Updates the model with new sizes that clients were not notified about.
-    fn know_sizes(&mut self) {
+    fn update_sizes(&mut self) {
         for (index, plan) in self.plans.iter().enumerate() {
             if plan.lies == Lies::Image {
                 let (blocks, before) = (files::blocks(&plan.path), self.models[index].len());
@@ -171,7 +171,7 @@ impl World {
         }
         let life = self.life.take().expect("the daemon lives");
         life.kill();
-        self.look_at_faults();
+        self.check_faults();
         Files::set_faults(self.corruption);
         Files::cut_after(None);
         crash_after(None);
@@ -200,7 +200,7 @@ impl World {
             done.expect("a file of the simulation");
         }
         self.check_images(false);
-        self.know_sizes();
+        self.update_sizes();
         self.check_raw_data_files();
         // Only clients that continue remember their requests in flight.
         self.renew_clients(power);

@@ -35,7 +35,7 @@ impl World {
         let before = of.device();
         if self.change_over(&of, &image, |world| world.flushes(disk)) {
             let lockable = before.capabilities().lockable;
-            let closed = lockable.map_or(Ok(()), Lockable::give_up_writing);
+            let closed = lockable.map_or(Ok(()), Lockable::become_read_only);
             assert!(
                 closed.is_ok() || Files::is_cut() || self.is_troubled,
                 "d{disk} still writes to its backing image: {closed:?}"
@@ -76,7 +76,7 @@ impl World {
         let before = of.device();
         let bytes = before.capacity().bytes();
         let made = Image::create_over(&options, &name, before, bytes);
-        self.look_at_faults();
+        self.check_faults();
         match made {
             Ok(image) if !self.is_over() => {
                 Files::add_file(&files::open(&path)).expect("a file of the simulation");
