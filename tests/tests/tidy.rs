@@ -98,8 +98,18 @@ const FORBIDDEN: [(&str, &[&str], &str); 8] = [
     ),
     (
         "config",
-        &["daemon", "control", "vhost_user", "virtio_device"],
-        "it describes objects and starts nothing",
+        &[
+            "daemon",
+            "control",
+            "bdev",
+            "reactor",
+            "librbd",
+            "iscsi_initiator",
+            "iscsi_target",
+            "vhost_user",
+            "virtio_device",
+        ],
+        "it describes objects and opens nothing",
     ),
     (
         "scsi",

@@ -302,7 +302,7 @@ mod tests {
                 assert_eq!(names(&*layer), of_layer, "{} over {kind}", layer.kind());
             }
         }
-        let ignoring = DiscardMode::Ignore.over(image(&path("another")));
+        let ignoring = crate::with_discard(DiscardMode::Ignore, image(&path("another")));
         assert_eq!(ignoring.kind(), "discard");
         assert_eq!(names(&*ignoring), "medium files lockable");
     }

@@ -6,6 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
+pub use block::DiscardMode;
 use block::{DiskInfo, IoFlags, IoKind, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Ring};
@@ -13,71 +14,29 @@ use uring::{Completion, Ring};
 use crate::admit::Limits;
 use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Prefetch, Submission, Tag};
 
-/// Effect of a discard.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DiscardMode {
-    /// The discard is passed to the device.
-    #[default]
-    Unmap,
-    /// The blocks read as zeroes; space is released if the device writes zeroes by unmapping.
-    Zeroes,
-    /// None: the blocks keep their content.
-    Ignore,
+/// Adds the layer for a mode, unless the device behaves so already or is never written.
+pub fn with_discard(mode: DiscardMode, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+    let info = device.info();
+    let by_itself = info.discard_granularity.is_some() && info.discard_zeroes;
+    match mode {
+        DiscardMode::Unmap => device,
+        DiscardMode::Zeroes if by_itself || !info.write_zeroes => device,
+        _ if info.read_only || info.passthrough.is_some() => device,
+        mode => Arc::new(Discarding {
+            limits: Limits::of(&shown(mode, info), device.capacity()),
+            inner: device,
+            mode,
+        }),
+    }
 }
 
-impl DiscardMode {
-    /// All modes, with their configuration words.
-    pub const WORDS: [(&'static str, DiscardMode); 3] = [
-        ("unmap", DiscardMode::Unmap),
-        ("zeroes", DiscardMode::Zeroes),
-        ("ignore", DiscardMode::Ignore),
-    ];
-
-    /// Returns the word of the mode in files and flags.
-    pub fn word(self) -> &'static str {
-        match self {
-            DiscardMode::Unmap => "unmap",
-            DiscardMode::Zeroes => "zeroes",
-            DiscardMode::Ignore => "ignore",
-        }
-    }
-
-    /// Returns the mode for a device to preserve the promises made to clients.
-    pub fn needed(presented: &DiskInfo, device: &DiskInfo) -> DiscardMode {
-        let discards = device.discard_granularity.is_some();
-        match presented.discard_granularity.is_some() {
-            true if presented.discard_zeroes && !(discards && device.discard_zeroes) => {
-                DiscardMode::Zeroes
-            }
-            true if !discards => DiscardMode::Ignore,
-            _ => DiscardMode::Unmap,
-        }
-    }
-
-    /// Adds the layer, unless the device behaves so already or is never written.
-    pub fn over(self, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
-        let info = device.info();
-        let by_itself = info.discard_granularity.is_some() && info.discard_zeroes;
-        match self {
-            DiscardMode::Unmap => device,
-            DiscardMode::Zeroes if by_itself || !info.write_zeroes => device,
-            _ if info.read_only || info.passthrough.is_some() => device,
-            mode => Arc::new(Discarding {
-                limits: Limits::of(&mode.shown(info), device.capacity()),
-                inner: device,
-                mode,
-            }),
-        }
-    }
-
-    fn shown(self, inner: DiskInfo) -> DiskInfo {
-        let granularity = inner.discard_granularity;
-        DiskInfo {
-            discard_granularity: Some(granularity.unwrap_or(inner.physical_block_size)),
-            discard_zeroes: self == DiscardMode::Zeroes,
-            anchors: false,
-            ..inner
-        }
+fn shown(mode: DiscardMode, inner: DiskInfo) -> DiskInfo {
+    let granularity = inner.discard_granularity;
+    DiskInfo {
+        discard_granularity: Some(granularity.unwrap_or(inner.physical_block_size)),
+        discard_zeroes: mode == DiscardMode::Zeroes,
+        anchors: false,
+        ..inner
     }
 }
 
@@ -98,7 +57,7 @@ impl Layer for Discarding {
     }
 
     fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
-        self.mode.shown(inner)
+        shown(self.mode, inner)
     }
 
     fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {

@@ -17,14 +17,13 @@ mod properties;
 mod reopen;
 mod syncs;
 
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use block::CacheMode;
 use block::{Capacity, DiskInfo, Extent, Geometry};
 use iscsi_initiator::KnownUnits;
 use rustix::fs::{OFlags, SeekFrom};
@@ -41,54 +40,6 @@ pub(crate) use lock::InUse;
 use lock::Users;
 pub use open::{LockedUse, open_locked, sync_folder};
 use reopen::reopen;
-
-/// Caches between a client's write and the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CacheMode {
-    /// No page cache (`O_DIRECT`); flushes reach the device.
-    #[default]
-    None,
-    /// The host's page cache; flushes write it back.
-    Writeback,
-    /// The host's page cache for reads; each write is durable before it completes.
-    Writethrough,
-}
-
-impl CacheMode {
-    /// All modes, with their configuration words.
-    pub const WORDS: [(&'static str, CacheMode); 3] = [
-        ("none", CacheMode::None),
-        ("writeback", CacheMode::Writeback),
-        ("writethrough", CacheMode::Writethrough),
-    ];
-
-    /// Returns the word of the mode in files and flags.
-    pub fn word(self) -> &'static str {
-        match self {
-            CacheMode::None => "none",
-            CacheMode::Writeback => "writeback",
-            CacheMode::Writethrough => "writethrough",
-        }
-    }
-}
-
-impl fmt::Display for CacheMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
-    }
-}
-
-impl FromStr for CacheMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut words = CacheMode::WORDS.into_iter();
-        let found = words.find(|(word, _)| *word == text);
-        found.map(|(_, mode)| mode).ok_or_else(|| {
-            format!("unknown cache mode {text:?}: it must be none, writeback or writethrough")
-        })
-    }
-}
 
 /// Options for opening a file or block device.
 #[derive(Clone, Debug)]

@@ -65,7 +65,7 @@ pub use capabilities::{
 pub use conditions::{Condition, Conditions};
 pub use delay::{Delay, DelayTime};
 pub use dirty_bitmap::{DirtyBitmap, Recorder, RecorderView};
-pub use discard::DiscardMode;
+pub use discard::{DiscardMode, with_discard};
 pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
@@ -76,9 +76,9 @@ pub use file::{
 #[cfg(feature = "simulated")]
 pub use image::stepped;
 pub use image::{
-    BackingFormat, BackingImage, BackingName, CHAIN_MAX, Committable, Image, ImageOptions,
-    NamedFiles, STACK_BYTES, backing_named, backing_of, backing_path_of, data_file_of, is_remote,
-    open_remote, open_tables,
+    BackingFormat, BackingImage, BackingName, CHAIN_MAX, CheckNamed, Committable, Image,
+    ImageOptions, NamedFiles, STACK_BYTES, backing_named, backing_of, backing_path_of,
+    data_file_of, is_remote, open_remote, open_tables,
 };
 pub use iscsi::IscsiOptions;
 pub use layer::Layer;

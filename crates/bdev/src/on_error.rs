@@ -8,63 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
-use block::{IoError, IoErrorKind};
+pub use block::{ErrorPolicy, OnError};
 
 use crate::conditions::{Condition, Conditions};
-
-/// Handling of failed I/Os of a disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum OnError {
-    /// The client gets the error.
-    #[default]
-    Report,
-    /// The I/O waits after every error of the device.
-    Stop,
-    /// The I/O waits if the device is full; other errors are reported.
-    Enospc,
-}
-
-impl OnError {
-    /// All policies, with their configuration words.
-    pub const WORDS: [(&'static str, OnError); 3] = [
-        ("report", OnError::Report),
-        ("stop", OnError::Stop),
-        ("enospc", OnError::Enospc),
-    ];
-
-    /// Returns the configuration word.
-    pub const fn word(self) -> &'static str {
-        OnError::WORDS[self as usize].0
-    }
-
-    /// Returns true if an I/O with this error waits. Client errors and aborts never do.
-    pub const fn holds(self, error: IoError) -> bool {
-        match self {
-            OnError::Report => false,
-            OnError::Enospc => matches!(error.kind, IoErrorKind::NoSpace),
-            OnError::Stop => matches!(
-                error.kind,
-                IoErrorKind::NoSpace
-                    | IoErrorKind::ReadMedium
-                    | IoErrorKind::WriteMedium
-                    | IoErrorKind::Offline
-                    | IoErrorKind::TimedOut
-            ),
-        }
-    }
-}
-
-/// Error policy of a disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ErrorPolicy {
-    /// Handling of failed I/Os.
-    pub on_error: OnError,
-    /// Time limit in seconds, after which I/O is cancelled if the device can; 0: none.
-    pub io_timeout: u32,
-    /// Time in seconds after which I/O no longer waits for locks that another process has; 0: it waits for them.
-    pub lock_timeout: u32,
-}
 
 /// Error policy of one disk, as its workers read it.
 #[derive(Debug)]
@@ -121,24 +67,6 @@ fn time_limit(seconds: &AtomicU32) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_device_errors_wait_and_enospc_only_for_no_space() {
-        use IoErrorKind as K;
-        let of_device = [
-            K::NoSpace,
-            K::ReadMedium,
-            K::WriteMedium,
-            K::Offline,
-            K::TimedOut,
-        ];
-        for kind in K::ALL {
-            let error = IoError::from(kind);
-            assert!(!OnError::Report.holds(error), "{kind:?}");
-            assert_eq!(OnError::Stop.holds(error), of_device.contains(&kind));
-            assert_eq!(OnError::Enospc.holds(error), kind == K::NoSpace);
-        }
-    }
 
     #[test]
     fn conditions_tell_whether_ios_are_retained() {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bdev::{
     Attach, BlockDevice, Delay, DiscardMode, Fault, FaultAction, FaultPlan, Faulty, IoChannel,
-    Layer, Ram, RamOptions, Tag,
+    Layer, Ram, RamOptions, Tag, with_discard,
 };
 use block::{DiskInfo, IoKind, IoRequest};
 use common::{CacheMode, Worker, filled, open, options};
@@ -163,11 +163,11 @@ fn discard_zeroes_or_is_ignored_by_mode() {
             DiscardMode::needed(&presented, &device.info()),
             DiscardMode::Zeroes
         );
-        let zeroing = DiscardMode::Zeroes.over(Arc::clone(&device));
+        let zeroing = with_discard(DiscardMode::Zeroes, Arc::clone(&device));
         let info = zeroing.info();
         assert!(info.discard_zeroes && info.discard_granularity.is_some());
         assert_eq!(DiscardMode::needed(&presented, &info), DiscardMode::Unmap);
-        let ignoring = DiscardMode::Ignore.over(device);
+        let ignoring = with_discard(DiscardMode::Ignore, device);
         assert!(!ignoring.info().discard_zeroes && ignoring.info().discard_granularity.is_some());
         for (device, left) in [(ignoring, 7), (zeroing, 0)] {
             let mut worker = Worker::new(&*device);
@@ -180,7 +180,7 @@ fn discard_zeroes_or_is_ignored_by_mode() {
         }
     }
     // A device that already behaves like that needs no layer.
-    assert_eq!(DiscardMode::Zeroes.over(ram()).kind(), "ram");
+    assert_eq!(with_discard(DiscardMode::Zeroes, ram()).kind(), "ram");
     let advice = DiskInfo {
         discard_zeroes: false,
         ..presented.clone()

@@ -13,6 +13,7 @@ mod geometry;
 mod identity;
 mod request;
 mod scsi_command;
+mod settings;
 
 /// Sector size in bytes: the smallest logical block, and the unit of virtio-blk (virtio 1.3, 5.2.4).
 pub const SECTOR_BYTES: u32 = 512;
@@ -27,3 +28,7 @@ pub use geometry::{
 pub use identity::{Identity, NoIdentity};
 pub use request::{IoFlags, IoKind, IoRequest};
 pub use scsi_command::{COMMAND_HEADER, SENSE_MAX, ScsiAnswer, ScsiCommand};
+pub use settings::{
+    CacheMode, ClusterConfig, DelayTime, DiscardMode, ErrorPolicy, ExportPlacement, FileLock,
+    ImageName, NamedFiles, OnError, PollLimit, RbdLock,
+};

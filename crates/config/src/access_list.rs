@@ -1,6 +1,6 @@
 //! Entries of a target's access list.
 
-use iscsi_target::{AclEntry, Network};
+use iscsi::access::{AclEntry, Network};
 use serde_json::{Value, json};
 
 use super::Diagnostics;

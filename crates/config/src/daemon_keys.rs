@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use reactor::PollLimit;
+use block::PollLimit;
 use serde_json::{Value, json};
 
 use super::Diagnostics;

@@ -4,21 +4,11 @@
 //! `match` below: the compiler reports missing ones.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use bdev::iscsi_initiator::KnownUnits;
-use bdev::{
-    BlockDevice, CacheMode, Delay, DelayTime, File, FileLock, FileOptions, Image, ImageOptions,
-    NamedFiles, Null, NullOptions, OpenError, PassedReservations, Ram, RamOptions, Rbd, RbdOptions,
-    ScsiDisk, ScsiGenericOptions,
-};
+use block::{CacheMode, DelayTime, FileLock, NamedFiles, PassedReservations};
 
-use super::model::DiskConfig;
 use super::rbd::RbdConfig;
 use super::remote::RemoteConfig;
-
-/// Block size of a disk without another default, in bytes.
-const BLOCK_SIZE_DEFAULT: u32 = 512;
 
 /// Block device of a disk, with its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,21 +137,6 @@ pub const DEVICE_KINDS: [(&str, DeviceKind); 8] = [
     ("scsi_generic", DeviceKind::ScsiGeneric),
 ];
 
-/// Returns the disk of a `delay` disk without the delay.
-fn undelayed(disk: &DiskConfig, size: u64, storage: DelayStorage) -> DiskConfig {
-    let backend = match storage {
-        DelayStorage::Null => BlockDeviceConfig::Null { size },
-        DelayStorage::Ram => BlockDeviceConfig::Ram {
-            size,
-            persist: Persist::None,
-        },
-    };
-    DiskConfig {
-        backend,
-        ..disk.clone()
-    }
-}
-
 impl BlockDeviceConfig {
     /// Returns the word in files and flags.
     pub fn word(&self) -> &'static str {
@@ -175,112 +150,6 @@ impl BlockDeviceConfig {
             BlockDeviceConfig::Iscsi(_) => "iscsi",
             BlockDeviceConfig::ScsiGeneric { .. } => "scsi_generic",
         }
-    }
-
-    /// Opens the device of a disk. May block.
-    ///
-    /// # Errors
-    /// The object that cannot be opened, the reason, and a remedy.
-    pub fn open(&self, disk: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
-        self.open_known(disk, KnownUnits::default())
-    }
-
-    /// Like [`BlockDeviceConfig::open`]. An iSCSI disk accepts only the known unit, if there is one.
-    ///
-    /// # Errors
-    /// The object that cannot be opened, the reason, and a remedy.
-    pub fn open_known(
-        &self,
-        disk: &DiskConfig,
-        known: KnownUnits,
-    ) -> Result<Arc<dyn BlockDevice>, OpenError> {
-        Ok(disk.discard.over(self.open_plain(disk, known)?))
-    }
-
-    fn open_plain(
-        &self,
-        disk: &DiskConfig,
-        known: KnownUnits,
-    ) -> Result<Arc<dyn BlockDevice>, OpenError> {
-        let block_size = disk.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
-        Ok(match self {
-            BlockDeviceConfig::Ram { size, persist } => {
-                let options = RamOptions {
-                    size: *size,
-                    block_size,
-                    read_only: disk.read_only,
-                    ..RamOptions::default()
-                };
-                Arc::new(match persist {
-                    Persist::None => Ram::create(options)?,
-                    Persist::Memfd => Ram::keep(options, &disk.name)?,
-                })
-            }
-            BlockDeviceConfig::Null { size } => Arc::new(Null::create(NullOptions {
-                size: *size,
-                block_size,
-                read_only: disk.read_only,
-            })?),
-            BlockDeviceConfig::Delay {
-                size,
-                time,
-                storage,
-            } => {
-                let inner = undelayed(disk, *size, *storage);
-                Arc::new(Delay::new(inner.backend.open_plain(&inner, known)?, *time))
-            }
-            BlockDeviceConfig::File {
-                path,
-                size,
-                cache,
-                lock,
-            } => Arc::new(File::open(FileOptions {
-                size: *size,
-                cache: *cache,
-                read_only: disk.read_only,
-                block_size: disk.block_size,
-                lock: *lock,
-                ..FileOptions::new(path)
-            })?),
-            BlockDeviceConfig::Image {
-                path,
-                cache,
-                data_file,
-                named_files,
-                lock,
-                ..
-            } => Arc::new(Image::open(&ImageOptions {
-                path: path.clone(),
-                cache: *cache,
-                read_only: disk.read_only,
-                block_size: disk.block_size,
-                data_file: data_file.clone(),
-                trusts_name: false,
-                named_files: named_files.unwrap_or_default(),
-                lock: *lock,
-            })?),
-            BlockDeviceConfig::Rbd(rbd) => Arc::new(Rbd::open(&RbdOptions {
-                cluster: rbd.cluster.clone(),
-                image: rbd.image.clone(),
-                lock: rbd.lock,
-                read_only: disk.read_only,
-                block_size,
-            })?),
-            BlockDeviceConfig::Iscsi(remote) => {
-                let mut options = remote.options(&disk.name, disk.read_only)?;
-                options.block_size = disk.block_size;
-                options.unit.known = known;
-                Arc::new(ScsiDisk::open_iscsi(&options)?)
-            }
-            BlockDeviceConfig::ScsiGeneric { path, reservations } => {
-                Arc::new(ScsiDisk::open_generic(&ScsiGenericOptions {
-                    path: path.clone(),
-                    read_only: disk.read_only,
-                    reservations: *reservations,
-                    block_size: disk.block_size,
-                })?)
-            }
-        })
     }
 
     /// Returns true if the backing object stores its size, including changes by others.
@@ -348,21 +217,6 @@ impl BlockDeviceConfig {
             | BlockDeviceConfig::Iscsi(_)
             | BlockDeviceConfig::ScsiGeneric { .. } => None,
         }
-    }
-
-    /// Returns all local files with its data, except backing images.
-    pub fn files(&self) -> Vec<PathBuf> {
-        let data_file = match self {
-            BlockDeviceConfig::Image {
-                path, data_file, ..
-            } => data_file.clone().or_else(|| bdev::data_file_of(path)),
-            _ => None,
-        };
-        self.file()
-            .map(Path::to_owned)
-            .into_iter()
-            .chain(data_file)
-            .collect()
     }
 
     /// Returns all local paths in its keys, with the names of the keys.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bdev::{
+use block::{
     CacheMode, ClusterConfig, DelayTime, DiscardMode, ErrorPolicy, FileLock, ImageName, NamedFiles,
     OnError, RbdLock,
 };

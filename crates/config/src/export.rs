@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use reactor::ExportPlacement;
+use block::ExportPlacement;
 use serde_json::Value;
 
 use super::export_kinds::{ISCSI, VHOST_BLK, VHOST_SCSI};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use reactor::ExportPlacement;
+use block::ExportPlacement;
 use serde_json::{Value, json};
 
 use super::export::{ExportConfig, ExportObject};

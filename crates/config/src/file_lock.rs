@@ -1,6 +1,6 @@
 //! Duration of the locks of a raw file, block device or image.
 
-use bdev::{FileLock, OnError};
+use block::{FileLock, OnError};
 use serde_json::{Value, json};
 
 use super::devices::BlockDeviceConfig;

@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 
-use reactor::ExportPlacement;
+use block::ExportPlacement;
 use serde_json::json;
 
-pub use iscsi_target::{
-    AccessState, AccessStates, AclEntry, Announced, DemoMode, LoginBounds, Network, Portal,
-    StateSetters,
-};
+pub use iscsi::access::{AclEntry, Announced, DemoMode, Network, Portal};
+pub use iscsi::negotiation::LoginBounds;
+pub use scsi::{AccessState, AccessStates, StateSetters};
 
 use super::access_list::{ACL_KEYS, acl_value, read_acl};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
@@ -328,7 +327,7 @@ impl ExportDraft for IscsiDraft {
 
 fn read_name(reader: &mut Reader<'_, '_>) -> Option<Located<String>> {
     let name = reader.text("name", NAME_ALLOWED)?;
-    if !iscsi_target::is_iscsi_name(&name.value) {
+    if !iscsi_name::is_iscsi_name(&name.value) {
         let message = format!("`name`: {:?} is not an iSCSI name", name.value);
         let mistake = Mistake::new(MistakeKind::Value, &name.location, message);
         reader.diagnostics().push(mistake.allowed(NAME_ALLOWED));

@@ -1,7 +1,6 @@
 //! Limits on resources and waiting times for iSCSI initiators: one table for all targets, `[iscsi_limits]`.
 
 use std::ops::RangeInclusive;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -48,27 +47,6 @@ impl Default for IscsiLimits {
             commands_per_session: 128,
             login_s: 15,
             memory: 32 * MIB,
-        }
-    }
-}
-
-impl IscsiLimits {
-    /// Returns the limits for the server.
-    pub fn server(&self) -> iscsi_target::ServerLimits {
-        let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-        let usual = iscsi_target::ServerLimits::default();
-        iscsi_target::ServerLimits {
-            connections: count(self.connections),
-            half_open: count(self.half_open),
-            sessions: count(self.sessions),
-            connections_per_session: self.connections_per_session.try_into().unwrap_or(u16::MAX),
-            login_time: Duration::from_secs(self.login_s),
-            data_bytes: count(self.memory),
-            protocol: iscsi_target::ProtocolLimits {
-                commands_per_session: self.commands_per_session.try_into().unwrap_or(u32::MAX),
-                ..usual.protocol.clone()
-            },
-            ..usual
         }
     }
 }
@@ -204,18 +182,7 @@ mod tests {
             ..IscsiLimits::default()
         };
         assert_eq!(both.iscsi_limits, only_flag);
-        let limits = both.iscsi_limits.server();
-        assert_eq!((limits.sessions, limits.connections), (7, 1024));
         assert_eq!(read("", None).unwrap().iscsi_limits, IscsiLimits::default());
-    }
-
-    #[test]
-    fn the_usual_limits_are_those_of_the_server() {
-        let (ours, theirs) = (
-            IscsiLimits::default().server(),
-            iscsi_target::ServerLimits::default(),
-        );
-        assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use bdev::ErrorPolicy;
+use block::ErrorPolicy;
 use serde_json::Value;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
@@ -352,7 +352,7 @@ mod tests {
             disk_settings_json(&body).unwrap().apply(&mut disk);
             (disk.errors.on_error, disk.errors.io_timeout)
         };
-        let stop = bdev::OnError::Stop;
+        let stop = block::OnError::Stop;
         assert_eq!(
             set(json!({"on_error": "stop", "io_timeout": 30})),
             (stop, 30)

@@ -8,7 +8,6 @@
 
 mod access_list;
 mod accounts;
-mod chap_users;
 mod check;
 mod daemon_keys;
 mod devices;
@@ -38,7 +37,6 @@ mod rbd;
 mod readers;
 mod remote;
 mod render;
-mod secrets;
 mod size;
 mod socket_rights;
 mod target_keys;
@@ -53,11 +51,10 @@ use std::path::Path;
 
 pub use access_list::ACL_KEYS;
 pub use accounts::{account, group_id, user_id};
-pub use bdev::CacheMode;
-pub use chap_users::read_chap_users;
+pub use block::{CacheMode, ExportPlacement, PollLimit};
 pub use check::Surroundings;
 pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
-pub use devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage};
+pub use devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, Persist};
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use disk::{DISK_KEYS, DISK_SET, DiskDraft, DiskKey};
 pub use export::{ExportConfig, ExportObject, ExportRef, KeyValue};
@@ -84,10 +81,8 @@ pub use model::{
     TARGETS_MAX, VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
 };
 pub use rbd::RbdConfig;
-pub use reactor::{ExportPlacement, PollLimit};
 pub use remote::{Digest, RemoteConfig};
 pub use render::render;
-pub use secrets::{EQUAL_SECRETS_HELP, equal_chap_secrets, equal_chap_secrets_of_new};
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
 pub use socket_rights::SocketRights;
 pub use target_keys::{TARGET_KEYS, TargetKey};

@@ -5,8 +5,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use bdev::{DiscardMode, ErrorPolicy};
-use reactor::{ExportPlacement, PollLimit};
+use block::{DiscardMode, ErrorPolicy};
+use block::{ExportPlacement, PollLimit};
 
 use super::devices::BlockDeviceConfig;
 use super::iscsi::IscsiConfig;

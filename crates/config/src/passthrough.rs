@@ -1,6 +1,6 @@
 //! Disks with a SCSI device that executes clients' commands: local devices, and units of iSCSI targets if configured.
 
-use bdev::PassedReservations;
+use block::PassedReservations;
 use serde_json::json;
 
 use super::devices::{BlockDeviceConfig, DeviceKind};

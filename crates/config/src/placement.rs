@@ -1,6 +1,6 @@
 //! Workers that serve an export: `workers = [1, 3]` or `dedicated = true`. In a flag `workers=1+3` and `dedicated=on`.
 
-use reactor::ExportPlacement;
+use block::ExportPlacement;
 use serde_json::{Value, json};
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use bdev::{ClusterConfig, ImageName, RbdLock};
+use block::{ClusterConfig, ImageName, RbdLock};
 use serde_json::{Value, json};
 
 use super::devices::BlockDeviceConfig;

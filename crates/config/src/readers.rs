@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use reactor::PollLimit;
+use block::PollLimit;
 
 use super::diagnostics::{Mistake, MistakeKind};
 use super::location::Located;

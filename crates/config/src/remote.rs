@@ -1,13 +1,10 @@
 //! Disks on logical units of iSCSI targets: unit, credentials and session.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use bdev::iscsi_initiator::{
-    ChapAlgorithm, DigestOffer, KnownUnits, Portal, ReconnectSettings, SessionOptions,
-    SessionParameters, UnitAddress, is_iscsi_name, read_credentials,
-};
-use bdev::{IscsiOptions, OpenError, PassedReservations};
+use block::PassedReservations;
+use iscsi::address::{Portal, UnitAddress};
+use iscsi::chap::Algorithm as ChapAlgorithm;
 use serde_json::{Value, json};
 
 use super::devices::BlockDeviceConfig;
@@ -75,13 +72,6 @@ impl Digest {
             Digest::Crc32c => "crc32c",
         }
     }
-
-    fn offer(self) -> DigestOffer {
-        match self {
-            Digest::None => DigestOffer::None,
-            Digest::Crc32c => DigestOffer::Crc32c,
-        }
-    }
 }
 
 const CONNECTIONS: u16 = 1;
@@ -92,7 +82,6 @@ const FIRST_BURST_LENGTH_DEFAULT: u32 = 262_144;
 const MAX_OUTSTANDING_R2T_DEFAULT: u16 = 1;
 /// Default in seconds, as for open-iscsi.
 const REPLACEMENT_TIMEOUT: u32 = 120;
-const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Default for RemoteConfig {
     fn default() -> Self {
@@ -116,82 +105,6 @@ impl Default for RemoteConfig {
             error_recovery_level: 0,
             passthrough: None,
         }
-    }
-}
-
-impl RemoteConfig {
-    /// Returns the options to open it.
-    ///
-    /// # Errors
-    /// A user without a secret, or secrets without a user.
-    pub(crate) fn options(&self, disk: &str, read_only: bool) -> Result<IscsiOptions, OpenError> {
-        let Some(address) = self.unit.clone() else {
-            return Err(OpenError::Unit {
-                unit: "iscsi".to_owned(),
-                reason: "the disk has no `unit`".to_owned(),
-            });
-        };
-        let failed = |reason: String| OpenError::Unit {
-            unit: address.to_string(),
-            reason,
-        };
-        let mut session = SessionOptions {
-            connections: self.connections,
-            timeout: LOGIN_TIMEOUT,
-            ..SessionOptions::default()
-        };
-        session.initiator_name.clone_from(&self.initiator_name);
-        session.credentials = match (&address.user, &self.chap_file) {
-            (Some(user), Some(file)) => Some(read_credentials(file, user).map_err(failed)?),
-            (Some(user), None) => {
-                return Err(failed(format!(
-                    "the address names the CHAP user {user}, but `chap_file` is not set; hint: set `chap_file` to a file with its secret"
-                )));
-            }
-            (None, Some(_)) => {
-                return Err(failed(
-                    "`chap_file` needs a user in the address: iscsi://USER@HOST/...".to_owned(),
-                ));
-            }
-            (None, None) => None,
-        };
-        if let (Some(credentials), Some(algorithms)) =
-            (&mut session.credentials, &self.chap_algorithms)
-        {
-            credentials.algorithms.clone_from(algorithms);
-        }
-        let offer = &mut session.offer;
-        let [header, data] = self.digests;
-        (offer.header_digest, offer.data_digest) = (header.offer(), data.offer());
-        offer.max_recv_data_segment_length = self.max_recv_data_segment_length;
-        self.ask_for(&mut offer.session);
-        let paths = self.paths.iter().map(|path| address.path(path));
-        let paths = paths.collect::<Result<Vec<_>, String>>();
-        Ok(IscsiOptions {
-            unit: ReconnectSettings {
-                paths: paths.map_err(failed)?,
-                trusts_paths: self.trust_paths,
-                known: KnownUnits::default(),
-                address,
-                session,
-                queue_depth: usize::from(self.queue_depth),
-                replacement_timeout: Duration::from_secs(self.replacement_timeout.into()),
-            },
-            disk: Some(disk.to_owned()),
-            read_only,
-            passthrough: self.passthrough,
-            block_size: None,
-        })
-    }
-
-    fn ask_for(&self, session: &mut SessionParameters) {
-        session.max_burst_length = self.max_burst_length;
-        // RFC 7143, 13.14: it must not exceed MaxBurstLength.
-        session.first_burst_length = self.first_burst_length.min(self.max_burst_length);
-        session.max_outstanding_r2t = self.max_outstanding_r2t;
-        session.immediate_data = self.immediate_data;
-        session.initial_r2t = self.initial_r2t;
-        session.error_recovery_level = self.error_recovery_level;
     }
 }
 
@@ -360,7 +273,7 @@ pub const INITIATOR_NAME: DiskKey = Key {
         let Some(name) = key.text(reader) else {
             return;
         };
-        match is_iscsi_name(&name.value) {
+        match iscsi_name::is_iscsi_name(&name.value) {
             true => disk.remote.initiator_name = Some(name.value),
             false => key.refuse(reader, &name),
         }
@@ -537,101 +450,3 @@ pub const ERROR_RECOVERY_LEVEL: DiskKey = Key {
     },
     get: |disk| unless(remote(disk)?.error_recovery_level, 0),
 };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn session_offers_follow_the_keys() {
-        let unit = "iscsi://192.0.2.1/iqn.2026-11.org.example:t0/3";
-        let config = RemoteConfig {
-            unit: unit.parse().ok(),
-            connections: 4,
-            digests: [Digest::Crc32c, Digest::None],
-            max_burst_length: 65_536,
-            initial_r2t: true,
-            ..RemoteConfig::default()
-        };
-        let options = config.options("r", true).unwrap();
-        assert_eq!(
-            options.unit.address.to_string(),
-            "iscsi://192.0.2.1:3260/iqn.2026-11.org.example:t0/3"
-        );
-        let session = &options.unit.session;
-        assert_eq!(session.connections, 4);
-        assert_eq!(session.offer.header_digest, DigestOffer::Crc32c);
-        let parameters = &session.offer.session;
-        assert_eq!(
-            (parameters.max_burst_length, parameters.first_burst_length),
-            (65_536, 65_536)
-        );
-        assert!(parameters.initial_r2t && parameters.immediate_data && options.read_only);
-    }
-
-    #[test]
-    fn algorithms_of_a_disk_are_those_of_its_key() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("chap");
-        std::fs::write(&path, "ann annsecret1234\n").unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-        std::fs::set_permissions(&path, mode).unwrap();
-        let numbers = |chap_algorithms| {
-            let config = RemoteConfig {
-                unit: "iscsi://ann@h/iqn.2026-11.org.example:t0/0".parse().ok(),
-                chap_file: Some(path.clone()),
-                chap_algorithms,
-                ..RemoteConfig::default()
-            };
-            let session = config.options("r", false).unwrap().unit.session;
-            let algorithms = session.credentials.unwrap().algorithms.into_iter();
-            algorithms.map(|one| one.number()).collect::<Vec<u8>>()
-        };
-        assert_eq!(numbers(None), [8, 7, 6, 5]);
-        assert_eq!(numbers(ChapAlgorithm::parse_list("sha1 sha256")), [6, 7]);
-    }
-
-    #[test]
-    fn paths_are_portals_or_whole_addresses_of_the_same_user() {
-        let config = |path: &str| RemoteConfig {
-            unit: "iscsi://192.0.2.1/iqn.2026-11.org.example:t0/3"
-                .parse()
-                .ok(),
-            paths: path.split_whitespace().map(str::to_owned).collect(),
-            ..RemoteConfig::default()
-        };
-        let options = config("[2001:db8::1]:3261 iscsi://192.0.2.2/iqn.2026-11.org.example:t1/0");
-        let paths = options.options("r", false).unwrap().unit.paths;
-        let written: Vec<String> = paths.iter().map(ToString::to_string).collect();
-        assert_eq!(
-            written,
-            [
-                "iscsi://[2001:db8::1]:3261/iqn.2026-11.org.example:t0/3",
-                "iscsi://192.0.2.2:3260/iqn.2026-11.org.example:t1/0"
-            ]
-        );
-        let other = config("iscsi://bob@192.0.2.2/iqn.2026-11.org.example:t1/0");
-        let error = other.options("r", false).unwrap_err().to_string();
-        assert!(
-            error.contains("names another CHAP user than the unit"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn a_user_needs_a_secret_and_a_secret_a_user() {
-        let config = |unit: &str, file: Option<&str>| RemoteConfig {
-            unit: unit.parse().ok(),
-            chap_file: file.map(PathBuf::from),
-            ..RemoteConfig::default()
-        };
-        let error = |config: RemoteConfig| config.options("r", false).unwrap_err().to_string();
-        let named = error(config("iscsi://ann@h/iqn.2026-11.org.example:t0/0", None));
-        assert!(
-            named.contains("hint: set `chap_file` to a file with its secret"),
-            "{named}"
-        );
-        let unnamed = error(config("iscsi://h/iqn.2026-11.org.example:t0/0", Some("/x")));
-        assert!(unnamed.contains("needs a user in the address"), "{unnamed}");
-    }
-}

@@ -1,7 +1,7 @@
 //! Keys of a target for its logins: limits of negotiation (RFC 7143, 13), and the command window.
 
-use bdev::iscsi_initiator::{ChapAlgorithm, DigestOffer};
-use iscsi_target::LoginBounds;
+use iscsi::chap::Algorithm as ChapAlgorithm;
+use iscsi::negotiation::{DigestOffer, LoginBounds};
 use serde_json::Value;
 
 use super::iscsi::IscsiConfig;

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use block::ExportPlacement;
 use proptest::prelude::*;
-use reactor::ExportPlacement;
 
 use super::*;
 
@@ -131,7 +131,7 @@ fn flags_equal_the_file() {
             path: PathBuf::from("vm,1.raw"),
             size: Some(10 << 30),
             cache: CacheMode::None,
-            lock: bdev::FileLock::Always,
+            lock: block::FileLock::Always,
         })
     );
 }
@@ -143,7 +143,7 @@ fn lock_while_active_makes_requests_wait_unless_errors_are_wanted() {
         let config = from_file(&format!("{disk}{keys}")).unwrap_or_else(|e| panic!("{e}"));
         config.disk("d").map(|disk| disk.errors.on_error)
     };
-    let (report, stop) = (bdev::OnError::Report, bdev::OnError::Stop);
+    let (report, stop) = (block::OnError::Report, block::OnError::Stop);
     assert_eq!(policy("lock = \"always\""), Some(report));
     assert_eq!(policy("lock = \"while-active\""), Some(stop));
     let wanted = "lock = \"while-active\"\non_error = \"report\"";
@@ -449,7 +449,7 @@ fn image_keys_are_the_same_in_flags_and_files() {
     };
     assert_eq!(rbd.image.to_string(), "p/n/i@s");
     assert_eq!(rbd.cluster.user(), "client.me");
-    assert_eq!(rbd.lock, bdev::RbdLock::Exclusive);
+    assert_eq!(rbd.lock, block::RbdLock::Exclusive);
     assert_eq!(rbd.cluster.options["rados_osd_op_timeout"], "30");
 
     let disk = |rest: &str| format!("[[disk]]\nname = \"d\"\nbackend = \"rbd\"\n{rest}");
@@ -546,7 +546,7 @@ fn disk() -> impl Strategy<Value = AnyDisk> {
                     1 => BlockDeviceConfig::Null { size },
                     2 => BlockDeviceConfig::Delay {
                         size,
-                        time: bdev::DelayTime::Uniform(
+                        time: block::DelayTime::Uniform(
                             std::time::Duration::from_nanos(size % 1000),
                             std::time::Duration::from_micros(size % 1_000_000 + 1),
                         ),
@@ -559,7 +559,7 @@ fn disk() -> impl Strategy<Value = AnyDisk> {
                         path,
                         size: Some(size),
                         cache,
-                        lock: bdev::FileLock::Always,
+                        lock: block::FileLock::Always,
                     },
                     _ => BlockDeviceConfig::Rbd(Box::new(any_image(path, size))),
                 };
@@ -576,20 +576,20 @@ fn any_image(path: PathBuf, number: u64) -> RbdConfig {
         ("a.b".to_owned(), text()),
     ];
     RbdConfig {
-        image: bdev::ImageName {
+        image: block::ImageName {
             pool: "pool".to_owned(),
             namespace: is_set(0).then(|| "tenant".to_owned()),
             image: "image".to_owned(),
             snapshot: is_set(1).then(|| "snapshot".to_owned()),
         },
-        cluster: bdev::ClusterConfig {
+        cluster: block::ClusterConfig {
             conf: is_set(2).then(|| path.clone()),
             id: is_set(3).then(text),
             keyring: is_set(4).then(|| path.clone()),
             mon_host: is_set(5).then(text),
             options: options.into_iter().filter(|_| is_set(6)).collect(),
         },
-        lock: bdev::RbdLock::WORDS[(number >> 7) as usize % 3].1,
+        lock: block::RbdLock::WORDS[(number >> 7) as usize % 3].1,
         size: None,
     }
 }
@@ -635,7 +635,7 @@ fn config() -> impl Strategy<Value = Config> {
                                 rbd.image.image = format!("image {i}\"'\\\n");
                             }
                             let keeps_discards = match &backend {
-                                BlockDeviceConfig::Rbd(rbd) => rbd.lock == bdev::RbdLock::Shared,
+                                BlockDeviceConfig::Rbd(rbd) => rbd.lock == block::RbdLock::Shared,
                                 BlockDeviceConfig::Iscsi(remote) => remote.passthrough.is_some(),
                                 BlockDeviceConfig::ScsiGeneric { .. } => true,
                                 _ => false,
@@ -644,8 +644,8 @@ fn config() -> impl Strategy<Value = Config> {
                                 name: format!("disk-{i}"),
                                 backend,
                                 discard: match keeps_discards {
-                                    true => bdev::DiscardMode::Unmap,
-                                    false => bdev::DiscardMode::WORDS[i % 3].1,
+                                    true => block::DiscardMode::Unmap,
+                                    false => block::DiscardMode::WORDS[i % 3].1,
                                 },
                                 block_size,
                                 read_only,
@@ -653,8 +653,8 @@ fn config() -> impl Strategy<Value = Config> {
                                 serial,
                                 shown,
                                 limits,
-                                errors: bdev::ErrorPolicy {
-                                    on_error: bdev::OnError::WORDS[i % 3].1,
+                                errors: block::ErrorPolicy {
+                                    on_error: block::OnError::WORDS[i % 3].1,
                                     io_timeout: [0, 1, 86_400][i % 3],
                                     lock_timeout: 0,
                                 },

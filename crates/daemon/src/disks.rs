@@ -8,6 +8,7 @@ use bdev::{BlockDevice, Disk, DiskOptions, ImageFormat, OpenError, RateLimits};
 use block::Identity;
 use scsi::Store;
 
+use crate::block_devices;
 use crate::identities::{self, Claim, Identities, Unwritten};
 use crate::objects::ToClose;
 use crate::unit_records;
@@ -29,7 +30,7 @@ impl OpenDevice {
     /// The reason and a hint.
     pub(crate) fn open(config: &DiskConfig, store: &dyn Store) -> Result<OpenDevice, OpenError> {
         let known = unit_records::load(config, store)?;
-        let device = config.backend.open_known(config, known.clone())?;
+        let device = block_devices::open_known(config, known.clone())?;
         unit_records::check(config, &known, &*device)?;
         let claim = identities::claim(&config.name, &*device, store);
         let device = Some(device);

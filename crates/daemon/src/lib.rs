@@ -5,11 +5,14 @@
 #![forbid(unsafe_code)]
 
 mod bitmaps;
+mod block_devices;
 mod blocking_call;
+mod chap_users;
 mod confinement;
 mod connection_table;
 pub mod control;
 mod disks;
+mod equal_secrets;
 mod exports;
 mod handover;
 mod helper_threads;
@@ -38,6 +41,7 @@ mod writing_ahead;
 pub use blocking_call::no_thread;
 pub use confinement::confine;
 pub use disks::warnings;
+pub use equal_secrets::{EQUAL_SECRETS_HELP, equal_chap_secrets};
 pub use exports::{Endpoint, ReadyExport};
 pub use handover::{DiskMemory, Ending, Handover};
 pub use logs::{LogHandle, LogLevels};

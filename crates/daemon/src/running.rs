@@ -33,11 +33,11 @@ use crate::tcp_service::{ListenAddress, TcpEntrance};
 use crate::uevents::Uevents;
 use crate::watchdog::{Watchdog, all_make_progress};
 use crate::writing_ahead::write_ahead;
-use crate::{limits, metrics, state};
+use crate::{block_devices, limits, metrics, state};
+use config::{AccessConfig, Config, Diagnostics, ExportRef, LunConfig, Placement, WorkersConfig};
 
 /// Time in which each worker of a healthy daemon runs an iteration.
 const PROGRESS_PATIENCE: Duration = Duration::from_secs(1);
-use config::{AccessConfig, Config, Diagnostics, ExportRef, LunConfig, Placement, WorkersConfig};
 
 /// Reads the configuration file and flags again.
 pub type Reload = Arc<dyn Fn() -> Result<Config, Diagnostics> + Send + Sync>;
@@ -237,7 +237,7 @@ fn start_servers(
         .map_err(|error| format!("cannot start the state thread: {error}"))?;
     let pool = Arc::new(pool);
     units.run_on(&pool);
-    let limits = config.iscsi_limits.server();
+    let limits = exports::server_limits(&config.iscsi_limits);
     Ok(Arc::new(Servers::start(pool, units, limits)?))
 }
 
@@ -591,7 +591,7 @@ impl Drop for Running {
         drop(disks);
         let files = |disk: &str| {
             let disk = config.disk(disk);
-            disk.map_or_else(Vec::new, |disk| disk.backend.files())
+            disk.map_or_else(Vec::new, |disk| block_devices::files_of(&disk.backend))
         };
         self.overview.bitmaps.close(files);
     }

@@ -6,6 +6,8 @@
 //! end of each module; `tests/` runs our initiator against our target over a pipe.
 #![forbid(unsafe_code)]
 
+pub mod access;
+pub mod address;
 pub mod chap;
 pub mod initiator;
 mod limits;

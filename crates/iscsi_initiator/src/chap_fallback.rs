@@ -11,8 +11,8 @@ use iscsi::chap::Algorithm;
 use iscsi::initiator::InitiatorError;
 use iscsi::login::{ChapProgress, LoginError};
 
-use crate::address::Portal;
 use crate::session::SessionError;
+use iscsi::address::Portal;
 
 /// Portal and target of a session.
 type Key = (String, Option<String>);

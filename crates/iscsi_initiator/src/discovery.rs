@@ -1,8 +1,8 @@
 //! Discovery of targets with SendTargets (RFC 7143, appendix C).
 
-use crate::address::Portal;
 use crate::session::{Session, SessionError, SessionOptions};
 use crate::unit::printable;
+use iscsi::address::Portal;
 
 /// A discovered target.
 #[derive(Clone, Debug, PartialEq, Eq)]

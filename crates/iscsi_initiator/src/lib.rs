@@ -8,7 +8,6 @@
 #![forbid(unsafe_code)]
 
 mod access_state;
-mod address;
 mod attended;
 mod chap_fallback;
 mod credentials;
@@ -26,7 +25,6 @@ mod unit;
 mod unit_identity;
 mod unit_info;
 
-pub use address::{Lun, Portal, UnitAddress};
 pub use chap_fallback::ChapMemory;
 pub use credentials::{LineSecrets, equal_secrets, read_credentials, read_private, secrets_of};
 pub use discovery::{FoundTarget, discover};
@@ -34,6 +32,7 @@ pub use installation::{
     Installation, ReservedIsid, default_state_folder, installation, is_identity_text,
     set_state_folder,
 };
+pub use iscsi::address::{Lun, Portal, UnitAddress};
 pub use iscsi::chap::Algorithm as ChapAlgorithm;
 pub use iscsi::initiator::CommandDone;
 pub use iscsi::login::is_iscsi_name;

@@ -1,10 +1,10 @@
 //! One TCP connection of a session: a non-blocking socket and its unsent data.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use crate::address::Portal;
+use iscsi::address::Portal;
 
 /// Size of the receive buffer in bytes.
 pub const RECEIVE_BYTES: usize = 256 << 10;
@@ -26,11 +26,23 @@ pub struct Link {
     sent: usize,
 }
 
+/// Resolves the host of a portal to its addresses.
+fn addresses(portal: &Portal) -> io::Result<Vec<SocketAddr>> {
+    let found: Vec<SocketAddr> = (portal.host(), portal.port()).to_socket_addrs()?.collect();
+    if found.is_empty() {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("{} has no address", portal.host()),
+        ));
+    }
+    Ok(found)
+}
+
 impl Link {
     /// Connects to the first address of the portal that accepts.
     pub fn connect(portal: &Portal, timeout: Duration) -> io::Result<Link> {
         let mut last = None;
-        for address in portal.addresses()? {
+        for address in addresses(portal)? {
             match TcpStream::connect_timeout(&address, timeout) {
                 Ok(stream) => {
                     stream.set_nodelay(true)?;

@@ -14,11 +14,11 @@ use iscsi::negotiation::{Offer, SessionParameters};
 use iscsi::pdu::{LogoutReason, TaskFunction};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::address::Portal;
 use crate::chap_fallback::{ChapMemory, log_in_with};
 use crate::installation::installation;
 use crate::link::{Link, RECEIVE_BYTES};
 use crate::recovery::Recovery;
+use iscsi::address::Portal;
 
 /// Maximum number of redirections in a login.
 const REDIRECTIONS_MAX: usize = 4;

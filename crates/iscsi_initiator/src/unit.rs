@@ -10,10 +10,10 @@ use scsi::cdb::{self, UNMAP_BIT, cdb12, cdb16};
 use scsi::opcode;
 
 use crate::access_state::{Access, access, port_group, ports_differ};
-use crate::address::Lun;
 use crate::sense::Sense;
 use crate::session::{Session, SessionError};
 use crate::unit_info::UnitInfo;
+use iscsi::address::Lun;
 
 /// SCSI status (SAM-5, 5.3).
 const GOOD: u8 = 0x00;

@@ -6,7 +6,6 @@
 
 #![forbid(unsafe_code)]
 
-mod access;
 mod buffers;
 mod command_slot;
 mod commands;
@@ -34,17 +33,18 @@ mod simulated;
 mod slots;
 mod target;
 
-pub use access::{AclEntry, Announced, DemoMode, Network, Portal};
 pub use initiator_counters::InitiatorStatus;
 pub use iscsi::Limits as ProtocolLimits;
+pub use iscsi::access::{AclEntry, Announced, DemoMode, Network, Portal};
 pub use iscsi::chap::Secret;
 pub use iscsi::login::ChapUser;
+pub use iscsi::negotiation::LoginBounds;
 pub use iscsi_name::is_iscsi_name;
 pub use limits::ServerLimits;
 pub use portals::WaitingPortal;
-pub use scsi::{AccessState, StateSetters};
+pub use scsi::{AccessState, AccessStates, StateSetters};
 pub use server::{Server, ServerError, SessionStatus, TargetStatus};
 pub use shared::SessionChange;
 #[cfg(feature = "simulated")]
 pub use simulated::SimulatedServer;
-pub use target::{AccessStates, LoginBounds, PortGroupStatus, TargetOptions};
+pub use target::{PortGroupStatus, TargetOptions};

@@ -353,8 +353,8 @@ mod tests {
     use scsi_exec::Units;
 
     use super::*;
-    use crate::access::Portal;
     use crate::target::TargetOptions;
+    use iscsi::access::Portal;
 
     /// Returns the addresses that a target with these portals and announced addresses lists for an initiator at `asker`.
     fn announced_addresses(

@@ -15,17 +15,17 @@ use iscsi::login::ChapUser;
 use iscsi::negotiation::SessionParameters;
 use latency::{Clock, UnitAddress};
 use reactor::{Accepting, Pool, RateLimit, SourceId, Worker};
-use scsi::AttachError;
+use scsi::{AccessStates, AttachError};
 use scsi_exec::{Call, Hold, TaskOperation, Tasks, Units};
 
-use crate::access::Portal;
 use crate::connection::Connection;
 use crate::initiator_counters::InitiatorStatus;
 use crate::limits::ServerLimits;
 use crate::new_connections::NewConnections;
 use crate::portals::{Portals, WaitingPortal};
 use crate::shared::{ConnectionHandle, SessionChange, SharedServer, lock};
-use crate::target::{AccessStates, IscsiTarget, PortGroupStatus, TargetOptions};
+use crate::target::{IscsiTarget, PortGroupStatus, TargetOptions};
+use iscsi::access::Portal;
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 

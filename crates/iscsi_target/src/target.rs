@@ -1,19 +1,18 @@
 //! An iSCSI target: name, portal groups, logical units and access rights.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use bdev::Disk;
-use iscsi::chap::Algorithm;
 use iscsi::login::ChapUser;
-use iscsi::negotiation::Offer;
-use scsi::{AccessState, AttachError, StateSetters, Target, TargetPort, UnitId};
+use iscsi::negotiation::LoginBounds;
+use scsi::{AccessState, AccessStates, AttachError, StateSetters, Target, TargetPort, UnitId};
 use scsi_exec::Units;
 
-use crate::access::{AclEntry, Announced, DemoMode, Portal};
 use crate::shared::{lock, replace_users};
+use iscsi::access::{AclEntry, Announced, DemoMode, Portal};
 
 /// Configuration of a target.
 #[derive(Clone, Debug, Default)]
@@ -40,9 +39,6 @@ pub struct TargetOptions {
     pub state_setters: StateSetters,
 }
 
-/// Access states (ALUA) that the administrator set, by portal group tag. Other groups are active/optimized.
-pub type AccessStates = BTreeMap<u16, AccessState>;
-
 /// A portal group as a target port group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortGroupStatus {
@@ -54,17 +50,6 @@ pub struct PortGroupStatus {
     pub state: AccessState,
     /// Logical units with another state, set by initiators.
     pub changed: Vec<(u16, AccessState)>,
-}
-
-/// Limits for login negotiation, within the limits of the server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LoginBounds {
-    /// The target's values for the negotiation (RFC 7143, 13).
-    pub offer: Offer,
-    /// Maximum number of commands in progress per session; `None`: the server's limit.
-    pub queue_depth: Option<u32>,
-    /// Allowed CHAP algorithms; `None`: all.
-    pub chap_algorithms: Option<Vec<Algorithm>>,
 }
 
 /// Returns how specifically a portal matches a local address: 2 for the address itself, 1 for the wildcard of its family, 0 for `[::]` and

@@ -3,11 +3,13 @@
 //! Owned by the images that were opened through it, and closed with the last of them. Control plane only: every call may block and
 //! has a timeout.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ffi::{CString, c_char};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+
+pub use block::ClusterConfig;
 
 use crate::connections::Connection;
 use crate::deadline::within;
@@ -36,32 +38,6 @@ const CONNECT_GRACE: Duration = Duration::from_secs(5);
 /// Timeout of calls to a connected cluster.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(3);
-
-/// Cluster address and credentials.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ClusterConfig {
-    /// Ceph's configuration file. `None`: Ceph's search path, where it is optional.
-    pub conf: Option<PathBuf>,
-    /// The user, without `client.`; `None`: `admin`.
-    pub id: Option<String>,
-    /// File with the user's key; `None`: from the configuration.
-    pub keyring: Option<PathBuf>,
-    /// Addresses of monitors; `None`: from the configuration.
-    pub mon_host: Option<String>,
-    /// Further options of Ceph. They override all other settings.
-    pub options: BTreeMap<String, String>,
-}
-
-impl ClusterConfig {
-    /// User name in Ceph's form, `client.ID`.
-    pub fn user(&self) -> String {
-        format!("client.{}", self.id.as_deref().unwrap_or("admin"))
-    }
-
-    fn option(&self, key: &str) -> Option<&str> {
-        self.options.get(key).map(String::as_str)
-    }
-}
 
 /// A connection to a cluster.
 pub struct Cluster {
@@ -109,8 +85,9 @@ impl Cluster {
         }
         let wanted = config.clone();
         let limit = config
-            .option("client_mount_timeout")
-            .unwrap_or(DEFAULTS[0].1)
+            .options
+            .get("client_mount_timeout")
+            .map_or(DEFAULTS[0].1, String::as_str)
             .parse()
             .ok()
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
@@ -567,13 +544,13 @@ pub(crate) fn c_text(field: &'static str, text: &str) -> Result<CString, Error> 
     })
 }
 
-impl ImageName {
-    /// Opens the pool of the image.
+impl Cluster {
+    /// Opens the pool of an image.
     ///
     /// # Errors
     /// As [`Pool::of`].
-    pub fn pool_of(&self, cluster: &Arc<Cluster>) -> Result<Arc<Pool>, Error> {
-        Pool::of(cluster, &self.pool, self.namespace.as_deref()).map(Arc::new)
+    pub fn pool_of(self: &Arc<Cluster>, image: &ImageName) -> Result<Arc<Pool>, Error> {
+        Pool::of(self, &image.pool, image.namespace.as_deref()).map(Arc::new)
     }
 }
 

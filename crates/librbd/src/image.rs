@@ -3,11 +3,12 @@
 //! The control plane opens, queries, resizes and closes it, with timeouts. I/O uses a [`Channel`](crate::Channel) per worker.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+pub use block::ImageName;
 
 use crate::cluster::{CALL_LIMIT, Handle, c_text, owned_text};
 use crate::deadline::within;
@@ -17,64 +18,6 @@ use crate::{Cluster, Error, Pool};
 
 /// Maximum time to wait for an image to close; after that it closes in the background.
 const CLOSE_LIMIT: Duration = Duration::from_secs(3);
-
-/// `POOL[/NAMESPACE]/IMAGE[@SNAP]`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ImageName {
-    /// Name of the pool.
-    pub pool: String,
-    /// Namespace of the pool.
-    pub namespace: Option<String>,
-    /// Name of the image.
-    pub image: String,
-    /// Snapshot of the image, which is read-only.
-    pub snapshot: Option<String>,
-}
-
-impl ImageName {
-    /// Description of the syntax, for messages.
-    pub const FORM: &'static str =
-        "POOL/IMAGE or POOL/NAMESPACE/IMAGE, with or without @SNAPSHOT, such as rbd/vm1";
-
-    /// Parses the syntax of [`ImageName::FORM`].
-    pub fn parse(text: &str) -> Option<ImageName> {
-        let (path, snapshot) = match text.split_once('@') {
-            Some((path, snapshot)) => (path, Some(snapshot)),
-            None => (text, None),
-        };
-        let words: Vec<&str> = path.split('/').collect();
-        let (pool, namespace, image) = match words[..] {
-            [pool, image] => (pool, None, image),
-            [pool, namespace, image] => (pool, Some(namespace), image),
-            _ => return None,
-        };
-        let all = [Some(pool), namespace, Some(image), snapshot];
-        let wrong = |word: &str| word.is_empty() || word.contains(['\0', '@']);
-        if all.into_iter().flatten().any(wrong) {
-            return None;
-        }
-        Some(ImageName {
-            pool: pool.to_owned(),
-            namespace: namespace.map(str::to_owned),
-            image: image.to_owned(),
-            snapshot: snapshot.map(str::to_owned),
-        })
-    }
-}
-
-impl fmt::Display for ImageName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/", self.pool)?;
-        if let Some(namespace) = &self.namespace {
-            write!(f, "{namespace}/")?;
-        }
-        f.write_str(&self.image)?;
-        match &self.snapshot {
-            Some(snapshot) => write!(f, "@{snapshot}"),
-            None => Ok(()),
-        }
-    }
-}
 
 /// Geometry and features of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -674,29 +617,6 @@ impl Drop for Image {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_read_as_they_are_written() {
-        for text in ["rbd/a", "rbd/tenant/a", "rbd/a@monday", "p/n/i@s"] {
-            assert_eq!(ImageName::parse(text).unwrap().to_string(), text);
-        }
-        for text in [
-            "",
-            "a",
-            "/a",
-            "rbd/",
-            "a/b/c/d",
-            "rbd/a@",
-            "rbd/a@b@c",
-            "@s",
-            "rbd//a",
-        ] {
-            assert_eq!(ImageName::parse(text), None, "{text}");
-        }
-        let name = ImageName::parse("p/n/i@s").unwrap();
-        assert_eq!(name.namespace.as_deref(), Some("n"));
-        assert_eq!(name.snapshot.as_deref(), Some("s"));
-    }
 
     #[test]
     fn an_image_that_is_missing_is_looked_for_with_a_command() {

@@ -42,8 +42,8 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     let signals = Signals::listen()
         .map_err(|error| Failure::because(format!("cannot handle signals: {error}")))?;
     // Checked before the running daemon ends; otherwise its clients would lose their disks.
-    if let Some(equal) = config::equal_chap_secrets(&config) {
-        let hint = config::EQUAL_SECRETS_HELP;
+    if let Some(equal) = daemon::equal_chap_secrets(&config) {
+        let hint = daemon::EQUAL_SECRETS_HELP;
         return Err(Failure::because(format!("{equal}; hint: {hint}")));
     }
     let descriptors = match arguments.take_over {

@@ -4,26 +4,14 @@
 //! halves, and finally closes, after a longer sleep. A busy client avoids kicks and wake-ups, with an occasional delay, and
 //! an idle one costs nothing.
 
+pub use block::PollLimit;
 use latency::{Clock, Stamp};
 
-/// Limit on polling.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PollLimit {
-    /// Sleep as soon as there is no work.
-    Never,
-    /// Poll for at most this many microseconds, or less if polling does not pay.
-    Micros(u32),
-    /// Never sleep; each worker occupies one CPU.
-    Always,
-}
-
-impl PollLimit {
-    /// Returns the limit in ticks; 0 if it is not a time.
-    fn ticks(self, clock: &Clock) -> u64 {
-        match self {
-            PollLimit::Micros(us) => clock.ticks(std::time::Duration::from_micros(u64::from(us))),
-            PollLimit::Never | PollLimit::Always => 0,
-        }
+/// Returns a limit in ticks; 0 if it is not a time.
+fn limit_ticks(limit: PollLimit, clock: &Clock) -> u64 {
+    match limit {
+        PollLimit::Micros(us) => clock.ticks(std::time::Duration::from_micros(u64::from(us))),
+        PollLimit::Never | PollLimit::Always => 0,
     }
 }
 
@@ -70,7 +58,7 @@ struct Window {
 
 impl Window {
     fn new(limit: PollLimit, clock: &Clock) -> Window {
-        let max = limit.ticks(clock);
+        let max = limit_ticks(limit, clock);
         let first = clock.ticks(std::time::Duration::from_nanos(FIRST_NS));
         Window {
             first: first.min(max),
@@ -124,7 +112,7 @@ impl Polling {
             always: [rings, network, disk].contains(&PollLimit::Always),
             look: ticks(LOOK_NS),
             sleep: ticks(SLEEP_NS),
-            disk_max: disk.ticks(clock),
+            disk_max: limit_ticks(disk, clock),
             rings: Window::new(rings, clock),
             network: Window::new(network, clock),
             serves_rings: false,

@@ -13,6 +13,8 @@ use latency::{Clock, QueueSnapshot};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use uring::{Event, Ring};
 
+pub use block::ExportPlacement;
+
 use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};
 use crate::{DiskCounters, PollLimits, Worker, WorkerCounters};
@@ -96,18 +98,6 @@ impl std::error::Error for PoolError {
 
 /// Submission queue entries per worker; larger batches are submitted in parts.
 const RING_ENTRIES: u32 = 1024;
-
-/// Workers for the queues and connections of an export.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ExportPlacement {
-    /// Any shared worker.
-    #[default]
-    Shared,
-    /// These shared workers.
-    Workers(Vec<u32>),
-    /// A dedicated worker, which ends when the export is removed.
-    Dedicated,
-}
 
 /// The placement of an export that is not shared.
 #[derive(Clone, Debug)]

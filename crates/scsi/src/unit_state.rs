@@ -17,6 +17,9 @@ use crate::sense::{Sense, SenseCode, SenseKey, SenseSpecific};
 use crate::sharing::Sharing;
 use crate::table::Needs;
 
+/// Access states (ALUA) that the administrator set, by portal group tag. Other groups are active/optimized.
+pub type AccessStates = BTreeMap<u16, AccessState>;
+
 /// Asymmetric access state of a target port group (SPC-5, table 309).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]

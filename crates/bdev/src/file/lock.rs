@@ -9,29 +9,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+pub use block::FileLock;
 use sys::file_lock;
 
 use super::{SharedFile, open, reopen};
-
-/// Duration of the locks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FileLock {
-    /// From opening to closing.
-    #[default]
-    Always,
-    /// While a worker uses the disk. Another process may use it before and after, for example the other side of a live migration.
-    WhileActive,
-    /// Never, for file systems without locks.
-    Never,
-}
-
-impl FileLock {
-    /// The values that a configuration may select, with their words.
-    pub const WORDS: [(&'static str, FileLock); 2] = [
-        ("always", FileLock::Always),
-        ("while-active", FileLock::WhileActive),
-    ];
-}
 
 /// Callback of [`crate::Lockable::on_turn`].
 type OnTurn = Box<dyn Fn() + Send + Sync>;

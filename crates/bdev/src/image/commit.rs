@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use qcow2::{Header, Mapping};
 
-use super::names::{BackingFormat, backing_of};
+use super::names::{BackingFormat, CheckNamed, backing_of};
 use super::overlay::HAS_SNAPSHOTS;
 use super::owner::Owner;
 use super::remote_backing::is_remote;

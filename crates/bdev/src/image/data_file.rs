@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use qcow2::Header;
 
-use super::names::{folder_of, lies_below};
+use super::names::{CheckNamed, folder_of, lies_below};
 use super::{ImageOptions, open};
 use crate::{File, FileLock, FileOptions, OpenError};
 

@@ -10,6 +10,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use block::NamedFiles;
 use qcow2::Header;
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Map, Value};
@@ -18,31 +19,30 @@ use super::open::fail;
 use super::remote_backing::is_remote;
 use crate::{File, OpenError};
 
-/// Policy for the backing image and the data file that an image names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NamedFiles {
-    /// Any file of this host, logical unit or RBD image.
-    #[default]
-    Any,
-    /// Files in the folder of the image or below it; symbolic links are refused.
-    Folder,
-    /// No file: an image that names a file is refused.
-    None,
-}
-
-impl NamedFiles {
-    /// All policies with their configuration words.
-    pub const WORDS: [(&'static str, NamedFiles); 3] = [
-        ("any", NamedFiles::Any),
-        ("folder", NamedFiles::Folder),
-        ("none", NamedFiles::None),
-    ];
-
+/// Checks of the policy for files that an image names.
+pub trait CheckNamed {
     /// Refuses a file that an image names. `subject`: "backing image" or "data file".
     ///
     /// # Errors
     /// The policy forbids the file.
-    pub fn check(self, image: &Path, subject: &str, named: &Path) -> Result<(), OpenError> {
+    fn check(self, image: &Path, subject: &str, named: &Path) -> Result<(), OpenError>;
+
+    /// Checks that an opened file is the one that [`CheckNamed::check`] has permitted: a user with write access to a folder below that of
+    /// the image can replace the file with a symbolic link before it is opened.
+    ///
+    /// # Errors
+    /// Another file was opened.
+    fn check_opened(
+        self,
+        image: &Path,
+        subject: &str,
+        named: &Path,
+        opened: &File,
+    ) -> Result<(), OpenError>;
+}
+
+impl CheckNamed for NamedFiles {
+    fn check(self, image: &Path, subject: &str, named: &Path) -> Result<(), OpenError> {
         let why = match self {
             NamedFiles::Any => return Ok(()),
             NamedFiles::Folder if lies_below(named, folder_of(image)) => return Ok(()),
@@ -58,12 +58,7 @@ impl NamedFiles {
         ))
     }
 
-    /// Checks that an opened file is the one that [`NamedFiles::check`] has permitted. A user who can write to a folder below that of the
-    /// image could have replaced the file by a symbolic link in between.
-    ///
-    /// # Errors
-    /// Another file was opened.
-    pub(super) fn check_opened(
+    fn check_opened(
         self,
         image: &Path,
         subject: &str,

@@ -11,7 +11,7 @@ use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity};
 use qcow2::{Header, OpenOptions};
 
 use super::backing_link::BackingLink;
-use super::names::{BackingFormat, backing_of};
+use super::names::{BackingFormat, CheckNamed, backing_of};
 use super::owner::Owner;
 use super::readers::Readers;
 use super::remote_backing::Remote;

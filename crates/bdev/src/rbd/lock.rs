@@ -2,39 +2,10 @@
 
 use std::sync::Arc;
 
+pub use block::RbdLock;
 use librbd::{Image, ImageShape, LockMode};
 
 use crate::OpenError;
-
-/// Write access of other clients to the image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RbdLock {
-    /// One client at a time: librbd passes the exclusive lock to the writing client.
-    #[default]
-    Cooperative,
-    /// No other client: the daemon holds the exclusive lock from opening on.
-    Exclusive,
-    /// All clients at the same time: the image has no exclusive lock, and therefore neither object map nor journal.
-    Shared,
-}
-
-impl RbdLock {
-    /// All modes with their configuration words.
-    pub const WORDS: [(&'static str, RbdLock); 3] = [
-        ("cooperative", RbdLock::Cooperative),
-        ("exclusive", RbdLock::Exclusive),
-        ("shared", RbdLock::Shared),
-    ];
-
-    /// Returns the word of the mode in files and flags.
-    pub const fn word(self) -> &'static str {
-        match self {
-            RbdLock::Cooperative => "cooperative",
-            RbdLock::Exclusive => "exclusive",
-            RbdLock::Shared => "shared",
-        }
-    }
-}
 
 /// Features that need a single writer, with the bits of `RBD_FEATURE_*`.
 const ONE_WRITER: [(u64, &str); 4] = [

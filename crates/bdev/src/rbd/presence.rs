@@ -107,7 +107,7 @@ impl Follower {
     fn watch(&mut self) -> Result<Watch, Error> {
         let image = self.image.upgrade();
         let image = image.ok_or_else(|| failed("watch a closed image", libc::EBADF))?;
-        let pool = self.name.pool_of(image.cluster())?;
+        let pool = image.cluster().pool_of(&self.name)?;
         let found = pool.name_of(&self.id)?;
         let found = found.ok_or_else(|| failed("find the image", libc::ENOENT))?;
         if found != self.name.image {

@@ -171,7 +171,7 @@ impl SharedRbd {
         let image = match Image::open(cluster, name, self.options.read_only) {
             Ok(image) => image,
             Err(error) if error.errno() == libc::ENOENT => {
-                let pool = name.pool_of(cluster)?;
+                let pool = cluster.pool_of(name)?;
                 let found = pool.name_of(id)?;
                 let is_listed = match &found {
                     Some(found) => pool.images()?.contains(found),

@@ -8,7 +8,7 @@ use iscsi_target::{Server, TargetOptions};
 use scsi_exec::{Hold, Holding};
 
 use super::{ChapUsers, Endpoint, ExportDevice, Openable, Opening};
-use config::{AccessStates, ExportRef, IscsiConfig, LunConfig};
+use config::{AccessStates, ExportRef, IscsiConfig, IscsiLimits, LunConfig};
 
 /// Longest wait for commands in flight when an export is closed.
 const END_PATIENCE: Duration = Duration::from_secs(5);
@@ -44,6 +44,28 @@ impl Openable for IscsiConfig {
             false => Endpoint::Portals(portals),
         };
         Ok((Arc::new(OpenTarget { name, server }), endpoint))
+    }
+}
+
+/// Returns the limits of the iSCSI server.
+pub(crate) fn server_limits(limits: &IscsiLimits) -> iscsi_target::ServerLimits {
+    let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+    let usual = iscsi_target::ServerLimits::default();
+    iscsi_target::ServerLimits {
+        connections: count(limits.connections),
+        half_open: count(limits.half_open),
+        sessions: count(limits.sessions),
+        connections_per_session: limits
+            .connections_per_session
+            .try_into()
+            .unwrap_or(u16::MAX),
+        login_time: Duration::from_secs(limits.login_s),
+        data_bytes: count(limits.memory),
+        protocol: iscsi_target::ProtocolLimits {
+            commands_per_session: limits.commands_per_session.try_into().unwrap_or(u32::MAX),
+            ..usual.protocol.clone()
+        },
+        ..usual
     }
 }
 
@@ -103,5 +125,19 @@ impl ExportDevice for OpenTarget {
 
     fn set_chap_users(&self, users: ChapUsers) -> bool {
         matches!(self.server.set_chap_users(&self.name, users), Ok(true))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_limits_are_those_of_the_server() {
+        let (ours, theirs) = (
+            server_limits(&IscsiLimits::default()),
+            iscsi_target::ServerLimits::default(),
+        );
+        assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
     }
 }

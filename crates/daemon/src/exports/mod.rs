@@ -20,13 +20,16 @@ use scsi::{MemoryStore, Store};
 use scsi_exec::{Hold, Units};
 use vhost_user::Rights;
 
+use crate::chap_users::read_chap_users;
 use crate::disks::Disks;
+pub(crate) use iscsi::server_limits;
+
 use crate::objects::{Servers, Transports};
 use crate::running::Inherited;
 use crate::state::{self, FolderStore};
 use crate::state_files::DamagedFiles;
 use crate::state_thread::StateThread;
-use config::{AccessStates, Config, ExportRef, LunConfig, SocketRights, read_chap_users};
+use config::{AccessStates, Config, ExportRef, LunConfig, SocketRights};
 
 /// An export that accepts clients. `Display` writes its ready line.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -261,7 +261,7 @@ pub(super) fn keep_discards(
     match configured {
         DiscardMode::Unmap => {
             let needed = DiscardMode::needed(&disk.info(), &device.info());
-            (needed.over(device), needed)
+            (bdev::with_discard(needed, device), needed)
         }
         // Mode that the user chose. The device was opened with it.
         mode => (device, mode),
@@ -302,7 +302,7 @@ fn open_target(
         let image = bdev::Image::create(&options, bytes).map_err(in_words)?;
         return Ok(Arc::new(image));
     }
-    config.backend.open(config).map_err(in_words)
+    crate::block_devices::open(config).map_err(in_words)
 }
 
 /// Devices of the job. They are closed last, because closing waits for abandoned I/Os that are still in flight.

@@ -225,10 +225,7 @@ pub(super) fn image_over(
         read_only: true,
         ..last.clone()
     };
-    let below = last
-        .backend
-        .open(&last)
-        .map_err(|error| error.to_string())?;
+    let below = crate::block_devices::open(&last).map_err(|error| error.to_string())?;
     let image = Image::create_over(options, &name, below, bytes);
     Ok(Arc::new(image.map_err(|error| error.to_string())?))
 }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bdev::{
-    BackingName, BlockDevice, DiscardMode, Disk, FileLock, Image, ImageOptions, NamedFiles,
+    BackingName, BlockDevice, CheckNamed, DiscardMode, Disk, FileLock, Image, ImageOptions,
+    NamedFiles,
 };
 
 use super::backing_name::backing_name;

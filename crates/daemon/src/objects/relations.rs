@@ -13,19 +13,19 @@ use config::{BlockDeviceConfig, Config, ExportRef, LunConfig, WORKERS_MAX, place
 /// Checks a whole configuration: [`check_objects`] and the secrets in all CHAP files. Used for a start, a reload and an upgrade.
 pub fn check(next: &Config) -> Vec<Fault> {
     let mut faults = check_objects(next);
-    faults.extend(config::equal_chap_secrets(next).map(equal_secrets));
+    faults.extend(crate::equal_secrets::equal_chap_secrets(next).map(equal_secrets));
     faults
 }
 
 /// Checks a change at run time: [`check_objects`] and the secrets in the CHAP files that the change adds.
 pub fn check_change(now: &Config, next: &Config) -> Vec<Fault> {
     let mut faults = check_objects(next);
-    faults.extend(config::equal_chap_secrets_of_new(now, next).map(equal_secrets));
+    faults.extend(crate::equal_secrets::equal_chap_secrets_of_new(now, next).map(equal_secrets));
     faults
 }
 
 fn equal_secrets(detail: String) -> Fault {
-    Fault::new(detail).help(config::EQUAL_SECRETS_HELP)
+    Fault::new(detail).help(crate::equal_secrets::EQUAL_SECRETS_HELP)
 }
 
 /// Returns all conflicts in `next`, except those of CHAP secrets.

@@ -110,6 +110,17 @@ impl Default for Offer {
     }
 }
 
+/// Limits of a target for login negotiation, within the limits of the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoginBounds {
+    /// The target's values for the negotiation (RFC 7143, 13).
+    pub offer: Offer,
+    /// Maximum number of commands in progress per session; `None`: the server's limit.
+    pub queue_depth: Option<u32>,
+    /// Allowed CHAP algorithms; `None`: all.
+    pub chap_algorithms: Option<Vec<crate::chap::Algorithm>>,
+}
+
 /// Session-wide parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionParameters {

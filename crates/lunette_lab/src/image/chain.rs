@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bdev::qcow2::{self, Backing, Header, Mapping};
-use bdev::{BlockingIo, CHAIN_MAX, File, FileOptions, NamedFiles, OpenError};
+use bdev::{BlockingIo, CHAIN_MAX, CheckNamed, File, FileOptions, NamedFiles, OpenError};
 use block::{Allocation, IoRequest};
 use cli_common::{Failure, Outcome};
 

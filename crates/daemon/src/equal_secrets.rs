@@ -5,8 +5,7 @@ use std::path::Path;
 
 use bdev::iscsi_initiator::{read_private, secrets_of};
 
-use super::iscsi::IscsiConfig;
-use super::model::Config;
+use config::{Config, IscsiConfig};
 
 /// Returns an error if a target and an initiator have the same secret, in any of the files: each side could then answer a challenge with
 /// the response of the other (RFC 7143, 9.2.1). An unreadable file is skipped, because the object that needs it reports that.
@@ -81,7 +80,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::{Flags, Surroundings};
+    use config::{Flags, Surroundings};
 
     #[test]
     fn secret_of_a_target_is_no_initiators_secret_in_any_file() {
@@ -108,7 +107,7 @@ mod tests {
             ..Flags::default()
         };
         let flags = flags.with("discovery-auth", &at("finders"));
-        let config = crate::parse(None, &flags, &Surroundings::of_this_process());
+        let config = config::parse(None, &flags, &Surroundings::of_this_process());
         let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
         assert_eq!(equal_chap_secrets(&config), None);
         for (file, text) in [
@@ -154,7 +153,7 @@ mod tests {
                 chap_user: Some(at("users")),
                 ..Flags::default()
             };
-            let config = crate::parse(None, &flags, &Surroundings::of_this_process());
+            let config = config::parse(None, &flags, &Surroundings::of_this_process());
             config.unwrap_or_else(|mistakes| panic!("{mistakes}"))
         };
         let (ram, equal, other) = (("d0", ""), ("d1", "equal"), ("d2", "other"));

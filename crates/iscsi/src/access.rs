@@ -174,7 +174,8 @@ pub struct AclEntry {
 }
 
 impl AclEntry {
-    pub(crate) fn matches(&self, initiator: &str, address: IpAddr) -> bool {
+    /// Returns true if the entry is for this initiator at this address.
+    pub fn matches(&self, initiator: &str, address: IpAddr) -> bool {
         let named = self.initiator.as_deref();
         let name = named.is_none_or(|name| iscsi_name::is_same(name, initiator));
         name && self.network.is_none_or(|network| network.contains(address))

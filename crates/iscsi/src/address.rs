@@ -1,8 +1,6 @@
 //! Address of a logical unit: `iscsi://[USER@]HOST[:PORT]/TARGET/LUN`, the form of other initiators.
 
 use std::fmt;
-use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
 /// The iSCSI port (RFC 7143, 4.2.7.1).
@@ -20,19 +18,14 @@ pub struct Portal {
 }
 
 impl Portal {
-    /// Resolves the host to its addresses.
-    ///
-    /// # Errors
-    /// If the name has no address or cannot be resolved.
-    pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
-        let found: Vec<SocketAddr> = (self.host.as_str(), self.port).to_socket_addrs()?.collect();
-        if found.is_empty() {
-            return Err(io::Error::new(
-                io::ErrorKind::NotFound,
-                format!("{} has no address", self.host),
-            ));
-        }
-        Ok(found)
+    /// Returns the host name or address.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Returns the TCP port.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 }
 
@@ -118,14 +111,14 @@ impl Lun {
 
     /// Returns the number in a single-level field with flat space addressing or peripheral device addressing. LIO uses the
     /// latter for numbers of up to 14 bits.
-    pub(crate) fn number_of(field: u64) -> Option<u16> {
+    pub fn number_of(field: u64) -> Option<u16> {
         let first = (field >> 48) as u16;
         let is_numbered = matches!(first & 0xc000, 0 | FLAT_SPACE);
         (field << 16 == 0 && is_numbered).then_some(first & LUN_MAX)
     }
 
     /// Selects the field of this unit from the fields that a target reports; the default is the standard field.
-    pub(crate) fn field_among(self, reported: &[u64]) -> u64 {
+    pub fn field_among(self, reported: &[u64]) -> u64 {
         let standard = self.standard_field();
         let Lun::Number(number) = self else {
             return standard;
