@@ -4,7 +4,7 @@ use iscsi::access::{AclEntry, Network};
 use serde_json::{Value, json};
 
 use super::Diagnostics;
-use super::key::{Key, Kind, RunTime, read_all};
+use super::key::{Key, Kind, RunTime, key, read_all};
 use super::readers::parsed;
 use super::value::{Fields, Reader};
 
@@ -22,44 +22,20 @@ pub type AclKey = Key<AclDraft, AclEntry>;
 
 /// All keys of an entry.
 pub static ACL_KEYS: &[AclKey] = &[
-    Key {
-        name: "initiator",
-        kind: Kind::Text("an iSCSI name", super::iscsi::NAME_ALLOWED),
-        default: "any",
-        run_time: RunTime::Reload,
-        of: &[],
-        help: "name of the initiator",
-        read: |key, reader, draft| draft.initiator = key.text(reader).map(|at| at.value),
-        get: |entry| entry.initiator.as_ref().map(|name| json!(name)),
+    key! { "initiator": Kind::Text("an iSCSI name", super::iscsi::NAME_ALLOWED); "any"; RunTime::Reload;
+        "name of the initiator"; both initiator
     },
-    Key {
-        name: "network",
-        kind: Kind::Text(
-            "an address or a network",
-            "an address or a network, such as 192.0.2.0/24",
-        ),
-        default: "any",
-        run_time: RunTime::Reload,
-        of: &[],
-        help: "its address or network, such as `192.0.2.0/24`",
-        read: |key, reader, draft| {
+    key! { "network": Kind::Text("an address or a network", "an address or a network, such as 192.0.2.0/24"); "any"; RunTime::Reload;
+        "its address or network, such as `192.0.2.0/24`";
+        read |key, reader, draft| {
             if let Some(text) = key.text(reader) {
                 draft.network = parsed::<Network>(reader, key.name, &text);
                 draft.is_wrong |= draft.network.is_none();
             }
-        },
-        get: |entry| entry.network.map(|network| json!(network.to_string())),
+        };
+        get |entry| entry.network.map(|network| json!(network.to_string()))
     },
-    Key {
-        name: "read_only",
-        kind: Kind::Boolean,
-        default: "`false`",
-        run_time: RunTime::Reload,
-        of: &[],
-        help: "read-only access",
-        read: |key, reader, draft| draft.read_only = key.is_on(reader),
-        get: |entry| Some(json!(entry.read_only)),
-    },
+    key! { "read_only": Kind::Boolean; "`false`"; RunTime::Reload; "read-only access"; both read_only },
 ];
 
 /// Reads an entry.

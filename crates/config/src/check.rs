@@ -282,7 +282,7 @@ fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Dia
 /// Checks that an API over TCP has a token file: clients are identified by tokens only.
 fn check_tokens(draft: &Draft, diagnostics: &mut Diagnostics) {
     if let Some(address) = &draft.api_listen
-        && draft.token_file.is_none()
+        && draft.access.token_file.is_none()
     {
         let message = format!(
             "`api_listen`: the API on {} needs a token, but `token_file` is not set",

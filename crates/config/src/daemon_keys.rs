@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 use super::Diagnostics;
 use super::check::Surroundings;
 use super::disk::{DiskDraft, read_disk};
-use super::export_draft::ExportDraft;
+use super::export_draft::{ExportDraft, texts};
 use super::export_kinds::{ExportKind, ISCSI, VHOST_BLK, VHOST_SCSI};
 use super::help_page::KeyLine;
 use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
-use super::key::{Item, Key, Kind, NONE, RunTime, key, words};
+use super::key::{Item, Key, Kind, NONE, RunTime, key};
 use super::location::Located;
 use super::lun::LunDraft;
 use super::model::{AccessConfig, Config, Placement, WORKERS_MAX, WorkersConfig};
 use super::readers::{
     ADDRESS_ALLOWED, CPUS_ALLOWED, FILE_ALLOWED, FOLDER_ALLOWED, NAMES_ALLOWED, PATHS_ALLOWED,
-    SOCKET_ALLOWED, read_address, read_cpus, read_file_name, read_folder, read_poll, read_socket,
-    read_texts,
+    SOCKET_ALLOWED, read_cpus, read_file_name, read_folder, read_socket, read_texts,
 };
+use super::setting::{Choice, Setting};
 use super::value::{Fields, Reader};
 
 const GROUP_ALLOWED: &str = "the name of a group in /etc/group";
@@ -41,17 +41,13 @@ pub struct WorkersDraft {
 #[derive(Default)]
 pub struct Draft {
     pub control: Option<Located<PathBuf>>,
-    pub control_group: Option<String>,
-    pub control_readers: Option<String>,
+    /// Access to the control socket and the API, without `api_listen`.
+    pub access: AccessConfig,
     pub api_listen: Option<Located<SocketAddr>>,
-    pub token_file: Option<Located<PathBuf>>,
-    pub readers_token_file: Option<Located<PathBuf>>,
-    pub api_names: Vec<String>,
-    pub allow_paths: Vec<PathBuf>,
     /// State directory.
-    pub state: Option<Located<PathBuf>>,
+    pub state: Option<PathBuf>,
     /// TCP address for metrics.
-    pub metrics_listen: Option<Located<SocketAddr>>,
+    pub metrics_listen: Option<SocketAddr>,
     pub sandbox: Option<sandbox::Mode>,
     pub sandbox_paths: Option<Vec<PathBuf>>,
     pub workers: WorkersDraft,
@@ -59,7 +55,7 @@ pub struct Draft {
     pub network_poll: Option<PollLimit>,
     pub disk_poll: Option<PollLimit>,
     /// File with the CHAP users of discovery sessions.
-    pub discovery_auth: Option<Located<PathBuf>>,
+    pub discovery_auth: Option<PathBuf>,
     pub iscsi_limits: IscsiLimits,
     pub disks: Vec<DiskDraft>,
     pub exports: Vec<Box<dyn ExportDraft>>,
@@ -151,40 +147,6 @@ const RESTART: RunTime = RunTime::Restart;
 /// Run time of keys that name a file, which is read again when it changes.
 const REREAD: RunTime = RunTime::RestartReread;
 
-fn path_value(path: Option<&PathBuf>) -> Option<Value> {
-    path.map(|path| json!(path.to_string_lossy()))
-}
-
-fn poll_value(poll: PollLimit) -> Option<Value> {
-    Some(match poll {
-        PollLimit::Never => json!(0),
-        PollLimit::Micros(micros) => json!(micros),
-        PollLimit::Always => json!("always"),
-    })
-}
-
-const fn list_of(
-    name: &'static str,
-    documented: &'static str,
-    example: &'static str,
-    help: &'static str,
-    read: fn(&Key<Draft, Config>, &mut Reader<'_, '_>, &mut Draft),
-) -> DaemonKey {
-    DaemonKey {
-        key: key(
-            name,
-            Kind::Sections(documented, example),
-            NONE,
-            RunTime::Reload,
-            help,
-            read,
-            // Objects are written with their own keys.
-            |_| None,
-        ),
-        flag: None,
-    }
-}
-
 fn read_exports(kind: &'static ExportKind, reader: &mut Reader<'_, '_>, draft: &mut Draft) {
     for fields in reader.objects(kind.table, kind.example) {
         draft
@@ -193,434 +155,174 @@ fn read_exports(kind: &'static ExportKind, reader: &mut Reader<'_, '_>, draft: &
     }
 }
 
+/// Declares a top-level key, with its flag.
+macro_rules! daemon_key {
+    ($flag:expr, $($key:tt)+) => {
+        DaemonKey { key: key! { $($key)+ }, flag: $flag }
+    };
+}
+
+/// Declares a list of objects, which are written with their own keys.
+macro_rules! sections {
+    ($name:literal: $documented:literal; $example:expr; $help:literal; $read:expr) => {
+        daemon_key! { None, $name: Kind::Sections($documented, $example); NONE; RunTime::Reload; $help; read $read; get |_| None }
+    };
+}
+
 /// All top-level keys.
 pub static DAEMON_KEYS: &[DaemonKey] = &[
-    DaemonKey {
-        key: key(
-            "control",
-            Kind::Text("path of a socket, at most 107 bytes", SOCKET_ALLOWED),
-            "`/run/lunette/lunette.sock` for root, else `$XDG_RUNTIME_DIR/lunette.sock`",
-            RESTART,
-            "control socket: commands, API, metrics",
-            |key, reader, draft| draft.control = read_socket(reader, key.name),
-            |config| path_value(config.control.as_ref()),
-        ),
-        flag: flag(
-            "control",
-            "PATH",
-            FlagForm::Word,
-            "Path of the control socket, at most 107 bytes",
-        ),
+    daemon_key! { flag("control", "PATH", FlagForm::Word, "Path of the control socket, at most 107 bytes"),
+        "control": Kind::Text("path of a socket, at most 107 bytes", SOCKET_ALLOWED);
+        "`/run/lunette/lunette.sock` for root, else `$XDG_RUNTIME_DIR/lunette.sock`"; RESTART;
+        "control socket: commands, API, metrics";
+        read |key, reader, draft| draft.control = read_socket(reader, key.name); get |config| config.control.value()
     },
-    DaemonKey {
-        key: key(
-            "control_group",
-            Kind::Text("a group of `/etc/group`", GROUP_ALLOWED),
-            NONE,
-            RESTART,
-            "members may change all objects over the control socket, and name files in `allow_paths` only",
-            |key, reader, draft| draft.control_group = key.text(reader).map(|at| at.value),
-            |config| {
-                config
-                    .access
-                    .control_group
-                    .as_ref()
-                    .map(|group| json!(group))
-            },
-        ),
-        flag: None,
+    daemon_key! { None, "control_group": Kind::Text("a group of `/etc/group`", GROUP_ALLOWED); NONE; RESTART;
+        "members may change all objects over the control socket, and name files in `allow_paths` only"; both access.control_group
     },
-    DaemonKey {
-        key: key(
-            "control_readers",
-            Kind::Text("a group of `/etc/group`", GROUP_ALLOWED),
-            NONE,
-            RESTART,
-            "members may read over the control socket",
-            |key, reader, draft| draft.control_readers = key.text(reader).map(|at| at.value),
-            |config| {
-                config
-                    .access
-                    .control_readers
-                    .as_ref()
-                    .map(|group| json!(group))
-            },
-        ),
-        flag: None,
+    daemon_key! { None, "control_readers": Kind::Text("a group of `/etc/group`", GROUP_ALLOWED); NONE; RESTART;
+        "members may read over the control socket"; both access.control_readers
     },
-    DaemonKey {
-        key: key(
-            "state",
-            Kind::Text("path of a folder", FOLDER_ALLOWED),
-            "`$STATE_DIRECTORY`, `/var/lib/lunette` for root, else `~/.local/state/lunette`",
-            RESTART,
-            "[persistent state](operations.md#state). Changes at run time survive a restart only if this key, `--state` or systemd \
-                chose the folder",
-            |key, reader, draft| draft.state = read_folder(reader, key.name),
-            |config| path_value(config.state.as_ref()),
-        ),
-        flag: flag(
-            "state",
-            "DIR",
-            FlagForm::Word,
-            "Folder for persistent state: reservations, saved mode pages and identities; also changes made at run time if this option, the key state or $STATE_DIRECTORY sets the folder",
-        ),
+    daemon_key! { flag("state", "DIR", FlagForm::Word,
+            "Folder for persistent state: reservations, saved mode pages and identities; also changes made at run time if this option, the key state or $STATE_DIRECTORY sets the folder"),
+        "state": Kind::Text("path of a folder", FOLDER_ALLOWED);
+        "`$STATE_DIRECTORY`, `/var/lib/lunette` for root, else `~/.local/state/lunette`"; RESTART;
+        "[persistent state](operations.md#state). Changes at run time survive a restart only if this key, `--state` or systemd \
+            chose the folder";
+        read |key, reader, draft| draft.state = read_folder(reader, key.name); get |config| config.state.value()
     },
-    DaemonKey {
-        key: key(
-            "metrics_listen",
-            Kind::Text("IP address and port", ADDRESS_ALLOWED),
-            NONE,
-            RESTART,
-            "serves `/metrics` over TCP",
-            |key, reader, draft| draft.metrics_listen = read_address(reader, key.name),
-            |config| {
-                config
-                    .metrics_listen
-                    .map(|address| json!(address.to_string()))
-            },
-        ),
-        flag: flag(
-            "metrics-listen",
-            "ADDRESS:PORT",
-            FlagForm::Word,
-            "Serve metrics for Prometheus at http://ADDRESS:PORT/metrics. With a token file, clients need a token",
-        ),
+    daemon_key! { flag("metrics-listen", "ADDRESS:PORT", FlagForm::Word,
+            "Serve metrics for Prometheus at http://ADDRESS:PORT/metrics. With a token file, clients need a token"),
+        "metrics_listen": Kind::Text("IP address and port", ADDRESS_ALLOWED); NONE; RESTART; "serves `/metrics` over TCP";
+        both metrics_listen
     },
-    DaemonKey {
-        key: key(
-            "sandbox",
-            Kind::Word(&const { words(&sandbox::Mode::WORDS) }),
-            "`threads`",
-            RESTART,
-            "[confinement](security.md#the-sandbox) of the process and its threads to the necessary system calls and files",
-            |key, reader, draft| {
-                let mode = reader.choice(key.name, &sandbox::Mode::WORDS);
-                draft.sandbox = mode.map(|at| at.value);
-            },
-            |config| Some(json!(config.sandbox.to_string())),
-        ),
-        flag: flag(
-            "sandbox",
-            "MODE",
-            FlagForm::Word,
-            "Confine the daemon to the necessary system calls and files: off, log (only record violations), threads (confine workers and sessions) or enforce (also confine the process)",
-        ),
+    daemon_key! { flag("sandbox", "MODE", FlagForm::Word,
+            "Confine the daemon to the necessary system calls and files: off, log (only record violations), threads (confine workers and sessions) or enforce (also confine the process)"),
+        "sandbox": sandbox::Mode::KIND; "`threads`"; RESTART;
+        "[confinement](security.md#the-sandbox) of the process and its threads to the necessary system calls and files";
+        both sandbox
     },
-    DaemonKey {
-        key: key(
-            "sandbox_paths",
-            Kind::List("list of paths", PATHS_ALLOWED, Item::Text),
-            NONE,
-            RESTART,
-            "folders and files that the sandbox allows in addition to those of disks, sockets and state",
-            |key, reader, draft| {
-                if let Some(paths) = read_texts(reader, key.name, PATHS_ALLOWED) {
-                    let paths = paths.into_iter().map(PathBuf::from);
-                    draft.sandbox_paths.get_or_insert_default().extend(paths);
-                }
-            },
-            |config| {
-                let paths = config.sandbox_paths.iter();
-                let paths: Vec<Value> = paths.filter_map(|path| path_value(Some(path))).collect();
-                (!paths.is_empty()).then(|| json!(paths))
-            },
-        ),
-        flag: flag(
-            "sandbox-path",
-            "PATH",
-            FlagForm::Repeated,
-            "Folder or file that --sandbox=enforce allows in addition to those of disks, sockets and state, for disks that are added later; may be given several times",
-        ),
+    daemon_key! { flag("sandbox-path", "PATH", FlagForm::Repeated,
+            "Folder or file that --sandbox=enforce allows in addition to those of disks, sockets and state, for disks that are added later; may be given several times"),
+        "sandbox_paths": Kind::List("list of paths", PATHS_ALLOWED, Item::Text); NONE; RESTART;
+        "folders and files that the sandbox allows in addition to those of disks, sockets and state";
+        read |key, reader, draft| {
+            if let Some(paths) = read_texts(reader, key.name, PATHS_ALLOWED) {
+                draft.sandbox_paths.get_or_insert_default().extend(paths.into_iter().map(PathBuf::from));
+            }
+        };
+        get |config| texts(config.sandbox_paths.iter().map(|path| path.to_string_lossy()))
     },
-    DaemonKey {
-        key: key(
-            "api_listen",
-            Kind::Text("IP address and port", ADDRESS_ALLOWED),
-            NONE,
-            RESTART,
-            "serves the [API](api.md) over TCP to clients with a token; needs `token_file`",
-            |key, reader, draft| draft.api_listen = read_address(reader, key.name),
-            |config| {
-                config
-                    .access
-                    .api_listen
-                    .map(|address| json!(address.to_string()))
-            },
-        ),
-        flag: flag(
-            "api-listen",
-            "ADDRESS:PORT",
-            FlagForm::Word,
-            "Serve the API over TCP too, to clients with the token of --token-file, which is required",
-        ),
+    daemon_key! { flag("api-listen", "ADDRESS:PORT", FlagForm::Word,
+            "Serve the API over TCP too, to clients with the token of --token-file, which is required"),
+        "api_listen": Kind::Text("IP address and port", ADDRESS_ALLOWED); NONE; RESTART;
+        "serves the [API](api.md) over TCP to clients with a token; needs `token_file`";
+        set api_listen; get |config| config.access.api_listen.value()
     },
-    DaemonKey {
-        key: key(
-            "api_names",
-            Kind::List("list of host names", NAMES_ALLOWED, Item::Text),
-            NONE,
-            RESTART,
-            "names that browsers may use for the [API](api.md#access), besides `localhost` and IP addresses",
-            |key, reader, draft| {
-                if let Some(names) = read_texts(reader, key.name, NAMES_ALLOWED) {
-                    draft.api_names.extend(names);
-                }
-            },
-            |config| {
-                let names = &config.access.api_names;
-                (!names.is_empty()).then(|| json!(names))
-            },
-        ),
-        flag: flag(
-            "api-name",
-            "NAME",
-            FlagForm::Repeated,
-            "Host name that browsers may use for the API, in addition to localhost and IP addresses; may be given several times",
-        ),
+    daemon_key! { flag("api-name", "NAME", FlagForm::Repeated,
+            "Host name that browsers may use for the API, in addition to localhost and IP addresses; may be given several times"),
+        "api_names": Kind::List("list of host names", NAMES_ALLOWED, Item::Text); NONE; RESTART;
+        "names that browsers may use for the [API](api.md#access), besides `localhost` and IP addresses";
+        read |key, reader, draft| {
+            let names = read_texts(reader, key.name, NAMES_ALLOWED);
+            draft.access.api_names.extend(names.unwrap_or_default());
+        };
+        get |config| texts(&config.access.api_names)
     },
-    DaemonKey {
-        key: key(
-            "allow_paths",
-            Kind::List("list of paths", PATHS_ALLOWED, Item::Text),
-            "the folders of the disks and sockets in the configuration file",
-            RESTART,
-            "folders and devices that members of `control_group` and clients with the token may name in requests; root and the \
-                daemon's user may name every file",
-            |key, reader, draft| {
-                if let Some(paths) = read_texts(reader, key.name, PATHS_ALLOWED) {
-                    draft
-                        .allow_paths
-                        .extend(paths.into_iter().map(PathBuf::from));
-                }
-            },
-            |config| {
-                let paths = config.access.allow_paths.iter();
-                let paths: Vec<Value> = paths.filter_map(|path| path_value(Some(path))).collect();
-                (!paths.is_empty()).then(|| json!(paths))
-            },
-        ),
-        flag: flag(
-            "allow-path",
-            "PATH",
-            FlagForm::Repeated,
-            "Folder or device that members of control_group and clients with the token may name in requests; may be given several times",
-        ),
+    daemon_key! { flag("allow-path", "PATH", FlagForm::Repeated,
+            "Folder or device that members of control_group and clients with the token may name in requests; may be given several times"),
+        "allow_paths": Kind::List("list of paths", PATHS_ALLOWED, Item::Text);
+        "the folders of the disks and sockets in the configuration file"; RESTART;
+        "folders and devices that members of `control_group` and clients with the token may name in requests; root and the \
+            daemon's user may name every file";
+        read |key, reader, draft| {
+            let paths = read_texts(reader, key.name, PATHS_ALLOWED).unwrap_or_default();
+            draft.access.allow_paths.extend(paths.into_iter().map(PathBuf::from));
+        };
+        get |config| texts(config.access.allow_paths.iter().map(|path| path.to_string_lossy()))
     },
-    DaemonKey {
-        key: key(
-            "token_file",
-            Kind::Text("path of a file of mode 600", FILE_ALLOWED),
-            NONE,
-            REREAD,
-            "token that allows changes, with files in `allow_paths` only",
-            |key, reader, draft| draft.token_file = read_file_name(reader, key.name),
-            |config| path_value(config.access.token_file.as_ref()),
-        ),
-        flag: flag(
-            "token-file",
-            "FILE",
-            FlagForm::Word,
-            "File with the token for changes over TCP: mode 600, one line. Requests with this token may name only files in --allow-path",
-        ),
+    daemon_key! { flag("token-file", "FILE", FlagForm::Word,
+            "File with the token for changes over TCP: mode 600, one line. Requests with this token may name only files in --allow-path"),
+        "token_file": Kind::Text("path of a file of mode 600", FILE_ALLOWED); NONE; REREAD;
+        "token that allows changes, with files in `allow_paths` only";
+        read |key, reader, draft| draft.access.token_file = read_file_name(reader, key.name);
+        get |config| config.access.token_file.value()
     },
-    DaemonKey {
-        key: key(
-            "readers_token_file",
-            Kind::Text("path of a file of mode 600", FILE_ALLOWED),
-            NONE,
-            REREAD,
-            "token that allows reading",
-            |key, reader, draft| draft.readers_token_file = read_file_name(reader, key.name),
-            |config| path_value(config.access.readers_token_file.as_ref()),
-        ),
-        flag: flag(
-            "readers-token-file",
-            "FILE",
-            FlagForm::Word,
-            "File with the token for reading over TCP: mode 600, one line",
-        ),
+    daemon_key! { flag("readers-token-file", "FILE", FlagForm::Word, "File with the token for reading over TCP: mode 600, one line"),
+        "readers_token_file": Kind::Text("path of a file of mode 600", FILE_ALLOWED); NONE; REREAD; "token that allows reading";
+        read |key, reader, draft| draft.access.readers_token_file = read_file_name(reader, key.name);
+        get |config| config.access.readers_token_file.value()
     },
-    DaemonKey {
-        key: key(
-            "discovery_auth",
-            Kind::Text("path of a file of mode 600", FILE_ALLOWED),
-            NONE,
-            RunTime::OnlyReload,
-            "CHAP users of iSCSI discovery sessions",
-            |key, reader, draft| draft.discovery_auth = read_file_name(reader, key.name),
-            |config| path_value(config.discovery_auth.as_ref()),
-        ),
-        flag: flag(
-            "discovery-auth",
-            "FILE",
-            FlagForm::Word,
-            "File with the CHAP users of iSCSI discovery sessions, as for --chap-user",
-        ),
+    daemon_key! { flag("discovery-auth", "FILE", FlagForm::Word,
+            "File with the CHAP users of iSCSI discovery sessions, as for --chap-user"),
+        "discovery_auth": Kind::Text("path of a file of mode 600", FILE_ALLOWED); NONE; RunTime::OnlyReload;
+        "CHAP users of iSCSI discovery sessions";
+        read |key, reader, draft| draft.discovery_auth = read_file_name(reader, key.name);
+        get |config| config.discovery_auth.value()
     },
-    DaemonKey {
-        key: key(
-            "workers",
-            Kind::Number("", 1..=WORKERS_MAX as u64),
-            "half of the CPUs, at most 4",
-            RESTART,
-            "number of threads for I/O",
-            |key, reader, draft| {
-                let count = key.number(reader);
-                draft.workers.count = count.map(|at| Located::new(at.value as usize, at.location));
-            },
-            |config| match &config.workers.placement {
-                Placement::Count(count) => Some(json!(count)),
-                Placement::Cpus(_) => None,
-            },
-        ),
-        flag: flag(
-            "workers",
-            "N",
-            FlagForm::Word,
-            "Number of worker threads, which execute the I/O: 1 to 128",
-        ),
+    daemon_key! { flag("workers", "N", FlagForm::Word, "Number of worker threads, which execute the I/O: 1 to 128"),
+        "workers": Kind::Number("", 1..=WORKERS_MAX as u64); "half of the CPUs, at most 4"; RESTART; "number of threads for I/O";
+        set workers.count; get |config| match &config.workers.placement {
+            Placement::Count(count) => count.value(),
+            Placement::Cpus(_) => None,
+        }
     },
-    DaemonKey {
-        key: key(
-            "cpus",
-            Kind::List(
-                "list of CPU numbers, at most 128",
-                CPUS_ALLOWED,
-                Item::Number,
-            ),
-            NONE,
-            RESTART,
-            "starts one worker for each CPU, pinned to it, instead of `workers`",
-            |key, reader, draft| draft.workers.cpus = read_cpus(reader, key.name),
-            |config| match &config.workers.placement {
-                Placement::Count(_) => None,
-                Placement::Cpus(cpus) => Some(json!(cpus)),
-            },
-        ),
-        flag: flag(
-            "cpus",
-            "N,N,...",
-            FlagForm::List,
-            "Start one worker for each of these CPUs, pinned to it, instead of --workers",
-        ),
+    daemon_key! { flag("cpus", "N,N,...", FlagForm::List, "Start one worker for each of these CPUs, pinned to it, instead of --workers"),
+        "cpus": Kind::List("list of CPU numbers, at most 128", CPUS_ALLOWED, Item::Number); NONE; RESTART;
+        "starts one worker for each CPU, pinned to it, instead of `workers`";
+        read |key, reader, draft| draft.workers.cpus = read_cpus(reader, key.name);
+        get |config| match &config.workers.placement {
+            Placement::Count(_) => None,
+            Placement::Cpus(cpus) => Some(json!(cpus)),
+        }
     },
-    DaemonKey {
-        key: key(
-            "poll_us",
-            Kind::Poll,
-            "`50`",
-            RESTART,
-            "maximum polling time before a worker with guests sleeps; the actual time adapts below it. 0: no polling",
-            |key, reader, draft| draft.poll = read_poll(reader, key.name),
-            |config| poll_value(config.workers.poll),
-        ),
-        flag: flag(
-            "poll-us",
-            "N|always",
-            FlagForm::Word,
-            "Maximum time in microseconds that a worker with vhost-user guests polls before it sleeps: 0 to 1000000, or `always`",
-        ),
+    daemon_key! { flag("poll-us", "N|always", FlagForm::Word,
+            "Maximum time in microseconds that a worker with vhost-user guests polls before it sleeps: 0 to 1000000, or `always`"),
+        "poll_us": Kind::Poll; "`50`"; RESTART;
+        "maximum polling time before a worker with guests sleeps; the actual time adapts below it. 0: no polling";
+        set poll; get |config| config.workers.poll.value()
     },
-    DaemonKey {
-        key: key(
-            "network_poll_us",
-            Kind::Poll,
-            "`0`",
-            RESTART,
-            "the same for a worker with iSCSI connections only",
-            |key, reader, draft| draft.network_poll = read_poll(reader, key.name),
-            |config| poll_value(config.workers.network_poll),
-        ),
-        flag: flag(
-            "network-poll-us",
-            "N|always",
-            FlagForm::Word,
-            "Maximum time in microseconds that a worker with iSCSI connections only polls before it sleeps: 0 to 1000000, or `always`; a longer time shortens round trips and costs CPU time",
-        ),
+    daemon_key! { flag("network-poll-us", "N|always", FlagForm::Word,
+            "Maximum time in microseconds that a worker with iSCSI connections only polls before it sleeps: 0 to 1000000, or `always`; a longer time shortens round trips and costs CPU time"),
+        "network_poll_us": Kind::Poll; "`0`"; RESTART; "the same for a worker with iSCSI connections only";
+        set network_poll; get |config| config.workers.network_poll.value()
     },
-    DaemonKey {
-        key: key(
-            "disk_poll_us",
-            Kind::Poll,
-            "`5`",
-            RESTART,
-            "maximum polling time of a worker for a disk with one I/O in flight",
-            |key, reader, draft| draft.disk_poll = read_poll(reader, key.name),
-            |config| poll_value(config.workers.disk_poll),
-        ),
-        flag: flag(
-            "disk-poll-us",
-            "N|always",
-            FlagForm::Word,
-            "Maximum time in microseconds that a worker polls for a disk with one I/O in flight: 0 to 1000000, or `always`; a longer time makes disks with latencies of some tens of microseconds about 10 % faster at depth 1 and costs CPU time",
-        ),
+    daemon_key! { flag("disk-poll-us", "N|always", FlagForm::Word,
+            "Maximum time in microseconds that a worker polls for a disk with one I/O in flight: 0 to 1000000, or `always`; a longer time makes disks with latencies of some tens of microseconds about 10 % faster at depth 1 and costs CPU time"),
+        "disk_poll_us": Kind::Poll; "`5`"; RESTART; "maximum polling time of a worker for a disk with one I/O in flight";
+        set disk_poll; get |config| config.workers.disk_poll.value()
     },
-    list_of(
-        "disk",
-        "list of tables, `[[disk]]`",
-        "tables with the header [[disk]]",
-        "[disks](#disks)",
+    sections! { "disk": "list of tables, `[[disk]]`"; "tables with the header [[disk]]"; "[disks](#disks)";
         |key, reader, draft| {
             for fields in reader.objects(key.name, &key.kind.allowed()) {
                 draft.disks.push(read_disk(fields, reader.diagnostics()));
             }
-        },
-    ),
-    list_of(
-        "vhost_blk",
-        "list of tables, `[[vhost_blk]]`",
-        VHOST_BLK.example,
-        "[virtio-blk exports](#virtio-blk-exports)",
-        |_, reader, draft| read_exports(&VHOST_BLK, reader, draft),
-    ),
-    list_of(
-        "vhost_scsi",
-        "list of tables, `[[vhost_scsi]]`",
-        VHOST_SCSI.example,
-        "[virtio-scsi exports](#virtio-scsi-exports)",
-        |_, reader, draft| read_exports(&VHOST_SCSI, reader, draft),
-    ),
-    list_of(
-        "iscsi",
-        "list of tables, `[[iscsi]]`",
-        ISCSI.example,
-        "[iSCSI targets](#iscsi-targets)",
-        |_, reader, draft| read_exports(&ISCSI, reader, draft),
-    ),
-    DaemonKey {
-        key: key(
-            "iscsi_limits",
-            Kind::Sections(
-                "table, `[iscsi_limits]`",
-                "a table with the header [iscsi_limits]",
-            ),
-            "see its section",
-            RESTART,
-            "[limits of iSCSI initiators](#limits-of-iscsi-initiators)",
-            |key, reader, draft| {
-                if let Some(fields) = reader.table(key.name, &key.kind.allowed()) {
-                    draft.iscsi_limits = read_iscsi_limits(fields, reader.diagnostics());
-                }
-            },
-            |config| {
-                Some(json!(
-                    config
-                        .iscsi_limits
-                        .values()
-                        .map(|(key, value)| (key.name, value))
-                        .collect::<std::collections::BTreeMap<_, _>>()
-                ))
-            },
-        ),
-        flag: flag(
-            "iscsi-limits",
-            "KEY=VALUE,...",
-            FlagForm::Options,
+        }
+    },
+    sections! { "vhost_blk": "list of tables, `[[vhost_blk]]`"; VHOST_BLK.example; "[virtio-blk exports](#virtio-blk-exports)";
+        |_, reader, draft| read_exports(&VHOST_BLK, reader, draft)
+    },
+    sections! { "vhost_scsi": "list of tables, `[[vhost_scsi]]`"; VHOST_SCSI.example; "[virtio-scsi exports](#virtio-scsi-exports)";
+        |_, reader, draft| read_exports(&VHOST_SCSI, reader, draft)
+    },
+    sections! { "iscsi": "list of tables, `[[iscsi]]`"; ISCSI.example; "[iSCSI targets](#iscsi-targets)";
+        |_, reader, draft| read_exports(&ISCSI, reader, draft)
+    },
+    daemon_key! { flag("iscsi-limits", "KEY=VALUE,...", FlagForm::Options,
             "Limits for iSCSI initiators: connections, half_open (connections without a login), sessions, connections_per_session, \
                 commands_per_session, login_s (seconds for a login), memory (bytes of command data per session) [default: \
-                connections=1024, half_open=128, sessions=512, connections_per_session=16, commands_per_session=128, login_s=15, memory=32M]",
-        ),
+                connections=1024, half_open=128, sessions=512, connections_per_session=16, commands_per_session=128, login_s=15, memory=32M]"),
+        "iscsi_limits": Kind::Sections("table, `[iscsi_limits]`", "a table with the header [iscsi_limits]");
+        "see its section"; RESTART; "[limits of iSCSI initiators](#limits-of-iscsi-initiators)";
+        read |key, reader, draft| {
+            if let Some(fields) = reader.table(key.name, &key.kind.allowed()) {
+                draft.iscsi_limits = read_iscsi_limits(fields, reader.diagnostics());
+            }
+        };
+        get |config| {
+            let values = config.iscsi_limits.values().map(|(key, value)| (key.name.to_owned(), value));
+            Some(Value::Object(values.collect()))
+        }
     },
 ];
 
@@ -661,21 +363,15 @@ impl Config {
 impl Draft {
     /// Returns the daemon's own part, with placed workers and without disks and exports.
     pub fn daemon(&mut self, placement: Placement, surroundings: &Surroundings) -> Config {
-        let path = |at: Option<Located<PathBuf>>| at.map(|at| at.value);
         let poll = |limit: Option<PollLimit>, micros| limit.unwrap_or(PollLimit::Micros(micros));
         Config {
-            control: path(self.control.take()),
+            control: self.control.take().map(|at| at.value),
             access: AccessConfig {
-                control_group: self.control_group.take(),
-                control_readers: self.control_readers.take(),
                 api_listen: self.api_listen.take().map(|at| at.value),
-                token_file: path(self.token_file.take()),
-                readers_token_file: path(self.readers_token_file.take()),
-                api_names: std::mem::take(&mut self.api_names),
-                allow_paths: std::mem::take(&mut self.allow_paths),
+                ..std::mem::take(&mut self.access)
             },
-            state: path(self.state.take()),
-            metrics_listen: self.metrics_listen.take().map(|at| at.value),
+            state: self.state.take(),
+            metrics_listen: self.metrics_listen,
             sandbox: self.sandbox.unwrap_or(surroundings.sandbox),
             sandbox_paths: self
                 .sandbox_paths
@@ -691,7 +387,7 @@ impl Draft {
             vhost_blk: Vec::new(),
             vhost_scsi: Vec::new(),
             iscsi: Vec::new(),
-            discovery_auth: path(self.discovery_auth.take()),
+            discovery_auth: self.discovery_auth.take(),
             iscsi_limits: self.iscsi_limits.clone(),
         }
     }

@@ -1,6 +1,6 @@
 //! Keys of a disk, and relations between them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use block::{
     CacheMode, ClusterConfig, DelayTime, DiscardMode, ErrorPolicy, FileLock, ImageName, NamedFiles,
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 use super::Diagnostics;
 use super::devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, Persist};
 use super::diagnostics::{Mistake, MistakeKind};
-use super::file_lock;
-use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
+use super::key::{Key, Kind, NONE, REQUIRED, RunTime, key, words};
 use super::location::Located;
 use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX, ShownConfig};
 use super::passthrough::{self, PassthroughDraft};
 use super::rbd::{self, RbdConfig};
 use super::readers::{NAME_ALLOWED, read_name};
 use super::remote::{self, RemoteConfig};
+use super::setting::{Choice, Setting};
 use super::size::{SIZE_MAX, parse_size};
 use super::value::{Fields, Raw, Reader};
 
@@ -32,8 +32,8 @@ const WWN_ALLOWED: &str =
 const PHYSICAL_MAX: u32 = 65_536;
 /// Maximum rate limit in requests per second, higher than any disk's rate.
 const IOPS_MAX: u64 = 1_000_000_000;
-/// Maximum timeout in seconds: a day.
-const IO_TIMEOUT_MAX: u64 = 86_400;
+/// Maximum time limit in seconds.
+const DAY: u64 = 86_400;
 
 /// Values given for a disk.
 #[derive(Default)]
@@ -73,178 +73,84 @@ pub struct DiskDraft {
 /// A key of a disk.
 pub type DiskKey = Key<DiskDraft, DiskConfig>;
 
+/// Returns a field of the block device as it is written, if the device is of one of these kinds.
+macro_rules! of_device {
+    ($disk:ident, $($kind:ident)|+, $field:ident) => {
+        match &$disk.backend {
+            $(BlockDeviceConfig::$kind { $field, .. })|+ => $field.value(),
+            _ => None,
+        }
+    };
+}
+
 /// All keys of a disk.
 pub static DISK_KEYS: &[DiskKey] = &[
-    Key {
-        name: "name",
-        kind: Kind::Text("a name", NAME_ALLOWED),
-        default: REQUIRED,
-        run_time: RunTime::AddAnew,
-        of: &[],
-        help: "name for exports and commands",
-        read: |key, reader, disk| disk.name = read_name(reader, key.name),
-        get: |disk| Some(json!(disk.name)),
+    key! { "name": Kind::Text("a name", NAME_ALLOWED); REQUIRED; RunTime::AddAnew; "name for exports and commands";
+        read |key, reader, disk| disk.name = read_name(reader, key.name); get |disk| disk.name.value()
     },
-    Key {
-        name: "backend",
-        kind: Kind::Word(&const { words(&DEVICE_KINDS) }),
-        default: REQUIRED,
-        run_time: RunTime::AddAnew,
-        of: &[],
-        help: "kind of the disk: see the sections below",
-        read: |key, reader, disk| {
-            disk.device = reader.choice(key.name, &DEVICE_KINDS).map(|at| at.value);
-        },
-        get: |disk| Some(json!(disk.backend.word())),
+    key! { "backend": Kind::Word(&const { words(&DEVICE_KINDS) }); REQUIRED; RunTime::AddAnew;
+        "kind of the disk: see the sections below";
+        read |key, reader, disk| disk.device = reader.choice(key.name, &DEVICE_KINDS).map(|at| at.value);
+        get |disk| Some(json!(disk.backend.word()))
     },
-    Key {
-        name: "size",
-        kind: Kind::Size(": a multiple of the block size", 512..=SIZE_MAX),
-        default: NONE,
-        run_time: DISK_RESIZE,
-        of: &[],
-        help: "`ram`, `null`, `delay`: required. `file`: a missing file is created sparse with this size; without this key the \
-            disk follows the size of the file. `image`, `rbd`, `iscsi`, `scsi_generic`: not allowed, because the image or unit has a size",
-        read: |key, reader, disk| disk.size = reader.size(key.name),
-        get: |disk| disk.backend.size().map(Value::from),
+    key! { "size": Kind::Size(": a multiple of the block size", 512..=SIZE_MAX); NONE; DISK_RESIZE;
+        "`ram`, `null`, `delay`: required. `file`: a missing file is created sparse with this size; without this key the \
+            disk follows the size of the file. `image`, `rbd`, `iscsi`, `scsi_generic`: not allowed, because the image or unit has a size";
+        read |key, reader, disk| disk.size = reader.size(key.name); get |disk| disk.backend.size().value()
     },
-    Key {
-        name: "path",
-        kind: Kind::Text(
-            "path of a file or a device",
-            "the path of a file or a device",
-        ),
-        default: REQUIRED,
-        run_time: RunTime::AddAnew,
-        of: &["file", "image", "scsi_generic"],
-        help: "`image`: a qcow2 image. `scsi_generic`: `/dev/sgN`, or a block device that is a SCSI device. `file`: the content \
-            is served as raw bytes; an image format causes a warning",
-        read: |key, reader, disk| {
-            disk.path = key
-                .text(reader)
-                .map(|at| Located::new(at.value.into(), at.location));
-        },
-        get: |disk| match &disk.backend {
-            BlockDeviceConfig::File { path, .. }
-            | BlockDeviceConfig::Image { path, .. }
-            | BlockDeviceConfig::ScsiGeneric { path, .. } => Some(path_value(path)),
-            _ => None,
-        },
+    key! { "path": Kind::Text("path of a file or a device", "the path of a file or a device"); REQUIRED;
+        RunTime::AddAnew, of &["file", "image", "scsi_generic"];
+        "`image`: a qcow2 image. `scsi_generic`: `/dev/sgN`, or a block device that is a SCSI device. `file`: the content \
+            is served as raw bytes; an image format causes a warning";
+        set path; get |disk| of_device!(disk, File | Image | ScsiGeneric, path)
     },
-    Key {
-        name: "data_file",
-        kind: Kind::Text("path of a file", "the path of a file or a block device"),
-        default: "for reading: the file that the image names",
-        run_time: RunTime::AddAnew,
-        of: &["image"],
-        help: "external data file of the image. Required for writing, because an image from an untrusted source can name any file",
-        read: |key, reader, disk| {
-            disk.data_file = key.text(reader).map(|at| at.value.into());
-        },
-        get: |disk| match &disk.backend {
-            BlockDeviceConfig::Image { data_file, .. } => data_file.as_deref().map(path_value),
-            _ => None,
-        },
+    key! { "data_file": Kind::Text("path of a file", "the path of a file or a block device");
+        "for reading: the file that the image names"; RunTime::AddAnew, of &["image"];
+        "external data file of the image. Required for writing, because an image from an untrusted source can name any file";
+        set data_file; get |disk| of_device!(disk, Image, data_file)
     },
-    Key {
-        name: "named_files",
-        kind: Kind::Word(&const { words(&NamedFiles::WORDS) }),
-        default: "`any`; `folder` for a disk or a job's target that a request to the API names",
-        run_time: RunTime::AddAnew,
-        of: &["image"],
-        help: "allowed names of backing images and data files in the image and in its backing images. `any`: every file, logical unit and RBD image. \
-            `folder`: files in the folder of the image that names them. `none`: an image that names a file is refused",
-        read: |key, reader, disk| {
-            disk.named_files = reader
-                .choice(key.name, &NamedFiles::WORDS)
-                .map(|at| at.value);
-        },
-        get: |disk| match &disk.backend {
-            BlockDeviceConfig::Image {
-                named_files: Some(named_files),
-                ..
-            } => {
-                let mut words = NamedFiles::WORDS.into_iter();
-                let word = words.find(|(_, value)| value == named_files);
-                word.map(|(word, _)| json!(word))
+    key! { "named_files": NamedFiles::KIND;
+        "`any`; `folder` for a disk or a job's target that a request to the API names"; RunTime::AddAnew, of &["image"];
+        "allowed names of backing images and data files in the image and in its backing images. `any`: every file, logical unit and RBD image. \
+            `folder`: files in the folder of the image that names them. `none`: an image that names a file is refused";
+        set named_files; get |disk| of_device!(disk, Image, named_files)
+    },
+    key! { "cache": CacheMode::KIND; "`none`"; RunTime::AddAnew, of &["file", "image"];
+        "`none`: O_DIRECT. `writeback`: the page cache holds written data until a flush. `writethrough`: each write is durable when it completes";
+        set cache; get |disk| of_device!(disk, File | Image, cache)
+    },
+    key! { "lock": FileLock::KIND; "`always`"; RunTime::AddAnew, of &["file", "image"];
+        "duration of the lock against other writers. `while-active`: only while clients or jobs use the disk, so that another daemon \
+            may open it for a [live migration](migration.md#two-daemons)";
+        read |key, reader, disk| {
+            key.set(reader, &mut disk.file_lock);
+            if disk.file_lock == FileLock::WhileActive {
+                // Default of `on_error`, which is read later: requests wait while another process has the lock.
+                disk.errors.on_error = OnError::Stop;
             }
+        };
+        get |disk| match &disk.backend {
+            BlockDeviceConfig::File { lock, .. } | BlockDeviceConfig::Image { lock, .. } => lock.value_unless(&FileLock::Always),
             _ => None,
-        },
+        }
     },
-    Key {
-        name: "cache",
-        kind: Kind::Word(&const { words(&CacheMode::WORDS) }),
-        default: "`none`",
-        run_time: RunTime::AddAnew,
-        of: &["file", "image"],
-        help: "`none`: O_DIRECT. `writeback`: the page cache holds written data until a flush. `writethrough`: each write is durable when it completes",
-        read: |key, reader, disk| {
-            disk.cache = reader
-                .choice(key.name, &CacheMode::WORDS)
-                .map(|at| at.value);
-        },
-        get: |disk| match &disk.backend {
-            BlockDeviceConfig::File { cache, .. } | BlockDeviceConfig::Image { cache, .. } => {
-                Some(json!(cache.word()))
-            }
-            _ => None,
-        },
+    key! { "lock_timeout": Kind::Number("seconds", 0..=DAY); "`0`"; RunTime::AddAnew, of &["file", "image"];
+        "with `lock = \"while-active\"`: time after which requests fail if another process has the lock. 0: requests wait for the lock";
+        set errors.lock_timeout; get |disk| disk.errors.lock_timeout.value_unless(&0)
     },
-    file_lock::LOCK,
-    file_lock::LOCK_TIMEOUT,
-    Key {
-        name: "time",
-        kind: Kind::Text(
-            "`250us`, `50us-2ms` (any time between) or `exp:3ms` (exponentially distributed)",
-            DelayTime::FORMS,
-        ),
-        default: REQUIRED,
-        run_time: RunTime::AddAnew,
-        of: &["delay"],
-        help: "duration of each I/O",
-        read: |key, reader, disk| disk.time = read_time(key, reader),
-        get: |disk| match &disk.backend {
-            BlockDeviceConfig::Delay { time, .. } => Some(json!(time.to_string())),
-            _ => None,
-        },
+    key! { "time": Kind::Text("`250us`, `50us-2ms` (any time between) or `exp:3ms` (exponentially distributed)", DelayTime::FORMS);
+        REQUIRED; RunTime::AddAnew, of &["delay"]; "duration of each I/O"; set time; get |disk| of_device!(disk, Delay, time)
     },
-    Key {
-        name: "around",
-        kind: Kind::Word(&const { words(&DelayStorage::WORDS) }),
-        default: "`null`",
-        run_time: RunTime::AddAnew,
-        of: &["delay"],
-        help: "storage of the data",
-        read: |key, reader, disk| {
-            disk.storage = reader
-                .choice(key.name, &DelayStorage::WORDS)
-                .map(|at| at.value);
-        },
-        get: |disk| match &disk.backend {
-            BlockDeviceConfig::Delay { storage, .. } => Some(json!(storage.word())),
-            _ => None,
-        },
+    key! { "around": DelayStorage::KIND; "`null`"; RunTime::AddAnew, of &["delay"]; "storage of the data";
+        set storage; get |disk| of_device!(disk, Delay, storage)
     },
-    Key {
-        name: "persist",
-        kind: Kind::Word(&const { words(&Persist::WORDS) }),
-        default: "`none`",
-        run_time: RunTime::AddAnew,
-        of: &["ram"],
-        help: "`memfd`: the content survives the end of the daemon, also a kill, if the service manager stores descriptors: see \
-            [RAM disks that stay](operations.md#ram-disks-that-stay)",
-        read: |key, reader, disk| {
-            if let Some(at) = reader.choice(key.name, &Persist::WORDS) {
-                disk.persist = at.value;
-            }
-        },
-        get: |disk| match &disk.backend {
-            BlockDeviceConfig::Ram {
-                persist: Persist::Memfd,
-                ..
-            } => Some(json!("memfd")),
+    key! { "persist": Persist::KIND; "`none`"; RunTime::AddAnew, of &["ram"];
+        "`memfd`: the content survives the end of the daemon, also a kill, if the service manager stores descriptors: see \
+            [RAM disks that stay](operations.md#ram-disks-that-stay)";
+        set persist; get |disk| match &disk.backend {
+            BlockDeviceConfig::Ram { persist, .. } => persist.value_unless(&Persist::None),
             _ => None,
-        },
+        }
     },
     rbd::IMAGE,
     rbd::CONF,
@@ -273,187 +179,67 @@ pub static DISK_KEYS: &[DiskKey] = &[
     remote::ERROR_RECOVERY_LEVEL,
     passthrough::PASSTHROUGH,
     passthrough::RESERVATIONS_KEY,
-    Key {
-        name: "block_size",
-        kind: Kind::Numbers(&[512, 4096]),
-        default: "512 bytes; of a block device or a remote unit its own",
-        run_time: RunTime::AddAnew,
-        of: &[],
-        help: "logical block size; may be smaller than that of the device",
-        read: |key, reader, disk| disk.block_size = read_block_size(key, reader),
-        get: |disk| disk.block_size.map(Value::from),
+    key! { "block_size": Kind::Numbers(&[512, 4096]); "512 bytes; of a block device or a remote unit its own"; RunTime::AddAnew;
+        "logical block size; may be smaller than that of the device";
+        read |key, reader, disk| disk.block_size = read_block_size(key, reader); get |disk| disk.block_size.value()
     },
-    Key {
-        name: "discard",
-        kind: Kind::Word(&const { words(&DiscardMode::WORDS) }),
-        default: "`unmap`",
-        run_time: RunTime::AddAnew,
-        of: &["ram", "null", "delay", "file", "image", "rbd", "iscsi"],
-        help: "effect of a discard. `unmap`: forwarded to the device. `zeroes`: the blocks read as zeroes; if the device does not \
-            guarantee this, zeroes are written. `ignore`: none. `lunette disk mirror` and `disk commit` set it if clients need it",
-        read: |key, reader, disk| disk.discard = reader.choice(key.name, &DiscardMode::WORDS),
-        get: |disk| {
-            let word = disk.discard.word();
-            (disk.discard != DiscardMode::Unmap).then(|| json!(word))
-        },
+    key! { "discard": DiscardMode::KIND; "`unmap`";
+        RunTime::AddAnew, of &["ram", "null", "delay", "file", "image", "rbd", "iscsi"];
+        "effect of a discard. `unmap`: forwarded to the device. `zeroes`: the blocks read as zeroes; if the device does not \
+            guarantee this, zeroes are written. `ignore`: none. `lunette disk mirror` and `disk commit` set it if clients need it";
+        set discard; get |disk| disk.discard.value_unless(&DiscardMode::Unmap)
     },
-    Key {
-        name: "read_only",
-        kind: Kind::Boolean,
-        default: "`false`",
-        run_time: RunTime::AddAnew,
-        of: &[],
-        help: "refuses writes. Short form in a flag: `ro`",
-        read: |key, reader, disk| disk.read_only = key.is_on(reader),
-        get: |disk| Some(json!(disk.read_only)),
+    key! { "read_only": Kind::Boolean; "`false`"; RunTime::AddAnew; "refuses writes. Short form in a flag: `ro`"; both read_only },
+    key! { "require": Kind::Boolean; "`false`"; RunTime::NextStart;
+        "`true`: the daemon does not start without the disk. `false`: it starts, shows the disk as unavailable and retries it"; both require
     },
-    Key {
-        name: "require",
-        kind: Kind::Boolean,
-        default: "`false`",
-        run_time: RunTime::NextStart,
-        of: &[],
-        help: "`true`: the daemon does not start without the disk. `false`: it starts, shows the disk as unavailable and retries it",
-        read: |key, reader, disk| disk.require = key.is_on(reader),
-        get: |disk| Some(json!(disk.require)),
+    key! { "serial": Kind::ShortText("at most 20 printable ASCII characters", "1 to 20 printable ASCII characters", SERIAL_MAX);
+        "from the disk's [identity](operations.md#identity)"; RunTime::AddAnew; "serial number reported to clients";
+        read |key, reader, disk| disk.serial = read_serial(key, reader); get |disk| disk.serial.value()
     },
-    Key {
-        name: "serial",
-        kind: Kind::ShortText(
-            "at most 20 printable ASCII characters",
-            "1 to 20 printable ASCII characters",
-            SERIAL_MAX,
-        ),
-        default: "from the disk's [identity](operations.md#identity)",
-        run_time: RunTime::AddAnew,
-        of: &[],
-        help: "serial number reported to clients",
-        read: |key, reader, disk| disk.serial = read_serial(key, reader),
-        get: |disk| disk.serial.clone().map(Value::from),
-    },
-    Key {
-        name: "wwn",
-        kind: Kind::Text("16 hexadecimal digits, the first 2, 3 or 5", WWN_ALLOWED),
-        default: "from the disk's [identity](operations.md#identity)",
-        run_time: RunTime::AddAnew,
-        of: &[],
-        help: "NAA identifier. Set it only if two daemons serve one medium as one disk",
-        read: |key, reader, disk| {
+    key! { "wwn": Kind::Text("16 hexadecimal digits, the first 2, 3 or 5", WWN_ALLOWED);
+        "from the disk's [identity](operations.md#identity)"; RunTime::AddAnew;
+        "NAA identifier. Set it only if two daemons serve one medium as one disk";
+        read |key, reader, disk| {
             disk.wwn = read_wwn(key, reader);
             disk.shown.wwn = disk.wwn.as_ref().map(|at| at.value);
-        },
-        get: |disk| Some(json!(format!("{:016x}", disk.shown.wwn?))),
+        };
+        get |disk| Some(json!(format!("{:016x}", disk.shown.wwn?)))
     },
-    Key {
-        name: "physical_block_size",
-        kind: Kind::Size(": a power of two, 512 to 65536", 512..=PHYSICAL_MAX as u64),
-        default: "that of the file or device",
-        run_time: RunTime::AddAnew,
-        of: &[],
-        help: "physical block size reported to clients",
-        read: |key, reader, disk| {
+    key! { "physical_block_size": Kind::Size(": a power of two, 512 to 65536", 512..=PHYSICAL_MAX as u64);
+        "that of the file or device"; RunTime::AddAnew; "physical block size reported to clients";
+        read |key, reader, disk| {
             disk.shown.physical_block_size = read_physical_block_size(key, reader, disk.block_size);
-        },
-        get: |disk| disk.shown.physical_block_size.map(Value::from),
+        };
+        get |disk| disk.shown.physical_block_size.value()
     },
-    Key {
-        name: "removable",
-        kind: Kind::Boolean,
-        default: "`false`",
-        run_time: RunTime::AddAnew,
-        of: &[],
-        help: "SCSI initiators may eject and load the medium",
-        read: |key, reader, disk| disk.shown.removable = key.is_on(reader),
-        get: |disk| Some(json!(disk.shown.removable)),
+    key! { "removable": Kind::Boolean; "`false`"; RunTime::AddAnew; "SCSI initiators may eject and load the medium"; both shown.removable },
+    key! { "copy_across_targets": Kind::Boolean; "`false`"; RunTime::AddAnew;
+        "EXTENDED COPY through targets without this disk may use it, by its NAA identifier"; both shown.copy_across_targets
     },
-    Key {
-        name: "copy_across_targets",
-        kind: Kind::Boolean,
-        default: "`false`",
-        run_time: RunTime::AddAnew,
-        of: &[],
-        help: "EXTENDED COPY through targets without this disk may use it, by its NAA identifier",
-        read: |key, reader, disk| disk.shown.copy_across_targets = key.is_on(reader),
-        get: |disk| Some(json!(disk.shown.copy_across_targets)),
+    key! { "iops": Kind::Number("requests per second", 1..=IOPS_MAX); NONE; DISK_LIMIT; "limit for the sum of all clients";
+        set iops; get |disk| disk.limits.iops.value()
     },
-    Key {
-        name: "iops",
-        kind: Kind::Number("requests per second", 1..=IOPS_MAX),
-        default: NONE,
-        run_time: DISK_LIMIT,
-        of: &[],
-        help: "limit for the sum of all clients",
-        read: |key, reader, disk| disk.iops = key.number(reader),
-        get: |disk| disk.limits.iops.map(Value::from),
+    key! { "iops_burst": Kind::Number("requests", 1..=IOPS_MAX); "a twentieth of `iops`"; DISK_LIMIT;
+        "requests admitted at once after a pause"; set iops_burst; get |disk| disk.limits.iops_burst.value()
     },
-    Key {
-        name: "iops_burst",
-        kind: Kind::Number("requests", 1..=IOPS_MAX),
-        default: "a twentieth of `iops`",
-        run_time: DISK_LIMIT,
-        of: &[],
-        help: "requests admitted at once after a pause",
-        read: |key, reader, disk| disk.iops_burst = key.number(reader),
-        get: |disk| disk.limits.iops_burst.map(Value::from),
+    key! { "bandwidth": Kind::Size(", per second", 1..=SIZE_MAX); NONE; DISK_LIMIT;
+        "limit for the sum of reads and writes of all clients";
+        read |key, reader, disk| disk.bandwidth = reader.size(key.name); get |disk| disk.limits.bandwidth.value()
     },
-    Key {
-        name: "bandwidth",
-        kind: Kind::Size(", per second", 1..=SIZE_MAX),
-        default: NONE,
-        run_time: DISK_LIMIT,
-        of: &[],
-        help: "limit for the sum of reads and writes of all clients",
-        read: |key, reader, disk| disk.bandwidth = reader.size(key.name),
-        get: |disk| disk.limits.bandwidth.map(Value::from),
+    key! { "bandwidth_burst": Kind::Size("", 1..=SIZE_MAX); "a twentieth of `bandwidth`"; DISK_LIMIT;
+        "bytes admitted at once after a pause";
+        read |key, reader, disk| disk.bandwidth_burst = reader.size(key.name); get |disk| disk.limits.bandwidth_burst.value()
     },
-    Key {
-        name: "bandwidth_burst",
-        kind: Kind::Size("", 1..=SIZE_MAX),
-        default: "a twentieth of `bandwidth`",
-        run_time: DISK_LIMIT,
-        of: &[],
-        help: "bytes admitted at once after a pause",
-        read: |key, reader, disk| disk.bandwidth_burst = reader.size(key.name),
-        get: |disk| disk.limits.bandwidth_burst.map(Value::from),
+    key! { "on_error": OnError::KIND; "`report`; with `lock = \"while-active\"`: `stop`"; DISK_SET;
+        "handling of failed I/Os. `report`: the client receives the error. `stop`: the I/O \
+            [waits](operations.md#when-a-disk-fails). `enospc`: it waits if the device is full"; both errors.on_error
     },
-    Key {
-        name: "on_error",
-        kind: Kind::Word(&const { words(&OnError::WORDS) }),
-        default: "`report`; with `lock = \"while-active\"`: `stop`",
-        run_time: DISK_SET,
-        of: &[],
-        help: "handling of failed I/Os. `report`: the client receives the error. `stop`: the I/O \
-            [waits](operations.md#when-a-disk-fails). `enospc`: it waits if the device is full",
-        read: |key, reader, disk| {
-            if let Some(at) = reader.choice(key.name, &OnError::WORDS) {
-                disk.errors.on_error = at.value;
-            }
-        },
-        get: |disk| Some(json!(disk.errors.on_error.word())),
-    },
-    Key {
-        name: "io_timeout",
-        kind: Kind::Number("seconds", 0..=IO_TIMEOUT_MAX),
-        default: "`0`",
-        run_time: DISK_SET,
-        of: &[],
-        help: "time after which the device is asked to cancel an I/O. 0: never",
-        read: |key, reader, disk| {
-            if let Some(at) = key.number(reader) {
-                disk.errors.io_timeout = at.value as u32;
-            }
-        },
-        get: |disk| {
-            Some(disk.errors.io_timeout)
-                .filter(|s| *s > 0)
-                .map(Value::from)
-        },
+    key! { "io_timeout": Kind::Number("seconds", 0..=DAY); "`0`"; DISK_SET;
+        "time after which the device is asked to cancel an I/O. 0: never";
+        set errors.io_timeout; get |disk| disk.errors.io_timeout.value_unless(&0)
     },
 ];
-
-pub(super) fn path_value(path: &Path) -> Value {
-    json!(path.to_string_lossy())
-}
 
 impl DiskConfig {
     /// Returns the values of the disk, in the order of its keys.
@@ -700,16 +486,6 @@ fn relate_limits(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> LimitsConfig
         bandwidth: value(&draft.bandwidth),
         bandwidth_burst: value(&draft.bandwidth_burst),
     }
-}
-
-/// Reads the duration of each I/O of a delayed disk.
-fn read_time(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<DelayTime> {
-    let text = key.text(reader)?;
-    let time = DelayTime::parse(&text.value);
-    if time.is_none() {
-        key.refuse(reader, &text);
-    }
-    time
 }
 
 fn read_block_size(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<u32> {

@@ -148,7 +148,7 @@ pub const fn dedicated<D: Placed, T: ExportObject>(help: &'static str) -> Key<D,
 }
 
 /// Returns texts as the value of a key; `None` if there are none.
-pub fn texts<T: ToString>(texts: &[T]) -> Option<Value> {
-    let texts: Vec<String> = texts.iter().map(ToString::to_string).collect();
+pub fn texts(texts: impl IntoIterator<Item = impl ToString>) -> Option<Value> {
+    let texts: Vec<String> = texts.into_iter().map(|text| text.to_string()).collect();
     (!texts.is_empty()).then(|| json!(texts))
 }

@@ -13,12 +13,13 @@ use super::access_list::{ACL_KEYS, acl_value, read_acl};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::export::ExportConfig;
 use super::export_draft::{ExportDraft, Placed, dedicated, texts, workers};
-use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime, key, read_all, schema_of, words};
+use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime, key, read_all, schema_of};
 use super::location::Located;
 use super::lun::{LUN_COMMAND, LunDraft, TARGET_LUN_KEYS, luns_value, read_lun};
 use super::model::LunConfig;
 use super::placement::PlacementDraft;
 use super::readers::{FILE_ALLOWED, parsed, read_list};
+use super::setting::{Choice, Setting};
 use super::target_keys::TARGET_KEYS;
 use super::value::{Fields, Raw, Reader, text_of};
 
@@ -31,11 +32,6 @@ const ACCESS_STATES_ALLOWED: &str = "a list of portal groups with their states, 
      active/optimized, active/non-optimized, standby and unavailable";
 const ACL_EXAMPLE: &str =
     "tables such as { initiator = \"iqn...\", network = \"192.0.2.0/24\", read_only = true }";
-const MODES: [(&str, DemoMode); 3] = [
-    ("none", DemoMode::None),
-    ("ro", DemoMode::ReadOnly),
-    ("rw", DemoMode::ReadWrite),
-];
 
 /// An iSCSI target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,156 +99,78 @@ pub type IscsiKey = Key<IscsiDraft, IscsiConfig>;
 
 /// All keys except those of logins.
 pub static ISCSI_KEYS: &[IscsiKey] = &[
-    key(
-        "name",
-        Kind::Text("an iSCSI name", NAME_ALLOWED),
-        REQUIRED,
-        RunTime::AddAnew,
-        "name of the target",
-        |_, reader, draft| draft.name = read_name(reader),
-        |target| Some(json!(target.name)),
-    ),
-    key(
-        "alias",
-        Kind::Text("any", "a text"),
-        NONE,
-        RunTime::Reload,
-        "descriptive name",
-        |key, reader, draft| draft.alias = key.text(reader).map(|at| at.value),
-        |target| target.alias.as_ref().map(|alias| json!(alias)),
-    ),
-    key(
-        "disks",
-        Kind::List("list of names of disks", DISKS_ALLOWED, Item::Text),
-        NONE,
-        LUN_COMMAND,
-        "logical units from 0 on, in this order",
-        |key, reader, draft| draft.disks = read_list(reader, key.name, DISKS_ALLOWED),
+    key! { "name": Kind::Text("an iSCSI name", NAME_ALLOWED); REQUIRED; RunTime::AddAnew; "name of the target";
+        read |_, reader, draft| draft.name = read_name(reader); get |target| target.name.value()
+    },
+    key! { "alias": Kind::Text("any", "a text"); NONE; RunTime::Reload; "descriptive name"; both alias },
+    key! { "disks": Kind::List("list of names of disks", DISKS_ALLOWED, Item::Text); NONE; LUN_COMMAND;
+        "logical units from 0 on, in this order";
         // `lun` contains them, for all numbers.
-        |_| None,
-    ),
-    key(
-        "lun",
-        Kind::List(
-            "list of tables",
-            LUN_EXAMPLE,
-            Item::Table {
-                fields: &["lun", "disk"],
-                schema: || schema_of(TARGET_LUN_KEYS),
-            },
-        ),
-        NONE,
-        LUN_COMMAND,
-        "logical units with numbers, instead of `disks`: `{ lun = 4, disk = \"d0\" }`",
-        |key, reader, draft| {
+        read |key, reader, draft| draft.disks = read_list(reader, key.name, DISKS_ALLOWED); get |_| None
+    },
+    key! { "lun": Kind::List("list of tables", LUN_EXAMPLE,
+            Item::Table { fields: &["lun", "disk"], schema: || schema_of(TARGET_LUN_KEYS) });
+        NONE; LUN_COMMAND; "logical units with numbers, instead of `disks`: `{ lun = 4, disk = \"d0\" }`";
+        read |key, reader, draft| {
             for fields in reader.objects(key.name, LUN_EXAMPLE) {
                 let mut lun = read_lun(TARGET_LUN_KEYS, fields, reader.diagnostics());
                 lun.target = Some(Located::new(0, fields.location.clone()));
                 draft.luns.push(lun);
             }
-        },
-        |target| Some(luns_value(&target.luns)),
-    ),
-    key(
-        "portals",
-        Kind::List("list of addresses", PORTALS_ALLOWED, Item::Text),
-        REQUIRED,
-        RunTime::Reload,
-        "`\"192.0.2.1\"`, `\"127.0.0.1:3260\"`, `\"[::1]:3260,2\"`: port 3260 and portal group 1 unless given",
-        |key, reader, draft| {
+        };
+        get |target| Some(luns_value(&target.luns))
+    },
+    key! { "portals": Kind::List("list of addresses", PORTALS_ALLOWED, Item::Text); REQUIRED; RunTime::Reload;
+        "`\"192.0.2.1\"`, `\"127.0.0.1:3260\"`, `\"[::1]:3260,2\"`: port 3260 and portal group 1 unless given";
+        read |key, reader, draft| {
             let texts = read_list(reader, key.name, PORTALS_ALLOWED);
-            let portals = texts.iter();
-            let portals: Vec<_> = portals.map(|text| parsed(reader, key.name, text)).collect();
+            let portals: Vec<_> = texts.iter().map(|text| parsed(reader, key.name, text)).collect();
             draft.portals = portals.into_iter().collect();
-        },
-        |target| texts(&target.portals),
-    ),
-    key(
-        "announce",
-        Kind::List("string or list: addresses", ANNOUNCE_ALLOWED, Item::Text),
-        "the portals",
-        RunTime::Reload,
-        "[addresses in discovery responses](operations.md#discovery), instead of the portals of the same group",
-        |_, reader, draft| draft.announce = read_announce(reader, draft.portals.as_deref()),
-        |target| texts(&target.announce),
-    ),
-    key(
-        "access_states",
-        Kind::List("list of `GROUP=STATE`", ACCESS_STATES_ALLOWED, Item::Text),
-        "`active/optimized` for all",
-        RunTime::Command("lunette export access-state"),
+        };
+        get |target| texts(&target.portals)
+    },
+    key! { "announce": Kind::List("string or list: addresses", ANNOUNCE_ALLOWED, Item::Text); "the portals"; RunTime::Reload;
+        "[addresses in discovery responses](operations.md#discovery), instead of the portals of the same group";
+        read |_, reader, draft| draft.announce = read_announce(reader, draft.portals.as_deref());
+        get |target| texts(&target.announce)
+    },
+    key! { "access_states": Kind::List("list of `GROUP=STATE`", ACCESS_STATES_ALLOWED, Item::Text); "`active/optimized` for all";
+        RunTime::Command("lunette export access-state");
         "`\"2=standby\"`: [access states](operations.md#target-port-groups) (ALUA) of portal groups: `active/optimized`, \
-            `active/non-optimized`, `standby`, `unavailable`. In a flag `access_states=2=standby+3=unavailable`",
-        |key, reader, draft| {
-            draft.access_states = read_access_states(key, reader, draft.portals.as_deref());
-        },
-        |target| {
+            `active/non-optimized`, `standby`, `unavailable`. In a flag `access_states=2=standby+3=unavailable`";
+        read |key, reader, draft| draft.access_states = read_access_states(key, reader, draft.portals.as_deref());
+        get |target| {
             let states = target.access_states.iter();
-            let states = states.map(|(group, state)| format!("{group}={}", state.name()));
-            texts(&states.collect::<Vec<_>>())
-        },
-    ),
+            texts(states.map(|(group, state)| format!("{group}={}", state.name())))
+        }
+    },
     // Initiators may set states by default, as LIO, SCST and most arrays allow; so does every earlier version of this program.
-    key(
-        "explicit_alua",
-        Kind::Boolean,
-        "`true`",
-        RunTime::Reload,
-        "initiators may set access states (SET TARGET PORT GROUPS). `false`: only the administrator may",
-        |key, reader, draft| {
+    key! { "explicit_alua": Kind::Boolean; "`true`"; RunTime::Reload;
+        "initiators may set access states (SET TARGET PORT GROUPS). `false`: only the administrator may";
+        read |key, reader, draft| {
             if reader.boolean(key.name).is_some_and(|at| !at.value) {
                 draft.state_setters = StateSetters::AdministratorOnly;
             }
-        },
-        |target| (target.state_setters == StateSetters::AdministratorOnly).then_some(json!(false)),
-    ),
-    key(
-        "demo_mode",
-        Kind::Word(&const { words(&MODES) }),
-        "`none`",
-        RunTime::Reload,
-        "rights of initiators without a CHAP user or an entry in `acl`",
-        |key, reader, draft| {
-            let mode = reader.choice(key.name, &MODES);
-            draft.demo_mode = mode.map_or(DemoMode::None, |at| at.value);
-        },
-        |target| Some(json!(target.demo_mode.to_string())),
-    ),
-    key(
-        "chap_users",
-        Kind::Text("path of a file of mode 600", FILE_ALLOWED),
-        NONE,
-        RunTime::ReloadReread,
+        };
+        get |target| (target.state_setters == StateSetters::AdministratorOnly).then_some(json!(false))
+    },
+    key! { "demo_mode": DemoMode::KIND; "`none`"; RunTime::Reload;
+        "rights of initiators without a CHAP user or an entry in `acl`"; both demo_mode
+    },
+    key! { "chap_users": Kind::Text("path of a file of mode 600", FILE_ALLOWED); NONE; RunTime::ReloadReread;
         "CHAP users, one per line: `NAME SECRET [TARGET_NAME TARGET_SECRET]`; secrets have at least 12 characters. With this key \
-            every initiator must authenticate",
-        |key, reader, draft| draft.chap_users = key.text(reader).map(|at| at.value.into()),
-        |target| {
-            let path = target.chap_users.as_ref();
-            path.map(|path| json!(path.to_string_lossy()))
-        },
-    ),
-    key(
-        "acl",
-        Kind::List(
-            "list of tables",
-            ACL_EXAMPLE,
-            Item::Table {
-                fields: &["initiator", "network", "read_only"],
-                schema: || schema_of(ACL_KEYS),
-            },
-        ),
-        NONE,
-        RunTime::Reload,
-        "initiators that may log in",
-        |key, reader, draft| {
+            every initiator must authenticate"; both chap_users
+    },
+    key! { "acl": Kind::List("list of tables", ACL_EXAMPLE,
+            Item::Table { fields: &["initiator", "network", "read_only"], schema: || schema_of(ACL_KEYS) });
+        NONE; RunTime::Reload; "initiators that may log in";
+        read |key, reader, draft| {
             let entries = reader.objects(key.name, ACL_EXAMPLE).into_iter();
-            let entries: Vec<_> = entries
-                .map(|fields| read_acl(fields, reader.diagnostics()))
-                .collect();
+            let entries: Vec<_> = entries.map(|fields| read_acl(fields, reader.diagnostics())).collect();
             draft.acl = entries.into_iter().collect();
-        },
-        |target| (!target.acl.is_empty()).then(|| acl_value(&target.acl)),
-    ),
+        };
+        get |target| (!target.acl.is_empty()).then(|| acl_value(&target.acl))
+    },
     workers(),
     dedicated("start a worker for this target alone"),
 ];

@@ -2,11 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::Diagnostics;
-use super::key::{self, Key, Kind, RunTime, read_all};
-use super::location::Located;
+use super::key::{Key, Kind, RunTime, key, read_all};
 use super::value::{Fields, Reader};
 
 const MIB: u64 = 1 << 20;
@@ -54,82 +53,28 @@ impl Default for IscsiLimits {
 /// A key of the limits.
 pub type LimitKey = Key<IscsiLimits, IscsiLimits>;
 
-const fn key(
-    name: &'static str,
-    kind: Kind,
-    default: &'static str,
-    help: &'static str,
-    read: fn(&LimitKey, &mut Reader<'_, '_>, &mut IscsiLimits),
-    get: fn(&IscsiLimits) -> Option<Value>,
-) -> LimitKey {
-    key::key(name, kind, default, RunTime::Restart, help, read, get)
-}
-
-/// Replaces a default with the given value.
-fn put(given: Option<Located<u64>>, limit: &mut u64) {
-    if let Some(at) = given {
-        *limit = at.value;
-    }
+/// Declares a key for a limit.
+macro_rules! limit {
+    ($name:literal: $kind:expr; $default:expr; $help:expr; $field:ident) => {
+        key! { $name: $kind; $default; RunTime::Restart; $help; both $field }
+    };
 }
 
 /// All keys of the limits.
 pub static ISCSI_LIMIT_KEYS: &[LimitKey] = &[
-    key(
-        "connections",
-        Kind::Number("", CONNECTIONS),
-        "`1024`",
-        "maximum number of TCP connections",
-        |key, reader, limits| put(key.number(reader), &mut limits.connections),
-        |limits| Some(json!(limits.connections)),
-    ),
-    key(
-        "half_open",
-        Kind::Number("", CONNECTIONS),
-        "`128`",
-        "maximum number of connections without a login to a target",
-        |key, reader, limits| put(key.number(reader), &mut limits.half_open),
-        |limits| Some(json!(limits.half_open)),
-    ),
-    key(
-        "sessions",
-        Kind::Number("", SESSIONS),
-        "`512`",
-        "maximum number of sessions",
-        |key, reader, limits| put(key.number(reader), &mut limits.sessions),
-        |limits| Some(json!(limits.sessions)),
-    ),
-    key(
-        "connections_per_session",
-        Kind::Number("", PER_SESSION),
-        "`16`",
-        "MaxConnections",
-        |key, reader, limits| put(key.number(reader), &mut limits.connections_per_session),
-        |limits| Some(json!(limits.connections_per_session)),
-    ),
-    key(
-        "commands_per_session",
-        Kind::Number("", COMMANDS),
-        "`128`",
-        "maximum commands in progress per session (command window)",
-        |key, reader, limits| put(key.number(reader), &mut limits.commands_per_session),
-        |limits| Some(json!(limits.commands_per_session)),
-    ),
-    key(
-        "login_s",
-        Kind::Number("seconds", LOGIN_SECONDS),
-        "`15`",
-        "time limit of a login",
-        |key, reader, limits| put(key.number(reader), &mut limits.login_s),
-        |limits| Some(json!(limits.login_s)),
-    ),
-    key(
-        "memory",
-        Kind::Size(", 1048576 to 1073741824", MEMORY),
-        "`\"32M\"`",
-        "maximum memory for command data per session",
-        |key, reader, limits| put(key.size(reader), &mut limits.memory),
-        |limits| Some(json!(limits.memory)),
-    ),
+    limit! { "connections": Kind::Number("", CONNECTIONS); "`1024`"; "maximum number of TCP connections"; connections },
+    limit! { "half_open": Kind::Number("", CONNECTIONS); "`128`";
+        "maximum number of connections without a login to a target"; half_open
+    },
+    limit! { "sessions": Kind::Number("", SESSIONS); "`512`"; "maximum number of sessions"; sessions },
+    limit! { "connections_per_session": Kind::Number("", PER_SESSION); "`16`"; "MaxConnections"; connections_per_session },
+    limit! { "commands_per_session": Kind::Number("", COMMANDS); "`128`";
+        "maximum commands in progress per session (command window)"; commands_per_session
+    },
+    limit! { "login_s": Kind::Number("seconds", LOGIN_SECONDS); "`15`"; "time limit of a login"; login_s },
+    limit! { "memory": Kind::Size(", 1048576 to 1073741824", MEMORY); "`\"32M\"`";
+        "maximum memory for command data per session"; memory
+    },
 ];
 
 impl IscsiLimits {

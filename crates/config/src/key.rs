@@ -11,6 +11,7 @@ use super::help_page::KeyLine;
 use super::location::Located;
 use super::model::POLL_MICROS_MAX;
 use super::readers::POLL_ALLOWED;
+use super::setting::Setting;
 use super::size::{SIZE_ALLOWED, render_size};
 use super::value::Reader;
 
@@ -267,27 +268,31 @@ pub const fn words<T, const N: usize>(choices: &[(&'static str, T); N]) -> [&'st
     words
 }
 
-/// Creates a key of all objects `T`.
-pub const fn key<D, T>(
-    name: &'static str,
-    kind: Kind,
-    default: &'static str,
-    run_time: RunTime,
-    help: &'static str,
-    read: fn(&Key<D, T>, &mut Reader<'_, '_>, &mut D),
-    get: fn(&T) -> Option<Value>,
-) -> Key<D, T> {
-    Key {
-        name,
-        kind,
-        default,
-        run_time,
-        of: &[],
-        help,
-        read,
-        get,
-    }
+/// Declares a key, with each part once. `set PATH` reads into this field of the draft, and `both PATH` also returns the value of this field
+/// of the object.
+macro_rules! key {
+    (@of) => { &[] };
+    (@of $of:expr) => { $of };
+    (@read both $($path:ident).+) => { |key, reader, draft| key.set(reader, &mut draft.$($path).+) };
+    (@get both $($path:ident).+) => { |object| $crate::setting::Setting::value(&object.$($path).+) };
+    (@read set $($path:ident).+; get $get:expr) => { |key, reader, draft| key.set(reader, &mut draft.$($path).+) };
+    (@get set $($path:ident).+; get $get:expr) => { $get };
+    (@read read $read:expr; get $get:expr) => { $read };
+    (@get read $read:expr; get $get:expr) => { $get };
+    ($name:literal: $kind:expr; $default:expr; $run_time:expr $(, of $of:expr)?; $help:expr; $($access:tt)+) => {
+        $crate::key::Key {
+            name: $name,
+            kind: $kind,
+            default: $default,
+            run_time: $run_time,
+            of: $crate::key::key!(@of $($of)?),
+            help: $help,
+            read: $crate::key::key!(@read $($access)+),
+            get: $crate::key::key!(@get $($access)+),
+        }
+    };
 }
+pub(crate) use key;
 
 /// Reads all keys of an object, and reports missing ones.
 pub fn read_all<D, T>(keys: &'static [Key<D, T>], reader: &mut Reader<'_, '_>, draft: &mut D) {
@@ -358,9 +363,11 @@ impl<D, T> Key<D, T> {
         None
     }
 
-    /// Reads a boolean; a missing value is false.
-    pub fn is_on(&self, reader: &mut Reader<'_, '_>) -> bool {
-        reader.boolean(self.name).is_some_and(|at| at.value)
+    /// Reads the value into `place`, which is unchanged if the key is absent or its value is wrong.
+    pub fn set<S: Setting>(&self, reader: &mut Reader<'_, '_>, place: &mut S) {
+        if let Some(at) = S::read(self, reader) {
+            *place = at.value;
+        }
     }
 
     /// Reports that a text is invalid for the key.

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::Diagnostics;
-use super::key::{self, Key, Kind, REQUIRED, RunTime, read_all};
+use super::key::{Key, Kind, REQUIRED, RunTime, key, read_all};
 use super::location::Located;
 use super::model::{LUNS_MAX, LunConfig, TARGETS_MAX};
 use super::readers::DISK_ALLOWED;
@@ -34,47 +34,11 @@ impl LunDraft {
 /// A key of a logical unit.
 pub type LunKey = Key<LunDraft, LunConfig>;
 
-const fn key(
-    name: &'static str,
-    kind: Kind,
-    help: &'static str,
-    read: fn(&LunKey, &mut Reader<'_, '_>, &mut LunDraft),
-    get: fn(&LunConfig) -> Option<Value>,
-) -> LunKey {
-    key::key(name, kind, REQUIRED, LUN_COMMAND, help, read, get)
-}
+const TARGET: LunKey = key! { "target": Kind::Number("", 0..=TARGETS_MAX as u64 - 1); REQUIRED; LUN_COMMAND; "target"; both target };
 
-const TARGET: LunKey = key(
-    "target",
-    Kind::Number("", 0..=TARGETS_MAX as u64 - 1),
-    "target",
-    read_target,
-    |lun| Some(json!(lun.target)),
-);
+const LUN: LunKey = key! { "lun": Kind::Number("", 0..=LUNS_MAX as u64 - 1); REQUIRED; LUN_COMMAND; "logical unit number"; both lun };
 
-const LUN: LunKey = key(
-    "lun",
-    Kind::Number("", 0..=LUNS_MAX as u64 - 1),
-    "logical unit number",
-    |key, reader, draft| {
-        let number = key.number(reader);
-        draft.lun = number.map(|at| Located::new(at.value as u16, at.location));
-    },
-    |lun| Some(json!(lun.lun)),
-);
-
-const DISK: LunKey = key(
-    "disk",
-    Kind::Text("name of a disk", DISK_ALLOWED),
-    "the disk",
-    |key, reader, draft| draft.disk = key.text(reader),
-    |lun| Some(json!(lun.disk)),
-);
-
-fn read_target(key: &LunKey, reader: &mut Reader<'_, '_>, draft: &mut LunDraft) {
-    let number = key.number(reader);
-    draft.target = number.map(|at| Located::new(at.value as u8, at.location));
-}
+const DISK: LunKey = key! { "disk": Kind::Text("name of a disk", DISK_ALLOWED); REQUIRED; LUN_COMMAND; "the disk"; both disk };
 
 /// Keys of a controller's logical unit.
 pub static LUN_KEYS: &[LunKey] = &[TARGET, LUN, DISK];

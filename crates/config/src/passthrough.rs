@@ -6,16 +6,11 @@ use serde_json::json;
 use super::devices::{BlockDeviceConfig, DeviceKind};
 use super::diagnostics::{Mistake, MistakeKind};
 use super::disk::{DiskDraft, DiskKey};
-use super::key::{Key, Kind, RunTime, words};
+use super::key::{Kind, RunTime, key};
 use super::location::Located;
 use super::model::DiskConfig;
+use super::setting::{Choice, Setting};
 use super::value::Reader;
-
-const RESERVATIONS: [(&str, PassedReservations); 3] = [
-    ("refuse", PassedReservations::Refuse),
-    ("emulate", PassedReservations::Emulate),
-    ("forward", PassedReservations::Forward),
-];
 
 /// Values given for it in a disk's draft.
 #[derive(Default)]
@@ -45,37 +40,20 @@ fn reservations(disk: &DiskConfig) -> Option<PassedReservations> {
     }
 }
 
-pub const PASSTHROUGH: DiskKey = Key {
-    name: "passthrough",
-    kind: Kind::Boolean,
-    default: "`false`",
-    run_time: RunTime::AddAnew,
-    of: &["iscsi"],
-    help: "forwards commands of SCSI clients and responses of the unit unchanged: see [passthrough](remote-disks.md#passthrough)",
-    read: |key, reader, disk| disk.passthrough.is_on = key.is_on(reader),
-    get: |disk| match &disk.backend {
+pub const PASSTHROUGH: DiskKey = key! {
+    "passthrough": Kind::Boolean; "`false`"; RunTime::AddAnew, of &["iscsi"];
+    "forwards commands of SCSI clients and responses of the unit unchanged: see [passthrough](remote-disks.md#passthrough)";
+    set passthrough.is_on; get |disk| match &disk.backend {
         BlockDeviceConfig::Iscsi(remote) => remote.passthrough.map(|_| json!(true)),
         _ => None,
-    },
+    }
 };
 
-pub const RESERVATIONS_KEY: DiskKey = Key {
-    name: "pr",
-    kind: Kind::Word(&const { words(&RESERVATIONS) }),
-    default: "`refuse`",
-    run_time: RunTime::AddAnew,
-    of: &["scsi_generic", "iscsi"],
-    help: "reservations of a passed-through disk. `refuse`: not available. `emulate`: valid among the clients of this daemon. \
-        `forward`: those of the device, valid among hosts; all clients of this daemon are one registrant",
-    read: |key, reader, disk| {
-        disk.passthrough.reservations = reader.choice(key.name, &RESERVATIONS)
-    },
-    get: |disk| {
-        let word = |(word, one): &(&'static str, PassedReservations)| {
-            (*one == reservations(disk)? && *one != PassedReservations::default()).then_some(*word)
-        };
-        RESERVATIONS.iter().find_map(word).map(|word| json!(word))
-    },
+pub const RESERVATIONS_KEY: DiskKey = key! {
+    "pr": PassedReservations::KIND; "`refuse`"; RunTime::AddAnew, of &["scsi_generic", "iscsi"];
+    "reservations of a passed-through disk. `refuse`: not available. `emulate`: valid among the clients of this daemon. \
+        `forward`: those of the device, valid among hosts; all clients of this daemon are one registrant";
+    set passthrough.reservations; get |disk| reservations(disk)?.value_unless(&PassedReservations::default())
 };
 
 /// Refuses `pr` without `passthrough`: other units have reservations of this daemon.

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use block::{ClusterConfig, ImageName, RbdLock};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::devices::BlockDeviceConfig;
 use super::diagnostics::{Mistake, MistakeKind};
-use super::disk::{DiskKey, path_value};
-use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
+use super::disk::DiskKey;
+use super::key::{Kind, NONE, REQUIRED, RunTime, key};
 use super::model::DiskConfig;
+use super::setting::{Choice, Setting};
 use super::value::{Raw, Reader, wrong};
 
 /// An RBD image and its cluster.
@@ -36,17 +37,13 @@ pub fn config(disk: &DiskConfig) -> Option<&RbdConfig> {
 /// Ceph options with secrets that read-only clients must not see.
 const SECRETS: [&str; 2] = ["key", "keyfile"];
 
-fn read_image(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<ImageName> {
-    let text = reader.text(key, ImageName::FORM)?;
-    match ImageName::parse(&text.value) {
-        Some(image) => Some(image),
-        None => {
-            let message = format!("`{key}`: found {:?}", text.value);
-            let mistake = Mistake::new(MistakeKind::Value, &text.location, message);
-            reader.diagnostics().push(mistake.allowed(ImageName::FORM));
-            None
-        }
+fn read_image(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<ImageName> {
+    let text = key.text(reader)?;
+    let image = ImageName::parse(&text.value);
+    if image.is_none() {
+        key.refuse(reader, &text);
     }
+    image
 }
 
 fn read_options(
@@ -97,99 +94,48 @@ fn read_options(
     options
 }
 
-pub const IMAGE: DiskKey = Key {
-    name: "image",
-    kind: Kind::Text("`POOL[/NAMESPACE]/IMAGE[@SNAPSHOT]`", ImageName::FORM),
-    default: REQUIRED,
-    run_time: RunTime::AddAnew,
-    of: &["rbd"],
-    help: "the image; a snapshot is read-only",
-    read: |key, reader, disk| disk.image = read_image(reader, key.name),
-    get: |disk| Some(json!(config(disk)?.image.to_string())),
-};
+const RBD: &[&str] = &["rbd"];
 
-pub const CONF: DiskKey = Key {
-    name: "conf",
-    kind: Kind::Text(
-        "path of a file",
-        "the path of Ceph's configuration, such as /etc/ceph/ceph.conf",
-    ),
-    default: "Ceph's",
-    run_time: RunTime::AddAnew,
-    of: &["rbd"],
-    help: "configuration of the cluster",
-    read: |key, reader, disk| disk.cluster.conf = key.text(reader).map(|at| at.value.into()),
-    get: |disk| config(disk)?.cluster.conf.as_deref().map(path_value),
-};
+/// Declares a key for a field of [`ClusterConfig`].
+macro_rules! cluster {
+    ($name:literal: $kind:expr; $default:expr; $help:expr; $field:ident) => {
+        key! {
+            $name: $kind; $default; RunTime::AddAnew, of RBD; $help;
+            set cluster.$field; get |disk| config(disk)?.cluster.$field.value()
+        }
+    };
+}
 
-pub const ID: DiskKey = Key {
-    name: "id",
-    kind: Kind::Text(
-        "a user without `client.`",
-        "a user of the cluster without `client.`, such as admin",
-    ),
-    default: "Ceph's (`admin`)",
-    run_time: RunTime::AddAnew,
-    of: &["rbd"],
-    help: "the user",
-    read: |key, reader, disk| disk.cluster.id = key.text(reader).map(|at| at.value),
-    get: |disk| config(disk)?.cluster.id.clone().map(Value::from),
+pub const IMAGE: DiskKey = key! {
+    "image": Kind::Text("`POOL[/NAMESPACE]/IMAGE[@SNAPSHOT]`", ImageName::FORM); REQUIRED; RunTime::AddAnew, of RBD;
+    "the image; a snapshot is read-only";
+    read |key, reader, disk| disk.image = read_image(key, reader); get |disk| Some(json!(config(disk)?.image.to_string()))
 };
-
-pub const KEYRING: DiskKey = Key {
-    name: "keyring",
-    kind: Kind::Text("path of a file", "the path of the file with the user's key"),
-    default: "Ceph's",
-    run_time: RunTime::AddAnew,
-    of: &["rbd"],
-    help: "file with the user's key",
-    read: |key, reader, disk| disk.cluster.keyring = key.text(reader).map(|at| at.value.into()),
-    get: |disk| config(disk)?.cluster.keyring.as_deref().map(path_value),
+pub const CONF: DiskKey = cluster! {
+    "conf": Kind::Text("path of a file", "the path of Ceph's configuration, such as /etc/ceph/ceph.conf"); "Ceph's";
+    "configuration of the cluster"; conf
 };
-
-pub const MON_HOST: DiskKey = Key {
-    name: "mon_host",
-    kind: Kind::Text(
-        "addresses of monitors",
-        "addresses of monitors, such as \"10.0.0.1,10.0.0.2\"",
-    ),
-    default: "Ceph's",
-    run_time: RunTime::AddAnew,
-    of: &["rbd"],
-    help: "monitors",
-    read: |key, reader, disk| disk.cluster.mon_host = key.text(reader).map(|at| at.value),
-    get: |disk| config(disk)?.cluster.mon_host.clone().map(Value::from),
+pub const ID: DiskKey = cluster! {
+    "id": Kind::Text("a user without `client.`", "a user of the cluster without `client.`, such as admin"); "Ceph's (`admin`)";
+    "the user"; id
 };
-
-pub const LOCK: DiskKey = Key {
-    name: "lock",
-    kind: Kind::Word(&const { words(&RbdLock::WORDS) }),
-    default: "`cooperative`",
-    run_time: RunTime::AddAnew,
-    of: &["rbd"],
-    help: "[access of other clients](rbd.md#who-else-may-write)",
-    read: |key, reader, disk| {
-        let lock = reader.choice(key.name, &RbdLock::WORDS);
-        disk.lock = lock.map_or(RbdLock::default(), |at| at.value);
-    },
-    get: |disk| {
-        let lock = config(disk)?.lock;
-        (lock != RbdLock::default()).then(|| json!(lock.word()))
-    },
+pub const KEYRING: DiskKey = cluster! {
+    "keyring": Kind::Text("path of a file", "the path of the file with the user's key"); "Ceph's"; "file with the user's key"; keyring
 };
-
-pub const OPTION: DiskKey = Key {
-    name: "option",
-    kind: Kind::Table("a table of Ceph's options, such as { rbd_cache = \"true\" }"),
-    default: NONE,
-    run_time: RunTime::AddAnew,
-    of: &["rbd"],
-    help: "further options of Ceph. In a flag: `option.KEY=VALUE`",
-    read: |key, reader, disk| {
-        disk.cluster.options = read_options(reader, key.name, &key.kind.allowed());
-    },
-    get: |disk| {
+pub const MON_HOST: DiskKey = cluster! {
+    "mon_host": Kind::Text("addresses of monitors", "addresses of monitors, such as \"10.0.0.1,10.0.0.2\""); "Ceph's";
+    "monitors"; mon_host
+};
+pub const LOCK: DiskKey = key! {
+    "lock": RbdLock::KIND; "`cooperative`"; RunTime::AddAnew, of RBD; "[access of other clients](rbd.md#who-else-may-write)";
+    set lock; get |disk| config(disk)?.lock.value_unless(&RbdLock::default())
+};
+pub const OPTION: DiskKey = key! {
+    "option": Kind::Table("a table of Ceph's options, such as { rbd_cache = \"true\" }"); NONE; RunTime::AddAnew, of RBD;
+    "further options of Ceph. In a flag: `option.KEY=VALUE`";
+    read |key, reader, disk| disk.cluster.options = read_options(reader, key.name, &key.kind.allowed());
+    get |disk| {
         let options = &config(disk)?.cluster.options;
         (!options.is_empty()).then(|| json!(options))
-    },
+    }
 };

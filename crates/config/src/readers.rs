@@ -66,12 +66,12 @@ pub fn read_socket(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Loc
 }
 
 /// Reads a folder, which need not exist yet.
-pub fn read_folder(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<PathBuf>> {
+pub fn read_folder(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<PathBuf> {
     read_path(reader, key, "folder", FOLDER_ALLOWED)
 }
 
 /// Reads the path of a file with a secret, which is read later.
-pub fn read_file_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<PathBuf>> {
+pub fn read_file_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<PathBuf> {
     read_path(reader, key, "file", FILE_ALLOWED)
 }
 
@@ -80,7 +80,7 @@ fn read_path(
     key: &'static str,
     kind: &str,
     allowed: &str,
-) -> Option<Located<PathBuf>> {
+) -> Option<PathBuf> {
     let path = reader.text(key, allowed)?;
     if path.value.contains('\0') {
         let message = format!("`{key}`: not the path of a {kind}");
@@ -88,7 +88,7 @@ fn read_path(
         reader.diagnostics().push(mistake.allowed(allowed));
         return None;
     }
-    Some(Located::new(PathBuf::from(path.value), path.location))
+    Some(PathBuf::from(path.value))
 }
 
 /// Reads a list of texts that are neither empty nor contain a NUL; a flag has one of them. `allowed` describes the list in errors.
@@ -154,17 +154,18 @@ pub fn read_cpus(
 }
 
 /// Reads a polling limit.
-pub fn read_poll(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<PollLimit> {
+pub fn read_poll(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<PollLimit>> {
     let value = reader.raw(key)?;
+    let at = |limit| Some(Located::new(limit, value.location.clone()));
     let micros = match &value.value {
-        Raw::Text(text) | Raw::Word(text) if text == "always" => return Some(PollLimit::Always),
+        Raw::Text(text) | Raw::Word(text) if text == "always" => return at(PollLimit::Always),
         Raw::Word(text) => text.parse().ok(),
         Raw::Integer(number) => u32::try_from(*number).ok(),
         _ => None,
     };
     match micros {
-        Some(0) => Some(PollLimit::Never),
-        Some(micros) if micros <= POLL_MICROS_MAX => Some(PollLimit::Micros(micros)),
+        Some(0) => at(PollLimit::Never),
+        Some(micros) if micros <= POLL_MICROS_MAX => at(PollLimit::Micros(micros)),
         _ => {
             reader.refuse(key, value, POLL_ALLOWED);
             None

@@ -9,8 +9,10 @@ use serde_json::{Value, json};
 
 use super::devices::BlockDeviceConfig;
 use super::disk::DiskKey;
-use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
+use super::key::{Key, Kind, NONE, REQUIRED, RunTime, key};
 use super::model::DiskConfig;
+use super::setting::{Choice, Setting};
+use super::value::Reader;
 
 /// A logical unit and its session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,8 +35,10 @@ pub struct RemoteConfig {
     pub queue_depth: u16,
     /// Time in seconds that I/O waits for an unreachable target; 0: no limit.
     pub replacement_timeout: u32,
-    /// CRC32C for headers, and for data.
-    pub digests: [Digest; 2],
+    /// Digest of headers.
+    pub header_digest: Digest,
+    /// Digest of data.
+    pub data_digest: Digest,
     /// Declared MaxRecvDataSegmentLength.
     pub max_recv_data_segment_length: u32,
     /// MaxBurstLength.
@@ -64,24 +68,10 @@ pub enum Digest {
 }
 
 impl Digest {
-    const WORDS: [(&'static str, Digest); 2] = [("none", Digest::None), ("crc32c", Digest::Crc32c)];
-
-    fn word(self) -> &'static str {
-        match self {
-            Digest::None => "none",
-            Digest::Crc32c => "crc32c",
-        }
-    }
+    /// All values with their words.
+    pub const WORDS: [(&'static str, Digest); 2] =
+        [("none", Digest::None), ("crc32c", Digest::Crc32c)];
 }
-
-const CONNECTIONS: u16 = 1;
-const QUEUE_DEPTH: u16 = 128;
-const MAX_RECV_DATA_SEGMENT_LENGTH_DEFAULT: u32 = 262_144;
-const MAX_BURST_LENGTH_DEFAULT: u32 = 1 << 20;
-const FIRST_BURST_LENGTH_DEFAULT: u32 = 262_144;
-const MAX_OUTSTANDING_R2T_DEFAULT: u16 = 1;
-/// Default in seconds, as for open-iscsi.
-const REPLACEMENT_TIMEOUT: u32 = 120;
 
 impl Default for RemoteConfig {
     fn default() -> Self {
@@ -92,14 +82,16 @@ impl Default for RemoteConfig {
             chap_file: None,
             chap_algorithms: None,
             initiator_name: None,
-            connections: CONNECTIONS,
-            queue_depth: QUEUE_DEPTH,
-            replacement_timeout: REPLACEMENT_TIMEOUT,
-            digests: [Digest::None; 2],
-            max_recv_data_segment_length: MAX_RECV_DATA_SEGMENT_LENGTH_DEFAULT,
-            max_burst_length: MAX_BURST_LENGTH_DEFAULT,
-            first_burst_length: FIRST_BURST_LENGTH_DEFAULT,
-            max_outstanding_r2t: MAX_OUTSTANDING_R2T_DEFAULT,
+            connections: 1,
+            queue_depth: 128,
+            // As for open-iscsi.
+            replacement_timeout: 120,
+            header_digest: Digest::None,
+            data_digest: Digest::None,
+            max_recv_data_segment_length: 262_144,
+            max_burst_length: 1 << 20,
+            first_burst_length: 262_144,
+            max_outstanding_r2t: 1,
             immediate_data: true,
             initial_r2t: false,
             error_recovery_level: 0,
@@ -108,6 +100,7 @@ impl Default for RemoteConfig {
     }
 }
 
+/// Returns the configuration of a disk on a unit.
 fn remote(disk: &DiskConfig) -> Option<&RemoteConfig> {
     match &disk.backend {
         BlockDeviceConfig::Iscsi(remote) => Some(remote),
@@ -116,8 +109,11 @@ fn remote(disk: &DiskConfig) -> Option<&RemoteConfig> {
 }
 
 /// Returns a value unless it is the default.
-fn unless<T: PartialEq + Into<Value>>(value: T, default: T) -> Option<Value> {
-    (value != default).then(|| value.into())
+fn unless<S: Setting + PartialEq>(
+    disk: &DiskConfig,
+    get: impl Fn(&RemoteConfig) -> &S,
+) -> Option<Value> {
+    get(remote(disk)?).value_unless(get(&RemoteConfig::default()))
 }
 
 const ISCSI: &[&str] = &["iscsi"];
@@ -125,328 +121,164 @@ const ISCSI: &[&str] = &["iscsi"];
 /// RFC 7143, 13.13 and 13.14: 512 to 2^24-1.
 const LENGTHS: std::ops::RangeInclusive<u64> = 512..=16_777_215;
 
-pub const UNIT: DiskKey = Key {
-    name: "unit",
-    kind: Kind::Text("`iscsi://[USER@]HOST[:PORT]/TARGET/LUN`", UnitAddress::FORM),
-    default: REQUIRED,
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "the logical unit. USER is the CHAP user",
-    read: |key, reader, disk| {
-        let Some(text) = key.text(reader) else {
-            return;
-        };
-        // In a flag the disk's kind precedes it: d0=iscsi://HOST/TARGET/LUN.
-        let whole = match text.value.starts_with("//") {
-            true => format!("iscsi:{}", text.value),
-            false => text.value.clone(),
-        };
-        match whole.parse() {
-            Ok(unit) => disk.remote.unit = Some(unit),
-            Err(_) => key.refuse(reader, &text),
+/// Declares a key for a field of [`RemoteConfig`]. The value is written unless it is the default.
+macro_rules! remote {
+    ($name:literal: $kind:expr; $default:expr; $help:expr; $field:ident) => {
+        key! {
+            $name: $kind; $default; RunTime::AddAnew, of ISCSI; $help;
+            set remote.$field; get |disk| unless(disk, |remote| &remote.$field)
         }
-    },
-    get: |disk| Some(json!(remote(disk)?.unit.as_ref()?.to_string())),
+    };
+}
+
+pub const UNIT: DiskKey = key! {
+    "unit": Kind::Text("`iscsi://[USER@]HOST[:PORT]/TARGET/LUN`", UnitAddress::FORM);
+    REQUIRED; RunTime::AddAnew, of ISCSI; "the logical unit. USER is the CHAP user";
+    read |key, reader, disk| disk.remote.unit = read_unit(key, reader);
+    get |disk| Some(json!(remote(disk)?.unit.as_ref()?.to_string()))
 };
+
+fn read_unit(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<UnitAddress> {
+    let text = key.text(reader)?;
+    // In a flag the disk's kind precedes it: d0=iscsi://HOST/TARGET/LUN.
+    let whole = match text.value.starts_with("//") {
+        true => format!("iscsi:{}", text.value),
+        false => text.value.clone(),
+    };
+    let unit = whole.parse().ok();
+    if unit.is_none() {
+        key.refuse(reader, &text);
+    }
+    unit
+}
 
 const PATHS: &str =
     "one or more of HOST[:PORT] and iscsi://HOST[:PORT]/TARGET/LUN, with blanks between them";
 
-pub const PATHS_KEY: DiskKey = Key {
-    name: "paths",
-    kind: Kind::Text(
-        "`HOST[:PORT]` or `iscsi://HOST[:PORT]/TARGET/LUN`, or several",
-        PATHS,
-    ),
-    default: NONE,
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "alternative paths to the same unit, used if the first has no session: other portals, or other targets",
-    read: |key, reader, disk| {
-        let Some(text) = key.text(reader) else {
-            return;
-        };
-        let paths = text.value.split_whitespace();
-        let is_path = |path: &str| match UnitAddress::looks_like_one(path) {
-            true => path.parse::<UnitAddress>().is_ok(),
-            false => path.parse::<Portal>().is_ok(),
-        };
-        if text.value.trim().is_empty() || !paths.clone().all(is_path) {
-            return key.refuse(reader, &text);
-        }
-        disk.remote.paths = paths.map(str::to_owned).collect();
-    },
-    get: |disk| {
+pub const PATHS_KEY: DiskKey = key! {
+    "paths": Kind::Text("`HOST[:PORT]` or `iscsi://HOST[:PORT]/TARGET/LUN`, or several", PATHS);
+    NONE; RunTime::AddAnew, of ISCSI;
+    "alternative paths to the same unit, used if the first has no session: other portals, or other targets";
+    read |key, reader, disk| disk.remote.paths = read_paths(key, reader);
+    get |disk| {
         let paths = &remote(disk)?.paths;
         (!paths.is_empty()).then(|| json!(paths.join(" ")))
-    },
+    }
 };
 
-pub const TRUST_PATHS: DiskKey = Key {
-    name: "trust_paths",
-    kind: Kind::Boolean,
-    default: "`false`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "uses `paths` also if the unit has no identity that can be compared. Set it only if all paths lead to one unit: \
-        otherwise writes reach another disk",
-    read: |key, reader, disk| {
-        disk.remote.trust_paths = reader.boolean(key.name).is_some_and(|at| at.value);
-    },
-    get: |disk| unless(remote(disk)?.trust_paths, false),
-};
-
-pub const CONNECTIONS_KEY: DiskKey = Key {
-    name: "connections",
-    kind: Kind::Number("connections of the session", 1..=16),
-    default: "`1`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "requested number; the target may allow fewer",
-    read: |key, reader, disk| {
-        if let Some(at) = key.number(reader) {
-            disk.remote.connections = at.value as u16;
-        }
-    },
-    get: |disk| unless(remote(disk)?.connections, CONNECTIONS),
-};
-
-pub const CHAP_FILE: DiskKey = Key {
-    name: "chap_file",
-    kind: Kind::Text(
-        "path of a file of mode 600",
-        "the path of a file of mode 600",
-    ),
-    default: NONE,
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "CHAP secrets, one per line: `NAME SECRET [TARGET_NAME TARGET_SECRET]`; with the last two fields the target must authenticate too",
-    read: |key, reader, disk| disk.remote.chap_file = key.text(reader).map(|at| at.value.into()),
-    get: |disk| Some(json!(remote(disk)?.chap_file.as_ref()?.to_string_lossy())),
-};
+fn read_paths(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Vec<String> {
+    let Some(text) = key.text(reader) else {
+        return Vec::new();
+    };
+    let paths = text.value.split_whitespace();
+    let is_path = |path: &str| match UnitAddress::looks_like_one(path) {
+        true => path.parse::<UnitAddress>().is_ok(),
+        false => path.parse::<Portal>().is_ok(),
+    };
+    if text.value.trim().is_empty() || !paths.clone().all(is_path) {
+        key.refuse(reader, &text);
+        return Vec::new();
+    }
+    paths.map(str::to_owned).collect()
+}
 
 /// Accepted values of a list of CHAP algorithms.
 pub const ALGORITHMS_ALLOWED: &str =
     "one or more of sha3-256, sha256, sha1 and md5, with blanks between them";
 
-/// Returns a list of algorithms, or `None` if it is the default one.
-pub fn unless_all(algorithms: Vec<ChapAlgorithm>) -> Option<Vec<ChapAlgorithm>> {
-    (algorithms != ChapAlgorithm::strongest_first()).then_some(algorithms)
+/// Reads a list of CHAP algorithms; `None`: absent, wrong, or the default.
+pub fn read_algorithms<D, T>(
+    key: &Key<D, T>,
+    reader: &mut Reader<'_, '_>,
+) -> Option<Vec<ChapAlgorithm>> {
+    let text = key.text(reader)?;
+    let algorithms = ChapAlgorithm::parse_list(&text.value);
+    if algorithms.is_none() {
+        key.refuse(reader, &text);
+    }
+    algorithms.filter(|algorithms| *algorithms != ChapAlgorithm::strongest_first())
 }
 
-pub const CHAP_ALGORITHMS: DiskKey = Key {
-    name: "chap_algorithms",
-    kind: Kind::Text(
-        "names with blanks between them: `sha3-256`, `sha256`, `sha1`, `md5`",
-        ALGORITHMS_ALLOWED,
-    ),
-    default: "`sha3-256 sha256 sha1 md5`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "offered [CHAP algorithms](remote-disks.md#chap), in order of preference",
-    read: |key, reader, disk| {
-        let Some(text) = key.text(reader) else {
-            return;
-        };
-        match ChapAlgorithm::parse_list(&text.value) {
-            Some(algorithms) => disk.remote.chap_algorithms = unless_all(algorithms),
-            None => key.refuse(reader, &text),
-        }
-    },
-    get: |disk| {
-        let algorithms = remote(disk)?.chap_algorithms.as_ref()?;
-        Some(json!(ChapAlgorithm::list(algorithms)))
-    },
-};
+/// Returns a list of CHAP algorithms as it is written.
+pub fn algorithms_value(algorithms: Option<&[ChapAlgorithm]>) -> Option<Value> {
+    Some(json!(ChapAlgorithm::list(algorithms?)))
+}
 
-pub const INITIATOR_NAME: DiskKey = Key {
-    name: "initiator_name",
-    kind: Kind::Text(
-        "an iSCSI name",
-        "an iSCSI name, such as \"iqn.2026-11.org.example:host\"",
-    ),
-    default: "that of `/etc/iscsi/initiatorname.iscsi`, else [that of the state folder](remote-disks.md#initiator-name-and-isid)",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "initiator name for the login",
-    read: |key, reader, disk| {
-        let Some(name) = key.text(reader) else {
-            return;
-        };
-        match iscsi_name::is_iscsi_name(&name.value) {
-            true => disk.remote.initiator_name = Some(name.value),
-            false => key.refuse(reader, &name),
-        }
-    },
-    get: |disk| remote(disk)?.initiator_name.clone().map(Value::from),
-};
+fn read_initiator_name(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<String> {
+    let name = key.text(reader)?;
+    if !iscsi_name::is_iscsi_name(&name.value) {
+        key.refuse(reader, &name);
+        return None;
+    }
+    Some(name.value)
+}
 
-pub const QUEUE_DEPTH_KEY: DiskKey = Key {
-    name: "queue_depth",
-    kind: Kind::Number("commands", 1..=1024),
-    default: "`128`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "maximum number of commands in flight at the target",
-    read: |key, reader, disk| {
-        if let Some(at) = key.number(reader) {
-            disk.remote.queue_depth = at.value as u16;
-        }
-    },
-    get: |disk| unless(remote(disk)?.queue_depth, QUEUE_DEPTH),
+pub const TRUST_PATHS: DiskKey = remote! {
+    "trust_paths": Kind::Boolean; "`false`";
+    "uses `paths` also if the unit has no identity that can be compared. Set it only if all paths lead to one unit: \
+        otherwise writes reach another disk"; trust_paths
 };
-
-pub const REPLACEMENT_TIMEOUT_KEY: DiskKey = Key {
-    name: "replacement_timeout",
-    kind: Kind::Number("seconds", 0..=86_400),
-    default: "`120`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "time that I/O waits for a lost session. Then it fails, and `on_error` applies. 0: no limit",
-    read: |key, reader, disk| {
-        if let Some(at) = key.number(reader) {
-            disk.remote.replacement_timeout = at.value as u32;
-        }
-    },
-    get: |disk| unless(remote(disk)?.replacement_timeout, REPLACEMENT_TIMEOUT),
+pub const CONNECTIONS_KEY: DiskKey = remote! {
+    "connections": Kind::Number("connections of the session", 1..=16); "`1`";
+    "requested number; the target may allow fewer"; connections
 };
-
-pub const HEADER_DIGEST: DiskKey = Key {
-    name: "header_digest",
-    kind: Kind::Word(&const { words(&Digest::WORDS) }),
-    default: "`none`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "checksum over each header",
-    read: |key, reader, disk| {
-        let digest = reader.choice(key.name, &Digest::WORDS);
-        disk.remote.digests[0] = digest.map_or(Digest::None, |at| at.value);
-    },
-    get: |disk| unless(remote(disk)?.digests[0].word(), Digest::None.word()),
+pub const CHAP_FILE: DiskKey = remote! {
+    "chap_file": Kind::Text("path of a file of mode 600", "the path of a file of mode 600"); NONE;
+    "CHAP secrets, one per line: `NAME SECRET [TARGET_NAME TARGET_SECRET]`; with the last two fields the target must authenticate too";
+    chap_file
 };
-
-pub const DATA_DIGEST: DiskKey = Key {
-    name: "data_digest",
-    kind: Kind::Word(&const { words(&Digest::WORDS) }),
-    default: "`none`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "checksum over the data of each PDU",
-    read: |key, reader, disk| {
-        let digest = reader.choice(key.name, &Digest::WORDS);
-        disk.remote.digests[1] = digest.map_or(Digest::None, |at| at.value);
-    },
-    get: |disk| unless(remote(disk)?.digests[1].word(), Digest::None.word()),
+pub const CHAP_ALGORITHMS: DiskKey = key! {
+    "chap_algorithms": Kind::Text("names with blanks between them: `sha3-256`, `sha256`, `sha1`, `md5`", ALGORITHMS_ALLOWED);
+    "`sha3-256 sha256 sha1 md5`"; RunTime::AddAnew, of ISCSI;
+    "offered [CHAP algorithms](remote-disks.md#chap), in order of preference";
+    read |key, reader, disk| disk.remote.chap_algorithms = read_algorithms(key, reader);
+    get |disk| algorithms_value(remote(disk)?.chap_algorithms.as_deref())
 };
-
-pub const MAX_RECV_DATA_SEGMENT_LENGTH: DiskKey = Key {
-    name: "max_recv_data_segment_length",
-    kind: Kind::Number("bytes", LENGTHS),
-    default: "`262144`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "maximum data of a PDU from the target",
-    read: |key, reader, disk| {
-        if let Some(at) = key.number(reader) {
-            disk.remote.max_recv_data_segment_length = at.value as u32;
-        }
-    },
-    get: |disk| {
-        unless(
-            remote(disk)?.max_recv_data_segment_length,
-            MAX_RECV_DATA_SEGMENT_LENGTH_DEFAULT,
-        )
-    },
+pub const INITIATOR_NAME: DiskKey = key! {
+    "initiator_name": Kind::Text("an iSCSI name", "an iSCSI name, such as \"iqn.2026-11.org.example:host\"");
+    "that of `/etc/iscsi/initiatorname.iscsi`, else [that of the state folder](remote-disks.md#initiator-name-and-isid)";
+    RunTime::AddAnew, of ISCSI; "initiator name for the login";
+    read |key, reader, disk| disk.remote.initiator_name = read_initiator_name(key, reader);
+    get |disk| remote(disk)?.initiator_name.value()
 };
-
-pub const MAX_BURST_LENGTH: DiskKey = Key {
-    name: "max_burst_length",
-    kind: Kind::Number("bytes", LENGTHS),
-    default: "`1048576`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "maximum data of one request (R2T) or sequence of the target",
-    read: |key, reader, disk| {
-        if let Some(at) = key.number(reader) {
-            disk.remote.max_burst_length = at.value as u32;
-        }
-    },
-    get: |disk| unless(remote(disk)?.max_burst_length, MAX_BURST_LENGTH_DEFAULT),
+pub const QUEUE_DEPTH_KEY: DiskKey = remote! {
+    "queue_depth": Kind::Number("commands", 1..=1024); "`128`";
+    "maximum number of commands in flight at the target"; queue_depth
 };
-
-pub const FIRST_BURST_LENGTH: DiskKey = Key {
-    name: "first_burst_length",
-    kind: Kind::Number("bytes", LENGTHS),
-    default: "`262144`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "maximum unsolicited data; at most `max_burst_length`",
-    read: |key, reader, disk| {
-        if let Some(at) = key.number(reader) {
-            disk.remote.first_burst_length = at.value as u32;
-        }
-    },
-    get: |disk| unless(remote(disk)?.first_burst_length, FIRST_BURST_LENGTH_DEFAULT),
+pub const REPLACEMENT_TIMEOUT_KEY: DiskKey = remote! {
+    "replacement_timeout": Kind::Number("seconds", 0..=86_400); "`120`";
+    "time that I/O waits for a lost session. Then it fails, and `on_error` applies. 0: no limit"; replacement_timeout
 };
-
-pub const MAX_OUTSTANDING_R2T: DiskKey = Key {
-    name: "max_outstanding_r2t",
-    kind: Kind::Number("requests", 1..=65_535),
-    default: "`1`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "maximum outstanding data requests (R2T) per command",
-    read: |key, reader, disk| {
-        if let Some(at) = key.number(reader) {
-            disk.remote.max_outstanding_r2t = at.value as u16;
-        }
-    },
-    get: |disk| {
-        unless(
-            remote(disk)?.max_outstanding_r2t,
-            MAX_OUTSTANDING_R2T_DEFAULT,
-        )
-    },
+pub const HEADER_DIGEST: DiskKey = remote! {
+    "header_digest": Digest::KIND; "`none`"; "checksum over each header"; header_digest
 };
-
-pub const IMMEDIATE_DATA: DiskKey = Key {
-    name: "immediate_data",
-    kind: Kind::Boolean,
-    default: "`true`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "sends data in the PDU of the command",
-    read: |key, reader, disk| {
-        disk.remote.immediate_data = reader.boolean(key.name).is_none_or(|at| at.value);
-    },
-    get: |disk| unless(remote(disk)?.immediate_data, true),
+pub const DATA_DIGEST: DiskKey = remote! {
+    "data_digest": Digest::KIND; "`none`"; "checksum over the data of each PDU"; data_digest
 };
-
-pub const INITIAL_R2T: DiskKey = Key {
-    name: "initial_r2t",
-    kind: Kind::Boolean,
-    default: "`false`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "sends other data only on request of the target",
-    read: |key, reader, disk| {
-        disk.remote.initial_r2t = reader.boolean(key.name).is_some_and(|at| at.value);
-    },
-    get: |disk| unless(remote(disk)?.initial_r2t, false),
+pub const MAX_RECV_DATA_SEGMENT_LENGTH: DiskKey = remote! {
+    "max_recv_data_segment_length": Kind::Number("bytes", LENGTHS); "`262144`";
+    "maximum data of a PDU from the target"; max_recv_data_segment_length
 };
-
-pub const ERROR_RECOVERY_LEVEL: DiskKey = Key {
-    name: "error_recovery_level",
-    kind: Kind::Number("", 0..=2),
-    default: "`0`",
-    run_time: RunTime::AddAnew,
-    of: ISCSI,
-    help: "requested level; the target may allow a lower one. 1: data with a wrong digest is sent again. 2: commands survive the \
-        loss of a connection",
-    read: |key, reader, disk| {
-        if let Some(at) = key.number(reader) {
-            disk.remote.error_recovery_level = at.value as u8;
-        }
-    },
-    get: |disk| unless(remote(disk)?.error_recovery_level, 0),
+pub const MAX_BURST_LENGTH: DiskKey = remote! {
+    "max_burst_length": Kind::Number("bytes", LENGTHS); "`1048576`";
+    "maximum data of one request (R2T) or sequence of the target"; max_burst_length
+};
+pub const FIRST_BURST_LENGTH: DiskKey = remote! {
+    "first_burst_length": Kind::Number("bytes", LENGTHS); "`262144`";
+    "maximum unsolicited data; at most `max_burst_length`"; first_burst_length
+};
+pub const MAX_OUTSTANDING_R2T: DiskKey = remote! {
+    "max_outstanding_r2t": Kind::Number("requests", 1..=65_535); "`1`";
+    "maximum outstanding data requests (R2T) per command"; max_outstanding_r2t
+};
+pub const IMMEDIATE_DATA: DiskKey = remote! {
+    "immediate_data": Kind::Boolean; "`true`"; "sends data in the PDU of the command"; immediate_data
+};
+pub const INITIAL_R2T: DiskKey = remote! {
+    "initial_r2t": Kind::Boolean; "`false`"; "sends other data only on request of the target"; initial_r2t
+};
+pub const ERROR_RECOVERY_LEVEL: DiskKey = remote! {
+    "error_recovery_level": Kind::Number("", 0..=2); "`0`";
+    "requested level; the target may allow a lower one. 1: data with a wrong digest is sent again. 2: commands survive the \
+        loss of a connection"; error_recovery_level
 };

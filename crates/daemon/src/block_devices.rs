@@ -180,8 +180,8 @@ fn iscsi_options(
         credentials.algorithms.clone_from(algorithms);
     }
     let offer = &mut session.offer;
-    let [header, data] = remote.digests;
-    (offer.header_digest, offer.data_digest) = (digest_offer(header), digest_offer(data));
+    offer.header_digest = digest_offer(remote.header_digest);
+    offer.data_digest = digest_offer(remote.data_digest);
     offer.max_recv_data_segment_length = remote.max_recv_data_segment_length;
     set_parameters(&mut offer.session, remote);
     let paths = remote.paths.iter().map(|path| address.path(path));
@@ -252,7 +252,7 @@ mod tests {
         let config = RemoteConfig {
             unit: unit.parse().ok(),
             connections: 4,
-            digests: [Digest::Crc32c, Digest::None],
+            header_digest: Digest::Crc32c,
             max_burst_length: 65_536,
             initial_r2t: true,
             ..RemoteConfig::default()
