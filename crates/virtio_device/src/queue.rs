@@ -22,7 +22,7 @@ use std::sync::Arc;
 use bdev::{Disk, PREFETCH_DISTANCE, Prefetch, Submission};
 use block::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
-use latency::{Clock, Part, PartCounts, QueueRecord, Stage, Stamp, Stamps};
+use latency::{Clock, PartCounts, QueueRecord, Stage, Stamp, Stamps};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag};
 use request_engine::{Measurement, Pace};
 use uring::{RingFd, Signal};
@@ -35,6 +35,7 @@ use batch_size::{BATCH, BatchSize};
 use breach::REFUSED_BYTES;
 use dirty_log::QueueLog;
 use interrupt_moderation::InterruptModeration;
+use measure::QueueMeasurement;
 
 /// Bytes after which a batch ends, so that other sources of the worker do not wait. A RAM disk copies as much in 1 or 2 ms.
 const BATCH_BYTES: u64 = 8 << 20;
@@ -55,44 +56,103 @@ enum Progress {
 pub struct Queue<P: Protocol> {
     id: SourceId,
     index: u16,
-    ring: DeviceQueue,
-    view: GuestView,
+    ring: Ring,
     protocol: P,
     slots: Slots<P::State>,
-    batch_size: BatchSize,
-    interrupt_moderation: InterruptModeration,
-    pace: Pace,
-    /// Response cache lines were prefetched when the batch was popped.
-    responses_prefetched: bool,
+    batch: Batch,
+    measurement: QueueMeasurement,
+    signals: Signals,
+    log: Option<QueueLog>,
+    lifecycle: Lifecycle,
+    failures: Failures,
+}
+
+/// The ring in guest memory.
+struct Ring {
+    queue: DeviceQueue,
+    view: GuestView,
+    moderation: InterruptModeration,
+}
+
+/// Slots between two hops, and the size of batches.
+struct Batch {
+    size: BatchSize,
     /// Slots of the batch that is being drained.
-    batch: Vec<u16>,
+    slots: Vec<u16>,
     /// Slots of the batch with pending I/O.
     pending: Vec<u16>,
     /// Slots to be answered at the end of the iteration.
     done: Vec<u16>,
     /// Slots that yielded, with their next step, in order of continuation.
     yielded: VecDeque<(u16, Step)>,
-    /// Requests in flight address several disks.
-    is_mixed: bool,
-    /// Partition of all measurements, unless `is_mixed` is set.
-    part: Part,
-    /// Number of batches sorted by disk (wraps).
-    batches_sorted: u8,
-    measurement: Measurement,
+    pace: Pace,
+    /// Response cache lines were prefetched when the batch was popped.
+    responses_prefetched: bool,
+}
+
+/// Descriptors and the callback of the front end.
+struct Signals {
     kick: Option<RingFd>,
     call: Option<Signal>,
     error: Option<Signal>,
-    log: Option<QueueLog>,
-    enabled: bool,
-    stopping: bool,
-    /// An in-flight region records unanswered requests.
-    is_tracked: bool,
-    /// Failed requests stay unanswered for the next device.
-    retains_failed: bool,
-    broken: bool,
-    /// Start of the last iteration that had requests.
-    noticed: Stamp,
     on_broken: OnBroken,
+}
+
+/// Stage of a queue's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lifecycle {
+    /// Pops no chains until the front end enables the queue.
+    Disabled,
+    Enabled,
+    /// Pops no more chains; requests in flight are answered.
+    Stopping,
+    /// The ring is not accessed any more.
+    Broken,
+}
+
+impl Lifecycle {
+    fn new(is_enabled: bool) -> Lifecycle {
+        match is_enabled {
+            true => Lifecycle::Enabled,
+            false => Lifecycle::Disabled,
+        }
+    }
+
+    #[inline(always)]
+    fn is_broken(self) -> bool {
+        matches!(self, Lifecycle::Broken)
+    }
+
+    /// Enables or disables a queue that neither stops nor is broken.
+    fn enable(&mut self, is_enabled: bool) {
+        if matches!(self, Lifecycle::Disabled | Lifecycle::Enabled) {
+            *self = Lifecycle::new(is_enabled);
+        }
+    }
+
+    /// Stops a queue that is not broken.
+    fn stop(&mut self) {
+        if !self.is_broken() {
+            *self = Lifecycle::Stopping;
+        }
+    }
+
+    /// Marks the queue as broken. Returns false if it was broken before.
+    fn set_broken(&mut self) -> bool {
+        let before = std::mem::replace(self, Lifecycle::Broken);
+        !before.is_broken()
+    }
+}
+
+/// Handling of failed requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failures {
+    /// They are answered; no in-flight region records unanswered requests.
+    Untracked,
+    /// They are answered; an in-flight region records unanswered requests.
+    Tracked,
+    /// They stay unanswered in the in-flight region, for the next device.
+    Retained,
 }
 
 impl<P: Protocol> Queue<P> {
@@ -108,40 +168,46 @@ impl<P: Protocol> Queue<P> {
     ) -> Result<Queue<P>, QueueError> {
         let size = setup.config.size;
         let mut ring = DeviceQueue::new(setup.config, &setup.memory)?;
-        let is_tracked = setup.inflight.is_some();
+        let failures = match setup.inflight {
+            Some(_) => Failures::Tracked,
+            None => Failures::Untracked,
+        };
         resume::resume(&mut ring, setup.inflight, &setup.labels)?;
         let depth = usize::from(size);
         let probe_id_base = probes::queue(setup.labels.worker, id.index());
         let mut queue = Queue {
             id,
             index: setup.index,
-            ring,
-            view: GuestView::new(setup.memory),
+            ring: Ring {
+                queue: ring,
+                view: GuestView::new(setup.memory),
+                moderation: InterruptModeration::new(clock),
+            },
             protocol,
             slots: Slots::new(size),
-            batch_size: BatchSize::new(),
-            interrupt_moderation: InterruptModeration::new(clock),
-            pace: Pace::default(),
-            responses_prefetched: false,
-            batch: Vec::with_capacity(BATCH),
-            pending: Vec::with_capacity(BATCH),
-            done: Vec::with_capacity(depth),
-            yielded: VecDeque::new(),
-            is_mixed: false,
-            part: Part::REST,
-            batches_sorted: 0,
-            measurement: Measurement::new(setup.labels, depth, probe_id_base),
-            kick: setup.kick.map(RingFd::from),
-            call: setup.call.map(Signal::new),
-            error: setup.error.map(Signal::new),
+            batch: Batch {
+                size: BatchSize::new(),
+                slots: Vec::with_capacity(BATCH),
+                pending: Vec::with_capacity(BATCH),
+                done: Vec::with_capacity(depth),
+                yielded: VecDeque::new(),
+                pace: Pace::default(),
+                responses_prefetched: false,
+            },
+            measurement: QueueMeasurement::new(Measurement::new(
+                setup.labels,
+                depth,
+                probe_id_base,
+            )),
+            signals: Signals {
+                kick: setup.kick.map(RingFd::from),
+                call: setup.call.map(Signal::new),
+                error: setup.error.map(Signal::new),
+                on_broken: setup.on_broken,
+            },
             log: None,
-            enabled: setup.enabled,
-            stopping: false,
-            is_tracked,
-            retains_failed: false,
-            broken: false,
-            noticed: Stamp::default(),
-            on_broken: setup.on_broken,
+            lifecycle: Lifecycle::new(setup.enabled),
+            failures,
         };
         queue.set_log(setup.log);
         Ok(queue)
@@ -166,19 +232,19 @@ impl<P: Protocol> Queue<P> {
 
     /// Hop 2: pops chains from the ring into slots.
     fn pop_batch(&mut self) {
-        let polls = self.measurement.timeline.counters().polls.get();
-        let available = usize::from(self.ring.waiting());
-        let batch_size = self.batch_size.next(polls, available);
+        let polls = self.measurement.requests.timeline.counters().polls.get();
+        let available = usize::from(self.ring.queue.waiting());
+        let batch_size = self.batch.size.next(polls, available);
         let limit = BATCH.min(self.protocol.batch_limit()).min(batch_size);
-        self.responses_prefetched =
+        self.batch.responses_prefetched =
             P::SEPARATE_RESPONSE && available.min(limit) >= PREFETCH_RESPONSES_MIN;
         let mut bytes = 0;
-        while self.batch.len() < limit && bytes < BATCH_BYTES {
-            let pop = |chain: &mut _| self.ring.pop(&self.view, chain);
-            match self.slots.fill(self.responses_prefetched, pop) {
+        while self.batch.slots.len() < limit && bytes < BATCH_BYTES {
+            let pop = |chain: &mut _| self.ring.queue.pop(&self.ring.view, chain);
+            match self.slots.fill(self.batch.responses_prefetched, pop) {
                 Fill::Filled(index, more) => {
                     bytes += more;
-                    self.batch.push(index);
+                    self.batch.slots.push(index);
                 }
                 Fill::Empty | Fill::Full => return,
                 Fill::DuplicateId(id) => {
@@ -195,12 +261,12 @@ impl<P: Protocol> Queue<P> {
     /// Hop 3: parses each request.
     fn parse_batch(&mut self, io: &mut Io) {
         self.protocol.refresh();
-        let mut batch = std::mem::take(&mut self.batch);
+        let mut batch = std::mem::take(&mut self.batch.slots);
         let mut refused = false;
         for &index in &batch {
             let tag = self.tag(index);
             let slot = self.slots.get(index);
-            if P::SEPARATE_RESPONSE && !self.responses_prefetched {
+            if P::SEPARATE_RESPONSE && !self.batch.responses_prefetched {
                 slot.request.chain.buffer.prefetch_second_half();
             }
             match self.protocol.parse(io, &mut slot.request, tag) {
@@ -225,8 +291,8 @@ impl<P: Protocol> Queue<P> {
         if refused {
             batch.retain(|index| self.slots.get(*index).stage != slots::Stage::Free);
         }
-        self.batch = batch;
-        if P::MULTIPLE_DISKS && (self.protocol.disk_changed() || self.is_mixed) {
+        self.batch.slots = batch;
+        if P::MULTIPLE_DISKS && (self.protocol.disk_changed() || self.measurement.is_mixed) {
             self.sort_by_disk();
         }
     }
@@ -243,11 +309,11 @@ impl<P: Protocol> Queue<P> {
     #[inline(always)]
     fn submit_batch<const MIXED: bool>(&mut self, io: &mut Io, stamps: Stamps) {
         let mut counts = PartCounts {
-            part: self.part,
+            part: self.measurement.part,
             ..PartCounts::default()
         };
-        let mut batch = std::mem::take(&mut self.batch);
-        let done_before = self.done.len();
+        let mut batch = std::mem::take(&mut self.batch.slots);
+        let done_before = self.batch.done.len();
         let mut done = 0;
         // Number of requests with a successor that is worth a prefetch hint.
         let prefetched = match io.wants_prefetch() {
@@ -262,7 +328,7 @@ impl<P: Protocol> Queue<P> {
             let slot = self.slots.get(index);
             let operation = slot.operation as usize;
             if MIXED {
-                self.measurement.turn_to(&mut counts, slot.part);
+                self.measurement.requests.turn_to(&mut counts, slot.part);
             }
             match self.run_first_step(io, index) {
                 Progress::Done => {
@@ -272,27 +338,27 @@ impl<P: Protocol> Queue<P> {
                     counts.at_once[operation] += 1;
                 }
                 Progress::Pending => {
-                    self.pending.push(index);
+                    self.batch.pending.push(index);
                     counts.pending[operation] += 1;
                 }
             }
         }
-        self.done.extend_from_slice(&batch[..done]);
+        self.batch.done.extend_from_slice(&batch[..done]);
         batch.clear();
-        self.batch = batch;
-        let now = self.measurement.stamp(io);
-        let synchronous = self.done.get(done_before..).unwrap_or(&[]);
-        let id = |index: &u16| self.measurement.probe_id(u32::from(*index));
+        self.batch.slots = batch;
+        let now = self.measurement.requests.stamp(io);
+        let synchronous = self.batch.done.get(done_before..).unwrap_or(&[]);
+        let id = |index: &u16| self.measurement.requests.probe_id(u32::from(*index));
         if !synchronous.is_empty() {
             probes::submitted(|| synchronous.iter().map(id));
             probes::reaped(|| synchronous.iter().map(id));
         }
-        if !self.pending.is_empty() {
-            probes::submitted(|| self.pending.iter().map(id));
+        if !self.batch.pending.is_empty() {
+            probes::submitted(|| self.batch.pending.iter().map(id));
             // Pending requests are submitted now, synchronous ones were submitted when they were parsed.
             let mut stamps = stamps;
             stamps.mark(Stage::Submitted, now);
-            for index in self.pending.drain(..) {
+            for index in self.batch.pending.drain(..) {
                 let slot = self.slots.get(index);
                 slot.was_pending = true;
                 slot.noticed = stamps.at(Stage::Noticed);
@@ -302,7 +368,9 @@ impl<P: Protocol> Queue<P> {
             }
         }
         // The stamps of synchronous requests already have the time of their submission: that of parsing.
-        self.measurement.submitted(&counts, stamps, now, now);
+        self.measurement
+            .requests
+            .submitted(&counts, stamps, now, now);
     }
 
     /// Executes a request's first step: usually an I/O, and usually the only step.
@@ -349,8 +417,8 @@ impl<P: Protocol> Queue<P> {
         let slot = self.slots.get(index);
         loop {
             let (submitted, scratch, bytes) = match step {
-                Step::Scratch(_) | Step::Data if self.pace.is_exhausted() => {
-                    self.yielded.push_back((index, step));
+                Step::Scratch(_) | Step::Data if self.batch.pace.is_exhausted() => {
+                    self.batch.yielded.push_back((index, step));
                     return Progress::Pending;
                 }
                 Step::Answer | Step::Finished => {
@@ -382,7 +450,7 @@ impl<P: Protocol> Queue<P> {
             let Submission::Done(outcome) = submitted else {
                 return Progress::Pending;
             };
-            self.pace.count(bytes, scratch.is_some());
+            self.batch.pace.count(bytes, scratch.is_some());
             let scratch = scratch.map(|scratch| *scratch);
             step = self
                 .protocol
@@ -393,86 +461,94 @@ impl<P: Protocol> Queue<P> {
     /// Continues a request with a step after its first one.
     fn continue_with(&mut self, io: &mut Io, index: u16, step: Step) {
         if let Progress::Done = self.advance(io, index, step) {
-            self.done.push(index);
+            self.batch.done.push(index);
         }
     }
 
     /// Hop 6: writes the responses and returns the chains.
     #[inline(always)]
     fn answer_done<const MIXED: bool, const LOGGED: bool>(&mut self) {
-        for &index in &self.done {
-            self.slots.answer_and_release(index, &self.view, |slot| {
-                let answer = self.protocol.answer(&mut slot.request);
-                let bytes = u64::from(slot.bytes);
-                slot.good = answer.good;
-                if MIXED {
-                    self.measurement.timeline.select(slot.part);
-                }
-                // The stamps are in a cache line that synchronous requests do not touch.
-                let pending_stamps = match slot.was_pending {
-                    true => Some((slot.noticed, slot.submitted)),
-                    false => None,
-                };
-                self.measurement
-                    .answered(slot.operation, bytes, answer.good, pending_stamps);
-                if LOGGED && let Some(log) = &self.log {
-                    log.mark(&slot.request.chain);
-                }
-                if !self.broken {
-                    let chain = &slot.request.chain;
-                    self.ring.push(chain.id, chain.descriptors, answer.written);
-                }
-                if slot.stage == slots::Stage::Detaching {
-                    self.protocol.detach(&mut slot.request);
-                }
-            });
+        let is_broken = self.lifecycle.is_broken();
+        for &index in &self.batch.done {
+            self.slots
+                .answer_and_release(index, &self.ring.view, |slot| {
+                    let answer = self.protocol.answer(&mut slot.request);
+                    let bytes = u64::from(slot.bytes);
+                    slot.good = answer.good;
+                    if MIXED {
+                        self.measurement.requests.timeline.select(slot.part);
+                    }
+                    // The stamps are in a cache line that synchronous requests do not touch.
+                    let pending_stamps = match slot.was_pending {
+                        true => Some((slot.noticed, slot.submitted)),
+                        false => None,
+                    };
+                    self.measurement.requests.answered(
+                        slot.operation,
+                        bytes,
+                        answer.good,
+                        pending_stamps,
+                    );
+                    if LOGGED && let Some(log) = &self.log {
+                        log.mark(&slot.request.chain);
+                    }
+                    if !is_broken {
+                        let chain = &slot.request.chain;
+                        self.ring
+                            .queue
+                            .push(chain.id, chain.descriptors, answer.written);
+                    }
+                    if slot.stage == slots::Stage::Detaching {
+                        self.protocol.detach(&mut slot.request);
+                    }
+                });
         }
     }
 
     /// Fires the probes of hops 6 and 7.
     #[inline]
     fn fire_probes(&mut self) {
-        let (done, slots) = (&self.done, &mut self.slots);
-        let id = |index: &u16| self.measurement.probe_id(u32::from(*index));
+        let (done, slots) = (&self.batch.done, &mut self.slots);
+        let id = |index: &u16| self.measurement.requests.probe_id(u32::from(*index));
         probes::answered(|| done.iter().map(|index| (id(index), slots.get(*index).good)));
         probes::notified(|| done.iter().map(id));
     }
 
     fn accepts(&self) -> bool {
-        self.enabled && !self.stopping && !self.broken && self.protocol.wants_chains()
+        self.lifecycle == Lifecycle::Enabled && self.protocol.wants_chains()
     }
 }
 
 impl<P: Protocol> Source for Queue<P> {
     #[inline]
     fn ready(&mut self, now: Stamp) -> bool {
-        let ready = self.accepts() && self.slots.has_free() && self.ring.available() > 0
-            || !self.yielded.is_empty();
+        let ready = self.accepts() && self.slots.has_free() && self.ring.queue.available() > 0
+            || !self.batch.yielded.is_empty();
         if ready {
-            self.ring.prefetch_next(&self.view);
+            self.ring.queue.prefetch_next(&self.ring.view);
             self.slots.prefetch_next();
         } else {
-            self.measurement.timeline.counters().polls.add(1);
+            self.measurement.requests.timeline.counters().polls.add(1);
             self.check_suppression_if_due(now);
         }
         ready
     }
 
     fn drain(&mut self, io: &mut Io, noticed: Stamp) {
-        self.noticed = noticed;
-        if !self.yielded.is_empty() {
+        self.measurement.noticed = noticed;
+        if !self.batch.yielded.is_empty() {
             self.continue_yielded(io);
             if !self.accepts() {
                 return;
             }
         }
         let mut stamps = Stamps::noticed(noticed);
-        let probe_id_base = self.measurement.probe_id_base;
+        let probe_id_base = self.measurement.requests.probe_id_base;
         probes::noticed(probe_id_base);
         self.pop_batch();
-        stamps.mark(Stage::Popped, self.measurement.stamp(io));
-        if !self.batch.is_empty() {
-            let (batch, slots) = (&self.batch, &mut self.slots);
+        stamps.mark(Stage::Popped, self.measurement.requests.stamp(io));
+        if !self.batch.slots.is_empty() {
+            let (batch, slots) = (&self.batch.slots, &mut self.slots);
             probes::popped(u32::from(self.index), || {
                 batch.iter().map(|index| {
                     let id = probes::id(probe_id_base, u32::from(*index));
@@ -482,9 +558,9 @@ impl<P: Protocol> Source for Queue<P> {
         }
         self.parse_batch(io);
         self.check_suppression_if_due(noticed);
-        stamps.mark(Stage::Parsed, self.measurement.stamp(io));
-        if !self.batch.is_empty() {
-            let (batch, slots) = (&self.batch, &mut self.slots);
+        stamps.mark(Stage::Parsed, self.measurement.requests.stamp(io));
+        if !self.batch.slots.is_empty() {
+            let (batch, slots) = (&self.batch.slots, &mut self.slots);
             probes::parsed(|| {
                 batch.iter().map(|index| {
                     let slot = slots.get(*index);
@@ -497,12 +573,14 @@ impl<P: Protocol> Source for Queue<P> {
                 })
             });
         }
-        if P::MULTIPLE_DISKS && self.is_mixed {
+        if P::MULTIPLE_DISKS && self.measurement.is_mixed {
             self.submit_mixed(io, stamps);
         } else {
             self.submit_batch::<false>(io, stamps);
         }
-        self.measurement.note_in_flight(self.slots.in_flight());
+        self.measurement
+            .requests
+            .note_in_flight(self.slots.in_flight());
     }
 
     fn finish(
@@ -513,16 +591,17 @@ impl<P: Protocol> Source for Queue<P> {
         outcome: IoOutcome,
         reaped: Stamp,
     ) {
-        (self.measurement.reaped, self.noticed) = (reaped, reaped);
+        (self.measurement.requests.reaped, self.measurement.noticed) = (reaped, reaped);
         let Ok(index) = u16::try_from(slot) else {
             return;
         };
-        if self.retains_failed && outcome.is_err() {
+        if self.failures == Failures::Retained && outcome.is_err() {
             self.mark_chain(index);
-            self.slots.answer_and_release(index, &self.view, |_| ());
+            self.slots
+                .answer_and_release(index, &self.ring.view, |_| ());
             return;
         }
-        let id = self.measurement.probe_id(slot);
+        let id = self.measurement.requests.probe_id(slot);
         probes::reaped(|| std::iter::once(id));
         let slot = self.slots.get(index);
         let scratch = if slot.stage == slots::Stage::Scratch {
@@ -541,7 +620,7 @@ impl<P: Protocol> Source for Queue<P> {
         let is_logged = self.log.is_some();
         if is_logged {
             self.answer_logged();
-        } else if P::MULTIPLE_DISKS && self.is_mixed {
+        } else if P::MULTIPLE_DISKS && self.measurement.is_mixed {
             self.answer_mixed();
         } else {
             self.answer_done::<false, false>();
@@ -552,28 +631,34 @@ impl<P: Protocol> Source for Queue<P> {
         }
         self.protocol.answers_published();
         // The answers are visible to the driver.
-        let answered = self.measurement.stamp(io);
+        let answered = self.measurement.requests.stamp(io);
         let mut notified = answered;
-        let interrupted = wanted && self.call.is_some();
-        self.batch_size
-            .published(interrupted && self.measurement.has_synchronous());
+        let interrupted = wanted && self.signals.call.is_some();
+        self.batch
+            .size
+            .published(interrupted && self.measurement.requests.has_synchronous());
         if interrupted {
             self.interrupt_driver();
-            notified = self.measurement.stamp(io);
+            notified = self.measurement.requests.stamp(io);
         }
-        if !self.done.is_empty() {
+        if !self.batch.done.is_empty() {
             self.fire_probes();
         }
-        let has_slow = self.measurement.notified(answered, notified);
-        if P::MULTIPLE_DISKS && !self.is_mixed {
-            self.measurement.timeline.select(self.part);
+        let has_slow = self.measurement.requests.notified(answered, notified);
+        if P::MULTIPLE_DISKS && !self.measurement.is_mixed {
+            self.measurement
+                .requests
+                .timeline
+                .select(self.measurement.part);
         }
         if has_slow {
             self.record_slow(io, answered, notified);
         }
-        self.pace = Pace::default();
-        self.done.clear();
-        self.measurement.end_iteration(self.slots.in_flight());
+        self.batch.pace = Pace::default();
+        self.batch.done.clear();
+        self.measurement
+            .requests
+            .end_iteration(self.slots.in_flight());
     }
 
     fn flush_notifications(&mut self) {
@@ -581,27 +666,27 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn arm(&mut self) -> bool {
-        if !self.yielded.is_empty() {
+        if !self.batch.yielded.is_empty() {
             return true;
         }
         if !self.accepts() {
             return false;
         }
         // A driver without a kick eventfd is polled (vhost-user protocol, SET_VRING_KICK).
-        if self.kick.is_none() {
+        if self.signals.kick.is_none() {
             return self.slots.has_free();
         }
-        self.measurement.timeline.counters().sleeps.add(1);
-        self.ring.enable_notifications() && self.slots.has_free()
+        self.measurement.requests.timeline.counters().sleeps.add(1);
+        self.ring.queue.enable_notifications() && self.slots.has_free()
     }
 
     fn kicked(&mut self) {
-        self.measurement.timeline.counters().kicks.add(1);
+        self.measurement.requests.timeline.counters().kicks.add(1);
     }
 
     fn disarm(&mut self) {
-        if !self.broken {
-            self.ring.disable_notifications();
+        if !self.lifecycle.is_broken() {
+            self.ring.queue.disable_notifications();
         }
     }
 
@@ -610,7 +695,7 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn kick(&self) -> Option<RingFd> {
-        self.kick.clone()
+        self.signals.kick.clone()
     }
 
     fn kick_lost(&mut self) {
@@ -618,23 +703,23 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn memory_lost(&mut self) {
-        if self.view.table().is_poisoned() {
+        if self.ring.view.table().is_poisoned() {
             self.end(&"the memory file was truncated");
         }
         self.check_log();
     }
 
     fn stop(&mut self) {
-        self.stopping = true;
+        self.lifecycle.stop();
         self.protocol.stop();
     }
 
     fn record(&self) -> Option<Arc<QueueRecord>> {
-        Some(self.measurement.timeline.record().clone())
+        Some(self.measurement.requests.timeline.record().clone())
     }
 
     fn set_recording(&mut self, recording: bool) {
-        self.measurement.timeline.set_recording(recording);
+        self.measurement.requests.timeline.set_recording(recording);
     }
 
     fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {

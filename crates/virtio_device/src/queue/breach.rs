@@ -27,17 +27,22 @@ impl<P: Protocol> Queue<P> {
 
     #[cold]
     pub(super) fn end_blocked(&mut self) {
-        self.call = None;
+        self.signals.call = None;
         self.end_with(Breach::Blocked, &"interrupt delivery blocked a worker");
     }
 
     fn end_with(&mut self, mut breach: Breach, why: &dyn Display) {
-        if std::mem::replace(&mut self.broken, true) {
+        if !self.lifecycle.set_broken() {
             return;
         }
-        self.measurement.timeline.counters().malformed.add(1);
+        self.measurement
+            .requests
+            .timeline
+            .counters()
+            .malformed
+            .add(1);
         if let Some(suppressed) = BROKEN_LOG.pass() {
-            let labels = self.measurement.timeline.labels();
+            let labels = self.measurement.requests.timeline.labels();
             tracing::warn!(
                 export = labels.export,
                 queue = self.index,
@@ -45,12 +50,12 @@ impl<P: Protocol> Queue<P> {
                 "driver violated the protocol, queue stopped: {why}"
             );
         }
-        if let Some(error) = self.error.take()
+        if let Some(error) = self.signals.error.take()
             && error.send() == Err(Blocked)
         {
             breach = Breach::Blocked;
         }
-        (self.on_broken)(breach, &why.to_string());
+        (self.signals.on_broken)(breach, &why.to_string());
     }
 
     /// Handles a failed pop into the free slot `index`. Returns false if the queue has ended.
@@ -65,7 +70,7 @@ impl<P: Protocol> Queue<P> {
             PopError::Request(refusal) => self.refuse(index, refusal.space, &refusal.error),
         }
         self.slots.get(index).request.chain.clear();
-        !self.broken
+        !self.lifecycle.is_broken()
     }
 
     /// Refuses a chain without a valid request. The request is finished.
@@ -77,14 +82,20 @@ impl<P: Protocol> Queue<P> {
             last: writable > 0,
         };
         self.refuse(index, space, &malformed.0);
-        self.slots.answer_and_release(index, &self.view, |_| ());
+        self.slots
+            .answer_and_release(index, &self.ring.view, |_| ());
     }
 
     /// Writes the error response and returns the slot's chain immediately.
     fn refuse(&mut self, index: u16, space: ResponseSpace, why: &dyn Display) {
-        self.measurement.timeline.counters().malformed.add(1);
+        self.measurement
+            .requests
+            .timeline
+            .counters()
+            .malformed
+            .add(1);
         if let Some(suppressed) = REFUSED_LOG.pass() {
-            let labels = self.measurement.timeline.labels();
+            let labels = self.measurement.requests.timeline.labels();
             tracing::warn!(
                 export = labels.export,
                 queue = self.index,
@@ -96,9 +107,9 @@ impl<P: Protocol> Queue<P> {
         let written = self.protocol.refuse(request, space);
         let (id, descriptors) = (request.chain.id, request.chain.descriptors);
         self.mark_chain(index);
-        if !self.broken {
-            self.ring.push(id, descriptors, written);
-            if self.ring.publish() {
+        if !self.lifecycle.is_broken() {
+            self.ring.queue.push(id, descriptors, written);
+            if self.ring.queue.publish() {
                 self.interrupt_driver();
             }
         }

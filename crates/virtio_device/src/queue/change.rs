@@ -4,7 +4,7 @@ use guest_memory::GuestView;
 use uring::RingFd;
 use virtqueue::QueueError;
 
-use super::Queue;
+use super::{Failures, Queue};
 use crate::device::{QueueChange, QueueControl};
 use crate::protocol::Protocol;
 use uring::{Blocked, Signal};
@@ -14,35 +14,37 @@ impl<P: Protocol> QueueControl for Queue<P> {
         match change {
             QueueChange::Memory(memory) => {
                 self.check_suppression();
-                if let Err(error) = self.ring.set_memory(&memory) {
+                if let Err(error) = self.ring.queue.set_memory(&memory) {
                     self.end(&error);
                     return Err(error);
                 }
-                self.view = GuestView::new(memory);
+                self.ring.view = GuestView::new(memory);
                 self.slots.unpin();
             }
             QueueChange::Call(call) => {
-                self.call = call.map(Signal::new);
+                self.signals.call = call.map(Signal::new);
                 // Without this interrupt the driver would miss answers from before it set the call eventfd.
-                if let Some(call) = &self.call
+                if let Some(call) = &self.signals.call
                     && call.send() == Err(Blocked)
                 {
                     self.end_blocked();
                 }
             }
-            QueueChange::Kick(kick) => self.kick = kick.map(RingFd::from),
-            QueueChange::Error(error) => self.error = error.map(Signal::new),
-            QueueChange::Enabled(enabled) => self.enabled = enabled,
+            QueueChange::Kick(kick) => self.signals.kick = kick.map(RingFd::from),
+            QueueChange::Error(error) => self.signals.error = error.map(Signal::new),
+            QueueChange::Enabled(enabled) => self.lifecycle.enable(enabled),
             QueueChange::Log(log) => self.set_log(log),
         }
         Ok(())
     }
 
     fn retain_failed(&mut self) {
-        self.retains_failed = self.is_tracked;
+        if self.failures == Failures::Tracked {
+            self.failures = Failures::Retained;
+        }
     }
 
     fn base(&self) -> u32 {
-        self.ring.base()
+        self.ring.queue.base()
     }
 }

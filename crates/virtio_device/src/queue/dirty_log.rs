@@ -32,7 +32,7 @@ impl<P: Protocol> Queue<P> {
         let ring = setup
             .as_ref()
             .and_then(|setup| Some((setup.pages.clone(), setup.ring?)));
-        self.ring.set_log(ring);
+        self.ring.queue.set_log(ring);
         self.log = setup.map(|setup| QueueLog {
             pages: setup.pages,
             call: setup.call.map(Signal::new),
@@ -42,7 +42,7 @@ impl<P: Protocol> Queue<P> {
     /// Answers the completed requests and marks their memory.
     #[inline(never)]
     pub(super) fn answer_logged(&mut self) {
-        match P::MULTIPLE_DISKS && self.is_mixed {
+        match P::MULTIPLE_DISKS && self.measurement.is_mixed {
             true => self.answer_done::<true, true>(),
             false => self.answer_done::<false, true>(),
         }

@@ -71,7 +71,7 @@ impl<P: Protocol> Queue<P> {
     /// Checks the suppression of answers published without a check, if the check is due.
     #[inline(always)]
     pub(super) fn check_suppression_if_due(&mut self, now: Stamp) {
-        if self.ring.is_unchecked() && self.interrupt_moderation.is_due(now) {
+        if self.ring.queue.is_unchecked() && self.ring.moderation.is_due(now) {
             self.check_suppression();
         }
     }
@@ -79,10 +79,10 @@ impl<P: Protocol> Queue<P> {
     /// Checks the suppression of answers published without a check. Interrupts the driver if it wants that.
     #[inline(never)]
     pub(super) fn check_suppression(&mut self) {
-        if self.ring.is_unchecked() {
-            let wanted = self.ring.check_suppression();
-            self.interrupt_moderation.record_check(wanted);
-            if wanted && self.call.is_some() {
+        if self.ring.queue.is_unchecked() {
+            let wanted = self.ring.queue.check_suppression();
+            self.ring.moderation.record_check(wanted);
+            if wanted && self.signals.call.is_some() {
                 self.interrupt_driver();
             }
         }
@@ -91,9 +91,16 @@ impl<P: Protocol> Queue<P> {
     /// Interrupts the driver.
     #[inline]
     pub(super) fn interrupt_driver(&mut self) {
-        let Some(call) = &self.call else { return };
+        let Some(call) = &self.signals.call else {
+            return;
+        };
         let sent = call.send();
-        self.measurement.timeline.counters().notifications.add(1);
+        self.measurement
+            .requests
+            .timeline
+            .counters()
+            .notifications
+            .add(1);
         if sent == Err(Blocked) {
             self.end_blocked();
         }
@@ -102,21 +109,23 @@ impl<P: Protocol> Queue<P> {
     /// Publishes the pushed answers. Returns true if the driver wants an interrupt now.
     #[inline(always)]
     pub(super) fn publish_answers(&mut self) -> bool {
-        if self.broken || self.done.is_empty() {
+        if self.lifecycle.is_broken() || self.batch.done.is_empty() {
             return false;
         }
-        if self.ring.must_check_suppression() {
+        if self.ring.queue.must_check_suppression() {
             self.check_suppression();
         }
-        if !self.interrupt_moderation.may_defer() {
-            let wanted = self.ring.publish();
-            self.interrupt_moderation.record_check(wanted);
+        if !self.ring.moderation.may_defer() {
+            let wanted = self.ring.queue.publish();
+            self.ring.moderation.record_check(wanted);
             return wanted;
         }
-        if !self.ring.is_unchecked() {
-            self.interrupt_moderation.record_published(self.noticed);
+        if !self.ring.queue.is_unchecked() {
+            self.ring
+                .moderation
+                .record_published(self.measurement.noticed);
         }
-        self.ring.publish_unchecked();
+        self.ring.queue.publish_unchecked();
         false
     }
 }

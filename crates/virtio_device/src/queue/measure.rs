@@ -5,46 +5,74 @@
 
 use latency::{DiskNumber, Part, SlowRequest, Stage, Stamp, Stamps};
 use reactor::Io;
+use request_engine::Measurement;
 
 use super::Queue;
 use crate::protocol::Protocol;
+
+/// Measurements of a queue.
+pub(super) struct QueueMeasurement {
+    pub(super) requests: Measurement,
+    /// Requests in flight address several disks.
+    pub(super) is_mixed: bool,
+    /// Partition of all measurements, unless `is_mixed` is set.
+    pub(super) part: Part,
+    /// Number of batches sorted by disk (wraps).
+    batches_sorted: u8,
+    /// Start of the last iteration that had requests.
+    pub(super) noticed: Stamp,
+}
+
+impl QueueMeasurement {
+    pub(super) fn new(requests: Measurement) -> QueueMeasurement {
+        QueueMeasurement {
+            requests,
+            is_mixed: false,
+            part: Part::REST,
+            batches_sorted: 0,
+            noticed: Stamp::default(),
+        }
+    }
+}
 
 impl<P: Protocol> Queue<P> {
     /// Assigns each request of the batch to the partition of its disk. Called when the batch may address another disk than the requests in
     /// flight.
     #[inline(never)]
     pub(super) fn sort_by_disk(&mut self) {
-        let others = self.slots.in_flight() > self.batch.len();
-        if others && !self.is_mixed {
-            let before = self.part;
+        let others = self.slots.in_flight() > self.batch.slots.len();
+        if others && !self.measurement.is_mixed {
+            let before = self.measurement.part;
             self.slots.active().for_each(|(_, slot)| slot.part = before);
         }
         let (mut first, mut alike, mut again) = (None, true, false);
-        for index in &self.batch {
+        for index in &self.batch.slots {
             let slot = self.slots.get(*index);
             let disk = self.protocol.disk_number(&slot.request);
             let name = || self.protocol.disk_name(disk);
             slot.part = self
                 .measurement
+                .requests
                 .timeline
                 .part_of(disk, slot.operation, name);
             // Its first I/O will allocate a partition.
             again |= slot.part == Part::REST && disk != DiskNumber::NONE;
             alike &= *first.get_or_insert(slot.part) == slot.part;
         }
-        let part = first.unwrap_or(self.part);
-        let mut is_uniform = !others || (!self.is_mixed && part == self.part);
-        self.batches_sorted = self.batches_sorted.wrapping_add(1);
-        if !is_uniform && alike && self.batches_sorted.is_multiple_of(16) {
+        let part = first.unwrap_or(self.measurement.part);
+        let mut is_uniform =
+            !others || (!self.measurement.is_mixed && part == self.measurement.part);
+        self.measurement.batches_sorted = self.measurement.batches_sorted.wrapping_add(1);
+        if !is_uniform && alike && self.measurement.batches_sorted.is_multiple_of(16) {
             is_uniform = self.slots.active().all(|(_, slot)| slot.part == part);
         }
-        self.is_mixed = !(alike && is_uniform);
-        if again || self.is_mixed {
+        self.measurement.is_mixed = !(alike && is_uniform);
+        if again || self.measurement.is_mixed {
             self.protocol.forget_disk();
         }
-        if !self.is_mixed {
-            self.part = part;
-            self.measurement.timeline.select(part);
+        if !self.measurement.is_mixed {
+            self.measurement.part = part;
+            self.measurement.requests.timeline.select(part);
         }
     }
 
@@ -61,7 +89,7 @@ impl<P: Protocol> Queue<P> {
     /// Records the slow requests among those just answered. Their slots still hold the data.
     #[cold]
     pub(super) fn record_slow(&mut self, io: &Io, answered: Stamp, notified: Stamp) {
-        for index in &self.done {
+        for index in &self.batch.done {
             let slot = self.slots.get(*index);
             let mut stamps = Stamps::default();
             if slot.was_pending {
@@ -70,12 +98,12 @@ impl<P: Protocol> Queue<P> {
                     (Stage::Popped, slot.popped),
                     (Stage::Parsed, slot.parsed),
                     (Stage::Submitted, slot.submitted),
-                    (Stage::Reaped, self.measurement.reaped),
+                    (Stage::Reaped, self.measurement.requests.reaped),
                 ] {
                     stamps.mark(stage, stamp);
                 }
             } else {
-                stamps = self.measurement.shared_stamps();
+                stamps = self.measurement.requests.shared_stamps();
             }
             let request = SlowRequest {
                 operation: slot.operation,
@@ -86,6 +114,7 @@ impl<P: Protocol> Queue<P> {
                 stamps,
             };
             self.measurement
+                .requests
                 .record_slow(io.clock(), request, answered, notified);
         }
     }

@@ -14,7 +14,7 @@ impl<P: Protocol> Queue<P> {
             let waits = slot.stage == Stage::Waiting;
             if with(&mut self.protocol, &mut slot.request.state, waits) && waits {
                 slot.stage = Stage::Done;
-                self.done.push(index);
+                self.batch.done.push(index);
             }
         }
     }
@@ -46,7 +46,7 @@ impl<P: Protocol> Queue<P> {
     ) {
         if let Some(index) = self.waiting(slot, matches) {
             result(&mut self.slots.get(index).request.state);
-            self.done.push(index);
+            self.batch.done.push(index);
         }
     }
 
@@ -70,11 +70,11 @@ impl<P: Protocol> Queue<P> {
     /// Continues requests that yielded in an earlier iteration.
     #[cold]
     pub(super) fn continue_yielded(&mut self, io: &mut Io) {
-        for _ in 0..self.yielded.len() {
-            if self.pace.is_exhausted() {
+        for _ in 0..self.batch.yielded.len() {
+            if self.batch.pace.is_exhausted() {
                 return;
             }
-            let Some((index, step)) = self.yielded.pop_front() else {
+            let Some((index, step)) = self.batch.yielded.pop_front() else {
                 return;
             };
             self.continue_with(io, index, step);
