@@ -19,6 +19,8 @@ pub enum Condition {
     Tracked = 8,
     /// Changes are recorded in dirty bitmaps: [`crate::Recorder`].
     Recorded = 16,
+    /// The device takes only multiples of more than a sector: [`block::DiskInfo::io_alignment`]. Workers check every I/O.
+    Coarse = 32,
 }
 
 /// The conditions of one disk.
@@ -30,6 +32,12 @@ impl Conditions {
     #[inline]
     pub fn is_clear(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
+    }
+
+    /// Returns true if every I/O may start that the device takes as it is.
+    #[inline]
+    pub fn is_clear_for_aligned(&self) -> bool {
+        self.0.load(Ordering::Acquire) & !(Condition::Coarse as u32) == 0
     }
 
     /// Returns true if this condition is set.
@@ -67,5 +75,9 @@ mod tests {
             assert!(!conditions.has(condition));
         }
         assert!(conditions.is_clear());
+        conditions.set(Condition::Coarse, true);
+        assert!(!conditions.is_clear() && conditions.is_clear_for_aligned());
+        conditions.set(Condition::Locked, true);
+        assert!(!conditions.is_clear_for_aligned());
     }
 }

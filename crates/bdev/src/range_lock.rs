@@ -165,6 +165,8 @@ impl RangeLocks {
     /// Sets the unit of ranges in bytes, while the caller holds the whole disk or it is not served yet.
     pub(crate) fn set_unit(&self, unit: u32) {
         let mut state = self.lock();
+        let is_coarse = unit > block::SECTOR_BYTES;
+        self.conditions.set(Condition::Coarse, is_coarse);
         state.unit = u64::from(unit.max(1));
         let waiting = std::mem::take(&mut state.waiting);
         let extended = waiting.into_iter().map(|waiting| Waiting {

@@ -242,7 +242,7 @@ impl<T> RingEntries<T> {
     #[inline]
     pub fn update(&self, index: u16, values: &[T]) -> bool
     where
-        T: FromBytes + IntoBytes + Immutable + KnownLayout + PartialEq + Copy,
+        T: IntoBytes + Immutable + KnownLayout,
     {
         let count = self.mask + 1;
         assert!(values.len() <= count, "{} entries of {count}", values.len());
@@ -255,14 +255,11 @@ impl<T> RingEntries<T> {
     #[inline(always)]
     fn update_run(&self, index: u16, values: &[T]) -> bool
     where
-        T: FromBytes + IntoBytes + Immutable + KnownLayout + PartialEq + Copy,
+        T: IntoBytes + Immutable + KnownLayout,
     {
         let at = self.at(index);
         // SAFETY: as in `RingMemory::read`; `update` has split the values where the entries end.
-        let current = |i: usize| unsafe { volatile::load(at.add(i)) };
-        let differs = (values.iter().enumerate()).fold(false, |differs, (i, value)| {
-            differs | (current(i) != *value)
-        });
+        let differs = unsafe { volatile::differs(at.cast(), values.as_bytes()) };
         if differs {
             // SAFETY: as in `RingMemory::write`, for `values.len()` entries.
             unsafe { at.copy_from_nonoverlapping(values.as_ptr(), values.len()) }

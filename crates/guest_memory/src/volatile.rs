@@ -53,6 +53,35 @@ pub(crate) unsafe fn copy_out(from: *const u8, into: *mut u8, length: usize) {
     }
 }
 
+/// Returns true if memory of a client differs from these bytes. Loads each byte once.
+///
+/// # Safety
+/// `from` must be mapped for the length of `bytes`.
+#[inline(always)]
+pub(crate) unsafe fn differs(from: *const u8, bytes: &[u8]) -> bool {
+    let words = bytes.chunks_exact(size_of::<u64>());
+    let rest = words.remainder();
+    let mut difference = 0;
+    let mut at = 0;
+    for word in words {
+        let mut client = [0; size_of::<u64>()];
+        // SAFETY: the word ends inside of `bytes`, and the caller guarantees as much client memory.
+        unsafe { copy_out(from.add(at), client.as_mut_ptr(), client.len()) };
+        let mut own = [0; size_of::<u64>()];
+        own.copy_from_slice(word);
+        difference |= u64::from_ne_bytes(client) ^ u64::from_ne_bytes(own);
+        at += size_of::<u64>();
+    }
+    for byte in rest {
+        let mut client = [0; 1];
+        // SAFETY: as for the words.
+        unsafe { copy_out(from.add(at), client.as_mut_ptr(), client.len()) };
+        difference |= u64::from(client[0] ^ byte);
+        at += 1;
+    }
+    difference != 0
+}
+
 /// Loads a value. Loads each byte once.
 ///
 /// # Safety
@@ -84,6 +113,22 @@ mod tests {
                 unsafe { super::copy_out(from[start..].as_ptr(), into.as_mut_ptr(), length) };
                 assert_eq!(into[..length], from[start..start + length]);
                 assert!(into[length..].iter().all(|byte| *byte == 0xa5));
+            }
+        }
+    }
+
+    #[test]
+    fn difference_in_any_byte_is_found() {
+        let bytes: Vec<u8> = (0..40).collect();
+        for length in 0..40 {
+            let mut other = bytes[..length].to_vec();
+            // SAFETY: both have `length` bytes.
+            assert!(!unsafe { super::differs(bytes.as_ptr(), &other) });
+            for at in 0..length {
+                other[at] ^= 1;
+                // SAFETY: as above.
+                assert!(unsafe { super::differs(bytes.as_ptr(), &other) });
+                other[at] ^= 1;
             }
         }
     }

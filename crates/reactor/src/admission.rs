@@ -42,10 +42,17 @@ impl OpenDisk {
         tag: Tag,
         handle: u32,
     ) -> Submission {
-        if self.conditions.is_clear() && self.unaligned.takes(request) {
+        if self.may_start_at_once(request) {
             return self.start(ring, request, buffer, tag);
         }
         self.submit_admitted(ring, request, buffer, tag, handle, false)
+    }
+
+    /// Returns true if the I/O needs no admission. Only disks of coarse alignment check that of the I/O.
+    #[inline(always)]
+    fn may_start_at_once(&self, request: &IoRequest) -> bool {
+        self.conditions.is_clear()
+            || self.conditions.is_clear_for_aligned() && self.unaligned.takes(request)
     }
 
     #[cold]
@@ -137,7 +144,7 @@ impl OpenDisk {
             }
             return;
         }
-        let submitted = if self.conditions.is_clear() && self.unaligned.takes(&request) {
+        let submitted = if self.may_start_at_once(&request) {
             self.start(ring, &request, &mut buffer, tag)
         } else {
             self.submit_admitted(ring, &request, &mut buffer, tag, handle, is_paid)
@@ -161,7 +168,7 @@ impl OpenDisk {
         tag: Tag,
         handle: u32,
     ) -> Submission {
-        match self.conditions.is_clear() {
+        match self.conditions.is_clear_for_aligned() {
             true => self.start(ring, request, buffer, tag),
             false => self.submit_admitted(ring, request, buffer, tag, handle, true),
         }

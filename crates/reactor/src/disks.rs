@@ -484,7 +484,7 @@ impl Io {
         match self.disks.get_mut(handle.0 as usize) {
             // Only while the conditions are clear. Disks with limits queue their reads, closed disks refuse them, and held
             // ranges require copies.
-            Some(Some(open)) if open.conditions.is_clear() => {
+            Some(Some(open)) if open.conditions.is_clear_for_aligned() => {
                 let seen = open.channel.borrow(request, buffer);
                 if seen {
                     open.record.record_request(request);

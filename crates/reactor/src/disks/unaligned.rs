@@ -15,7 +15,8 @@
 //! Zeroes are merged at the edges, and the blocks between are zeroed by the device. A discard does the same if the disk promises that
 //! discarded blocks read as zeroes; otherwise it leaves the edges as they are.
 //!
-//! Owned by the worker's handle on the disk. Aligned I/O costs one test in [`OpenDisk::submit`]. Tests: `tests/unaligned.rs`.
+//! Owned by the worker's handle on the disk. On disks with a larger alignment than a sector, aligned I/O costs one test in
+//! [`OpenDisk::submit`]. Tests: `tests/unaligned.rs`.
 
 use bdev::{Finished, RangeLock, Submission, Tag};
 use block::{IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
