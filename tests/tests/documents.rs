@@ -508,6 +508,34 @@ fn names_and_placeholders_are_nouns_of_their_content() -> Result<()> {
 }
 
 /// A row of docs/choosing.md ends with `FILE`: `TEST`, `TEST`; `FILE`: ...
+/// Maximum number of fields of a structure on the path of a request.
+const FIELDS_MAX: usize = 15;
+
+#[test]
+fn structures_of_the_request_path_have_few_fields() -> Result<()> {
+    let mut long = Vec::new();
+    for name in ["scsi_exec", "iscsi_target", "virtio_device"] {
+        let listing = std::process::Command::new("find")
+            .args([format!("crates/{name}/src").as_str(), "-name", "*.rs"])
+            .current_dir(workspace())
+            .output()?;
+        for path in String::from_utf8(listing.stdout)?.lines() {
+            let text = std::fs::read_to_string(workspace().join(path))?;
+            let definitions = text.split("struct ").skip(1);
+            for (head, body) in definitions.filter_map(|part| part.split_once(" {\n")) {
+                let body = body.lines().take_while(|line| line.trim() != "}");
+                let is_field = |line: &&str| line.ends_with(',') && line.contains(": ");
+                let fields = body.filter(is_field).count();
+                if !head.contains('\n') && fields > FIELDS_MAX {
+                    long.push(format!("{path}: {head} has {fields} fields"));
+                }
+            }
+        }
+    }
+    ensure!(long.is_empty(), "split by job: {}", long.join(", "));
+    Ok(())
+}
+
 #[test]
 fn every_claim_about_the_transports_names_a_test() -> Result<()> {
     let page = std::fs::read_to_string(workspace().join("docs/choosing.md"))?;
