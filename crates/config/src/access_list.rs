@@ -3,9 +3,10 @@
 use iscsi::access::{AclEntry, Network};
 use serde_json::{Value, json};
 
-use super::Diagnostics;
-use super::key::{Key, Kind, RunTime, key, read_all};
-use super::readers::parsed;
+use super::diagnostics::Diagnostics;
+use super::key::{Key, Kind, RunTime, read_all};
+use super::readers::{ISCSI_NAME_ALLOWED, parsed};
+use super::setting::key;
 use super::value::{Fields, Reader};
 
 /// Values given for an entry.
@@ -22,7 +23,7 @@ pub type AclKey = Key<AclDraft, AclEntry>;
 
 /// All keys of an entry.
 pub static ACL_KEYS: &[AclKey] = &[
-    key! { "initiator": Kind::Text("an iSCSI name", super::iscsi::NAME_ALLOWED); "any"; RunTime::Reload;
+    key! { "initiator": Kind::Text("an iSCSI name", ISCSI_NAME_ALLOWED); "any"; RunTime::Reload;
         "name of the initiator"; both initiator
     },
     key! { "network": Kind::Text("an address or a network", "an address or a network, such as 192.0.2.0/24"); "any"; RunTime::Reload;

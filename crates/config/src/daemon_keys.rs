@@ -6,22 +6,22 @@ use std::path::PathBuf;
 use block::PollLimit;
 use serde_json::{Value, json};
 
-use super::Diagnostics;
-use super::check::Surroundings;
-use super::disk::{DiskDraft, read_disk};
-use super::export_draft::{ExportDraft, texts};
-use super::export_kinds::{ExportKind, ISCSI, VHOST_BLK, VHOST_SCSI};
-use super::help_page::KeyLine;
-use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
-use super::key::{Item, Key, Kind, NONE, RunTime, key};
+use super::diagnostics::Diagnostics;
+use super::disk::read_disk;
+use super::disk_draft::DiskDraft;
+use super::export_draft::{ExportDraft, ExportKind, texts};
+use super::export_kinds::{ISCSI, VHOST_BLK, VHOST_SCSI};
+use super::iscsi_limits::read_iscsi_limits;
+use super::key::{Item, Key, KeyLine, Kind, NONE, RunTime};
 use super::location::Located;
 use super::lun::LunDraft;
-use super::model::{AccessConfig, Config, Placement, WORKERS_MAX, WorkersConfig};
+use super::model::{AccessConfig, Config, IscsiLimits, Placement, WORKERS_MAX, WorkersConfig};
 use super::readers::{
     ADDRESS_ALLOWED, CPUS_ALLOWED, FILE_ALLOWED, FOLDER_ALLOWED, NAMES_ALLOWED, PATHS_ALLOWED,
     SOCKET_ALLOWED, read_cpus, read_file_name, read_folder, read_socket, read_texts,
 };
-use super::setting::{Choice, Setting};
+use super::setting::{Choice, Setting, key};
+use super::surroundings::Surroundings;
 use super::value::{Fields, Reader};
 
 const GROUP_ALLOWED: &str = "the name of a group in /etc/group";

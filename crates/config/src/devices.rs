@@ -5,10 +5,12 @@
 
 use std::path::{Path, PathBuf};
 
-use block::{CacheMode, DelayTime, FileLock, NamedFiles, PassedReservations};
-
-use super::rbd::RbdConfig;
-use super::remote::RemoteConfig;
+use block::{
+    CacheMode, ClusterConfig, DelayTime, FileLock, ImageName, NamedFiles, PassedReservations,
+    RbdLock,
+};
+use iscsi::address::UnitAddress;
+use iscsi::chap::Algorithm as ChapAlgorithm;
 
 /// Block device of a disk, with its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,6 +112,105 @@ impl Persist {
     /// All variants with their words.
     pub const WORDS: [(&'static str, Persist); 2] =
         [("none", Persist::None), ("memfd", Persist::Memfd)];
+}
+
+/// An RBD image and its cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RbdConfig {
+    /// `POOL[/NAMESPACE]/IMAGE[@SNAP]`.
+    pub image: ImageName,
+    /// Cluster, user and options.
+    pub cluster: ClusterConfig,
+    /// Other writers of the image.
+    pub lock: RbdLock,
+    /// Requested size in bytes, for a change; otherwise the image has its own size.
+    pub size: Option<u64>,
+}
+
+/// A logical unit and its session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteConfig {
+    /// Address of the unit; may be absent in a draft.
+    pub unit: Option<UnitAddress>,
+    /// Alternative paths, as written.
+    pub paths: Vec<String>,
+    /// All paths lead to one unit, even if its identity cannot be checked.
+    pub trust_paths: bool,
+    /// File with the user's CHAP secret.
+    pub chap_file: Option<PathBuf>,
+    /// CHAP algorithms in order of preference; `None`: all, strongest first.
+    pub chap_algorithms: Option<Vec<ChapAlgorithm>>,
+    /// Initiator name; the host's name by default.
+    pub initiator_name: Option<String>,
+    /// Number of connections of the session.
+    pub connections: u16,
+    /// Maximum number of commands in flight.
+    pub queue_depth: u16,
+    /// Time in seconds that I/O waits for an unreachable target; 0: no limit.
+    pub replacement_timeout: u32,
+    /// Digest of headers.
+    pub header_digest: Digest,
+    /// Digest of data.
+    pub data_digest: Digest,
+    /// Declared MaxRecvDataSegmentLength.
+    pub max_recv_data_segment_length: u32,
+    /// MaxBurstLength.
+    pub max_burst_length: u32,
+    /// FirstBurstLength.
+    pub first_burst_length: u32,
+    /// MaxOutstandingR2T.
+    pub max_outstanding_r2t: u16,
+    /// ImmediateData.
+    pub immediate_data: bool,
+    /// InitialR2T.
+    pub initial_r2t: bool,
+    /// ErrorRecoveryLevel.
+    pub error_recovery_level: u8,
+    /// The unit is passed through, with this handling of reservations.
+    pub passthrough: Option<PassedReservations>,
+}
+
+/// A digest of a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Digest {
+    /// No digest.
+    #[default]
+    None,
+    /// CRC32C.
+    Crc32c,
+}
+
+impl Digest {
+    /// All values with their words.
+    pub const WORDS: [(&'static str, Digest); 2] =
+        [("none", Digest::None), ("crc32c", Digest::Crc32c)];
+}
+
+impl Default for RemoteConfig {
+    fn default() -> Self {
+        RemoteConfig {
+            unit: None,
+            paths: Vec::new(),
+            trust_paths: false,
+            chap_file: None,
+            chap_algorithms: None,
+            initiator_name: None,
+            connections: 1,
+            queue_depth: 128,
+            // As for open-iscsi.
+            replacement_timeout: 120,
+            header_digest: Digest::None,
+            data_digest: Digest::None,
+            max_recv_data_segment_length: 262_144,
+            max_burst_length: 1 << 20,
+            first_burst_length: 262_144,
+            max_outstanding_r2t: 1,
+            immediate_data: true,
+            initial_r2t: false,
+            error_recovery_level: 0,
+            passthrough: None,
+        }
+    }
 }
 
 /// A kind of block device, without options.

@@ -1,24 +1,23 @@
 //! Keys of a disk, and relations between them.
 
-use std::path::PathBuf;
-
 use block::{
-    CacheMode, ClusterConfig, DelayTime, DiscardMode, ErrorPolicy, FileLock, ImageName, NamedFiles,
-    OnError, RbdLock,
+    CacheMode, DelayTime, DiscardMode, ErrorPolicy, FileLock, NamedFiles, OnError, RbdLock,
 };
 use serde_json::{Value, json};
 
-use super::Diagnostics;
-use super::devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, Persist};
-use super::diagnostics::{Mistake, MistakeKind};
-use super::key::{Key, Kind, NONE, REQUIRED, RunTime, key, words};
+use super::devices::{
+    BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, Persist, RbdConfig, RemoteConfig,
+};
+use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
+use super::disk_draft::{DiskDraft, DiskKey};
+use super::key::{Kind, NONE, REQUIRED, RunTime, words};
 use super::location::Located;
-use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX, ShownConfig};
-use super::passthrough::{self, PassthroughDraft};
-use super::rbd::{self, RbdConfig};
+use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX};
+use super::passthrough;
+use super::rbd;
 use super::readers::{NAME_ALLOWED, read_name};
-use super::remote::{self, RemoteConfig};
-use super::setting::{Choice, Setting};
+use super::remote;
+use super::setting::{Choice, Setting, key};
 use super::size::{SIZE_MAX, parse_size};
 use super::value::{Fields, Raw, Reader};
 
@@ -34,44 +33,6 @@ const PHYSICAL_MAX: u32 = 65_536;
 const IOPS_MAX: u64 = 1_000_000_000;
 /// Maximum time limit in seconds.
 const DAY: u64 = 86_400;
-
-/// Values given for a disk.
-#[derive(Default)]
-pub struct DiskDraft {
-    pub(crate) name: Option<Located<String>>,
-    pub(crate) path: Option<Located<PathBuf>>,
-    data_file: Option<PathBuf>,
-    named_files: Option<NamedFiles>,
-    pub(crate) wwn: Option<Located<u64>>,
-    /// The disk, if no key is missing.
-    pub(crate) complete: Option<DiskConfig>,
-    device: Option<DeviceKind>,
-    size: Option<Located<u64>>,
-    cache: Option<CacheMode>,
-    pub(super) file_lock: FileLock,
-    time: Option<DelayTime>,
-    storage: Option<DelayStorage>,
-    persist: Persist,
-    pub(super) image: Option<ImageName>,
-    pub(super) cluster: ClusterConfig,
-    pub(super) lock: RbdLock,
-    pub(crate) remote: RemoteConfig,
-    pub(crate) passthrough: PassthroughDraft,
-    discard: Option<Located<DiscardMode>>,
-    block_size: Option<u32>,
-    read_only: bool,
-    require: bool,
-    serial: Option<String>,
-    shown: ShownConfig,
-    iops: Option<Located<u64>>,
-    iops_burst: Option<Located<u64>>,
-    bandwidth: Option<Located<u64>>,
-    bandwidth_burst: Option<Located<u64>>,
-    pub(super) errors: ErrorPolicy,
-}
-
-/// A key of a disk.
-pub type DiskKey = Key<DiskDraft, DiskConfig>;
 
 /// Returns a field of the block device as it is written, if the device is of one of these kinds.
 macro_rules! of_device {

@@ -4,16 +4,11 @@
 use std::path::{Path, PathBuf};
 
 use block::ExportPlacement;
+use scsi::AccessStates;
 use serde_json::Value;
 
-use super::export_kinds::{ISCSI, VHOST_BLK, VHOST_SCSI};
-use super::iscsi::{AccessStates, ISCSI_KEYS, IscsiConfig};
 use super::key::{Key, Kind};
-use super::model::{Config, LunConfig, VhostBlkConfig, VhostScsiConfig};
-use super::socket_rights::SocketRights;
-use super::target_keys::TARGET_KEYS;
-use super::vhost_blk::VHOST_BLK_KEYS;
-use super::vhost_scsi::VHOST_SCSI_KEYS;
+use super::model::{Config, IscsiConfig, LunConfig, SocketRights, VhostBlkConfig, VhostScsiConfig};
 
 /// A key of an export with its value.
 pub struct KeyValue {
@@ -25,7 +20,8 @@ pub struct KeyValue {
     pub value: Value,
 }
 
-fn key_values<D, T>(keys: &'static [Key<D, T>], object: &T) -> Vec<KeyValue> {
+/// Returns the values of an object, in the order of its keys.
+pub(super) fn key_values<D, T>(keys: &'static [Key<D, T>], object: &T) -> Vec<KeyValue> {
     let key_value = |key: &'static Key<D, T>| {
         Some(KeyValue {
             name: key.name,
@@ -130,183 +126,6 @@ pub trait ExportObject {
         // The caller compares names.
         let _ = name;
         false
-    }
-}
-
-impl ExportObject for VhostBlkConfig {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn kind(&self) -> &'static str {
-        VHOST_BLK.word
-    }
-
-    fn values(&self) -> Vec<KeyValue> {
-        key_values(VHOST_BLK_KEYS, self)
-    }
-
-    fn placement(&self) -> &ExportPlacement {
-        &self.placement
-    }
-
-    fn placement_mut(&mut self) -> &mut ExportPlacement {
-        &mut self.placement
-    }
-
-    fn socket(&self) -> Option<&PathBuf> {
-        Some(&self.socket)
-    }
-
-    fn socket_rights(&self) -> Option<&SocketRights> {
-        Some(&self.rights)
-    }
-
-    fn socket_rights_mut(&mut self) -> Option<&mut SocketRights> {
-        Some(&mut self.rights)
-    }
-
-    fn path_mut(&mut self) -> Option<&mut PathBuf> {
-        Some(&mut self.socket)
-    }
-
-    fn queues(&self) -> u16 {
-        self.queues
-    }
-
-    fn disk(&self) -> Option<&str> {
-        Some(&self.disk)
-    }
-}
-
-impl ExportObject for VhostScsiConfig {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn kind(&self) -> &'static str {
-        VHOST_SCSI.word
-    }
-
-    fn values(&self) -> Vec<KeyValue> {
-        key_values(VHOST_SCSI_KEYS, self)
-    }
-
-    fn placement(&self) -> &ExportPlacement {
-        &self.placement
-    }
-
-    fn placement_mut(&mut self) -> &mut ExportPlacement {
-        &mut self.placement
-    }
-
-    fn socket(&self) -> Option<&PathBuf> {
-        Some(&self.socket)
-    }
-
-    fn socket_rights(&self) -> Option<&SocketRights> {
-        Some(&self.rights)
-    }
-
-    fn socket_rights_mut(&mut self) -> Option<&mut SocketRights> {
-        Some(&mut self.rights)
-    }
-
-    fn path_mut(&mut self) -> Option<&mut PathBuf> {
-        Some(&mut self.socket)
-    }
-
-    fn queues(&self) -> u16 {
-        self.queues
-    }
-
-    fn luns(&self) -> Option<&[LunConfig]> {
-        Some(&self.luns)
-    }
-
-    fn luns_mut(&mut self) -> Option<&mut Vec<LunConfig>> {
-        Some(&mut self.luns)
-    }
-}
-
-impl ExportObject for IscsiConfig {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn kind(&self) -> &'static str {
-        ISCSI.word
-    }
-
-    fn values(&self) -> Vec<KeyValue> {
-        let mut values = key_values(ISCSI_KEYS, self);
-        values.extend(key_values(TARGET_KEYS, self));
-        values
-    }
-
-    /// Lists the disks only, if the logical units are numbered from 0.
-    fn file_values(&self) -> Vec<KeyValue> {
-        let mut values = self.values();
-        if self.luns.iter().zip(0..).all(|(lun, at)| lun.lun == at)
-            && let Some(disks) = ISCSI_KEYS.iter().find(|key| key.name == "disks")
-            && let Some(lun) = values.iter_mut().find(|value| value.name == "lun")
-        {
-            *lun = KeyValue {
-                name: disks.name,
-                kind: &disks.kind,
-                value: self.luns.iter().map(|lun| lun.disk.as_str()).collect(),
-            };
-        }
-        values
-    }
-
-    fn placement(&self) -> &ExportPlacement {
-        &self.placement
-    }
-
-    fn placement_mut(&mut self) -> &mut ExportPlacement {
-        &mut self.placement
-    }
-
-    fn warning(&self) -> Option<String> {
-        self.warning()
-    }
-
-    fn luns(&self) -> Option<&[LunConfig]> {
-        Some(&self.luns)
-    }
-
-    fn luns_mut(&mut self) -> Option<&mut Vec<LunConfig>> {
-        Some(&mut self.luns)
-    }
-
-    fn only_target(&self) -> Option<u8> {
-        Some(0)
-    }
-
-    fn chap_users(&self) -> Option<&Path> {
-        self.chap_users.as_deref()
-    }
-
-    fn access_states(&self) -> Option<&AccessStates> {
-        Some(&self.access_states)
-    }
-
-    fn access_states_mut(&mut self) -> Option<&mut AccessStates> {
-        Some(&mut self.access_states)
-    }
-
-    fn has_portal_group(&self, group: u16) -> bool {
-        self.portals.iter().any(|portal| portal.group == group)
-    }
-
-    fn path_mut(&mut self) -> Option<&mut PathBuf> {
-        self.chap_users.as_mut()
-    }
-
-    /// Initiators spell a name in several ways (RFC 7143, 4.2.7.1). Portals may be shared.
-    fn bars(&self, name: &str) -> bool {
-        iscsi_name::is_same(&self.name, name)
     }
 }
 

@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use block::ExportPlacement;
 use serde_json::{Value, json};
 
+use super::diagnostics::Diagnostics;
 use super::export::{ExportConfig, ExportObject};
 use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime};
 use super::location::Located;
 use super::lun::LunDraft;
+use super::model::SocketRights;
 use super::placement::{PlacementDraft, WORKERS_ALLOWED, read_workers, workers_value};
 use super::readers::{NAME_ALLOWED, SOCKET_ALLOWED, read_name, read_socket};
-use super::socket_rights::SocketRights;
+use super::value::Fields;
 
 /// Draft of an export.
 pub trait ExportDraft {
@@ -151,4 +153,22 @@ pub const fn dedicated<D: Placed, T: ExportObject>(help: &'static str) -> Key<D,
 pub fn texts(texts: impl IntoIterator<Item = impl ToString>) -> Option<Value> {
     let texts: Vec<String> = texts.into_iter().map(|text| text.to_string()).collect();
     (!texts.is_empty()).then(|| json!(texts))
+}
+
+/// A kind of export.
+pub struct ExportKind {
+    /// Word in the API.
+    pub word: &'static str,
+    /// Name of its tables in a file.
+    pub table: &'static str,
+    /// Description of the allowed value.
+    pub example: &'static str,
+    /// Name of its schema.
+    pub schema: &'static str,
+    /// Description.
+    pub summary: &'static str,
+    /// Returns its keys as a JSON schema.
+    pub properties: fn() -> Value,
+    /// Reads an export.
+    pub(crate) read: fn(&Fields, &mut Diagnostics) -> Box<dyn ExportDraft>,
 }

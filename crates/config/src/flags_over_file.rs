@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use super::daemon_keys::{DAEMON_KEYS, DaemonKey, Draft, Flag, FlagForm, WorkersDraft};
-use super::export_kinds::{ExportKind, VHOST_BLK, VHOST_SCSI};
+use super::diagnostics::Diagnostics;
+use super::disk::read_disk;
+use super::export_draft::ExportKind;
+use super::export_kinds::{VHOST_BLK, VHOST_SCSI};
 use super::flag_source::{self, Flags, VHOST_BLK_FORM, VHOST_SCSI_FORM};
+use super::iscsi_flags::read_flags;
 use super::location::{Located, Source};
 use super::lun::{LUN_KEYS, read_lun};
 use super::value::{Field, Fields, Raw, Reader};
-use super::{Diagnostics, disk, iscsi_flags};
 
 /// Reads all flags into the draft of a file.
 pub fn add(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
@@ -56,7 +59,7 @@ fn add_objects(
         let fields = flag_source::disk_flag(&source("--disk", text), diagnostics);
         draft
             .disks
-            .extend(fields.map(|fields| disk::read_disk(&fields, diagnostics)));
+            .extend(fields.map(|fields| read_disk(&fields, diagnostics)));
     }
     let mut add = |kind: &ExportKind, flag, texts: &[String], first_key, form| {
         for text in texts {
@@ -89,9 +92,7 @@ fn add_objects(
             draft.luns.push((controller, lun));
         }
     }
-    draft
-        .exports
-        .extend(iscsi_flags::read_flags(flags, source, diagnostics));
+    draft.exports.extend(read_flags(flags, source, diagnostics));
 }
 
 /// Returns a table with a flag's value as its only field, for the reader of files.

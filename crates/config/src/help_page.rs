@@ -6,7 +6,7 @@ use super::diagnostics::nearest;
 use super::disk::DISK_KEYS;
 use super::iscsi::ISCSI_KEYS;
 use super::iscsi_limits::ISCSI_LIMIT_KEYS;
-use super::key::Key;
+use super::key::{Key, KeyLine};
 use super::lun::{LUN_KEYS, TARGET_LUN_KEYS};
 use super::target_keys::TARGET_KEYS;
 use super::vhost_blk::VHOST_BLK_KEYS;
@@ -27,9 +27,6 @@ pub struct HelpTopic {
     syntax: &'static [&'static str],
     sections: fn() -> Vec<Section>,
 }
-
-/// Key, values, default and meaning.
-pub(super) type KeyLine = [String; 4];
 
 struct Section {
     heading: String,

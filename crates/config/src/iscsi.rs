@@ -1,29 +1,27 @@
 //! iSCSI targets: their keys, and the values given for them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use block::ExportPlacement;
+use iscsi::access::{AclEntry, Announced, DemoMode, Portal};
+use iscsi::negotiation::LoginBounds;
+use scsi::{AccessState, AccessStates, StateSetters};
 use serde_json::json;
-
-pub use iscsi::access::{AclEntry, Announced, DemoMode, Network, Portal};
-pub use iscsi::negotiation::LoginBounds;
-pub use scsi::{AccessState, AccessStates, StateSetters};
 
 use super::access_list::{ACL_KEYS, acl_value, read_acl};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::export::ExportConfig;
-use super::export_draft::{ExportDraft, Placed, dedicated, texts, workers};
-use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime, key, read_all, schema_of};
+use super::export::{ExportConfig, ExportObject, KeyValue, key_values};
+use super::export_draft::{ExportDraft, ExportKind, Placed, dedicated, texts, workers};
+use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime, read_all, schema_of};
 use super::location::Located;
 use super::lun::{LUN_COMMAND, LunDraft, TARGET_LUN_KEYS, luns_value, read_lun};
-use super::model::LunConfig;
+use super::model::{IscsiConfig, LunConfig};
 use super::placement::PlacementDraft;
-use super::readers::{FILE_ALLOWED, parsed, read_list};
-use super::setting::{Choice, Setting};
+use super::readers::{FILE_ALLOWED, ISCSI_NAME_ALLOWED, parsed, read_list};
+use super::setting::{Choice, Setting, key};
 use super::target_keys::TARGET_KEYS;
 use super::value::{Fields, Raw, Reader, text_of};
 
-pub const NAME_ALLOWED: &str = "an iSCSI name, such as iqn.2026-11.org.example:t0";
 const DISKS_ALLOWED: &str = "a list of names of disks: LUNs from 0 in this order";
 const LUN_EXAMPLE: &str = "tables such as { lun = 4, disk = \"d0\" }";
 const PORTALS_ALLOWED: &str = "a list of addresses, such as \"192.0.2.1\", \"127.0.0.1:3260\" or \"[::1]:3260,2\" (portal group 2)";
@@ -34,43 +32,104 @@ const ACL_EXAMPLE: &str =
     "tables such as { initiator = \"iqn...\", network = \"192.0.2.0/24\", read_only = true }";
 
 /// An iSCSI target.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IscsiConfig {
-    /// iSCSI name.
-    pub name: String,
-    /// Name for users.
-    pub alias: Option<String>,
-    /// Logical units of the target. Their target number is always 0.
-    pub luns: Vec<LunConfig>,
-    /// Portals.
-    pub portals: Vec<Portal>,
-    /// Addresses reported to initiators instead of the portals of the same group.
-    pub announce: Vec<Announced>,
-    /// Permissions of initiators that no other entry admits.
-    pub demo_mode: DemoMode,
-    /// File with the CHAP users.
-    pub chap_users: Option<PathBuf>,
-    /// Initiators that may log in.
-    pub acl: Vec<AclEntry>,
-    /// Limits of login negotiation.
-    pub bounds: LoginBounds,
-    /// Access states (ALUA) of its portal groups, except for active/optimized.
-    pub access_states: AccessStates,
-    /// Initiators that may change these states.
-    pub state_setters: StateSetters,
-    /// Workers that serve it.
-    pub placement: ExportPlacement,
-}
+pub static ISCSI: ExportKind = ExportKind {
+    word: "iscsi",
+    table: "iscsi",
+    example: "tables with the header [[iscsi]]",
+    schema: "Iscsi",
+    summary: "An iSCSI target.",
+    properties: || {
+        let mut schema = schema_of(ISCSI_KEYS);
+        let bounds = schema_of(TARGET_KEYS);
+        if let (Some(all), Some(more)) = (
+            schema["properties"].as_object_mut(),
+            bounds["properties"].as_object(),
+        ) {
+            all.extend(more.clone());
+        }
+        schema
+    },
+    read: read_iscsi,
+};
 
-impl IscsiConfig {
-    /// Returns a warning if no initiator may log in.
-    pub fn warning(&self) -> Option<String> {
-        let is_closed =
-            self.demo_mode == DemoMode::None && self.acl.is_empty() && self.chap_users.is_none();
-        is_closed.then(|| {
-            "no initiator may log in; hint: add initiators with `acl`, set `chap_users`, or set `demo_mode` to ro or rw for all initiators"
-                .to_owned()
-        })
+impl ExportObject for IscsiConfig {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        ISCSI.word
+    }
+
+    fn values(&self) -> Vec<KeyValue> {
+        let mut values = key_values(ISCSI_KEYS, self);
+        values.extend(key_values(TARGET_KEYS, self));
+        values
+    }
+
+    /// Lists the disks only, if the logical units are numbered from 0.
+    fn file_values(&self) -> Vec<KeyValue> {
+        let mut values = self.values();
+        if self.luns.iter().zip(0..).all(|(lun, at)| lun.lun == at)
+            && let Some(disks) = ISCSI_KEYS.iter().find(|key| key.name == "disks")
+            && let Some(lun) = values.iter_mut().find(|value| value.name == "lun")
+        {
+            *lun = KeyValue {
+                name: disks.name,
+                kind: &disks.kind,
+                value: self.luns.iter().map(|lun| lun.disk.as_str()).collect(),
+            };
+        }
+        values
+    }
+
+    fn placement(&self) -> &ExportPlacement {
+        &self.placement
+    }
+
+    fn placement_mut(&mut self) -> &mut ExportPlacement {
+        &mut self.placement
+    }
+
+    fn warning(&self) -> Option<String> {
+        self.warning()
+    }
+
+    fn luns(&self) -> Option<&[LunConfig]> {
+        Some(&self.luns)
+    }
+
+    fn luns_mut(&mut self) -> Option<&mut Vec<LunConfig>> {
+        Some(&mut self.luns)
+    }
+
+    fn only_target(&self) -> Option<u8> {
+        Some(0)
+    }
+
+    fn chap_users(&self) -> Option<&Path> {
+        self.chap_users.as_deref()
+    }
+
+    fn access_states(&self) -> Option<&AccessStates> {
+        Some(&self.access_states)
+    }
+
+    fn access_states_mut(&mut self) -> Option<&mut AccessStates> {
+        Some(&mut self.access_states)
+    }
+
+    fn has_portal_group(&self, group: u16) -> bool {
+        self.portals.iter().any(|portal| portal.group == group)
+    }
+
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        self.chap_users.as_mut()
+    }
+
+    /// Initiators spell a name in several ways (RFC 7143, 4.2.7.1). Portals may be shared.
+    fn bars(&self, name: &str) -> bool {
+        iscsi_name::is_same(&self.name, name)
     }
 }
 
@@ -99,7 +158,7 @@ pub type IscsiKey = Key<IscsiDraft, IscsiConfig>;
 
 /// All keys except those of logins.
 pub static ISCSI_KEYS: &[IscsiKey] = &[
-    key! { "name": Kind::Text("an iSCSI name", NAME_ALLOWED); REQUIRED; RunTime::AddAnew; "name of the target";
+    key! { "name": Kind::Text("an iSCSI name", ISCSI_NAME_ALLOWED); REQUIRED; RunTime::AddAnew; "name of the target";
         read |_, reader, draft| draft.name = read_name(reader); get |target| target.name.value()
     },
     key! { "alias": Kind::Text("any", "a text"); NONE; RunTime::Reload; "descriptive name"; both alias },
@@ -244,11 +303,13 @@ impl ExportDraft for IscsiDraft {
 }
 
 fn read_name(reader: &mut Reader<'_, '_>) -> Option<Located<String>> {
-    let name = reader.text("name", NAME_ALLOWED)?;
+    let name = reader.text("name", ISCSI_NAME_ALLOWED)?;
     if !iscsi_name::is_iscsi_name(&name.value) {
         let message = format!("`name`: {:?} is not an iSCSI name", name.value);
         let mistake = Mistake::new(MistakeKind::Value, &name.location, message);
-        reader.diagnostics().push(mistake.allowed(NAME_ALLOWED));
+        reader
+            .diagnostics()
+            .push(mistake.allowed(ISCSI_NAME_ALLOWED));
     }
     Some(name)
 }

@@ -4,8 +4,10 @@ use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
-use super::Diagnostics;
-use super::key::{Key, Kind, RunTime, key, read_all};
+use super::diagnostics::Diagnostics;
+use super::key::{Key, Kind, RunTime, read_all};
+use super::model::IscsiLimits;
+use super::setting::key;
 use super::value::{Fields, Reader};
 
 const MIB: u64 = 1 << 20;
@@ -16,39 +18,6 @@ const PER_SESSION: RangeInclusive<u64> = 1..=16;
 const COMMANDS: RangeInclusive<u64> = 1..=1024;
 const LOGIN_SECONDS: RangeInclusive<u64> = 1..=3600;
 const MEMORY: RangeInclusive<u64> = MIB..=1 << 30;
-
-/// Limits on the resources of initiators.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IscsiLimits {
-    /// Maximum number of TCP connections; further ones are closed at once.
-    pub connections: u64,
-    /// Maximum number of connections before login, included in `connections`; a further one ends the oldest.
-    pub half_open: u64,
-    /// Maximum number of sessions; further ones are refused at login.
-    pub sessions: u64,
-    /// Maximum number of connections per session: the offered MaxConnections.
-    pub connections_per_session: u64,
-    /// Maximum number of commands in progress per session: its command window.
-    pub commands_per_session: u64,
-    /// Time limit for a login, in seconds.
-    pub login_s: u64,
-    /// Maximum command data held by all connections of a session, in bytes; the next command waits.
-    pub memory: u64,
-}
-
-impl Default for IscsiLimits {
-    fn default() -> Self {
-        IscsiLimits {
-            connections: 1024,
-            half_open: 128,
-            sessions: 512,
-            connections_per_session: 16,
-            commands_per_session: 128,
-            login_s: 15,
-            memory: 32 * MIB,
-        }
-    }
-}
 
 /// A key of the limits.
 pub type LimitKey = Key<IscsiLimits, IscsiLimits>;

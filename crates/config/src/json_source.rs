@@ -5,13 +5,13 @@
 use std::sync::Arc;
 
 use block::ErrorPolicy;
+use scsi::AccessState;
 use serde_json::Value;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
 use super::disk::{check_size, read_disk, read_limits, read_settings};
 use super::export::ExportConfig;
 use super::export_kinds::EXPORT_KINDS;
-use super::iscsi::AccessState;
 use super::location::{Located, Location, Source};
 use super::lun::{LUN_KEYS, read_lun};
 use super::model::{Config, DiskConfig, LimitsConfig, LunConfig};

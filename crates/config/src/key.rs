@@ -7,11 +7,9 @@ use std::ops::RangeInclusive;
 use serde_json::{Value, json};
 
 use super::diagnostics::{Mistake, MistakeKind, one_of};
-use super::help_page::KeyLine;
 use super::location::Located;
 use super::model::POLL_MICROS_MAX;
 use super::readers::POLL_ALLOWED;
-use super::setting::Setting;
 use super::size::{SIZE_ALLOWED, render_size};
 use super::value::Reader;
 
@@ -39,6 +37,9 @@ pub struct Key<D: 'static, T: 'static> {
 pub const REQUIRED: &str = "-";
 /// Default of a key without effect if absent.
 pub const NONE: &str = "none";
+
+/// Line of a help page: key, values, default and meaning.
+pub(super) type KeyLine = [String; 4];
 
 /// Kind of a key's values.
 pub enum Kind {
@@ -268,32 +269,6 @@ pub const fn words<T, const N: usize>(choices: &[(&'static str, T); N]) -> [&'st
     words
 }
 
-/// Declares a key, with each part once. `set PATH` reads into this field of the draft, and `both PATH` also returns the value of this field
-/// of the object.
-macro_rules! key {
-    (@of) => { &[] };
-    (@of $of:expr) => { $of };
-    (@read both $($path:ident).+) => { |key, reader, draft| key.set(reader, &mut draft.$($path).+) };
-    (@get both $($path:ident).+) => { |object| $crate::setting::Setting::value(&object.$($path).+) };
-    (@read set $($path:ident).+; get $get:expr) => { |key, reader, draft| key.set(reader, &mut draft.$($path).+) };
-    (@get set $($path:ident).+; get $get:expr) => { $get };
-    (@read read $read:expr; get $get:expr) => { $read };
-    (@get read $read:expr; get $get:expr) => { $get };
-    ($name:literal: $kind:expr; $default:expr; $run_time:expr $(, of $of:expr)?; $help:expr; $($access:tt)+) => {
-        $crate::key::Key {
-            name: $name,
-            kind: $kind,
-            default: $default,
-            run_time: $run_time,
-            of: $crate::key::key!(@of $($of)?),
-            help: $help,
-            read: $crate::key::key!(@read $($access)+),
-            get: $crate::key::key!(@get $($access)+),
-        }
-    };
-}
-pub(crate) use key;
-
 /// Reads all keys of an object, and reports missing ones.
 pub fn read_all<D, T>(keys: &'static [Key<D, T>], reader: &mut Reader<'_, '_>, draft: &mut D) {
     for key in keys.iter().filter(|key| key.is_required()) {
@@ -361,13 +336,6 @@ impl<D, T> Key<D, T> {
         );
         reader.diagnostics().push(mistake.allowed(allowed));
         None
-    }
-
-    /// Reads the value into `place`, which is unchanged if the key is absent or its value is wrong.
-    pub fn set<S: Setting>(&self, reader: &mut Reader<'_, '_>, place: &mut S) {
-        if let Some(at) = S::read(self, reader) {
-            *place = at.value;
-        }
     }
 
     /// Reports that a text is invalid for the key.

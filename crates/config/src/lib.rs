@@ -3,6 +3,17 @@
 //! text -> keys and values with locations (`toml_source`, `flag_source`) -> objects, by their keys (`key`) -> checks between objects and
 //! against this machine (`check`) -> [`Config`]. No step stops at a mistake, so that all are reported at once. Tests: here for whole
 //! configurations, in each module for its part.
+//!
+//! ```text
+//!   lib, json_source, render, help_page    whole configurations
+//!   check, flags_over_file                 relations between objects
+//!   disk, iscsi, vhost_blk, daemon_keys    keys of each object, and the drafts that they fill
+//!   setting                                types of values, and the macro that declares a key
+//!   key, value, readers, diagnostics       declarations of keys, and readers with locations
+//!   model, devices                         plain structs of a valid configuration
+//! ```
+//!
+//! A module imports only modules of its own row and below, without a circle (`tests/modules.rs`).
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +24,7 @@ mod daemon_keys;
 mod devices;
 mod diagnostics;
 mod disk;
+mod disk_draft;
 #[cfg(test)]
 mod example_tests;
 mod export;
@@ -39,6 +51,7 @@ mod render;
 mod setting;
 mod size;
 mod socket_rights;
+mod surroundings;
 mod target_keys;
 #[cfg(test)]
 mod tests;
@@ -49,25 +62,26 @@ mod vhost_scsi;
 
 use std::path::Path;
 
+pub use ::iscsi::access::{AclEntry, Announced, DemoMode, Network, Portal};
 pub use access_list::ACL_KEYS;
 pub use accounts::{account, group_id, user_id};
 pub use block::{CacheMode, ExportPlacement, PollLimit};
-pub use check::Surroundings;
 pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
-pub use devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, Persist};
+pub use devices::{
+    BlockDeviceConfig, DEVICE_KINDS, DelayStorage, Digest, Persist, RbdConfig, RemoteConfig,
+};
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
-pub use disk::{DISK_KEYS, DISK_SET, DiskDraft, DiskKey};
+pub use disk::{DISK_KEYS, DISK_SET};
+pub use disk_draft::{DiskDraft, DiskKey};
 pub use export::{ExportConfig, ExportObject, ExportRef, KeyValue};
-pub use export_kinds::{EXPORT_KINDS, ExportKind};
+pub use export_draft::ExportKind;
+pub use export_kinds::EXPORT_KINDS;
 pub use file_lookup::look_at_files;
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 pub use help_page::{HELP_TOPICS, HelpTopic};
-pub use iscsi::{
-    AccessState, AccessStates, AclEntry, Announced, DemoMode, ISCSI_KEYS, IscsiConfig, Network,
-    Portal,
-};
+pub use iscsi::ISCSI_KEYS;
 pub use iscsi_flags::ISCSI_FORM;
-pub use iscsi_limits::{ISCSI_LIMIT_KEYS, IscsiLimits};
+pub use iscsi_limits::ISCSI_LIMIT_KEYS;
 pub use json_source::{
     DiskSettings, JsonExport, access_state_json, disk_json, disk_settings_json, export_json,
     limits_json, lun_json, luns_json, objects_json, size_json,
@@ -76,15 +90,15 @@ pub use key::{Key, Kind, RunTime};
 pub use location::{Located, Location, Source};
 pub use lun::{LUN_KEYS, TARGET_LUN_KEYS};
 pub use model::{
-    AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX,
-    POLL_MICROS_MAX, Placement, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig,
-    TARGETS_MAX, VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
+    AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, IscsiConfig, IscsiLimits, LUNS_MAX,
+    LimitsConfig, LunConfig, NAME_MAX, POLL_MICROS_MAX, Placement, SCSI_QUEUES_MAX, SERIAL_MAX,
+    SOCKET_PATH_MAX, ShownConfig, SocketRights, TARGETS_MAX, VhostBlkConfig, VhostScsiConfig,
+    WORKERS_MAX, WorkersConfig,
 };
-pub use rbd::RbdConfig;
-pub use remote::{Digest, RemoteConfig};
 pub use render::render;
+pub use scsi::{AccessState, AccessStates};
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
-pub use socket_rights::SocketRights;
+pub use surroundings::Surroundings;
 pub use target_keys::{TARGET_KEYS, TargetKey};
 pub use vhost_blk::VHOST_BLK_KEYS;
 pub use vhost_scsi::VHOST_SCSI_KEYS;

@@ -2,11 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::Diagnostics;
-use super::key::{Key, Kind, REQUIRED, RunTime, key, read_all};
+use super::diagnostics::Diagnostics;
+use super::key::{Key, Kind, REQUIRED, RunTime, read_all};
 use super::location::Located;
 use super::model::{LUNS_MAX, LunConfig, TARGETS_MAX};
 use super::readers::DISK_ALLOWED;
+use super::setting::key;
 use super::value::{Fields, Reader};
 
 /// For keys that `lunette lun` changes.

@@ -5,13 +5,12 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use block::{DiscardMode, ErrorPolicy};
-use block::{ExportPlacement, PollLimit};
+use block::{DiscardMode, ErrorPolicy, ExportPlacement, PollLimit};
+use iscsi::access::{AclEntry, Announced, DemoMode, Portal};
+use iscsi::negotiation::LoginBounds;
+use scsi::{AccessStates, StateSetters};
 
 use super::devices::BlockDeviceConfig;
-use super::iscsi::IscsiConfig;
-use super::iscsi_limits::IscsiLimits;
-use super::socket_rights::SocketRights;
 
 /// Maximum number of workers of a daemon.
 pub const WORKERS_MAX: usize = 128;
@@ -260,4 +259,103 @@ pub struct LunConfig {
     pub lun: u16,
     /// Name of the disk.
     pub disk: String,
+}
+
+/// An iSCSI target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IscsiConfig {
+    /// iSCSI name.
+    pub name: String,
+    /// Name for users.
+    pub alias: Option<String>,
+    /// Logical units of the target. Their target number is always 0.
+    pub luns: Vec<LunConfig>,
+    /// Portals.
+    pub portals: Vec<Portal>,
+    /// Addresses reported to initiators instead of the portals of the same group.
+    pub announce: Vec<Announced>,
+    /// Permissions of initiators that no other entry admits.
+    pub demo_mode: DemoMode,
+    /// File with the CHAP users.
+    pub chap_users: Option<PathBuf>,
+    /// Initiators that may log in.
+    pub acl: Vec<AclEntry>,
+    /// Limits of login negotiation.
+    pub bounds: LoginBounds,
+    /// Access states (ALUA) of its portal groups, except for active/optimized.
+    pub access_states: AccessStates,
+    /// Initiators that may change these states.
+    pub state_setters: StateSetters,
+    /// Workers that serve it.
+    pub placement: ExportPlacement,
+}
+
+impl IscsiConfig {
+    /// Returns a warning if no initiator may log in.
+    pub fn warning(&self) -> Option<String> {
+        let is_closed =
+            self.demo_mode == DemoMode::None && self.acl.is_empty() && self.chap_users.is_none();
+        is_closed.then(|| {
+            "no initiator may log in; hint: add initiators with `acl`, set `chap_users`, or set `demo_mode` to ro or rw for all initiators"
+                .to_owned()
+        })
+    }
+}
+
+/// Mode, owner and group of a socket. The kernel chooses those that are absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SocketRights {
+    /// Permission bits.
+    pub mode: Option<u16>,
+    /// Name or number of a user.
+    pub owner: Option<String>,
+    /// Name or number of a group.
+    pub group: Option<String>,
+}
+
+impl SocketRights {
+    /// Returns true if none is given.
+    pub fn is_default(&self) -> bool {
+        *self == SocketRights::default()
+    }
+
+    /// Returns true if each right of `before` is given here, too. Otherwise the socket must be created again.
+    pub(super) fn covers(&self, before: &SocketRights) -> bool {
+        (self.mode.is_some() || before.mode.is_none())
+            && (self.owner.is_some() || before.owner.is_none())
+            && (self.group.is_some() || before.group.is_none())
+    }
+}
+
+/// Limits on the resources of initiators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IscsiLimits {
+    /// Maximum number of TCP connections; further ones are closed at once.
+    pub connections: u64,
+    /// Maximum number of connections before login, included in `connections`; a further one ends the oldest.
+    pub half_open: u64,
+    /// Maximum number of sessions; further ones are refused at login.
+    pub sessions: u64,
+    /// Maximum number of connections per session: the offered MaxConnections.
+    pub connections_per_session: u64,
+    /// Maximum number of commands in progress per session: its command window.
+    pub commands_per_session: u64,
+    /// Time limit for a login, in seconds.
+    pub login_s: u64,
+    /// Maximum command data held by all connections of a session, in bytes; the next command waits.
+    pub memory: u64,
+}
+
+impl Default for IscsiLimits {
+    fn default() -> Self {
+        IscsiLimits {
+            connections: 1024,
+            half_open: 128,
+            sessions: 512,
+            connections_per_session: 16,
+            commands_per_session: 128,
+            login_s: 15,
+            memory: 32 << 20,
+        }
+    }
 }

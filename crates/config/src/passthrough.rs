@@ -5,32 +5,11 @@ use serde_json::json;
 
 use super::devices::{BlockDeviceConfig, DeviceKind};
 use super::diagnostics::{Mistake, MistakeKind};
-use super::disk::{DiskDraft, DiskKey};
-use super::key::{Kind, RunTime, key};
-use super::location::Located;
+use super::disk_draft::{DiskDraft, DiskKey};
+use super::key::{Kind, RunTime};
 use super::model::DiskConfig;
-use super::setting::{Choice, Setting};
+use super::setting::{Choice, Setting, key};
 use super::value::Reader;
-
-/// Values given for it in a disk's draft.
-#[derive(Default)]
-pub(crate) struct PassthroughDraft {
-    pub is_on: bool,
-    pub reservations: Option<Located<PassedReservations>>,
-}
-
-impl PassthroughDraft {
-    pub fn reservations(&self) -> PassedReservations {
-        self.reservations
-            .as_ref()
-            .map_or(PassedReservations::default(), |at| at.value)
-    }
-
-    /// Returns the setting for a unit of an iSCSI target.
-    pub fn of_unit(&self) -> Option<PassedReservations> {
-        self.is_on.then(|| self.reservations())
-    }
-}
 
 fn reservations(disk: &DiskConfig) -> Option<PassedReservations> {
     match &disk.backend {

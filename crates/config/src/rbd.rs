@@ -1,30 +1,17 @@
-//! Disks on Ceph RBD images: image, cluster and user.
+//! Keys of disks on Ceph RBD images: image, cluster and user.
 
 use std::collections::BTreeMap;
 
-use block::{ClusterConfig, ImageName, RbdLock};
+use block::{ImageName, RbdLock};
 use serde_json::json;
 
-use super::devices::BlockDeviceConfig;
+use super::devices::{BlockDeviceConfig, RbdConfig};
 use super::diagnostics::{Mistake, MistakeKind};
-use super::disk::DiskKey;
-use super::key::{Kind, NONE, REQUIRED, RunTime, key};
+use super::disk_draft::DiskKey;
+use super::key::{Kind, NONE, REQUIRED, RunTime};
 use super::model::DiskConfig;
-use super::setting::{Choice, Setting};
+use super::setting::{Choice, Setting, key};
 use super::value::{Raw, Reader, wrong};
-
-/// An RBD image and its cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RbdConfig {
-    /// `POOL[/NAMESPACE]/IMAGE[@SNAP]`.
-    pub image: ImageName,
-    /// Cluster, user and options.
-    pub cluster: ClusterConfig,
-    /// Other writers of the image.
-    pub lock: RbdLock,
-    /// Requested size in bytes, for a change; otherwise the image has its own size.
-    pub size: Option<u64>,
-}
 
 /// Returns the RBD configuration of a disk on an image.
 pub fn config(disk: &DiskConfig) -> Option<&RbdConfig> {

@@ -13,6 +13,7 @@ use super::value::{Raw, Reader, number_of, text_of};
 
 pub const NAME_ALLOWED: &str =
     "1 to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit";
+pub const ISCSI_NAME_ALLOWED: &str = "an iSCSI name, such as iqn.2026-11.org.example:t0";
 pub const DISK_ALLOWED: &str = "the name of a disk";
 pub const SOCKET_ALLOWED: &str = "a path of at most 107 bytes, such as \"/run/lunette/d0.sock\"";
 pub const ADDRESS_ALLOWED: &str =

@@ -1,104 +1,15 @@
-//! Disks on logical units of iSCSI targets: unit, credentials and session.
+//! Keys of disks on logical units of iSCSI targets: unit, credentials and session.
 
-use std::path::PathBuf;
-
-use block::PassedReservations;
 use iscsi::address::{Portal, UnitAddress};
 use iscsi::chap::Algorithm as ChapAlgorithm;
 use serde_json::{Value, json};
 
-use super::devices::BlockDeviceConfig;
-use super::disk::DiskKey;
-use super::key::{Key, Kind, NONE, REQUIRED, RunTime, key};
+use super::devices::{BlockDeviceConfig, Digest, RemoteConfig};
+use super::disk_draft::DiskKey;
+use super::key::{Key, Kind, NONE, REQUIRED, RunTime};
 use super::model::DiskConfig;
-use super::setting::{Choice, Setting};
+use super::setting::{Choice, Setting, key};
 use super::value::Reader;
-
-/// A logical unit and its session.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RemoteConfig {
-    /// Address of the unit; may be absent in a draft.
-    pub unit: Option<UnitAddress>,
-    /// Alternative paths, as written.
-    pub paths: Vec<String>,
-    /// All paths lead to one unit, even if its identity cannot be checked.
-    pub trust_paths: bool,
-    /// File with the user's CHAP secret.
-    pub chap_file: Option<PathBuf>,
-    /// CHAP algorithms in order of preference; `None`: all, strongest first.
-    pub chap_algorithms: Option<Vec<ChapAlgorithm>>,
-    /// Initiator name; the host's name by default.
-    pub initiator_name: Option<String>,
-    /// Number of connections of the session.
-    pub connections: u16,
-    /// Maximum number of commands in flight.
-    pub queue_depth: u16,
-    /// Time in seconds that I/O waits for an unreachable target; 0: no limit.
-    pub replacement_timeout: u32,
-    /// Digest of headers.
-    pub header_digest: Digest,
-    /// Digest of data.
-    pub data_digest: Digest,
-    /// Declared MaxRecvDataSegmentLength.
-    pub max_recv_data_segment_length: u32,
-    /// MaxBurstLength.
-    pub max_burst_length: u32,
-    /// FirstBurstLength.
-    pub first_burst_length: u32,
-    /// MaxOutstandingR2T.
-    pub max_outstanding_r2t: u16,
-    /// ImmediateData.
-    pub immediate_data: bool,
-    /// InitialR2T.
-    pub initial_r2t: bool,
-    /// ErrorRecoveryLevel.
-    pub error_recovery_level: u8,
-    /// The unit is passed through, with this handling of reservations.
-    pub passthrough: Option<PassedReservations>,
-}
-
-/// A digest of a session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Digest {
-    /// No digest.
-    #[default]
-    None,
-    /// CRC32C.
-    Crc32c,
-}
-
-impl Digest {
-    /// All values with their words.
-    pub const WORDS: [(&'static str, Digest); 2] =
-        [("none", Digest::None), ("crc32c", Digest::Crc32c)];
-}
-
-impl Default for RemoteConfig {
-    fn default() -> Self {
-        RemoteConfig {
-            unit: None,
-            paths: Vec::new(),
-            trust_paths: false,
-            chap_file: None,
-            chap_algorithms: None,
-            initiator_name: None,
-            connections: 1,
-            queue_depth: 128,
-            // As for open-iscsi.
-            replacement_timeout: 120,
-            header_digest: Digest::None,
-            data_digest: Digest::None,
-            max_recv_data_segment_length: 262_144,
-            max_burst_length: 1 << 20,
-            first_burst_length: 262_144,
-            max_outstanding_r2t: 1,
-            immediate_data: true,
-            initial_r2t: false,
-            error_recovery_level: 0,
-            passthrough: None,
-        }
-    }
-}
 
 /// Returns the configuration of a disk on a unit.
 fn remote(disk: &DiskConfig) -> Option<&RemoteConfig> {

@@ -3,9 +3,8 @@
 use std::fmt::Write;
 
 use super::export_kinds::EXPORT_KINDS;
-use super::iscsi_limits::IscsiLimits;
 use super::key::Kind;
-use super::model::Config;
+use super::model::{Config, IscsiLimits};
 
 /// Returns the text of `config`, with the value of every key that has one.
 pub fn render(config: &Config) -> String {

@@ -11,12 +11,46 @@ use iscsi::access::DemoMode;
 use iscsi::negotiation::DigestOffer;
 use serde_json::{Value, json};
 
-use super::devices::{DelayStorage, Persist};
+use super::devices::{DelayStorage, Digest, Persist};
 use super::key::{Key, Kind, words};
 use super::location::Located;
 use super::readers::read_poll;
-use super::remote::Digest;
 use super::value::Reader;
+
+impl<D, T> Key<D, T> {
+    /// Reads the value into `place`, which is unchanged if the key is absent or its value is wrong.
+    pub fn set<S: Setting>(&self, reader: &mut Reader<'_, '_>, place: &mut S) {
+        if let Some(at) = S::read(self, reader) {
+            *place = at.value;
+        }
+    }
+}
+
+/// Declares a key, with each part once. `set PATH` reads into this field of the draft, and `both PATH` also returns the value of this field
+/// of the object.
+macro_rules! key {
+    (@of) => { &[] };
+    (@of $of:expr) => { $of };
+    (@read both $($path:ident).+) => { |key, reader, draft| key.set(reader, &mut draft.$($path).+) };
+    (@get both $($path:ident).+) => { |object| $crate::setting::Setting::value(&object.$($path).+) };
+    (@read set $($path:ident).+; get $get:expr) => { |key, reader, draft| key.set(reader, &mut draft.$($path).+) };
+    (@get set $($path:ident).+; get $get:expr) => { $get };
+    (@read read $read:expr; get $get:expr) => { $read };
+    (@get read $read:expr; get $get:expr) => { $get };
+    ($name:literal: $kind:expr; $default:expr; $run_time:expr $(, of $of:expr)?; $help:expr; $($access:tt)+) => {
+        $crate::key::Key {
+            name: $name,
+            kind: $kind,
+            default: $default,
+            run_time: $run_time,
+            of: $crate::setting::key!(@of $($of)?),
+            help: $help,
+            read: $crate::setting::key!(@read $($access)+),
+            get: $crate::setting::key!(@get $($access)+),
+        }
+    };
+}
+pub(crate) use key;
 
 /// A type of values.
 pub trait Setting: Sized {

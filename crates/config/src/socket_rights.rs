@@ -1,4 +1,4 @@
-//! Mode, owner and group of a vhost-user socket, and their keys.
+//! Keys for mode, owner and group of a vhost-user socket.
 
 use serde_json::json;
 
@@ -13,31 +13,6 @@ use super::value::Reader;
 const MODE_ALLOWED: &str = "an octal mode from \"0000\" to \"0777\", such as \"0660\"";
 const USER_ALLOWED: &str = "the name of a user in /etc/passwd, or a number";
 const GROUP_ALLOWED: &str = "the name of a group in /etc/group, or a number";
-
-/// Mode, owner and group of a socket. The kernel chooses those that are absent.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SocketRights {
-    /// Permission bits.
-    pub mode: Option<u16>,
-    /// Name or number of a user.
-    pub owner: Option<String>,
-    /// Name or number of a group.
-    pub group: Option<String>,
-}
-
-impl SocketRights {
-    /// Returns true if none is given.
-    pub fn is_default(&self) -> bool {
-        *self == SocketRights::default()
-    }
-
-    /// Returns true if each right of `before` is given here, too. Otherwise the socket must be created again.
-    pub(super) fn covers(&self, before: &SocketRights) -> bool {
-        (self.mode.is_some() || before.mode.is_none())
-            && (self.owner.is_some() || before.owner.is_none())
-            && (self.group.is_some() || before.group.is_none())
-    }
-}
 
 /// Key for the permission bits of the socket.
 pub const fn socket_mode<D: Vhost, T: ExportObject>() -> Key<D, T> {

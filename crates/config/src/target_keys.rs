@@ -3,10 +3,10 @@
 use iscsi::negotiation::{DigestOffer, LoginBounds};
 use serde_json::Value;
 
-use super::iscsi::IscsiConfig;
-use super::key::{Key, Kind, RunTime, key};
+use super::key::{Key, Kind, RunTime};
+use super::model::IscsiConfig;
 use super::remote::{ALGORITHMS_ALLOWED, algorithms_value, read_algorithms};
-use super::setting::{Choice, Setting};
+use super::setting::{Choice, Setting, key};
 
 /// A key of a target that limits its logins.
 pub type TargetKey = Key<LoginBounds, IscsiConfig>;

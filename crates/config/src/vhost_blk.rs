@@ -2,20 +2,79 @@
 
 use std::path::PathBuf;
 
+use block::ExportPlacement;
 use serde_json::json;
 
-use super::Diagnostics;
-use super::export::ExportConfig;
+use super::diagnostics::Diagnostics;
+use super::export::{ExportConfig, ExportObject, KeyValue, key_values};
 use super::export_draft::{
-    ENDS_SESSION, ExportDraft, Placed, Vhost, VhostDraft, dedicated, name, queues, socket, workers,
+    ENDS_SESSION, ExportDraft, ExportKind, Placed, Vhost, VhostDraft, dedicated, name, queues,
+    socket, workers,
 };
-use super::key::{Key, Kind, REQUIRED, read_all};
+use super::key::{Key, Kind, REQUIRED, read_all, schema_of};
 use super::location::Located;
-use super::model::{BLK_QUEUES_MAX, VhostBlkConfig};
+use super::model::{BLK_QUEUES_MAX, SocketRights, VhostBlkConfig};
 use super::placement::PlacementDraft;
 use super::readers::DISK_ALLOWED;
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};
+
+/// One disk as virtio-blk.
+pub static VHOST_BLK: ExportKind = ExportKind {
+    word: "vhost-blk",
+    table: "vhost_blk",
+    example: "tables with the header [[vhost_blk]]",
+    schema: "VhostBlk",
+    summary: "One disk as virtio-blk on one vhost-user socket.",
+    properties: || schema_of(VHOST_BLK_KEYS),
+    read: read_vhost_blk,
+};
+
+impl ExportObject for VhostBlkConfig {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        VHOST_BLK.word
+    }
+
+    fn values(&self) -> Vec<KeyValue> {
+        key_values(VHOST_BLK_KEYS, self)
+    }
+
+    fn placement(&self) -> &ExportPlacement {
+        &self.placement
+    }
+
+    fn placement_mut(&mut self) -> &mut ExportPlacement {
+        &mut self.placement
+    }
+
+    fn socket(&self) -> Option<&PathBuf> {
+        Some(&self.socket)
+    }
+
+    fn socket_rights(&self) -> Option<&SocketRights> {
+        Some(&self.rights)
+    }
+
+    fn socket_rights_mut(&mut self) -> Option<&mut SocketRights> {
+        Some(&mut self.rights)
+    }
+
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        Some(&mut self.socket)
+    }
+
+    fn queues(&self) -> u16 {
+        self.queues
+    }
+
+    fn disk(&self) -> Option<&str> {
+        Some(&self.disk)
+    }
+}
 
 /// Values given for a vhost-blk export.
 #[derive(Default)]

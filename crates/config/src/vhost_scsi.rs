@@ -2,20 +2,83 @@
 
 use std::path::PathBuf;
 
-use super::Diagnostics;
-use super::export::ExportConfig;
+use block::ExportPlacement;
+
+use super::diagnostics::Diagnostics;
+use super::export::{ExportConfig, ExportObject, KeyValue, key_values};
 use super::export_draft::{
-    ExportDraft, Placed, Vhost, VhostDraft, dedicated, name, queues, socket, workers,
+    ExportDraft, ExportKind, Placed, Vhost, VhostDraft, dedicated, name, queues, socket, workers,
 };
 use super::key::{Item, Key, Kind, NONE, REQUIRED, read_all, schema_of};
 use super::location::Located;
 use super::lun::{LUN_COMMAND, LUN_KEYS, LunDraft, luns_value, read_lun};
-use super::model::{LunConfig, SCSI_QUEUES_MAX, VhostScsiConfig};
+use super::model::{LunConfig, SCSI_QUEUES_MAX, SocketRights, VhostScsiConfig};
 use super::placement::PlacementDraft;
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};
 
 const LUN_EXAMPLE: &str = "tables such as { target = 0, lun = 0, disk = \"d0\" }";
+
+/// A virtio-scsi controller.
+pub static VHOST_SCSI: ExportKind = ExportKind {
+    word: "vhost-scsi",
+    table: "vhost_scsi",
+    example: "tables with the header [[vhost_scsi]]",
+    schema: "VhostScsi",
+    summary: "A virtio-scsi controller on one vhost-user socket.",
+    properties: || schema_of(VHOST_SCSI_KEYS),
+    read: read_vhost_scsi,
+};
+
+impl ExportObject for VhostScsiConfig {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        VHOST_SCSI.word
+    }
+
+    fn values(&self) -> Vec<KeyValue> {
+        key_values(VHOST_SCSI_KEYS, self)
+    }
+
+    fn placement(&self) -> &ExportPlacement {
+        &self.placement
+    }
+
+    fn placement_mut(&mut self) -> &mut ExportPlacement {
+        &mut self.placement
+    }
+
+    fn socket(&self) -> Option<&PathBuf> {
+        Some(&self.socket)
+    }
+
+    fn socket_rights(&self) -> Option<&SocketRights> {
+        Some(&self.rights)
+    }
+
+    fn socket_rights_mut(&mut self) -> Option<&mut SocketRights> {
+        Some(&mut self.rights)
+    }
+
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        Some(&mut self.socket)
+    }
+
+    fn queues(&self) -> u16 {
+        self.queues
+    }
+
+    fn luns(&self) -> Option<&[LunConfig]> {
+        Some(&self.luns)
+    }
+
+    fn luns_mut(&mut self) -> Option<&mut Vec<LunConfig>> {
+        Some(&mut self.luns)
+    }
+}
 
 /// Values given for a vhost-scsi controller.
 #[derive(Default)]
