@@ -166,7 +166,7 @@ fn ended_job_closes_the_files_that_the_disk_has_left() -> Result<()> {
 fn no_call_waits_for_a_job() -> Result<()> {
     let rig = image_over_another()?;
     let target = |name: &str| format!("file:{}", rig.scratch.file(name).display());
-    for target in ["null:8M", "ram:8M", "delay:1us,size=8M,around=ram"] {
+    for target in ["null:8M", "ram:8M", "delay:1us,size=8M,storage=ram"] {
         let answer = soon(&rig, &["disk", "mirror", "d", target, "--switch"])?;
         ensure!(answer.contains("loses its data"), "{answer}");
     }

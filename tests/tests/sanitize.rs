@@ -121,7 +121,7 @@ fn statuses(queue: &mut BlkQueue) -> Result<[u8; 3]> {
 
 #[test]
 fn sanitize_stops_virtio_blk_and_leaves_nothing_written() -> Result<()> {
-    let (rig, portal) = rig("d0=delay:300ms,size=4M,around=ram", true)?;
+    let (rig, portal) = rig("d0=delay:300ms,size=4M,storage=ram", true)?;
     let mut front_end = FrontEnd::connect(&rig.socket("d0"), &Options::default())?;
     let options = QueueOptions::default();
     let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Layout::Separate)?;

@@ -102,7 +102,8 @@ pub static DISK_KEYS: &[DiskKey] = &[
     key! { "time": Kind::Text("`250us`, `50us-2ms` (any time between) or `exp:3ms` (exponentially distributed)", DelayTime::FORMS);
         REQUIRED; RunTime::AddAnew, of &["delay"]; "duration of each I/O"; set time; get |disk| of_device!(disk, Delay, time)
     },
-    key! { "around": DelayStorage::KIND; "`null`"; RunTime::AddAnew, of &["delay"]; "storage of the data";
+    key! { "storage": DelayStorage::KIND; "`null`"; RunTime::AddAnew, of &["delay"];
+        "storage of the data. Deprecated name: `around`";
         set storage; get |disk| of_device!(disk, Delay, storage)
     },
     key! { "persist": Persist::KIND; "`none`"; RunTime::AddAnew, of &["ram"];
@@ -243,9 +244,25 @@ fn read_keys(reader: &mut Reader<'_, '_>, draft: &mut DiskDraft, which: fn(&Disk
     }
 }
 
+/// Deprecated names of keys that are still read, with the present names.
+const RENAMED: [(&str, &str); 1] = [("around", "storage")];
+
+/// Returns fields with the present names of their keys.
+fn with_present_names(fields: &Fields) -> Fields {
+    let mut fields = fields.clone();
+    for field in &mut fields.entries {
+        let renamed = RENAMED.iter().find(|(old, _)| *old == field.key.value);
+        if let Some((_, present)) = renamed {
+            field.key.value = (*present).to_owned();
+        }
+    }
+    fields
+}
+
 /// Reads a disk.
 pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
-    let mut reader = Reader::new(fields, "disk", diagnostics);
+    let fields = with_present_names(fields);
+    let mut reader = Reader::new(&fields, "disk", diagnostics);
     let mut draft = DiskDraft::default();
     read_keys(&mut reader, &mut draft, |_| true);
     let limits = relate_limits(&mut reader, &draft);
@@ -522,5 +539,27 @@ fn read_wwn(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<Located<u64>> 
             reader.refuse(key.name, value, WWN_ALLOWED);
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Flags, Surroundings, parse, render};
+
+    #[test]
+    fn deprecated_key_is_read_as_the_present_one() {
+        let read = |options: &str| {
+            let disk = vec![format!("d0=delay:1ms,size=1M{options}")];
+            let flags = Flags {
+                disk,
+                ..Flags::default()
+            };
+            parse(None, &flags, &Surroundings::of_this_process())
+        };
+        let config = read(",around=ram").unwrap();
+        assert_eq!(config, read(",storage=ram").unwrap());
+        assert!(render(&config).contains("storage = \"ram\""));
+        let mistakes = read(",around=ram,storage=null").unwrap_err().to_string();
+        assert!(mistakes.contains("`storage` is given twice"), "{mistakes}");
     }
 }

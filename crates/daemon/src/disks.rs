@@ -238,7 +238,7 @@ mod tests {
             "ram:1M",
             "null:1M",
             "delay:1ms,size=1M",
-            "delay:exp:50us,size=1M,around=ram",
+            "delay:exp:50us,size=1M,storage=ram",
             &format!("file:{},size=1M", file.display()),
         ] {
             for (block_size, read_only) in [(512, "off"), (4096, "off"), (4096, "on")] {

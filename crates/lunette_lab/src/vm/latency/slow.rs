@@ -27,6 +27,7 @@ impl SlowDaemon {
         );
         command.arg("serve").arg("--control").arg(&control);
         for disk in ["d0", "d1"] {
+            // Earlier versions of the daemon accept only `around`, the deprecated name of `storage`.
             command
                 .arg("--disk")
                 .arg(format!("{disk}=delay:{delay},size={size},around=ram"));
