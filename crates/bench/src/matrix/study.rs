@@ -355,7 +355,7 @@ impl Subject for Part<'_> {
     }
 
     fn print(&self, line: &str) {
-        self.progress.say(line);
+        self.progress.print(line);
     }
 }
 
@@ -385,7 +385,7 @@ pub fn run(
     if !results.runs.is_empty() {
         let done = results.runs.len();
         let whole = planned + polling::planned(options);
-        progress.say(&format!("continuing after {done} of {whole} runs"));
+        progress.print(&format!("continuing after {done} of {whole} runs"));
     }
     let groups = configurations.into_iter().map(|configuration| {
         vec![Variation {

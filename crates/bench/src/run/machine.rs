@@ -90,7 +90,10 @@ pub fn environment() -> Environment {
             .map_or_else(String::new, |(_, name)| name.trim().to_owned()),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         governor: governor.ok().map(|text| text.trim().to_owned()),
+        #[cfg(feature = "host")]
         findings: findings(),
+        #[cfg(not(feature = "host"))]
+        findings: BTreeMap::new(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: std::env::var("LUNETTE_COMMIT")
             .ok()
@@ -104,6 +107,7 @@ pub fn environment() -> Environment {
     }
 }
 
+#[cfg(feature = "host")]
 fn findings() -> BTreeMap<String, String> {
     let found = doctor::examine(&doctor::Host::at("/"), &doctor::Question::default());
     let named = found.into_iter();

@@ -4,18 +4,21 @@
 //! B, so that drift of the machine affects all equally. A disturbed repetition (`machine`) is run again, a limited number of times. The
 //! calling thread only watches.
 
+mod bar;
 mod line;
 mod machine;
 mod phase;
 mod progress;
+#[cfg(feature = "host")]
+mod stages;
 mod statistics;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use latency::{Clock, Ends, Latencies, Operation, Snapshot, Span};
+use anyhow::Result;
+use latency::{Clock, Ends, Latencies, Operation, Span};
 use serde::{Deserialize, Serialize};
 
 pub use machine::{Environment, cpu_of, environment, pin};
@@ -281,7 +284,7 @@ pub fn run(
     progress: &Progress,
 ) -> Result<Outcome> {
     for subject in &plan.subjects {
-        is_told_stages(subject)?;
+        stages::check_export(subject)?;
     }
     let phases = phases(&plan.jobs);
     let named: Vec<Option<&Subject>> = if plan.subjects.is_empty() {
@@ -389,7 +392,7 @@ fn turn(
         one.line_ns = line::round_trip((driver, device))?;
     }
     let mut totals = phase::Totals::default();
-    let before = stages_of(subject);
+    let before = stages::read(subject);
     for (phase, number) in phases.iter().zip(0..) {
         if interrupted.load(Ordering::Relaxed) {
             break;
@@ -416,7 +419,7 @@ fn turn(
     one.foreign_cpus = totals.foreign_ns as f64 / 1e9 / seconds;
     one.stolen_cpus = totals.stolen_ns as f64 / 1e9 / seconds;
     for _ in 0..LOOKS_MAX {
-        one.stages = stages_since(subject, before.clone());
+        one.stages = stages::since(subject, before.clone());
         if one
             .stages
             .as_ref()
@@ -482,67 +485,24 @@ fn ends(jobs: &[JobResult], stages: &Latencies, clock: &Clock) -> [Option<Ends>;
     DIRECTIONS.map(of)
 }
 
-/// Reads the latencies of the subject's Lunette daemon, if it is one.
-fn stages_of(subject: Option<&Subject>) -> Option<Snapshot> {
-    control::get(&control_of(subject?)?, "/v1/latency").ok()
-}
+/// Guests measure files, which no daemon serves.
+#[cfg(not(feature = "host"))]
+mod stages {
+    use latency::Snapshot;
 
-/// Returns the control socket; by default the usual one, which may belong to another daemon.
-fn control_of(subject: &Subject) -> Option<std::path::PathBuf> {
-    if subject.kind == crate::driver::Kind::File {
-        return None;
+    use super::{Latencies, Result, Subject};
+
+    pub(super) fn check_export(_: &Subject) -> Result<()> {
+        Ok(())
     }
-    let usual = || control::default_socket().filter(|socket| socket.exists());
-    subject.control.clone().or_else(usual)
-}
 
-/// Checks that the daemon of an explicit control socket runs and has the export.
-fn is_told_stages(subject: &Subject) -> Result<()> {
-    let Some(socket) = &subject.control else {
-        return Ok(());
-    };
-    if subject.kind == crate::driver::Kind::File {
-        return Ok(());
+    pub(super) fn read(_: Option<&Subject>) -> Option<Snapshot> {
+        None
     }
-    let named = || format!("{}: control={}", subject.name, socket.display());
-    let status: control::Status = control::get(socket, "/v1/status").with_context(named)?;
-    ensure!(
-        export_of(subject, &status).is_some(),
-        "{}: that daemon has no export {}",
-        named(),
-        subject.path.display()
-    );
-    Ok(())
-}
 
-fn export_of(subject: &Subject, status: &control::Status) -> Option<String> {
-    if subject.kind == crate::driver::Kind::Iscsi {
-        let place = crate::driver::IscsiPlace::parse(&subject.path.to_string_lossy()).ok()?;
-        let mut named = status.exports.iter().map(|export| &export.name);
-        return named
-            .find(|name| iscsi_name::is_same(name, &place.target))
-            .cloned();
+    pub(super) fn since(_: Option<&Subject>, _: Option<Snapshot>) -> Option<Latencies> {
+        None
     }
-    let wanted = subject.path.canonicalize().ok()?;
-    let export = status.exports.iter().find(|export| {
-        let path = export
-            .socket
-            .as_ref()
-            .and_then(|path| path.canonicalize().ok());
-        path.as_ref() == Some(&wanted)
-    })?;
-    Some(export.name.clone())
-}
-
-/// Returns the latencies of the subject's export since `before`.
-fn stages_since(subject: Option<&Subject>, before: Option<Snapshot>) -> Option<Latencies> {
-    let after = stages_of(subject)?;
-    let subject = subject?;
-    let socket = control_of(subject)?;
-    let status: control::Status = control::get(&socket, "/v1/status").ok()?;
-    let export = export_of(subject, &status)?;
-    let grown = after.since(&before.unwrap_or_default());
-    Some(grown.merged_by(|labels| labels.export == export))
 }
 
 #[cfg(test)]

@@ -1,18 +1,16 @@
 //! Progress line on the terminal, and optional heartbeats.
 
-use std::io::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-
+use super::bar::Bar;
 use crate::drive::Shared;
 use crate::report::{per_second, rate};
 
 /// Progress output on stderr.
 pub struct Progress {
-    bar: ProgressBar,
+    bar: Bar,
     /// Alternative output of heartbeats: requests and bytes per second.
     beat: Option<Box<dyn Fn(f64, f64) + Send + Sync>>,
     heartbeat: Option<Duration>,
@@ -23,12 +21,8 @@ pub struct Progress {
 impl Progress {
     /// Creates a progress line if stderr is a terminal; `heartbeat` adds periodic lines on any output.
     pub fn new(heartbeat: Option<Duration>) -> Progress {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
-            bar.set_style(style);
-        }
         Progress {
-            bar,
+            bar: Bar::on_stderr(),
             beat: None,
             heartbeat,
             last: Mutex::default(),
@@ -50,7 +44,7 @@ impl Progress {
     /// Creates a progress without output.
     pub fn silent() -> Progress {
         Progress {
-            bar: ProgressBar::hidden(),
+            bar: Bar::hidden(),
             beat: None,
             heartbeat: None,
             last: Mutex::default(),
@@ -97,35 +91,25 @@ impl Progress {
             per_second(bandwidth)
         );
         if self.heartbeat.is_some() {
-            self.say(&line);
+            self.print(&line);
         } else {
-            self.bar
-                .set_message(cli_common::printable(&line).into_owned());
-            self.bar.tick();
+            self.bar.show(&line);
         }
     }
 
     /// Prints a line about a disturbance; only the first few are printed.
     pub fn note(&self, line: &str) {
-        const TOLD_MAX: u32 = 4;
-        let told = self.notes.fetch_add(1, Ordering::Relaxed);
-        if told < TOLD_MAX {
-            self.say(line);
-        } else if told == TOLD_MAX {
-            self.say("further disturbances are only counted");
+        const PRINTED_MAX: u32 = 4;
+        let notes = self.notes.fetch_add(1, Ordering::Relaxed);
+        if notes < PRINTED_MAX {
+            self.print(line);
+        } else if notes == PRINTED_MAX {
+            self.print("further disturbances are only counted");
         }
     }
 
     /// Prints a line on stderr.
-    pub fn say(&self, line: &str) {
-        // The reader may have closed the pipe.
-        let say = || writeln!(cli_common::stderr(), "{line}").ok();
-        self.bar.suspend(say);
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
+    pub fn print(&self, line: &str) {
+        self.bar.print(line);
     }
 }

@@ -29,11 +29,11 @@ pub fn image_table(
         .with_context(|| format!("cannot create {}", options.place.display()))?;
     let disks = Scratch::new("lunette-bench", &options.place)?;
     let sockets = Scratch::for_sockets("li")?;
-    progress.say("starting the daemons and filling their images");
+    progress.print("starting the daemons and filling their images");
     let mut daemons = vec![lunette(options, disks.path(), sockets.path())?];
     match qemu(options, disks.path(), sockets.path()) {
         Ok(peer) => daemons.push(peer),
-        Err(error) => progress.say(&format!(
+        Err(error) => progress.print(&format!(
             "without qemu-storage-daemon (Debian: apt-get install qemu-system-common): {error:#}"
         )),
     }

@@ -138,7 +138,7 @@ pub fn iscsi_table(
     chosen(options, CASES.iter().map(|case| case.name))?;
     let clock = Clock::new();
     let folder = Scratch::for_sockets("lt")?;
-    progress.say("starting the targets and filling their disks");
+    progress.print("starting the targets and filling their disks");
     let mut targets = vec![
         lunette(options, folder.path(), OURS, &[])?,
         lunette(
@@ -150,7 +150,7 @@ pub fn iscsi_table(
     ];
     match tgt(options, folder.path()) {
         Ok(peer) => targets.push(peer),
-        Err(error) => progress.say(&format!(
+        Err(error) => progress.print(&format!(
             "without tgt (Debian: apt-get install tgt; it needs root): {error:#}"
         )),
     }

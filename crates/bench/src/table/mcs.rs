@@ -72,7 +72,7 @@ pub fn mcs_table(
     let own = match (&options.target, &link) {
         (Some(_), _) => None,
         (None, link) => {
-            progress.say("starting the target and filling its disk");
+            progress.print("starting the target and filling its disk");
             Some(start(options, folder.path(), link.as_ref())?)
         }
     };

@@ -155,7 +155,7 @@ pub fn table(
     chosen(options, CASES.iter().map(|case| case.name))?;
     let clock = Clock::new();
     let place = Place::new(&options.place, interrupted)?;
-    progress.say("starting the daemons and filling their disks");
+    progress.print("starting the daemons and filling their disks");
     let ours = |owner, media: &[&str], more: &[&str]| {
         peers::lunette(
             &options.program,
@@ -171,7 +171,7 @@ pub fn table(
     let peer = match peers::qemu(&place, options.device_cpu) {
         Ok(peer) => Some(peer),
         Err(error) => {
-            progress.say(&format!(
+            progress.print(&format!(
                 "without qemu-storage-daemon (Debian: apt-get install qemu-system-common): {error:#}"
             ));
             None

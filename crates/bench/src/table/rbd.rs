@@ -44,11 +44,11 @@ pub fn rbd_table(
     );
     let clock = Clock::new();
     let folder = Scratch::for_sockets("lr")?;
-    progress.say("starting the daemons and filling their images");
+    progress.print("starting the daemons and filling their images");
     let mut daemons = vec![lunette(options, rbd, folder.path())?];
     match qemu(options, rbd, folder.path()) {
         Ok(peer) => daemons.push(peer),
-        Err(error) => progress.say(&format!(
+        Err(error) => progress.print(&format!(
             "without qemu-storage-daemon (Debian: apt-get install qemu-system-common qemu-block-extra): {error:#}"
         )),
     }
