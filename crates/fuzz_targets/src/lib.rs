@@ -1,7 +1,7 @@
 //! Bodies of the fuzz targets: functions that accept arbitrary bytes and panic on a rule violation.
 //!
 //! Two drivers call them. libFuzzer (`fuzz/fuzz_targets`, `make fuzz`) needs a nightly compiler and is guided by coverage. The test
-//! `fuzzing` of this crate runs with every `make test`: it replays the corpus (`fuzz/corpus`) and mutates it for some seconds.
+//! `fuzzing` of this crate runs with every `make test`: it replays the corpus (`fuzz/corpus`) and mutates it.
 #![forbid(unsafe_code)]
 
 pub mod cdb;
