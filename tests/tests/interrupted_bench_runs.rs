@@ -333,15 +333,19 @@ fn flushes_are_among_the_requests_that_kicks_are_counted_for() -> Result<()> {
         "--interrupts",
         "--runtime=100ms",
     ])?;
-    // With one request at a time, each causes at most one kick and one interrupt.
+    let requests = |direction: usize| one["jobs"][0]["tallies"][direction]["ios"].as_f64();
+    let writes = requests(1).context("no writes")?;
+    let flushes = requests(2).context("no flushes")?;
+    ensure!(flushes > 0.0, "{one}");
+    // With one request at a time, each causes at most one kick and one interrupt. Two more may belong to requests at the edges of the
+    // measured time.
+    let most = 1.0 + 2.0 / (writes + flushes) + 1e-9;
     for condition in ["kicks_per_io", "interrupts_per_io"] {
         ensure!(
-            one[condition].as_f64().is_some_and(|each| each <= 1.001),
+            one[condition].as_f64().is_some_and(|each| each <= most),
             "{one}"
         );
     }
-    let flushes = one["jobs"][0]["tallies"][2]["ios"].as_u64();
-    ensure!(flushes.is_some_and(|ios| ios > 0), "{one}");
     Ok(())
 }
 
