@@ -40,7 +40,7 @@ musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check advisories unit guests sim soak fuzz fuzz-asan miri tsan deb static oci install uninstall clean
+.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check formatting lints advisories unit unit-tests privileged-tests tests-built guests sim soak fuzz fuzz-asan miri tsan deb static oci install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,7 +96,7 @@ bench-rbd: ## Compares images of a Ceph cluster on this machine with qemu-storag
 
 test: ## Checks formatting and clippy, runs unit and property tests, then tests in real guests
 	@scripts/setup test
-	@$(MAKE) --no-print-directory --keep-going check unit guests
+	@MAKE='$(MAKE)' scripts/test
 
 test-fast: check unit ## Checks formatting and clippy, runs unit and property tests: everything without guests
 
@@ -104,16 +104,20 @@ test-one: ## Runs one file of end-to-end tests: make test-one T=durability; or o
 	@test -n "$(T)" || { echo "test-one: T is missing; hint: make test-one T=durability, or one of these:" >&2; ls tests/tests | sed 's/^/  /; s/\.rs$$//' >&2; exit 2; }
 	@test -f "tests/tests/$(firstword $(T)).rs" || { echo "test-one: there is no tests/tests/$(firstword $(T)).rs" >&2; exit 2; }
 	@scripts/setup test
-	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
+	@$(MAKE) --no-print-directory tests-built
 	$(sandboxed) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test $(firstword $(T)) -- --test-threads=1 $(wordlist 2,99,$(T))
 
-check: ## Checks formatting, clippy and cargo doc (warnings denied), dependencies (unused, licences, sources), and the build of make static
+check: formatting lints ## Checks formatting, clippy and cargo doc (warnings denied), dependencies (unused, licences, sources), and the build of make static
+
+formatting:
 	$(CARGO) fmt --all --check
 	@for tool in cargo-machete cargo-deny; do \
 		command -v $$tool > /dev/null || { echo "check: $$tool is missing; hint: cargo install --locked $$tool" >&2; exit 1; }; \
 	done
 	$(CARGO) machete --with-metadata
 	$(CARGO) deny check bans licenses sources
+
+lints:
 	CUSTOM_LIBFUZZER_PATH=/not/linked/libfuzzer.a $(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --workspace --exclude lunette-fuzz --no-deps --document-private-items
 	$(CARGO) check -p lunette --target $(musl)
@@ -122,30 +126,42 @@ check: ## Checks formatting, clippy and cargo doc (warnings denied), dependencie
 # Names of end-to-end test files are therefore unique in the workspace.
 tests_of = $(CARGO) test --workspace --exclude lunette-fuzz --no-fail-fast
 
+tests-built:
+	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
+
 # Daemons of end-to-end tests run in the sandbox of the packaged unit, also those that `lunette bench` and `lunette vm run` start.
 sandboxed = LUNETTE_SANDBOX=$(or $(LUNETTE_SANDBOX),enforce) LUNETTE_SANDBOX_PATHS=$(or $(LUNETTE_GUEST_DIR),$(CURDIR)/build/guest)
 
 advisories: ## Fetches RustSec's database and checks the dependencies for known defects; ADVISORY_DB=DIR uses a clone instead
 	@CARGO='$(CARGO)' ADVISORY_DB='$(ADVISORY_DB)' scripts/advisories
 
-unit: ## Runs unit and property tests; with sudo those that need root and loop devices
+unit: unit-tests privileged-tests ## Runs unit and property tests; with sudo those that need root and loop devices
+
+unit-tests:
 	$(tests_of) --exclude end_to_end
+
+privileged-tests:
 	$(as_root) $(tests_of) --test machine --test followed --test block_device_targets --test hung_storage -- --ignored
 
-# End-to-end tests that mostly wait
-beside = access api debian events fio host_faults hostile_initiators image_chains incremental_backups iscsi_commands iscsi_peers job_calls jobs listeners packages port_groups rbd rbd_faults rbd_holes rbd_reservations remote_disks removals sanitize soak supply_chain
-alone = $(filter-out $(beside),$(basename $(notdir $(wildcard tests/tests/*.rs))))
+# End-to-end tests run in three lanes of about equal duration. Each lane runs one file after the other. Tests that compare speeds are in
+# `measuring`, so that only one of them runs at a time. `machines` has all files that are not listed.
+waiting = access debian fio hostile_initiators host_faults image_chains incremental_backups iscsi_commands iscsi_peers job_calls listeners port_groups rbd rbd_faults rbd_holes rbd_reservations supply_chain
+measuring = api benchmark events interrupted_bench_runs jobs latency_by_stage limits packages soak topologies upgrade vm_bench vm_latency vm_mcs vm_plan vm_plug vm_profile vm_run vm_studies vm_system
+machines = $(filter-out $(waiting) $(measuring),$(basename $(notdir $(wildcard tests/tests/*.rs))))
+lane = $(tests_of) $(addprefix --test ,$(1)) -- --test-threads=1
 
-guests: ## Runs end-to-end tests one after the other, and in parallel those that mostly wait
-	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
-	@echo "guests: $(beside) and the simulator run in parallel to the others, and are printed last"
-	@log=$$(mktemp); simulated=$$(mktemp); status=0; export $(sandboxed) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette; \
+guests: tests-built ## Runs end-to-end tests in three lanes, and in the background the simulator and the fuzz targets
+	@echo "guests: these tests, the simulator and the fuzz targets run in parallel to the others, and are printed last: $(waiting) $(measuring)"
+	@logs=$$(mktemp -d); status=0; export $(sandboxed) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette; \
 	nice -n 15 $(target_directory)/debug/xtask programs > /dev/null & \
-	(sleep 200; exec nice -n 15 $(target_directory)/debug/sim --minutes 2) > $$simulated 2>&1 & sim=$$!; \
-	$(tests_of) $(addprefix --test ,$(beside)) -- --test-threads=1 > $$log 2>&1 & beside=$$!; \
-	$(tests_of) $(addprefix --test ,$(alone)) -- --test-threads=1 || status=$$?; \
-	wait $$beside || status=$$?; cat $$log; echo "the simulator:"; wait $$sim || status=$$?; cat $$simulated; \
-	rm -f $$log $$simulated; exit $$status
+	(sleep 200; exec nice -n 15 $(target_directory)/debug/sim --minutes 2) > $$logs/simulator 2>&1 & sim=$$!; \
+	FUZZ_SECONDS=$(FUZZ_SECONDS) nice -n 19 $(tests_of) --test fuzzing > $$logs/fuzzing 2>&1 & fuzz=$$!; \
+	$(call lane,$(waiting)) > $$logs/waiting 2>&1 & waiting=$$!; \
+	$(call lane,$(measuring)) > $$logs/measuring 2>&1 & measuring=$$!; \
+	$(call lane,$(machines)) || status=$$?; \
+	for process in $$waiting $$measuring $$sim $$fuzz; do wait $$process || status=$$?; done; \
+	for part in waiting measuring simulator fuzzing; do echo "guests: $$part:"; cat $$logs/$$part; done; \
+	rm -r $$logs; exit $$status
 
 sim: ## Runs the data path on simulated clock, disks and network, with fresh seeds for MINUTES (10)
 	@$(CARGO) run --quiet --profile sim -p sim -- --minutes $(or $(MINUTES),10) --jobs $$(nproc)
@@ -155,7 +171,7 @@ soak: ## Runs verifying clients through kills, upgrades, the OOM killer, full an
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
 	$(sandboxed) SOAK_MINUTES=$(or $(MINUTES),10) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test soak -- --nocapture
 
-fuzz: ## Runs each fuzz target for FUZZ_SECONDS (60), guided by coverage; make test runs them for seconds, without a nightly compiler
+fuzz: ## Runs each fuzz target for FUZZ_SECONDS (60), guided by coverage; make test runs them as long, without a nightly compiler
 	@scripts/setup fuzz
 	@cd fuzz && for fuzz_target in $$($(CARGO) +nightly fuzz list); do \
 		echo "fuzz: $$fuzz_target for $(FUZZ_SECONDS) s"; \
