@@ -457,9 +457,6 @@ const EMPTY_NAMES: [&str; 12] = [
 /// Placeholders whose name does not state their content.
 const EMPTY_PLACEHOLDERS: [&str; 5] = ["what", "who", "whose", "said", "told"];
 
-/// Crates that still have such names. Remove a crate when its names are nouns.
-const CRATES_WITH_EMPTY_NAMES: [&str; 3] = ["bench", "guest_bench", "lunette_lab"];
-
 #[test]
 fn names_and_placeholders_are_nouns_of_their_content() -> Result<()> {
     let root = workspace();
@@ -471,8 +468,7 @@ fn names_and_placeholders_are_nouns_of_their_content() -> Result<()> {
             let name = path.file_name().and_then(|name| name.to_str());
             let name = name.unwrap_or_default();
             if path.is_dir() {
-                let is_exempt = name == "target" || CRATES_WITH_EMPTY_NAMES.contains(&name);
-                if !is_exempt {
+                if name != "target" {
                     folders.push(path);
                 }
                 continue;

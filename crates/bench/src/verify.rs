@@ -62,12 +62,12 @@ pub fn check(
     unit: &[u8],
 ) -> Result<(), String> {
     if word(unit, 0) != MAGIC {
-        let what = if unit.iter().all(|byte| *byte == 0) {
+        let content = if unit.iter().all(|byte| *byte == 0) {
             "zeroes"
         } else {
             "not a block of this test"
         };
-        return Err(format!("offset {offset}: {what}: a write was lost"));
+        return Err(format!("offset {offset}: {content}: a write was lost"));
     }
     let (stored, computed) = (word(unit, SUM), sum(algorithm, unit));
     if stored != computed {

@@ -1,7 +1,7 @@
 //! Job files: no text causes a panic, and every message names the file.
 
 use bench::driver::Subject;
-use bench::job::{HONOURED, Job, Surroundings, amount, bytes, duration, parse};
+use bench::job::{HONOURED, Job, JobContext, amount, bytes, duration, parse};
 use bench::workload::{Extent, Generator};
 use proptest::prelude::*;
 
@@ -26,7 +26,7 @@ proptest! {
     #[test]
     fn no_text_panics(text in any::<String>(), lines in lines()) {
         for text in [text, lines] {
-            match Surroundings::none(|none| parse("some.fio", &text, &Job::default(), none)) {
+            match JobContext::none(|none| parse("some.fio", &text, &Job::default(), none)) {
                 Ok(jobs) => {
                     for job in jobs {
                         for capacity in [0, 511, 1 << 20, u64::MAX] {
@@ -65,7 +65,7 @@ proptest! {
 fn contributed(name: &str) -> Vec<Job> {
     let path = format!("{}/../../contrib/jobs/{name}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).expect("the file");
-    Surroundings::none(|none| parse(name, &text, &Job::default(), none)).expect("its jobs")
+    JobContext::none(|none| parse(name, &text, &Job::default(), none)).expect("its jobs")
 }
 
 #[test]

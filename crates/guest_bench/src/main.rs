@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, ensure};
-use bench::job::{Job, Surroundings, parse};
+use bench::job::{Job, JobContext, parse};
 use bench::report;
 use bench::run::{Plan, Progress, Repetition, run};
 use latency::Clock;
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
 
 fn measure(file: &str) -> Result<()> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
-    let jobs = Surroundings::here(|here| parse(file, &text, &Job::default(), here))?;
+    let jobs = JobContext::here(|here| parse(file, &text, &Job::default(), here))?;
     let plan = Plan {
         jobs,
         ..Plan::default()

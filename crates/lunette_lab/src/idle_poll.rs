@@ -21,7 +21,7 @@ pub struct IdlePoll {
 
 /// Keeps CPUs out of sleep states until dropped.
 #[derive(Debug)]
-pub struct Awake {
+pub struct SleepInhibitor {
     _file: Option<std::fs::File>,
 }
 
@@ -30,13 +30,13 @@ impl IdlePoll {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn hold(self) -> Result<Awake, Failure> {
+    pub fn hold(self) -> Result<SleepInhibitor, Failure> {
         self.hold_by(Path::new(FILE))
     }
 
-    fn hold_by(self, path: &Path) -> Result<Awake, Failure> {
+    fn hold_by(self, path: &Path) -> Result<SleepInhibitor, Failure> {
         if !self.idle_poll {
-            return Ok(Awake { _file: None });
+            return Ok(SleepInhibitor { _file: None });
         }
         let open = || -> std::io::Result<std::fs::File> {
             let mut file = OpenOptions::new().write(true).open(path)?;
@@ -45,7 +45,7 @@ impl IdlePoll {
             Ok(file)
         };
         match open() {
-            Ok(file) => Ok(Awake { _file: Some(file) }),
+            Ok(file) => Ok(SleepInhibitor { _file: Some(file) }),
             Err(error) => Err(Failure::because(format!(
                 "--idle-poll: cannot write {}: {error}; hint: run as root, or grant access with a udev rule",
                 path.display()

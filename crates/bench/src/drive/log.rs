@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use latency::{Clock, Stamp};
 
-use crate::driver::Ask;
+use crate::driver::IoKind;
 
 /// One line of a log file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Logger {
     }
 
     /// Records a request.
-    pub fn record(&mut self, now: Stamp, ask: Ask, offset: u64, length: u32, ticks: u64) {
+    pub fn record(&mut self, now: Stamp, ask: IoKind, offset: u64, length: u32, ticks: u64) {
         if self.span == 0 {
             let nanos = self.clock.nanos(ticks);
             self.entries.push(LogEntry {

@@ -1,6 +1,6 @@
 //! Driver thread: reaps, records, submits and publishes requests in batches, with all slots in use.
 //!
-//! A [`Crew`] owns its devices and streams and returns its measurements. A slot belongs to one stream (one clone of a job) for its
+//! A [`ThreadWork`] owns its devices and streams and returns its measurements. A slot belongs to one stream (one clone of a job) for its
 //! lifetime. In the steady state there are no allocations and no locks, and the clock is read once per turn. The time of a request is
 //! from the turn that created it to the turn that saw its completion.
 
@@ -17,7 +17,7 @@ use latency::{Clock, Stamp};
 pub use log::{LogEntry, Logger};
 pub use stream::{Moments, Stream, StreamResult, Tally};
 
-use crate::driver::{Ask, Device, Done, Seed};
+use crate::driver::{Device, Done, IoKind, PendingQueue};
 
 /// State shared by all threads of a phase and its watcher.
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ const DRAIN: Duration = Duration::from_secs(15);
 struct Slot {
     stream: u16,
     device: u16,
-    ask: Ask,
+    ask: IoKind,
     offset: u64,
     length: u32,
     started: Stamp,
@@ -68,7 +68,7 @@ struct Slot {
 
 /// Results of one thread.
 #[derive(Debug, Default)]
-pub struct CrewResult {
+pub struct ThreadResult {
     /// Results per stream.
     pub streams: Vec<StreamResult>,
     /// Kicks in the measured time.
@@ -126,7 +126,7 @@ impl Schedule {
 }
 
 /// Work of one thread.
-pub struct Crew {
+pub struct ThreadWork {
     devices: Vec<Device>,
     streams: Vec<Stream>,
     slots: Vec<Slot>,
@@ -139,20 +139,20 @@ pub struct Crew {
     scratch: Vec<u8>,
 }
 
-impl Crew {
+impl ThreadWork {
     /// Starts the devices on this thread.
     pub fn new(
-        seeds: Vec<Seed>,
+        seeds: Vec<PendingQueue>,
         streams: Vec<Stream>,
         clock: Clock,
         polling: bool,
-    ) -> Result<Crew> {
+    ) -> Result<ThreadWork> {
         let mut slots = Vec::new();
         for (stream, index) in streams.iter().zip(0u16..) {
             let slot = Slot {
                 stream: index,
                 device: 0,
-                ask: Ask::Read,
+                ask: IoKind::Read,
                 offset: 0,
                 length: 0,
                 started: Stamp(0),
@@ -162,8 +162,11 @@ impl Crew {
             slots.extend(std::iter::repeat_n(slot, usize::from(stream.depth())));
         }
         let largest = streams.iter().map(Stream::largest).max().unwrap_or(0);
-        Ok(Crew {
-            devices: seeds.into_iter().map(Seed::start).collect::<Result<_>>()?,
+        Ok(ThreadWork {
+            devices: seeds
+                .into_iter()
+                .map(PendingQueue::start)
+                .collect::<Result<_>>()?,
             parked: Vec::with_capacity(slots.len()),
             scratch: vec![0; largest as usize],
             streams,
@@ -175,7 +178,7 @@ impl Crew {
     }
 
     /// Runs until the window or the streams end, or until a stop is requested.
-    pub fn run(mut self, window: Window, shared: &Shared) -> Result<CrewResult> {
+    pub fn run(mut self, window: Window, shared: &Shared) -> Result<ThreadResult> {
         let cpu_before = cpu_time();
         let begin = self.clock.now();
         let mut schedule = Schedule::new(&self.clock, window, begin);
@@ -187,7 +190,7 @@ impl Crew {
         }
         self.publish()?;
         let mut signals = (0, 0);
-        let mut told = (0, 0);
+        let mut reported = (0, 0);
         let mut done: Vec<Done> = Vec::with_capacity(self.slots.len());
         let mut empty = 0u32;
         loop {
@@ -218,11 +221,11 @@ impl Crew {
                 continue;
             }
             // Update the schedule and the watcher at intervals.
-            self.tell(shared, &mut told);
+            self.publish_progress(shared, &mut reported);
             if schedule.ends_ramp(&self.clock, now) {
                 signals = self.signals();
                 self.streams.iter_mut().for_each(|stream| stream.begin(now));
-                told = (0, 0);
+                reported = (0, 0);
             }
             schedule.set_next(now);
             let over = schedule.is_over(now) || shared.stop.load(Ordering::Relaxed);
@@ -230,12 +233,12 @@ impl Crew {
                 break;
             }
         }
-        self.tell(shared, &mut told);
+        self.publish_progress(shared, &mut reported);
         self.end(signals, cpu_before, shared)
     }
 
     /// Ends the measurement, waits for requests in flight, and reads data back for verification.
-    fn end(mut self, before: (u64, u64), cpu_before: u64, shared: &Shared) -> Result<CrewResult> {
+    fn end(mut self, before: (u64, u64), cpu_before: u64, shared: &Shared) -> Result<ThreadResult> {
         let now = self.clock.now();
         self.streams.iter_mut().for_each(|stream| stream.end(now));
         let after = self.signals();
@@ -247,7 +250,7 @@ impl Crew {
         self.drain(shared)?;
         let stopped = shared.stop.load(Ordering::Relaxed);
         self.tidy_up(stopped, shared)?;
-        Ok(CrewResult {
+        Ok(ThreadResult {
             streams: self
                 .streams
                 .into_iter()
@@ -264,15 +267,18 @@ impl Crew {
         each.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    fn tell(&self, shared: &Shared, told: &mut (u64, u64)) {
+    /// Adds the requests and bytes since the last call to the shared counters.
+    fn publish_progress(&self, shared: &Shared, reported: &mut (u64, u64)) {
         let (ios, bytes) = self
             .streams
             .iter()
             .map(Stream::counted)
             .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        shared.ios.fetch_add(ios - told.0, Ordering::Relaxed);
-        shared.bytes.fetch_add(bytes - told.1, Ordering::Relaxed);
-        *told = (ios, bytes);
+        shared.ios.fetch_add(ios - reported.0, Ordering::Relaxed);
+        shared
+            .bytes
+            .fetch_add(bytes - reported.1, Ordering::Relaxed);
+        *reported = (ios, bytes);
     }
 
     fn publish(&mut self) -> Result<()> {
@@ -313,7 +319,7 @@ impl Crew {
         if std::mem::take(&mut slot.trimmed) {
             stream.follow_up();
             let (device, offset, length) = (slot.device, slot.offset, slot.length);
-            self.put(index, device, Ask::Write, offset, length);
+            self.put(index, device, IoKind::Write, offset, length);
             return Ok(());
         }
         if !stream.may_start(now) {
@@ -330,7 +336,7 @@ impl Crew {
         slot.started = now;
         slot.busy = true;
         let device = &mut self.devices[usize::from(slot.device)];
-        if ask == Ask::Write && stream.verifies() {
+        if ask == IoKind::Write && stream.verifies() {
             let data = &mut self.scratch[..io.length as usize];
             stream.fill(slot.device, io.offset, data);
             device.write_data(index, data);
@@ -355,13 +361,13 @@ impl Crew {
             stream.failed(slot.ask, slot.offset, slot.length);
             return Ok(());
         }
-        slot.trimmed = slot.ask == Ask::Trim && stream.writes_after_trims();
+        slot.trimmed = slot.ask == IoKind::Trim && stream.writes_after_trims();
         let ticks = now.since(slot.started);
         stream.count(slot.ask, slot.offset, slot.length, ticks, now);
         if stream.verifies() {
             match slot.ask {
-                Ask::Write => stream.written(slot.device, slot.offset, slot.length),
-                Ask::Read if stream.checks_reads() => {
+                IoKind::Write => stream.written(slot.device, slot.offset, slot.length),
+                IoKind::Read if stream.checks_reads() => {
                     let data = &mut self.scratch[..slot.length as usize];
                     self.devices[usize::from(slot.device)].read_data(done.slot, data);
                     stream.check(slot.device, slot.offset, data);
@@ -429,7 +435,7 @@ impl Crew {
             let Some(first) = first else { continue };
             if self.streams[index].flushes_at_end() {
                 for device in 0..self.devices.len() {
-                    self.one(first as u16, device as u16, Ask::Flush, shared)?;
+                    self.one(first as u16, device as u16, IoKind::Flush, shared)?;
                 }
             }
             if !self.streams[index].reads_back() || stopped {
@@ -450,7 +456,7 @@ impl Crew {
             for (slot, (offset, length)) in
                 (first..first + depth).zip(runs.by_ref().take(depth.into()))
             {
-                self.put(slot, device, Ask::Read, offset, length);
+                self.put(slot, device, IoKind::Read, offset, length);
                 any = true;
             }
             if !any || shared.stop.load(Ordering::Relaxed) || self.streams[stream].is_over() {
@@ -463,7 +469,7 @@ impl Crew {
         }
     }
 
-    fn put(&mut self, index: u16, device: u16, ask: Ask, offset: u64, length: u32) {
+    fn put(&mut self, index: u16, device: u16, ask: IoKind, offset: u64, length: u32) {
         let slot = &mut self.slots[usize::from(index)];
         (slot.device, slot.ask, slot.offset, slot.length) = (device, ask, offset, length);
         slot.started = self.clock.now();
@@ -473,7 +479,7 @@ impl Crew {
     }
 
     /// Runs a single request without data.
-    fn one(&mut self, slot: u16, device: u16, ask: Ask, shared: &Shared) -> Result<()> {
+    fn one(&mut self, slot: u16, device: u16, ask: IoKind, shared: &Shared) -> Result<()> {
         self.put(slot, device, ask, 0, 0);
         self.publish()?;
         self.drain(shared)

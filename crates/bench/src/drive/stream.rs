@@ -6,7 +6,7 @@ use std::time::Duration;
 use latency::{Clock, Histogram, SparseHistogram, Stamp};
 
 use super::log::{LogEntry, Logger};
-use crate::driver::Ask;
+use crate::driver::IoKind;
 use crate::job::{Job, Trims};
 use crate::verify::Record;
 use crate::workload::{Direction, Generator, Io};
@@ -275,7 +275,7 @@ impl Stream {
 
     /// Returns the next request.
     #[inline]
-    pub fn next_request(&mut self) -> Option<(Ask, Io)> {
+    pub fn next_request(&mut self) -> Option<(IoKind, Io)> {
         if let Some(every) = self.job.flush_every
             && self.writes_since_flush >= every
         {
@@ -285,7 +285,7 @@ impl Stream {
                 offset: 0,
                 length: 0,
             };
-            return Some((Ask::Flush, io));
+            return Some((IoKind::Flush, io));
         }
         let mut io = match self.held.take() {
             Some(io) => io,
@@ -306,11 +306,11 @@ impl Stream {
             }
         }
         let ask = match io.direction {
-            Direction::Read => Ask::Read,
-            Direction::Write => Ask::Write,
-            Direction::Trim => Ask::Trim,
+            Direction::Read => IoKind::Read,
+            Direction::Write => IoKind::Write,
+            Direction::Trim => IoKind::Trim,
         };
-        self.writes_since_flush += u32::from(ask == Ask::Write);
+        self.writes_since_flush += u32::from(ask == IoKind::Write);
         Some((ask, io))
     }
 
@@ -333,7 +333,7 @@ impl Stream {
 
     /// Counts a completed request.
     #[inline]
-    pub fn count(&mut self, ask: Ask, offset: u64, length: u32, ticks: u64, now: Stamp) {
+    pub fn count(&mut self, ask: IoKind, offset: u64, length: u32, ticks: u64, now: Stamp) {
         if !self.counting {
             return;
         }
@@ -349,13 +349,13 @@ impl Stream {
 
     /// Records the stamps of a request, whether it is counted or not.
     #[inline]
-    pub fn note(&mut self, ask: Ask, published: Stamp, seen: Stamp) {
+    pub fn note(&mut self, ask: IoKind, published: Stamp, seen: Stamp) {
         self.moments[ask as usize].add(published, seen);
     }
 
     /// Records a failed request and ends the stream, as fio does.
     #[cold]
-    pub fn failed(&mut self, ask: Ask, offset: u64, length: u32) {
+    pub fn failed(&mut self, ask: IoKind, offset: u64, length: u32) {
         self.errors += 1;
         self.over = true;
         self.complain(format!("{ask:?} of {length} bytes at {offset} failed"));

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use sys::discard_now;
 use uring::{Completion, Owner, Ring, RingFd, Wait};
 
-use super::{Ask, Demand, DeviceInfo, Done, DriverOptions, Subject};
+use super::{Demand, DeviceInfo, Done, DriverOptions, IoKind, Subject};
 
 const OWNER: Owner = Owner(0);
 /// Punches a hole without changing the file size.
@@ -76,9 +76,9 @@ pub fn block_size(file: &File, direct: bool) -> Result<u32> {
     if !direct {
         return Ok(512);
     }
-    let told = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
-    let known = StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::DIOALIGN);
-    Ok(match told.stx_dio_offset_align {
+    let attributes = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
+    let known = StatxFlags::from_bits_retain(attributes.stx_mask).contains(StatxFlags::DIOALIGN);
+    Ok(match attributes.stx_dio_offset_align {
         size if known && size > 0 => size,
         _ => 512,
     })
@@ -139,8 +139,8 @@ impl FileSession {
     }
 
     /// Prepares another ring for the file.
-    pub fn queue(&mut self, options: &DriverOptions, demand: Demand) -> Result<FileSeed> {
-        Ok(FileSeed {
+    pub fn queue(&mut self, options: &DriverOptions, demand: Demand) -> Result<PendingFileQueue> {
+        Ok(PendingFileQueue {
             file: self.file.try_clone()?.into(),
             polling: options.polling,
             demand,
@@ -149,13 +149,13 @@ impl FileSession {
 }
 
 /// An open file on its way to its driver thread.
-pub struct FileSeed {
+pub struct PendingFileQueue {
     file: OwnedFd,
     polling: bool,
     demand: Demand,
 }
 
-impl FileSeed {
+impl PendingFileQueue {
     /// Creates the ring.
     pub fn start(self) -> Result<FileQueue> {
         let mut ring = Ring::new(u32::from(self.demand.slots.max(8)))?;
@@ -207,15 +207,15 @@ pub struct FileQueue {
 impl FileQueue {
     /// Queues a request.
     #[inline]
-    pub fn submit(&mut self, slot: u16, ask: Ask, offset: u64, length: u32) {
+    pub fn submit(&mut self, slot: u16, ask: IoKind, offset: u64, length: u32) {
         let index = usize::from(slot);
         let token = u64::from(slot);
-        if ask == Ask::Flush {
+        if ask == IoKind::Flush {
             self.lengths[index] = 0;
             self.ring.fsync(OWNER, token, &self.fd, true);
             return;
         }
-        if ask == Ask::Trim {
+        if ask == IoKind::Trim {
             self.trim(slot, offset, length.into());
             return;
         }
@@ -225,7 +225,7 @@ impl FileQueue {
         buffer.set_window(0, length as usize);
         self.lengths[index] = length;
         match ask {
-            Ask::Read => self.ring.read(OWNER, token, &self.fd, offset, buffer),
+            IoKind::Read => self.ring.read(OWNER, token, &self.fd, offset, buffer),
             _ => self
                 .ring
                 .write(OWNER, token, &self.fd, offset, buffer, false),

@@ -1,6 +1,6 @@
 //! Drivers: submit requests to a device as a guest's driver would.
 //!
-//! A [`Session`] belongs to the thread that opens it; each [`Seed`] of it moves to one worker thread and becomes a [`Device`] there: one
+//! A [`Session`] belongs to the thread that opens it; each [`PendingQueue`] of it moves to one worker thread and becomes a [`Device`] there: one
 //! queue with a fixed number of slots. No allocation or lock per request: constant parts are written once per slot (`vhost`), shared
 //! indices once per batch. Trusts the device for memory safety; an unexpected completion ends the run. Tests: `tests/`.
 
@@ -17,12 +17,12 @@ use scsi::cdb::{self, cdb10, cdb16};
 use scsi::{Cdb, opcode};
 
 pub use file::{block_size, prepare as prepare_file};
-pub use iscsi::{Place as IscsiPlace, SessionKeys};
+pub use iscsi::{SessionKeys, UnitAddress};
 pub use subject::{FORMS, Kind, Subject};
 
 /// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum IoKind {
     /// Read.
     Read,
     /// Write.
@@ -44,12 +44,12 @@ pub struct Done {
 
 /// Returns the CDB of a request: READ(10) and similar, or their 16-byte forms if `wide`.
 #[inline]
-fn scsi_cdb(ask: Ask, wide: bool, block: u64, blocks: u32) -> Cdb {
+fn scsi_cdb(ask: IoKind, wide: bool, block: u64, blocks: u32) -> Cdb {
     let [short, long] = match ask {
-        Ask::Read => [opcode::READ_10, opcode::READ_16],
-        Ask::Write => [opcode::WRITE_10, opcode::WRITE_16],
-        Ask::Flush => [opcode::SYNCHRONIZE_CACHE_10, opcode::SYNCHRONIZE_CACHE_16],
-        Ask::Trim => return cdb::unmap(block, blocks).0,
+        IoKind::Read => [opcode::READ_10, opcode::READ_16],
+        IoKind::Write => [opcode::WRITE_10, opcode::WRITE_16],
+        IoKind::Flush => [opcode::SYNCHRONIZE_CACHE_10, opcode::SYNCHRONIZE_CACHE_16],
+        IoKind::Trim => return cdb::unmap(block, blocks).0,
     };
     match wide {
         true => cdb16(long, block, blocks),
@@ -203,46 +203,46 @@ impl Session {
     }
 
     /// Prepares another queue.
-    pub fn queue(&mut self, options: &DriverOptions, demand: Demand) -> Result<Seed> {
+    pub fn queue(&mut self, options: &DriverOptions, demand: Demand) -> Result<PendingQueue> {
         match self {
-            Session::Vhost(session) => session.queue(options, demand).map(Seed::Vhost),
-            Session::File(session) => session.queue(options, demand).map(Seed::File),
+            Session::Vhost(session) => session.queue(options, demand).map(PendingQueue::Vhost),
+            Session::File(session) => session.queue(options, demand).map(PendingQueue::File),
             Session::Iscsi(session) => match session.multi(demand) {
-                Some(queue) => queue.map(Seed::Multi),
-                None => session.queue(demand).map(Seed::Iscsi),
+                Some(queue) => queue.map(PendingQueue::Multi),
+                None => session.queue(demand).map(PendingQueue::Iscsi),
             },
         }
     }
 }
 
 /// A queue on its way to its driver thread.
-pub enum Seed {
+pub enum PendingQueue {
     /// A vring.
     Vhost(Box<vhost::VhostQueue>),
     /// An open file.
-    File(file::FileSeed),
+    File(file::PendingFileQueue),
     /// A session with one connection.
     Iscsi(Box<iscsi::IscsiQueue>),
     /// A session with several connections.
     Multi(Box<iscsi::MultiQueue>),
 }
 
-impl Seed {
+impl PendingQueue {
     /// Starts the queue on its driver thread.
     pub fn start(self) -> Result<Device> {
         Ok(match self {
-            Seed::Vhost(queue) => Device::Vhost(queue),
-            Seed::File(seed) => Device::File(Box::new(seed.start()?)),
-            Seed::Iscsi(queue) => Device::Iscsi(queue),
-            Seed::Multi(queue) => Device::Multi(queue),
+            PendingQueue::Vhost(queue) => Device::Vhost(queue),
+            PendingQueue::File(seed) => Device::File(Box::new(seed.start()?)),
+            PendingQueue::Iscsi(queue) => Device::Iscsi(queue),
+            PendingQueue::Multi(queue) => Device::Multi(queue),
         })
     }
 
     /// Returns a descriptor that wakes the thread while it waits.
     pub fn waker(&self) -> Result<Option<OwnedFd>> {
         match self {
-            Seed::Vhost(queue) => queue.waker().map(Some),
-            Seed::File(_) | Seed::Iscsi(_) | Seed::Multi(_) => Ok(None),
+            PendingQueue::Vhost(queue) => queue.waker().map(Some),
+            PendingQueue::File(_) | PendingQueue::Iscsi(_) | PendingQueue::Multi(_) => Ok(None),
         }
     }
 }
@@ -273,7 +273,7 @@ macro_rules! each {
 impl Device {
     /// Places a request in a free slot. The device sees it after [`Device::publish`].
     #[inline]
-    pub fn submit(&mut self, slot: u16, ask: Ask, offset: u64, length: u32) {
+    pub fn submit(&mut self, slot: u16, ask: IoKind, offset: u64, length: u32) {
         each!(self, queue => queue.submit(slot, ask, offset, length));
     }
 
@@ -295,7 +295,7 @@ impl Device {
     pub fn settled(&self, done: Done) -> Done {
         match self {
             Device::Vhost(queue) => Done {
-                ok: queue.did_well(done.slot),
+                ok: queue.has_succeeded(done.slot),
                 ..done
             },
             Device::File(_) | Device::Iscsi(_) | Device::Multi(_) => done,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 
-use super::{IscsiPlace, SessionKeys};
+use super::{SessionKeys, UnitAddress};
 
 /// Kinds of subjects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Subject {
                 let Some(place) = place.strip_prefix("//") else {
                     bail!("`{text}` is not a subject: {FORMS}");
                 };
-                IscsiPlace::parse(place)?;
+                UnitAddress::parse(place)?;
                 (Kind::Iscsi, place)
             }
             _ => bail!("`{text}` is not a subject: {FORMS}"),

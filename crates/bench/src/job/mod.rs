@@ -2,7 +2,7 @@
 //!
 //! [`parse`] reads a file into sections (`syntax`), applies each option to a [`Job`] (`options`, with values in `value`), and reports all
 //! mistakes at once, each with file, line and option. An unsupported option is refused by name, never ignored. Defaults are fio's unless
-//! documented otherwise. Pure except for [`Surroundings`], the source of included files and variables. The text is untrusted. Tests:
+//! documented otherwise. Pure except for [`JobContext`], the source of included files and variables. The text is untrusted. Tests:
 //! here, a property test in `tests/`, and comparisons with fio in the workspace's `tests/`.
 
 mod model;
@@ -67,7 +67,7 @@ impl fmt::Display for Mistakes {
 impl std::error::Error for Mistakes {}
 
 /// Environment of a job file.
-pub struct Surroundings<'a> {
+pub struct JobContext<'a> {
     /// Reads an included file.
     pub read: &'a dyn Fn(&Path) -> io::Result<String>,
     /// Returns an environment variable.
@@ -76,14 +76,14 @@ pub struct Surroundings<'a> {
     pub words: &'a [(&'static str, u64)],
 }
 
-impl Surroundings<'_> {
+impl JobContext<'_> {
     /// Calls `use_them` with this machine's files, environment and properties.
-    pub fn here<T>(use_them: impl FnOnce(&Surroundings<'_>) -> T) -> T {
+    pub fn here<T>(use_them: impl FnOnce(&JobContext<'_>) -> T) -> T {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         let page = rustix::param::page_size() as u64;
         let system = rustix::system::sysinfo();
         let memory = (system.totalram as u64).saturating_mul(system.mem_unit.into()) >> 20;
-        use_them(&Surroundings {
+        use_them(&JobContext {
             read: &|path| std::fs::read_to_string(path),
             variable: &|name| std::env::var(name).ok(),
             words: &[
@@ -95,8 +95,8 @@ impl Surroundings<'_> {
     }
 
     /// Calls `use_them` with an empty environment.
-    pub fn none<T>(use_them: impl FnOnce(&Surroundings<'_>) -> T) -> T {
-        use_them(&Surroundings {
+    pub fn none<T>(use_them: impl FnOnce(&JobContext<'_>) -> T) -> T {
+        use_them(&JobContext {
             read: &|_| Err(io::ErrorKind::NotFound.into()),
             variable: &|_| None,
             words: &[],
@@ -109,7 +109,7 @@ pub fn parse(
     file: &str,
     text: &str,
     base: &Job,
-    surroundings: &Surroundings<'_>,
+    surroundings: &JobContext<'_>,
 ) -> Result<Vec<Job>, Mistakes> {
     let (sections, mut mistakes) = syntax::sections(file, text, surroundings);
     let mut global = base.clone();
@@ -173,12 +173,12 @@ mod tests {
     use super::*;
 
     fn jobs(text: &str) -> Vec<Job> {
-        let jobs = Surroundings::none(|none| parse("j.fio", text, &Job::default(), none));
+        let jobs = JobContext::none(|none| parse("j.fio", text, &Job::default(), none));
         jobs.unwrap_or_else(|mistakes| panic!("{mistakes}"))
     }
 
     fn mistakes(text: &str) -> Vec<String> {
-        match Surroundings::none(|none| parse("j.fio", text, &Job::default(), none)) {
+        match JobContext::none(|none| parse("j.fio", text, &Job::default(), none)) {
             Ok(jobs) => panic!("{jobs:?}"),
             Err(mistakes) => mistakes.0.iter().map(ToString::to_string).collect(),
         }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use super::{Mistake, Surroundings};
+use super::{JobContext, Mistake};
 
 /// `option=value`, or `option` alone.
 pub struct Line {
@@ -31,7 +31,7 @@ fn without_comment(line: &str) -> &str {
 }
 
 struct Reader<'a> {
-    surroundings: &'a Surroundings<'a>,
+    surroundings: &'a JobContext<'a>,
     sections: Vec<Section>,
     mistakes: Vec<Mistake>,
 }
@@ -40,7 +40,7 @@ struct Reader<'a> {
 pub fn sections(
     file: &str,
     text: &str,
-    surroundings: &Surroundings<'_>,
+    surroundings: &JobContext<'_>,
 ) -> (Vec<Section>, Vec<Mistake>) {
     let mut reader = Reader {
         surroundings,

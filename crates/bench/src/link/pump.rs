@@ -28,7 +28,7 @@ pub struct Pump {
 impl Pump {
     pub fn start(near: File, far: File, options: LinkOptions) -> Result<Pump> {
         let ends = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&ends);
+        let has_ended = Arc::clone(&ends);
         let mut carrier = Carrier {
             begin: Instant::now(),
             ends: [near, far],
@@ -38,7 +38,7 @@ impl Pump {
         let thread = std::thread::Builder::new()
             .name("link".to_owned())
             .spawn(move || {
-                while !told.load(Ordering::Relaxed) {
+                while !has_ended.load(Ordering::Relaxed) {
                     carrier.turn();
                 }
             })

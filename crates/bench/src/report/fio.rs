@@ -77,7 +77,7 @@ pub fn read(text: &str) -> Result<Outcome> {
 
 fn entry(result: &JobResult, job: Option<&Job>, group: u64, bins_too: bool) -> Map<String, Value> {
     let usual = Job::default();
-    let told = Told {
+    let fields = LatencyFields {
         percentiles: &job.unwrap_or(&usual).percentiles,
         clat: job.is_none_or(|job| job.clat_percentiles),
         lat: job.is_some_and(|job| job.lat_percentiles),
@@ -107,14 +107,14 @@ fn entry(result: &JobResult, job: Option<&Job>, group: u64, bins_too: bool) -> M
         entry.insert("job options".into(), options(job));
     }
     for (name, tally) in ["read", "write"].iter().zip(&result.tallies) {
-        entry.insert((*name).into(), direction(tally, result.elapsed_ns, &told));
+        entry.insert((*name).into(), direction(tally, result.elapsed_ns, &fields));
     }
     let trims = &result.tallies[3];
-    entry.insert("trim".into(), direction(trims, result.elapsed_ns, &told));
+    entry.insert("trim".into(), direction(trims, result.elapsed_ns, &fields));
     let flushes = &result.tallies[2];
     entry.insert(
         "sync".into(),
-        json!({"total_ios": flushes.ios, "lat_ns": latency(&flushes.latency, &told, told.clat)}),
+        json!({"total_ios": flushes.ios, "lat_ns": latency(&flushes.latency, &fields, fields.clat)}),
     );
     entry.insert("job_runtime".into(), json!(result.elapsed_ns / 1_000_000));
     entry.insert("latency_depth".into(), json!(depth));
@@ -199,14 +199,14 @@ fn options(job: &Job) -> Value {
 }
 
 /// Latency values to report.
-struct Told<'a> {
+struct LatencyFields<'a> {
     percentiles: &'a [f64],
     clat: bool,
     lat: bool,
     bins: bool,
 }
 
-fn direction(tally: &Tally, elapsed_ns: u64, told: &Told<'_>) -> Value {
+fn direction(tally: &Tally, elapsed_ns: u64, fields: &LatencyFields<'_>) -> Value {
     let per_second = |value: u64| value as f64 * 1e9 / elapsed_ns.max(1) as f64;
     let bandwidth = per_second(tally.bytes);
     let iops = per_second(tally.ios);
@@ -220,9 +220,9 @@ fn direction(tally: &Tally, elapsed_ns: u64, told: &Told<'_>) -> Value {
         "total_ios": tally.ios,
         "short_ios": 0,
         "drop_ios": 0,
-        "slat_ns": latency(&SparseHistogram::default(), told, false),
-        "clat_ns": latency(&tally.latency, told, told.clat),
-        "lat_ns": latency(&tally.latency, told, told.lat),
+        "slat_ns": latency(&SparseHistogram::default(), fields, false),
+        "clat_ns": latency(&tally.latency, fields, fields.clat),
+        "lat_ns": latency(&tally.latency, fields, fields.lat),
         "bw_min": bandwidth as u64 / 1024,
         "bw_max": bandwidth as u64 / 1024,
         "bw_agg": 100.0,
@@ -237,7 +237,7 @@ fn direction(tally: &Tally, elapsed_ns: u64, told: &Told<'_>) -> Value {
     })
 }
 
-fn latency(histogram: &SparseHistogram, told: &Told<'_>, percentiles: bool) -> Value {
+fn latency(histogram: &SparseHistogram, fields: &LatencyFields<'_>, percentiles: bool) -> Value {
     let mean = histogram.mean_ns();
     let count = histogram.count.max(1) as f64;
     let squares: f64 = histogram
@@ -255,15 +255,15 @@ fn latency(histogram: &SparseHistogram, told: &Told<'_>, percentiles: bool) -> V
     if !percentiles || histogram.count == 0 {
         return object;
     }
-    if !told.percentiles.is_empty() {
-        let list: Map<String, Value> = told
+    if !fields.percentiles.is_empty() {
+        let list: Map<String, Value> = fields
             .percentiles
             .iter()
             .map(|p| (format!("{p:.6}"), json!(histogram.quantile_ns(p / 100.0))))
             .collect();
         object["percentile"] = Value::Object(list);
     }
-    if told.bins {
+    if fields.bins {
         let bins = histogram.buckets.iter();
         let bins: Map<String, Value> = bins
             .map(|(nanos, count)| (nanos.to_string(), json!(count)))

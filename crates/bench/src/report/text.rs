@@ -202,11 +202,11 @@ fn overview(outcome: &Outcome) -> String {
             _ => String::new(),
         };
         let device = middle.device_cpu_per_million;
-        let told = |nanos: f64| match latency.count {
+        let duration = |nanos: f64| match latency.count {
             0 => "-".to_owned(),
             _ => table::time(nanos),
         };
-        let quantile = |q: f64| told(latency.quantile_ns(q) as f64);
+        let quantile = |q: f64| duration(latency.quantile_ns(q) as f64);
         let per_million = |cpu: f64| match middle.requests() {
             0 => "-".to_owned(),
             _ => format!("{cpu:.2} s/M"),
@@ -219,11 +219,11 @@ fn overview(outcome: &Outcome) -> String {
                 _ => format!("{:.1} %", spread(&iops).relative() * 100.0),
             },
             per_second(spread(&subject.each(|one| one.bandwidth())).median),
-            told(latency.mean_ns()),
+            duration(latency.mean_ns()),
             quantile(0.5),
             quantile(0.99),
             quantile(0.999),
-            told(latency.max_ns as f64),
+            duration(latency.max_ns as f64),
             format!("{:.3}", middle.kicks_per_io),
             format!("{:.3}", middle.interrupts_per_io),
             device.map_or("-".to_owned(), per_million),

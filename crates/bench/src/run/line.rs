@@ -11,7 +11,7 @@ use anyhow::{Result, anyhow, ensure};
 use super::machine::pin;
 
 #[derive(Default)]
-struct Way {
+struct Exchange {
     line: Line,
     /// One side has ended.
     ended: AtomicBool,
@@ -33,10 +33,10 @@ pub(super) fn round_trip(cpus: (usize, usize)) -> Result<Option<f64>> {
     if cpus.0 == cpus.1 {
         return Ok(None);
     }
-    let way = Way::default();
+    let exchange = Exchange::default();
     std::thread::scope(|scope| {
-        let answering = scope.spawn(|| answer(cpus.1, &way));
-        let asking = scope.spawn(|| ask(cpus.0, &way));
+        let answering = scope.spawn(|| answer(cpus.1, &exchange));
+        let asking = scope.spawn(|| ask(cpus.0, &exchange));
         let panicked = |_| anyhow!("a measuring thread panicked");
         let asked = asking.join().map_err(panicked)?;
         answering.join().map_err(panicked)??;
@@ -47,7 +47,7 @@ pub(super) fn round_trip(cpus: (usize, usize)) -> Result<Option<f64>> {
 }
 
 /// Ends the other side when this side ends.
-struct Ending<'a>(&'a Way);
+struct Ending<'a>(&'a Exchange);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
@@ -55,21 +55,21 @@ impl Drop for Ending<'_> {
     }
 }
 
-fn answer(cpu: usize, way: &Way) -> Result<()> {
-    let _ending = Ending(way);
+fn answer(cpu: usize, exchange: &Exchange) -> Result<()> {
+    let _ending = Ending(exchange);
     pin(cpu)?;
-    while !way.ended.load(Ordering::Relaxed) {
-        let asked = way.line.0.load(Ordering::Acquire);
+    while !exchange.ended.load(Ordering::Relaxed) {
+        let asked = exchange.line.0.load(Ordering::Acquire);
         if asked % 2 == 1 {
-            way.line.0.store(asked + 1, Ordering::Release);
+            exchange.line.0.store(asked + 1, Ordering::Release);
         }
     }
     Ok(())
 }
 
 /// Returns nanoseconds per round trip for each completed sample.
-fn ask(cpu: usize, way: &Way) -> Result<Vec<f64>> {
-    let _ending = Ending(way);
+fn ask(cpu: usize, exchange: &Exchange) -> Result<Vec<f64>> {
+    let _ending = Ending(exchange);
     pin(cpu)?;
     let mut samples = Vec::with_capacity(SAMPLES);
     let begin = Instant::now();
@@ -78,10 +78,13 @@ fn ask(cpu: usize, way: &Way) -> Result<Vec<f64>> {
     for sample in 0..=SAMPLES {
         let from = Instant::now();
         for _ in 0..TRIPS {
-            way.line.0.store(answer + 1, Ordering::Release);
+            exchange.line.0.store(answer + 1, Ordering::Release);
             answer += 2;
-            while way.line.0.load(Ordering::Acquire) != answer {
-                ensure!(!way.ended.load(Ordering::Relaxed), "no thread responds");
+            while exchange.line.0.load(Ordering::Acquire) != answer {
+                ensure!(
+                    !exchange.ended.load(Ordering::Relaxed),
+                    "no thread responds"
+                );
             }
         }
         if sample > 0 {

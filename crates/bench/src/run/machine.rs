@@ -128,7 +128,7 @@ const TICK_NS: u64 = 10_000_000;
 
 /// CPU times at one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Busy {
+pub struct CpuSnapshot {
     at: Instant,
     all_ns: u64,
     stolen_ns: u64,
@@ -138,7 +138,7 @@ pub struct Busy {
 
 /// CPU times of an interval.
 #[derive(Clone, Copy, Debug)]
-pub struct Spent {
+pub struct CpuUsage {
     /// CPU time of the device; `None` if its process is unknown or has ended.
     pub device_ns: Option<u64>,
     /// CPU time of all other processes, without the device and this process.
@@ -149,9 +149,9 @@ pub struct Spent {
     pub elapsed: Duration,
 }
 
-impl Busy {
+impl CpuSnapshot {
     /// Reads the current CPU times; `devices` are processes that do not count as foreign.
-    pub fn now(devices: &[u32]) -> Busy {
+    pub fn now(devices: &[u32]) -> CpuSnapshot {
         let text = fs::read_to_string("/proc/stat").unwrap_or_default();
         let first = text.lines().next().unwrap_or_default();
         // user nice system idle iowait irq softirq steal
@@ -163,7 +163,7 @@ impl Busy {
         let word = |index: usize| words.get(index).copied().unwrap_or(0) * TICK_NS;
         let time = clock_gettime(ClockId::ProcessCPUTime);
         let each = devices.iter().map(|pid| cpu_of(*pid));
-        Busy {
+        CpuSnapshot {
             at: Instant::now(),
             all_ns: word(0) + word(1) + word(2) + word(5) + word(6),
             stolen_ns: word(7),
@@ -173,14 +173,14 @@ impl Busy {
     }
 
     /// Returns the difference to an earlier moment.
-    pub fn since(&self, earlier: &Busy) -> Spent {
+    pub fn since(&self, earlier: &CpuSnapshot) -> CpuUsage {
         let elapsed = self.at.duration_since(earlier.at);
         let device_ns = self.device_ns.zip(earlier.device_ns);
         let device_ns = device_ns.map(|(now, before)| now.saturating_sub(before));
         let ours = self.own_ns.saturating_sub(earlier.own_ns) + device_ns.unwrap_or(0);
         let all = self.all_ns.saturating_sub(earlier.all_ns);
         let most = elapsed.as_nanos() as u64 * 4096;
-        Spent {
+        CpuUsage {
             device_ns,
             // The ticks are coarse, so the difference may be slightly negative.
             foreign_ns: all.saturating_sub(ours).min(most),
@@ -196,14 +196,14 @@ mod tests {
 
     #[test]
     fn foreign_is_what_neither_this_process_nor_the_device_used() {
-        let before = Busy {
+        let before = CpuSnapshot {
             at: Instant::now(),
             all_ns: 10_000,
             stolen_ns: 50,
             own_ns: 100,
             device_ns: Some(200),
         };
-        let after = Busy {
+        let after = CpuSnapshot {
             at: before.at + Duration::from_secs(1),
             all_ns: 16_000,
             stolen_ns: 75,
@@ -217,7 +217,7 @@ mod tests {
         );
         assert_eq!(spent.elapsed, Duration::from_secs(1));
         // The usage of an ended device is unknown, and ticks may lag.
-        let gone = Busy {
+        let gone = CpuSnapshot {
             device_ns: None,
             all_ns: 10_000,
             ..after
@@ -237,14 +237,14 @@ mod tests {
         while cpu_of(pid).unwrap() < 100_000_000 {
             std::thread::sleep(Duration::from_millis(10));
         }
-        let device = Busy::now(&[pid]);
+        let device = CpuSnapshot::now(&[pid]);
         child.kill().ok();
         child.wait().ok();
         assert!(device.device_ns.unwrap() >= 100_000_000);
         assert!(device.all_ns >= device.device_ns.unwrap() / 2);
         // The process ID is free now: the time is unknown, not 0.
-        assert_eq!(Busy::now(&[pid]).device_ns, None);
-        assert_eq!(Busy::now(&[]).device_ns, None);
+        assert_eq!(CpuSnapshot::now(&[pid]).device_ns, None);
+        assert_eq!(CpuSnapshot::now(&[]).device_ns, None);
     }
 
     #[test]

@@ -306,13 +306,13 @@ pub fn run(
     for repetition in 1..=plan.repetitions {
         for (subject, result) in named.iter().zip(&mut outcome.subjects) {
             let title = format!("{} {repetition}/{}", result.name, plan.repetitions);
-            let told = |one: &Repetition| {
+            let notes = |one: &Repetition| {
                 progress.note(&format!(
                     "{title}: disturbed: others used {:.2} CPUs, the hypervisor took {:.2}",
                     one.foreign_cpus, one.stolen_cpus
                 ));
             };
-            let one = attempt(plan, interrupted, told, || {
+            let one = attempt(plan, interrupted, notes, || {
                 turn(
                     plan,
                     &phases,
@@ -541,12 +541,12 @@ mod tests {
 
     /// Runs `attempt` with given foreign and stolen CPUs per turn.
     fn attempted(retries: u32, turns: &[(f64, f64)]) -> (Repetition, usize) {
-        let told = std::cell::Cell::new(0);
+        let notes = std::cell::Cell::new(0);
         let mut turns = turns.iter();
         let one = attempt(
             &plan(retries),
             &AtomicBool::new(false),
-            |_| told.set(told.get() + 1),
+            |_| notes.set(notes.get() + 1),
             || {
                 let (foreign_cpus, stolen_cpus) = *turns.next().unwrap();
                 Ok(Repetition {
@@ -557,24 +557,24 @@ mod tests {
             },
         );
         assert!(turns.next().is_none(), "some turns are missing");
-        (one.unwrap(), told.get())
+        (one.unwrap(), notes.get())
     }
 
     #[test]
     fn a_disturbed_repetition_is_run_again_and_the_quiet_one_counts() {
-        let (one, told) = attempted(2, &[(0.5, 0.0), (0.02, 0.03)]);
+        let (one, notes) = attempted(2, &[(0.5, 0.0), (0.02, 0.03)]);
         assert_eq!((one.foreign_cpus, one.disturbed), (0.02, false));
-        assert_eq!((one.attempts, told), (2, 1));
-        let (one, told) = attempted(2, &[(0.05, 0.05)]);
-        assert_eq!((one.disturbed, one.attempts, told), (false, 1, 0));
+        assert_eq!((one.attempts, notes), (2, 1));
+        let (one, notes) = attempted(2, &[(0.05, 0.05)]);
+        assert_eq!((one.disturbed, one.attempts, notes), (false, 1, 0));
     }
 
     #[test]
     fn where_all_are_disturbed_the_least_disturbed_counts_and_is_marked() {
-        let (one, told) = attempted(2, &[(0.9, 0.0), (0.1, 0.2), (0.5, 0.0)]);
+        let (one, notes) = attempted(2, &[(0.9, 0.0), (0.1, 0.2), (0.5, 0.0)]);
         assert_eq!((one.foreign_cpus, one.stolen_cpus), (0.1, 0.2));
         assert!(one.disturbed);
-        assert_eq!((one.attempts, told), (3, 3));
+        assert_eq!((one.attempts, notes), (3, 3));
         // Time taken by the hypervisor is also a disturbance.
         assert!(attempted(0, &[(0.0, 0.2)]).0.disturbed);
     }

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use latency::Clock;
 
-use super::machine::{Busy, Spent, cpu_of, pin};
+use super::machine::{CpuSnapshot, CpuUsage, cpu_of, pin};
 use super::{JobResult, Plan, Progress};
-use crate::drive::{Crew, CrewResult, Shared, Stream, Window};
-use crate::driver::{Demand, DriverOptions, Kind, Seed, Session, Subject, prepare_file};
+use crate::drive::{Shared, Stream, ThreadResult, ThreadWork, Window};
+use crate::driver::{Demand, DriverOptions, Kind, PendingQueue, Session, Subject, prepare_file};
 use crate::job::{Amount, Job};
 use crate::workload::{Extent, Generator};
 
@@ -56,7 +56,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    fn add(&mut self, spent: &Spent, crews: &[CrewResult]) {
+    fn add(&mut self, spent: &CpuUsage, crews: &[ThreadResult]) {
         self.elapsed += spent.elapsed;
         self.foreign_ns += spent.foreign_ns;
         self.stolen_ns += spent.stolen_ns;
@@ -73,7 +73,7 @@ impl Totals {
 
 /// Plan of one thread: devices, streams and duration.
 struct ThreadPlan {
-    seeds: Vec<Seed>,
+    seeds: Vec<PendingQueue>,
     streams: Vec<Stream>,
     window: Window,
     cpu: Option<usize>,
@@ -330,7 +330,7 @@ impl Phase {
             watcher: Some(std::thread::current()),
             ..Shared::default()
         };
-        let before = Busy::now(&devices);
+        let before = CpuSnapshot::now(&devices);
         let watched = Watched {
             devices: &devices,
             sessions: &sessions,
@@ -353,7 +353,7 @@ impl Phase {
         Ok(self.merge(number, results))
     }
 
-    fn merge(&self, number: usize, crews: Vec<CrewResult>) -> Vec<JobResult> {
+    fn merge(&self, number: usize, crews: Vec<ThreadResult>) -> Vec<JobResult> {
         let mut jobs: Vec<JobResult> = self
             .jobs
             .iter()
@@ -405,10 +405,10 @@ impl Watched<'_> {
         threads: Vec<ThreadPlan>,
         clock: &Clock,
         mut show: impl FnMut(Duration),
-    ) -> (Vec<Result<CrewResult>>, Busy) {
+    ) -> (Vec<Result<ThreadResult>>, CpuSnapshot) {
         let count = threads.len();
         let begin = Instant::now();
-        let mut after: Option<Busy> = None;
+        let mut after: Option<CpuSnapshot> = None;
         let results = std::thread::scope(|scope| {
             let handles: Vec<_> = threads
                 .into_iter()
@@ -422,7 +422,7 @@ impl Watched<'_> {
                 let left = longest.map(|longest| longest.saturating_sub(begin.elapsed()));
                 std::thread::park_timeout(left.unwrap_or(GLANCE).clamp(ENDING, GLANCE));
                 if after.is_none() && self.shared.measured.load(Ordering::Relaxed) == count {
-                    after = Some(Busy::now(self.devices));
+                    after = Some(CpuSnapshot::now(self.devices));
                 }
                 let elapsed = begin.elapsed();
                 if self.must_stop() || longest.is_some_and(|longest| elapsed >= longest) {
@@ -439,9 +439,12 @@ impl Watched<'_> {
                         .join()
                         .unwrap_or_else(|_| Err(anyhow!("a driver's thread panicked")))
                 })
-                .collect::<Vec<Result<CrewResult>>>()
+                .collect::<Vec<Result<ThreadResult>>>()
         });
-        (results, after.unwrap_or_else(|| Busy::now(self.devices)))
+        (
+            results,
+            after.unwrap_or_else(|| CpuSnapshot::now(self.devices)),
+        )
     }
 
     /// Returns true if all threads must stop: a device disconnected, the run was interrupted, or a thread failed.
@@ -474,11 +477,11 @@ fn targets(job: &Job, subject: Option<&Subject>) -> Result<Vec<Subject>> {
         .collect()
 }
 
-fn drive(thread: ThreadPlan, clock: Clock, shared: &Shared) -> Result<CrewResult> {
+fn drive(thread: ThreadPlan, clock: Clock, shared: &Shared) -> Result<ThreadResult> {
     if let Some(cpu) = thread.cpu {
         pin(cpu)?;
     }
-    let result = Crew::new(thread.seeds, thread.streams, clock, thread.polling)
+    let result = ThreadWork::new(thread.seeds, thread.streams, clock, thread.polling)
         .and_then(|crew| crew.run(thread.window, shared));
     if result.is_err() {
         shared.stop.store(true, Ordering::Relaxed);

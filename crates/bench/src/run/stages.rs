@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use latency::{Latencies, Snapshot};
 
-use crate::driver::{IscsiPlace, Kind, Subject};
+use crate::driver::{Kind, Subject, UnitAddress};
 
 /// Reads the latencies of the subject's Lunette daemon, if it is one.
 pub(super) fn read(subject: Option<&Subject>) -> Option<Snapshot> {
@@ -42,7 +42,7 @@ pub(super) fn check_export(subject: &Subject) -> Result<()> {
 
 fn export_of(subject: &Subject, status: &control::Status) -> Option<String> {
     if subject.kind == Kind::Iscsi {
-        let place = IscsiPlace::parse(&subject.path.to_string_lossy()).ok()?;
+        let place = UnitAddress::parse(&subject.path.to_string_lossy()).ok()?;
         let mut named = status.exports.iter().map(|export| &export.name);
         return named
             .find(|name| iscsi_name::is_same(name, &place.target))

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{CheckOptions, Finding, Runner, Verdict, folder_in, judged};
 use crate::driver::prepare_file;
-use crate::job::{Job, Surroundings, parse};
+use crate::job::{Job, JobContext, parse};
 use crate::run::bootstrap_ratio;
 
 /// Size of the device in bytes: quick to write, larger than a device's cache.
@@ -95,7 +95,7 @@ fn turn_of(document: &Value) -> Result<Turn> {
 
 fn by_us(runner: &Runner<'_>, file: &Path, text: &str) -> Result<Turn> {
     let name = file.display().to_string();
-    let jobs = Surroundings::none(|none| parse(&name, text, &Job::default(), none));
+    let jobs = JobContext::none(|none| parse(&name, text, &Job::default(), none));
     let jobs = jobs.map_err(|mistakes| anyhow::anyhow!("{mistakes:?}"))?;
     let [job] = &jobs[..] else { bail!("one job") };
     let one = runner.run(Vec::new(), job.clone(), false)?;
@@ -136,7 +136,7 @@ pub fn same_as_fio(runner: &Runner<'_>, options: &CheckOptions) -> Result<Vec<Fi
         ours.push(by_us(runner, &path, &text)?);
     }
     let each = |turns: &[Turn], of: fn(&Turn) -> f64| turns.iter().map(of).collect::<Vec<_>>();
-    let mut said = Vec::new();
+    let mut description = Vec::new();
     let mut right = true;
     for (name, of) in [
         ("IOPS", (|turn: &Turn| turn.iops) as fn(&Turn) -> f64),
@@ -144,7 +144,7 @@ pub fn same_as_fio(runner: &Runner<'_>, options: &CheckOptions) -> Result<Vec<Fi
     ] {
         let ratio = bootstrap_ratio(&each(&ours, of), &each(&fio, of)).context("no ratio")?;
         right &= ratio.low <= 1.0 + NOISE && ratio.high >= 1.0 - NOISE;
-        said.push(format!(
+        description.push(format!(
             "{name} ours/fio {:.3} ({:.3} to {:.3})",
             ratio.value, ratio.low, ratio.high
         ));
@@ -153,8 +153,8 @@ pub fn same_as_fio(runner: &Runner<'_>, options: &CheckOptions) -> Result<Vec<Fi
         true => judged(right),
         false => Verdict::NotJudged,
     };
-    let said = format!("{} on {}", said.join(", "), device.display());
-    Ok(vec![finding(said, verdict)])
+    let description = format!("{} on {}", description.join(", "), device.display());
+    Ok(vec![finding(description, verdict)])
 }
 
 #[cfg(test)]
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn the_job_file_is_one_that_we_run_too() {
         let text = job_file(Path::new("/dev/loop9"));
-        let jobs = Surroundings::none(|none| parse("check.fio", &text, &Job::default(), none));
+        let jobs = JobContext::none(|none| parse("check.fio", &text, &Job::default(), none));
         let jobs = jobs.unwrap();
         assert_eq!(jobs.len(), 1);
         assert_eq!(jobs[0].filenames, ["/dev/loop9"]);

@@ -285,13 +285,13 @@ fn tgt(options: &TableOptions, folder: &Path) -> Result<Served> {
             "--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL",
         ],
     ] {
-        let said = File::create(folder.join("tgtadm.log"))?;
+        let log = File::create(folder.join("tgtadm.log"))?;
         let status = Command::new("tgtadm")
             .args(["-C", &control, "--lld", "iscsi"])
             .args(words)
             .stdin(Stdio::null())
-            .stdout(said.try_clone()?)
-            .stderr(said)
+            .stdout(log.try_clone()?)
+            .stderr(log)
             .status()
             .context("cannot run tgtadm")?;
         ensure!(status.success(), "tgtadm failed");
@@ -402,7 +402,7 @@ fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> Strin
     for (line, name) in rows_of(lines) {
         let (ours, peer) = (find(line, name), find(line, PEER));
         let iops = |subject: &SubjectResult| subject.each(crate::run::Repetition::iops);
-        let said = |subject: Option<&SubjectResult>| {
+        let cell = |subject: Option<&SubjectResult>| {
             subject.map_or_else(String::new, |subject| {
                 let values = spread(&iops(subject));
                 let half = values.relative() * 100.0;
@@ -417,8 +417,8 @@ fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> Strin
         let bytes = bytes.map_or_else(String::new, |b| format!("{:.2} GB/s", b.median / 1e9));
         rows.push(vec![
             called(line, name),
-            said(ours),
-            said(peer),
+            cell(ours),
+            cell(peer),
             between,
             bytes,
         ]);
@@ -430,7 +430,7 @@ fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> Strin
     let mut rows = vec![head(&["case", OURS, PEER, "CPU of target, lunette / tgt"])];
     for (line, ours) in rows_of(lines) {
         let middle = |name| find(line, name).and_then(SubjectResult::median_repetition);
-        let said = |name| {
+        let cell = |name| {
             middle(name).map_or_else(String::new, |one| {
                 let p50 = latency::table::time(one.latency().quantile_ns(0.5) as f64);
                 let target = one.device_cpu_per_million.unwrap_or(0.0);
@@ -442,7 +442,7 @@ fn render(lines: &[Line], idle: &[(&str, f64)], options: &TableOptions) -> Strin
             (Some(a), Some(b)) if b > 0.0 => format!("x{:.2}", a / b),
             _ => String::new(),
         };
-        rows.push(vec![called(line, ours), said(ours), said(PEER), between]);
+        rows.push(vec![called(line, ours), cell(ours), cell(PEER), between]);
     }
     text.push_str(&columns(&rows));
     text.push_str("\nIdle CPU, one session logged in:");

@@ -23,7 +23,7 @@ use latency::Clock;
 pub use images::image_table;
 pub use iscsi::iscsi_table;
 pub use mcs::{McsOptions, McsRow, McsTable, mcs_rows, mcs_table};
-pub use peers::Place;
+pub use peers::WorkFolders;
 pub use rbd::{RbdPlace, rbd_table};
 
 use crate::children::Daemon;
@@ -154,7 +154,7 @@ pub fn table(
 ) -> Result<String> {
     chosen(options, CASES.iter().map(|case| case.name))?;
     let clock = Clock::new();
-    let place = Place::new(&options.place, interrupted)?;
+    let place = WorkFolders::new(&options.place, interrupted)?;
     progress.print("starting the daemons and filling their disks");
     let ours = |owner, media: &[&str], more: &[&str]| {
         peers::lunette(
@@ -224,7 +224,7 @@ pub fn table(
 
 /// Runs the selected cases, one after the other.
 fn measure_cases(
-    place: &Place,
+    place: &WorkFolders,
     has_peer: bool,
     options: &TableOptions,
     clock: &Clock,
@@ -264,7 +264,7 @@ fn chosen<'a>(options: &TableOptions, names: impl Iterator<Item = &'a str> + Clo
     Ok(())
 }
 
-fn subjects(medium: Medium, place: &Place, with_peer: bool) -> Result<Vec<Subject>> {
+fn subjects(medium: Medium, place: &WorkFolders, with_peer: bool) -> Result<Vec<Subject>> {
     let (word, owner) = medium.words();
     let mut list = vec![
         format!(
@@ -290,7 +290,7 @@ fn subjects(medium: Medium, place: &Place, with_peer: bool) -> Result<Vec<Subjec
     list.iter().map(|text| Subject::parse(text)).collect()
 }
 
-fn plan(case: &Case, place: &Place, with_peer: bool, options: &TableOptions) -> Result<Plan> {
+fn plan(case: &Case, place: &WorkFolders, with_peer: bool, options: &TableOptions) -> Result<Plan> {
     let mut job = Job {
         name: case.name.to_owned(),
         no_random_map: true,
@@ -319,7 +319,7 @@ fn plan(case: &Case, place: &Place, with_peer: bool, options: &TableOptions) -> 
 
 /// Writes all blocks once, because reads of unwritten memory are cheaper.
 fn fill(
-    place: &Place,
+    place: &WorkFolders,
     with_peer: bool,
     clock: &Clock,
     interrupted: &Arc<AtomicBool>,

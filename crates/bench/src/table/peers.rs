@@ -15,7 +15,7 @@ const SIZE: u64 = 512 << 20;
 const NULL_SIZE: u64 = 64 << 30;
 
 /// Temporary folders for sockets and files.
-pub struct Place {
+pub struct WorkFolders {
     folder: Scratch,
     /// Folder on tmpfs for the file of the peer's RAM disk.
     memory: Scratch,
@@ -24,14 +24,14 @@ pub struct Place {
     block_size: u32,
 }
 
-impl Place {
+impl WorkFolders {
     /// Creates the folders; files are placed below `files`.
-    pub fn new(files: &Path, interrupted: &AtomicBool) -> Result<Place> {
+    pub fn new(files: &Path, interrupted: &AtomicBool) -> Result<WorkFolders> {
         std::fs::create_dir_all(files)
             .with_context(|| format!("cannot create {}", files.display()))?;
         let memory = Path::new("/dev/shm");
         ensure!(memory.is_dir(), "/dev/shm is not a tmpfs");
-        let mut place = Place {
+        let mut place = WorkFolders {
             folder: Scratch::new("lunette-bench", files)?,
             memory: Scratch::new("lunette-bench", memory)?,
             sockets: Scratch::for_sockets("lb")?,
@@ -61,7 +61,7 @@ pub const MEDIA: [&str; 3] = ["null", "ram", "file"];
 /// Starts our daemon with the named disks, each on both transports.
 pub fn lunette(
     program: &Path,
-    place: &Place,
+    place: &WorkFolders,
     cpu: usize,
     owner: &str,
     media: &[&str],
@@ -102,7 +102,7 @@ pub fn lunette(
 }
 
 /// Starts Debian's qemu-storage-daemon with the same disks.
-pub fn qemu(place: &Place, cpu: usize) -> Result<Daemon> {
+pub fn qemu(place: &WorkFolders, cpu: usize) -> Result<Daemon> {
     let memory = place.memory.path().join("ram.raw");
     File::create(&memory)?.set_len(SIZE)?;
     let mut command = Start::new(Path::new("qemu-storage-daemon"), Some(cpu));
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_cannot_be_made_is_named() {
-        let made = Place::new(Path::new("/proc/no-place"), &AtomicBool::new(false));
+        let made = WorkFolders::new(Path::new("/proc/no-place"), &AtomicBool::new(false));
         let error = format!("{:#}", made.err().unwrap());
         assert!(error.contains("/proc/no-place"), "{error}");
     }

@@ -51,18 +51,18 @@ pub struct Extent {
 
 /// Reason why a job does not fit a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Misfit(pub String);
+pub struct JobMismatch(pub String);
 
-impl std::fmt::Display for Misfit {
+impl std::fmt::Display for JobMismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Misfit {}
+impl std::error::Error for JobMismatch {}
 
 /// Order of offsets.
-enum Places {
+enum OffsetOrder {
     Sequential,
     Once(Permutation),
     Drawn(Sampler),
@@ -78,7 +78,7 @@ pub struct Generator {
     length: u64,
     /// Alignment of random requests in bytes.
     unit: u64,
-    places: Places,
+    places: OffsetOrder,
     /// Position of sequential requests, per direction.
     position: [u64; 3],
     /// Bytes skipped between two sequential requests.
@@ -97,7 +97,7 @@ pub struct Generator {
 
 impl Generator {
     /// Creates the generator of clone number `clone` on a disk.
-    pub fn new(job: &Job, clone: u32, disk: Extent) -> Result<Generator, Misfit> {
+    pub fn new(job: &Job, clone: u32, disk: Extent) -> Result<Generator, JobMismatch> {
         let (start, length) = extent(job, clone, disk)?;
         let of = |amount: Amount| bytes_of(amount, disk);
         let unit = u64::from(job.smallest());
@@ -170,7 +170,7 @@ impl Generator {
         }
         self.made = 0;
         self.seed = self.seed.wrapping_add(0x9e37_79b9);
-        if let Places::Once(permutation) = &mut self.places {
+        if let OffsetOrder::Once(permutation) = &mut self.places {
             *permutation = Permutation::new(self.length / self.unit, self.seed);
         }
         true
@@ -198,7 +198,7 @@ impl Iterator for Generator {
         }
         let bytes = u64::from(length);
         let at = match &mut self.places {
-            Places::Sequential => {
+            OffsetOrder::Sequential => {
                 let position = &mut self.position[direction as usize];
                 if self.length.saturating_sub(*position) < bytes {
                     *position = 0;
@@ -209,7 +209,7 @@ impl Iterator for Generator {
                 self.made += self.skip;
                 at
             }
-            Places::Once(permutation) => match permutation.next() {
+            OffsetOrder::Once(permutation) => match permutation.next() {
                 Some(index) => index * self.unit,
                 // A loop that transfers more than the size of the disk starts another round.
                 None => {
@@ -218,13 +218,15 @@ impl Iterator for Generator {
                     permutation.next()? * self.unit
                 }
             },
-            Places::Drawn(_) if self.burst_left > 0 && self.length - self.burst_at >= bytes => {
+            OffsetOrder::Drawn(_)
+                if self.burst_left > 0 && self.length - self.burst_at >= bytes =>
+            {
                 self.burst_left -= 1;
                 let at = self.burst_at;
                 self.burst_at += bytes;
                 at
             }
-            Places::Drawn(sampler) => {
+            OffsetOrder::Drawn(sampler) => {
                 let at = sampler.draw(&mut self.random) * self.unit;
                 let at = at.min((self.length - bytes) / self.unit * self.unit);
                 (self.burst_left, self.burst_at) = (self.burst - 1, at + bytes);
@@ -250,12 +252,12 @@ fn bytes_of(amount: Amount, disk: Extent) -> u64 {
 }
 
 /// Returns the part of the disk for a clone of the job: offset and length in bytes.
-fn extent(job: &Job, clone: u32, disk: Extent) -> Result<(u64, u64), Misfit> {
+fn extent(job: &Job, clone: u32, disk: Extent) -> Result<(u64, u64), JobMismatch> {
     let (capacity, block_size) = (disk.capacity, disk.block_size);
     let largest = u64::from(job.longest());
     for size in job.sizes.iter().flat_map(Sizes::named) {
         if size % block_size != 0 {
-            return Err(Misfit(format!(
+            return Err(JobMismatch(format!(
                 "bs: {size} bytes are not whole blocks of {block_size} bytes"
             )));
         }
@@ -266,7 +268,7 @@ fn extent(job: &Job, clone: u32, disk: Extent) -> Result<(u64, u64), Misfit> {
         .checked_mul(u64::from(clone))
         .and_then(|more| more.checked_add(job.offset.of(capacity)))
         .filter(|start| *start < capacity)
-        .ok_or_else(|| Misfit(format!("offset: it is beyond the end of {capacity} bytes")))?;
+        .ok_or_else(|| JobMismatch(format!("offset: it is beyond the end of {capacity} bytes")))?;
     let start = start - start % u64::from(block_size);
     let room = capacity - start;
     let mut length = job.size.map_or(room, |amount| bytes_of(amount, disk));
@@ -274,12 +276,12 @@ fn extent(job: &Job, clone: u32, disk: Extent) -> Result<(u64, u64), Misfit> {
         length = length.min(room);
     }
     if length > room {
-        return Err(Misfit(format!(
+        return Err(JobMismatch(format!(
             "size: {length} bytes from {start} extend beyond the end of {capacity} bytes"
         )));
     }
     if length < largest {
-        return Err(Misfit(format!(
+        return Err(JobMismatch(format!(
             "size: {length} bytes are less than one request of {largest}"
         )));
     }
@@ -287,20 +289,20 @@ fn extent(job: &Job, clone: u32, disk: Extent) -> Result<(u64, u64), Misfit> {
 }
 
 /// Returns the access order of a clone of the job for `units` blocks of its smallest size.
-fn places(job: &Job, units: u64, seed: u64) -> Places {
+fn places(job: &Job, units: u64, seed: u64) -> OffsetOrder {
     let smallest = job.smallest();
     let fixed = |sizes: &Sizes| matches!(sizes, Sizes::Fixed(size) if *size == smallest);
     let alike = job.made().all(fixed);
     if !job.pattern.random {
-        Places::Sequential
+        OffsetOrder::Sequential
     } else if job.distribution != Distribution::Uniform
         || job.no_random_map
         || job.burst > 1
         || !alike
     {
-        Places::Drawn(Sampler::new(&job.distribution, units, u64::from(smallest)))
+        OffsetOrder::Drawn(Sampler::new(&job.distribution, units, u64::from(smallest)))
     } else {
-        Places::Once(Permutation::new(units, seed))
+        OffsetOrder::Once(Permutation::new(units, seed))
     }
 }
 

@@ -129,7 +129,7 @@ pub struct Trial {
     pub vs: Vec<String>,
     /// Flags for a job
     #[command(flatten)]
-    pub quick: Quick,
+    pub quick: JobFlags,
     /// The driver
     #[command(flatten)]
     pub driver: Driver,
@@ -160,7 +160,7 @@ pub struct Trial {
 /// fio's options as flags. Options in job files override them.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Jobs")]
-pub struct Quick {
+pub struct JobFlags {
     /// Pattern: read, write, randread, randwrite, rw or randrw [default: read]
     #[arg(long, value_name = "PATTERN")]
     pub rw: Option<String>,
@@ -199,7 +199,7 @@ pub struct Quick {
     pub mix: Option<String>,
 }
 
-impl Quick {
+impl JobFlags {
     /// Converts the flags to options of a job.
     pub fn options(&self) -> Result<Vec<(String, Option<String>)>, Failure> {
         let mut options = Vec::new();

@@ -206,14 +206,14 @@ fn seconds(text: &str, most: u64) -> Result<u64, String> {
 
 /// Selected output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Printed {
+struct OutputSections {
     throughput: bool,
     transfers: bool,
     time: bool,
 }
 
 impl DisktestArguments {
-    fn printed(&self) -> Result<Printed, Failure> {
+    fn printed(&self) -> Result<OutputSections, Failure> {
         let has = |letters: &str| {
             let mut wanted = self.print.chars().map(|c| c.to_ascii_uppercase());
             wanted.any(|letter| letter == 'A' || letters.contains(letter))
@@ -228,7 +228,7 @@ impl DisktestArguments {
                 self.print
             )));
         }
-        Ok(Printed {
+        Ok(OutputSections {
             throughput: has("TPC"),
             transfers: has("X"),
             time: has("R"),
@@ -318,8 +318,8 @@ impl DisktestArguments {
         Ok(job)
     }
 
-    /// The arguments on the command line.
-    fn said(&self) -> String {
+    /// Returns the arguments of the command line.
+    fn describe(&self) -> String {
         let words: Vec<String> = std::env::args()
             .skip_while(|word| word != "disktest")
             .collect();
@@ -377,20 +377,20 @@ pub fn run(arguments: &DisktestArguments) -> Outcome {
         target: arguments.target()?.to_owned(),
         stdout: Mutex::new(std::io::stdout()),
     });
-    lines.print("START", &format!("Start args: {}", arguments.said()));
+    lines.print("START", &format!("Start args: {}", arguments.describe()));
     let interrupted = interrupted()?;
     let progress = match arguments.heartbeat {
         None => Progress::silent(),
         Some(seconds) => {
             let lines = std::sync::Arc::clone(&lines);
-            let what = match (arguments.read, arguments.write) {
+            let direction = match (arguments.read, arguments.write) {
                 (_, false) => "read",
                 (false, true) => "write",
                 (true, true) => "read and write",
             };
             Progress::heartbeats(Duration::from_secs(seconds), move |transfers, bytes| {
                 let text = throughput(bytes, transfers);
-                lines.print("STAT", &format!("Heartbeat {what} throughput: {text}"));
+                lines.print("STAT", &format!("Heartbeat {direction} throughput: {text}"));
             })
         }
     };
@@ -418,7 +418,7 @@ pub fn run(arguments: &DisktestArguments) -> Outcome {
     }
 }
 
-fn totals(lines: &Lines, job: &JobResult, printed: Printed) {
+fn totals(lines: &Lines, job: &JobResult, printed: OutputSections) {
     let seconds = job.elapsed_ns as f64 / 1e9;
     for (name, done, tally) in [
         ("read", "read", &job.tallies[0]),

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bench::driver::{DriverOptions, FORMS, Subject};
-use bench::job::{Job, Mistake, Mistakes, Surroundings, apply, check, parse};
+use bench::job::{Job, JobContext, Mistake, Mistakes, apply, check, parse};
 use bench::report;
 use bench::run::{Plan, Progress, run as run_plan};
 use latency::Clock;
@@ -23,7 +23,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 pub use arguments::BenchArguments;
-use arguments::{BenchCommand, Format, Quick, RingKind, Trial};
+use arguments::{BenchCommand, Format, JobFlags, RingKind, Trial};
 pub use table::note;
 
 use cli_common::{Failure, Outcome, print_line};
@@ -53,12 +53,12 @@ fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
     // was sent on purpose.
     let hangup = Some(SIGHUP).filter(|signal| !is_ignored(*signal));
     let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
-    let told = flag.clone();
+    let is_interrupted = flag.clone();
     std::thread::Builder::new()
         .name("signals".to_owned())
         .spawn(move || {
             for signal in signals.forever() {
-                if told.swap(true, Ordering::Relaxed) {
+                if is_interrupted.swap(true, Ordering::Relaxed) {
                     bench::children::abandon();
                     emulate_default_handler(signal).ok();
                 }
@@ -263,7 +263,7 @@ fn flag(job: &mut Job, option: &str, value: Option<&str>) -> Result<(), Failure>
 }
 
 /// Returns the jobs of the files, or one job of the flags without files.
-fn jobs(quick: &Quick, files: &[&String]) -> Result<Vec<Job>, Failure> {
+fn jobs(quick: &JobFlags, files: &[&String]) -> Result<Vec<Job>, Failure> {
     let mut base = Job::default();
     for (option, value) in quick.options()? {
         flag(&mut base, &option, value.as_deref())?;
@@ -287,7 +287,7 @@ fn jobs(quick: &Quick, files: &[&String]) -> Result<Vec<Job>, Failure> {
     let mut mistakes = Mistakes::default();
     for file in files {
         match std::fs::read_to_string(file) {
-            Ok(text) => match Surroundings::here(|here| parse(file, &text, &base, here)) {
+            Ok(text) => match JobContext::here(|here| parse(file, &text, &base, here)) {
                 Ok(more) => jobs.extend(more),
                 Err(more) => mistakes.0.extend(more.0),
             },

@@ -69,13 +69,15 @@ impl fmt::Display for Effect {
 }
 
 /// Previous values of files, restored on drop.
-struct Before(Vec<(String, String)>);
+struct SavedValues(Vec<(String, String)>);
 
-impl Before {
-    fn of(change: &Change) -> std::io::Result<Before> {
+impl SavedValues {
+    fn of(change: &Change) -> std::io::Result<SavedValues> {
         let files = change.files.iter();
         let read = |file: &String| Ok((file.clone(), value_of(&std::fs::read_to_string(file)?)));
-        Ok(Before(files.map(read).collect::<std::io::Result<_>>()?))
+        Ok(SavedValues(
+            files.map(read).collect::<std::io::Result<_>>()?,
+        ))
     }
 
     fn put_back(&self) {
@@ -89,7 +91,7 @@ impl Before {
     }
 }
 
-impl Drop for Before {
+impl Drop for SavedValues {
     fn drop(&mut self) {
         self.put_back();
     }
@@ -144,7 +146,7 @@ fn effect_of(change: &Change, load: &Load, interrupted: &AtomicBool) -> Result<E
             change.files[0]
         ))
     };
-    let before = Before::of(change).map_err(unwritable)?;
+    let before = SavedValues::of(change).map_err(unwritable)?;
     let (mut without, mut with) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         before.put_back();
@@ -214,8 +216,8 @@ impl Load {
             .as_ref()
             .and_then(|result| result["jobs"][0]["read"]["iops"].as_f64());
         iops.ok_or_else(|| {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            Failure::because(format!("the load failed: {}", said.trim()))
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+            Failure::because(format!("the load failed: {}", stderr.trim()))
         })
     }
 }

@@ -6,7 +6,7 @@ use cli_common::{Failure, Outcome, print_line, print_reason};
 
 use super::arguments::CompareArguments;
 use super::disks::open_disk;
-use super::pieces::{Cut, Lane, Piece, Stop, failure, first_difference, is_zero};
+use super::pieces::{Lane, Piece, PiecePlan, Stop, failure, first_difference, is_zero};
 use crate::meter::Meter;
 
 /// Exit codes of qemu-img.
@@ -42,7 +42,7 @@ fn compare_disks(arguments: &CompareArguments) -> Outcome {
     }
     let end = sizes.0.max(sizes.1);
     let mut meter = Meter::new(Some(end), arguments.quiet);
-    let cut = Cut::of(&[a.device().clone(), b.device().clone()], end);
+    let cut = PiecePlan::of(&[a.device().clone(), b.device().clone()], end);
     let compared = cut.process(&mut meter, compare_piece);
     let done = meter.end();
     match compared {

@@ -15,7 +15,7 @@ use cli_common::{Failure, Outcome};
 
 use super::arguments::{ConvertArguments, Format};
 use super::disks::{open_disk, open_writable, remote};
-use super::pieces::{Cut, Lane, PIECE_BYTES, Stop, failure, is_zero};
+use super::pieces::{Lane, PIECE_BYTES, PiecePlan, Stop, failure, is_zero};
 use super::{FIRST_BYTES, cluster_bits, new_file, of};
 use crate::meter::Meter;
 use crate::same_file::is_same_file;
@@ -121,7 +121,7 @@ fn copy(
     arguments: &ConvertArguments,
 ) -> Outcome {
     let mut meter = Meter::new(Some(size), arguments.quiet);
-    let mut cut = Cut::of(std::slice::from_ref(&source), size);
+    let mut cut = PiecePlan::of(std::slice::from_ref(&source), size);
     cut.lanes.push(destination.clone());
     let done = cut.process(&mut meter, |lane, piece| {
         lane.read(0, piece)?;
@@ -141,7 +141,7 @@ fn overwrite(
     arguments: &ConvertArguments,
 ) -> Outcome {
     let mut meter = Meter::new(Some(size), arguments.quiet);
-    let mut cut = Cut::of(&[source, destination.clone()], size);
+    let mut cut = PiecePlan::of(&[source, destination.clone()], size);
     cut.is_read = [true, false];
     let done = cut.process(&mut meter, |lane, piece| {
         let is_zero = match piece.has_data {

@@ -27,7 +27,7 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
         (None, false) => content_format(&arguments.path)?,
     };
     let mut shown = Vec::new();
-    let mut seen = Seen::default();
+    let mut seen = ChainFiles::default();
     let mut next = Some((arguments.path.clone(), format));
     while let Some((path, format)) = next.take() {
         seen.add(&path)?;
@@ -111,9 +111,9 @@ fn write_bitmap(out: &mut impl Write, bitmap: &Value) -> std::io::Result<()> {
 
 /// Files of a chain, identified by device and inode.
 #[derive(Default)]
-pub struct Seen(Vec<(u64, u64)>);
+pub struct ChainFiles(Vec<(u64, u64)>);
 
-impl Seen {
+impl ChainFiles {
     /// Adds a file. Fails if it was added before, because the chain is then a loop.
     pub fn add(&mut self, path: &Path) -> Result<(), Failure> {
         let Ok(found) = std::fs::metadata(path) else {

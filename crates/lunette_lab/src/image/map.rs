@@ -10,7 +10,7 @@ use cli_common::{Failure, Outcome};
 
 use super::arguments::Format;
 use super::chain::below;
-use super::describe::Seen;
+use super::describe::ChainFiles;
 use super::disks::{determine_format, open_disk};
 use super::{Tables, of, open_tables};
 
@@ -38,7 +38,7 @@ struct Chain(Vec<(std::path::PathBuf, Layer)>);
 impl Chain {
     fn open(path: &Path, format: Format, named_files: NamedFiles) -> Result<Chain, Failure> {
         let mut layers = Vec::new();
-        let mut seen = Seen::default();
+        let mut seen = ChainFiles::default();
         let mut next = Some((path.to_owned(), format));
         while let Some((path, format)) = next.take() {
             seen.add(&path)?;

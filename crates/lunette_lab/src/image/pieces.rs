@@ -191,7 +191,7 @@ pub enum Stop {
 }
 
 /// Disks to cut into pieces, and disks to open in each thread.
-pub struct Cut {
+pub struct PiecePlan {
     by: Vec<Arc<dyn BlockDevice>>,
     /// Disks of a [`Lane`]: first those that are cut.
     pub lanes: Vec<Arc<dyn BlockDevice>>,
@@ -200,10 +200,10 @@ pub struct Cut {
     pub is_read: [bool; 2],
 }
 
-impl Cut {
+impl PiecePlan {
     /// Cuts the first `end` bytes of at most two disks.
-    pub fn of(devices: &[Arc<dyn BlockDevice>], end: u64) -> Cut {
-        Cut {
+    pub fn of(devices: &[Arc<dyn BlockDevice>], end: u64) -> PiecePlan {
+        PiecePlan {
             by: devices.to_vec(),
             lanes: devices.to_vec(),
             end,
@@ -387,7 +387,7 @@ mod tests {
         let destination: Arc<dyn BlockDevice> = Arc::new(faulty.with_alignment(4096));
         let mut io = BlockingIo::new(destination.clone()).unwrap();
         io.write_at(0, &vec![0xee; 2 << 20]).unwrap();
-        let mut cut = Cut::of(std::slice::from_ref(&source), SIZE);
+        let mut cut = PiecePlan::of(std::slice::from_ref(&source), SIZE);
         cut.lanes.push(destination.clone());
         let pieces = Mutex::new(Vec::new());
         let mut meter = Meter::new(None, true);
@@ -437,7 +437,7 @@ mod tests {
         for at in (0..64 << 20).step_by(1 << 20) {
             io.write_at(at, &[1; 1 << 20]).unwrap();
         }
-        let mut cut = Cut::of(&[Arc::new(empty.unwrap()), full], 64 << 20);
+        let mut cut = PiecePlan::of(&[Arc::new(empty.unwrap()), full], 64 << 20);
         for (is_read, count) in [([true, true], 64), ([true, false], 1)] {
             cut.is_read = is_read;
             let mut pieces = 0;

@@ -347,7 +347,8 @@ impl Login {
             options.offer.data_digest = DigestOffer::Crc32c;
         }
         let session = &mut options.offer.session;
-        let yes = |said: Option<YesNo>, default| said.map_or(default, |said| said == YesNo::Yes);
+        let yes =
+            |answer: Option<YesNo>, default| answer.map_or(default, |answer| answer == YesNo::Yes);
         session.immediate_data = yes(self.immediate_data, session.immediate_data);
         session.initial_r2t = yes(self.initial_r2t, session.initial_r2t);
         session.max_burst_length = self.max_burst_length.unwrap_or(session.max_burst_length);

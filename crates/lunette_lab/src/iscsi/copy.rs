@@ -127,12 +127,12 @@ pub fn copy(arguments: &CopyArguments) -> Outcome {
 }
 
 /// Pieces of the other source, cut to requested lengths.
-struct Cut {
+struct CutPieces {
     source: Source,
     rest: Option<Piece>,
 }
 
-impl Cut {
+impl CutPieces {
     /// Returns at most `bytes`: fewer at the end of a piece, `None` at the end of the source.
     fn next(&mut self, bytes: u64) -> Result<Option<Piece>, Failure> {
         let piece = match self.rest.take() {
@@ -173,7 +173,7 @@ fn difference(a: &Piece, b: &Piece) -> Option<usize> {
 pub fn verify(transfer: &Transfer) -> Outcome {
     let interrupted = interrupted()?;
     let mut source = Source::open(&transfer.source, transfer)?;
-    let mut other = Cut {
+    let mut other = CutPieces {
         source: Source::open(&transfer.destination, transfer)?,
         rest: None,
     };

@@ -121,15 +121,15 @@ pub fn unit(address: &UnitAddress, options: &SessionOptions, json: bool) -> Outc
     if json {
         return Ok(writeln!(stdout, "{:#}", body(&info))?);
     }
-    let said = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
     let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
     for (property, value) in [
         ("vendor", info.vendor.clone()),
         ("product", info.product.clone()),
         ("revision", info.revision.clone()),
         ("device type", format!("{:#04x}", info.device_type)),
-        ("serial number", said(&info.serial)),
-        ("NAA identifier", said(&info.naa)),
+        ("serial number", or_dash(&info.serial)),
+        ("NAA identifier", or_dash(&info.naa)),
         (
             "size",
             format!("{} ({} bytes)", size(info.bytes()), info.bytes()),

@@ -27,8 +27,8 @@ use ratatui::termion::screen::{IntoAlternateScreen, ToMainScreen};
 
 use clap::Args;
 use cli_common::{DaemonAddress, Failure, Outcome};
-use rates::{Look, View};
-use screen::{Screen, Wish};
+use rates::{DaemonSample, View};
+use screen::{KeyAction, Screen};
 
 /// `lunette top`
 #[derive(Debug, Args)]
@@ -90,7 +90,7 @@ pub fn run(arguments: &TopArguments) -> Outcome {
         ));
     }
     // Before switching to the screen: a missing daemon is reported on an ordinary line.
-    screen.looked(Ok(look(&client)?));
+    screen.add_sample(Ok(sample(&client)?));
     // Panic messages must appear on the normal screen.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -113,8 +113,8 @@ fn view(word: &str) -> Result<View, Failure> {
     })
 }
 
-fn look(client: &Client) -> Result<Look, ClientError> {
-    Ok(Look {
+fn sample(client: &Client) -> Result<DaemonSample, ClientError> {
+    Ok(DaemonSample {
         status: client.get("/v1/status")?,
         statistics: client.get("/v1/statistics")?,
     })
@@ -122,7 +122,7 @@ fn look(client: &Client) -> Result<Look, ClientError> {
 
 /// Events for the screen.
 enum Input {
-    Look(Box<Result<Look, String>>),
+    DaemonSample(Box<Result<DaemonSample, String>>),
     Key(Key),
     /// The keyboard input has ended, because the terminal was closed.
     NoKeys,
@@ -135,13 +135,13 @@ fn show<B: Backend<Error = std::io::Error>>(
     screen: &mut Screen,
 ) -> Outcome {
     let (sender, inputs) = mpsc::channel();
-    let looks = sender.clone();
+    let samples = sender.clone();
     // Both threads end with their channel or with the process.
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(interval);
-            let answer = look(&client).map_err(|error| error.to_string());
-            if looks.send(Input::Look(Box::new(answer))).is_err() {
+            let answer = sample(&client).map_err(|error| error.to_string());
+            if samples.send(Input::DaemonSample(Box::new(answer))).is_err() {
                 return;
             }
         }
@@ -160,8 +160,8 @@ fn show<B: Backend<Error = std::io::Error>>(
         let size = terminal.size()?;
         loop {
             match inputs.recv_timeout(SIZE_INTERVAL) {
-                Ok(Input::Look(look)) => screen.looked(*look),
-                Ok(Input::Key(key)) if screen.key(key) == Wish::Leave => return Ok(()),
+                Ok(Input::DaemonSample(sample)) => screen.add_sample(*sample),
+                Ok(Input::Key(key)) if screen.key(key) == KeyAction::Leave => return Ok(()),
                 Ok(Input::Key(_)) => {}
                 Ok(Input::NoKeys) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) if terminal.size()? == size => continue,
@@ -179,9 +179,9 @@ fn show<B: Backend<Error = std::io::Error>>(
 
 /// Prints one frame as plain text without a height limit of the terminal.
 fn once(client: &Client, interval: Duration, screen: &mut Screen) -> Outcome {
-    screen.looked(Ok(look(client)?));
+    screen.add_sample(Ok(sample(client)?));
     std::thread::sleep(interval);
-    screen.looked(Ok(look(client)?));
+    screen.add_sample(Ok(sample(client)?));
     let columns = std::env::var("COLUMNS").ok();
     let columns = columns.and_then(|text| text.parse().ok());
     let columns = columns

@@ -7,7 +7,7 @@ use latency::{Counters, Labels, Latencies, Operation, OperationLatencies, Span, 
 
 /// One sample of a daemon.
 #[derive(Clone, Debug, Default)]
-pub struct Look {
+pub struct DaemonSample {
     pub status: Status,
     pub statistics: Statistics,
 }
@@ -119,7 +119,7 @@ pub struct Interval {
 
 impl Interval {
     /// Compares two samples. `None` if the daemon was restarted between them.
-    pub fn between(before: &Look, now: &Look) -> Option<Interval> {
+    pub fn between(before: &DaemonSample, now: &DaemonSample) -> Option<Interval> {
         let nanos = now
             .statistics
             .at_ns

@@ -3,10 +3,10 @@
 use latency::Operation;
 use ratatui::termion::event::Key;
 
-use super::rates::{Interval, Look, Row, View};
+use super::rates::{DaemonSample, Interval, Row, View};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum KeyAction {
     Stay,
     Leave,
 }
@@ -33,7 +33,7 @@ pub struct Screen {
     pub helping: bool,
     /// Error of the last query.
     pub trouble: Option<String>,
-    last: Option<Look>,
+    last: Option<DaemonSample>,
     interval: Option<Interval>,
 }
 
@@ -58,18 +58,21 @@ impl Default for Screen {
 
 impl Screen {
     /// Adds a sample of the daemon, or the error.
-    pub fn looked(&mut self, look: Result<Look, String>) {
-        match look {
-            Ok(look) => {
+    pub fn add_sample(&mut self, sample: Result<DaemonSample, String>) {
+        match sample {
+            Ok(sample) => {
                 self.trouble = None;
                 if self.frozen {
                     return;
                 }
-                if let Some(interval) = self.last.as_ref().and_then(|l| Interval::between(l, &look))
+                if let Some(interval) = self
+                    .last
+                    .as_ref()
+                    .and_then(|l| Interval::between(l, &sample))
                 {
                     self.interval = Some(interval);
                 }
-                self.last = Some(look);
+                self.last = Some(sample);
             }
             Err(why) => self.trouble = Some(why),
         }
@@ -113,21 +116,21 @@ impl Screen {
         found.unwrap_or(0)
     }
 
-    pub fn key(&mut self, key: Key) -> Wish {
+    pub fn key(&mut self, key: Key) -> KeyAction {
         if key == Key::Ctrl('c') {
-            return Wish::Leave;
+            return KeyAction::Leave;
         }
         if self.typing {
             self.typed(key);
-            return Wish::Stay;
+            return KeyAction::Stay;
         }
         if self.helping {
             self.helping = false;
-            return Wish::Stay;
+            return KeyAction::Stay;
         }
         match key {
-            Key::Char('q') => return Wish::Leave,
-            Key::Esc if self.filter.is_empty() => return Wish::Leave,
+            Key::Char('q') => return KeyAction::Leave,
+            Key::Esc if self.filter.is_empty() => return KeyAction::Leave,
             Key::Esc => self.filter.clear(),
             Key::Char('?' | 'h') => self.helping = true,
             Key::Char(' ') => self.frozen = !self.frozen,
@@ -149,7 +152,7 @@ impl Screen {
             Key::End | Key::Char('G') => self.step(|_| usize::MAX),
             _ => {}
         }
-        Wish::Stay
+        KeyAction::Stay
     }
 
     fn typed(&mut self, key: Key) {

@@ -9,13 +9,13 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::termion::event::Key;
 
-use super::rates::Look;
-use super::screen::{Screen, Wish};
+use super::rates::DaemonSample;
+use super::screen::{KeyAction, Screen};
 use super::{draw, plain};
 
 /// Sample of a daemon after `seconds`. Its queues completed `requests` per second: 1 us before the disk, 3 us in
 /// it.
-fn look(seconds: u64) -> Look {
+fn sample(seconds: u64) -> DaemonSample {
     let queue = |export: &str, disk: &str, queue: u32, requests: u64| {
         let labels = Labels {
             export: export.to_owned(),
@@ -61,7 +61,7 @@ fn look(seconds: u64) -> Look {
             ..DiskStatistics::default()
         }
     };
-    Look {
+    DaemonSample {
         status: Status {
             may_change: true,
             version: "0.1.0".to_owned(),
@@ -100,17 +100,17 @@ fn look(seconds: u64) -> Look {
 
 fn screen() -> Screen {
     let mut screen = Screen::default();
-    screen.looked(Ok(look(1)));
-    screen.looked(Ok(look(2)));
+    screen.add_sample(Ok(sample(1)));
+    screen.add_sample(Ok(sample(2)));
     screen
 }
 
-fn press(screen: &mut Screen, keys: &[Key]) -> Wish {
-    let mut wish = Wish::Stay;
+fn press(screen: &mut Screen, keys: &[Key]) -> KeyAction {
+    let mut action = KeyAction::Stay;
     for key in keys {
-        wish = screen.key(*key);
+        action = screen.key(*key);
     }
-    wish
+    action
 }
 
 /// Lines of a terminal of this size, without trailing space.
@@ -177,7 +177,7 @@ fn queues_are_sorted_filtered_and_selected() {
     assert!(frame(&screen, 80, 24)[1].ends_with("filter: worker 0_"));
     press(&mut screen, &[Key::Char('\n'), Key::Esc]);
     assert_eq!(names(&screen).len(), 2);
-    assert_eq!(press(&mut screen, &[Key::Esc]), Wish::Leave);
+    assert_eq!(press(&mut screen, &[Key::Esc]), KeyAction::Leave);
 }
 
 #[test]
@@ -205,24 +205,24 @@ fn frozen_numbers_stand_still_and_trouble_is_told() {
     press(&mut screen, &[Key::Char(' ')]);
     let before = frame(&screen, 80, 24);
     assert!(before[1].ends_with("frozen"));
-    screen.looked(Ok(look(7)));
+    screen.add_sample(Ok(sample(7)));
     assert_eq!(frame(&screen, 80, 24), before);
-    screen.looked(Err("no process listens".to_owned()));
+    screen.add_sample(Err("no process listens".to_owned()));
     assert_eq!(frame(&screen, 80, 24)[23], "no process listens");
     press(&mut screen, &[Key::Char(' ')]);
-    screen.looked(Ok(look(9)));
+    screen.add_sample(Ok(sample(9)));
     assert!(frame(&screen, 80, 24)[0].contains("up 0:00:09"));
 }
 
 #[test]
 fn a_daemon_that_was_started_anew_gives_no_absurd_rates() {
     let mut screen = screen();
-    screen.looked(Ok(look(1)));
+    screen.add_sample(Ok(sample(1)));
     assert!(
         frame(&screen, 80, 24)[0].contains("1.50 k req/s"),
         "the last ones stay"
     );
-    screen.looked(Ok(look(3)));
+    screen.add_sample(Ok(sample(3)));
     assert!(frame(&screen, 80, 24)[0].contains("1.50 k req/s"));
 }
 
@@ -234,7 +234,7 @@ fn help_fits_and_any_key_ends_it() {
     for line in draw::HELP.lines().filter(|line| !line.is_empty()) {
         assert!(text.contains(line.trim_end()), "{line}");
     }
-    assert_eq!(press(&mut screen, &[Key::Char('q')]), Wish::Stay);
+    assert_eq!(press(&mut screen, &[Key::Char('q')]), KeyAction::Stay);
     assert!(!screen.helping);
 }
 

@@ -206,17 +206,19 @@ fn measure(arguments: &McsArguments) -> Result<(Value, String)> {
             ": emulated, so compare numbers of connections and ignore absolute figures".to_owned()
         }
     };
-    let said = |key: &str| match &rig.agreed[key] {
+    let value = |key: &str| match &rig.agreed[key] {
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };
-    const SAID: [&str; 4] = [
+    const NEGOTIATED_KEYS: [&str; 4] = [
         "MaxBurstLength",
         "FirstBurstLength",
         "ImmediateData",
         "InitialR2T",
     ];
-    let agreed = SAID.map(|key| format!("{key}={}", said(key))).join(", ");
+    let agreed = NEGOTIATED_KEYS
+        .map(|key| format!("{key}={}", value(key)))
+        .join(", ");
     let text = format!(
         "{}, {} CPUs {}; two guests with Linux {kernel}, {} CPUs each, by QEMU with {}{labelled}; {} turns of {} ms each; lunette {}\n\n\
          A cable between the guests, packets of {} bytes; MaxRecvDataSegmentLength=131072 (declared), {agreed}\n\n\

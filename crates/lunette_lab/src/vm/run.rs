@@ -139,7 +139,7 @@ pub fn run(arguments: &RunArguments) -> Outcome {
 }
 
 /// Runs in the foreground, with the console or the monitor on this terminal.
-fn run_here(arguments: &RunArguments, claimed: &mut Claimed) -> Result<GuestEnd> {
+fn run_here(arguments: &RunArguments, claimed: &mut ReservedName) -> Result<GuestEnd> {
     claimed.start(arguments)?;
     let supervisor = &mut claimed.supervisor;
     let socket = match arguments.monitor {
@@ -195,7 +195,7 @@ fn detach(name: &str) -> Outcome {
             }
         }
     });
-    let mut said = Vec::new();
+    let mut messages = Vec::new();
     loop {
         match lines.recv_timeout(Duration::from_millis(100)) {
             Ok(line) if line == READY => {
@@ -204,7 +204,7 @@ fn detach(name: &str) -> Outcome {
             }
             Ok(line) => match line.strip_prefix("say ") {
                 Some(line) => print_line(&line),
-                None => said.push(line),
+                None => messages.push(line),
             },
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
@@ -216,12 +216,12 @@ fn detach(name: &str) -> Outcome {
         }
     }
     let status = child.wait()?;
-    if said.is_empty() {
-        said.push(format!("the process of guest {name} has ended, {status}"));
+    if messages.is_empty() {
+        messages.push(format!("the process of guest {name} has ended, {status}"));
     }
     match status.code() {
         Some(2) => Err(Failure::Mistaken),
-        _ => Err(Failure::because(said.join("\n"))),
+        _ => Err(Failure::because(messages.join("\n"))),
     }
 }
 
@@ -258,7 +258,11 @@ fn run_in_background(arguments: &RunArguments) -> Outcome {
     Err(Failure::Reported)
 }
 
-fn run_alone(arguments: &RunArguments, claimed: &mut Claimed, is_ready: &AtomicBool) -> Result<()> {
+fn run_alone(
+    arguments: &RunArguments,
+    claimed: &mut ReservedName,
+    is_ready: &AtomicBool,
+) -> Result<()> {
     claimed.start(arguments)?;
     let supervisor = &mut claimed.supervisor;
     supervisor.wait_until_up()?;
@@ -266,18 +270,18 @@ fn run_alone(arguments: &RunArguments, claimed: &mut Claimed, is_ready: &AtomicB
     rustix::stdio::dup2_stderr(nowhere)?;
     is_ready.store(true, Ordering::Relaxed);
     // Without a waiting process the guest is not wanted.
-    let told = writeln!(cli_common::stdout(), "{READY}");
-    told.context("the command that started the guest has ended")?;
+    let written = writeln!(cli_common::stdout(), "{READY}");
+    written.context("the command that started the guest has ended")?;
     supervisor.wait_for_end().map(drop)
 }
 
 /// A claimed guest name, and the flags of its daemon.
-struct Claimed {
+struct ReservedName {
     supervisor: Supervisor,
     flags: Vec<String>,
 }
 
-impl Claimed {
+impl ReservedName {
     /// Starts the guest, after adding its objects to a running daemon.
     fn start(&mut self, arguments: &RunArguments) -> Result<()> {
         if let Some(control) = &arguments.guest.control {
@@ -289,7 +293,7 @@ impl Claimed {
 }
 
 /// Plans the guest and claims its name.
-fn claim(arguments: &RunArguments) -> Result<Claimed, Failure> {
+fn claim(arguments: &RunArguments) -> Result<ReservedName, Failure> {
     let registry = Registry::open().map_err(failed)?;
     let name = &arguments.guest.name;
     let place = registry.runtime_folder(name).map_err(failed)?;
@@ -311,7 +315,7 @@ fn claim(arguments: &RunArguments) -> Result<Claimed, Failure> {
     }
     let mut watch = Command::new(std::env::current_exe()?);
     watch.args(["vm", "watch", name]).env_remove(BACKGROUND);
-    Ok(Claimed {
+    Ok(ReservedName {
         supervisor: Supervisor::claim(&registry, recipe, watch).map_err(failed)?,
         flags: plan.daemon_flags(),
     })

@@ -69,11 +69,11 @@ pub fn ask(control: &Path, words: &[&str]) -> Result<()> {
         .arg("--socket")
         .arg(control)
         .output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.success(),
         "{}",
-        said.trim().trim_start_matches("lunette: ")
+        stderr.trim().trim_start_matches("lunette: ")
     );
     Ok(())
 }

@@ -39,7 +39,7 @@ const BURST_BYTES: u32 = (16 << 20) - 512;
 
 /// Address of a logical unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct UnitAddress {
     /// Portal as written.
     host: String,
     port: u16,
@@ -48,9 +48,9 @@ pub struct Place {
     lun: u16,
 }
 
-impl Place {
+impl UnitAddress {
     /// Parses the part after `iscsi://`.
-    pub fn parse(text: &str) -> Result<Place> {
+    pub fn parse(text: &str) -> Result<UnitAddress> {
         let wrong = || anyhow!("`iscsi://{text}` is not of the form {FORM}");
         let mut parts = text.splitn(3, '/');
         let (Some(portal), Some(target), Some(lun)) = (parts.next(), parts.next(), parts.next())
@@ -70,7 +70,7 @@ impl Place {
             "`iscsi://{target}`: CHAP is not supported here; hint: omit the user, and admit the initiator without CHAP by the target's access list or demo mode"
         );
         ensure!(!host.is_empty() && !target.is_empty(), wrong());
-        Ok(Place {
+        Ok(UnitAddress {
             host: host.to_owned(),
             port,
             target: target.to_owned(),
@@ -103,7 +103,7 @@ impl Place {
 
 /// A logical unit that was found.
 pub struct IscsiSession {
-    place: Place,
+    place: UnitAddress,
     digests: bool,
     keys: SessionKeys,
     info: DeviceInfo,
@@ -114,7 +114,7 @@ pub struct IscsiSession {
 impl IscsiSession {
     /// Logs in once and queries the unit.
     pub fn open(subject: &Subject) -> Result<IscsiSession> {
-        let place = Place::parse(&subject.path.to_string_lossy())?;
+        let place = UnitAddress::parse(&subject.path.to_string_lossy())?;
         let mut session = IscsiSession {
             place,
             digests: subject.digests,
@@ -192,7 +192,7 @@ impl IscsiSession {
         // TEST UNIT READY clears the unit attentions of the new session.
         let ready = queue.ask(&[0; 6], 0);
         ready.with_context(|| {
-            let Place { target, lun, .. } = &self.place;
+            let UnitAddress { target, lun, .. } = &self.place;
             format!("LUN {lun} of {target} at {address} is not ready")
         })?;
         Ok(queue)
@@ -276,20 +276,20 @@ mod tests {
 
     #[test]
     fn places_are_read_as_other_initiators_write_them() {
-        let place = Place::parse("127.0.0.1:3261/iqn.2026-11.org.example:t0/3").unwrap();
+        let place = UnitAddress::parse("127.0.0.1:3261/iqn.2026-11.org.example:t0/3").unwrap();
         assert_eq!((place.host.as_str(), place.port), ("127.0.0.1", 3261));
         assert_eq!(
             (place.target.as_str(), place.lun),
             ("iqn.2026-11.org.example:t0", 3)
         );
-        assert_eq!(Place::parse("[::1]/iqn.a:b/0").unwrap().host, "::1");
-        assert_eq!(Place::parse("[::1]:77/iqn.a:b/0").unwrap().port, 77);
+        assert_eq!(UnitAddress::parse("[::1]/iqn.a:b/0").unwrap().host, "::1");
+        assert_eq!(UnitAddress::parse("[::1]:77/iqn.a:b/0").unwrap().port, 77);
         assert_eq!(
-            Place::parse("h/iqn.a:b/300").unwrap().lun(),
+            UnitAddress::parse("h/iqn.a:b/300").unwrap().lun(),
             [0x41, 0x2c, 0, 0, 0, 0, 0, 0]
         );
         for wrong in ["", "h", "h/t", "h/t/x", "h/t/99999", "h:x/t/0", "/t/0"] {
-            assert!(Place::parse(wrong).is_err(), "{wrong}");
+            assert!(UnitAddress::parse(wrong).is_err(), "{wrong}");
         }
     }
 }

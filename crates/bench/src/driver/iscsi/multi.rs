@@ -11,8 +11,8 @@ use iscsi::initiator::Request;
 use iscsi_initiator::{CommandDone, Portal, Session, SessionOptions};
 use scsi::cdb;
 
-use super::{LOOK_UP, Place};
-use crate::driver::{Ask, Demand, Done, scsi_cdb};
+use super::{LOOK_UP, UnitAddress};
+use crate::driver::{Demand, Done, IoKind, scsi_cdb};
 
 /// Maximum number of unit attentions at the start of a session.
 const ATTEMPTS: usize = 4;
@@ -94,7 +94,7 @@ fn put<T>(key: &mut Option<T>, value: Option<T>) -> bool {
 
 struct Slot {
     data: Vec<u8>,
-    ask: Ask,
+    ask: IoKind,
     length: usize,
 }
 
@@ -112,7 +112,7 @@ pub struct MultiQueue {
 
 impl MultiQueue {
     pub(super) fn open(
-        place: &Place,
+        place: &UnitAddress,
         keys: SessionKeys,
         digests: bool,
         block_size: u32,
@@ -152,7 +152,7 @@ impl MultiQueue {
             }
             Slot {
                 data,
-                ask: Ask::Flush,
+                ask: IoKind::Flush,
                 length: 0,
             }
         });
@@ -168,7 +168,7 @@ impl MultiQueue {
     }
 
     /// Sends a request.
-    pub fn submit(&mut self, index: u16, ask: Ask, offset: u64, length: u32) {
+    pub fn submit(&mut self, index: u16, ask: IoKind, offset: u64, length: u32) {
         let Some(slot) = self.slots.get_mut(usize::from(index)) else {
             return;
         };
@@ -181,16 +181,16 @@ impl MultiQueue {
             ..Request::default()
         };
         match ask {
-            Ask::Read => request.read_length = Some(length),
-            Ask::Write => {
+            IoKind::Read => request.read_length = Some(length),
+            IoKind::Write => {
                 // The buffer returns with the response.
                 request.write = Some(match slot.data.len() == slot.length {
                     true => std::mem::take(&mut slot.data),
                     false => slot.data[..slot.length].to_vec(),
                 });
             }
-            Ask::Flush => {}
-            Ask::Trim => request.write = Some(cdb::unmap(block, blocks).1.to_vec()),
+            IoKind::Flush => {}
+            IoKind::Trim => request.write = Some(cdb::unmap(block, blocks).1.to_vec()),
         }
         match self.session.queue(request) {
             Ok(tag) => {
@@ -217,7 +217,7 @@ impl MultiQueue {
             let index = index.context("a response to an unknown request")?;
             let slot = &mut self.slots[usize::from(index)];
             let mut ok = ended.response == 0 && ended.status == 0;
-            if slot.ask == Ask::Read {
+            if slot.ask == IoKind::Read {
                 ok &= ended.data.len() == slot.length;
                 match ok && slot.data.len() == slot.length {
                     true => slot.data = ended.data,

@@ -20,7 +20,7 @@ use scsi::Cdb;
 use scsi::cdb::{self, UNMAP_LIST};
 
 use super::{LOOK_UP, PATIENCE, SEGMENT_BYTES};
-use crate::driver::{Ask, Demand, Done, scsi_cdb, scsi_end};
+use crate::driver::{Demand, Done, IoKind, scsi_cdb, scsi_end};
 
 /// Size of the receive buffer for everything except direct data.
 const STAGE_BYTES: usize = 256 << 10;
@@ -32,7 +32,7 @@ const PIECES_MAX: usize = 128;
 struct Slot {
     data: Box<[u8]>,
     cdb: Cdb,
-    ask: Ask,
+    ask: IoKind,
     busy: bool,
     length: u32,
     /// Bytes received.
@@ -117,7 +117,7 @@ impl IscsiQueue {
             Slot {
                 data,
                 cdb: [0; 16],
-                ask: Ask::Read,
+                ask: IoKind::Read,
                 busy: false,
                 length: 0,
                 came: 0,
@@ -163,7 +163,7 @@ impl IscsiQueue {
         let slot = self.slots.first_mut().context("a queue has a slot")?;
         slot.cdb = [0; 16];
         slot.cdb[..cdb.len()].copy_from_slice(cdb);
-        (slot.ask, slot.length) = (Ask::Read, length);
+        (slot.ask, slot.length) = (IoKind::Read, length);
         let until = Instant::now() + PATIENCE;
         // Each of the first commands of a session may end with a unit attention.
         for attempt in 0.. {
@@ -192,15 +192,15 @@ impl IscsiQueue {
 
     /// Queues a request.
     #[inline]
-    pub fn submit(&mut self, index: u16, ask: Ask, offset: u64, length: u32) {
+    pub fn submit(&mut self, index: u16, ask: IoKind, offset: u64, length: u32) {
         let (block, blocks) = (
             offset / u64::from(self.block_size),
             length / self.block_size,
         );
         let slot = &mut self.slots[usize::from(index)];
         slot.ask = ask;
-        slot.length = if ask == Ask::Flush { 0 } else { length };
-        if ask == Ask::Trim {
+        slot.length = if ask == IoKind::Flush { 0 } else { length };
+        if ask == IoKind::Trim {
             slot.unmap(block, blocks);
             return self.enter(index);
         }
@@ -234,7 +234,7 @@ impl IscsiQueue {
             ..ScsiCommand::blank()
         };
         self.cmd_sn = self.cmd_sn.wrapping_add(1);
-        if length == 0 || slot.ask == Ask::Read {
+        if length == 0 || slot.ask == IoKind::Read {
             header.flags |= if length > 0 { ScsiCommand::READ } else { 0 };
             return self.queue(header.to_bhs(), None);
         }
@@ -452,7 +452,7 @@ impl IscsiQueue {
             .get()
             .checked_add(header.lengths.data());
         ensure!(
-            slot.ask == Ask::Read
+            slot.ask == IoKind::Read
                 && end.is_some_and(|end| end <= slot.length && end as usize <= slot.data.len()),
             "read data outside of the requested range"
         );
@@ -502,7 +502,7 @@ impl IscsiQueue {
                 let slot = &self.slots[usize::from(index)];
                 let from = header.buffer_offset.get();
                 let to = from.checked_add(header.desired_length.get());
-                let to = to.filter(|to| slot.ask != Ask::Read && *to <= slot.length);
+                let to = to.filter(|to| slot.ask != IoKind::Read && *to <= slot.length);
                 let to = to.context("an R2T beyond the data of its request")?;
                 self.data_out(index, itt, header.ttt.get(), from, to);
             }
@@ -532,10 +532,10 @@ impl IscsiQueue {
         let index = self.find(itt)?;
         let slot = &mut self.slots[usize::from(index)];
         slot.busy = false;
-        if slot.ask == Ask::Trim {
+        if slot.ask == IoKind::Trim {
             slot.data[..UNMAP_LIST].copy_from_slice(&slot.saved);
         }
-        let whole = slot.ask != Ask::Read || slot.came == slot.length;
+        let whole = slot.ask != IoKind::Read || slot.came == slot.length;
         self.done.push(Done {
             slot: index,
             ok: good && whole,

@@ -24,7 +24,7 @@ use zerocopy::little_endian;
 use super::packed::PackedSlots;
 use super::split::SplitSlots;
 use super::{SLOT, stride};
-use crate::driver::{Ask, Demand, DeviceInfo, Done, DriverOptions, Kind, scsi_cdb};
+use crate::driver::{Demand, DeviceInfo, Done, DriverOptions, IoKind, Kind, scsi_cdb};
 
 /// virtio-blk layout: 16-byte header followed by the status byte, in the middle of a slot's first line.
 const BLK_REQUEST_AT: usize = 16;
@@ -94,7 +94,7 @@ fn put_block(slots: &RingMemory, cdb: usize, wide: bool, block: u64) {
 }
 
 /// Operation and length described by a slot's table.
-type Shape = (Ask, u32);
+type Shape = (IoKind, u32);
 
 /// One vring and its slots.
 pub struct VhostQueue {
@@ -266,7 +266,7 @@ impl VhostQueue {
     }
 
     /// Returns address, length and direction of each part of a request.
-    fn parts(&self, slot: u16, ask: Ask, length: u32) -> ([Part; PARTS], usize) {
+    fn parts(&self, slot: u16, ask: IoKind, length: u32) -> ([Part; PARTS], usize) {
         let first = self.slots_address + self.header_at(slot) as u64;
         let answer = self.slots_address + self.answer_at(slot) as u64;
         let data = self.data.address + (usize::from(slot) * self.stride) as u64;
@@ -280,11 +280,11 @@ impl VhostQueue {
         };
         match (ask, self.is_scsi) {
             // Device-writable parts come last; a SCSI response precedes the data (virtio 1.3, 5.6.6.1).
-            (Ask::Read, true) => ([header, answer, (data, length, true)], 3),
-            (Ask::Read, false) => ([header, (data, length, true), answer], 3),
-            (Ask::Write, _) => ([header, (data, length, false), answer], 3),
-            (Ask::Flush, _) => ([header, answer, answer], 2),
-            (Ask::Trim, _) => {
+            (IoKind::Read, true) => ([header, answer, (data, length, true)], 3),
+            (IoKind::Read, false) => ([header, (data, length, true), answer], 3),
+            (IoKind::Write, _) => ([header, (data, length, false), answer], 3),
+            (IoKind::Flush, _) => ([header, answer, answer], 2),
+            (IoKind::Trim, _) => {
                 let range = self.ranges.address + (usize::from(slot) * RANGE) as u64;
                 let bytes = if self.is_scsi {
                     UNMAP_LIST as u32
@@ -331,7 +331,7 @@ impl VhostQueue {
     }
 
     #[cold]
-    fn reshape(&mut self, slot: u16, ask: Ask, length: u32) {
+    fn reshape(&mut self, slot: u16, ask: IoKind, length: u32) {
         let (parts, count) = self.parts(slot, ask, length);
         if self.indirect {
             self.fill_table(slot, &parts[..count]);
@@ -346,10 +346,10 @@ impl VhostQueue {
             self.slots.write(base + SCSI_CDB, command);
         } else {
             let kind: u32 = match ask {
-                Ask::Read => 0,
-                Ask::Write => 1,
-                Ask::Flush => 4,
-                Ask::Trim => 11,
+                IoKind::Read => 0,
+                IoKind::Write => 1,
+                IoKind::Flush => 4,
+                IoKind::Trim => 11,
             };
             self.slots.write(base, kind.to_le_bytes());
             self.slots.write(base + 4, 0u32.to_le_bytes());
@@ -359,18 +359,18 @@ impl VhostQueue {
 
     /// Places a request in a slot.
     #[inline]
-    pub fn submit(&mut self, slot: u16, ask: Ask, offset: u64, length: u32) {
+    pub fn submit(&mut self, slot: u16, ask: IoKind, offset: u64, length: u32) {
         let base = self.header_at(slot);
         if self.shapes[usize::from(slot)] != Some((ask, length)) {
             self.reshape(slot, ask, length);
         }
-        if ask == Ask::Trim {
+        if ask == IoKind::Trim {
             self.put_range(slot, offset, length);
         } else if self.is_scsi {
             let block = offset >> self.block_shift;
             put_block(&self.slots, base + SCSI_CDB, self.wide, block);
         } else {
-            let sector = if ask == Ask::Flush { 0 } else { offset >> 9 };
+            let sector = if ask == IoKind::Flush { 0 } else { offset >> 9 };
             self.slots
                 .write(base + BLK_SECTOR, little_endian::U64::new(sector));
         }
@@ -399,7 +399,7 @@ impl VhostQueue {
     }
 
     #[inline]
-    fn offer_packed(&mut self, slot: u16, ask: Ask, length: u32) {
+    fn offer_packed(&mut self, slot: u16, ask: IoKind, length: u32) {
         let (parts, count) = self.parts(slot, ask, length);
         let chain = self.chain(slot, &parts[..count]);
         if let Vring::Packed(slots) = &mut self.vring {
@@ -418,7 +418,7 @@ impl VhostQueue {
         Ok(())
     }
 
-    /// Collects a batch of completions and prefetches their responses, which [`VhostQueue::did_well`] reads.
+    /// Collects a batch of completions and prefetches their responses, which [`VhostQueue::has_succeeded`] reads.
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
         if !either!(&mut self.vring, slots => slots.ring.has_used()) {
@@ -449,7 +449,7 @@ impl VhostQueue {
 
     /// Returns true if a completed request succeeded.
     #[inline]
-    pub fn did_well(&self, slot: u16) -> bool {
+    pub fn has_succeeded(&self, slot: u16) -> bool {
         let answer = self.answer_at(slot);
         if self.is_scsi {
             self.slots.read::<[u8; 2]>(answer + SCSI_STATUS) == [0, 0]
@@ -510,7 +510,7 @@ mod tests {
 
     use super::*;
 
-    fn bytes(ask: Ask, wide: bool, block: u64, blocks: u32) -> [u8; 16] {
+    fn bytes(ask: IoKind, wide: bool, block: u64, blocks: u32) -> [u8; 16] {
         let mapping = Mapping::anonymous(4096).unwrap();
         let spec = RegionSpec {
             guest_address: 0,
@@ -529,27 +529,27 @@ mod tests {
     fn commands_are_those_of_sbc_in_their_short_form_where_it_reaches() {
         // READ(10), WRITE(10), SYNCHRONIZE CACHE(10); READ(16), WRITE(16), SYNCHRONIZE CACHE(16).
         assert_eq!(
-            bytes(Ask::Read, false, 0x0102_0304, 0x0506),
+            bytes(IoKind::Read, false, 0x0102_0304, 0x0506),
             [0x28, 0, 1, 2, 3, 4, 0, 5, 6, 0, 0, 0, 0, 0, 0, 0]
         );
         assert_eq!(
-            bytes(Ask::Write, false, 8, 1)[..10],
+            bytes(IoKind::Write, false, 8, 1)[..10],
             [0x2a, 0, 0, 0, 0, 8, 0, 0, 1, 0]
         );
         assert_eq!(
-            bytes(Ask::Flush, false, 0, 0)[..10],
+            bytes(IoKind::Flush, false, 0, 0)[..10],
             [0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0]
         );
         assert_eq!(
-            bytes(Ask::Read, true, 0x0102_0304_0506_0708, 0x090a_0b0c),
+            bytes(IoKind::Read, true, 0x0102_0304_0506_0708, 0x090a_0b0c),
             [0x88, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0]
         );
         assert_eq!(
-            bytes(Ask::Write, true, u64::from(u32::MAX) + 1, 1),
+            bytes(IoKind::Write, true, u64::from(u32::MAX) + 1, 1),
             [0x8a, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]
         );
         assert_eq!(
-            bytes(Ask::Flush, true, 0, 1 << 16),
+            bytes(IoKind::Flush, true, 0, 1 << 16),
             [0x91, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
         );
     }

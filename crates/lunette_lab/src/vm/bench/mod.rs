@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use bench::job::{Job, Surroundings, parse};
+use bench::job::{Job, JobContext, parse};
 use bench::run::cpu_of;
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
@@ -151,7 +151,7 @@ fn job_file(arguments: &BenchArguments) -> Result<String, Failure> {
     let text = job_text::with_overrides(&text, &overrides)
         .map_err(|message| Failure::mistake(format!("{name}: {message}")))?;
     if arguments.with == Generator::Lunette {
-        let jobs = Surroundings::here(|here| parse(&name, &text, &Job::default(), here));
+        let jobs = JobContext::here(|here| parse(&name, &text, &Job::default(), here));
         if let Err(mistakes) = jobs {
             for mistake in &mistakes.0 {
                 print_line(&format_args!("lunette: {mistake}"));

@@ -32,7 +32,7 @@ use super::failed;
 use super::study::engine::{fill, on_host, remove_host_files, study_folder};
 use super::study::guest::{Planned, StudyGuest};
 use super::study::report::caution;
-use super::study::{Case, Setup, Way};
+use super::study::{Case, DiskRoute, Setup};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 
@@ -138,12 +138,12 @@ pub struct Layer {
 pub struct Study {
     pub title: String,
     pub layers: Vec<Layer>,
-    pub matched: Matched,
+    pub matched: MatchedRequests,
 }
 
 /// Requests seen by all instruments of the guest.
 #[derive(Default)]
-pub struct Matched {
+pub struct MatchedRequests {
     /// Means between adjacent instruments: name and nanoseconds.
     pub parts: Vec<(String, f64)>,
     /// Number of requests.
@@ -163,7 +163,7 @@ fn case(pattern: &str) -> Case {
     }
 }
 
-fn ways(arguments: &LatencyArguments, folder: &str) -> Vec<Way> {
+fn ways(arguments: &LatencyArguments, folder: &str) -> Vec<DiskRoute> {
     let via = match arguments.device {
         Device::Lunette => "",
         Device::Qemu => ",via=qemu",
@@ -172,7 +172,7 @@ fn ways(arguments: &LatencyArguments, folder: &str) -> Vec<Way> {
     let backing = format!("backing=file:{folder},size={}", arguments.size);
     let way = |name: &str, words: &str| {
         let words = format!("{words}{via},queues=1,{backing}");
-        Way::new(name.to_owned(), Some(words), 1)
+        DiskRoute::new(name.to_owned(), Some(words), 1)
     };
     let (blk, scsi) = (way("virtio-blk", "blk:1"), way("virtio-scsi", "scsi:1x1"));
     match arguments.transport {
@@ -422,7 +422,7 @@ impl Measuring<'_> {
         application(&document, &self.case.pattern).map_err(anyhow::Error::msg)
     }
 
-    fn study(&self, way: &Way) -> Result<Study> {
+    fn study(&self, way: &DiskRoute) -> Result<Study> {
         let is_scsi = way.variant.name == "virtio-scsi";
         // Warm-up.
         self.run()?;
@@ -536,9 +536,9 @@ impl Measuring<'_> {
         Ok(layer)
     }
 
-    fn matched(&self, instrument: &Instrument, points: &[Point]) -> Result<Matched> {
+    fn matched(&self, instrument: &Instrument, points: &[Point]) -> Result<MatchedRequests> {
         if instrument.start(self.guest).is_err() {
-            return Ok(Matched::default());
+            return Ok(MatchedRequests::default());
         }
         let control = self.run();
         let events = instrument.stop(self.guest, self.disk)?;
@@ -552,7 +552,7 @@ impl Measuring<'_> {
             sum as f64 / each.len().max(1) as f64
         };
         let parts = names.enumerate().map(|(at, name)| (name, of(at))).collect();
-        Ok(Matched {
+        Ok(MatchedRequests {
             parts,
             requests: requests.len(),
             control_ns: control?.0,

@@ -97,7 +97,7 @@ mod tests {
                 layer("two", Ok((100_000.0, 5))),
                 layer("none", Err("why".to_owned())),
             ],
-            matched: super::super::Matched::default(),
+            matched: super::super::MatchedRequests::default(),
         };
         let svg = svg(&[study]);
         assert!(

@@ -140,7 +140,7 @@ impl Exits {
 
 /// Counters before a run, or their changes during it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Around {
+pub struct GuestCounters {
     /// Interrupts of virtio devices.
     pub interrupts: u64,
     pub exits: Exits,
@@ -152,13 +152,13 @@ pub struct Around {
     pub iops: f64,
 }
 
-impl Around {
+impl GuestCounters {
     /// Reads the current counters.
-    pub fn read(guest: &StudyGuest) -> Result<Around> {
+    pub fn read(guest: &StudyGuest) -> Result<GuestCounters> {
         let exits = Exits::read(guest.accelerator());
         let text = guest.script("cat /proc/interrupts; head -1 /proc/stat")?;
         let (cpu, steal) = times(&text).context("the guest's /proc/stat has no first line")?;
-        Ok(Around {
+        Ok(GuestCounters {
             interrupts: interrupts(&text),
             exits,
             cpu,
@@ -169,7 +169,7 @@ impl Around {
     }
 
     /// Changes since `before` in a run with this result.
-    pub fn since(&self, before: &Around, result: &Value) -> Around {
+    pub fn since(&self, before: &GuestCounters, result: &Value) -> GuestCounters {
         let jobs = result["jobs"].as_array().map_or(&[][..], Vec::as_slice);
         let of_all = |field: &str| -> f64 {
             let sides = jobs.iter().flat_map(|job| [&job["read"], &job["write"]]);
@@ -181,7 +181,7 @@ impl Around {
             (Ok(after), Ok(before)) => Ok(after.saturating_sub(*before)),
             (Err(reason), _) | (_, Err(reason)) => Err(reason.clone()),
         };
-        Around {
+        GuestCounters {
             interrupts: self.interrupts.saturating_sub(before.interrupts),
             exits: Exits(exits),
             cpu: self.cpu.saturating_sub(before.cpu),
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn rates_are_for_each_request() {
-        let around = |interrupts, exits, steal| Around {
+        let around = |interrupts, exits, steal| GuestCounters {
             interrupts,
             exits: Exits(exits),
             cpu: interrupts,

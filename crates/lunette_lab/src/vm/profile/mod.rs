@@ -19,12 +19,12 @@ use serde_json::{Value, json};
 use vm::GuestProgram;
 use vm::setup::program_for_guests;
 
-use self::figures::{Around, Profile};
+use self::figures::{GuestCounters, Profile};
 use super::failed;
 use super::study::engine::{fill, study_folder, turn_time};
 use super::study::guest::{Planned, StudyGuest};
 use super::study::report::caution;
-use super::study::{Setup, Way};
+use super::study::{DiskRoute, Setup};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 
@@ -107,7 +107,7 @@ pub struct Measured {
     pub guest: Profile,
     /// `Err`: reason for a missing profile.
     pub host: Result<Profile, String>,
-    pub around: Around,
+    pub around: GuestCounters,
     pub accelerator: String,
 }
 
@@ -173,7 +173,7 @@ fn measure(
     let setup = Setup {
         name: counted(queues),
         options: Vec::new(),
-        ways: vec![Way::new(counted(queues), Some(words), disks)],
+        ways: vec![DiskRoute::new(counted(queues), Some(words), disks)],
     };
     let more = ["--smp".to_owned(), arguments.smp.to_string()];
     let planned = Planned::new(&setup, &name, &more)?;
@@ -221,7 +221,7 @@ fn in_guest(
     let (name, seconds) = (counted(queues), time.as_secs_f64());
     print_line(&format_args!("{name}: {seconds} s of samples"));
     let words = [time.as_millis().to_string(), arguments.hertz.to_string()];
-    let before = Around::read(guest)?;
+    let before = GuestCounters::read(guest)?;
     let whole = job(arguments, disks, time + 2 * LEAD);
     let (in_guest, on_host, result) = std::thread::scope(|scope| -> Result<_> {
         let sampled = scope.spawn(|| {
@@ -245,7 +245,7 @@ fn in_guest(
         guest_profile.total() > 0,
         "no CPU of the guest was busy; hint: set a longer --time"
     );
-    let after = Around::read(guest)?;
+    let after = GuestCounters::read(guest)?;
     Ok(Measured {
         queues,
         guest: guest_profile,

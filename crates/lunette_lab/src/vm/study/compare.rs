@@ -11,7 +11,7 @@ use cli_common::{Failure, Outcome, print_line};
 
 use super::engine::{Study, accelerator, study_folder, turn_time};
 use super::report::{Class, caution, fill_page, json, measured_on, text, too_few};
-use super::{Case, Files, Run, Setup, Way};
+use super::{Case, DiskRoute, Files, Run, Setup};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 use crate::vm::failed;
@@ -118,9 +118,9 @@ const HOST: &str = "host, no guest";
 /// A study does not mount file systems on the host.
 const HOST_FILES: &str = "On the host the programs use the file system of the folder with its mount options, with and without barriers.";
 
-fn ways(arguments: &CompareArguments, folder: &str) -> Vec<Way> {
+fn ways(arguments: &CompareArguments, folder: &str) -> Vec<DiskRoute> {
     let backing = format!("backing=file:{folder},size={}", arguments.size);
-    let way = |name: &str, words| Way::new(name.to_owned(), words, 1);
+    let way = |name: &str, words| DiskRoute::new(name.to_owned(), words, 1);
     let mut ways = vec![way(HOST, None)];
     for disk in &arguments.disk {
         let words = format!("blk:1,backing=daemon:{disk}");
@@ -143,7 +143,7 @@ fn ways(arguments: &CompareArguments, folder: &str) -> Vec<Way> {
         ("QEMU virtio-scsi, iothread", "scsi:1x1,via=qemu-iothread"),
     ];
     ways.extend(qemu.map(|(name, words)| way(name, Some(format!("{words},{backing}")))));
-    let is_wanted = |way: &Way| {
+    let is_wanted = |way: &DiskRoute| {
         let mut words = arguments.ways.iter();
         arguments.ways.is_empty()
             || way.words.is_none()

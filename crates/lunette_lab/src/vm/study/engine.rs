@@ -15,7 +15,7 @@ use vm::GuestProgram;
 use vm::setup::program_for_guests;
 
 use super::guest::{Planned, StudyGuest};
-use super::{Case, Files, Run, Setup, Way};
+use super::{Case, DiskRoute, Files, Run, Setup};
 
 /// Output of the guest's command, for the analysis of failures.
 const GUEST_LOG: &str = "guest.log";
@@ -105,7 +105,7 @@ impl Subject for Study {
     type Rig = GuestRig;
 
     fn groups(&self) -> Vec<Vec<String>> {
-        let name = |way: &Way| way.variant.name.clone();
+        let name = |way: &DiskRoute| way.variant.name.clone();
         let names = |setup: &Setup| setup.ways.iter().map(name).collect();
         self.setups.iter().map(names).collect()
     }

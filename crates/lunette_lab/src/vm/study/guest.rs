@@ -21,9 +21,9 @@ const BOOT_LIMIT: Duration = Duration::from_secs(240);
 const ANSWER_MAX: usize = 256 << 20;
 
 /// Output with a size limit.
-struct Answer(Vec<u8>);
+struct LimitedOutput(Vec<u8>);
 
-impl Write for Answer {
+impl Write for LimitedOutput {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if bytes.len() > ANSWER_MAX - self.0.len() {
             let text = format!("the guest's response exceeds {ANSWER_MAX} bytes");
@@ -135,7 +135,7 @@ impl StudyGuest {
     }
 
     pub fn script(&self, script: &str) -> Result<String> {
-        let mut output = Answer(Vec::new());
+        let mut output = LimitedOutput(Vec::new());
         let socket = self.place.file(AGENT_SOCKET);
         run_script(&socket, script, &[], ExecInput::Nothing, &mut output)?;
         Ok(String::from_utf8_lossy(&output.0).into_owned())

@@ -18,18 +18,18 @@ use serde::{Deserialize, Serialize};
 
 /// A path from the jobs to the disks, such as the host, virtio-blk of Lunette, or a device of QEMU.
 #[derive(Clone, Debug)]
-pub struct Way {
+pub struct DiskRoute {
     pub variant: Variant,
     /// Words of its topology; `None`: the host, without a guest.
     pub words: Option<String>,
     pub disks: u32,
 }
 
-impl Way {
-    /// Creates a way without settings.
-    pub fn new(name: String, words: Option<String>, disks: u32) -> Way {
+impl DiskRoute {
+    /// Creates a route without settings.
+    pub fn new(name: String, words: Option<String>, disks: u32) -> DiskRoute {
         let settings = Vec::new();
-        Way {
+        DiskRoute {
             variant: Variant { name, settings },
             words,
             disks,
@@ -37,7 +37,7 @@ impl Way {
     }
 }
 
-/// A guest and its ways.
+/// A guest and its routes.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Name in messages.
@@ -45,7 +45,7 @@ pub struct Setup {
     /// Additional options of `lunette vm run`.
     pub options: Vec<String>,
     /// Ways in the guest.
-    pub ways: Vec<Way>,
+    pub ways: Vec<DiskRoute>,
 }
 
 /// Load on the disks.
@@ -159,7 +159,7 @@ impl bench::study::Run for Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bench::job::{Job, Surroundings, parse};
+    use bench::job::{Job, JobContext, parse};
 
     #[test]
     fn jobs_of_cases_are_job_files() {
@@ -174,7 +174,7 @@ mod tests {
         for (case, mix) in [(case("randread", 100), false), (case("randrw", 75), true)] {
             let text = case.job(&["/dev/vda".to_owned(), "/dev/vdb".to_owned()], 500, true);
             assert_eq!(text.contains("rwmixread=75"), mix, "{text}");
-            let jobs = Surroundings::here(|here| parse("case", &text, &Job::default(), here));
+            let jobs = JobContext::here(|here| parse("case", &text, &Job::default(), here));
             assert_eq!(jobs.unwrap().len(), 2);
         }
     }

@@ -7,7 +7,7 @@ use bench::study::{Page, Report, Run as _, Table, percent};
 use serde_json::{Value, json};
 
 use super::engine::Study;
-use super::{Run, Way};
+use super::{DiskRoute, Run};
 
 /// Class of a way by its share of bare metal's IOPS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Class {
 
 impl Study {
     /// Returns the ways in display order.
-    pub fn ways(&self) -> impl Iterator<Item = &Way> {
+    pub fn ways(&self) -> impl Iterator<Item = &DiskRoute> {
         self.setups.iter().flat_map(|setup| &setup.ways)
     }
 

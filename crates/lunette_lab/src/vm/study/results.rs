@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{Case, Run, Way};
+use super::{Case, DiskRoute, Run};
 
 impl Run {
     /// Combines all jobs of a load generator's result.
-    pub fn of(document: &Value, way: &Way, case: &Case, turn: u32) -> Run {
+    pub fn of(document: &Value, way: &DiskRoute, case: &Case, turn: u32) -> Run {
         let jobs = document["jobs"].as_array().map_or(&[][..], Vec::as_slice);
         let sides = || jobs.iter().flat_map(|job| [&job["read"], &job["write"]]);
         let number = |value: &Value| value.as_f64().unwrap_or(0.0);
@@ -44,7 +44,7 @@ impl Run {
 }
 
 /// CPU time of the host's processes for a way; `None` if that of one process is unknown.
-fn host_ns(host: &Value, way: &Way) -> Option<f64> {
+fn host_ns(host: &Value, way: &DiskRoute) -> Option<f64> {
     match &way.words {
         None => host["generator"].as_f64(),
         Some(words) if words.contains("via=qemu") => host["qemu"].as_f64(),
@@ -69,8 +69,8 @@ mod tests {
 
     use super::*;
 
-    fn way(words: Option<&str>) -> Way {
-        Way::new("w".to_owned(), words.map(str::to_owned), 2)
+    fn way(words: Option<&str>) -> DiskRoute {
+        DiskRoute::new("w".to_owned(), words.map(str::to_owned), 2)
     }
 
     fn case() -> Case {

@@ -3,7 +3,7 @@
 use bench::study::Variant;
 
 use super::matrix::MatrixArguments;
-use super::{Setup, Way};
+use super::{DiskRoute, Setup};
 
 /// Parameters of a guest of the matrix.
 struct Guest<'a> {
@@ -59,7 +59,7 @@ fn device_shapes(arguments: &MatrixArguments) -> Vec<Shape> {
     shapes
 }
 
-fn ways_of(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<Way> {
+fn ways_of(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<DiskRoute> {
     let devices: Vec<String> = arguments
         .block
         .iter()
@@ -96,7 +96,7 @@ fn ways_of(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<
             ways.extend(guest.theirs(arguments, &shape, transport, &words, theirs));
         }
     }
-    let is_wanted = |way: &Way| {
+    let is_wanted = |way: &DiskRoute| {
         arguments.series.is_empty()
             || arguments
                 .series
@@ -129,7 +129,7 @@ impl Guest<'_> {
         shape: &Shape,
         transport: &str,
         words: String,
-    ) -> Way {
+    ) -> DiskRoute {
         let workers = match self.threads {
             0 => "shared workers".to_owned(),
             1 => "1 worker".to_owned(),
@@ -145,7 +145,7 @@ impl Guest<'_> {
             settings.push(("polling", poll.to_owned()));
         }
         let name = format!("Lunette {transport}, {workers}{}{polls}", shape.name);
-        Way {
+        DiskRoute {
             variant: Variant { name, settings },
             words: Some(words),
             disks: arguments.disks,
@@ -161,7 +161,7 @@ impl Guest<'_> {
         transport: &str,
         words: &str,
         backing: &str,
-    ) -> Option<Way> {
+    ) -> Option<DiskRoute> {
         let mut polls = arguments.poll_us.iter();
         let is_first = polls
             .next()
@@ -182,7 +182,7 @@ impl Guest<'_> {
         };
         let name = format!("QEMU {transport}, {threads}{}", shape.name);
         let settings = self.settings("QEMU", transport, shape);
-        Some(Way {
+        Some(DiskRoute {
             variant: Variant { name, settings },
             words: Some(format!("{words},{via},{backing}")),
             disks: arguments.disks,
