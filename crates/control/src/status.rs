@@ -104,6 +104,9 @@ pub struct DiskStatus {
     /// Reason why the persistent reservations are unknown. SCSI reads, writes and reservations are answered BUSY meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservations_unknown: Option<String>,
+    /// Condition that an administrator should correct although the disk is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// An export.

@@ -667,6 +667,7 @@ impl View for Overview {
                 waiting_reason: status.waiting_reason,
                 next_try_seconds: status.next_try_seconds,
                 reservations_unknown: status.reservations_unknown,
+                warning: self.servers.unrecorded.warning(&disk.name),
             }
         });
         Status {

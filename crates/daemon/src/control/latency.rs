@@ -135,6 +135,7 @@ mod tests {
             waiting_reason: None,
             next_try_seconds: None,
             reservations_unknown: None,
+            warning: None,
         };
         let export = |name: &str, disks: &[&str]| ExportStatus {
             name: name.to_owned(),

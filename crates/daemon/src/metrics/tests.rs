@@ -55,6 +55,7 @@ fn status() -> Status {
             waiting_reason: None,
             next_try_seconds: None,
             reservations_unknown: None,
+            warning: None,
         }],
         exports: vec![ExportStatus {
             name: "e".to_owned(),

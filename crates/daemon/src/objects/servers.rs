@@ -8,6 +8,7 @@ use scsi_exec::Units;
 
 use super::events::EventBus;
 use crate::tcp_service::TcpEntrance;
+use crate::unit_records::Unrecorded;
 
 /// Returns the session name of a vhost-user export.
 pub fn vhost_session(export: &str) -> String {
@@ -25,6 +26,8 @@ pub struct Servers {
     pub pool: Arc<Pool>,
     /// Registry of logical units.
     pub units: Arc<Units>,
+    /// Disks whose unit could not be recorded.
+    pub unrecorded: Unrecorded,
     transports: Mutex<Option<Transports>>,
     /// Listeners of the API and of metrics.
     entrances: Mutex<Vec<Arc<TcpEntrance>>>,
@@ -61,6 +64,7 @@ impl Servers {
         Ok(Servers {
             pool,
             units,
+            unrecorded: Unrecorded::default(),
             transports: Mutex::new(Some(transports)),
             entrances: Mutex::default(),
             listener_watcher: OnceLock::new(),

@@ -79,7 +79,7 @@ impl StateStore {
 
     /// Reads a file and removes its checksum line; `None` if the file does not exist.
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
-        match state_files::read_regular(&self.folder.join(name)) {
+        match state_files::read_regular(&self.folder.join(name), state_files::FILE_BYTES_MAX) {
             Err(Unread::Absent) => Ok(None),
             Err(unread) => Err(self.unusable(name, &format!("it {unread}"))),
             Ok(file) => match state_files::without_check_line(name, &file) {

@@ -51,15 +51,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
         count(sessions.len(), "session"),
         count(reservations.len(), "disk with reservations"),
     ));
-    let kept = match (changes.changes.len(), changes.kept) {
-        (0, _) => "as configured".to_owned(),
-        (changed, true) => format!("{}, persistent", count(changed, "change at run time")),
-        (changed, false) => format!(
-            "{}, lost when the daemon ends (hint: serve --state DIR)",
-            count(changed, "change at run time")
-        ),
-    };
-    line(kept);
+    line(changes_line(&changes));
     line(sandbox_line(&status));
     line(String::new());
     for export in exports.iter().take(EXPORTS_SHOWN) {
@@ -101,16 +93,32 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     verdict(&worries)
 }
 
+/// Changes at run time, and whether they are persistent.
+fn changes_line(changes: &Changes) -> String {
+    match (changes.changes.len(), changes.kept) {
+        (0, _) => "as configured".to_owned(),
+        (changed, true) => format!("{}, persistent", count(changed, "change at run time")),
+        (changed, false) => format!(
+            "{}, lost when the daemon ends (hint: serve --state DIR)",
+            count(changed, "change at run time")
+        ),
+    }
+}
+
 /// Configurations that may be mistakes, which do not count as problems.
 fn warnings(status: &Status) -> Vec<String> {
-    let warnings = status.exports.iter().filter_map(|export| {
+    let disks = status.disks.iter().filter_map(|disk| {
+        let warning = disk.warning.as_ref()?;
+        Some(format!("warning: disk {}: {warning}", disk.name))
+    });
+    let exports = status.exports.iter().filter_map(|export| {
         let warning = export.warning.as_ref()?;
         Some(format!(
             "warning: {} {}: {warning}",
             export.kind, export.name
         ))
     });
-    warnings.collect()
+    disks.chain(exports).collect()
 }
 
 /// Missing kernel features are shown but are not a problem of the daemon.
