@@ -7,6 +7,8 @@
 
 mod measurement;
 mod pace;
+mod prefetch;
 
 pub use measurement::Measurement;
 pub use pace::Pace;
+pub use prefetch::prefetch_following;
