@@ -26,7 +26,7 @@ pub use keys::Keys;
 pub use log::Log;
 pub use problem::{FieldProblem, Problem};
 pub use status::{
-    DISK_STATES, DamagedState, DiskStatus, ExportStatus, LunStatus, StateFile, Status,
+    DISK_STATES, DamagedState, DiskStatus, ExportStatus, LunStatus, QueueStops, StateFile, Status,
 };
 pub use token::Token;
 pub use version::{HANDOVER_VERSION, Upgrade, Version};

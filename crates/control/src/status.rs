@@ -135,9 +135,27 @@ pub struct ExportStatus {
     pub port_groups: Vec<PortGroup>,
     /// Logical units; `vhost-blk` has one, at target 0, LUN 0.
     pub luns: Vec<LunStatus>,
+    /// Durations of the stops of virtqueues since the start of the daemon; absent before the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_stops: Option<QueueStops>,
     /// Reason why no client can use the export as configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
+}
+
+/// Durations of the stops of an export's virtqueues. A stop waits for the requests in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct QueueStops {
+    /// Number of stops.
+    pub count: u64,
+    /// Median in nanoseconds.
+    pub p50_ns: u64,
+    /// 99th percentile in nanoseconds.
+    pub p99_ns: u64,
+    /// Maximum in nanoseconds.
+    pub max_ns: u64,
+    /// 99th percentile of the wait for requests in flight, in nanoseconds.
+    pub drain_p99_ns: u64,
 }
 
 /// A logical unit.

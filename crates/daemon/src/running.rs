@@ -635,10 +635,15 @@ impl View for Overview {
             ..statistics::disk(name, used.get(name))
         });
         let transports = self.servers.transports();
-        let initiators = transports.map(|transports| transports.iscsi.initiators());
+        let initiators = transports.as_ref().map(|all| all.iscsi.initiators());
         let initiators = initiators.unwrap_or_default().into_iter();
+        let times = transports.as_ref().map(|all| all.vhost.queue_times());
+        let times = times.unwrap_or_default().into_iter();
         Statistics {
             initiators: initiators.map(statistics::initiator).collect(),
+            queue_times: times
+                .map(|(export, times)| statistics::queue_times(export, times))
+                .collect(),
             workers: workers
                 .map(|(worker, counters)| statistics::worker(worker, counters))
                 .collect(),
@@ -736,6 +741,8 @@ impl Overview {
             .unwrap_or_default();
         let paths: HashMap<String, Option<PathBuf>> =
             served.into_iter().map(|e| (e.name, e.path)).collect();
+        let times = transports.as_ref().map(|all| all.vhost.queue_times());
+        let times: HashMap<_, _> = times.unwrap_or_default().into_iter().collect();
         let lun = |lun: &LunConfig| LunStatus {
             target: lun.target,
             lun: lun.lun,
@@ -751,6 +758,7 @@ impl Overview {
             served: served_by.remove(export.name()).unwrap_or_default(),
             waiting_portals: waiting.remove(export.name()).unwrap_or_default(),
             port_groups: port_groups(export.name()),
+            queue_stops: times.get(export.name()).and_then(statistics::queue_stops),
             luns: match export.object().disk() {
                 Some(disk) => vec![LunStatus {
                     target: 0,

@@ -20,6 +20,7 @@ use rustix::net::{Shutdown, shutdown};
 use virtio_device::VirtioDevice;
 
 use crate::front_end::{self, SessionHandle, TakenOverSession};
+use crate::queue_times::{QueueTimeHistograms, QueueTimes};
 use crate::record::SessionHandover;
 use crate::socket::{self, Rights, SocketError, TakenOverSockets};
 use crate::socket_path::{FileId, file_at};
@@ -114,6 +115,7 @@ struct Export {
     blocked_at: Arc<Mutex<Option<Instant>>>,
     /// A refused connection is being closed. No other one is accepted meanwhile.
     refusing: Arc<AtomicBool>,
+    times: Arc<QueueTimes>,
 }
 
 /// Thread of a session.
@@ -493,6 +495,7 @@ impl Server {
             waiting: None,
             blocked_at: Arc::default(),
             refusing: Arc::default(),
+            times: Arc::default(),
         });
         self.state.accepting.wake();
         Ok(())
@@ -512,6 +515,12 @@ impl Server {
             connected: export.is_connected(),
         };
         exports.iter().map(status).collect()
+    }
+
+    /// Returns the durations of queue starts and stops of every export.
+    pub fn queue_times(&self) -> Vec<(String, QueueTimeHistograms)> {
+        let times = |one: &Export| (one.device.name().to_owned(), one.times.histograms());
+        lock(&self.state.exports).iter().map(times).collect()
     }
 
     /// Notifies the front end of an export that its configuration space has changed. Returns false if there is none to notify.
@@ -741,7 +750,7 @@ fn start_session(
 ) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     let (device, state, slot) = (export.device.clone(), state.clone(), export.session.clone());
-    let blocked_at = export.blocked_at.clone();
+    let (blocked_at, times) = (export.blocked_at.clone(), export.times.clone());
     let over = Arc::new(AtomicBool::new(false));
     let is_over = over.clone();
     // The handle is stored before the thread continues, so that the session can be ended from now on.
@@ -777,6 +786,7 @@ fn start_session(
                 state.pool.clone(),
                 started,
                 on_blocked,
+                times,
                 taken_over,
             );
             if let Err(error) = served {

@@ -138,6 +138,7 @@ mod tests {
             warning: None,
         };
         let export = |name: &str, disks: &[&str]| ExportStatus {
+            queue_stops: None,
             name: name.to_owned(),
             kind: String::new(),
             socket: None,
