@@ -695,12 +695,12 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn kick_lost(&mut self) {
-        self.end(&"the kick descriptor cannot be polled");
+        self.end_by_front_end(&"the kick descriptor cannot be polled");
     }
 
     fn memory_lost(&mut self) {
         if self.ring.view.table().is_poisoned() {
-            self.end(&"the memory file was truncated");
+            self.end_by_front_end(&"the memory file was truncated");
         }
         self.check_log();
     }

@@ -180,7 +180,7 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
         if counters.malformed > 0 {
             let broken = count_u64(counters.malformed, "time");
             worries.push(format!(
-                "queue {queue_label}: driver violated the protocol {broken}"
+                "queue {queue_label}: driver or front end violated the protocol {broken}"
             ));
         }
         // Other operations regularly end with an error, for example when a driver probes missing units.
