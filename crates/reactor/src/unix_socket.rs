@@ -78,7 +78,7 @@ impl std::fmt::Display for SocketError {
             SocketError::Io(path, error) => {
                 write!(f, "cannot listen on socket {}: ", path.display())?;
                 if error.kind() == io::ErrorKind::PermissionDenied {
-                    return f.write_str(&no_access(path));
+                    return f.write_str(&access_hint(path));
                 }
                 write!(f, "{error}")?;
                 match error.kind() {
@@ -98,7 +98,7 @@ impl std::fmt::Display for SocketError {
 impl std::error::Error for SocketError {}
 
 /// Explains "Permission denied": the sandbox or the permissions of the folder, each with its remedy.
-fn no_access(path: &Path) -> String {
+fn access_hint(path: &Path) -> String {
     sandbox::refusal(path, true).unwrap_or_else(|| {
         let user = rustix::process::geteuid().as_raw();
         format!(
@@ -111,7 +111,7 @@ fn no_access(path: &Path) -> String {
 impl SocketError {
     /// Returns true if a later attempt may succeed without a change of the configuration: the folder is missing, or another
     /// process serves the path.
-    pub fn can_heal(&self) -> bool {
+    pub fn may_succeed_later(&self) -> bool {
         match self {
             SocketError::InUse(_) => true,
             SocketError::NotASocket(_) | SocketError::Rights(..) => false,
@@ -122,11 +122,11 @@ impl SocketError {
 
 /// Listening sockets of the previous process, by path.
 #[derive(Debug, Default)]
-pub struct InheritedSockets(Vec<(PathBuf, UnixListener)>);
+pub struct TakenOverSockets(Vec<(PathBuf, UnixListener)>);
 
-impl InheritedSockets {
-    /// Takes the sockets of the previous process.
-    pub fn inherit(&mut self, sockets: Vec<OwnedFd>) {
+impl TakenOverSockets {
+    /// Takes over the sockets of the previous process.
+    pub fn take_over(&mut self, sockets: Vec<OwnedFd>) {
         let listening = sockets.into_iter().filter_map(|socket| {
             let is_listening = sockopt::socket_acceptconn(&socket).unwrap_or(false);
             let listener = UnixListener::from(socket);
@@ -143,8 +143,8 @@ impl InheritedSockets {
     pub fn bind(&mut self, path: &Path, rights: Rights) -> Result<Bound, SocketError> {
         if let Some(at) = self.0.iter().position(|(known, _)| known == path) {
             let (_, listener) = self.0.swap_remove(at);
-            let is_there = std::fs::symlink_metadata(path);
-            if is_there.is_ok_and(|found| found.file_type().is_socket()) {
+            let has_socket_file = std::fs::symlink_metadata(path);
+            if has_socket_file.is_ok_and(|found| found.file_type().is_socket()) {
                 set_rights(path, rights)?;
                 let file = file_at(path);
                 return Ok(Bound { listener, file });
@@ -161,7 +161,7 @@ impl InheritedSockets {
     }
 
     /// Closes unused sockets and removes their files.
-    pub fn forget(&mut self) {
+    pub fn close_unused(&mut self) {
         for (path, listener) in self.0.drain(..) {
             drop(listener);
             let _lock = lock_folder(&path);
@@ -367,16 +367,22 @@ mod tests {
     #[test]
     fn only_a_missing_folder_and_a_live_socket_can_heal() {
         let dir = tempfile::tempdir().unwrap();
-        let can_heal = |path: &Path| bind(path).unwrap_err().can_heal();
-        assert!(can_heal(&dir.path().join("missing/s")));
+        let may_succeed_later = |path: &Path| bind(path).unwrap_err().may_succeed_later();
+        assert!(may_succeed_later(&dir.path().join("missing/s")));
         let live = dir.path().join("live");
         let _listener = bind(&live).unwrap();
-        assert!(can_heal(&live));
+        assert!(may_succeed_later(&live));
         let file = dir.path().join("file");
         std::fs::write(&file, "data").unwrap();
-        assert!(!can_heal(&file), "a regular file");
-        assert!(!can_heal(&file.join("s")), "a file in place of the folder");
-        assert!(!can_heal(&dir.path().join("n".repeat(200))), "too long");
+        assert!(!may_succeed_later(&file), "a regular file");
+        assert!(
+            !may_succeed_later(&file.join("s")),
+            "a file in place of the folder"
+        );
+        assert!(
+            !may_succeed_later(&dir.path().join("n".repeat(200))),
+            "too long"
+        );
     }
 
     #[test]

@@ -15,15 +15,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use reactor::{Accepting, Pool, RateLimit, Retry};
+use reactor::{
+    Accepting, FileId, TakenOverSockets, Pool, RateLimit, Retry, Rights, SocketError, bind_with,
+    file_at, set_rights,
+};
 use rustix::net::{Shutdown, shutdown};
 use virtio_device::VirtioDevice;
 
 use crate::front_end::{self, SessionHandle, TakenOverSession};
 use crate::queue_times::{QueueTimeHistograms, QueueTimes};
 use crate::record::SessionHandover;
-use crate::socket::{self, Rights, SocketError, TakenOverSockets};
-use crate::socket_path::{FileId, file_at};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
@@ -274,7 +275,7 @@ impl Server {
     /// Serves a device on a socket path. If the socket cannot be bound yet and [`Server::set_may_wait`] allows it to wait, returns false.
     ///
     /// # Errors
-    /// See `socket::bind`.
+    /// See [`bind_with`].
     pub fn listen(&self, path: &Path, device: Arc<dyn VirtioDevice>) -> Result<bool, SocketError> {
         self.listen_with(path, Rights::default(), device)
     }
@@ -282,7 +283,7 @@ impl Server {
     /// Like [`Server::listen`], with these rights for the socket.
     ///
     /// # Errors
-    /// See `socket::bind`. Also fails if the rights cannot be set.
+    /// See [`bind_with`]. Also fails if the rights cannot be set.
     pub fn listen_with(
         &self,
         path: &Path,
@@ -315,7 +316,7 @@ impl Server {
         };
         let previous = match (&export.listening, &export.path) {
             (Listening::Open(_), Some(path)) if file_at(path) == export.file => {
-                socket::set_rights(path, rights)?
+                set_rights(path, rights)?
             }
             (Listening::Open(_), Some(path)) => {
                 let replaced = io::Error::other("another file has replaced the socket");
@@ -343,7 +344,7 @@ impl Server {
             if !retry.is_due(now) {
                 continue;
             }
-            let bound = socket::bind_with(path, export.rights).and_then(|bound| {
+            let bound = bind_with(path, export.rights).and_then(|bound| {
                 let io_error = |error| SocketError::Io(path.clone(), error);
                 bound.listener.set_nonblocking(true).map_err(io_error)?;
                 Ok(bound)

@@ -15,10 +15,10 @@ use std::time::Instant;
 use bdev::Disk;
 use control::objects::{PortGroup, UnitAccessState, WaitingPortal};
 use iscsi_target::{ChapUser, PortGroupStatus};
+use reactor::Rights;
 use reactor::{ExportPlacement, Pool};
 use scsi::{MemoryStore, Store};
 use scsi_exec::{Hold, Units};
-use vhost_user::Rights;
 
 use crate::chap_users::read_chap_users;
 use crate::disks::Disks;
