@@ -53,6 +53,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
             "scsi_exec",
             "vhost_user",
             "iscsi_target",
+            "nbd_server",
         ],
     ),
     (
@@ -168,7 +169,7 @@ const UNSAFE_CRATES: [&str; 5] = ["guest_memory", "uring", "probes", "librbd", "
 const LINES_MAX: usize = 800;
 
 /// Crates of the data path. They use the clock of `latency` and the system calls of `uring`.
-const DATA_PATH: [&str; 10] = [
+const DATA_PATH: [&str; 11] = [
     "block",
     "virtqueue",
     "bdev",
@@ -179,6 +180,7 @@ const DATA_PATH: [&str; 10] = [
     "virtio_blk",
     "virtio_scsi",
     "iscsi_target",
+    "nbd_server",
 ];
 
 /// Names that data path code must not use, and the replacement.
@@ -213,7 +215,7 @@ const CLOCKS_AND_CALLS: [(&[&str], &str); 4] = [
 ];
 
 /// Files of these crates that run on control plane threads.
-const CONTROL_PLANE: [(&str, &str); 8] = [
+const CONTROL_PLANE: [(&str, &str); 10] = [
     (
         "crates/reactor/src/accepting.rs",
         "an accepting thread waits for clients",
@@ -228,6 +230,14 @@ const CONTROL_PLANE: [(&str, &str); 8] = [
     ),
     (
         "crates/iscsi_target/src/server.rs",
+        "an accepting thread takes connections",
+    ),
+    (
+        "crates/nbd_server/src/listeners.rs",
+        "opens and retries listeners, on the control thread",
+    ),
+    (
+        "crates/nbd_server/src/server.rs",
         "an accepting thread takes connections",
     ),
     (
