@@ -160,7 +160,7 @@ const NOT_LINKED: [(&str, &[&str], &str); 2] = [
 
 /// Maximum lines of `cargo tree`: of the daemon, which auditors and packagers must review, and of the load generator for guests, which
 /// every test run builds in release.
-const DEPENDENCIES_MAX: [(&str, usize); 2] = [("lunette", 215), ("guest_bench", 120)];
+const DEPENDENCIES_MAX: [(&str, usize); 2] = [("lunette", 217), ("guest_bench", 120)];
 
 /// Crates that may contain unsafe code.
 const UNSAFE_CRATES: [&str; 5] = ["guest_memory", "uring", "probes", "librbd", "sys"];
@@ -215,7 +215,7 @@ const CLOCKS_AND_CALLS: [(&[&str], &str); 4] = [
 ];
 
 /// Files of these crates that run on control plane threads.
-const CONTROL_PLANE: [(&str, &str); 10] = [
+const CONTROL_PLANE: [(&str, &str); 11] = [
     (
         "crates/reactor/src/accepting.rs",
         "an accepting thread waits for clients",
@@ -224,6 +224,7 @@ const CONTROL_PLANE: [(&str, &str); 10] = [
         "crates/reactor/src/retry.rs",
         "times the retries of listeners, on the control thread",
     ),
+    ("crates/reactor/src/socket_path.rs", "locks folders"),
     (
         "crates/iscsi_target/src/portals.rs",
         "opens and retries portals, on the control thread",
@@ -232,14 +233,8 @@ const CONTROL_PLANE: [(&str, &str); 10] = [
         "crates/iscsi_target/src/server.rs",
         "an accepting thread takes connections",
     ),
-    (
-        "crates/nbd_server/src/listeners.rs",
-        "opens and retries listeners, on the control thread",
-    ),
-    (
-        "crates/nbd_server/src/server.rs",
-        "an accepting thread takes connections",
-    ),
+    ("crates/nbd_server/src/listeners.rs", "opens sockets"),
+    ("crates/nbd_server/src/server.rs", "accepts clients"),
     (
         "crates/bdev/src/file/format.rs",
         "a file is looked at when it is opened",

@@ -30,6 +30,11 @@ pub trait ExportDraft {
         None
     }
 
+    /// Returns the socket, if other exports of the kind may have the same.
+    fn shared_socket(&self) -> Option<&Located<PathBuf>> {
+        None
+    }
+
     /// Returns the disk of an export of one disk.
     fn disk(&self) -> Option<&Located<String>> {
         None

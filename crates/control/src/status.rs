@@ -114,7 +114,7 @@ pub struct DiskStatus {
 pub struct ExportStatus {
     /// Name of the export.
     pub name: String,
-    /// `vhost-blk`, `vhost-scsi` or `iscsi`.
+    /// `vhost-blk`, `vhost-scsi`, `iscsi` or `nbd`.
     pub kind: String,
     /// Path of the socket; absent for an inherited socket and for iSCSI.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -180,6 +180,8 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         transports.iscsi.take_over_portals(portals);
         let exports = options.handover.take_all(&Item::Export);
         transports.vhost.take_over_sockets(exports);
+        let nbd = options.handover.take_all(&Item::Nbd);
+        transports.nbd.take_over_sockets(nbd);
     }
     let result = owner.begin(options.inherited, &inbox).map_err(|refusal| {
         overview.servers.end();
@@ -258,6 +260,7 @@ fn resume(mut handover: Handover, overview: &Overview) {
     };
     transports.iscsi.close_unused_sockets();
     transports.vhost.close_unused_sockets();
+    transports.nbd.close_unused_sockets();
     let sessions = handover.take_sessions();
     let sessions = sessions.inspect_err(|error| {
         tracing::error!("cannot take over sessions, front ends must reconnect: {error}")
@@ -488,9 +491,10 @@ impl Running {
         let served = transports.map(|transports| {
             let portals = transports.iscsi.hand_over_portals();
             let exports = transports.vhost.hand_over_sockets();
-            (transports.vhost.hand_over_sessions(), portals, exports)
+            let nbd = transports.nbd.hand_over_sockets();
+            (transports.vhost.hand_over_sessions(), portals, exports, nbd)
         });
-        let (sessions, portals, exports) = served.unwrap_or_default();
+        let (sessions, portals, exports, nbd) = served.unwrap_or_default();
         self.overview.bitmaps.hand_over();
         let count = sessions.len();
         let mut others = Handover::default();
@@ -499,6 +503,7 @@ impl Running {
         }
         others.push_all(&Item::Portal, portals);
         others.push_all(&Item::Export, exports);
+        others.push_all(&Item::Nbd, nbd);
         if let Some(control) = control {
             others.push_control(control);
         }

@@ -1,4 +1,4 @@
-//! Memory for command data of one connection: a pool whose memory in use is limited per session (`memory`).
+//! Memory for command data of one connection: a pool, and the session's limit of memory in use (`memory`).
 
 use std::ops::Range;
 use std::sync::Arc;

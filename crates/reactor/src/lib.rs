@@ -38,5 +38,5 @@ pub use retry::{Retry, address_can_heal};
 pub use socket_path::{FileId, FolderLock, Obstacle, file_at, lock_folder, remove_stale};
 pub use source::{Source, SourceId};
 pub use step::{Job, Step};
-pub use unix_socket::{Bound, TakenOverSockets, Rights, SocketError, bind, bind_with, set_rights};
+pub use unix_socket::{Bound, Rights, SocketError, TakenOverSockets, bind, bind_with, set_rights};
 pub use worker::{Worker, WorkerCounters};

@@ -79,7 +79,11 @@ impl SendQueue {
     }
 
     /// Copies unsent data at these addresses, so that it is not sent from there.
-    pub fn copy_borrowed(&mut self, held: &[Range<usize>], memory: &mut impl SendMemory) -> CopyProgress {
+    pub fn copy_borrowed(
+        &mut self,
+        held: &[Range<usize>],
+        memory: &mut impl SendMemory,
+    ) -> CopyProgress {
         for data in &mut self.data {
             if let Some(own) = memory.copy_held(data, held) {
                 self.copied += own.total_len();

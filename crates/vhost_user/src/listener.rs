@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use reactor::{
-    Accepting, FileId, TakenOverSockets, Pool, RateLimit, Retry, Rights, SocketError, bind_with,
+    Accepting, FileId, Pool, RateLimit, Retry, Rights, SocketError, TakenOverSockets, bind_with,
     file_at, set_rights,
 };
 use rustix::net::{Shutdown, shutdown};

@@ -52,7 +52,7 @@ pub use plan::Plan;
 pub use refusal::{Fault, Refusal};
 pub(crate) use relations::{absolute, check as check_start};
 pub use replacing::NewDevice;
-pub use servers::{Servers, Transports, iscsi_session, vhost_session};
+pub use servers::{Servers, Transports, iscsi_session, nbd_session, vhost_session};
 pub use state_store::StateStore;
 pub(crate) use waiting::START_PATIENCE;
 pub use waiting::WaitingDisks;

@@ -20,6 +20,11 @@ pub fn iscsi_session(tsih: u16) -> String {
     format!("iscsi-{tsih}")
 }
 
+/// Returns the name of an NBD session.
+pub fn nbd_session(number: u64) -> String {
+    format!("nbd-{number}")
+}
+
 /// Workers, units and transports of a daemon.
 pub struct Servers {
     /// Workers.
@@ -41,6 +46,8 @@ pub struct Transports {
     pub vhost: Arc<vhost_user::Server>,
     /// Server for iSCSI initiators.
     pub iscsi: Arc<iscsi_target::Server>,
+    /// Server for NBD clients.
+    pub nbd: Arc<nbd_server::Server>,
 }
 
 impl Servers {
@@ -57,9 +64,12 @@ impl Servers {
             .map_err(|error| format!("cannot serve vhost-user: {error}"))?;
         let iscsi = iscsi_target::Server::start(Arc::clone(&pool), Arc::clone(&units), limits)
             .map_err(|error| format!("cannot serve iSCSI: {error}"))?;
+        let nbd = nbd_server::Server::start(Arc::clone(&pool), nbd_server::ServerLimits::default())
+            .map_err(|error| format!("cannot serve NBD: {error}"))?;
         let transports = Transports {
             vhost: Arc::new(vhost),
             iscsi: Arc::new(iscsi),
+            nbd: Arc::new(nbd),
         };
         Ok(Servers {
             pool,
@@ -84,6 +94,11 @@ impl Servers {
         transports.iscsi.watch_sessions(move |change| {
             let id = iscsi_session(change.tsih);
             events.publish_session(change.opened, &change.target, id, Some(change.initiator));
+        });
+        let events = event_bus.clone();
+        transports.nbd.watch_sessions(move |change| {
+            let id = nbd_session(change.number);
+            events.publish_session(change.opened, &change.export, id, None);
         });
     }
 
