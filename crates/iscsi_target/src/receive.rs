@@ -341,6 +341,17 @@ impl Connection {
     fn log_refusal(&self, status: LoginStatus) {
         if let Some(suppressed) = LOGIN_LOG.pass() {
             let visitor = self.iscsi.visitor();
+            if let Some((user, reason)) = self.iscsi.chap_failure() {
+                tracing::warn!(
+                    target = visitor.target_name.as_deref().unwrap_or("(none)"),
+                    initiator = visitor.initiator_name,
+                    address = visitor.address,
+                    user = user.unwrap_or("(none)"),
+                    suppressed,
+                    "login refused: CHAP: {reason}"
+                );
+                return;
+            }
             tracing::warn!(
                 target = visitor.target_name.as_deref().unwrap_or("(none)"),
                 initiator = visitor.initiator_name,

@@ -1,5 +1,7 @@
 //! The target's side of CHAP in the security stage (RFC 7143, 12.1).
 
+use std::fmt;
+
 use crate::chap::{Algorithm, CHALLENGE_MAX, OutstandingChallenge, Secret, TARGET_CHALLENGES};
 use crate::pdu::LoginStatus;
 use crate::text::{Pair, parse_binary, parse_list, parse_number, push_pair, to_hex};
@@ -22,10 +24,47 @@ enum ChapState {
     Done,
 }
 
+/// Reason of a failed authentication, for the target's log. The initiator receives only the status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChapFailure {
+    /// The initiator does not offer CHAP, so it has no user.
+    NoUser,
+    /// No offered algorithm is allowed.
+    NoAlgorithm,
+    /// The target has no such user for this initiator.
+    UnknownUser,
+    /// The response does not match the user's secret.
+    WrongResponse,
+    /// The initiator authenticates the target, but the user has no target secret.
+    NoTargetSecret,
+    /// Initiator and target have the same secret, or the initiator repeated a challenge (RFC 7143, 9.2.1).
+    Reflection,
+    /// A key is missing or malformed.
+    Malformed,
+}
+
+impl fmt::Display for ChapFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ChapFailure::NoUser => "no user: the initiator does not offer CHAP",
+            ChapFailure::NoAlgorithm => "no common CHAP algorithm",
+            ChapFailure::UnknownUser => "no such user",
+            ChapFailure::WrongResponse => "wrong response: the secrets differ",
+            ChapFailure::NoTargetSecret => {
+                "the initiator wants mutual CHAP, but the user has no target secret"
+            }
+            ChapFailure::Reflection => "initiator and target use the same secret or challenge",
+            ChapFailure::Malformed => "missing or malformed CHAP key",
+        })
+    }
+}
+
 #[derive(Clone)]
 pub(super) struct Authentication {
     state: ChapState,
     user: Option<String>,
+    /// Name that the initiator claimed and reason of the failure.
+    failure: Option<(Option<String>, ChapFailure)>,
 }
 
 fn value<'a>(pairs: &[Pair<'a>], key: &str) -> Option<&'a str> {
@@ -40,7 +79,24 @@ impl Authentication {
         Authentication {
             state: ChapState::Start,
             user: None,
+            failure: None,
         }
+    }
+
+    /// Returns the claimed user and the reason of a failed authentication.
+    pub fn failure(&self) -> Option<(Option<&str>, ChapFailure)> {
+        let (user, failure) = self.failure.as_ref()?;
+        Some((user.as_deref(), *failure))
+    }
+
+    fn fail(&mut self, failure: ChapFailure) -> LoginStatus {
+        self.failure = Some((None, failure));
+        LoginStatus::AuthenticationFailure
+    }
+
+    fn fail_user(&mut self, user: &str, failure: ChapFailure) -> LoginStatus {
+        self.failure = Some((Some(user.to_owned()), failure));
+        LoginStatus::AuthenticationFailure
     }
 
     /// Returns true if authentication succeeded or is not required.
@@ -71,7 +127,7 @@ impl Authentication {
                 self.state = ChapState::Done;
                 Ok(())
             }
-            _ => Err(LoginStatus::AuthenticationFailure),
+            _ => Err(self.fail(ChapFailure::NoUser)),
         }
     }
 
@@ -94,25 +150,28 @@ impl Authentication {
                 challenge,
             } => {
                 let Some(name) = value(pairs, "CHAP_N") else {
-                    return Err(LoginStatus::AuthenticationFailure);
+                    return Err(self.fail(ChapFailure::Malformed));
                 };
                 let response =
                     value(pairs, "CHAP_R").and_then(|text| parse_binary(text, algorithm.length()));
-                let response = response.ok_or(LoginStatus::AuthenticationFailure)?;
+                let response =
+                    response.ok_or_else(|| self.fail_user(name, ChapFailure::Malformed))?;
                 let users = policy.chap_users(visitor, name);
                 let proves = |secret: &Secret| {
                     algorithm.verify(identifier, secret, challenge.bytes(), &response)
                 };
+                let mut failure = ChapFailure::WrongResponse;
                 if users.is_empty() {
+                    failure = ChapFailure::UnknownUser;
                     // An unknown user takes as long as a wrong secret.
                     proves(&Secret::new(""));
                 }
                 let user = users.into_iter().find(|user| proves(&user.secret));
-                let user = user.ok_or(LoginStatus::AuthenticationFailure)?;
+                let user = user.ok_or_else(|| self.fail_user(name, failure))?;
                 // Authentication fails if the initiator's response equals the one that a target would send to the same
                 // challenge, even if this login does not authenticate the target (RFC 7143, 9.2.1).
                 if has_one_secret(&user) || policy.is_secret_of_target(&user.secret) {
-                    return Err(LoginStatus::AuthenticationFailure);
+                    return Err(self.fail_user(name, ChapFailure::Reflection));
                 }
                 match (value(pairs, "CHAP_I"), value(pairs, "CHAP_C")) {
                     (None, None) => {}
@@ -120,24 +179,25 @@ impl Authentication {
                         let identifier =
                             parse_number(their_identifier).and_then(|n| u8::try_from(n).ok());
                         let theirs = parse_binary(their_challenge, CHALLENGE_MAX);
-                        let (Some(identifier), Some(theirs), Some((name, secret))) =
-                            (identifier, theirs, &user.mutual)
-                        else {
-                            return Err(LoginStatus::AuthenticationFailure);
+                        let (Some(identifier), Some(theirs)) = (identifier, theirs) else {
+                            return Err(self.fail_user(name, ChapFailure::Malformed));
+                        };
+                        let Some((own_name, secret)) = &user.mutual else {
+                            return Err(self.fail_user(name, ChapFailure::NoTargetSecret));
                         };
                         // The initiator must not reuse a challenge of this target, from this connection or another one (RFC
                         // 7143, 9.2.1).
                         if TARGET_CHALLENGES.contains(&theirs) {
-                            return Err(LoginStatus::AuthenticationFailure);
+                            return Err(self.fail_user(name, ChapFailure::Reflection));
                         }
-                        push_pair(out, "CHAP_N", name);
+                        push_pair(out, "CHAP_N", own_name);
                         push_pair(
                             out,
                             "CHAP_R",
                             &to_hex(&algorithm.respond(identifier, secret, &theirs)),
                         );
                     }
-                    _ => return Err(LoginStatus::AuthenticationFailure),
+                    _ => return Err(self.fail_user(name, ChapFailure::Malformed)),
                 }
                 self.user = Some(name.to_owned());
                 self.state = ChapState::Done;
@@ -154,8 +214,8 @@ impl Authentication {
         policy: &dyn TargetPolicy,
         out: &mut Vec<u8>,
     ) -> Result<(), LoginStatus> {
-        let offered = value(pairs, "AuthMethod").ok_or(LoginStatus::AuthenticationFailure)?;
-        let offered = parse_list(offered).ok_or(LoginStatus::AuthenticationFailure)?;
+        let offered = value(pairs, "AuthMethod").and_then(parse_list);
+        let offered = offered.ok_or_else(|| self.fail(ChapFailure::Malformed))?;
         // Also if the initiator prefers CHAP: initiators that were configured with another target's secret could log in
         // before CHAP was available.
         if !admission.must_authenticate && offered.contains(&"None") {
@@ -164,7 +224,7 @@ impl Authentication {
             return Ok(());
         }
         if admission.chap.is_empty() || !offered.contains(&"CHAP") {
-            return Err(LoginStatus::AuthenticationFailure);
+            return Err(self.fail(ChapFailure::NoUser));
         }
         push_pair(out, "AuthMethod", "CHAP");
         self.state = ChapState::Method;
@@ -183,12 +243,13 @@ impl Authentication {
     ) -> Result<(), LoginStatus> {
         let offered = value(pairs, "CHAP_A")
             .and_then(parse_list)
-            .ok_or(LoginStatus::AuthenticationFailure)?;
+            .ok_or_else(|| self.fail(ChapFailure::Malformed))?;
         let known = offered
             .iter()
             .filter_map(|name| parse_number(name).and_then(Algorithm::from_number));
         let mut taken = known.filter(|algorithm| admission.chap.contains(algorithm));
-        let algorithm = taken.next().ok_or(LoginStatus::AuthenticationFailure)?;
+        let algorithm = taken.next();
+        let algorithm = algorithm.ok_or_else(|| self.fail(ChapFailure::NoAlgorithm))?;
         let mut identifier = [0];
         let mut challenge = vec![0; algorithm.length()];
         policy.random(&mut identifier);

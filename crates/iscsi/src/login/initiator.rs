@@ -62,6 +62,12 @@ pub enum LoginError {
         /// Target address of a redirection.
         address: Option<String>,
     },
+    /// The target refused a login without a CHAP user.
+    #[error(
+        "login refused: {}; hint: the target may require CHAP: give a user in the address, iscsi://USER@HOST/..., and its secret with --chap-file (chap_file for a disk)",
+        meaning(LoginStatus::AuthenticationFailure.wire())
+    )]
+    NoUser,
     /// The target violated the protocol.
     #[error("login response breaks the protocol: {0}")]
     Protocol(&'static str),
@@ -225,6 +231,10 @@ impl InitiatorLogin {
             let address = parse(segment)
                 .ok()
                 .and_then(|pairs| value(&pairs, "TargetAddress").map(str::to_owned));
+            let has_user = self.settings.credentials.is_some();
+            if status == LoginStatus::AuthenticationFailure.wire() && !has_user {
+                return Err(LoginError::NoUser);
+            }
             return Err(LoginError::Refused { status, address });
         }
         if self

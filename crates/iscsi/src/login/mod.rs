@@ -6,6 +6,7 @@ mod initiator;
 mod policy;
 mod target;
 
+pub use authenticate::ChapFailure;
 pub use first::{FIRST_BYTES_MAX, FirstTarget, first_target};
 pub use initiator::{
     ChapProgress, Credentials, InitiatorLogin, LoginError, LoginProgress, LoginRequestSettings,

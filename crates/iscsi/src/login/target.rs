@@ -8,7 +8,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use zerocopy::big_endian::{U16, U32};
 
-use super::authenticate::Authentication;
+use super::authenticate::{Authentication, ChapFailure};
 use super::{Admission, Refusal, TargetPolicy, Visitor};
 use crate::Limits;
 use crate::negotiation::{Answer, ConnectionParameters, Offer, Responder, SessionParameters};
@@ -124,6 +124,11 @@ impl TargetLogin {
             declared: SmallVec::new(),
             declared_max_recv: false,
         }
+    }
+
+    /// Returns the claimed CHAP user and the reason of a failed authentication.
+    pub fn chap_failure(&self) -> Option<(Option<&str>, ChapFailure)> {
+        self.authentication.failure()
     }
 
     /// Returns the initiator as identified so far.

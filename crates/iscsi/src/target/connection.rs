@@ -13,7 +13,7 @@ use super::responses::Content;
 use super::steps::{CloseReason, Closed, Completion, NoSuchTask, Placement, Received, Step, Then};
 use super::tasks::{Command, TaskId};
 use crate::Limits;
-use crate::login::{LoginOutcome, TargetLogin, TargetPolicy, Visitor};
+use crate::login::{ChapFailure, LoginOutcome, TargetLogin, TargetPolicy, Visitor};
 use crate::pdu::{
     AsyncEvent, Decoder, Digests, LoginRequest, LogoutReason, Opcode, Progress,
     TaskFunctionResponse, encode,
@@ -196,6 +196,14 @@ impl Connection {
         match &self.phase {
             Phase::Login(login) => login.visitor(),
             Phase::Full(full) => &full.visitor,
+        }
+    }
+
+    /// Returns the claimed CHAP user and the reason of a failed authentication.
+    pub fn chap_failure(&self) -> Option<(Option<&str>, ChapFailure)> {
+        match &self.phase {
+            Phase::Login(login) => login.chap_failure(),
+            Phase::Full(_) => None,
         }
     }
 
