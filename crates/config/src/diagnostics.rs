@@ -102,8 +102,9 @@ impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.location, self.message)?;
         let (line, _) = self.location.line_column();
+        // A line with a secret is not shown.
         let (excerpt, meant) = self.location.excerpt();
-        if !excerpt.trim().is_empty() {
+        if !excerpt.trim().is_empty() && !iscsi::address::has_secret(excerpt) {
             let number = match self.location.source.is_flag {
                 true => self.location.source.label.clone(),
                 false => line.to_string(),

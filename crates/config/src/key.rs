@@ -4,6 +4,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
+use iscsi::address::{SECRET_REFUSED, has_secret};
 use serde_json::{Value, json};
 
 use super::diagnostics::{Mistake, MistakeKind, one_of};
@@ -340,7 +341,12 @@ impl<D, T> Key<D, T> {
 
     /// Reports that a text is invalid for the key.
     pub fn refuse(&self, reader: &mut Reader<'_, '_>, text: &Located<String>) {
-        let message = format!("`{}`: found {:?}", self.name, text.value);
+        // In a flag the prefix may be cut off.
+        let is_secret = has_secret(&format!("iscsi:{}", text.value)) || has_secret(&text.value);
+        let message = match is_secret {
+            true => format!("`{}`: {SECRET_REFUSED}", self.name),
+            false => format!("`{}`: found {:?}", self.name, text.value),
+        };
         let mistake = Mistake::new(MistakeKind::Value, &text.location, message);
         reader
             .diagnostics()

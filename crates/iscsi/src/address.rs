@@ -73,6 +73,19 @@ impl fmt::Display for Portal {
     }
 }
 
+/// Error of an address with a secret. It must not contain the address.
+pub const SECRET_REFUSED: &str =
+    "a secret in the address is not accepted; use --chap-file (chap_file for a disk)";
+
+/// Returns true if the text contains `iscsi://USER%SECRET@`, the form of other initiators. Such a text must not be printed.
+pub fn has_secret(text: &str) -> bool {
+    let mut addresses = text.split("iscsi://").skip(1);
+    addresses.any(|rest| {
+        let user = rest.rsplit_once('@').map(|(user, _)| user);
+        user.is_some_and(|user| user.contains('%'))
+    })
+}
+
 /// A logical unit of a target at a portal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitAddress {
@@ -193,6 +206,9 @@ impl UnitAddress {
     /// # Errors
     /// The problem with the text.
     pub fn target(text: &str) -> Result<(Option<String>, Portal, String), String> {
+        if has_secret(text) {
+            return Err(SECRET_REFUSED.to_owned());
+        }
         let malformed = || format!("{text:?} is not {}", UnitAddress::FORM);
         let rest = text.strip_prefix("iscsi://").ok_or_else(malformed)?;
         let (place, target) = rest.split_once('/').ok_or_else(malformed)?;
@@ -226,6 +242,9 @@ impl FromStr for UnitAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<UnitAddress, String> {
+        if has_secret(text) {
+            return Err(SECRET_REFUSED.to_owned());
+        }
         let malformed = || format!("{text:?} is not {}", UnitAddress::FORM);
         let (whole, lun) = text.rsplit_once('/').ok_or_else(malformed)?;
         let (user, portal, target) = UnitAddress::target(whole).map_err(|_| malformed())?;
@@ -242,6 +261,31 @@ impl FromStr for UnitAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn secret_of_an_address_is_refused_and_not_repeated() {
+        for text in [
+            "iscsi://alice%pa55word@192.0.2.1/iqn.2026-11.org.example:t/0",
+            "iscsi://alice%pa55/wo@rd@192.0.2.1/iqn.2026-11.org.example:t/0",
+            "iscsi://alice%pa55word@192.0.2.1/x",
+            "iscsi://alice%pa55word@",
+        ] {
+            assert!(has_secret(&format!("d=x,paths={text}")), "{text}");
+            let whole = text.parse::<UnitAddress>().unwrap_err();
+            let target = UnitAddress::target(text).unwrap_err();
+            assert!(
+                !whole.contains("pa55") && !target.contains("pa55"),
+                "{whole} {target}"
+            );
+            assert!(whole.contains("--chap-file"), "{whole}");
+        }
+        for text in [
+            "iscsi://iqn.1993-08.org.debian:01:a@[fe80::1%25eth0]/iqn.2026-11.org.example:t/0",
+            "/vm/a%b@c",
+        ] {
+            assert!(!has_secret(text), "{text}");
+        }
+    }
 
     #[test]
     fn portals_are_names_and_addresses_with_or_without_a_port() {

@@ -39,6 +39,12 @@ fn main() -> ExitCode {
     if let Some(kind) = program::asked_for_capabilities(&arguments) {
         return failure::exit_code(program::print_capabilities(kind));
     }
+    if arguments
+        .iter()
+        .any(|one| config::has_secret(&one.to_string_lossy()))
+    {
+        return failure::exit_code(Err(failure::Failure::mistake(config::SECRET_REFUSED)));
+    }
     let cli = Cli::parse_from(help::with_help_flag(arguments));
     let code = failure::exit_code(run(cli));
     bdev::librbd::wait_until_closed(CLUSTERS_LIMIT);

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
-use cli_common::{Outcome, Pages, exit_code};
+use cli_common::{Failure, Outcome, Pages, exit_code};
 
 use cli::{Cli, Command};
 
@@ -28,6 +28,11 @@ use cli::{Cli, Command};
 const CLUSTERS_LIMIT: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
+    let mut arguments = std::env::args_os();
+    if arguments.any(|one| ::iscsi::address::has_secret(&one.to_string_lossy())) {
+        let refused = Failure::mistake(::iscsi::address::SECRET_REFUSED);
+        return exit_code(Err(refused));
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
