@@ -1,4 +1,4 @@
-//! Pages of `lunette help`: the keys of one kind of object, one per line, generated from their declarations.
+//! Pages of `lunette help`: the keys of one kind of object, generated from their declarations.
 
 use super::access_list::ACL_KEYS;
 use super::daemon_keys::DAEMON_KEYS;
@@ -8,15 +8,12 @@ use super::iscsi::ISCSI_KEYS;
 use super::iscsi_limits::ISCSI_LIMIT_KEYS;
 use super::key::{Key, KeyLine};
 use super::lun::{LUN_KEYS, TARGET_LUN_KEYS};
-use super::nbd::NBD_KEYS;
 use super::target_keys::TARGET_KEYS;
 use super::vhost_blk::VHOST_BLK_KEYS;
 use super::vhost_scsi::VHOST_SCSI_KEYS;
 
-/// Longest value that is aligned; longer values shift the rest of their line.
-const VALUE_WIDTH_MAX: usize = 40;
-/// Longest default that is aligned.
-const DEFAULT_WIDTH_MAX: usize = 24;
+/// Least width of the column of keys.
+const KEY_WIDTH_MIN: usize = 12;
 
 /// A kind of object with a page of its keys.
 pub struct HelpTopic {
@@ -80,10 +77,6 @@ fn iscsi_sections() -> Vec<Section> {
     ]
 }
 
-fn nbd_sections() -> Vec<Section> {
-    vec![section("NBD exports", NBD_KEYS)]
-}
-
 fn daemon_sections() -> Vec<Section> {
     vec![Section {
         heading: "The daemon".to_owned(),
@@ -107,10 +100,6 @@ const ISCSI_SYNTAX: &[&str] = &[
     "Flags: --iscsi IQN=DISK,DISK,KEY=VALUE,... with --portal, --announce, --demo-mode and --chap-user",
     "File:  [[iscsi]], one line KEY = VALUE for each key",
 ];
-const NBD_SYNTAX: &[&str] = &[
-    "Flag:  --nbd DISK:SOCKET,KEY=VALUE,... or --nbd DISK:ADDRESS:PORT,KEY=VALUE,...",
-    "File:  [[nbd]], one line KEY = VALUE for each key",
-];
 
 /// All topics.
 pub static HELP_TOPICS: &[HelpTopic] = &[
@@ -122,13 +111,12 @@ pub static HELP_TOPICS: &[HelpTopic] = &[
     },
     HelpTopic {
         name: "export",
-        title: "Keys of exports, by kind: vhost-blk, vhost-scsi, iscsi, nbd",
+        title: "Keys of exports, by kind: vhost-blk, vhost-scsi, iscsi",
         syntax: &["Each kind has its own page, which shows the flag: lunette help vhost-blk"],
         sections: || {
             let mut sections = vhost_blk_sections();
             sections.extend(vhost_scsi_sections());
             sections.extend(iscsi_sections());
-            sections.extend(nbd_sections());
             sections
         },
     },
@@ -149,12 +137,6 @@ pub static HELP_TOPICS: &[HelpTopic] = &[
         title: "Keys of iSCSI targets",
         syntax: ISCSI_SYNTAX,
         sections: iscsi_sections,
-    },
-    HelpTopic {
-        name: "nbd",
-        title: "Keys of NBD exports",
-        syntax: NBD_SYNTAX,
-        sections: nbd_sections,
     },
     HelpTopic {
         name: "lun",
@@ -209,54 +191,90 @@ impl HelpTopic {
         nearest(name, topics.chain(others))
     }
 
-    /// Returns the page: a line for each key, with its values, its default and its meaning.
-    pub fn page(&self) -> String {
+    /// Returns the page in lines of at most `width` columns: for each key its values and its default, and below its meaning.
+    pub fn page(&self, width: usize) -> String {
         let sections = (self.sections)();
         let lines = || sections.iter().flat_map(|section| &section.lines);
-        let width = |column: usize, most: usize| {
-            let widths = lines().map(|line| line[column].chars().count());
-            widths.filter(|width| *width <= most).max().unwrap_or(0)
-        };
-        let widths = [
-            width(0, usize::MAX),
-            width(1, VALUE_WIDTH_MAX),
-            width(2, DEFAULT_WIDTH_MAX),
-        ];
-        let mut page = format!("{}\n", self.title);
+        let keys = lines().map(|line| line[0].chars().count());
+        let indent = keys.max().unwrap_or(0).max(KEY_WIDTH_MIN) + 4;
+        let mut page = format!("{}\n\n", self.title);
         for line in self.syntax {
-            page.push_str(&format!("\n  {line}"));
+            push_wrapped(&mut page, "  ", line, 9, width);
         }
-        page.push('\n');
         for section in &sections {
             page.push_str(&format!("\n{}:\n", section.heading));
-            let heading = ["KEY", "VALUE", "DEFAULT", "MEANING"].map(str::to_owned);
-            for line in std::iter::once(&heading).chain(&section.lines) {
-                let [key, value, default, meaning] = line;
-                page.push_str(&format!(
-                    "  {key:<0$}  {value:<1$}  {default:<2$}  {meaning}\n",
-                    widths[0], widths[1], widths[2]
-                ));
+            for [key, value, default, meaning] in &section.lines {
+                let default = match default.as_str() {
+                    "required" => "required".to_owned(),
+                    default => format!("default: {default}"),
+                };
+                let first = format!("  {key:<0$}  ", indent - 4);
+                push_wrapped(
+                    &mut page,
+                    &first,
+                    &format!("{value} ({default})"),
+                    indent,
+                    width,
+                );
+                let below = " ".repeat(indent);
+                push_wrapped(&mut page, &below, meaning, indent, width);
             }
         }
         page
     }
 }
 
+/// Appends `first` and the words of a text in lines of at most `width` columns. Lines after the first one are indented.
+fn push_wrapped(page: &mut String, first: &str, text: &str, indent: usize, width: usize) {
+    let mut line = first.to_owned();
+    let mut is_empty = true;
+    for word in text.split_whitespace() {
+        let columns = line.chars().count() + usize::from(!is_empty) + word.chars().count();
+        if !is_empty && columns > width {
+            page.push_str(line.trim_end());
+            page.push('\n');
+            line = " ".repeat(indent);
+            is_empty = true;
+        }
+        if !is_empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        is_empty = false;
+    }
+    page.push_str(line.trim_end());
+    page.push('\n');
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn page_of(topic: &str) -> String {
+        HelpTopic::find(topic).expect("a topic").page(100)
+    }
+
     fn has_lines<D, T>(topic: &str, keys: &[Key<D, T>]) {
-        let page = HelpTopic::find(topic).expect("a topic").page();
+        let page = page_of(topic);
+        let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
         for key in keys {
-            let name = format!("  {} ", key.name);
-            let lines = page.lines().filter(|line| line.starts_with(&name));
-            let found: Vec<&str> = lines.collect();
-            assert!(
-                found.iter().any(|line| line.contains(&key.help_line()[3])),
-                "{topic}, {}: {found:?}",
-                key.name
-            );
+            let [name, value, _, meaning] = key.help_line();
+            assert!(page.contains(&format!("\n  {name} ")), "{topic}, {name}");
+            for text in [format!("{name} {value} ("), meaning] {
+                let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+                assert!(words.contains(&text), "{topic}, {name}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal() {
+        for topic in HELP_TOPICS {
+            for width in [80, 100, 132] {
+                for line in topic.page(width).lines() {
+                    assert!(line.chars().count() <= width, "{}: {line}", topic.name);
+                }
+            }
         }
     }
 
@@ -280,7 +298,7 @@ mod tests {
         has_lines("lun", TARGET_LUN_KEYS);
         has_lines("acl", ACL_KEYS);
         has_lines("iscsi-limits", ISCSI_LIMIT_KEYS);
-        let page = HelpTopic::find("daemon").expect("a topic").page();
+        let page = page_of("daemon");
         for key in DAEMON_KEYS {
             let name = format!("\n  {} ", key.key.name);
             assert_eq!(page.matches(&name).count(), 1, "{}", key.key.name);
@@ -289,7 +307,7 @@ mod tests {
 
     #[test]
     fn line_has_values_default_and_meaning() {
-        let page = HelpTopic::find("disk").expect("a topic").page();
+        let page = page_of("disk");
         let line = |name: &str| {
             let found = page
                 .lines()
@@ -299,7 +317,7 @@ mod tests {
                 .to_owned()
         };
         let backend = line("backend ");
-        assert!(backend.contains("ram") && backend.contains(" required "));
+        assert!(backend.contains("ram") && backend.contains("(required)"));
         assert!(!page.contains('`') && !page.contains("]("), "{page}");
         assert_eq!(page.matches("\n  path ").count(), 1);
     }

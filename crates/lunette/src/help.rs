@@ -8,13 +8,34 @@ use cli_common::{Failure, Outcome};
 use config::HelpTopic;
 
 use crate::cli::{Cli, HelpArguments};
+use crate::lab;
+
+/// Columns of a page without a terminal.
+const COLUMNS: usize = 100;
+/// Least columns of a page. A narrower terminal wraps its lines.
+const COLUMNS_MIN: usize = 60;
 
 /// Prints the page.
 pub fn run(arguments: &HelpArguments) -> Outcome {
     let words: Vec<&str> = arguments.words.iter().map(String::as_str).collect();
+    if let [command, _, ..] = &*words
+        && lab::COMMANDS.contains(command)
+    {
+        return lab::run_with([&words[..], &["--help"]].concat());
+    }
     let page = page(&words).map_err(Failure::mistake)?;
     write!(cli_common::stdout(), "{page}")?;
     Ok(())
+}
+
+/// Returns the number of columns of the terminal, or [`COLUMNS`] without one.
+fn columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout());
+    let columns = size.map_or(0, |size| usize::from(size.ws_col));
+    match columns {
+        0 => COLUMNS,
+        columns => columns.max(COLUMNS_MIN),
+    }
 }
 
 /// Replaces the word `help` after a command by `--help`: `lunette disk help add` becomes `lunette disk add --help`.
@@ -45,7 +66,7 @@ fn page(words: &[&str]) -> Result<String, String> {
     if let [word] = words
         && let Some(topic) = HelpTopic::find(word)
     {
-        let page = topic.page();
+        let page = topic.page(columns());
         return Ok(match command.find_subcommand(topic.name) {
             Some(_) => format!("{page}\nOptions of the command: lunette {word} --help\n"),
             None => page,
@@ -138,7 +159,6 @@ mod tests {
             ("vhost_blk", "vhost-blk"),
             ("vhost_scsi", "vhost-scsi"),
             ("iscsi", "iscsi"),
-            ("nbd", "nbd"),
         ] {
             let argument = serve.get_arguments().find(|one| one.get_id() == flag);
             let argument = argument.unwrap_or_else(|| panic!("no flag {flag}"));

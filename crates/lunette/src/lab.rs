@@ -4,7 +4,7 @@
 //! `lunette bench ...` becomes `lunette-lab bench ...` by exec(2), so process, descriptors, signals and exit code are those of the
 //! command.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -30,11 +30,14 @@ pub struct LabArguments {
 
 /// Executes `lunette-lab` with the same command line. Returns only on failure.
 pub fn run() -> Outcome {
-    let program = find_sibling(PROGRAM)?;
     // Unchanged arguments, including log options: both programs parse them alike.
-    let error = Command::new(&program)
-        .args(std::env::args_os().skip(1))
-        .exec();
+    run_with(std::env::args_os().skip(1))
+}
+
+/// Executes `lunette-lab` with these arguments. Returns only on failure.
+pub fn run_with(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Outcome {
+    let program = find_sibling(PROGRAM)?;
+    let error = Command::new(&program).args(arguments).exec();
     Err(Failure::because(format!(
         "cannot run {}: {error}",
         program.display()
