@@ -375,7 +375,7 @@ fn reload_reports_changed_limits() -> Result<()> {
     ensure!(daemon.lunette(&["reload"])?.contains("no changes"));
     write(200)?;
     let report = daemon.lunette(&["reload"])?;
-    ensure!(report.trim() == "1 disks limited", "{report}");
+    ensure!(report.trim() == "1 disk limited", "{report}");
     // A value that was changed at run time stays, and the reload names it.
     daemon.lunette(&["disk", "limit", "a", "iops=300"])?;
     daemon.lunette(&["disk", "add", "b=ram:1M"])?;
@@ -383,7 +383,9 @@ fn reload_reports_changed_limits() -> Result<()> {
     let report = daemon.lunette(&["reload"])?;
     let lines: Vec<&str> = report.lines().map(str::trim).collect();
     ensure!(
-        lines.len() == 4 && lines[0] == "no changes" && lines[2] == "~ disk a (limits)",
+        lines.len() == 4
+            && lines[0] == "no changes"
+            && lines[2] == "~ disk a: iops is 300 (run time), 400 (file)",
         "{report}"
     );
     let disk: Value = client(&daemon).get("/v1/disks/a")?;
@@ -391,7 +393,7 @@ fn reload_reports_changed_limits() -> Result<()> {
     let answer = daemon.lunette(&["reload", "--json"])?;
     let answer: Value = serde_json::from_str(&answer)?;
     ensure!(
-        answer["shadowed"] == json!(["~ disk a (limits)"]),
+        answer["shadowed"] == json!(["~ disk a: iops is 300 (run time), 400 (file)"]),
         "{answer}"
     );
     Ok(())

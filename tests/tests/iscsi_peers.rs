@@ -382,14 +382,14 @@ fn discovery_users_follow_the_reload() -> Result<()> {
     users_file(&folder, ("dog", "othersecret1"))?;
     let report = rig.daemon.lunette(&["reload"])?;
     ensure!(
-        report.trim() == "1 changed CHAP users of discovery",
+        report.trim() == "1 change of the CHAP users of discovery",
         "{report}"
     );
     ensure!(finds("dog%othersecret1@")? && !finds("cat%secretsecret@")?);
     with("")?;
     let report = rig.daemon.lunette(&["reload"])?;
     ensure!(
-        report.trim() == "1 changed CHAP users of discovery",
+        report.trim() == "1 change of the CHAP users of discovery",
         "{report}"
     );
     ensure!(finds("")?);

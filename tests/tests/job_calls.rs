@@ -3,6 +3,7 @@
 
 use end_to_end::{Context, Result, Rig, ensure};
 use serde_json::Value;
+use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, status};
@@ -72,6 +73,85 @@ fn refused_job_leaves_the_record_of_the_last_one() -> Result<()> {
     let refused = soon(&rig, &["disk", "mirror", "d", &nowhere])?;
     ensure!(refused.contains("missing"), "{refused}");
     ensure!(state(&rig)? == "done", "{}", state(&rig)?);
+    Ok(())
+}
+
+/// A read-only disk is copied to writable targets, and stays read-only. `lunette status` lists a failed job and a damaged image.
+#[test]
+fn status_names_failed_jobs_and_damaged_images() -> Result<()> {
+    let rig = Rig::prepared(|scratch, daemon| {
+        std::fs::write(scratch.file("r.raw"), vec![7; 2 * MIB])?;
+        std::fs::write(scratch.file("old.raw"), vec![0; 2 * MIB])?;
+        let made = Command::new("qemu-img")
+            .args(["create", "-q", "-f", "qcow2", "d.qcow2", "8M"])
+            .current_dir(scratch.files())
+            .status()?;
+        ensure!(made.success());
+        // The first entry of the refcount table is gone.
+        let image = std::fs::File::options()
+            .write(true)
+            .open(scratch.file("d.qcow2"))?;
+        image.write_all_at(&[0; 8], 0x1_0000)?;
+        let read_only = format!(
+            "r=file:{},ro,cache=writeback",
+            scratch.file("r.raw").display()
+        );
+        let image = format!(
+            "d=image:{},cache=writeback",
+            scratch.file("d.qcow2").display()
+        );
+        Ok(daemon.disk(&read_only).disk(&image).vhost_blk("d"))
+    })?;
+    let target = |name: &str| format!("file:{},cache=writeback", rig.scratch.file(name).display());
+    let content = |name: &str| std::fs::read(rig.scratch.file(name));
+    for name in ["new.raw", "old.raw"] {
+        rig.daemon
+            .lunette(&["disk", "backup", "r", &target(name), "--wait"])?;
+        ensure!(content(name)? == vec![7; 2 * MIB]);
+    }
+    let own = soon(&rig, &["disk", "backup", "r", &target("r.raw")])?;
+    ensure!(own.contains("the target is the medium of disk r"), "{own}");
+    rig.daemon.lunette(&[
+        "disk",
+        "mirror",
+        "r",
+        &target("moved.raw"),
+        "--switch",
+        "--wait",
+    ])?;
+    let disk = rig.daemon.lunette(&["disk", "show", "r"])?;
+    ensure!(disk.contains("moved.raw"), "{disk}");
+    let status: Value = control::get(&rig.daemon.control(), "/v1/status")?;
+    ensure!(status["disks"][0]["read_only"] == true, "{status}");
+    let text = soon(&rig, &["status"])?;
+    ensure!(
+        text.contains("warning: not as in the file: ~ disk r: path is ") && !text.contains("! "),
+        "{text}"
+    );
+
+    let backup = target("gone.raw");
+    rig.daemon.lunette(&["disk", "mirror", "d", &backup])?;
+    std::fs::remove_file(rig.scratch.file("gone.raw"))?;
+    let problem = "disk d: the last job, a mirror, failed: cannot use the target";
+    let listed = wait_until(SOON, || {
+        let text = soon(&rig, &["status"]).ok()?;
+        text.contains(problem).then_some(())
+    });
+    ensure!(listed.is_some(), "{}", soon(&rig, &["status"])?);
+
+    let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, MIB, Layout::Separate)?;
+    for at in 0..4 {
+        queue.write((at * MIB) as u64, &vec![9; MIB])?;
+    }
+    let text = soon(&rig, &["status"])?;
+    ensure!(
+        text.contains("! disk d: ")
+            && text.contains("d.qcow2: the image is ")
+            && text.contains("hint: remove the disk, then lunette image check --repair all"),
+        "{text}"
+    );
     Ok(())
 }
 

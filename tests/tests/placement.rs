@@ -85,7 +85,7 @@ fn vhost_user_queues_run_on_the_workers_of_their_export() -> Result<()> {
     ensure!(first.write(0, &[7; 4096])? == status::OK);
     ensure!(serving(&client, "d0")? == [1]);
     let shown = rig.daemon.lunette(&["status"])?;
-    ensure!(shown.contains("served by 1"), "{shown}");
+    ensure!(shown.contains("served by worker 1"), "{shown}");
 
     // Running queues stay on their worker. New queues use the new placement.
     rig.daemon

@@ -156,7 +156,7 @@ fn administrator_sets_the_states_of_portal_groups() -> Result<()> {
     ensure!(read(&mut second)? == CHANGED && read(&mut second)? == STANDBY);
     configure(&target.scratch, &target.portals, "")?;
     let report = target.daemon.lunette(&["reload"])?;
-    ensure!(report.trim() == "1 access states changed", "{report}");
+    ensure!(report.trim() == "1 change of access states", "{report}");
     ensure!(read(&mut second)? == CHANGED && read(&mut second)?.is_none());
     let table = target.daemon.lunette(&["export", "access-state", TARGET])?;
     ensure!(!table.contains("standby"), "{table}");

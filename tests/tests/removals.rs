@@ -138,7 +138,7 @@ fn a_reload_that_removes_a_lun_in_use_waits_no_longer_than_its_caller() -> Resul
     let (status, answer) = client.change(Method::POST, &format!("{reload}=0"), None)?;
     let waits = answer["waits"][0].as_str().unwrap_or_default().to_owned();
     ensure!(
-        status == 202 && waits.contains("1 requests of the export in flight"),
+        status == 202 && waits.contains("1 request of the export in flight"),
         "{status}: {answer}"
     );
     another_change_is_made(&client)?;

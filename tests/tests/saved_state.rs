@@ -411,6 +411,12 @@ impl StateRig {
                 let expected = if is_gone { gone } else { damaged };
                 let found = served.read(*lun)?;
                 ensure!(found == *expected, "READ gives {found:?}");
+                if kind == "reservations" && !is_gone {
+                    let listed = served.daemon.ask(&["reservation", "list"])?;
+                    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+                    ensure!(listed.status.code() == Some(1), "{listed:?}");
+                    ensure!(text.contains("unknown: "), "{text}");
+                }
             }
             Outcome::Unavailable(lun) => {
                 ensure!(is_shown != is_gone, "{:?}", status.damaged_state);

@@ -49,7 +49,7 @@ fn service_manager_gets_ready_watchdog_and_stopping() -> Result<()> {
 
     let first = heard(&manager).with_context(|| process.log_tail())?;
     ensure!(
-        first.starts_with("READY=1\nSTATUS=serving 1 disks"),
+        first.starts_with("READY=1\nSTATUS=serving 1 disk "),
         "{first}"
     );
     Client::connect(&socket).context("it was not ready")?;

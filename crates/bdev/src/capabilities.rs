@@ -115,6 +115,9 @@ pub trait ImageDevice: Send + Sync {
     /// Returns the backing image, until [`ImageDevice::detach_backing`].
     fn backing(&self) -> Option<Arc<dyn BlockDevice>>;
 
+    /// Returns the damage that was found in the image, with the path and a hint.
+    fn damage(&self) -> Option<String>;
+
     /// Lists the pieces of a range: the end of each, and whether this image stores it.
     ///
     /// # Errors

@@ -528,6 +528,8 @@ impl Disk {
             identity: info.identity,
             serial: info.serial.clone(),
             naa: info.naa,
+            // The target of a mirror of a read-only disk is writable.
+            read_only: info.read_only,
             // If one device lacked the property, clients do not rely on it, and the next device may lack it too.
             discard_zeroes: info.discard_zeroes && new.discard_zeroes,
             ..new

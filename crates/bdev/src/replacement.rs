@@ -75,7 +75,7 @@ pub(crate) fn check(presented: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPr
         ("it is read-only", !presented.read_only && new.read_only),
         (
             "it has a volatile write cache, but the disk was presented to clients without one; hint: cache=writethrough",
-            !presented.write_cache && new.write_cache,
+            !presented.read_only && !presented.write_cache && new.write_cache,
         ),
         (
             "it cannot discard, but clients use discard",
@@ -133,6 +133,28 @@ mod tests {
             assert!(refused.to_string().contains(expected), "{refused}");
         }
         assert!(Arc::ptr_eq(&disk.device(), &other));
+    }
+
+    #[test]
+    fn read_only_disk_stays_read_only_on_a_writable_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let read_only = crate::FileOptions {
+            read_only: true,
+            cache: crate::CacheMode::Writeback,
+            ..crate::FileOptions::new(&path)
+        };
+        let file = crate::File::open(read_only).unwrap();
+        let disk = Disk::new("d0", None, Arc::new(file)).unwrap();
+        let copy = crate::FileOptions {
+            size: Some(1 << 20),
+            cache: crate::CacheMode::Writeback,
+            ..crate::FileOptions::new(folder.path().join("copy"))
+        };
+        let copy = crate::File::open(copy).unwrap();
+        disk.replace_device(Arc::new(copy)).unwrap();
+        assert!(disk.info().read_only);
     }
 
     #[test]

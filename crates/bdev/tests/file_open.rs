@@ -46,6 +46,12 @@ fn file_with_a_size_is_created_sparse_and_private() {
 }
 
 #[test]
+fn character_device_is_named_in_two_words() {
+    let text = refusal(buffered(Path::new("/dev/null")));
+    says(&text, &["but a character device; hint: "]);
+}
+
+#[test]
 fn no_regular_file_is_created_among_the_device_nodes() {
     let folder = tempfile::tempdir().unwrap();
     let link = folder.path().join("devices");

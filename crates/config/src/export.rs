@@ -9,7 +9,6 @@ use serde_json::Value;
 
 use super::key::{Key, Kind};
 use super::model::{Config, IscsiConfig, LunConfig, SocketRights, VhostBlkConfig, VhostScsiConfig};
-use super::nbd::NbdConfig;
 
 /// A key of an export with its value.
 pub struct KeyValue {
@@ -55,11 +54,6 @@ pub trait ExportObject {
     /// Returns the path of the socket, if it has one.
     fn socket(&self) -> Option<&PathBuf> {
         None
-    }
-
-    /// Returns true if other exports of its kind may have the same socket.
-    fn shares_socket(&self) -> bool {
-        false
     }
 
     /// Returns the maximum number of request queues per client; 0 if there are none.
@@ -144,8 +138,6 @@ pub enum ExportConfig {
     VhostScsi(VhostScsiConfig),
     /// An iSCSI target.
     Iscsi(IscsiConfig),
-    /// One disk over NBD.
-    Nbd(NbdConfig),
 }
 
 impl ExportConfig {
@@ -155,7 +147,6 @@ impl ExportConfig {
             ExportConfig::VhostBlk(export) => ExportRef::VhostBlk(export),
             ExportConfig::VhostScsi(export) => ExportRef::VhostScsi(export),
             ExportConfig::Iscsi(export) => ExportRef::Iscsi(export),
-            ExportConfig::Nbd(export) => ExportRef::Nbd(export),
         }
     }
 
@@ -165,7 +156,6 @@ impl ExportConfig {
             ExportConfig::VhostBlk(export) => export,
             ExportConfig::VhostScsi(export) => export,
             ExportConfig::Iscsi(export) => export,
-            ExportConfig::Nbd(export) => export,
         }
     }
 }
@@ -179,8 +169,6 @@ pub enum ExportRef<'a> {
     VhostScsi(&'a VhostScsiConfig),
     /// An iSCSI target.
     Iscsi(&'a IscsiConfig),
-    /// One disk over NBD.
-    Nbd(&'a NbdConfig),
 }
 
 impl<'a> ExportRef<'a> {
@@ -190,7 +178,6 @@ impl<'a> ExportRef<'a> {
             ExportRef::VhostBlk(export) => export,
             ExportRef::VhostScsi(export) => export,
             ExportRef::Iscsi(export) => export,
-            ExportRef::Nbd(export) => export,
         }
     }
 
@@ -200,7 +187,6 @@ impl<'a> ExportRef<'a> {
             ExportRef::VhostBlk(export) => ExportConfig::VhostBlk(export.clone()),
             ExportRef::VhostScsi(export) => ExportConfig::VhostScsi(export.clone()),
             ExportRef::Iscsi(export) => ExportConfig::Iscsi(export.clone()),
-            ExportRef::Nbd(export) => ExportConfig::Nbd(export.clone()),
         }
     }
 
@@ -287,8 +273,7 @@ impl Config {
         let blk = self.vhost_blk.iter().map(ExportRef::VhostBlk);
         let scsi = self.vhost_scsi.iter().map(ExportRef::VhostScsi);
         let iscsi = self.iscsi.iter().map(ExportRef::Iscsi);
-        let nbd = self.nbd.iter().map(ExportRef::Nbd);
-        blk.chain(scsi).chain(iscsi).chain(nbd)
+        blk.chain(scsi).chain(iscsi)
     }
 
     /// Returns all exports for modification.
@@ -305,11 +290,7 @@ impl Config {
             .iscsi
             .iter_mut()
             .map(|export| export as &mut dyn ExportObject);
-        let nbd = self
-            .nbd
-            .iter_mut()
-            .map(|export| export as &mut dyn ExportObject);
-        blk.chain(scsi).chain(iscsi).chain(nbd)
+        blk.chain(scsi).chain(iscsi)
     }
 
     /// Returns the export with this name.
@@ -329,7 +310,6 @@ impl Config {
             ExportConfig::VhostBlk(export) => put(&mut self.vhost_blk, export),
             ExportConfig::VhostScsi(export) => put(&mut self.vhost_scsi, export),
             ExportConfig::Iscsi(export) => put(&mut self.iscsi, export),
-            ExportConfig::Nbd(export) => put(&mut self.nbd, export),
         }
     }
 
@@ -339,7 +319,6 @@ impl Config {
             ExportConfig::VhostBlk(export) => self.vhost_blk.push(export),
             ExportConfig::VhostScsi(export) => self.vhost_scsi.push(export),
             ExportConfig::Iscsi(export) => self.iscsi.push(export),
-            ExportConfig::Nbd(export) => self.nbd.push(export),
         }
     }
 
@@ -354,7 +333,6 @@ impl Config {
         self.vhost_blk.retain(|export| is_meant(export));
         self.vhost_scsi.retain(|export| is_meant(export));
         self.iscsi.retain(|export| is_meant(export));
-        self.nbd.retain(|export| is_meant(export));
         before != self.exports().count()
     }
 

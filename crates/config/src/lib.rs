@@ -23,6 +23,7 @@ mod check;
 mod daemon_keys;
 mod devices;
 mod diagnostics;
+mod differences;
 mod disk;
 mod disk_draft;
 #[cfg(test)]
@@ -42,7 +43,6 @@ mod key;
 mod location;
 mod lun;
 mod model;
-mod nbd;
 mod passthrough;
 pub mod placement;
 mod rbd;
@@ -64,6 +64,7 @@ mod vhost_scsi;
 use std::path::Path;
 
 pub use ::iscsi::access::{AclEntry, Announced, DemoMode, Network, Portal};
+pub use ::iscsi::address::{SECRET_REFUSED, has_secret};
 pub use access_list::ACL_KEYS;
 pub use accounts::{account, group_id, user_id};
 pub use block::{CacheMode, ExportPlacement, PollLimit};
@@ -72,13 +73,14 @@ pub use devices::{
     BlockDeviceConfig, DEVICE_KINDS, DelayStorage, Digest, Persist, RbdConfig, RemoteConfig,
 };
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
+pub use differences::{Difference, disk_differences};
 pub use disk::{DISK_KEYS, DISK_SET};
 pub use disk_draft::{DiskDraft, DiskKey};
 pub use export::{ExportConfig, ExportObject, ExportRef, KeyValue};
 pub use export_draft::ExportKind;
 pub use export_kinds::EXPORT_KINDS;
 pub use file_lookup::look_at_files;
-pub use flag_source::{DISK_FORM, Flags, LUN_FORM, NBD_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
+pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 pub use help_page::{HELP_TOPICS, HelpTopic};
 pub use iscsi::ISCSI_KEYS;
 pub use iscsi_flags::ISCSI_FORM;
@@ -96,7 +98,6 @@ pub use model::{
     SOCKET_PATH_MAX, ShownConfig, SocketRights, TARGETS_MAX, VhostBlkConfig, VhostScsiConfig,
     WORKERS_MAX, WorkersConfig,
 };
-pub use nbd::{NBD_KEYS, NbdConfig};
 pub use render::render;
 pub use scsi::{AccessState, AccessStates};
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};

@@ -70,6 +70,17 @@ pub enum ClientError {
         /// The system's error.
         reason: String,
     },
+    /// The daemon closed the connection without a response.
+    #[error(
+        "the daemon at {} closed the connection without a response: it does not admit user {uid}, or it is ending; hint: become a member of the group of control_group or control_readers, or run this command as root or as the daemon's user",
+        socket.display()
+    )]
+    Refused {
+        /// Path of the socket.
+        socket: PathBuf,
+        /// User of this process.
+        uid: u32,
+    },
     /// The exchange failed.
     #[error("request to {way} failed: {reason}")]
     Conversation {
@@ -320,10 +331,14 @@ impl Client {
         let request = request
             .body(Full::<Bytes>::from(body))
             .map_err(|error| failed(&error))?;
-        let response = sender
-            .send_request(request)
-            .await
-            .map_err(|error| failed(&error))?;
+        let response = sender.send_request(request).await;
+        let response = response.map_err(|error| match &self.way {
+            Way::Socket(path) if is_closed_at_once(&error) => ClientError::Refused {
+                socket: path.clone(),
+                uid: rustix::process::geteuid().as_raw(),
+            },
+            _ => failed(&error),
+        })?;
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_MAX)
             .collect()
@@ -331,6 +346,17 @@ impl Client {
             .map_err(|error| failed(&error))?;
         Ok((status, body.to_bytes()))
     }
+}
+
+/// Returns true if the peer closed the connection before a response. A write may have failed first.
+fn is_closed_at_once(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error);
+    let io = source.and_then(|source| source.downcast_ref::<io::Error>());
+    let kinds = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+    error.is_canceled()
+        || error.is_closed()
+        || error.is_incomplete_message()
+        || io.is_some_and(|error| kinds.contains(&error.kind()))
 }
 
 /// Connects to a socket. Maps the usual errors to [`ClientError`].

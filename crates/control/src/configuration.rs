@@ -21,6 +21,9 @@ pub struct Changes {
     pub kept: bool,
     /// One line per change: `+`, `-` or `~`, and the object.
     pub changes: Vec<String>,
+    /// Changes that replace a value of the file or remove an object of it.
+    #[serde(default)]
+    pub shadowed: Vec<String>,
 }
 
 /// A change that continues: it waits for clients or disks.

@@ -11,6 +11,7 @@ mod event;
 mod keys;
 mod log;
 pub mod objects;
+mod plural;
 mod problem;
 pub mod statistics;
 mod status;
@@ -24,9 +25,10 @@ pub use configuration::{Accepted, Changes, Objects, Summary};
 pub use event::Event;
 pub use keys::Keys;
 pub use log::Log;
+pub use plural::counted;
 pub use problem::{FieldProblem, Problem};
 pub use status::{
-    DISK_STATES, DamagedState, DiskStatus, ExportStatus, LunStatus, QueueStops, StateFile, Status,
+    DISK_STATES, DamagedState, DiskStatus, ExportStatus, LunStatus, StateFile, Status,
 };
 pub use token::Token;
 pub use version::{HANDOVER_VERSION, Upgrade, Version};

@@ -79,6 +79,9 @@ pub struct DiskStatus {
     /// the saved state is damaged. SCSI reads, writes and reservations are answered BUSY meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservations_unknown: Option<String>,
+    /// Damage that was found in the image of the disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub damage: Option<String>,
     /// Seconds since the disk began to be removed or shrunk. It waits for requests in flight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removing_seconds: Option<u64>,
@@ -295,7 +298,7 @@ pub struct ErrorPolicy {}
 /// An export: its configuration, with the keys of the configuration file, and its state. The keys depend on its kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Export {
-    /// Kind: `vhost-blk`, `vhost-scsi`, `iscsi`, `nbd`.
+    /// Kind: `vhost-blk`, `vhost-scsi`, `iscsi`.
     pub kind: String,
     /// Name, as in the path.
     #[serde(default)]
@@ -418,11 +421,10 @@ pub struct NewAccessState {
     pub state: String,
 }
 
-/// A configured listener that cannot be opened yet: a portal, a vhost-user socket, the socket or address of an NBD export, or the listener of
-/// the API or of metrics.
+/// A configured listener that cannot be opened yet: a portal, a vhost-user socket, or the listener of the API or of metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WaitingListener {
-    /// `vhost-user`, `iscsi`, `nbd`, `api` or `metrics`.
+    /// `vhost-user`, `iscsi`, `api` or `metrics`.
     pub kind: String,
     /// Export of the portal or of the socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -481,7 +483,6 @@ impl fmt::Display for WaitingListener {
         let address = &self.address;
         match (self.kind.as_str(), &self.export) {
             ("iscsi", Some(export)) => write!(f, "export {export}: portal {address}"),
-            ("nbd", Some(export)) => write!(f, "export {export}: listener {address}"),
             (_, Some(export)) => write!(f, "export {export}: socket {address}"),
             (kind, None) => write!(f, "{kind} listener {address}"),
         }
@@ -494,7 +495,7 @@ pub struct Served {
     /// Index of a vhost-user queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<u32>,
-    /// ID of the iSCSI or NBD session.
+    /// ID of the iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
     /// ID of the iSCSI connection in its session.
@@ -554,30 +555,27 @@ pub struct Session {
     pub id: String,
     /// Name of the export.
     pub export: String,
-    /// `vhost-user`, `iscsi` or `nbd`.
+    /// `vhost-user` or `iscsi`.
     pub kind: String,
     /// Initiator name of an iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initiator: Option<String>,
-    /// Address of the client of an NBD session.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub client: Option<String>,
     /// Portal group of an iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub portal_group: Option<u16>,
     /// Number of connections.
     pub connections: usize,
-    /// Answered commands of an iSCSI or NBD session. The commands of a virtual machine are counted by the queues of its export, in
+    /// Answered commands of an iSCSI session. The commands of a virtual machine are counted by the queues of its export, in
     /// `/v1/statistics`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<u64>,
-    /// Transferred bytes of an iSCSI or NBD session.
+    /// Transferred bytes of an iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Commands of an iSCSI or NBD session that were answered with an error.
+    /// Commands of an iSCSI session that were answered with an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub errors: Option<u64>,
-    /// Negotiated keys of an iSCSI session, named as in RFC 7143, and the command window. For NBD, the form of replies.
+    /// Negotiated keys of an iSCSI session, named as in RFC 7143, and the command window.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub negotiated: BTreeMap<String, String>,
 }
@@ -596,6 +594,9 @@ pub struct Reservation {
     pub generation: u32,
     /// Registrations.
     pub registrations: Vec<Registration>,
+    /// Reason why registrations and reservation are unknown. The other fields are empty then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
 }
 
 /// A registration.

@@ -47,7 +47,8 @@ pub use handover::{DiskMemory, Ending, Handover};
 pub use logs::{LogHandle, LogLevels};
 pub use report::{QueueReport, RULE, SlowReport, reports, slowest};
 pub use running::{
-    Inherited, InheritedControl, Reload, Reloader, Running, StartError, StartOptions, start,
+    Inherited, InheritedControl, Reload, Reloader, Running, StartError, StartOptions, log_shadowed,
+    start,
 };
 pub use signals::{Signal, Signals};
 pub use start_checks::StartChecks;

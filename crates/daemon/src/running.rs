@@ -180,14 +180,13 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         transports.iscsi.take_over_portals(portals);
         let exports = options.handover.take_all(&Item::Export);
         transports.vhost.take_over_sockets(exports);
-        let nbd = options.handover.take_all(&Item::Nbd);
-        transports.nbd.take_over_sockets(nbd);
     }
     let result = owner.begin(options.inherited, &inbox).map_err(|refusal| {
         overview.servers.end();
         let reasons = refusal.faults().iter().map(ToString::to_string).collect();
         StartError { reasons }
     })?;
+    log_shadowed(&result.shadowed);
     resume(options.handover, &overview);
     let events = owner.events();
     let event_bus = owner.event_bus.clone();
@@ -254,13 +253,22 @@ fn report_entrances(manager: &ManagerThread) -> Result<(), StartError> {
 }
 
 /// Resumes the sessions of the previous daemon. Front ends of failed sessions reconnect. All sockets are open by now.
+/// Logs values of the file that a change at run time replaces.
+pub fn log_shadowed(lines: &[String]) {
+    for change in lines {
+        tracing::warn!(
+            change,
+            "value of the file not in effect: changed at run time"
+        );
+    }
+}
+
 fn resume(mut handover: Handover, overview: &Overview) {
     let Some(transports) = overview.servers.transports() else {
         return;
     };
     transports.iscsi.close_unused_sockets();
     transports.vhost.close_unused_sockets();
-    transports.nbd.close_unused_sockets();
     let sessions = handover.take_sessions();
     let sessions = sessions.inspect_err(|error| {
         tracing::error!("cannot take over sessions, front ends must reconnect: {error}")
@@ -491,10 +499,9 @@ impl Running {
         let served = transports.map(|transports| {
             let portals = transports.iscsi.hand_over_portals();
             let exports = transports.vhost.hand_over_sockets();
-            let nbd = transports.nbd.hand_over_sockets();
-            (transports.vhost.hand_over_sessions(), portals, exports, nbd)
+            (transports.vhost.hand_over_sessions(), portals, exports)
         });
-        let (sessions, portals, exports, nbd) = served.unwrap_or_default();
+        let (sessions, portals, exports) = served.unwrap_or_default();
         self.overview.bitmaps.hand_over();
         let count = sessions.len();
         let mut others = Handover::default();
@@ -503,7 +510,6 @@ impl Running {
         }
         others.push_all(&Item::Portal, portals);
         others.push_all(&Item::Export, exports);
-        others.push_all(&Item::Nbd, nbd);
         if let Some(control) = control {
             others.push_control(control);
         }
@@ -640,15 +646,10 @@ impl View for Overview {
             ..statistics::disk(name, used.get(name))
         });
         let transports = self.servers.transports();
-        let initiators = transports.as_ref().map(|all| all.iscsi.initiators());
+        let initiators = transports.map(|transports| transports.iscsi.initiators());
         let initiators = initiators.unwrap_or_default().into_iter();
-        let times = transports.as_ref().map(|all| all.vhost.queue_times());
-        let times = times.unwrap_or_default().into_iter();
         Statistics {
             initiators: initiators.map(statistics::initiator).collect(),
-            queue_times: times
-                .map(|(export, times)| statistics::queue_times(export, times))
-                .collect(),
             workers: workers
                 .map(|(worker, counters)| statistics::worker(worker, counters))
                 .collect(),
@@ -677,7 +678,7 @@ impl View for Overview {
                 waiting_reason: status.waiting_reason,
                 next_try_seconds: status.next_try_seconds,
                 reservations_unknown: status.reservations_unknown,
-                warning: self.servers.unrecorded.warning(&disk.name),
+                damage: status.damage,
             }
         });
         Status {
@@ -746,8 +747,6 @@ impl Overview {
             .unwrap_or_default();
         let paths: HashMap<String, Option<PathBuf>> =
             served.into_iter().map(|e| (e.name, e.path)).collect();
-        let times = transports.as_ref().map(|all| all.vhost.queue_times());
-        let times: HashMap<_, _> = times.unwrap_or_default().into_iter().collect();
         let lun = |lun: &LunConfig| LunStatus {
             target: lun.target,
             lun: lun.lun,
@@ -763,7 +762,6 @@ impl Overview {
             served: served_by.remove(export.name()).unwrap_or_default(),
             waiting_portals: waiting.remove(export.name()).unwrap_or_default(),
             port_groups: port_groups(export.name()),
-            queue_stops: times.get(export.name()).and_then(statistics::queue_stops),
             luns: match export.object().disk() {
                 Some(disk) => vec![LunStatus {
                     target: 0,

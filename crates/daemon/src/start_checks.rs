@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use ::control::Token;
 
 use crate::exports;
-use crate::objects::{Fault, check_start};
+use crate::objects::{Fault, StateStore, check_start};
+use crate::state;
 use config::{AccessConfig, Config, ExportRef};
 
 /// Result of the checks.
@@ -16,7 +17,7 @@ use config::{AccessConfig, Config, ExportRef};
 pub struct StartChecks {
     /// Reasons for which a start fails.
     pub mistakes: Vec<Fault>,
-    /// Files that only another user can check.
+    /// Files that only another user can check, and values of the file that a change at run time replaces.
     pub warnings: Vec<String>,
 }
 
@@ -40,6 +41,13 @@ impl StartChecks {
                     read.map_err(|error| format!("{} {}: {error}", export.kind(), export.name()));
                 checks.add_file(path, read);
             }
+        }
+        if let Some(folder) = config.state.clone().or_else(state::default_folder) {
+            let shadowed = StateStore::kept_in(&folder).shadowing_lines(config);
+            let shadowed = shadowed.into_iter();
+            checks.warnings.extend(shadowed.map(|change| {
+                format!("value of the file not in effect: changed at run time: {change}")
+            }));
         }
         let sockets = config.exports().filter_map(|export| {
             let socket = ExportRef::socket(export)?;

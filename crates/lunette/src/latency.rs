@@ -119,7 +119,8 @@ fn text(reports: &[QueueReport], held: &Held) -> String {
     for (disk, limited) in held {
         let (requests, wait) = (limited.requests, limited.wait_ns);
         text.push_str(&format!(
-            "limits of disk {disk} delayed {requests} I/Os by {} each, included in `reaped`\n",
+            "limits of disk {disk} delayed {} by {} each, included in `reaped`\n",
+            control::counted(requests, "I/O"),
             latency::table::time(wait as f64 / requests.max(1) as f64)
         ));
     }

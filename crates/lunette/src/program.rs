@@ -107,7 +107,6 @@ pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
         disks,
         vhost_scsi: vec![export],
         iscsi: Vec::new(),
-        nbd: Vec::new(),
         ..empty()
     };
     serve_one(config, name, common)
@@ -141,7 +140,6 @@ fn empty() -> Config {
         vhost_blk: Vec::new(),
         vhost_scsi: Vec::new(),
         iscsi: Vec::new(),
-        nbd: Vec::new(),
         discovery_auth: None,
         iscsi_limits: IscsiLimits::default(),
     }

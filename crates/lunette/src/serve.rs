@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use config::{Config, Surroundings};
-use control::Status;
+use control::{Status, counted};
 use daemon::notify::{self, Notifier};
 use daemon::{
     DiskMemory, Ending, Endpoint, Handover, LogHandle, RULE, Reload, Reloader, Running, Signal,
@@ -170,10 +170,10 @@ fn receiver(context: &ServiceContext) -> Option<Notifier> {
 /// Text for `systemctl status`.
 fn status_line(status: &Status) -> String {
     let mut line = format!(
-        "serving {} disks through {} exports, on {} workers",
-        status.disks.len(),
-        status.exports.len(),
-        status.workers
+        "serving {} through {}, on {}",
+        counted(status.disks.len() as u64, "disk"),
+        counted(status.exports.len() as u64, "export"),
+        counted(status.workers as u64, "worker")
     );
     let waiting = &status.waiting_listeners;
     if !waiting.is_empty() {
@@ -224,12 +224,7 @@ fn reload(reloader: &Reloader) {
                     tracing::info!("configuration reloaded: {summary}");
                 }
             }
-            for change in &made.shadowed {
-                tracing::warn!(
-                    change,
-                    "value of the file not in effect: changed at run time"
-                );
-            }
+            daemon::log_shadowed(&made.shadowed);
         }
         Err(reasons) => {
             for reason in reasons {

@@ -51,11 +51,15 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
         None => std::env::current_exe()?,
     };
     check(&program, &before)?;
+    let mut losses = Vec::new();
     if !arguments.lose_ram_disks {
-        check_ram_disks(&client)?;
+        losses.extend(lost_ram_disks(&client)?);
     }
     if !arguments.end_jobs {
-        check_jobs(&client)?;
+        losses.extend(ended_jobs(&client)?);
+    }
+    if !losses.is_empty() {
+        return Err(Failure::Reasons(losses));
     }
     if !arguments.force {
         check_configuration(&client)?;
@@ -134,23 +138,24 @@ fn check(program: &Path, running: &Version) -> Outcome {
     }
 }
 
-fn check_ram_disks(client: &Client) -> Outcome {
+/// Returns the reason to refuse if RAM disks would lose their content.
+fn lost_ram_disks(client: &Client) -> Result<Option<String>, Failure> {
     let disks: Vec<Disk> = client.get("/v1/disks")?;
     let lost = disks.iter().filter(|disk| {
         disk.backend == "ram" && disk.keys.text("persist") != Some("memfd")
             || disk.backend == "delay"
     });
     let lost: Vec<&str> = lost.map(|disk| disk.name.as_str()).collect();
-    match lost.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::because(format!(
+    Ok((!lost.is_empty()).then(|| {
+        format!(
             "RAM disks would lose their content: {}; hint: add them with persist=memfd, or --lose-ram-disks",
             lost.join(", ")
-        ))),
-    }
+        )
+    }))
 }
 
-fn check_jobs(client: &Client) -> Outcome {
+/// Returns the reason to refuse if jobs run.
+fn ended_jobs(client: &Client) -> Result<Option<String>, Failure> {
     let jobs: Vec<Job> = client.get("/v1/jobs")?;
     let at_work = jobs.iter().filter(|job| !job.state.has_ended());
     let at_work: Vec<String> = at_work
@@ -164,13 +169,12 @@ fn check_jobs(client: &Client) -> Outcome {
             )
         })
         .collect();
-    match at_work.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::because(format!(
+    Ok((!at_work.is_empty()).then(|| {
+        format!(
             "jobs would end and be rolled back: {}; hint: lunette job wait, or --end-jobs",
             at_work.join(", ")
-        ))),
-    }
+        )
+    }))
 }
 
 /// Fails if a reload would refuse the configuration file, because clients would lose disks or sessions.

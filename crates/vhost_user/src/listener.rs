@@ -15,16 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use reactor::{
-    Accepting, FileId, Pool, RateLimit, Retry, Rights, SocketError, TakenOverSockets, bind_with,
-    file_at, set_rights,
-};
+use reactor::{Accepting, Pool, RateLimit, Retry};
 use rustix::net::{Shutdown, shutdown};
 use virtio_device::VirtioDevice;
 
 use crate::front_end::{self, SessionHandle, TakenOverSession};
-use crate::queue_times::{QueueTimeHistograms, QueueTimes};
 use crate::record::SessionHandover;
+use crate::socket::{self, Rights, SocketError, TakenOverSockets};
+use crate::socket_path::{FileId, file_at};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
@@ -116,7 +114,6 @@ struct Export {
     blocked_at: Arc<Mutex<Option<Instant>>>,
     /// A refused connection is being closed. No other one is accepted meanwhile.
     refusing: Arc<AtomicBool>,
-    times: Arc<QueueTimes>,
 }
 
 /// Thread of a session.
@@ -275,7 +272,7 @@ impl Server {
     /// Serves a device on a socket path. If the socket cannot be bound yet and [`Server::set_may_wait`] allows it to wait, returns false.
     ///
     /// # Errors
-    /// See [`bind_with`].
+    /// See `socket::bind`.
     pub fn listen(&self, path: &Path, device: Arc<dyn VirtioDevice>) -> Result<bool, SocketError> {
         self.listen_with(path, Rights::default(), device)
     }
@@ -283,7 +280,7 @@ impl Server {
     /// Like [`Server::listen`], with these rights for the socket.
     ///
     /// # Errors
-    /// See [`bind_with`]. Also fails if the rights cannot be set.
+    /// See `socket::bind`. Also fails if the rights cannot be set.
     pub fn listen_with(
         &self,
         path: &Path,
@@ -316,7 +313,7 @@ impl Server {
         };
         let previous = match (&export.listening, &export.path) {
             (Listening::Open(_), Some(path)) if file_at(path) == export.file => {
-                set_rights(path, rights)?
+                socket::set_rights(path, rights)?
             }
             (Listening::Open(_), Some(path)) => {
                 let replaced = io::Error::other("another file has replaced the socket");
@@ -344,7 +341,7 @@ impl Server {
             if !retry.is_due(now) {
                 continue;
             }
-            let bound = bind_with(path, export.rights).and_then(|bound| {
+            let bound = socket::bind_with(path, export.rights).and_then(|bound| {
                 let io_error = |error| SocketError::Io(path.clone(), error);
                 bound.listener.set_nonblocking(true).map_err(io_error)?;
                 Ok(bound)
@@ -496,7 +493,6 @@ impl Server {
             waiting: None,
             blocked_at: Arc::default(),
             refusing: Arc::default(),
-            times: Arc::default(),
         });
         self.state.accepting.wake();
         Ok(())
@@ -516,12 +512,6 @@ impl Server {
             connected: export.is_connected(),
         };
         exports.iter().map(status).collect()
-    }
-
-    /// Returns the durations of queue starts and stops of every export.
-    pub fn queue_times(&self) -> Vec<(String, QueueTimeHistograms)> {
-        let times = |one: &Export| (one.device.name().to_owned(), one.times.histograms());
-        lock(&self.state.exports).iter().map(times).collect()
     }
 
     /// Notifies the front end of an export that its configuration space has changed. Returns false if there is none to notify.
@@ -751,7 +741,7 @@ fn start_session(
 ) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     let (device, state, slot) = (export.device.clone(), state.clone(), export.session.clone());
-    let (blocked_at, times) = (export.blocked_at.clone(), export.times.clone());
+    let blocked_at = export.blocked_at.clone();
     let over = Arc::new(AtomicBool::new(false));
     let is_over = over.clone();
     // The handle is stored before the thread continues, so that the session can be ended from now on.
@@ -787,7 +777,6 @@ fn start_session(
                 state.pool.clone(),
                 started,
                 on_blocked,
-                times,
                 taken_over,
             );
             if let Err(error) = served {

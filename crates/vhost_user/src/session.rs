@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_memory::{DirtyLog, MemoryTable, RegionSpec};
 use reactor::{Pool, RateLimit, WorkerHandle};
@@ -24,7 +24,6 @@ use virtio_device::{LogSetup, OnBroken, QueueChange, VirtioDevice};
 use virtqueue::PACKED_START;
 
 use crate::inflight::{InflightRegion, RegionId};
-use crate::queue_times::{QueueTime, QueueTimes};
 use crate::resume::ResumeCheck;
 use crate::vring::{Context, UserAddresses, Vring, check_event, clone_fd};
 
@@ -59,7 +58,6 @@ pub(crate) struct Session {
     device: Arc<dyn VirtioDevice>,
     pool: Arc<Pool>,
     on_broken: OnBroken,
-    times: Arc<QueueTimes>,
     memory: Arc<MemoryTable>,
     /// Previous tables. Requests in flight use the table of their start.
     replaced: Vec<(Weak<MemoryTable>, Change)>,
@@ -103,7 +101,6 @@ impl Session {
         device: Arc<dyn VirtioDevice>,
         pool: Arc<Pool>,
         on_broken: OnBroken,
-        times: Arc<QueueTimes>,
     ) -> Session {
         device.reset();
         let mut vrings = Vec::new();
@@ -113,7 +110,6 @@ impl Session {
             device,
             pool,
             on_broken,
-            times,
             memory: Arc::new(MemoryTable::default()),
             replaced: Vec::new(),
             features: 0,
@@ -235,11 +231,7 @@ impl Session {
             return self.refuse(why);
         }
         vring.enabled |= always_enabled;
-        let start = Instant::now();
         let started = vring.start(number, kick, &worker, context);
-        if started.is_ok() {
-            self.times.record(QueueTime::Start, start.elapsed());
-        }
         self.has_run = true;
         self.checked(index, started)
     }
@@ -288,9 +280,8 @@ impl Session {
     /// Stops a ring that the front end sets up again without GET_VRING_BASE, for example after RESET_OWNER. Requests in flight are
     /// answered. The next SET_VRING_KICK starts the new ring.
     fn stop_for_setup(&mut self, index: u32) -> Reply<()> {
-        let (device, times) = (self.device.clone(), self.times.clone());
-        let vring = self.vring(index)?;
-        if vring.stop(index as u16, &device, &times).is_some() {
+        let device = self.device.clone();
+        if self.vring(index)?.stop(index as u16, &device).is_some() {
             self.reset_unused(index as u16);
         }
         Ok(())
@@ -360,8 +351,8 @@ impl Session {
         for (index, vring) in self.vrings.iter_mut().enumerate() {
             let number = index as u16;
             match self.inflight.is_some() {
-                true => vring.stop_retaining_failed(number, &self.device, &self.times),
-                false => drop(vring.stop(number, &self.device, &self.times)),
+                true => vring.stop_retaining_failed(number, &self.device),
+                false => drop(vring.stop(number, &self.device)),
             }
             bases.extend(vring.base.map(|base| (index as u32, base)));
         }
@@ -370,7 +361,7 @@ impl Session {
 
     pub(crate) fn stop_vrings(&mut self) {
         for (index, vring) in self.vrings.iter_mut().enumerate() {
-            vring.stop(index as u16, &self.device, &self.times);
+            vring.stop(index as u16, &self.device);
         }
     }
 
@@ -393,7 +384,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         let driver_is_gone = self.has_left && self.has_run && !self.runs();
         for (index, vring) in self.vrings.iter_mut().enumerate() {
-            vring.stop_retaining_failed(index as u16, &self.device, &self.times);
+            vring.stop_retaining_failed(index as u16, &self.device);
         }
         // Releases the front end's state, for example reservations of its nexus.
         self.device.reset();
@@ -530,12 +521,12 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_vring_base(&mut self, index: u32) -> Reply<VhostUserVringState> {
-        let (device, times) = (self.device.clone(), self.times.clone());
+        let device = self.device.clone();
         let start = initial_base(self.is_packed());
         let vring = self.vring(index)?;
         // A ring that never ran is at its configured start.
         let base = vring
-            .stop(index as u16, &device, &times)
+            .stop(index as u16, &device)
             .or(vring.base)
             .unwrap_or(start);
         self.reset_unused(index as u16);

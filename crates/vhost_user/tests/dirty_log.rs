@@ -83,13 +83,7 @@ impl Driver {
     fn start_log(&self) {
         self.front_end.set_log(&self.log).unwrap();
         self.front_end.log_data(true).unwrap();
-        self.log_ring(true).unwrap();
-    }
-
-    fn log_ring(&self, is_logged: bool) -> vhost_frontend::Result<()> {
-        let queue = &self.queue;
-        self.front_end
-            .log_ring(queue.index(), queue.layout(), is_logged)
+        self.front_end.log_ring(&self.queue, true).unwrap();
     }
 
     fn memory(&self) -> Vec<u8> {
@@ -145,7 +139,7 @@ impl Driver {
     /// Starts the queue again after [`Driver::collect`].
     fn restart(&self, base: u32) {
         self.front_end.begin_queue(&self.queue, base).unwrap();
-        self.log_ring(true).unwrap();
+        self.front_end.log_ring(&self.queue, true).unwrap();
     }
 
     fn check(&self, before: &[u8], chains: &[Elements], case: &str) {
@@ -387,7 +381,7 @@ fn log_is_adopted_by_running_queues_and_loses_no_request_in_flight() {
         driver.restart(base);
 
         let (chains, before) = start(&mut driver);
-        driver.log_ring(false).unwrap();
+        driver.front_end.log_ring(&driver.queue, false).unwrap();
         driver.log.clear();
         let base = driver.collect(1);
         let marked: BTreeSet<u64> = driver.log.pages().into_iter().collect();
@@ -495,7 +489,7 @@ fn log_that_misses_pages_ends_its_session_only() {
             let small = LogMemory::of_bytes(8).unwrap();
             match case {
                 "small" => {
-                    driver.log_ring(false).unwrap();
+                    driver.front_end.log_ring(&driver.queue, false).unwrap();
                     driver.front_end.set_log(&small).unwrap();
                 }
                 "small ring" => driver.front_end.set_log(&small).unwrap(),
@@ -525,7 +519,7 @@ fn queue_does_not_stop_cleanly_with_an_incomplete_log() {
     driver.start_log();
     driver.log.file().set_len(0).unwrap();
     // Marks the ring.
-    driver.log_ring(false).ok();
-    driver.log_ring(true).ok();
+    driver.front_end.log_ring(&driver.queue, false).ok();
+    driver.front_end.log_ring(&driver.queue, true).ok();
     assert!(driver.front_end.stop_queue(0).is_err());
 }

@@ -401,6 +401,20 @@ impl ImageDevice for Image {
         self.shared.backing.device()
     }
 
+    fn damage(&self) -> Option<String> {
+        let (path, shared) = (self.shared.path(), &self.shared);
+        let consequence = if shared.is_corrupt.load(Ordering::Relaxed) {
+            "the image is marked as corrupt, and all writes fail"
+        } else if shared.is_corruption_reported.load(Ordering::Relaxed) {
+            "the image is damaged, and I/O to the damaged part fails"
+        } else {
+            return None;
+        };
+        Some(format!(
+            "{path}: {consequence}; hint: remove the disk, then lunette image check --repair all {path}"
+        ))
+    }
+
     fn reopen_to_commit(&self) -> Result<Committable, OpenError> {
         commit::reopen(self)
     }

@@ -4,15 +4,19 @@
 //! user can connect, and the connection of a user in none of them is closed at once. Members of `control_group` may name the files that
 //! [`super::allowed_paths`] permits. Membership is that of the peer's own group and of `/etc/group`.
 
+use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::extract::{ConnectInfo, Request};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use reactor::RateLimit;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -38,7 +42,30 @@ pub(super) enum Right {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     pub(super) right: Right,
+    pub(super) origin: Origin,
 }
+
+/// Origin of a connection, for the log.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Origin {
+    /// User of a client of the control socket.
+    User(u32),
+    /// Address of a client over TCP, if the system knows it.
+    Address(Option<SocketAddr>),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::User(uid) => write!(f, "user {uid}"),
+            Origin::Address(Some(address)) => address.fmt(f),
+            Origin::Address(None) => f.write_str("unknown address"),
+        }
+    }
+}
+
+/// Limit of log lines about users that are not admitted.
+static REFUSED_LOG: RateLimit = RateLimit::new(Duration::from_secs(10));
 
 /// Returns true if the user is a member of the named group.
 fn is_member(users: &str, groups: &str, (uid, gid): (u32, u32), group: &str) -> bool {
@@ -147,31 +174,48 @@ impl Guarded {
                         _room: room,
                         _reader: reader,
                     };
-                    return (conversation, Peer { right });
+                    let origin = Origin::User(uid);
+                    return (conversation, Peer { right, origin });
                 }
-                Ok((_, uid, None)) => tracing::debug!(uid, "control socket: user not admitted"),
+                Ok((_, uid, None)) => {
+                    if let Some(suppressed) = REFUSED_LOG.pass() {
+                        tracing::warn!(
+                            uid,
+                            suppressed,
+                            "control socket: user not admitted; hint: control_group and control_readers name the groups with access"
+                        );
+                    }
+                }
                 Err(error) => {
                     tracing::debug!("control socket: cannot accept a connection: {error}");
                     // The error may be a lack of descriptors.
-                    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                    tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             }
         }
     }
 }
 
-/// Refuses changes by readers.
+/// Refuses changes by readers, and logs all changes.
 pub(super) async fn check(
     ConnectInfo(peer): ConnectInfo<Peer>,
     request: Request,
     next: Next,
 ) -> Response {
-    let looks = matches!(*request.method(), Method::GET | Method::HEAD);
-    if looks || peer.right != Right::Read {
+    if matches!(*request.method(), Method::GET | Method::HEAD) {
         return next.run(request).await;
     }
-    let detail = "this client may only read";
-    ErrorResponse::new(StatusCode::FORBIDDEN, detail).into_response()
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let response = match peer.right {
+        Right::Read => {
+            let detail = "this client may only read";
+            ErrorResponse::new(StatusCode::FORBIDDEN, detail).into_response()
+        }
+        Right::Control | Right::Administrator => next.run(request).await,
+    };
+    let status = response.status().as_u16();
+    tracing::info!(%method, path, peer = %peer.origin, status, "API request for a change");
+    response
 }
 
 /// A connection and its place among [`CONNECTIONS_MAX`].

@@ -100,9 +100,11 @@ pub(super) async fn text(State(api): State<Api>) -> Result<impl IntoResponse, Er
 pub(super) async fn changes(State(api): State<Api>) -> Result<Json<Changes>, ErrorResponse> {
     let overview = api.overview()?;
     let live = overview.live();
+    let overlay = Overlay::between(&live.base, &live.config);
     Ok(Json(Changes {
         kept: overview.keeps,
-        changes: Overlay::between(&live.base, &live.config).lines(&live.base),
+        changes: overlay.lines(&live.base),
+        shadowed: overlay.shadowing_lines(&live.base),
     }))
 }
 

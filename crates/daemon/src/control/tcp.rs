@@ -7,6 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header;
@@ -16,15 +17,16 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Router};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use reactor::RateLimit;
 
 use super::ErrorResponse;
-use super::access::{Peer, Right, check};
+use super::access::{Origin, Peer, Right, check};
 use super::api::{Api, router};
 use super::browsers::{Names, same_site};
 use super::health::check_of;
 use super::page;
 use super::server::HEAD_TIME;
-use super::token::Tokens;
+use super::token::{Tokens, Unknown};
 use crate::connection_table::{ConnectionGuard, ConnectionLimits, Standing};
 use crate::service_thread::http;
 use crate::tcp_service::{TcpEntrance, TcpService};
@@ -36,6 +38,9 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
     readers: 64,
     administrators: 64,
 };
+
+/// Limit of log lines about wrong tokens.
+static WRONG_TOKEN_LOG: RateLimit = RateLimit::new(Duration::from_secs(10));
 
 /// Server of the API over TCP. Dropping it ends the service.
 #[derive(Debug)]
@@ -62,7 +67,9 @@ impl TcpServer {
             .layer(middleware::from_fn_with_state(names, same_site))
             .layer(middleware::from_fn_with_state(tokens, recognise));
         let service = TcpService::start(entrance, LIMITS, move |stream, accepted, guard| {
-            let service = TowerToHyperService::new(routes.clone().layer(Extension(guard)));
+            let origin = Origin::Address(stream.peer_addr().ok());
+            let routes = routes.clone().layer(Extension(guard));
+            let service = TowerToHyperService::new(routes.layer(Extension(origin)));
             accepted.serve(http(HEAD_TIME), TokioIo::new(stream), service)
         })?;
         Ok(TcpServer(service))
@@ -83,6 +90,7 @@ impl TcpServer {
 async fn recognise(
     State(tokens): State<Tokens>,
     Extension(guard): Extension<ConnectionGuard>,
+    Extension(origin): Extension<Origin>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -94,7 +102,9 @@ async fn recognise(
     if known.is_err() && request.method() == Method::GET && check_of(request.uri().path()).is_some()
     {
         let right = Right::Read;
-        request.extensions_mut().insert(ConnectInfo(Peer { right }));
+        request
+            .extensions_mut()
+            .insert(ConnectInfo(Peer { right, origin }));
         return last(next.run(request).await);
     }
     match known {
@@ -109,10 +119,17 @@ async fn recognise(
                 return last(problem.into_response());
             }
             request.headers_mut().remove(header::AUTHORIZATION);
-            request.extensions_mut().insert(ConnectInfo(Peer { right }));
+            request
+                .extensions_mut()
+                .insert(ConnectInfo(Peer { right, origin }));
             next.run(request).await
         }
         Err(unknown) => {
+            if unknown == Unknown::Stranger
+                && let Some(suppressed) = WRONG_TOKEN_LOG.pass()
+            {
+                tracing::warn!(peer = %origin, suppressed, "API: wrong token");
+            }
             let problem = ErrorResponse::new(StatusCode::UNAUTHORIZED, unknown.detail());
             let mut response = problem.into_response();
             let challenge = HeaderValue::from_static(unknown.challenge());

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,6 +98,9 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
     let incremental = copy.incremental.clone();
     let copying = job.begin_while_wanted(&context.jobs, move || {
         let config = place(&now, &target, &disk);
+        if is_same_file(now.backend.file(), config.backend.file()) {
+            return Err(super::same_medium(disk.name(), disk.name()));
+        }
         begin(&of_thread, &its_job, &disk, config, incremental.as_deref())
     })?;
     run_copying(copying)?;
@@ -138,6 +141,20 @@ fn place(now: &DiskConfig, target: &DiskConfig, disk: &Disk) -> DiskConfig {
         block_size,
         ..now.clone()
     }
+}
+
+/// Returns true if both paths lead to the same file or device. The lock of the disk would be reported as that of another process.
+fn is_same_file(one: Option<&Path>, other: Option<&Path>) -> bool {
+    let file = |path: &Path| {
+        let found = std::fs::metadata(path).ok()?;
+        let is_device = found.file_type().is_block_device();
+        Some(match is_device {
+            true => (0, 0, found.rdev()),
+            false => (found.dev(), found.ino(), 0),
+        })
+    };
+    let one = one.and_then(file);
+    one.is_some() && one == other.and_then(file)
 }
 
 /// Returns true if `block_size` defaults to that of the device.
@@ -302,7 +319,12 @@ fn open_target(
         let image = bdev::Image::create(&options, bytes).map_err(in_words)?;
         return Ok(Arc::new(image));
     }
-    crate::block_devices::open(config).map_err(in_words)
+    // The job writes to the target, also if the disk is read-only.
+    let writable = DiskConfig {
+        read_only: false,
+        ..config.clone()
+    };
+    crate::block_devices::open(&writable).map_err(in_words)
 }
 
 /// Devices of the job. They are closed last, because closing waits for abandoned I/Os that are still in flight.
@@ -546,10 +568,16 @@ impl Copying {
         })
     }
 
+    /// Adds the name of the target to an error.
+    fn name_target(&self, error: &str) -> String {
+        let target = shown(&self.config.backend);
+        error.replacen("the target", &format!("the target {target}"), 1)
+    }
+
     fn early(&self, mirror: &Mirror) -> Early {
         match mirror.progress().error() {
             Some(error) if !self.job.is_cancelled() => {
-                Early::Failed(format!("cannot write to the target: {error}"))
+                Early::Failed(self.name_target(&format!("{CANNOT_WRITE}: {error}")))
             }
             _ if !self.job.is_cancelled() => match self.check_target() {
                 Err(early) => early,
@@ -564,7 +592,10 @@ impl Copying {
             let io = BlockingIo::new(Arc::clone(device));
             let io = io.map(|io| self.patient(io, None));
             io.map_err(|error| {
-                Early::Failed(format!("cannot attach the job to the device: {error}"))
+                Early::Failed(format!(
+                    "cannot attach the job to the device ({}): {error}",
+                    device.kind()
+                ))
             })
         };
         let (mut source, mut target) = (open(&self.source)?, open(&self.target)?);
@@ -605,7 +636,7 @@ impl Copying {
             let bytes = self.copy_held(source, target, from, end).map_err(|error| {
                 match self.job.is_cancelled() {
                     true => Early::Cancelled,
-                    false => Early::Failed(format!("at byte {from}: {error}")),
+                    false => Early::Failed(self.name_target(&error.to_string())),
                 }
             })?;
             mirror.progress().advance(end);
@@ -719,6 +750,10 @@ fn hole_at(source: &mut BlockingIo, from: u64, total: u64) -> Option<u64> {
     is_hole.then(|| first.end.min(total))
 }
 
+/// Beginnings of the errors of [`copy_range`].
+const CANNOT_READ: &str = "cannot read the disk";
+const CANNOT_WRITE: &str = "cannot write to the target";
+
 /// Copies a range that the caller holds. Returns the bytes copied, 0 for a hole.
 fn copy_range(
     source: &mut BlockingIo,
@@ -736,8 +771,13 @@ fn copy_range(
     let mut bytes = vec![0; PART.min(end - from) as usize];
     while at < end {
         let length = PART.min(end - at) as usize;
-        source.read_at(at, &mut bytes[..length])?;
-        target.write_at(at, &bytes[..length])?;
+        let at_end = |end: &str, error: io::Error| {
+            io::Error::new(error.kind(), format!("{end}: at byte {at}: {error}"))
+        };
+        let read = source.read_at(at, &mut bytes[..length]);
+        read.map_err(|error| at_end(CANNOT_READ, error))?;
+        let written = target.write_at(at, &bytes[..length]);
+        written.map_err(|error| at_end(CANNOT_WRITE, error))?;
         at += length as u64;
     }
     Ok(end - from)

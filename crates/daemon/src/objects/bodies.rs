@@ -1,6 +1,6 @@
 //! Configured objects and their state as API objects.
 
-use bdev::DiskState;
+use bdev::{BlockDevice, Disk as ServedDisk, DiskState};
 use control::Keys;
 use control::objects::{Disk, DiskStatus, Export, Lun};
 
@@ -40,9 +40,6 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
     };
     let waiting = disk.and_then(|disk| disk.state().waiting());
     let device = disk.map(|disk| disk.device());
-    let shared = device
-        .as_ref()
-        .and_then(|device| device.capabilities().shared_state);
     let geometry = info.as_ref().map(|info| info.geometry);
     let stack = match disk {
         Some(disk) => disk.stack(),
@@ -50,10 +47,8 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
     };
     let removing = live.draining.iter().find_map(|one| one.disk(&config.name));
     DiskStatus {
-        reservations_unknown: match disk.and_then(|disk| disk.state().reservations_unknown()) {
-            Some(reason) => Some(reason),
-            None => shared.and_then(|shared| shared.unknown()),
-        },
+        reservations_unknown: disk.and_then(|disk| reservations_unknown(disk)),
+        damage: device.as_deref().and_then(damage),
         removing_seconds: removing.map(|time| time.as_secs()),
         size: match geometry {
             Some(geometry) => geometry.capacity_bytes(),
@@ -83,6 +78,21 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
         waiting_reason: waiting.map(|waiting| waiting.error.to_string()),
         stack: stack.into_iter().map(str::to_owned).collect(),
     }
+}
+
+/// Returns the damage of the first damaged image of a chain.
+fn damage(device: &dyn BlockDevice) -> Option<String> {
+    let image = device.capabilities().image?;
+    image.damage().or_else(|| damage(&*image.backing()?))
+}
+
+/// Returns why the persistent reservations of a disk are unknown.
+pub fn reservations_unknown(disk: &ServedDisk) -> Option<String> {
+    disk.state().reservations_unknown().or_else(|| {
+        let device = disk.device();
+        let shared = device.capabilities().shared_state;
+        shared.and_then(|shared| shared.unknown())
+    })
 }
 
 /// Returns the configuration of a logical unit.

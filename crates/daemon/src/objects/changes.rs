@@ -151,7 +151,7 @@ impl Change {
                         let detail =
                             format!("target {target}, LUN {lun} of {export} is the disk {disk}");
                         let fault = Fault::at("/disk", detail);
-                        let help = "remove it first, or replace it with force";
+                        let help = "remove it first, or replace it with --force";
                         return Err(Refusal::Conflict(vec![fault.help(help)]));
                     }
                 }
@@ -218,7 +218,7 @@ fn remove_disk(next: &mut Config, name: &str, force: bool) -> Result<(), Refusal
     let users = users(next, name);
     if !users.is_empty() && !force {
         let detail = format!("disk {name} is in use: {}", users.join(", "));
-        let fault = Fault::new(detail).help("remove these first, or remove the disk with force");
+        let fault = Fault::new(detail).help("remove these first, or remove the disk with --force");
         return Err(Refusal::Conflict(vec![fault]));
     }
     next.disks.retain(|disk| disk.name != name);

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ::control::counted;
 use bdev::{Disk, ResizeError, Shrinking};
 use reactor::Pool;
 use scsi_exec::Holding;
@@ -102,15 +103,15 @@ impl Draining {
         let exports = self.exports.iter();
         let exports = exports.map(|name| {
             format!(
-                "export {name} is being removed: {} requests in flight",
-                requests(name)
+                "export {name} is being removed: {}",
+                counted(requests(name), "request in flight")
             )
         });
         let luns = self.luns.iter().map(|(export, luns)| {
             let at = luns.iter().map(|lun| format!("{}:{}", lun.target, lun.lun));
             let at = at.collect::<Vec<_>>().join(", ");
-            let requests = requests(export);
-            format!("LUNs {at} of {export} are being removed: {requests} requests of the export in flight")
+            let requests = counted(requests(export), "request");
+            format!("LUNs {at} of {export} are being removed: {requests} of the export in flight")
         });
         let shrinking = self.shrinking.iter();
         let shrinking = shrinking.map(|disk| {

@@ -14,7 +14,7 @@ use super::refusal::Refusal;
 use crate::jobs::shown;
 use config::{
     AccessState, Config, DiskConfig, ExportConfig, ExportRef, LunConfig, access_state_json,
-    disk_json, export_json,
+    disk_differences, disk_json, export_json,
 };
 
 type Address = (String, u8, u16);
@@ -24,7 +24,7 @@ type Address = (String, u8, u16);
 pub struct Overlay {
     /// Disks that the file lacks or configures differently.
     pub disks: Vec<DiskConfig>,
-    /// Disks of the file with a changed size, limits or error policy.
+    /// Disks of the file with a changed location, size, limits or error policy.
     pub changed: Vec<Changed>,
     /// Disks of the file that were removed.
     pub no_disks: Vec<String>,
@@ -38,7 +38,7 @@ pub struct Overlay {
     pub access_states: BTreeMap<(String, u16), AccessState>,
 }
 
-/// A disk of the file with a changed size, limits or error policy. Its other keys follow the file.
+/// A disk of the file with a changed location, size, limits or error policy. Its other keys follow the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
     /// Configuration in the file when the change was made.
@@ -49,8 +49,11 @@ pub struct Changed {
 
 impl Changed {
     fn between(was: &DiskConfig, now: &DiskConfig) -> Option<Changed> {
+        // A job that moves a disk may also set the discard mode and the block size.
         let with_changes = DiskConfig {
-            backend: was.backend.with_size(now.backend.size()),
+            backend: now.backend.clone(),
+            discard: now.discard,
+            block_size: now.block_size,
             limits: now.limits,
             errors: now.errors,
             ..was.clone()
@@ -61,10 +64,25 @@ impl Changed {
         })
     }
 
+    /// Returns true if the disk has another location than in the file.
+    fn is_moved(&self) -> bool {
+        shown(&self.was.backend) != shown(&self.now.backend)
+    }
+
     fn over(&self, disk: &mut DiskConfig) {
-        // A changed size applies only to the backend that it was set for.
-        if disk.backend == self.was.backend {
+        // A file that names the new location also sets its keys. A changed size applies only to the location that it was set for.
+        let takes_backend = match self.is_moved() {
+            true => shown(&disk.backend) != shown(&self.now.backend),
+            false => disk.backend == self.was.backend,
+        };
+        if takes_backend {
             disk.backend.clone_from(&self.now.backend);
+        }
+        if self.now.discard != self.was.discard && disk.discard == self.was.discard {
+            disk.discard = self.now.discard;
+        }
+        if self.now.block_size != self.was.block_size && disk.block_size == self.was.block_size {
+            disk.block_size = self.now.block_size;
         }
         if self.now.limits != self.was.limits {
             disk.limits = self.now.limits;
@@ -73,13 +91,24 @@ impl Changed {
             disk.errors = self.now.errors;
         }
     }
+}
 
-    fn line(&self) -> String {
-        let size = (self.now.backend != self.was.backend).then_some("size");
-        let limits = (self.now.limits != self.was.limits).then_some("limits");
-        let errors = (self.now.errors != self.was.errors).then_some("error policy");
-        let parts: Vec<&str> = size.into_iter().chain(limits).chain(errors).collect();
-        format!("~ disk {} ({})", self.now.name, parts.join(", "))
+/// Returns the line of a disk with the keys that differ from the file; `None` if none does.
+fn disk_line(now: &DiskConfig, file: &DiskConfig) -> Option<String> {
+    let differences = disk_differences(now, file).into_iter().filter(|one| {
+        // Without a size in the file, the disk has the size of its storage.
+        one.key != "size" || one.other.is_some()
+    });
+    let value = |value: Option<String>| value.unwrap_or_else(|| "default".to_owned());
+    let keys: Vec<String> = differences
+        .map(|one| {
+            let (now, file) = (value(one.one), value(one.other));
+            format!("{} is {now} (run time), {file} (file)", one.key)
+        })
+        .collect();
+    match keys.is_empty() {
+        true => None,
+        false => Some(format!("~ disk {}: {}", now.name, keys.join("; "))),
     }
 }
 
@@ -162,8 +191,12 @@ impl Overlay {
             }
         }
         for changed in &self.changed {
-            if let Some(disk) = next.disks.iter_mut().find(|d| d.name == changed.now.name) {
-                changed.over(disk);
+            let disk = next.disks.iter_mut().find(|d| d.name == changed.now.name);
+            match disk {
+                Some(disk) => changed.over(disk),
+                // The data is not where the file had it, so the disk stays.
+                None if changed.is_moved() => next.disks.push(changed.now.clone()),
+                None => {}
             }
         }
         let added = self.disks.iter().filter(|d| ours.contains_key(&*d.name));
@@ -342,6 +375,9 @@ impl Overlay {
         shadowing
             .disks
             .retain(|disk| base.disk(&disk.name).is_some());
+        shadowing
+            .changed
+            .retain(|changed| base.disk(&changed.now.name).is_some());
         let is_known = |export: &ExportConfig| base.export(export.as_ref().name()).is_some();
         shadowing.exports.retain(is_known);
         shadowing.luns.retain(|address, _| has_lun(address));
@@ -357,12 +393,15 @@ impl Overlay {
                 .iter()
                 .map(|name| format!("- export {name}")),
         );
-        lines.extend(self.disks.iter().map(|disk| match base.disk(&disk.name) {
-            Some(was) if was.backend == disk.backend => format!("~ disk {}", disk.name),
-            Some(_) => format!("~ disk {} ({})", disk.name, shown(&disk.backend)),
-            None => format!("+ disk {}", disk.name),
+        let effective = self.over(base);
+        let changed = self.changed.iter().map(|changed| &changed.now);
+        lines.extend(self.disks.iter().chain(changed).filter_map(|disk| {
+            let now = effective.disk(&disk.name)?;
+            match base.disk(&disk.name) {
+                Some(file) => disk_line(now, file),
+                None => Some(format!("+ disk {}", disk.name)),
+            }
         }));
-        lines.extend(self.changed.iter().map(Changed::line));
         let exports = self.exports.iter().map(ExportConfig::as_ref);
         lines.extend(exports.map(|export| {
             let is_known = base.exports().any(|was| was.name() == export.name());
@@ -499,9 +538,12 @@ mod tests {
         for (now, lines) in [
             (
                 "a=file:/x/a,size=2M,iops=20",
-                &["~ disk a (size, limits)"][..],
+                &["~ disk a: size is 2M (run time), 1M (file); iops is 20 (run time), 10 (file)"][..],
             ),
-            ("a=file:/x/a,size=1M,iops=20", &["~ disk a (limits)"]),
+            (
+                "a=file:/x/a,size=1M,iops=20",
+                &["~ disk a: iops is 20 (run time), 10 (file)"],
+            ),
         ] {
             let now = disk(now);
             let overlay = Overlay::between(&base, &now);
@@ -521,9 +563,37 @@ mod tests {
         assert_eq!(grown.over(&limited), wanted);
         let another = disk("a=file:/x/c,size=1M,iops=10");
         let moved = Overlay::between(&base, &another);
-        assert_eq!(moved.lines(&base), ["~ disk a (file:/x/c)"]);
+        let line = "~ disk a: path is /x/c (run time), /x/a (file)";
+        assert_eq!(moved.lines(&base), [line]);
         let without = disk("b=ram:1M");
         assert_eq!(moved.lines(&without), ["+ disk a"]);
+    }
+
+    /// A mirror changes the location. The other keys of the file apply.
+    #[test]
+    fn a_moved_disk_follows_the_other_keys_of_the_file() {
+        let disk = |words: &str| config(&[words], &[], &[], &[]);
+        let base = disk("a=file:/x/a");
+        let moved = Overlay::between(&base, &disk("a=file:/x/b,size=1M"));
+        for overlay in [moved.clone(), Overlay::from_text(&moved.to_text()).unwrap()] {
+            // The file names the new location, and more.
+            let corrected = disk("a=file:/x/b,ro,iops=100,cache=writeback");
+            assert_eq!(overlay.over(&corrected), corrected);
+            assert!(overlay.shadowing_lines(&corrected).is_empty());
+            // The file names the old location, and more.
+            let edited = disk("a=file:/x/a,ro,iops=100,cache=writeback");
+            let wanted = disk("a=file:/x/b,size=1M,ro,iops=100");
+            assert_eq!(overlay.over(&edited), wanted);
+            assert_eq!(
+                overlay.shadowing_lines(&edited),
+                [
+                    "~ disk a: path is /x/b (run time), /x/a (file); cache is none (run time), writeback (file)"
+                ]
+            );
+            let without = disk("b=ram:1M");
+            assert!(overlay.over(&without).disk("a").is_some());
+            assert!(overlay.shadowing_lines(&without).is_empty());
+        }
     }
 
     #[test]

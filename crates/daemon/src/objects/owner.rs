@@ -16,7 +16,6 @@
 //! ```
 
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
-use std::time::Instant;
 
 use bdev::Disk;
 
@@ -93,7 +92,7 @@ pub struct ChangeOptions {
 pub struct ChangeResult {
     /// Steps that were done.
     pub plan: Plan,
-    /// After a reload: values of the file that a change at run time replaces, one line each.
+    /// After a start or a reload: values of the file that a change at run time replaces, one line each.
     pub shadowed: Vec<String>,
     /// Exports that accept clients now.
     pub ready: Vec<ReadyExport>,
@@ -152,7 +151,6 @@ impl Owner {
             identities: Identities::load(folder, &damaged),
             bitmaps: Arc::new(Bitmaps::load(folder, &damaged)),
             servers: Arc::clone(&servers),
-            last_record: Instant::now(),
         };
         let owner = Owner {
             configs,
@@ -205,9 +203,11 @@ impl Owner {
         }
         let mut next = self.configs.base.clone();
         let mut changed = Vec::new();
+        let mut shadowed = Vec::new();
         if let Some(state_store) = &self.state_store {
             let kept = state_store.kept().map_err(failed)?;
             changed = kept.names();
+            shadowed = kept.shadowing_lines(&self.configs.base);
             next = kept.over(&self.configs.base);
         }
         let mut faults = relations::check(&next);
@@ -251,7 +251,7 @@ impl Owner {
                 }
                 Err(Refusal::Failed(faults))
             }
-            (result, _) => result,
+            (result, _) => result.map(|result| ChangeResult { shadowed, ..result }),
         }
     }
 
@@ -450,7 +450,7 @@ impl Owner {
         let connected = exports::connected(transports);
         for name in leaving.chain(replaced).filter(|n| connected.contains(*n)) {
             let fault = Fault::new(format!("export {name} has a client"));
-            faults.push(fault.help("disconnect it first, or use force"));
+            faults.push(fault.help("disconnect it first, or use --force"));
         }
         for (export, luns) in &plan.remove_luns {
             for LunConfig { target, lun, disk } in luns {
@@ -458,7 +458,7 @@ impl Owner {
                 let unit = disk.and_then(|disk| self.servers.units.known(disk));
                 if unit.is_some_and(|unit| unit.reservations().is_held()) {
                     let detail = format!("LUN {export}/{target}:{lun} is reserved by an initiator");
-                    faults.push(Fault::new(detail).help("release the reservation, or use force"));
+                    faults.push(Fault::new(detail).help("release the reservation, or use --force"));
                 }
             }
         }
@@ -470,7 +470,7 @@ impl Owner {
             if *size < now {
                 let detail =
                     format!("shrinking disk {disk} from {now} to {size} bytes would lose data");
-                let help = "use force to drop the data beyond the new end";
+                let help = "use --force to drop the data beyond the new end";
                 faults.push(Fault::at("/size", detail).help(help));
             }
         }

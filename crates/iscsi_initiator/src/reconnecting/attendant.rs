@@ -497,7 +497,7 @@ impl Attendant {
             .map_or(Duration::ZERO, |down| down.since.elapsed());
         if self.suppressed == 0 {
             let unit = self.settings.path_address(self.path);
-            tracing::info!(%unit, seconds = waited.as_secs_f32(), "session recovered");
+            tracing::info!(%unit, seconds = format_args!("{:.1}", waited.as_secs_f32()), "session recovered");
         }
         self.info = unit.info().clone();
         self.unit = Some(unit);

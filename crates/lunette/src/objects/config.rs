@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use control::{Changes, Method, Summary};
+use control::{Changes, Method, Summary, counted};
 
 use super::arguments::{ConfigAction, ConfigCommand, ReloadArguments};
 use super::{ACCEPTED, force, print_json, print_waits};
@@ -52,30 +52,27 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
     let summary: Summary = serde_json::from_value(answer)
         .map_err(|error| Failure::because(format!("malformed response: {error}")))?;
     let counts = [
-        ("disks added", summary.disks_added),
-        ("disks removed", summary.disks_removed),
-        ("disks resized", summary.disks_resized),
-        ("disks limited", summary.disks_limited),
-        ("exports added", summary.exports_added),
-        ("exports removed", summary.exports_removed),
-        ("exports replaced", summary.exports_replaced),
-        ("exports placed", summary.exports_placed),
-        ("sockets with changed rights", summary.socket_rights_changed),
-        ("access states changed", summary.access_states_changed),
+        ("disk added", summary.disks_added),
+        ("disk removed", summary.disks_removed),
+        ("disk resized", summary.disks_resized),
+        ("disk limited", summary.disks_limited),
+        ("export added", summary.exports_added),
+        ("export removed", summary.exports_removed),
+        ("export replaced", summary.exports_replaced),
+        ("export placed", summary.exports_placed),
+        ("socket with changed rights", summary.socket_rights_changed),
+        ("change of access states", summary.access_states_changed),
+        ("target with changed CHAP users", summary.chap_users_changed),
         (
-            "targets with changed CHAP users",
-            summary.chap_users_changed,
-        ),
-        (
-            "changed CHAP users of discovery",
+            "change of the CHAP users of discovery",
             summary.discovery_users_changed,
         ),
-        ("LUNs added", summary.luns_added),
-        ("LUNs removed", summary.luns_removed),
+        ("LUN added", summary.luns_added),
+        ("LUN removed", summary.luns_removed),
     ];
     let listed = counts.iter().filter(|(_, count)| *count > 0);
     let listed: Vec<String> = listed
-        .map(|(noun, count)| format!("{count} {noun}"))
+        .map(|(noun, count)| counted(*count as u64, noun))
         .collect();
     let text = match listed.is_empty() {
         true => "no changes".to_owned(),
@@ -93,7 +90,7 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         }
         writeln!(
             stdout,
-            "hint: make the change at run time again with the value of the file, or write the run-time value into the file"
+            "hint: write the value at run time into the file to keep it; lunette disk limit, set, resize or mirror sets the value of the file"
         )?;
     }
     Ok(())

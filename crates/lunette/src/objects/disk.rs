@@ -185,13 +185,16 @@ fn details(disk: &Disk) -> Table {
         if let Some(reason) = &status.waiting_reason {
             let name = &disk.name;
             let waiting = format!(
-                "{} I/Os: {reason}; hint: lunette disk resume {name}",
-                status.waiting
+                "{}: {reason}; hint: lunette disk resume {name}",
+                control::counted(status.waiting, "I/O")
             );
             lines.push(("waiting", waiting));
         }
+        if let Some(damage) = &status.damage {
+            lines.push(("damage", damage.clone()));
+        }
         if let Some(reason) = &status.reservations_unknown {
-            let unknown = format!("unknown: {reason}; SCSI reads and writes wait");
+            let unknown = format!("unknown: {reason}; SCSI reads and writes are answered BUSY");
             lines.push(("reservations", unknown));
         }
         lines.push(("stack", status.stack.join(" > ")));

@@ -94,9 +94,7 @@ fn path(export: &str) -> String {
 /// Names of the disks in a flag; the daemon has these disks.
 fn disks_of(export: &NewExport) -> Vec<&str> {
     match export {
-        NewExport::VhostBlk { export } | NewExport::Nbd { export } => {
-            export.split(':').take(1).collect()
-        }
+        NewExport::VhostBlk { export } => export.split(':').take(1).collect(),
         NewExport::VhostScsi { .. } => Vec::new(),
         NewExport::Iscsi { export, .. } => {
             let list = export.split_once('=').map_or("", |(_, list)| list);
@@ -114,10 +112,6 @@ fn add(ask: &Ask, export: NewExport) -> Outcome {
         },
         NewExport::VhostScsi { export } => Flags {
             vhost_scsi: vec![export.clone()],
-            ..Flags::default()
-        },
-        NewExport::Nbd { export } => Flags {
-            nbd: vec![export.clone()],
             ..Flags::default()
         },
         NewExport::Iscsi {
@@ -176,7 +170,7 @@ fn table(exports: &[Export]) -> Table {
         let status = export.status.as_ref();
         let client = status.map_or_else(String::new, |status| {
             if status.removing_seconds.is_some() {
-                return format!("removing: {} requests", status.requests);
+                return format!("removing: {}", control::counted(status.requests, "request"));
             }
             match (status.connected, status.sessions) {
                 (true, 2..) => format!("{} sessions", status.sessions),

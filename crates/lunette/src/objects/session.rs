@@ -35,16 +35,11 @@ fn counted(number: Option<u64>) -> String {
     number.map_or_else(|| "-".to_owned(), |number| number.to_string())
 }
 
-/// Returns the initiator name of an iSCSI session, or the address of an NBD client.
-fn client(session: &Session) -> Option<&str> {
-    session.initiator.as_deref().or(session.client.as_deref())
-}
-
 fn table(sessions: &[Session]) -> Table {
     let head = Table::new(&[
         "ID",
         "EXPORT",
-        "CLIENT",
+        "INITIATOR",
         "CONNECTIONS",
         "REQUESTS",
         "BYTES",
@@ -54,7 +49,7 @@ fn table(sessions: &[Session]) -> Table {
         table.row([
             session.id.clone(),
             session.export.clone(),
-            client(session).unwrap_or("-").to_owned(),
+            session.initiator.clone().unwrap_or_else(|| "-".to_owned()),
             session.connections.to_string(),
             counted(session.requests),
             counted(session.bytes),
@@ -75,9 +70,6 @@ fn details(sessions: &[Session]) -> Table {
         row("export", session.export.clone());
         if let Some(initiator) = &session.initiator {
             row("initiator", initiator.clone());
-        }
-        if let Some(client) = &session.client {
-            row("client", client.clone());
         }
         row("connections", session.connections.to_string());
         for (key, value) in [
@@ -104,7 +96,11 @@ pub fn reservations(command: ReservationCommand) -> Outcome {
         ask.daemon.client()?.get::<serde_json::Value>(&path)?;
         held.retain(|reservation| reservation.disk == *disk);
     }
-    ask.print(&held, reservation_table)
+    ask.print(&held, reservation_table)?;
+    match held.iter().any(|reservation| reservation.unknown.is_some()) {
+        true => Err(Failure::Reported),
+        false => Ok(()),
+    }
 }
 
 fn reservation_table(held: &[Reservation]) -> Table {
@@ -118,7 +114,10 @@ fn reservation_table(held: &[Reservation]) -> Table {
         "INITIATOR",
     ]);
     held.iter().fold(head, |mut table, reservation| {
-        let kind = || reservation.kind.clone().unwrap_or_else(|| "-".to_owned());
+        let kind = || match &reservation.unknown {
+            Some(reason) => format!("unknown: {reason}"),
+            None => reservation.kind.clone().unwrap_or_else(|| "-".to_owned()),
+        };
         if reservation.registrations.is_empty() {
             let none = || "-".to_owned();
             table = table.row([

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use control::objects::{Export, Reservation, Session};
-use control::{Changes, Status};
+use control::objects::{Export, Job, JobState, Reservation, Session};
+use control::{Changes, Status, counted};
 use latency::{Operation, Snapshot};
 
 use super::arguments::LookArguments;
@@ -14,14 +14,18 @@ use crate::failure::{Failure, Outcome};
 /// Maximum lines of exports; the rest of an 80x24 screen is for the summary.
 const EXPORTS_SHOWN: usize = 12;
 
+/// Maximum lines of values of the file that are not in effect.
+const SHADOWED_SHOWN: usize = 4;
+
 /// Prints the status. Fails if there are problems.
 pub fn run(arguments: &LookArguments) -> Outcome {
     let client = arguments.ask.daemon.client()?;
     let status: Status = client.get("/v1/status")?;
+    let jobs: Vec<Job> = client.get("/v1/jobs")?;
     if arguments.ask.json {
         let snapshot: Snapshot = client.get("/v1/latency")?;
         print_json(&status)?;
-        return verdict(&worries(&status, &snapshot));
+        return verdict(&worries(&status, &snapshot, &jobs));
     }
     let exports: Vec<Export> = client.get("/v1/exports")?;
     let sessions: Vec<Session> = client.get("/v1/sessions")?;
@@ -29,7 +33,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     let changes: Changes = client.get("/v1/config/changes")?;
     let snapshot: Snapshot = client.get("/v1/latency")?;
 
-    let worries = worries(&status, &snapshot);
+    let worries = worries(&status, &snapshot, &jobs);
     let mut text = String::new();
     let mut line = |words: String| {
         text.push_str(&cli_common::printable(&words));
@@ -42,6 +46,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
         duration(status.uptime_seconds),
         count(status.workers, "worker"),
     ));
+    let known = reservations.iter().filter(|one| one.unknown.is_none());
     let bytes: u64 = status.disks.iter().map(|disk| disk.size).sum();
     line(format!(
         "{} with {}, {}, {}, {}",
@@ -49,9 +54,17 @@ pub fn run(arguments: &LookArguments) -> Outcome {
         size_text(bytes),
         count(exports.len(), "export"),
         count(sessions.len(), "session"),
-        count(reservations.len(), "disk with reservations"),
+        count(known.count(), "disk with reservations"),
     ));
-    line(changes_line(&changes));
+    let kept = match (changes.changes.len(), changes.kept) {
+        (0, _) => "as configured".to_owned(),
+        (changed, true) => format!("{}, persistent", count(changed, "change at run time")),
+        (changed, false) => format!(
+            "{}, lost when the daemon ends (hint: serve --state DIR)",
+            count(changed, "change at run time")
+        ),
+    };
+    line(kept);
     line(sandbox_line(&status));
     line(String::new());
     for export in exports.iter().take(EXPORTS_SHOWN) {
@@ -60,7 +73,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
             0 => "no client".to_owned(),
             sessions => count(sessions, "client"),
         };
-        let workers = serving(export).map(|words| format!(", served by {words}"));
+        let workers = serving(export).map(|words| format!(", served by {}", worker_words(&words)));
         let groups = export.status.iter().flat_map(|status| &status.port_groups);
         let groups = groups.filter_map(|group| {
             let state = group.remarkable()?;
@@ -82,7 +95,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     for worry in &worries {
         line(format!("! {worry}"));
     }
-    let warnings = warnings(&status);
+    let warnings = warnings(&status, &changes);
     if worries.is_empty() && warnings.is_empty() {
         line("all is well".to_owned());
     }
@@ -93,24 +106,22 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     verdict(&worries)
 }
 
-/// Changes at run time, and whether they are persistent.
-fn changes_line(changes: &Changes) -> String {
-    match (changes.changes.len(), changes.kept) {
-        (0, _) => "as configured".to_owned(),
-        (changed, true) => format!("{}, persistent", count(changed, "change at run time")),
-        (changed, false) => format!(
-            "{}, lost when the daemon ends (hint: serve --state DIR)",
-            count(changed, "change at run time")
-        ),
+/// Returns the words of [`serving`] with their noun.
+fn worker_words(words: &str) -> String {
+    let (numbers, is_dedicated) = match words.strip_suffix("dedicated") {
+        Some(numbers) => (numbers.trim_end(), true),
+        None => (words, false),
+    };
+    match (numbers, is_dedicated) {
+        ("", _) => "a dedicated worker".to_owned(),
+        (numbers, true) => format!("dedicated worker {numbers}"),
+        (numbers, false) if numbers.contains(' ') => format!("workers {numbers}"),
+        (numbers, false) => format!("worker {numbers}"),
     }
 }
 
-/// Configurations that may be mistakes, which do not count as problems.
-fn warnings(status: &Status) -> Vec<String> {
-    let disks = status.disks.iter().filter_map(|disk| {
-        let warning = disk.warning.as_ref()?;
-        Some(format!("warning: disk {}: {warning}", disk.name))
-    });
+/// Configurations that may be mistakes, and values of the file that are not in effect. They do not count as problems.
+fn warnings(status: &Status, changes: &Changes) -> Vec<String> {
     let exports = status.exports.iter().filter_map(|export| {
         let warning = export.warning.as_ref()?;
         Some(format!(
@@ -118,7 +129,11 @@ fn warnings(status: &Status) -> Vec<String> {
             export.kind, export.name
         ))
     });
-    disks.chain(exports).collect()
+    let shadowed = changes.shadowed.iter().take(SHADOWED_SHOWN);
+    let shadowed = shadowed.map(|line| format!("warning: not as in the file: {line}"));
+    let more = changes.shadowed.len().saturating_sub(SHADOWED_SHOWN);
+    let more = (more > 0).then(|| format!("  and {more} more: see lunette config diff"));
+    exports.chain(shadowed).chain(more).collect()
 }
 
 /// Missing kernel features are shown but are not a problem of the daemon.
@@ -144,17 +159,21 @@ fn verdict(worries: &[String]) -> Outcome {
 }
 
 /// Problems that need attention.
-fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
+fn worries(status: &Status, snapshot: &Snapshot, jobs: &[Job]) -> Vec<String> {
     let mut worries = Vec::new();
     for disk in status.disks.iter().filter(|disk| disk.state != "ready") {
         let reason = disk.reason.as_deref().unwrap_or("see lunette disk show");
         worries.push(format!("disk {} is {}: {reason}", disk.name, disk.state));
     }
     for disk in status.disks.iter().filter(|disk| disk.waiting > 0) {
-        let (name, waiting) = (&disk.name, disk.waiting);
+        let name = &disk.name;
+        let waiting = match disk.waiting {
+            1 => "1 failed I/O waits".to_owned(),
+            many => format!("{many} failed I/Os wait"),
+        };
         let reason = disk.waiting_reason.as_deref().unwrap_or("see its log");
         worries.push(format!(
-            "disk {name}: {waiting} failed I/Os wait for a resume: {reason}; hint: lunette disk resume {name}"
+            "disk {name}: {waiting} for a resume: {reason}; hint: lunette disk resume {name}"
         ));
     }
     for listener in &status.waiting_listeners {
@@ -164,9 +183,21 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
         if let Some(reason) = &disk.reservations_unknown {
             let name = &disk.name;
             worries.push(format!(
-                "disk {name}: reservations unknown, SCSI reads and writes wait: {reason}"
+                "disk {name}: reservations unknown, SCSI reads and writes are answered BUSY: {reason}"
             ));
         }
+    }
+    for disk in &status.disks {
+        if let Some(damage) = &disk.damage {
+            worries.push(format!("disk {}: {damage}", disk.name));
+        }
+    }
+    for job in jobs.iter().filter(|job| job.state == JobState::Failed) {
+        let (kind, disk) = (&job.kind, &job.disk);
+        let reason = job.reason.as_deref().unwrap_or("see its log");
+        worries.push(format!(
+            "disk {disk}: the last job, a {kind}, failed: {reason}; hint: lunette job list; lunette job cancel {disk} removes it from the list"
+        ));
     }
     for one in &status.damaged_state {
         let (file, reason) = (&one.file, &one.reason);
@@ -178,9 +209,9 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
         let counters = &queue.latencies.counters;
         let queue_label = format!("{}/{}", queue.labels.export, queue.labels.queue);
         if counters.malformed > 0 {
-            let broken = count_u64(counters.malformed, "time");
+            let broken = counted(counters.malformed, "time");
             worries.push(format!(
-                "queue {queue_label}: driver or front end violated the protocol {broken}"
+                "queue {queue_label}: driver violated the protocol {broken}"
             ));
         }
         // Other operations regularly end with an error, for example when a driver probes missing units.
@@ -189,7 +220,7 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
             .filter(|one| **one != Operation::Other);
         let errors: u64 = data.map(|one| counters.of(*one).errors).sum();
         if errors > 0 {
-            let failed = count_u64(errors, "request");
+            let failed = counted(errors, "request");
             worries.push(format!("queue {queue_label}: {failed} failed"));
         }
     }
@@ -197,21 +228,7 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
 }
 
 fn count(number: usize, noun: &str) -> String {
-    count_u64(number as u64, noun)
-}
-
-fn count_u64(number: u64, noun: &str) -> String {
-    match number {
-        1 => format!("1 {noun}"),
-        number => {
-            let (first, rest) = noun.split_once(' ').unwrap_or((noun, ""));
-            let rest = match rest {
-                "" => String::new(),
-                rest => format!(" {rest}"),
-            };
-            format!("{number} {first}s{rest}")
-        }
-    }
+    counted(number as u64, noun)
 }
 
 fn duration(seconds: u64) -> String {
@@ -232,6 +249,14 @@ mod tests {
     fn numbers_have_their_words() {
         assert_eq!(count(1, "disk"), "1 disk");
         assert_eq!(count(3, "change at run time"), "3 changes at run time");
+        for (words, text) in [
+            ("0", "worker 0"),
+            ("1 3", "workers 1 3"),
+            ("2 dedicated", "dedicated worker 2"),
+            ("dedicated", "a dedicated worker"),
+        ] {
+            assert_eq!(worker_words(words), text);
+        }
         assert_eq!(duration(59), "59 s");
         assert_eq!(duration(90_061), "1 d 1 h");
     }

@@ -182,6 +182,11 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
     require_qcow2(path, arguments.format)?;
     let backing = match &arguments.backing {
         None => None,
+        Some(name) if name.is_empty() => {
+            return Err(failed(
+                &"the name of the backing image is empty; hint: --no-backing removes the backing image",
+            ));
+        }
         Some(name) => {
             let named = backing_image(path, name, arguments.backing_format)?;
             Some((name.as_str(), named.path, Format::from(named.format)))

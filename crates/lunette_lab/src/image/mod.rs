@@ -159,6 +159,9 @@ fn check(
     repair: Option<RepairWhat>,
     printed: Option<bool>,
 ) -> Outcome {
+    if path.is_dir() {
+        return Err(of(path)(&"is a directory"));
+    }
     // No other file is opened, so content is sufficient without a stated format.
     let found = disks::signature(path)?;
     if format == Some(Format::Raw) || found != Some(ImageFormat::Qcow2) {

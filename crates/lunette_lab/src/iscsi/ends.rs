@@ -66,7 +66,9 @@ impl Source {
         if UnitAddress::looks_like_one(text) {
             let address: UnitAddress = text.parse().map_err(Failure::mistake)?;
             let unit = open(&address, &transfer.login.options(address.user.as_deref())?)?;
-            return Ok(Source::Unit(Box::new(UnitSource::new(unit, transfer)?)));
+            return Ok(Source::Unit(Box::new(UnitSource::new(
+                unit, text, transfer,
+            )?)));
         }
         let block = transfer.block as usize;
         let stream = |name: &str, stream| {
@@ -188,6 +190,7 @@ impl FileSource {
 
 /// A logical unit, read sequentially with several requests in flight.
 pub struct UnitSource {
+    name: String,
     unit: Unit,
     depth: usize,
     /// Blocks per request.
@@ -201,7 +204,8 @@ pub struct UnitSource {
 }
 
 impl UnitSource {
-    fn new(unit: Unit, transfer: &Transfer) -> Result<UnitSource, Failure> {
+    fn new(unit: Unit, name: &str, transfer: &Transfer) -> Result<UnitSource, Failure> {
+        let name = name.to_owned();
         let blocks = request_blocks(&unit, transfer)?;
         let block_size = u64::from(unit.info().block_size);
         if !transfer.from.is_multiple_of(block_size) {
@@ -211,6 +215,7 @@ impl UnitSource {
             )));
         }
         Ok(UnitSource {
+            name,
             depth: transfer.depth.into(),
             blocks,
             at: transfer.from / block_size,
@@ -252,7 +257,7 @@ impl UnitSource {
 
     fn next(&mut self) -> Result<Option<Piece>, Failure> {
         loop {
-            self.ask().map_err(because)?;
+            self.ask().map_err(|error| at_unit(&self.name, &error))?;
             match self.ahead.front() {
                 None => return Ok(None),
                 Some((_, Some(_))) => {
@@ -260,13 +265,21 @@ impl UnitSource {
                 }
                 Some((_, None)) => {}
             }
-            let (tag, data) = self.unit.finish().map_err(because)?;
+            let (tag, data) = self
+                .unit
+                .finish()
+                .map_err(|error| at_unit(&self.name, &error))?;
             let waiting = |(of, piece): &&mut (u32, Option<Piece>)| *of == tag && piece.is_none();
             if let Some((_, piece)) = self.ahead.iter_mut().find(waiting) {
                 *piece = Some(Piece::Data(data));
             }
         }
     }
+}
+
+/// Adds the address of the unit to an error.
+fn at_unit(name: &str, error: &CommandError) -> Failure {
+    Failure::because(format!("{name}: {error}"))
 }
 
 /// Blocks per request: the requested number, limited by the unit.
@@ -519,6 +532,7 @@ fn zero(file: &File, at: u64, bytes: u64) -> std::io::Result<()> {
 
 /// A logical unit, written sequentially with several requests in flight.
 pub struct UnitDestination {
+    name: String,
     unit: Unit,
     depth: usize,
     blocks: u32,
@@ -556,6 +570,7 @@ impl UnitDestination {
             )));
         }
         Ok(UnitDestination {
+            name: transfer.destination.clone(),
             depth: transfer.depth.into(),
             blocks,
             at: transfer.from / block_size,
@@ -597,14 +612,16 @@ impl UnitDestination {
         while self.in_flight >= self.depth {
             self.wait()?;
         }
-        self.unit.start_write(self.at, data).map_err(because)?;
+        let started = self.unit.start_write(self.at, data);
+        started.map_err(|error| at_unit(&self.name, &error))?;
         self.in_flight += 1;
         self.at += blocks;
         Ok(())
     }
 
     fn wait(&mut self) -> Result<(), Failure> {
-        self.unit.finish().map_err(because)?;
+        let finished = self.unit.finish();
+        finished.map_err(|error| at_unit(&self.name, &error))?;
         self.in_flight -= 1;
         Ok(())
     }
@@ -624,7 +641,7 @@ impl UnitDestination {
                     left -= u64::from(blocks);
                 }
                 Err(CommandError::Refused { .. }) => self.writes_zeroes = true,
-                Err(error) => return Err(because(error)),
+                Err(error) => return Err(at_unit(&self.name, &error)),
             }
         }
         while left > 0 {
@@ -642,7 +659,8 @@ impl UnitDestination {
         while self.in_flight > 0 {
             self.wait()?;
         }
-        self.unit.flush().map_err(because)?;
+        let flushed = self.unit.flush();
+        flushed.map_err(|error| at_unit(&self.name, &error))?;
         self.unit.close().map_err(because)
     }
 }

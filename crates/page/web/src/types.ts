@@ -12,7 +12,6 @@ export interface Disk {
   waiting_reason?: string;
   next_try_seconds?: number;
   reservations_unknown?: string;
-  warning?: string;
   read_only?: boolean;
 }
 
