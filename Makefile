@@ -144,7 +144,7 @@ privileged-tests:
 	$(as_root) $(tests_of) --test machine --test followed --test block_device_targets --test hung_storage -- --ignored
 
 # End-to-end tests run in three lanes of about equal duration. Each lane runs one file after the other. Tests that compare speeds are in
-# `measuring`, so that only one of them runs at a time. `machines` has all files that are not listed.
+# `measuring`, so that only one of them runs at a time, and at a higher priority. `machines` has all files that are not listed.
 waiting = access debian fio hostile_initiators host_faults image_chains incremental_backups iscsi_commands iscsi_peers job_calls listeners port_groups rbd rbd_faults rbd_holes rbd_reservations supply_chain
 measuring = api benchmark events interrupted_bench_runs jobs latency_by_stage limits packages soak topologies upgrade vm_bench vm_latency vm_mcs vm_plan vm_plug vm_profile vm_run vm_studies vm_system
 machines = $(filter-out $(waiting) $(measuring),$(basename $(notdir $(wildcard tests/tests/*.rs))))
@@ -156,9 +156,9 @@ guests: tests-built ## Runs end-to-end tests in three lanes, and in the backgrou
 	nice -n 15 $(target_directory)/debug/xtask programs > /dev/null & \
 	(sleep 200; exec nice -n 15 $(target_directory)/debug/sim --minutes 2) > $$logs/simulator 2>&1 & sim=$$!; \
 	FUZZ_SECONDS=$(FUZZ_SECONDS) nice -n 19 $(tests_of) --test fuzzing > $$logs/fuzzing 2>&1 & fuzz=$$!; \
-	$(call lane,$(waiting)) > $$logs/waiting 2>&1 & waiting=$$!; \
+	nice -n 5 $(call lane,$(waiting)) > $$logs/waiting 2>&1 & waiting=$$!; \
 	$(call lane,$(measuring)) > $$logs/measuring 2>&1 & measuring=$$!; \
-	$(call lane,$(machines)) || status=$$?; \
+	nice -n 5 $(call lane,$(machines)) || status=$$?; \
 	for process in $$waiting $$measuring $$sim $$fuzz; do wait $$process || status=$$?; done; \
 	for part in waiting measuring simulator fuzzing; do echo "guests: $$part:"; cat $$logs/$$part; done; \
 	rm -r $$logs; exit $$status
