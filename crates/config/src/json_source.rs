@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_is_one_of_three_kinds() {
+    fn an_export_has_one_of_the_kinds() {
         let blk = json!({"kind": "vhost-blk", "disk": "d0", "socket": "/run/d0.sock"});
         assert!(matches!(
             export_json("e", &blk),
@@ -412,7 +412,9 @@ mod tests {
             panic!("no target");
         };
         assert_eq!((iscsi.luns[0].lun, iscsi.luns[0].target), (4, 0));
-        let none = export_json("e", &json!({"kind": "nbd"})).unwrap_err();
+        let nbd = json!({"kind": "nbd", "disk": "d0", "listen": "127.0.0.1:10809"});
+        assert!(matches!(export_json("e", &nbd), Ok(ExportConfig::Nbd(_))));
+        let none = export_json("e", &json!({"kind": "tape"})).unwrap_err();
         assert_eq!(locations_and_messages(&none)[0].0, "/kind");
         assert!(export_json("e", &json!({})).is_err());
     }
