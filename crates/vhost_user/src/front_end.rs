@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,10 +45,10 @@ pub(crate) struct SessionHandle {
     handover: Arc<Handover>,
 }
 
-/// Request to continue a session in another process.
+/// Request to pause a session between two messages, before it may continue in another process.
 struct Handover {
-    /// Receiver of the session's state.
-    to: Mutex<Option<Sender<SessionHandover>>>,
+    /// Receiver of the paused session.
+    request: Mutex<Option<Sender<PausedSession>>>,
     /// Wakes the session's thread.
     wake: OwnedFd,
     /// The connection belongs to another process. This process must not end it.
@@ -56,9 +56,37 @@ struct Handover {
 }
 
 impl Handover {
-    fn take(&self) -> Option<Sender<SessionHandover>> {
-        let mut to = self.to.lock().unwrap_or_else(PoisonError::into_inner);
-        to.take()
+    fn set(&self, request: Sender<PausedSession>) {
+        let mut slot = self.request.lock().unwrap_or_else(PoisonError::into_inner);
+        *slot = Some(request);
+        drop(slot);
+        // Fails only if the thread is already awake.
+        rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
+    }
+
+    /// Takes the request after a wake-up.
+    fn take(&self) -> Option<Sender<PausedSession>> {
+        // Fails only if there was no wake-up.
+        rustix::io::read(&self.wake, &mut [0; 8]).ok();
+        self.take_request()
+    }
+
+    fn take_request(&self) -> Option<Sender<PausedSession>> {
+        let mut slot = self.request.lock().unwrap_or_else(PoisonError::into_inner);
+        slot.take()
+    }
+}
+
+/// A session with running rings and a thread that waits between two messages. Dropping it resumes the thread.
+pub(crate) struct PausedSession {
+    proceed: Sender<Sender<SessionHandover>>,
+}
+
+impl PausedSession {
+    /// Stops the rings and sends the session's state to `to`, to continue in another process. Sends nothing if this fails.
+    pub fn hand_over(self, to: Sender<SessionHandover>) {
+        // Fails only if the thread has panicked.
+        self.proceed.send(to).ok();
     }
 }
 
@@ -103,17 +131,14 @@ impl SessionHandle {
         self.stream.shutdown(std::net::Shutdown::Read).ok();
     }
 
-    /// Stops the rings and sends the session's state to `to`, to continue in another process. Sends nothing if the session ends first.
-    pub fn hand_over(&self, to: Sender<SessionHandover>) {
-        let mut slot = self
-            .handover
-            .to
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *slot = Some(to);
-        drop(slot);
-        // Fails only if the thread is already awake.
-        rustix::io::write(&self.handover.wake, &1u64.to_ne_bytes()).ok();
+    /// Pauses the session's thread before the next message and sends the paused session to `to`. A session that ends first sends nothing.
+    pub fn pause(&self, to: Sender<PausedSession>) {
+        self.handover.set(to);
+    }
+
+    /// Withdraws the request to pause. Returns false if the session has received it, or if there was none.
+    pub fn withdraw_pause(&self) -> bool {
+        self.handover.take_request().is_some()
     }
 
     /// Notifies the front end of a changed configuration space. Returns false if it has no channel for this or does not read.
@@ -159,7 +184,7 @@ pub(crate) fn serve(
     };
     let channel: Channel = Arc::new(Mutex::new(channel_fd));
     let handover = Arc::new(Handover {
-        to: Mutex::new(None),
+        request: Mutex::new(None),
         wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         is_over: AtomicBool::new(false),
     });
@@ -249,7 +274,10 @@ impl Conversation {
                 Err(errno) => return Some(Error::SocketBroken(errno.into())),
             }
             let [is_readable, is_woken] = waits.map(|wait| !wait.revents().is_empty());
-            if is_woken && let Some(to) = self.handover.take() {
+            if is_woken
+                && let Some(request) = self.handover.take()
+                && let Some(to) = self.pause(request)
+            {
                 return self.hand_over(&to).err().map(Error::SocketError);
             }
             if is_readable && let Err(error) = self.handle_message() {
@@ -276,6 +304,16 @@ impl Conversation {
             tracing::warn!(export = self.name, suppressed, "message rejected: {why}");
         }
         Ok(())
+    }
+
+    /// Waits between two messages. Returns the receiver of the session's state; `None` if the session continues here.
+    fn pause(&self, request: Sender<PausedSession>) -> Option<Sender<SessionHandover>> {
+        let (proceed, decision) = mpsc::channel();
+        // Fails if the receiver no longer waits for this session.
+        request.send(PausedSession { proceed }).ok()?;
+        // The receiver waits until all senders are dropped.
+        drop(request);
+        decision.recv().ok()
     }
 
     /// Last operation of this process for a front end. Takes place between two messages, so that the other process reads the next one.

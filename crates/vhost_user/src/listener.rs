@@ -20,9 +20,10 @@ use rustix::net::{Shutdown, shutdown};
 use virtio_device::VirtioDevice;
 
 use crate::front_end::{self, SessionHandle, TakenOverSession};
-use crate::record::SessionHandover;
 use crate::socket::{self, Rights, SocketError, TakenOverSockets};
 use crate::socket_path::{FileId, file_at};
+
+mod handover;
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
@@ -34,8 +35,8 @@ const REFUSAL_TIME: Duration = Duration::from_secs(30);
 const END_WAIT_MAX: Duration = Duration::from_secs(60);
 const END_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Maximum time for sessions to stop in a handover.
-const HANDOVER_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Replaces [`END_WAIT_MAX`] after a handover, because the front ends of the other process wait.
+const HANDOVER_END_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Stack of a session's thread, which handles messages of a few hundred bytes.
 const SESSION_STACK: usize = 256 * 1024;
@@ -145,22 +146,6 @@ impl Drop for Refused {
 }
 
 impl Export {
-    /// Removes the socket from the export but leaves its file.
-    fn hand_over_socket(&mut self) -> Option<UnixListener> {
-        if self.listening.retry().is_some() {
-            self.listening = Listening::Absent;
-        }
-        let path = self.path.as_deref()?;
-        // Another process may have its own socket at the path.
-        if self.file.is_none() || file_at(path) != self.file {
-            return None;
-        }
-        let handed_over = self.listening.listener()?.try_clone().ok()?;
-        (self.path, self.file) = (None, None);
-        self.listening = Listening::Absent;
-        Some(handed_over)
-    }
-
     fn is_refusing(&self) -> bool {
         self.refusing.load(Ordering::Acquire)
     }
@@ -183,14 +168,14 @@ impl Export {
         lock(&self.session).is_some()
     }
 
-    fn end_session(&mut self) {
+    /// Ends the session and waits for its thread until `until`.
+    fn end_session(&mut self, until: Instant) {
         if let Some(session) = &*lock(&self.session) {
             session.end();
         }
         let Some(serving) = self.serving.take() else {
             return;
         };
-        let until = Instant::now() + END_WAIT_MAX;
         while !serving.is_over() && Instant::now() < until {
             // Usually it has ended, or ends immediately.
             thread::sleep(END_POLL_INTERVAL);
@@ -201,8 +186,7 @@ impl Export {
         } else if !serving.is_over() {
             tracing::error!(
                 export = self.device.name(),
-                "session abandoned: it did not end within {} s, because a disk or the front end does not respond",
-                END_WAIT_MAX.as_secs()
+                "session abandoned: it did not end in time, because a disk or the front end does not respond"
             );
         }
     }
@@ -217,9 +201,20 @@ struct State {
     watcher: OnceLock<SessionWatcher>,
     pool: Arc<Pool>,
     accepting: Accepting,
+    /// Sessions were handed over.
+    is_handed_over: AtomicBool,
 }
 
 impl State {
+    /// Returns the latest time for the end of sessions that are ended now.
+    fn end_of_sessions(&self) -> Instant {
+        let limit = match self.is_handed_over.load(Ordering::Relaxed) {
+            true => HANDOVER_END_WAIT_MAX,
+            false => END_WAIT_MAX,
+        };
+        Instant::now() + limit
+    }
+
     fn session_changed(&self, export: &str, connected: bool) {
         if let Some(watcher) = self.watcher.get() {
             watcher(export, connected);
@@ -252,6 +247,7 @@ impl Server {
             watcher: OnceLock::new(),
             pool,
             accepting: Accepting::new()?,
+            is_handed_over: AtomicBool::new(false),
         });
         let accepting = state.clone();
         let thread = thread::Builder::new()
@@ -422,52 +418,6 @@ impl Server {
         lock(&self.taken_over).close_unused();
     }
 
-    /// Stops accepting and returns the sockets for another process. Their files stay at their paths; new front ends wait in their backlogs.
-    pub fn hand_over_sockets(&self) -> Vec<OwnedFd> {
-        let mut exports = lock(&self.state.exports);
-        let handed_over = exports.iter_mut().filter_map(Export::hand_over_socket);
-        let handed_over = handed_over.map(OwnedFd::from).collect();
-        drop(exports);
-        self.state.accepting.wake();
-        handed_over
-    }
-
-    /// Hands the connected front ends over to another process. Requests in flight are answered first; later messages are read by the other
-    /// process. A session that does not stop in time ends with this process.
-    pub fn hand_over_sessions(&self) -> Vec<SessionHandover> {
-        let (to, handover_state) = std::sync::mpsc::channel();
-        for export in lock(&self.state.exports).iter() {
-            if let Some(session) = &*lock(&export.session) {
-                session.hand_over(to.clone());
-            }
-        }
-        // A session that ends drops its own sender.
-        drop(to);
-        let until = Instant::now() + HANDOVER_WAIT_MAX;
-        let mut all = Vec::new();
-        while let Ok(one) =
-            handover_state.recv_timeout(until.saturating_duration_since(Instant::now()))
-        {
-            all.push(one);
-        }
-        all
-    }
-
-    /// Serves a front end that another process has handed over.
-    ///
-    /// # Errors
-    /// Fails if there is no such export, or if the state is invalid; the front end then reconnects.
-    pub fn take_over_session(&self, handover_state: SessionHandover) -> io::Result<()> {
-        let name = handover_state.export.clone();
-        let (stream, taken_over) = TakenOverSession::parse(handover_state)?;
-        let mut exports = lock(&self.state.exports);
-        let mut exports = exports.iter_mut();
-        let Some(export) = exports.find(|export| export.device.name() == name) else {
-            return Err(io::ErrorKind::NotFound.into());
-        };
-        start_session(export, stream, &self.state, true, Some(taken_over))
-    }
-
     fn add(
         &self,
         listening: Listening,
@@ -537,7 +487,7 @@ impl Server {
         self.state.accepting.wake();
         removed.is_some_and(|mut export| {
             stop_listening(&mut export);
-            export.end_session();
+            export.end_session(self.state.end_of_sessions());
             true
         })
     }
@@ -606,7 +556,10 @@ impl Drop for Server {
                 session.end();
             }
         }
-        exports.iter_mut().for_each(Export::end_session);
+        let until = self.state.end_of_sessions();
+        for export in &mut exports {
+            export.end_session(until);
+        }
     }
 }
 
@@ -698,7 +651,7 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
 
 fn start_or_log(export: &mut Export, stream: UnixStream, state: &Arc<State>) {
     // Its slot is free; the rest of the last session ends on its own.
-    export.end_session();
+    export.end_session(state.end_of_sessions());
     if let Err(error) = start_session(export, stream, state, false, None) {
         tracing::warn!(
             export = export.device.name(),

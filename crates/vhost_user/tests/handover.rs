@@ -2,11 +2,13 @@
 
 mod support;
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use support::{Rig, Watched, eventually, ram};
+use support::{Rig, Watched, connect, eventually, ram, start_blk};
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, Verifier, status};
 
 /// For each ring layout.
@@ -127,6 +129,69 @@ fn session_that_does_not_stop_is_not_waited_for_for_ever() {
         assert!(rig.server.hand_over_sessions().is_empty());
         assert!(began.elapsed() < Duration::from_millis(5900));
     });
+}
+
+/// One front end stops in the middle of a message. Its session ends, and the other front end's requests do not wait for it.
+#[test]
+fn partial_message_holds_up_no_other_session() {
+    let servers = [Rig::new(1), Rig::new(1)];
+    let device = ram(1 << 20);
+    let socket = servers[0].serve("d", device.clone(), 1);
+    servers[1].serve("d", device, 1);
+    let other = servers[0].serve("half", ram(1 << 20), 1);
+    let mut half = UnixStream::connect(other).unwrap();
+    // The first 6 bytes of SET_MEM_TABLE, version 1.
+    half.write_all(&[5, 0, 0, 0, 1, 0]).unwrap();
+    eventually("the session", || servers[0].is_connected("half"));
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !is_over.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+                longest = longest.max(began.elapsed());
+            }
+            longest
+        });
+        let handed = servers[0].server.hand_over_sessions();
+        let exports: Vec<&str> = handed.iter().map(|one| one.export.as_str()).collect();
+        assert_eq!(exports, ["d"]);
+        for session in handed {
+            servers[1].server.take_over_session(session).unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let longest = work.join().unwrap();
+        assert!(longest < Duration::from_millis(900), "{longest:?}");
+    });
+    // The front end reads the end of the connection.
+    half.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    assert_eq!(half.read(&mut [0; 1]).unwrap(), 0);
+}
+
+/// A session in the middle of a message is found without an effect on it or on others.
+#[test]
+fn partial_message_makes_its_session_unresponsive() {
+    let rig = Rig::new(1);
+    let socket = rig.serve("d", ram(1 << 20), 1);
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    let mut half = UnixStream::connect(rig.serve("half", ram(1 << 20), 1)).unwrap();
+    // GET_FEATURES, version 1.
+    let message = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    half.write_all(&message[..6]).unwrap();
+    let limit = Duration::from_millis(100);
+    eventually("an unresponsive session", || {
+        rig.server.unresponsive_sessions(limit) == ["half"]
+    });
+    half.write_all(&message[6..]).unwrap();
+    half.read_exact(&mut [0; 20]).unwrap();
+    eventually("no unresponsive session", || {
+        rig.server.unresponsive_sessions(limit).is_empty()
+    });
+    assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
 }
 
 /// The server ends before its session threads: the connections no longer belong to it.
