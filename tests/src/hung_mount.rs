@@ -26,6 +26,8 @@ pub mod kind {
     pub const READ: u32 = 15;
     /// Writes to a file.
     pub const WRITE: u32 = 16;
+    /// Closes a descriptor of a file.
+    pub const FLUSH: u32 = 25;
     /// Makes a file's data durable.
     pub const FSYNC: u32 = 20;
     /// Sets an extended attribute.
@@ -39,7 +41,6 @@ pub mod kind {
 const STATFS: u32 = 17;
 const RELEASE: u32 = 18;
 const GETXATTR: u32 = 22;
-const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 /// FORGET, INTERRUPT and BATCH_FORGET have no reply.
 const UNANSWERED: [u32; 3] = [2, 36, 42];
@@ -352,7 +353,7 @@ impl State {
                 self.attributes.insert((number, name), value.to_vec());
                 Ok(Vec::new())
             }
-            RELEASE | FLUSH | kind::FSYNC | kind::FSYNCDIR => Ok(Vec::new()),
+            RELEASE | kind::FLUSH | kind::FSYNC | kind::FSYNCDIR => Ok(Vec::new()),
             _ => Err(ENOSYS),
         }
     }

@@ -1,6 +1,8 @@
-//! Storage that stops answering delays only operations on its own disks. Needs: root, FUSE, mount(8); `make unit` runs them. Takes: 60 s.
+//! Storage that stops answering delays only operations on its own disks. Needs: root, FUSE, mount(8); `make unit` runs them. Takes: 70 s.
 #![forbid(unsafe_code)]
 
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -14,6 +16,8 @@ use serde_json::{Value, json};
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, status};
 
 const MIB: usize = 1 << 20;
+/// SET_VRING_CALL of the vhost-user protocol.
+const SET_VRING_CALL: u32 = 13;
 /// Time limit for calls that must not wait for storage. The machine may be busy.
 const SOON: Duration = Duration::from_secs(10);
 
@@ -459,6 +463,43 @@ fn clients_wait_20_s_for_a_target_unless_the_mirror_is_cancelled() -> Result<()>
         let reason = shown["reason"].as_str().unwrap_or_default();
         ensure!(reason.contains("cannot write to the target"), "{reason}");
     }
+    Ok(())
+}
+
+/// An upgrade would stop all clients until the storage answers. It is refused, and they continue.
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
+fn upgrade_is_refused_while_a_disk_or_a_front_end_hangs() -> Result<()> {
+    let bed = Bed::new(&[H], &[], &["h", "ram"])?;
+    let other = VerifiedLoad::start(&bed.rig.socket("ram"))?;
+    let is_refused = |reason: &str| -> Result<()> {
+        let upgrade = ["upgrade", "--lose-ram-disks"];
+        let error = bed.rig.daemon.lunette(&upgrade).err();
+        let error = error.context("not refused")?.to_string();
+        let names_the_cause = error.contains(reason) && error.contains("--force");
+        ensure!(names_the_cause, "{error}");
+        other.expect_progress(SOON)?;
+        Ok(())
+    };
+    bed.mount.hang(&[kind::WRITE]);
+    let writing = bed.writes(0);
+    waits_until(|| Ok(bed.mount.held() > 0))?;
+    is_refused("an I/O of disk h ")?;
+    bed.mount.release();
+    written_soon(writing)?;
+
+    // The session's thread waits for the close of a descriptor.
+    let file = File::open(bed.mount.path("t.raw"))?;
+    let front_end = FrontEnd::connect(&bed.rig.socket("h"), &Options::default())?;
+    bed.mount.hang(&[kind::FLUSH]);
+    let (channel, no_ring) = (front_end.channel(), 0u64.to_ne_bytes());
+    channel.send(SET_VRING_CALL, 0, &no_ring, &[file.as_fd()])?;
+    let closing = std::thread::spawn(move || drop(file));
+    waits_until(|| Ok(bed.mount.held() == 2))?;
+    is_refused("the front end of export h ")?;
+    bed.mount.release();
+    closing.join().ok().context("the thread panicked")?;
+    other.finish()?;
     Ok(())
 }
 

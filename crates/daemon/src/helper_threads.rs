@@ -4,7 +4,7 @@
 //! A location is a folder, a target or a cluster. Tasks of one location run on at most [`OF_LOCATION_MAX`] threads, which leaves threads for other
 //! locations. A thread is started for a task and ends when no task is left.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -59,6 +59,11 @@ impl ThreadPool {
 impl HelperThreads {
     fn lock(&self) -> MutexGuard<'_, ThreadPool> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the locations with tasks.
+    pub fn busy(&self) -> BTreeSet<String> {
+        self.lock().locations.keys().cloned().collect()
     }
 
     /// Runs a task of a location, at once or when a thread is free.

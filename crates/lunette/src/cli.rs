@@ -205,7 +205,7 @@ pub struct UpgradeArguments {
     /// Upgrade even if jobs are running; they end, and their disks stay unchanged
     #[arg(long)]
     pub end_jobs: bool,
-    /// Upgrade even if lunette reload would refuse the configuration file; clients of changed disks may lose their sessions
+    /// Upgrade even if lunette reload would refuse the configuration file, or if a disk or front end does not respond; affected clients may lose their sessions
     #[arg(long)]
     pub force: bool,
     /// Print the version of the handover protocol

@@ -1,5 +1,5 @@
 //! `POST /v1/upgrade` ends this daemon and hands its clients to the next one. `POST /v1/upgrade/check` first checks the next configuration
-//! file.
+//! file, and that no disk or front end would delay the handover.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixDatagram;
@@ -17,6 +17,7 @@ use super::allowed_paths::Caller;
 use super::api::{Api, read};
 use super::error_responses::{BodyErrors, ChangeErrors};
 use super::server::blocking;
+use crate::handover::delays;
 use crate::objects::{Fault, Refusal};
 
 /// End, and hand over connected front ends to another daemon. It receives their descriptors at its socket before this daemon has ended.
@@ -53,7 +54,7 @@ pub(super) async fn begin(
 }
 
 /// Check whether the next daemon could serve the clients of this one. Refuses a configuration file that a reload would refuse, except
-/// for keys that need a new process. Changes nothing.
+/// for keys that need a new process. Also refuses if a disk or a front end would delay the handover. Changes nothing.
 #[utoipa::path(post, path = "/v1/upgrade/check", operation_id = "check_upgrade", responses(
     (status = 204, description = "Clients can stay"),
     ChangeErrors,
@@ -65,6 +66,17 @@ pub(super) async fn check(State(api): State<Api>) -> Result<StatusCode, ErrorRes
     {
         let checked = api.manager.ask(move |owner| owner.check_upgrade(&config));
         checked.await?;
+    }
+    if let Some(overview) = api.overview.clone() {
+        let helpers = api.manager.ask(|owner| Ok(owner.helper_threads())).await?;
+        let find = move || {
+            let transports = overview.servers.transports()?;
+            Some(delays::find(&overview.live(), &transports, &helpers))
+        };
+        let delays = blocking(find).await?.ok_or(Refusal::Ending)?;
+        if !delays.is_empty() {
+            return Err(Refusal::Conflict(delays).into());
+        }
     }
     Ok(StatusCode::NO_CONTENT)
 }

@@ -13,6 +13,7 @@
 //!
 //! Sockets from the parent process (socket units, `--fd`) are not part of a handover. They are called inherited.
 
+pub(crate) mod delays;
 mod ending;
 mod memory;
 mod sessions;

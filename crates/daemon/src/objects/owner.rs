@@ -345,6 +345,11 @@ impl Owner {
         }
     }
 
+    /// Returns the threads of calls that may block.
+    pub(crate) fn helper_threads(&self) -> HelperThreads {
+        self.helpers.clone()
+    }
+
     /// Turns the present objects into `next`, or refuses with all reasons.
     pub(super) fn become_with(
         &mut self,
