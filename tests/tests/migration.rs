@@ -1,12 +1,14 @@
 //! Live migration between two QEMUs, with one daemon for both sides or with one for each.
 #![forbid(unsafe_code)]
 
-use end_to_end::rig::kernel_is_content;
-use end_to_end::{Context, DaemonBuilder, GuestBuilder, Result, Rig, Scratch, ensure};
+use end_to_end::rig::{free_portal, kernel_is_content};
+use end_to_end::{Context, DaemonBuilder, Guest, GuestBuilder, Result, Rig, Scratch, ensure};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, kind, status};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, LogMemory, Options, QueueOptions, kind, status};
+use vm::{DestinationDies, Running};
 
 /// Guest with a virtio-blk and a virtio-scsi disk at these sockets.
 fn machine([blk, scsi]: &[PathBuf; 2], properties: &str) -> GuestBuilder {
@@ -16,27 +18,105 @@ fn machine([blk, scsi]: &[PathBuf; 2], properties: &str) -> GuestBuilder {
         .vhost_user_scsi(scsi, 1)
 }
 
-/// Migrates a guest back and forth under a verifying load, after a cancelled migration.
-fn migrates(sides: &[[PathBuf; 2]; 2], properties: &str) -> Result<()> {
-    let mut guest = machine(&sides[0], properties).boot()?;
-    guest.wait_for_disks(&["vda", "sda"])?;
-    let loads = ["vda", "sda"].map(|disk| {
-        guest.start(&format!(
-            "guest-agent soak --file /dev/{disk} --seed 1 --depth 4 --runtime 6"
-        ))
-    });
-    let moment = Duration::from_millis(500);
-    guest.cancel_migration(&machine(&sides[1], properties), moment)?;
-    for side in [1, 0, 1, 0] {
-        let migration = guest.migrate(&machine(&sides[side], properties))?;
-        println!("{properties}: to side {side}: {migration:?}");
+const DISKS: [&str; 2] = ["vda", "sda"];
+
+/// Verifying loads on disks of a guest.
+struct Loads(Vec<Running>);
+
+impl Loads {
+    fn start(guest: &mut Guest, disks: &[&str], seed: u32, seconds: u32) -> Result<Loads> {
+        let start = |disk: &&str| {
+            guest.start(&format!(
+                "guest-agent soak --file /dev/{disk} --seed {seed} --depth 4 --runtime {seconds}"
+            ))
+        };
+        Ok(Loads(disks.iter().map(start).collect::<Result<_>>()?))
     }
-    for load in loads {
-        let report = guest.wait_ok(load?, Duration::from_secs(120))?;
-        ensure!(report.contains("\"mismatches\":0"), "{report}");
+
+    fn verify(self, guest: &mut Guest) -> Result<()> {
+        for load in self.0 {
+            let report = guest.wait_ok(load, Duration::from_secs(120))?;
+            ensure!(report.contains("\"mismatches\":0"), "{report}");
+        }
+        Ok(())
     }
-    kernel_is_content(&mut guest)?;
-    guest.kill()
+}
+
+/// Migrations per load.
+const ROUND: usize = 4;
+
+/// Returns the number of migrations of a test: the least, or more by `MIGRATIONS=100`.
+fn migrations() -> usize {
+    let wanted = std::env::var("MIGRATIONS").ok();
+    let wanted = wanted.and_then(|text| text.parse().ok());
+    wanted.unwrap_or(ROUND).next_multiple_of(ROUND)
+}
+
+/// Descriptors and resident KiB of a daemon.
+fn resources(rig: &mut Rig) -> Result<(usize, u64)> {
+    let process = rig.daemon.process().id();
+    let descriptors = std::fs::read_dir(format!("/proc/{process}/fd"))?.count();
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let resident = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    Ok((descriptors, resident.context("no VmRSS")?))
+}
+
+/// Migrates a guest back and forth under verifying loads. The daemons do not grow.
+fn migrates(
+    guest: &mut Guest,
+    sides: &[[PathBuf; 2]; 2],
+    properties: &str,
+    rigs: &mut [&mut Rig],
+) -> Result<()> {
+    let count = migrations();
+    let mut after_first_round = Vec::new();
+    for round in 0..count / ROUND {
+        let loads = Loads::start(guest, &DISKS, round as u32 + 1, 8)?;
+        for number in 0..ROUND {
+            // Each variant once in a round.
+            let capabilities: &[&str] = match number {
+                1 => &["multifd"],
+                2 => &["auto-converge"],
+                _ => &[],
+            };
+            let to = machine(&sides[(number + 1) % 2], properties);
+            let migration = guest.migrate_with(&to, capabilities)?;
+            println!("{properties}, {capabilities:?}: {migration:?}");
+        }
+        if let Err(error) = loads.verify(guest) {
+            for rig in rigs.iter_mut() {
+                let status = rig.daemon.ask(&["status"])?.stdout;
+                println!("{}", String::from_utf8_lossy(&status));
+                println!("{}", rig.daemon.process().log_tail());
+            }
+            return Err(error);
+        }
+        if round == 0 {
+            after_first_round = rigs.iter_mut().map(|rig| resources(rig)).collect();
+        }
+    }
+    kernel_is_content(guest)?;
+    for (rig, before) in rigs.iter_mut().zip(after_first_round) {
+        let (before, after) = (before?, resources(rig)?);
+        println!("{properties}: descriptors and KiB: {before:?}, {after:?}");
+        ensure!(after.0 <= before.0 + 4, "descriptors: {before:?} {after:?}");
+        ensure!(
+            after.1 <= before.1 + 16 * 1024,
+            "memory: {before:?} {after:?}"
+        );
+        let status: Value = serde_json::from_str(&rig.daemon.lunette(&["status", "--json"])?)?;
+        let exports = status["exports"].as_array().context("exports")?;
+        let stops = exports
+            .iter()
+            .filter(|export| export["queue_stops"].is_object());
+        let stops: Vec<_> = stops
+            .map(|export| (&export["name"], &export["queue_stops"]))
+            .collect();
+        println!("{properties}: {stops:?}");
+        ensure!(stops.len() >= 2, "{status}");
+    }
+    Ok(())
 }
 
 /// Option of a second export.
@@ -62,7 +142,10 @@ fn guest_migrates_between_exports_of_one_daemon() -> Result<()> {
         Ok(daemon.arguments(["--workers", "2"]))
     })?;
     let sides = [["b0", "c0"], ["b1", "c1"]].map(|names| names.map(|name| rig.socket(name)));
-    migrates(&sides, "packed=off")?;
+    let mut guest = machine(&sides[0], "packed=off").boot()?;
+    guest.wait_for_disks(&DISKS)?;
+    migrates(&mut guest, &sides, "packed=off", &mut [&mut rig])?;
+    guest.kill()?;
     let log = rig.daemon.process().log();
     ensure!(!log.contains("session ended"), "{log}");
     rig.daemon.process().check_running()
@@ -114,10 +197,94 @@ fn two_daemons() -> Result<(tempfile::TempDir, Rig, Rig)> {
 
 #[test]
 fn guest_migrates_between_two_daemons() -> Result<()> {
-    let (_folder, first, second) = two_daemons()?;
+    const PACKED: &str = "packed=on";
+    let (_folder, mut first, mut second) = two_daemons()?;
     let sides = [&first, &second].map(|rig| ["d", "c"].map(|name| rig.socket(name)));
-    migrates(&sides, "packed=on")?;
+    let mut guest = machine(&sides[0], PACKED).boot()?;
+    guest.wait_for_disks(&DISKS)?;
+    let loads = Loads::start(&mut guest, &DISKS, 1, 12)?;
+    fails_to_migrate(&mut guest, &machine(&sides[1], PACKED), &first, &mut second)?;
+    loads.verify(&mut guest)?;
+    migrates(&mut guest, &sides, PACKED, &mut [&mut first, &mut second])?;
+    guest.kill()?;
     drop(second);
+    Ok(())
+}
+
+/// Cancels migrations, and kills their destinations. After each, the guest runs in the source, and only the daemon of the source serves it.
+fn fails_to_migrate(
+    guest: &mut Guest,
+    to: &GuestBuilder,
+    source: &Rig,
+    destination: &mut Rig,
+) -> Result<()> {
+    let moment = || std::thread::sleep(Duration::from_millis(300));
+    let serves_alone = |guest: &mut Guest, destination: &Rig| -> Result<()> {
+        let queues = (queues_served(source)?, queues_served(destination)?);
+        ensure!(queues.0 > 0 && queues.1 == 0, "{queues:?}");
+        guest.ok("dd if=/dev/vda of=/dev/null bs=4k count=1 iflag=direct && dd if=/dev/sda of=/dev/null bs=4k count=1 iflag=direct")?;
+        Ok(())
+    };
+    guest.cancel_migration(to, || {
+        moment();
+        Ok(())
+    })?;
+    serves_alone(guest, destination)?;
+    for dies in [
+        DestinationDies::BeforeConnect,
+        DestinationDies::DuringCopy,
+        DestinationDies::AtSwitch,
+    ] {
+        guest.fail_migration(to, dies)?;
+        serves_alone(guest, destination)?;
+    }
+    guest.cancel_migration(to, || destination.daemon.kill())?;
+    destination.daemon.start_again()?;
+    serves_alone(guest, destination)
+}
+
+/// Returns the number of virtqueues that a daemon serves.
+fn queues_served(rig: &Rig) -> Result<usize> {
+    let status: Value = serde_json::from_str(&rig.daemon.lunette(&["status", "--json"])?)?;
+    let exports = status["exports"].as_array().context("exports")?;
+    let served = exports
+        .iter()
+        .filter_map(|export| export["served"].as_array());
+    Ok(served.map(Vec::len).sum())
+}
+
+/// Hosts without shared storage: first the disk moves to the daemon of the destination, over iSCSI. Then both sides use the disk there.
+#[test]
+fn guest_and_its_disk_move_to_another_daemon() -> Result<()> {
+    const TARGET: &str = "iqn.2026-11.org.example:d";
+    const SAME: &str = "serial=MOVED-1,wwn=5000000000000001";
+    let portal = free_portal()?.to_string();
+    let source = Rig::prepared(|scratch, daemon| {
+        std::fs::write(scratch.file("d.raw"), vec![0; 32 << 20])?;
+        Ok(daemon.disk(&format!("d=file:d.raw,{SAME}")).vhost_blk("d"))
+    })?;
+    let destination = source.beside(|daemon| {
+        let target = format!("{TARGET}=d");
+        let serves = ["--iscsi", &target, "--portal", &portal, "--demo-mode", "rw"];
+        let disk = format!("d=file:d.raw,size=32M,{SAME}");
+        daemon.disk(&disk).vhost_blk("d").arguments(serves)
+    })?;
+    let machine = |rig: &Rig| {
+        let guest = GuestBuilder::new("moving").memory_mib(192);
+        guest.vhost_user_blk_with(&rig.socket("d"), 1, "packed=off")
+    };
+    let mut guest = machine(&source).boot()?;
+    guest.wait_for_disks(&["vda"])?;
+    let load = Loads::start(&mut guest, &["vda"], 1, 8)?;
+    let unit = format!("iscsi://{portal}/{TARGET}/0");
+    let mirror = ["disk", "mirror", "d", &unit, "--switch", "--wait"];
+    source.daemon.lunette(&mirror)?;
+    guest.migrate(&machine(&destination))?;
+    ensure!(queues_served(&source)? == 0 && queues_served(&destination)? > 0);
+    load.verify(&mut guest)?;
+    kernel_is_content(&mut guest)?;
+    guest.kill()?;
+    drop(destination);
     Ok(())
 }
 
@@ -166,5 +333,24 @@ fn lock_follows_the_queues(export: &str, first: &Rig, second: &Rig) -> Result<()
         next.release(slot);
         queue = next;
     }
+    Ok(())
+}
+
+/// A log that misses pages is the fault of the front end, not of the driver.
+#[test]
+fn log_line_for_a_small_dirty_log_names_the_front_end() -> Result<()> {
+    const LIMIT: Duration = Duration::from_secs(30);
+    let mut rig = Rig::new(|daemon| daemon.disk("d=ram:1M").vhost_blk("d"))?;
+    let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Layout::Separate)?;
+    front_end.set_log(&LogMemory::of_bytes(8)?)?;
+    front_end.log_data(true)?;
+    queue.write(0, &[1; 4096]).ok();
+    front_end.channel().wait_closed(LIMIT)?;
+    let log = rig.daemon.process().log();
+    let expected = "front end violated the protocol, queue stopped: the dirty log is too small";
+    ensure!(log.contains(expected), "{log}");
+    ensure!(!log.contains("driver violated"), "{log}");
     Ok(())
 }

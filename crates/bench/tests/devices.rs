@@ -84,6 +84,32 @@ fn every_way_of_driving_makes_just_the_ios_that_were_asked_for() {
     }
 }
 
+/// A subject with a dirty log writes and verifies as any other.
+#[test]
+fn device_with_a_dirty_log_is_driven() {
+    let writes = [
+        ("rw", "randwrite"),
+        ("bs", "4k"),
+        ("size", "1m"),
+        ("verify", "crc32c"),
+    ];
+    for packed in [false, true] {
+        let rig = Rig::new();
+        for subject in [rig.blk(ram(1 << 20), 1), rig.scsi(ram(1 << 20), 1)] {
+            let options = DriverOptions {
+                packed,
+                ..DriverOptions::default()
+            };
+            let subject = Subject {
+                dirty_log: true,
+                ..subject
+            };
+            let plan = plan(vec![subject], vec![job(&writes)], options);
+            try_outcome(&plan).unwrap();
+        }
+    }
+}
+
 #[test]
 fn a_unit_that_is_not_there_is_said() {
     let rig = Rig::new();

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use super::daemon_keys::{Draft, WorkersDraft};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
+use super::export::ExportConfig;
 use super::file_lookup::look_at_files;
 use super::location::{Located, Location};
 use super::lun::LunDraft;
 use super::model::{Config, Placement};
+use super::nbd::NbdConfig;
 use super::surroundings::Surroundings;
 
 /// Above this number, lists of names and guesses are omitted: they would be useless or slow.
@@ -29,6 +31,7 @@ pub fn complete(
         check_luns(export.luns(), diagnostics);
     }
     check_sockets(&draft, diagnostics);
+    check_nbd(&draft, diagnostics);
     check_files(&draft, surroundings, diagnostics);
     check_tokens(&draft, diagnostics);
     let placement = placement(&draft.workers, surroundings, diagnostics);
@@ -193,6 +196,32 @@ fn check_sockets(draft: &Draft, diagnostics: &mut Diagnostics) {
         let help = "give each export and the control socket its own path";
         let key = absolute(&socket.value);
         sockets.see(key, &socket.location, object, help, diagnostics);
+    }
+    let shared = draft.exports.iter();
+    for socket in shared.filter_map(|export| export.shared_socket()) {
+        let key = absolute(&socket.value);
+        if sockets.seen.contains_key(&key) {
+            let object = format!("the socket {}", socket.value.display());
+            let help = "NBD exports share a socket only with each other";
+            sockets.see(key, &socket.location, object, help, diagnostics);
+        }
+    }
+}
+
+/// Reports NBD exports that cannot share their listener.
+fn check_nbd(draft: &Draft, diagnostics: &mut Diagnostics) {
+    let exports = draft.exports.iter();
+    let complete = exports.filter_map(|export| match export.complete() {
+        Some(ExportConfig::Nbd(config)) => Some((export.name()?, config)),
+        _ => None,
+    });
+    let mut before: Vec<NbdConfig> = Vec::new();
+    for (name, config) in complete {
+        if let Some(reason) = before.iter().find_map(|other| config.conflict(other)) {
+            let message = format!("nbd export `{}`: {reason}", name.value);
+            diagnostics.push(Mistake::new(MistakeKind::Relation, &name.location, message));
+        }
+        before.push(config);
     }
 }
 

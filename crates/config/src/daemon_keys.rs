@@ -10,7 +10,7 @@ use super::diagnostics::Diagnostics;
 use super::disk::read_disk;
 use super::disk_draft::DiskDraft;
 use super::export_draft::{ExportDraft, ExportKind, texts};
-use super::export_kinds::{ISCSI, VHOST_BLK, VHOST_SCSI};
+use super::export_kinds::{ISCSI, NBD, VHOST_BLK, VHOST_SCSI};
 use super::iscsi_limits::read_iscsi_limits;
 use super::key::{Item, Key, KeyLine, Kind, NONE, RunTime};
 use super::location::Located;
@@ -308,6 +308,9 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
     sections! { "iscsi": "list of tables, `[[iscsi]]`"; ISCSI.example; "[iSCSI targets](#iscsi-targets)";
         |_, reader, draft| read_exports(&ISCSI, reader, draft)
     },
+    sections! { "nbd": "list of tables, `[[nbd]]`"; NBD.example; "[NBD exports](#nbd-exports)";
+        |_, reader, draft| read_exports(&NBD, reader, draft)
+    },
     daemon_key! { flag("iscsi-limits", "KEY=VALUE,...", FlagForm::Options,
             "Limits for iSCSI initiators: connections, half_open (connections without a login), sessions, connections_per_session, \
                 commands_per_session, login_s (seconds for a login), memory (bytes of command data per session) [default: \
@@ -387,6 +390,7 @@ impl Draft {
             vhost_blk: Vec::new(),
             vhost_scsi: Vec::new(),
             iscsi: Vec::new(),
+            nbd: Vec::new(),
             discovery_auth: self.discovery_auth.take(),
             iscsi_limits: self.iscsi_limits.clone(),
         }

@@ -32,7 +32,7 @@ fn documented_example_is_valid_and_has_every_key() {
 #[test]
 fn the_documented_example_has_each_key_that_is_allowed() {
     let text = "no = 1\n[[disk]]\nno = 1\n[[vhost_blk]]\nno = 1\n[[vhost_scsi]]\nno = 1\nlun = [{ no = 1 }]\n\
-                [[iscsi]]\nno = 1\nlun = [{ no = 1 }]\nacl = [{ no = 1 }]\n[iscsi_limits]\nno = 1\n";
+                [[nbd]]\nno = 1\n[[iscsi]]\nno = 1\nlun = [{ no = 1 }]\nacl = [{ no = 1 }]\n[iscsi_limits]\nno = 1\n";
     let found = parse(
         Some(("lunette.toml", text)),
         &Flags::default(),
@@ -43,7 +43,7 @@ fn the_documented_example_has_each_key_that_is_allowed() {
     let allowed: Vec<&str> = unknown
         .filter_map(|mistake| mistake.allowed.as_deref())
         .collect();
-    assert_eq!(allowed.len(), 9, "{found}");
+    assert_eq!(allowed.len(), 10, "{found}");
     for key in allowed
         .iter()
         .flat_map(|keys| keys.split('`').skip(1).step_by(2))

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::key::{Key, Kind};
 use super::model::{Config, IscsiConfig, LunConfig, SocketRights, VhostBlkConfig, VhostScsiConfig};
+use super::nbd::NbdConfig;
 
 /// A key of an export with its value.
 pub struct KeyValue {
@@ -54,6 +55,11 @@ pub trait ExportObject {
     /// Returns the path of the socket, if it has one.
     fn socket(&self) -> Option<&PathBuf> {
         None
+    }
+
+    /// Returns true if other exports of its kind may have the same socket.
+    fn shares_socket(&self) -> bool {
+        false
     }
 
     /// Returns the maximum number of request queues per client; 0 if there are none.
@@ -138,6 +144,8 @@ pub enum ExportConfig {
     VhostScsi(VhostScsiConfig),
     /// An iSCSI target.
     Iscsi(IscsiConfig),
+    /// One disk over NBD.
+    Nbd(NbdConfig),
 }
 
 impl ExportConfig {
@@ -147,6 +155,7 @@ impl ExportConfig {
             ExportConfig::VhostBlk(export) => ExportRef::VhostBlk(export),
             ExportConfig::VhostScsi(export) => ExportRef::VhostScsi(export),
             ExportConfig::Iscsi(export) => ExportRef::Iscsi(export),
+            ExportConfig::Nbd(export) => ExportRef::Nbd(export),
         }
     }
 
@@ -156,6 +165,7 @@ impl ExportConfig {
             ExportConfig::VhostBlk(export) => export,
             ExportConfig::VhostScsi(export) => export,
             ExportConfig::Iscsi(export) => export,
+            ExportConfig::Nbd(export) => export,
         }
     }
 }
@@ -169,6 +179,8 @@ pub enum ExportRef<'a> {
     VhostScsi(&'a VhostScsiConfig),
     /// An iSCSI target.
     Iscsi(&'a IscsiConfig),
+    /// One disk over NBD.
+    Nbd(&'a NbdConfig),
 }
 
 impl<'a> ExportRef<'a> {
@@ -178,6 +190,7 @@ impl<'a> ExportRef<'a> {
             ExportRef::VhostBlk(export) => export,
             ExportRef::VhostScsi(export) => export,
             ExportRef::Iscsi(export) => export,
+            ExportRef::Nbd(export) => export,
         }
     }
 
@@ -187,6 +200,7 @@ impl<'a> ExportRef<'a> {
             ExportRef::VhostBlk(export) => ExportConfig::VhostBlk(export.clone()),
             ExportRef::VhostScsi(export) => ExportConfig::VhostScsi(export.clone()),
             ExportRef::Iscsi(export) => ExportConfig::Iscsi(export.clone()),
+            ExportRef::Nbd(export) => ExportConfig::Nbd(export.clone()),
         }
     }
 
@@ -273,7 +287,8 @@ impl Config {
         let blk = self.vhost_blk.iter().map(ExportRef::VhostBlk);
         let scsi = self.vhost_scsi.iter().map(ExportRef::VhostScsi);
         let iscsi = self.iscsi.iter().map(ExportRef::Iscsi);
-        blk.chain(scsi).chain(iscsi)
+        let nbd = self.nbd.iter().map(ExportRef::Nbd);
+        blk.chain(scsi).chain(iscsi).chain(nbd)
     }
 
     /// Returns all exports for modification.
@@ -290,7 +305,11 @@ impl Config {
             .iscsi
             .iter_mut()
             .map(|export| export as &mut dyn ExportObject);
-        blk.chain(scsi).chain(iscsi)
+        let nbd = self
+            .nbd
+            .iter_mut()
+            .map(|export| export as &mut dyn ExportObject);
+        blk.chain(scsi).chain(iscsi).chain(nbd)
     }
 
     /// Returns the export with this name.
@@ -310,6 +329,7 @@ impl Config {
             ExportConfig::VhostBlk(export) => put(&mut self.vhost_blk, export),
             ExportConfig::VhostScsi(export) => put(&mut self.vhost_scsi, export),
             ExportConfig::Iscsi(export) => put(&mut self.iscsi, export),
+            ExportConfig::Nbd(export) => put(&mut self.nbd, export),
         }
     }
 
@@ -319,6 +339,7 @@ impl Config {
             ExportConfig::VhostBlk(export) => self.vhost_blk.push(export),
             ExportConfig::VhostScsi(export) => self.vhost_scsi.push(export),
             ExportConfig::Iscsi(export) => self.iscsi.push(export),
+            ExportConfig::Nbd(export) => self.nbd.push(export),
         }
     }
 
@@ -333,6 +354,7 @@ impl Config {
         self.vhost_blk.retain(|export| is_meant(export));
         self.vhost_scsi.retain(|export| is_meant(export));
         self.iscsi.retain(|export| is_meant(export));
+        self.nbd.retain(|export| is_meant(export));
         before != self.exports().count()
     }
 

@@ -13,6 +13,7 @@ use super::lun::LunDraft;
 use super::model::SocketRights;
 use super::placement::{PlacementDraft, WORKERS_ALLOWED, read_workers, workers_value};
 use super::readers::{NAME_ALLOWED, SOCKET_ALLOWED, read_name, read_socket};
+use super::setting::{Setting, key};
 use super::value::Fields;
 
 /// Draft of an export.
@@ -26,6 +27,11 @@ pub trait ExportDraft {
 
     /// Returns the socket, if it has one.
     fn socket(&self) -> Option<&Located<PathBuf>> {
+        None
+    }
+
+    /// Returns the socket, if other exports of the kind may have the same.
+    fn shared_socket(&self) -> Option<&Located<PathBuf>> {
         None
     }
 
@@ -71,29 +77,15 @@ pub const ENDS_SESSION: RunTime = RunTime::ReloadEndsSession;
 
 /// Key for the name of a vhost-user export.
 pub const fn name<D: Vhost, T: ExportObject>(default: &'static str) -> Key<D, T> {
-    Key {
-        name: "name",
-        kind: Kind::Text("a name", NAME_ALLOWED),
-        default,
-        run_time: RunTime::AddAnew,
-        of: &[],
-        help: "name of the export",
-        read: |key, reader, draft| draft.vhost().name = read_name(reader, key.name),
-        get: |export| Some(json!(export.name())),
+    key! { "name": Kind::Text("a name", NAME_ALLOWED); default; RunTime::AddAnew; "name of the export";
+        read |key, reader, draft| draft.vhost().name = read_name(reader, key.name); get |export| Some(json!(export.name()))
     }
 }
 
 /// Key for the socket.
 pub const fn socket<D: Vhost, T: ExportObject>() -> Key<D, T> {
-    Key {
-        name: "socket",
-        kind: Kind::Text("path of a socket, at most 107 bytes", SOCKET_ALLOWED),
-        default: REQUIRED,
-        run_time: ENDS_SESSION,
-        of: &[],
-        help: "vhost-user socket",
-        read: |key, reader, draft| draft.vhost().socket = read_socket(reader, key.name),
-        get: |export| export.socket().map(|path| json!(path.to_string_lossy())),
+    key! { "socket": Kind::Text("path of a socket, at most 107 bytes", SOCKET_ALLOWED); REQUIRED; ENDS_SESSION; "vhost-user socket";
+        read |key, reader, draft| draft.vhost().socket = read_socket(reader, key.name); get |export| export.socket()?.value()
     }
 }
 
@@ -103,18 +95,8 @@ pub const fn queues<D: Vhost, T: ExportObject>(
     default: &'static str,
     help: &'static str,
 ) -> Key<D, T> {
-    Key {
-        name: "queues",
-        kind: Kind::Number("", 1..=most as u64),
-        default,
-        run_time: ENDS_SESSION,
-        of: &[],
-        help,
-        read: |key, reader, draft| {
-            let queues = key.number(reader);
-            draft.vhost().queues = queues.map(|at| at.value as u16);
-        },
-        get: |export| Some(json!(export.queues())),
+    key! { "queues": Kind::Number("", 1..=most as u64); default; ENDS_SESSION; help;
+        read |key, reader, draft| key.set(reader, &mut draft.vhost().queues); get |export| export.queues().value()
     }
 }
 
@@ -123,29 +105,17 @@ const PLACE: RunTime = RunTime::Command("lunette export place");
 
 /// Key for the workers that serve an export.
 pub const fn workers<D: Placed, T: ExportObject>() -> Key<D, T> {
-    Key {
-        name: "workers",
-        kind: Kind::List("list of workers, from 0", WORKERS_ALLOWED, Item::Number),
-        default: NONE,
-        run_time: PLACE,
-        of: &[],
-        help: "workers that serve it. In a flag: `workers=1+3`",
-        read: |_, reader, draft| draft.placement_mut().workers = read_workers(reader),
-        get: |export| workers_value(export.placement()),
+    key! { "workers": Kind::List("list of workers, from 0", WORKERS_ALLOWED, Item::Number); NONE; PLACE;
+        "workers that serve it. In a flag: `workers=1+3`";
+        read |_, reader, draft| draft.placement_mut().workers = read_workers(reader); get |export| workers_value(export.placement())
     }
 }
 
 /// Key for a dedicated worker.
 pub const fn dedicated<D: Placed, T: ExportObject>(help: &'static str) -> Key<D, T> {
-    Key {
-        name: "dedicated",
-        kind: Kind::Boolean,
-        default: "`false`",
-        run_time: PLACE,
-        of: &[],
-        help,
-        read: |key, reader, draft| draft.placement_mut().dedicated = reader.boolean(key.name),
-        get: |export| Some(json!(*export.placement() == ExportPlacement::Dedicated)),
+    key! { "dedicated": Kind::Boolean; "`false`"; PLACE; help;
+        read |key, reader, draft| key.set(reader, &mut draft.placement_mut().dedicated);
+        get |export| Some(json!(*export.placement() == ExportPlacement::Dedicated))
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::export_draft::ExportKind;
 pub use super::iscsi::ISCSI;
+pub use super::nbd::NBD;
 pub use super::vhost_blk::VHOST_BLK;
 pub use super::vhost_scsi::VHOST_SCSI;
 
 /// All kinds.
-pub static EXPORT_KINDS: [&ExportKind; 3] = [&VHOST_BLK, &VHOST_SCSI, &ISCSI];
+pub static EXPORT_KINDS: [&ExportKind; 4] = [&VHOST_BLK, &VHOST_SCSI, &ISCSI, &NBD];

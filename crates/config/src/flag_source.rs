@@ -3,6 +3,7 @@
 //! Options after the first part are `key=value`, separated by commas; a comma in a path is doubled. `-` and `_` are equivalent in keys, and
 //! some keys have short forms.
 
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -23,6 +24,8 @@ pub struct Flags {
     pub lun: Vec<String>,
     /// `--iscsi IQN=DISK,...`
     pub iscsi: Vec<String>,
+    /// `--nbd DISK:SOCKET|ADDRESS:PORT[,KEY=VALUE...]`
+    pub nbd: Vec<String>,
     /// `--portal ADDRESS[:PORT][,GROUP]`
     pub portal: Vec<String>,
     /// `--announce ADDRESS[:PORT][,GROUP]`
@@ -52,6 +55,9 @@ pub const VHOST_BLK_FORM: &str =
     "DISK:SOCKET, then ,name=NAME or ,queues=N as needed: d0:/run/lunette/d0.sock";
 /// Syntax of a vhost-scsi controller in a flag.
 pub const VHOST_SCSI_FORM: &str = "NAME:SOCKET, then ,queues=N as needed: c0:/run/lunette/c0.sock";
+/// Syntax of an NBD export in a flag.
+pub const NBD_FORM: &str =
+    "DISK:SOCKET or DISK:ADDRESS:PORT, then ,KEY=VALUE as needed: d0:/run/lunette/nbd.sock";
 /// Syntax of a logical unit in a flag.
 pub const LUN_FORM: &str = "CONTROLLER/TARGET:LUN=DISK, such as c0/0:1=d0";
 
@@ -226,7 +232,7 @@ pub(super) fn gather(entries: &mut Vec<Field>, table: &str) {
     });
 }
 
-/// Returns an export's fields from `FIRST:SOCKET[,KEY=VALUE...]`.
+/// Returns an export's fields from `FIRST:SOCKET[,KEY=VALUE...]`. An NBD export may have an address instead of a socket.
 pub fn export_flag(
     source: &Arc<Source>,
     first_key: &str,
@@ -239,7 +245,11 @@ pub fn export_flag(
         diagnostics.push(malformed(source, form));
         return None;
     };
-    let mut entries = vec![name.field(first_key), socket.field("socket")];
+    let place = match (form, socket.text.parse::<SocketAddr>()) {
+        (NBD_FORM, Ok(_)) => "listen",
+        _ => "socket",
+    };
+    let mut entries = vec![name.field(first_key), socket.field(place)];
     entries.extend(options(rest));
     Some(Fields {
         location: Location::whole(source),

@@ -6,8 +6,8 @@ use super::daemon_keys::{DAEMON_KEYS, DaemonKey, Draft, Flag, FlagForm, WorkersD
 use super::diagnostics::Diagnostics;
 use super::disk::read_disk;
 use super::export_draft::ExportKind;
-use super::export_kinds::{VHOST_BLK, VHOST_SCSI};
-use super::flag_source::{self, Flags, VHOST_BLK_FORM, VHOST_SCSI_FORM};
+use super::export_kinds::{NBD, VHOST_BLK, VHOST_SCSI};
+use super::flag_source::{self, Flags, NBD_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 use super::iscsi_flags::read_flags;
 use super::location::{Located, Source};
 use super::lun::{LUN_KEYS, read_lun};
@@ -84,6 +84,7 @@ fn add_objects(
         "name",
         VHOST_SCSI_FORM,
     );
+    add(&NBD, "--nbd", &flags.nbd, "disk", NBD_FORM);
     for text in &flags.lun {
         if let Some((controller, fields)) =
             flag_source::lun_flag(&source("--lun", text), diagnostics)

@@ -8,6 +8,7 @@ use super::iscsi::ISCSI_KEYS;
 use super::iscsi_limits::ISCSI_LIMIT_KEYS;
 use super::key::{Key, KeyLine};
 use super::lun::{LUN_KEYS, TARGET_LUN_KEYS};
+use super::nbd::NBD_KEYS;
 use super::target_keys::TARGET_KEYS;
 use super::vhost_blk::VHOST_BLK_KEYS;
 use super::vhost_scsi::VHOST_SCSI_KEYS;
@@ -77,6 +78,10 @@ fn iscsi_sections() -> Vec<Section> {
     ]
 }
 
+fn nbd_sections() -> Vec<Section> {
+    vec![section("NBD exports", NBD_KEYS)]
+}
+
 fn daemon_sections() -> Vec<Section> {
     vec![Section {
         heading: "The daemon".to_owned(),
@@ -100,6 +105,10 @@ const ISCSI_SYNTAX: &[&str] = &[
     "Flags: --iscsi IQN=DISK,DISK,KEY=VALUE,... with --portal, --announce, --demo-mode and --chap-user",
     "File:  [[iscsi]], one line KEY = VALUE for each key",
 ];
+const NBD_SYNTAX: &[&str] = &[
+    "Flag:  --nbd DISK:SOCKET,KEY=VALUE,... or --nbd DISK:ADDRESS:PORT,KEY=VALUE,...",
+    "File:  [[nbd]], one line KEY = VALUE for each key",
+];
 
 /// All topics.
 pub static HELP_TOPICS: &[HelpTopic] = &[
@@ -111,12 +120,13 @@ pub static HELP_TOPICS: &[HelpTopic] = &[
     },
     HelpTopic {
         name: "export",
-        title: "Keys of exports, by kind: vhost-blk, vhost-scsi, iscsi",
+        title: "Keys of exports, by kind: vhost-blk, vhost-scsi, iscsi, nbd",
         syntax: &["Each kind has its own page, which shows the flag: lunette help vhost-blk"],
         sections: || {
             let mut sections = vhost_blk_sections();
             sections.extend(vhost_scsi_sections());
             sections.extend(iscsi_sections());
+            sections.extend(nbd_sections());
             sections
         },
     },
@@ -137,6 +147,12 @@ pub static HELP_TOPICS: &[HelpTopic] = &[
         title: "Keys of iSCSI targets",
         syntax: ISCSI_SYNTAX,
         sections: iscsi_sections,
+    },
+    HelpTopic {
+        name: "nbd",
+        title: "Keys of NBD exports",
+        syntax: NBD_SYNTAX,
+        sections: nbd_sections,
     },
     HelpTopic {
         name: "lun",

@@ -114,6 +114,22 @@ fn checked<T>(read: Option<T>, mut diagnostics: Diagnostics) -> Result<T, Diagno
     }
 }
 
+/// Reads the fields of an object, which is called `name` in messages, and reports unknown fields.
+fn read_object<T>(
+    value: &Value,
+    name: &'static str,
+    read: impl FnOnce(&mut Reader<'_, '_>) -> Option<T>,
+) -> Result<T, Diagnostics> {
+    let mut diagnostics = Diagnostics::default();
+    let read = object(value, &mut diagnostics).and_then(|fields| {
+        let mut reader = Reader::new(&fields, name, &mut diagnostics);
+        let read = read(&mut reader);
+        reader.finish(|_| None);
+        read
+    });
+    checked(read, diagnostics)
+}
+
 /// Reads the disk `name` from JSON.
 ///
 /// # Errors
@@ -150,22 +166,14 @@ fn export(mut fields: Fields, diagnostics: &mut Diagnostics) -> Option<ExportCon
 /// # Errors
 /// All mistakes, each with the pointer of its field.
 pub fn lun_json(target: u8, lun: u16, value: &Value) -> Result<LunConfig, Diagnostics> {
-    let mut diagnostics = Diagnostics::default();
-    let read = object(value, &mut diagnostics).and_then(|fields| {
-        let mut reader = Reader::new(&fields, "lun", &mut diagnostics);
+    let disk = read_object(value, "lun", |reader| {
         reader.require("disk", DISK_ALLOWED);
         reader.number("target", u64::from(target)..=u64::from(target));
         reader.number("lun", u64::from(lun)..=u64::from(lun));
-        let disk = reader.text("disk", DISK_ALLOWED);
-        reader.finish(|_| None);
-        disk
-    });
-    let disk = checked(read, diagnostics)?;
-    Ok(LunConfig {
-        target,
-        lun,
-        disk: disk.value,
-    })
+        reader.text("disk", DISK_ALLOWED)
+    })?
+    .value;
+    Ok(LunConfig { target, lun, disk })
 }
 
 /// Reads the access state of a portal group from its JSON, `{"state": STATE}`.
@@ -173,16 +181,12 @@ pub fn lun_json(target: u8, lun: u16, value: &Value) -> Result<LunConfig, Diagno
 /// # Errors
 /// All mistakes, each with the pointer of its field.
 pub fn access_state_json(value: &Value) -> Result<AccessState, Diagnostics> {
-    let mut diagnostics = Diagnostics::default();
-    let read = object(value, &mut diagnostics).and_then(|fields| {
-        let mut reader = Reader::new(&fields, "access state", &mut diagnostics);
+    let state = read_object(value, "access state", |reader| {
         let names = AccessState::SETTABLE.map(|state| (state.name(), state));
         reader.require("state", &one_of(&names.map(|(name, _)| name)));
-        let state = reader.choice("state", &names);
-        reader.finish(|_| None);
-        state
-    });
-    checked(read, diagnostics).map(|state| state.value)
+        reader.choice("state", &names)
+    })?;
+    Ok(state.value)
 }
 
 /// Reads all logical units of an export from JSON, a list of `{"target": N, "lun": N, "disk": NAME}`.
@@ -221,15 +225,11 @@ pub fn luns_json(value: &Value) -> Result<Vec<LunConfig>, Diagnostics> {
 /// # Errors
 /// All mistakes, each with the pointer of its field.
 pub fn size_json(value: &Value, block_size: u32) -> Result<Option<u64>, Diagnostics> {
-    let mut diagnostics = Diagnostics::default();
-    let read = object(value, &mut diagnostics).map(|fields| {
-        let mut reader = Reader::new(&fields, "disk", &mut diagnostics);
+    read_object(value, "disk", |reader| {
         let size = reader.size("size");
-        let size = size.filter(|size| check_size(&mut reader, size, block_size));
-        reader.finish(|_| None);
-        size
-    });
-    checked(read, diagnostics).map(|size| size.map(|size| size.value))
+        let size = size.filter(|size| check_size(reader, size, block_size));
+        Some(size.map(|size| size.value))
+    })
 }
 
 /// Reads the limits of a disk from JSON. A missing key means no limit.

@@ -43,6 +43,7 @@ mod key;
 mod location;
 mod lun;
 mod model;
+mod nbd;
 mod passthrough;
 pub mod placement;
 mod rbd;
@@ -80,7 +81,7 @@ pub use export::{ExportConfig, ExportObject, ExportRef, KeyValue};
 pub use export_draft::ExportKind;
 pub use export_kinds::EXPORT_KINDS;
 pub use file_lookup::look_at_files;
-pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
+pub use flag_source::{DISK_FORM, Flags, LUN_FORM, NBD_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 pub use help_page::{HELP_TOPICS, HelpTopic};
 pub use iscsi::ISCSI_KEYS;
 pub use iscsi_flags::ISCSI_FORM;
@@ -98,6 +99,7 @@ pub use model::{
     SOCKET_PATH_MAX, ShownConfig, SocketRights, TARGETS_MAX, VhostBlkConfig, VhostScsiConfig,
     WORKERS_MAX, WorkersConfig,
 };
+pub use nbd::{NBD_KEYS, NbdConfig};
 pub use render::render;
 pub use scsi::{AccessState, AccessStates};
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};

@@ -11,6 +11,7 @@ use iscsi::negotiation::LoginBounds;
 use scsi::{AccessStates, StateSetters};
 
 use super::devices::BlockDeviceConfig;
+use super::nbd::NbdConfig;
 
 /// Maximum number of workers of a daemon.
 pub const WORKERS_MAX: usize = 128;
@@ -56,6 +57,8 @@ pub struct Config {
     pub vhost_scsi: Vec<VhostScsiConfig>,
     /// iSCSI targets.
     pub iscsi: Vec<IscsiConfig>,
+    /// Exports of one disk each over NBD.
+    pub nbd: Vec<NbdConfig>,
     /// File with the CHAP users of discovery sessions; `None`: discovery needs no authentication.
     pub discovery_auth: Option<PathBuf>,
     /// Limits on the resources of iSCSI initiators.
@@ -82,6 +85,7 @@ impl Config {
             vhost_blk: Vec::new(),
             vhost_scsi: Vec::new(),
             iscsi: Vec::new(),
+            nbd: Vec::new(),
             discovery_auth: self.discovery_auth.clone(),
             iscsi_limits: self.iscsi_limits.clone(),
         }
@@ -94,6 +98,7 @@ impl Config {
             vhost_blk: other.vhost_blk.clone(),
             vhost_scsi: other.vhost_scsi.clone(),
             iscsi: other.iscsi.clone(),
+            nbd: other.nbd.clone(),
             ..self.clone()
         }
     }

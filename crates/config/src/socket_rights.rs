@@ -8,6 +8,7 @@ use super::export::ExportObject;
 use super::export_draft::Vhost;
 use super::key::{Key, Kind, NONE, RunTime};
 use super::location::Located;
+use super::setting::{Setting, key};
 use super::value::Reader;
 
 const MODE_ALLOWED: &str = "an octal mode from \"0000\" to \"0777\", such as \"0660\"";
@@ -16,63 +17,41 @@ const GROUP_ALLOWED: &str = "the name of a group in /etc/group, or a number";
 
 /// Key for the permission bits of the socket.
 pub const fn socket_mode<D: Vhost, T: ExportObject>() -> Key<D, T> {
-    Key {
-        name: "socket_mode",
-        kind: Kind::Text("octal mode in quotes", MODE_ALLOWED),
-        default: "`0777` less the umask",
-        run_time: RunTime::Reload,
-        of: &[],
-        help: "permission bits of the socket, from its creation on. To connect, a front end needs the right to write",
-        read: |key, reader, draft| {
-            let Some(text) = key.text(reader) else {
-                return;
-            };
-            let is_octal = (3..=4).contains(&text.value.len())
-                && text.value.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
-            match u16::from_str_radix(&text.value, 8) {
-                Ok(mode) if is_octal && mode <= 0o777 => draft.vhost().rights.mode = Some(mode),
-                _ => key.refuse(reader, &text),
-            }
-        },
-        get: |export| {
-            let mode = export.socket_rights()?.mode?;
-            Some(json!(format!("{mode:04o}")))
-        },
+    key! { "socket_mode": Kind::Text("octal mode in quotes", MODE_ALLOWED); "`0777` less the umask"; RunTime::Reload;
+        "permission bits of the socket, from its creation on. To connect, a front end needs the right to write";
+        read |key, reader, draft| draft.vhost().rights.mode = read_mode(key, reader);
+        get |export| Some(json!(format!("{:04o}", export.socket_rights()?.mode?)))
     }
 }
 
 /// Key for the owner of the socket.
 pub const fn socket_owner<D: Vhost, T: ExportObject>() -> Key<D, T> {
-    Key {
-        name: "socket_owner",
-        kind: Kind::Text("user", USER_ALLOWED),
-        default: NONE,
-        run_time: RunTime::Reload,
-        of: &[],
-        help: "owner of the socket: a name of `/etc/passwd`, or a number. The daemon needs CAP_CHOWN for another user than its own",
-        read: |key, reader, draft| {
-            draft.vhost().rights.owner =
-                read_account(key, reader, user_id, "/etc/passwd has no user");
-        },
-        get: |export| Some(json!(export.socket_rights()?.owner.as_ref()?)),
+    key! { "socket_owner": Kind::Text("user", USER_ALLOWED); NONE; RunTime::Reload;
+        "owner of the socket: a name of `/etc/passwd`, or a number. The daemon needs CAP_CHOWN for another user than its own";
+        read |key, reader, draft| draft.vhost().rights.owner = read_account(key, reader, user_id, "/etc/passwd has no user");
+        get |export| export.socket_rights()?.owner.value()
     }
 }
 
 /// Key for the group of the socket.
 pub const fn socket_group<D: Vhost, T: ExportObject>() -> Key<D, T> {
-    Key {
-        name: "socket_group",
-        kind: Kind::Text("group", GROUP_ALLOWED),
-        default: NONE,
-        run_time: RunTime::Reload,
-        of: &[],
-        help: "group of the socket: a name of `/etc/group`, or a number. The daemon must be a member of it, or needs CAP_CHOWN",
-        read: |key, reader, draft| {
-            draft.vhost().rights.group =
-                read_account(key, reader, group_id, "/etc/group has no group");
-        },
-        get: |export| Some(json!(export.socket_rights()?.group.as_ref()?)),
+    key! { "socket_group": Kind::Text("group", GROUP_ALLOWED); NONE; RunTime::Reload;
+        "group of the socket: a name of `/etc/group`, or a number. The daemon must be a member of it, or needs CAP_CHOWN";
+        read |key, reader, draft| draft.vhost().rights.group = read_account(key, reader, group_id, "/etc/group has no group");
+        get |export| export.socket_rights()?.group.value()
     }
+}
+
+fn read_mode<D, T>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Option<u16> {
+    let text = key.text(reader)?;
+    let is_octal = (3..=4).contains(&text.value.len())
+        && text.value.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+    let mode = u16::from_str_radix(&text.value, 8).ok();
+    let mode = mode.filter(|mode| is_octal && *mode <= 0o777);
+    if mode.is_none() {
+        key.refuse(reader, &text);
+    }
+    mode
 }
 
 /// Reads a user or a group. An unknown one is a mistake.

@@ -728,6 +728,7 @@ fn config() -> impl Strategy<Value = Config> {
                         })
                         .collect(),
                     iscsi: Vec::new(),
+                    nbd: Vec::new(),
                     discovery_auth: None,
                     iscsi_limits: IscsiLimits::default(),
                     disks,
@@ -756,6 +757,7 @@ proptest! {
             vhost_scsi: vec![flag.clone()],
             lun: vec![flag.clone()],
             iscsi: vec![flag.clone()],
+            nbd: vec![flag.clone()],
             portal: vec![flag.clone()],
             announce: vec![flag.clone()],
             demo_mode: Some(flag.clone()),

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use block::ExportPlacement;
-use serde_json::json;
 
 use super::diagnostics::Diagnostics;
 use super::export::{ExportConfig, ExportObject, KeyValue, key_values};
@@ -16,6 +15,7 @@ use super::location::Located;
 use super::model::{BLK_QUEUES_MAX, SocketRights, VhostBlkConfig};
 use super::placement::PlacementDraft;
 use super::readers::DISK_ALLOWED;
+use super::setting::key;
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};
 
@@ -87,16 +87,7 @@ pub struct VhostBlkDraft {
 /// All keys of a vhost-blk export.
 pub static VHOST_BLK_KEYS: &[Key<VhostBlkDraft, VhostBlkConfig>] = &[
     name("the disk's name"),
-    Key {
-        name: "disk",
-        kind: Kind::Text("name of a disk", DISK_ALLOWED),
-        default: REQUIRED,
-        run_time: ENDS_SESSION,
-        of: &[],
-        help: "the disk",
-        read: |key, reader, draft| draft.disk = key.text(reader),
-        get: |export| Some(json!(export.disk)),
-    },
+    key! { "disk": Kind::Text("name of a disk", DISK_ALLOWED); REQUIRED; ENDS_SESSION; "the disk"; both disk },
     socket(),
     socket_mode(),
     socket_owner(),

@@ -14,6 +14,7 @@ use super::location::Located;
 use super::lun::{LUN_COMMAND, LUN_KEYS, LunDraft, luns_value, read_lun};
 use super::model::{LunConfig, SCSI_QUEUES_MAX, SocketRights, VhostScsiConfig};
 use super::placement::PlacementDraft;
+use super::setting::key;
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};
 
@@ -102,28 +103,16 @@ pub static VHOST_SCSI_KEYS: &[Key<VhostScsiDraft, VhostScsiConfig>] = &[
     ),
     workers(),
     dedicated("start a worker for this export alone"),
-    Key {
-        name: "lun",
-        kind: Kind::List(
-            "list of tables",
-            LUN_EXAMPLE,
-            Item::Table {
-                fields: &["target", "lun", "disk"],
-                schema: || schema_of(LUN_KEYS),
-            },
-        ),
-        default: NONE,
-        run_time: LUN_COMMAND,
-        of: &[],
-        help: "logical units: `{ target = 0, lun = 0, disk = \"d0\" }`. Flag `--lun NAME/TARGET:LUN=DISK`",
-        read: |key, reader, draft| {
+    key! { "lun": Kind::List("list of tables", LUN_EXAMPLE,
+            Item::Table { fields: &["target", "lun", "disk"], schema: || schema_of(LUN_KEYS) });
+        NONE; LUN_COMMAND;
+        "logical units: `{ target = 0, lun = 0, disk = \"d0\" }`. Flag `--lun NAME/TARGET:LUN=DISK`";
+        read |key, reader, draft| {
             for fields in reader.objects(key.name, LUN_EXAMPLE) {
-                draft
-                    .luns
-                    .push(read_lun(LUN_KEYS, fields, reader.diagnostics()));
+                draft.luns.push(read_lun(LUN_KEYS, fields, reader.diagnostics()));
             }
-        },
-        get: |controller| Some(luns_value(&controller.luns)),
+        };
+        get |controller| Some(luns_value(&controller.luns))
     },
 ];
 

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use config::{
     ACL_KEYS, Config, DAEMON_KEYS, DISK_KEYS, Diagnostics, Flags, ISCSI_KEYS, ISCSI_LIMIT_KEYS,
-    Key, LUN_KEYS, Surroundings, TARGET_KEYS, TARGET_LUN_KEYS, VHOST_BLK_KEYS, VHOST_SCSI_KEYS,
-    parse,
+    Key, LUN_KEYS, NBD_KEYS, Surroundings, TARGET_KEYS, TARGET_LUN_KEYS, VHOST_BLK_KEYS,
+    VHOST_SCSI_KEYS, parse,
 };
 
 const DISK: &str = "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n";
@@ -21,6 +21,7 @@ const SCSI_DEVICE: &str =
 const DELAY: &str = "[[disk]]\nname = \"d0\"\nbackend = \"delay\"\ntime = \"1ms\"\nsize = \"1M\"\n";
 const BLK: &str = "[[vhost_blk]]\ndisk = \"d0\"\nsocket = \"/run/d0.sock\"\n";
 const SCSI: &str = "[[vhost_scsi]]\nname = \"c0\"\nsocket = \"/run/c0.sock\"\n";
+const NBD: &str = "[[nbd]]\ndisk = \"d0\"\nsocket = \"/run/nbd.sock\"\n";
 const ISCSI: &str = "[[iscsi]]\nname = \"iqn.2026-11.org.example:t0\"\nportals = [\"127.0.0.1\"]\n";
 
 /// A table of the page.
@@ -70,6 +71,7 @@ fn sections() -> Vec<Section> {
             "[[vhost_scsi.lun]]\ntarget = 0\nlun = 0\ndisk = \"d0\"\n",
             None,
         ),
+        section("## NBD exports", &[DISK], NBD, None),
         section("## iSCSI targets", &[DISK], ISCSI, Some("iscsi")),
         section(
             "Each `lun` of a target has",
@@ -240,6 +242,7 @@ fn rows_of_the_page_match_the_declared_keys() {
         ("## virtio-blk exports", rows_of(VHOST_BLK_KEYS)),
         ("## virtio-scsi exports", rows_of(VHOST_SCSI_KEYS)),
         ("Each `lun` has", rows_of(LUN_KEYS)),
+        ("## NBD exports", rows_of(NBD_KEYS)),
         ("## iSCSI targets", rows_of(ISCSI_KEYS)),
         ("Each `lun` of a target has", rows_of(TARGET_LUN_KEYS)),
         ("Each entry of `acl` has", rows_of(ACL_KEYS)),

@@ -28,7 +28,7 @@ pub use log::Log;
 pub use plural::counted;
 pub use problem::{FieldProblem, Problem};
 pub use status::{
-    DISK_STATES, DamagedState, DiskStatus, ExportStatus, LunStatus, StateFile, Status,
+    DISK_STATES, DamagedState, DiskStatus, ExportStatus, LunStatus, QueueStops, StateFile, Status,
 };
 pub use token::Token;
 pub use version::{HANDOVER_VERSION, Upgrade, Version};

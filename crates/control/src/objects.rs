@@ -298,7 +298,7 @@ pub struct ErrorPolicy {}
 /// An export: its configuration, with the keys of the configuration file, and its state. The keys depend on its kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Export {
-    /// Kind: `vhost-blk`, `vhost-scsi`, `iscsi`.
+    /// Kind: `vhost-blk`, `vhost-scsi`, `iscsi`, `nbd`.
     pub kind: String,
     /// Name, as in the path.
     #[serde(default)]
@@ -421,10 +421,11 @@ pub struct NewAccessState {
     pub state: String,
 }
 
-/// A configured listener that cannot be opened yet: a portal, a vhost-user socket, or the listener of the API or of metrics.
+/// A configured listener that cannot be opened yet: a portal, a vhost-user socket, the socket or address of an NBD export, or the listener of
+/// the API or of metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WaitingListener {
-    /// `vhost-user`, `iscsi`, `api` or `metrics`.
+    /// `vhost-user`, `iscsi`, `nbd`, `api` or `metrics`.
     pub kind: String,
     /// Export of the portal or of the socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -483,6 +484,7 @@ impl fmt::Display for WaitingListener {
         let address = &self.address;
         match (self.kind.as_str(), &self.export) {
             ("iscsi", Some(export)) => write!(f, "export {export}: portal {address}"),
+            ("nbd", Some(export)) => write!(f, "export {export}: listener {address}"),
             (_, Some(export)) => write!(f, "export {export}: socket {address}"),
             (kind, None) => write!(f, "{kind} listener {address}"),
         }
@@ -495,7 +497,7 @@ pub struct Served {
     /// Index of a vhost-user queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<u32>,
-    /// ID of the iSCSI session.
+    /// ID of the iSCSI or NBD session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
     /// ID of the iSCSI connection in its session.
@@ -555,27 +557,30 @@ pub struct Session {
     pub id: String,
     /// Name of the export.
     pub export: String,
-    /// `vhost-user` or `iscsi`.
+    /// `vhost-user`, `iscsi` or `nbd`.
     pub kind: String,
     /// Initiator name of an iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initiator: Option<String>,
+    /// Address of the client of an NBD session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
     /// Portal group of an iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub portal_group: Option<u16>,
     /// Number of connections.
     pub connections: usize,
-    /// Answered commands of an iSCSI session. The commands of a virtual machine are counted by the queues of its export, in
+    /// Answered commands of an iSCSI or NBD session. The commands of a virtual machine are counted by the queues of its export, in
     /// `/v1/statistics`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<u64>,
-    /// Transferred bytes of an iSCSI session.
+    /// Transferred bytes of an iSCSI or NBD session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Commands of an iSCSI session that were answered with an error.
+    /// Commands of an iSCSI or NBD session that were answered with an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub errors: Option<u64>,
-    /// Negotiated keys of an iSCSI session, named as in RFC 7143, and the command window.
+    /// Negotiated keys of an iSCSI session, named as in RFC 7143, and the command window. For NBD, the form of replies.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub negotiated: BTreeMap<String, String>,
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use block::IoKind;
-use latency::Snapshot;
+use latency::{Snapshot, SparseHistogram};
 use serde::{Deserialize, Serialize};
 
 use crate::objects::{Bitmap, Job};
@@ -28,6 +28,9 @@ pub struct Statistics {
     /// Counters by iSCSI target and initiator.
     #[serde(default)]
     pub initiators: Vec<InitiatorStatistics>,
+    /// Durations of starts and stops of virtqueues, by vhost-user export.
+    #[serde(default)]
+    pub queue_times: Vec<QueueTimeStatistics>,
     /// Counters and latencies by queue.
     #[serde(flatten)]
     pub latency: Snapshot,
@@ -59,6 +62,19 @@ pub struct InitiatorStatistics {
     pub sessions: usize,
     /// Counters by operation, named as for queues. Operations without requests are absent.
     pub operations: BTreeMap<String, RequestStatistics>,
+}
+
+/// Durations of starts and stops of an export's virtqueues.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct QueueTimeStatistics {
+    /// Name of the export.
+    pub export: String,
+    /// From the kick descriptor until a worker polls the queue.
+    pub start: SparseHistogram,
+    /// Wait for requests in flight during a stop.
+    pub drain: SparseHistogram,
+    /// Stops, with their drains.
+    pub stop: SparseHistogram,
 }
 
 /// Requests of one operation.

@@ -104,6 +104,9 @@ pub struct DiskStatus {
     /// Reason why the persistent reservations are unknown. SCSI reads, writes and reservations are answered BUSY meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservations_unknown: Option<String>,
+    /// Condition that an administrator should correct although the disk is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
     /// Damage that was found in the image of the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
@@ -114,7 +117,7 @@ pub struct DiskStatus {
 pub struct ExportStatus {
     /// Name of the export.
     pub name: String,
-    /// `vhost-blk`, `vhost-scsi` or `iscsi`.
+    /// `vhost-blk`, `vhost-scsi`, `iscsi` or `nbd`.
     pub kind: String,
     /// Path of the socket; absent for an inherited socket and for iSCSI.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,9 +138,27 @@ pub struct ExportStatus {
     pub port_groups: Vec<PortGroup>,
     /// Logical units; `vhost-blk` has one, at target 0, LUN 0.
     pub luns: Vec<LunStatus>,
+    /// Durations of the stops of virtqueues since the start of the daemon; absent before the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_stops: Option<QueueStops>,
     /// Reason why no client can use the export as configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
+}
+
+/// Durations of the stops of an export's virtqueues. A stop waits for the requests in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct QueueStops {
+    /// Number of stops.
+    pub count: u64,
+    /// Median in nanoseconds.
+    pub p50_ns: u64,
+    /// 99th percentile in nanoseconds.
+    pub p99_ns: u64,
+    /// Maximum in nanoseconds.
+    pub max_ns: u64,
+    /// 99th percentile of the wait for requests in flight, in nanoseconds.
+    pub drain_p99_ns: u64,
 }
 
 /// A logical unit.

@@ -180,6 +180,8 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         transports.iscsi.take_over_portals(portals);
         let exports = options.handover.take_all(&Item::Export);
         transports.vhost.take_over_sockets(exports);
+        let nbd = options.handover.take_all(&Item::Nbd);
+        transports.nbd.take_over_sockets(nbd);
     }
     let result = owner.begin(options.inherited, &inbox).map_err(|refusal| {
         overview.servers.end();
@@ -269,6 +271,7 @@ fn resume(mut handover: Handover, overview: &Overview) {
     };
     transports.iscsi.close_unused_sockets();
     transports.vhost.close_unused_sockets();
+    transports.nbd.close_unused_sockets();
     let sessions = handover.take_sessions();
     let sessions = sessions.inspect_err(|error| {
         tracing::error!("cannot take over sessions, front ends must reconnect: {error}")
@@ -499,9 +502,10 @@ impl Running {
         let served = transports.map(|transports| {
             let portals = transports.iscsi.hand_over_portals();
             let exports = transports.vhost.hand_over_sockets();
-            (transports.vhost.hand_over_sessions(), portals, exports)
+            let nbd = transports.nbd.hand_over_sockets();
+            (transports.vhost.hand_over_sessions(), portals, exports, nbd)
         });
-        let (sessions, portals, exports) = served.unwrap_or_default();
+        let (sessions, portals, exports, nbd) = served.unwrap_or_default();
         self.overview.bitmaps.hand_over();
         let count = sessions.len();
         let mut others = Handover::default();
@@ -510,6 +514,7 @@ impl Running {
         }
         others.push_all(&Item::Portal, portals);
         others.push_all(&Item::Export, exports);
+        others.push_all(&Item::Nbd, nbd);
         if let Some(control) = control {
             others.push_control(control);
         }
@@ -646,10 +651,15 @@ impl View for Overview {
             ..statistics::disk(name, used.get(name))
         });
         let transports = self.servers.transports();
-        let initiators = transports.map(|transports| transports.iscsi.initiators());
+        let initiators = transports.as_ref().map(|all| all.iscsi.initiators());
         let initiators = initiators.unwrap_or_default().into_iter();
+        let times = transports.as_ref().map(|all| all.vhost.queue_times());
+        let times = times.unwrap_or_default().into_iter();
         Statistics {
             initiators: initiators.map(statistics::initiator).collect(),
+            queue_times: times
+                .map(|(export, times)| statistics::queue_times(export, times))
+                .collect(),
             workers: workers
                 .map(|(worker, counters)| statistics::worker(worker, counters))
                 .collect(),
@@ -678,6 +688,7 @@ impl View for Overview {
                 waiting_reason: status.waiting_reason,
                 next_try_seconds: status.next_try_seconds,
                 reservations_unknown: status.reservations_unknown,
+                warning: self.servers.unrecorded.warning(&disk.name),
                 damage: status.damage,
             }
         });
@@ -747,6 +758,8 @@ impl Overview {
             .unwrap_or_default();
         let paths: HashMap<String, Option<PathBuf>> =
             served.into_iter().map(|e| (e.name, e.path)).collect();
+        let times = transports.as_ref().map(|all| all.vhost.queue_times());
+        let times: HashMap<_, _> = times.unwrap_or_default().into_iter().collect();
         let lun = |lun: &LunConfig| LunStatus {
             target: lun.target,
             lun: lun.lun,
@@ -762,6 +775,7 @@ impl Overview {
             served: served_by.remove(export.name()).unwrap_or_default(),
             waiting_portals: waiting.remove(export.name()).unwrap_or_default(),
             port_groups: port_groups(export.name()),
+            queue_stops: times.get(export.name()).and_then(statistics::queue_stops),
             luns: match export.object().disk() {
                 Some(disk) => vec![LunStatus {
                     target: 0,

@@ -14,7 +14,9 @@ pub use bdev::iscsi_initiator::default_state_folder as default_folder;
 use config::Config;
 
 pub(crate) use crate::state_files::file_name;
-use crate::state_files::{DamagedFiles, Unread, decode, encode, kind_of, move_aside, read_regular};
+use crate::state_files::{
+    DamagedFiles, FILE_BYTES_MAX, Unread, decode, encode, kind_of, move_aside, read_regular,
+};
 use crate::unit_records;
 
 /// Returns the folder for changes made at run time. Only a configured folder or `$STATE_DIRECTORY` is used: two daemons that share the
@@ -100,7 +102,7 @@ fn replace_in(
     bytes: &[u8],
     synchronise_folder: impl Fn() -> io::Result<()>,
 ) -> io::Result<()> {
-    let before = match read_regular(path) {
+    let before = match read_regular(path, FILE_BYTES_MAX) {
         Ok(before) => Some(before),
         Err(Unread::Absent) => None,
         Err(unread) => return Err(unread.into()),
@@ -171,7 +173,7 @@ impl scsi::Store for FolderStore {
             return Ok(None);
         }
         for (name, is_checked) in [(checked_name(key), true), (unchecked_name(key), false)] {
-            let loaded = match read_regular(&self.folder.join(&name)) {
+            let loaded = match read_regular(&self.folder.join(&name), FILE_BYTES_MAX) {
                 Ok(file) if is_checked => decode(key, &file).map_err(str::to_owned),
                 Ok(file) => Ok(file),
                 Err(Unread::Absent) => continue,

@@ -1,13 +1,15 @@
 //! Counters of workers, disks and initiators as API objects.
 
 use block::{IoErrorKind, IoKind};
+use control::QueueStops;
 use control::statistics::{
-    DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, RequestStatistics,
-    WorkerStatistics,
+    DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, QueueTimeStatistics,
+    RequestStatistics, WorkerStatistics,
 };
 use iscsi_target::InitiatorStatus;
 use latency::Operation;
 use reactor::{DiskCounters, WorkerCounters};
+use vhost_user::QueueTimeHistograms;
 
 /// Returns the counters of a worker.
 pub fn worker(worker: u32, counters: WorkerCounters) -> WorkerStatistics {
@@ -37,6 +39,29 @@ pub fn initiator(status: InitiatorStatus) -> InitiatorStatistics {
         initiator: status.initiator,
         sessions: status.sessions,
     }
+}
+
+/// Returns the durations of starts and stops of an export's virtqueues.
+pub fn queue_times(export: String, times: QueueTimeHistograms) -> QueueTimeStatistics {
+    let QueueTimeHistograms { start, drain, stop } = times;
+    QueueTimeStatistics {
+        export,
+        start,
+        drain,
+        stop,
+    }
+}
+
+/// Returns a summary of the stops of an export's virtqueues; `None` before the first one.
+pub fn queue_stops(times: &QueueTimeHistograms) -> Option<QueueStops> {
+    let QueueTimeHistograms { drain, stop, .. } = times;
+    (!stop.is_empty()).then(|| QueueStops {
+        count: stop.count,
+        p50_ns: stop.quantile_ns(0.5),
+        p99_ns: stop.quantile_ns(0.99),
+        max_ns: stop.max_ns,
+        drain_p99_ns: drain.quantile_ns(0.99),
+    })
 }
 
 /// Returns the counters of a disk; `None` for a disk without I/O.

@@ -4,8 +4,10 @@
 //! A record is written when a disk is served for the first time, and compared at every later open. It is removed with the disk. A disk with
 //! a damaged record is unavailable. After `lunette state reset` of the record, the next unit or device is accepted and recorded.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bdev::iscsi_initiator::KnownUnits;
 use bdev::{BlockDevice, Medium, OpenError};
@@ -137,6 +139,51 @@ pub(crate) fn save(disk: &str, device: &dyn BlockDevice, store: &dyn Store) -> s
     }
 }
 
+/// Disks whose record could not be written, with the reason. The owner of the objects tries again.
+#[derive(Debug, Default)]
+pub struct Unrecorded(Mutex<BTreeMap<String, String>>);
+
+impl Unrecorded {
+    /// Interval of the attempts to write the records.
+    pub(crate) const RETRY: Duration = Duration::from_secs(5);
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stores the result of an attempt. Returns true if it is the first failure of this disk.
+    pub(crate) fn set(&self, disk: &str, outcome: &std::io::Result<()>) -> bool {
+        match outcome {
+            Ok(()) => {
+                self.lock().remove(disk);
+                false
+            }
+            Err(error) => {
+                let before = self.lock().insert(disk.to_owned(), error.to_string());
+                before.is_none()
+            }
+        }
+    }
+
+    /// Forgets a disk that was removed.
+    pub(crate) fn forget(&self, disk: &str) {
+        self.lock().remove(disk);
+    }
+
+    /// Returns the disks without a record.
+    pub(crate) fn disks(&self) -> Vec<String> {
+        self.lock().keys().cloned().collect()
+    }
+
+    /// Returns the warning about a disk, if its record could not be written.
+    pub(crate) fn warning(&self, disk: &str) -> Option<String> {
+        let reason = self.lock().get(disk).cloned()?;
+        Some(format!(
+            "cannot record the identity of its unit or device, so that another one is accepted after a restart: {reason}; hint: make the state folder writable"
+        ))
+    }
+}
+
 /// Removes the records of disks that the next configuration does not have.
 pub(crate) fn forget(before: &Config, next: &Config, store: &dyn Store) {
     let recorded = |config: &Config| -> HashSet<String> {
@@ -165,6 +212,20 @@ mod tests {
         };
         let config = parse(None, &flags, &Surroundings::of_this_process());
         config.unwrap_or_else(|mistakes| panic!("{mistakes}")).disks[0].clone()
+    }
+
+    #[test]
+    fn failed_record_is_a_warning_until_it_is_written() {
+        let unrecorded = Unrecorded::default();
+        let failed = Err(std::io::ErrorKind::StorageFull.into());
+        assert!(unrecorded.set("d0", &failed));
+        assert!(!unrecorded.set("d0", &failed), "it is logged once");
+        let warning = unrecorded.warning("d0").unwrap();
+        assert!(warning.contains("cannot record the identity"), "{warning}");
+        assert_eq!(unrecorded.warning("d1"), None);
+        assert_eq!(unrecorded.disks(), ["d0"]);
+        assert!(!unrecorded.set("d0", &Ok(())));
+        assert_eq!(unrecorded.warning("d0"), None);
     }
 
     #[test]

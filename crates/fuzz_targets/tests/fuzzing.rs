@@ -2,7 +2,7 @@
 //!
 //! Without coverage feedback, a mutation that reaches new code is not added to the corpus. `make fuzz` has feedback, through libFuzzer.
 //! `make unit` runs each target for a second, and `make guests` for a minute in the background. A target that gets less than two thirds
-//! of a CPU in its time runs longer, up to twice the time.
+//! of a CPU in its time runs longer, up to `STRETCH_MAX` times.
 //!
 //! Environment variables: `FUZZ_SECONDS` is the time for the mutations of one target, `FUZZ_SEED` repeats a run, and `FUZZ_INPUT` is a
 //! file to run instead. An argument selects the targets with this text in their names. The current input of a target is in a file, so
@@ -33,6 +33,8 @@ const INPUT_SECONDS_MAX: u64 = 60;
 const INPUT_MAX: usize = 16 << 10;
 /// Maximum size of all corpora in bytes, because the corpus is in the repository.
 const CORPUS_MAX: usize = 300 << 10;
+/// Maximum factor by which a run is extended because other processes used the CPUs.
+const STRETCH_MAX: u32 = 4;
 const THREAD_NAME: &str = "fuzzing";
 
 /// A worker of a target has panicked, which is a thread other than the drivers' own.
@@ -48,7 +50,7 @@ struct Settings {
 impl Settings {
     /// Returns true if a target has run long enough.
     fn is_enough(&self, elapsed: Duration, cpu_time: Duration) -> bool {
-        elapsed >= self.duration * 2
+        elapsed >= self.duration * STRETCH_MAX
             || (elapsed >= self.duration && cpu_time >= self.duration * 2 / 3)
     }
 }

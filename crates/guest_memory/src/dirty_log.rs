@@ -35,12 +35,16 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps the log of `bytes` bytes at `offset` of a file.
+    /// Mapped part of a log in bytes, enough for 128 TiB of guest addresses. A larger log would take the address space of other clients.
+    pub const BYTES_MAX: u64 = 4 << 30;
+
+    /// Maps the log of `bytes` bytes at `offset` of a file, but not more than [`DirtyLog::BYTES_MAX`].
     ///
     /// # Errors
     /// `EINVAL` if the range is empty or ends beyond the file. Otherwise as [`Mapping::shared_file`].
     pub fn map(file: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<DirtyLog> {
         let skip = offset & (crate::mapping::page_size(file)? as u64 - 1);
+        let bytes = bytes.min(DirtyLog::BYTES_MAX);
         let length = usize::try_from(bytes.saturating_add(skip)).unwrap_or(usize::MAX);
         if bytes == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -136,6 +140,19 @@ mod tests {
         log.mark(60 << 12, 0);
         assert_eq!(bytes(&mapping, 3), [0b1100_0000, 0xff, 0xff, 0b11, 0]);
         assert_eq!(log.fault(), None);
+    }
+
+    #[test]
+    fn only_the_useful_part_of_a_log_is_mapped() {
+        let file = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = std::fs::File::from(file);
+        file.set_len(60 << 40).unwrap();
+        let log = DirtyLog::map(file.as_fd(), 0, 60 << 40).unwrap();
+        assert_eq!(log.bytes as u64, DirtyLog::BYTES_MAX);
+        log.mark((128 << 40) - 1, 1);
+        assert_eq!(log.fault(), None);
+        log.mark(128 << 40, 1);
+        assert_eq!(log.fault(), Some(LogFault::TooSmall));
     }
 
     #[test]

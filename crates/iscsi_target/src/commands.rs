@@ -1,11 +1,12 @@
 //! Passes commands to the SCSI core and executes the I/Os of their plans. Responses are in `responses`.
 
-use bdev::{PREFETCH_DISTANCE, Prefetch, Submission};
+use bdev::Submission;
 use block::IoOutcome;
 use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
 use latency::{DiskNumber, Operation, PartCounts, Stamp, Stamps};
-use reactor::{Io, Step, Tag};
+use reactor::{Io, Job, Step, Tag};
+use request_engine::prefetch_following;
 use scsi::{Command, DiskId, Lun, Sense, SenseCode, SenseKey, TaskAttribute, TaskTag};
 use scsi_exec::{
     Granted, Hold, Task, Ticket, continue_in_background, execute, may_start, operation_of,
@@ -283,18 +284,14 @@ impl Connection {
     /// Sends prefetch hints for the next commands of the batch, unless they wait for data-out. Reads from memory are included, because the
     /// kernel will soon copy them.
     fn prefetch_next(&mut self, io: &mut Io, following: &[SlotId]) {
-        for (at, soon) in [
-            (0, Prefetch::Next),
-            (PREFETCH_DISTANCE - 1, Prefetch::Later),
-        ] {
-            let slot = following.get(at).and_then(|id| self.slots.current(*id));
-            if let Some((disk, request)) = slot.and_then(|slot| slot.task.next_io())
-                && request.moves_data()
-                && let Some(handle) = self.disk(io, disk)
-            {
-                io.prefetch(handle, &request, soon);
+        prefetch_following(io, following, |io, id| {
+            let (disk, request) = self.slots.current(id)?.task.next_io()?;
+            if !request.moves_data() {
+                return None;
             }
-        }
+            let disk = self.disk(io, disk)?;
+            Some(Job { disk, io: request })
+        });
     }
 
     /// Executes a command's steps until one has to wait.

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use guest_memory::IoBuffer;
 use iscsi::target::{Outgoing, Piece};
+use request_engine::{CopyProgress, SendQueue};
 use scsi::{AbortScope, TaskTag};
 use scsi_exec::{Hold, Ticket};
 use uring::Message;
@@ -39,36 +40,13 @@ impl Owed {
     }
 }
 
-/// Maximum bytes that a connection may have copied because of writes to data that it is sending: two of the longest reads.
-const COPIED_MAX: usize = 64 << 20;
-
-/// Progress of [`Output::copy_borrowed`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CopyProgress {
-    Done,
-    /// The kernel holds a message with such data; recall it.
-    Recall,
-    /// The message is being recalled.
-    Recalled,
-}
-
 #[derive(Default)]
 pub(crate) struct Output {
-    /// Queued data that is not in a message yet. The index is its name in the protocol.
-    data: Vec<IoBuffer>,
+    /// Data and the message. The index of queued data is its name in the protocol.
+    queue: SendQueue,
     /// Tasks with data in a disk's memory: queued, and in the message.
     owed: Owed,
     owed_in_message: Owed,
-    /// Reusable message while the kernel has none.
-    message: Option<Box<Message>>,
-    /// Unsent bytes of the message in the kernel.
-    sending: u64,
-    /// Address ranges of disks that caused the recall of the message.
-    recalled: Vec<Range<usize>>,
-    /// Address ranges that the message no longer uses.
-    freed: Vec<Range<usize>>,
-    /// Bytes copied since the output was last empty.
-    copied: usize,
     /// Contiguous copy of data for a data digest.
     pub digested: Vec<u8>,
 }
@@ -76,12 +54,12 @@ pub(crate) struct Output {
 impl Output {
     /// Returns the name of the next data.
     pub fn name(&self) -> u64 {
-        self.data.len() as u64
+        self.queue.len() as u64
     }
 
     /// Keeps data until it is sent, under the name from [`Output::name`].
     pub fn keep(&mut self, buffer: IoBuffer) {
-        self.data.push(buffer);
+        self.queue.keep(buffer);
     }
 
     /// Ends the task when the output queued so far has been sent. Its ticket and its waiters are released only then.
@@ -118,49 +96,26 @@ impl Output {
 
     /// Copies unsent data at these addresses, so that it is not sent from there.
     pub fn copy_borrowed(&mut self, held: &[Range<usize>], buffers: &mut Buffers) -> CopyProgress {
-        for data in &mut self.data {
-            if let Some(own) = buffers.copy_held(data, held) {
-                self.copied += own.total_len();
-                buffers.give(std::mem::replace(data, own));
-            }
-        }
-        let lies_on_disk = self.is_sending() && !self.owed_in_message.tasks.is_empty();
-        if !lies_on_disk || held.iter().all(|range| self.freed.contains(range)) {
-            return CopyProgress::Done;
-        }
-        let first = self.recalled.is_empty();
-        held.clone_into(&mut self.recalled);
-        match first {
-            true => CopyProgress::Recall,
-            false => CopyProgress::Recalled,
-        }
+        self.queue.copy_borrowed(held, buffers)
     }
 
     /// Replaces the rest of a recalled message by copies.
     pub fn replace_views(&mut self, message: &mut Message, buffers: &mut Buffers) {
-        if self.recalled.is_empty() {
-            return;
-        }
-        self.freed = std::mem::take(&mut self.recalled);
-        message.replace_views(|view| {
-            let own = buffers.copy_held(view, &self.freed)?;
-            self.copied += own.total_len();
-            Some(own)
-        });
+        self.queue.replace_views(message, buffers);
     }
 
     /// Returns true if more was copied for this initiator than allowed.
     pub fn has_copied_too_much(&self) -> bool {
-        self.copied > COPIED_MAX
+        self.queue.has_copied_too_much()
     }
 
     pub fn is_sending(&self) -> bool {
-        self.sending > 0
+        self.queue.is_sending()
     }
 
     /// Returns the bytes that the kernel has not accepted yet.
     pub fn unsent(&self) -> u64 {
-        self.sending
+        self.queue.unsent()
     }
 
     /// Returns the next message, if there is output and no message in flight.
@@ -168,15 +123,12 @@ impl Output {
         if self.is_sending() || outgoing.is_empty() {
             return None;
         }
-        let mut message = self.message.take().unwrap_or_default();
+        let mut message = self.queue.begin();
         let bytes = |piece: Piece<'_>| match piece {
             Piece::Bytes(bytes) => bytes.len(),
             Piece::Data { .. } => 0,
         };
         let headers = buffers.take_anyway(outgoing.pieces().map(bytes).sum());
-        for buffer in self.data.drain(..) {
-            message.keep(buffer);
-        }
         let mut at = 0;
         for piece in outgoing.pieces() {
             if let Piece::Bytes(bytes) = piece {
@@ -201,38 +153,22 @@ impl Output {
         }
         outgoing.clear();
         self.owed_in_message.append(&mut self.owed);
-        self.sending = message.left();
+        self.queue.begun(&message);
         Some(message)
     }
 
     /// Records `bytes` as sent. Returns the rest of the message, if any.
     pub fn sent(
         &mut self,
-        mut message: Box<Message>,
+        message: Box<Message>,
         bytes: u32,
         buffers: &mut Buffers,
     ) -> Option<Box<Message>> {
-        message.sent(bytes);
-        self.sending = message.left();
-        if self.sending > 0 {
-            self.replace_views(&mut message, buffers);
-            return Some(message);
-        }
-        self.recycle(message, buffers);
-        None
+        self.queue.sent(message, bytes, buffers)
     }
 
     /// Drops the rest of the message.
-    pub fn recycle(&mut self, mut message: Box<Message>, buffers: &mut Buffers) {
-        self.sending = 0;
-        self.recalled.clear();
-        self.freed.clear();
-        if self.data.is_empty() {
-            self.copied = 0;
-        }
-        message
-            .take_buffers()
-            .for_each(|buffer| buffers.give(buffer));
-        self.message = Some(message);
+    pub fn recycle(&mut self, message: Box<Message>, buffers: &mut Buffers) {
+        self.queue.recycle(message, buffers);
     }
 }

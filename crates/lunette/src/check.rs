@@ -76,6 +76,7 @@ fn summary(config: &Config) -> String {
         (config.vhost_blk.len(), "vhost-blk export"),
         (config.vhost_scsi.len(), "vhost-scsi controller"),
         (config.iscsi.len(), "iSCSI target"),
+        (config.nbd.len(), "NBD export"),
         (luns, "LUN"),
         (config.workers.placement.count(), "worker"),
     ];

@@ -64,7 +64,7 @@ pub enum Command {
     Export(ExportCommand),
     /// List and change logical units of controllers and targets
     Lun(LunCommand),
-    /// List the clients of a running daemon, and end iSCSI sessions
+    /// List the clients of a running daemon, and end iSCSI and NBD sessions
     Session(SessionCommand),
     /// List registrations and reservations of initiators
     Reservation(ReservationCommand),
@@ -139,6 +139,9 @@ pub struct Configuration {
     /// Export an iSCSI target with these disks as LUNs from 0, then ,KEY=VALUE as needed (keys: lunette help iscsi)
     #[arg(long, value_name = "IQN=DISK,...")]
     pub iscsi: Vec<String>,
+    /// Export a disk over NBD on a Unix socket or a TCP address, then ,KEY=VALUE as needed (keys: lunette help nbd)
+    #[arg(long, value_name = "DISK:SOCKET|DISK:ADDRESS:PORT")]
+    pub nbd: Vec<String>,
     /// Portal of the targets of --iscsi, with a port [default: 3260] and a portal group [default: 1]; may be given several times
     #[arg(long, value_name = "ADDRESS:PORT,GROUP")]
     pub portal: Vec<String>,
@@ -164,6 +167,7 @@ impl Configuration {
             vhost_blk: self.vhost_blk.clone(),
             vhost_scsi: self.vhost_scsi.clone(),
             iscsi: self.iscsi.clone(),
+            nbd: self.nbd.clone(),
             portal: self.portal.clone(),
             announce: self.announce.clone(),
             demo_mode: self.demo_mode.clone(),
@@ -234,7 +238,7 @@ pub struct ReportArguments {
 /// `lunette help`
 #[derive(Debug, Args)]
 pub struct HelpArguments {
-    /// disk, export, vhost-blk, vhost-scsi, iscsi, lun, acl, iscsi-limits or daemon for a list of keys; or a command
+    /// disk, export, vhost-blk, vhost-scsi, iscsi, nbd, lun, acl, iscsi-limits or daemon for a list of keys; or a command
     #[arg(value_name = "TOPIC|COMMAND")]
     pub words: Vec<String>,
 }

@@ -159,6 +159,7 @@ mod tests {
             ("vhost_blk", "vhost-blk"),
             ("vhost_scsi", "vhost-scsi"),
             ("iscsi", "iscsi"),
+            ("nbd", "nbd"),
         ] {
             let argument = serve.get_arguments().find(|one| one.get_id() == flag);
             let argument = argument.unwrap_or_else(|| panic!("no flag {flag}"));

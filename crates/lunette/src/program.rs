@@ -107,6 +107,7 @@ pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
         disks,
         vhost_scsi: vec![export],
         iscsi: Vec::new(),
+        nbd: Vec::new(),
         ..empty()
     };
     serve_one(config, name, common)
@@ -140,6 +141,7 @@ fn empty() -> Config {
         vhost_blk: Vec::new(),
         vhost_scsi: Vec::new(),
         iscsi: Vec::new(),
+        nbd: Vec::new(),
         discovery_auth: None,
         iscsi_limits: IscsiLimits::default(),
     }

@@ -378,6 +378,14 @@ pub(crate) fn new_map(header: &Header, l1: &[u64], old: Option<&Map>, may_write:
         let is_empty = old.and_then(|old| old.is_empty.get(table));
         AtomicBool::new(is_empty.is_some_and(|empty| empty.load(Ordering::Acquire)))
     };
+    // A flag without a table is no table, so that it is not loaded again and again.
+    let l1_entry = |table: usize| {
+        let entry = l1.get(table).copied().unwrap_or(0);
+        match entry::l2_table(entry, header.cluster_bits) {
+            Ok(None) => AtomicU64::new(0),
+            _ => AtomicU64::new(entry),
+        }
+    };
     Map {
         cluster_bits: header.cluster_bits,
         entries: header.entry_format(),
@@ -388,9 +396,7 @@ pub(crate) fn new_map(header: &Header, l1: &[u64], old: Option<&Map>, may_write:
         },
         size: header.size,
         may_write,
-        l1: (0..tables)
-            .map(|table| AtomicU64::new(l1.get(table).copied().unwrap_or(0)))
-            .collect(),
+        l1: (0..tables).map(l1_entry).collect(),
         tables: (0..tables).map(loaded).collect(),
         is_empty: (0..tables).map(is_empty).collect(),
     }

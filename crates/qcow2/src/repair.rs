@@ -24,6 +24,8 @@ impl<S: Storage> Image<S> {
         let (replacement, consequence) =
             match self.is_l1_entry_possible(without_reserved, size, check)? {
                 true => (without_reserved, String::new()),
+                // A flag without a table.
+                false if without_reserved & OFFSET == 0 => (0, String::new()),
                 false => {
                     let span = self.header.l2_span();
                     let lost = format!("; the data of {span} bytes at offset {offset} are lost");
@@ -40,7 +42,7 @@ impl<S: Storage> Image<S> {
     fn is_l1_entry_possible(&self, l1_entry: u64, size: u64, check: &Check) -> Result<bool> {
         let bits = self.header.cluster_bits;
         Ok(match entry::l2_table(l1_entry, bits) {
-            Ok(None) => true,
+            Ok(None) => l1_entry == 0,
             Ok(Some(host)) if host >= size => false,
             // Either the entry or the refcount table is wrong. If the entry is right, the reference counts are rebuilt.
             Ok(Some(host)) if check.refcount_clusters.contains(host >> bits) => {

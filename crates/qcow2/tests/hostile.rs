@@ -5,7 +5,7 @@ mod common;
 use common::hostile::use_in_every_way;
 use common::{Recorded, write};
 use fastrand::Rng;
-use qcow2::{CreateOptions, Image, OpenOptions, Repair, create};
+use qcow2::{CreateOptions, Image, Mapping, OpenOptions, Repair, create};
 
 /// Creates an image with tables, data and zeroes.
 fn image(random: &mut Rng) -> Vec<u8> {
@@ -96,6 +96,33 @@ fn impossible_sizes_are_refused_before_allocation() {
             .map(|error| error.to_string())
             .unwrap_or_default();
         assert!(error.contains(reason), "{at}: {error:?}");
+    }
+}
+
+/// QEMU reads zeroes from such an image, and `qemu-img check` reports it.
+#[test]
+fn l1_entry_with_a_flag_and_no_table_is_unallocated() {
+    for extended_l2 in [false, true] {
+        let storage = Recorded::default();
+        let options = CreateOptions {
+            extended_l2,
+            ..CreateOptions::new(64 << 20)
+        };
+        create(&&storage, &options).unwrap();
+        let mut bytes = storage.bytes();
+        let l1 = u64::from_be_bytes(bytes[40..48].try_into().unwrap()) as usize;
+        bytes[l1..l1 + 8].copy_from_slice(&(1_u64 << 63).to_be_bytes());
+        let storage = Recorded::of(bytes);
+        let mut image = Image::open(&storage, OpenOptions::READ_ONLY).unwrap();
+        image.load(0).unwrap();
+        let segment = image.map().segment(0, 4096);
+        assert_eq!(segment.mapping, Mapping::Unallocated);
+        drop(image);
+        let report = Image::check(&storage, Repair::Nothing).unwrap();
+        assert!(!report.is_clean(), "{report:?}");
+        Image::check(&storage, Repair::All).unwrap();
+        let report = Image::check(&storage, Repair::Nothing).unwrap();
+        assert!(report.is_clean(), "{report:?}");
     }
 }
 

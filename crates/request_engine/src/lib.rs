@@ -1,12 +1,18 @@
-//! The part of the request path that virtqueues and iSCSI connections share.
+//! The parts of the request path that several transports share: virtqueues, iSCSI connections and NBD connections.
 //!
 //! The code is generic over the transport and monomorphised: no call per request goes through a table, and nothing here allocates or locks
 //! per request. `docs/adr/0013-one-request-engine.md` lists the parts that are here and those that the transports implement.
 
 #![forbid(unsafe_code)]
 
+mod buffer_pool;
 mod measurement;
 mod pace;
+mod prefetch;
+mod send_queue;
 
+pub use buffer_pool::{BufferPool, buffer_size};
 pub use measurement::Measurement;
 pub use pace::Pace;
+pub use prefetch::prefetch_following;
+pub use send_queue::{CopyProgress, SendMemory, SendQueue};

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use guest_memory::Mapping;
 
+use virtqueue::driver::RingLayout;
+
 use crate::session::state;
-use crate::{Error, FrontEnd, Queue, Result, feature, request};
+use crate::{Error, FrontEnd, Result, feature, request};
 
 /// VHOST_VRING_F_LOG.
 const VRING_F_LOG: u32 = 1;
@@ -82,9 +84,8 @@ impl FrontEnd {
     }
 
     /// Starts or ends the logging of the used ring (`VHOST_VRING_F_LOG`).
-    pub fn log_ring(&self, queue: &Queue, is_logged: bool) -> Result<()> {
-        let layout = queue.layout();
-        let mut payload = state(queue.index(), if is_logged { VRING_F_LOG } else { 0 }).to_vec();
+    pub fn log_ring(&self, index: u16, layout: &RingLayout, is_logged: bool) -> Result<()> {
+        let mut payload = state(index, if is_logged { VRING_F_LOG } else { 0 }).to_vec();
         for area in [
             layout.descriptor_area,
             layout.device_area,

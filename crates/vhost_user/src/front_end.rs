@@ -17,6 +17,7 @@ use rustix::net::SendFlags;
 use vhost::vhost_user::Error;
 use virtio_device::{Breach, OnBroken, VirtioDevice};
 
+use crate::queue_times::QueueTimes;
 use crate::record::SessionHandover;
 use crate::relay::{Handled, Message, Relay};
 use crate::session::Session;
@@ -171,6 +172,7 @@ pub(crate) fn serve(
     pool: Arc<Pool>,
     started: impl FnOnce(SessionHandle),
     on_blocked: impl Fn() + Send + Sync + 'static,
+    times: Arc<QueueTimes>,
     taken_over: Option<TakenOverSession>,
 ) -> io::Result<()> {
     stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
@@ -204,7 +206,7 @@ pub(crate) fn serve(
         }
         breaker.shutdown(std::net::Shutdown::Read).ok();
     });
-    let session = Arc::new(Mutex::new(Session::new(device, pool, on_broken)));
+    let session = Arc::new(Mutex::new(Session::new(device, pool, on_broken, times)));
     let mut conversation = Conversation {
         relay: Relay::new(stream, session.clone())?,
         name,

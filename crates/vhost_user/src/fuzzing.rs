@@ -55,7 +55,12 @@ pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
     let (mapping, memory) = Mapping::memfd("fuzzing", MEMORY).expect("a memfd");
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
     client_end.set_nonblocking(true).expect("a socket");
-    let session = Session::new(device.clone(), pool.clone(), Arc::new(|_, _| {}));
+    let session = Session::new(
+        device.clone(),
+        pool.clone(),
+        Arc::new(|_, _| {}),
+        Arc::default(),
+    );
     let session = Arc::new(Mutex::new(session));
     let watch = server_end.try_clone().expect("a descriptor");
     let mut relay = Relay::new(server_end, session.clone()).expect("descriptors");

@@ -74,9 +74,12 @@ impl InflightRegion {
     /// # Errors
     /// Returns a description if it cannot be mapped.
     pub fn map(requested: &VhostUserInflight, file: &File) -> Result<InflightRegion, String> {
+        let (queues, size) = (requested.num_queues, requested.queue_size);
+        let largest = stride(size, true).max(stride(size, false)) as u64 * u64::from(queues);
         let spec = RegionSpec {
             guest_address: 0,
-            size: requested.mmap_size,
+            // More would take the address space of other clients.
+            size: requested.mmap_size.min(largest.max(1)),
             user_address: 0,
             file_offset: requested.mmap_offset,
         };
@@ -86,8 +89,8 @@ impl InflightRegion {
         Ok(InflightRegion {
             id: RegionId::of(file)?,
             memory,
-            queues: requested.num_queues,
-            size: requested.queue_size,
+            queues,
+            size,
             bytes: requested.mmap_size,
         })
     }
@@ -197,6 +200,20 @@ mod tests {
             device.publish();
             while driver.pop_used().is_some() {}
         }
+    }
+
+    #[test]
+    fn only_the_useful_part_of_a_region_is_mapped() {
+        let (requested, file) = InflightRegion::create(QUEUES, SIZE).unwrap();
+        let used = requested.mmap_size;
+        drop(file);
+        let file = memfd_create("region", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 32 << 40).unwrap();
+        let requested = VhostUserInflight::new(32 << 40, 0, QUEUES, SIZE);
+        let region = InflightRegion::map(&requested, &File::from(file)).unwrap();
+        assert!(region.part(QUEUES - 1, true).unwrap().is_some());
+        assert!(region.memory.ring(0, used).is_ok());
+        assert!(region.memory.ring(0, used + 4096).is_err());
     }
 
     /// The next driver has other descriptors in the places of the old requests.

@@ -12,16 +12,14 @@ mod front_end;
 pub mod fuzzing;
 mod inflight;
 mod listener;
+mod queue_times;
 mod record;
 mod relay;
 mod resume;
 mod session;
-mod socket;
-mod socket_path;
 mod vring;
 mod whole_message;
 
 pub use listener::{ExportStatus, Server, WaitingSocket};
+pub use queue_times::QueueTimeHistograms;
 pub use record::SessionHandover;
-pub use socket::{Rights, SocketError, bind};
-pub use socket_path::{FileId, FolderLock, Obstacle, file_at, lock_folder, remove_stale};

@@ -15,13 +15,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use reactor::{Accepting, Pool, RateLimit, Retry};
+use reactor::{
+    Accepting, FileId, Pool, RateLimit, Retry, Rights, SocketError, TakenOverSockets, bind_with,
+    file_at, set_rights,
+};
 use rustix::net::{Shutdown, shutdown};
 use virtio_device::VirtioDevice;
 
 use crate::front_end::{self, SessionHandle, TakenOverSession};
-use crate::socket::{self, Rights, SocketError, TakenOverSockets};
-use crate::socket_path::{FileId, file_at};
+use crate::queue_times::{QueueTimeHistograms, QueueTimes};
 
 mod handover;
 
@@ -115,6 +117,7 @@ struct Export {
     blocked_at: Arc<Mutex<Option<Instant>>>,
     /// A refused connection is being closed. No other one is accepted meanwhile.
     refusing: Arc<AtomicBool>,
+    times: Arc<QueueTimes>,
 }
 
 /// Thread of a session.
@@ -268,7 +271,7 @@ impl Server {
     /// Serves a device on a socket path. If the socket cannot be bound yet and [`Server::set_may_wait`] allows it to wait, returns false.
     ///
     /// # Errors
-    /// See `socket::bind`.
+    /// See [`bind_with`].
     pub fn listen(&self, path: &Path, device: Arc<dyn VirtioDevice>) -> Result<bool, SocketError> {
         self.listen_with(path, Rights::default(), device)
     }
@@ -276,7 +279,7 @@ impl Server {
     /// Like [`Server::listen`], with these rights for the socket.
     ///
     /// # Errors
-    /// See `socket::bind`. Also fails if the rights cannot be set.
+    /// See [`bind_with`]. Also fails if the rights cannot be set.
     pub fn listen_with(
         &self,
         path: &Path,
@@ -309,7 +312,7 @@ impl Server {
         };
         let previous = match (&export.listening, &export.path) {
             (Listening::Open(_), Some(path)) if file_at(path) == export.file => {
-                socket::set_rights(path, rights)?
+                set_rights(path, rights)?
             }
             (Listening::Open(_), Some(path)) => {
                 let replaced = io::Error::other("another file has replaced the socket");
@@ -337,7 +340,7 @@ impl Server {
             if !retry.is_due(now) {
                 continue;
             }
-            let bound = socket::bind_with(path, export.rights).and_then(|bound| {
+            let bound = bind_with(path, export.rights).and_then(|bound| {
                 let io_error = |error| SocketError::Io(path.clone(), error);
                 bound.listener.set_nonblocking(true).map_err(io_error)?;
                 Ok(bound)
@@ -443,6 +446,7 @@ impl Server {
             waiting: None,
             blocked_at: Arc::default(),
             refusing: Arc::default(),
+            times: Arc::default(),
         });
         self.state.accepting.wake();
         Ok(())
@@ -462,6 +466,12 @@ impl Server {
             connected: export.is_connected(),
         };
         exports.iter().map(status).collect()
+    }
+
+    /// Returns the durations of queue starts and stops of every export.
+    pub fn queue_times(&self) -> Vec<(String, QueueTimeHistograms)> {
+        let times = |one: &Export| (one.device.name().to_owned(), one.times.histograms());
+        lock(&self.state.exports).iter().map(times).collect()
     }
 
     /// Notifies the front end of an export that its configuration space has changed. Returns false if there is none to notify.
@@ -694,7 +704,7 @@ fn start_session(
 ) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     let (device, state, slot) = (export.device.clone(), state.clone(), export.session.clone());
-    let blocked_at = export.blocked_at.clone();
+    let (blocked_at, times) = (export.blocked_at.clone(), export.times.clone());
     let over = Arc::new(AtomicBool::new(false));
     let is_over = over.clone();
     // The handle is stored before the thread continues, so that the session can be ended from now on.
@@ -730,6 +740,7 @@ fn start_session(
                 state.pool.clone(),
                 started,
                 on_blocked,
+                times,
                 taken_over,
             );
             if let Err(error) = served {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guest_memory::{DirtyLog, MemoryTable, RegionSpec};
 use reactor::{Pool, RateLimit, WorkerHandle};
@@ -24,6 +24,7 @@ use virtio_device::{LogSetup, OnBroken, QueueChange, VirtioDevice};
 use virtqueue::PACKED_START;
 
 use crate::inflight::{InflightRegion, RegionId};
+use crate::queue_times::{QueueTime, QueueTimes};
 use crate::resume::ResumeCheck;
 use crate::vring::{Context, UserAddresses, Vring, check_event, clone_fd};
 
@@ -58,6 +59,7 @@ pub(crate) struct Session {
     device: Arc<dyn VirtioDevice>,
     pool: Arc<Pool>,
     on_broken: OnBroken,
+    times: Arc<QueueTimes>,
     memory: Arc<MemoryTable>,
     /// Previous tables. Requests in flight use the table of their start.
     replaced: Vec<(Weak<MemoryTable>, Change)>,
@@ -101,6 +103,7 @@ impl Session {
         device: Arc<dyn VirtioDevice>,
         pool: Arc<Pool>,
         on_broken: OnBroken,
+        times: Arc<QueueTimes>,
     ) -> Session {
         device.reset();
         let mut vrings = Vec::new();
@@ -110,6 +113,7 @@ impl Session {
             device,
             pool,
             on_broken,
+            times,
             memory: Arc::new(MemoryTable::default()),
             replaced: Vec::new(),
             features: 0,
@@ -231,7 +235,11 @@ impl Session {
             return self.refuse(why);
         }
         vring.enabled |= always_enabled;
+        let start = Instant::now();
         let started = vring.start(number, kick, &worker, context);
+        if started.is_ok() {
+            self.times.record(QueueTime::Start, start.elapsed());
+        }
         self.has_run = true;
         self.checked(index, started)
     }
@@ -280,8 +288,9 @@ impl Session {
     /// Stops a ring that the front end sets up again without GET_VRING_BASE, for example after RESET_OWNER. Requests in flight are
     /// answered. The next SET_VRING_KICK starts the new ring.
     fn stop_for_setup(&mut self, index: u32) -> Reply<()> {
-        let device = self.device.clone();
-        if self.vring(index)?.stop(index as u16, &device).is_some() {
+        let (device, times) = (self.device.clone(), self.times.clone());
+        let vring = self.vring(index)?;
+        if vring.stop(index as u16, &device, &times).is_some() {
             self.reset_unused(index as u16);
         }
         Ok(())
@@ -351,8 +360,8 @@ impl Session {
         for (index, vring) in self.vrings.iter_mut().enumerate() {
             let number = index as u16;
             match self.inflight.is_some() {
-                true => vring.stop_retaining_failed(number, &self.device),
-                false => drop(vring.stop(number, &self.device)),
+                true => vring.stop_retaining_failed(number, &self.device, &self.times),
+                false => drop(vring.stop(number, &self.device, &self.times)),
             }
             bases.extend(vring.base.map(|base| (index as u32, base)));
         }
@@ -361,7 +370,7 @@ impl Session {
 
     pub(crate) fn stop_vrings(&mut self) {
         for (index, vring) in self.vrings.iter_mut().enumerate() {
-            vring.stop(index as u16, &self.device);
+            vring.stop(index as u16, &self.device, &self.times);
         }
     }
 
@@ -384,7 +393,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         let driver_is_gone = self.has_left && self.has_run && !self.runs();
         for (index, vring) in self.vrings.iter_mut().enumerate() {
-            vring.stop_retaining_failed(index as u16, &self.device);
+            vring.stop_retaining_failed(index as u16, &self.device, &self.times);
         }
         // Releases the front end's state, for example reservations of its nexus.
         self.device.reset();
@@ -521,12 +530,12 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_vring_base(&mut self, index: u32) -> Reply<VhostUserVringState> {
-        let device = self.device.clone();
+        let (device, times) = (self.device.clone(), self.times.clone());
         let start = initial_base(self.is_packed());
         let vring = self.vring(index)?;
         // A ring that never ran is at its configured start.
         let base = vring
-            .stop(index as u16, &device)
+            .stop(index as u16, &device, &times)
             .or(vring.base)
             .unwrap_or(start);
         self.reset_unused(index as u16);

@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use guest_memory::{MemoryTable, RingMemory};
 use latency::Labels;
@@ -12,6 +13,8 @@ use reactor::{Source, SourceId, WorkerHandle};
 use rustix::event::epoll;
 use virtio_device::{LogSetup, OnBroken, QueueChange, QueueControl, QueueSetup, VirtioDevice};
 use virtqueue::QueueConfig;
+
+use crate::queue_times::{QueueTime, QueueTimes};
 
 const F_EVENT_IDX: u64 = 1 << 29;
 const F_RING_PACKED: u64 = 1 << 34;
@@ -59,6 +62,12 @@ pub(crate) struct Context<'a> {
     pub log: Option<LogSetup>,
     pub memory: &'a Arc<MemoryTable>,
     pub on_broken: &'a OnBroken,
+}
+
+/// Position of a stopped queue, and the time that its requests in flight took.
+struct Stopped {
+    base: u32,
+    drain: Duration,
 }
 
 impl Vring {
@@ -165,22 +174,34 @@ impl Vring {
     }
 
     /// Stops the queue and waits until all requests in flight are answered. Returns its position.
-    pub fn stop(&mut self, index: u16, device: &Arc<dyn VirtioDevice>) -> Option<u32> {
-        self.end(index, device, false)
+    pub fn stop(
+        &mut self,
+        index: u16,
+        device: &Arc<dyn VirtioDevice>,
+        times: &QueueTimes,
+    ) -> Option<u32> {
+        self.end(index, device, times, false)
     }
 
     /// Stops the queue after its front end has left. Failed requests stay unanswered for the next device, if an in-flight region records
     /// them.
-    pub fn stop_retaining_failed(&mut self, index: u16, device: &Arc<dyn VirtioDevice>) {
-        self.end(index, device, true);
+    pub fn stop_retaining_failed(
+        &mut self,
+        index: u16,
+        device: &Arc<dyn VirtioDevice>,
+        times: &QueueTimes,
+    ) {
+        self.end(index, device, times, true);
     }
 
     fn end(
         &mut self,
         index: u16,
         device: &Arc<dyn VirtioDevice>,
+        times: &QueueTimes,
         retains_failed: bool,
     ) -> Option<u32> {
+        let start = Instant::now();
         let Running {
             worker,
             source,
@@ -194,16 +215,23 @@ impl Vring {
             {
                 queue.retain_failed();
             }
+            let drain_start = Instant::now();
             w.stop(source, move |mut source, _io| {
-                let base = control(&mut *source).map(|queue| queue.base());
+                let stopped = control(&mut *source).map(|queue| Stopped {
+                    base: queue.base(),
+                    drain: drain_start.elapsed(),
+                });
                 // Fails only if the session no longer waits, at the end of the process.
-                reply.send(base).ok();
+                reply.send(stopped).ok();
             });
         });
-        let base = answer.recv().ok().flatten();
+        let stopped = answer.recv().ok().flatten();
         device.queue_stopped(index);
-        self.base = base.or(self.base);
-        base
+        let Stopped { base, drain } = stopped?;
+        times.record(QueueTime::Drain, drain);
+        times.record(QueueTime::Stop, start.elapsed());
+        self.base = Some(base);
+        self.base
     }
 
     /// Applies a change to a running queue, and waits until it has taken effect.

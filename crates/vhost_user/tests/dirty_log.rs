@@ -83,7 +83,13 @@ impl Driver {
     fn start_log(&self) {
         self.front_end.set_log(&self.log).unwrap();
         self.front_end.log_data(true).unwrap();
-        self.front_end.log_ring(&self.queue, true).unwrap();
+        self.log_ring(true).unwrap();
+    }
+
+    fn log_ring(&self, is_logged: bool) -> vhost_frontend::Result<()> {
+        let queue = &self.queue;
+        self.front_end
+            .log_ring(queue.index(), queue.layout(), is_logged)
     }
 
     fn memory(&self) -> Vec<u8> {
@@ -139,7 +145,7 @@ impl Driver {
     /// Starts the queue again after [`Driver::collect`].
     fn restart(&self, base: u32) {
         self.front_end.begin_queue(&self.queue, base).unwrap();
-        self.front_end.log_ring(&self.queue, true).unwrap();
+        self.log_ring(true).unwrap();
     }
 
     fn check(&self, before: &[u8], chains: &[Elements], case: &str) {
@@ -381,7 +387,7 @@ fn log_is_adopted_by_running_queues_and_loses_no_request_in_flight() {
         driver.restart(base);
 
         let (chains, before) = start(&mut driver);
-        driver.front_end.log_ring(&driver.queue, false).unwrap();
+        driver.log_ring(false).unwrap();
         driver.log.clear();
         let base = driver.collect(1);
         let marked: BTreeSet<u64> = driver.log.pages().into_iter().collect();
@@ -489,7 +495,7 @@ fn log_that_misses_pages_ends_its_session_only() {
             let small = LogMemory::of_bytes(8).unwrap();
             match case {
                 "small" => {
-                    driver.front_end.log_ring(&driver.queue, false).unwrap();
+                    driver.log_ring(false).unwrap();
                     driver.front_end.set_log(&small).unwrap();
                 }
                 "small ring" => driver.front_end.set_log(&small).unwrap(),
@@ -519,7 +525,7 @@ fn queue_does_not_stop_cleanly_with_an_incomplete_log() {
     driver.start_log();
     driver.log.file().set_len(0).unwrap();
     // Marks the ring.
-    driver.front_end.log_ring(&driver.queue, false).ok();
-    driver.front_end.log_ring(&driver.queue, true).ok();
+    driver.log_ring(false).ok();
+    driver.log_ring(true).ok();
     assert!(driver.front_end.stop_queue(0).is_err());
 }

@@ -16,6 +16,8 @@ pub type OnBroken = Arc<dyn Fn(Breach, &str) + Send + Sync>;
 pub enum Breach {
     /// The driver violated the rules of the ring or of the device type.
     Rules,
+    /// The front end made the memory, the dirty log or a descriptor of the queue unusable.
+    FrontEnd,
     /// A descriptor of the front end blocked the worker and all its other sources.
     Blocked,
 }

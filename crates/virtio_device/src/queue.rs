@@ -19,12 +19,12 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bdev::{Disk, PREFETCH_DISTANCE, Prefetch, Submission};
+use bdev::{Disk, Submission};
 use block::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
 use latency::{Clock, PartCounts, QueueRecord, Stage, Stamp, Stamps};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag};
-use request_engine::{Measurement, Pace};
+use request_engine::{Measurement, Pace, prefetch_following};
 use uring::{RingFd, Signal};
 use virtqueue::{DeviceQueue, QueueError};
 
@@ -323,7 +323,7 @@ impl<P: Protocol> Queue<P> {
         for at in 0..batch.len() {
             let index = batch[at];
             if at < prefetched {
-                self.prefetch_next(io, batch[at + 1], &batch, at);
+                self.prefetch_next(io, &batch[at + 1..]);
             }
             let slot = self.slots.get(index);
             let operation = slot.operation as usize;
@@ -392,16 +392,12 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Sends prefetch hints for the request after `at` in the batch, and for a later one. The job of a slot with another first step is
-    /// stale; its hint is useless but harmless.
+    /// Sends prefetch hints for the requests after the present one. The job of a slot with another first step is stale; its hint is useless
+    /// but harmless.
     #[inline(never)]
-    fn prefetch_next(&mut self, io: &Io, next: u16, batch: &[u16], at: usize) {
-        let job = &self.slots.get(next).request.job;
-        io.prefetch(job.disk, &job.io, Prefetch::Next);
-        if let Some(&later) = batch.get(at + PREFETCH_DISTANCE) {
-            let job = &self.slots.get(later).request.job;
-            io.prefetch(job.disk, &job.io, Prefetch::Later);
-        }
+    fn prefetch_next(&mut self, io: &mut Io, following: &[u16]) {
+        let slots = &mut self.slots;
+        prefetch_following(io, following, |_, index| Some(slots.get(index).request.job));
     }
 
     #[inline(never)]
@@ -699,12 +695,12 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn kick_lost(&mut self) {
-        self.end(&"the kick descriptor cannot be polled");
+        self.end_by_front_end(&"the kick descriptor cannot be polled");
     }
 
     fn memory_lost(&mut self) {
         if self.ring.view.table().is_poisoned() {
-            self.end(&"the memory file was truncated");
+            self.end_by_front_end(&"the memory file was truncated");
         }
         self.check_log();
     }

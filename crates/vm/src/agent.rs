@@ -14,6 +14,9 @@ const SCRIPT_MAX: usize = 3500;
 /// Interval at which a wait checks for an interruption.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
+/// Time limit for the last messages of a QEMU that has ended.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+
 /// Result of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
@@ -113,10 +116,16 @@ impl Agent {
         })
     }
 
-    /// Adopts the script numbers and results of the agent's previous connection, after a migration of the guest.
+    /// Adopts the script numbers and results of the agent's previous connection, after a migration of the guest. The previous QEMU has
+    /// ended.
     pub fn continue_from(&mut self, before: &Agent) {
         self.next_id = before.next_id;
         let mut old = before.shared.lock();
+        let end = Instant::now() + CLOSE_LIMIT;
+        while old.closed.is_none() && Instant::now() < end {
+            let waited = before.shared.changed.wait_timeout(old, POLL_INTERVAL);
+            old = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
         let (boots, results) = (old.boots, std::mem::take(&mut old.results));
         drop(old);
         self.shared.change(|state| {

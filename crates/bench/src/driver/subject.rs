@@ -25,6 +25,12 @@ pub enum Kind {
     Iscsi,
 }
 
+impl Kind {
+    fn is_vhost(self) -> bool {
+        matches!(self, Kind::VhostBlk | Kind::VhostScsi { .. })
+    }
+}
+
 /// A device to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
@@ -42,12 +48,14 @@ pub struct Subject {
     pub direct: bool,
     /// Use CRC32C digests (iSCSI).
     pub digests: bool,
+    /// Log the pages that the device writes, as during a live migration (vhost-user).
+    pub dirty_log: bool,
     /// Login keys (iSCSI).
     pub keys: SessionKeys,
 }
 
 /// Syntax of subjects.
-pub const FORMS: &str = "vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH or iscsi://HOST[:PORT]/TARGET/LUN, then ,pid=N ,control=SOCKET ,name=NAME ,direct=0|1 ,digests=0|1; for a session of several connections ,connections=N and with it ,max_burst=BYTES ,first_burst=BYTES ,max_segment=BYTES ,immediate_data=0|1 ,initial_r2t=0|1";
+pub const FORMS: &str = "vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH or iscsi://HOST[:PORT]/TARGET/LUN, then ,pid=N ,control=SOCKET ,name=NAME ,direct=0|1 ,digests=0|1 ,dirty_log=0|1; for a session of several connections ,connections=N and with it ,max_burst=BYTES ,first_burst=BYTES ,max_segment=BYTES ,immediate_data=0|1 ,initial_r2t=0|1";
 
 impl Subject {
     /// Returns true if `text` begins like a subject.
@@ -85,6 +93,7 @@ impl Subject {
             control: None,
             direct: true,
             digests: false,
+            dirty_log: false,
             keys: SessionKeys::default(),
         };
         for part in parts {
@@ -99,6 +108,8 @@ impl Subject {
                 Some(("direct", "1")) if kind == Kind::File => subject.direct = true,
                 Some(("digests", "0")) if kind == Kind::Iscsi => subject.digests = false,
                 Some(("digests", "1")) if kind == Kind::Iscsi => subject.digests = true,
+                Some(("dirty_log", "0")) if kind.is_vhost() => subject.dirty_log = false,
+                Some(("dirty_log", "1")) if kind.is_vhost() => subject.dirty_log = true,
                 Some((key, value)) if kind == Kind::Iscsi && subject.keys.take(key, value) => {}
                 _ => bail!("`{text}`: `{part}` is not an option of this subject: {FORMS}"),
             }
@@ -122,6 +133,7 @@ impl Subject {
             control: None,
             direct,
             digests: false,
+            dirty_log: false,
             keys: SessionKeys::default(),
         })
     }
@@ -153,6 +165,8 @@ mod tests {
         assert_eq!(subject.control, Some(PathBuf::from("/c")));
         let file = Subject::parse("file:/d,direct=0").unwrap();
         assert!(file.kind == Kind::File && !file.direct);
+        let logged = Subject::parse("vhost-user-blk:/s,dirty_log=1").unwrap();
+        assert!(logged.dirty_log && !subject.dirty_log);
         let iscsi = Subject::parse("iscsi://h:3261/iqn.a:b/0,digests=1,pid=4").unwrap();
         assert!(iscsi.kind == Kind::Iscsi && iscsi.digests);
         let blk = Subject::parse("vhost-user-blk:/s").unwrap();
@@ -173,6 +187,7 @@ mod tests {
             "vhost-user-blk:/s,direct=0",
             "vhost-user-blk:/s,depth=3",
             "vhost-user-blk:/s,digests=1",
+            "iscsi://h/iqn.a:b/0,dirty_log=1",
             "iscsi://h/iqn.a:b",
             "iscsi:h/iqn.a:b/0",
             "iscsi://h/iqn.a:b/0,connections=17",

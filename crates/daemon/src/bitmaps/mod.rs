@@ -509,8 +509,10 @@ impl Bitmaps {
             let bits = record.bitmaps.iter_mut().filter(|one| one.broken.is_none());
             let durable = { bits }.try_for_each(|bitmap| {
                 let path = Bitmaps::bits_path(folder, &name, bitmap.bits);
-                bitmap.checksum =
-                    Some(state_files::checksum_of(&state_files::read_regular(&path)?));
+                bitmap.checksum = Some(state_files::checksum_of(&state_files::read_regular(
+                    &path,
+                    state_files::BITS_BYTES_MAX,
+                )?));
                 File::open(path)?.sync_all()
             });
             (record.in_use, record.left) = (None, Left::of(&files(&name)));
@@ -542,7 +544,11 @@ fn record_name(disk: &str) -> String {
 
 /// Checks the bits of a closed disk against the saved checksum.
 fn check_bits(path: &Path, saved: u32) -> io::Result<()> {
-    match state_files::checksum_of(&state_files::read_regular(path)?) == saved {
+    match state_files::checksum_of(&state_files::read_regular(
+        path,
+        state_files::BITS_BYTES_MAX,
+    )?) == saved
+    {
         true => Ok(()),
         false => Err(io::Error::other("the bits do not match the saved checksum")),
     }

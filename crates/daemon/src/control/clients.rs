@@ -12,7 +12,7 @@ use super::ErrorResponse;
 use super::api::{Api, Path};
 use super::error_responses::{NameErrors, ReadErrors};
 use super::server::blocking;
-use crate::objects::{bodies, iscsi_session, vhost_session};
+use crate::objects::{bodies, iscsi_session, nbd_session, vhost_session};
 use crate::running::Overview;
 use config::Placement;
 use iscsi_target::SessionStatus;
@@ -66,6 +66,7 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
             export: export.name,
             kind: "vhost-user".to_owned(),
             initiator: None,
+            client: None,
             portal_group: None,
             connections: 1,
             requests: None,
@@ -83,13 +84,37 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
             export: session.target,
             kind: "iscsi".to_owned(),
             initiator: Some(session.initiator),
+            client: None,
             portal_group: Some(session.portal_group),
             connections: session.connections.len(),
             requests: Some(session.counters.requests()),
             bytes: Some(session.counters.bytes()),
             errors: Some(session.counters.errors()),
         });
-    vhost.chain(iscsi).collect()
+    let nbd = transports.nbd.sessions().into_iter();
+    let nbd = nbd.map(|session| Session {
+        id: nbd_session(session.number),
+        export: session.export,
+        kind: "nbd".to_owned(),
+        initiator: None,
+        client: Some(session.client),
+        portal_group: None,
+        connections: 1,
+        requests: Some(session.counters.requests()),
+        bytes: Some(session.counters.bytes()),
+        errors: Some(session.counters.errors()),
+        negotiated: BTreeMap::from([("replies".to_owned(), replies(session.style).to_owned())]),
+    });
+    vhost.chain(iscsi).chain(nbd).collect()
+}
+
+/// Returns the form of replies of an NBD session.
+fn replies(style: nbd::Style) -> &'static str {
+    match style {
+        nbd::Style::Simple => "simple",
+        nbd::Style::Structured => "structured",
+        nbd::Style::Extended => "extended",
+    }
 }
 
 /// Returns the negotiated parameters in the notation of RFC 7143 (13).
@@ -114,7 +139,7 @@ fn negotiated(session: &SessionStatus) -> BTreeMap<String, String> {
     keys.map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// End an iSCSI session. Its initiator is asked to log out, and dropped after two seconds or at the second request. It may log in
+/// End an iSCSI or NBD session. An NBD client is dropped; it may connect again. An iSCSI initiator is asked to log out, and dropped after two seconds or at the second request. It may log in
 /// again.
 #[utoipa::path(delete, path = "/v1/sessions/{session}", operation_id = "end_session",
     params(("session" = String, Path, description = "ID of the session")), responses(
@@ -127,8 +152,14 @@ pub(super) async fn end_session(
     Path(id): Path<String>,
 ) -> Result<StatusCode, ErrorResponse> {
     let overview = api.overview()?;
-    let number = id.strip_prefix("iscsi-").and_then(|id| id.parse().ok());
     let transports = overview.servers.transports();
+    let number = id.strip_prefix("nbd-").and_then(|id| id.parse().ok());
+    if let (Some(number), Some(transports)) = (number, &transports)
+        && transports.nbd.end_session(number)
+    {
+        return Ok(StatusCode::NO_CONTENT);
+    }
+    let number = id.strip_prefix("iscsi-").and_then(|id| id.parse().ok());
     if let (Some(tsih), Some(transports)) = (number, transports)
         && transports.iscsi.end_session(tsih)
     {

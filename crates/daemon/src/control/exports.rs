@@ -122,7 +122,17 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
         };
         (target.name, state)
     });
-    let mut states: HashMap<String, ExportState> = vhost.chain(iscsi).collect();
+    let nbd = transports.nbd.status().into_iter().map(|export| {
+        let is_its = |one: &&WaitingListener| one.export.as_ref() == Some(&export.name);
+        let state = ExportState {
+            waiting_socket: listeners.iter().find(is_its).cloned(),
+            connected: export.connections > 0,
+            sessions: export.connections,
+            ..ExportState::default()
+        };
+        (export.name, state)
+    });
+    let mut states: HashMap<String, ExportState> = vhost.chain(iscsi).chain(nbd).collect();
     let live = overview.live();
     let mut requests = requests(overview);
     for export in live.config.exports() {

@@ -135,9 +135,11 @@ mod tests {
             waiting_reason: None,
             next_try_seconds: None,
             reservations_unknown: None,
+            warning: None,
             damage: None,
         };
         let export = |name: &str, disks: &[&str]| ExportStatus {
+            queue_stops: None,
             name: name.to_owned(),
             kind: String::new(),
             socket: None,

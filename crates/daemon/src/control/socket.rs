@@ -1,7 +1,7 @@
 //! A Unix socket at a path. It has its mode (0600 unless other users are admitted) from the start. A stale socket is replaced, a live one
 //! never.
 //!
-//! A lock on the folder serializes daemons that start at the same time ([`vhost_user::remove_stale`]).
+//! A lock on the folder serializes daemons that start at the same time ([`reactor::remove_stale`]).
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,9 +11,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use reactor::{FileId, Obstacle, file_at, lock_folder};
 use rustix::fs::{Mode, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use vhost_user::{FileId, Obstacle, file_at, lock_folder};
 
 /// Reason why a socket could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -217,7 +217,7 @@ pub fn bind(
 
 /// Removes the stale socket at a path. The caller holds the lock of [`lock_folder`].
 fn remove_stale(path: &Path) -> Result<(), BindError> {
-    vhost_user::remove_stale(path).map_err(|obstacle| {
+    reactor::remove_stale(path).map_err(|obstacle| {
         let path = path.to_owned();
         match obstacle {
             Obstacle::InUse | Obstacle::NoAccess(_) => BindError::InUse { path },

@@ -1,6 +1,7 @@
 //! Opens exports. Each kind has a file that opens it ([`Openable`]) and changes it ([`ExportDevice`]).
 
 mod iscsi;
+mod nbd;
 mod vhost;
 mod vhost_blk;
 mod vhost_scsi;
@@ -15,10 +16,10 @@ use std::time::Instant;
 use bdev::Disk;
 use control::objects::{PortGroup, UnitAccessState, WaitingPortal};
 use iscsi_target::{ChapUser, PortGroupStatus};
+use reactor::Rights;
 use reactor::{ExportPlacement, Pool};
 use scsi::{MemoryStore, Store};
 use scsi_exec::{Hold, Units};
-use vhost_user::Rights;
 
 use crate::chap_users::read_chap_users;
 use crate::disks::Disks;
@@ -34,7 +35,7 @@ use config::{AccessStates, Config, ExportRef, LunConfig, SocketRights};
 /// An export that accepts clients. `Display` writes its ready line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadyExport {
-    /// `vhost-blk`, `vhost-scsi` or `iscsi`.
+    /// `vhost-blk`, `vhost-scsi`, `iscsi` or `nbd`.
     pub kind: &'static str,
     /// The export's name.
     pub name: String,
@@ -53,6 +54,8 @@ pub enum Endpoint {
     Connection,
     /// Open iSCSI portals.
     Portals(Vec<SocketAddr>),
+    /// Open addresses of NBD.
+    Nbd(Vec<nbd_server::Address>),
     /// No listener of the export could be opened yet.
     Waiting,
 }
@@ -65,6 +68,9 @@ impl fmt::Display for ReadyExport {
             Endpoint::Portals(portals) => {
                 portals.iter().try_for_each(|portal| write!(f, " {portal}"))
             }
+            Endpoint::Nbd(addresses) => addresses
+                .iter()
+                .try_for_each(|address| write!(f, " {address}")),
             Endpoint::Waiting => f.write_str(" once its listener is open"),
             Endpoint::Listening => f.write_str(" inherited socket"),
             Endpoint::Connection => f.write_str(" inherited connection"),
@@ -132,6 +138,7 @@ fn kind(export: ExportRef<'_>) -> &dyn Openable {
         ExportRef::VhostBlk(export) => export,
         ExportRef::VhostScsi(export) => export,
         ExportRef::Iscsi(export) => export,
+        ExportRef::Nbd(export) => export,
     }
 }
 
@@ -235,7 +242,10 @@ fn share(pool: &Pool, export: &str) {
 pub(crate) fn is_served(name: &str, transports: &Transports) -> bool {
     let mut vhost = transports.vhost.status().into_iter();
     let mut iscsi = transports.iscsi.status().into_iter();
-    vhost.any(|export| export.name == name) || iscsi.any(|target| target.name == name)
+    let mut nbd = transports.nbd.status().into_iter();
+    vhost.any(|export| export.name == name)
+        || iscsi.any(|target| target.name == name)
+        || nbd.any(|export| export.name == name)
 }
 
 pub(crate) fn connected(transports: &Transports) -> HashSet<String> {
@@ -243,7 +253,9 @@ pub(crate) fn connected(transports: &Transports) -> HashSet<String> {
     let vhost = vhost.filter(|export| export.connected).map(|e| e.name);
     let iscsi = transports.iscsi.status().into_iter();
     let iscsi = iscsi.filter(|target| target.sessions > 0).map(|t| t.name);
-    vhost.chain(iscsi).collect()
+    let nbd = transports.nbd.status().into_iter();
+    let nbd = nbd.filter(|export| export.connections > 0).map(|e| e.name);
+    vhost.chain(iscsi).chain(nbd).collect()
 }
 
 /// Returns the portals of each target that are not open yet.
@@ -288,7 +300,12 @@ pub(crate) fn set_socket_rights(
     rights: &SocketRights,
     transports: &Transports,
 ) -> Result<Rights, String> {
-    let set = transports.vhost.set_rights(export, vhost::numbers(rights)?);
+    let numbers = vhost::numbers(rights)?;
+    let is_nbd = transports.nbd.status().iter().any(|one| one.name == export);
+    let set = match is_nbd {
+        true => transports.nbd.set_rights(export, numbers),
+        false => transports.vhost.set_rights(export, numbers),
+    };
     set.map_err(|error| error.to_string())
 }
 

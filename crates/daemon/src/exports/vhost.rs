@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use config::{SocketRights, group_id, user_id};
-use vhost_user::Rights;
+use reactor::Rights;
 use virtio_device::VirtioDevice;
 
 use super::Endpoint;

@@ -43,6 +43,8 @@ pub enum Item {
     Portal,
     /// `handover.export`: listening socket of a vhost-user export.
     Export,
+    /// `handover.nbd`: listening socket of NBD exports.
+    Nbd,
     /// `handover.control`: the control socket; `handover.control-passed` if a service manager listens there.
     Control {
         /// The socket came from the parent process, and its path stays.
@@ -72,6 +74,7 @@ impl Item {
             "handover" => Item::Sessions,
             "handover.portal" => Item::Portal,
             "handover.export" => Item::Export,
+            "handover.nbd" => Item::Nbd,
             "handover.control" => Item::Control {
                 is_inherited: false,
             },
@@ -91,6 +94,7 @@ impl Item {
             Item::Sessions => "handover",
             Item::Portal => "handover.portal",
             Item::Export => "handover.export",
+            Item::Nbd => "handover.nbd",
             Item::Control {
                 is_inherited: false,
             } => "handover.control",
@@ -220,6 +224,7 @@ mod tests {
             ("handover.17", Item::SessionDescriptor(17)),
             ("handover.portal", Item::Portal),
             ("handover.export", Item::Export),
+            ("handover.nbd", Item::Nbd),
             (
                 "handover.control",
                 Item::Control {

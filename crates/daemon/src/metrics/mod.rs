@@ -10,7 +10,7 @@ mod text;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use control::statistics::{RequestStatistics, Statistics};
+use control::statistics::{QueueTimeStatistics, RequestStatistics, Statistics};
 use control::{DISK_STATES, Status};
 use latency::{Latencies, Operation, OperationCounters, Snapshot, Span, SparseHistogram};
 
@@ -63,6 +63,7 @@ pub fn render(status: &Status, statistics: &Statistics) -> String {
     write_bitmaps(&mut page, statistics);
     write_exports(&mut page, status);
     write_initiators(&mut page, statistics);
+    write_queue_times(&mut page, statistics);
     write_queues(&mut page, &statistics.latency);
     write_latencies(&mut page, &statistics.latency);
     page.into_text()
@@ -288,6 +289,33 @@ fn write_exports(page: &mut Page, status: &Status) {
     let mut luns = page.family("lunette_export_luns", Kind::Gauge, help);
     for export in &status.exports {
         luns.sample(&[("export", &export.name)], export.luns.len());
+    }
+}
+
+fn write_queue_times(page: &mut Page, statistics: &Statistics) {
+    type Times = fn(&QueueTimeStatistics) -> &SparseHistogram;
+    let families: [(&'static str, &str, Times); 3] = [
+        (
+            "lunette_queue_start_duration_seconds",
+            "Time from the kick descriptor of a virtqueue until a worker polls the queue.",
+            |one| &one.start,
+        ),
+        (
+            "lunette_queue_stop_duration_seconds",
+            "Time that a virtqueue took to stop, for example at the end of a live migration.",
+            |one| &one.stop,
+        ),
+        (
+            "lunette_queue_drain_duration_seconds",
+            "Part of the time to stop that requests in flight took.",
+            |one| &one.drain,
+        ),
+    ];
+    for (name, help, times) in families {
+        let mut family = page.family(name, Kind::Histogram, help);
+        for one in &statistics.queue_times {
+            family.histogram(&[("export", &one.export)], &BOUNDS_NS, times(one));
+        }
     }
 }
 

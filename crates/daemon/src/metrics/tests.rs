@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use control::objects::{Bitmap, Job, JobState, WaitingListener};
 use control::statistics::{
-    DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, WorkerStatistics,
+    DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, QueueTimeStatistics,
+    WorkerStatistics,
 };
 use control::{DiskStatus, ExportStatus, LunStatus};
 use latency::{Clock, Labels, QueueTimeline, Stamp, Stamps};
@@ -55,9 +56,11 @@ fn status() -> Status {
             waiting_reason: None,
             next_try_seconds: None,
             reservations_unknown: None,
+            warning: None,
             damage: None,
         }],
         exports: vec![ExportStatus {
+            queue_stops: None,
             name: "e".to_owned(),
             kind: "vhost-blk".to_owned(),
             socket: None,
@@ -142,6 +145,12 @@ fn statistics() -> Statistics {
                 },
             )]
             .into(),
+        }],
+        queue_times: vec![QueueTimeStatistics {
+            export: "e".to_owned(),
+            start: SparseHistogram::from_nanos([1000; 6]),
+            drain: SparseHistogram::from_nanos([2000; 6]),
+            stop: SparseHistogram::from_nanos([4000; 6]),
         }],
         latency: Snapshot {
             queues: vec![queue("e", 0, 4), queue("e", 1, 2), queue("f", 0, 0)],
@@ -301,7 +310,10 @@ fn histograms_are_cumulative_and_end_with_their_count() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 8, "total by export and by disk, and six stages");
+    assert_eq!(
+        seen, 11,
+        "total by export and by disk, six stages, and three times of queues"
+    );
     let total = [("export", "e"), ("operation", "read")];
     let sum = value_of(&samples, "lunette_request_duration_seconds_sum", &total);
     assert!((sum - 6.0 * 31e-6).abs() < 1e-12, "{sum}");

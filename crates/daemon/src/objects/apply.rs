@@ -27,7 +27,7 @@ struct Undo {
     /// Exports moved to other workers, with their previous placement.
     placed: Vec<Placing>,
     /// Exports with changed socket rights, and the previous rights.
-    rights: Vec<(String, vhost_user::Rights)>,
+    rights: Vec<(String, reactor::Rights)>,
     /// CHAP users in force in closed exports.
     chap_users: HashMap<String, Arc<ChapUsers>>,
     /// Grown disks and their previous sizes.

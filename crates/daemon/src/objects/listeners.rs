@@ -1,4 +1,4 @@
-//! Configured listeners that cannot be opened yet: iSCSI portals, vhost-user sockets, and those of the API and of metrics. The owner
+//! Configured listeners that cannot be opened yet: iSCSI portals, vhost-user sockets, addresses of NBD exports, and those of the API and of metrics. The owner
 //! retries them and reports each one that begins to wait or opens.
 
 use std::sync::Arc;
@@ -11,13 +11,14 @@ use super::servers::{Servers, Transports};
 use crate::tcp_service::TcpEntrance;
 
 /// Values of `kind` for listeners in the API and in metrics.
-pub const LISTENER_KINDS: [&str; 4] = ["vhost-user", "iscsi", "api", "metrics"];
+pub const LISTENER_KINDS: [&str; 5] = ["vhost-user", "iscsi", "nbd", "api", "metrics"];
 
 impl Transports {
     /// Sets whether new listeners may wait. Otherwise their exports fail.
     pub(super) fn set_may_wait(&self, may_wait: bool) {
         self.vhost.set_may_wait(may_wait);
         self.iscsi.set_may_wait(may_wait);
+        self.nbd.set_may_wait(may_wait);
     }
 }
 
@@ -49,6 +50,14 @@ impl Servers {
                 reason: portal.reason,
                 next_try_seconds: seconds(portal.next_try),
             }));
+            let addresses = transports.nbd.waiting_listeners().into_iter();
+            waiting.extend(addresses.map(|(export, waiting)| WaitingListener {
+                kind: "nbd".to_owned(),
+                export: Some(export),
+                address: waiting.address.to_string(),
+                reason: waiting.reason,
+                next_try_seconds: seconds(waiting.next_try),
+            }));
         }
         for entrance in self.lock_entrances().iter() {
             if let Some(retry) = entrance.retry_state() {
@@ -68,7 +77,8 @@ impl Servers {
         let transports = self.transports();
         let of_exports = transports.iter().flat_map(|transports| {
             let portal = transports.iscsi.next_portal_try();
-            [portal, transports.vhost.next_socket_try()]
+            let sockets = transports.vhost.next_socket_try();
+            [portal, sockets, transports.nbd.next_listener_try()]
         });
         let entrances = self.lock_entrances();
         let retries = entrances.iter().filter_map(|one| one.retry_state());
@@ -108,10 +118,11 @@ impl Listeners {
     /// Retries listeners that are due. Logs and announces each one that opened.
     pub(super) fn retry(&mut self) {
         let now = Instant::now();
-        let (sockets, portals) = match self.servers.transports() {
+        let (sockets, portals, addresses) = match self.servers.transports() {
             Some(transports) => (
                 transports.vhost.retry_sockets(now),
                 transports.iscsi.retry_portals(now),
+                transports.nbd.retry_listeners(now),
             ),
             None => Default::default(),
         };
@@ -122,6 +133,9 @@ impl Listeners {
             ("iscsi", Some(export)) => portals
                 .iter()
                 .any(|(target, portal)| target == export && portal.to_string() == one.address),
+            ("nbd", Some(_)) => addresses
+                .iter()
+                .any(|address| address.to_string() == one.address),
             (kind, _) => entrances.iter().any(|entrance| entrance.name == kind),
         };
         let opened: Vec<_> = self

@@ -52,7 +52,7 @@ pub use plan::Plan;
 pub use refusal::{Fault, Refusal};
 pub(crate) use relations::{absolute, check as check_start};
 pub use replacing::NewDevice;
-pub use servers::{Servers, Transports, iscsi_session, vhost_session};
+pub use servers::{Servers, Transports, iscsi_session, nbd_session, vhost_session};
 pub use state_store::StateStore;
 pub(crate) use waiting::START_PATIENCE;
 pub use waiting::WaitingDisks;
@@ -190,7 +190,11 @@ impl Manager {
 /// Returns the next message. Meanwhile retries listeners and disks, and announces draining objects.
 fn next_message(inbox: &mpsc::Receiver<Message>, owner: &mut Owner) -> Option<Message> {
     loop {
-        let due = [owner.next_try(), owner.drains.next_announcement()];
+        let due = [
+            owner.next_try(),
+            owner.drains.next_announcement(),
+            owner.disks.next_record(),
+        ];
         let Some(due) = due.into_iter().flatten().min() else {
             return inbox.recv().ok();
         };
@@ -200,6 +204,7 @@ fn next_message(inbox: &mpsc::Receiver<Message>, owner: &mut Owner) -> Option<Me
                 owner.announce_draining();
                 owner.listeners.retry();
                 owner.try_waiting_disks();
+                owner.disks.record_units();
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => return None,
         }

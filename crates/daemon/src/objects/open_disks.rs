@@ -1,6 +1,7 @@
 //! The open disks, with their identities and dirty bitmaps.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bdev::Disk;
 
@@ -10,7 +11,7 @@ use super::servers::Servers;
 use crate::bitmaps::Bitmaps;
 use crate::disks::Disks;
 use crate::identities::Identities;
-use crate::unit_records;
+use crate::unit_records::{self, Unrecorded};
 use config::Config;
 
 /// The open disks.
@@ -19,6 +20,8 @@ pub(crate) struct OpenDisks {
     pub(super) identities: Identities,
     pub(crate) bitmaps: Arc<Bitmaps>,
     pub(super) servers: Arc<Servers>,
+    /// Time of the last attempt to record units again.
+    pub(super) last_record: Instant,
 }
 
 impl OpenDisks {
@@ -39,14 +42,34 @@ impl OpenDisks {
         self.identities.keep_volatile(config, &self.open);
     }
 
-    /// Records the unit of an iSCSI disk, which its next first login must find.
+    /// Records the unit of an iSCSI disk or of a disk on a device, which the next start must find. A failure is tried again.
     pub fn record_unit(&self, disk: &Disk) {
         let saved = unit_records::save(disk.name(), &*disk.device(), self.servers.units.store());
-        if let Err(error) = saved {
-            tracing::warn!(
-                disk = disk.name(),
-                "cannot record the identity of its logical unit, the next start accepts any unit: {error}; hint: make the state folder writable"
-            );
+        let unrecorded = &self.servers.unrecorded;
+        if unrecorded.set(disk.name(), &saved)
+            && let Some(warning) = unrecorded.warning(disk.name())
+        {
+            tracing::warn!(disk = disk.name(), "{warning}");
+        }
+    }
+
+    /// Returns the time of the next attempt to record units.
+    pub fn next_record(&self) -> Option<Instant> {
+        let is_due = !self.servers.unrecorded.disks().is_empty();
+        is_due.then(|| self.last_record + Unrecorded::RETRY)
+    }
+
+    /// Records the units whose record could not be written, if it is time.
+    pub fn record_units(&mut self) {
+        if self.next_record().is_none_or(|due| due > Instant::now()) {
+            return;
+        }
+        self.last_record = Instant::now();
+        for name in self.servers.unrecorded.disks() {
+            match self.open.get(&name) {
+                Some(disk) => self.record_unit(disk),
+                None => self.servers.unrecorded.forget(&name),
+            }
         }
     }
 
@@ -55,6 +78,7 @@ impl OpenDisks {
         let disk = self.open.remove(name)?;
         self.servers.detach_disk(&disk);
         self.bitmaps.forget(name);
+        self.servers.unrecorded.forget(name);
         let device = disk.device();
         let is_gone = match device.capabilities().removable {
             Some(removable) => removable.forget(),

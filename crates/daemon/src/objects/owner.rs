@@ -16,6 +16,7 @@
 //! ```
 
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
+use std::time::Instant;
 
 use bdev::Disk;
 
@@ -151,6 +152,7 @@ impl Owner {
             identities: Identities::load(folder, &damaged),
             bitmaps: Arc::new(Bitmaps::load(folder, &damaged)),
             servers: Arc::clone(&servers),
+            last_record: Instant::now(),
         };
         let owner = Owner {
             configs,

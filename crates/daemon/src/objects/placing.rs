@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use control::objects::Served;
 
-use super::servers::{Servers, Transports, iscsi_session};
+use super::servers::{Servers, Transports, iscsi_session, nbd_session};
 
 /// Returns the queues and connections of each export with their workers.
 pub fn served(servers: &Servers, transports: &Transports) -> HashMap<String, Vec<Served>> {
@@ -37,6 +37,14 @@ pub fn served(servers: &Servers, transports: &Transports) -> HashMap<String, Vec
             worker,
         });
         all.insert(target.name, served.collect());
+    }
+    for session in transports.nbd.sessions() {
+        all.entry(session.export).or_default().push(Served {
+            queue: None,
+            session: Some(nbd_session(session.number)),
+            connection: None,
+            worker: session.worker,
+        });
     }
     all
 }

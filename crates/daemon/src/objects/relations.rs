@@ -121,9 +121,24 @@ fn check_names_and_sockets(next: &Config, faults: &mut Vec<Fault>) {
         let Some(socket) = export.socket() else {
             continue;
         };
+        if export.object().shares_socket() {
+            continue;
+        }
         if let Some(other) = sockets.insert(absolute(socket), name) {
             let detail = format!("the socket {} already belongs to {other}", socket.display());
             faults.push(Fault::at("/socket", detail));
+        }
+    }
+    for (index, export) in next.nbd.iter().enumerate() {
+        if let Some(socket) = &export.socket
+            && let Some(other) = sockets.get(&absolute(socket))
+        {
+            let detail = format!("the socket {} already belongs to {other}", socket.display());
+            faults.push(Fault::at("/socket", detail));
+        }
+        let before = next.nbd[..index].iter();
+        if let Some(reason) = { before }.find_map(|other| export.conflict(other)) {
+            faults.push(Fault::at("/export_name", reason));
         }
     }
 }

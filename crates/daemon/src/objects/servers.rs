@@ -8,6 +8,7 @@ use scsi_exec::Units;
 
 use super::events::EventBus;
 use crate::tcp_service::TcpEntrance;
+use crate::unit_records::Unrecorded;
 
 /// Returns the session name of a vhost-user export.
 pub fn vhost_session(export: &str) -> String {
@@ -19,12 +20,19 @@ pub fn iscsi_session(tsih: u16) -> String {
     format!("iscsi-{tsih}")
 }
 
+/// Returns the name of an NBD session.
+pub fn nbd_session(number: u64) -> String {
+    format!("nbd-{number}")
+}
+
 /// Workers, units and transports of a daemon.
 pub struct Servers {
     /// Workers.
     pub pool: Arc<Pool>,
     /// Registry of logical units.
     pub units: Arc<Units>,
+    /// Disks whose unit could not be recorded.
+    pub unrecorded: Unrecorded,
     transports: Mutex<Option<Transports>>,
     /// Listeners of the API and of metrics.
     entrances: Mutex<Vec<Arc<TcpEntrance>>>,
@@ -38,6 +46,8 @@ pub struct Transports {
     pub vhost: Arc<vhost_user::Server>,
     /// Server for iSCSI initiators.
     pub iscsi: Arc<iscsi_target::Server>,
+    /// Server for NBD clients.
+    pub nbd: Arc<nbd_server::Server>,
 }
 
 impl Servers {
@@ -54,13 +64,17 @@ impl Servers {
             .map_err(|error| format!("cannot serve vhost-user: {error}"))?;
         let iscsi = iscsi_target::Server::start(Arc::clone(&pool), Arc::clone(&units), limits)
             .map_err(|error| format!("cannot serve iSCSI: {error}"))?;
+        let nbd = nbd_server::Server::start(Arc::clone(&pool), nbd_server::ServerLimits::default())
+            .map_err(|error| format!("cannot serve NBD: {error}"))?;
         let transports = Transports {
             vhost: Arc::new(vhost),
             iscsi: Arc::new(iscsi),
+            nbd: Arc::new(nbd),
         };
         Ok(Servers {
             pool,
             units,
+            unrecorded: Unrecorded::default(),
             transports: Mutex::new(Some(transports)),
             entrances: Mutex::default(),
             listener_watcher: OnceLock::new(),
@@ -80,6 +94,11 @@ impl Servers {
         transports.iscsi.watch_sessions(move |change| {
             let id = iscsi_session(change.tsih);
             events.publish_session(change.opened, &change.target, id, Some(change.initiator));
+        });
+        let events = event_bus.clone();
+        transports.nbd.watch_sessions(move |change| {
+            let id = nbd_session(change.number);
+            events.publish_session(change.opened, &change.export, id, None);
         });
     }
 

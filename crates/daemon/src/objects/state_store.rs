@@ -80,7 +80,9 @@ impl StateStore {
     /// Reads the persisted changes in a folder without locking it; none if they cannot be read.
     pub fn kept_in(folder: &Path) -> Overlay {
         let read = || {
-            let file = state_files::read_regular(&folder.join(CHANGES)).ok()?;
+            let file =
+                state_files::read_regular(&folder.join(CHANGES), state_files::FILE_BYTES_MAX)
+                    .ok()?;
             let text = state_files::without_check_line(CHANGES, &file).ok()?;
             Overlay::from_text(&String::from_utf8_lossy(text)).ok()
         };
@@ -89,7 +91,7 @@ impl StateStore {
 
     /// Reads a file and removes its checksum line; `None` if the file does not exist.
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
-        match state_files::read_regular(&self.folder.join(name)) {
+        match state_files::read_regular(&self.folder.join(name), state_files::FILE_BYTES_MAX) {
             Err(Unread::Absent) => Ok(None),
             Err(unread) => Err(self.unusable(name, &format!("it {unread}"))),
             Ok(file) => match state_files::without_check_line(name, &file) {

@@ -159,6 +159,7 @@ impl WaitingDisks {
         let is_there = |disk: &str| !self.0.contains_key(disk);
         present.disks.retain(|disk| is_there(&disk.name));
         present.vhost_blk.retain(|export| is_there(&export.disk));
+        present.nbd.retain(|export| is_there(&export.disk));
         for controller in &mut present.vhost_scsi {
             controller.luns.retain(|lun| is_there(&lun.disk));
         }

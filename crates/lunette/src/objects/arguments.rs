@@ -305,6 +305,7 @@ Examples:
     lunette export add vhost-blk d0:/run/lunette/d0.sock
     lunette export add vhost-scsi vm0:/run/lunette/vm0.sock
     lunette export add iscsi iqn.2026-11.org.example:t0=d0,d1 --portal 192.0.2.1 --demo-mode ro
+    lunette export add nbd d0:/run/lunette/nbd.sock,name=nbd-d0
     lunette export place d0 1,3         workers 1 and 3 serve new queues
     lunette export place d0 dedicated   a worker for this export alone
     lunette export access-state iqn.2026-11.org.example:t0
@@ -391,6 +392,13 @@ pub enum NewExport {
         /// File with CHAP users, as for serve --chap-user. The daemon reads it
         #[arg(long, value_name = "FILE")]
         chap_user: Option<String>,
+    },
+    /// Export a disk over NBD on a Unix socket or a TCP address
+    Nbd {
+        /// Disk and place, then ,name=NAME, ,export_name=NAME, ,description=TEXT, ,ro, ,socket_mode=0660, ,workers=1+3 or ,dedicated, as
+        /// for serve --nbd
+        #[arg(value_name = "DISK:SOCKET|DISK:ADDRESS:PORT")]
+        export: String,
     },
 }
 

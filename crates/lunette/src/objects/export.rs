@@ -94,7 +94,9 @@ fn path(export: &str) -> String {
 /// Names of the disks in a flag; the daemon has these disks.
 fn disks_of(export: &NewExport) -> Vec<&str> {
     match export {
-        NewExport::VhostBlk { export } => export.split(':').take(1).collect(),
+        NewExport::VhostBlk { export } | NewExport::Nbd { export } => {
+            export.split(':').take(1).collect()
+        }
         NewExport::VhostScsi { .. } => Vec::new(),
         NewExport::Iscsi { export, .. } => {
             let list = export.split_once('=').map_or("", |(_, list)| list);
@@ -112,6 +114,10 @@ fn add(ask: &Ask, export: NewExport) -> Outcome {
         },
         NewExport::VhostScsi { export } => Flags {
             vhost_scsi: vec![export.clone()],
+            ..Flags::default()
+        },
+        NewExport::Nbd { export } => Flags {
+            nbd: vec![export.clone()],
             ..Flags::default()
         },
         NewExport::Iscsi {

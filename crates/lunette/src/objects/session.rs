@@ -35,11 +35,16 @@ fn counted(number: Option<u64>) -> String {
     number.map_or_else(|| "-".to_owned(), |number| number.to_string())
 }
 
+/// Returns the initiator name of an iSCSI session, or the address of an NBD client.
+fn client(session: &Session) -> Option<&str> {
+    session.initiator.as_deref().or(session.client.as_deref())
+}
+
 fn table(sessions: &[Session]) -> Table {
     let head = Table::new(&[
         "ID",
         "EXPORT",
-        "INITIATOR",
+        "CLIENT",
         "CONNECTIONS",
         "REQUESTS",
         "BYTES",
@@ -49,7 +54,7 @@ fn table(sessions: &[Session]) -> Table {
         table.row([
             session.id.clone(),
             session.export.clone(),
-            session.initiator.clone().unwrap_or_else(|| "-".to_owned()),
+            client(session).unwrap_or("-").to_owned(),
             session.connections.to_string(),
             counted(session.requests),
             counted(session.bytes),
@@ -70,6 +75,9 @@ fn details(sessions: &[Session]) -> Table {
         row("export", session.export.clone());
         if let Some(initiator) = &session.initiator {
             row("initiator", initiator.clone());
+        }
+        if let Some(client) = &session.client {
+            row("client", client.clone());
         }
         row("connections", session.connections.to_string());
         for (key, value) in [

@@ -56,15 +56,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
         count(sessions.len(), "session"),
         count(known.count(), "disk with reservations"),
     ));
-    let kept = match (changes.changes.len(), changes.kept) {
-        (0, _) => "as configured".to_owned(),
-        (changed, true) => format!("{}, persistent", count(changed, "change at run time")),
-        (changed, false) => format!(
-            "{}, lost when the daemon ends (hint: serve --state DIR)",
-            count(changed, "change at run time")
-        ),
-    };
-    line(kept);
+    line(changes_line(&changes));
     line(sandbox_line(&status));
     line(String::new());
     for export in exports.iter().take(EXPORTS_SHOWN) {
@@ -106,6 +98,18 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     verdict(&worries)
 }
 
+/// Changes at run time, and whether they are persistent.
+fn changes_line(changes: &Changes) -> String {
+    match (changes.changes.len(), changes.kept) {
+        (0, _) => "as configured".to_owned(),
+        (changed, true) => format!("{}, persistent", count(changed, "change at run time")),
+        (changed, false) => format!(
+            "{}, lost when the daemon ends (hint: serve --state DIR)",
+            count(changed, "change at run time")
+        ),
+    }
+}
+
 /// Returns the words of [`serving`] with their noun.
 fn worker_words(words: &str) -> String {
     let (numbers, is_dedicated) = match words.strip_suffix("dedicated") {
@@ -122,6 +126,10 @@ fn worker_words(words: &str) -> String {
 
 /// Configurations that may be mistakes, and values of the file that are not in effect. They do not count as problems.
 fn warnings(status: &Status, changes: &Changes) -> Vec<String> {
+    let disks = status.disks.iter().filter_map(|disk| {
+        let warning = disk.warning.as_ref()?;
+        Some(format!("warning: disk {}: {warning}", disk.name))
+    });
     let exports = status.exports.iter().filter_map(|export| {
         let warning = export.warning.as_ref()?;
         Some(format!(
@@ -133,7 +141,8 @@ fn warnings(status: &Status, changes: &Changes) -> Vec<String> {
     let shadowed = shadowed.map(|line| format!("warning: not as in the file: {line}"));
     let more = changes.shadowed.len().saturating_sub(SHADOWED_SHOWN);
     let more = (more > 0).then(|| format!("  and {more} more: see lunette config diff"));
-    exports.chain(shadowed).chain(more).collect()
+    let configured = disks.chain(exports);
+    configured.chain(shadowed).chain(more).collect()
 }
 
 /// Missing kernel features are shown but are not a problem of the daemon.
@@ -211,7 +220,7 @@ fn worries(status: &Status, snapshot: &Snapshot, jobs: &[Job]) -> Vec<String> {
         if counters.malformed > 0 {
             let broken = counted(counters.malformed, "time");
             worries.push(format!(
-                "queue {queue_label}: driver violated the protocol {broken}"
+                "queue {queue_label}: driver or front end violated the protocol {broken}"
             ));
         }
         // Other operations regularly end with an error, for example when a driver probes missing units.

@@ -32,6 +32,7 @@ iscsi://HOST[:PORT]/TARGET/LUN. Options after it:
   ,pid=N            process that serves the device, for its CPU time
   ,control=SOCKET   control socket of the Lunette daemon that serves the device, for the latencies of its stages
   ,direct=0|1       for a file: bypass the page cache
+  ,dirty_log=0|1    for vhost-user: the device logs the pages that it writes, as during a live migration
   ,digests=0|1      for iSCSI: CRC32C of headers and data
   ,connections=N    for iSCSI: connections of the session (MC/S)
 

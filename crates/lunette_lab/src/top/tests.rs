@@ -34,6 +34,7 @@ fn sample(seconds: u64) -> DaemonSample {
         timeline.snapshot(&Clock::simulated().0)
     };
     let export = |name: &str, kind: &str, connected| ExportStatus {
+        queue_stops: None,
         name: name.to_owned(),
         kind: kind.to_owned(),
         socket: None,
@@ -91,6 +92,7 @@ fn sample(seconds: u64) -> DaemonSample {
                 .collect(),
             disks: vec![disk("d0", 1500), disk("shared", 10)],
             initiators: Vec::new(),
+            queue_times: Vec::new(),
             latency: Snapshot {
                 queues: vec![queue("d0", "d0", 0, 100), queue("d0", "d0", 1, 1400)],
             },

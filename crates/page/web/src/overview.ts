@@ -6,7 +6,7 @@ import { bytes, short, time } from "./format";
 import type { History } from "./history";
 import type { Disk, Moment } from "./types";
 
-const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting && !disk.reservations_unknown;
+const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting && !disk.reservations_unknown && !disk.warning;
 
 /** The disks that need attention, then the others, each in the daemon's order. */
 export const byNeed = (disks: Disk[]): Disk[] => [...disks.filter((one) => !isWell(one)), ...disks.filter(isWell)];
@@ -26,6 +26,7 @@ export function problemsOf(disk: Disk): string[] {
   if (disk.reservations_unknown) {
     problems.push(`reservations unknown, SCSI reads and writes wait: ${disk.reservations_unknown}; see lunette state list`);
   }
+  if (disk.warning) problems.push(disk.warning);
   return problems;
 }
 

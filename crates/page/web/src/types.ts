@@ -12,6 +12,7 @@ export interface Disk {
   waiting_reason?: string;
   next_try_seconds?: number;
   reservations_unknown?: string;
+  warning?: string;
   read_only?: boolean;
 }
 

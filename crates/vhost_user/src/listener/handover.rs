@@ -11,10 +11,11 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use reactor::file_at;
+
 use super::{Export, Listening, Server, State, lock, start_session};
 use crate::front_end::{PausedSession, SessionHandle, TakenOverSession};
 use crate::record::SessionHandover;
-use crate::socket_path::file_at;
 
 /// Maximum wait for the end of a session's current message before a handover. The rings of all sessions run meanwhile.
 const PAUSE_WAIT_MAX: Duration = Duration::from_secs(1);

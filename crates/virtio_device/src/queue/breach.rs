@@ -25,6 +25,12 @@ impl<P: Protocol> Queue<P> {
         self.end_with(Breach::Rules, why);
     }
 
+    /// Ends a queue because of its front end. The driver is not at fault.
+    #[cold]
+    pub(super) fn end_by_front_end(&mut self, why: &dyn Display) {
+        self.end_with(Breach::FrontEnd, why);
+    }
+
     #[cold]
     pub(super) fn end_blocked(&mut self) {
         self.signals.call = None;
@@ -43,11 +49,16 @@ impl<P: Protocol> Queue<P> {
             .add(1);
         if let Some(suppressed) = BROKEN_LOG.pass() {
             let labels = self.measurement.requests.timeline.labels();
+            let cause = match breach {
+                Breach::Rules => "driver violated the protocol",
+                Breach::FrontEnd => "front end violated the protocol",
+                Breach::Blocked => "front end blocked a worker",
+            };
             tracing::warn!(
                 export = labels.export,
                 queue = self.index,
                 suppressed,
-                "driver violated the protocol, queue stopped: {why}"
+                "{cause}, queue stopped: {why}"
             );
         }
         if let Some(error) = self.signals.error.take()

@@ -15,7 +15,7 @@ impl<P: Protocol> QueueControl for Queue<P> {
             QueueChange::Memory(memory) => {
                 self.check_suppression();
                 if let Err(error) = self.ring.queue.set_memory(&memory) {
-                    self.end(&error);
+                    self.end_by_front_end(&error);
                     return Err(error);
                 }
                 self.ring.view = GuestView::new(memory);

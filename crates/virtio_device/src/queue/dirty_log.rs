@@ -61,7 +61,7 @@ impl<P: Protocol> Queue<P> {
             self.end_blocked();
         }
         if let Some(fault) = fault {
-            self.end(&fault);
+            self.end_by_front_end(&fault);
         }
     }
 
@@ -75,7 +75,7 @@ impl<P: Protocol> Queue<P> {
     /// Ends the queue if the client truncated the file of the log.
     pub(super) fn check_log(&mut self) {
         if let Some(fault) = self.log.as_ref().and_then(|log| log.pages.fault()) {
-            self.end(&fault);
+            self.end_by_front_end(&fault);
         }
     }
 }

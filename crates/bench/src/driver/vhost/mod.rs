@@ -10,7 +10,7 @@ mod split;
 use anyhow::{Context, Result, bail, ensure};
 use scsi::cdb;
 use vhost_frontend::{
-    FrontEnd, Layout, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest, feature,
+    FrontEnd, Layout, LogMemory, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest, feature,
 };
 
 pub use queue::VhostQueue;
@@ -40,6 +40,8 @@ pub struct VhostSession {
     info: DeviceInfo,
     used: u16,
     pid: Option<u32>,
+    /// Dirty log of all queues, if the subject has one.
+    log: Option<LogMemory>,
 }
 
 /// Returns true if no process listens on the socket.
@@ -93,7 +95,12 @@ impl VhostSession {
                 )
             })?,
         };
+        let log = match subject.dirty_log {
+            true => Some(start_log(&front_end).with_context(|| format!("{place}: dirty log"))?),
+            false => None,
+        };
         Ok(VhostSession {
+            log,
             front_end,
             kind: subject.kind,
             info,
@@ -130,16 +137,32 @@ impl VhostSession {
         };
         let index = first + self.used;
         self.used += 1;
-        VhostQueue::start(
+        let queue = VhostQueue::start(
             &mut self.front_end,
             self.kind,
             self.info,
             index,
             options,
             demand,
-        )
-        .with_context(|| format!("queue {index}"))
+        );
+        let logged = queue.and_then(|queue| {
+            if self.log.is_some() {
+                self.front_end.log_ring(index, queue.layout(), true)?;
+            }
+            Ok(queue)
+        });
+        logged.with_context(|| format!("queue {index}"))
     }
+}
+
+/// Starts to log written pages, as QEMU does during a live migration.
+fn start_log(front_end: &FrontEnd) -> Result<LogMemory> {
+    let regions = front_end.memory().regions().iter();
+    let end = regions.map(|region| region.spec.guest_address + region.spec.size);
+    let log = LogMemory::below(end.max().unwrap_or(0))?;
+    front_end.set_log(&log)?;
+    front_end.log_data(true)?;
+    Ok(log)
 }
 
 /// Describes a failed capacity query.

@@ -120,6 +120,7 @@ pub struct VhostQueue {
     kick: OwnedFd,
     kicks: u64,
     interrupts: u64,
+    layout: RingLayout,
 }
 
 impl VhostQueue {
@@ -192,6 +193,7 @@ impl VhostQueue {
             kick: eventfd(0, flags)?,
             kicks: 0,
             interrupts: 0,
+            layout,
         });
         queue.lay_out(demand);
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -202,8 +204,13 @@ impl VhostQueue {
             edges,
         )?;
         let (call, kick) = (queue.call.as_fd(), queue.kick.as_fd());
-        front_end.begin_ring(index, &layout, base, call, kick)?;
+        front_end.begin_ring(index, &queue.layout, base, call, kick)?;
         Ok(queue)
+    }
+
+    /// Returns the layout of the ring.
+    pub(super) fn layout(&self) -> &RingLayout {
+        &self.layout
     }
 
     /// Writes the constant parts and touches all memory.

@@ -1,4 +1,4 @@
-//! The file of a listening socket: a stale one is replaced, a live one never stolen.
+//! Listening Unix sockets: a stale socket file is replaced, a live one never stolen. Control plane only.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -29,7 +29,8 @@ pub enum SocketError {
 
 /// A socket that listens at a path.
 #[derive(Debug)]
-pub(crate) struct Bound {
+pub struct Bound {
+    /// The listening socket.
     pub listener: UnixListener,
     /// File of the socket at its path.
     pub file: Option<FileId>,
@@ -110,7 +111,7 @@ fn access_hint(path: &Path) -> String {
 impl SocketError {
     /// Returns true if a later attempt may succeed without a change of the configuration: the folder is missing, or another
     /// process serves the path.
-    pub(crate) fn may_succeed_later(&self) -> bool {
+    pub fn may_succeed_later(&self) -> bool {
         match self {
             SocketError::InUse(_) => true,
             SocketError::NotASocket(_) | SocketError::Rights(..) => false,
@@ -121,9 +122,10 @@ impl SocketError {
 
 /// Listening sockets of the previous process, by path.
 #[derive(Debug, Default)]
-pub(crate) struct TakenOverSockets(Vec<(PathBuf, UnixListener)>);
+pub struct TakenOverSockets(Vec<(PathBuf, UnixListener)>);
 
 impl TakenOverSockets {
+    /// Takes over the sockets of the previous process.
     pub fn take_over(&mut self, sockets: Vec<OwnedFd>) {
         let listening = sockets.into_iter().filter_map(|socket| {
             let is_listening = sockopt::socket_acceptconn(&socket).unwrap_or(false);
@@ -135,6 +137,9 @@ impl TakenOverSockets {
     }
 
     /// Returns the inherited socket of a path, or a new one.
+    ///
+    /// # Errors
+    /// See [`bind_with`].
     pub fn bind(&mut self, path: &Path, rights: Rights) -> Result<Bound, SocketError> {
         if let Some(at) = self.0.iter().position(|(known, _)| known == path) {
             let (_, listener) = self.0.swap_remove(at);
@@ -178,7 +183,7 @@ pub fn bind(path: &Path) -> Result<UnixListener, SocketError> {
 ///
 /// # Errors
 /// Like [`bind`]. Also fails if the rights cannot be set.
-pub(crate) fn bind_with(path: &Path, rights: Rights) -> Result<Bound, SocketError> {
+pub fn bind_with(path: &Path, rights: Rights) -> Result<Bound, SocketError> {
     let io_error = |error| SocketError::Io(path.to_owned(), error);
     let lock = lock_folder(path);
     remove_stale(path).map_err(|obstacle| match obstacle {
@@ -228,7 +233,7 @@ fn bind_socket(path: &Path, rights: Rights) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// Fails if there is no socket at the path, or if the kernel refuses.
-pub(crate) fn set_rights(path: &Path, rights: Rights) -> Result<Rights, SocketError> {
+pub fn set_rights(path: &Path, rights: Rights) -> Result<Rights, SocketError> {
     let set = || -> io::Result<Rights> {
         // Another file at the path, or behind a symbolic link, must not get these rights.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

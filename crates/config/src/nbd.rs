@@ -1,0 +1,349 @@
+//! An NBD export: its keys, and the values given for them.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use block::ExportPlacement;
+use serde_json::json;
+
+use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
+use super::export::{ExportConfig, ExportObject, KeyValue, key_values};
+use super::export_draft::{
+    ENDS_SESSION, ExportDraft, ExportKind, Placed, Vhost, VhostDraft, dedicated, name, workers,
+};
+use super::key::{Key, Kind, NONE, REQUIRED, read_all, schema_of};
+use super::location::Located;
+use super::model::SocketRights;
+use super::placement::PlacementDraft;
+use super::readers::{ADDRESS_ALLOWED, DISK_ALLOWED, SOCKET_ALLOWED, read_socket};
+use super::setting::key;
+use super::socket_rights::{socket_group, socket_mode, socket_owner};
+use super::value::{Fields, Reader};
+
+/// Maximum length of a name or description for clients, so that lists of exports stay short.
+pub const NBD_TEXT_MAX: usize = 255;
+const TEXT_ALLOWED: &str = "a text of at most 255 bytes";
+
+/// One disk over NBD.
+pub static NBD: ExportKind = ExportKind {
+    word: "nbd",
+    table: "nbd",
+    example: "tables with the header [[nbd]]",
+    schema: "Nbd",
+    summary: "One disk over NBD, on a Unix socket, a TCP address or both.",
+    properties: || schema_of(NBD_KEYS),
+    read: read_nbd,
+};
+
+/// One disk over NBD.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdConfig {
+    /// Name of the export; that of the disk by default.
+    pub name: String,
+    /// Name of the disk.
+    pub disk: String,
+    /// Path of a Unix socket, which several NBD exports may share.
+    pub socket: Option<PathBuf>,
+    /// TCP address, which several NBD exports may share.
+    pub listen: Option<SocketAddr>,
+    /// Mode, owner and group of the socket.
+    pub rights: SocketRights,
+    /// Name for clients; `None`: the name of the export.
+    pub export_name: Option<String>,
+    /// Description for clients.
+    pub description: Option<String>,
+    /// Clients may not write.
+    pub read_only: bool,
+    /// Workers that serve it.
+    pub placement: ExportPlacement,
+}
+
+impl NbdConfig {
+    /// Returns the name for clients.
+    pub fn export_name(&self) -> &str {
+        self.export_name.as_deref().unwrap_or(&self.name)
+    }
+
+    /// Returns the reason why both exports cannot share a listener, if they have one in common.
+    pub fn conflict(&self, other: &NbdConfig) -> Option<String> {
+        let same_socket = self.socket.is_some() && self.socket == other.socket;
+        let same_address = self.listen.is_some() && self.listen == other.listen;
+        let place = match (&self.socket, self.listen) {
+            (Some(socket), _) if same_socket => socket.display().to_string(),
+            (_, Some(address)) if same_address => address.to_string(),
+            _ => return None,
+        };
+        let name = self.export_name();
+        if name == other.export_name() {
+            return Some(format!(
+                "listener {place} already has an export {name:?}, of {}",
+                other.name
+            ));
+        }
+        (same_socket && self.rights != other.rights).then(|| {
+            format!(
+                "export {} gives the socket {place} another mode, owner or group",
+                other.name
+            )
+        })
+    }
+}
+
+impl ExportObject for NbdConfig {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        NBD.word
+    }
+
+    fn values(&self) -> Vec<KeyValue> {
+        key_values(NBD_KEYS, self)
+    }
+
+    fn placement(&self) -> &ExportPlacement {
+        &self.placement
+    }
+
+    fn placement_mut(&mut self) -> &mut ExportPlacement {
+        &mut self.placement
+    }
+
+    fn socket(&self) -> Option<&PathBuf> {
+        self.socket.as_ref()
+    }
+
+    fn shares_socket(&self) -> bool {
+        true
+    }
+
+    fn socket_rights(&self) -> Option<&SocketRights> {
+        Some(&self.rights)
+    }
+
+    fn socket_rights_mut(&mut self) -> Option<&mut SocketRights> {
+        Some(&mut self.rights)
+    }
+
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        self.socket.as_mut()
+    }
+
+    fn disk(&self) -> Option<&str> {
+        Some(&self.disk)
+    }
+}
+
+/// Values given for an NBD export.
+#[derive(Default)]
+pub struct NbdDraft {
+    vhost: VhostDraft,
+    disk: Option<Located<String>>,
+    listen: Option<SocketAddr>,
+    export_name: Option<String>,
+    description: Option<String>,
+    read_only: bool,
+    placement: PlacementDraft,
+}
+
+/// All keys of an NBD export.
+pub static NBD_KEYS: &[Key<NbdDraft, NbdConfig>] = &[
+    name("the disk's name"),
+    key! { "disk": Kind::Text("name of a disk", DISK_ALLOWED); REQUIRED; ENDS_SESSION; "the disk"; both disk },
+    Key {
+        name: "socket",
+        kind: Kind::Text("path of a socket, at most 107 bytes", SOCKET_ALLOWED),
+        default: NONE,
+        run_time: ENDS_SESSION,
+        of: &[],
+        help: "Unix socket. Several NBD exports may have the same. An export needs `socket` or `listen`",
+        read: |key, reader, draft| draft.vhost.socket = read_socket(reader, key.name),
+        get: |export| {
+            export
+                .socket
+                .as_ref()
+                .map(|path| json!(path.to_string_lossy()))
+        },
+    },
+    key! { "listen": Kind::Text("IP address and port", ADDRESS_ALLOWED); NONE; ENDS_SESSION;
+        "TCP address, without encryption. Several NBD exports may have the same. The port of NBD is 10809"; both listen
+    },
+    socket_mode(),
+    socket_owner(),
+    socket_group(),
+    Key {
+        name: "export_name",
+        kind: Kind::ShortText("at most 255 bytes", TEXT_ALLOWED, NBD_TEXT_MAX),
+        default: "the export's name",
+        run_time: ENDS_SESSION,
+        of: &[],
+        help: "name for clients, unique at the socket or address. A client that gives no name gets the only export there",
+        read: |key, reader, draft| draft.export_name = read_text(key, reader),
+        get: |export| export.export_name.as_ref().map(|name| json!(name)),
+    },
+    Key {
+        name: "description",
+        kind: Kind::ShortText("at most 255 bytes", TEXT_ALLOWED, NBD_TEXT_MAX),
+        default: NONE,
+        run_time: ENDS_SESSION,
+        of: &[],
+        help: "description for clients that list the exports",
+        read: |key, reader, draft| draft.description = read_text(key, reader),
+        get: |export| export.description.as_ref().map(|text| json!(text)),
+    },
+    key! { "read_only": Kind::Boolean; "`false`"; ENDS_SESSION; "clients may not write through this export"; both read_only },
+    workers(),
+    dedicated("start a worker for this export alone"),
+];
+
+fn read_text(key: &Key<NbdDraft, NbdConfig>, reader: &mut Reader<'_, '_>) -> Option<String> {
+    let text = key.text(reader)?;
+    if text.value.is_empty() || text.value.len() > NBD_TEXT_MAX || text.value.contains('\0') {
+        key.refuse(reader, &text);
+        return None;
+    }
+    Some(text.value)
+}
+
+/// Reads an NBD export.
+pub fn read_nbd(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn ExportDraft> {
+    let mut reader = Reader::new(fields, "nbd", diagnostics);
+    let mut draft = NbdDraft::default();
+    read_all(NBD_KEYS, &mut reader, &mut draft);
+    if draft.vhost.name.is_none() {
+        draft.vhost.name.clone_from(&draft.disk);
+    }
+    draft.placement.relate(&mut reader);
+    let has = |key: &str| fields.entries.iter().any(|field| field.key.value == key);
+    if !has("socket") && !has("listen") {
+        let message = "nbd: `socket` or `listen` is missing".to_owned();
+        let mistake = Mistake::new(MistakeKind::Relation, &fields.location, message);
+        reader.diagnostics().push(mistake.allowed(format!(
+            "`socket`: {SOCKET_ALLOWED}; `listen`: {ADDRESS_ALLOWED}"
+        )));
+    }
+    if !has("socket") && !draft.vhost.rights.is_default() {
+        let message = "nbd: socket_mode, socket_owner and socket_group need `socket`".to_owned();
+        let mistake = Mistake::new(MistakeKind::Relation, &fields.location, message);
+        reader.diagnostics().push(mistake);
+    }
+    reader.finish(|_| None);
+    Box::new(draft)
+}
+
+impl Vhost for NbdDraft {
+    fn vhost(&mut self) -> &mut VhostDraft {
+        &mut self.vhost
+    }
+}
+
+impl Placed for NbdDraft {
+    fn placement_mut(&mut self) -> &mut PlacementDraft {
+        &mut self.placement
+    }
+}
+
+impl ExportDraft for NbdDraft {
+    fn name(&self) -> Option<&Located<String>> {
+        self.vhost.name.as_ref()
+    }
+
+    fn shared_socket(&self) -> Option<&Located<PathBuf>> {
+        self.vhost.socket.as_ref()
+    }
+
+    fn disk(&self) -> Option<&Located<String>> {
+        self.disk.as_ref()
+    }
+
+    fn placement(&self) -> &PlacementDraft {
+        &self.placement
+    }
+
+    fn complete(&self) -> Option<ExportConfig> {
+        let socket = self.vhost.socket.as_ref().map(|at| at.value.clone());
+        let listen = self.listen;
+        if socket.is_none() && listen.is_none() {
+            return None;
+        }
+        Some(ExportConfig::Nbd(NbdConfig {
+            name: self.name()?.value.clone(),
+            disk: self.disk()?.value.clone(),
+            socket,
+            listen,
+            rights: self.vhost.rights.clone(),
+            export_name: self.export_name.clone(),
+            description: self.description.clone(),
+            read_only: self.read_only,
+            placement: self.placement.placement(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Config, Flags, Surroundings, parse, render};
+    use super::*;
+
+    fn read(nbd: &[&str]) -> Result<Config, Diagnostics> {
+        let flags = Flags {
+            disk: vec!["d0=ram:1M".to_owned(), "d1=ram:1M".to_owned()],
+            nbd: nbd.iter().map(|one| (*one).to_owned()).collect(),
+            ..Flags::default()
+        };
+        parse(None, &flags, &Surroundings::of_another_process())
+    }
+
+    #[test]
+    fn flag_has_a_socket_or_an_address() {
+        let config = read(&[
+            "d0:/run/nbd.sock,ro",
+            "d1:127.0.0.1:10809,name=n,export-name=root",
+        ]);
+        let config = config.unwrap();
+        let [first, second] = config.nbd.as_slice() else {
+            panic!("{:?}", config.nbd);
+        };
+        assert_eq!(first.socket, Some(PathBuf::from("/run/nbd.sock")));
+        assert!((first.listen, first.export_name()) == (None, "d0") && first.read_only);
+        assert_eq!(second.listen, Some("127.0.0.1:10809".parse().unwrap()));
+        assert_eq!((second.name.as_str(), second.export_name()), ("n", "root"));
+        let text = render(&config);
+        let again = parse(
+            Some(("lunette.toml", &text)),
+            &Flags::default(),
+            &Surroundings::of_another_process(),
+        );
+        assert_eq!(again.unwrap().nbd, config.nbd);
+    }
+
+    #[test]
+    fn exports_share_a_listener_under_different_names() {
+        assert!(read(&["d0:/run/nbd.sock", "d1:/run/nbd.sock"]).is_ok());
+        for (exports, reason) in [
+            (
+                ["d0:/run/nbd.sock", "d1:/run/nbd.sock,export_name=d0"],
+                "already has an export \"d0\"",
+            ),
+            (
+                ["d0:/run/nbd.sock", "d1:/run/nbd.sock,socket_mode=0600"],
+                "another mode, owner or group",
+            ),
+            (["d0:/run/nbd.sock", "d1:"], "socket"),
+        ] {
+            let error = read(&exports).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn export_needs_a_place() {
+        let text =
+            "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n[[nbd]]\ndisk = \"d0\"\n";
+        let surroundings = Surroundings::of_another_process();
+        let read = parse(Some(("t", text)), &Flags::default(), &surroundings);
+        let error = read.unwrap_err().to_string();
+        assert!(error.contains("`socket` or `listen` is missing"), "{error}");
+    }
+}

@@ -1,0 +1,73 @@
+//! NBD export of one disk, for any number of clients.
+
+use std::sync::Arc;
+
+use nbd_server::{Address, ExportOptions, Server};
+use reactor::Rights;
+use scsi_exec::Hold;
+
+use super::vhost::numbers;
+use super::{Endpoint, ExportDevice, Openable, Opening};
+use config::{LunConfig, NbdConfig};
+
+impl Openable for NbdConfig {
+    fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
+        if opening.inherited.is_some() {
+            return Err("an NBD export cannot use a socket of the parent process; hint: remove it from --fd or from the socket unit".to_owned());
+        }
+        let disk = opening.disk(&self.disk)?;
+        let unix = self.socket.clone().map(Address::Unix);
+        let tcp = self.listen.map(Address::Tcp);
+        let options = ExportOptions {
+            name: self.name.clone(),
+            export_name: self.export_name().to_owned(),
+            description: self.description.clone().unwrap_or_default(),
+            read_only: self.read_only,
+            addresses: unix.into_iter().chain(tcp).collect(),
+        };
+        // Creating the unit resumes a sanitize operation that a restart interrupted, on any transport.
+        let unit = opening.units.unit(disk);
+        // NBD cannot report a missing medium, so SCSI initiators must not eject it.
+        let medium = disk.is_removable().then(|| unit.hold_medium());
+        let server = Arc::clone(&opening.transports.nbd);
+        let rights: Rights = numbers(&self.rights)?;
+        let open = server.add_export(options, rights, Arc::clone(disk));
+        let open = open.map_err(|error| error.to_string())?;
+        let endpoint = match open.is_empty() {
+            true => Endpoint::Waiting,
+            false => Endpoint::Nbd(open),
+        };
+        let device = OpenNbd {
+            name: self.name.clone(),
+            server,
+            _medium: medium,
+        };
+        Ok((Arc::new(device), endpoint))
+    }
+}
+
+struct OpenNbd {
+    name: String,
+    server: Arc<Server>,
+    _medium: Option<scsi::MediumHold>,
+}
+
+impl ExportDevice for OpenNbd {
+    fn close(&self) {
+        if !self.server.remove_export(&self.name) {
+            tracing::warn!(
+                export = self.name,
+                "connections did not end in time, removing the export anyway"
+            );
+        }
+    }
+
+    fn detach_luns(&self, _luns: &[LunConfig]) {}
+
+    fn end_tasks(&self, _luns: &[LunConfig], _abort: bool, _hold: &Hold) {}
+
+    fn notify_removed(&self, _luns: &[LunConfig]) {}
+
+    /// Requests are checked against the new size. A client sees it when it connects again: the protocol has no notification.
+    fn notify_resized(&self, _luns: &[LunConfig]) {}
+}

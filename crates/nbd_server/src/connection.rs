@@ -1,0 +1,405 @@
+//! One connection in the transmission phase, owned by one worker: its parts, its start and its end.
+//!
+//! Stages: a receive completes (**noticed**), its bytes are split into requests (**popped**), these are checked (**parsed**), **submitted**
+//! and **reaped**. `publish` queues the replies (**answered**) and sends them as one message (**notified**). Nothing here blocks.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use bdev::Disk;
+use block::{Capacity, IoOutcome};
+use guest_memory::IoBuffer;
+use latency::{Labels, QueueRecord, SlowRequest, Stamp};
+use nbd::handshake::Session;
+use nbd::request::Rules;
+use reactor::{DiskHandle, Io, RateLimit, Source};
+use request_engine::{BufferPool, CopyProgress, Measurement};
+use uring::{Completion, Message, Owner, RingFd};
+
+use crate::export::Export;
+use crate::output::Output;
+use crate::receive::Input;
+use crate::shared::{Admitted, ConnectionHandle, SharedServer};
+use crate::slots::{Slots, Stage};
+
+/// Tokens of operations on the ring.
+pub(crate) mod token {
+    pub const RECEIVE: u64 = 0;
+    pub const RECEIVE_DATA: u64 = 1;
+    pub const SEND: u64 = 2;
+    pub const READABLE: u64 = 3;
+    pub const TIMER: u64 = 4;
+}
+
+// A client may open many connections at once, and each is worth a log line. Any peer may reconnect endlessly.
+static SESSION_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
+
+/// Size up to which a socket usually takes a message at once, unless its peer is slow. It is below the limit that stops receiving.
+const QUIET_BYTES_MAX: u64 = 64 << 10;
+
+/// Initial capacity of the timeline in requests in flight.
+const TIMELINE_DEPTH: usize = 128;
+
+/// Parts of a connection that begins.
+pub(crate) struct Parts {
+    pub handle: ConnectionHandle,
+    pub shared: Arc<SharedServer>,
+    pub socket: OwnedFd,
+    /// Address of the client.
+    pub client: String,
+    pub admitted: Admitted,
+    pub session: Session<Arc<Export>>,
+    /// Bytes that arrived after the handshake.
+    pub input: Vec<u8>,
+}
+
+pub(crate) struct Connection {
+    pub(crate) handle: ConnectionHandle,
+    pub(crate) shared: Arc<SharedServer>,
+    pub(crate) export: Arc<Export>,
+    pub(crate) client: String,
+    /// Counts the client until the connection has drained.
+    admitted: Option<Admitted>,
+    pub(crate) rules: Rules,
+    /// IDs of the selected metadata contexts.
+    pub(crate) contexts: Vec<u32>,
+    pub(crate) disk: DiskHandle,
+    /// Size of the disk.
+    pub(crate) capacity: Arc<Capacity>,
+    pub(crate) socket: RingFd,
+    pub(crate) owner: Owner,
+    /// Number of the connection's own operations on the ring.
+    pub(crate) operations: usize,
+    pub(crate) input: Input,
+    pub(crate) output: Output,
+    pub(crate) pool: BufferPool,
+    /// Bytes that requests of the batch will take from the pool.
+    pub(crate) reserved: usize,
+    pub(crate) slots: Slots,
+    /// Slots with a request that can be submitted.
+    pub(crate) batch: Vec<u32>,
+    /// Slots with a finished request.
+    pub(crate) done: Vec<u32>,
+    /// The client has requested the end: requests in flight are answered, then the connection ends.
+    pub(crate) leaving: bool,
+    pub(crate) ended: bool,
+    /// Dropped when the connection has drained, for the control plane that waits for it.
+    drained: Vec<mpsc::Sender<()>>,
+    /// Number of transfers, modulo 2^32.
+    pub(crate) moved: u32,
+    /// Value of `moved` when the running timer was started.
+    timer: Option<u32>,
+    pub(crate) measurement: Measurement,
+    /// Candidates of this iteration for the slowest requests.
+    pub(crate) slow: Vec<SlowRequest>,
+}
+
+impl Connection {
+    pub fn new(io: &mut Io, parts: Parts) -> Connection {
+        let Parts {
+            handle,
+            shared,
+            socket,
+            client,
+            admitted,
+            session,
+            input,
+        } = parts;
+        let export = session.export;
+        let worker = handle.worker.index();
+        let labels = Labels {
+            export: export.options.name.clone(),
+            disk: export.disk.name().to_owned(),
+            // Statistics show all connections of an export on one worker as one queue.
+            queue: worker,
+            worker,
+        };
+        let probe_id_base = probes::queue(worker, handle.source.index());
+        if let Some(suppressed) = SESSION_LOG.pass() {
+            tracing::info!(
+                export = export.options.name,
+                client,
+                suppressed,
+                "NBD client connected"
+            );
+        }
+        Connection {
+            rules: Rules {
+                style: session.style,
+                flags: session.info.flags,
+                minimum_block: session.info.block_sizes.minimum,
+                has_contexts: !session.contexts.is_empty(),
+            },
+            contexts: session.contexts,
+            disk: io.open(&export.disk),
+            capacity: export.disk.device().capacity().clone(),
+            socket: io.ring().register(socket),
+            owner: io.own(handle.source),
+            operations: 0,
+            input: Input::new(&input),
+            output: Output::default(),
+            pool: BufferPool::default(),
+            reserved: 0,
+            slots: Slots::default(),
+            batch: Vec::new(),
+            done: Vec::new(),
+            leaving: false,
+            ended: false,
+            drained: Vec::new(),
+            moved: 0,
+            timer: None,
+            measurement: Measurement::new(labels, TIMELINE_DEPTH, probe_id_base),
+            slow: Vec::new(),
+            handle,
+            shared,
+            export,
+            client,
+            admitted: Some(admitted),
+        }
+    }
+
+    pub fn number(&self) -> u64 {
+        self.handle.number
+    }
+
+    pub fn record_of_requests(&self) -> Arc<QueueRecord> {
+        self.measurement.timeline.record().clone()
+    }
+
+    /// Returns true if nothing more is received.
+    pub fn is_over(&self) -> bool {
+        self.ended || self.leaving
+    }
+
+    /// Ends the connection on the server's initiative, after requests in flight. `drained` is dropped when none is in flight.
+    pub fn dismiss(&mut self, io: &mut Io, reason: &str, drained: mpsc::Sender<()>) {
+        self.drained.push(drained);
+        self.end(io, reason);
+    }
+
+    /// Ends the connection: nothing more is received or sent. I/O in flight drains.
+    pub fn end(&mut self, io: &mut Io, reason: &str) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        if let Some(suppressed) = SESSION_LOG.pass() {
+            tracing::info!(
+                export = self.export.options.name,
+                client = self.client,
+                suppressed,
+                "NBD connection ended: {reason}"
+            );
+        }
+        // Completes receives and sends in flight. A socket that is already disconnected has none.
+        self.socket.shut_down();
+        if self.timer.is_some() {
+            io.ring().cancel(self.owner, token::TIMER);
+        }
+        self.batch.clear();
+        self.done.clear();
+        for index in self.slots.used() {
+            match self.slots.get(index).stage {
+                // Released when the I/O has ended.
+                Stage::Submitted | Stage::Flushing => {}
+                Stage::Free | Stage::Receiving | Stage::Ready | Stage::Done(_) => {
+                    self.release(index);
+                }
+            }
+        }
+        // Also ends I/Os that wait to be retried after an error of the disk.
+        io.cancel_waiting(self.handle.source, |_| true);
+        self.shared.ended(self.number());
+        let (source, number) = (self.handle.source, self.number());
+        self.handle.worker.send(move |worker| {
+            if crate::shared::with(worker, source, number, |_, _| {}) {
+                worker.stop(source, |_, _| {});
+            }
+        });
+    }
+
+    /// Sends queued output. Ends the connection after the last reply if the client has requested that.
+    fn flush(&mut self, io: &mut Io) {
+        if let Some(mut message) = self.output.next(&mut self.pool) {
+            let is_short = message.left() <= QUIET_BYTES_MAX.min(self.shared.limits.output_bytes);
+            if !is_short || self.leaving {
+                self.send_message(io, message);
+            } else if self.input.asks_singly() {
+                // The client waits for this one reply, so it is sent before other work.
+                let result = self.socket.send_now(&mut message);
+                self.sent(io, message, result);
+            } else {
+                self.operations += 1;
+                io.ring()
+                    .send_quietly(self.owner, token::SEND, &self.socket, message);
+            }
+        }
+        if self.leaving && self.slots.busy() == 0 && self.output.unsent() == 0 {
+            self.end(io, "closed by the client");
+        }
+    }
+
+    fn send_message(&mut self, io: &mut Io, message: Box<Message>) {
+        self.operations += 1;
+        io.ring()
+            .send(self.owner, token::SEND, &self.socket, message);
+    }
+
+    fn sent(&mut self, io: &mut Io, mut message: Box<Message>, result: Result<u32, i32>) {
+        match result {
+            Ok(bytes) if !self.ended && (bytes > 0 || message.left() == 0) => {
+                self.moved = self.moved.wrapping_add(1);
+                if let Some(rest) = self.output.sent(message, bytes, &mut self.pool) {
+                    self.send_message(io, rest);
+                    self.end_if_copied_too_much(io);
+                }
+            }
+            // Interrupted, no room at the moment, or recalled.
+            Err(4 | 11 | 125) if !self.ended => {
+                self.output.replace_views(&mut message, &mut self.pool);
+                self.send_message(io, message);
+                self.end_if_copied_too_much(io);
+            }
+            _ => {
+                self.output.recycle(message, &mut self.pool);
+                self.end(io, "client does not read");
+            }
+        }
+    }
+
+    fn end_if_copied_too_much(&mut self, io: &mut Io) {
+        if self.output.has_copied_too_much() {
+            self.end(
+                io,
+                "client does not read its data while others write the same range",
+            );
+        }
+    }
+
+    /// Returns true if the client has to read output, or to send the rest of a request.
+    fn is_owed(&self) -> bool {
+        self.output.is_sending() || self.input.is_within_request()
+    }
+
+    /// Starts the timer that ends the connection if the client does not continue.
+    fn watch_progress(&mut self, io: &mut Io) {
+        if self.timer.is_none() && self.is_owed() {
+            self.timer = Some(self.moved);
+            self.operations += 1;
+            let time = self.shared.limits.silent_time;
+            io.ring().timer(self.owner, token::TIMER, time);
+        }
+    }
+
+    fn timer_fired(&mut self, io: &mut Io) {
+        let before = self.timer.take();
+        if !self.ended && self.is_owed() && before == Some(self.moved) {
+            self.end(io, "no response from the client within the time limit");
+        }
+    }
+}
+
+impl Source for Connection {
+    fn ready(&mut self, _now: Stamp) -> bool {
+        false
+    }
+
+    fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
+
+    fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
+        if completion.token == token::READABLE {
+            return self.readable(io, completion.more, noticed);
+        }
+        self.operations -= 1;
+        match completion.token {
+            token::SEND => {
+                if let Some(message) = completion.message {
+                    self.sent(io, message, completion.result);
+                }
+            }
+            token::RECEIVE => self.received(io, completion, noticed),
+            token::RECEIVE_DATA => self.received_data(io, &completion, noticed),
+            _ => self.timer_fired(io),
+        }
+    }
+
+    fn finish(
+        &mut self,
+        io: &mut Io,
+        slot: u32,
+        buffer: IoBuffer,
+        outcome: IoOutcome,
+        reaped: Stamp,
+    ) {
+        self.measurement.reaped = reaped;
+        self.io_done(io, slot, buffer, outcome);
+    }
+
+    fn publish(&mut self, io: &mut Io) {
+        if !self.ended {
+            self.answer_all();
+        }
+        let answered = self.measurement.stamp(io);
+        if !self.ended {
+            self.flush(io);
+        }
+        if !self.ended {
+            self.receive_more(io);
+            self.continue_parsing();
+            self.watch_progress(io);
+        }
+        let notified = self.measurement.stamp(io);
+        self.record_iteration(io.clock(), answered, notified);
+    }
+
+    fn return_borrowed(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
+        let progress = self.output.copy_borrowed(held, &mut self.pool);
+        if progress == CopyProgress::Recall {
+            io.ring().cancel(self.owner, token::SEND);
+        }
+        self.end_if_copied_too_much(io);
+        progress != CopyProgress::Done
+    }
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    fn disarm(&mut self) {}
+
+    fn in_flight(&self) -> usize {
+        self.operations + self.slots.busy()
+    }
+
+    fn kick(&self) -> Option<RingFd> {
+        None
+    }
+
+    fn stop(&mut self) {
+        self.ended = true;
+        self.socket.shut_down();
+    }
+
+    fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {
+        if io.is_of(self.disk, disk) {
+            io.close(std::mem::take(&mut self.disk));
+        }
+    }
+
+    fn closed(&mut self, io: &mut Io) {
+        io.close(std::mem::take(&mut self.disk));
+        self.unwatch(io);
+        io.disown(self.owner);
+        self.admitted = None;
+        self.drained.clear();
+    }
+
+    fn set_recording(&mut self, recording: bool) {
+        self.measurement.timeline.set_recording(recording);
+    }
+
+    fn record(&self) -> Option<Arc<QueueRecord>> {
+        Some(self.record_of_requests())
+    }
+}

@@ -1,0 +1,126 @@
+//! Output of a connection: one message at a time, built from all replies queued since the previous message was sent.
+
+use std::ops::Range;
+
+use guest_memory::IoBuffer;
+use request_engine::{BufferPool, CopyProgress, SendQueue};
+use uring::Message;
+
+/// A part of the next message, in stream order.
+#[derive(Clone, Copy, Debug)]
+enum Piece {
+    /// Bytes of `headers`.
+    Headers(usize),
+    /// Bytes of a queued buffer.
+    Data { buffer: usize, length: usize },
+}
+
+#[derive(Default)]
+pub(crate) struct Output {
+    queue: SendQueue,
+    /// Replies, without the data of reads.
+    headers: Vec<u8>,
+    /// Bytes of `headers` that are in `pieces`.
+    listed: usize,
+    pieces: Vec<Piece>,
+    /// Bytes of queued data.
+    data_bytes: u64,
+}
+
+impl Output {
+    /// Returns the buffer that replies are appended to.
+    #[inline]
+    pub fn headers(&mut self) -> &mut Vec<u8> {
+        &mut self.headers
+    }
+
+    fn list_headers(&mut self) {
+        if self.headers.len() > self.listed {
+            self.pieces
+                .push(Piece::Headers(self.headers.len() - self.listed));
+            self.listed = self.headers.len();
+        }
+    }
+
+    /// Appends the first `length` bytes of a buffer after the headers so far.
+    #[inline]
+    pub fn push_data(&mut self, buffer: IoBuffer, length: usize) {
+        self.list_headers();
+        let piece = Piece::Data {
+            buffer: self.queue.len(),
+            length,
+        };
+        self.pieces.push(piece);
+        self.queue.keep(buffer);
+        self.data_bytes += length as u64;
+    }
+
+    /// Returns the bytes that are queued or not accepted by the kernel yet.
+    #[inline]
+    pub fn unsent(&self) -> u64 {
+        self.queue.unsent() + self.headers.len() as u64 + self.data_bytes
+    }
+
+    #[inline]
+    pub fn is_sending(&self) -> bool {
+        self.queue.is_sending()
+    }
+
+    /// Returns the next message, if there is output and no message in flight.
+    pub fn next(&mut self, pool: &mut BufferPool) -> Option<Box<Message>> {
+        if self.is_sending() || self.headers.is_empty() {
+            return None;
+        }
+        self.list_headers();
+        let bytes = pool.take(self.headers.len());
+        bytes.write_whole(0, &self.headers);
+        let mut message = self.queue.begin();
+        let headers = message.keep(bytes);
+        let mut at = 0;
+        for piece in &self.pieces {
+            match *piece {
+                Piece::Headers(length) => {
+                    message.add(headers, at, length);
+                    at += length;
+                }
+                Piece::Data { buffer, length } => message.add(buffer, 0, length),
+            }
+        }
+        self.pieces.clear();
+        self.headers.clear();
+        self.listed = 0;
+        self.data_bytes = 0;
+        self.queue.begun(&message);
+        Some(message)
+    }
+
+    /// Copies unsent data at these addresses, so that it is not sent from there.
+    pub fn copy_borrowed(&mut self, held: &[Range<usize>], pool: &mut BufferPool) -> CopyProgress {
+        self.queue.copy_borrowed(held, pool)
+    }
+
+    /// Replaces the rest of a recalled message by copies.
+    pub fn replace_views(&mut self, message: &mut Message, pool: &mut BufferPool) {
+        self.queue.replace_views(message, pool);
+    }
+
+    /// Returns true if more was copied for this client than allowed.
+    pub fn has_copied_too_much(&self) -> bool {
+        self.queue.has_copied_too_much()
+    }
+
+    /// Records `bytes` as sent. Returns the rest of the message, if any.
+    pub fn sent(
+        &mut self,
+        message: Box<Message>,
+        bytes: u32,
+        pool: &mut BufferPool,
+    ) -> Option<Box<Message>> {
+        self.queue.sent(message, bytes, pool)
+    }
+
+    /// Drops the rest of the message.
+    pub fn recycle(&mut self, message: Box<Message>, pool: &mut BufferPool) {
+        self.queue.recycle(message, pool);
+    }
+}

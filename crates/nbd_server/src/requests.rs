@@ -1,0 +1,529 @@
+//! Begins requests, executes their I/Os on the disk, and queues their replies.
+
+use bdev::{PREFETCH_DISTANCE, Prefetch, Submission};
+use block::{Allocation, IoErrorKind, IoFlags, IoOutcome, IoRequest, STATUS_BYTES, decode_extents};
+use guest_memory::IoBuffer;
+use latency::{Operation, PartCounts, Stage as Hop, Stamp, Stamps};
+use nbd::reply::{self, Descriptor, ReplyTo};
+use nbd::request::{Action, Request};
+use nbd::wire::allocation;
+use nbd::{ErrorCode, Violation};
+use reactor::{Io, Tag};
+use request_engine::buffer_size;
+
+use crate::connection::Connection;
+use crate::slots::{Slot, Stage, Values};
+
+/// Maximum length of one I/O without data. Longer ranges are executed in parts.
+const PART_BYTES: u64 = 1 << 30;
+
+/// Maximum number of I/Os of one request in an iteration, so that other work of the worker is not delayed.
+const STEPS_MAX: u32 = 32;
+
+fn operation_of(action: Action) -> Operation {
+    match action {
+        Action::Read { .. } => Operation::Read,
+        Action::Write { .. } => Operation::Write,
+        Action::Flush => Operation::Flush,
+        Action::Trim { .. } | Action::WriteZeroes { .. } => Operation::Discard,
+        Action::Cache | Action::BlockStatus { .. } | Action::Disconnect => Operation::Other,
+    }
+}
+
+/// Returns the error on the wire of a failed I/O.
+fn code_of(kind: IoErrorKind, action: Action) -> ErrorCode {
+    match (kind, action) {
+        (IoErrorKind::OutOfRange, Action::Write { .. } | Action::WriteZeroes { .. })
+        | (IoErrorKind::NoSpace, _) => ErrorCode::NoSpace,
+        (IoErrorKind::OutOfRange | IoErrorKind::Unsupported, _) => ErrorCode::Invalid,
+        (IoErrorKind::ReadOnly, _) => ErrorCode::Perm,
+        (
+            IoErrorKind::ReadMedium
+            | IoErrorKind::WriteMedium
+            | IoErrorKind::ClientMemory
+            | IoErrorKind::Offline
+            | IoErrorKind::Closed
+            | IoErrorKind::Cancelled
+            | IoErrorKind::Miscompare
+            | IoErrorKind::TimedOut,
+            _,
+        ) => ErrorCode::Io,
+    }
+}
+
+/// Message for humans in an error reply.
+fn message_of(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::Perm => "the export is read-only",
+        ErrorCode::Io => "the disk failed; see the server's log",
+        ErrorCode::NoMemory => "out of memory",
+        ErrorCode::Invalid => {
+            "unknown command or flag, or a range that is unaligned or outside of the export"
+        }
+        ErrorCode::NoSpace => "no space left, or a range outside of the export",
+        ErrorCode::Overflow => "the request is too long",
+        ErrorCode::NotSupported => "zeroing would not be faster than writing",
+        ErrorCode::Shutdown => "the server is shutting down",
+    }
+}
+
+impl Slot {
+    /// Returns the next I/O of the request on the disk.
+    fn next_io(&self) -> IoRequest {
+        let Values {
+            action, to, length, ..
+        } = self.values;
+        let offset = to.offset + self.covered;
+        let left = length - self.covered;
+        let part = left.min(PART_BYTES);
+        match action {
+            _ if self.stage == Stage::Flushing => IoRequest::flush(),
+            Action::Read { .. } => IoRequest::read(offset, left),
+            Action::Write { fua: true } => IoRequest::write(offset, left).flagged(IoFlags::FUA),
+            Action::Write { fua: false } => IoRequest::write(offset, left),
+            Action::Trim { .. } => IoRequest::discard(offset, part),
+            Action::WriteZeroes { no_hole: true, .. } => IoRequest::write_zeroes(offset, part),
+            Action::WriteZeroes { .. } => {
+                IoRequest::write_zeroes(offset, part).flagged(IoFlags::UNMAP)
+            }
+            Action::BlockStatus { .. } => IoRequest::block_status(offset, left),
+            Action::Flush | Action::Cache | Action::Disconnect => IoRequest::flush(),
+        }
+    }
+
+    /// Returns true if a flush must follow the I/Os of the range.
+    fn needs_flush(&self) -> bool {
+        matches!(
+            self.values.action,
+            Action::Trim { fua: true } | Action::WriteZeroes { fua: true, .. }
+        )
+    }
+
+    /// Continues after an I/O.
+    fn io_ended(&mut self, outcome: IoOutcome) {
+        let action = self.values.action;
+        self.stage = match outcome {
+            Err(error) => Stage::Done(Err(code_of(error.kind, action))),
+            Ok(()) if self.stage == Stage::Flushing => Stage::Done(Ok(())),
+            Ok(()) => {
+                let left = self.values.length - self.covered;
+                self.covered += match action {
+                    Action::Trim { .. } | Action::WriteZeroes { .. } => left.min(PART_BYTES),
+                    _ => left,
+                };
+                match self.covered < self.values.length {
+                    true => Stage::Ready,
+                    false if self.needs_flush() => Stage::Flushing,
+                    false => Stage::Done(Ok(())),
+                }
+            }
+        };
+    }
+}
+
+impl Connection {
+    /// Returns true if there is a slot and memory for a request.
+    #[inline]
+    pub(crate) fn has_resources(&self, request: &Request) -> bool {
+        use nbd::wire::command;
+        let length = match request.command {
+            // Requests with a longer one are refused and need no memory.
+            command::READ | command::WRITE => usize::try_from(request.length)
+                .ok()
+                .filter(|length| *length <= nbd::wire::PAYLOAD_MAX as usize)
+                .unwrap_or(0),
+            command::BLOCK_STATUS => STATUS_BYTES,
+            _ => 0,
+        };
+        let limits = &self.shared.limits;
+        let used = self.pool.in_use() + self.reserved;
+        let has_memory = used == 0 || used + buffer_size(length) <= limits.data_bytes;
+        self.slots.busy() < limits.requests && (length == 0 || has_memory)
+    }
+
+    /// Begins a request: checks it, and takes a slot. A request that fails the checks is answered at once.
+    pub(crate) fn begin(&mut self, request: &Request) -> Result<(), Violation> {
+        let payload = request.payload(self.rules.style)?;
+        let to = ReplyTo {
+            cookie: request.cookie,
+            offset: request.offset,
+        };
+        let action = match self.check(request) {
+            Ok(action) => action,
+            Err(code) => {
+                self.skip_payload(payload);
+                self.refuse(to, code);
+                return Ok(());
+            }
+        };
+        let values = Values {
+            action,
+            to,
+            length: request.length,
+            operation: operation_of(action),
+        };
+        match action {
+            Action::Disconnect => {
+                self.leaving = true;
+                return Ok(());
+            }
+            Action::WriteZeroes {
+                no_hole: true,
+                fast: true,
+                ..
+            } => {
+                self.refuse(to, ErrorCode::NotSupported);
+                return Ok(());
+            }
+            // A hint. The disk has no cache that it could fill.
+            Action::Cache => {
+                self.answer_at_once(values);
+                return Ok(());
+            }
+            Action::Flush | Action::BlockStatus { .. } => {}
+            _ if request.length == 0 => {
+                self.answer_at_once(values);
+                return Ok(());
+            }
+            _ => {}
+        }
+        let index = match action {
+            Action::Write { .. } => {
+                let index = self.slots.take(values, Stage::Receiving);
+                let buffer = self.pool.take(payload as usize);
+                self.slots.get(index).buffer = Some(buffer);
+                self.expect_payload(index, payload as usize);
+                index
+            }
+            _ => {
+                if let Action::Read { .. } = action {
+                    self.reserved += buffer_size(request.length as usize);
+                }
+                let index = self.slots.take(values, Stage::Ready);
+                self.batch.push(index);
+                index
+            }
+        };
+        let id = self.measurement.probe_id(index);
+        let parsed = probes::Parsed {
+            id,
+            operation: values.operation as u64,
+            offset: request.offset,
+            length: request.length,
+        };
+        let worker = self.handle.worker.index();
+        probes::popped(worker, || std::iter::once((id, request.cookie)));
+        probes::parsed(|| std::iter::once(parsed));
+        Ok(())
+    }
+
+    /// Checks a request against the present size of the disk.
+    fn check(&mut self, request: &Request) -> Result<Action, ErrorCode> {
+        let checked = request.check(&self.rules, self.capacity.bytes());
+        if checked.is_ok() {
+            return checked;
+        }
+        // The disk may have got another device, for example by a mirror job.
+        self.capacity = self.export.disk.device().capacity().clone();
+        request.check(&self.rules, self.capacity.bytes())
+    }
+
+    /// Queues an error reply for a request without a slot.
+    fn refuse(&mut self, to: ReplyTo, code: ErrorCode) {
+        let output = self.output.headers();
+        reply::error(output, self.rules.style, to, code, message_of(code));
+        self.measurement.answered(Operation::Other, 0, false, None);
+    }
+
+    /// Queues the reply of a request that needs no I/O.
+    fn answer_at_once(&mut self, values: Values) {
+        match values.action {
+            Action::Read { .. } => {
+                reply::data_header(self.output.headers(), self.rules.style, values.to, 0);
+            }
+            _ => reply::done(self.output.headers(), self.rules.style, values.to),
+        }
+        self.measurement.answered(values.operation, 0, true, None);
+    }
+
+    /// Hops 4 and 5: submits each request's I/O. Requests from the same receive share their stamps.
+    pub(crate) fn submit_batch(&mut self, io: &mut Io, mut stamps: Stamps) {
+        if self.batch.is_empty() {
+            return;
+        }
+        let mut counts = PartCounts::default();
+        let now = self.measurement.stamp(io);
+        stamps.mark(Hop::Submitted, now);
+        let batch = std::mem::take(&mut self.batch);
+        let prefetches = io.wants_prefetch();
+        for (at, &index) in batch.iter().enumerate() {
+            if prefetches {
+                self.prefetch_next(io, &batch[at + 1..]);
+            }
+            let slot = self.slots.get(index);
+            let operation = slot.values.operation as usize;
+            slot.stamps = stamps;
+            self.advance(io, index);
+            let slot = self.slots.get(index);
+            let id = self.measurement.probe_id(index);
+            probes::submitted(|| std::iter::once(id));
+            match slot.stage {
+                Stage::Done(_) => {
+                    counts.at_once[operation] += 1;
+                    probes::reaped(|| std::iter::once(id));
+                }
+                _ => {
+                    slot.pended = true;
+                    counts.pending[operation] += 1;
+                }
+            }
+        }
+        self.batch = batch;
+        self.batch.clear();
+        let reaped = self.measurement.stamp(io);
+        if self.measurement.reaped == Stamp::default() {
+            self.measurement.reaped = reaped;
+        }
+        self.measurement.submitted(&counts, stamps, now, reaped);
+    }
+
+    fn prefetch_next(&mut self, io: &mut Io, following: &[u32]) {
+        for (at, soon) in [
+            (0, Prefetch::Next),
+            (PREFETCH_DISTANCE - 1, Prefetch::Later),
+        ] {
+            if let Some(&index) = following.get(at) {
+                let request = self.slots.get(index).next_io();
+                if request.moves_data() {
+                    io.prefetch(self.disk, &request, soon);
+                }
+            }
+        }
+    }
+
+    /// Executes I/Os of a request until one is pending or the request is done.
+    fn advance(&mut self, io: &mut Io, index: u32) {
+        for _ in 0..STEPS_MAX {
+            let slot = self.slots.get(index);
+            match slot.stage {
+                Stage::Ready => {
+                    if !self.submit_next(io, index) {
+                        return;
+                    }
+                }
+                Stage::Flushing => {
+                    let mut none = self.pool.take_shell();
+                    let tag = self.tag(index);
+                    match io.submit(self.disk, &IoRequest::flush(), &mut none, tag) {
+                        Submission::Pending => return,
+                        Submission::Done(outcome) => {
+                            self.pool.give_shell(none);
+                            self.slots.get(index).io_ended(outcome);
+                        }
+                    }
+                }
+                Stage::Done(_) => return self.done.push(index),
+                Stage::Free | Stage::Receiving | Stage::Submitted => return,
+            }
+        }
+        self.handle
+            .send(move |connection, io| connection.resume(io, index));
+    }
+
+    /// Continues a request that has yielded to other work.
+    fn resume(&mut self, io: &mut Io, index: u32) {
+        self.advance(io, index);
+    }
+
+    fn tag(&self, index: u32) -> Tag {
+        Tag {
+            source: self.handle.source,
+            slot: index,
+        }
+    }
+
+    /// Submits the next I/O of a request. Returns false if it is pending.
+    fn submit_next(&mut self, io: &mut Io, index: u32) -> bool {
+        let slot = self.slots.get(index);
+        let request = slot.next_io();
+        let mut part = self.pool.take_shell();
+        match slot.values.action {
+            Action::Read { .. } => {
+                self.reserved -= buffer_size(request.length as usize);
+                if io.borrow(self.disk, &request, &mut part) {
+                    slot.buffer = Some(part);
+                    slot.io_ended(Ok(()));
+                    return true;
+                }
+                let buffer = self.pool.take(request.length as usize);
+                buffer.slice_into(0, request.length as usize, &mut part);
+                slot.buffer = Some(buffer);
+            }
+            Action::BlockStatus { .. } => {
+                let buffer = self.pool.take(STATUS_BYTES);
+                buffer.slice_into(0, STATUS_BYTES, &mut part);
+                slot.buffer = Some(buffer);
+            }
+            Action::Write { .. } => {
+                if let Some(buffer) = &slot.buffer {
+                    buffer.slice_into(0, request.length as usize, &mut part);
+                }
+            }
+            _ => {}
+        }
+        slot.stage = Stage::Submitted;
+        let tag = self.tag(index);
+        match io.submit(self.disk, &request, &mut part, tag) {
+            Submission::Pending => false,
+            Submission::Done(outcome) => {
+                self.pool.give_shell(part);
+                self.slots.get(index).io_ended(outcome);
+                true
+            }
+        }
+    }
+
+    /// Handles the end of a pending I/O.
+    pub(crate) fn io_done(
+        &mut self,
+        io: &mut Io,
+        index: u32,
+        buffer: IoBuffer,
+        outcome: IoOutcome,
+    ) {
+        let id = self.measurement.probe_id(index);
+        probes::reaped(|| std::iter::once(id));
+        self.pool.give_shell(buffer);
+        let slot = self.slots.get(index);
+        slot.io_ended(outcome);
+        if self.ended {
+            return self.release(index);
+        }
+        self.advance(io, index);
+    }
+
+    /// Releases the slot of a request.
+    pub(crate) fn release(&mut self, index: u32) {
+        let receives = self.input.receives_into(index);
+        if let Some(buffer) = self.slots.free(index) {
+            match receives {
+                true => self.pool.lose(&buffer),
+                false => self.pool.give(buffer),
+            }
+        }
+    }
+
+    /// Hop 6: queues the replies of all finished requests.
+    pub(crate) fn answer_all(&mut self) {
+        let mut done = std::mem::take(&mut self.done);
+        for index in done.drain(..) {
+            self.answer(index);
+        }
+        self.done = done;
+    }
+
+    fn answer(&mut self, index: u32) {
+        let style = self.rules.style;
+        let slot = self.slots.get(index);
+        let Stage::Done(result) = slot.stage else {
+            return;
+        };
+        let Values {
+            action, to, length, ..
+        } = slot.values;
+        self.count(index, result.is_ok());
+        let buffer = self.slots.free(index);
+        match (result, action, buffer) {
+            (Err(code), _, buffer) => {
+                reply::error(self.output.headers(), style, to, code, message_of(code));
+                buffer.into_iter().for_each(|one| self.pool.give(one));
+            }
+            (Ok(()), Action::Read { .. }, Some(buffer)) => {
+                reply::data_header(self.output.headers(), style, to, length as u32);
+                self.output.push_data(buffer, length as usize);
+            }
+            (Ok(()), Action::BlockStatus { one }, Some(buffer)) => {
+                self.answer_status(to, length, one, &buffer);
+                self.pool.give(buffer);
+            }
+            (Ok(()), _, buffer) => {
+                reply::done(self.output.headers(), style, to);
+                buffer.into_iter().for_each(|one| self.pool.give(one));
+            }
+        }
+    }
+
+    fn answer_status(&mut self, to: ReplyTo, length: u64, one: bool, buffer: &IoBuffer) {
+        let mut bytes = [0; STATUS_BYTES];
+        buffer.read_whole(0, &mut bytes);
+        let mut descriptors = extents(to.offset, length, &bytes);
+        if one {
+            descriptors.truncate(1);
+        }
+        let unit = self.rules.minimum_block;
+        let contexts = self.contexts.iter().enumerate();
+        for (at, context) in contexts {
+            let is_last = at + 1 == self.contexts.len();
+            let output = self.output.headers();
+            let style = self.rules.style;
+            reply::block_status(output, style, to, *context, &descriptors, unit, is_last);
+        }
+    }
+}
+
+/// Converts the extents of a block status I/O to those of `base:allocation`.
+fn extents(offset: u64, length: u64, bytes: &[u8]) -> Vec<Descriptor> {
+    let end = offset + length;
+    let mut at = offset;
+    let mut descriptors: Vec<Descriptor> = Vec::new();
+    for extent in decode_extents(bytes) {
+        let until = extent.end.min(end);
+        if until <= at {
+            break;
+        }
+        let flags = match extent.allocation {
+            Allocation::Hole => allocation::HOLE | allocation::ZERO,
+            Allocation::Reserved => allocation::ZERO,
+            Allocation::Data => 0,
+        };
+        let length = until - at;
+        at = until;
+        match descriptors.last_mut() {
+            Some(last) if last.flags == flags => last.length += length,
+            _ => descriptors.push(Descriptor { length, flags }),
+        }
+    }
+    if descriptors.is_empty() {
+        // The standard allows the status "data" for every range.
+        descriptors.push(Descriptor { length, flags: 0 });
+    }
+    descriptors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Extent, encode_extents};
+
+    #[test]
+    fn extents_are_clipped_and_merged() {
+        let of = |at: u64| match at {
+            0..4096 => Extent::hole(4096),
+            4096..8192 => Extent::data(8192),
+            _ => Extent::reserved(u64::MAX),
+        };
+        let bytes = encode_extents(1024..65536, of);
+        let found = extents(1024, 64512, &bytes);
+        let expected = [(3072, 3), (4096, 0), (57344, 2)];
+        let expected = expected.map(|(length, flags)| Descriptor { length, flags });
+        assert_eq!(found, expected);
+        let unknown = extents(512, 1024, &[0; STATUS_BYTES]);
+        assert_eq!(
+            unknown,
+            [Descriptor {
+                length: 1024,
+                flags: 0
+            }]
+        );
+    }
+}

@@ -1,0 +1,378 @@
+//! Connections against a RAM disk: data, rules of requests, limits against hostile clients, and removal.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use common::{Client, Rig};
+use nbd::client::{Content, content};
+use nbd::request::Request;
+use nbd::wire::{PAYLOAD_MAX, command, command_flag};
+use nbd::{ErrorCode, Style};
+use nbd_server::ServerLimits;
+
+const SIZE: u64 = 1 << 20;
+const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
+
+fn rig() -> Rig {
+    Rig::new(SIZE, ServerLimits::default())
+}
+
+/// A small generator of random numbers (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+fn payload_flag(style: Style) -> u16 {
+    match style {
+        Style::Extended => command_flag::PAYLOAD_LEN,
+        Style::Simple | Style::Structured => 0,
+    }
+}
+
+#[test]
+fn random_requests_match_a_model() {
+    let rig = rig();
+    let mut model = vec![0; SIZE as usize];
+    for style in STYLES {
+        let mut client = rig.open("d0", style);
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        for step in 0..600u64 {
+            let length = (1 + random.below(160)) * 512;
+            let offset = random.below((SIZE - length) / 512) * 512;
+            let range = offset as usize..(offset + length) as usize;
+            match random.below(5) {
+                0 | 1 => {
+                    let data: Vec<u8> = (0..length).map(|at| (at ^ step) as u8).collect();
+                    let fua = (step % 2) as u16;
+                    let flags = payload_flag(style) | fua;
+                    let done = client.ask(command::WRITE, flags, (offset, length), &data);
+                    assert_eq!(done, Ok(Vec::new()));
+                    model[range].copy_from_slice(&data);
+                }
+                2 => {
+                    let flags = [0, command_flag::NO_HOLE, command_flag::FUA][step as usize % 3];
+                    let done = client.ask(command::WRITE_ZEROES, flags, (offset, length), &[]);
+                    assert!(done.is_ok());
+                    model[range].fill(0);
+                }
+                _ => {
+                    let read = client.ask(command::READ, 0, (offset, length), &[]);
+                    assert!(read.unwrap() == model[range], "{style:?} {offset} {length}");
+                }
+            }
+        }
+        assert!(client.ask(command::FLUSH, 0, (0, 0), &[]).is_ok());
+    }
+}
+
+#[test]
+fn pipelined_requests_are_all_answered() {
+    let rig = rig();
+    let mut client = rig.open("d0", Style::Structured);
+    let requests: u64 = 2000;
+    let mut bytes = Vec::new();
+    for cookie in 0..requests {
+        let request = Request {
+            flags: 0,
+            command: command::READ,
+            cookie,
+            offset: cookie % 256 * 4096,
+            length: 4096,
+        };
+        request.encode(Style::Structured, &mut bytes);
+    }
+    let mut writer = client.stream.try_clone().unwrap();
+    let sending = std::thread::spawn(move || writer.write_all(&bytes).unwrap());
+    let mut answered = vec![false; requests as usize];
+    let mut reply = vec![0; 20 + 8 + 4096];
+    for _ in 0..requests {
+        client.stream.read_exact(&mut reply).unwrap();
+        let cookie = u64::from_be_bytes(reply[8..16].try_into().unwrap());
+        assert!(!std::mem::replace(&mut answered[cookie as usize], true));
+    }
+    sending.join().unwrap();
+}
+
+#[test]
+fn requests_that_break_a_rule_fail_alone() {
+    let rig = rig();
+    rig.add("ro", true);
+    for style in STYLES {
+        let mut client = rig.open("d0", style);
+        let too_long = match style {
+            Style::Simple => ErrorCode::Invalid,
+            Style::Structured | Style::Extended => ErrorCode::Overflow,
+        };
+        let data = vec![1; 1024];
+        let write = payload_flag(style);
+        let mut fails = |command, flags, range, payload: &[u8], code| {
+            let result = client.ask(command, flags, range, payload);
+            assert_eq!(result, Err(code), "{style:?} {command} {range:?}");
+        };
+        fails(command::READ, 0, (1, 512), &[], ErrorCode::Invalid);
+        fails(command::READ, 0, (SIZE, 512), &[], ErrorCode::Invalid);
+        fails(
+            command::WRITE,
+            write,
+            (SIZE - 512, 1024),
+            &data,
+            ErrorCode::NoSpace,
+        );
+        fails(
+            command::WRITE,
+            write,
+            (100, 1024),
+            &data,
+            ErrorCode::Invalid,
+        );
+        fails(
+            command::WRITE,
+            write | 0x40,
+            (0, 1024),
+            &data,
+            ErrorCode::Invalid,
+        );
+        fails(command::TRIM, 0, (0, SIZE + 512), &[], ErrorCode::Invalid);
+        fails(
+            command::WRITE_ZEROES,
+            0,
+            (0, SIZE + 512),
+            &[],
+            ErrorCode::NoSpace,
+        );
+        fails(99, 0, (0, 0), &[], ErrorCode::Invalid);
+        let fast = command_flag::FAST_ZERO | command_flag::NO_HOLE;
+        fails(
+            command::WRITE_ZEROES,
+            fast,
+            (0, 512),
+            &[],
+            ErrorCode::NotSupported,
+        );
+        if style == Style::Extended {
+            let flag = command_flag::PAYLOAD_LEN;
+            fails(command::READ, flag, (0, 512), &[0; 512], ErrorCode::Invalid);
+        }
+        // Only a large disk can be asked for more than the maximum payload.
+        let large = Rig::new(2 * u64::from(PAYLOAD_MAX), ServerLimits::default());
+        let mut other = large.open("d0", style);
+        let range = (0, u64::from(PAYLOAD_MAX) + 512);
+        assert_eq!(other.ask(command::READ, 0, range, &[]), Err(too_long));
+        let whole = (0, u64::from(PAYLOAD_MAX));
+        assert!(other.ask(command::READ, 0, whole, &[]).is_ok());
+        // The connection still works, also for empty requests and hints.
+        for command in [command::READ, command::TRIM, command::CACHE] {
+            assert!(client.ask(command, 0, (0, 0), &[]).is_ok());
+        }
+        assert_eq!(
+            client.ask(command::READ, 0, (0, 512), &[]).unwrap().len(),
+            512
+        );
+        let mut reader = rig.open("ro", style);
+        let refused = reader.ask(command::WRITE, write, (0, 1024), &data);
+        assert_eq!(refused, Err(ErrorCode::Perm));
+        assert!(reader.ask(command::READ, 0, (0, 512), &[]).is_ok());
+    }
+}
+
+#[test]
+fn block_status_shows_holes() {
+    let rig = rig();
+    for style in [Style::Structured, Style::Extended] {
+        let mut client = rig.open("d0", style);
+        let write = payload_flag(style);
+        assert!(client.ask(command::TRIM, 0, (0, SIZE), &[]).is_ok());
+        let range = (64 << 10, 4096);
+        assert!(client.ask(command::WRITE, write, range, &[1; 4096]).is_ok());
+        let mut status = |flags, range| {
+            let payload = client
+                .ask(command::BLOCK_STATUS, flags, range, &[])
+                .unwrap();
+            let kind = if style == Style::Extended { 6 } else { 5 };
+            let Ok(Content::BlockStatus { descriptors, .. }) = content(kind, &payload) else {
+                panic!("{payload:x?}");
+            };
+            let pairs = descriptors.iter();
+            pairs.map(|one| (one.length, one.flags)).collect::<Vec<_>>()
+        };
+        let rest = SIZE - (64 << 10) - 4096;
+        let all = [(64 << 10, 3), (4096, 0), (rest, 3)];
+        assert_eq!(status(0, (0, SIZE)), all);
+        let one = command_flag::REQ_ONE;
+        assert_eq!(status(one, (0, 1024)), [(1024, 3)]);
+    }
+}
+
+#[test]
+fn sessions_begin_and_end() {
+    let rig = rig();
+    let mut client = rig.open("d0", Style::Simple);
+    client.ask(command::READ, 0, (0, 512), &[]).unwrap();
+    let sessions = rig.server.sessions();
+    assert_eq!((sessions.len(), &*sessions[0].export), (1, "d0"));
+    assert_eq!(sessions[0].counters.requests(), 1);
+    // A client that leaves gets the replies of its requests first.
+    let request = |command, length| Request {
+        flags: 0,
+        command,
+        cookie: 9,
+        offset: 0,
+        length,
+    };
+    client.send(request(command::READ, 1 << 19), &[]);
+    client.send(request(command::DISC, 0), &[]);
+    assert_eq!(client.reply(9, 1 << 19).unwrap().1.len(), 1 << 19);
+    assert!(client.is_closed());
+    wait(|| rig.server.sessions().is_empty());
+    // The server can end a session, and a removed export ends all of its own.
+    let mut first = rig.open("d0", Style::Simple);
+    let mut second = rig.open("d0", Style::Simple);
+    let number = rig.server.sessions()[0].number;
+    assert!(rig.server.end_session(number) && !rig.server.end_session(number + 100));
+    assert!(first.is_closed());
+    assert!(rig.server.remove_export("d0"));
+    assert!(second.is_closed() && !rig.socket.exists());
+}
+
+#[track_caller]
+fn wait(mut is_done: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(30);
+    while !is_done() {
+        assert!(Instant::now() < until, "not in time");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn silent_clients_are_dropped() {
+    let rig = Rig::new(
+        64 << 20,
+        ServerLimits {
+            handshake_time: Duration::from_millis(200),
+            silent_time: Duration::from_millis(300),
+            ..ServerLimits::default()
+        },
+    );
+    let mut silent = rig.stream();
+    let mut greeting = Vec::new();
+    silent.read_to_end(&mut greeting).unwrap();
+    assert_eq!(greeting.len(), 18);
+    // A client that sends part of a write, one that reads none of its replies, and one without requests.
+    let mut within = rig.open("d0", Style::Simple);
+    let mut unread = rig.open("d0", Style::Simple);
+    let mut idle = rig.open("d0", Style::Simple);
+    let request = |command, length| Request {
+        flags: 0,
+        command,
+        cookie: 1,
+        offset: 0,
+        length,
+    };
+    within.send(request(command::WRITE, 1 << 20), &[0; 5000]);
+    for _ in 0..4 {
+        unread.send(request(command::READ, 16 << 20), &[]);
+    }
+    wait(|| rig.server.sessions().len() == 1);
+    assert!(within.is_closed());
+    assert!(idle.ask(command::READ, 0, (0, 512), &[]).is_ok());
+}
+
+#[test]
+fn memory_of_a_connection_is_limited() {
+    let limits = ServerLimits {
+        data_bytes: 1 << 20,
+        requests: 4,
+        ..ServerLimits::default()
+    };
+    let rig = Rig::new(16 << 20, limits);
+    let mut client = rig.open("d0", Style::Simple);
+    let mut writer = client.stream.try_clone().unwrap();
+    let sending = std::thread::spawn(move || {
+        for cookie in 0..32 {
+            let mut bytes = Vec::new();
+            let request = Request {
+                flags: 0,
+                command: command::WRITE,
+                cookie,
+                offset: 0,
+                length: 3 << 20,
+            };
+            request.encode(Style::Simple, &mut bytes);
+            bytes.resize(bytes.len() + (3 << 20), cookie as u8);
+            writer.write_all(&bytes).unwrap();
+        }
+    });
+    let mut replies = [0; 32 * 16];
+    client.stream.read_exact(&mut replies).unwrap();
+    sending.join().unwrap();
+}
+
+#[test]
+fn hostile_bytes_end_their_own_connection() {
+    let rig = rig();
+    let mut good = rig.open("d0", Style::Structured);
+    let mut random = Random(88_172_645_463_325_252);
+    for round in 0..50 {
+        let mut stream = rig.stream();
+        let mut bytes = vec![0, 0, 0, 3];
+        bytes.extend((0..random.below(3000)).map(|_| round));
+        stream.write_all(&bytes).ok();
+        drop(stream);
+        let mut client = rig.open("d0", Style::Simple);
+        let junk: Vec<u8> = (0..64).map(|_| random.below(256) as u8).collect();
+        client.stream.write_all(&junk).unwrap();
+        assert!(client.is_closed());
+    }
+    let mut client = rig.open("d0", Style::Simple);
+    let request = Request {
+        flags: 0,
+        command: command::WRITE,
+        cookie: 1,
+        offset: 0,
+        length: u64::from(PAYLOAD_MAX) + 512,
+    };
+    client.send(request, &[]);
+    assert!(client.is_closed());
+    assert!(rig.server.violations() >= 50);
+    assert!(good.ask(command::READ, 0, (0, 512), &[]).is_ok());
+    wait(|| rig.server.sessions().len() == 1);
+}
+
+#[test]
+fn connections_are_limited() {
+    let limits = ServerLimits {
+        connections: 2,
+        ..ServerLimits::default()
+    };
+    let rig = Rig::new(SIZE, limits);
+    let mut open: Vec<Client> = (0..2).map(|_| rig.open("d0", Style::Simple)).collect();
+    assert!(Client::open(rig.stream(), "d0", Style::Simple).is_none());
+    for client in &mut open {
+        assert!(client.ask(command::READ, 0, (0, 512), &[]).is_ok());
+    }
+    drop(open);
+    wait(|| Client::open(rig.stream(), "d0", Style::Simple).is_some());
+}
+
+#[test]
+fn a_further_handshake_ends_the_oldest() {
+    let limits = ServerLimits {
+        half_open: 2,
+        ..ServerLimits::default()
+    };
+    let rig = Rig::new(SIZE, limits);
+    let since = Instant::now();
+    let mut half_open: Vec<_> = (0..3).map(|_| rig.stream()).collect();
+    let mut greeting = Vec::new();
+    half_open[0].read_to_end(&mut greeting).ok();
+    assert!(since.elapsed() < Duration::from_secs(10));
+}
