@@ -10,8 +10,7 @@ use super::export::ExportConfig;
 use super::file_lookup::look_at_files;
 use super::location::{Located, Location};
 use super::lun::LunDraft;
-use super::model::{Config, Placement};
-use super::nbd::NbdConfig;
+use super::model::{Config, NbdConfig, Placement};
 use super::surroundings::Surroundings;
 
 /// Above this number, lists of names and guesses are omitted: they would be useless or slow.

@@ -8,8 +8,9 @@ use scsi::AccessStates;
 use serde_json::Value;
 
 use super::key::{Key, Kind};
-use super::model::{Config, IscsiConfig, LunConfig, SocketRights, VhostBlkConfig, VhostScsiConfig};
-use super::nbd::NbdConfig;
+use super::model::{
+    Config, IscsiConfig, LunConfig, NbdConfig, SocketRights, VhostBlkConfig, VhostScsiConfig,
+};
 
 /// A key of an export with its value.
 pub struct KeyValue {

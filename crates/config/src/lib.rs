@@ -95,11 +95,11 @@ pub use location::{Located, Location, Source};
 pub use lun::{LUN_KEYS, TARGET_LUN_KEYS};
 pub use model::{
     AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, IscsiConfig, IscsiLimits, LUNS_MAX,
-    LimitsConfig, LunConfig, NAME_MAX, POLL_MICROS_MAX, Placement, SCSI_QUEUES_MAX, SERIAL_MAX,
-    SOCKET_PATH_MAX, ShownConfig, SocketRights, TARGETS_MAX, VhostBlkConfig, VhostScsiConfig,
-    WORKERS_MAX, WorkersConfig,
+    LimitsConfig, LunConfig, NAME_MAX, NbdConfig, POLL_MICROS_MAX, Placement, SCSI_QUEUES_MAX,
+    SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, SocketRights, TARGETS_MAX, VhostBlkConfig,
+    VhostScsiConfig, WORKERS_MAX, WorkersConfig,
 };
-pub use nbd::{NBD_KEYS, NbdConfig};
+pub use nbd::NBD_KEYS;
 pub use render::render;
 pub use scsi::{AccessState, AccessStates};
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};

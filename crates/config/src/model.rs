@@ -11,7 +11,6 @@ use iscsi::negotiation::LoginBounds;
 use scsi::{AccessStates, StateSetters};
 
 use super::devices::BlockDeviceConfig;
-use super::nbd::NbdConfig;
 
 /// Maximum number of workers of a daemon.
 pub const WORKERS_MAX: usize = 128;
@@ -362,5 +361,59 @@ impl Default for IscsiLimits {
             login_s: 15,
             memory: 32 << 20,
         }
+    }
+}
+
+/// One disk over NBD.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdConfig {
+    /// Name of the export; that of the disk by default.
+    pub name: String,
+    /// Name of the disk.
+    pub disk: String,
+    /// Path of a Unix socket, which several NBD exports may share.
+    pub socket: Option<PathBuf>,
+    /// TCP address, which several NBD exports may share.
+    pub listen: Option<SocketAddr>,
+    /// Mode, owner and group of the socket.
+    pub rights: SocketRights,
+    /// Name for clients; `None`: the name of the export.
+    pub export_name: Option<String>,
+    /// Description for clients.
+    pub description: Option<String>,
+    /// Clients may not write.
+    pub read_only: bool,
+    /// Workers that serve it.
+    pub placement: ExportPlacement,
+}
+
+impl NbdConfig {
+    /// Returns the name for clients.
+    pub fn export_name(&self) -> &str {
+        self.export_name.as_deref().unwrap_or(&self.name)
+    }
+
+    /// Returns the reason why both exports cannot share a listener, if they have one in common.
+    pub fn conflict(&self, other: &NbdConfig) -> Option<String> {
+        let same_socket = self.socket.is_some() && self.socket == other.socket;
+        let same_address = self.listen.is_some() && self.listen == other.listen;
+        let place = match (&self.socket, self.listen) {
+            (Some(socket), _) if same_socket => socket.display().to_string(),
+            (_, Some(address)) if same_address => address.to_string(),
+            _ => return None,
+        };
+        let name = self.export_name();
+        if name == other.export_name() {
+            return Some(format!(
+                "listener {place} already has an export {name:?}, of {}",
+                other.name
+            ));
+        }
+        (same_socket && self.rights != other.rights).then(|| {
+            format!(
+                "export {} gives the socket {place} another mode, owner or group",
+                other.name
+            )
+        })
     }
 }
