@@ -175,14 +175,7 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         damaged,
         log: options.log,
     });
-    if let Some(transports) = overview.servers.transports() {
-        let portals = options.handover.take_all(&Item::Portal);
-        transports.iscsi.take_over_portals(portals);
-        let exports = options.handover.take_all(&Item::Export);
-        transports.vhost.take_over_sockets(exports);
-        let nbd = options.handover.take_all(&Item::Nbd);
-        transports.nbd.take_over_sockets(nbd);
-    }
+    take_over_listeners(&overview.servers, &mut options.handover);
     let result = owner.begin(options.inherited, &inbox).map_err(|refusal| {
         overview.servers.end();
         let reasons = refusal.faults().iter().map(ToString::to_string).collect();
@@ -226,6 +219,19 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
     };
     running.check_reachable()?;
     Ok(running)
+}
+
+/// Gives the listening sockets of the previous daemon to the transports.
+fn take_over_listeners(servers: &Servers, handover: &mut Handover) {
+    let Some(transports) = servers.transports() else {
+        return;
+    };
+    let portals = handover.take_all(&Item::Portal);
+    transports.iscsi.take_over_portals(portals);
+    let exports = handover.take_all(&Item::Export);
+    transports.vhost.take_over_sockets(exports);
+    let nbd = handover.take_all(&Item::Nbd);
+    transports.nbd.take_over_sockets(nbd);
 }
 
 /// Starts the workers and the transports without exports.

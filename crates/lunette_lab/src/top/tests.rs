@@ -13,6 +13,22 @@ use super::rates::DaemonSample;
 use super::screen::{KeyAction, Screen};
 use super::{draw, plain};
 
+fn export(name: &str, kind: &str, connected: bool) -> ExportStatus {
+    ExportStatus {
+        queue_stops: None,
+        name: name.to_owned(),
+        kind: kind.to_owned(),
+        socket: None,
+        queues: 2,
+        connected,
+        served: Vec::new(),
+        waiting_portals: Vec::new(),
+        port_groups: Vec::new(),
+        luns: Vec::new(),
+        warning: None,
+    }
+}
+
 /// Sample of a daemon after `seconds`. Its queues completed `requests` per second: 1 us before the disk, 3 us in
 /// it.
 fn sample(seconds: u64) -> DaemonSample {
@@ -32,19 +48,6 @@ fn sample(seconds: u64) -> DaemonSample {
         timeline.counters().kicks.add(2 * seconds);
         timeline.counters().in_flight.set(u64::from(queue));
         timeline.snapshot(&Clock::simulated().0)
-    };
-    let export = |name: &str, kind: &str, connected| ExportStatus {
-        queue_stops: None,
-        name: name.to_owned(),
-        kind: kind.to_owned(),
-        socket: None,
-        queues: 2,
-        connected,
-        served: Vec::new(),
-        waiting_portals: Vec::new(),
-        port_groups: Vec::new(),
-        luns: Vec::new(),
-        warning: None,
     };
     let disk = |name: &str, reads: u64| {
         let io = IoStatistics {
