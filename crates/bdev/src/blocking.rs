@@ -250,7 +250,7 @@ mod tests {
             calls: BlockingCalls::default(),
             status: StatusCalls::new(Owner(7)),
         };
-        let (go_on, wait) = mpsc::channel::<()>();
+        let (release, wait) = mpsc::channel::<()>();
         bed.submit(1, move || {
             wait.recv().ok();
             Ok(vec![1; STATUS_BYTES])
@@ -260,7 +260,7 @@ mod tests {
         bed.status.abort(Tag(1));
         assert_eq!(bed.finished(), [(1, Err(IoErrorKind::Cancelled.into()))]);
         assert_eq!(bed.status.in_flight(), 2);
-        drop(go_on);
+        drop(release);
         let mut over = bed.finished();
         while over.len() < 2 {
             over.extend(bed.finished());

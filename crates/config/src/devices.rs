@@ -275,7 +275,7 @@ impl BlockDeviceConfig {
 
     /// Returns the folder, portal or cluster that calls for the disk may wait for; `None` if no call blocks. Disks of one place stop
     /// answering together.
-    pub fn blocking_place(&self) -> Option<String> {
+    pub fn blocking_storage(&self) -> Option<String> {
         match self {
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }

@@ -82,10 +82,10 @@ pub enum ClientError {
         uid: u32,
     },
     /// The exchange failed.
-    #[error("request to {way} failed: {reason}")]
+    #[error("request to {endpoint} failed: {reason}")]
     Conversation {
         /// Path of the socket, or the address.
-        way: String,
+        endpoint: String,
         /// Reason.
         reason: String,
     },
@@ -96,17 +96,17 @@ pub use hyper::Method;
 
 /// Endpoint of a daemon.
 #[derive(Clone, Debug)]
-enum Way {
+enum Endpoint {
     Socket(PathBuf),
     /// `HOST:PORT` and the token.
     Tcp(String, Token),
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Way::Socket(path) => path.display().fmt(f),
-            Way::Tcp(authority, _) => write!(f, "http://{authority}"),
+            Endpoint::Socket(path) => path.display().fmt(f),
+            Endpoint::Tcp(authority, _) => write!(f, "http://{authority}"),
         }
     }
 }
@@ -114,7 +114,7 @@ impl fmt::Display for Way {
 /// Client of one daemon.
 #[derive(Clone, Debug)]
 pub struct Client {
-    way: Way,
+    endpoint: Endpoint,
     patience: Duration,
 }
 
@@ -162,7 +162,7 @@ impl Client {
     /// Creates a client of the daemon with this control socket.
     pub fn new(socket: &Path) -> Client {
         Client {
-            way: Way::Socket(socket.to_owned()),
+            endpoint: Endpoint::Socket(socket.to_owned()),
             patience: PATIENCE,
         }
     }
@@ -188,7 +188,7 @@ impl Client {
             return Err(wrong("is not http://ADDRESS:PORT"));
         }
         Ok(Client {
-            way: Way::Tcp(authority.to_owned(), token),
+            endpoint: Endpoint::Tcp(authority.to_owned(), token),
             patience: PATIENCE,
         })
     }
@@ -237,7 +237,7 @@ impl Client {
 
     fn failed(&self, reason: String) -> ClientError {
         ClientError::Conversation {
-            way: self.way.to_string(),
+            endpoint: self.endpoint.to_string(),
             reason,
         }
     }
@@ -283,17 +283,17 @@ impl Client {
         method: Method,
         path_and_body: (&str, Option<&Value>),
     ) -> Result<(StatusCode, Bytes), ClientError> {
-        match &self.way {
-            Way::Socket(path) => {
+        match &self.endpoint {
+            Endpoint::Socket(path) => {
                 let stream = connect(path).await.map_err(|error| match error {
                     Ok(known) => known,
                     Err(other) => self.failed(other.to_string()),
                 })?;
                 self.converse_over(stream, method, path_and_body).await
             }
-            Way::Tcp(authority, _) => {
+            Endpoint::Tcp(authority, _) => {
                 let unreachable = |error: io::Error| ClientError::Unreachable {
-                    address: self.way.to_string(),
+                    address: self.endpoint.to_string(),
                     reason: error.to_string(),
                 };
                 let stream = TcpStream::connect(authority).await.map_err(unreachable)?;
@@ -319,9 +319,9 @@ impl Client {
             .method(method)
             .uri(path)
             .header(hyper::header::CONTENT_TYPE, "application/json");
-        request = match &self.way {
-            Way::Socket(_) => request.header(hyper::header::HOST, "lunette"),
-            Way::Tcp(authority, token) => {
+        request = match &self.endpoint {
+            Endpoint::Socket(_) => request.header(hyper::header::HOST, "lunette"),
+            Endpoint::Tcp(authority, token) => {
                 let shown = format!("Bearer {}", token.expose());
                 request
                     .header(hyper::header::HOST, authority)
@@ -332,8 +332,8 @@ impl Client {
             .body(Full::<Bytes>::from(body))
             .map_err(|error| failed(&error))?;
         let response = sender.send_request(request).await;
-        let response = response.map_err(|error| match &self.way {
-            Way::Socket(path) if is_closed_at_once(&error) => ClientError::Refused {
+        let response = response.map_err(|error| match &self.endpoint {
+            Endpoint::Socket(path) if is_closed_at_once(&error) => ClientError::Refused {
                 socket: path.clone(),
                 uid: rustix::process::geteuid().as_raw(),
             },

@@ -102,24 +102,24 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
         .disks
         .iter()
         .flat_map(|disk| disk_files(&disk.backend));
-    let places = places_of(files.map(Path::to_owned).collect());
+    let places = granted_paths(files.map(Path::to_owned).collect());
     // Files on storage that does not answer have no rule.
-    let place_of = |path: &Path| places.get(path).cloned();
+    let granted_path = |path: &Path| places.get(path).cloned();
     for disk in &config.disks {
         let list = match disk.read_only {
             true => &mut paths.read,
             false => &mut paths.write,
         };
         match &disk.backend {
-            BlockDeviceConfig::File { path, .. } => list.extend(place_of(path)),
+            BlockDeviceConfig::File { path, .. } => list.extend(granted_path(path)),
             BlockDeviceConfig::Image {
                 path, data_file, ..
             } => {
-                list.extend(place_of(path));
-                list.extend(data_file.as_deref().and_then(place_of));
+                list.extend(granted_path(path));
+                list.extend(data_file.as_deref().and_then(granted_path));
             }
             // Any SCSI command needs write access to the node.
-            BlockDeviceConfig::ScsiGeneric { path, .. } => paths.write.extend(place_of(path)),
+            BlockDeviceConfig::ScsiGeneric { path, .. } => paths.write.extend(granted_path(path)),
             BlockDeviceConfig::Rbd(rbd) => {
                 paths.write.extend(CEPH.iter().map(PathBuf::from));
                 let own = [&rbd.cluster.conf, &rbd.cluster.keyring];
@@ -153,9 +153,9 @@ fn disk_files(backend: &BlockDeviceConfig) -> impl Iterator<Item = &Path> {
 
 /// Returns the place of each file. A file without an answer of its storage in [`PATIENCE`] is left out, and its disk cannot be opened before
 /// the next start.
-fn places_of(files: BTreeSet<PathBuf>) -> HashMap<PathBuf, PathBuf> {
+fn granted_paths(files: BTreeSet<PathBuf>) -> HashMap<PathBuf, PathBuf> {
     let known = look_at_files(&files, PATIENCE, |file| {
-        let place = place_of(file);
+        let place = granted_path(file);
         // The rules are made of an open file. This must not block either.
         fs::metadata(&place).ok();
         place
@@ -191,7 +191,7 @@ fn nearest_folder(missing: &Path) -> Option<PathBuf> {
 
 /// Returns the folder of a file, which may be replaced, or the node of a device, because its folder has all other devices. A missing device
 /// has no node yet, so its folder is returned.
-fn place_of(path: &Path) -> PathBuf {
+fn granted_path(path: &Path) -> PathBuf {
     let found = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     match found.starts_with("/dev") && found.exists() {
         true => found,
@@ -252,9 +252,12 @@ mod tests {
 
     #[test]
     fn device_is_allowed_alone_and_a_file_with_its_folder() {
-        assert_eq!(place_of(Path::new("/dev/null")), Path::new("/dev/null"));
-        assert_eq!(place_of(Path::new("/etc/hostname")), Path::new("/etc"));
-        assert_eq!(place_of(Path::new("d0.raw")), Path::new("."));
-        assert_eq!(place_of(Path::new("/dev/none/d0")), Path::new("/dev/none"));
+        assert_eq!(granted_path(Path::new("/dev/null")), Path::new("/dev/null"));
+        assert_eq!(granted_path(Path::new("/etc/hostname")), Path::new("/etc"));
+        assert_eq!(granted_path(Path::new("d0.raw")), Path::new("."));
+        assert_eq!(
+            granted_path(Path::new("/dev/none/d0")),
+            Path::new("/dev/none")
+        );
     }
 }

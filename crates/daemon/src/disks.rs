@@ -138,7 +138,7 @@ pub(crate) fn open_all<'a>(
         }
         match open(config, claim.identity, device.clone()) {
             Ok(disk) => {
-                let place = config.backend.blocking_place().unwrap_or_default();
+                let place = config.backend.blocking_storage().unwrap_or_default();
                 opening.opened.push((Arc::new(disk), claim, place));
             }
             Err(error) => {

@@ -74,18 +74,20 @@ impl Accepted {
         Content::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         let new = Mutex::new(Some(self.new));
-        let serving = http.serve_connection(stream, Begun { service, new });
+        let serving = http.serve_connection(stream, FirstRequestSignal { service, new });
         let _ended = self.watcher.watch(serving).await;
     }
 }
 
 /// Service that signals the first request.
-struct Begun<Answers> {
+struct FirstRequestSignal<Answers> {
     service: Answers,
     new: Mutex<Option<Arc<()>>>,
 }
 
-impl<Answers: Service<Request<Incoming>>> Service<Request<Incoming>> for Begun<Answers> {
+impl<Answers: Service<Request<Incoming>>> Service<Request<Incoming>>
+    for FirstRequestSignal<Answers>
+{
     type Response = Answers::Response;
     type Error = Answers::Error;
     type Future = Answers::Future;

@@ -46,14 +46,14 @@ mod tests {
     #[test]
     fn a_call_that_takes_too_long_is_given_up_and_its_result_dropped() {
         let made = Arc::new(());
-        let (go_on, wait) = mpsc::channel::<()>();
+        let (release, wait) = mpsc::channel::<()>();
         let inside = Arc::clone(&made);
         let result = within(Duration::from_millis(10), "wait", move || {
             wait.recv().ok();
             Ok(inside)
         });
         assert!(matches!(result, Err(Error::TimedOut { .. })));
-        drop(go_on);
+        drop(release);
         while Arc::strong_count(&made) > 1 {
             std::thread::yield_now();
         }

@@ -25,7 +25,7 @@ struct Steps {
 }
 
 impl Steps {
-    fn go_on(&mut self, io: &mut Io) {
+    fn continue_work(&mut self, io: &mut Io) {
         self.busy = false;
         while self.left > 0 && !self.busy {
             self.left -= 1;
@@ -49,12 +49,12 @@ impl Requests for Steps {
 
     fn submit(&mut self, io: &mut Io) {
         self.begun = true;
-        self.go_on(io);
+        self.continue_work(io);
     }
 
     fn finish(&mut self, io: &mut Io, _: u32, _: IoBuffer, _: IoOutcome) {
         self.done.set(self.done.get() + 1);
-        self.go_on(io);
+        self.continue_work(io);
     }
 
     fn in_flight(&self) -> usize {

@@ -49,7 +49,7 @@ impl Client {
         (self.number as u64 * BLOCKS + nth % BLOCKS) * BLOCK
     }
 
-    fn go_on(&mut self, io: &mut Io) {
+    fn continue_work(&mut self, io: &mut Io) {
         let buffer = IoBuffer::owned(BLOCK as usize);
         let (request, mut buffer) = match self.step {
             RequestStep::Write => {
@@ -100,7 +100,7 @@ impl Requests for Client {
     }
 
     fn submit(&mut self, io: &mut Io) {
-        self.go_on(io);
+        self.continue_work(io);
     }
 
     fn finish(&mut self, _: &mut Io, _: u32, buffer: IoBuffer, outcome: IoOutcome) {

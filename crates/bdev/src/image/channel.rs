@@ -71,7 +71,7 @@ enum BackingState {
     /// The image names the backing image.
     InUse,
     /// The image has left the backing image. I/O may be in flight there.
-    Left,
+    Detached,
     /// The channel is being closed.
     Closing,
 }
@@ -568,7 +568,7 @@ impl ImageChannel {
             && backing.state == BackingState::InUse
             && self.shared.backing.is_left()
         {
-            backing.state = BackingState::Left;
+            backing.state = BackingState::Detached;
             self.covered = 0;
             self.close_detached_backing(ring);
         }
@@ -579,7 +579,7 @@ impl ImageChannel {
         let Some(backing) = &mut self.backing else {
             return;
         };
-        if backing.state == BackingState::Left && backing.channel.in_flight() == 0 {
+        if backing.state == BackingState::Detached && backing.channel.in_flight() == 0 {
             backing.state = BackingState::Closing;
             backing.channel.close(ring);
         }

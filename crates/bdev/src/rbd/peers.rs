@@ -286,7 +286,7 @@ impl Peers {
             let watch = self.enter();
             let problem = match watch {
                 Ok(watch) => match self.serve(&watch, events) {
-                    ServeEnd::Left(left) => {
+                    ServeEnd::Stopped(left) => {
                         self.leave(&watch);
                         drop(watch);
                         left.send(()).ok();
@@ -403,7 +403,7 @@ impl Peers {
                 }
                 Ok(PeerEvent::Announced(_, Err(error))) => return ServeEnd::Lost(error),
                 Ok(PeerEvent::Lost(errno)) => return lost(errno),
-                Ok(PeerEvent::Stop(left)) => return ServeEnd::Left(left),
+                Ok(PeerEvent::Stop(left)) => return ServeEnd::Stopped(left),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return lost(libc::ESHUTDOWN),
             }
@@ -643,7 +643,7 @@ impl Peers {
 
 /// Reason why a watch is not served any more.
 enum ServeEnd {
-    Left(SyncSender<()>),
+    Stopped(SyncSender<()>),
     Lost(Error),
 }
 

@@ -24,7 +24,7 @@ use control::objects::Bitmap as Body;
 use crate::disks::Disks;
 use crate::state;
 use crate::state_files::{self, DamagedFiles};
-use record::{Bitmap, Left, Record};
+use record::{Bitmap, FileStamp, Record};
 
 pub use record::Last;
 
@@ -55,7 +55,7 @@ pub struct Shown {
 }
 
 /// New bits of a running backup, which are not recorded yet.
-pub struct Begun {
+pub struct StartedBackup {
     number: u64,
     disk_bytes: u64,
     path: PathBuf,
@@ -299,7 +299,7 @@ impl Bitmaps {
     ///
     /// # Errors
     /// If the file cannot be created.
-    pub fn begin(&self, disk: &Arc<Disk>) -> io::Result<Begun> {
+    pub fn begin(&self, disk: &Arc<Disk>) -> io::Result<StartedBackup> {
         let none =
             || io::Error::other("this daemon has no state folder; hint: start it with --state DIR");
         let folder = self.folder.as_ref().ok_or_else(none)?;
@@ -328,7 +328,7 @@ impl Bitmaps {
         if let Some(of_disk) = self.lock().disks.get_mut(name) {
             of_disk.backups += 1;
         }
-        Ok(Begun {
+        Ok(StartedBackup {
             number,
             disk_bytes,
             path,
@@ -337,7 +337,7 @@ impl Bitmaps {
     }
 
     /// Starts to record in new bits, too. The caller holds the disk.
-    pub fn record_in(&self, disk: &str, begun: &Begun) {
+    pub fn record_in(&self, disk: &str, begun: &StartedBackup) {
         let mut state = self.lock();
         if let Some(of_disk) = state.disks.get_mut(disk) {
             of_disk.mapped.insert(begun.number, Arc::clone(&begun.bits));
@@ -349,7 +349,13 @@ impl Bitmaps {
     ///
     /// # Errors
     /// If the record cannot be saved. The old bitmap stays.
-    pub fn complete(&self, disk: &str, name: &str, begun: &Begun, last: Last) -> io::Result<()> {
+    pub fn complete(
+        &self,
+        disk: &str,
+        name: &str,
+        begun: &StartedBackup,
+        last: Last,
+    ) -> io::Result<()> {
         let new = Bitmap {
             name: name.to_owned(),
             bits: begun.number,
@@ -424,7 +430,7 @@ impl Bitmaps {
     }
 
     /// Discards the new bits of a failed backup.
-    pub fn give_up(&self, disk: &str, begun: &Begun) {
+    pub fn give_up(&self, disk: &str, begun: &StartedBackup) {
         let mut state = self.lock();
         if let Some(of_disk) = state.disks.get_mut(disk) {
             of_disk.mapped.remove(&begun.number);
@@ -515,7 +521,7 @@ impl Bitmaps {
                 )?));
                 File::open(path)?.sync_all()
             });
-            (record.in_use, record.left) = (None, Left::of(&files(&name)));
+            (record.in_use, record.left) = (None, FileStamp::of(&files(&name)));
             if let Err(error) = durable.and_then(|()| save(folder, &name, &record)) {
                 tracing::warn!(
                     disk = name,

@@ -26,7 +26,7 @@ pub(super) struct Record {
     /// Boot ID while the disk is served. Its bits are lost with that run.
     pub in_use: Option<String>,
     /// State of the disk's file while the disk is not served.
-    pub left: Option<Left>,
+    pub left: Option<FileStamp>,
     /// Number of the next file of bits.
     pub next: u64,
     pub bitmaps: Vec<Bitmap>,
@@ -60,7 +60,7 @@ pub struct Last {
 
 /// State of a disk's file. A later write changes the time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Left {
+pub(super) struct FileStamp {
     path: PathBuf,
     inode: u64,
     bytes: u64,
@@ -68,19 +68,19 @@ pub(super) struct Left {
     changed: (i64, i64),
     /// External data file of an image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    data_file: Option<Box<Left>>,
+    data_file: Option<Box<FileStamp>>,
 }
 
-impl Left {
+impl FileStamp {
     /// Returns the state of a disk's regular files; `None` for other files, because writes to them cannot be detected.
-    pub fn of(files: &[PathBuf]) -> Option<Left> {
+    pub fn of(files: &[PathBuf]) -> Option<FileStamp> {
         let (path, others) = files.split_first()?;
         let found = std::fs::metadata(path).ok().filter(Metadata::is_file)?;
         let data_file = match others {
             [] => None,
-            others => Some(Box::new(Left::of(others)?)),
+            others => Some(Box::new(FileStamp::of(others)?)),
         };
-        Some(Left {
+        Some(FileStamp {
             data_file,
             path: path.to_owned(),
             inode: found.ino(),
@@ -97,7 +97,7 @@ impl Left {
         let (found, is_found) = mpsc::channel();
         let thread = std::thread::Builder::new().name("bitmaps".to_owned());
         // The receiver may have ceased to wait.
-        let started = thread.spawn(move || drop(found.send(Left::of(&files))));
+        let started = thread.spawn(move || drop(found.send(FileStamp::of(&files))));
         let found = started
             .ok()
             .and_then(|_| is_found.recv_timeout(PATIENCE).ok());
@@ -150,7 +150,7 @@ mod tests {
         assert!(in_use.doubt("run-2").unwrap().contains("system"));
         let closed = Record {
             in_use: None,
-            left: Left::of(&[path.clone(), data.clone()]),
+            left: FileStamp::of(&[path.clone(), data.clone()]),
             ..in_use.clone()
         };
         assert_eq!(closed.doubt("run-2"), None);
@@ -159,7 +159,7 @@ mod tests {
         std::fs::write(&data, b"Content").unwrap();
         assert!(closed.doubt("run-2").unwrap().contains("not served"));
         let closed = Record {
-            left: Left::of(std::slice::from_ref(&path)),
+            left: FileStamp::of(std::slice::from_ref(&path)),
             ..closed
         };
         assert_eq!(closed.doubt("run-2"), None);

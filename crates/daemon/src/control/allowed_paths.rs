@@ -187,7 +187,7 @@ impl AllowedPaths {
                 let files = base.disks.iter().flat_map(|disk| disk.backend.paths());
                 // Secret files are excluded: their folders must not become accessible.
                 let files = files.filter(|(key, _)| matches!(*key, "path" | "data_file"));
-                let files = files.map(|(_, path)| place_of(&absolute(path)));
+                let files = files.map(|(_, path)| checked_path(&absolute(path)));
                 let sockets = base.exports().filter_map(ExportRef::socket);
                 let mut places: Vec<PathBuf> = files
                     .chain(sockets.map(|path| folder_of(&absolute(path))))
@@ -323,7 +323,7 @@ impl AllowedPaths {
 const AS_ADMINISTRATOR: &str = "add its folder to allow_paths and restart the daemon, or run the command as root or as the daemon's user";
 
 /// Returns the folder of a file, or the node of a device, because its folder has all other devices.
-fn place_of(path: &Path) -> PathBuf {
+fn checked_path(path: &Path) -> PathBuf {
     match std::fs::canonicalize(path) {
         Ok(found) if found.starts_with("/dev") => path.to_owned(),
         _ => folder_of(path),

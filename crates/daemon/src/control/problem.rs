@@ -44,7 +44,7 @@ impl From<Refusal> for ErrorResponse {
             Refusal::Invalid(_) | Refusal::Failed(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Refusal::Forbidden(_) => StatusCode::FORBIDDEN,
             Refusal::Conflict(_) => StatusCode::CONFLICT,
-            Refusal::NotKept(_) => StatusCode::INSUFFICIENT_STORAGE,
+            Refusal::NotPersisted(_) => StatusCode::INSUFFICIENT_STORAGE,
             Refusal::Ending => StatusCode::SERVICE_UNAVAILABLE,
         };
         let field = |fault: Fault| FieldProblem {

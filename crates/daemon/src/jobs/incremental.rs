@@ -11,7 +11,7 @@ use super::Context;
 use super::backing_name::backing_name;
 use super::copy::shown;
 use super::exchange::failed;
-use crate::bitmaps::{Begun, Bitmaps, COUNT_MAX, Last, Shown, is_name};
+use crate::bitmaps::{Bitmaps, COUNT_MAX, Last, Shown, StartedBackup, is_name};
 use crate::objects::{Fault, Refusal, bodies};
 use config::{BlockDeviceConfig, DiskConfig, disk_json};
 
@@ -21,7 +21,7 @@ pub(super) struct Incremental {
     name: String,
     /// Ranges to copy; `None` for everything.
     changed: Option<Arc<DirtyBitmap>>,
-    begun: Option<Begun>,
+    begun: Option<StartedBackup>,
     last: Last,
 }
 

@@ -72,7 +72,7 @@ impl Owner {
         if let Err(refusal) = failed(&reasons) {
             self.current
                 .closing
-                .extend(opened.into_values().map(ToClose::NotMade));
+                .extend(opened.into_values().map(ToClose::Abandoned));
             return Err(refusal);
         }
         let mut all = self.disks.open.clone();
@@ -93,7 +93,7 @@ impl Owner {
                 .for_each(|disk| self.servers.detach_disk(disk));
             self.current
                 .closing
-                .extend(opened.into_values().map(ToClose::NotMade));
+                .extend(opened.into_values().map(ToClose::Abandoned));
             return Err(refusal);
         }
         self.finish_parts(plan, &mut undo, &opened, all, first);
@@ -226,7 +226,7 @@ impl Owner {
                 to: *size,
             });
             let recorded = self.resizes.begin_change(resizing);
-            recorded.map_err(Refusal::NotKept)?;
+            recorded.map_err(Refusal::NotPersisted)?;
         }
         for (Resize { disk, size }, known) in known {
             let before = size_of(&known);

@@ -17,7 +17,7 @@ pub(crate) enum ToClose {
     /// A removed disk.
     Removed(Arc<Disk>),
     /// A disk of a change that failed. A file that was created for it is removed.
-    NotMade(Arc<Disk>),
+    Abandoned(Arc<Disk>),
     /// A device that was refused. A file that was created for it is removed.
     Refused(Arc<dyn BlockDevice>),
     /// An attempt that nothing needs.
@@ -29,7 +29,7 @@ impl ToClose {
     pub fn close(self) {
         match self {
             ToClose::Removed(disk) => drop(disk),
-            ToClose::NotMade(disk) => disk.device().remove_if_created(),
+            ToClose::Abandoned(disk) => disk.device().remove_if_created(),
             ToClose::Refused(device) => device.remove_if_created(),
             ToClose::Unused(device) => drop(device),
         }
@@ -98,7 +98,7 @@ impl Owner {
             };
             if let Err(error) = self
                 .helpers
-                .run(&self.configs.blocking_place(&name), shrink)
+                .run(&self.configs.blocking_storage(&name), shrink)
             {
                 let error = ResizeError::System {
                     size: 0,
@@ -121,7 +121,7 @@ impl Owner {
             return reply(result);
         }
         let place = closing.iter().find_map(|one| match one {
-            ToClose::Removed(disk) | ToClose::NotMade(disk) => Some(disk.name().to_owned()),
+            ToClose::Removed(disk) | ToClose::Abandoned(disk) => Some(disk.name().to_owned()),
             ToClose::Refused(_) | ToClose::Unused(_) => None,
         });
         let close = move || {

@@ -61,16 +61,16 @@ impl Configs {
     }
 
     /// Returns the place of a disk's storage for [`crate::helper_threads::HelperThreads`].
-    pub fn blocking_place(&self, disk: &str) -> String {
+    pub fn blocking_storage(&self, disk: &str) -> String {
         let place = self.wanted.disk(disk);
-        let place = place.and_then(|disk| disk.backend.blocking_place());
+        let place = place.and_then(|disk| disk.backend.blocking_storage());
         place.unwrap_or_else(|| disk.to_owned())
     }
 
     /// Returns true if a change of the disk's size may block.
     pub fn may_block(&self, disk: &str) -> bool {
         let config = self.wanted.disk(disk);
-        config.is_some_and(|disk| disk.backend.blocking_place().is_some())
+        config.is_some_and(|disk| disk.backend.blocking_storage().is_some())
     }
 
     /// Returns true if a SCSI export has the disk as a logical unit.

@@ -527,7 +527,7 @@ impl Owner {
         });
         if let Err(reason) = self.resizes.begin(growing.collect()) {
             self.restore(drained);
-            return reply(Err(Refusal::NotKept(reason)));
+            return reply(Err(Refusal::NotPersisted(reason)));
         }
         let drains = &mut self.drains;
         drains.threads.retain(|thread| !thread.is_finished());

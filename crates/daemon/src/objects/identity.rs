@@ -98,7 +98,10 @@ impl Owner {
             // Fails at the end of the daemon, without an owner.
             messages.send(message).ok();
         };
-        if let Err(error) = self.helpers.run(&self.configs.blocking_place(name), write) {
+        if let Err(error) = self
+            .helpers
+            .run(&self.configs.blocking_storage(name), write)
+        {
             self.drains.end(number);
             let reason =
                 format!("disk {name}: cannot start a thread to write its identity: {error}");
@@ -137,7 +140,7 @@ impl Owner {
         let Some(disk) = Identities::disk_of_record(&self.disks.open, key) else {
             return Ok(());
         };
-        let place = self.configs.blocking_place(disk.name());
+        let place = self.configs.blocking_storage(disk.name());
         let units = Arc::clone(&self.servers.units);
         let (written, is_written) = mpsc::channel();
         self.helpers.run(&place, move || {

@@ -101,7 +101,7 @@ impl Owner {
             |disk: &DiskConfig| work.is_whole() && !disk.require && disk.backend.takes_long();
         let mut disks = plan.add_disks;
         disks.retain(|disk| {
-            disk.backend.blocking_place().is_some() && !is_open(disk) && !comes_later(disk)
+            disk.backend.blocking_storage().is_some() && !is_open(disk) && !comes_later(disk)
         });
         disks
     }
@@ -198,14 +198,14 @@ impl Owner {
             // Without an owner the device is closed here.
             messages.send(message).ok();
         };
-        let place = disk.backend.blocking_place().unwrap_or_default();
+        let place = disk.backend.blocking_storage().unwrap_or_default();
         self.helpers.run(&place, open)
     }
 
     /// Closes the device of an unneeded attempt on a helper thread.
     pub(super) fn discard(&self, (config, opened): Attempt) {
         let Ok(device) = opened else { return };
-        let place = config.backend.blocking_place().unwrap_or_default();
+        let place = config.backend.blocking_storage().unwrap_or_default();
         let closed = self.helpers.run(&place, move || drop(device));
         if let Err(error) = closed {
             tracing::warn!(disk = config.name, "device closed by the owner: {error}");

@@ -495,7 +495,7 @@ impl Owner {
         match &self.state_store {
             Some(state_store) if !first => {
                 let kept = state_store.keep(&self.configs.base, next);
-                kept.map_err(Refusal::NotKept)
+                kept.map_err(Refusal::NotPersisted)
             }
             _ => Ok(()),
         }

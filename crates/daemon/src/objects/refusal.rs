@@ -68,7 +68,7 @@ pub enum Refusal {
     /// A system call or device failed.
     Failed(Vec<Fault>),
     /// The change could not be persisted and was rolled back.
-    NotKept(String),
+    NotPersisted(String),
     /// The daemon is ending.
     Ending,
 }
@@ -98,7 +98,7 @@ impl Refusal {
             | Refusal::Forbidden(faults)
             | Refusal::Conflict(faults)
             | Refusal::Failed(faults) => faults.clone(),
-            Refusal::NotKept(reason) => vec![Fault::new(reason.clone())],
+            Refusal::NotPersisted(reason) => vec![Fault::new(reason.clone())],
             Refusal::Ending => vec![Fault::new("the daemon is shutting down")],
         }
     }

@@ -172,7 +172,7 @@ impl WaitingDisks {
 
 /// Returns true if the start waits for the disk no longer than [`START_PATIENCE`].
 fn may_come_later(disk: &DiskConfig) -> bool {
-    !disk.require && disk.backend.blocking_place().is_some()
+    !disk.require && disk.backend.blocking_storage().is_some()
 }
 
 impl Owner {
@@ -267,7 +267,7 @@ impl Owner {
         let due = self.waiting.due(Instant::now());
         let (blocking, quick): (Vec<_>, Vec<_>) = due
             .into_iter()
-            .partition(|disk| disk.backend.blocking_place().is_some());
+            .partition(|disk| disk.backend.blocking_storage().is_some());
         for disk in blocking {
             self.open_for_later(&disk);
         }

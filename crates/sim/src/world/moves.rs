@@ -26,12 +26,12 @@ const PART_MAX: u64 = 24;
 const CLOSE_STEPS_MAX: usize = 10_000;
 
 /// A device with the copier's ring and channel.
-struct Way {
+struct DeviceChannel {
     ring: Ring,
     channel: Box<dyn IoChannel>,
 }
 
-impl Way {
+impl DeviceChannel {
     /// Returns the I/Os that completed since the last call.
     fn step(&mut self) -> Vec<Finished> {
         let (mut completions, mut finished) = (Vec::new(), Vec::new());
@@ -51,8 +51,8 @@ struct Copying {
     mirror: Arc<Mirror>,
     source: Arc<dyn BlockDevice>,
     target: Arc<dyn BlockDevice>,
-    from: Way,
-    to: Way,
+    from: DeviceChannel,
+    to: DeviceChannel,
     /// The target already contains the data that is unallocated in the source.
     is_commit: bool,
 }
@@ -275,14 +275,14 @@ impl World {
         Some((target, path, lies))
     }
 
-    fn way(&mut self, device: &Arc<dyn BlockDevice>) -> Way {
+    fn channel_of(&mut self, device: &Arc<dyn BlockDevice>) -> DeviceChannel {
         let by = self.clock.clone();
         let mut ring = Ring::simulated(self.random.next(), move || by.elapsed());
         let mut owners = (0..).map(Owner);
         let mut next_owner = || owners.next().unwrap_or(Owner(u32::MAX));
         let channel = device.attach(&mut Attach::new(&mut ring, &mut next_owner));
         let channel = channel.expect("a copier attaches to a device");
-        Way { ring, channel }
+        DeviceChannel { ring, channel }
     }
 
     fn copying(
@@ -295,8 +295,8 @@ impl World {
         Copying {
             of: Arc::clone(of),
             mirror: Arc::new(Mirror::new(Arc::clone(&source), Arc::clone(&target))),
-            from: self.way(&source),
-            to: self.way(&target),
+            from: self.channel_of(&source),
+            to: self.channel_of(&target),
             source,
             target,
             is_commit,
@@ -321,11 +321,11 @@ impl World {
                 break;
             }
         }
-        for way in [&mut copying.from, &mut copying.to] {
-            way.channel.close(&mut way.ring);
+        for device in [&mut copying.from, &mut copying.to] {
+            device.channel.close(&mut device.ring);
             self.rounds_until(|_| {
-                way.step();
-                way.channel.is_closed()
+                device.step();
+                device.channel.is_closed()
             });
         }
         is_there && !self.is_over()
@@ -416,7 +416,7 @@ impl World {
 
     fn run(
         &mut self,
-        way: &mut Way,
+        device: &mut DeviceChannel,
         io: &IoRequest,
         bytes: usize,
     ) -> Option<Result<IoBuffer, IoError>> {
@@ -424,17 +424,19 @@ impl World {
             0 => IoBuffer::default(),
             bytes => IoBuffer::owned(bytes),
         };
-        self.run_with(way, io, buffer)
+        self.run_with(device, io, buffer)
     }
 
     /// Runs one I/O. Returns `None` if the daemon has ended.
     fn run_with(
         &mut self,
-        way: &mut Way,
+        device: &mut DeviceChannel,
         io: &IoRequest,
         mut buffer: IoBuffer,
     ) -> Option<Result<IoBuffer, IoError>> {
-        let submitted = way.channel.submit(&mut way.ring, io, &mut buffer, Tag(0));
+        let submitted = device
+            .channel
+            .submit(&mut device.ring, io, &mut buffer, Tag(0));
         self.check_faults();
         if self.is_over() {
             return None;
@@ -444,7 +446,7 @@ impl World {
         }
         let mut ended = None;
         self.rounds_until(|world| {
-            ended = way.step().pop();
+            ended = device.step().pop();
             world.check_faults();
             ended.is_some()
         });
