@@ -538,7 +538,30 @@ fn a_copy_of_bytes_overwrites_no_file_by_mistake() -> Result<()> {
     )?;
     ensure!(std::fs::read(path("old.raw"))? == old);
     ensure!(std::fs::read(path("vm.qcow2"))? == image_before);
-    drop(file);
+    Ok(())
+}
+
+#[test]
+fn a_copy_of_bytes_into_an_existing_file_keeps_the_rest() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    let program = vm::lunette_program(vm::Profile::Dev)?.display().to_string();
+    let accepted = |arguments: &[&str]| {
+        let words = [&["iscsi", "copy"], arguments].concat();
+        let ran = run(folder, &program, &words)?;
+        ensure!(ran.status.success(), "{arguments:?}: {ran:?}");
+        Ok(())
+    };
+    let path = |name: &str| folder.join(name);
+    let (new, old) = (vec![7; 2 << 20], vec![9; 4 << 20]);
+    std::fs::write(path("new.raw"), &new)?;
+    std::fs::write(path("old.raw"), &old)?;
+    accepted(&["new.raw", "made.raw"])?;
+    succeeds(
+        folder,
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "vm.qcow2", "8M"],
+    )?;
 
     accepted(&["new.raw", "-n", "old.raw"])?;
     let rest = &old[2 << 20..];

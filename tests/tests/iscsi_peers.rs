@@ -344,7 +344,7 @@ fn chap_admits_only_its_users() -> Result<()> {
     // The log names the refused initiator and the reason. Only the first of many refusals in a row is logged.
     let refused = log.lines().find(|line| line.contains("login refused"));
     let refused = refused.with_context(|| format!("no refusal in the log:\n{log}"))?;
-    for word in ["authentication failed", "iscsi-inq", TARGET, "127.0.0.1"] {
+    for word in ["login refused: CHAP: ", "iscsi-inq", TARGET, "127.0.0.1"] {
         ensure!(refused.contains(word), "{word}: {refused}");
     }
     // The admitted initiator has disconnected again.
@@ -455,7 +455,7 @@ fn reload_rereads_chap_users() -> Result<()> {
     ensure!(may("ann%secretsecret")? && !may("bob%othersecret1")?);
     let report = rig.daemon.lunette(&["reload"])?;
     ensure!(
-        report.trim() == "1 targets with changed CHAP users",
+        report.trim() == "1 target with changed CHAP users",
         "{report}"
     );
     ensure!(!may("ann%secretsecret")? && may("bob%othersecret1")?);

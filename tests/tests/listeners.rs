@@ -251,7 +251,7 @@ fn a_reload_changes_mode_and_group_of_a_socket_under_a_client() -> Result<()> {
 
     write(&rig.scratch, &rights("0660"))?;
     let report = rig.daemon.lunette(&["reload"])?;
-    ensure!(report.contains("1 sockets with changed rights"), "{report}");
+    ensure!(report.contains("1 socket with changed rights"), "{report}");
     ensure!(found()? == (0o660, own), "{:?}", found()?);
     front_end.features()?;
 

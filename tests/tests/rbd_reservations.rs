@@ -407,7 +407,7 @@ fn without_osd_reservations_are_unknown_and_status_times_out() -> Result<()> {
     ensure!(lba_status(&mut a, 1)? == COMMAND_TIMEOUT);
     let unknown = wait_until(LIMIT, || {
         let shown = shown(&rig).ok()?;
-        (shown.contains("unknown: ") && shown.contains("writes wait")).then_some(())
+        (shown.contains("unknown: ") && shown.contains("are answered BUSY")).then_some(())
     });
     ensure!(unknown.is_some(), "{}", shown(&rig)?);
     let cdb = [0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0];

@@ -1,6 +1,6 @@
 //! Uses arbitrary bytes as a virtqueue in a client's memory: split and packed rings, chains, indirect tables.
 //!
-//! The body is shared with a property test of `virtqueue`, which lists the rules.
+//! A property test of `virtqueue` has the same body and lists the rules.
 
 /// Runs two devices on the ring in `data`.
 pub fn run(data: &[u8]) {

@@ -33,7 +33,7 @@ const INPUT_SECONDS_MAX: u64 = 60;
 const INPUT_MAX: usize = 16 << 10;
 /// Maximum size of all corpora in bytes, because the corpus is in the repository.
 const CORPUS_MAX: usize = 300 << 10;
-/// Maximum factor by which a run is extended because other processes used the CPUs.
+/// Maximum factor for the time of a run. A run takes longer while other processes use the CPUs.
 const STRETCH_MAX: u32 = 4;
 const THREAD_NAME: &str = "fuzzing";
 
