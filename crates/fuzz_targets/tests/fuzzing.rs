@@ -34,7 +34,7 @@ const INPUT_MAX: usize = 16 << 10;
 /// Maximum size of all corpora in bytes, because the corpus is in the repository.
 const CORPUS_MAX: usize = 300 << 10;
 /// Maximum factor for the time of a run. A run takes longer while other processes use the CPUs.
-const STRETCH_MAX: u32 = 4;
+const STRETCH_MAX: u32 = 2;
 const THREAD_NAME: &str = "fuzzing";
 
 /// A worker of a target has panicked, which is a thread other than the drivers' own.
