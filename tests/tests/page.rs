@@ -145,7 +145,7 @@ fn a_report_shows_the_same_without_the_daemon_and_without_names() -> Result<()> 
     for word in [
         "report of 20",
         ">disk-1<",
-        "does not exist; hint: ",
+        "unavailable: ",
         "1 of 2 disks needs attention",
         "class=\"report looks\"",
     ] {

@@ -332,11 +332,15 @@ impl Client {
             .body(Full::<Bytes>::from(body))
             .map_err(|error| failed(&error))?;
         let response = sender.send_request(request).await;
+        let user = rustix::process::geteuid();
         let response = response.map_err(|error| match &self.endpoint {
-            Endpoint::Socket(path) if is_closed_at_once(&error) => ClientError::Refused {
-                socket: path.clone(),
-                uid: rustix::process::geteuid().as_raw(),
-            },
+            // Every daemon admits root.
+            Endpoint::Socket(path) if is_closed_at_once(&error) && !user.is_root() => {
+                ClientError::Refused {
+                    socket: path.clone(),
+                    uid: user.as_raw(),
+                }
+            }
             _ => failed(&error),
         })?;
         let status = response.status();
