@@ -134,7 +134,7 @@ mod tests {
         let config = read.unwrap_or_else(|mistakes| panic!("{mistakes}"));
         let summary_text = summary(&config);
         assert!(
-            summary_text.contains("1 iSCSI target, 3 LUNs, 1 worker"),
+            summary_text.contains("1 iSCSI target, 0 NBD exports, 3 LUNs, 1 worker"),
             "{summary_text}"
         );
     }
