@@ -2,7 +2,7 @@
 //! this engine.
 //!
 //! A [`Subject`] starts variants in groups and measures them ([`run_missing`]). Each run is appended to the result file when it ends, so an
-//! interrupted study continues where it stopped ([`Results`]). [`Report`] compares the runs, [`advice`] draws conclusions, and [`Page`]
+//! interrupted study continues where it stopped ([`Results`]). [`Report`] compares the runs, [`advice()`] draws conclusions, and [`Page`]
 //! combines all on one page.
 
 mod advice;
