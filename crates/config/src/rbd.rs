@@ -83,7 +83,7 @@ fn read_options(
 
 const RBD: &[&str] = &["rbd"];
 
-/// Declares a key for a field of [`ClusterConfig`].
+/// Declares a key for a field of `ClusterConfig`.
 macro_rules! cluster {
     ($name:literal: $kind:expr; $default:expr; $help:expr; $field:ident) => {
         key! {
