@@ -185,7 +185,7 @@ macro_rules! integers {
 
 integers!(u8, u16, u32, u64, usize);
 
-/// A type whose values have words.
+/// A type with a word for each value.
 pub trait Choice: Copy + PartialEq + 'static {
     /// Kind of the key's values.
     const KIND: Kind;

@@ -36,7 +36,7 @@ use crate::writing_ahead::write_ahead;
 use crate::{block_devices, limits, metrics, state};
 use config::{AccessConfig, Config, Diagnostics, ExportRef, LunConfig, Placement, WorkersConfig};
 
-/// Time in which each worker of a healthy daemon runs an iteration.
+/// Maximum time between two iterations of a worker in a healthy daemon.
 const PROGRESS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Reads the configuration file and flags again.

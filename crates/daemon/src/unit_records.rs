@@ -139,7 +139,7 @@ pub(crate) fn save(disk: &str, device: &dyn BlockDevice, store: &dyn Store) -> s
     }
 }
 
-/// Disks whose record could not be written, with the reason. The owner of the objects tries again.
+/// Disks with a failed record of their unit, and the reasons. The owner of the objects retries them.
 #[derive(Debug, Default)]
 pub struct Unrecorded(Mutex<BTreeMap<String, String>>);
 

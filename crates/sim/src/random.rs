@@ -1,6 +1,6 @@
 //! Pseudo-random numbers from a seed.
 
-/// Generator whose sequence depends only on its seed.
+/// Generator with a sequence that depends only on its seed.
 #[derive(Clone, Debug)]
 pub struct Random(fastrand::Rng);
 

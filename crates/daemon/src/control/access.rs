@@ -50,7 +50,7 @@ pub(super) struct Peer {
 pub(super) enum Origin {
     /// User of a client of the control socket.
     User(u32),
-    /// Address of a client over TCP, if the system knows it.
+    /// Address of a client over TCP; `None` if the connection has ended.
     Address(Option<SocketAddr>),
 }
 

@@ -59,7 +59,7 @@ impl OpenDisks {
         is_due.then(|| self.last_record + Unrecorded::RETRY)
     }
 
-    /// Records the units whose record could not be written, if it is time.
+    /// Retries the failed records of units after the retry interval.
     pub fn record_units(&mut self) {
         if self.next_record().is_none_or(|due| due > Instant::now()) {
             return;

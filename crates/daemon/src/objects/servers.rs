@@ -31,7 +31,7 @@ pub struct Servers {
     pub pool: Arc<Pool>,
     /// Registry of logical units.
     pub units: Arc<Units>,
-    /// Disks whose unit could not be recorded.
+    /// Disks with a failed record of their unit.
     pub unrecorded: Unrecorded,
     transports: Mutex<Option<Transports>>,
     /// Listeners of the API and of metrics.
