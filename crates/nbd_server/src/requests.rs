@@ -1,6 +1,6 @@
 //! Begins requests, executes their I/Os on the disk, and queues their replies.
 
-use bdev::{PREFETCH_DISTANCE, Prefetch, Submission};
+use bdev::Submission;
 use block::{Allocation, IoErrorKind, IoFlags, IoOutcome, IoRequest, STATUS_BYTES, decode_extents};
 use guest_memory::IoBuffer;
 use latency::{Operation, PartCounts, Stage as Hop, Stamp, Stamps};
@@ -8,8 +8,8 @@ use nbd::reply::{self, Descriptor, ReplyTo};
 use nbd::request::{Action, Request};
 use nbd::wire::allocation;
 use nbd::{ErrorCode, Violation};
-use reactor::{Io, Tag};
-use request_engine::buffer_size;
+use reactor::{Io, Job, Tag};
+use request_engine::{buffer_size, prefetch_following};
 
 use crate::connection::Connection;
 use crate::slots::{Slot, Stage, Values};
@@ -287,18 +287,13 @@ impl Connection {
         self.measurement.submitted(&counts, stamps, now, reaped);
     }
 
+    /// Sends prefetch hints for the next requests of the batch that move data.
     fn prefetch_next(&mut self, io: &mut Io, following: &[u32]) {
-        for (at, soon) in [
-            (0, Prefetch::Next),
-            (PREFETCH_DISTANCE - 1, Prefetch::Later),
-        ] {
-            if let Some(&index) = following.get(at) {
-                let request = self.slots.get(index).next_io();
-                if request.moves_data() {
-                    io.prefetch(self.disk, &request, soon);
-                }
-            }
-        }
+        let (disk, slots) = (self.disk, &mut self.slots);
+        prefetch_following(io, following, |_, index| {
+            let io = slots.get(index).next_io();
+            io.moves_data().then_some(Job { disk, io })
+        });
     }
 
     /// Executes I/Os of a request until one is pending or the request is done.
