@@ -17,7 +17,7 @@ use guest_memory::IoBuffer;
 use iscsi::login::{LoggedIn, Visitor};
 use iscsi::session::SessionKind;
 use latency::{Labels, QueueRecord, Stamp};
-use reactor::{DiskHandle, Io, RateLimit, Source};
+use reactor::{Addressed, DiskHandle, Io, RateLimit, Source};
 use request_engine::{CopyProgress, Measurement, Pace};
 use scsi::{DiskId, Lun, Managed, NexusId, TaskManagementFunction};
 use scsi_exec::{DiskHandles, Hold};
@@ -145,10 +145,6 @@ impl Connection {
 
     pub fn number(&self) -> u64 {
         self.handle.number
-    }
-
-    pub fn handle(&self) -> &ConnectionHandle {
-        &self.handle
     }
 
     pub fn shared(&self) -> &Arc<SharedServer> {
@@ -374,12 +370,7 @@ impl Connection {
             }
         }
         self.shared.forget(self.number(), key);
-        let (source, number) = (self.handle.source, self.number());
-        self.handle.worker.send(move |worker| {
-            if crate::shared::with(worker, source, number, |_, _| {}) {
-                worker.stop(source, |_, _| {});
-            }
-        });
+        self.handle.stop();
     }
 
     /// Records a transfer.
@@ -517,6 +508,12 @@ impl Connection {
                 self.end(io, "initiator does not read");
             }
         }
+    }
+}
+
+impl Addressed for Connection {
+    fn handle(&self) -> &ConnectionHandle {
+        &self.handle
     }
 }
 

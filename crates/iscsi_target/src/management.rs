@@ -136,7 +136,7 @@ impl Connection {
         let Some(task) = request.referenced else {
             return self.abort_one_again(request);
         };
-        let hold = hold(self.handle(), After::Function { tag: request.tag });
+        let hold = hold(&self.handle, After::Function { tag: request.tag });
         match self.slots.find(task) {
             Some(slot) => self.abort_slot(io, slot.index, Some(&hold)),
             // A task without a slot was not begun.
@@ -163,7 +163,7 @@ impl Connection {
             return self.function_done(tag, TaskFunctionResponse::Complete);
         };
         let call = Call::new(Tasks::Set(unit, Some(nexus)), TaskOperation::Find);
-        let (handle, asked) = (self.handle().clone(), call.clone());
+        let (handle, asked) = (self.handle.clone(), call.clone());
         let hold = Hold::new(move || {
             let answer = match asked.has_found() {
                 true => TaskFunctionResponse::Succeeded,
@@ -187,7 +187,7 @@ impl Connection {
         number: u32,
         after: After,
     ) {
-        let hold = hold(self.handle(), after);
+        let hold = hold(&self.handle, after);
         let call = Call::of_scope(scope, operation).except(self.sent_later(number));
         self.apply_to_slots(io, &call, &hold);
         // The call also reaches the runner of this connection.
@@ -332,7 +332,7 @@ impl Connection {
 
     /// Aborts the tasks that a logout ends. The response waits until none of them can access a disk (RFC 7143, 11.15).
     pub(crate) fn log_out(&mut self, io: &mut Io, logout: Logout) {
-        let hold = hold(self.handle(), After::Logout { tag: logout.tag });
+        let hold = hold(&self.handle, After::Logout { tag: logout.tag });
         let own = self.iscsi.key();
         let others = match logout.scope {
             LogoutScope::ForRecovery(lost) => {

@@ -54,7 +54,7 @@ impl Connection {
         );
         let (started, touched, busy) = (slot.is_started(), slot.touched, slot.is_busy());
         // An I/O that waits for a retry after a disk error can be restarted on another connection.
-        let source = self.handle().source;
+        let source = self.handle.source;
         let waits = busy && medium && io.cancel_waiting(source, |slot| slot == index);
         let restarts = is_simple && (!started || is_read || waits || (medium && !touched));
         let slot = self.slots.get(index);

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use bdev::Disk;
 use iscsi::login::ChapUser;
 use iscsi::negotiation::SessionParameters;
 use latency::{Clock, UnitAddress};
-use reactor::{Accepting, Pool, RateLimit, SourceId, Worker};
+use reactor::{Accepting, Pool, RateLimit, SourceHandle, Worker};
 use scsi::{AccessStates, AttachError};
 use scsi_exec::{Call, Hold, TaskOperation, Tasks, Units};
 
@@ -429,15 +429,11 @@ impl Server {
     /// Returns the bytes that all connections hold for commands and output. Queries every worker.
     pub fn memory_in_use(&self) -> u64 {
         let bytes = |handle: ConnectionHandle| {
-            let (source, number) = (handle.source, handle.number);
-            let configured = handle.worker.call(move |worker| {
-                let mut bytes = 0;
-                crate::shared::with(worker, source, number, |connection, _| {
-                    bytes = connection.buffers.in_use() as u64;
-                });
-                bytes
+            let worker = handle.worker.clone();
+            let bytes = worker.call(move |worker| {
+                handle.with(worker, |connection, _| connection.buffers.in_use() as u64)
             });
-            configured.unwrap_or(0)
+            bytes.ok().flatten().unwrap_or(0)
         };
         self.state.shared.connections().into_iter().map(bytes).sum()
     }
@@ -521,23 +517,12 @@ impl Drop for Server {
             thread.join().ok();
         }
         lock(&self.state.portals).set(&BTreeSet::new()).ok();
-        // Each connection drops its sender when it has drained.
-        let (drained, all_drained) = mpsc::channel::<()>();
-        for handle in self.state.shared.connections() {
-            let drained = drained.clone();
-            handle.worker.send(move |worker| {
-                let (source, number) = (handle.source, handle.number);
-                let notified = crate::shared::with(worker, source, number, |connection, io| {
-                    connection.drain.server = Some(drained);
-                    connection.dismiss(io, "the daemon is shutting down");
-                });
-                if notified {
-                    worker.wake(source);
-                }
-            });
-        }
-        drop(drained);
-        if all_drained.recv_timeout(END_TIME) == Err(mpsc::RecvTimeoutError::Timeout) {
+        let connections = self.state.shared.connections();
+        let drained = SourceHandle::drain_all(&connections, END_TIME, |connection, io, drained| {
+            connection.drain.server = Some(drained);
+            connection.dismiss(io, "the daemon is shutting down");
+        });
+        if !drained {
             tracing::warn!("connections did not end in time, ending without them");
         }
     }
@@ -667,12 +652,7 @@ fn start_connection(
     let shared = state.shared.clone();
     let socket = OwnedFd::from(stream);
     let added = worker.call(move |w| begin(w, shared, number, socket, (peer, portal)));
-    let source = added.map_err(io::Error::other)?;
-    Ok(ConnectionHandle {
-        worker,
-        source,
-        number,
-    })
+    added.map_err(io::Error::other)
 }
 
 /// Begins a connection on this worker. `addresses`: of the initiator and of the portal.
@@ -682,23 +662,12 @@ pub(crate) fn begin(
     number: u64,
     socket: OwnedFd,
     addresses: (SocketAddr, SocketAddr),
-) -> SourceId {
-    let worker_handle = worker.handle().clone();
-    let added = worker.add(|io, source| {
-        let handle = ConnectionHandle {
-            worker: worker_handle,
-            source,
-            number,
-        };
+) -> ConnectionHandle {
+    let handle = SourceHandle::add(worker, number, |io, handle: ConnectionHandle| {
         shared.add_connection(handle.clone());
-        let connection = Connection::new(io, handle, shared, socket, addresses);
-        Ok::<_, std::convert::Infallible>(Box::new(connection))
+        Connection::new(io, handle, shared, socket, addresses)
     });
-    let source = match added {
-        Ok(source) => source,
-        Err(never) => match never {},
-    };
     // The wake-up starts the first receive.
-    worker.wake(source);
-    source
+    worker.wake(handle.source);
+    handle
 }

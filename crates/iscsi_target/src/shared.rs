@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use iscsi::login::ChapUser;
 use iscsi::session::{ConnectionKey, SessionTable};
-use reactor::{Io, SourceId, Worker, WorkerHandle};
+use reactor::SourceHandle;
 use scsi::{Nexus, TransportId};
 use scsi_exec::{Hold, Units};
 
@@ -40,43 +40,7 @@ pub(crate) fn replace_users(
     true
 }
 
-/// Address of a connection. `number` distinguishes connections that had the same source in turn.
-#[derive(Clone)]
-pub(crate) struct ConnectionHandle {
-    pub worker: WorkerHandle,
-    pub source: SourceId,
-    pub number: u64,
-}
-
-impl ConnectionHandle {
-    /// Runs `message` with the connection, on its worker. Has no effect if the connection has ended by then.
-    pub fn send(&self, message: impl FnOnce(&mut Connection, &mut Io) + Send + 'static) {
-        let (source, number) = (self.source, self.number);
-        self.worker.send(move |worker| {
-            if with(worker, source, number, message) {
-                worker.wake(source);
-            }
-        });
-    }
-}
-
-/// Runs `message` with a connection, if it exists.
-pub(crate) fn with(
-    worker: &mut Worker,
-    source: SourceId,
-    number: u64,
-    message: impl FnOnce(&mut Connection, &mut Io),
-) -> bool {
-    let Some((source, io)) = worker.source(source) else {
-        return false;
-    };
-    let connection = (source as &mut dyn std::any::Any).downcast_mut::<Connection>();
-    let Some(connection) = connection.filter(|connection| connection.number() == number) else {
-        return false;
-    };
-    message(connection, io);
-    true
-}
+pub(crate) type ConnectionHandle = SourceHandle<Connection>;
 
 /// The I_T nexus of a session.
 #[derive(Clone)]

@@ -14,7 +14,7 @@ use guest_memory::IoBuffer;
 use latency::{Labels, QueueRecord, SlowRequest, Stamp};
 use nbd::handshake::Session;
 use nbd::request::Rules;
-use reactor::{DiskHandle, Io, RateLimit, Source};
+use reactor::{Addressed, DiskHandle, Io, RateLimit, Source};
 use request_engine::{BufferPool, CopyProgress, Measurement};
 use uring::{Completion, Message, Owner, RingFd};
 
@@ -211,12 +211,7 @@ impl Connection {
         // Also ends I/Os that wait to be retried after an error of the disk.
         io.cancel_waiting(self.handle.source, |_| true);
         self.shared.ended(self.number());
-        let (source, number) = (self.handle.source, self.number());
-        self.handle.worker.send(move |worker| {
-            if crate::shared::with(worker, source, number, |_, _| {}) {
-                worker.stop(source, |_, _| {});
-            }
-        });
+        self.handle.stop();
     }
 
     /// Sends queued output. Ends the connection after the last reply if the client has requested that.
@@ -297,6 +292,12 @@ impl Connection {
         if !self.ended && self.is_owed() && before == Some(self.moved) {
             self.end(io, "no response from the client within the time limit");
         }
+    }
+}
+
+impl Addressed for Connection {
+    fn handle(&self) -> &ConnectionHandle {
+        &self.handle
     }
 }
 

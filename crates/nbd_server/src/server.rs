@@ -4,20 +4,20 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bdev::Disk;
 use latency::Clock;
-use reactor::{Accepting, Pool, RateLimit, Rights, SocketError};
+use reactor::{Accepting, Pool, RateLimit, Rights, SocketError, SourceHandle};
 
 use crate::connection::{Connection, Parts};
 use crate::export::{Export, ExportOptions};
 use crate::limits::ServerLimits;
 use crate::listeners::{Address, ListenError, Listener, Listeners, WaitingAddress};
 use crate::negotiations::{Negotiations, Opened};
-use crate::shared::{ConnectionHandle, Established, SessionChange, SharedServer, lock, with};
+use crate::shared::{Established, SessionChange, SharedServer, lock};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
@@ -175,14 +175,10 @@ impl Server {
 
     /// Ends connections and waits until they have no requests in flight. Returns false after a time-out.
     fn dismiss(&self, is_meant: impl Fn(&Export) -> bool, reason: &'static str) -> bool {
-        // Each connection drops its sender when it has drained.
-        let (drained, all_drained) = mpsc::channel::<()>();
-        for handle in self.state.shared.handles(is_meant) {
-            let drained = drained.clone();
-            handle.send(move |connection, io| connection.dismiss(io, reason, drained));
-        }
-        drop(drained);
-        all_drained.recv_timeout(END_TIME) != Err(mpsc::RecvTimeoutError::Timeout)
+        let handles = self.state.shared.handles(is_meant);
+        SourceHandle::drain_all(&handles, END_TIME, |connection, io, drained| {
+            connection.dismiss(io, reason, drained);
+        })
     }
 
     fn close_unused_listeners(&self, listeners: &mut Listeners) {
@@ -405,54 +401,36 @@ fn start_connection(opened: Opened, state: &ServerState) {
         .select_worker_for(&opened.session.export.options.name);
     let shared = state.shared.clone();
     let started = worker.call(move |worker| {
-        let worker_handle = worker.handle().clone();
         let number = shared.next_number();
         let export = opened.session.export.clone();
         let style = opened.session.style;
         let client = opened.client.clone();
-        let mut record = None;
-        let added = worker.add(|io, source| {
-            let handle = ConnectionHandle {
-                worker: worker_handle.clone(),
-                source,
-                number,
+        let handle = SourceHandle::add(worker, number, |io, handle| {
+            let parts = Parts {
+                handle,
+                shared: shared.clone(),
+                socket: opened.stream.into(),
+                client: opened.client,
+                admitted: opened.admitted,
+                session: *opened.session,
+                input: opened.input,
             };
-            let connection = Connection::new(
-                io,
-                Parts {
-                    handle,
-                    shared: shared.clone(),
-                    socket: opened.stream.into(),
-                    client: opened.client,
-                    admitted: opened.admitted,
-                    session: *opened.session,
-                    input: opened.input,
-                },
-            );
-            record = Some(connection.record_of_requests());
-            Ok::<_, std::convert::Infallible>(Box::new(connection))
+            Connection::new(io, parts)
         });
-        let source = match added {
-            Ok(source) => source,
-            Err(never) => match never {},
-        };
+        let record = handle.with(worker, |connection, _| connection.record_of_requests());
         let Some(record) = record else { return };
         let is_open = shared.opened(Established {
-            handle: ConnectionHandle {
-                worker: worker_handle,
-                source,
-                number,
-            },
+            handle: handle.clone(),
             export,
             client,
             style,
             record,
         });
-        with(worker, source, number, |connection, io| match is_open {
+        handle.with(worker, |connection, io| match is_open {
             true => connection.start(io),
             false => connection.end(io, "export was removed"),
         });
-        worker.wake(source);
+        worker.wake(handle.source);
     });
     if let Err(error) = started {
         refuse(&error);

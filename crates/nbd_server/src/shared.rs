@@ -1,6 +1,5 @@
 //! State shared by the accepting thread, connections on workers, and the control plane. Not used per request.
 
-use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +9,7 @@ use std::time::Duration;
 use latency::QueueRecord;
 use nbd::handshake::Exports;
 use nbd::{ExportInfo, Violation};
-use reactor::{Io, RateLimit, SourceId, Worker, WorkerHandle};
+use reactor::{RateLimit, SourceHandle};
 
 use crate::connection::Connection;
 use crate::export::Export;
@@ -38,43 +37,7 @@ pub struct SessionChange {
 
 pub(crate) type SessionWatcher = Box<dyn Fn(SessionChange) + Send + Sync>;
 
-/// Address of a connection. `number` distinguishes connections that had the same source in turn.
-#[derive(Clone)]
-pub(crate) struct ConnectionHandle {
-    pub worker: WorkerHandle,
-    pub source: SourceId,
-    pub number: u64,
-}
-
-impl ConnectionHandle {
-    /// Runs `message` with the connection, on its worker. Has no effect if the connection has ended by then.
-    pub fn send(&self, message: impl FnOnce(&mut Connection, &mut Io) + Send + 'static) {
-        let (source, number) = (self.source, self.number);
-        self.worker.send(move |worker| {
-            if with(worker, source, number, message) {
-                worker.wake(source);
-            }
-        });
-    }
-}
-
-/// Runs `message` with a connection, if it exists.
-pub(crate) fn with(
-    worker: &mut Worker,
-    source: SourceId,
-    number: u64,
-    message: impl FnOnce(&mut Connection, &mut Io),
-) -> bool {
-    let Some((source, io)) = worker.source(source) else {
-        return false;
-    };
-    let connection = (source as &mut dyn Any).downcast_mut::<Connection>();
-    let Some(connection) = connection.filter(|connection| connection.number() == number) else {
-        return false;
-    };
-    message(connection, io);
-    true
-}
+pub(crate) type ConnectionHandle = SourceHandle<Connection>;
 
 /// A connection in the transmission phase, as the control plane sees it.
 pub(crate) struct Established {
