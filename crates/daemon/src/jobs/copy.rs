@@ -353,7 +353,7 @@ impl Copying {
                 // Clients stop waiting for the target.
                 mirror.progress().abandon();
                 self.switch_back_to_source();
-                self.wait_for_hung_io(&mirror, hung, &early);
+                self.wait_for_hung_io(&mirror, std::mem::take(&mut hung), &early);
                 if self.is_commit()
                     && let Some(lockable) = self.target.capabilities().lockable
                     && let Err(error) = lockable.become_read_only()
@@ -386,7 +386,7 @@ impl Copying {
             name.to_owned(),
         );
         // The devices are free before the end of the job is announced.
-        drop((self, mirror));
+        drop((self, mirror, hung));
         job.set_state(state, reason);
         event_bus.publish(event, &name);
     }

@@ -53,6 +53,8 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
         if let Some(reason) = &reason {
             tracing::error!(disk = running.disk, "stream failed: {reason}");
         }
+        // The device is free before the end of the job is announced.
+        drop(device);
         running.set_state(state, reason);
         events.publish(event, &running.disk);
     });
