@@ -9,7 +9,6 @@ mod iscsi;
 mod subject;
 mod vhost;
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -19,6 +18,7 @@ use scsi::{Cdb, opcode};
 pub use file::{block_size, prepare as prepare_file};
 pub use iscsi::{SessionKeys, UnitAddress};
 pub use subject::{FORMS, Kind, Subject};
+pub use vhost::Waker;
 
 /// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,8 +238,8 @@ impl PendingQueue {
         })
     }
 
-    /// Returns a descriptor that wakes the thread while it waits.
-    pub fn waker(&self) -> Result<Option<OwnedFd>> {
+    /// Returns a handle that wakes the thread while it waits.
+    pub fn waker(&self) -> Result<Option<Waker>> {
         match self {
             PendingQueue::Vhost(queue) => queue.waker().map(Some),
             PendingQueue::File(_) | PendingQueue::Iscsi(_) | PendingQueue::Multi(_) => Ok(None),

@@ -1,6 +1,5 @@
 //! One phase: concurrent jobs on driver threads, with a watching thread.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,7 +10,9 @@ use latency::Clock;
 use super::machine::{CpuSnapshot, CpuUsage, cpu_of, pin};
 use super::{JobResult, Plan, Progress};
 use crate::drive::{Shared, Stream, ThreadResult, ThreadWork, Window};
-use crate::driver::{Demand, DriverOptions, Kind, PendingQueue, Session, Subject, prepare_file};
+use crate::driver::{
+    Demand, DriverOptions, Kind, PendingQueue, Session, Subject, Waker, prepare_file,
+};
 use crate::job::{Amount, Job};
 use crate::workload::{Extent, Generator};
 
@@ -321,7 +322,7 @@ impl Phase {
             .iter()
             .flat_map(|thread| &thread.seeds)
             .filter_map(|seed| seed.waker().transpose())
-            .collect::<Result<Vec<OwnedFd>>>()?;
+            .collect::<Result<Vec<Waker>>>()?;
         let longest = threads
             .iter()
             .map(|t| t.window.runtime.map(|time| time + t.window.ramp))
@@ -391,7 +392,7 @@ impl Phase {
 struct Watched<'a> {
     devices: &'a [u32],
     sessions: &'a [(String, Session)],
-    wakers: &'a [OwnedFd],
+    wakers: &'a [Waker],
     longest: Option<Duration>,
     interrupted: &'a AtomicBool,
     shared: &'a Shared,
@@ -427,7 +428,7 @@ impl Watched<'_> {
                 let elapsed = begin.elapsed();
                 if self.must_stop() || longest.is_some_and(|longest| elapsed >= longest) {
                     for waker in self.wakers {
-                        rustix::io::write(waker, &1u64.to_ne_bytes()).ok();
+                        waker.wake();
                     }
                 }
                 show(elapsed);

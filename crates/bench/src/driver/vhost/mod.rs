@@ -3,6 +3,7 @@
 //! A [`VhostSession`] connects and shares memory; each [`VhostQueue`] is one virtqueue (`queue`) with a split or packed ring (`split`,
 //! `packed`), owned by one thread.
 
+mod interrupts;
 mod packed;
 mod queue;
 mod split;
@@ -13,6 +14,7 @@ use vhost_frontend::{
     FrontEnd, Layout, LogMemory, Options, QueueOptions, ScsiDone, ScsiQueue, ScsiRequest, feature,
 };
 
+pub use interrupts::Waker;
 pub use queue::VhostQueue;
 
 use super::{Demand, DeviceInfo, DriverOptions, Kind, Subject, scsi_end};

@@ -21,6 +21,7 @@ use virtqueue::layout::{DESCRIPTOR_SIZE, Descriptor, NEXT, WRITE};
 use zerocopy::big_endian::{U32, U64};
 use zerocopy::little_endian;
 
+use super::interrupts::{Interrupts, Waker};
 use super::packed::PackedSlots;
 use super::split::SplitSlots;
 use super::{SLOT, stride};
@@ -115,11 +116,10 @@ pub struct VhostQueue {
     in_flight: Box<[bool]>,
     /// Slot that completed last. With few requests in flight, it is usually also the next one.
     last: u16,
-    call: OwnedFd,
+    interrupts: Interrupts,
     epoll: OwnedFd,
     kick: OwnedFd,
     kicks: u64,
-    interrupts: u64,
     layout: RingLayout,
 }
 
@@ -188,22 +188,21 @@ impl VhostQueue {
             shapes: vec![None; count].into(),
             in_flight: vec![false; count].into(),
             last: 0,
-            call: eventfd(0, flags)?,
+            interrupts: Interrupts::new()?,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             kick: eventfd(0, flags)?,
             kicks: 0,
-            interrupts: 0,
             layout,
         });
         queue.lay_out(demand);
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(
             &queue.epoll,
-            &queue.call,
+            &queue.interrupts,
             epoll::EventData::new_u64(0),
             edges,
         )?;
-        let (call, kick) = (queue.call.as_fd(), queue.kick.as_fd());
+        let (call, kick) = (queue.interrupts.as_fd(), queue.kick.as_fd());
         front_end.begin_ring(index, &queue.layout, base, call, kick)?;
         Ok(queue)
     }
@@ -485,19 +484,13 @@ impl VhostQueue {
         Ok(())
     }
 
-    /// Returns the interrupt descriptor, which can wake the thread.
-    pub fn waker(&self) -> Result<OwnedFd> {
-        Ok(self.call.try_clone()?)
+    pub fn waker(&self) -> Result<Waker> {
+        self.interrupts.waker()
     }
 
     /// Returns the numbers of kicks and interrupts.
     pub fn signals(&mut self) -> (u64, u64) {
-        let mut count = [0; 8];
-        // An error means no interrupts since the last call.
-        if rustix::io::read(&self.call, &mut count).is_ok() {
-            self.interrupts += u64::from_ne_bytes(count);
-        }
-        (self.kicks, self.interrupts)
+        (self.kicks, self.interrupts.count())
     }
 
     /// Writes the data of a slot.
