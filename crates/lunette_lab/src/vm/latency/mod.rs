@@ -67,7 +67,7 @@ pub struct LatencyArguments {
     /// delay
     #[arg(long, value_name = "TIME")]
     delay: Option<String>,
-    /// Polling of the daemon's workers. Polling workers suppress notifications, so the notification layer then has no result. `both`
+    /// Polling of the daemon's workers. Polling workers suppress most notifications, so few requests then have a notification. `both`
     /// prints a second table, measured with polling. Without a value: only
     #[arg(long, value_enum, default_value = "both", value_name = "WHEN", num_args = 0..=1, default_missing_value = "only")]
     polling: Polling,
@@ -122,12 +122,21 @@ Examples:
     lunette vm latency --device qemu-iothread
     lunette vm latency --delay 200us";
 
+/// Latency of the requests that an instrument saw.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    pub mean_ns: f64,
+    pub requests: usize,
+    /// Number of requests of the run. The instrument may miss some: a polling device is not notified of every request.
+    pub of_requests: usize,
+}
+
 /// Result of one layer.
 #[derive(Clone, Debug)]
 pub struct Layer {
     pub name: String,
-    /// Mean and number of requests. `Err`: reason for a missing result.
-    pub found: Result<(f64, usize), String>,
+    /// `Err`: reason for a missing result.
+    pub found: Result<Measured, String>,
     /// The application's mean in the same run, in nanoseconds.
     pub control_ns: Option<f64>,
     /// Part of the layer above it.
@@ -370,7 +379,7 @@ fn host(
             let document = on_host(folder, 1, size, &|files| {
                 case(pattern).job(files, (arguments.time * 1e3) as u64, true)
             })?;
-            application(&document, pattern)
+            application(&document, pattern).map(|(mean, ios)| all_seen(mean, ios))
         }
     };
     Ok(Layer {
@@ -395,12 +404,23 @@ fn application(document: &Value, pattern: &str) -> Result<(f64, usize), String> 
     }
 }
 
-/// Mean of an instrument's measurements, if it saw nearly all of `ios` requests.
-fn seen(found: &[u64], ios: usize) -> Result<(f64, usize), String> {
-    match mean(found) {
-        // A polling device is not notified of every request.
-        Some(mean) if found.len() * 10 >= ios * 9 => Ok((mean, found.len())),
-        _ => Err(format!("seen of {} of {ios} requests", found.len())),
+/// Returns the mean of the requests that an instrument saw, of `ios` requests.
+fn seen(found: &[u64], ios: usize) -> Result<Measured, String> {
+    let mean_ns = mean(found).ok_or_else(|| format!("seen of 0 of {ios} requests"))?;
+    Ok(Measured {
+        mean_ns,
+        requests: found.len(),
+        // The instrument also sees a request at the edge of the measured time, which the job does not count.
+        of_requests: ios.max(found.len()),
+    })
+}
+
+/// Returns the result of an instrument that sees all requests.
+fn all_seen(mean_ns: f64, requests: usize) -> Measured {
+    Measured {
+        mean_ns,
+        requests,
+        of_requests: requests,
     }
 }
 
@@ -431,7 +451,7 @@ impl Measuring<'_> {
         let after = self.device()?;
         let mut layers = vec![Layer {
             name: "Guest application".to_owned(),
-            found: Ok((whole, ios)),
+            found: Ok(all_seen(whole, ios)),
             control_ns: None,
             is_part: false,
         }];
@@ -604,12 +624,12 @@ impl Measuring<'_> {
             ("reaped", "Block device (submitted to reaped)"),
         ] {
             let found = spans.iter().find(|(span, ..)| span == name);
-            let found = found.map_or_else(missing, |(_, mean, count)| Ok((*mean, *count)));
+            let found = found.map_or_else(missing, |(_, mean, count)| Ok(all_seen(*mean, *count)));
             layers.push(layer(title.to_owned(), found, false));
         }
         let stages = spans.into_iter().filter(|(span, ..)| span != "whole");
-        let stages =
-            stages.map(|(span, mean, count)| layer(format!("  {span}"), Ok((mean, count)), true));
+        let stages = stages
+            .map(|(span, mean, count)| layer(format!("  {span}"), Ok(all_seen(mean, count)), true));
         layers.splice(1..1, stages.collect::<Vec<_>>());
         layers
     }

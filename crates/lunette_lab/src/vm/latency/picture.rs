@@ -39,11 +39,12 @@ pub fn svg(studies: &[Study]) -> String {
             .layers
             .iter()
             .filter_map(|layer| layer.found.as_ref().ok());
-        let longest = means.map(|found| found.0).fold(1.0, f64::max);
+        let longest = means.map(|found| found.mean_ns).fold(1.0, f64::max);
         for layer in &study.layers {
             text(&mut svg, LEFT - 8.0, y, "end", &escape(layer.name.trim()));
             match &layer.found {
-                Ok((mean, _)) => {
+                Ok(found) => {
+                    let mean = found.mean_ns;
                     let width = mean / longest * (WIDTH - LEFT - RIGHT);
                     let (colour, inset) = if layer.is_part {
                         (PART, 5.0)
@@ -84,17 +85,17 @@ mod tests {
 
     #[test]
     fn layers_are_bars_as_long_as_their_means() {
-        let layer = |name: &str, found| Layer {
+        let layer = |name: &str, found: Result<f64, String>| Layer {
             name: name.to_owned(),
-            found,
+            found: found.map(|mean| super::super::all_seen(mean, 5)),
             control_ns: None,
             is_part: false,
         };
         let study = Study {
             title: "a < b".to_owned(),
             layers: vec![
-                layer("one", Ok((200_000.0, 5))),
-                layer("two", Ok((100_000.0, 5))),
+                layer("one", Ok(200_000.0)),
+                layer("two", Ok(100_000.0)),
                 layer("none", Err("why".to_owned())),
             ],
             matched: super::super::MatchedRequests::default(),

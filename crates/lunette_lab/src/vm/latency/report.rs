@@ -3,7 +3,15 @@
 use bench::report::columns;
 use serde_json::{Value, json};
 
-use super::Study;
+use super::{Measured, Study};
+
+/// Returns the number of requests of a layer, with that of the run if the instrument missed some.
+fn count(found: &Measured) -> String {
+    match found.requests == found.of_requests {
+        true => found.requests.to_string(),
+        false => format!("{} of {}", found.requests, found.of_requests),
+    }
+}
 
 impl Study {
     pub fn text(&self) -> String {
@@ -19,22 +27,23 @@ impl Study {
             .layers
             .first()
             .and_then(|layer| layer.found.as_ref().ok())
-            .map(|found| found.0);
+            .map(|found| found.mean_ns);
         let mut above: Option<f64> = None;
         let mut notes = Vec::new();
         for layer in &self.layers {
-            let (mean, delta, share, count) = match &layer.found {
-                Ok((mean, count)) => {
+            let (mean, delta, share, requests) = match &layer.found {
+                Ok(found) => {
+                    let mean = found.mean_ns;
                     let delta = above.filter(|_| !layer.is_part).map(|above| above - mean);
-                    let of = if layer.is_part { Some(*mean) } else { delta };
+                    let of = if layer.is_part { Some(mean) } else { delta };
                     let share = of
                         .zip(whole)
                         .map(|(part, whole)| format!("{:.1} %", part * 100.0 / whole));
                     if !layer.is_part {
-                        above = Some(*mean);
+                        above = Some(mean);
                     }
                     let delta = delta.map(|delta| format!("{delta:.0}"));
-                    (format!("{mean:.0}"), delta, share, count.to_string())
+                    (format!("{mean:.0}"), delta, share, count(found))
                 }
                 Err(why) => {
                     notes.push(format!("{}: {why}", layer.name));
@@ -50,7 +59,7 @@ impl Study {
                 layer
                     .control_ns
                     .map_or_else(dash, |control| format!("{control:.0}")),
-                count,
+                requests,
             ]);
         }
         let mut text = format!("{}\n\n{}", self.title, columns(&lines));
@@ -70,13 +79,14 @@ impl Study {
             "mean ns".to_owned(),
             "share".to_owned(),
         ]];
-        let around = self.matched.control_ns - sum;
+        let remainder = self.matched.control_ns - sum;
         let parts = self
             .matched
             .parts
             .iter()
             .map(|(name, mean)| (name.as_str(), *mean));
-        for (name, mean) in parts.chain([("application, around the block layer", around)]) {
+        for (name, mean) in parts.chain([("remainder: outside the guest's block layer", remainder)])
+        {
             let share = mean * 100.0 / self.matched.control_ns.max(1.0);
             lines.push(vec![
                 name.to_owned(),
@@ -94,9 +104,9 @@ impl Study {
 
     pub fn json(&self) -> Value {
         let layers = self.layers.iter().map(|layer| match &layer.found {
-            Ok((mean, count)) => {
-                json!({"layer": layer.name.trim(), "mean_ns": mean, "requests": count,
-                "control_ns": layer.control_ns, "is_part": layer.is_part})
+            Ok(found) => {
+                json!({"layer": layer.name.trim(), "mean_ns": found.mean_ns, "requests": found.requests,
+                "of_requests": found.of_requests, "control_ns": layer.control_ns, "is_part": layer.is_part})
             }
             Err(why) => {
                 json!({"layer": layer.name.trim(), "why_not": why, "is_part": layer.is_part})
