@@ -46,7 +46,7 @@ struct FromArguments {
     /// Output: QEMU's command line or a configuration file
     #[arg(long, value_enum, default_value = "qemu")]
     to: Form,
-    /// Folder for the sockets of the exports
+    /// Folder for the sockets of the exports, and of channels without a path
     #[arg(long, value_name = "FOLDER", default_value = "/tmp")]
     sockets: PathBuf,
 }
@@ -114,7 +114,11 @@ fn from_xml(arguments: &FromArguments) -> Result<String, Failure> {
         _ => std::fs::read_to_string(&arguments.file),
     };
     let text = text.map_err(|error| Failure::because(format!("cannot read {file}: {error}")))?;
-    let domain = Domain::read(&text, PlanOptions::default())
+    let options = PlanOptions {
+        sockets: arguments.sockets.clone(),
+        ..PlanOptions::default()
+    };
+    let domain = Domain::read(&text, options)
         .map_err(|error| Failure::because(format!("{file}: {error}")))?;
     for element in &domain.unread {
         print_line(&format_args!("lunette: {file}: unsupported: {element}"));

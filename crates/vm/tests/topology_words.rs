@@ -313,7 +313,7 @@ fn the_system_disk_is_the_first_one() {
          file.discard=unmap,file.filename=/v/system.qcow2"
     );
     assert!(
-        lines[2].contains("bootindex=0,bus=pcie.0,addr=0x1"),
+        lines[2].contains("bootindex=1,bus=pcie.0,addr=0x1"),
         "{}",
         lines[2]
     );

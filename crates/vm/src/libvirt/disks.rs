@@ -1,9 +1,10 @@
 //! Devices of a domain that a plan can express: virtio disks, virtio-scsi controllers, root ports and bridges, and QEMU arguments that
 //! libvirt passes through.
 
+use super::addresses::location;
 use super::domain::Parts;
 use crate::topology::{
-    Aio, DiskDevice, GuestNames, MachineType, Medium, PciAddress, PlannedDevice, PlannedDisk, Port,
+    Aio, DiskDevice, MachineType, Medium, NodeSettings, PciAddress, PlannedDevice, PlannedDisk,
     Via, blk_names, scsi_names,
 };
 use roxmltree::Node;
@@ -12,14 +13,14 @@ use std::path::PathBuf;
 /// Units per controller for disks without an address: those of narrow SCSI without the controller's own ID.
 const UNITS: u32 = 7;
 
-fn number(text: &str) -> Option<u32> {
+pub(super) fn number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
     }
 }
 
-fn switch(text: &str) -> Option<bool> {
+pub(super) fn switch(text: &str) -> Option<bool> {
     match text {
         "on" => Some(true),
         "off" => Some(false),
@@ -41,20 +42,29 @@ fn letters_index(name: &str, prefix: &str) -> Option<u32> {
     index.checked_sub(1)
 }
 
-/// Values of a disk's `<driver>`.
+/// Values of a disk that belong to its block node and to its device.
 struct Driver {
     is_qcow2: bool,
-    is_direct: bool,
+    node: NodeSettings,
+    properties: Vec<(String, String)>,
+}
+
+fn property(name: &str, value: impl Into<String>) -> (String, String) {
+    (name.to_owned(), value.into())
 }
 
 impl<'d> Parts<'_, 'd> {
     pub(super) fn devices(&mut self) {
         let (reader, root) = (self.reader, self.root);
         if let Some(devices) = reader.child(root, "devices") {
-            for node in reader.candidates(devices, "controller") {
+            let nodes = || reader.candidates(devices, "controller");
+            let mut controllers: Vec<_> = nodes().collect();
+            // The guest finds controllers in this order.
+            controllers.sort_by_key(|node| reader.peek(*node, "index").and_then(number));
+            for node in controllers {
                 self.controller(node);
             }
-            for node in reader.candidates(devices, "disk") {
+            for node in self.sorted_disks() {
                 self.disk(node);
             }
             for node in reader.candidates(devices, "memballoon") {
@@ -68,12 +78,35 @@ impl<'d> Parts<'_, 'd> {
         self.overrides();
     }
 
+    /// Returns the disks in libvirt's order: those of one bus by target name.
+    pub(super) fn sorted_disks(&self) -> Vec<Node<'d, 'd>> {
+        let nodes = self.root.descendants();
+        let mut disks: Vec<_> = nodes
+            .filter(|node| node.tag_name().name() == "disk")
+            .map(|node| {
+                (
+                    node,
+                    node.children()
+                        .find(|child| child.tag_name().name() == "target"),
+                )
+            })
+            .collect();
+        let bus = |target: &Option<Node<'d, 'd>>| (*target)?.attribute("bus");
+        let buses: Vec<_> = disks.iter().map(|(_, target)| bus(target)).collect();
+        disks.sort_by_key(|(_, target)| {
+            let first = buses.iter().position(|other| *other == bus(target));
+            let name = target.and_then(|target| target.attribute("dev"));
+            let index = name.and_then(|name| letters_index(name, name.get(..2)?));
+            (first, index)
+        });
+        disks.into_iter().map(|(node, _)| node).collect()
+    }
+
     fn controller(&mut self, node: Node<'d, 'd>) {
         let reader = self.reader;
         let peek = |name| reader.peek(node, name);
         match (peek("type"), peek("model")) {
             (Some("scsi"), Some("virtio-scsi")) => self.scsi_controller(node),
-            (Some("pci"), Some("pcie-root-port" | "pci-bridge")) => self.port(node),
             // Every machine has this controller.
             (Some("pci"), Some("pcie-root" | "pci-root")) | (Some("usb"), Some("none")) => {
                 reader.take(node);
@@ -81,97 +114,35 @@ impl<'d> Parts<'_, 'd> {
                     reader.attribute(node, name);
                 }
             }
+            // The chipset has one of each.
+            (Some(kind @ ("sata" | "ide")), _) if peek("index") == Some("0") => {
+                let at = match (kind, self.options.machine) {
+                    ("sata", MachineType::Q35) => (0, 0x1f, 2),
+                    ("ide", MachineType::Pc) => (0, 1, 1),
+                    _ => return,
+                };
+                self.take_chipset(node, at);
+            }
             _ => {}
         }
     }
 
-    fn port(&mut self, node: Node<'d, 'd>) {
+    fn take_chipset(&self, node: Node<'d, 'd>, at: (u32, u32, u32)) {
         let reader = self.reader;
-        let index = reader.peek(node, "index").and_then(number);
         let address = reader.candidates(node, "address").next();
-        let on_root = address.filter(|address| {
-            reader.peek(*address, "bus").and_then(number).unwrap_or(0) == 0
-                && reader
-                    .peek(*address, "function")
-                    .and_then(number)
-                    .unwrap_or(0)
-                    == 0
-                && reader.peek(*address, "multifunction") != Some("on")
-        });
-        let slot = on_root.and_then(|address| number(reader.peek(address, "slot")?));
-        let (Some(number), Some(slot)) = (index, slot) else {
+        if address.is_some_and(|address| location(address) != Some(at)) {
             return;
-        };
+        }
         reader.take(node);
-        for name in ["type", "model", "index"] {
+        for name in ["type", "index"] {
             reader.attribute(node, name);
         }
-        self.pci_address(node);
-        // libvirt's name of the bus behind the port, used in QEMU arguments.
-        self.ports.push(Port {
-            id: format!("pci.{number}"),
-            number,
-            slot,
-        });
-    }
-
-    /// Returns the address of a device and marks it as read. A device without an address gets the next free slot.
-    pub(super) fn pci_address(&mut self, node: Node<'d, 'd>) -> PciAddress {
-        let reader = self.reader;
-        let root = self.options.machine.bus().to_owned();
-        let Some(address) = reader.child(node, "address") else {
-            let slot = self.free_slot();
-            self.assigned_slots.push(slot);
-            return PciAddress {
-                bus: root,
-                number: 0,
-                slot,
-                function: 0,
-                multifunction: false,
-            };
-        };
-        reader.attribute(address, "type");
-        reader.parsed(address, "domain", |domain| {
-            (number(domain)? == 0).then_some(())
-        });
-        let part = |name| reader.parsed(address, name, number).unwrap_or(0);
-        let (bus, slot, function) = (part("bus"), part("slot"), part("function"));
-        let is_multifunction = reader.parsed(address, "multifunction", switch);
-        PciAddress {
-            bus: match bus {
-                0 => root,
-                bus => format!("pci.{bus}"),
-            },
-            number: bus,
-            slot,
-            function,
-            multifunction: function > 0 || is_multifunction == Some(true),
+        if let Some(address) = address {
+            reader.take(address);
+            for name in ["type", "domain", "bus", "slot", "function"] {
+                reader.attribute(address, name);
+            }
         }
-    }
-
-    /// Returns the lowest slot that is free in the document and not assigned yet.
-    fn free_slot(&self) -> u32 {
-        let chipset: &[u32] = match self.options.machine {
-            MachineType::Q35 | MachineType::Pc => self.options.machine.chipset(),
-        };
-        let named = self.root.descendants().filter(|node| {
-            node.tag_name().name() == "address"
-                && node.attribute("type") == Some("pci")
-                && node.attribute("bus").and_then(number).unwrap_or(0) == 0
-        });
-        let named: Vec<u32> = named
-            .filter_map(|node| number(node.attribute("slot")?))
-            .collect();
-        let taken = |slot: &u32| {
-            chipset.contains(slot)
-                || self.assigned_slots.contains(slot)
-                || named.contains(slot)
-                || self
-                    .devices
-                    .iter()
-                    .any(|device| device.address.is_certain() && device.address.slot == *slot)
-        };
-        (1..32).find(|slot| !taken(slot)).unwrap_or(31)
     }
 
     fn device(&self, id: String, is_scsi: bool, via: Via) -> PlannedDevice {
@@ -186,7 +157,7 @@ impl<'d> Parts<'_, 'd> {
             },
             is_scsi,
             via,
-            queues: 1,
+            queues: None,
             queue_size: None,
             cmd_per_lun: None,
             packed: false,
@@ -197,11 +168,12 @@ impl<'d> Parts<'_, 'd> {
             is_mapped: false,
             socket: None,
             boots: false,
+            properties: Vec::new(),
         }
     }
 
-    /// Returns the user's alias, otherwise `other`.
-    fn alias(&self, node: Node<'d, 'd>, other: String) -> String {
+    /// Returns the user's alias, otherwise `other`, and marks the alias as read. A name in use gets libvirt's alias or a number.
+    fn alias(&mut self, node: Node<'d, 'd>, other: String) -> String {
         let reader = self.reader;
         let alias = reader.candidates(node, "alias").next();
         let named = alias.and_then(|alias| {
@@ -209,23 +181,39 @@ impl<'d> Parts<'_, 'd> {
             reader.attribute(alias, "name")
         });
         let own = named.and_then(|name| name.strip_prefix("ua-"));
-        own.map_or(other, str::to_owned)
+        let wanted = own.map_or(other, str::to_owned);
+        let named = named.map(str::to_owned).into_iter();
+        let numbered = (2_u32..).map(|number| format!("{wanted}-{number}"));
+        let mut names = std::iter::once(wanted.clone()).chain(named).chain(numbered);
+        let name = names.find(|name| !self.ids.contains(name));
+        let name = name.unwrap_or(wanted);
+        self.ids.insert(name.clone());
+        name
     }
 
     fn scsi_controller(&mut self, node: Node<'d, 'd>) {
         let reader = self.reader;
+        let index = reader.peek(node, "index");
+        let index = index.map_or(Some(0), number);
+        let Some(index) = index.filter(|index| !self.scsi_hosts.contains_key(index)) else {
+            return;
+        };
         reader.take(node);
-        for name in ["type", "model"] {
+        for name in ["type", "model", "index"] {
             reader.attribute(node, name);
         }
-        let index = reader.parsed(node, "index", number).unwrap_or(0);
         let id = self.alias(node, format!("scsi{index}"));
         let mut device = self.device(id, true, Via::Qemu);
         if let Some(driver) = reader.child(node, "driver") {
             self.queue_options(driver, &mut device);
             device.cmd_per_lun = reader.parsed(driver, "cmd_per_lun", number);
+            if let Some(sectors) = reader.parsed(driver, "max_sectors", number) {
+                let property = property("max_sectors", sectors.to_string());
+                device.properties.push(property);
+            }
         }
         device.address = self.pci_address(node);
+        self.scsi_hosts.insert(index, self.devices.len());
         self.devices.push(device);
     }
 
@@ -233,11 +221,22 @@ impl<'d> Parts<'_, 'd> {
     fn queue_options(&self, driver: Node<'d, 'd>, device: &mut PlannedDevice) {
         let reader = self.reader;
         if let Some(queues) = reader.parsed(driver, "queues", number) {
-            device.queues = queues;
+            device.queues = Some(queues);
         }
         device.queue_size = reader.parsed(driver, "queue_size", number);
         device.packed = reader.parsed(driver, "packed", switch) == Some(true);
         device.ioeventfd = reader.parsed(driver, "ioeventfd", switch);
+        for (attribute, name) in [
+            ("event_idx", "event_idx"),
+            ("iommu", "iommu_platform"),
+            ("ats", "ats"),
+            ("page_per_vq", "page-per-vq"),
+        ] {
+            if let Some(is_on) = reader.parsed(driver, attribute, switch) {
+                let value = if is_on { "on" } else { "off" };
+                device.properties.push(property(name, value));
+            }
+        }
         if let Some(thread) = reader.parsed(driver, "iothread", number) {
             device.iothreads.push(format!("iothread{thread}"));
         }
@@ -290,7 +289,7 @@ impl<'d> Parts<'_, 'd> {
         }
     }
 
-    /// Returns the position of a SCSI disk on a virtio-scsi controller.
+    /// Returns the position of a SCSI disk on a virtio-scsi controller, if it is free.
     fn drive(&self, node: Node<'d, 'd>, name: &str) -> Option<DiskDevice> {
         let reader = self.reader;
         let address = reader.candidates(node, "address").next();
@@ -307,35 +306,53 @@ impl<'d> Parts<'_, 'd> {
                 (index / UNITS, 0, index % UNITS)
             }
         };
-        let controllers = self.devices.iter().enumerate();
-        let mut controllers = controllers.filter(|(_, device)| device.is_scsi);
-        let (device, _) = controllers.nth(controller as usize)?;
-        if let Some(address) = address {
-            reader.take(address);
-            for name in ["type", "controller", "bus", "target", "unit"] {
-                reader.attribute(address, name);
-            }
-        }
-        Some(DiskDevice::Scsi {
+        let device = *self.scsi_hosts.get(&controller)?;
+        let location = |lun| DiskDevice::Scsi {
             device,
             target,
             lun,
-        })
+        };
+        let is_free = |lun: &u32| {
+            let mut disks = self.disks.iter();
+            disks.all(|disk| disk.location != location(*lun))
+        };
+        let Some(address) = address else {
+            return (lun..UNITS).chain(0..lun).find(is_free).map(location);
+        };
+        if !is_free(&lun) {
+            return None;
+        }
+        reader.take(address);
+        for name in ["type", "controller", "bus", "target", "unit"] {
+            reader.attribute(address, name);
+        }
+        Some(location(lun))
     }
 
     fn driver(&self, node: Node<'d, 'd>, device: &mut PlannedDevice) -> Driver {
         let reader = self.reader;
         let mut read = Driver {
             is_qcow2: false,
-            is_direct: false,
+            node: NodeSettings {
+                is_direct: false,
+                ignores_flush: false,
+                discards: false,
+                is_read_only: reader.child(node, "readonly").is_some(),
+                detect_zeroes: None,
+                aio: Aio::Threads,
+            },
+            properties: self.disk_properties(node),
         };
         let Some(driver) = reader.child(node, "driver") else {
             return read;
         };
         reader.parsed(driver, "name", |name| (name == "qemu").then_some(()));
-        reader.parsed(driver, "discard", |discard| {
-            (discard == "unmap").then_some(())
+        let discards = reader.parsed(driver, "discard", |discard| match discard {
+            "unmap" => Some(true),
+            "ignore" => Some(false),
+            _ => None,
         });
+        read.node.discards = discards.unwrap_or(false);
         let format = reader.parsed(driver, "type", |format| match format {
             "raw" => Some(false),
             "qcow2" => Some(true),
@@ -343,18 +360,77 @@ impl<'d> Parts<'_, 'd> {
         });
         read.is_qcow2 = format.unwrap_or(false);
         let cache = reader.parsed(driver, "cache", |cache| match cache {
-            "none" => Some(true),
-            "writeback" | "default" => Some(false),
+            "writeback" | "default" => Some((false, false, true)),
+            "none" => Some((true, false, true)),
+            "unsafe" => Some((false, true, true)),
+            "writethrough" => Some((false, false, false)),
+            "directsync" => Some((true, false, false)),
             _ => None,
         });
-        read.is_direct = cache.unwrap_or(false);
+        let (is_direct, ignores_flush, is_writeback) = cache.unwrap_or((false, false, true));
+        (read.node.is_direct, read.node.ignores_flush) = (is_direct, ignores_flush);
+        if !is_writeback {
+            read.properties.push(property("write-cache", "off"));
+        }
         let aio = reader.parsed(driver, "io", |word| {
             let found = Aio::WORDS.iter().find(|(name, _)| *name == word);
             found.map(|(_, aio)| *aio)
         });
-        device.aio = aio.unwrap_or(Aio::Threads);
+        read.node.aio = aio.unwrap_or(Aio::Threads);
+        device.aio = read.node.aio;
+        let detect = reader.parsed(driver, "detect_zeroes", |word| {
+            // libvirt turns unmap off without discard.
+            let word = match (word, read.node.discards) {
+                ("unmap", false) => "on",
+                ("on" | "off" | "unmap", _) => word,
+                _ => return None,
+            };
+            Some(word.to_owned())
+        });
+        read.node.detect_zeroes = detect;
+        let policy = |name, words: &[&str]| {
+            reader.parsed(driver, name, |word| {
+                words.contains(&word).then(|| word.to_owned())
+            })
+        };
+        let on_write = policy("error_policy", &["stop", "report", "ignore", "enospace"]);
+        let on_read = policy("rerror_policy", &["stop", "report", "ignore"]);
+        if let Some(word) = &on_write {
+            let word = if word == "enospace" { "enospc" } else { word };
+            read.properties.push(property("werror", word));
+        }
+        // libvirt's default for reads is the policy for writes.
+        if let Some(word) = on_read.or(on_write).filter(|word| word != "enospace") {
+            read.properties.push(property("rerror", word));
+        }
         self.queue_options(driver, device);
         read
+    }
+
+    /// Reads the elements of a disk that are properties of its device.
+    fn disk_properties(&self, node: Node<'d, 'd>) -> Vec<(String, String)> {
+        let reader = self.reader;
+        let mut properties = Vec::new();
+        if let Some(boot) = reader.candidates(node, "boot").next() {
+            if let Some(order) = reader.parsed(boot, "order", number) {
+                reader.take(boot);
+                properties.push(property("bootindex", order.to_string()));
+            }
+        } else if let Some(order) = self.boot_index(node) {
+            properties.push(property("bootindex", order.to_string()));
+        }
+        if reader.child(node, "shareable").is_some() {
+            properties.push(property("share-rw", "on"));
+        }
+        if let Some(sizes) = reader.candidates(node, "blockio").next() {
+            reader.take(sizes);
+            for name in ["logical_block_size", "physical_block_size"] {
+                if let Some(size) = reader.parsed(sizes, name, number) {
+                    properties.push(property(name, size.to_string()));
+                }
+            }
+        }
+        properties
     }
 
     fn blk(&mut self, node: Node<'d, 'd>, source: Node<'d, 'd>, kind: &str, id: String) {
@@ -364,9 +440,11 @@ impl<'d> Parts<'_, 'd> {
             _ => Via::Qemu,
         };
         let mut device = self.device(id.clone(), false, via);
-        let driver = self.driver(node, &mut device);
+        let mut driver = self.driver(node, &mut device);
         let medium = match via {
             Via::Lunette => {
+                // The daemon has the other settings.
+                driver.properties.retain(|(name, _)| name == "bootindex");
                 reader.attribute(source, "type");
                 device.socket = reader.attribute(source, "path").map(PathBuf::from);
                 self.reconnect(source);
@@ -374,26 +452,29 @@ impl<'d> Parts<'_, 'd> {
             }
             _ => self.medium(source, kind, &driver),
         };
-        if let Some(boot) = reader.candidates(node, "boot").next()
-            && reader.peek(boot, "order") == Some("1")
-        {
-            reader.take(boot);
-            reader.attribute(boot, "order");
-            device.boots = true;
-        }
         device.address = self.pci_address(node);
         let serial = reader.text(node, "serial").map(str::to_owned);
         let index = self
             .disks
             .iter()
             .filter(|disk| matches!(disk.location, DiskDevice::Blk { .. }));
-        let queues = device.queues.min(self.options.cpus);
+        let queues = self.guest_queues(&device);
         let guest = blk_names(index.count(), &device.address, serial.as_deref(), queues);
         let location = DiskDevice::Blk {
             device: self.devices.len(),
         };
         self.devices.push(device);
-        self.add_disk(id, medium, serial, None, location, guest);
+        self.disks.push(PlannedDisk {
+            name: id,
+            medium,
+            size: None,
+            serial,
+            wwn: None,
+            removable: false,
+            properties: driver.properties,
+            location,
+            guest,
+        });
     }
 
     /// Reads the reconnect settings. QEMU's command line reconnects every second, if possible.
@@ -416,8 +497,8 @@ impl<'d> Parts<'_, 'd> {
         Medium::Existing {
             path: PathBuf::from(path),
             is_qcow2: driver.is_qcow2,
-            is_direct: driver.is_direct,
             is_device,
+            node: driver.node.clone(),
         }
     }
 
@@ -438,41 +519,59 @@ impl<'d> Parts<'_, 'd> {
         else {
             return;
         };
+        let hosts = self.scsi_hosts.iter();
+        let host_index = hosts.filter(|(_, device)| **device == index);
+        let host_index = host_index.map(|(number, _)| *number).next().unwrap_or(0);
         let mut options = self.device(String::new(), true, Via::Qemu);
-        let driver = self.driver(node, &mut options);
+        let mut driver = self.driver(node, &mut options);
+        driver.properties.append(&mut options.properties);
         let medium = self.medium(source, kind, &driver);
         let serial = reader.text(node, "serial").map(str::to_owned);
+        for name in ["vendor", "product"] {
+            if let Some(text) = reader.text(node, name) {
+                driver.properties.push(property(name, text));
+            }
+        }
+        if serial.is_none() {
+            let alias = reader.candidates(node, "alias").next();
+            let alias = alias.and_then(|alias| reader.peek(alias, "name"));
+            let alias = alias.filter(|alias| alias.starts_with("ua-"));
+            let alias = alias.map_or(format!("scsi{host_index}-0-{target}-{lun}"), str::to_owned);
+            let text = format!("drive-{alias}");
+            driver.properties.push(property("device_id", text));
+        }
         let wwn = reader.text(node, "wwn");
         let wwn = wwn.and_then(|wwn| u64::from_str_radix(wwn.trim_start_matches("0x"), 16).ok());
         let before = self.devices.iter().take(index);
         let host = before.filter(|device| device.is_scsi).count();
-        let controller = &mut self.devices[index];
-        // A plan has one I/O mode for all disks of a controller.
-        controller.aio = options.aio;
-        let queues = controller.queues.min(self.options.cpus);
+        let controller = &self.devices[index];
+        let queues = self.guest_queues(controller);
         let guest = scsi_names(host, (target, lun), &controller.address, wwn, queues);
-        self.add_disk(id, medium, serial, wwn, location, guest);
-    }
-
-    fn add_disk(
-        &mut self,
-        name: String,
-        medium: Medium,
-        serial: Option<String>,
-        wwn: Option<u64>,
-        location: DiskDevice,
-        guest: GuestNames,
-    ) {
         self.disks.push(PlannedDisk {
-            name,
+            name: id,
             medium,
             size: None,
             serial,
             wwn,
             removable: false,
+            properties: driver.properties,
             location,
             guest,
         });
+    }
+
+    /// Returns the number of queues that the guest uses.
+    fn guest_queues(&self, device: &PlannedDevice) -> u32 {
+        let cpus = self.options.cpus;
+        let version = self.options.machine_version.as_deref();
+        let version = version.and_then(|name| name.rsplit('-').next()?.split_once('.'));
+        let version = version.and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
+        // Machines of QEMU 5.1 and earlier have one queue by default, later ones have one for each CPU.
+        let default = match version {
+            Some(version) if version < (5, 2) => 1,
+            _ => cpus,
+        };
+        device.queues.unwrap_or(default).min(cpus)
     }
 
     /// Reads arguments that libvirt passes to QEMU.

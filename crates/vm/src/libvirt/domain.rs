@@ -1,13 +1,14 @@
-//! A domain: reads the guest around its disks, and combines all parts.
+//! A domain: reads its memory, and combines all parts.
 
+use super::addresses::Addresses;
 use super::document::Reader;
 use crate::topology::{
-    Budget, DiskDevice, GuestKernel, MachineType, Plan, PlanOptions, PlannedDevice, PlannedDisk,
-    Port, Via,
+    Budget, DiskDevice, Plan, PlanOptions, PlannedDevice, PlannedDisk, Port, Via,
 };
 use roxmltree::{Document, Node};
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Error for text that is not a domain.
 #[derive(Debug)]
@@ -42,8 +43,13 @@ pub(super) struct Parts<'r, 'd> {
     pub devices: Vec<PlannedDevice>,
     pub disks: Vec<PlannedDisk>,
     pub ports: Vec<Port>,
-    /// Slots assigned to devices without an address.
-    pub assigned_slots: Vec<u32>,
+    pub addresses: Addresses,
+    /// IDs of QEMU's devices.
+    pub ids: HashSet<String>,
+    /// Indices of the SCSI controllers in `devices`, by libvirt's number.
+    pub scsi_hosts: BTreeMap<u32, usize>,
+    /// Kinds of devices in the boot order of `<os>`.
+    pub boots: Vec<String>,
 }
 
 impl Domain {
@@ -69,9 +75,13 @@ impl Domain {
             devices: Vec::new(),
             disks: Vec::new(),
             ports: Vec::new(),
-            assigned_slots: Vec::new(),
+            addresses: Addresses::default(),
+            ids: HashSet::new(),
+            scsi_hosts: BTreeMap::new(),
+            boots: Vec::new(),
         };
         parts.guest()?;
+        parts.addresses();
         parts.devices();
         // The peripherals take the place of a plan's consoles.
         parts.options.console = parts.peripherals();
@@ -148,18 +158,13 @@ impl Parts<'_, '_> {
             reader.attribute(current, "unit");
         }
         self.memory_backing();
-        if let Some(cpus) = reader.child(root, "vcpu") {
-            reader.parsed(cpus, "placement", |value| (value == "static").then_some(()));
-            let number = cpus.text().and_then(|text| text.trim().parse().ok());
-            self.options.cpus = number.unwrap_or(1);
-        } else {
-            self.options.cpus = 1;
-        }
-        // The names of threads are in the devices that use them.
-        reader.text(root, "iothreads");
+        self.cpus();
+        self.iothreads();
         self.boot();
         self.features();
         self.cpu();
+        self.clock();
+        self.power();
         Ok(())
     }
 
@@ -179,56 +184,6 @@ impl Parts<'_, '_> {
                 }
             }
         }
-    }
-
-    fn boot(&mut self) {
-        let reader = self.reader;
-        let Some(os) = reader.child(self.root, "os") else {
-            return;
-        };
-        if let Some(kind) = reader.child(os, "type") {
-            reader.parsed(kind, "arch", |arch| (arch == "x86_64").then_some(()));
-            let machine = reader.parsed(kind, "machine", |machine| match machine {
-                "q35" => Some(MachineType::Q35),
-                "pc" => Some(MachineType::Pc),
-                _ if machine.starts_with("pc-q35-") => Some(MachineType::Q35),
-                _ if machine.starts_with("pc-i440fx-") => Some(MachineType::Pc),
-                _ => None,
-            });
-            self.options.machine = machine.unwrap_or(MachineType::Pc);
-        }
-        let image = reader.text(os, "kernel").map(PathBuf::from);
-        self.options.kernel = image.map(|image| GuestKernel {
-            image,
-            initrd: reader.text(os, "initrd").map(PathBuf::from),
-            append: reader.text(os, "cmdline").unwrap_or_default().to_owned(),
-        });
-    }
-
-    /// Reads the features. libvirt's machines have no ACPI unless requested; QEMU's always have an APIC.
-    fn features(&mut self) {
-        let reader = self.reader;
-        self.options.has_acpi = false;
-        let Some(features) = reader.child(self.root, "features") else {
-            return;
-        };
-        self.options.has_acpi = reader.child(features, "acpi").is_some();
-        reader.child(features, "apic");
-    }
-
-    fn cpu(&mut self) {
-        let reader = self.reader;
-        let Some(cpu) = reader.candidates(self.root, "cpu").next() else {
-            return;
-        };
-        let model = match reader.peek(cpu, "mode") {
-            Some("maximum") => "max",
-            Some("host-passthrough") => "host",
-            _ => return,
-        };
-        reader.take(cpu);
-        reader.attribute(cpu, "mode");
-        self.options.cpu = model.to_owned();
     }
 
     fn finish(self) -> Plan {

@@ -3,9 +3,12 @@
 //!
 //! The text is untrusted: it is parsed without entities or files. Unsupported parts are listed with their paths.
 
+mod addresses;
 mod disks;
 mod document;
 mod domain;
+mod guest;
+mod network;
 mod peripherals;
 
 pub use domain::{Domain, DomainError};

@@ -3,9 +3,22 @@
 //! A device is converted completely or stays unread: an attribute or element without an equivalent on QEMU's command line is listed as
 //! unread.
 
+use super::addresses::Owner;
+use super::disks::number;
 use super::domain::Parts;
-use crate::topology::{MachineType, qemu_value};
+use crate::topology::{MachineType, PciAddress, qemu_value};
 use roxmltree::Node;
+
+/// The USB controller of the i440FX chipset, function 2 of its slot.
+const CHIPSET_UHCI: &str = "piix3-usb-uhci,id=usb,bus=pci.0,addr=0x1.0x2";
+
+/// Returns a device with its address.
+fn at(driver: &str, address: &PciAddress) -> String {
+    let properties = address.properties();
+    let properties = properties.iter();
+    let properties = properties.map(|(key, value)| format!(",{key}={value}"));
+    format!("{driver}{}", properties.collect::<String>())
+}
 
 /// Devices as QEMU arguments.
 #[derive(Default)]
@@ -13,17 +26,14 @@ pub(super) struct Peripherals {
     arguments: Vec<String>,
     has_display: bool,
     serials: usize,
-    has_port_bus: bool,
+    /// Ports of channels: controller and number.
+    channel_ports: Vec<(u32, u32)>,
 }
 
 impl Peripherals {
-    fn add(&mut self, option: &str, value: impl Into<String>) {
+    pub(super) fn add(&mut self, option: &str, value: impl Into<String>) {
         self.arguments.extend([option.to_owned(), value.into()]);
     }
-}
-
-fn number(text: &str) -> Option<u32> {
-    text.parse().ok()
 }
 
 impl<'d> Parts<'_, 'd> {
@@ -33,10 +43,13 @@ impl<'d> Parts<'_, 'd> {
         let Some(devices) = reader.child(self.root, "devices") else {
             return vec!["-display".to_owned(), "none".to_owned()];
         };
+        self.options.emulator = reader.text(devices, "emulator").map(str::to_owned);
         let all = |name| reader.candidates(devices, name).enumerate();
         for node in reader.candidates(devices, "controller") {
             self.usb_controller(node, &mut found);
+            self.serial_controller(node, &mut found);
         }
+        self.added_controllers(&mut found);
         for (index, node) in all("interface") {
             self.interface(node, index, &mut found);
         }
@@ -58,6 +71,12 @@ impl<'d> Parts<'_, 'd> {
         for (index, node) in all("input") {
             self.input(node, index, &mut found);
         }
+        for (_, node) in all("audio") {
+            // QEMU needs no output device, unless a sound card is in the domain.
+            if (reader.peek(node, "type"), reader.peek(node, "id")) == (Some("none"), Some("1")) {
+                self.take(node, &["type", "id"]);
+            }
+        }
         for (index, node) in all("sound") {
             self.sound(node, index, &mut found);
         }
@@ -66,6 +85,11 @@ impl<'d> Parts<'_, 'd> {
         }
         for (_, node) in all("memballoon") {
             self.balloon(node, &mut found);
+        }
+        if self.adds_balloon() {
+            let address = self.assigned_address(Owner::Balloon);
+            let device = at("virtio-balloon-pci,id=balloon0", &address);
+            found.add("-device", device);
         }
         for (_, node) in all("watchdog") {
             self.watchdog(node, &mut found);
@@ -80,14 +104,49 @@ impl<'d> Parts<'_, 'd> {
     }
 
     /// Returns a PCI device: driver, properties and address.
-    fn pci_device(&mut self, node: Node<'d, 'd>, driver: &str) -> String {
-        let address = self.pci_address(node).properties();
-        let address = address.iter().map(|(key, value)| format!(",{key}={value}"));
-        format!("{driver}{}", address.collect::<String>())
+    pub(super) fn pci_device(&mut self, node: Node<'d, 'd>, driver: &str) -> String {
+        at(driver, &self.pci_address(node))
+    }
+
+    /// Adds the controllers that libvirt adds.
+    fn added_controllers(&mut self, found: &mut Peripherals) {
+        if self.adds_usb() {
+            let device = match self.options.machine {
+                MachineType::Q35 => {
+                    let address = self.assigned_address(Owner::Usb);
+                    at("qemu-xhci,id=usb", &address)
+                }
+                MachineType::Pc => CHIPSET_UHCI.to_owned(),
+            };
+            found.add("-device", device);
+        }
+        if self.adds_serial() {
+            let address = self.assigned_address(Owner::Serial);
+            let device = at("virtio-serial-pci,id=virtio-serial0", &address);
+            found.add("-device", device);
+        }
+    }
+
+    fn serial_controller(&mut self, node: Node<'d, 'd>, found: &mut Peripherals) {
+        let reader = self.reader;
+        if reader.peek(node, "type") != Some("virtio-serial") {
+            return;
+        }
+        let index = reader.peek(node, "index").and_then(number).unwrap_or(0);
+        self.take(node, &["type", "index"]);
+        self.take_alias(node);
+        let mut driver = format!("virtio-serial-pci,id=virtio-serial{index}");
+        for (name, property) in [("ports", "max_ports"), ("vectors", "vectors")] {
+            if let Some(value) = reader.parsed(node, name, number) {
+                driver.push_str(&format!(",{property}={value}"));
+            }
+        }
+        let device = self.pci_device(node, &driver);
+        found.add("-device", device);
     }
 
     /// Marks a libvirt alias as read. No QEMU argument needs it.
-    fn take_alias(&self, node: Node<'d, 'd>) {
+    pub(super) fn take_alias(&self, node: Node<'d, 'd>) {
         if let Some(alias) = self.reader.child(node, "alias") {
             self.reader.attribute(alias, "name");
         }
@@ -98,10 +157,12 @@ impl<'d> Parts<'_, 'd> {
         if reader.peek(node, "type") != Some("usb") {
             return;
         }
+        let is_pc = self.options.machine == MachineType::Pc;
         let driver = match reader.peek(node, "model") {
             Some("qemu-xhci") => "qemu-xhci",
             Some("nec-xhci") => "nec-usb-xhci",
             Some("piix3-uhci") => "piix3-usb-uhci",
+            None if is_pc => "piix3-usb-uhci",
             _ => return,
         };
         let index = reader.peek(node, "index").and_then(number).unwrap_or(0);
@@ -117,111 +178,20 @@ impl<'d> Parts<'_, 'd> {
         } else {
             format!("usb{index}")
         };
-        let device = self.pci_device(node, &format!("{driver},id={id}{ports}"));
+        let has_address = node
+            .children()
+            .any(|child| child.tag_name().name() == "address");
+        let device = match driver {
+            "piix3-usb-uhci" if is_pc && index == 0 && !has_address => CHIPSET_UHCI.to_owned(),
+            _ => self.pci_device(node, &format!("{driver},id={id}{ports}")),
+        };
         found.add("-device", device);
     }
 
-    fn take(&self, node: Node<'d, 'd>, attributes: &[&str]) {
+    pub(super) fn take(&self, node: Node<'d, 'd>, attributes: &[&str]) {
         self.reader.take(node);
         for name in attributes {
             self.reader.attribute(node, name);
-        }
-    }
-
-    fn interface(&mut self, node: Node<'d, 'd>, index: usize, found: &mut Peripherals) {
-        let reader = self.reader;
-        let source = reader.candidates(node, "source").next();
-        let target = reader.candidates(node, "target").next();
-        let peek = |of: Option<Node<'d, 'd>>, name| of.and_then(|of| reader.peek(of, name));
-        let Some(driver) = card(node) else {
-            return;
-        };
-        let (backend, of_source, of_target): (String, &[&str], &[&str]) =
-            match reader.peek(node, "type") {
-                Some("user") => ("user".to_owned(), &[], &[]),
-                // libvirt creates a tap itself; here QEMU's helper does. The bridge of a network is known only while the domain runs.
-                Some("bridge" | "network") => match peek(source, "bridge") {
-                    Some(bridge) => {
-                        let all: &[&str] = &["bridge", "network", "portid"];
-                        (format!("bridge,br={}", qemu_value(bridge)), all, &[])
-                    }
-                    None => return,
-                },
-                Some("ethernet") => match peek(target, "dev") {
-                    Some(tap) => (
-                        format!("tap,ifname={},script=no,downscript=no", qemu_value(tap)),
-                        &[],
-                        &["dev", "managed"],
-                    ),
-                    None => return,
-                },
-                _ => return,
-            };
-        self.take(node, &["type"]);
-        if let Some(source) = source.filter(|_| !of_source.is_empty()) {
-            self.take(source, of_source);
-        }
-        if let Some(target) = target.filter(|_| !of_target.is_empty()) {
-            self.take(target, of_target);
-        }
-        if let Some(model) = reader.child(node, "model") {
-            reader.attribute(model, "type");
-        }
-        let mut netdev = format!("{backend},id=hostnet{index}");
-        let mut device = format!("{driver},netdev=hostnet{index},id=net{index}");
-        if let Some(mac) = reader.child(node, "mac") {
-            let mac = reader.attribute(mac, "address").unwrap_or_default();
-            device.push_str(&format!(",mac={mac}"));
-        }
-        if let Some(options) = reader.candidates(node, "driver").next() {
-            self.card_options(options, &backend, &mut netdev, &mut device);
-        }
-        if let Some(mtu) = reader.candidates(node, "mtu").next()
-            && driver.starts_with("virtio")
-            && let Some(size) = reader.peek(mtu, "size").and_then(number)
-        {
-            self.take(mtu, &["size"]);
-            device.push_str(&format!(",host_mtu={size}"));
-        }
-        if let Some(boot) = reader.candidates(node, "boot").next()
-            && let Some(order) = reader.peek(boot, "order").and_then(number)
-        {
-            self.take(boot, &["order"]);
-            device.push_str(&format!(",bootindex={}", order.saturating_sub(1)));
-        }
-        self.take_alias(node);
-        let device = self.pci_device(node, &device);
-        found.add("-netdev", netdev);
-        found.add("-device", device);
-    }
-
-    fn card_options(
-        &self,
-        options: Node<'d, 'd>,
-        backend: &str,
-        netdev: &mut String,
-        device: &mut String,
-    ) {
-        let reader = self.reader;
-        reader.take(options);
-        let is_tap = backend.starts_with("tap");
-        let vhost = reader.parsed(options, "name", |name| match name {
-            "vhost" if is_tap => Some(true),
-            "qemu" => Some(false),
-            _ => None,
-        });
-        if vhost == Some(true) {
-            netdev.push_str(",vhost=on");
-        }
-        let queues = reader.parsed(options, "queues", |queues| match number(queues)? {
-            1 => Some(1),
-            queues if is_tap => Some(queues),
-            _ => None,
-        });
-        if let Some(queues) = queues.filter(|queues| *queues > 1) {
-            netdev.push_str(&format!(",queues={queues}"));
-            // One vector per direction and queue, one for the control queue, one for configuration changes.
-            device.push_str(&format!(",mq=on,vectors={}", 2 * queues + 2));
         }
     }
 
@@ -357,46 +327,53 @@ impl<'d> Parts<'_, 'd> {
             return;
         };
         let id = format!("charchannel{index}");
-        let Some(chardev) = self.chardev(node, &id) else {
+        let Some(chardev) = self.channel_source(node, &id, name) else {
             return;
         };
         self.take(target, &["type", "name", "state"]);
         self.take_alias(node);
-        if !found.has_port_bus {
-            found.has_port_bus = true;
-            let bus = self.port_bus();
-            found.add("-device", bus);
-        }
-        // libvirt's port number on the controller; the guest finds the port by its name.
-        if let Some(address) = reader.candidates(node, "address").next() {
+        let address = reader.candidates(node, "address").next();
+        let part = |name| reader.peek(address?, name).and_then(number);
+        let (controller, port) = (part("controller").unwrap_or(0), part("port"));
+        if let Some(address) = address {
             self.take(address, &["type", "controller", "bus", "port"]);
         }
+        // Port 0 is for consoles.
+        let used = &mut found.channel_ports;
+        let free = (1..).find(|port| !used.contains(&(controller, *port)));
+        let port = port.or(free).unwrap_or(1);
+        used.push((controller, port));
         found.add("-chardev", chardev);
         found.add(
             "-device",
             format!(
-                "virtserialport,bus=virtio-serial0.0,chardev={id},id=channel{index},name={}",
+                "virtserialport,bus=virtio-serial{controller}.0,nr={port},chardev={id},id=channel{index},name={}",
                 qemu_value(name)
             ),
         );
     }
 
-    /// Returns the controller of the ports, which libvirt adds by default.
-    fn port_bus(&mut self) -> String {
+    /// Returns the character device of a channel. For a UNIX socket without a path libvirt creates one; here it is in the folder of the
+    /// sockets.
+    fn channel_source(&mut self, node: Node<'d, 'd>, id: &str, name: &str) -> Option<String> {
         let reader = self.reader;
-        let devices = reader.child(self.root, "devices");
-        let mut controllers = devices
-            .into_iter()
-            .flat_map(|devices| reader.candidates(devices, "controller"));
-        let driver = "virtio-serial-pci,id=virtio-serial0";
-        match controllers.find(|node| reader.peek(*node, "type") == Some("virtio-serial")) {
-            Some(node) => {
-                self.take(node, &["type", "index"]);
-                self.take_alias(node);
-                self.pci_device(node, driver)
-            }
-            None => self.pci_device(self.root, driver),
+        let source = reader.candidates(node, "source").next();
+        let path = source.and_then(|source| reader.peek(source, "path"));
+        let mode = source.and_then(|source| reader.peek(source, "mode"));
+        let (Some("unix"), None, None | Some("bind")) = (reader.peek(node, "type"), path, mode)
+        else {
+            return self.chardev(node, id);
+        };
+        self.take(node, &["type"]);
+        if let Some(source) = source {
+            self.take(source, &["mode"]);
         }
+        let file = format!("{}-{name}.sock", self.options.name).replace('/', "_");
+        let path = self.options.sockets.join(file).display().to_string();
+        Some(format!(
+            "socket,id={id},path={},server=on,wait=off",
+            qemu_value(&path)
+        ))
     }
 
     fn graphics(&mut self, node: Node<'d, 'd>, found: &mut Peripherals) {
@@ -482,7 +459,12 @@ impl<'d> Parts<'_, 'd> {
             Some(format!(",{property}={}", kib / 1024))
         });
         self.take_alias(node);
-        let driver = format!("{driver},id=video{index}{}", memory.unwrap_or_default());
+        let outputs = match driver {
+            "virtio-vga" | "virtio-gpu-pci" | "qxl-vga" | "qxl" => ",max_outputs=1",
+            _ => "",
+        };
+        let memory = memory.unwrap_or_default();
+        let driver = format!("{driver},id=video{index}{outputs}{memory}");
         let device = self.pci_device(node, &driver);
         found.add("-device", device);
     }
@@ -684,19 +666,5 @@ impl<'d> Parts<'_, 'd> {
         reader.parsed(inner, "type", |kind| (kind == "unix").then_some(()));
         reader.parsed(inner, "mode", |mode| (mode == "connect").then_some(()));
         self.take_alias(node);
-    }
-}
-
-/// Returns QEMU's driver for a network card model. libvirt's default depends on the machine version, so the model must be explicit.
-fn card(node: Node<'_, '_>) -> Option<&'static str> {
-    let model = node
-        .children()
-        .find(|child| child.tag_name().name() == "model");
-    match model?.attribute("type")? {
-        "virtio" => Some("virtio-net-pci"),
-        "e1000" => Some("e1000"),
-        "e1000e" => Some("e1000e"),
-        "rtl8139" => Some("rtl8139"),
-        _ => None,
     }
 }

@@ -319,14 +319,15 @@ fn controller_of_port(xml: &mut Xml, port: &Port, model: &str) {
         3,
         &format!(
             "<address type='pci' domain='0x0000' bus='0x00' slot='0x{:02x}' function='0x0'/>",
-            port.slot
+            port.address.slot
         ),
     );
     xml.line(2, "</controller>");
 }
 
 fn queue_attributes(device: &PlannedDevice) -> String {
-    let mut text = format!(" queues='{}'", device.queues);
+    let queues = device.queues.iter();
+    let mut text: String = queues.map(|queues| format!(" queues='{queues}'")).collect();
     if let Some(size) = device.queue_size {
         text.push_str(&format!(" queue_size='{size}'"));
     }
@@ -355,7 +356,9 @@ fn mapped_threads(device: &PlannedDevice) -> String {
 }
 
 fn scsi_controller(xml: &mut Xml, device: &PlannedDevice, index: usize) {
-    let mut driver = format!("<driver queues='{}'", device.queues);
+    let queues = device.queues.iter();
+    let queues: String = queues.map(|queues| format!(" queues='{queues}'")).collect();
+    let mut driver = format!("<driver{queues}");
     if let Some(commands) = device.cmd_per_lun {
         driver.push_str(&format!(" cmd_per_lun='{commands}'"));
     }

@@ -108,6 +108,12 @@ pub struct PlanOptions {
     pub is_memory_shared: bool,
     /// Machine type.
     pub machine: MachineType,
+    /// QEMU's name of a machine version, such as `pc-q35-7.2`.
+    pub machine_version: Option<String>,
+    /// Further `-machine` properties, such as `vmport=off`.
+    pub machine_properties: Vec<String>,
+    /// CPU topology for `-smp`, such as `sockets=2,cores=1,threads=1`.
+    pub cpu_topology: Option<String>,
     /// Provide ACPI, which the guest needs for power-off and hot-plug.
     pub has_acpi: bool,
     /// QEMU's `-cpu`.
@@ -124,6 +130,12 @@ pub struct PlanOptions {
     pub system: Option<SystemDisk>,
     /// Names of PCI devices that the caller adds. Each gets an address from the upper end of the bus.
     pub reserved: Vec<String>,
+    /// Program, if it is not `qemu-system-x86_64`.
+    pub emulator: Option<String>,
+    /// QEMU arguments for the clock, the boot menu and power management.
+    pub settings: Vec<String>,
+    /// I/O threads that exist even if no device uses them.
+    pub iothreads: Vec<String>,
     /// Further QEMU arguments, added last.
     pub extra: Vec<String>,
     /// QEMU arguments for consoles, unless the caller has its own.
@@ -142,6 +154,9 @@ impl Default for PlanOptions {
             memory_mib: 1024,
             is_memory_shared: false,
             machine: MachineType::Q35,
+            machine_version: None,
+            machine_properties: Vec::new(),
+            cpu_topology: None,
             has_acpi: true,
             cpu: "max".to_owned(),
             accelerators: vec!["kvm".to_owned(), "tcg,thread=multi".to_owned()],
@@ -150,6 +165,9 @@ impl Default for PlanOptions {
             kernel: None,
             system: None,
             reserved: Vec::new(),
+            emulator: None,
+            settings: Vec::new(),
+            iothreads: Vec::new(),
             extra: Vec::new(),
             console: ["-display", "none", "-serial", "mon:stdio"]
                 .map(str::to_owned)

@@ -110,6 +110,17 @@ impl fmt::Display for PciAddress {
     }
 }
 
+/// Kind of a device that adds a bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortKind {
+    /// PCI Express root port.
+    RootPort,
+    /// Bridge between conventional PCI buses.
+    PciBridge,
+    /// Bridge from PCI Express to conventional PCI.
+    PciePciBridge,
+}
+
 /// A root port or a PCI bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
@@ -117,8 +128,40 @@ pub struct Port {
     pub id: String,
     /// Number of its bus, from 1.
     pub number: u32,
-    /// Slot on the first bus.
-    pub slot: u32,
+    /// Kind.
+    pub kind: PortKind,
+    /// Chassis number.
+    pub chassis: u32,
+    /// Port number of a root port in its capability.
+    pub link: Option<u32>,
+    /// Address of the port itself.
+    pub address: PciAddress,
+}
+
+impl Port {
+    /// Returns QEMU's driver and its properties.
+    pub fn device(&self) -> (&'static str, Vec<(String, String)>) {
+        let mut properties = vec![("id".to_owned(), self.id.clone())];
+        properties.extend(self.address.properties());
+        let mut add = |key: &str, value: String| properties.push((key.to_owned(), value));
+        let driver = match self.kind {
+            PortKind::RootPort => {
+                add("chassis", self.chassis.to_string());
+                if let Some(link) = self.link {
+                    add("port", link.to_string());
+                }
+                "pcie-root-port"
+            }
+            PortKind::PciBridge => {
+                add("chassis_nr", self.chassis.to_string());
+                // A hot-plug controller would occupy slot 0.
+                add("shpc", "off".to_owned());
+                "pci-bridge"
+            }
+            PortKind::PciePciBridge => "pcie-pci-bridge",
+        };
+        (driver, properties)
+    }
 }
 
 /// Use of the slots.
@@ -234,7 +277,13 @@ pub(super) fn assign_addresses(
         .map(|(number, slot)| Port {
             id: format!("port{number}"),
             number,
-            slot: *slot,
+            kind: match machine {
+                MachineType::Q35 => PortKind::RootPort,
+                MachineType::Pc => PortKind::PciBridge,
+            },
+            chassis: number,
+            link: None,
+            address: direct(*slot),
         })
         .collect();
     let mut rest = count - on_bus;
@@ -335,7 +384,7 @@ mod tests {
         assert_eq!(layout.devices[27].to_string(), "0000:01:00.0");
         assert!(layout.devices[27].multifunction);
         assert_eq!(layout.devices[49].to_string(), "0000:03:00.6");
-        let slots: Vec<u32> = layout.ports.iter().map(|port| port.slot).collect();
+        let slots: Vec<u32> = layout.ports.iter().map(|port| port.address.slot).collect();
         assert_eq!(slots, [0x1c, 0x1d, 0x1e]);
     }
 

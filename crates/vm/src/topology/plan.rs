@@ -47,11 +47,28 @@ pub enum Medium {
         path: PathBuf,
         /// The format is qcow2, otherwise raw.
         is_qcow2: bool,
-        /// Use direct I/O.
-        is_direct: bool,
         /// The path is a block device.
         is_device: bool,
+        /// QEMU's settings of the block node.
+        node: NodeSettings,
     },
+}
+
+/// QEMU's settings of the block node of an existing file or device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSettings {
+    /// Bypass the page cache.
+    pub is_direct: bool,
+    /// Ignore flushes.
+    pub ignores_flush: bool,
+    /// Pass discards to the file or device.
+    pub discards: bool,
+    /// The guest may only read.
+    pub is_read_only: bool,
+    /// Value of QEMU's `detect-zeroes`.
+    pub detect_zeroes: Option<String>,
+    /// I/O mode.
+    pub aio: Aio,
 }
 
 impl Medium {
@@ -72,7 +89,10 @@ impl Medium {
             self,
             Medium::File { is_tmpfs: true, .. }
                 | Medium::Existing {
-                    is_direct: false,
+                    node: NodeSettings {
+                        is_direct: false,
+                        ..
+                    },
                     ..
                 }
         );
@@ -152,6 +172,8 @@ pub struct PlannedDisk {
     pub wwn: Option<u64>,
     /// The medium is removable.
     pub removable: bool,
+    /// Further properties of QEMU's device: the virtio-blk device or the SCSI disk.
+    pub properties: Vec<(String, String)>,
     /// Device of the disk.
     pub location: DiskDevice,
     /// Names in the guest.
@@ -169,8 +191,8 @@ pub struct PlannedDevice {
     pub is_scsi: bool,
     /// Program that emulates it.
     pub via: Via,
-    /// Number of request queues.
-    pub queues: u32,
+    /// Number of request queues; `None`: QEMU's default.
+    pub queues: Option<u32>,
     /// Entries of each queue.
     pub queue_size: Option<u32>,
     /// Maximum number of commands in flight per logical unit.
@@ -191,6 +213,8 @@ pub struct PlannedDevice {
     pub socket: Option<PathBuf>,
     /// The guest boots from it.
     pub boots: bool,
+    /// Further properties of QEMU's device.
+    pub properties: Vec<(String, String)>,
 }
 
 /// Resolved disks of a guest.
@@ -506,7 +530,7 @@ impl Builder {
             }),
             is_scsi: matches!(group.shape, Shape::Scsi { .. }),
             via: group.via,
-            queues,
+            queues: Some(queues),
             queue_size: group.queue_size,
             cmd_per_lun: group.cmd_per_lun,
             packed: group.packed,
@@ -522,6 +546,7 @@ impl Builder {
             is_mapped: group.vq_mapping.is_some(),
             socket: (group.via == Via::Lunette).then_some(socket),
             boots,
+            properties: Vec::new(),
         });
         self.devices.len() - 1
     }
@@ -541,7 +566,7 @@ impl Builder {
         let index = index.take_while(|disk| disk.location.device() == location.device());
         let removable = (index.count() as u32) < group.removable;
         let device = &self.devices[location.device()];
-        let queues = device.queues.min(self.options.cpus);
+        let queues = self.queues(group).min(self.options.cpus);
         let guest = match location {
             DiskDevice::Blk { .. } => {
                 self.blk += 1;
@@ -574,6 +599,7 @@ impl Builder {
             serial: known.serial,
             wwn: known.wwn,
             removable: removable && !matches!(location, DiskDevice::Blk { .. }),
+            properties: Vec::new(),
             location,
             guest,
         });

@@ -1,7 +1,7 @@
 //! A plan as a QEMU command line.
 
 use super::options::PlanOptions;
-use super::plan::{DiskDevice, Plan, PlannedDevice, PlannedDisk};
+use super::plan::{DiskDevice, Medium, Plan, PlannedDevice, PlannedDisk};
 use super::text::{qemu_value, shell_command, shell_word};
 use super::words::Via;
 use serde_json::{Map, Value, json};
@@ -38,24 +38,11 @@ impl Plan {
         );
         let mut add = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
         for port in &self.ports {
-            let properties = vec![
-                property("id", &port.id),
-                property("bus", self.options.machine.bus()),
-                property("addr", format!("0x{:x}", port.slot)),
-            ];
-            let (driver, number) = match self.options.machine {
-                super::MachineType::Q35 => ("pcie-root-port", "chassis"),
-                super::MachineType::Pc => ("pci-bridge", "chassis_nr"),
-            };
-            let mut properties = properties;
-            properties.push(property(number, port.number));
-            if self.options.machine == super::MachineType::Pc {
-                // A hot-plug controller would occupy slot 0.
-                properties.push(property("shpc", "off"));
-            }
+            let (driver, properties) = port.device();
             add("-device", device(driver, properties));
         }
         let threads = self.devices.iter().flat_map(|device| &device.iothreads);
+        let threads = self.options.iothreads.iter().chain(threads);
         let mut added = BTreeSet::new();
         for thread in threads.filter(|thread| added.insert(*thread)) {
             add("-object", format!("iothread,id={thread}"));
@@ -78,7 +65,8 @@ impl Plan {
             format!("[ -e {path} ] || truncate -s {size} {path}\n")
         });
         let mut text: String = files.collect();
-        let mut words = vec![QEMU.to_owned()];
+        let emulator = self.options.emulator.as_deref().unwrap_or(QEMU);
+        let mut words = vec![emulator.to_owned()];
         words.extend(self.qemu_arguments());
         text.push_str(&shell_command(&words));
         text
@@ -131,15 +119,18 @@ fn machine(options: &PlanOptions, is_shared: bool) -> Vec<String> {
     }
     let backend = if is_shared { ",memory-backend=mem" } else { "" };
     let acpi = if options.has_acpi { "" } else { ",acpi=off" };
-    add(
-        "-machine",
-        format!("{}{acpi}{backend}", options.machine.word()),
-    );
+    let name = options.machine_version.as_deref();
+    let name = name.unwrap_or(options.machine.word());
+    let properties = options.machine_properties.iter();
+    let properties: String = properties.map(|property| format!(",{property}")).collect();
+    add("-machine", format!("{name}{properties}{acpi}{backend}"));
     for accelerator in &options.accelerators {
         add("-accel", accelerator.clone());
     }
     add("-cpu", options.cpu.clone());
-    add("-smp", options.cpus.to_string());
+    let topology = options.cpu_topology.iter();
+    let topology: String = topology.map(|topology| format!(",{topology}")).collect();
+    add("-smp", format!("{}{topology}", options.cpus));
     add("-m", format!("{memory}M"));
     if is_shared {
         add(
@@ -147,6 +138,7 @@ fn machine(options: &PlanOptions, is_shared: bool) -> Vec<String> {
             format!("memory-backend-memfd,id=mem,size={memory}M,share=on"),
         );
     }
+    arguments.extend(options.settings.iter().cloned());
     arguments
 }
 
@@ -188,7 +180,9 @@ fn controller(planned: &PlannedDevice, disk: Option<&PlannedDisk>) -> String {
         }
         _ => {}
     }
-    properties.push(property(queues, planned.queues));
+    if let Some(number) = planned.queues {
+        properties.push(property(queues, number));
+    }
     if let Some(size) = planned.queue_size {
         properties.push(property(queue_size, size));
     }
@@ -208,7 +202,11 @@ fn controller(planned: &PlannedDevice, disk: Option<&PlannedDisk>) -> String {
         properties.push(property("iothread", thread));
     }
     if planned.boots {
-        properties.push(property("bootindex", 0));
+        properties.push(property("bootindex", 1));
+    }
+    properties.extend(planned.properties.iter().cloned());
+    if let (false, Some(disk)) = (planned.is_scsi, disk) {
+        properties.extend(disk.properties.iter().cloned());
     }
     properties.extend(planned.address.properties());
     match planned.is_mapped {
@@ -259,6 +257,7 @@ fn scsi_disk(planned: &PlannedDevice, disk: &PlannedDisk) -> String {
     if disk.removable {
         properties.push(property("removable", "on"));
     }
+    properties.extend(disk.properties.iter().cloned());
     device("scsi-hd", properties)
 }
 
@@ -268,25 +267,47 @@ fn blockdev(planned: &PlannedDevice, disk: &PlannedDisk) -> String {
     let path = qemu_value(&path.display().to_string());
     let is_device = disk.medium.is_device();
     let driver = if is_device { "host_device" } else { "file" };
-    let cache = match disk.medium.is_direct() {
-        true => "cache.direct=on,",
-        false => "",
-    };
-    let direct = match cache {
-        "" => String::new(),
-        cache => format!("file.{cache}"),
-    };
-    let discard = "discard=unmap";
-    match disk.medium.is_qcow2() {
-        true => format!(
-            "qcow2,node-name={}-node,{discard},file.driver={driver},{direct}file.aio={},file.{discard},file.filename={path}",
-            disk.name,
-            planned.aio.word()
-        ),
-        false => format!(
-            "{driver},node-name={}-node,{cache}aio={},{discard},filename={path}",
-            disk.name,
-            planned.aio.word()
-        ),
+    let mut settings = Vec::new();
+    let mut discard = Some("discard=unmap");
+    let mut aio = planned.aio;
+    let mut cache = Vec::new();
+    if disk.medium.is_direct() {
+        cache.push("cache.direct=on");
     }
+    if let Medium::Existing { node, .. } = &disk.medium {
+        aio = node.aio;
+        discard = discard.filter(|_| node.discards);
+        if node.ignores_flush {
+            cache.push("cache.no-flush=on");
+        }
+        if node.is_read_only {
+            settings.push("read-only=on".to_owned());
+        }
+        if let Some(detect) = &node.detect_zeroes {
+            settings.push(format!("detect-zeroes={detect}"));
+        }
+    }
+    settings.extend(discard.map(str::to_owned));
+    let mut words = vec![format!("node-name={}-node", disk.name)];
+    let aio = aio.word();
+    let driver = match disk.medium.is_qcow2() {
+        true => {
+            words.append(&mut settings);
+            words.push(format!("file.driver={driver}"));
+            words.extend(cache.iter().map(|word| format!("file.{word}")));
+            words.push(format!("file.aio={aio}"));
+            // The file below releases clusters that qcow2 frees.
+            words.push("file.discard=unmap".to_owned());
+            words.push(format!("file.filename={path}"));
+            "qcow2"
+        }
+        false => {
+            words.extend(cache.iter().map(|word| (*word).to_owned()));
+            words.push(format!("aio={aio}"));
+            words.append(&mut settings);
+            words.push(format!("filename={path}"));
+            driver
+        }
+    };
+    format!("{driver},{}", words.join(","))
 }
