@@ -18,10 +18,10 @@ use iscsi::login::{LoggedIn, Visitor};
 use iscsi::session::SessionKind;
 use latency::{Labels, QueueRecord, Stamp};
 use reactor::{Addressed, DiskHandle, Io, RateLimit, Source};
-use request_engine::{CopyProgress, Measurement, Pace};
+use request_engine::{Link, Measurement, Pace, StreamTransport};
 use scsi::{DiskId, Lun, Managed, NexusId, TaskManagementFunction};
 use scsi_exec::{DiskHandles, Hold};
-use uring::{Completion, Message, Owner, RingFd};
+use uring::{Completion, RingFd};
 
 use crate::buffers::Buffers;
 use crate::lifecycle::{Attached, Drain, Lifecycle, Login, LoginStage};
@@ -33,36 +33,15 @@ use crate::receive::Input;
 use crate::shared::{ConnectionHandle, SharedServer};
 use crate::slots::{SlotId, Slots};
 
-/// Tokens of operations on the ring.
-pub(crate) mod token {
-    pub const RECEIVE: u64 = 0;
-    pub const RECEIVE_DATA: u64 = 1;
-    pub const SEND: u64 = 2;
-    pub const READABLE: u64 = 3;
-}
-
 // A host logs in and out with all its sessions at once, and each session is worth a log line. Any peer may reconnect endlessly.
 static COMING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
 static LEAVING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
-
-/// Size up to which a socket usually takes a message at once, unless its peer is slow. It is below the limit that stops receiving.
-const QUIET_BYTES_MAX: u64 = 64 << 10;
 
 /// Time limit of a requested logout in seconds.
 const LOGOUT_SECONDS: u16 = 2;
 
 /// Initial capacity of the timeline in requests in flight.
 const TIMELINE_DEPTH: usize = 128;
-
-/// Socket of a connection, and its operations on the worker's ring.
-pub(crate) struct Link {
-    pub socket: RingFd,
-    pub owner: Owner,
-    /// Number of operations in flight.
-    pub operations: usize,
-    /// Second of the last transfer.
-    pub moved: u64,
-}
 
 /// Commands of a connection that do not wait for an I/O.
 #[derive(Default)]
@@ -85,6 +64,8 @@ pub(crate) struct Connection {
     pub(crate) shared: Arc<SharedServer>,
     pub(crate) iscsi: iscsi::target::Connection,
     pub(crate) link: Link,
+    /// Second of the last transfer.
+    pub(crate) moved: u64,
     pub(crate) input: Input,
     pub(crate) output: Output,
     pub(crate) buffers: Buffers,
@@ -115,18 +96,13 @@ impl Connection {
             ..Visitor::default()
         };
         let protocol = shared.limits.protocol.clone();
-        let owner = io.own(handle.source);
         let probe_id_base = probes::queue(handle.worker.index(), handle.source.index());
         let mut measurement = Measurement::new(Labels::default(), 0, probe_id_base);
         measurement.timeline.set_recording(false);
         Connection {
             iscsi: iscsi::target::Connection::new(shared.clone(), visitor, protocol),
-            link: Link {
-                socket: io.ring().register(socket),
-                owner,
-                operations: 0,
-                moved: shared.seconds(),
-            },
+            link: Link::new(io, handle.source, socket),
+            moved: shared.seconds(),
             input: Input::new(),
             output: Output::default(),
             buffers: Buffers::new(SessionMemory::new(shared.limits.data_bytes)),
@@ -309,7 +285,7 @@ impl Connection {
         self.iscsi.mark_dismissed();
         // A message in flight might never be received. The connection does not wait for it.
         if self.lifecycle.is_ended()
-            || self.output.is_sending()
+            || self.output.queue.is_sending()
             || self.iscsi.announce_drop().is_err()
         {
             return self.end(io, why);
@@ -373,12 +349,6 @@ impl Connection {
         self.handle.stop();
     }
 
-    /// Records a transfer.
-    #[inline]
-    pub(crate) fn moves(&mut self) {
-        self.link.moved = self.shared.seconds();
-    }
-
     /// Handles an expired deadline: pings or ends an idle connection, and sets the next deadline.
     pub fn check_deadlines(&mut self, io: &mut Io) {
         if self.lifecycle.is_ended() {
@@ -404,7 +374,7 @@ impl Connection {
             tracing::info!(address, "initiator did not log out as requested");
             self.dismiss(io, "logout timed out");
         }
-        let quiet = now.saturating_sub(self.link.moved);
+        let quiet = now.saturating_sub(self.moved);
         let mut next = idle_time.saturating_sub(quiet);
         if self.owes() {
             if quiet >= silent_time {
@@ -425,7 +395,7 @@ impl Connection {
 
     /// Returns true if the initiator has to read output or answer a ping.
     fn owes(&self) -> bool {
-        self.iscsi.pings_outstanding() > 0 || self.output.is_sending()
+        self.iscsi.pings_outstanding() > 0 || self.output.queue.is_sending()
     }
 
     /// Ends a connection that is not logged in to a target, in favour of newer ones. Discovery sessions count as not logged in: every peer
@@ -449,64 +419,16 @@ impl Connection {
     /// Sends queued output. Ends a closing connection when all is sent.
     fn flush(&mut self, io: &mut Io) {
         if !self.login.waits
-            && let Some(mut message) = self.output.next(self.iscsi.outgoing(), &mut self.buffers)
+            && let Some(message) = self.output.next(self.iscsi.outgoing(), &mut self.buffers)
         {
-            let nobody_waits = !self.lifecycle.is_closing() && self.schedule.starved.is_empty();
-            let most = QUIET_BYTES_MAX.min(self.shared.limits.output_bytes);
-            let short = message.left() <= most;
-            if !(nobody_waits && short && self.output.has_no_waiters()) {
-                self.send_message(io, message);
-            } else if self.input.received_single_command() {
-                // The initiator waits for this one response, so it is sent before other work.
-                let result = self.link.socket.send_now(&mut message);
-                self.sent(io, message, result);
-            } else {
-                self.link.operations += 1;
-                io.ring()
-                    .send_quietly(self.link.owner, token::SEND, &self.link.socket, message);
-            }
+            let is_urgent = self.lifecycle.is_closing()
+                || !self.schedule.starved.is_empty()
+                || !self.output.has_no_waiters();
+            let output_max = self.shared.limits.output_bytes;
+            self.send_message(io, message, is_urgent, output_max);
         }
-        if self.lifecycle.is_closing() && !self.output.is_sending() {
+        if self.lifecycle.is_closing() && !self.output.queue.is_sending() {
             self.end(io, "over");
-        }
-    }
-
-    fn send_message(&mut self, io: &mut Io, message: Box<Message>) {
-        self.link.operations += 1;
-        io.ring()
-            .send(self.link.owner, token::SEND, &self.link.socket, message);
-    }
-
-    fn end_if_copied_too_much(&mut self, io: &mut Io) {
-        if self.output.has_copied_too_much() {
-            self.end(
-                io,
-                "initiator does not read its data while others write the same range",
-            );
-        }
-    }
-
-    fn sent(&mut self, io: &mut Io, mut message: Box<Message>, result: Result<u32, i32>) {
-        match result {
-            Ok(bytes) if !self.lifecycle.is_ended() && (bytes > 0 || message.left() == 0) => {
-                self.moves();
-                if let Some(rest) = self.output.sent(message, bytes, &mut self.buffers) {
-                    self.send_message(io, rest);
-                    self.end_if_copied_too_much(io);
-                }
-                self.output.settle();
-                self.output_left();
-            }
-            // Interrupted, no room at the moment, or recalled.
-            Err(4 | 11 | 125) if !self.lifecycle.is_ended() => {
-                self.output.replace_views(&mut message, &mut self.buffers);
-                self.send_message(io, message);
-                self.end_if_copied_too_much(io);
-            }
-            _ => {
-                self.output.recycle(message, &mut self.buffers);
-                self.end(io, "initiator does not read");
-            }
         }
     }
 }
@@ -526,18 +448,8 @@ impl Source for Connection {
 
     fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
         self.measurement.noticed = noticed;
-        if completion.token == token::READABLE {
-            return self.readable(io, completion.more, noticed);
-        }
-        self.link.operations -= 1;
-        match completion.token {
-            token::SEND => {
-                if let Some(message) = completion.message {
-                    self.sent(io, message, completion.result);
-                }
-            }
-            token::RECEIVE => self.received(io, completion, noticed),
-            _ => self.received_data(io, completion, noticed),
+        if let Some(completion) = self.stream_completed(io, completion, noticed) {
+            self.received_data(io, completion, noticed);
         }
     }
 
@@ -568,12 +480,7 @@ impl Source for Connection {
     }
 
     fn return_borrowed(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
-        let progress = self.output.copy_borrowed(held, &mut self.buffers);
-        if progress == CopyProgress::Recall {
-            io.ring().cancel(self.link.owner, token::SEND);
-        }
-        self.end_if_copied_too_much(io);
-        progress != CopyProgress::Done
+        self.copy_borrowed(io, held)
     }
 
     fn arm(&mut self) -> bool {

@@ -1,10 +1,8 @@
 //! Output of a connection: one message at a time, built from all PDUs queued since the previous message was sent.
 
-use std::ops::Range;
-
 use guest_memory::IoBuffer;
 use iscsi::target::{Outgoing, Piece};
-use request_engine::{CopyProgress, SendQueue};
+use request_engine::SendQueue;
 use scsi::{AbortScope, TaskTag};
 use scsi_exec::{Hold, Ticket};
 use uring::Message;
@@ -43,7 +41,7 @@ impl Owed {
 #[derive(Default)]
 pub(crate) struct Output {
     /// Data and the message. The index of queued data is its name in the protocol.
-    queue: SendQueue,
+    pub queue: SendQueue,
     /// Tasks with data in a disk's memory: queued, and in the message.
     owed: Owed,
     owed_in_message: Owed,
@@ -86,7 +84,7 @@ impl Output {
 
     /// Releases the tasks of a completely sent message.
     pub fn settle(&mut self) {
-        if !self.owed_in_message.tasks.is_empty() && !self.is_sending() {
+        if !self.owed_in_message.tasks.is_empty() && !self.queue.is_sending() {
             let over = &mut self.owed_in_message;
             over.tasks.clear();
             over.tickets.clear();
@@ -94,33 +92,9 @@ impl Output {
         }
     }
 
-    /// Copies unsent data at these addresses, so that it is not sent from there.
-    pub fn copy_borrowed(&mut self, held: &[Range<usize>], buffers: &mut Buffers) -> CopyProgress {
-        self.queue.copy_borrowed(held, buffers)
-    }
-
-    /// Replaces the rest of a recalled message by copies.
-    pub fn replace_views(&mut self, message: &mut Message, buffers: &mut Buffers) {
-        self.queue.replace_views(message, buffers);
-    }
-
-    /// Returns true if more was copied for this initiator than allowed.
-    pub fn has_copied_too_much(&self) -> bool {
-        self.queue.has_copied_too_much()
-    }
-
-    pub fn is_sending(&self) -> bool {
-        self.queue.is_sending()
-    }
-
-    /// Returns the bytes that the kernel has not accepted yet.
-    pub fn unsent(&self) -> u64 {
-        self.queue.unsent()
-    }
-
     /// Returns the next message, if there is output and no message in flight.
     pub fn next(&mut self, outgoing: &mut Outgoing, buffers: &mut Buffers) -> Option<Box<Message>> {
-        if self.is_sending() || outgoing.is_empty() {
+        if self.queue.is_sending() || outgoing.is_empty() {
             return None;
         }
         let mut message = self.queue.begin();
@@ -155,20 +129,5 @@ impl Output {
         self.owed_in_message.append(&mut self.owed);
         self.queue.begun(&message);
         Some(message)
-    }
-
-    /// Records `bytes` as sent. Returns the rest of the message, if any.
-    pub fn sent(
-        &mut self,
-        message: Box<Message>,
-        bytes: u32,
-        buffers: &mut Buffers,
-    ) -> Option<Box<Message>> {
-        self.queue.sent(message, bytes, buffers)
-    }
-
-    /// Drops the rest of the message.
-    pub fn recycle(&mut self, message: Box<Message>, buffers: &mut Buffers) {
-        self.queue.recycle(message, buffers);
     }
 }

@@ -5,14 +5,15 @@
 
 use std::time::Duration;
 
-use guest_memory::IoBuffer;
 use iscsi::pdu::LoginStatus;
 use iscsi::target::{CloseReason, Placement, Received, Step};
 use latency::{Stage, Stamp, Stamps};
 use reactor::{Io, RateLimit};
-use uring::{Completion, Receive, WatchId};
+use request_engine::{Receiver, StreamParts, StreamTransport, token};
+use uring::{Completion, Receive};
 
-use crate::connection::{Connection, token};
+use crate::buffers::Buffers;
+use crate::connection::Connection;
 use crate::slots::SlotId;
 
 static LOGIN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
@@ -24,32 +25,16 @@ const RECEIVE_BYTES: usize = 64 << 10;
 const WINDOW_BYTES: usize = 2048;
 /// Size of the window after data.
 const WINDOW_BYTES_MIN: usize = 256;
-/// Number of single commands in a row after which the socket is watched. Starting and ending a watch costs as much as it saves for a few
-/// commands.
-const SINGLE_MIN: u32 = 16;
 /// Minimum rest of a data segment for a direct receive.
 const DIRECT_BYTES_MIN: u32 = 4096;
 
 pub(crate) struct Input {
-    /// `None` while the kernel has it.
-    buffer: Option<IoBuffer>,
-    size: usize,
-    /// Range of unparsed bytes in `buffer`.
-    from: usize,
-    to: usize,
+    pub receiver: Receiver,
     window: Vec<u8>,
     /// Size of the next window. Data is usually followed by a single header.
     window_bytes: usize,
     /// Copy of data for the digest.
     seen: Vec<u8>,
-    /// Commands completed by the last receive.
-    commands: u32,
-    /// Number of receives in a row that completed one command each.
-    single: u32,
-    /// Watch for the next command, while commands arrive one at a time.
-    watch: Option<WatchId>,
-    /// A receive into `buffer` is in flight.
-    receiving: bool,
     /// Slot and data offset of the direct receive in flight.
     direct: Option<(SlotId, u32)>,
     /// Unparsed input waits until queued output was sent. Its responses may be many times as long.
@@ -59,17 +44,10 @@ pub(crate) struct Input {
 impl Input {
     pub fn new() -> Input {
         Input {
-            buffer: None,
-            size: LOGIN_BYTES,
-            from: 0,
-            to: 0,
+            receiver: Receiver::new(LOGIN_BYTES, &[]),
             window: Vec::new(),
             window_bytes: WINDOW_BYTES,
             seen: Vec::new(),
-            commands: 0,
-            single: 0,
-            watch: None,
-            receiving: false,
             direct: None,
             waits_for_output: false,
         }
@@ -77,63 +55,65 @@ impl Input {
 
     /// Enlarges the buffer for the full feature phase.
     pub fn enlarge(&mut self) {
-        self.size = RECEIVE_BYTES;
+        self.receiver.size = RECEIVE_BYTES;
+    }
+}
+
+impl StreamTransport for Connection {
+    type Memory = Buffers;
+
+    const CLIENT: &'static str = "initiator";
+
+    #[inline]
+    fn parts(&mut self) -> StreamParts<'_, Buffers> {
+        StreamParts {
+            link: &mut self.link,
+            receiver: &mut self.input.receiver,
+            queue: &mut self.output.queue,
+            memory: &mut self.buffers,
+        }
     }
 
-    /// Returns true if the last receive completed exactly one command. Such an initiator probably waits for the response before it sends
-    /// the next command.
-    pub fn received_single_command(&self) -> bool {
-        self.commands == 1
+    fn is_ended(&self) -> bool {
+        self.lifecycle.is_ended()
     }
 
-    /// Takes the buffer of the next receive.
-    fn take_buffer(&mut self) -> IoBuffer {
-        let size = self.size;
-        let kept = self.buffer.take();
-        kept.filter(|buffer| buffer.total_len() == size)
-            .unwrap_or_else(|| IoBuffer::owned(size))
+    fn drops_input(&self) -> bool {
+        self.is_over()
+    }
+
+    fn may_receive(&mut self) -> bool {
+        let is_idle = self.input.receiver.unparsed() == 0 && self.input.direct.is_none();
+        !self.is_over() && !self.login.waits && is_idle && self.has_output_room()
+    }
+
+    #[inline]
+    fn moved(&mut self) {
+        self.moved = self.shared.seconds();
+    }
+
+    /// Hops 2 to 5 for received bytes.
+    fn take_in(&mut self, io: &mut Io, noticed: Stamp) {
+        let mut stamps = Stamps::noticed(noticed);
+        stamps.mark(Stage::Popped, self.measurement.requests.stamp(io));
+        self.consume(io);
+        stamps.mark(Stage::Parsed, self.measurement.requests.stamp(io));
+        self.submit_batch(io, Some(stamps));
+    }
+
+    fn part_sent(&mut self) {
+        self.output.settle();
+        self.output_left();
+    }
+
+    fn end(&mut self, io: &mut Io, reason: &str) {
+        Connection::end(self, io, reason);
     }
 }
 
 impl Connection {
-    /// Starts the next receive or a watch of the socket, unless one is active or not allowed.
-    pub(crate) fn receive_more(&mut self, io: &mut Io) {
-        if self.input.watch.is_some() || !self.may_receive() {
-            return;
-        }
-        if self.input.single >= SINGLE_MIN {
-            let watch = io
-                .ring()
-                .watch(self.link.owner, token::READABLE, &self.link.socket);
-            self.input.watch = Some(watch);
-            return;
-        }
-        let buffer = self.input.take_buffer();
-        self.input.receiving = true;
-        self.link.operations += 1;
-        let how = match self.input.received_single_command() {
-            true => Receive::Later,
-            false => Receive::Some,
-        };
-        io.ring().receive(
-            self.link.owner,
-            token::RECEIVE,
-            &self.link.socket,
-            buffer,
-            how,
-        );
-    }
-
-    fn may_receive(&mut self) -> bool {
-        let idle = self.input.from == self.input.to && self.input.direct.is_none();
-        if self.is_over() || self.login.waits || !idle || self.input.receiving {
-            return false;
-        }
-        self.has_output_room()
-    }
-
     fn has_output_room(&mut self) -> bool {
-        let queued = self.output.unsent() + self.iscsi.outgoing().len();
+        let queued = self.output.queue.unsent() + self.iscsi.outgoing().len();
         queued <= self.shared().limits.output_bytes
     }
 
@@ -143,60 +123,6 @@ impl Connection {
         if self.input.waits_for_output && self.has_output_room() {
             self.input.waits_for_output = false;
             self.handle.send(Connection::resume_parsing);
-        }
-    }
-
-    pub(crate) fn received(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
-        self.input.receiving = false;
-        self.input.buffer = completion.buffer;
-        self.on_received(io, completion.result, noticed);
-    }
-
-    /// Handles data on the watched socket; `more`: the watch stays active.
-    pub(crate) fn readable(&mut self, io: &mut Io, more: bool, noticed: Stamp) {
-        if !more {
-            self.input.watch = None;
-        }
-        if !self.may_receive() {
-            // The watch reports data once. A later receive will find it.
-            return self.unwatch(io);
-        }
-        let buffer = self.input.take_buffer();
-        let result = self.link.socket.receive_now(&buffer);
-        let full = result == Ok(self.input.size as u32);
-        self.input.buffer = Some(buffer);
-        self.on_received(io, result, noticed);
-        if full || self.input.single == 0 {
-            self.unwatch(io);
-        }
-    }
-
-    /// Ends the watch and returns to receives.
-    pub(crate) fn unwatch(&mut self, io: &mut Io) {
-        self.input.single = 0;
-        if let Some(watch) = self.input.watch.take() {
-            io.ring().unwatch(watch);
-        }
-    }
-
-    fn on_received(&mut self, io: &mut Io, result: Result<u32, i32>, noticed: Stamp) {
-        if self.is_over() {
-            return;
-        }
-        match result {
-            Ok(0) => self.end(io, "closed by the initiator"),
-            Ok(bytes) => {
-                self.moves();
-                self.input.commands = 0;
-                (self.input.from, self.input.to) = (0, bytes as usize);
-                self.take_in(io, noticed);
-                self.input.single = match self.input.received_single_command() {
-                    true => self.input.single.saturating_add(1),
-                    false => 0,
-                };
-            }
-            Err(4 | 11) => {}
-            Err(_) => self.end(io, "connection lost"),
         }
     }
 
@@ -231,15 +157,11 @@ impl Connection {
         if self.is_over() {
             return;
         }
-        match completion.result {
-            Ok(0) => self.end(io, "closed by the initiator"),
-            Ok(bytes) => {
-                self.moves();
-                self.iscsi.data_stored_by_kernel(bytes as usize);
-                self.take_in(io, noticed);
-            }
-            Err(4 | 11) => self.take_in(io, noticed),
-            Err(_) => self.end(io, "connection lost"),
+        if let Some(bytes) = self.bytes_received(io, completion.result) {
+            self.iscsi.data_stored_by_kernel(bytes);
+        }
+        if !self.is_over() {
+            self.take_in(io, noticed);
         }
     }
 
@@ -249,15 +171,6 @@ impl Connection {
             let now = io.now();
             self.take_in(io, now);
         }
-    }
-
-    /// Hops 2 to 5 for received bytes.
-    fn take_in(&mut self, io: &mut Io, noticed: Stamp) {
-        let mut stamps = Stamps::noticed(noticed);
-        stamps.mark(Stage::Popped, self.measurement.requests.stamp(io));
-        self.consume(io);
-        stamps.mark(Stage::Parsed, self.measurement.requests.stamp(io));
-        self.submit_batch(io, Some(stamps));
     }
 
     fn consume(&mut self, io: &mut Io) {
@@ -275,10 +188,10 @@ impl Connection {
     /// Parses one window. Returns false if nothing more can be done now.
     fn consume_window(&mut self, io: &mut Io, window: &mut Vec<u8>) -> bool {
         let most = std::mem::replace(&mut self.input.window_bytes, WINDOW_BYTES);
-        let length = most.min(self.input.to - self.input.from);
+        let length = most.min(self.input.receiver.unparsed());
         window.resize(length, 0);
-        if let (Some(buffer), true) = (&self.input.buffer, length > 0) {
-            buffer.read_whole(self.input.from, window);
+        if let (Some(buffer), true) = (&self.input.receiver.buffer, length > 0) {
+            buffer.read_whole(self.input.receiver.from, window);
         }
         let mut at = 0;
         loop {
@@ -287,12 +200,12 @@ impl Connection {
             }
             let Received { used, step } = self.iscsi.receive(&window[at..]);
             at += used;
-            self.input.from += used;
+            self.input.receiver.from += used;
             match step {
-                Step::More => return self.input.from < self.input.to,
+                Step::More => return self.input.receiver.unparsed() > 0,
                 Step::Data(placement) => return self.store_data(io, placement),
                 Step::Command(task) => {
-                    self.input.commands = self.input.commands.saturating_add(1);
+                    self.input.receiver.count_request();
                     self.begin(task);
                 }
                 Step::DataComplete(task) => {
@@ -369,22 +282,22 @@ impl Connection {
             offset,
             length,
         } = placement;
-        let here = (length as usize).min(self.input.to - self.input.from);
+        let here = (length as usize).min(self.input.receiver.unparsed());
         let digest = self.iscsi.digests().data;
         if here == 0 {
             if self.input.direct.is_none()
-                && !self.input.receiving
+                && !self.input.receiver.is_receiving()
                 && !digest
                 && length >= DIRECT_BYTES_MIN
             {
-                self.receive_directly(io, placement);
+                self.receive_data(io, placement);
             }
             return false;
         }
         let slot = self.slot_of(task);
         self.data_arrived(slot, false);
-        let from = self.input.from;
-        if let Some(came) = self.input.buffer.take() {
+        let from = self.input.receiver.from;
+        if let Some(came) = self.input.receiver.buffer.take() {
             let into = self.buffer_for(slot, offset as usize + here);
             came.copy_part(from, into, offset as usize, here);
             if digest {
@@ -394,26 +307,20 @@ impl Connection {
             } else {
                 self.iscsi.data_stored_by_kernel(here);
             }
-            self.input.buffer = Some(came);
+            self.input.receiver.buffer = Some(came);
         }
-        self.input.from += here;
+        self.input.receiver.from += here;
         self.input.window_bytes = WINDOW_BYTES_MIN;
         true
     }
 
-    fn receive_directly(&mut self, io: &mut Io, placement: Placement) {
+    fn receive_data(&mut self, io: &mut Io, placement: Placement) {
         let slot = self.slot_of(placement.task);
         let (offset, length) = (placement.offset as usize, placement.length as usize);
         let into = self.buffer_for(slot, offset + length).slice(offset, length);
         self.slots.get(slot).receiving = true;
         self.input.direct = Some((self.slots.id(slot), placement.offset));
-        self.link.operations += 1;
-        io.ring().receive(
-            self.link.owner,
-            token::RECEIVE_DATA,
-            &self.link.socket,
-            into,
-            Receive::Whole,
-        );
+        self.link
+            .receive(io, token::RECEIVE_DATA, into, Receive::Whole);
     }
 }

@@ -15,8 +15,8 @@ use latency::{Labels, QueueRecord, SlowRequest, Stamp};
 use nbd::handshake::Session;
 use nbd::request::Rules;
 use reactor::{Addressed, DiskHandle, Io, RateLimit, Source};
-use request_engine::{BufferPool, CopyProgress, Measurement};
-use uring::{Completion, Message, Owner, RingFd};
+use request_engine::{BufferPool, Link, Measurement, StreamTransport, token};
+use uring::{Completion, RingFd};
 
 use crate::export::Export;
 use crate::output::Output;
@@ -24,20 +24,8 @@ use crate::receive::Input;
 use crate::shared::{Admitted, ConnectionHandle, SharedServer};
 use crate::slots::{Slots, Stage};
 
-/// Tokens of operations on the ring.
-pub(crate) mod token {
-    pub const RECEIVE: u64 = 0;
-    pub const RECEIVE_DATA: u64 = 1;
-    pub const SEND: u64 = 2;
-    pub const READABLE: u64 = 3;
-    pub const TIMER: u64 = 4;
-}
-
 // A client may open many connections at once, and each is worth a log line. Any peer may reconnect endlessly.
 static SESSION_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
-
-/// Size up to which a socket usually takes a message at once, unless its peer is slow. It is below the limit that stops receiving.
-const QUIET_BYTES_MAX: u64 = 64 << 10;
 
 /// Initial capacity of the timeline in requests in flight.
 const TIMELINE_DEPTH: usize = 128;
@@ -68,10 +56,7 @@ pub(crate) struct Connection {
     pub(crate) disk: DiskHandle,
     /// Size of the disk.
     pub(crate) capacity: Arc<Capacity>,
-    pub(crate) socket: RingFd,
-    pub(crate) owner: Owner,
-    /// Number of the connection's own operations on the ring.
-    pub(crate) operations: usize,
+    pub(crate) link: Link,
     pub(crate) input: Input,
     pub(crate) output: Output,
     pub(crate) pool: BufferPool,
@@ -135,9 +120,7 @@ impl Connection {
             contexts: session.contexts,
             disk: io.open(&export.disk),
             capacity: export.disk.device().capacity().clone(),
-            socket: io.ring().register(socket),
-            owner: io.own(handle.source),
-            operations: 0,
+            link: Link::new(io, handle.source, socket),
             input: Input::new(&input),
             output: Output::default(),
             pool: BufferPool::default(),
@@ -193,9 +176,9 @@ impl Connection {
             );
         }
         // Completes receives and sends in flight. A socket that is already disconnected has none.
-        self.socket.shut_down();
+        self.link.socket.shut_down();
         if self.timer.is_some() {
-            io.ring().cancel(self.owner, token::TIMER);
+            io.ring().cancel(self.link.owner, token::TIMER);
         }
         self.batch.clear();
         self.done.clear();
@@ -216,74 +199,27 @@ impl Connection {
 
     /// Sends queued output. Ends the connection after the last reply if the client has requested that.
     fn flush(&mut self, io: &mut Io) {
-        if let Some(mut message) = self.output.next(&mut self.pool) {
-            let is_short = message.left() <= QUIET_BYTES_MAX.min(self.shared.limits.output_bytes);
-            if !is_short || self.leaving {
-                self.send_message(io, message);
-            } else if self.input.asks_singly() {
-                // The client waits for this one reply, so it is sent before other work.
-                let result = self.socket.send_now(&mut message);
-                self.sent(io, message, result);
-            } else {
-                self.operations += 1;
-                io.ring()
-                    .send_quietly(self.owner, token::SEND, &self.socket, message);
-            }
+        if let Some(message) = self.output.next(&mut self.pool) {
+            let output_max = self.shared.limits.output_bytes;
+            self.send_message(io, message, self.leaving, output_max);
         }
         if self.leaving && self.slots.busy() == 0 && self.output.unsent() == 0 {
             self.end(io, "closed by the client");
         }
     }
 
-    fn send_message(&mut self, io: &mut Io, message: Box<Message>) {
-        self.operations += 1;
-        io.ring()
-            .send(self.owner, token::SEND, &self.socket, message);
-    }
-
-    fn sent(&mut self, io: &mut Io, mut message: Box<Message>, result: Result<u32, i32>) {
-        match result {
-            Ok(bytes) if !self.ended && (bytes > 0 || message.left() == 0) => {
-                self.moved = self.moved.wrapping_add(1);
-                if let Some(rest) = self.output.sent(message, bytes, &mut self.pool) {
-                    self.send_message(io, rest);
-                    self.end_if_copied_too_much(io);
-                }
-            }
-            // Interrupted, no room at the moment, or recalled.
-            Err(4 | 11 | 125) if !self.ended => {
-                self.output.replace_views(&mut message, &mut self.pool);
-                self.send_message(io, message);
-                self.end_if_copied_too_much(io);
-            }
-            _ => {
-                self.output.recycle(message, &mut self.pool);
-                self.end(io, "client does not read");
-            }
-        }
-    }
-
-    fn end_if_copied_too_much(&mut self, io: &mut Io) {
-        if self.output.has_copied_too_much() {
-            self.end(
-                io,
-                "client does not read its data while others write the same range",
-            );
-        }
-    }
-
     /// Returns true if the client has to read output, or to send the rest of a request.
     fn is_owed(&self) -> bool {
-        self.output.is_sending() || self.input.is_within_request()
+        self.output.queue.is_sending() || self.input.is_within_request()
     }
 
     /// Starts the timer that ends the connection if the client does not continue.
     fn watch_progress(&mut self, io: &mut Io) {
         if self.timer.is_none() && self.is_owed() {
             self.timer = Some(self.moved);
-            self.operations += 1;
+            self.link.operations += 1;
             let time = self.shared.limits.silent_time;
-            io.ring().timer(self.owner, token::TIMER, time);
+            io.ring().timer(self.link.owner, token::TIMER, time);
         }
     }
 
@@ -309,19 +245,12 @@ impl Source for Connection {
     fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
 
     fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
-        if completion.token == token::READABLE {
-            return self.readable(io, completion.more, noticed);
-        }
-        self.operations -= 1;
-        match completion.token {
-            token::SEND => {
-                if let Some(message) = completion.message {
-                    self.sent(io, message, completion.result);
-                }
+        match self.stream_completed(io, completion, noticed) {
+            Some(completion) if completion.token == token::RECEIVE_DATA => {
+                self.received_data(io, &completion, noticed);
             }
-            token::RECEIVE => self.received(io, completion, noticed),
-            token::RECEIVE_DATA => self.received_data(io, &completion, noticed),
-            _ => self.timer_fired(io),
+            Some(_) => self.timer_fired(io),
+            None => {}
         }
     }
 
@@ -355,12 +284,7 @@ impl Source for Connection {
     }
 
     fn return_borrowed(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
-        let progress = self.output.copy_borrowed(held, &mut self.pool);
-        if progress == CopyProgress::Recall {
-            io.ring().cancel(self.owner, token::SEND);
-        }
-        self.end_if_copied_too_much(io);
-        progress != CopyProgress::Done
+        self.copy_borrowed(io, held)
     }
 
     fn arm(&mut self) -> bool {
@@ -370,7 +294,7 @@ impl Source for Connection {
     fn disarm(&mut self) {}
 
     fn in_flight(&self) -> usize {
-        self.operations + self.slots.busy()
+        self.link.operations + self.slots.busy()
     }
 
     fn kick(&self) -> Option<RingFd> {
@@ -379,7 +303,7 @@ impl Source for Connection {
 
     fn stop(&mut self) {
         self.ended = true;
-        self.socket.shut_down();
+        self.link.socket.shut_down();
     }
 
     fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {
@@ -391,7 +315,7 @@ impl Source for Connection {
     fn closed(&mut self, io: &mut Io) {
         io.close(std::mem::take(&mut self.disk));
         self.unwatch(io);
-        io.disown(self.owner);
+        io.disown(self.link.owner);
         self.admitted = None;
         self.drained.clear();
     }

@@ -1,9 +1,7 @@
 //! Output of a connection: one message at a time, built from all replies queued since the previous message was sent.
 
-use std::ops::Range;
-
 use guest_memory::IoBuffer;
-use request_engine::{BufferPool, CopyProgress, SendQueue};
+use request_engine::{BufferPool, SendQueue};
 use uring::Message;
 
 /// A part of the next message, in stream order.
@@ -17,7 +15,7 @@ enum Piece {
 
 #[derive(Default)]
 pub(crate) struct Output {
-    queue: SendQueue,
+    pub queue: SendQueue,
     /// Replies, without the data of reads.
     headers: Vec<u8>,
     /// Bytes of `headers` that are in `pieces`.
@@ -61,14 +59,9 @@ impl Output {
         self.queue.unsent() + self.headers.len() as u64 + self.data_bytes
     }
 
-    #[inline]
-    pub fn is_sending(&self) -> bool {
-        self.queue.is_sending()
-    }
-
     /// Returns the next message, if there is output and no message in flight.
     pub fn next(&mut self, pool: &mut BufferPool) -> Option<Box<Message>> {
-        if self.is_sending() || self.headers.is_empty() {
+        if self.queue.is_sending() || self.headers.is_empty() {
             return None;
         }
         self.list_headers();
@@ -92,35 +85,5 @@ impl Output {
         self.data_bytes = 0;
         self.queue.begun(&message);
         Some(message)
-    }
-
-    /// Copies unsent data at these addresses, so that it is not sent from there.
-    pub fn copy_borrowed(&mut self, held: &[Range<usize>], pool: &mut BufferPool) -> CopyProgress {
-        self.queue.copy_borrowed(held, pool)
-    }
-
-    /// Replaces the rest of a recalled message by copies.
-    pub fn replace_views(&mut self, message: &mut Message, pool: &mut BufferPool) {
-        self.queue.replace_views(message, pool);
-    }
-
-    /// Returns true if more was copied for this client than allowed.
-    pub fn has_copied_too_much(&self) -> bool {
-        self.queue.has_copied_too_much()
-    }
-
-    /// Records `bytes` as sent. Returns the rest of the message, if any.
-    pub fn sent(
-        &mut self,
-        message: Box<Message>,
-        bytes: u32,
-        pool: &mut BufferPool,
-    ) -> Option<Box<Message>> {
-        self.queue.sent(message, bytes, pool)
-    }
-
-    /// Drops the rest of the message.
-    pub fn recycle(&mut self, message: Box<Message>, pool: &mut BufferPool) {
-        self.queue.recycle(message, pool);
     }
 }

@@ -10,9 +10,11 @@ mod measurement;
 mod pace;
 mod prefetch;
 mod send_queue;
+mod stream;
 
 pub use buffer_pool::{BufferPool, buffer_size};
 pub use measurement::Measurement;
 pub use pace::Pace;
 pub use prefetch::prefetch_following;
 pub use send_queue::{CopyProgress, SendMemory, SendQueue};
+pub use stream::{Link, Receiver, StreamParts, StreamTransport, token};
