@@ -4,9 +4,9 @@ use bdev::Submission;
 use block::IoOutcome;
 use guest_memory::IoBuffer;
 use iscsi::target::TaskId;
-use latency::{DiskNumber, Operation, PartCounts, Stamp, Stamps};
+use latency::{DiskNumber, Operation, Stamps};
 use reactor::{Io, Job, Step, Tag};
-use request_engine::prefetch_following;
+use request_engine::{BatchTransport, Submitted};
 use scsi::{Command, DiskId, Lun, Sense, SenseCode, SenseKey, TaskAttribute, TaskTag};
 use scsi_exec::{
     Granted, Hold, Task, Ticket, continue_in_background, execute, may_start, operation_of,
@@ -32,6 +32,59 @@ fn attribute(field: u8) -> TaskAttribute {
         3 => TaskAttribute::HeadOfQueue,
         4 => TaskAttribute::Aca,
         _ => TaskAttribute::Simple,
+    }
+}
+
+impl BatchTransport for Connection {
+    type Request = SlotId;
+
+    fn batch(&mut self) -> &mut Vec<SlotId> {
+        &mut self.schedule.batch
+    }
+
+    /// A command that waits for data-out gets no hint. Reads from memory get one, because the kernel will soon copy them.
+    fn next_job(&mut self, io: &mut Io, id: SlotId) -> Option<Job> {
+        let (disk, request) = self.slots.current(id)?.task.next_io()?;
+        if !request.moves_data() {
+            return None;
+        }
+        let disk = self.disk(io, disk)?;
+        Some(Job { disk, io: request })
+    }
+
+    #[inline]
+    fn submit_one(&mut self, io: &mut Io, id: SlotId, stamps: &Stamps) -> Option<Submitted> {
+        let slot = self.slots.current(id).filter(|slot| slot.task.is_ready())?;
+        let is_first = slot.arrival == Arrival::New;
+        if is_first {
+            slot.stamps = *stamps;
+        }
+        let (operation, part) = (slot.operation.unwrap_or(Operation::Other), slot.part);
+        let progress = self.advance(io, id.index);
+        let slot = self.slots.get(id.index);
+        // A command that waits for data-out is not submitted yet.
+        let is_solicited = matches!(slot.arrival, Arrival::Solicited(_));
+        let waits = is_solicited && slot.task.is_ready();
+        if is_solicited && !waits {
+            self.record_data_complete(id.index, stamps.at(latency::Stage::Submitted));
+        }
+        match progress {
+            Progress::Done => self.schedule.done.push(id),
+            Progress::Pending if waits => return None,
+            Progress::Pending => self.slots.get(id.index).arrival = Arrival::Pending,
+            Progress::Finished => {
+                self.release(id.index);
+                return None;
+            }
+        }
+        let is_done = matches!(progress, Progress::Done);
+        Some(Submitted {
+            slot: id.index,
+            operation,
+            part,
+            is_counted: is_first && (is_done || !is_solicited),
+            is_done,
+        })
     }
 }
 
@@ -178,18 +231,14 @@ impl Connection {
             let disk = self.shared.units.disk(DiskId(disk.0))?;
             Some(disk.name().to_owned())
         };
-        slot.part = self
-            .measurement
-            .requests
-            .timeline
-            .part_of(disk, operation, name);
+        slot.part = self.measurement.timeline.part_of(disk, operation, name);
         slot.bytes = direct.map_or(0, |request| match request.moves_data() {
             true => request.length as u32,
             false => 0,
         });
         slot.offset = direct.map_or(0, |request| request.offset);
         let parsed = probes::Parsed {
-            id: self.measurement.requests.probe_id(index),
+            id: self.measurement.probe_id(index),
             operation: slot.operation.unwrap_or(Operation::Other) as u64,
             offset: slot.offset,
             length: u64::from(slot.bytes),
@@ -198,100 +247,6 @@ impl Connection {
         probes::popped(worker, || std::iter::once((parsed.id, u64::from(itt))));
         probes::parsed(|| std::iter::once(parsed));
         self.schedule.batch.push(id);
-    }
-
-    /// Hops 4 and 5: submits each command's I/O to its disk. Commands from the same receive share their stamps.
-    pub(crate) fn submit_batch(&mut self, io: &mut Io, stamps: Option<Stamps>) {
-        if self.schedule.batch.is_empty() {
-            return;
-        }
-        let mut counts = PartCounts::default();
-        if let Some(first) = self
-            .schedule
-            .batch
-            .first()
-            .and_then(|id| self.slots.current(*id))
-        {
-            counts.part = first.part;
-        }
-        let now = self.measurement.requests.stamp(io);
-        let mut stamps = stamps.unwrap_or(Stamps::noticed(now));
-        stamps.mark(latency::Stage::Submitted, now);
-        let mut batch = std::mem::take(&mut self.schedule.batch);
-        let prefetches = io.wants_prefetch();
-        for at in 0..batch.len() {
-            let id = batch[at];
-            if prefetches {
-                self.prefetch_next(io, &batch[at + 1..]);
-            }
-            let Some(slot) = self.slots.current(id) else {
-                continue;
-            };
-            if !slot.task.is_ready() {
-                continue;
-            }
-            let operation = slot.operation.unwrap_or(Operation::Other) as usize;
-            let first = slot.arrival == Arrival::New;
-            if first {
-                slot.stamps = stamps;
-            }
-            self.measurement.requests.turn_to(&mut counts, slot.part);
-            let progress = self.advance(io, id.index);
-            let slot = self.slots.get(id.index);
-            // A command that waits for data-out is not submitted yet.
-            let asked = matches!(slot.arrival, Arrival::Solicited(_));
-            let waits = asked && slot.task.is_ready();
-            let asked = asked && !waits;
-            if asked {
-                self.record_data_complete(id.index, now);
-            }
-            match progress {
-                Progress::Done => {
-                    self.schedule.done.push(id);
-                    counts.at_once[operation] += u32::from(first);
-                    probes::submitted(|| {
-                        std::iter::once(self.measurement.requests.probe_id(id.index))
-                    });
-                    probes::reaped(|| {
-                        std::iter::once(self.measurement.requests.probe_id(id.index))
-                    });
-                }
-                Progress::Pending => {
-                    if !waits {
-                        self.slots.get(id.index).arrival = Arrival::Pending;
-                        counts.pending[operation] += u32::from(first && !asked);
-                        probes::submitted(|| {
-                            std::iter::once(self.measurement.requests.probe_id(id.index))
-                        });
-                    }
-                }
-                Progress::Finished => self.release(id.index),
-            }
-        }
-        if self.schedule.batch.is_empty() {
-            batch.clear();
-            self.schedule.batch = batch;
-        }
-        let reaped = self.measurement.requests.stamp(io);
-        if self.measurement.requests.reaped == Stamp::default() {
-            self.measurement.requests.reaped = reaped;
-        }
-        self.measurement
-            .requests
-            .submitted(&counts, stamps, now, reaped);
-    }
-
-    /// Sends prefetch hints for the next commands of the batch, unless they wait for data-out. Reads from memory are included, because the
-    /// kernel will soon copy them.
-    fn prefetch_next(&mut self, io: &mut Io, following: &[SlotId]) {
-        prefetch_following(io, following, |io, id| {
-            let (disk, request) = self.slots.current(id)?.task.next_io()?;
-            if !request.moves_data() {
-                return None;
-            }
-            let disk = self.disk(io, disk)?;
-            Some(Job { disk, io: request })
-        });
     }
 
     /// Executes a command's steps until one has to wait.
@@ -387,7 +342,7 @@ impl Connection {
         buffer: IoBuffer,
         outcome: IoOutcome,
     ) {
-        let id = self.measurement.requests.probe_id(index);
+        let id = self.measurement.probe_id(index);
         probes::reaped(|| std::iter::once(id));
         let slot = self.slots.get(index);
         let stage = std::mem::replace(&mut slot.stage, Stage::Started);

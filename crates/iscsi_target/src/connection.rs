@@ -16,9 +16,9 @@ use block::IoOutcome;
 use guest_memory::IoBuffer;
 use iscsi::login::{LoggedIn, Visitor};
 use iscsi::session::SessionKind;
-use latency::{Labels, QueueRecord, Stamp};
+use latency::{Labels, QueueRecord, Stamp, Stamps};
 use reactor::{Addressed, DiskHandle, Io, RateLimit, Source};
-use request_engine::{Link, Measurement, Pace, StreamTransport};
+use request_engine::{BatchTransport, Link, Measurement, Pace, StreamTransport, Transport};
 use scsi::{DiskId, Lun, Managed, NexusId, TaskManagementFunction};
 use scsi_exec::{DiskHandles, Hold};
 use uring::{Completion, RingFd};
@@ -26,7 +26,6 @@ use uring::{Completion, RingFd};
 use crate::buffers::Buffers;
 use crate::lifecycle::{Attached, Drain, Lifecycle, Login, LoginStage};
 use crate::management::{After, Management, hold, runner};
-use crate::measure::CommandMeasurement;
 use crate::memory::SessionMemory;
 use crate::output::Output;
 use crate::receive::Input;
@@ -64,8 +63,6 @@ pub(crate) struct Connection {
     pub(crate) shared: Arc<SharedServer>,
     pub(crate) iscsi: iscsi::target::Connection,
     pub(crate) link: Link,
-    /// Second of the last transfer.
-    pub(crate) moved: u64,
     pub(crate) input: Input,
     pub(crate) output: Output,
     pub(crate) buffers: Buffers,
@@ -77,7 +74,7 @@ pub(crate) struct Connection {
     pub(crate) management: Management,
     pub(crate) drain: Drain,
     /// Records nothing until the login to a target.
-    pub(crate) measurement: CommandMeasurement,
+    pub(crate) measurement: Measurement,
 }
 
 impl Connection {
@@ -99,10 +96,11 @@ impl Connection {
         let probe_id_base = probes::queue(handle.worker.index(), handle.source.index());
         let mut measurement = Measurement::new(Labels::default(), 0, probe_id_base);
         measurement.timeline.set_recording(false);
+        let mut link = Link::new(io, handle.source, socket);
+        link.moved = shared.seconds();
         Connection {
             iscsi: iscsi::target::Connection::new(shared.clone(), visitor, protocol),
-            link: Link::new(io, handle.source, socket),
-            moved: shared.seconds(),
+            link,
             input: Input::new(),
             output: Output::default(),
             buffers: Buffers::new(SessionMemory::new(shared.limits.data_bytes)),
@@ -113,7 +111,7 @@ impl Connection {
             lifecycle: Lifecycle::Open,
             management: Management::default(),
             drain: Drain::default(),
-            measurement: CommandMeasurement::new(measurement),
+            measurement,
             handle,
             shared,
         }
@@ -189,12 +187,12 @@ impl Connection {
         };
         let runners = self.shared.units.runners();
         self.drain.registration = Some(runners.register(runner(self.handle.clone())));
-        let probe_id_base = self.measurement.requests.probe_id_base;
-        let measurement = Measurement::new(labels, TIMELINE_DEPTH, probe_id_base);
-        let requests = &mut self.measurement.requests;
-        *requests = measurement;
-        requests.timeline.set_recording(io.is_recording());
-        let record = requests.timeline.record().clone();
+        let probe_id_base = self.measurement.probe_id_base;
+        let mut measurement = Measurement::new(labels, TIMELINE_DEPTH, probe_id_base);
+        measurement.noticed = self.measurement.noticed;
+        measurement.timeline.set_recording(io.is_recording());
+        let record = measurement.timeline.record().clone();
+        self.measurement = measurement;
         io.register(record.clone());
         self.shared
             .tallies
@@ -374,7 +372,7 @@ impl Connection {
             tracing::info!(address, "initiator did not log out as requested");
             self.dismiss(io, "logout timed out");
         }
-        let quiet = now.saturating_sub(self.moved);
+        let quiet = now.saturating_sub(self.link.moved);
         let mut next = idle_time.saturating_sub(quiet);
         if self.owes() {
             if quiet >= silent_time {
@@ -439,6 +437,40 @@ impl Addressed for Connection {
     }
 }
 
+impl Transport for Connection {
+    #[inline(always)]
+    fn measurement(&mut self) -> &mut Measurement {
+        &mut self.measurement
+    }
+
+    fn requests(&self) -> usize {
+        self.slots.busy()
+    }
+
+    fn parse(&mut self, io: &mut Io) {
+        self.consume(io);
+    }
+
+    fn submit(&mut self, io: &mut Io, stamps: Stamps) {
+        self.submit_batch(io, Some(stamps));
+    }
+
+    fn answer(&mut self, io: &mut Io) -> bool {
+        if !self.lifecycle.is_ended() {
+            self.answer_all(io);
+        }
+        true
+    }
+
+    fn notify(&mut self, io: &mut Io, _is_needed: bool) -> bool {
+        if !self.lifecycle.is_ended() {
+            self.flush(io);
+            self.receive_more(io);
+        }
+        true
+    }
+}
+
 impl Source for Connection {
     fn ready(&mut self, _now: Stamp) -> bool {
         false
@@ -461,22 +493,13 @@ impl Source for Connection {
         outcome: IoOutcome,
         reaped: Stamp,
     ) {
-        self.measurement.requests.reaped = reaped;
+        self.measurement.reaped = reaped;
         self.io_done(io, slot, buffer, outcome);
     }
 
     fn publish(&mut self, io: &mut Io) {
         self.schedule.pace = Pace::default();
-        if !self.lifecycle.is_ended() {
-            self.answer_all(io);
-        }
-        let answered = self.measurement.requests.stamp(io);
-        if !self.lifecycle.is_ended() {
-            self.flush(io);
-            self.receive_more(io);
-        }
-        let notified = self.measurement.requests.stamp(io);
-        self.record(io.clock(), answered, notified);
+        self.publish_responses(io);
     }
 
     fn return_borrowed(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
@@ -518,6 +541,6 @@ impl Source for Connection {
 
     fn record(&self) -> Option<Arc<QueueRecord>> {
         let is_registered = self.login.session().is_some();
-        is_registered.then(|| self.measurement.requests.timeline.record().clone())
+        is_registered.then(|| self.measurement.timeline.record().clone())
     }
 }

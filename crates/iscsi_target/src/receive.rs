@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use iscsi::pdu::LoginStatus;
 use iscsi::target::{CloseReason, Placement, Received, Step};
-use latency::{Stage, Stamp, Stamps};
+use latency::Stamp;
 use reactor::{Io, RateLimit};
-use request_engine::{Receiver, StreamParts, StreamTransport, token};
+use request_engine::{BatchTransport, Receiver, StreamParts, StreamTransport, Transport, token};
 use uring::{Completion, Receive};
 
 use crate::buffers::Buffers;
@@ -89,16 +89,7 @@ impl StreamTransport for Connection {
 
     #[inline]
     fn moved(&mut self) {
-        self.moved = self.shared.seconds();
-    }
-
-    /// Hops 2 to 5 for received bytes.
-    fn take_in(&mut self, io: &mut Io, noticed: Stamp) {
-        let mut stamps = Stamps::noticed(noticed);
-        stamps.mark(Stage::Popped, self.measurement.requests.stamp(io));
-        self.consume(io);
-        stamps.mark(Stage::Parsed, self.measurement.requests.stamp(io));
-        self.submit_batch(io, Some(stamps));
+        self.link.moved = self.shared.seconds();
     }
 
     fn part_sent(&mut self) {
@@ -173,7 +164,7 @@ impl Connection {
         }
     }
 
-    fn consume(&mut self, io: &mut Io) {
+    pub(crate) fn consume(&mut self, io: &mut Io) {
         let mut window = std::mem::take(&mut self.input.window);
         while self.consume_window(io, &mut window) {
             if !self.has_output_room() {

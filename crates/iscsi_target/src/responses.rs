@@ -3,6 +3,7 @@
 use guest_memory::IoBuffer;
 use iscsi::target::{Completion, TaskId, Then, Transfer};
 use reactor::Io;
+use request_engine::BatchTransport;
 use scsi::{Residual, Response, Status};
 use scsi_exec::Task;
 

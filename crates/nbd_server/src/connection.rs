@@ -11,11 +11,13 @@ use std::time::Duration;
 use bdev::Disk;
 use block::{Capacity, IoOutcome};
 use guest_memory::IoBuffer;
-use latency::{Labels, QueueRecord, SlowRequest, Stamp};
+use latency::{Labels, QueueRecord, Stamp, Stamps};
 use nbd::handshake::Session;
 use nbd::request::Rules;
 use reactor::{Addressed, DiskHandle, Io, RateLimit, Source};
-use request_engine::{BufferPool, Link, Measurement, StreamTransport, token};
+use request_engine::{
+    BatchTransport, BufferPool, Link, Measurement, StreamTransport, Transport, token,
+};
 use uring::{Completion, RingFd};
 
 use crate::export::Export;
@@ -72,13 +74,9 @@ pub(crate) struct Connection {
     pub(crate) ended: bool,
     /// Dropped when the connection has drained, for the control plane that waits for it.
     drained: Vec<mpsc::Sender<()>>,
-    /// Number of transfers, modulo 2^32.
-    pub(crate) moved: u32,
-    /// Value of `moved` when the running timer was started.
-    timer: Option<u32>,
+    /// Number of transfers when the running timer was started.
+    timer: Option<u64>,
     pub(crate) measurement: Measurement,
-    /// Candidates of this iteration for the slowest requests.
-    pub(crate) slow: Vec<SlowRequest>,
 }
 
 impl Connection {
@@ -131,10 +129,8 @@ impl Connection {
             leaving: false,
             ended: false,
             drained: Vec::new(),
-            moved: 0,
             timer: None,
             measurement: Measurement::new(labels, TIMELINE_DEPTH, probe_id_base),
-            slow: Vec::new(),
             handle,
             shared,
             export,
@@ -216,7 +212,7 @@ impl Connection {
     /// Starts the timer that ends the connection if the client does not continue.
     fn watch_progress(&mut self, io: &mut Io) {
         if self.timer.is_none() && self.is_owed() {
-            self.timer = Some(self.moved);
+            self.timer = Some(self.link.moved);
             self.link.operations += 1;
             let time = self.shared.limits.silent_time;
             io.ring().timer(self.link.owner, token::TIMER, time);
@@ -225,7 +221,7 @@ impl Connection {
 
     fn timer_fired(&mut self, io: &mut Io) {
         let before = self.timer.take();
-        if !self.ended && self.is_owed() && before == Some(self.moved) {
+        if !self.ended && self.is_owed() && before == Some(self.link.moved) {
             self.end(io, "no response from the client within the time limit");
         }
     }
@@ -234,6 +230,50 @@ impl Connection {
 impl Addressed for Connection {
     fn handle(&self) -> &ConnectionHandle {
         &self.handle
+    }
+}
+
+impl Transport for Connection {
+    #[inline(always)]
+    fn measurement(&mut self) -> &mut Measurement {
+        &mut self.measurement
+    }
+
+    fn requests(&self) -> usize {
+        self.slots.busy()
+    }
+
+    fn parse(&mut self, _io: &mut Io) {
+        if !self.is_over() {
+            self.input.violation = self.parse_requests().err();
+        }
+    }
+
+    fn submit(&mut self, io: &mut Io, stamps: Stamps) {
+        self.submit_batch(io, Some(stamps));
+        if let Some(violation) = self.input.violation.take() {
+            self.shared.violated(&self.client, &violation);
+            self.end(io, "protocol violation");
+        }
+    }
+
+    fn answer(&mut self, _io: &mut Io) -> bool {
+        if !self.ended {
+            self.answer_all();
+        }
+        true
+    }
+
+    fn notify(&mut self, io: &mut Io, _is_needed: bool) -> bool {
+        if !self.ended {
+            self.flush(io);
+        }
+        if !self.ended {
+            self.receive_more(io);
+            self.continue_parsing();
+            self.watch_progress(io);
+        }
+        true
     }
 }
 
@@ -267,20 +307,7 @@ impl Source for Connection {
     }
 
     fn publish(&mut self, io: &mut Io) {
-        if !self.ended {
-            self.answer_all();
-        }
-        let answered = self.measurement.stamp(io);
-        if !self.ended {
-            self.flush(io);
-        }
-        if !self.ended {
-            self.receive_more(io);
-            self.continue_parsing();
-            self.watch_progress(io);
-        }
-        let notified = self.measurement.stamp(io);
-        self.record_iteration(io.clock(), answered, notified);
+        self.publish_responses(io);
     }
 
     fn return_borrowed(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {

@@ -3,11 +3,11 @@
 //! One receive is in flight at a time: into the connection's own buffer, or, for the rest of a long payload, directly into the buffer of its
 //! request. While too much output is queued, or a request waits for memory or a slot, nothing is received or parsed.
 
-use latency::{Stage as Hop, Stamp, Stamps};
+use latency::Stamp;
 use nbd::request::Request;
 use nbd::{Style, Violation};
 use reactor::Io;
-use request_engine::{BufferPool, Receiver, StreamParts, StreamTransport, token};
+use request_engine::{BufferPool, Receiver, StreamParts, StreamTransport, Transport, token};
 use uring::{Completion, Receive};
 
 use crate::connection::Connection;
@@ -39,6 +39,8 @@ pub(crate) struct Input {
     waiting: Option<Request>,
     /// A receive into the buffer of the payload's request is in flight.
     direct: bool,
+    /// The client has broken the protocol: the connection ends when the earlier requests are submitted.
+    pub violation: Option<Violation>,
 }
 
 impl Input {
@@ -52,6 +54,7 @@ impl Input {
             payload: None,
             waiting: None,
             direct: false,
+            violation: None,
         }
     }
 
@@ -121,23 +124,7 @@ impl StreamTransport for Connection {
     }
 
     fn moved(&mut self) {
-        self.moved = self.moved.wrapping_add(1);
-    }
-
-    /// Hops 2 to 5 for received bytes.
-    fn take_in(&mut self, io: &mut Io, noticed: Stamp) {
-        if self.is_over() {
-            return;
-        }
-        let mut stamps = Stamps::noticed(noticed);
-        stamps.mark(Hop::Popped, self.measurement.stamp(io));
-        let parsed = self.parse();
-        stamps.mark(Hop::Parsed, self.measurement.stamp(io));
-        self.submit_batch(io, stamps);
-        if let Err(violation) = parsed {
-            self.shared.violated(&self.client, &violation);
-            self.end(io, "protocol violation");
-        }
+        self.link.moved += 1;
     }
 
     fn end(&mut self, io: &mut Io, reason: &str) {
@@ -191,7 +178,7 @@ impl Connection {
     }
 
     /// Parses received bytes until they are used or the next request must wait.
-    fn parse(&mut self) -> Result<(), Violation> {
+    pub(crate) fn parse_requests(&mut self) -> Result<(), Violation> {
         while !self.leaving {
             let input = &mut self.input;
             let available = input.receiver.unparsed();

@@ -3,13 +3,13 @@
 use bdev::Submission;
 use block::{Allocation, IoErrorKind, IoFlags, IoOutcome, IoRequest, STATUS_BYTES, decode_extents};
 use guest_memory::IoBuffer;
-use latency::{Operation, PartCounts, Stage as Hop, Stamp, Stamps};
+use latency::{Operation, Part, Stamps};
 use nbd::reply::{self, Descriptor, ReplyTo};
 use nbd::request::{Action, Request};
 use nbd::wire::allocation;
 use nbd::{ErrorCode, Violation};
 use reactor::{Io, Job, Tag};
-use request_engine::{buffer_size, prefetch_following};
+use request_engine::{BatchTransport, Submitted, buffer_size};
 
 use crate::connection::Connection;
 use crate::slots::{Slot, Stage, Values};
@@ -118,6 +118,35 @@ impl Slot {
                 }
             }
         };
+    }
+}
+
+impl BatchTransport for Connection {
+    type Request = u32;
+
+    fn batch(&mut self) -> &mut Vec<u32> {
+        &mut self.batch
+    }
+
+    fn next_job(&mut self, _io: &mut Io, index: u32) -> Option<Job> {
+        let io = self.slots.get(index).next_io();
+        let disk = self.disk;
+        io.moves_data().then_some(Job { disk, io })
+    }
+
+    fn submit_one(&mut self, io: &mut Io, index: u32, stamps: &Stamps) -> Option<Submitted> {
+        self.slots.get(index).stamps = *stamps;
+        self.advance(io, index);
+        let slot = self.slots.get(index);
+        let is_done = matches!(slot.stage, Stage::Done(_));
+        slot.pended = !is_done;
+        Some(Submitted {
+            slot: index,
+            operation: slot.values.operation,
+            part: Part::default(),
+            is_counted: true,
+            is_done,
+        })
     }
 }
 
@@ -244,56 +273,6 @@ impl Connection {
             _ => reply::done(self.output.headers(), self.rules.style, values.to),
         }
         self.measurement.answered(values.operation, 0, true, None);
-    }
-
-    /// Hops 4 and 5: submits each request's I/O. Requests from the same receive share their stamps.
-    pub(crate) fn submit_batch(&mut self, io: &mut Io, mut stamps: Stamps) {
-        if self.batch.is_empty() {
-            return;
-        }
-        let mut counts = PartCounts::default();
-        let now = self.measurement.stamp(io);
-        stamps.mark(Hop::Submitted, now);
-        let batch = std::mem::take(&mut self.batch);
-        let prefetches = io.wants_prefetch();
-        for (at, &index) in batch.iter().enumerate() {
-            if prefetches {
-                self.prefetch_next(io, &batch[at + 1..]);
-            }
-            let slot = self.slots.get(index);
-            let operation = slot.values.operation as usize;
-            slot.stamps = stamps;
-            self.advance(io, index);
-            let slot = self.slots.get(index);
-            let id = self.measurement.probe_id(index);
-            probes::submitted(|| std::iter::once(id));
-            match slot.stage {
-                Stage::Done(_) => {
-                    counts.at_once[operation] += 1;
-                    probes::reaped(|| std::iter::once(id));
-                }
-                _ => {
-                    slot.pended = true;
-                    counts.pending[operation] += 1;
-                }
-            }
-        }
-        self.batch = batch;
-        self.batch.clear();
-        let reaped = self.measurement.stamp(io);
-        if self.measurement.reaped == Stamp::default() {
-            self.measurement.reaped = reaped;
-        }
-        self.measurement.submitted(&counts, stamps, now, reaped);
-    }
-
-    /// Sends prefetch hints for the next requests of the batch that move data.
-    fn prefetch_next(&mut self, io: &mut Io, following: &[u32]) {
-        let (disk, slots) = (self.disk, &mut self.slots);
-        prefetch_following(io, following, |_, index| {
-            let io = slots.get(index).next_io();
-            io.moves_data().then_some(Job { disk, io })
-        });
     }
 
     /// Executes I/Os of a request until one is pending or the request is done.

@@ -5,16 +5,20 @@
 
 #![forbid(unsafe_code)]
 
+mod batch;
 mod buffer_pool;
 mod measurement;
 mod pace;
 mod prefetch;
 mod send_queue;
 mod stream;
+mod transport;
 
+pub use batch::{BatchTransport, Submitted};
 pub use buffer_pool::{BufferPool, buffer_size};
 pub use measurement::Measurement;
 pub use pace::Pace;
 pub use prefetch::prefetch_following;
 pub use send_queue::{CopyProgress, SendMemory, SendQueue};
 pub use stream::{Link, Receiver, StreamParts, StreamTransport, token};
+pub use transport::Transport;

@@ -10,6 +10,9 @@ use latency::{
 };
 use reactor::Io;
 
+/// Maximum number of released requests per iteration that may be recorded as slow.
+const SLOW_MAX: usize = 64;
+
 /// Measurements of one queue or connection.
 pub struct Measurement {
     /// Counters and histograms.
@@ -20,8 +23,12 @@ pub struct Measurement {
     synchronous: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
     /// Counts of the batch that is being submitted, if its requests address several disks.
     mixed: MixedBatch,
+    /// Time at which the current requests or completions were noticed.
+    pub noticed: Stamp,
     /// Time of the last completion in this iteration, or the default stamp.
     pub reaped: Stamp,
+    /// Requests of this iteration that may be among the slowest, if their slots were released.
+    slow: Vec<SlowRequest>,
 }
 
 impl Measurement {
@@ -32,7 +39,9 @@ impl Measurement {
             probe_id_base,
             synchronous: Vec::with_capacity(4),
             mixed: MixedBatch::default(),
+            noticed: Stamp::default(),
             reaped: Stamp::default(),
+            slow: Vec::new(),
         }
     }
 
@@ -121,10 +130,46 @@ impl Measurement {
         }
     }
 
+    /// Counts a request and prepares for the release of its slot before the notification. `pended`: its I/O was pending. `describe` returns the request with
+    /// its stamps if it may be one of the slowest.
+    #[inline]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the fields of a slot, which differs between transports"
+    )]
+    pub fn answered_and_released(
+        &mut self,
+        slot: u32,
+        operation: Operation,
+        bytes: u64,
+        good: bool,
+        pended: bool,
+        mut stamps: Stamps,
+        describe: impl FnOnce(Stamps) -> SlowRequest,
+    ) {
+        let (noticed, submitted) = (stamps.at(Stage::Noticed), stamps.at(Stage::Submitted));
+        self.answered(
+            operation,
+            bytes,
+            good,
+            pended.then_some((noticed, submitted)),
+        );
+        let id = self.probe_id(slot);
+        probes::answered(|| std::iter::once((id, good)));
+        probes::notified(|| std::iter::once(id));
+        // The factor covers the time until the response is sent.
+        let latest = self.reaped.max(submitted);
+        let may_be_slow = self.timeline.may_be_slow(2 * latest.since(noticed));
+        if may_be_slow && self.slow.len() < SLOW_MAX {
+            stamps.mark(Stage::Reaped, latest);
+            self.note_slow(describe(stamps));
+        }
+    }
+
     /// Records the iteration: its responses were written at `answered`, and the client was notified at `notified`. Returns true if a
-    /// request was slow. The caller then passes the requests to [`Measurement::record_slow`], and calls [`Measurement::end_iteration`].
+    /// request was slow.
     #[inline(always)]
-    pub fn notified(&mut self, answered: Stamp, notified: Stamp) -> bool {
+    pub(crate) fn notified(&mut self, answered: Stamp, notified: Stamp) -> bool {
         for (stamps, counts, part) in &mut self.synchronous {
             stamps.mark(Stage::Answered, answered);
             stamps.mark(Stage::Notified, notified);
@@ -147,25 +192,28 @@ impl Measurement {
             .map_or(Stamps::default(), |(stamps, ..)| *stamps)
     }
 
-    /// Stores a request of this iteration if it is one of the slowest.
+    /// Notes a request that may be one of the slowest of this iteration.
     #[cold]
-    pub fn record_slow(
-        &mut self,
-        clock: &Clock,
-        mut request: SlowRequest,
-        answered: Stamp,
-        notified: Stamp,
-    ) {
-        request.stamps.mark(Stage::Answered, answered);
-        request.stamps.mark(Stage::Notified, notified);
-        self.timeline.record_slow(clock, request);
+    pub fn note_slow(&mut self, request: SlowRequest) {
+        self.slow.push(request);
+    }
+
+    /// Stores the slowest of the noted requests.
+    #[cold]
+    pub(crate) fn record_slow(&mut self, clock: &Clock, answered: Stamp, notified: Stamp) {
+        for mut request in self.slow.drain(..) {
+            request.stamps.mark(Stage::Answered, answered);
+            request.stamps.mark(Stage::Notified, notified);
+            self.timeline.record_slow(clock, request);
+        }
     }
 
     /// Ends the iteration. `in_flight`: number of unanswered requests.
     #[inline(always)]
-    pub fn end_iteration(&mut self, in_flight: usize) {
+    pub(crate) fn end_iteration(&mut self, in_flight: usize) {
         self.reaped = Stamp::default();
         self.synchronous.clear();
+        self.slow.clear();
         self.note_in_flight(in_flight);
     }
 

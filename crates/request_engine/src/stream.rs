@@ -14,7 +14,7 @@ use latency::Stamp;
 use reactor::{Io, SourceId};
 use uring::{Completion, Message, Owner, Receive, RingFd, WatchId};
 
-use crate::{CopyProgress, SendMemory, SendQueue};
+use crate::{CopyProgress, SendMemory, SendQueue, Transport};
 
 /// Tokens of a connection's operations on the ring.
 pub mod token {
@@ -48,6 +48,8 @@ pub struct Link {
     pub owner: Owner,
     /// Number of operations in flight.
     pub operations: usize,
+    /// The last transfer: its second, or its number.
+    pub moved: u64,
 }
 
 impl Link {
@@ -57,6 +59,7 @@ impl Link {
             owner: io.own(source),
             socket: io.ring().register(socket),
             operations: 0,
+            moved: 0,
         }
     }
 
@@ -173,8 +176,8 @@ pub struct StreamParts<'a, M> {
     pub memory: &'a mut M,
 }
 
-/// A connection whose requests and responses are bytes of a socket.
-pub trait StreamTransport {
+/// A connection that receives requests and sends responses as bytes of a socket.
+pub trait StreamTransport: Transport {
     /// Memory of messages.
     type Memory: SendMemory;
 
@@ -205,9 +208,6 @@ pub trait StreamTransport {
 
     /// Records a transfer, for the detection of silent clients.
     fn moved(&mut self);
-
-    /// Hops 2 to 5 for received bytes.
-    fn take_in(&mut self, io: &mut Io, noticed: Stamp);
 
     /// Called when a part of a message was sent.
     fn part_sent(&mut self) {}
@@ -348,32 +348,22 @@ pub trait StreamTransport {
         match result {
             Ok(bytes) if !is_ended && (bytes > 0 || message.left() == 0) => {
                 self.moved();
-                let StreamParts {
-                    link,
-                    queue,
-                    memory,
-                    ..
-                } = self.parts();
-                if let Some(rest) = queue.sent(message, bytes, memory) {
-                    link.send(io, rest);
+                let parts = self.parts();
+                if let Some(rest) = parts.queue.sent(message, bytes, parts.memory) {
+                    parts.link.send(io, rest);
                     self.end_if_copied_too_much(io);
                 }
                 self.part_sent();
             }
             Err(INTERRUPTED | AGAIN | CANCELLED) if !is_ended => {
-                let StreamParts {
-                    link,
-                    queue,
-                    memory,
-                    ..
-                } = self.parts();
-                queue.replace_views(&mut message, memory);
-                link.send(io, message);
+                let parts = self.parts();
+                parts.queue.replace_views(&mut message, parts.memory);
+                parts.link.send(io, message);
                 self.end_if_copied_too_much(io);
             }
             _ => {
-                let StreamParts { queue, memory, .. } = self.parts();
-                queue.recycle(message, memory);
+                let parts = self.parts();
+                parts.queue.recycle(message, parts.memory);
                 self.end(io, &format!("{} does not read", Self::CLIENT));
             }
         }
@@ -391,15 +381,10 @@ pub trait StreamTransport {
 
     /// Copies unsent data in these address ranges. Returns true if a message in the kernel still points there.
     fn copy_borrowed(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
-        let StreamParts {
-            link,
-            queue,
-            memory,
-            ..
-        } = self.parts();
-        let progress = queue.copy_borrowed(held, memory);
+        let parts = self.parts();
+        let progress = parts.queue.copy_borrowed(held, parts.memory);
         if progress == CopyProgress::Recall {
-            io.ring().cancel(link.owner, token::SEND);
+            io.ring().cancel(parts.link.owner, token::SEND);
         }
         self.end_if_copied_too_much(io);
         progress != CopyProgress::Done

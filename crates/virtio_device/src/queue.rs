@@ -24,7 +24,7 @@ use block::IoOutcome;
 use guest_memory::{GuestView, IoBuffer};
 use latency::{Clock, PartCounts, QueueRecord, Stage, Stamp, Stamps};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag};
-use request_engine::{Measurement, Pace, prefetch_following};
+use request_engine::{Measurement, Pace, Transport, prefetch_following};
 use uring::{RingFd, Signal};
 use virtqueue::{DeviceQueue, QueueError};
 
@@ -35,7 +35,7 @@ use batch_size::{BATCH, BatchSize};
 use breach::REFUSED_BYTES;
 use dirty_log::QueueLog;
 use interrupt_moderation::InterruptModeration;
-use measure::QueueMeasurement;
+use measure::Sorting;
 
 /// Bytes after which a batch ends, so that other sources of the worker do not wait. A RAM disk copies as much in 1 or 2 ms.
 const BATCH_BYTES: u64 = 8 << 20;
@@ -60,7 +60,8 @@ pub struct Queue<P: Protocol> {
     protocol: P,
     slots: Slots<P::State>,
     batch: Batch,
-    measurement: QueueMeasurement,
+    measurement: Measurement,
+    sorting: Sorting,
     signals: Signals,
     log: Option<QueueLog>,
     lifecycle: Lifecycle,
@@ -194,11 +195,8 @@ impl<P: Protocol> Queue<P> {
                 pace: Pace::default(),
                 responses_prefetched: false,
             },
-            measurement: QueueMeasurement::new(Measurement::new(
-                setup.labels,
-                depth,
-                probe_id_base,
-            )),
+            measurement: Measurement::new(setup.labels, depth, probe_id_base),
+            sorting: Sorting::default(),
             signals: Signals {
                 kick: setup.kick.map(RingFd::from),
                 call: setup.call.map(Signal::new),
@@ -232,7 +230,7 @@ impl<P: Protocol> Queue<P> {
 
     /// Hop 2: pops chains from the ring into slots.
     fn pop_batch(&mut self) {
-        let polls = self.measurement.requests.timeline.counters().polls.get();
+        let polls = self.measurement.timeline.counters().polls.get();
         let available = usize::from(self.ring.queue.waiting());
         let batch_size = self.batch.size.next(polls, available);
         let limit = BATCH.min(self.protocol.batch_limit()).min(batch_size);
@@ -292,7 +290,7 @@ impl<P: Protocol> Queue<P> {
             batch.retain(|index| self.slots.get(*index).stage != slots::Stage::Free);
         }
         self.batch.slots = batch;
-        if P::MULTIPLE_DISKS && (self.protocol.disk_changed() || self.measurement.is_mixed) {
+        if P::MULTIPLE_DISKS && (self.protocol.disk_changed() || self.sorting.is_mixed) {
             self.sort_by_disk();
         }
     }
@@ -309,7 +307,7 @@ impl<P: Protocol> Queue<P> {
     #[inline(always)]
     fn submit_batch<const MIXED: bool>(&mut self, io: &mut Io, stamps: Stamps) {
         let mut counts = PartCounts {
-            part: self.measurement.part,
+            part: self.sorting.part,
             ..PartCounts::default()
         };
         let mut batch = std::mem::take(&mut self.batch.slots);
@@ -328,7 +326,7 @@ impl<P: Protocol> Queue<P> {
             let slot = self.slots.get(index);
             let operation = slot.operation as usize;
             if MIXED {
-                self.measurement.requests.turn_to(&mut counts, slot.part);
+                self.measurement.turn_to(&mut counts, slot.part);
             }
             match self.run_first_step(io, index) {
                 Progress::Done => {
@@ -346,9 +344,9 @@ impl<P: Protocol> Queue<P> {
         self.batch.done.extend_from_slice(&batch[..done]);
         batch.clear();
         self.batch.slots = batch;
-        let now = self.measurement.requests.stamp(io);
+        let now = self.measurement.stamp(io);
         let synchronous = self.batch.done.get(done_before..).unwrap_or(&[]);
-        let id = |index: &u16| self.measurement.requests.probe_id(u32::from(*index));
+        let id = |index: &u16| self.measurement.probe_id(u32::from(*index));
         if !synchronous.is_empty() {
             probes::submitted(|| synchronous.iter().map(id));
             probes::reaped(|| synchronous.iter().map(id));
@@ -368,9 +366,7 @@ impl<P: Protocol> Queue<P> {
             }
         }
         // The stamps of synchronous requests already have the time of their submission: that of parsing.
-        self.measurement
-            .requests
-            .submitted(&counts, stamps, now, now);
+        self.measurement.submitted(&counts, stamps, now, now);
     }
 
     /// Executes a request's first step: usually an I/O, and usually the only step.
@@ -472,19 +468,15 @@ impl<P: Protocol> Queue<P> {
                     let bytes = u64::from(slot.bytes);
                     slot.good = answer.good;
                     if MIXED {
-                        self.measurement.requests.timeline.select(slot.part);
+                        self.measurement.timeline.select(slot.part);
                     }
                     // The stamps are in a cache line that synchronous requests do not touch.
                     let pending_stamps = match slot.was_pending {
                         true => Some((slot.noticed, slot.submitted)),
                         false => None,
                     };
-                    self.measurement.requests.answered(
-                        slot.operation,
-                        bytes,
-                        answer.good,
-                        pending_stamps,
-                    );
+                    self.measurement
+                        .answered(slot.operation, bytes, answer.good, pending_stamps);
                     if LOGGED && let Some(log) = &self.log {
                         log.mark(&slot.request.chain);
                     }
@@ -505,7 +497,7 @@ impl<P: Protocol> Queue<P> {
     #[inline]
     fn fire_probes(&mut self) {
         let (done, slots) = (&self.batch.done, &mut self.slots);
-        let id = |index: &u16| self.measurement.requests.probe_id(u32::from(*index));
+        let id = |index: &u16| self.measurement.probe_id(u32::from(*index));
         probes::answered(|| done.iter().map(|index| (id(index), slots.get(*index).good)));
         probes::notified(|| done.iter().map(id));
     }
@@ -515,34 +507,26 @@ impl<P: Protocol> Queue<P> {
     }
 }
 
-impl<P: Protocol> Source for Queue<P> {
-    #[inline]
-    fn ready(&mut self, now: Stamp) -> bool {
-        let ready = self.accepts() && self.slots.has_free() && self.ring.queue.available() > 0
-            || !self.batch.yielded.is_empty();
-        if ready {
-            self.ring.queue.prefetch_next(&self.ring.view);
-            self.slots.prefetch_next();
-        } else {
-            self.measurement.requests.timeline.counters().polls.add(1);
-            self.check_suppression_if_due(now);
-        }
-        ready
+impl<P: Protocol> Transport for Queue<P> {
+    #[inline(always)]
+    fn measurement(&mut self) -> &mut Measurement {
+        &mut self.measurement
     }
 
-    fn drain(&mut self, io: &mut Io, noticed: Stamp) {
-        self.measurement.noticed = noticed;
-        if !self.batch.yielded.is_empty() {
-            self.continue_yielded(io);
-            if !self.accepts() {
-                return;
-            }
-        }
-        let mut stamps = Stamps::noticed(noticed);
-        let probe_id_base = self.measurement.requests.probe_id_base;
-        probes::noticed(probe_id_base);
+    #[inline(always)]
+    fn requests(&self) -> usize {
+        self.slots.in_flight()
+    }
+
+    #[inline(always)]
+    fn pop(&mut self) {
+        probes::noticed(self.measurement.probe_id_base);
         self.pop_batch();
-        stamps.mark(Stage::Popped, self.measurement.requests.stamp(io));
+    }
+
+    #[inline(always)]
+    fn parse(&mut self, io: &mut Io) {
+        let probe_id_base = self.measurement.probe_id_base;
         if !self.batch.slots.is_empty() {
             let (batch, slots) = (&self.batch.slots, &mut self.slots);
             probes::popped(u32::from(self.index), || {
@@ -553,8 +537,12 @@ impl<P: Protocol> Source for Queue<P> {
             });
         }
         self.parse_batch(io);
-        self.check_suppression_if_due(noticed);
-        stamps.mark(Stage::Parsed, self.measurement.requests.stamp(io));
+        self.check_suppression_if_due(self.measurement.noticed);
+    }
+
+    #[inline(always)]
+    fn submit(&mut self, io: &mut Io, stamps: Stamps) {
+        let probe_id_base = self.measurement.probe_id_base;
         if !self.batch.slots.is_empty() {
             let (batch, slots) = (&self.batch.slots, &mut self.slots);
             probes::parsed(|| {
@@ -569,14 +557,74 @@ impl<P: Protocol> Source for Queue<P> {
                 })
             });
         }
-        if P::MULTIPLE_DISKS && self.measurement.is_mixed {
+        if P::MULTIPLE_DISKS && self.sorting.is_mixed {
             self.submit_mixed(io, stamps);
         } else {
             self.submit_batch::<false>(io, stamps);
         }
-        self.measurement
-            .requests
-            .note_in_flight(self.slots.in_flight());
+        self.measurement.note_in_flight(self.slots.in_flight());
+    }
+
+    #[inline(always)]
+    fn answer(&mut self, _io: &mut Io) -> bool {
+        let is_logged = self.log.is_some();
+        if is_logged {
+            self.answer_logged();
+        } else if P::MULTIPLE_DISKS && self.sorting.is_mixed {
+            self.answer_mixed();
+        } else {
+            self.answer_done::<false, false>();
+        }
+        let is_wanted = self.publish_answers();
+        if is_logged {
+            self.end_logged();
+        }
+        self.protocol.answers_published();
+        is_wanted
+    }
+
+    #[inline(always)]
+    fn notify(&mut self, _io: &mut Io, is_needed: bool) -> bool {
+        let interrupts = is_needed && self.signals.call.is_some();
+        self.batch
+            .size
+            .published(interrupts && self.measurement.has_synchronous());
+        if interrupts {
+            self.interrupt_driver();
+        }
+        interrupts
+    }
+
+    #[cold]
+    fn describe_slow(&mut self) {
+        self.describe_answered();
+    }
+}
+
+impl<P: Protocol> Source for Queue<P> {
+    #[inline]
+    fn ready(&mut self, now: Stamp) -> bool {
+        let ready = self.accepts() && self.slots.has_free() && self.ring.queue.available() > 0
+            || !self.batch.yielded.is_empty();
+        if ready {
+            self.ring.queue.prefetch_next(&self.ring.view);
+            self.slots.prefetch_next();
+        } else {
+            self.measurement.timeline.counters().polls.add(1);
+            self.check_suppression_if_due(now);
+        }
+        ready
+    }
+
+    fn drain(&mut self, io: &mut Io, noticed: Stamp) {
+        self.measurement.noticed = noticed;
+        if !self.batch.yielded.is_empty() {
+            self.continue_yielded(io);
+            if !self.accepts() {
+                return;
+            }
+        }
+        self.take_in(io, noticed);
     }
 
     fn finish(
@@ -587,7 +635,7 @@ impl<P: Protocol> Source for Queue<P> {
         outcome: IoOutcome,
         reaped: Stamp,
     ) {
-        (self.measurement.requests.reaped, self.measurement.noticed) = (reaped, reaped);
+        (self.measurement.reaped, self.measurement.noticed) = (reaped, reaped);
         let Ok(index) = u16::try_from(slot) else {
             return;
         };
@@ -597,7 +645,7 @@ impl<P: Protocol> Source for Queue<P> {
                 .answer_and_release(index, &self.ring.view, |_| ());
             return;
         }
-        let id = self.measurement.requests.probe_id(slot);
+        let id = self.measurement.probe_id(slot);
         probes::reaped(|| std::iter::once(id));
         let slot = self.slots.get(index);
         let scratch = if slot.stage == slots::Stage::Scratch {
@@ -613,48 +661,15 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn publish(&mut self, io: &mut Io) {
-        let is_logged = self.log.is_some();
-        if is_logged {
-            self.answer_logged();
-        } else if P::MULTIPLE_DISKS && self.measurement.is_mixed {
-            self.answer_mixed();
-        } else {
-            self.answer_done::<false, false>();
-        }
-        let wanted = self.publish_answers();
-        if is_logged {
-            self.end_logged();
-        }
-        self.protocol.answers_published();
-        // The answers are visible to the driver.
-        let answered = self.measurement.requests.stamp(io);
-        let mut notified = answered;
-        let interrupted = wanted && self.signals.call.is_some();
-        self.batch
-            .size
-            .published(interrupted && self.measurement.requests.has_synchronous());
-        if interrupted {
-            self.interrupt_driver();
-            notified = self.measurement.requests.stamp(io);
-        }
+        self.publish_responses(io);
         if !self.batch.done.is_empty() {
             self.fire_probes();
         }
-        let has_slow = self.measurement.requests.notified(answered, notified);
-        if P::MULTIPLE_DISKS && !self.measurement.is_mixed {
-            self.measurement
-                .requests
-                .timeline
-                .select(self.measurement.part);
-        }
-        if has_slow {
-            self.record_slow(io, answered, notified);
+        if P::MULTIPLE_DISKS && !self.sorting.is_mixed {
+            self.measurement.timeline.select(self.sorting.part);
         }
         self.batch.pace = Pace::default();
         self.batch.done.clear();
-        self.measurement
-            .requests
-            .end_iteration(self.slots.in_flight());
     }
 
     fn flush_notifications(&mut self) {
@@ -672,12 +687,12 @@ impl<P: Protocol> Source for Queue<P> {
         if self.signals.kick.is_none() {
             return self.slots.has_free();
         }
-        self.measurement.requests.timeline.counters().sleeps.add(1);
+        self.measurement.timeline.counters().sleeps.add(1);
         self.ring.queue.enable_notifications() && self.slots.has_free()
     }
 
     fn kicked(&mut self) {
-        self.measurement.requests.timeline.counters().kicks.add(1);
+        self.measurement.timeline.counters().kicks.add(1);
     }
 
     fn disarm(&mut self) {
@@ -711,11 +726,11 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn record(&self) -> Option<Arc<QueueRecord>> {
-        Some(self.measurement.requests.timeline.record().clone())
+        Some(self.measurement.timeline.record().clone())
     }
 
     fn set_recording(&mut self, recording: bool) {
-        self.measurement.requests.timeline.set_recording(recording);
+        self.measurement.timeline.set_recording(recording);
     }
 
     fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {

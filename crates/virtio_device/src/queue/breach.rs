@@ -41,14 +41,9 @@ impl<P: Protocol> Queue<P> {
         if !self.lifecycle.set_broken() {
             return;
         }
-        self.measurement
-            .requests
-            .timeline
-            .counters()
-            .malformed
-            .add(1);
+        self.measurement.timeline.counters().malformed.add(1);
         if let Some(suppressed) = BROKEN_LOG.pass() {
-            let labels = self.measurement.requests.timeline.labels();
+            let labels = self.measurement.timeline.labels();
             let cause = match breach {
                 Breach::Rules => "driver violated the protocol",
                 Breach::FrontEnd => "front end violated the protocol",
@@ -99,14 +94,9 @@ impl<P: Protocol> Queue<P> {
 
     /// Writes the error response and returns the slot's chain immediately.
     fn refuse(&mut self, index: u16, space: ResponseSpace, why: &dyn Display) {
-        self.measurement
-            .requests
-            .timeline
-            .counters()
-            .malformed
-            .add(1);
+        self.measurement.timeline.counters().malformed.add(1);
         if let Some(suppressed) = REFUSED_LOG.pass() {
-            let labels = self.measurement.requests.timeline.labels();
+            let labels = self.measurement.timeline.labels();
             tracing::warn!(
                 export = labels.export,
                 queue = self.index,

@@ -42,7 +42,7 @@ impl<P: Protocol> Queue<P> {
     /// Answers the completed requests and marks their memory.
     #[inline(never)]
     pub(super) fn answer_logged(&mut self) {
-        match P::MULTIPLE_DISKS && self.measurement.is_mixed {
+        match P::MULTIPLE_DISKS && self.sorting.is_mixed {
             true => self.answer_done::<true, true>(),
             false => self.answer_done::<false, true>(),
         }

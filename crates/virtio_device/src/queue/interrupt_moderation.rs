@@ -95,12 +95,7 @@ impl<P: Protocol> Queue<P> {
             return;
         };
         let sent = call.send();
-        self.measurement
-            .requests
-            .timeline
-            .counters()
-            .notifications
-            .add(1);
+        self.measurement.timeline.counters().notifications.add(1);
         if sent == Err(Blocked) {
             self.end_blocked();
         }
