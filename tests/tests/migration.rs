@@ -6,7 +6,7 @@ use end_to_end::{Context, DaemonBuilder, Guest, GuestBuilder, Result, Rig, Scrat
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, LogMemory, Options, QueueOptions, kind, status};
 use vm::{DestinationDies, Running};
 
@@ -333,6 +333,43 @@ fn lock_follows_the_queues(export: &str, first: &Rig, second: &Rig) -> Result<()
         next.release(slot);
         queue = next;
     }
+    Ok(())
+}
+
+/// The size that one daemon has set is valid for the first request in the other daemon, and reaches the guest as a change of the capacity.
+#[test]
+fn size_set_by_one_daemon_is_valid_in_the_other_one() -> Result<()> {
+    let (_folder, first, second) = two_daemons()?;
+    size_is_valid_in_the_other_daemon("d", &first, &second)?;
+    size_is_valid_in_the_other_daemon("s", &first, &second)?;
+    drop(second);
+    Ok(())
+}
+
+fn size_is_valid_in_the_other_daemon(export: &str, first: &Rig, second: &Rig) -> Result<()> {
+    const LIMIT: Duration = Duration::from_secs(30);
+    let connect = |rig: &Rig| FrontEnd::connect(&rig.socket(export), &Options::default());
+    let mut ends = [connect(first)?, connect(second)?];
+    let start = |end: &mut FrontEnd| {
+        BlkQueue::start(end, 0, &QueueOptions::default(), 4, 4096, Layout::Separate)
+    };
+    let mut queue = start(&mut ends[0])?;
+    ensure!(queue.write(0, &[1; 4096])? == status::OK);
+    let resized = first.daemon.ask(&["disk", "resize", export, "64M"])?;
+    ensure!(resized.status.success(), "{resized:?}");
+    ensure!(queue.write(48 << 20, &[2; 4096])? == status::OK);
+    ends[0].stop_queue(0)?;
+    let mut queue = start(&mut ends[1])?;
+    let mut read = [0; 4096];
+    ensure!(queue.read(48 << 20, &mut read)? == status::OK && read == [2; 4096]);
+    ensure!(queue.write(48 << 20, &[3; 4096])? == status::OK);
+    let begin = Instant::now();
+    // Offset 0 of the configuration space is the capacity in sectors.
+    while ends[1].config(0, 8)? != (64_u64 << 11).to_le_bytes() {
+        ensure!(begin.elapsed() < LIMIT, "the old capacity is shown");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ends[1].stop_queue(0)?;
     Ok(())
 }
 

@@ -76,6 +76,18 @@ pub trait LocalFiles: Send + Sync {
     fn check_file(&self) -> io::Result<()>;
 }
 
+/// Change of a turn on a device that several processes use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// The locks were taken. Another process may have changed the content and the size; [`BlockDevice::capacity`] is the present size.
+    Begun,
+    /// The locks will be released. Another process may change the content and the size from now on.
+    Ending,
+}
+
+/// Callback of [`Lockable::on_turn`].
+pub type OnTurn = Box<dyn Fn(Turn) + Send + Sync>;
+
 /// Device that is locked against other processes.
 pub trait Lockable: Send + Sync {
     /// Converts the device to a read-only backing device, readable by other processes. No write is in flight.
@@ -96,9 +108,11 @@ pub trait Lockable: Send + Sync {
     /// The system refuses, or another process has the lock.
     fn take_locks(&self) -> io::Result<()>;
 
-    /// Registers `on_turn`, called when locks that follow the use of the disk were taken, and before they are released: another process may
-    /// have changed the content, or may change it from now on. Must be quick.
-    fn on_turn(&self, on_turn: Box<dyn Fn() + Send + Sync>);
+    /// Returns true if the locks follow the use of the disk: other processes use it in turns with this one.
+    fn takes_turns(&self) -> bool;
+
+    /// Registers `on_turn`, called when such a turn has begun and before it ends. Must be quick.
+    fn on_turn(&self, on_turn: OnTurn);
 }
 
 /// Progress of [`ImageDevice::copy_up`].

@@ -3,19 +3,20 @@
 //! Serial number and NAA identifier derive from the identity, which the disk's creator stores with it (see [`crate::Medium`]), unless they
 //! are given. Created by the control plane; shared by all workers.
 
+use std::fmt;
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, mpsc};
 use std::time::Duration;
 
-use block::{DiskInfo, Geometry, Identity};
+use block::{DiskInfo, Geometry, Identity, SizeKnowledge};
 
 use crate::error::{check_naa, check_physical_block_size, check_size};
 use crate::layer::visit_stack;
 use crate::on_error::ErrorPolicyCell;
 use crate::replacement::{self, BrokenPromise, DeviceCell};
 use crate::{
-    BlockDevice, Conditions, ErrorPolicy, LocalFiles, OnError, OpenError, RangeLock, RangeLocks,
-    RateLimits, Recorder, ResizeError, StateCell, Throttle,
+    BlockDevice, Conditions, ErrorPolicy, LocalFiles, Lockable, OnError, OpenError, RangeLock,
+    RangeLocks, RateLimits, Recorder, ResizeError, StateCell, Throttle, Turn,
 };
 
 /// Size in bytes of virtio-blk's `GET_ID` (virtio 1.3, 5.2.6).
@@ -108,6 +109,41 @@ pub struct Disk {
     recorder: Arc<Recorder>,
     errors: Arc<ErrorPolicyCell>,
     state: Arc<StateCell>,
+    turns: Arc<Turns>,
+}
+
+/// Turns of a disk that other daemons use, too.
+#[derive(Default)]
+struct Turns {
+    size: SizeKnowledge,
+    on_begin: OnceLock<Box<dyn Fn(u64) + Send + Sync>>,
+}
+
+impl Turns {
+    fn new(device: &dyn BlockDevice) -> Turns {
+        let lockable = device.capabilities().lockable;
+        match lockable.is_some_and(Lockable::takes_turns) {
+            true => Turns {
+                size: SizeKnowledge::before_turns(),
+                ..Turns::default()
+            },
+            false => Turns::default(),
+        }
+    }
+
+    fn changed(&self, turn: Turn) {
+        match (turn, self.on_begin.get()) {
+            (Turn::Begun, Some(on_begin)) => on_begin(self.size.turn()),
+            (Turn::Begun, None) => {}
+            (Turn::Ending, _) => self.size.end_turn(),
+        }
+    }
+}
+
+impl fmt::Debug for Turns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Turns").field(&self.size).finish()
+    }
 }
 
 impl Disk {
@@ -167,10 +203,14 @@ impl Disk {
         let locks = RangeLocks::new(conditions.clone());
         locks.set_unit(info.io_alignment);
         let recorder = Arc::new(Recorder::new(conditions.clone()));
+        let turns = Arc::new(Turns::new(&*device));
         if let Some(lockable) = device.capabilities().lockable {
-            let recorder = Arc::clone(&recorder);
-            // No bitmap records the changes of another process.
-            lockable.on_turn(Box::new(move || recorder.mark(0, u64::MAX)));
+            let (recorder, turns) = (Arc::clone(&recorder), Arc::clone(&turns));
+            lockable.on_turn(Box::new(move |turn| {
+                // No bitmap records the changes of another process.
+                recorder.mark(0, u64::MAX);
+                turns.changed(turn);
+            }));
         }
         Ok(Disk {
             name: name.into(),
@@ -185,6 +225,7 @@ impl Disk {
             errors: Arc::new(ErrorPolicyCell::new(conditions.clone())),
             conditions,
             state: Arc::default(),
+            turns,
         })
     }
 
@@ -392,6 +433,22 @@ impl Disk {
             }
         }
         Err(ResizeError::Busy { seconds })
+    }
+
+    /// Returns true if clients see the present size. Otherwise another daemon may have changed it, and only the device can check ranges.
+    pub fn is_size_known(&self) -> bool {
+        self.turns.size.is_known()
+    }
+
+    /// Registers `on_begin`, called with the number of the turn when the locks were taken on a disk that other daemons use in turns.
+    /// [`Disk::size_adopted`] follows. Once per disk; must be quick.
+    pub fn on_turn_begin(&self, on_begin: impl Fn(u64) + Send + Sync + 'static) {
+        self.turns.on_begin.set(Box::new(on_begin)).ok();
+    }
+
+    /// Records that clients see the size of a turn.
+    pub fn size_adopted(&self, turn: u64) {
+        self.turns.size.adopt(turn);
     }
 
     /// Returns true if SCSI initiators can eject and load the medium.

@@ -20,7 +20,7 @@ mod syncs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use block::CacheMode;
@@ -30,7 +30,8 @@ use rustix::fs::{OFlags, SeekFrom};
 
 use crate::blocking::BlockingCalls;
 use crate::{
-    Attach, BlockDevice, Capabilities, IoChannel, LocalFiles, Lockable, OpenError, Removable,
+    Attach, BlockDevice, Capabilities, IoChannel, LocalFiles, Lockable, OnTurn, OpenError,
+    Removable,
 };
 pub use container::Container;
 use durability::Durability;
@@ -110,8 +111,14 @@ struct SharedFile {
     known: Option<KnownUnits>,
     /// Opening the file created it.
     created: bool,
-    /// An image's last block was incomplete at opening.
-    ends_within_block: bool,
+    /// An image's last block is incomplete.
+    ends_within_block: AtomicBool,
+    /// The content is an image of another format.
+    is_container: bool,
+    /// The disk is the first part of a block device, of a configured size.
+    is_part: bool,
+    /// Size of the file or block device in bytes when the last use began, or after the last change by this process.
+    last_size: AtomicU64,
     /// Holds the locks and opens handles by its number. Not used for I/O.
     control: OwnedFd,
     /// Exclusive open (`O_EXCL`) of a writable block device, against mounts and other servers. `None` while the locks are released.
@@ -159,6 +166,36 @@ impl SharedFile {
                 "the file has {bytes} bytes instead of {expected}"
             ))),
         }
+    }
+
+    /// Returns the present size in bytes. May block.
+    fn found_size(&self) -> io::Result<u64> {
+        match self.block_device {
+            true => properties::device_size(&self.control),
+            // Never negative.
+            false => Ok(rustix::fs::fstat(&self.control)?.st_size.unsigned_abs()),
+        }
+    }
+
+    /// Adopts the size that another process has set since the last use.
+    fn follow_size(&self) -> io::Result<()> {
+        let found = self.found_size()?;
+        let unit = self.info.geometry.block_size().max(self.info.io_alignment);
+        let rest = found % u64::from(unit);
+        if !self.is_container && found == rest {
+            return Err(io::Error::other(format!(
+                "{}: another process has truncated the file to {found} bytes",
+                self.path.display()
+            )));
+        }
+        let is_changed = self.last_size.swap(found, Ordering::AcqRel) != found;
+        if self.is_container {
+            self.ends_within_block.store(rest != 0, Ordering::Relaxed);
+            self.capacity.set(found.next_multiple_of(unit.into()));
+        } else if is_changed && (!self.is_part || found < self.capacity.bytes()) {
+            self.capacity.set(found - rest);
+        }
+        Ok(())
     }
 
     fn is(flag: &AtomicBool) -> bool {
@@ -263,18 +300,6 @@ impl File {
         InUse::begin(&self.shared)
     }
 
-    /// Adopts the size that another process may have set.
-    ///
-    /// # Errors
-    /// The size cannot be read.
-    pub(crate) fn follow_size(&self) -> io::Result<()> {
-        let info = &self.shared.info;
-        let unit = info.geometry.block_size().max(info.io_alignment);
-        let size = self.found_size()?.next_multiple_of(unit.into());
-        self.shared.capacity.set(size);
-        Ok(())
-    }
-
     /// Returns an error if the disk cannot become a backing file, because another daemon may change it.
     pub(crate) fn check_stays_locked(&self) -> io::Result<()> {
         match self.shared.users.decide() {
@@ -318,8 +343,17 @@ impl BlockDevice for File {
         if shared.info.read_only {
             return Err(io::Error::other("the disk is read-only"));
         }
+        let before = shared.last_size.load(Ordering::Acquire);
         let _in_use = InUse::begin(shared)?;
+        let now = shared.last_size.load(Ordering::Acquire);
+        if shared.users.decide() && before != now {
+            return Err(io::Error::other(format!(
+                "{}: another process has changed the size from {before} to {now} bytes; hint: repeat the command",
+                shared.path.display()
+            )));
+        }
         rustix::fs::ftruncate(&shared.control, bytes)?;
+        shared.last_size.store(bytes, Ordering::Release);
         // The new size is as durable as data written into it. It applies even if the sync fails, an error that is reported only once.
         if let Err(error) = rustix::fs::fsync(&shared.control) {
             shared.lose(error.raw_os_error());
@@ -362,12 +396,7 @@ impl BlockDevice for File {
 
 impl LocalFiles for File {
     fn found_size(&self) -> io::Result<u64> {
-        let shared = &self.shared;
-        match shared.block_device {
-            true => properties::device_size(&shared.control),
-            // Never negative.
-            false => Ok(rustix::fs::fstat(&shared.control)?.st_size.unsigned_abs()),
-        }
+        self.shared.found_size()
     }
 
     fn known_size(&self) -> io::Result<u64> {
@@ -398,7 +427,11 @@ impl Lockable for File {
         self.shared.take_locks()
     }
 
-    fn on_turn(&self, on_turn: Box<dyn Fn() + Send + Sync>) {
+    fn takes_turns(&self) -> bool {
+        self.shared.users.decide()
+    }
+
+    fn on_turn(&self, on_turn: OnTurn) {
         self.shared.users.on_turn(on_turn);
     }
 }

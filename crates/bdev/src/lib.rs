@@ -60,7 +60,8 @@ use uring::{Completion, Ring};
 pub use attach::Attach;
 pub use blocking_io::BlockingIo;
 pub use capabilities::{
-    Capabilities, CopiedUp, ImageDevice, LocalFiles, Lockable, RemoteDevice, Removable,
+    Capabilities, CopiedUp, ImageDevice, LocalFiles, Lockable, OnTurn, RemoteDevice, Removable,
+    Turn,
 };
 pub use conditions::{Condition, Conditions};
 pub use delay::{Delay, DelayTime};

@@ -4,11 +4,13 @@ mod common;
 
 use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bdev::qcow2::{CreateOptions, DataFileOptions, Image, Repair};
 use bdev::{
-    Attach, BlockDevice, CacheMode, Disk, FileLock, FileOptions, ImageOptions, LocalFiles, Lockable,
+    Attach, BlockDevice, CacheMode, Disk, FileLock, FileOptions, ImageOptions, LocalFiles,
+    Lockable, Turn,
 };
 use block::IoRequest;
 use common::{Worker, make_image, open};
@@ -30,7 +32,7 @@ fn in_turns(path: &Path) -> bdev::Image {
 }
 
 /// Attaches a worker and closes its channel again.
-fn try_attach(image: &bdev::Image) -> std::io::Result<()> {
+fn try_attach(image: &dyn BlockDevice) -> std::io::Result<()> {
     let mut ring = Ring::new(8).unwrap();
     let mut owners = (0..).map(Owner);
     let mut owner = || owners.next().unwrap();
@@ -40,7 +42,7 @@ fn try_attach(image: &bdev::Image) -> std::io::Result<()> {
 }
 
 /// Attaches a worker when the locks are free.
-fn worker(image: &bdev::Image) -> Worker {
+fn worker(image: &dyn BlockDevice) -> Worker {
     let start = Instant::now();
     while let Err(error) = try_attach(image) {
         assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
@@ -200,18 +202,86 @@ fn turn_follows_a_new_size_and_refuses_another_image() {
     );
 }
 
+/// The first I/O of a turn may lie in space that another daemon has added.
+#[test]
+fn first_io_of_a_turn_reaches_the_new_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let grown = 2 * CLUSTERS * CLUSTER;
+    let image = make(folder.path(), "disk.qcow2", false, false);
+    let raw = folder.path().join("disk.raw");
+    std::fs::write(&raw, vec![0; (CLUSTERS * CLUSTER) as usize]).unwrap();
+    let open_raw = || {
+        let options = FileOptions {
+            cache: CacheMode::Writeback,
+            lock: FileLock::WhileActive,
+            ..FileOptions::new(&raw)
+        };
+        bdev::File::open(options).unwrap()
+    };
+    let images: [Box<dyn BlockDevice>; 2] = [Box::new(in_turns(&image)), Box::new(open_raw())];
+    let others: [Box<dyn BlockDevice>; 2] = [Box::new(in_turns(&image)), Box::new(open_raw())];
+    for (device, other) in images.iter().zip(&others) {
+        let turns = Arc::new(Mutex::new(Vec::new()));
+        let (seen, capacity) = (turns.clone(), device.capacity().clone());
+        let lockable = device.capabilities().lockable.unwrap();
+        lockable.on_turn(Box::new(move |turn| {
+            seen.lock().unwrap().push((turn, capacity.bytes()));
+        }));
+        other.set_size(grown).unwrap();
+        let mut here = worker(&**device);
+        here.write(grown - 512, &[2; 512]).unwrap();
+        assert_eq!(here.read(grown - 512, 512).unwrap(), [2; 512]);
+        assert!(here.read(grown, 512).is_err());
+        assert_eq!(device.capacity().bytes(), grown);
+        drop(here);
+        let begin = Instant::now();
+        let last = || turns.lock().unwrap().last().copied();
+        while last() != Some((Turn::Ending, grown)) {
+            assert!(begin.elapsed() < LIMIT, "{:?}", last());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(turns.lock().unwrap()[0], (Turn::Begun, grown));
+    }
+}
+
+/// A resize that assumes an old size would shrink the disk.
+#[test]
+fn resize_fails_if_another_daemon_has_changed_the_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.raw");
+    let size = CLUSTERS * CLUSTER;
+    std::fs::write(&path, vec![0; size as usize]).unwrap();
+    let open = || {
+        let options = FileOptions {
+            cache: CacheMode::Writeback,
+            lock: FileLock::WhileActive,
+            ..FileOptions::new(&path)
+        };
+        bdev::File::open(options).unwrap()
+    };
+    let (first, second) = (open(), open());
+    second.set_size(4 * size).unwrap();
+    let refused = first.set_size(2 * size).unwrap_err().to_string();
+    assert!(refused.contains("changed the size"), "{refused}");
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 * size);
+    first.set_size(8 * size).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 8 * size);
+}
+
 /// Changes of another daemon are in no bitmap. Each turn therefore marks everything.
 #[test]
 fn bitmaps_include_the_changes_of_other_daemons() {
     let folder = tempfile::tempdir().unwrap();
     let path = make(folder.path(), "disk.qcow2", false, false);
-    let disk = Disk::new("d", None, std::sync::Arc::new(in_turns(&path))).unwrap();
+    let disk = Disk::new("d", None, Arc::new(in_turns(&path))).unwrap();
     let size = CLUSTERS * CLUSTER;
     let file = tempfile::tempfile().unwrap();
     file.set_len(bdev::DirtyBitmap::file_bytes(size)).unwrap();
-    let bitmap = std::sync::Arc::new(bdev::DirtyBitmap::map(&file, size).unwrap());
+    let bitmap = Arc::new(bdev::DirtyBitmap::map(&file, size).unwrap());
     let device = disk.device();
-    let worker = Worker::new(&*device);
+    let mut worker = Worker::new(&*device);
+    // The turn has begun when the first I/O is done.
+    worker.read(0, 512).unwrap();
     disk.recorder().record_in(vec![bitmap.clone()]);
     assert_eq!(bitmap.dirty_bytes(size), 0);
     drop(worker);

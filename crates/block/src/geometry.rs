@@ -95,6 +95,13 @@ impl Geometry {
         }
     }
 
+    /// Returns the geometry without an end, for ranges that only the device can check.
+    #[must_use]
+    pub const fn unbounded(self) -> Self {
+        // A range of maximum length at the end does not overflow.
+        self.resized(1 << 62)
+    }
+
     /// Returns the logical block size in bytes.
     pub const fn block_size(&self) -> u32 {
         1 << self.block_shift

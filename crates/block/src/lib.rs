@@ -18,7 +18,7 @@ mod settings;
 /// Sector size in bytes: the smallest logical block, and the unit of virtio-blk (virtio 1.3, 5.2.4).
 pub const SECTOR_BYTES: u32 = 512;
 
-pub use capacity::Capacity;
+pub use capacity::{Capacity, SizeKnowledge};
 pub use error::{DeviceSense, IoError, IoErrorKind, IoOutcome};
 pub use extent::{Allocation, EXTENTS_MAX, Extent, STATUS_BYTES, decode_extents, encode_extents};
 pub use geometry::{

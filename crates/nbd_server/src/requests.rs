@@ -254,7 +254,12 @@ impl Connection {
         }
         // The disk may have got another device, for example by a mirror job.
         self.capacity = self.export.disk.device().capacity().clone();
-        request.check(&self.rules, self.capacity.bytes())
+        let end = match self.export.disk.is_size_known() {
+            true => self.capacity.bytes(),
+            // Another daemon may have enlarged the disk. The device checks the range.
+            false => u64::MAX,
+        };
+        request.check(&self.rules, end)
     }
 
     /// Queues an error reply for a request without a slot.

@@ -102,6 +102,11 @@ pub trait Medium: Send + Sync + std::fmt::Debug {
     fn set_closed(&self, closed: bool) {
         let _ = closed;
     }
+
+    /// Returns false if another daemon may have changed the size of the disk: only the device can then check ranges.
+    fn is_size_known(&self) -> bool {
+        true
+    }
 }
 
 /// Parameters of a new logical unit.
@@ -239,6 +244,15 @@ impl LogicalUnit {
     pub fn geometry(&self) -> Geometry {
         self.first_geometry
             .resized(self.capacity_bytes.load(Ordering::Acquire))
+    }
+
+    /// Returns the geometry for ranges that [`LogicalUnit::geometry`] refuses: without an end if another daemon may have enlarged the disk.
+    #[cold]
+    pub(crate) fn geometry_of_refused(&self) -> Geometry {
+        match &self.medium {
+            Some(medium) if !medium.is_size_known() => self.geometry().unbounded(),
+            _ => self.geometry(),
+        }
     }
 
     /// Takes over changed properties of the disk: a resize or other features. A new capacity establishes a unit attention for every nexus.

@@ -27,6 +27,10 @@ impl Medium for DiskMedium {
             disk.reopen();
         }
     }
+
+    fn is_size_known(&self) -> bool {
+        self.0.upgrade().is_none_or(|disk| disk.is_size_known())
+    }
 }
 
 #[derive(Default)]

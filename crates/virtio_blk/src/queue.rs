@@ -95,6 +95,15 @@ impl BlkQueue {
         has_changed
     }
 
+    /// Returns the disk's properties for a range beyond the end, if another daemon may have enlarged the disk. The device then checks it.
+    #[cold]
+    fn unbounded_info(&self) -> Option<DiskInfo> {
+        (!self.exported.is_size_known()).then(|| DiskInfo {
+            geometry: self.info.geometry.unbounded(),
+            ..(*self.info).clone()
+        })
+    }
+
     #[inline]
     fn is_writethrough(&self) -> bool {
         self.writethrough.load(Ordering::Relaxed)
@@ -123,6 +132,11 @@ impl BlkQueue {
             let mut parsed = request::parse_range(ranges.kind, &bytes, &self.info);
             if parsed.is_err() && self.adopt_present_info() {
                 parsed = request::parse_range(ranges.kind, &bytes, &self.info);
+            }
+            if parsed.is_err()
+                && let Some(info) = self.unbounded_info()
+            {
+                parsed = request::parse_range(ranges.kind, &bytes, &info);
             }
             match parsed {
                 Ok(Some(io)) => return self.data(request, io),
@@ -199,6 +213,11 @@ impl BlkQueue {
                 return self.begin_transfer(request, transfer);
             }
             parsed = request::parse(&header, readable, writable, &self.info);
+        }
+        if parsed.is_err()
+            && let Some(info) = self.unbounded_info()
+        {
+            parsed = request::parse(&header, readable, writable, &info);
         }
         let parsed = match parsed {
             Ok(parsed) => parsed,

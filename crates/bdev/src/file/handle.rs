@@ -506,7 +506,7 @@ impl SharedFile {
     /// Returns true if the rest of a read is missing in an image's incomplete last block and reads as zeroes.
     fn is_tail(&self, slot: &FileSlot) -> bool {
         let unit = self.info.geometry.block_size().max(self.info.io_alignment);
-        self.ends_within_block
+        SharedFile::is(&self.ends_within_block)
             && slot.io.kind == IoKind::Read
             && slot.io.offset + slot.io.length == self.capacity.bytes()
             && slot.io.length - slot.done <= unit.into()

@@ -13,9 +13,7 @@ pub use block::FileLock;
 use sys::file_lock;
 
 use super::{SharedFile, open, reopen};
-
-/// Callback of [`crate::Lockable::on_turn`].
-type OnTurn = Box<dyn Fn() + Send + Sync>;
+use crate::{OnTurn, Turn};
 
 /// Number of workers that use a disk, if its locks depend on it.
 #[derive(Default)]
@@ -43,9 +41,9 @@ impl Users {
         self.on_turn.set(on_turn).ok();
     }
 
-    fn turn(&self) {
+    fn turn(&self, turn: Turn) {
         if let Some(on_turn) = self.on_turn.get() {
-            on_turn();
+            on_turn(turn);
         }
     }
 }
@@ -68,12 +66,12 @@ impl InUse {
         if let Some(users) = &file.users.count {
             let mut users = users.lock().unwrap_or_else(PoisonError::into_inner);
             if *users == 0 {
-                if let Err(error) = file.take_locks() {
+                if let Err(error) = file.take_locks().and_then(|()| file.follow_size()) {
                     // A part of the locks may be taken.
                     file.release_locks().ok();
                     return Err(error);
                 }
-                file.users.turn();
+                file.users.turn(Turn::Begun);
             }
             *users += 1;
         }
@@ -91,7 +89,7 @@ impl Drop for InUse {
         if *users > 0 {
             return;
         }
-        self.0.users.turn();
+        self.0.users.turn(Turn::Ending);
         if let Err(error) = self.0.release_locks() {
             let path = self.0.path.display();
             tracing::warn!("{path}: cannot release its locks: {error}");

@@ -5,6 +5,7 @@
 use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity, SECTOR_BYTES};
@@ -260,6 +261,12 @@ fn examine(
         *locked = true;
     }
     let size = determine_size(options, &control, block_device)?;
+    let found_size = match block_device {
+        true => {
+            device_size(&control).map_err(|e| fail(path, format!("cannot read its size: {e}")))?
+        }
+        false => size,
+    };
     let logical = match block_device {
         true => {
             Some(rustix::fs::ioctl_blksszget(&control).map_err(os("cannot read its block size"))?)
@@ -310,7 +317,10 @@ fn examine(
         calls: BlockingCalls::default(),
         known,
         created: false,
-        ends_within_block,
+        ends_within_block: AtomicBool::new(ends_within_block),
+        is_container: options.is_container,
+        is_part: block_device && options.size.is_some(),
+        last_size: AtomicU64::new(found_size),
         control,
         claim: Mutex::new(claim),
         users: Users::new(options.lock),

@@ -44,6 +44,8 @@ enum Waits {
     Durable,
     /// Answer to command `token`; `bytes` more are done afterwards.
     Answer { token: u64, bytes: u64 },
+    /// Answer to [`Command::BeginTurn`] `token`. The I/O lies beyond the end that was known before.
+    Size { token: u64 },
 }
 
 struct ImageSlot {
@@ -143,6 +145,10 @@ impl ImageChannel {
             None => None,
         };
         let watch = inbox.watch(attach.ring(), owner)?;
+        if shared.is_unread() {
+            // Fails only if the owner thread has ended; that defect is already logged.
+            requests.send(Request::Opened).ok();
+        }
         let (map_number, map) = shared.map();
         Ok(ImageChannel {
             limits: Limits::of(&shared.info, &shared.capacity),
@@ -468,6 +474,13 @@ impl ImageChannel {
 
     #[cold]
     fn send(&mut self, command: Command, bytes: u64) -> Next {
+        match self.send_to_owner(command) {
+            Ok(token) => Next::Waits(Waits::Answer { token, bytes }),
+            Err(error) => Next::Failed(error),
+        }
+    }
+
+    fn send_to_owner(&mut self, command: Command) -> Result<u64, IoError> {
         self.next_token += 1;
         let token = self.next_token;
         let request = Request::Worker {
@@ -476,9 +489,34 @@ impl ImageChannel {
             inbox: Arc::clone(&self.inbox),
         };
         match self.requests.send(request) {
-            Ok(()) => Next::Waits(Waits::Answer { token, bytes }),
+            Ok(()) => Ok(token),
             // The owner thread has ended; that defect is already logged.
-            Err(_) => Next::Failed(IoErrorKind::Offline.into()),
+            Err(_) => Err(IoErrorKind::Offline.into()),
+        }
+    }
+
+    /// Starts an I/O beyond the known end of an image that another daemon may have enlarged. It waits until the owner has read the header.
+    #[cold]
+    fn ask_for_size(&mut self, io: &IoRequest, buffer: &mut IoBuffer, tag: Tag) -> Submission {
+        let token = match self.send_to_owner(Command::BeginTurn) {
+            Ok(token) => token,
+            Err(error) => return Submission::Done(Err(error)),
+        };
+        let generation = self.reader.begin(&self.shared.readers);
+        let index = self.occupy(tag, io, generation) as usize;
+        self.slots[index].buffer = std::mem::take(buffer);
+        self.slots[index].waits = Waits::Size { token };
+        Submission::Pending
+    }
+
+    /// Continues an I/O after [`ImageChannel::ask_for_size`].
+    #[cold]
+    fn size_known(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
+        let slot = &mut self.slots[index as usize];
+        slot.waits = Waits::Nothing;
+        match self.limits.begin(&slot.io, &slot.buffer) {
+            Some(outcome) => Some(outcome),
+            None => self.advance(ring, index),
         }
     }
 
@@ -516,7 +554,7 @@ impl ImageChannel {
                         Next::Waits(_) => None,
                     }
                 }
-                Waits::Nothing | Waits::Answer { .. } => None,
+                Waits::Nothing | Waits::Answer { .. } | Waits::Size { .. } => None,
             };
             self.finish(index, outcome, finished);
         }
@@ -544,11 +582,14 @@ impl ImageChannel {
         let mut answers = std::mem::take(&mut self.answers);
         self.inbox.take(&mut answers);
         for (number, answer) in answers.drain(..) {
-            let waits = |slot: &ImageSlot| matches!(slot.waits, Waits::Answer { token, .. } if token == number);
+            let waits = |slot: &ImageSlot| matches!(slot.waits, Waits::Answer { token, .. } | Waits::Size { token } if token == number);
             let Some(index) = self.slots.iter().position(waits) else {
                 continue;
             };
             let outcome = match answer {
+                Ok(_) if matches!(self.slots[index].waits, Waits::Size { .. }) => {
+                    self.size_known(ring, index as u32)
+                }
                 Ok(bytes) => {
                     self.take_answer(index, &bytes);
                     self.advance(ring, index as u32)
@@ -643,7 +684,12 @@ impl IoChannel for ImageChannel {
         tag: Tag,
     ) -> Submission {
         if let Some(outcome) = self.limits.begin(io, buffer) {
-            return Submission::Done(outcome);
+            return match outcome {
+                Err(error) if error.kind == IoErrorKind::OutOfRange && self.shared.is_unread() => {
+                    self.ask_for_size(io, buffer, tag)
+                }
+                outcome => Submission::Done(outcome),
+            };
         }
         // Must precede reading the map.
         let generation = self.reader.begin(&self.shared.readers);
@@ -701,7 +747,7 @@ impl IoChannel for ImageChannel {
                     backing.channel.abort(ring, below);
                 }
             }
-            Waits::Answer { token, .. } => {
+            Waits::Answer { token, .. } | Waits::Size { token } => {
                 self.inbox.put(token, Err(IoErrorKind::Cancelled.into()));
             }
             Waits::Nothing => {}

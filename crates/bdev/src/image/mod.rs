@@ -23,7 +23,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use block::{Capacity, DiskInfo, IoFlags, IoRequest};
@@ -31,7 +31,7 @@ use qcow2::Map;
 
 use crate::{
     Attach, BlockDevice, CacheMode, Capabilities, CopiedUp, File, FileLock, ImageDevice, IoChannel,
-    LocalFiles, Lockable, OpenError,
+    LocalFiles, Lockable, OnTurn, OpenError, Turn,
 };
 use backing_link::BackingLink;
 pub use commit::Committable;
@@ -100,12 +100,28 @@ struct SharedImage {
     is_corruption_reported: AtomicBool,
     /// The image is marked as corrupt: changes are refused.
     is_corrupt: AtomicBool,
+    /// The owner has not read the image since the locks were taken: the size may have changed. Only for images used in turns.
+    is_unread: AtomicBool,
+    /// See [`crate::Lockable::on_turn`].
+    on_turn: OnceLock<OnTurn>,
 }
 
 impl SharedImage {
     /// Returns the file that stores the data.
     fn data(&self) -> &File {
         self.data_file.as_ref().unwrap_or(&self.file)
+    }
+
+    fn is_unread(&self) -> bool {
+        self.is_unread.load(Ordering::Acquire)
+    }
+
+    fn turn(&self, turn: Turn) {
+        self.is_unread
+            .store(turn == Turn::Ending, Ordering::Release);
+        if let Some(on_turn) = self.on_turn.get() {
+            on_turn(turn);
+        }
     }
 
     /// Returns the image file and the external data file.
@@ -391,8 +407,13 @@ impl Lockable for Image {
         self.shared.files().try_for_each(File::take_locks)
     }
 
-    fn on_turn(&self, on_turn: Box<dyn Fn() + Send + Sync>) {
-        self.shared.file.on_turn(on_turn);
+    fn takes_turns(&self) -> bool {
+        self.shared.file.takes_turns()
+    }
+
+    fn on_turn(&self, on_turn: OnTurn) {
+        // Set only once, by the disk.
+        self.shared.on_turn.set(on_turn).ok();
     }
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity};
 use qcow2::{Header, OpenOptions};
@@ -175,6 +175,8 @@ fn assemble(
         readers: Readers::default(),
         is_corruption_reported: AtomicBool::new(false),
         is_corrupt: AtomicBool::new(image.corruption().is_some()),
+        is_unread: AtomicBool::new(turns.is_some()),
+        on_turn: OnceLock::new(),
         file,
         data_file,
     };

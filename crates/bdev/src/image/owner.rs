@@ -30,6 +30,8 @@ pub(super) enum Command {
     Zero { offset: u64, length: u64 },
     /// Returns the content of the compressed cluster at an offset.
     ReadCompressed(u64),
+    /// Begins a turn: reads the header.
+    BeginTurn,
 }
 
 /// Requests of the control plane.
@@ -78,6 +80,8 @@ pub(super) enum Request {
         inbox: Arc<Inbox<Answer>>,
     },
     Control(Change),
+    /// A worker has opened a channel to an image that is used in turns.
+    Opened,
     /// A worker has closed its channel.
     Closed,
 }
@@ -207,6 +211,8 @@ impl Owner {
                     inbox.put(token, answer);
                 }
                 Request::Control(change) => self.change(change),
+                // Logged. The worker's I/O gets the error.
+                Request::Opened => drop(self.begin_turn()),
                 Request::Closed => {}
             }
         }
@@ -298,8 +304,8 @@ impl Owner {
     fn answer(&mut self, command: &Command) -> qcow2::Result<Vec<u8>> {
         match command {
             Command::Load(offset) => self.image.load(*offset)?,
-            // Handled by `prepare`.
-            Command::PrepareWrite(_) => {}
+            // Handled by `prepare`, and by `begin_turn` before each command.
+            Command::PrepareWrite(_) | Command::BeginTurn => {}
             Command::Zero { offset, length } => {
                 let backing = self.covered();
                 self.image.zero_clusters(*offset, *length, backing)?;
@@ -361,7 +367,9 @@ impl Owner {
         }
         let errno = error.errno();
         let kind = match command {
-            Command::Load(_) | Command::ReadCompressed(_) => IoErrorKind::ReadMedium,
+            Command::Load(_) | Command::ReadCompressed(_) | Command::BeginTurn => {
+                IoErrorKind::ReadMedium
+            }
             Command::PrepareWrite(_) | Command::Zero { .. } => match errno {
                 libc::ENOSPC | libc::EDQUOT => IoErrorKind::NoSpace,
                 _ => IoErrorKind::WriteMedium,

@@ -1,7 +1,7 @@
 //! Images that several daemons use in turns (`lock = "while-active"`).
 //!
-//! A turn begins with the first request to the owner after a worker has attached: the owner takes the locks, too, and reads the tables. It
-//! ends when no worker has a channel: the owner writes the tables, publishes a map without tables, and releases the locks. Between turns
+//! A turn begins when a worker has attached, or with a request of the control plane: the owner takes the locks, too, and reads the header
+//! and the tables. It ends when no worker has a channel: the owner writes the tables, publishes a map without tables, and releases the locks. Between turns
 //! another daemon may change the image. A worker has the locks while it has a channel. A map that it read before the owner ended a turn
 //! stays valid for its I/O, because no other daemon can begin a turn.
 
@@ -11,8 +11,8 @@ use qcow2::{Error, Header, Image};
 
 use super::open::open_for_service;
 use super::owner::Owner;
-use crate::File;
 use crate::file::{Container, InUse};
+use crate::{File, Turn};
 
 /// Use of an image in turns with other daemons.
 pub(super) struct Turns {
@@ -69,9 +69,7 @@ impl Owner {
         let used = used.collect::<io::Result<Vec<_>>>();
         let used = used.map_err(failed("cannot lock the image"))?;
         let cached = turns.containers().try_for_each(Container::drop_cache);
-        cached
-            .and_then(|()| self.shared.files().try_for_each(File::follow_size))
-            .map_err(failed("cannot read the image again"))?;
+        cached.map_err(failed("cannot read the image again"))?;
         check_same(self.image.header(), &Header::read(&turns.container)?)?;
         self.image = open_for_service(
             turns.container.clone(),
@@ -82,21 +80,14 @@ impl Owner {
         self.shared.publish(self.image.map());
         self.follow_corruption();
         self.follow_header();
+        self.shared.turn(Turn::Begun);
         Ok(())
     }
 
     /// Adopts a size that another daemon has set, and leaves a backing image that it has removed.
     fn follow_header(&mut self) {
         let header = self.image.header();
-        let (before, size) = (self.shared.capacity.bytes(), header.size);
-        if size != before {
-            let path = self.shared.path();
-            tracing::warn!(
-                %path, before, size,
-                "another daemon has changed the size of the image; hint: announce it with lunette disk resize"
-            );
-            self.shared.capacity.set(size);
-        }
+        self.shared.capacity.set(header.size);
         if header.backing_file.is_none()
             && let Some(device) = self.shared.backing.leave()
         {
@@ -124,6 +115,7 @@ impl Owner {
         let header = self.image.header().clone();
         self.image = Image::unread(turns.container.clone(), header);
         self.shared.publish(self.image.map());
+        self.shared.turn(Turn::Ending);
         // Dropping it releases the locks.
         turns.current = None;
     }

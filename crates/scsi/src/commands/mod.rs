@@ -75,7 +75,9 @@ impl Context<'_> {
     /// Returns the byte range of a range of blocks, or LBA OUT OF RANGE.
     #[inline]
     pub fn range(&self, lba: u64, blocks: u64) -> Result<(u64, u64), Sense> {
-        let range = self.unit.geometry().check(Lba(lba), Blocks(blocks));
+        let (lba, blocks) = (Lba(lba), Blocks(blocks));
+        let range = self.unit.geometry().check(lba, blocks);
+        let range = range.or_else(|_| self.unit.geometry_of_refused().check(lba, blocks));
         range.map_err(|_| Sense::illegal_request(SenseCode::LBA_OUT_OF_RANGE))
     }
 

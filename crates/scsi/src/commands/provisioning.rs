@@ -49,7 +49,9 @@ pub(super) fn unmap(c: &Context<'_>) -> Planned {
     Ok(Pending::plan(
         length.into(),
         c.data_out,
-        move |list: &[u8]| match unmap_ranges(unit.geometry(), usize::from(length), list) {
+        move |list: &[u8]| match unmap_ranges(unit.geometry(), usize::from(length), list)
+            .or_else(|_| unmap_ranges(unit.geometry_of_refused(), usize::from(length), list))
+        {
             Ok(ranges) => {
                 let unmap = Unmap {
                     disk: unit.disk(),
