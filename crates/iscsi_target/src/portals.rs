@@ -10,12 +10,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use reactor::{Retry, address_can_heal};
+use reactor::{Retry, address_can_heal, listen_tcp, listening_tcp};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
 
-/// Listen backlog, as in the standard library.
-const BACKLOG: i32 = 128;
 /// Attempts to find a port that is free in both families.
 const PORT_TRIES: usize = 16;
 
@@ -208,14 +205,7 @@ impl Portals {
 
     /// Takes the listening sockets of the previous process. Initiators may be waiting in their backlogs.
     pub fn take_over(&mut self, sockets: Vec<OwnedFd>) {
-        let listening = sockets.into_iter().filter_map(|socket| {
-            let is_listening = sockopt::socket_acceptconn(&socket).unwrap_or(false);
-            let listener = TcpListener::from(socket);
-            listener.set_nonblocking(true).ok()?;
-            let address = listener.local_addr().ok()?;
-            is_listening.then_some((address, listener))
-        });
-        self.taken_over = listening.collect();
+        self.taken_over = listening_tcp(sockets).collect();
     }
 
     /// Closes unused inherited sockets after all portals were opened.
@@ -318,20 +308,7 @@ fn is_no_family(error: &io::Error) -> bool {
 }
 
 fn open(address: SocketAddr) -> io::Result<TcpListener> {
-    let family = match address {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    // Connections of a closed portal do not block its address.
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    if address.is_ipv6() {
-        sockopt::set_ipv6_v6only(&socket, true)?;
-    }
-    bind(&socket, &address)?;
-    listen(&socket, BACKLOG)?;
-    Ok(TcpListener::from(socket))
+    listen_tcp(address, true)
 }
 
 /// Stops listening at once. The accepting thread may keep the socket open longer, while its address is needed again.

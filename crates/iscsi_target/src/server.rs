@@ -14,7 +14,7 @@ use bdev::Disk;
 use iscsi::login::ChapUser;
 use iscsi::negotiation::SessionParameters;
 use latency::{Clock, UnitAddress};
-use reactor::{Accepting, Pool, RateLimit, SourceHandle, Worker};
+use reactor::{Accepting, Pool, RateLimit, SourceHandle, Worker, write_listen_error};
 use scsi::{AccessStates, AttachError};
 use scsi_exec::{Call, Hold, TaskOperation, Tasks, Units};
 
@@ -52,16 +52,7 @@ impl std::fmt::Display for ServerError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             ServerError::Bind(address, error) => {
-                write!(f, "cannot listen on {address}: {error}")?;
-                match error.kind() {
-                    io::ErrorKind::AddrInUse => f.write_str(
-                        "; hint: another target program may use this port; choose another one",
-                    ),
-                    io::ErrorKind::AddrNotAvailable => f.write_str(
-                        "; hint: no interface of this machine has this address; see ip address",
-                    ),
-                    _ => Ok(()),
-                }
+                write_listen_error(f, *address, error, "target program")
             }
             ServerError::Name(name) => write!(
                 f,
@@ -588,17 +579,8 @@ fn accept_one(
         }
         listener.accept()
     };
-    let (stream, peer) = match accepted {
-        Ok(accepted) => accepted,
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-        // The portal was closed meanwhile.
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
-        Err(error) => {
-            // For example out of descriptors: the initiator stays in the backlog.
-            refuse(&error);
-            std::thread::sleep(Duration::from_millis(10));
-            return;
-        }
+    let Some((stream, peer)) = Accepting::accepted(accepted, |error| refuse(error)) else {
+        return;
     };
     let shared = &state.shared;
     if shared.connection_count() + arrivals.len() >= shared.limits.connections {

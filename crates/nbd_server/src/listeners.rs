@@ -11,12 +11,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use reactor::{
-    FileId, Retry, Rights, SocketError, TakenOverSockets, address_can_heal, file_at, set_rights,
+    FileId, Retry, Rights, SocketError, TakenOverSockets, address_can_heal, file_at, listen_tcp,
+    listening_tcp, set_rights, write_listen_error,
 };
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
-
-/// Listen backlog, as in the standard library.
-const BACKLOG: i32 = 128;
+use rustix::net::{AddressFamily, sockopt};
 
 /// Address of a listener.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,19 +68,7 @@ impl fmt::Display for ListenError {
         match self {
             ListenError::Unix(error) => error.fmt(f),
             ListenError::Tcp(address, error) => {
-                write!(f, "cannot listen on {address}: {error}")?;
-                match error.kind() {
-                    io::ErrorKind::AddrInUse => f.write_str(
-                        "; hint: another NBD server may use this port; choose another one",
-                    ),
-                    io::ErrorKind::AddrNotAvailable => f.write_str(
-                        "; hint: no interface of this machine has this address; see ip address",
-                    ),
-                    io::ErrorKind::PermissionDenied => {
-                        f.write_str("; hint: ports below 1024 need CAP_NET_BIND_SERVICE")
-                    }
-                    _ => Ok(()),
-                }
+                write_listen_error(f, *address, error, "NBD server")
             }
         }
     }
@@ -271,7 +257,7 @@ impl Listeners {
                 let inherited = { inherited }.position(|(known, _)| known == address);
                 let socket = match inherited {
                     Some(at) => Ok(self.taken_over_tcp.swap_remove(at).1),
-                    None => open_tcp(*address),
+                    None => listen_tcp(*address, false),
                 };
                 Socket::Tcp(socket.map_err(|error| ListenError::Tcp(*address, error))?)
             }
@@ -392,16 +378,7 @@ impl Listeners {
             sockopt::socket_domain(socket).is_ok_and(|family| family == AddressFamily::UNIX)
         });
         self.taken_over_unix.take_over(unix);
-        self.taken_over_tcp = tcp
-            .into_iter()
-            .filter_map(|socket| {
-                let is_listening = sockopt::socket_acceptconn(&socket).unwrap_or(false);
-                let listener = TcpListener::from(socket);
-                listener.set_nonblocking(true).ok()?;
-                let address = listener.local_addr().ok()?;
-                is_listening.then_some((address, listener))
-            })
-            .collect();
+        self.taken_over_tcp = listening_tcp(tcp).collect();
     }
 
     /// Closes unused inherited sockets after all exports were added.
@@ -421,20 +398,6 @@ impl Listeners {
         });
         copies.collect()
     }
-}
-
-fn open_tcp(address: SocketAddr) -> io::Result<TcpListener> {
-    let family = match address {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    // Connections of a closed listener do not block its address.
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    bind(&socket, &address)?;
-    listen(&socket, BACKLOG)?;
-    Ok(TcpListener::from(socket))
 }
 
 #[cfg(test)]

@@ -369,17 +369,9 @@ fn accept_one(
         }
         listener.accept()
     };
-    let (stream, address, client) = match accepted {
-        Ok(accepted) => accepted,
-        Err(error) => match error.kind() {
-            // No client waits, or the listener was closed meanwhile.
-            io::ErrorKind::WouldBlock | io::ErrorKind::InvalidInput => return,
-            _ => {
-                // For example out of descriptors: the client stays in the backlog.
-                refuse(&error);
-                return std::thread::sleep(Duration::from_millis(10));
-            }
-        },
+    let Some((stream, address, client)) = Accepting::accepted(accepted, |error| refuse(error))
+    else {
+        return;
     };
     match state.shared.admit(address) {
         Ok(admitted) => {

@@ -3,6 +3,7 @@
 //!
 //! Shared by that thread and the threads that change its listeners. The transport itself accepts connections.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +23,7 @@ impl Accepting {
     ///
     /// # Errors
     /// If no file descriptor is available.
-    pub fn new() -> std::io::Result<Accepting> {
+    pub fn new() -> io::Result<Accepting> {
         Ok(Accepting {
             changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             ending: false.into(),
@@ -73,6 +74,23 @@ impl Accepting {
             }
         }
         rustix::io::read(&self.changed, &mut [0u8; 8]).ok();
+    }
+
+    /// Returns the result of an accept. Passes errors to `refuse`, except if no client waits or the listener was closed meanwhile.
+    pub fn accepted<T>(result: io::Result<T>, refuse: impl FnOnce(&io::Error)) -> Option<T> {
+        let error = match result {
+            Ok(accepted) => return Some(accepted),
+            Err(error) => error,
+        };
+        if !matches!(
+            error.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::InvalidInput
+        ) {
+            refuse(&error);
+            // For example out of descriptors: the client stays in the backlog.
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        None
     }
 }
 

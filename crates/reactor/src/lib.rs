@@ -24,6 +24,7 @@ mod source;
 mod source_handle;
 mod step;
 mod sync;
+mod tcp;
 mod unix_socket;
 mod waiting;
 mod worker;
@@ -40,5 +41,6 @@ pub use socket_path::{FileId, FolderLock, Obstacle, file_at, lock_folder, remove
 pub use source::{Source, SourceId};
 pub use source_handle::{Addressed, SourceHandle};
 pub use step::{Job, Step};
+pub use tcp::{listen_tcp, listening_tcp, write_listen_error};
 pub use unix_socket::{Bound, Rights, SocketError, TakenOverSockets, bind, bind_with, set_rights};
 pub use worker::{Worker, WorkerCounters};

@@ -601,22 +601,16 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
     let Some(listener) = listener.filter(|_| !export.is_refusing()) else {
         return;
     };
-    let stream = match listener.accept() {
-        Ok((stream, _)) => stream,
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-        Err(error) => {
-            // For example out of descriptors: the front end stays in the backlog.
-            if let Some(suppressed) = REFUSAL_LOG.pass() {
-                tracing::warn!(
-                    export = export.device.name(),
-                    suppressed,
-                    "cannot accept a front end: {error}"
-                );
-            }
-            thread::sleep(Duration::from_millis(10));
-            return;
+    let accepted = Accepting::accepted(listener.accept(), |error| {
+        if let Some(suppressed) = REFUSAL_LOG.pass() {
+            tracing::warn!(
+                export = export.device.name(),
+                suppressed,
+                "cannot accept a front end: {error}"
+            );
         }
-    };
+    });
+    let Some((stream, _)) = accepted else { return };
     if export.is_blocked_out() {
         if let Some(suppressed) = REFUSAL_LOG.pass() {
             tracing::warn!(
