@@ -14,6 +14,7 @@ use vm::{DestinationDies, Running};
 fn machine([blk, scsi]: &[PathBuf; 2], properties: &str) -> GuestBuilder {
     GuestBuilder::new("migrating")
         .memory_mib(192)
+        .migrates()
         .vhost_user_blk_with(blk, 1, properties)
         .vhost_user_scsi(scsi, 1)
 }
@@ -270,7 +271,7 @@ fn guest_and_its_disk_move_to_another_daemon() -> Result<()> {
         daemon.disk(&disk).vhost_blk("d").arguments(serves)
     })?;
     let machine = |rig: &Rig| {
-        let guest = GuestBuilder::new("moving").memory_mib(192);
+        let guest = GuestBuilder::new("moving").memory_mib(192).migrates();
         guest.vhost_user_blk_with(&rig.socket("d"), 1, "packed=off")
     };
     let mut guest = machine(&source).boot()?;

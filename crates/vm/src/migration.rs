@@ -12,6 +12,9 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// Bandwidth limits in bytes per second: none in practice, and one that leaves time to cancel.
 const FAST: u64 = 4 << 30;
 const SLOW: u64 = 1 << 20;
+/// Downtime limit for QEMU in milliseconds. It is short, so that QEMU copies changed pages in several rounds while the guest runs. A page
+/// that a device does not log stays old in the destination.
+const DOWNTIME_LIMIT: u64 = 10;
 
 /// Result of a completed migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +128,7 @@ impl Guest {
         builder: &GuestBuilder,
         capabilities: &[&str],
     ) -> Result<Moving> {
+        ensure!(builder.migrates, "a guest that migrates needs `migrates()`");
         let to = builder.clone().arguments(["-incoming", "defer"]);
         let mut to = to.power_on()?;
         // The new QEMU opens the socket of its monitor some time after its start.
@@ -160,7 +164,7 @@ impl Moving {
     }
 
     fn begin(&mut self, bandwidth: u64) -> Result<()> {
-        let parameters = json!({ "max-bandwidth": bandwidth });
+        let parameters = json!({ "max-bandwidth": bandwidth, "downtime-limit": DOWNTIME_LIMIT });
         self.qmp.command("migrate-set-parameters", parameters)?;
         let uri = self.uri();
         self.qmp.command("migrate", uri)?;
