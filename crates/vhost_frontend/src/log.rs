@@ -41,9 +41,11 @@ impl LogMemory {
     pub fn pages(&self) -> Vec<u64> {
         let mut bytes = vec![0; self.mapping.len()];
         self.mapping.read(0, &mut bytes);
-        let bits = (0..8 * bytes.len() as u64)
-            .filter(|page| bytes[(page / 8) as usize] & 1 << (page % 8) != 0);
-        bits.collect()
+        let marked = (0..).zip(&bytes).filter(|(_, byte)| **byte != 0);
+        let bits = marked.flat_map(|(at, byte)| (0..8).map(move |bit| (8 * at + bit, byte >> bit)));
+        bits.filter(|(_, bit)| bit & 1 != 0)
+            .map(|(page, _)| page)
+            .collect()
     }
 
     /// Clears the log. The device must not write at the same time.
