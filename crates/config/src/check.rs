@@ -27,7 +27,7 @@ pub fn complete(
     check_names(&draft, diagnostics);
     check_disk_references(&draft, diagnostics);
     for export in &draft.exports {
-        check_luns(export.luns(), diagnostics);
+        check_luns(&export.luns, diagnostics);
     }
     check_sockets(&draft, diagnostics);
     check_nbd(&draft, diagnostics);
@@ -51,7 +51,7 @@ fn attach_luns(mut draft: Draft, diagnostics: &mut Diagnostics) -> Draft {
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
     for (index, export) in draft.exports.iter_mut().enumerate() {
         if export.luns_by_flags().is_some()
-            && let Some(name) = export.name()
+            && let Some(name) = &export.name
         {
             places.entry(name.value.clone()).or_insert(index);
         }
@@ -130,7 +130,11 @@ fn check_names(draft: &Draft, diagnostics: &mut Diagnostics) {
         wwns.see(wwn.value, &wwn.location, object, help, diagnostics);
     }
     let mut exports = Once::new();
-    for name in draft.exports.iter().filter_map(|export| export.name()) {
+    for name in draft
+        .exports
+        .iter()
+        .filter_map(|export| export.name.as_ref())
+    {
         let object = format!("the export name `{}`", name.value);
         let help = "give each export its own name; without `name` a vhost-blk export has the name of its disk";
         // Two spellings of an iSCSI name are one target.
@@ -160,8 +164,8 @@ fn check_disk_references(draft: &Draft, diagnostics: &mut Diagnostics) {
     let names = disk_names(draft);
     let known: HashSet<&str> = names.iter().copied().collect();
     let exports = draft.exports.iter();
-    let alone = exports.clone().filter_map(|export| export.disk());
-    let luns = exports.flat_map(|export| export.luns());
+    let alone = exports.clone().filter_map(|export| export.disk.as_ref());
+    let luns = exports.flat_map(|export| &export.luns);
     let luns = luns.chain(&draft.astray);
     for disk in alone.chain(luns.filter_map(|lun| lun.disk.as_ref())) {
         check_reference(disk, &names, &known, diagnostics);
@@ -182,22 +186,27 @@ fn check_luns(drafts: &[LunDraft], diagnostics: &mut Diagnostics) {
 
 fn check_placements(draft: &Draft, workers: usize, diagnostics: &mut Diagnostics) {
     for export in &draft.exports {
-        export.placement().check(workers, diagnostics);
+        export.placement.check(workers, diagnostics);
     }
 }
 
 fn check_sockets(draft: &Draft, diagnostics: &mut Diagnostics) {
     let mut sockets = Once::new();
     let control = draft.control.iter();
-    let exports = draft.exports.iter().filter_map(|export| export.socket());
-    for socket in control.chain(exports) {
+    let (shared, own): (Vec<_>, Vec<_>) = draft
+        .exports
+        .iter()
+        .partition(|export| export.shares_socket());
+    for socket in control.chain(own.into_iter().filter_map(|export| export.socket.as_ref())) {
         let object = format!("the socket {}", socket.value.display());
         let help = "give each export and the control socket its own path";
         let key = absolute(&socket.value);
         sockets.see(key, &socket.location, object, help, diagnostics);
     }
-    let shared = draft.exports.iter();
-    for socket in shared.filter_map(|export| export.shared_socket()) {
+    for socket in shared
+        .into_iter()
+        .filter_map(|export| export.socket.as_ref())
+    {
         let key = absolute(&socket.value);
         if sockets.seen.contains_key(&key) {
             let object = format!("the socket {}", socket.value.display());
@@ -211,7 +220,7 @@ fn check_sockets(draft: &Draft, diagnostics: &mut Diagnostics) {
 fn check_nbd(draft: &Draft, diagnostics: &mut Diagnostics) {
     let exports = draft.exports.iter();
     let complete = exports.filter_map(|export| match export.complete() {
-        Some(ExportConfig::Nbd(config)) => Some((export.name()?, config)),
+        Some(ExportConfig::Nbd(config)) => Some((export.name.as_ref()?, config)),
         _ => None,
     });
     let mut before: Vec<NbdConfig> = Vec::new();

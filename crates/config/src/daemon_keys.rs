@@ -58,7 +58,7 @@ pub struct Draft {
     pub discovery_auth: Option<PathBuf>,
     pub iscsi_limits: IscsiLimits,
     pub disks: Vec<DiskDraft>,
-    pub exports: Vec<Box<dyn ExportDraft>>,
+    pub exports: Vec<ExportDraft>,
     /// Logical units from flags, with their controller's name.
     pub luns: Vec<(Located<String>, LunDraft)>,
     /// Logical units from flags with an unknown controller; their disks are checked too.

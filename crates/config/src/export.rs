@@ -45,6 +45,9 @@ pub trait ExportObject {
     /// Returns the workers for modification.
     fn placement_mut(&mut self) -> &mut ExportPlacement;
 
+    /// Sets the values that a draft has with locations. Returns `None` if one is missing.
+    fn fill(&mut self, name: String, disk: Option<String>, socket: Option<PathBuf>) -> Option<()>;
+
     /// Returns the configured values, in the order of the keys.
     fn values(&self) -> Vec<KeyValue>;
 

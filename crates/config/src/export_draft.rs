@@ -1,5 +1,6 @@
 //! Values given for an export before it is checked against other objects, and keys of several kinds of exports.
 
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
 use block::ExportPlacement;
@@ -10,93 +11,103 @@ use super::export::{ExportConfig, ExportObject};
 use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime};
 use super::location::Located;
 use super::lun::LunDraft;
-use super::model::SocketRights;
 use super::placement::{PlacementDraft, WORKERS_ALLOWED, read_workers, workers_value};
 use super::readers::{NAME_ALLOWED, SOCKET_ALLOWED, read_name, read_socket};
 use super::setting::{Setting, key};
 use super::value::Fields;
 
-/// Draft of an export.
-pub trait ExportDraft {
-    /// Returns the name.
-    fn name(&self) -> Option<&Located<String>>;
-    /// Returns the workers that serve it.
-    fn placement(&self) -> &PlacementDraft;
+/// Values given for an export. Those that are checked against other objects have locations; all others are in the configuration.
+#[derive(Default)]
+pub struct ExportDraft<T = ExportConfig> {
+    pub name: Option<Located<String>>,
+    pub disk: Option<Located<String>>,
+    pub socket: Option<Located<PathBuf>>,
+    pub luns: Vec<LunDraft>,
+    /// Disks that are logical units numbered from 0.
+    pub disks: Vec<Located<String>>,
+    pub placement: PlacementDraft,
+    /// A portal is wrong: portal groups are not checked.
+    pub has_wrong_portal: bool,
+    /// The other values.
+    pub config: T,
+}
+
+impl<T> Deref for ExportDraft<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.config
+    }
+}
+
+impl<T> DerefMut for ExportDraft<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.config
+    }
+}
+
+impl<T> ExportDraft<T> {
+    /// Returns the draft as one of an export of any kind.
+    pub fn of_any_kind(self, config: fn(T) -> ExportConfig) -> ExportDraft {
+        ExportDraft {
+            name: self.name,
+            disk: self.disk,
+            socket: self.socket,
+            luns: self.luns,
+            disks: self.disks,
+            placement: self.placement,
+            has_wrong_portal: self.has_wrong_portal,
+            config: config(self.config),
+        }
+    }
+}
+
+impl ExportDraft {
     /// Returns the export, if no key is missing.
-    fn complete(&self) -> Option<ExportConfig>;
-
-    /// Returns the socket, if it has one.
-    fn socket(&self) -> Option<&Located<PathBuf>> {
-        None
-    }
-
-    /// Returns the socket, if other exports of the kind may have the same.
-    fn shared_socket(&self) -> Option<&Located<PathBuf>> {
-        None
-    }
-
-    /// Returns the disk of an export of one disk.
-    fn disk(&self) -> Option<&Located<String>> {
-        None
-    }
-
-    /// Returns the logical units.
-    fn luns(&self) -> &[LunDraft] {
-        &[]
+    pub fn complete(&self) -> Option<ExportConfig> {
+        let mut export = self.config.clone();
+        let object = export.object_mut();
+        let disk = self.disk.as_ref().map(|at| at.value.clone());
+        let socket = self.socket.as_ref().map(|at| at.value.clone());
+        object.fill(self.name.as_ref()?.value.clone(), disk, socket)?;
+        if let Some(luns) = object.luns_mut() {
+            *luns = self
+                .luns
+                .iter()
+                .map(LunDraft::complete)
+                .collect::<Option<_>>()?;
+        }
+        *object.placement_mut() = self.placement.placement();
+        Some(export)
     }
 
     /// Returns the list of logical units if they have their own flags.
-    fn luns_by_flags(&mut self) -> Option<&mut Vec<LunDraft>> {
-        None
+    pub fn luns_by_flags(&mut self) -> Option<&mut Vec<LunDraft>> {
+        let object = self.config.as_ref().object();
+        let has_flags = object.luns().is_some() && object.only_target().is_none();
+        has_flags.then_some(&mut self.luns)
     }
-}
 
-/// Values given for a vhost-user export of any device type.
-#[derive(Default)]
-pub struct VhostDraft {
-    pub name: Option<Located<String>>,
-    pub socket: Option<Located<PathBuf>>,
-    pub rights: SocketRights,
-    pub queues: Option<u16>,
-}
-
-/// A draft of a vhost-user export.
-pub trait Vhost {
-    /// Returns the values common to vhost-user exports.
-    fn vhost(&mut self) -> &mut VhostDraft;
-}
-
-/// A draft of an export with a placement: of any kind.
-pub trait Placed {
-    /// Returns the placement for modification.
-    fn placement_mut(&mut self) -> &mut PlacementDraft;
+    /// Returns true if other exports of the kind may have the same socket.
+    pub fn shares_socket(&self) -> bool {
+        self.config.as_ref().object().shares_socket()
+    }
 }
 
 /// For keys with a change that clients can only see in a new session.
 pub const ENDS_SESSION: RunTime = RunTime::ReloadEndsSession;
 
 /// Key for the name of a vhost-user export.
-pub const fn name<D: Vhost, T: ExportObject>(default: &'static str) -> Key<D, T> {
+pub const fn name<T: ExportObject>(default: &'static str) -> Key<ExportDraft<T>, T> {
     key! { "name": Kind::Text("a name", NAME_ALLOWED); default; RunTime::AddAnew; "name of the export";
-        read |key, reader, draft| draft.vhost().name = read_name(reader, key.name); get |export| Some(json!(export.name()))
+        read |key, reader, draft| draft.name = read_name(reader, key.name); get |export| Some(json!(export.name()))
     }
 }
 
 /// Key for the socket.
-pub const fn socket<D: Vhost, T: ExportObject>() -> Key<D, T> {
+pub const fn socket<T: ExportObject>() -> Key<ExportDraft<T>, T> {
     key! { "socket": Kind::Text("path of a socket, at most 107 bytes", SOCKET_ALLOWED); REQUIRED; ENDS_SESSION; "vhost-user socket";
-        read |key, reader, draft| draft.vhost().socket = read_socket(reader, key.name); get |export| export.socket()?.value()
-    }
-}
-
-/// Key for the number of request queues; the default is the maximum.
-pub const fn queues<D: Vhost, T: ExportObject>(
-    most: u16,
-    default: &'static str,
-    help: &'static str,
-) -> Key<D, T> {
-    key! { "queues": Kind::Number("", 1..=most as u64); default; ENDS_SESSION; help;
-        read |key, reader, draft| key.set(reader, &mut draft.vhost().queues); get |export| export.queues().value()
+        read |key, reader, draft| draft.socket = read_socket(reader, key.name); get |export| export.socket()?.value()
     }
 }
 
@@ -104,17 +115,17 @@ pub const fn queues<D: Vhost, T: ExportObject>(
 const PLACE: RunTime = RunTime::Command("lunette export place");
 
 /// Key for the workers that serve an export.
-pub const fn workers<D: Placed, T: ExportObject>() -> Key<D, T> {
+pub const fn workers<T: ExportObject>() -> Key<ExportDraft<T>, T> {
     key! { "workers": Kind::List("list of workers, from 0", WORKERS_ALLOWED, Item::Number); NONE; PLACE;
         "workers that serve it. In a flag: `workers=1+3`";
-        read |_, reader, draft| draft.placement_mut().workers = read_workers(reader); get |export| workers_value(export.placement())
+        read |_, reader, draft| draft.placement.workers = read_workers(reader); get |export| workers_value(export.placement())
     }
 }
 
 /// Key for a dedicated worker.
-pub const fn dedicated<D: Placed, T: ExportObject>(help: &'static str) -> Key<D, T> {
+pub const fn dedicated<T: ExportObject>(help: &'static str) -> Key<ExportDraft<T>, T> {
     key! { "dedicated": Kind::Boolean; "`false`"; PLACE; help;
-        read |key, reader, draft| key.set(reader, &mut draft.placement_mut().dedicated);
+        read |key, reader, draft| key.set(reader, &mut draft.placement.dedicated);
         get |export| Some(json!(*export.placement() == ExportPlacement::Dedicated))
     }
 }
@@ -140,5 +151,5 @@ pub struct ExportKind {
     /// Returns its keys as a JSON schema.
     pub properties: fn() -> Value,
     /// Reads an export.
-    pub(crate) read: fn(&Fields, &mut Diagnostics) -> Box<dyn ExportDraft>,
+    pub(crate) read: fn(&Fields, &mut Diagnostics) -> ExportDraft,
 }

@@ -3,20 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use block::ExportPlacement;
-use iscsi::access::{AclEntry, Announced, DemoMode, Portal};
-use iscsi::negotiation::LoginBounds;
+use iscsi::access::{Announced, DemoMode};
 use scsi::{AccessState, AccessStates, StateSetters};
 use serde_json::json;
 
 use super::access_list::{ACL_KEYS, acl_value, read_acl};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::export::{ExportConfig, ExportObject, KeyValue, key_values};
-use super::export_draft::{ExportDraft, ExportKind, Placed, dedicated, texts, workers};
+use super::export_draft::{ExportDraft, ExportKind, dedicated, texts, workers};
 use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime, read_all, schema_of};
 use super::location::Located;
 use super::lun::{LUN_COMMAND, LunDraft, TARGET_LUN_KEYS, luns_value, read_lun};
 use super::model::{IscsiConfig, LunConfig};
-use super::placement::PlacementDraft;
 use super::readers::{FILE_ALLOWED, ISCSI_NAME_ALLOWED, parsed, read_list};
 use super::setting::{Choice, Setting, key};
 use super::target_keys::TARGET_KEYS;
@@ -59,6 +57,16 @@ impl ExportObject for IscsiConfig {
 
     fn kind(&self) -> &'static str {
         ISCSI.word
+    }
+
+    fn fill(
+        &mut self,
+        name: String,
+        _disk: Option<String>,
+        _socket: Option<PathBuf>,
+    ) -> Option<()> {
+        self.name = name;
+        Some(())
     }
 
     fn values(&self) -> Vec<KeyValue> {
@@ -133,28 +141,8 @@ impl ExportObject for IscsiConfig {
     }
 }
 
-/// Values given for a target.
-#[derive(Default)]
-pub struct IscsiDraft {
-    name: Option<Located<String>>,
-    alias: Option<String>,
-    /// Disks that are logical units numbered from 0.
-    disks: Vec<Located<String>>,
-    luns: Vec<LunDraft>,
-    /// `None`: one of them is invalid.
-    portals: Option<Vec<Portal>>,
-    announce: Option<Vec<Announced>>,
-    demo_mode: DemoMode,
-    chap_users: Option<PathBuf>,
-    acl: Option<Vec<AclEntry>>,
-    bounds: LoginBounds,
-    access_states: Option<AccessStates>,
-    state_setters: StateSetters,
-    placement: PlacementDraft,
-}
-
 /// A key of a target.
-pub type IscsiKey = Key<IscsiDraft, IscsiConfig>;
+pub type IscsiKey = Key<ExportDraft<IscsiConfig>, IscsiConfig>;
 
 /// All keys except those of logins.
 pub static ISCSI_KEYS: &[IscsiKey] = &[
@@ -184,20 +172,21 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         read |key, reader, draft| {
             let texts = read_list(reader, key.name, PORTALS_ALLOWED);
             let portals: Vec<_> = texts.iter().map(|text| parsed(reader, key.name, text)).collect();
-            draft.portals = portals.into_iter().collect();
+            draft.has_wrong_portal = portals.contains(&None);
+            draft.portals = portals.into_iter().flatten().collect();
         };
         get |target| texts(&target.portals)
     },
     key! { "announce": Kind::List("string or list: addresses", ANNOUNCE_ALLOWED, Item::Text); "the portals"; RunTime::Reload;
         "[addresses in discovery responses](operations.md#discovery), instead of the portals of the same group";
-        read |_, reader, draft| draft.announce = read_announce(reader, draft.portals.as_deref());
+        read |_, reader, draft| draft.announce = read_announce(reader, draft);
         get |target| texts(&target.announce)
     },
     key! { "access_states": Kind::List("list of `GROUP=STATE`", ACCESS_STATES_ALLOWED, Item::Text); "`active/optimized` for all";
         RunTime::Command("lunette export access-state");
         "`\"2=standby\"`: [access states](operations.md#target-port-groups) (ALUA) of portal groups: `active/optimized`, \
             `active/non-optimized`, `standby`, `unavailable`. In a flag `access_states=2=standby+3=unavailable`";
-        read |key, reader, draft| draft.access_states = read_access_states(key, reader, draft.portals.as_deref());
+        read |key, reader, draft| draft.access_states = read_access_states(key, reader, draft);
         get |target| {
             let states = target.access_states.iter();
             texts(states.map(|(group, state)| format!("{group}={}", state.name())))
@@ -226,7 +215,7 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         read |key, reader, draft| {
             let entries = reader.objects(key.name, ACL_EXAMPLE).into_iter();
             let entries: Vec<_> = entries.map(|fields| read_acl(fields, reader.diagnostics())).collect();
-            draft.acl = entries.into_iter().collect();
+            draft.acl = entries.into_iter().flatten().collect();
         };
         get |target| (!target.acl.is_empty()).then(|| acl_value(&target.acl))
     },
@@ -235,9 +224,9 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
 ];
 
 /// Reads a target.
-pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn ExportDraft> {
+pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> ExportDraft {
     let mut reader = Reader::new(fields, "iscsi", diagnostics);
-    let mut draft = IscsiDraft::default();
+    let mut draft = ExportDraft::<IscsiConfig>::default();
     read_all(ISCSI_KEYS, &mut reader, &mut draft);
     read_all(TARGET_KEYS, &mut reader, &mut draft.bounds);
     draft.placement.relate(&mut reader);
@@ -261,45 +250,7 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn Exp
         lun: Some(Located::new(number, disk.location.clone())),
         disk: Some(disk),
     }));
-    Box::new(draft)
-}
-
-impl Placed for IscsiDraft {
-    fn placement_mut(&mut self) -> &mut PlacementDraft {
-        &mut self.placement
-    }
-}
-
-impl ExportDraft for IscsiDraft {
-    fn name(&self) -> Option<&Located<String>> {
-        self.name.as_ref()
-    }
-
-    fn luns(&self) -> &[LunDraft] {
-        &self.luns
-    }
-
-    fn placement(&self) -> &PlacementDraft {
-        &self.placement
-    }
-
-    fn complete(&self) -> Option<ExportConfig> {
-        let luns: Option<Vec<LunConfig>> = self.luns.iter().map(LunDraft::complete).collect();
-        Some(ExportConfig::Iscsi(IscsiConfig {
-            name: self.name()?.value.clone(),
-            alias: self.alias.clone(),
-            luns: luns?,
-            portals: self.portals.clone()?,
-            announce: self.announce.clone()?,
-            demo_mode: self.demo_mode,
-            chap_users: self.chap_users.clone(),
-            acl: self.acl.clone()?,
-            bounds: self.bounds.clone(),
-            access_states: self.access_states.clone()?,
-            state_setters: self.state_setters,
-            placement: self.placement.placement(),
-        }))
-    }
+    draft.of_any_kind(ExportConfig::Iscsi)
 }
 
 fn read_name(reader: &mut Reader<'_, '_>) -> Option<Located<String>> {
@@ -314,11 +265,13 @@ fn read_name(reader: &mut Reader<'_, '_>) -> Option<Located<String>> {
     Some(name)
 }
 
+/// Returns true if a portal of this group is configured, or if a portal is wrong.
+fn may_have_group(draft: &ExportDraft<IscsiConfig>, group: u16) -> bool {
+    draft.has_wrong_portal || draft.has_portal_group(group)
+}
+
 /// Reads the announced addresses of portal groups. Each needs a portal of that group.
-fn read_announce(
-    reader: &mut Reader<'_, '_>,
-    portals: Option<&[Portal]>,
-) -> Option<Vec<Announced>> {
+fn read_announce(reader: &mut Reader<'_, '_>, draft: &ExportDraft<IscsiConfig>) -> Vec<Announced> {
     let texts = match reader.raw("announce") {
         None => Vec::new(),
         Some(value) => match &value.value {
@@ -332,14 +285,11 @@ fn read_announce(
         },
     };
     let mut announce = Vec::new();
-    let mut is_right = true;
     for text in &texts {
         let Some(one) = parsed::<Announced>(reader, "announce", text) else {
-            is_right = false;
             continue;
         };
-        let has_group = |portals: &[Portal]| portals.iter().any(|p| p.group == one.group);
-        if !portals.is_none_or(has_group) {
+        if !may_have_group(draft, one.group) {
             let message = format!("`announce`: no portal has the portal group {}", one.group);
             let mistake = Mistake::new(MistakeKind::Relation, &text.location, message);
             let help = "add the portal group after a comma, such as \"203.0.113.7:3260,2\"";
@@ -347,18 +297,18 @@ fn read_announce(
         }
         announce.push(one);
     }
-    is_right.then_some(announce)
+    announce
 }
 
 /// Reads `GROUP=STATE` items. Each needs a portal of that group.
 fn read_access_states(
     key: &IscsiKey,
     reader: &mut Reader<'_, '_>,
-    portals: Option<&[Portal]>,
-) -> Option<AccessStates> {
+    draft: &ExportDraft<IscsiConfig>,
+) -> AccessStates {
     let mut states = AccessStates::new();
     let Some(value) = reader.raw(key.name) else {
-        return Some(states);
+        return states;
     };
     let items = match &value.value {
         Raw::List(items) => items.clone(),
@@ -370,19 +320,17 @@ fn read_access_states(
         }
         _ => {
             reader.refuse(key.name, value, ACCESS_STATES_ALLOWED);
-            return None;
+            return states;
         }
     };
-    let mut is_right = true;
     for item in &items {
-        let text = text_of(key.name, item, ACCESS_STATES_ALLOWED, reader.diagnostics())?;
+        let text = text_of(key.name, item, ACCESS_STATES_ALLOWED, reader.diagnostics());
+        let Some(text) = text else { break };
         let Some((group, state)) = access_state(&text.value) else {
             reader.refuse(key.name, item, ACCESS_STATES_ALLOWED);
-            is_right = false;
             continue;
         };
-        let has_group = |portals: &[Portal]| portals.iter().any(|p| p.group == group);
-        if !portals.is_none_or(has_group) {
+        if !may_have_group(draft, group) {
             let message = format!("`{}`: no portal has the portal group {group}", key.name);
             let mistake = Mistake::new(MistakeKind::Relation, &item.location, message);
             let help = "add a portal of the group to `portals`, such as \"192.0.2.1:3260,2\"";
@@ -397,7 +345,7 @@ fn read_access_states(
         }
     }
     states.retain(|_, state| *state != AccessState::default());
-    is_right.then_some(states)
+    states
 }
 
 /// Parses `GROUP=STATE`.

@@ -19,7 +19,7 @@ pub fn read_flags(
     flags: &Flags,
     source: &mut impl FnMut(&str, &String) -> Arc<Source>,
     diagnostics: &mut Diagnostics,
-) -> Vec<Box<dyn ExportDraft>> {
+) -> Vec<ExportDraft> {
     let field = |key: &str, value: Located<Raw>| Field {
         key: Located::new(key.to_owned(), value.location.clone()),
         value,

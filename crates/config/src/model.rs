@@ -221,7 +221,7 @@ pub struct ShownConfig {
 }
 
 /// One disk as virtio-blk on one vhost-user socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VhostBlkConfig {
     /// Name of the export; that of the disk by default.
     pub name: String,
@@ -238,7 +238,7 @@ pub struct VhostBlkConfig {
 }
 
 /// A virtio-scsi controller on one vhost-user socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VhostScsiConfig {
     /// Name of the controller.
     pub name: String,
@@ -266,7 +266,7 @@ pub struct LunConfig {
 }
 
 /// An iSCSI target.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IscsiConfig {
     /// iSCSI name.
     pub name: String,
@@ -365,7 +365,7 @@ impl Default for IscsiLimits {
 }
 
 /// One disk over NBD.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NbdConfig {
     /// Name of the export; that of the disk by default.
     pub name: String,

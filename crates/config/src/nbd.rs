@@ -1,22 +1,16 @@
 //! An NBD export: its keys, and the values given for them.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use block::ExportPlacement;
-use serde_json::json;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::export::{ExportConfig, ExportObject, KeyValue, key_values};
-use super::export_draft::{
-    ENDS_SESSION, ExportDraft, ExportKind, Placed, Vhost, VhostDraft, dedicated, name, workers,
-};
+use super::export_draft::{ENDS_SESSION, ExportDraft, ExportKind, dedicated, name, workers};
 use super::key::{Key, Kind, NONE, REQUIRED, read_all, schema_of};
-use super::location::Located;
 use super::model::{NbdConfig, SocketRights};
-use super::placement::PlacementDraft;
 use super::readers::{ADDRESS_ALLOWED, DISK_ALLOWED, SOCKET_ALLOWED, read_socket};
-use super::setting::key;
+use super::setting::{Setting, key};
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};
 
@@ -42,6 +36,15 @@ impl ExportObject for NbdConfig {
 
     fn kind(&self) -> &'static str {
         NBD.word
+    }
+
+    fn fill(&mut self, name: String, disk: Option<String>, socket: Option<PathBuf>) -> Option<()> {
+        self.socket = socket;
+        if self.socket.is_none() && self.listen.is_none() {
+            return None;
+        }
+        (self.name, self.disk) = (name, disk?);
+        Some(())
     }
 
     fn values(&self) -> Vec<KeyValue> {
@@ -81,36 +84,16 @@ impl ExportObject for NbdConfig {
     }
 }
 
-/// Values given for an NBD export.
-#[derive(Default)]
-pub struct NbdDraft {
-    vhost: VhostDraft,
-    disk: Option<Located<String>>,
-    listen: Option<SocketAddr>,
-    export_name: Option<String>,
-    description: Option<String>,
-    read_only: bool,
-    placement: PlacementDraft,
-}
+/// A key of an NBD export.
+type NbdKey = Key<ExportDraft<NbdConfig>, NbdConfig>;
 
 /// All keys of an NBD export.
-pub static NBD_KEYS: &[Key<NbdDraft, NbdConfig>] = &[
+pub static NBD_KEYS: &[NbdKey] = &[
     name("the disk's name"),
     key! { "disk": Kind::Text("name of a disk", DISK_ALLOWED); REQUIRED; ENDS_SESSION; "the disk"; both disk },
-    Key {
-        name: "socket",
-        kind: Kind::Text("path of a socket, at most 107 bytes", SOCKET_ALLOWED),
-        default: NONE,
-        run_time: ENDS_SESSION,
-        of: &[],
-        help: "Unix socket. Several NBD exports may have the same. An export needs `socket` or `listen`",
-        read: |key, reader, draft| draft.vhost.socket = read_socket(reader, key.name),
-        get: |export| {
-            export
-                .socket
-                .as_ref()
-                .map(|path| json!(path.to_string_lossy()))
-        },
+    key! { "socket": Kind::Text("path of a socket, at most 107 bytes", SOCKET_ALLOWED); NONE; ENDS_SESSION;
+        "Unix socket. Several NBD exports may have the same. An export needs `socket` or `listen`";
+        read |key, reader, draft| draft.socket = read_socket(reader, key.name); get |export| export.socket.value()
     },
     key! { "listen": Kind::Text("IP address and port", ADDRESS_ALLOWED); NONE; ENDS_SESSION;
         "TCP address, without encryption. Several NBD exports may have the same. The port of NBD is 10809"; both listen
@@ -118,32 +101,20 @@ pub static NBD_KEYS: &[Key<NbdDraft, NbdConfig>] = &[
     socket_mode(),
     socket_owner(),
     socket_group(),
-    Key {
-        name: "export_name",
-        kind: Kind::ShortText("at most 255 bytes", TEXT_ALLOWED, NBD_TEXT_MAX),
-        default: "the export's name",
-        run_time: ENDS_SESSION,
-        of: &[],
-        help: "name for clients, unique at the socket or address. A client that gives no name gets the only export there",
-        read: |key, reader, draft| draft.export_name = read_text(key, reader),
-        get: |export| export.export_name.as_ref().map(|name| json!(name)),
+    key! { "export_name": Kind::ShortText("at most 255 bytes", TEXT_ALLOWED, NBD_TEXT_MAX); "the export's name"; ENDS_SESSION;
+        "name for clients, unique at the socket or address. A client that gives no name gets the only export there";
+        read |key, reader, draft| draft.export_name = read_text(key, reader); get |export| export.export_name.value()
     },
-    Key {
-        name: "description",
-        kind: Kind::ShortText("at most 255 bytes", TEXT_ALLOWED, NBD_TEXT_MAX),
-        default: NONE,
-        run_time: ENDS_SESSION,
-        of: &[],
-        help: "description for clients that list the exports",
-        read: |key, reader, draft| draft.description = read_text(key, reader),
-        get: |export| export.description.as_ref().map(|text| json!(text)),
+    key! { "description": Kind::ShortText("at most 255 bytes", TEXT_ALLOWED, NBD_TEXT_MAX); NONE; ENDS_SESSION;
+        "description for clients that list the exports";
+        read |key, reader, draft| draft.description = read_text(key, reader); get |export| export.description.value()
     },
     key! { "read_only": Kind::Boolean; "`false`"; ENDS_SESSION; "clients may not write through this export"; both read_only },
     workers(),
     dedicated("start a worker for this export alone"),
 ];
 
-fn read_text(key: &Key<NbdDraft, NbdConfig>, reader: &mut Reader<'_, '_>) -> Option<String> {
+fn read_text(key: &NbdKey, reader: &mut Reader<'_, '_>) -> Option<String> {
     let text = key.text(reader)?;
     if text.value.is_empty() || text.value.len() > NBD_TEXT_MAX || text.value.contains('\0') {
         key.refuse(reader, &text);
@@ -153,13 +124,11 @@ fn read_text(key: &Key<NbdDraft, NbdConfig>, reader: &mut Reader<'_, '_>) -> Opt
 }
 
 /// Reads an NBD export.
-pub fn read_nbd(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn ExportDraft> {
+pub fn read_nbd(fields: &Fields, diagnostics: &mut Diagnostics) -> ExportDraft {
     let mut reader = Reader::new(fields, "nbd", diagnostics);
-    let mut draft = NbdDraft::default();
+    let mut draft = ExportDraft::<NbdConfig>::default();
     read_all(NBD_KEYS, &mut reader, &mut draft);
-    if draft.vhost.name.is_none() {
-        draft.vhost.name.clone_from(&draft.disk);
-    }
+    draft.name = draft.name.or(draft.disk.clone());
     draft.placement.relate(&mut reader);
     let has = |key: &str| fields.entries.iter().any(|field| field.key.value == key);
     if !has("socket") && !has("listen") {
@@ -169,62 +138,13 @@ pub fn read_nbd(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn Expor
             "`socket`: {SOCKET_ALLOWED}; `listen`: {ADDRESS_ALLOWED}"
         )));
     }
-    if !has("socket") && !draft.vhost.rights.is_default() {
+    if !has("socket") && !draft.rights.is_default() {
         let message = "nbd: socket_mode, socket_owner and socket_group need `socket`".to_owned();
         let mistake = Mistake::new(MistakeKind::Relation, &fields.location, message);
         reader.diagnostics().push(mistake);
     }
     reader.finish(|_| None);
-    Box::new(draft)
-}
-
-impl Vhost for NbdDraft {
-    fn vhost(&mut self) -> &mut VhostDraft {
-        &mut self.vhost
-    }
-}
-
-impl Placed for NbdDraft {
-    fn placement_mut(&mut self) -> &mut PlacementDraft {
-        &mut self.placement
-    }
-}
-
-impl ExportDraft for NbdDraft {
-    fn name(&self) -> Option<&Located<String>> {
-        self.vhost.name.as_ref()
-    }
-
-    fn shared_socket(&self) -> Option<&Located<PathBuf>> {
-        self.vhost.socket.as_ref()
-    }
-
-    fn disk(&self) -> Option<&Located<String>> {
-        self.disk.as_ref()
-    }
-
-    fn placement(&self) -> &PlacementDraft {
-        &self.placement
-    }
-
-    fn complete(&self) -> Option<ExportConfig> {
-        let socket = self.vhost.socket.as_ref().map(|at| at.value.clone());
-        let listen = self.listen;
-        if socket.is_none() && listen.is_none() {
-            return None;
-        }
-        Some(ExportConfig::Nbd(NbdConfig {
-            name: self.name()?.value.clone(),
-            disk: self.disk()?.value.clone(),
-            socket,
-            listen,
-            rights: self.vhost.rights.clone(),
-            export_name: self.export_name.clone(),
-            description: self.description.clone(),
-            read_only: self.read_only,
-            placement: self.placement.placement(),
-        }))
-    }
+    draft.of_any_kind(ExportConfig::Nbd)
 }
 
 #[cfg(test)]

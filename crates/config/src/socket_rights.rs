@@ -5,7 +5,7 @@ use serde_json::json;
 use super::accounts::{group_id, user_id};
 use super::diagnostics::{Mistake, MistakeKind};
 use super::export::ExportObject;
-use super::export_draft::Vhost;
+use super::export_draft::ExportDraft;
 use super::key::{Key, Kind, NONE, RunTime};
 use super::location::Located;
 use super::setting::{Setting, key};
@@ -16,28 +16,43 @@ const USER_ALLOWED: &str = "the name of a user in /etc/passwd, or a number";
 const GROUP_ALLOWED: &str = "the name of a group in /etc/group, or a number";
 
 /// Key for the permission bits of the socket.
-pub const fn socket_mode<D: Vhost, T: ExportObject>() -> Key<D, T> {
+pub const fn socket_mode<T: ExportObject>() -> Key<ExportDraft<T>, T> {
     key! { "socket_mode": Kind::Text("octal mode in quotes", MODE_ALLOWED); "`0777` less the umask"; RunTime::Reload;
         "permission bits of the socket, from its creation on. To connect, a front end needs the right to write";
-        read |key, reader, draft| draft.vhost().rights.mode = read_mode(key, reader);
+        read |key, reader, draft| {
+            let mode = read_mode(key, reader);
+            if let Some(rights) = draft.socket_rights_mut() {
+                rights.mode = mode;
+            }
+        };
         get |export| Some(json!(format!("{:04o}", export.socket_rights()?.mode?)))
     }
 }
 
 /// Key for the owner of the socket.
-pub const fn socket_owner<D: Vhost, T: ExportObject>() -> Key<D, T> {
+pub const fn socket_owner<T: ExportObject>() -> Key<ExportDraft<T>, T> {
     key! { "socket_owner": Kind::Text("user", USER_ALLOWED); NONE; RunTime::Reload;
         "owner of the socket: a name of `/etc/passwd`, or a number. The daemon needs CAP_CHOWN for another user than its own";
-        read |key, reader, draft| draft.vhost().rights.owner = read_account(key, reader, user_id, "/etc/passwd has no user");
+        read |key, reader, draft| {
+            let owner = read_account(key, reader, user_id, "/etc/passwd has no user");
+            if let Some(rights) = draft.socket_rights_mut() {
+                rights.owner = owner;
+            }
+        };
         get |export| export.socket_rights()?.owner.value()
     }
 }
 
 /// Key for the group of the socket.
-pub const fn socket_group<D: Vhost, T: ExportObject>() -> Key<D, T> {
+pub const fn socket_group<T: ExportObject>() -> Key<ExportDraft<T>, T> {
     key! { "socket_group": Kind::Text("group", GROUP_ALLOWED); NONE; RunTime::Reload;
         "group of the socket: a name of `/etc/group`, or a number. The daemon must be a member of it, or needs CAP_CHOWN";
-        read |key, reader, draft| draft.vhost().rights.group = read_account(key, reader, group_id, "/etc/group has no group");
+        read |key, reader, draft| {
+            let group = read_account(key, reader, group_id, "/etc/group has no group");
+            if let Some(rights) = draft.socket_rights_mut() {
+                rights.group = group;
+            }
+        };
         get |export| export.socket_rights()?.group.value()
     }
 }

@@ -7,13 +7,10 @@ use block::ExportPlacement;
 use super::diagnostics::Diagnostics;
 use super::export::{ExportConfig, ExportObject, KeyValue, key_values};
 use super::export_draft::{
-    ENDS_SESSION, ExportDraft, ExportKind, Placed, Vhost, VhostDraft, dedicated, name, queues,
-    socket, workers,
+    ENDS_SESSION, ExportDraft, ExportKind, dedicated, name, socket, workers,
 };
 use super::key::{Key, Kind, REQUIRED, read_all, schema_of};
-use super::location::Located;
 use super::model::{BLK_QUEUES_MAX, SocketRights, VhostBlkConfig};
-use super::placement::PlacementDraft;
 use super::readers::DISK_ALLOWED;
 use super::setting::key;
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
@@ -37,6 +34,11 @@ impl ExportObject for VhostBlkConfig {
 
     fn kind(&self) -> &'static str {
         VHOST_BLK.word
+    }
+
+    fn fill(&mut self, name: String, disk: Option<String>, socket: Option<PathBuf>) -> Option<()> {
+        (self.name, self.disk, self.socket) = (name, disk?, socket?);
+        Some(())
     }
 
     fn values(&self) -> Vec<KeyValue> {
@@ -76,84 +78,32 @@ impl ExportObject for VhostBlkConfig {
     }
 }
 
-/// Values given for a vhost-blk export.
-#[derive(Default)]
-pub struct VhostBlkDraft {
-    vhost: VhostDraft,
-    disk: Option<Located<String>>,
-    placement: PlacementDraft,
-}
-
 /// All keys of a vhost-blk export.
-pub static VHOST_BLK_KEYS: &[Key<VhostBlkDraft, VhostBlkConfig>] = &[
+pub static VHOST_BLK_KEYS: &[Key<ExportDraft<VhostBlkConfig>, VhostBlkConfig>] = &[
     name("the disk's name"),
     key! { "disk": Kind::Text("name of a disk", DISK_ALLOWED); REQUIRED; ENDS_SESSION; "the disk"; both disk },
     socket(),
     socket_mode(),
     socket_owner(),
     socket_group(),
-    queues(
-        BLK_QUEUES_MAX,
-        "`256`",
-        "maximum number of request queues per client",
-    ),
+    key! { "queues": Kind::Number("", 1..=BLK_QUEUES_MAX as u64); "`256`"; ENDS_SESSION;
+        "maximum number of request queues per client"; both queues
+    },
     workers(),
     dedicated("start a worker for this export alone"),
 ];
 
 /// Reads a vhost-blk export.
-pub fn read_vhost_blk(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn ExportDraft> {
+pub fn read_vhost_blk(fields: &Fields, diagnostics: &mut Diagnostics) -> ExportDraft {
     let mut reader = Reader::new(fields, "vhost_blk", diagnostics);
-    let mut draft = VhostBlkDraft::default();
+    let mut draft = ExportDraft::<VhostBlkConfig>::default();
+    draft.config.queues = BLK_QUEUES_MAX;
     read_all(VHOST_BLK_KEYS, &mut reader, &mut draft);
-    if draft.vhost.name.is_none() {
-        draft.vhost.name.clone_from(&draft.disk);
-    }
+    draft.name = draft.name.or(draft.disk.clone());
     draft.placement.relate(&mut reader);
     reader.finish(|key| match key {
         "read_only" => Some("vhost_blk: `read_only` is a key of the disk".to_owned()),
         _ => None,
     });
-    Box::new(draft)
-}
-
-impl Vhost for VhostBlkDraft {
-    fn vhost(&mut self) -> &mut VhostDraft {
-        &mut self.vhost
-    }
-}
-
-impl Placed for VhostBlkDraft {
-    fn placement_mut(&mut self) -> &mut PlacementDraft {
-        &mut self.placement
-    }
-}
-
-impl ExportDraft for VhostBlkDraft {
-    fn name(&self) -> Option<&Located<String>> {
-        self.vhost.name.as_ref()
-    }
-
-    fn socket(&self) -> Option<&Located<PathBuf>> {
-        self.vhost.socket.as_ref()
-    }
-
-    fn disk(&self) -> Option<&Located<String>> {
-        self.disk.as_ref()
-    }
-
-    fn placement(&self) -> &PlacementDraft {
-        &self.placement
-    }
-
-    fn complete(&self) -> Option<ExportConfig> {
-        Some(ExportConfig::VhostBlk(VhostBlkConfig {
-            name: self.name()?.value.clone(),
-            disk: self.disk()?.value.clone(),
-            socket: self.socket()?.value.clone(),
-            rights: self.vhost.rights.clone(),
-            queues: self.vhost.queues.unwrap_or(BLK_QUEUES_MAX),
-            placement: self.placement.placement(),
-        }))
-    }
+    draft.of_any_kind(ExportConfig::VhostBlk)
 }

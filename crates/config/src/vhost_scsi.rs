@@ -7,13 +7,11 @@ use block::ExportPlacement;
 use super::diagnostics::Diagnostics;
 use super::export::{ExportConfig, ExportObject, KeyValue, key_values};
 use super::export_draft::{
-    ExportDraft, ExportKind, Placed, Vhost, VhostDraft, dedicated, name, queues, socket, workers,
+    ENDS_SESSION, ExportDraft, ExportKind, dedicated, name, socket, workers,
 };
 use super::key::{Item, Key, Kind, NONE, REQUIRED, read_all, schema_of};
-use super::location::Located;
-use super::lun::{LUN_COMMAND, LUN_KEYS, LunDraft, luns_value, read_lun};
+use super::lun::{LUN_COMMAND, LUN_KEYS, luns_value, read_lun};
 use super::model::{LunConfig, SCSI_QUEUES_MAX, SocketRights, VhostScsiConfig};
-use super::placement::PlacementDraft;
 use super::setting::key;
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};
@@ -38,6 +36,11 @@ impl ExportObject for VhostScsiConfig {
 
     fn kind(&self) -> &'static str {
         VHOST_SCSI.word
+    }
+
+    fn fill(&mut self, name: String, _disk: Option<String>, socket: Option<PathBuf>) -> Option<()> {
+        (self.name, self.socket) = (name, socket?);
+        Some(())
     }
 
     fn values(&self) -> Vec<KeyValue> {
@@ -81,26 +84,16 @@ impl ExportObject for VhostScsiConfig {
     }
 }
 
-/// Values given for a vhost-scsi controller.
-#[derive(Default)]
-pub struct VhostScsiDraft {
-    vhost: VhostDraft,
-    placement: PlacementDraft,
-    luns: Vec<LunDraft>,
-}
-
 /// All keys of a vhost-scsi controller.
-pub static VHOST_SCSI_KEYS: &[Key<VhostScsiDraft, VhostScsiConfig>] = &[
+pub static VHOST_SCSI_KEYS: &[Key<ExportDraft<VhostScsiConfig>, VhostScsiConfig>] = &[
     name(REQUIRED),
     socket(),
     socket_mode(),
     socket_owner(),
     socket_group(),
-    queues(
-        SCSI_QUEUES_MAX,
-        "`254`",
-        "maximum number of request queues, without the control and event queues",
-    ),
+    key! { "queues": Kind::Number("", 1..=SCSI_QUEUES_MAX as u64); "`254`"; ENDS_SESSION;
+        "maximum number of request queues, without the control and event queues"; both queues
+    },
     workers(),
     dedicated("start a worker for this export alone"),
     key! { "lun": Kind::List("list of tables", LUN_EXAMPLE,
@@ -117,9 +110,10 @@ pub static VHOST_SCSI_KEYS: &[Key<VhostScsiDraft, VhostScsiConfig>] = &[
 ];
 
 /// Reads a vhost-scsi controller.
-pub fn read_vhost_scsi(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn ExportDraft> {
+pub fn read_vhost_scsi(fields: &Fields, diagnostics: &mut Diagnostics) -> ExportDraft {
     let mut reader = Reader::new(fields, "vhost_scsi", diagnostics);
-    let mut draft = VhostScsiDraft::default();
+    let mut draft = ExportDraft::<VhostScsiConfig>::default();
+    draft.config.queues = SCSI_QUEUES_MAX;
     read_all(VHOST_SCSI_KEYS, &mut reader, &mut draft);
     draft.placement.relate(&mut reader);
     reader.finish(|key| match key {
@@ -128,51 +122,5 @@ pub fn read_vhost_scsi(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dy
         )),
         _ => None,
     });
-    Box::new(draft)
-}
-
-impl Vhost for VhostScsiDraft {
-    fn vhost(&mut self) -> &mut VhostDraft {
-        &mut self.vhost
-    }
-}
-
-impl Placed for VhostScsiDraft {
-    fn placement_mut(&mut self) -> &mut PlacementDraft {
-        &mut self.placement
-    }
-}
-
-impl ExportDraft for VhostScsiDraft {
-    fn name(&self) -> Option<&Located<String>> {
-        self.vhost.name.as_ref()
-    }
-
-    fn socket(&self) -> Option<&Located<PathBuf>> {
-        self.vhost.socket.as_ref()
-    }
-
-    fn luns(&self) -> &[LunDraft] {
-        &self.luns
-    }
-
-    fn luns_by_flags(&mut self) -> Option<&mut Vec<LunDraft>> {
-        Some(&mut self.luns)
-    }
-
-    fn placement(&self) -> &PlacementDraft {
-        &self.placement
-    }
-
-    fn complete(&self) -> Option<ExportConfig> {
-        let luns: Option<Vec<LunConfig>> = self.luns.iter().map(LunDraft::complete).collect();
-        Some(ExportConfig::VhostScsi(VhostScsiConfig {
-            name: self.name()?.value.clone(),
-            socket: self.socket()?.value.clone(),
-            rights: self.vhost.rights.clone(),
-            queues: self.vhost.queues.unwrap_or(SCSI_QUEUES_MAX),
-            placement: self.placement.placement(),
-            luns: luns?,
-        }))
-    }
+    draft.of_any_kind(ExportConfig::VhostScsi)
 }
