@@ -98,10 +98,8 @@ fn add_objects(
 
 /// Returns a table with a flag's value as its only field, for the reader of files.
 fn single(key: &str, value: Located<Raw>) -> Fields {
-    let location = value.location.clone();
-    let key = Located::new(key.to_owned(), location.clone());
     Fields {
-        location,
-        entries: vec![Field { key, value }],
+        location: value.location.clone(),
+        entries: vec![Field::new(key, value)],
     }
 }

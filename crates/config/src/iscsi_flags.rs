@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::export_draft::ExportDraft;
 use super::export_kinds::ISCSI;
-use super::flag_source::{Flags, options, parts};
+use super::flag_source::{Flags, options, parts, word_flag};
 use super::location::{Located, Location, Source};
 use super::value::{Field, Fields, Raw, wrong};
 
@@ -20,35 +20,23 @@ pub fn read_flags(
     source: &mut impl FnMut(&str, &String) -> Arc<Source>,
     diagnostics: &mut Diagnostics,
 ) -> Vec<ExportDraft> {
-    let field = |key: &str, value: Located<Raw>| Field {
-        key: Located::new(key.to_owned(), value.location.clone()),
-        value,
-    };
-    let word = |source: &Arc<Source>| {
-        Located::new(Raw::Word(source.text.clone()), Location::whole(source))
-    };
     let mut common = Vec::new();
-    let portals: Vec<Located<Raw>> = flags
-        .portal
-        .iter()
-        .map(|text| word(&source("--portal", text)))
-        .collect();
-    if let Some(first) = portals.first().map(|portal| portal.location.clone()) {
-        common.push(field("portals", Located::new(Raw::List(portals), first)));
+    for (key, flag, texts) in [
+        ("portals", "--portal", &flags.portal),
+        ("announce", "--announce", &flags.announce),
+    ] {
+        let items = texts.iter().map(|text| word_flag(&source(flag, text)));
+        let items: Vec<Located<Raw>> = items.collect();
+        if let Some(first) = items.first().map(|item| item.location.clone()) {
+            common.push(Field::new(key, Located::new(Raw::List(items), first)));
+        }
     }
-    let announced: Vec<Located<Raw>> = flags
-        .announce
-        .iter()
-        .map(|text| word(&source("--announce", text)))
-        .collect();
-    if let Some(first) = announced.first().map(|one| one.location.clone()) {
-        common.push(field("announce", Located::new(Raw::List(announced), first)));
-    }
-    if let Some(text) = &flags.demo_mode {
-        common.push(field("demo_mode", word(&source("--demo-mode", text))));
-    }
-    if let Some(text) = &flags.chap_user {
-        common.push(field("chap_users", word(&source("--chap-user", text))));
+    for (key, flag, text) in [
+        ("demo_mode", "--demo-mode", &flags.demo_mode),
+        ("chap_users", "--chap-user", &flags.chap_user),
+    ] {
+        let value = text.iter().map(|text| word_flag(&source(flag, text)));
+        common.extend(value.map(|value| Field::new(key, value)));
     }
     if let (true, Some(first)) = (flags.iscsi.is_empty(), common.first()) {
         let message = "this flag needs --iscsi".to_owned();
@@ -69,8 +57,7 @@ fn target_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<Fi
     let parts = parts(source);
     let (first, rest) = parts.split_first()?;
     let Some((name, disk)) = first.split('=') else {
-        let value = Located::new(Raw::Word(source.text.clone()), Location::whole(source));
-        diagnostics.push(wrong("iscsi", &value).allowed(ISCSI_FORM));
+        diagnostics.push(wrong("iscsi", &word_flag(source)).allowed(ISCSI_FORM));
         return None;
     };
     let (option_parts, disks): (Vec<_>, Vec<_>) =

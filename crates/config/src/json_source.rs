@@ -78,11 +78,9 @@ fn named(name: &str, value: &Value, diagnostics: &mut Diagnostics) -> Option<Fie
     let name_field = fields.entries.iter().find(|f| f.key.value == "name");
     match name_field.map(|field| (&field.value.value, &field.value)) {
         None => {
-            let location = location("/name", &Value::from(name));
-            fields.entries.push(Field {
-                key: Located::new("name".to_owned(), location.clone()),
-                value: Located::new(Raw::Text(name.to_owned()), location),
-            });
+            let value = Raw::Text(name.to_owned());
+            let value = Located::new(value, location("/name", &Value::from(name)));
+            fields.entries.push(Field::new("name", value));
         }
         Some((Raw::Text(name_field), _)) if name_field == name => {}
         Some((_, value)) => {

@@ -52,6 +52,16 @@ pub struct Field {
     pub value: Located<Raw>,
 }
 
+impl Field {
+    /// Creates a field with a key at the location of its value.
+    pub fn new(key: &str, value: Located<Raw>) -> Field {
+        Field {
+            key: Located::new(key.to_owned(), value.location.clone()),
+            value,
+        }
+    }
+}
+
 /// An object before interpretation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fields {
