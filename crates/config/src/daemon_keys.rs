@@ -1,10 +1,10 @@
 //! Top-level keys of a file: those of the daemon, and its lists of objects. Keys that are also flags are declared here.
 
 use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
-use block::PollLimit;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::diagnostics::Diagnostics;
 use super::disk::read_disk;
@@ -12,10 +12,10 @@ use super::disk_draft::DiskDraft;
 use super::export_draft::{ExportDraft, ExportKind, texts};
 use super::export_kinds::{ISCSI, NBD, VHOST_BLK, VHOST_SCSI};
 use super::iscsi_limits::read_iscsi_limits;
-use super::key::{Item, Key, KeyLine, Kind, NONE, RunTime};
+use super::key::{Item, Key, KeyLine, KeyValue, Kind, NONE, RunTime, json_of, key_values};
 use super::location::Located;
 use super::lun::LunDraft;
-use super::model::{AccessConfig, Config, IscsiLimits, Placement, WORKERS_MAX, WorkersConfig};
+use super::model::{Config, Placement, WORKERS_MAX};
 use super::readers::{
     ADDRESS_ALLOWED, CPUS_ALLOWED, FILE_ALLOWED, FOLDER_ALLOWED, NAMES_ALLOWED, PATHS_ALLOWED,
     SOCKET_ALLOWED, read_cpus, read_file_name, read_folder, read_socket, read_texts,
@@ -25,10 +25,6 @@ use super::surroundings::Surroundings;
 use super::value::{Fields, Reader};
 
 const GROUP_ALLOWED: &str = "the name of a group in /etc/group";
-/// Default polling limit, in microseconds.
-const POLL_MICROS_DEFAULT: u32 = 50;
-/// Cost of a sleep, in microseconds: for slower disks the worker sleeps.
-const DISK_POLL_MICROS_DEFAULT: u32 = 5;
 
 /// Values given for workers.
 #[derive(Default)]
@@ -37,32 +33,36 @@ pub struct WorkersDraft {
     pub cpus: Option<Located<Vec<Located<usize>>>>,
 }
 
-/// All values of a file.
+/// All values of a file. Those that are checked against other objects or this machine have locations. The others are in the configuration.
 #[derive(Default)]
 pub struct Draft {
     pub control: Option<Located<PathBuf>>,
-    /// Access to the control socket and the API, without `api_listen`.
-    pub access: AccessConfig,
     pub api_listen: Option<Located<SocketAddr>>,
-    /// State directory.
-    pub state: Option<PathBuf>,
-    /// TCP address for metrics.
-    pub metrics_listen: Option<SocketAddr>,
     pub sandbox: Option<sandbox::Mode>,
     pub sandbox_paths: Option<Vec<PathBuf>>,
     pub workers: WorkersDraft,
-    pub poll: Option<PollLimit>,
-    pub network_poll: Option<PollLimit>,
-    pub disk_poll: Option<PollLimit>,
-    /// File with the CHAP users of discovery sessions.
-    pub discovery_auth: Option<PathBuf>,
-    pub iscsi_limits: IscsiLimits,
     pub disks: Vec<DiskDraft>,
     pub exports: Vec<ExportDraft>,
     /// Logical units from flags, with their controller's name.
     pub luns: Vec<(Located<String>, LunDraft)>,
     /// Logical units from flags with an unknown controller; their disks are checked too.
     pub astray: Vec<LunDraft>,
+    /// The other values.
+    pub config: Config,
+}
+
+impl Deref for Draft {
+    type Target = Config;
+
+    fn deref(&self) -> &Config {
+        &self.config
+    }
+}
+
+impl DerefMut for Draft {
+    fn deref_mut(&mut self) -> &mut Config {
+        &mut self.config
+    }
 }
 
 /// A top-level key, which may be a flag.
@@ -280,17 +280,17 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "Maximum time in microseconds that a worker with vhost-user guests polls before it sleeps: 0 to 1000000, or `always`"),
         "poll_us": Kind::Poll; "`50`"; RESTART;
         "maximum polling time before a worker with guests sleeps; the actual time adapts below it. 0: no polling";
-        set poll; get |config| config.workers.poll.value()
+        set config.workers.poll; get |config| config.workers.poll.value()
     },
     daemon_key! { flag("network-poll-us", "N|always", FlagForm::Word,
             "Maximum time in microseconds that a worker with iSCSI connections only polls before it sleeps: 0 to 1000000, or `always`; a longer time shortens round trips and costs CPU time"),
         "network_poll_us": Kind::Poll; "`0`"; RESTART; "the same for a worker with iSCSI connections only";
-        set network_poll; get |config| config.workers.network_poll.value()
+        set config.workers.network_poll; get |config| config.workers.network_poll.value()
     },
     daemon_key! { flag("disk-poll-us", "N|always", FlagForm::Word,
             "Maximum time in microseconds that a worker polls for a disk with one I/O in flight: 0 to 1000000, or `always`; a longer time makes disks with latencies of some tens of microseconds about 10 % faster at depth 1 and costs CPU time"),
         "disk_poll_us": Kind::Poll; "`5`"; RESTART; "maximum polling time of a worker for a disk with one I/O in flight";
-        set disk_poll; get |config| config.workers.disk_poll.value()
+        set config.workers.disk_poll; get |config| config.workers.disk_poll.value()
     },
     sections! { "disk": "list of tables, `[[disk]]`"; "tables with the header [[disk]]"; "[disks](#disks)";
         |key, reader, draft| {
@@ -322,10 +322,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
                 draft.iscsi_limits = read_iscsi_limits(fields, reader.diagnostics());
             }
         };
-        get |config| {
-            let values = config.iscsi_limits.values().map(|(key, value)| (key.name.to_owned(), value));
-            Some(Value::Object(values.collect()))
-        }
+        get |config| Some(json_of(config.iscsi_limits.values()))
     },
 ];
 
@@ -345,9 +342,8 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
 
 impl Config {
     /// Returns the values of the daemon's own keys.
-    pub fn daemon_values(&self) -> impl Iterator<Item = (&'static Key<Draft, Config>, Value)> {
-        let keys = DAEMON_KEYS.iter().map(|known| &known.key);
-        keys.filter_map(|key| Some((key, (key.get)(self)?)))
+    pub fn daemon_values(&self) -> Vec<KeyValue> {
+        key_values(DAEMON_KEYS.iter().map(|known| &known.key), self)
     }
 
     /// Returns the keys with values in `next` that a running daemon cannot adopt.
@@ -366,33 +362,13 @@ impl Config {
 impl Draft {
     /// Returns the daemon's own part, with placed workers and without disks and exports.
     pub fn daemon(&mut self, placement: Placement, surroundings: &Surroundings) -> Config {
-        let poll = |limit: Option<PollLimit>, micros| limit.unwrap_or(PollLimit::Micros(micros));
-        Config {
-            control: self.control.take().map(|at| at.value),
-            access: AccessConfig {
-                api_listen: self.api_listen.take().map(|at| at.value),
-                ..std::mem::take(&mut self.access)
-            },
-            state: self.state.take(),
-            metrics_listen: self.metrics_listen,
-            sandbox: self.sandbox.unwrap_or(surroundings.sandbox),
-            sandbox_paths: self
-                .sandbox_paths
-                .take()
-                .unwrap_or_else(|| surroundings.sandbox_paths.clone()),
-            workers: WorkersConfig {
-                placement,
-                poll: poll(self.poll, POLL_MICROS_DEFAULT),
-                network_poll: self.network_poll.unwrap_or(PollLimit::Never),
-                disk_poll: poll(self.disk_poll, DISK_POLL_MICROS_DEFAULT),
-            },
-            disks: Vec::new(),
-            vhost_blk: Vec::new(),
-            vhost_scsi: Vec::new(),
-            iscsi: Vec::new(),
-            nbd: Vec::new(),
-            discovery_auth: self.discovery_auth.take(),
-            iscsi_limits: self.iscsi_limits.clone(),
-        }
+        let mut config = std::mem::take(&mut self.config);
+        config.control = self.control.take().map(|at| at.value);
+        config.access.api_listen = self.api_listen.take().map(|at| at.value);
+        config.sandbox = self.sandbox.unwrap_or(surroundings.sandbox);
+        let sandbox_paths = self.sandbox_paths.take();
+        config.sandbox_paths = sandbox_paths.unwrap_or_else(|| surroundings.sandbox_paths.clone());
+        config.workers.placement = placement;
+        config
     }
 }

@@ -3,14 +3,14 @@
 use block::{
     CacheMode, DelayTime, DiscardMode, ErrorPolicy, FileLock, NamedFiles, OnError, RbdLock,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::devices::{
     BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, Persist, RbdConfig, RemoteConfig,
 };
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::disk_draft::{DiskDraft, DiskKey};
-use super::key::{Kind, NONE, REQUIRED, RunTime, words};
+use super::key::{KeyValue, Kind, NONE, REQUIRED, RunTime, key_values, words};
 use super::location::Located;
 use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX};
 use super::passthrough;
@@ -205,17 +205,15 @@ pub static DISK_KEYS: &[DiskKey] = &[
 
 impl DiskConfig {
     /// Returns the values of the disk, in the order of its keys.
-    pub fn values(&self) -> impl Iterator<Item = (&'static DiskKey, Value)> {
-        DISK_KEYS
-            .iter()
-            .filter_map(|key| Some((key, (key.get)(self)?)))
+    pub fn values(&self) -> Vec<KeyValue> {
+        key_values(DISK_KEYS, self)
     }
 
     /// Returns the values for a file: without the size of an image, which stores it.
-    pub fn file_values(&self) -> impl Iterator<Item = (&'static DiskKey, Value)> {
+    pub fn file_values(&self) -> Vec<KeyValue> {
         let is_image = self.backend.keeps_size();
-        self.values()
-            .filter(move |(key, _)| !(is_image && key.run_time == DISK_RESIZE))
+        let is_written = |key: &&DiskKey| !(is_image && key.run_time == DISK_RESIZE);
+        key_values(DISK_KEYS.iter().filter(is_written), self)
     }
 
     /// Returns the first differing key that makes this another disk than `other`.

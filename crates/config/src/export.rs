@@ -5,34 +5,11 @@ use std::path::{Path, PathBuf};
 
 use block::ExportPlacement;
 use scsi::AccessStates;
-use serde_json::Value;
 
-use super::key::{Key, Kind};
+use super::key::KeyValue;
 use super::model::{
     Config, IscsiConfig, LunConfig, NbdConfig, SocketRights, VhostBlkConfig, VhostScsiConfig,
 };
-
-/// A key of an export with its value.
-pub struct KeyValue {
-    /// The key.
-    pub name: &'static str,
-    /// Kind of its values.
-    pub kind: &'static Kind,
-    /// The value.
-    pub value: Value,
-}
-
-/// Returns the values of an object, in the order of its keys.
-pub(super) fn key_values<D, T>(keys: &'static [Key<D, T>], object: &T) -> Vec<KeyValue> {
-    let key_value = |key: &'static Key<D, T>| {
-        Some(KeyValue {
-            name: key.name,
-            kind: &key.kind,
-            value: (key.get)(object)?,
-        })
-    };
-    keys.iter().filter_map(key_value).collect()
-}
 
 /// An export of any kind.
 pub trait ExportObject {

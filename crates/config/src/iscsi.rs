@@ -9,9 +9,11 @@ use serde_json::json;
 
 use super::access_list::{ACL_KEYS, acl_value, read_acl};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::export::{ExportConfig, ExportObject, KeyValue, key_values};
+use super::export::{ExportConfig, ExportObject};
 use super::export_draft::{ExportDraft, ExportKind, dedicated, texts, workers};
-use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime, read_all, schema_of};
+use super::key::{
+    Item, Key, KeyValue, Kind, NONE, REQUIRED, RunTime, key_values, read_all, schema_of,
+};
 use super::location::Located;
 use super::lun::{LUN_COMMAND, LunDraft, TARGET_LUN_KEYS, luns_value, read_lun};
 use super::model::{IscsiConfig, LunConfig};
@@ -214,8 +216,7 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         NONE; RunTime::Reload; "initiators that may log in";
         read |key, reader, draft| {
             let entries = reader.objects(key.name, ACL_EXAMPLE).into_iter();
-            let entries: Vec<_> = entries.map(|fields| read_acl(fields, reader.diagnostics())).collect();
-            draft.acl = entries.into_iter().flatten().collect();
+            draft.acl = entries.map(|fields| read_acl(fields, reader.diagnostics())).collect();
         };
         get |target| (!target.acl.is_empty()).then(|| acl_value(&target.acl))
     },

@@ -2,10 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use serde_json::Value;
-
 use super::diagnostics::Diagnostics;
-use super::key::{Key, Kind, RunTime, read_all};
+use super::key::{Key, KeyValue, Kind, RunTime, key_values, read_all};
 use super::model::IscsiLimits;
 use super::setting::key;
 use super::value::{Fields, Reader};
@@ -48,9 +46,8 @@ pub static ISCSI_LIMIT_KEYS: &[LimitKey] = &[
 
 impl IscsiLimits {
     /// Returns all limits, in the order of the keys.
-    pub fn values(&self) -> impl Iterator<Item = (&'static LimitKey, Value)> {
-        let keys = ISCSI_LIMIT_KEYS.iter();
-        keys.filter_map(|key| Some((key, (key.get)(self)?)))
+    pub fn values(&self) -> Vec<KeyValue> {
+        key_values(ISCSI_LIMIT_KEYS, self)
     }
 }
 

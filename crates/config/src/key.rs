@@ -280,6 +280,39 @@ pub fn read_all<D, T>(keys: &'static [Key<D, T>], reader: &mut Reader<'_, '_>, d
     }
 }
 
+/// A key of an object with its value.
+pub struct KeyValue {
+    /// The key.
+    pub name: &'static str,
+    /// Kind of its values.
+    pub kind: &'static Kind,
+    /// The value.
+    pub value: Value,
+}
+
+/// Returns the values of an object, in the order of its keys.
+pub fn key_values<D: 'static, T: 'static>(
+    keys: impl IntoIterator<Item = &'static Key<D, T>>,
+    object: &T,
+) -> Vec<KeyValue> {
+    let key_value = |key: &'static Key<D, T>| {
+        Some(KeyValue {
+            name: key.name,
+            kind: &key.kind,
+            value: (key.get)(object)?,
+        })
+    };
+    keys.into_iter().filter_map(key_value).collect()
+}
+
+/// Returns values as a JSON object.
+pub fn json_of(values: Vec<KeyValue>) -> Value {
+    let fields = values
+        .into_iter()
+        .map(|one| (one.name.to_owned(), one.value));
+    Value::Object(fields.collect())
+}
+
 /// Returns the schema of an object with these keys.
 pub fn schema_of<D, T>(keys: &'static [Key<D, T>]) -> Value {
     let properties: serde_json::Map<String, Value> = keys

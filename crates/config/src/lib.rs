@@ -77,7 +77,7 @@ pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use differences::{Difference, disk_differences};
 pub use disk::{DISK_KEYS, DISK_SET};
 pub use disk_draft::{DiskDraft, DiskKey};
-pub use export::{ExportConfig, ExportObject, ExportRef, KeyValue};
+pub use export::{ExportConfig, ExportObject, ExportRef};
 pub use export_draft::ExportKind;
 pub use export_kinds::EXPORT_KINDS;
 pub use file_lookup::look_at_files;
@@ -90,7 +90,7 @@ pub use json_source::{
     DiskSettings, JsonExport, access_state_json, disk_json, disk_settings_json, export_json,
     limits_json, lun_json, luns_json, objects_json, size_json,
 };
-pub use key::{Key, Kind, RunTime};
+pub use key::{Key, KeyValue, Kind, RunTime};
 pub use location::{Located, Location, Source};
 pub use lun::{LUN_KEYS, TARGET_LUN_KEYS};
 pub use model::{

@@ -32,7 +32,7 @@ pub const SOCKET_PATH_MAX: usize = 107;
 pub const POLL_MICROS_MAX: u32 = 1_000_000;
 
 /// Configuration of one daemon.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// Path of the control socket; `None`: the default.
     pub control: Option<PathBuf>,
@@ -73,20 +73,12 @@ impl Config {
     /// Returns a copy without disks and exports.
     pub fn without_objects(&self) -> Config {
         Config {
-            control: self.control.clone(),
-            access: self.access.clone(),
-            state: self.state.clone(),
-            metrics_listen: self.metrics_listen,
-            sandbox: self.sandbox,
-            sandbox_paths: self.sandbox_paths.clone(),
-            workers: self.workers.clone(),
             disks: Vec::new(),
             vhost_blk: Vec::new(),
             vhost_scsi: Vec::new(),
             iscsi: Vec::new(),
             nbd: Vec::new(),
-            discovery_auth: self.discovery_auth.clone(),
-            iscsi_limits: self.iscsi_limits.clone(),
+            ..self.clone()
         }
     }
 
@@ -148,6 +140,18 @@ pub struct WorkersConfig {
     pub network_poll: PollLimit,
     /// Polling limit of a worker that waits for a disk.
     pub disk_poll: PollLimit,
+}
+
+impl Default for WorkersConfig {
+    fn default() -> Self {
+        WorkersConfig {
+            placement: Placement::Count(1),
+            poll: PollLimit::Micros(50),
+            network_poll: PollLimit::Never,
+            // Cost of a sleep: for slower disks the worker sleeps.
+            disk_poll: PollLimit::Micros(5),
+        }
+    }
 }
 
 /// CPU placement of the workers.

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use block::ExportPlacement;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::export::{ExportConfig, ExportObject, KeyValue, key_values};
+use super::export::{ExportConfig, ExportObject};
 use super::export_draft::{ENDS_SESSION, ExportDraft, ExportKind, dedicated, name, workers};
-use super::key::{Key, Kind, NONE, REQUIRED, read_all, schema_of};
+use super::key::{Key, KeyValue, Kind, NONE, REQUIRED, key_values, read_all, schema_of};
 use super::model::{NbdConfig, SocketRights};
 use super::readers::{ADDRESS_ALLOWED, DISK_ALLOWED, SOCKET_ALLOWED, read_socket};
 use super::setting::{Setting, key};

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::export_kinds::EXPORT_KINDS;
-use super::key::Kind;
+use super::key::{KeyValue, Kind};
 use super::model::{Config, IscsiLimits};
 
 /// Returns the text of `config`, with the value of every key that has one.
@@ -14,35 +14,27 @@ pub fn render(config: &Config) -> String {
 }
 
 fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
-    for (key, value) in config.daemon_values() {
-        if !matches!(key.kind, Kind::Sections(..)) {
-            writeln!(text, "{} = {}", key.name, key.kind.toml(&value))?;
-        }
-    }
+    let mut values = config.daemon_values();
+    values.retain(|one| !matches!(one.kind, Kind::Sections(..)));
+    write_values(text, &values)?;
     for disk in &config.disks {
         writeln!(text, "\n[[disk]]")?;
-        for (key, value) in disk.file_values() {
-            writeln!(text, "{} = {}", key.name, key.kind.toml(&value))?;
-        }
+        write_values(text, &disk.file_values())?;
     }
     for kind in EXPORT_KINDS {
         for export in config.exports().filter(|export| export.kind() == kind.word) {
             writeln!(text, "\n[[{}]]", kind.table)?;
-            for key_value in export.object().file_values() {
-                writeln!(
-                    text,
-                    "{} = {}",
-                    key_value.name,
-                    key_value.kind.toml(&key_value.value)
-                )?;
-            }
+            write_values(text, &export.object().file_values())?;
         }
     }
     if config.iscsi_limits != IscsiLimits::default() {
         writeln!(text, "\n[iscsi_limits]")?;
-        for (key, value) in config.iscsi_limits.values() {
-            writeln!(text, "{} = {}", key.name, key.kind.toml(&value))?;
-        }
+        write_values(text, &config.iscsi_limits.values())?;
     }
     Ok(())
+}
+
+fn write_values(text: &mut String, values: &[KeyValue]) -> std::fmt::Result {
+    let mut values = values.iter();
+    values.try_for_each(|one| writeln!(text, "{} = {}", one.name, one.kind.toml(&one.value)))
 }

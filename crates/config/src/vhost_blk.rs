@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use block::ExportPlacement;
 
 use super::diagnostics::Diagnostics;
-use super::export::{ExportConfig, ExportObject, KeyValue, key_values};
+use super::export::{ExportConfig, ExportObject};
 use super::export_draft::{
     ENDS_SESSION, ExportDraft, ExportKind, dedicated, name, socket, workers,
 };
-use super::key::{Key, Kind, REQUIRED, read_all, schema_of};
+use super::key::{Key, KeyValue, Kind, REQUIRED, key_values, read_all, schema_of};
 use super::model::{BLK_QUEUES_MAX, SocketRights, VhostBlkConfig};
 use super::readers::DISK_ALLOWED;
 use super::setting::key;

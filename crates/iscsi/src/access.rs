@@ -163,7 +163,7 @@ impl Network {
 }
 
 /// An entry of the access control list.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AclEntry {
     /// Initiator name; `None`: any.
     pub initiator: Option<String>,

@@ -9,13 +9,13 @@ use config::{DiskConfig, ExportRef, KeyValue, LunConfig};
 
 /// Returns the configuration of a disk.
 pub fn disk(disk: &DiskConfig) -> Disk {
-    let key_values = disk.values().map(|(key, value)| (key.name, value));
     // Name and backend have fields of their own.
-    let keys = key_values.filter(|(key, _)| !matches!(*key, "name" | "backend"));
+    let keys = disk.values().into_iter();
+    let keys = keys.filter(|one| !matches!(one.name, "name" | "backend"));
     Disk {
         name: disk.name.clone(),
         backend: disk.backend.word().to_owned(),
-        keys: Keys(keys.map(|(key, value)| (key.to_owned(), value)).collect()),
+        keys: Keys(keys.map(|one| (one.name.to_owned(), one.value)).collect()),
         status: None,
     }
 }
