@@ -274,23 +274,10 @@ impl Config {
 
     /// Returns all exports for modification.
     fn exports_mut(&mut self) -> impl Iterator<Item = &mut dyn ExportObject> {
-        let blk = self
-            .vhost_blk
-            .iter_mut()
-            .map(|export| export as &mut dyn ExportObject);
-        let scsi = self
-            .vhost_scsi
-            .iter_mut()
-            .map(|export| export as &mut dyn ExportObject);
-        let iscsi = self
-            .iscsi
-            .iter_mut()
-            .map(|export| export as &mut dyn ExportObject);
-        let nbd = self
-            .nbd
-            .iter_mut()
-            .map(|export| export as &mut dyn ExportObject);
-        blk.chain(scsi).chain(iscsi).chain(nbd)
+        let vhost = objects_mut(&mut self.vhost_blk).chain(objects_mut(&mut self.vhost_scsi));
+        vhost
+            .chain(objects_mut(&mut self.iscsi))
+            .chain(objects_mut(&mut self.nbd))
     }
 
     /// Returns the export with this name.
@@ -353,6 +340,11 @@ impl Config {
     pub fn all_luns_mut(&mut self) -> impl Iterator<Item = &mut Vec<LunConfig>> {
         self.exports_mut().filter_map(ExportObject::luns_mut)
     }
+}
+
+fn objects_mut<T: ExportObject>(exports: &mut [T]) -> impl Iterator<Item = &mut dyn ExportObject> {
+    let objects = exports.iter_mut();
+    objects.map(|export| export as &mut dyn ExportObject)
 }
 
 /// Replaces the export of the same name, or adds it.

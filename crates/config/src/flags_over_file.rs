@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::daemon_keys::{DAEMON_KEYS, DaemonKey, Draft, Flag, FlagForm, WorkersDraft};
 use super::diagnostics::Diagnostics;
 use super::disk::read_disk;
-use super::export_draft::ExportKind;
 use super::export_kinds::{NBD, VHOST_BLK, VHOST_SCSI};
 use super::flag_source::{self, Flags, NBD_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 use super::iscsi_flags::read_flags;
@@ -61,30 +60,30 @@ fn add_objects(
             .disks
             .extend(fields.map(|fields| read_disk(&fields, diagnostics)));
     }
-    let mut add = |kind: &ExportKind, flag, texts: &[String], first_key, form| {
+    for (kind, flag, texts, first_key, form) in [
+        (
+            &VHOST_BLK,
+            "--vhost-blk",
+            &flags.vhost_blk,
+            "disk",
+            VHOST_BLK_FORM,
+        ),
+        (
+            &VHOST_SCSI,
+            "--vhost-scsi",
+            &flags.vhost_scsi,
+            "name",
+            VHOST_SCSI_FORM,
+        ),
+        (&NBD, "--nbd", &flags.nbd, "disk", NBD_FORM),
+    ] {
         for text in texts {
             let source = source(flag, text);
             let fields = flag_source::export_flag(&source, first_key, form, diagnostics);
-            draft
-                .exports
-                .extend(fields.map(|fields| (kind.read)(&fields, diagnostics)));
+            let export = fields.map(|fields| (kind.read)(&fields, diagnostics));
+            draft.exports.extend(export);
         }
-    };
-    add(
-        &VHOST_BLK,
-        "--vhost-blk",
-        &flags.vhost_blk,
-        "disk",
-        VHOST_BLK_FORM,
-    );
-    add(
-        &VHOST_SCSI,
-        "--vhost-scsi",
-        &flags.vhost_scsi,
-        "name",
-        VHOST_SCSI_FORM,
-    );
-    add(&NBD, "--nbd", &flags.nbd, "disk", NBD_FORM);
+    }
     for text in &flags.lun {
         if let Some((controller, fields)) =
             flag_source::lun_flag(&source("--lun", text), diagnostics)

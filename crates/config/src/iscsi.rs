@@ -20,7 +20,7 @@ use super::model::{IscsiConfig, LunConfig};
 use super::readers::{FILE_ALLOWED, ISCSI_NAME_ALLOWED, parsed, read_list};
 use super::setting::{Choice, Setting, key};
 use super::target_keys::TARGET_KEYS;
-use super::value::{Fields, Raw, Reader, text_of};
+use super::value::{Fields, Raw, Reader, items_of, text_of};
 
 const DISKS_ALLOWED: &str = "a list of names of disks: LUNs from 0 in this order";
 const LUN_EXAMPLE: &str = "tables such as { lun = 4, disk = \"d0\" }";
@@ -102,7 +102,12 @@ impl ExportObject for IscsiConfig {
     }
 
     fn warning(&self) -> Option<String> {
-        self.warning()
+        let is_closed =
+            self.demo_mode == DemoMode::None && self.acl.is_empty() && self.chap_users.is_none();
+        is_closed.then(|| {
+            "no initiator may log in; hint: add initiators with `acl`, set `chap_users`, or set `demo_mode` to ro or rw for all initiators"
+                .to_owned()
+        })
     }
 
     fn luns(&self) -> Option<&[LunConfig]> {
@@ -311,18 +316,9 @@ fn read_access_states(
     let Some(value) = reader.raw(key.name) else {
         return states;
     };
-    let items = match &value.value {
-        Raw::List(items) => items.clone(),
-        Raw::Word(words) => {
-            let words = words.split('+');
-            let word =
-                |word: &str| Located::new(Raw::Word(word.to_owned()), value.location.clone());
-            words.map(word).collect()
-        }
-        _ => {
-            reader.refuse(key.name, value, ACCESS_STATES_ALLOWED);
-            return states;
-        }
+    let Some(items) = items_of(value) else {
+        reader.refuse(key.name, value, ACCESS_STATES_ALLOWED);
+        return states;
     };
     for item in &items {
         let text = text_of(key.name, item, ACCESS_STATES_ALLOWED, reader.diagnostics());

@@ -73,8 +73,8 @@ fn fields(pointer: &str, value: &Value) -> Fields {
 }
 
 /// Returns the fields of an object with a name from the resource's address.
-fn named(name: &str, value: &Value, diagnostics: &mut Diagnostics) -> Option<Fields> {
-    let mut fields = without_status(object(value, diagnostics)?);
+fn named(name: &str, fields: Fields, diagnostics: &mut Diagnostics) -> Fields {
+    let mut fields = without_status(fields);
     let name_field = fields.entries.iter().find(|f| f.key.value == "name");
     match name_field.map(|field| (&field.value.value, &field.value)) {
         None => {
@@ -88,7 +88,7 @@ fn named(name: &str, value: &Value, diagnostics: &mut Diagnostics) -> Option<Fie
             diagnostics.push(mistake.allowed(format!("`{name}`, as in the address, or no `name`")));
         }
     }
-    Some(fields)
+    fields
 }
 
 fn object(value: &Value, diagnostics: &mut Diagnostics) -> Option<Fields> {
@@ -112,20 +112,29 @@ fn checked<T>(read: Option<T>, mut diagnostics: Diagnostics) -> Result<T, Diagno
     }
 }
 
+/// Reads an object from JSON.
+fn read_fields<T>(
+    value: &Value,
+    read: impl FnOnce(Fields, &mut Diagnostics) -> Option<T>,
+) -> Result<T, Diagnostics> {
+    let mut diagnostics = Diagnostics::default();
+    let fields = object(value, &mut diagnostics);
+    let read = fields.and_then(|fields| read(fields, &mut diagnostics));
+    checked(read, diagnostics)
+}
+
 /// Reads the fields of an object, which is called `name` in messages, and reports unknown fields.
 fn read_object<T>(
     value: &Value,
     name: &'static str,
     read: impl FnOnce(&mut Reader<'_, '_>) -> Option<T>,
 ) -> Result<T, Diagnostics> {
-    let mut diagnostics = Diagnostics::default();
-    let read = object(value, &mut diagnostics).and_then(|fields| {
-        let mut reader = Reader::new(&fields, name, &mut diagnostics);
+    read_fields(value, |fields, diagnostics| {
+        let mut reader = Reader::new(&fields, name, diagnostics);
         let read = read(&mut reader);
         reader.finish(|_| None);
         read
-    });
-    checked(read, diagnostics)
+    })
 }
 
 /// Reads the disk `name` from JSON.
@@ -133,10 +142,9 @@ fn read_object<T>(
 /// # Errors
 /// All mistakes, each with the pointer of its field.
 pub fn disk_json(name: &str, value: &Value) -> Result<DiskConfig, Diagnostics> {
-    let mut diagnostics = Diagnostics::default();
-    let fields = named(name, value, &mut diagnostics);
-    let disk = fields.and_then(|fields| read_disk(&fields, &mut diagnostics).complete);
-    checked(disk, diagnostics)
+    read_fields(value, |fields, diagnostics| {
+        read_disk(&named(name, fields, diagnostics), diagnostics).complete
+    })
 }
 
 /// Reads the export `name` from JSON: `kind`, and the keys of a file's table of this kind.
@@ -144,10 +152,9 @@ pub fn disk_json(name: &str, value: &Value) -> Result<DiskConfig, Diagnostics> {
 /// # Errors
 /// All mistakes, each with the pointer of its field.
 pub fn export_json(name: &str, value: &Value) -> JsonExport {
-    let mut diagnostics = Diagnostics::default();
-    let export =
-        named(name, value, &mut diagnostics).and_then(|fields| export(fields, &mut diagnostics));
-    checked(export, diagnostics)
+    read_fields(value, |fields, diagnostics| {
+        export(named(name, fields, diagnostics), diagnostics)
+    })
 }
 
 fn export(mut fields: Fields, diagnostics: &mut Diagnostics) -> Option<ExportConfig> {
@@ -235,10 +242,9 @@ pub fn size_json(value: &Value, block_size: u32) -> Result<Option<u64>, Diagnost
 /// # Errors
 /// All mistakes, each with the pointer of its field.
 pub fn limits_json(value: &Value) -> Result<LimitsConfig, Diagnostics> {
-    let mut diagnostics = Diagnostics::default();
-    let fields = object(value, &mut diagnostics);
-    let read = fields.map(|fields| read_limits(&fields, &mut diagnostics));
-    checked(read, diagnostics)
+    read_fields(value, |fields, diagnostics| {
+        Some(read_limits(&fields, diagnostics))
+    })
 }
 
 /// Values of the keys that `lunette disk set` changes.
@@ -262,10 +268,10 @@ impl DiskSettings {
 /// # Errors
 /// All mistakes, each with the pointer of its field.
 pub fn disk_settings_json(value: &Value) -> Result<DiskSettings, Diagnostics> {
-    let mut diagnostics = Diagnostics::default();
-    let fields = object(value, &mut diagnostics);
-    fields.map(|fields| read_settings(&fields, ErrorPolicy::default(), &mut diagnostics));
-    checked(Some(DiskSettings(value.clone())), diagnostics)
+    read_fields(value, |fields, diagnostics| {
+        read_settings(&fields, ErrorPolicy::default(), diagnostics);
+        Some(DiskSettings(value.clone()))
+    })
 }
 
 /// Reads all disks and exports from JSON, `{"disks": [...], "exports": [...]}`, into a configuration without any. Relations between them
@@ -274,28 +280,24 @@ pub fn disk_settings_json(value: &Value) -> Result<DiskSettings, Diagnostics> {
 /// # Errors
 /// All mistakes, each with the pointer of its field.
 pub fn objects_json(value: &Value, mut config: Config) -> Result<Config, Diagnostics> {
-    let mut diagnostics = Diagnostics::default();
-    let Some(fields) = object(value, &mut diagnostics) else {
-        return Err(diagnostics);
-    };
-    let mut reader = Reader::new(&fields, "configuration", &mut diagnostics);
-    reader.require("disks", "a list of disks");
-    reader.require("exports", "a list of exports");
-    let disks = reader.objects("disks", "a list of disks");
-    let exports = reader.objects("exports", "a list of exports");
-    reader.finish(|_| None);
-    for fields in disks {
-        let fields = without_status(fields.clone());
-        config
-            .disks
-            .extend(read_disk(&fields, &mut diagnostics).complete);
-    }
-    for fields in exports {
-        if let Some(export) = export(without_status(fields.clone()), &mut diagnostics) {
-            config.add_export(export);
+    read_fields(value, |fields, diagnostics| {
+        let mut reader = Reader::new(&fields, "configuration", diagnostics);
+        reader.require("disks", "a list of disks");
+        reader.require("exports", "a list of exports");
+        let disks = reader.objects("disks", "a list of disks");
+        let exports = reader.objects("exports", "a list of exports");
+        reader.finish(|_| None);
+        for fields in disks {
+            let disk = read_disk(&without_status(fields.clone()), diagnostics);
+            config.disks.extend(disk.complete);
         }
-    }
-    checked(Some(config), diagnostics)
+        for fields in exports {
+            if let Some(export) = export(without_status(fields.clone()), diagnostics) {
+                config.add_export(export);
+            }
+        }
+        Some(config)
+    })
 }
 
 /// Removes `status`: a client may return the result of GET, and its status is ignored.

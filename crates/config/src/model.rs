@@ -298,18 +298,6 @@ pub struct IscsiConfig {
     pub placement: ExportPlacement,
 }
 
-impl IscsiConfig {
-    /// Returns a warning if no initiator may log in.
-    pub fn warning(&self) -> Option<String> {
-        let is_closed =
-            self.demo_mode == DemoMode::None && self.acl.is_empty() && self.chap_users.is_none();
-        is_closed.then(|| {
-            "no initiator may log in; hint: add initiators with `acl`, set `chap_users`, or set `demo_mode` to ro or rw for all initiators"
-                .to_owned()
-        })
-    }
-}
-
 /// Mode, owner and group of a socket. The kernel chooses those that are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SocketRights {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::location::Located;
 use super::model::WORKERS_MAX;
-use super::value::{Raw, Reader, number_of};
+use super::value::{Reader, items_of, number_of};
 
 const WORKERS_KEY: &str = "workers";
 pub(super) const WORKERS_ALLOWED: &str =
@@ -90,16 +90,7 @@ pub fn read_workers(reader: &mut Reader<'_, '_>) -> Vec<Located<u32>> {
     let Some(value) = reader.raw(WORKERS_KEY) else {
         return Vec::new();
     };
-    let items: Vec<Located<Raw>> = match &value.value {
-        Raw::List(items) => items.clone(),
-        Raw::Word(words) => {
-            let words = words.split('+');
-            let word =
-                |word: &str| Located::new(Raw::Word(word.to_owned()), value.location.clone());
-            words.map(word).collect()
-        }
-        _ => Vec::new(),
-    };
+    let items = items_of(value).unwrap_or_default();
     if items.is_empty() {
         reader.refuse(WORKERS_KEY, value, WORKERS_ALLOWED);
     }

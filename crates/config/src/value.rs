@@ -285,6 +285,16 @@ impl<'f, 'd> Reader<'f, 'd> {
     }
 }
 
+/// Returns the items of a list. In a flag they are separated by `+`.
+pub fn items_of(value: &Located<Raw>) -> Option<Vec<Located<Raw>>> {
+    let word = |word: &str| Located::new(Raw::Word(word.to_owned()), value.location.clone());
+    match &value.value {
+        Raw::List(items) => Some(items.clone()),
+        Raw::Word(words) => Some(words.split('+').map(word).collect()),
+        _ => None,
+    }
+}
+
 /// Creates the mistake that `value` is invalid for `key`.
 pub fn wrong(key: &str, value: &Located<Raw>) -> Mistake {
     let message = format!("`{key}`: found {}", value.value.found());

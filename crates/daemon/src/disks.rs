@@ -12,7 +12,7 @@ use crate::block_devices;
 use crate::identities::{self, Claim, Identities, Unwritten};
 use crate::objects::ToClose;
 use crate::unit_records;
-use config::{BlockDeviceConfig, Config, DiskConfig, LimitsConfig};
+use config::{BlockDeviceConfig, Config, DiskConfig, ExportObject, LimitsConfig};
 
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
 

@@ -8,7 +8,7 @@ use iscsi_target::{Server, TargetOptions};
 use scsi_exec::{Hold, Holding};
 
 use super::{ChapUsers, Endpoint, ExportDevice, Openable, Opening};
-use config::{AccessStates, ExportRef, IscsiConfig, IscsiLimits, LunConfig};
+use config::{AccessStates, ExportObject, ExportRef, IscsiConfig, IscsiLimits, LunConfig};
 
 /// Longest wait for commands in flight when an export is closed.
 const END_PATIENCE: Duration = Duration::from_secs(5);
