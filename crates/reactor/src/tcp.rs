@@ -67,3 +67,57 @@ pub fn write_listen_error(
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    struct ListenError(io::Error);
+
+    impl fmt::Display for ListenError {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write_listen_error(f, ([192, 0, 2, 1], 860).into(), &self.0, "target program")
+        }
+    }
+
+    #[test]
+    fn errors_have_a_hint_for_their_cause() {
+        for (kind, hint) in [
+            (
+                io::ErrorKind::AddrInUse,
+                "another target program may use this port",
+            ),
+            (
+                io::ErrorKind::AddrNotAvailable,
+                "no interface of this machine has this address",
+            ),
+            (io::ErrorKind::PermissionDenied, "CAP_NET_BIND_SERVICE"),
+        ] {
+            let message = ListenError(kind.into()).to_string();
+            assert!(message.starts_with("cannot listen on 192.0.2.1:860: "));
+            assert!(
+                message.contains("; hint: ") && message.contains(hint),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_listening_sockets_are_taken_over() {
+        let listener = listen_tcp(([127, 0, 0, 1], 0).into(), false).unwrap();
+        let address = listener.local_addr().unwrap();
+        let client = TcpStream::connect(address).unwrap();
+        let taken_over: Vec<_> = listening_tcp(vec![client.into(), listener.into()]).collect();
+        let [(at, listener)] = &taken_over[..] else {
+            panic!("{taken_over:?}");
+        };
+        assert_eq!(*at, address);
+        listener.accept().unwrap();
+        assert_eq!(
+            listener.accept().unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
+    }
+}
