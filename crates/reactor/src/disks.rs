@@ -461,15 +461,19 @@ impl Io {
             return Submission::Done(Err(IoError::new(IoErrorKind::Offline)));
         };
         open.record.record_request(request);
-        let submitted = open.submit(&mut self.ring, request, buffer, tag.pack(), handle.0);
-        match &submitted {
+        // Each branch returns a value of its own, so the branch of success copies no error.
+        match open.submit(&mut self.ring, request, buffer, tag.pack(), handle.0) {
+            Submission::Done(Ok(())) => Submission::Done(Ok(())),
             Submission::Pending => {
                 self.pending += 1;
                 open.record.pended();
+                Submission::Pending
             }
-            Submission::Done(outcome) => open.record.ended(outcome),
+            Submission::Done(Err(error)) => {
+                open.record.ended(&Err(error));
+                Submission::Done(Err(error))
+            }
         }
-        submitted
     }
 
     /// Points the buffer at the data of a read if the disk's content is in memory; see [`IoChannel::borrow`]. The data must

@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bdev::{Disk, Submission};
-use block::IoOutcome;
+use block::{IoError, IoOutcome};
 use guest_memory::{GuestView, IoBuffer};
 use latency::{Clock, PartCounts, QueueRecord, Stage, Stamp, Stamps};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag};
@@ -381,10 +381,21 @@ impl<P: Protocol> Queue<P> {
         let job = &request.job;
         match io.submit(job.disk, &job.io, &mut request.chain.buffer, tag) {
             Submission::Pending => Progress::Pending,
-            Submission::Done(outcome) => match self.protocol.resume_data(io, request, outcome) {
+            // Separate from failures, so that no error is copied.
+            Submission::Done(Ok(())) => match self.protocol.resume_data(io, request, Ok(())) {
                 Step::Answer => Progress::Done,
                 step => self.advance(io, index, step),
             },
+            Submission::Done(Err(error)) => self.fail_first_step(io, index, error),
+        }
+    }
+
+    #[cold]
+    fn fail_first_step(&mut self, io: &mut Io, index: u16, error: IoError) -> Progress {
+        let request = &mut self.slots.get(index).request;
+        match self.protocol.resume_data(io, request, Err(error)) {
+            Step::Answer => Progress::Done,
+            step => self.advance(io, index, step),
         }
     }
 
