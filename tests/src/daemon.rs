@@ -20,6 +20,7 @@ pub struct DaemonBuilder {
     sockets: PathBuf,
     profile: Profile,
     program: Option<PathBuf>,
+    has_state: bool,
     wrapper: Vec<String>,
     arguments: Vec<String>,
     exports: Vec<PathBuf>,
@@ -35,6 +36,7 @@ impl DaemonBuilder {
             sockets: scratch.sockets().to_owned(),
             profile: Profile::Dev,
             program: None,
+            has_state: true,
             wrapper: Vec::new(),
             arguments: Vec::new(),
             exports: Vec::new(),
@@ -52,6 +54,13 @@ impl DaemonBuilder {
     #[must_use]
     pub fn program(mut self, program: &Path) -> Self {
         self.program = Some(program.to_owned());
+        self
+    }
+
+    /// Starts the daemon without `--state`.
+    #[must_use]
+    pub fn without_state(mut self) -> Self {
+        self.has_state = false;
         self
     }
 
@@ -140,10 +149,11 @@ impl DaemonBuilder {
             .args(words)
             .arg("serve")
             .arg("--control")
-            .arg(self.control())
-            .arg("--state")
-            .arg(self.sockets.join("state"))
-            .args(&self.arguments);
+            .arg(self.control());
+        if self.has_state {
+            command.arg("--state").arg(self.sockets.join("state"));
+        }
+        command.args(&self.arguments);
         command.current_dir(&self.directory);
         if std::env::var_os("LUNETTE_SANDBOX").is_none() {
             command.env("LUNETTE_SANDBOX", "enforce");

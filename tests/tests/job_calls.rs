@@ -76,6 +76,24 @@ fn refused_job_leaves_the_record_of_the_last_one() -> Result<()> {
     Ok(())
 }
 
+/// Only jobs that change the configuration of a disk need a daemon that persists changes.
+#[test]
+fn backup_needs_no_state_folder_and_mirror_needs_one() -> Result<()> {
+    let rig = Rig::prepared(|scratch, daemon| {
+        std::fs::write(scratch.file("d.raw"), vec![7; MIB])?;
+        let disk = format!("d=file:{}", scratch.file("d.raw").display());
+        Ok(daemon.without_state().disk(&disk).vhost_blk("d"))
+    })?;
+    let target = |name: &str| format!("file:{}", rig.scratch.file(name).display());
+    let backup = target("backup.raw");
+    rig.daemon
+        .lunette(&["disk", "backup", "d", &backup, "--wait"])?;
+    ensure!(std::fs::read(rig.scratch.file("backup.raw"))? == vec![7; MIB]);
+    let refused = soon(&rig, &["disk", "mirror", "d", &target("mirror.raw")])?;
+    ensure!(refused.contains("--state"), "{refused}");
+    Ok(())
+}
+
 /// A read-only disk is copied to writable targets, and stays read-only. `lunette status` lists a failed job and a damaged image.
 #[test]
 fn status_names_failed_jobs_and_damaged_images() -> Result<()> {

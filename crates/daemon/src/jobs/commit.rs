@@ -22,7 +22,7 @@ const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// # Errors
 /// Nothing has changed then.
 pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job>, Refusal> {
-    let (disk, config) = context.disk(disk)?;
+    let (disk, config) = context.disk(disk, JobKind::Commit)?;
     let name = disk.name().to_owned();
     let device = disk.device();
     let BlockDeviceConfig::Image {

@@ -68,7 +68,7 @@ pub(super) struct Copying {
 /// # Errors
 /// Nothing has changed then.
 pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
-    let (disk, now) = context.disk(&copy.disk)?;
+    let (disk, now) = context.disk(&copy.disk, copy.kind)?;
     let mut target = copy.target.clone();
     target.backend = target.backend.at_absolute_paths();
     if copy.kind == JobKind::Mirror {

@@ -59,6 +59,14 @@ impl JobKind {
             JobKind::Snapshot => "snapshot",
         }
     }
+
+    /// Returns true if the job can end with another configuration of the disk.
+    fn changes_configuration(self) -> bool {
+        match self {
+            JobKind::Mirror | JobKind::Commit | JobKind::Snapshot => true,
+            JobKind::Backup | JobKind::Stream => false,
+        }
+    }
 }
 
 /// Services that jobs use.
@@ -74,13 +82,15 @@ pub struct Context {
 }
 
 impl Context {
-    /// Returns a served disk and its configuration.
-    fn disk(&self, name: &str) -> Result<(Arc<Disk>, DiskConfig), Refusal> {
+    /// Returns a served disk and its configuration, for a job of a kind.
+    fn disk(&self, name: &str, kind: JobKind) -> Result<(Arc<Disk>, DiskConfig), Refusal> {
         let name = name.to_owned();
         self.manager.call(move |owner| {
             let disk = owner.disk(&name)?;
             let config = owner.is_there(&disk)?.clone();
-            owner.keeps_changes_of(&name)?;
+            if kind.changes_configuration() {
+                owner.keeps_changes_of(&name)?;
+            }
             if !owner.configs.is_shown_by_scsi(&name) {
                 // Only SCSI reports that unmapped blocks read as zeroes (LBPRZ).
                 disk.withdraw_discard_zeroes();

@@ -85,7 +85,7 @@ fn switch_devices(context: &Context, created: &[CreatedOverlay]) -> Result<(), R
 }
 
 fn create_overlay(context: &Context, overlay: &Overlay) -> Result<CreatedOverlay, Refusal> {
-    let (disk, config) = context.disk(&overlay.disk)?;
+    let (disk, config) = context.disk(&overlay.disk, JobKind::Snapshot)?;
     let job = Job::new(&disk, JobKind::Snapshot, None);
     let at_work = Unannounced(context.jobs.clone(), context.jobs.begin(job)?);
     let path = std::path::absolute(&overlay.path).unwrap_or(overlay.path.clone());

@@ -27,7 +27,7 @@ const CLOSE_STEP: Duration = Duration::from_millis(5);
 /// # Errors
 /// Nothing has changed then.
 pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job>, Refusal> {
-    let (disk, config) = context.disk(disk)?;
+    let (disk, config) = context.disk(disk, JobKind::Stream)?;
     let name = disk.name().to_owned();
     let device = disk.device();
     backed_image(&name, &*device)?;
