@@ -177,6 +177,13 @@ fn file_of(size: &str) -> String {
 fn unit_with_blocks_of_4096_bytes_serves_blocks_of_512() -> Result<()> {
     let far_disk = "[[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"16M\"\nblock_size = 4096\n";
     let pair = Pair::start(far_disk, ",block_size=512")?;
+    for words in [&["disk", "list"][..], &["disk", "show", "r"]] {
+        let printed = pair.near.daemon.lunette(words)?;
+        ensure!(
+            printed.contains(&format!(" iscsi://{USER}@")) && printed.contains(TARGET),
+            "{printed}"
+        );
+    }
     let (front_end, mut queue) = pair.connect()?;
     let config = front_end.config(0, 60)?;
     // virtio 1.3, 5.2.4: capacity, blk_size, physical_block_exp

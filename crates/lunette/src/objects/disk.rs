@@ -162,8 +162,10 @@ fn table(disks: &[Disk]) -> Table {
         let status = disk.status.as_ref();
         table.row([
             disk.name.clone(),
-            match disk.keys.text("path") {
-                Some(path) => format!("{}:{path}", disk.backend),
+            match storage(disk) {
+                // An iSCSI address already begins with the name of its back end.
+                Some((_, storage)) if storage.starts_with(&disk.backend) => storage.to_owned(),
+                Some((_, storage)) => format!("{}:{storage}", disk.backend),
                 None => disk.backend.clone(),
             },
             status.map_or_else(String::new, |status| status.state.clone()),
@@ -175,6 +177,13 @@ fn table(disks: &[Disk]) -> Table {
             status.map_or_else(String::new, |status| status.used_by.join(" ")),
         ])
     })
+}
+
+/// Returns the key that names the storage of a disk, and its value: a path, an RBD image or a logical unit.
+fn storage(disk: &Disk) -> Option<(&'static str, &str)> {
+    let keys = ["path", "image", "unit"].into_iter();
+    keys.filter_map(|key| Some((key, disk.keys.text(key)?)))
+        .next()
 }
 
 /// Table of one disk with a line per property.
@@ -199,8 +208,8 @@ fn details(disk: &Disk) -> Table {
         }
         lines.push(("stack", status.stack.join(" > ")));
     }
-    if let Some(path) = disk.keys.text("path") {
-        lines.push(("path", path.to_owned()));
+    if let Some((key, storage)) = storage(disk) {
+        lines.push((key, storage.to_owned()));
     }
     if let Some(status) = &disk.status {
         lines.push(("size", size_text(status.size)));
