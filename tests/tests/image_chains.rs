@@ -282,8 +282,14 @@ fn rebase_and_commit_refuse_content_changes() -> Result<()> {
         message.contains("overlay") && message.contains("hint"),
         "{message}"
     );
-    let message = refused(folder, &["rebase", "overlay", "--backing", "nowhere"])?;
-    ensure!(message.contains("nowhere"), "{message}");
+    let missing = ["rebase", "overlay", "--backing", "nowhere"];
+    for words in [&missing[..], &[&missing[..], &["-F", "raw"]].concat()] {
+        let message = refused(folder, words)?;
+        ensure!(
+            message.contains("nowhere") && !message.contains("create it"),
+            "{message}"
+        );
+    }
     let message = refused(folder, &["commit", "two"])?;
     ensure!(message.contains("no backing image"), "{message}");
     // Only the name of the backing image changes, as after a move.

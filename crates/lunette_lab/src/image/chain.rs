@@ -199,6 +199,12 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
     // Opened before the image is locked. If the image is in this chain, locking it fails.
     let mut new = match &backing {
         Some((_, place, format)) if !arguments.name_only => {
+            if !place.exists() {
+                let place = place.display();
+                return Err(failed(&format!(
+                    "the backing image {place} does not exist; hint: correct the path, or change only the name with --unsafe"
+                )));
+            }
             Some(open_disk(place, Some(*format), named_files)?)
         }
         _ => None,
