@@ -4,7 +4,9 @@
 use end_to_end::{Context, Result, UserGuests, ensure};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use vm::wait_until;
 
 fn study(name: &str) -> String {
     let place = vm::workspace().join("contrib/jobs").join(name);
@@ -36,6 +38,7 @@ fn job_files_of_the_studies_run_unchanged_in_a_guest() -> Result<()> {
     four_disks(&guests)?;
     eight_disks(&guests)?;
     discards(&guests)?;
+    interruption(&guests)?;
     refusals(&guests)?;
     let left = guests.ok(&["exec", "one", "ls -d /tmp/bench.* 2>/dev/null | wc -l"])?;
     ensure!(left.trim() == "0", "{left}");
@@ -164,6 +167,38 @@ fn discards(guests: &UserGuests) -> Result<()> {
     Ok(())
 }
 
+/// The first SIGINT ends the load. The results so far are printed, with exit code 130.
+fn interruption(guests: &UserGuests) -> Result<()> {
+    let job = guests.file("long.fio");
+    std::fs::write(&job, "[a]\nrw=randread\nruntime=600\ntime_based\nsize=2m\n")?;
+    let job = job.display().to_string();
+    let child = guests
+        .command(&["bench", "one", &job, "--disks", "vda"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let is_running = || {
+        let script = "test -s /tmp/bench.*/before";
+        let found = guests.vm(&["exec", "one", script]);
+        found
+            .is_ok_and(|output| output.status.success())
+            .then_some(())
+    };
+    let running = wait_until(Duration::from_secs(120), is_running);
+    std::thread::sleep(Duration::from_secs(1));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
+    running.context("the load does not run")?;
+    let ended = child.wait_with_output()?;
+    let printed = String::from_utf8_lossy(&ended.stdout);
+    ensure!(ended.status.code() == Some(130), "{ended:?}");
+    ensure!(
+        printed.contains("read") && printed.contains("interrupted: partial results"),
+        "{printed}"
+    );
+    Ok(())
+}
+
 /// Checks that each error names a fix.
 fn refusals(guests: &UserGuests) -> Result<()> {
     let job = guests.file("wrong.fio");
@@ -183,6 +218,16 @@ fn refusals(guests: &UserGuests) -> Result<()> {
         &[],
         &["line 1", "hint: insert the text of that file"],
     )?;
-    refused(read, &["--disks", "vdzz"], &["/dev/vdzz", "exit code 1"])?;
+    refused(
+        read,
+        &["--disks", "vdzz"],
+        &["/dev/vdzz is not a device", "hint:"],
+    )?;
+    refused(
+        "[a]\nrw=read\nfilename=/dev/vdzz\n",
+        &[],
+        &["/dev/vdzz is not"],
+    )?;
+    guests.ok(&["exec", "one", "test ! -e /dev/vdzz"])?;
     refused(read, &["--with", "fio"], &["the guest has no fio", "hint:"])
 }

@@ -1,7 +1,7 @@
 //! `lunette bench` for guests: runs a job file in fio's language on the named files and block devices.
 //!
 //! Linked statically, because `lunette vm bench` copies it into any guest system. Prints fio's JSON on stdout and writes the requested
-//! logs into the current folder. `files` runs file system workloads, `profile` samples the CPUs. Exit codes: 1 after a failure, 2 for
+//! logs into the current folder. SIGINT ends the jobs, and the results so far are printed. `files` runs file system workloads, `profile` samples the CPUs. Exit codes: 1 after a failure, 2 for
 //! invalid arguments.
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ use bench::job::{Job, JobContext, parse};
 use bench::report;
 use bench::run::{Plan, Progress, Repetition, run};
 use latency::Clock;
+use signal_hook::consts::{SIGINT, SIGTERM};
 
 mod files;
 mod profile;
@@ -51,8 +52,11 @@ fn measure(file: &str) -> Result<()> {
         jobs,
         ..Plan::default()
     };
-    let never = Arc::new(AtomicBool::new(false));
-    let outcome = run(&plan, &Clock::new(), &never, &Progress::silent())?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
+    }
+    let outcome = run(&plan, &Clock::new(), &interrupted, &Progress::silent())?;
     let document = report::to_json(&outcome, &plan.jobs, true);
     writeln!(std::io::stdout(), "{document:#}").context("cannot write the result")?;
     let turns = || outcome.subjects.iter().flat_map(|one| &one.repetitions);

@@ -16,6 +16,16 @@ pub fn watch() -> Result<()> {
     Ok(())
 }
 
+/// Does the same as [`watch`], and ends the process at the second signal.
+pub fn watch_until_second() -> Result<()> {
+    let flag = INTERRUPTED.get_or_init(Arc::default);
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        // Registered before the flag is set, so that it takes effect from the second signal on.
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(flag))?;
+    }
+    watch()
+}
+
 /// Ends every wait, like a signal.
 pub fn interrupt() {
     INTERRUPTED

@@ -37,6 +37,12 @@ pub fn prepare(path: &Path, size: u64, interrupted: &AtomicBool) -> Result<()> {
     if path.exists() {
         return Ok(());
     }
+    // A regular file in /dev would be measured in place of the missing device.
+    ensure!(
+        !path.starts_with("/dev") || path.starts_with("/dev/shm"),
+        "{}: no such device; hint: lsblk lists the block devices",
+        path.display()
+    );
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
@@ -328,6 +334,14 @@ impl FileQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_device_is_not_created_as_a_file() {
+        let path = Path::new("/dev/lunette-test-missing");
+        let error = prepare(path, 4096, &AtomicBool::new(false)).unwrap_err();
+        assert!(error.to_string().contains("no such device"), "{error}");
+        assert!(!path.exists());
+    }
 
     #[test]
     fn a_file_has_its_name_when_it_is_full() {

@@ -22,6 +22,20 @@ pub fn filename(disks: &[String]) -> String {
     paths.collect::<Vec<_>>().join(":")
 }
 
+/// Returns the paths in /dev that the jobs use as files. Files in /dev/shm are no devices.
+pub fn devices(text: &str) -> Vec<String> {
+    let options = text.lines().filter_map(|line| line.trim().split_once('='));
+    let names = options.filter(|(option, _)| option.trim() == "filename");
+    let paths = names.flat_map(|(_, value)| {
+        // A colon in a name is written `\:`.
+        let value = value.trim().replace("\\:", "\0");
+        let paths = value.split(':').map(|path| path.replace('\0', ":"));
+        paths.collect::<Vec<_>>()
+    });
+    let paths = paths.filter(|path| path.starts_with("/dev/") && !path.starts_with("/dev/shm/"));
+    paths.collect()
+}
+
 /// Removes each line that sets one of these options, and sets them for all jobs at the beginning.
 ///
 /// # Errors
@@ -73,6 +87,12 @@ mod tests {
     fn a_file_that_includes_another_is_refused() {
         let error = with_overrides("[a]\n include more.fio\n", &[]).unwrap_err();
         assert!(error.starts_with("line 2:"), "{error}");
+    }
+
+    #[test]
+    fn devices_are_paths_in_dev() {
+        let text = "[a]\nfilename=/dev/sda:/dev/disk/pci-0\\:1\nfilename = /dev/vda\n[b]\nfilename=/dev/shm/x:y\n";
+        assert_eq!(devices(text), ["/dev/sda", "/dev/disk/pci-0:1", "/dev/vda"]);
     }
 
     #[test]

@@ -6,6 +6,8 @@ mod result;
 
 use std::fmt::Write as _;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,6 +15,7 @@ use bench::job::{Job, JobContext, parse};
 use bench::run::cpu_of;
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
+use signal_hook::consts::SIGINT;
 use vm::GuestProgram;
 use vm::running::{AGENT_SOCKET, CommandEnd, ExecInput, Registry, RuntimeFolder, State, exec};
 use vm::setup::program_for_guests;
@@ -20,7 +23,6 @@ use vm::setup::program_for_guests;
 use crate::idle_poll::IdlePoll;
 
 use super::copy::{copy_in, copy_out, run_script};
-use super::exec::caught_signals;
 use super::failed;
 use result::{CpuTimes, Measured};
 
@@ -83,7 +85,7 @@ enum Format {
 const AFTER: &str = "\
 The jobs run on files and block devices of the guest. Jobs that write destroy data on the disks. Logs (write_bw_log and
 similar options) are copied to files of the same names. CPU times cover the whole guest and the processes of the host. They are measured from
-the start of the load generator to its end, including ramp_time.
+the start of the load generator to its end, including ramp_time. Ctrl-C ends the jobs, prints the results so far and exits with 130.
 
 Examples:
     lunette vm bench guest1 contrib/jobs/four-disks.fio --size 16m --loops 1
@@ -99,6 +101,17 @@ pub fn run(arguments: &BenchArguments) -> Outcome {
     let registry = Registry::open().map_err(failed)?;
     let (place, state) = registry.find(&arguments.name).map_err(failed)?;
     let text = job_file(arguments)?;
+    check_devices(
+        &place.file(AGENT_SOCKET),
+        &state.name,
+        &job_text::devices(&text),
+    )?;
+    vm::watch_until_second().map_err(failed)?;
+    print_line(&format_args!(
+        "{} runs in guest {}; Ctrl-C ends it and prints the results so far",
+        arguments.job.display(),
+        arguments.name
+    ));
     let load = Load {
         with: arguments.with,
         logs: Some(match &arguments.logs {
@@ -125,6 +138,7 @@ pub fn run(arguments: &BenchArguments) -> Outcome {
         None => std::io::Write::write_all(&mut cli_common::stdout(), text.as_bytes())?,
     }
     match measured.errors() {
+        _ if measured.is_interrupted() => Err(Failure::Interrupted),
         0 => Ok(()),
         count => Err(Failure::because(format!(
             "guest {}: {count} jobs ended with errors",
@@ -160,6 +174,21 @@ fn job_file(arguments: &BenchArguments) -> Result<String, Failure> {
         }
     }
     Ok(text)
+}
+
+/// Checks that the jobs' devices are devices of the guest. A load generator would create a missing one as a regular file.
+fn check_devices(socket: &Path, guest: &str, devices: &[String]) -> Result<(), Failure> {
+    const SCRIPT: &str =
+        "for device; do [ -b \"$device\" ] || [ -c \"$device\" ] || echo \"$device\"; done";
+    let words: Vec<&str> = devices.iter().map(String::as_str).collect();
+    let mut missing = Vec::new();
+    run_script(socket, SCRIPT, &words, ExecInput::Nothing, &mut missing).map_err(failed)?;
+    match String::from_utf8_lossy(&missing).lines().next() {
+        None => Ok(()),
+        Some(device) => Err(Failure::because(format!(
+            "guest {guest}: {device} is not a device; hint: lunette vm exec {guest} 'cat /proc/partitions'"
+        ))),
+    }
 }
 
 /// A folder in the guest, removed on drop.
@@ -265,6 +294,7 @@ pub(super) fn in_guest(
         }
     };
     let (elapsed, qemu, daemon) = watched(&folder, state, &command)?;
+    let is_interrupted = vm::interrupted();
     let times = |file: &str| -> Result<CpuTimes> {
         let text = folder.ask(&format!("cat {file}"), &[])?;
         CpuTimes::parse(&text)
@@ -276,7 +306,11 @@ pub(super) fn in_guest(
         Some(target) => fetch_logs(target, &folder)?,
         None => Vec::new(),
     };
-    Measured::new(&result, state, elapsed, guest_cpu, [qemu, daemon], logs)
+    let mut measured = Measured::new(&result, state, elapsed, guest_cpu, [qemu, daemon], logs)?;
+    if is_interrupted {
+        measured.set_interrupted();
+    }
+    Ok(measured)
 }
 
 /// Runs the load. Returns the duration and the CPU times of QEMU and the daemon.
@@ -286,21 +320,28 @@ fn watched(
     load: &str,
 ) -> Result<(Duration, Option<u64>, Option<u64>)> {
     let script = format!(
-        "cd {} || exit 1\ncat /proc/stat > before\n{load}\ncode=$?\ncat /proc/stat > after\nexit $code\n",
+        "cd {} || exit 1\ntrap : INT\ncat /proc/stat > before\n{load}\ncode=$?\ncat /proc/stat > after\nexit $code\n",
         folder.path
     );
     let used = || [state.qemu, state.daemon].map(|pid| pid.and_then(cpu_of));
     let (mut output, mut errors) = (Vec::new(), Vec::new());
-    let signals = caught_signals().context("cannot catch signals")?;
     let (begin, before) = (Instant::now(), used());
-    let ended = exec(
-        folder.socket,
-        script.as_bytes(),
-        ExecInput::Nothing,
-        &mut output,
-        &mut errors,
-        Some(signals),
-    )?;
+    let is_over = AtomicBool::new(false);
+    let ended = std::thread::scope(|scope| {
+        let (sender, signals) = channel();
+        let is_over = &is_over;
+        scope.spawn(move || forward_interruption(&sender, is_over));
+        let ended = exec(
+            folder.socket,
+            script.as_bytes(),
+            ExecInput::Nothing,
+            &mut output,
+            &mut errors,
+            Some(signals),
+        );
+        is_over.store(true, Ordering::Relaxed);
+        ended
+    })?;
     let (elapsed, after) = (begin.elapsed(), used());
     let errors = String::from_utf8_lossy(&errors);
     match ended {
@@ -317,6 +358,22 @@ fn watched(
     }
     let spent = |at: usize| Some(after[at]?.saturating_sub(before[at]?));
     Ok((elapsed, spent(0), spent(1)))
+}
+
+/// Sends SIGINT after an interruption, until the command is over. The first one may arrive before the generator has a handler.
+fn forward_interruption(signals: &Sender<u8>, is_over: &AtomicBool) {
+    const STEP: Duration = Duration::from_millis(20);
+    const STEPS: u32 = 25;
+    let mut waits = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        if vm::interrupted() {
+            if waits % STEPS == 0 && signals.send(SIGINT as u8).is_err() {
+                return;
+            }
+            waits += 1;
+        }
+        std::thread::sleep(STEP);
+    }
 }
 
 /// Returns the path of the load generator in the guest, where it stays for later runs.

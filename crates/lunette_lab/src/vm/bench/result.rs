@@ -107,6 +107,16 @@ impl Measured {
         jobs.map_or(&[], Vec::as_slice)
     }
 
+    /// Marks the result as that of an interrupted run.
+    pub fn set_interrupted(&mut self) {
+        self.document["vm"]["interrupted"] = true.into();
+    }
+
+    /// Returns true for an interrupted run.
+    pub fn is_interrupted(&self) -> bool {
+        self.document["vm"]["interrupted"] == true
+    }
+
     /// Number of jobs with an error.
     pub fn errors(&self) -> usize {
         let jobs = self.jobs().iter();
@@ -145,6 +155,9 @@ impl Measured {
             }
         }
         let mut text = columns(&lines);
+        if self.is_interrupted() {
+            text.push_str("interrupted: partial results\n");
+        }
         self.add_around(&mut text);
         text
     }
