@@ -2,6 +2,7 @@
 
 use crate::places::{guest_directory, workspace};
 use anyhow::{Context, Result, bail};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -74,6 +75,9 @@ impl GuestProgram {
 pub fn guest_program(program: GuestProgram) -> Result<PathBuf> {
     static PROGRAMS: [OnceLock<Result<PathBuf, String>>; 2] = [OnceLock::new(), OnceLock::new()];
     once(&PROGRAMS[program as usize], program.name(), || {
+        // A first build takes minutes.
+        let name = program.name();
+        writeln!(std::io::stderr(), "cargo builds {name}").unwrap_or(());
         let mut command = cargo(&[program.package()]);
         command
             .args([

@@ -39,10 +39,13 @@ pub fn user_system() -> Result<UserSystem> {
     })
 }
 
-/// Finds a statically linked program for guests: next to this program, in `../libexec/lunette`, or built in a source tree.
+/// Finds a statically linked program for guests: next to this program, in `../libexec/lunette`, or in a source tree. There it is the one of
+/// `make build` for a program of `make build`; otherwise cargo builds it.
 pub fn program_for_guests(program: GuestProgram) -> Result<PathBuf> {
     if !is_installed() {
-        return guest_program(program);
+        let this_program = std::env::current_exe().context("cannot find this program")?;
+        let built = built_beside(&this_program, program);
+        return built.map_or_else(|| guest_program(program), Ok);
     }
     let this_program = std::env::current_exe().context("cannot find this program")?;
     let folder = this_program.parent().unwrap_or(Path::new("/"));
@@ -56,6 +59,16 @@ pub fn program_for_guests(program: GuestProgram) -> Result<PathBuf> {
             candidates[1].display()
         )
     })
+}
+
+/// Returns the program for guests that `make build` put beside a release build: `guest-agent` in the target folder.
+fn built_beside(this_program: &Path, program: GuestProgram) -> Option<PathBuf> {
+    let folder = this_program.parent()?;
+    let built = folder
+        .parent()?
+        .join("guest-agent/x86_64-unknown-linux-gnu/release")
+        .join(program.name());
+    (folder.ends_with("release") && is_static(&built)).then_some(built)
 }
 
 /// Returns the host's busybox if it is static, otherwise the one from [`Setup::run`].
@@ -295,6 +308,26 @@ mod tests {
         assert!(!is_static(&std::env::current_exe().unwrap()));
         assert!(!is_static(Path::new("/etc/passwd")));
         assert!(!is_static(Path::new("/nowhere")));
+    }
+
+    #[test]
+    fn a_release_build_uses_the_guest_programs_of_make_build() {
+        let folder = tempfile::tempdir().unwrap();
+        let [release, debug] =
+            ["release", "debug"].map(|name| folder.path().join(name).join("lunette-lab"));
+        let beside = |program: &Path| built_beside(program, GuestProgram::Bench);
+        assert_eq!(beside(&release), None);
+        let programs = folder
+            .path()
+            .join("guest-agent/x86_64-unknown-linux-gnu/release");
+        std::fs::create_dir_all(&programs).unwrap();
+        // An ELF file without program headers has no interpreter.
+        let mut bytes = vec![0; 64];
+        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        let built = programs.join("guest-bench");
+        std::fs::write(&built, bytes).unwrap();
+        assert_eq!(beside(&release), Some(built));
+        assert_eq!(beside(&debug), None);
     }
 
     #[test]
