@@ -10,7 +10,7 @@ use super::{DEPTHS, MIXTURES, case_name, polling};
 use crate::chart::{Chart, Series};
 use crate::picture::Painter;
 use crate::run::spread;
-use crate::study::{self, Page, Report, Variant, draw, write_file};
+use crate::study::{self, Page, Report, Run, Variant, draw, write_file};
 
 /// Writes the page, and each chart as SVG and PNG next to it. Returns all paths.
 pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
@@ -179,14 +179,9 @@ fn advice(study: &Study, report: &Report<'_, Record>) -> Vec<String> {
     }
     sentences.extend(polling::advice(&study.polls));
     sentences.extend(outside(study));
-    let runs = study.records.iter().map(|record| record.disturbed);
-    let runs = runs.chain(study.polls.iter().map(|record| record.disturbed));
-    let (all, disturbed) = (runs.clone().count(), runs.filter(|d| *d).count());
-    if disturbed > 0 {
-        sentences.push(format!(
-            "{disturbed} of {all} runs were disturbed by other work on the machine: differences are less reliable."
-        ));
-    }
+    let runs = study.records.iter().map(|record| record as &dyn Run);
+    let polls = study.polls.iter().map(|record| record as &dyn Run);
+    sentences.extend(study::disturbed(runs.chain(polls)));
     sentences
 }
 

@@ -5,8 +5,8 @@
 
 use super::MIXTURES;
 use super::study::{Case, Configuration, PollRecord, StudyOptions, Variation};
-use crate::run::{Interval, bootstrap_ratio, spread};
-use crate::study::{MATTERS, Run as _};
+use crate::run::spread;
+use crate::study::{Comparison, MATTERS, Run as _, Verdict, not_enough};
 
 /// Minimum number of pairs for a conclusion.
 const PAIRS_MIN: u32 = 6;
@@ -83,35 +83,41 @@ pub(super) fn advice(polls: &[PollRecord]) -> Vec<String> {
     }
     let mut sentences = Vec::new();
     let (mut pays, mut costs, mut few) = (Vec::new(), Vec::new(), false);
+    let mut unsure: Vec<u32> = Vec::new();
     for (case, pairs) in cases {
         let count = pairs.len();
         few |= count < 3;
         // Medians with and without polling, and their ratio.
         let compare = |value: &dyn Fn(&PollRecord) -> f64| {
-            let sides = [0, 1].map(|side| pairs.iter().map(|pair| value(pair[side])).collect());
-            let [with, without]: [Vec<f64>; 2] = sides;
-            let ratio = bootstrap_ratio(&with, &without)?;
-            Some((spread(&with).median, spread(&without).median, ratio))
+            let values = pairs
+                .iter()
+                .map(|[with, without]| (value(with), value(without)));
+            let values: Vec<(f64, f64)> = values.collect();
+            let comparison = Comparison::of(&values, 1)?;
+            let (with, without): (Vec<f64>, Vec<f64>) = values.into_iter().unzip();
+            Some((spread(&with).median, spread(&without).median, comparison))
         };
-        let Some((with, without, ratio)) = compare(&|record| record.iops) else {
+        let Some((with, without, rate)) = compare(&|record| record.iops) else {
             continue;
         };
         let name = pairs[0][0].configuration.name();
         let mut text = format!(
             "Polling or not ({name}; {case}; {count} pairs of turns): {with:.0} against {without:.0} I/Os per second, {}",
-            describe(ratio, count),
+            describe(&rate),
         );
-        if ratio.low > 1.0 + MATTERS {
+        if rate.ratio.low > 1.0 + MATTERS {
             pays.push(case.clone());
         }
-        if let Some((with, without, ratio)) = compare(&|record| record.device_cpu_us) {
+        unsure.extend(undecided(&rate));
+        if let Some((with, without, cost)) = compare(&|record| record.device_cpu_us) {
             text += &format!(
                 "; {with:.2} against {without:.2} us of CPU per I/O, {}",
-                describe(ratio, count)
+                describe(&cost)
             );
-            if ratio.low > 1.0 + MATTERS {
+            if cost.ratio.low > 1.0 + MATTERS {
                 costs.push(case);
             }
+            unsure.extend(undecided(&cost));
         }
         sentences.push(text + ".");
     }
@@ -120,11 +126,16 @@ pub(super) fn advice(polls: &[PollRecord]) -> Vec<String> {
         _ if few => {
             "Polling or not: too few pairs of turns for advice; the same command continues.".to_owned()
         }
+        ([], []) if unsure.is_empty() => format!(
+            "Polling or not: no gain of more than {:.0} %; keep the present setting.",
+            MATTERS * 100.0
+        ),
         ([], []) => {
-            "Polling or not: no significant difference; keep the present setting.".to_owned()
+            let more = unsure.iter().max().copied().filter(|more| *more < u32::MAX);
+            format!("Polling or not: no advice: {}.", not_enough(more))
         }
         ([], costs) => format!(
-            "Polling or not: no significant gain in rate, but a higher CPU cost ({}): serve with --poll-us 0.",
+            "Polling or not: no gain in rate is certain, but a higher CPU cost ({}): serve with --poll-us 0.",
             list(costs)
         ),
         (pays, []) => format!(
@@ -140,15 +151,23 @@ pub(super) fn advice(polls: &[PollRecord]) -> Vec<String> {
     sentences
 }
 
-/// Describes a ratio and its confidence from `count` pairs.
-fn describe(ratio: Interval, count: usize) -> String {
-    let Interval { value, low, high } = ratio;
-    let confidence = match count {
-        0..=2 => "too few turns to be sure",
-        _ if low > 1.0 || high < 1.0 => "sure",
-        _ => "not sure: the interval holds 1",
+/// Returns the number of missing pairs, if neither a gain above the margin nor its absence is certain.
+fn undecided(comparison: &Comparison) -> Option<u32> {
+    let most = 1.0 + MATTERS;
+    let is_decided = |low: f64, high: f64| low > most || high < most;
+    let ratio = comparison.ratio;
+    let more = comparison.more_turns(is_decided).unwrap_or(u32::MAX);
+    (!is_decided(ratio.low, ratio.high)).then_some(more)
+}
+
+/// Describes a ratio and its confidence.
+fn describe(comparison: &Comparison) -> String {
+    let confidence = match comparison.verdict() {
+        Verdict::More | Verdict::Less => "sure".to_owned(),
+        Verdict::Equal => format!("equal within {:.0} %", MATTERS * 100.0),
+        Verdict::Undecided(more) => not_enough(more),
     };
-    format!("ratio {value:.2}, 95 % interval {low:.2} to {high:.2} ({confidence})")
+    format!("ratio {}, {confidence}", comparison.range_text())
 }
 
 #[cfg(test)]
@@ -186,7 +205,7 @@ mod tests {
             ),
             ([200e3, 100e3], [3.0, 3.0], "leave it on, it gains rate"),
             ([100e3, 100e3], [5.0, 3.0], "serve with --poll-us 0"),
-            ([100e3, 100e3], [3.0, 3.0], "no significant difference"),
+            ([100e3, 100e3], [3.0, 3.0], "no gain of more than 3 %"),
         ] {
             let text = advice(&polls(rates, costs, 6)).join("\n");
             assert!(text.contains(word), "{text}");
@@ -201,7 +220,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("(sure)") && text.contains("6 pairs"),
+            text.contains(", sure") && text.contains("6 pairs"),
             "{text}"
         );
     }

@@ -120,6 +120,10 @@ impl Run for Record {
     fn iops(&self) -> f64 {
         self.read_iops + self.write_iops
     }
+
+    fn is_disturbed(&self) -> bool {
+        self.disturbed
+    }
 }
 
 /// One run of the comparison of a polling daemon with a non-polling one.
@@ -160,6 +164,10 @@ impl Run for PollRecord {
 
     fn iops(&self) -> f64 {
         self.iops
+    }
+
+    fn is_disturbed(&self) -> bool {
+        self.disturbed
     }
 }
 

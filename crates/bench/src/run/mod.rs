@@ -21,7 +21,9 @@ use anyhow::Result;
 use latency::{Clock, Ends, Latencies, Operation, Span};
 use serde::{Deserialize, Serialize};
 
-pub use machine::{Environment, cpu_of, environment, pin};
+pub use machine::{
+    Disturbance, Environment, children_ns, cpu_of, environment, least_disturbed, pin,
+};
 pub use phase::{Phase, phases};
 pub use progress::Progress;
 pub use statistics::{

@@ -2,48 +2,12 @@
 //! and the confidence interval.
 //!
 //! Two values of a setting are compared by pairs of variants that differ only in it, over all cases of a turn. The geometric mean of their
-//! IOPS gives each case the same weight. The turns give the interval.
+//! IOPS gives each case the same weight. The turns give the interval ([`Comparison`]).
 
 use std::collections::BTreeSet;
 
+use super::verdict::{Comparison, MATTERS, Verdict, not_enough};
 use super::{Report, Run, Variant};
-use crate::run::{Interval, bootstrap_ratio};
-
-/// Smallest relative difference that matters.
-pub const MATTERS: f64 = 0.03;
-/// Fewest turns for a conclusion.
-const TURNS_MIN: usize = 3;
-
-/// Result of a comparison.
-struct Verdict {
-    ratio: Interval,
-    turns: usize,
-}
-
-impl Verdict {
-    /// Returns true if the difference exceeds the variation between turns and is large enough to matter.
-    fn is_difference(&self) -> bool {
-        self.turns >= TURNS_MIN
-            && (self.ratio.low > 1.0 || self.ratio.high < 1.0)
-            && (self.ratio.value - 1.0).abs() >= MATTERS
-    }
-
-    fn describe(&self, one: &str, other: &str) -> String {
-        let Interval { value, low, high } = self.ratio;
-        let range = format!("{value:.2} ({low:.2} to {high:.2}, {} turns)", self.turns);
-        match (self.is_difference(), value < 1.0) {
-            (true, true) => format!("{one} has {range} of the IOPS of {other}"),
-            (true, false) => format!("{one} has more IOPS than {other}: {range}"),
-            _ if self.turns < TURNS_MIN => {
-                format!("{one} and {other}: too few turns to be sure: {range}")
-            }
-            _ if (value - 1.0).abs() < MATTERS => {
-                format!("{one} and {other} differ insignificantly: {range}")
-            }
-            _ => format!("{one} and {other} are statistically equal: {range}"),
-        }
-    }
-}
 
 impl<'a, R: Run> Report<'a, R> {
     /// Returns all settings in the order of the variants.
@@ -67,32 +31,42 @@ impl<'a, R: Run> Report<'a, R> {
     }
 
     /// Compares two values of a setting by the geometric means of each turn, over all pairs of variants that differ only in it.
-    fn compare(&self, setting: &str, one: &str, other: &str) -> Option<Verdict> {
+    fn compare(&self, setting: &str, one: &str, other: &str, number: usize) -> Option<Comparison> {
         let with_one = self
             .variants
             .iter()
             .filter(|variant| variant.setting(setting) == Some(one));
-        let pairs: Vec<(&Variant, &Variant)> = with_one
+        let pairs = with_one
             .filter_map(|variant| Some((*variant, self.twin(variant, setting, other)?)))
-            .collect();
-        if pairs.is_empty() {
+            .unzip::<_, _, Vec<_>, Vec<_>>();
+        self.compare_all(&pairs.0, &pairs.1, number)
+    }
+
+    /// Compares two lists of variants by the geometric means of each turn. `number` comparisons share the probability of an error.
+    fn compare_all(
+        &self,
+        firsts: &[&Variant],
+        seconds: &[&Variant],
+        number: usize,
+    ) -> Option<Comparison> {
+        if firsts.is_empty() {
             return None;
         }
         let turns: BTreeSet<u32> = self.runs.iter().map(R::turn).collect();
         // An incomplete turn covers other cases.
         let means = turns.into_iter().filter_map(|turn| {
             let iops = |run: &R| (run.turn() == turn).then(|| run.iops());
-            let mean = |variants: Vec<&Variant>| self.mean(&variants, iops);
-            Some((
-                mean(pairs.iter().map(|pair| pair.0).collect())?,
-                mean(pairs.iter().map(|pair| pair.1).collect())?,
-            ))
+            Some((self.mean(firsts, iops)?, self.mean(seconds, iops)?))
         });
-        let (firsts, seconds): (Vec<f64>, Vec<f64>) = means.unzip();
-        Some(Verdict {
-            ratio: bootstrap_ratio(&firsts, &seconds)?,
-            turns: firsts.len(),
-        })
+        Comparison::of(&means.collect::<Vec<_>>(), number)
+    }
+
+    /// Returns the number of comparisons of an advice: each setting's values with one of them, and the best variants with each other.
+    fn comparisons(&self) -> usize {
+        let settings = self.settings().into_iter();
+        let of_settings: usize = settings.map(|setting| self.values(setting).len() - 1).sum();
+        // Two variants have one comparison, that of the setting.
+        of_settings + usize::from(self.variants.len() > 2)
     }
 
     /// Returns the geometric mean of a value of these variants, with equal weight for each case; `None` if a case has no value.
@@ -109,32 +83,80 @@ impl<'a, R: Run> Report<'a, R> {
         Some((logs.iter().sum::<f64>() / logs.len().max(1) as f64).exp())
     }
 
-    /// Recommends the variant with the most IOPS over all cases. Among equally good variants, the first has the fewest threads.
-    fn recommend(&self) -> Option<String> {
+    /// Returns the variant with the most IOPS over all cases, and the others with their comparisons: the best with each of them.
+    fn rivals(&self) -> Option<(&'a Variant, Vec<(&'a Variant, Comparison)>)> {
         let scored = self.variants.iter().filter_map(|variant| {
             let mean = self.mean(&[*variant], |run| Some(run.iops()))?;
-            Some((variant.name.as_str(), mean))
+            Some((*variant, mean))
         });
-        let scored: Vec<(&str, f64)> = scored.collect();
-        let (best, most) = scored
-            .iter()
-            .max_by(|one, other| one.1.total_cmp(&other.1))?;
-        let (first, _) = scored
-            .iter()
-            .find(|(_, score)| *score >= most * (1.0 - MATTERS))?;
-        Some(match first == best {
-            true => format!("take: {best}: it has the most IOPS over all cases"),
-            false => format!(
-                "take: {first}: {best} has less than {:.0} % more IOPS over all cases and needs more threads",
+        let (best, _) = scored.max_by(|one, other| one.1.total_cmp(&other.1))?;
+        let number = self.comparisons();
+        let others = self.variants.iter().filter(|other| other.name != best.name);
+        let others = others.filter_map(|other| {
+            let comparison = self.compare_all(&[best], &[*other], number)?;
+            Some((*other, comparison))
+        });
+        Some((best, others.collect()))
+    }
+
+    /// Recommends a variant, if the comparisons support one: the best, or an equal one with fewer threads, which is an earlier one.
+    fn recommend(&self) -> Option<String> {
+        let (best, others) = self.rivals()?;
+        if others.is_empty() {
+            return None;
+        }
+        let (mut equal, mut unsure, mut more) = (Vec::new(), Vec::new(), Some(1));
+        for (other, comparison) in &others {
+            match comparison.verdict() {
+                Verdict::More => {}
+                Verdict::Equal => equal.push(*other),
+                Verdict::Less => unsure.push(*other),
+                Verdict::Undecided(turns) => {
+                    unsure.push(*other);
+                    more = more.zip(turns).map(|(one, other)| one.max(other));
+                }
+            }
+        }
+        let names = |variants: &[&Variant]| {
+            let names = variants.iter().map(|variant| variant.name.as_str());
+            names.collect::<Vec<_>>().join("; ")
+        };
+        if !unsure.is_empty() {
+            return Some(format!(
+                "no recommendation: the comparison of {} with {} over all cases has no conclusion: {}",
+                best.name,
+                names(&unsure),
+                not_enough(more)
+            ));
+        }
+        let is_as_good = |variant: &&&Variant| {
+            variant.name == best.name || equal.iter().any(|equal| equal.name == variant.name)
+        };
+        let first = self.variants.iter().find(is_as_good)?;
+        Some(match (equal.is_empty(), first.name == best.name) {
+            (true, _) => format!("take: {}: it has the most IOPS over all cases", best.name),
+            (false, true) => format!(
+                "take: {}: no other has more IOPS over all cases, and less than {:.0} % fewer have {}",
+                best.name,
+                MATTERS * 100.0,
+                names(&equal)
+            ),
+            (false, false) => format!(
+                "take: {}: {} has less than {:.0} % more IOPS over all cases and needs more threads",
+                first.name,
+                best.name,
                 MATTERS * 100.0
             ),
         })
     }
 }
 
-/// Compares each value of a setting with the best one, in a sentence each. Ends with a recommendation.
-pub fn advice<R: Run>(report: &Report<'_, R>) -> Vec<String> {
-    let mut sentences = Vec::new();
+/// Comparisons of each value of a setting with the best one: setting, value, best value.
+fn compared<'a, R: Run>(
+    report: &Report<'a, R>,
+) -> Vec<(&'static str, &'a str, &'a str, Comparison)> {
+    let number = report.comparisons();
+    let mut found = Vec::new();
     for setting in report.settings() {
         let values = report.values(setting);
         let Some((first, rest)) = values.split_first() else {
@@ -143,19 +165,44 @@ pub fn advice<R: Run>(report: &Report<'_, R>) -> Vec<String> {
         // The first value is the default, which others must exceed.
         let mut best = *first;
         for value in rest {
-            let verdict = report.compare(setting, value, best);
-            if verdict.is_some_and(|verdict| verdict.is_difference() && verdict.ratio.value > 1.0) {
+            let comparison = report.compare(setting, value, best, number);
+            if comparison.is_some_and(|comparison| comparison.verdict() == Verdict::More) {
                 best = value;
             }
         }
         for value in values.iter().filter(|value| **value != best) {
-            if let Some(verdict) = report.compare(setting, value, best) {
-                sentences.push(format!("{setting}: {}", verdict.describe(value, best)));
+            if let Some(comparison) = report.compare(setting, value, best, number) {
+                found.push((setting, *value, best, comparison));
             }
         }
     }
-    sentences.extend(report.recommend());
-    sentences
+    found
+}
+
+/// Compares each value of a setting with the best one, in a sentence each. Ends with a recommendation.
+pub fn advice<R: Run>(report: &Report<'_, R>) -> Vec<String> {
+    let compared = compared(report).into_iter();
+    let sentences = compared.map(|(setting, value, best, comparison)| {
+        format!("{setting}: {}", comparison.describe(value, best))
+    });
+    sentences.chain(report.recommend()).collect()
+}
+
+/// Returns the estimated number of turns that the advice lacks; `None` if every comparison is decided.
+pub fn missing_turns<R: Run>(report: &Report<'_, R>) -> Option<u32> {
+    let compared = compared(report).into_iter();
+    let settings = compared.map(|(.., comparison)| comparison);
+    let rivals = report.rivals().into_iter();
+    let rivals = rivals
+        .flat_map(|(_, others)| others)
+        .map(|(_, comparison)| comparison);
+    let undecided = settings
+        .chain(rivals)
+        .filter_map(|comparison| match comparison.verdict() {
+            Verdict::Undecided(more) => Some(more.unwrap_or(u32::MAX)),
+            _ => None,
+        });
+    undecided.max()
 }
 
 /// Compares, for each case and setting, each variant with the one that differs from it only by the first value of the setting.
@@ -170,8 +217,8 @@ pub fn findings<R: Run>(report: &Report<'_, R>) -> Vec<String> {
             for variant in &report.variants {
                 let other = variant.setting(setting).filter(|value| value != first);
                 if let Some(twin) = other.and_then(|_| report.twin(variant, setting, first)) {
-                    let ratio = report.ratio(&variant.name, &twin.name, case);
-                    lines.push(finding(case, &variant.name, &twin.name, ratio));
+                    let found = report.comparison(&variant.name, &twin.name, case);
+                    lines.push(finding(case, &variant.name, &twin.name, found));
                 }
             }
         }
@@ -179,16 +226,11 @@ pub fn findings<R: Run>(report: &Report<'_, R>) -> Vec<String> {
     lines
 }
 
-/// Compares two variants in a case, with the significance of the difference.
-fn finding(case: &str, one: &str, other: &str, ratio: Option<Interval>) -> String {
-    match ratio {
+/// Compares two variants in a case.
+fn finding(case: &str, one: &str, other: &str, found: Option<Comparison>) -> String {
+    match found {
         None => format!("{case}: {one} and {other} have no turn in common"),
-        Some(Interval { value, low, high }) if low <= 1.0 && high >= 1.0 => format!(
-            "{case}: {one} and {other} are statistically equal: {value:.2} ({low:.2} to {high:.2})"
-        ),
-        Some(Interval { value, low, high }) => {
-            format!("{case}: {one} has {value:.2} ({low:.2} to {high:.2}) of the IOPS of {other}")
-        }
+        Some(comparison) => format!("{case}: {}", comparison.describe(one, other)),
     }
 }
 
@@ -254,7 +296,7 @@ mod tests {
         let text = advice(&whole);
         for (line, begin) in text.iter().zip([
             "transport: scsi has 0.80 (0.80 to 0.80, 5 turns)",
-            "threads: 2 and 1 differ insignificantly",
+            "threads: 2 makes no difference that matters to 1",
             "take: blk, 1: blk, 2 has less than 3 %",
         ]) {
             assert!(line.starts_with(begin), "{text:?}");
@@ -267,7 +309,10 @@ mod tests {
 
         let few = runs(&variants, 2);
         let text = advice(&report(&few, &variants, &["a", "b"]));
-        assert!(text[0].contains("too few turns to be sure"), "{text:?}");
+        assert!(
+            text[0].contains("not enough turns, about 2 more"),
+            "{text:?}"
+        );
     }
 
     #[test]
@@ -275,23 +320,130 @@ mod tests {
         let variants = [variant("blk", "1"), variant("scsi", "1")];
         let runs = [run("blk, 1", "a", 0, 100.0)];
         let report = report(&runs, &variants, &["a"]);
-        assert!(report.compare("transport", "scsi", "blk").is_none());
+        assert!(report.compare("transport", "scsi", "blk", 1).is_none());
     }
 
     #[test]
-    fn findings_say_what_the_interval_says() {
-        let interval = |value, low, high| Some(Interval { value, low, high });
-        assert_eq!(
-            finding(
-                "randread, depth 1",
-                "scsi",
-                "blk",
-                interval(0.91, 0.88, 0.94)
-            ),
-            "randread, depth 1: scsi has 0.91 (0.88 to 0.94) of the IOPS of blk"
-        );
-        let same = finding("x", "a", "b", interval(0.99, 0.95, 1.02));
-        assert!(same.contains("statistically equal"), "{same}");
+    fn a_finding_without_a_common_turn_has_no_ratio() {
         assert!(finding("x", "a", "b", None).contains("no turn in common"));
+    }
+
+    /// A study of known truth: factors of the variants, and the relative noise of a run. Some runs of a noisy study are three times slower.
+    struct Truth {
+        factors: &'static [f64],
+        noise: f64,
+        is_heavy: bool,
+        turns: u32,
+    }
+
+    impl Truth {
+        fn draw(&self, variants: &[Variant], random: &mut fastrand::Rng) -> Vec<Plain> {
+            let mut runs = Vec::new();
+            for turn in 0..self.turns {
+                // All variants drift together.
+                let drift = 1.0 + random.f64();
+                for case in ["a", "b"] {
+                    for (variant, factor) in variants.iter().zip(self.factors) {
+                        let normal: f64 = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
+                        let slow = match self.is_heavy && random.u8(0..10) == 0 {
+                            true => 1.0 / 3.0,
+                            false => 1.0,
+                        };
+                        let iops = 10_000.0 * factor * drift * slow * (normal * self.noise).exp();
+                        runs.push(run(&variant.name, case, turn, iops));
+                    }
+                }
+            }
+            runs
+        }
+    }
+
+    /// Returns true if a sentence contradicts the truth about two factors.
+    fn is_wrong(verdict: Verdict, one: f64, other: f64) -> bool {
+        let ratio = one / other;
+        match verdict {
+            Verdict::More => ratio <= 1.0,
+            Verdict::Less => ratio >= 1.0,
+            // 3 % apart is the smallest difference that matters.
+            Verdict::Equal => (ratio - 1.0).abs() >= MATTERS - 1e-9,
+            Verdict::Undecided(_) => false,
+        }
+    }
+
+    #[test]
+    fn advice_is_right_in_95_of_100_studies_of_known_truth() {
+        let two = [variant("blk", "1"), variant("scsi", "1")];
+        let four = [
+            variant("blk", "1"),
+            variant("scsi", "1"),
+            variant("blk", "2"),
+            variant("scsi", "2"),
+        ];
+        let mut random = fastrand::Rng::with_seed(62);
+        // The number of studies, and whether nearly every study must be decided.
+        for (factors, noise, is_heavy, turns, draws, is_decided) in [
+            (&[1.0, 1.0][..], 0.05, false, 4, 1000, false),
+            (&[1.0, 1.03], 0.03, false, 4, 1000, false),
+            (&[1.0, 1.2], 0.02, false, 4, 1000, true),
+            (&[1.0, 1.0], 0.2, true, 5, 1000, false),
+            (&[1.0, 1.0], 0.004, false, 6, 100, true),
+            (&[1.0, 1.03], 0.004, false, 6, 100, true),
+            (&[1.0, 1.03], 0.05, true, 8, 100, false),
+            (&[1.0, 0.8], 0.1, false, 20, 100, true),
+            (&[1.0, 1.2], 0.3, true, 5, 100, false),
+            (&[1.0, 1.0, 1.0, 1.0], 0.05, false, 4, 200, false),
+            (&[1.0, 0.8, 1.03, 0.824], 0.05, false, 8, 100, false),
+        ] {
+            let variants = if factors.len() == 2 {
+                &two[..]
+            } else {
+                &four[..]
+            };
+            let truth = Truth {
+                factors,
+                noise,
+                is_heavy,
+                turns,
+            };
+            let (mut wrong, mut decided) = (0, 0);
+            for _ in 0..draws {
+                let runs = truth.draw(variants, &mut random);
+                let report = report(&runs, variants, &["a", "b"]);
+                let factor = |setting: &str, value: &str| {
+                    let found = variants
+                        .iter()
+                        .position(|variant| variant.setting(setting) == Some(value));
+                    factors[found.unwrap()]
+                };
+                let compared = compared(&report);
+                let mut is_false = compared.iter().any(|(setting, value, best, comparison)| {
+                    is_wrong(
+                        comparison.verdict(),
+                        factor(setting, value),
+                        factor(setting, best),
+                    )
+                });
+                let last = report.recommend().unwrap();
+                if last.ends_with("it has the most IOPS over all cases") {
+                    let most = factors.iter().copied().fold(0.0, f64::max);
+                    let winners = variants
+                        .iter()
+                        .zip(factors)
+                        .filter(|(_, factor)| **factor == most);
+                    let winners: Vec<_> = winners.map(|(variant, _)| &variant.name).collect();
+                    is_false |=
+                        winners.len() > 1 || !last.starts_with(&format!("take: {}:", winners[0]));
+                }
+                wrong += usize::from(is_false);
+                decided += usize::from(last.starts_with("take: "));
+            }
+            assert!(wrong <= draws / 20, "{factors:?} {noise}: {wrong} wrong");
+            if is_decided {
+                assert!(
+                    decided >= draws * 19 / 20,
+                    "{factors:?} {noise}: {decided} decided"
+                );
+            }
+        }
     }
 }

@@ -9,19 +9,22 @@ mod advice;
 mod page;
 mod report;
 mod results;
+mod verdict;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ops::Range;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-pub use advice::{MATTERS, advice, findings};
+pub use advice::{advice, findings, missing_turns};
 pub use page::{Page, Table, draw, write_file};
 pub use report::{Report, percent};
 pub use results::Results;
+pub use verdict::{Comparison, MATTERS, METHOD, Verdict, not_enough};
 
 /// A compared variant, such as a transport with a number of workers.
 #[derive(Clone, Debug)]
@@ -60,6 +63,22 @@ pub trait Run {
     fn turn(&self) -> u32;
     /// Reads and writes per second.
     fn iops(&self) -> f64;
+    /// Returns true if other load was present, also when the run was repeated.
+    fn is_disturbed(&self) -> bool {
+        false
+    }
+}
+
+/// Describes the disturbed runs; `None` without any.
+pub fn disturbed<'a>(runs: impl Iterator<Item = &'a dyn Run>) -> Option<String> {
+    let runs: Vec<bool> = runs.map(Run::is_disturbed).collect();
+    let count = runs.iter().filter(|is_disturbed| **is_disturbed).count();
+    (count > 0).then(|| {
+        format!(
+            "{count} of {} runs were disturbed by other work on the machine: differences are less reliable.",
+            runs.len()
+        )
+    })
 }
 
 /// Index of a run: its group, its variant in the group, and its case.
@@ -104,6 +123,48 @@ pub trait Subject {
     fn print(&self, line: &str);
 }
 
+/// Key of a run: variant, case, turn.
+type Key = (String, String, u32);
+
+/// Progress of the missing runs.
+struct Progress {
+    begin: Instant,
+    measured: usize,
+    missing: usize,
+}
+
+impl Progress {
+    /// Counts a run, and describes the number of runs and the estimated time that remains.
+    fn step(&mut self) -> String {
+        self.measured += 1;
+        let left = self.missing.saturating_sub(self.measured);
+        let each = self.begin.elapsed().as_secs_f64() / self.measured as f64;
+        let minutes = each * left as f64 / 60.0;
+        format!(
+            "{} of {}, about {minutes:.1} min left",
+            self.measured, self.missing
+        )
+    }
+}
+
+fn missing_runs(
+    groups: &[Vec<String>],
+    cases: &[String],
+    turns: &Range<u32>,
+    done: &HashSet<Key>,
+) -> usize {
+    let mut count = 0;
+    for turn in turns.clone() {
+        for variant in groups.iter().flatten() {
+            for case in cases {
+                let key = (variant.clone(), case.clone(), turn);
+                count += usize::from(!done.contains(&key));
+            }
+        }
+    }
+    count
+}
+
 /// Runs the missing measurements of a study. Returns early after an interruption.
 ///
 /// Turns are the outermost loop, so that drift of the machine affects all variants equally.
@@ -118,6 +179,11 @@ pub fn run_missing<S: Subject>(
         (variant.into_owned(), case.into_owned(), run.turn())
     };
     let done: HashSet<_> = results.runs.iter().map(key).collect();
+    let mut progress = Progress {
+        begin: Instant::now(),
+        measured: 0,
+        missing: missing_runs(&groups, &cases, &turns, &done),
+    };
     for turn in turns {
         for (group, variants) in groups.iter().enumerate() {
             // Rotates the order each turn, because the first run after a pause may differ.
@@ -139,7 +205,7 @@ pub fn run_missing<S: Subject>(
             let Some(first) = missing.first() else {
                 continue;
             };
-            let measured = run_group(subject, group, &missing, results);
+            let measured = run_group(subject, group, &missing, results, &mut progress);
             if subject.is_interrupted() {
                 return Ok(());
             }
@@ -150,11 +216,41 @@ pub fn run_missing<S: Subject>(
     Ok(())
 }
 
+/// Default limit of [`run_until_sure`] in turns.
+pub const TURNS_UNTIL_SURE: &str = "40";
+
+/// Runs the missing measurements of a study, then further turns while `missing` estimates some, but not beyond turn `limit`.
+///
+/// The estimate is imprecise after few turns, so the number of turns doubles at most.
+pub fn run_until_sure<S: Subject>(
+    subject: &S,
+    turns: Range<u32>,
+    limit: u32,
+    results: &mut Results<S::Run>,
+    missing: impl Fn(&[S::Run]) -> Option<u32>,
+) -> Result<()> {
+    let Range { start, mut end } = turns;
+    run_missing(subject, start..end, results)?;
+    while end < limit && !subject.is_interrupted() {
+        let Some(more) = missing(&results.runs) else {
+            break;
+        };
+        let more = more.clamp(1, (end - start).max(1)).min(limit - end);
+        subject.print(&format!(
+            "not enough turns for all conclusions: {more} more"
+        ));
+        end += more;
+        run_missing(subject, start..end, results)?;
+    }
+    Ok(())
+}
+
 fn run_group<S: Subject>(
     subject: &S,
     group: usize,
     missing: &[Position],
     results: &mut Results<S::Run>,
+    progress: &mut Progress,
 ) -> Result<()> {
     let rig = subject.start(group, results)?;
     let mut measure = || -> Result<()> {
@@ -164,11 +260,12 @@ fn run_group<S: Subject>(
             }
             let run = subject.measure(&rig, *position)?;
             subject.print(&format!(
-                "turn {}: {}, {}: {:.0} IOPS",
+                "turn {}: {}, {}: {:.0} IOPS; {}",
                 run.turn(),
                 run.variant(),
                 run.case(),
-                run.iops()
+                run.iops(),
+                progress.step()
             ));
             results.add(run)?;
         }
@@ -267,6 +364,27 @@ pub(crate) mod tests {
         }
 
         fn print(&self, _line: &str) {}
+    }
+
+    #[test]
+    fn a_study_runs_until_it_is_sure_or_at_its_limit() {
+        let turns_of = |limit, enough: u32| {
+            let folder = tempfile::tempdir().unwrap();
+            let subject = Recorded {
+                left: Cell::new(1000),
+                running: RefCell::default(),
+            };
+            let mut results = Results::read(&folder.path().join("runs.jsonl")).unwrap();
+            let turns = |runs: &[Plain]| runs.iter().map(|run| run.turn + 1).max().unwrap();
+            let missing = |runs: &[Plain]| enough.checked_sub(turns(runs)).filter(|more| *more > 0);
+            run_until_sure(&subject, 0..2, limit, &mut results, missing).unwrap();
+            turns(&results.runs)
+        };
+        assert_eq!(turns_of(2, 9), 2);
+        assert_eq!(turns_of(40, 1), 2);
+        assert_eq!(turns_of(40, 3), 3);
+        assert_eq!(turns_of(40, 9), 9);
+        assert_eq!(turns_of(10, u32::MAX), 10);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Comparison of a study's runs.
 
+use super::verdict::{Comparison, MATTERS, Verdict};
 use super::{Run, Variant};
 use crate::chart::{Chart, Point, Series};
-use crate::run::{Interval, Spread, bootstrap_ratio, spread};
+use crate::run::{Spread, spread};
 
 /// Runs of a study by variant and case.
 pub struct Report<'a, R> {
@@ -30,37 +31,48 @@ impl<R: Run> Report<'_, R> {
         spread(&runs.map(value).collect::<Vec<f64>>())
     }
 
-    /// Returns the ratio of the IOPS of two variants, from the turns that both have.
-    pub fn ratio(&self, variant: &str, base: &str, case: &str) -> Option<Interval> {
+    /// Compares the IOPS of two variants in a case, from the turns that both have.
+    pub fn comparison(&self, variant: &str, base: &str, case: &str) -> Option<Comparison> {
         let (of_variant, of_base) = (self.runs_of(variant, case), self.runs_of(base, case));
         let turns = of_variant.iter().filter_map(|run| {
             let other = of_base.iter().find(|other| other.turn() == run.turn())?;
             Some((run.iops(), other.iops()))
         });
-        let (a, b): (Vec<f64>, Vec<f64>) = turns.unzip();
-        bootstrap_ratio(&a, &b)
+        Comparison::of(&turns.collect::<Vec<_>>(), 1)
     }
 
-    /// Describes the variant with the most IOPS in a case, and those without a significant difference from it.
+    /// Describes the variant with the most IOPS in a case, if the comparisons support one, and the others: equal ones, and those without a conclusion.
     pub fn best(&self, case: &str) -> Option<String> {
         let median = |variant: &&&Variant| self.spread(&variant.name, case, R::iops).median;
         let variants = self.variants.iter();
         let best = variants.max_by(|one, other| median(one).total_cmp(&median(other)))?;
-        let is_as_good = |variant: &&&Variant| {
-            let ratio = self.ratio(&variant.name, &best.name, case);
-            variant.name != best.name && ratio.is_some_and(|ratio| ratio.high >= 1.0)
-        };
-        let equals = self.variants.iter().filter(is_as_good);
-        let equals: Vec<&str> = equals.map(|variant| variant.name.as_str()).collect();
-        let also = match equals.as_slice() {
-            [] => String::new(),
-            equals => format!("; statistically equal: {}", equals.join("; ")),
-        };
+        let others = self.variants.iter().filter(|other| other.name != best.name);
+        let (mut equal, mut unsure) = (Vec::new(), Vec::new());
+        for other in others {
+            let verdict = self.comparison(&best.name, &other.name, case);
+            match verdict.map(|comparison| comparison.verdict()) {
+                Some(Verdict::More) => {}
+                Some(Verdict::Equal) => equal.push(other.name.as_str()),
+                _ => unsure.push(other.name.as_str()),
+            }
+        }
         let iops = median(&best);
-        Some(format!(
-            "{case}: most IOPS ({iops:.0}) by {}{also}",
-            best.name
-        ))
+        let also = match equal.as_slice() {
+            [] => String::new(),
+            equal => format!(
+                "; equal within {:.0} %: {}",
+                MATTERS * 100.0,
+                equal.join("; ")
+            ),
+        };
+        Some(match unsure.as_slice() {
+            [] => format!("{case}: most IOPS ({iops:.0}) by {}{also}", best.name),
+            unsure => format!(
+                "{case}: no conclusion about {} ({iops:.0} IOPS) and {}{also}",
+                best.name,
+                unsure.join("; ")
+            ),
+        })
     }
 
     /// Returns bars of a value, grouped by case. Cases without the value are missing.
@@ -101,7 +113,11 @@ impl<R: Run> Report<'_, R> {
 }
 
 /// Formats a ratio and its interval in per cent.
-pub fn percent(ratio: Interval) -> String {
+pub fn percent(comparison: &Comparison) -> String {
+    let ratio = comparison.ratio;
     let [value, low, high] = [ratio.value, ratio.low, ratio.high].map(|part| part * 100.0);
-    format!("{value:.0} % ({low:.0} to {high:.0})")
+    match comparison.turns {
+        1 => format!("{value:.0} % (1 turn)"),
+        _ => format!("{value:.0} % ({low:.0} to {high:.0})"),
+    }
 }

@@ -16,7 +16,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use bench::run::environment;
+use bench::run::{Disturbance, environment};
 use bench::study::{Page, write_file};
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
@@ -32,7 +32,7 @@ use super::failed;
 use super::study::engine::{fill, on_host, remove_host_files, study_folder};
 use super::study::guest::{Planned, StudyGuest};
 use super::study::report::caution;
-use super::study::{Case, DiskRoute, Setup};
+use super::study::{Case, DiskRoute, Setup, quietly};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 
@@ -141,6 +141,8 @@ pub struct Layer {
     pub control_ns: Option<f64>,
     /// Part of the layer above it.
     pub is_part: bool,
+    /// Other load on the machine in that run.
+    pub load: Disturbance,
 }
 
 /// All layers of one transport and pattern.
@@ -159,6 +161,55 @@ pub struct MatchedRequests {
     pub requests: usize,
     /// The application's mean in that run, in nanoseconds.
     pub control_ns: f64,
+    /// Other load on the machine in that run.
+    pub load: Disturbance,
+}
+
+/// Largest ratio of two controls of a study with comparable layers.
+const CONTROLS_APART: f64 = 1.2;
+
+impl Study {
+    /// Returns the ratio of the largest to the smallest latency that the application measured.
+    fn controls_apart(&self) -> f64 {
+        let application = self
+            .layers
+            .first()
+            .and_then(|layer| layer.found.as_ref().ok());
+        let application = application.map(|found| found.mean_ns);
+        let controls = self.layers.iter().filter_map(|layer| layer.control_ns);
+        let all: Vec<f64> = controls
+            .chain(application)
+            .filter(|mean| *mean > 0.0)
+            .collect();
+        let most = all.iter().copied().fold(0.0, f64::max);
+        let least = all.iter().copied().fold(most, f64::min);
+        if least > 0.0 { most / least } else { 1.0 }
+    }
+
+    /// Returns true if the means of different runs can be subtracted from each other.
+    pub fn is_comparable(&self) -> bool {
+        self.controls_apart() <= CONTROLS_APART
+    }
+
+    /// Returns the reasons against a comparison of the layers.
+    pub fn cautions(&self) -> Vec<String> {
+        let mut cautions = Vec::new();
+        let layers = self.layers.iter().filter(|layer| !layer.is_part);
+        let loads = layers.map(|layer| (layer.name.as_str(), layer.load));
+        for (name, load) in loads.chain([("matched requests", self.matched.load)]) {
+            if load.is_disturbed() {
+                cautions.push(format!("{name}: {}", load.describe()));
+            }
+        }
+        if !self.is_comparable() {
+            cautions.push(format!(
+                "the controls differ by a factor of {:.2}: the layers cannot be compared with each other; hint: repeat the study on a quiet machine, \
+                 with a longer --time",
+                self.controls_apart()
+            ));
+        }
+        cautions
+    }
 }
 
 fn case(pattern: &str) -> Case {
@@ -221,9 +272,18 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
     };
     let (mut studies, mut accelerator) = (Vec::new(), String::new());
     for polls in polls {
-        let (more, guests) = self::studies(arguments, *polls, &folder, size).map_err(failed)?;
+        let (more, guests) = match self::studies(arguments, *polls, &folder, size) {
+            Err(_) if vm::interrupted() => break,
+            found => found.map_err(failed)?,
+        };
         studies.extend(more);
         accelerator = guests;
+        if vm::interrupted() {
+            break;
+        }
+    }
+    if vm::interrupted() {
+        return interrupted(&studies);
     }
     let svg = picture::svg(&studies);
     let picture = write_file(&folder, "latency.svg", svg.as_bytes()).map_err(failed)?;
@@ -261,6 +321,14 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         at.display(),
         picture.display()
     )?)
+}
+
+/// Prints the complete studies of an interrupted run.
+fn interrupted(studies: &[Study]) -> Outcome {
+    for study in studies {
+        writeln!(cli_common::stdout(), "{}\n", study.text())?;
+    }
+    Err(Failure::Interrupted)
 }
 
 fn studies(
@@ -353,11 +421,16 @@ impl AllStudies<'_> {
                     served: format!("d{number}"),
                     case: case(pattern),
                 };
-                let mut study = measuring.study(way)?;
+                let mut study = match measuring.study(way) {
+                    Err(_) if vm::interrupted() => return Ok(studies),
+                    study => study?,
+                };
                 if self.polls {
                     study.title.push_str(", workers poll");
                 }
-                let host = host(self.arguments, pattern, self.folder, self.size)?;
+                let host = || host(self.arguments, pattern, self.folder, self.size);
+                let (mut host, load) = quietly("Host, no guest", guest, host)?;
+                host.load = load;
                 study.layers.push(host);
                 studies.push(study);
             }
@@ -387,6 +460,7 @@ fn host(
         found,
         control_ns: None,
         is_part: false,
+        load: Disturbance::default(),
     })
 }
 
@@ -446,35 +520,49 @@ impl Measuring<'_> {
         let is_scsi = way.variant.name == "virtio-scsi";
         // Warm-up.
         self.run()?;
-        let before = self.device()?;
-        let (whole, ios) = self.run()?;
-        let after = self.device()?;
+        let name = "Guest application";
+        let measure = || -> Result<_> {
+            let before = self.device()?;
+            let (whole, ios) = self.run()?;
+            Ok((before, whole, ios, self.device()?))
+        };
+        let ((before, whole, ios, after), load) = quietly(name, self.guest, measure)?;
         let mut layers = vec![Layer {
-            name: "Guest application".to_owned(),
+            name: name.to_owned(),
             found: Ok(all_seen(whole, ios)),
             control_ns: None,
             is_part: false,
+            load,
         }];
         let instruments: &[Instrument] = match is_scsi {
             true => &[BLOCK, DRIVER, SCSI, VIRTIO_PCI],
             false => &[BLOCK, DRIVER, VIRTIO_PCI],
         };
         for instrument in instruments {
-            layers.push(self.layer(instrument)?);
+            let measure = || self.layer(instrument);
+            let (layer, load) = quietly(instrument.name, self.guest, measure)?;
+            layers.push(Layer { load, ..layer });
         }
-        layers.push(self.host_kvm()?);
+        let (layer, load) = quietly("Host kvm", self.guest, || self.host_kvm())?;
+        layers.push(Layer { load, ..layer });
         match self.arguments.device {
             Device::Lunette => layers.extend(self.of_device(before, after, whole)),
-            Device::Qemu | Device::QemuIothread => layers.extend(self.of_qemu()?),
+            Device::Qemu | Device::QemuIothread => {
+                let (device, load) = quietly("Device", self.guest, || self.of_qemu())?;
+                layers.extend(device.into_iter().map(|layer| Layer { load, ..layer }));
+            }
         }
         let (instrument, points) = all_of(is_scsi);
+        let measure = || self.matched(&instrument, &points);
+        let (mut matched, load) = quietly("matched requests", self.guest, measure)?;
+        matched.load = load;
         Ok(Study {
             title: format!(
                 "{}, {}, 4 KiB, one in flight",
                 way.variant.name, self.case.pattern
             ),
             layers,
-            matched: self.matched(&instrument, &points)?,
+            matched,
         })
     }
 
@@ -488,6 +576,7 @@ impl Measuring<'_> {
             }),
             control_ns: None,
             is_part: false,
+            load: Disturbance::default(),
         };
         if self.guest.accelerator() != "KVM" {
             return Ok(layer);
@@ -519,6 +608,7 @@ impl Measuring<'_> {
             found,
             control_ns,
             is_part: false,
+            load: Disturbance::default(),
         };
         let traced = self.qemu.context("QEMU is not traced")?;
         match traced.around(&self.guest.monitor(), || self.run()) {
@@ -542,6 +632,7 @@ impl Measuring<'_> {
             found: Err(String::new()),
             control_ns: None,
             is_part: false,
+            load: Disturbance::default(),
         };
         if let Err(error) = instrument.start(self.guest) {
             layer.found = Err(format!("{error:#}"));
@@ -576,6 +667,7 @@ impl Measuring<'_> {
             parts,
             requests: requests.len(),
             control_ns: control?.0,
+            load: Disturbance::default(),
         })
     }
 
@@ -606,6 +698,7 @@ impl Measuring<'_> {
             found,
             control_ns: Some(control),
             is_part,
+            load: Disturbance::default(),
         };
         let (Some(before), Some(after)) = (before, after) else {
             let why = "no daemon runs".to_owned();

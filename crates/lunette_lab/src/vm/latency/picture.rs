@@ -22,6 +22,10 @@ pub fn svg(studies: &[Study]) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
     );
+    // One scale for all studies.
+    let layers = studies.iter().flat_map(|study| &study.layers);
+    let means = layers.filter_map(|layer| layer.found.as_ref().ok());
+    let longest = means.map(|found| found.mean_ns).fold(1.0, f64::max);
     let mut y = ROW;
     for study in studies {
         text(
@@ -35,11 +39,6 @@ pub fn svg(studies: &[Study]) -> String {
             ),
         );
         y += ROW;
-        let means = study
-            .layers
-            .iter()
-            .filter_map(|layer| layer.found.as_ref().ok());
-        let longest = means.map(|found| found.mean_ns).fold(1.0, f64::max);
         for layer in &study.layers {
             text(&mut svg, LEFT - 8.0, y, "end", &escape(layer.name.trim()));
             match &layer.found {
@@ -90,17 +89,22 @@ mod tests {
             found: found.map(|mean| super::super::all_seen(mean, 5)),
             control_ns: None,
             is_part: false,
+            load: bench::run::Disturbance::default(),
         };
-        let study = Study {
-            title: "a < b".to_owned(),
-            layers: vec![
-                layer("one", Ok(200_000.0)),
-                layer("two", Ok(100_000.0)),
-                layer("none", Err("why".to_owned())),
-            ],
+        let study = |title: &str, layers| Study {
+            title: title.to_owned(),
+            layers,
             matched: super::super::MatchedRequests::default(),
         };
-        let svg = svg(&[study]);
+        let layers = vec![
+            layer("one", Ok(200_000.0)),
+            layer("none", Err("why".to_owned())),
+        ];
+        // Both studies have one scale.
+        let svg = svg(&[
+            study("a < b", layers),
+            study("c", vec![layer("two", Ok(100_000.0))]),
+        ]);
         assert!(
             svg.contains("width=\"540.0\"") && svg.contains("width=\"270.0\""),
             "{svg}"

@@ -29,12 +29,15 @@ impl Study {
             .and_then(|layer| layer.found.as_ref().ok())
             .map(|found| found.mean_ns);
         let mut above: Option<f64> = None;
-        let mut notes = Vec::new();
+        // A part is compared with the whole of its own run.
+        let is_comparable = self.is_comparable();
+        let mut notes = self.cautions();
         for layer in &self.layers {
             let (mean, delta, share, requests) = match &layer.found {
                 Ok(found) => {
                     let mean = found.mean_ns;
-                    let delta = above.filter(|_| !layer.is_part).map(|above| above - mean);
+                    let delta = above.filter(|_| !layer.is_part && is_comparable);
+                    let delta = delta.map(|above| above - mean);
                     let of = if layer.is_part { Some(mean) } else { delta };
                     let share = of
                         .zip(whole)
@@ -106,7 +109,8 @@ impl Study {
         let layers = self.layers.iter().map(|layer| match &layer.found {
             Ok(found) => {
                 json!({"layer": layer.name.trim(), "mean_ns": found.mean_ns, "requests": found.requests,
-                "of_requests": found.of_requests, "control_ns": layer.control_ns, "is_part": layer.is_part})
+                "of_requests": found.of_requests, "control_ns": layer.control_ns, "is_part": layer.is_part,
+                    "load": layer.load, "disturbed": layer.load.is_disturbed()})
             }
             Err(why) => {
                 json!({"layer": layer.name.trim(), "why_not": why, "is_part": layer.is_part})
@@ -118,6 +122,58 @@ impl Study {
             .iter()
             .map(|(name, mean)| json!({"part": name, "mean_ns": mean}));
         json!({"study": self.title, "layers": layers.collect::<Vec<_>>(), "parts": parts.collect::<Vec<_>>(),
-            "matched": self.matched.requests, "matched_control_ns": self.matched.control_ns})
+            "matched": self.matched.requests, "matched_control_ns": self.matched.control_ns,
+            "comparable": self.is_comparable(), "cautions": self.cautions()})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Layer, MatchedRequests, all_seen};
+    use super::*;
+    use bench::run::Disturbance;
+
+    fn study(control_ns: f64, foreign_cpus: f64) -> Study {
+        let layer = |name: &str, mean, control_ns| Layer {
+            name: name.to_owned(),
+            found: Ok(all_seen(mean, 9)),
+            control_ns,
+            is_part: false,
+            load: Disturbance::default(),
+        };
+        let mut block = layer("Guest block", 90_000.0, Some(control_ns));
+        block.load.foreign_cpus = foreign_cpus;
+        Study {
+            title: "blk".to_owned(),
+            layers: vec![layer("Guest application", 100_000.0, None), block],
+            matched: MatchedRequests::default(),
+        }
+    }
+
+    #[test]
+    fn layers_with_different_controls_are_not_subtracted() {
+        let text = study(105_000.0, 0.02).text();
+        assert!(
+            text.contains(" 10000 ") && !text.contains("differ"),
+            "{text}"
+        );
+        for control in [160_000.0, 60_000.0] {
+            let text = study(control, 0.02).text();
+            assert!(
+                text.contains("the controls differ by a factor of 1.6"),
+                "{text}"
+            );
+            assert!(!text.contains(" 10000 "), "{text}");
+            assert_eq!(study(control, 0.0).json()["comparable"], false);
+        }
+    }
+
+    #[test]
+    fn other_load_is_named_with_its_layer() {
+        let disturbed = study(100_000.0, 0.8);
+        let wanted = "Guest block: disturbed: others used 0.80 CPUs, the hypervisor took 0.00";
+        assert!(disturbed.text().contains(wanted), "{}", disturbed.text());
+        assert_eq!(disturbed.json()["cautions"][0], wanted);
+        assert_eq!(disturbed.json()["layers"][1]["disturbed"], true);
     }
 }

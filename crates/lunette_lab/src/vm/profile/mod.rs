@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use bench::run::Disturbance;
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
 use serde_json::{Value, json};
@@ -24,7 +25,7 @@ use super::failed;
 use super::study::engine::{fill, study_folder, turn_time};
 use super::study::guest::{Planned, StudyGuest};
 use super::study::report::caution;
-use super::study::{DiskRoute, Setup};
+use super::study::{DiskRoute, Setup, quietly};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 
@@ -109,6 +110,8 @@ pub struct Measured {
     pub host: Result<Profile, String>,
     pub around: GuestCounters,
     pub accelerator: String,
+    /// Other load on the machine.
+    pub load: Disturbance,
 }
 
 pub fn run(arguments: &ProfileArguments) -> Outcome {
@@ -140,6 +143,10 @@ pub fn run(arguments: &ProfileArguments) -> Outcome {
         return Ok(writeln!(stdout, "{:#}", report::json(&all))?);
     }
     writeln!(stdout, "{}", report::table(&all, arguments.top))?;
+    for measured in all.iter().filter(|measured| measured.load.is_disturbed()) {
+        let name = counted(measured.queues);
+        writeln!(stdout, "{name}: {}", measured.load.describe())?;
+    }
     let accelerator = all.first().map_or("", |measured| &measured.accelerator);
     if let Some(caution) = caution(accelerator) {
         writeln!(stdout, "{caution}")?;
@@ -184,14 +191,15 @@ fn measure(
     print_line(&format_args!("{}: booting the guest", counted(queues)));
     let log = folder.join("guest.log");
     let guest = planned.start(&setup, &name, &log)?;
-    let measured = in_guest(arguments, queues, time, &guest);
+    let measure = || in_guest(arguments, queues, time, &guest);
+    let measured = quietly(&counted(queues), &guest, measure);
     let ended = guest.end();
     for (file, _) in &files {
         std::fs::remove_file(file).ok();
     }
     std::fs::remove_file(log).ok();
-    let measured = measured.with_context(|| counted(queues))?;
-    ended.and(Ok(measured))
+    let (measured, load) = measured.with_context(|| counted(queues))?;
+    ended.and(Ok(Measured { load, ..measured }))
 }
 
 fn job(arguments: &ProfileArguments, disks: &[String], time: Duration) -> String {
@@ -252,6 +260,7 @@ fn in_guest(
         host: on_host.map_err(|error| format!("{error:#}")),
         around: after.since(&before, &result),
         accelerator: guest.accelerator().to_owned(),
+        load: Disturbance::default(),
     })
 }
 
@@ -288,6 +297,6 @@ fn document(measured: &Measured) -> Value {
             Ok(profile) => profile.json(),
             Err(reason) => json!({"reason": reason}),
         },
-        "around": measured.around.json(),
+        "around": measured.around.json(), "load": measured.load,
     })
 }

@@ -5,12 +5,17 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use bench::picture::Painter;
-use bench::study::{Page, Report, Run as _, draw, percent, write_file};
+use bench::run::Interval;
+use bench::study::{
+    Comparison, Page, Report, Run as _, TURNS_UNTIL_SURE, draw, not_enough, percent, write_file,
+};
 use clap::{Args, ValueEnum};
-use cli_common::{Failure, Outcome, print_line};
+use cli_common::{Failure, Outcome};
 
 use super::engine::{Study, accelerator, study_folder, turn_time};
-use super::report::{Class, caution, fill_page, json, measured_on, text, too_few};
+use super::report::{
+    Class, caution, disturbed, fill_page, interrupted, json, measured_on, text, too_few, turns,
+};
 use super::{Case, DiskRoute, Files, Run, Setup};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
@@ -58,6 +63,9 @@ pub struct CompareArguments {
     /// Number of measurements of each variant, 1 to 1000. Fewer than four give no useful confidence interval
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     turns: u32,
+    /// Measure further turns until every conclusion is certain, but at most N in all
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = TURNS_UNTIL_SURE, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    until_sure: Option<u32>,
     /// Duration of each measurement in seconds, 0.05 to 3600
     #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
     turn_time: f64,
@@ -218,6 +226,7 @@ fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
         setups: vec![setup],
         cases: cases(arguments),
         turns: arguments.turns,
+        until_sure: arguments.until_sure,
         turn,
         folder,
         guest,
@@ -230,10 +239,9 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let _awake = arguments.idle.hold()?;
     let study = study(arguments)?;
-    let results = study.run().map_err(failed)?;
+    let results = study.run(missing_turns).map_err(failed)?;
     if vm::interrupted() {
-        print_line(&"interrupted; hint: run the same command again to continue the study");
-        return Err(Failure::Interrupted);
+        return interrupted(&study.report(&results.runs), Some(HOST));
     }
     let accelerator = accelerator(&results);
     let report = study.report(&results.runs);
@@ -243,10 +251,12 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     };
     let chart = report.chart(&what, "per second", Run::iops);
     let [picture, _] = draw(&chart, &study.folder, "compare", &Painter::new()).map_err(failed)?;
-    let (classes, of_each): (Vec<String>, Vec<Class>) =
-        classes(&study, &report).into_iter().unzip();
-    let has_mistake = of_each.contains(&Class::Mistake);
-    let mut cautions: Vec<String> = too_few(study.turns).into_iter().collect();
+    let is_kvm = accelerator == "KVM";
+    let (classes, of_each): (Vec<String>, Vec<Option<Class>>) =
+        classes(&report, is_kvm).into_iter().unzip();
+    let has_mistake = of_each.contains(&Some(Class::Mistake));
+    let mut cautions: Vec<String> = too_few(&report).into_iter().collect();
+    cautions.extend(disturbed(&report));
     cautions.extend(caution(accelerator).map(str::to_owned));
     if arguments.preset.is_some() {
         cautions.push(HOST_FILES.to_owned());
@@ -254,7 +264,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     let about = format!(
         "The same job on the host and in a guest of {} virtual CPUs, {} turns of {} ms.",
         arguments.smp,
-        study.turns,
+        turns(&results.runs),
         study.turn.as_millis()
     );
     let mut page = Page {
@@ -270,21 +280,25 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     if arguments.json {
         let mut document = json(&report, accelerator, Some(HOST));
         for cell in document["cells"].as_array_mut().into_iter().flatten() {
-            if let Some(value) = cell["of_first"]["value"].as_f64() {
-                cell["class"] = Class::of(value).words().into();
-            }
+            let part = |end: &str| cell["of_first"][end].as_f64();
+            let (Some(value), Some(low), Some(high)) = (part("value"), part("low"), part("high"))
+            else {
+                continue;
+            };
+            let class = Class::of(Interval { value, low, high }).filter(|_| is_kvm);
+            cell["class"] = class.map(Class::words).into();
         }
         return Ok(writeln!(stdout, "{document:#}")?);
     }
     for case in &study.cases {
-        writeln!(stdout, "{}, {} turns\n", case.name, study.turns)?;
+        let turns = turns(&results.runs);
+        writeln!(stdout, "{}, {turns} turns\n", case.name)?;
         writeln!(stdout, "{}", text(&report, &case.name, Some(HOST)))?;
     }
     for line in classes.iter().chain(&cautions) {
         writeln!(stdout, "{line}")?;
     }
-    // Not under emulation, which is slow by itself.
-    if has_mistake && accelerator == "KVM" {
+    if has_mistake {
         writeln!(stdout, "\nFindings of lunette doctor on this host:\n")?;
         stdout.flush()?;
         // The result of the check is printed but does not change this command's exit code.
@@ -300,24 +314,51 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     )?)
 }
 
-/// Share of bare metal for each way in a guest and each case.
-fn classes(study: &Study, report: &Report<'_, Run>) -> Vec<(String, Class)> {
-    let cells = report
-        .cases
+/// Comparisons of each variant in a guest with the host, in each case.
+fn comparisons<'a>(report: &Report<'a, Run>) -> Vec<(String, &'a str, Comparison)> {
+    let variants = report
+        .variants
         .iter()
-        .flat_map(|case| study.ways().map(move |way| (case, way)));
-    let guests = cells.filter(|(_, way)| way.words.is_some());
-    let classes = guests.filter_map(|(case, way)| {
-        let name = &way.variant.name;
-        let ratio = report.ratio(name, HOST, case)?;
-        let class = Class::of(ratio.value);
+        .filter(|variant| variant.name != HOST);
+    let cells = variants.flat_map(|variant| report.cases.iter().map(move |case| (case, *variant)));
+    let found = cells.filter_map(|(case, variant)| {
+        let comparison = report.comparison(&variant.name, HOST, case)?;
+        Some((case.clone(), variant.name.as_str(), comparison))
+    });
+    found.collect()
+}
+
+fn has_class(low: f64, high: f64) -> bool {
+    let value = f64::midpoint(low, high);
+    Class::of(Interval { value, low, high }).is_some()
+}
+
+/// Returns the estimated number of turns until each variant has a class; `None` if all have one.
+fn missing_turns(report: &Report<'_, Run>) -> Option<u32> {
+    let undecided = comparisons(report).into_iter();
+    let undecided = undecided.filter(|(.., found)| !has_class(found.ratio.low, found.ratio.high));
+    let more = undecided.map(|(.., found)| found.more_turns(has_class).unwrap_or(u32::MAX));
+    more.max()
+}
+
+/// Returns the share of bare metal for each variant in a guest and each case. Under emulation, which is slow by itself, there are no classes.
+fn classes(report: &Report<'_, Run>, is_kvm: bool) -> Vec<(String, Option<Class>)> {
+    let lines = comparisons(report).into_iter().map(|(case, name, found)| {
         let of_case = match report.cases.len() {
             1 => String::new(),
             _ => format!("{case}: "),
         };
-        let share = percent(ratio);
-        let line = format!("{of_case}{name}: {share} of bare metal, {}", class.words());
-        Some((line, class))
+        let class = Class::of(found.ratio).filter(|_| is_kvm);
+        let conclusion = match class {
+            Some(class) => format!(", {}", class.words()),
+            None if !is_kvm => String::new(),
+            None => format!(", {}", not_enough(found.more_turns(has_class))),
+        };
+        let share = percent(&found);
+        (
+            format!("{of_case}{name}: {share} of bare metal{conclusion}"),
+            class,
+        )
     });
-    classes.collect()
+    lines.collect()
 }

@@ -7,15 +7,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bench::run::environment;
-use bench::study::{Position, Results, Subject, run_missing};
+use bench::run::{children_ns, environment};
+use bench::study::{Position, Report, Results, Subject, run_until_sure};
 use cli_common::{Failure, print_line};
 use serde_json::{Value, json};
 use vm::GuestProgram;
 use vm::setup::program_for_guests;
 
 use super::guest::{Planned, StudyGuest};
-use super::{Case, DiskRoute, Files, Run, Setup};
+use super::{Case, DiskRoute, Files, Run, Setup, quietly};
 
 /// Output of the guest's command, for the analysis of failures.
 const GUEST_LOG: &str = "guest.log";
@@ -25,6 +25,8 @@ pub struct Study {
     pub setups: Vec<Setup>,
     pub cases: Vec<Case>,
     pub turns: u32,
+    /// Largest number of turns, if further turns follow until all conclusions are certain.
+    pub until_sure: Option<u32>,
     pub turn: Duration,
     /// Folder for files of disks, results and pictures.
     pub folder: PathBuf,
@@ -53,8 +55,8 @@ impl Study {
             "guest": self.guest})
     }
 
-    /// Runs the missing measurements. Returns all results, also after an interruption.
-    pub fn run(&self) -> Result<Results<Run>> {
+    /// Runs the missing measurements, and further turns if `missing` estimates some. Returns all results, also after an interruption.
+    pub fn run(&self, missing: impl Fn(&Report<'_, Run>) -> Option<u32>) -> Result<Results<Run>> {
         std::fs::create_dir_all(&self.folder)
             .with_context(|| format!("cannot create {}", self.folder.display()))?;
         let path = self.folder.join("runs.jsonl");
@@ -70,7 +72,9 @@ impl Study {
                 results.runs.len()
             ));
         }
-        run_missing(self, 0..self.turns, &mut results)?;
+        let missing = |runs: &[Run]| missing(&self.report(runs));
+        let limit = self.until_sure.unwrap_or(self.turns);
+        run_until_sure(self, 0..self.turns, limit, &mut results, missing)?;
         if !vm::interrupted() {
             remove_host_files(&self.folder);
             std::fs::remove_file(self.folder.join(GUEST_LOG)).ok();
@@ -146,7 +150,7 @@ impl Subject for Study {
             .words
             .as_ref()
             .and_then(|_| rig.guest.disks().get(guests));
-        let document = match (disks, &case.files) {
+        let measure = || match (disks, &case.files) {
             (Some(disks), None) => rig.guest.run(&case.job(disks, milliseconds, true)),
             (Some(disks), Some(files)) => {
                 rig.guest
@@ -157,8 +161,13 @@ impl Subject for Study {
             }),
             (None, Some(files)) => self.files_on_host(files, milliseconds),
         };
-        let document = document.with_context(|| format!("{}, {}", way.variant.name, case.name))?;
-        Ok(Run::of(&document, way, case, position.turn))
+        let title = format!("{}, {}", way.variant.name, case.name);
+        let measured = quietly(&title, &rig.guest, measure);
+        let (document, load) = measured.context(title)?;
+        Ok(Run {
+            load,
+            ..Run::of(&document, way, case, position.turn)
+        })
     }
 
     fn end(&self, rig: GuestRig) -> Result<()> {
@@ -228,15 +237,6 @@ pub fn remove_host_files(folder: &Path) {
             std::fs::remove_file(entry.path()).ok();
         }
     }
-}
-
-/// CPU time of ended children in nanoseconds: cutime and cstime of proc(5), counted from the field after the name.
-fn children_ns() -> Option<u64> {
-    const TICK_NS: u64 = 10_000_000;
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
-    Some((ticks(13)? + ticks(14)?) * TICK_NS)
 }
 
 /// Fills a file with data, because holes are read faster than any disk.

@@ -212,6 +212,8 @@ impl StudyGuest {
 
     fn measured(&self, load: &Load, job: &str) -> Result<Value> {
         let measured = in_guest(load, &self.place, &self.state, job)?;
+        // A partial measurement is no result of a study.
+        ensure!(!measured.is_interrupted(), "interrupted");
         ensure!(
             measured.errors() == 0,
             "jobs ended with errors: {}",

@@ -1,16 +1,22 @@
 //! `lunette vm matrix`: the fifteen cases in guests, by transport and number of threads.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use bench::chart::Chart;
 use bench::matrix::{DEPTHS, MIXTURES, case_name};
 use bench::picture::Painter;
-use bench::study::{Page, Run as _, advice, draw, findings, write_file};
+use bench::study::{
+    METHOD, Page, Report, Run as _, TURNS_UNTIL_SURE, advice, draw, findings, missing_turns,
+    write_file,
+};
 use clap::Args;
 use cli_common::{Failure, Outcome, print_line};
 
 use super::engine::{Study, accelerator, study_folder, turn_time};
-use super::report::{caution, fill_page, json, measured_on, text, too_few};
+use super::report::{
+    caution, disturbed, fill_page, interrupted, json, measured_on, text, too_few, turns,
+};
 use super::series::setups;
 use super::{Case, Run};
 use crate::idle_poll::IdlePoll;
@@ -54,6 +60,9 @@ pub struct MatrixArguments {
     /// Number of measurements of each variant and case, 1 to 1000. Fewer than four give no useful confidence interval
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     turns: u32,
+    /// Measure further turns until every conclusion is certain, but at most N in all
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = TURNS_UNTIL_SURE, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    until_sure: Option<u32>,
     /// Duration of each measurement in seconds, 0.05 to 3600
     #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
     turn_time: f64,
@@ -163,6 +172,7 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
         setups,
         cases: cases(arguments),
         turns: arguments.turns,
+        until_sure: arguments.until_sure,
         turn,
         folder,
         guest: vec![
@@ -185,26 +195,34 @@ const PICTURES: [Picture; 3] = [
     ("combined-iops", "Reads and writes in guests", Run::iops),
 ];
 
+/// Draws the pictures, and returns their charts.
+fn draw_pictures(
+    report: &Report<'_, Run>,
+    folder: &Path,
+) -> Result<Vec<(&'static str, Chart)>, Failure> {
+    let painter = Painter::new();
+    let mut charts = Vec::new();
+    for (name, title, value) in PICTURES {
+        let chart = report.chart(title, "IOPS", value);
+        draw(&chart, folder, name, &painter).map_err(failed)?;
+        charts.push((name, chart));
+    }
+    Ok(charts)
+}
+
 /// Measures and prints the advice.
 pub fn run(arguments: &MatrixArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let _awake = arguments.idle.hold()?;
     let study = study(arguments)?;
-    let results = study.run().map_err(failed)?;
+    let results = study.run(missing_turns).map_err(failed)?;
     if vm::interrupted() {
-        print_line(&"interrupted; hint: run the same command again to continue the study");
-        return Err(Failure::Interrupted);
+        return interrupted(&study.report(&results.runs), None);
     }
     let accelerator = accelerator(&results);
     let report = study.report(&results.runs);
-    let mut charts = Vec::new();
-    let painter = Painter::new();
-    for (name, title, value) in PICTURES {
-        let chart = report.chart(title, "IOPS", value);
-        draw(&chart, &study.folder, name, &painter).map_err(failed)?;
-        charts.push((name, chart));
-    }
-    let too_few = too_few(study.turns);
+    let charts = draw_pictures(&report, &study.folder)?;
+    let too_few = too_few(&report);
     // With few turns no conclusions are possible.
     let (findings, advice) = match too_few {
         Some(_) => (Vec::new(), Vec::new()),
@@ -214,16 +232,26 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         "{} disks at once, requests of 4 KiB, guests of {} virtual CPUs, {} turns of {} ms. 75/25: 75 % reads, 25 % writes; depth: requests in flight of each disk.",
         arguments.disks,
         arguments.smp,
-        study.turns,
+        turns(&results.runs),
         study.turn.as_millis()
     );
     let cautions = caution(accelerator).map(str::to_owned);
+    let disturbed = disturbed(&report);
     let mut page = Page {
         title: "The fifteen cases in guests".to_owned(),
-        about: vec![about, measured_on(accelerator)],
+        about: vec![
+            about,
+            measured_on(accelerator),
+            format!("Conclusions: {METHOD}."),
+        ],
         advice: advice.clone(),
         findings: findings.clone(),
-        cautions: too_few.clone().into_iter().chain(cautions).collect(),
+        cautions: too_few
+            .iter()
+            .chain(&disturbed)
+            .cloned()
+            .chain(cautions)
+            .collect(),
         ..Page::default()
     };
     fill_page(&mut page, &report, None, &charts);
@@ -247,13 +275,13 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
             for case in &study.cases {
                 writeln!(stdout, "{}", report.best(&case.name).unwrap_or_default())?;
             }
-            writeln!(stdout, "\nAdvice, over all cases")?;
+            writeln!(stdout, "\nAdvice, over all cases ({METHOD})")?;
             for line in advice {
                 writeln!(stdout, "  {line}")?;
             }
         }
     }
-    if let Some(caution) = caution(accelerator) {
+    for caution in disturbed.as_deref().into_iter().chain(caution(accelerator)) {
         writeln!(stdout, "{caution}")?;
     }
     Ok(writeln!(

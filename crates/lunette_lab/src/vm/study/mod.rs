@@ -13,7 +13,9 @@ mod series;
 
 use std::borrow::Cow;
 
+use bench::run::{Disturbance, least_disturbed};
 use bench::study::Variant;
+use cli_common::print_line;
 use serde::{Deserialize, Serialize};
 
 /// A path from the jobs to the disks, such as the host, virtio-blk of Lunette, or a device of QEMU.
@@ -35,6 +37,20 @@ impl DiskRoute {
             disks,
         }
     }
+}
+
+/// Maximum number of repetitions of a disturbed measurement.
+const RETRIES: u32 = 2;
+
+/// Measures, and repeats the measurement while other load disturbs it. The processes of the guest are no disturbance.
+pub fn quietly<T>(
+    title: &str,
+    guest: &guest::StudyGuest,
+    measure: impl FnMut() -> anyhow::Result<T>,
+) -> anyhow::Result<(T, Disturbance)> {
+    let retries = if vm::interrupted() { 0 } else { RETRIES };
+    let note = |load: &Disturbance| print_line(&format_args!("{title}: {}", load.describe()));
+    least_disturbed(&guest.processes(), retries, note, measure)
 }
 
 /// A guest and its routes.
@@ -129,6 +145,9 @@ pub struct Run {
     pub guest_irq_ns: f64,
     /// `None`: unknown for one of the processes.
     pub host_ns: Option<f64>,
+    /// Other load on the machine.
+    #[serde(default)]
+    pub load: Disturbance,
 }
 
 impl Run {
@@ -153,6 +172,10 @@ impl bench::study::Run for Run {
 
     fn iops(&self) -> f64 {
         self.read_iops + self.write_iops
+    }
+
+    fn is_disturbed(&self) -> bool {
+        self.load.is_disturbed()
     }
 }
 

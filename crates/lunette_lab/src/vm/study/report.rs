@@ -1,9 +1,12 @@
 //! Tables, pictures and JSON of a study's runs.
 
+use std::io::Write;
+
 use bench::chart::Chart;
 use bench::report::columns;
-use bench::run::{environment, spread};
+use bench::run::{Interval, environment, spread};
 use bench::study::{Page, Report, Run as _, Table, percent};
+use cli_common::{Failure, Outcome, print_line};
 use serde_json::{Value, json};
 
 use super::engine::Study;
@@ -21,13 +24,14 @@ pub enum Class {
 }
 
 impl Class {
-    /// Class of a share of bare metal's IOPS.
-    pub fn of(ratio: f64) -> Class {
-        match ratio {
-            r if r < 0.40 => Class::Mistake,
-            r if r < 0.75 => Class::Tuning,
+    /// Returns the class of a share of bare metal's IOPS, if its whole interval is in one class.
+    pub fn of(ratio: Interval) -> Option<Class> {
+        let class = |part: f64| match part {
+            part if part < 0.40 => Class::Mistake,
+            part if part < 0.75 => Class::Tuning,
             _ => Class::Near,
-        }
+        };
+        (class(ratio.low) == class(ratio.high)).then(|| class(ratio.low))
     }
 
     pub fn words(self) -> &'static str {
@@ -84,7 +88,7 @@ pub fn table(report: &Report<'_, Run>, case: &str, base: Option<&str>) -> Table 
             continue;
         }
         let ratio = base.filter(|base| *base != name);
-        let ratio = ratio.and_then(|base| report.ratio(name, base, case));
+        let ratio = ratio.and_then(|base| report.comparison(name, base, case));
         // 0: unknown, as on the host.
         let micros = |nanos: f64| match nanos {
             0.0 => "-".to_owned(),
@@ -95,7 +99,7 @@ pub fn table(report: &Report<'_, Run>, case: &str, base: Option<&str>) -> Table 
             name.to_owned(),
             format!("{:.0}", iops.median),
             format!("{:.0} to {:.0}", iops.min, iops.max),
-            ratio.map_or("-".to_owned(), percent),
+            ratio.map_or("-".to_owned(), |ratio| percent(&ratio)),
             median(|run| run.p50_ns),
             median(|run| run.p99_ns),
             median(Run::guest_ns),
@@ -108,6 +112,23 @@ pub fn table(report: &Report<'_, Run>, case: &str, base: Option<&str>) -> Table 
 /// Formats [`table`] as text.
 pub fn text(report: &Report<'_, Run>, case: &str, base: Option<&str>) -> String {
     columns(&table(report, case, base))
+}
+
+/// Prints the results of an interrupted study.
+///
+/// # Errors
+/// Always, for the exit code.
+pub fn interrupted(report: &Report<'_, Run>, base: Option<&str>) -> Outcome {
+    let mut stdout = cli_common::stdout();
+    let cases = report.cases.iter();
+    for case in cases.filter(|case| report.runs.iter().any(|run| run.case == **case)) {
+        writeln!(stdout, "{case}\n{}", text(report, case, base))?;
+    }
+    stdout.flush()?;
+    print_line(
+        &"interrupted: partial results; hint: run the same command again to continue the study",
+    );
+    Err(Failure::Interrupted)
 }
 
 /// Adds charts, with those of latency and CPU time, and tables to a page.
@@ -153,7 +174,8 @@ pub fn json(report: &Report<'_, Run>, accelerator: &str, base: Option<&str>) -> 
     });
     let cells = cells.map(|(case, way)| {
         let median = |value: fn(&Run) -> f64| report.spread(way, case, value).median;
-        let ratio = base.and_then(|base| report.ratio(way, base, case));
+        let ratio = base.and_then(|base| report.comparison(way, base, case));
+        let ratio = ratio.map(|comparison| comparison.ratio);
         json!({
             "way": way, "case": case, "iops": report.spread(way, case, Run::iops),
             "turns": report.runs_of(way, case).len(),
@@ -162,6 +184,7 @@ pub fn json(report: &Report<'_, Run>, accelerator: &str, base: Option<&str>) -> 
             "guest_cpu_ns_per_io": {"user": median(|run| run.guest_user_ns),
                 "system": median(|run| run.guest_system_ns), "irq": median(|run| run.guest_irq_ns)},
             "host_cpu_ns_per_io": host_ns(report, way, case),
+            "disturbed_turns": report.runs_of(way, case).iter().filter(|run| run.is_disturbed()).count(),
         })
     });
     json!({"accelerator": accelerator, "cells": cells.collect::<Vec<_>>()})
@@ -171,9 +194,15 @@ pub fn json(report: &Report<'_, Run>, accelerator: &str, base: Option<&str>) -> 
 const TURNS_FOR_INTERVALS: u32 = 4;
 
 /// Message in place of conclusions after too few turns.
-pub fn too_few(turns: u32) -> Option<String> {
+pub fn too_few(report: &Report<'_, Run>) -> Option<String> {
+    let turns = turns(report.runs);
     (turns < TURNS_FOR_INTERVALS)
         .then(|| format!("{turns} turns are too few for a comparison; hint: --turns {TURNS_FOR_INTERVALS} or more"))
+}
+
+/// Returns the number of turns of a study with these runs.
+pub fn turns(runs: &[Run]) -> u32 {
+    runs.iter().map(|run| run.turn + 1).max().unwrap_or(0)
 }
 
 /// Describes the machine of a study, and its bars.
@@ -182,6 +211,11 @@ pub fn measured_on(accelerator: &str) -> String {
         "Guests under {accelerator}, {}. Bars are medians of the turns; lines extend from the minimum to the maximum.",
         environment().describe()
     )
+}
+
+/// Describes the disturbed runs of a study; `None` without any.
+pub fn disturbed(report: &Report<'_, Run>) -> Option<String> {
+    bench::study::disturbed(report.runs.iter().map(|run| run as &dyn bench::study::Run))
 }
 
 /// Limitations of results from an emulated guest.
@@ -228,17 +262,19 @@ mod tests {
             variants: Vec::new(),
             cases: Vec::new(),
         };
-        let class = |way| Class::of(report.ratio(way, "host", "c").unwrap().value);
-        assert_eq!(class("slow"), Class::Mistake);
-        assert_eq!(class("half"), Class::Tuning);
-        assert_eq!(class("host"), Class::Near);
-        for (ratio, class) in [
-            (0.399, Class::Mistake),
-            (0.40, Class::Tuning),
-            (0.749, Class::Tuning),
-            (0.75, Class::Near),
+        let class = |way| Class::of(report.comparison(way, "host", "c").unwrap().ratio);
+        assert_eq!(class("slow"), Some(Class::Mistake));
+        assert_eq!(class("half"), Some(Class::Tuning));
+        assert_eq!(class("host"), Some(Class::Near));
+        for (low, high, class) in [
+            (0.38, 0.399, Some(Class::Mistake)),
+            (0.40, 0.749, Some(Class::Tuning)),
+            (0.75, 2.0, Some(Class::Near)),
+            (0.39, 0.41, None),
+            (0.3, 0.9, None),
         ] {
-            assert_eq!(Class::of(ratio), class);
+            let value = f64::midpoint(low, high);
+            assert_eq!(Class::of(Interval { value, low, high }), class);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use bench::run::Disturbance;
 use serde_json::Value;
 
 use super::{Case, DiskRoute, Run};
@@ -39,6 +40,7 @@ impl Run {
             guest_system_ns: guest(&["system"]),
             guest_irq_ns: guest(&["irq", "softirq"]),
             host_ns: host_ns(&document["vm"]["host_cpu_ns"], way).map(per_io),
+            load: Disturbance::default(),
         }
     }
 }
