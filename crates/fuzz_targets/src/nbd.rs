@@ -1,15 +1,17 @@
 //! Feeds arbitrary bytes to both sides of the NBD protocol: options and requests to a server, option replies and replies to a client.
 //!
 //! Bits 0 and 1 of the first byte select the client's style, bit 7 the side. Rules: no side uses more bytes than it has, an accepted request
-//! lies in the export, and the output of a server is bounded by its input.
+//! lies in the export, the output of a server is bounded by its input, and a client accepts each byte of a read once.
 
-use nbd::client::{Content, Reply, Wanted, content, decode};
+use nbd::client::{Event, Transmission, Wanted};
 use nbd::handshake::{Exports, Handshake, Session, Step, greeting};
 use nbd::request::{Action, Request, Rules};
-use nbd::wire::{BASE_ALLOCATION, PAYLOAD_MAX, transmission};
+use nbd::wire::{BASE_ALLOCATION, PAYLOAD_MAX, command, transmission};
 use nbd::{BlockSizes, ExportInfo, Style, client};
 
 const SIZE: u64 = 1 << 20;
+/// Length of the client's read.
+const READ_BYTES: u64 = 64;
 /// Longest output for one option of one byte: a list of the exports, or the information about one.
 const OUTPUT_MAX: usize = 512;
 
@@ -114,16 +116,48 @@ fn connect(style: Style, bytes: &[u8]) {
     let Ok((used, client::Step::Open(session))) = handshake.receive(&input, &mut Vec::new()) else {
         return;
     };
-    let mut bytes = &input[used..];
-    while let Ok(Some((reply, used))) = decode(bytes, session.style) {
-        bytes = &bytes[used..];
-        let Reply::Chunk(chunk) = reply else { continue };
-        let Some((payload, rest)) = bytes.split_at_checked(chunk.length as usize) else {
-            return;
+    receive(&session, &input[used..]);
+}
+
+/// Passes replies to a client with a read, a request for extents and a flush in flight.
+fn receive(session: &client::Session, mut bytes: &[u8]) {
+    let context = session.contexts.first().map(|(id, _)| *id);
+    let mut transmission = Transmission::new(session.style, context);
+    let mut output = Vec::new();
+    for (slot, command) in [command::READ, command::BLOCK_STATUS, command::FLUSH]
+        .into_iter()
+        .enumerate()
+    {
+        let request = Request {
+            flags: 0,
+            command,
+            cookie: 0,
+            offset: 4096,
+            length: READ_BYTES,
         };
-        bytes = rest;
-        if let Ok(Content::BlockStatus { descriptors, .. }) = content(chunk.kind, payload) {
-            assert!(descriptors.iter().all(|one| one.length > 0));
+        transmission.begin(slot as u32, request, &mut output);
+    }
+    let mut data = 0;
+    while let Ok(event) = transmission.next(&mut bytes) {
+        match event {
+            Event::More => return assert!(bytes.is_empty(), "all bytes are used"),
+            Event::Data { slot, at, length } => {
+                bytes = &bytes[length..];
+                data += length as u64;
+                assert!(slot == 0 && at <= READ_BYTES && length as u64 <= READ_BYTES - at);
+            }
+            Event::Zeroes { slot, at, length } => {
+                data += length;
+                assert!(slot == 0 && at <= READ_BYTES && length <= READ_BYTES - at);
+            }
+            Event::Status { slot, descriptors } => {
+                assert!(slot == 1 && descriptors.iter().all(|one| one.length > 0));
+            }
+            Event::Done { slot, result } => {
+                assert!(slot < 3);
+                assert!(slot > 0 || result.is_err() || data == READ_BYTES);
+            }
         }
+        assert!(data <= READ_BYTES, "no byte arrives twice");
     }
 }

@@ -5,7 +5,8 @@
 //!            request::Request       bytes -> header -> check -> Action or ErrorCode
 //!            reply                  Action's result -> bytes
 //!   client   client::Handshake      bytes -> options, then a Session with size, flags and contexts
-//!            client::Reply          bytes -> header of a reply, and its payload
+//!            client::Transmission   request -> bytes; bytes -> data, extents and results of requests in flight
+//!   both     address                URI of an export
 //! ```
 //!
 //! Every length, offset, flag and string from a peer is checked here. A request that breaks a rule of its own fails alone with an
@@ -14,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod address;
 pub mod client;
 mod error;
 mod fields;

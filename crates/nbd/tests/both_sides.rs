@@ -31,6 +31,7 @@ fn handshake_negotiates_each_style() {
         assert!(server.knows_block_sizes);
         assert_eq!(client.size, SIZE);
         assert_eq!(client.block_sizes, server.info.block_sizes);
+        assert_eq!(client.name.as_deref(), Some("d1"));
         assert_eq!(client.flags, server.info.flags);
         let has_df = client.flags & transmission::SEND_DF != 0;
         assert_eq!(has_df, style > Style::Simple);

@@ -40,6 +40,8 @@ pub struct Session {
     pub style: Style,
     /// Selected contexts: ID and name.
     pub contexts: Vec<(u32, String)>,
+    /// Canonical name of the export, if the server reports one.
+    pub name: Option<String>,
 }
 
 /// Reason for the end of a handshake.
@@ -105,6 +107,7 @@ pub struct Handshake {
     contexts: Vec<(u32, String)>,
     export: Option<(u64, u16)>,
     block_sizes: Option<BlockSizes>,
+    name: Option<String>,
 }
 
 impl Handshake {
@@ -118,6 +121,7 @@ impl Handshake {
             contexts: Vec::new(),
             export: None,
             block_sizes: None,
+            name: None,
         }
     }
 
@@ -222,8 +226,9 @@ impl Handshake {
 
     fn open(&mut self, output: &mut Vec<u8>) {
         let mut data = counted(&self.wanted.export);
-        data.extend_from_slice(&1u16.to_be_bytes());
-        data.extend_from_slice(&info::BLOCK_SIZE.to_be_bytes());
+        for field in [2, info::BLOCK_SIZE, info::NAME] {
+            data.extend_from_slice(&field.to_be_bytes());
+        }
         self.ask(option::GO, &data, output);
     }
 
@@ -318,6 +323,7 @@ impl Handshake {
                     maximum_payload,
                 });
             }
+            info::NAME => self.name = Some(string(fields.0).ok_or(malformed)?.to_owned()),
             // Unknown information is ignored.
             _ => {}
         }
@@ -345,6 +351,7 @@ impl Handshake {
             }),
             style: self.style,
             contexts: std::mem::take(&mut self.contexts),
+            name: self.name.take(),
         }
     }
 }
