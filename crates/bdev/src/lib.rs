@@ -40,6 +40,7 @@ mod on_error;
 mod ram;
 mod range_lock;
 mod rbd;
+mod remote_state;
 mod replacement;
 mod retained_memory;
 mod scsi;

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod backoff;
 mod capacity;
 mod error;
 mod extent;
@@ -18,6 +19,7 @@ mod settings;
 /// Sector size in bytes: the smallest logical block, and the unit of virtio-blk (virtio 1.3, 5.2.4).
 pub const SECTOR_BYTES: u32 = 512;
 
+pub use backoff::Backoff;
 pub use capacity::{Capacity, SizeKnowledge};
 pub use error::{DeviceSense, IoError, IoErrorKind, IoOutcome};
 pub use extent::{Allocation, EXTENTS_MAX, Extent, STATUS_BYTES, decode_extents, encode_extents};

@@ -38,6 +38,7 @@ pub use iscsi::initiator::CommandDone;
 pub use iscsi::login::is_iscsi_name;
 pub use iscsi::negotiation::{DigestOffer, SessionParameters};
 pub use known_units::KnownUnits;
+pub use link::connect_tcp;
 pub use properties::UnitProperties;
 pub use reconnecting::{
     CommandSink, Ended, ReconnectSettings, ReconnectingUnit, UnitCommand, UnitEvent, UnitObserver,

@@ -26,41 +26,37 @@ pub struct Link {
     sent: usize,
 }
 
-/// Resolves the host of a portal to its addresses.
-fn addresses(portal: &Portal) -> io::Result<Vec<SocketAddr>> {
-    let found: Vec<SocketAddr> = (portal.host(), portal.port()).to_socket_addrs()?.collect();
-    if found.is_empty() {
-        return Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            format!("{} has no address", portal.host()),
-        ));
+/// Connects to the first address of a host that accepts.
+///
+/// # Errors
+/// The host has no address, or the error of the last address.
+pub fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
+    let found: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
+    let mut last = io::Error::new(ErrorKind::NotFound, format!("{host} has no address"));
+    for address in found {
+        match TcpStream::connect_timeout(&address, timeout) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
     }
-    Ok(found)
+    Err(last)
 }
 
 impl Link {
     /// Connects to the first address of the portal that accepts.
     pub fn connect(portal: &Portal, timeout: Duration) -> io::Result<Link> {
-        let mut last = None;
-        for address in addresses(portal)? {
-            match TcpStream::connect_timeout(&address, timeout) {
-                Ok(stream) => {
-                    stream.set_nodelay(true)?;
-                    stream.set_nonblocking(true)?;
-                    return Ok(Link {
-                        stream,
-                        last_received: Instant::now(),
-                        pinged: None,
-                        commands: 0,
-                        is_lost: false,
-                        out: Vec::new(),
-                        sent: 0,
-                    });
-                }
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| ErrorKind::NotFound.into()))
+        let stream = connect_tcp(portal.host(), portal.port(), timeout)?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(Link {
+            stream,
+            last_received: Instant::now(),
+            pinged: None,
+            commands: 0,
+            is_lost: false,
+            out: Vec::new(),
+            sent: 0,
+        })
     }
 
     /// Takes the data to send, and sends as much as the socket accepts.

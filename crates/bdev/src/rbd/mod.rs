@@ -15,7 +15,7 @@ mod reopening;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry};
 use librbd::{Cluster, ClusterConfig, Image, ImageName};
@@ -87,6 +87,12 @@ impl SharedRbd {
         peers.clone()
     }
 
+    /// Adopts the size of the image, and reports it.
+    fn resized(&self, size: u64) {
+        self.size.changed(size);
+        self.availability.state.notify_change();
+    }
+
     fn set_peers(&self, peers: Option<Arc<Peers>>) {
         *self.peers.lock().unwrap_or_else(PoisonError::into_inner) = peers;
     }
@@ -120,7 +126,7 @@ impl SharedRbd {
                 return;
             };
             match size {
-                Ok(size) => shared.size.changed(size),
+                Ok(size) => shared.resized(size),
                 Err(error) => {
                     tracing::warn!("{error}");
                     if let Some(lost) = LossReason::of_errno(error.errno()) {
@@ -163,11 +169,10 @@ impl Settings {
     }
 }
 
-/// Size of the disk, and the callback for changes by others and for the image's return.
+/// Size of the disk.
 struct Size {
     geometry: Geometry,
     capacity: Arc<Capacity>,
-    changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Size {
@@ -177,9 +182,6 @@ impl Size {
         if size != before {
             tracing::info!(before, size, "size of RBD image changed");
             self.capacity.set(size);
-        }
-        if let Some(changed) = self.changed.get() {
-            changed();
         }
     }
 }
@@ -229,7 +231,6 @@ impl Rbd {
         let size = Size {
             geometry,
             capacity: Arc::new(Capacity::new(geometry.capacity_bytes())),
-            changed: OnceLock::new(),
         };
         let shared = Arc::new(SharedRbd {
             options: options.clone(),
@@ -313,12 +314,11 @@ impl BlockDevice for Rbd {
 
 impl RemoteDevice for Rbd {
     fn state(&self) -> DiskState {
-        self.shared.availability.state()
+        self.shared.availability.state.get()
     }
 
     fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
-        // Set only once, by the owner of the disk.
-        self.shared.size.changed.set(changed).ok();
+        self.shared.availability.state.on_change(changed);
     }
 }
 

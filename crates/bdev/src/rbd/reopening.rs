@@ -11,14 +11,16 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
+use block::Backoff;
 use librbd::{Cluster, Image};
 
 use super::medium::ImageMedium;
 use super::{Settings, SharedRbd, lock};
-use crate::{DiskState, OpenError};
+use crate::OpenError;
+use crate::remote_state::RemoteState;
 
 /// First pause between attempts; doubles up to the longest.
 const WAIT_FIRST: Duration = Duration::from_secs(1);
@@ -64,31 +66,7 @@ pub(super) struct Availability {
     is_unavailable: AtomicBool,
     /// Channel to the thread that opens the image again.
     loss: OnceLock<Sender<LossReason>>,
-    /// Reason why the image is away; time of the next attempt.
-    unavailable: Mutex<Option<(String, Instant)>>,
-}
-
-impl Availability {
-    pub(super) fn state(&self) -> DiskState {
-        match &*self
-            .unavailable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-        {
-            None => DiskState::Ready,
-            Some((reason, next_try)) => DiskState::Unavailable {
-                reason: reason.clone(),
-                next_try: next_try.saturating_duration_since(Instant::now()),
-            },
-        }
-    }
-
-    fn set(&self, unavailable: Option<(String, Instant)>) {
-        *self
-            .unavailable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = unavailable;
-    }
+    pub(super) state: RemoteState,
 }
 
 impl SharedRbd {
@@ -156,8 +134,8 @@ impl SharedRbd {
             // Waiting I/O continues when the disk is ready; I/O aborted by others in the meantime must end before.
             peers.wait_until_current(JOIN_LIMIT);
         }
-        self.availability.set(None);
-        self.size.changed(shape.size);
+        self.availability.state.set_ready();
+        self.resized(shape.size);
         Ok(())
     }
 
@@ -222,7 +200,8 @@ fn missing(name: &librbd::ImageName, id: &str, found: Option<&str>, is_listed: b
 }
 
 fn reopen_until_available(image: &Weak<SharedRbd>, loss: LossReason) {
-    let (mut wait, mut reason) = (WAIT_FIRST, loss.reason().to_owned());
+    let mut backoff = Backoff::new(WAIT_FIRST, WAIT_LONGEST);
+    let mut reason = loss.reason().to_owned();
     let (mut fenced, mut logged) = (loss == LossReason::Blocklisted, String::new());
     loop {
         let Some(shared) = image.upgrade() else {
@@ -232,9 +211,8 @@ fn reopen_until_available(image: &Weak<SharedRbd>, loss: LossReason) {
             tracing::error!(image = %shared.options.image, "image unavailable, I/O fails: {reason}");
             logged.clone_from(&reason);
         }
-        shared
-            .availability
-            .set(Some((reason, Instant::now() + wait)));
+        let wait = backoff.pause();
+        shared.availability.state.set_unavailable(reason, wait);
         drop(shared);
         std::thread::sleep(wait);
         let Some(shared) = image.upgrade() else {
@@ -251,7 +229,6 @@ fn reopen_until_available(image: &Weak<SharedRbd>, loss: LossReason) {
             }
             Err(error) => reason = error.to_string(),
         }
-        wait = (wait * 2).min(WAIT_LONGEST);
     }
 }
 

@@ -8,15 +8,15 @@ mod commands;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, PassedReservations, Passthrough};
 use iscsi_initiator::{CommandSink, UnitCommand, UnitEvent, UnitInfo};
-use latency::Clock;
 
 use self::commands::UnitProfile;
 use crate::error::{check_block_size, check_size};
 use crate::network_medium::NetworkMedium;
+use crate::remote_state::RemoteState;
 use crate::{Attach, BlockDevice, Capabilities, DiskState, IoChannel, OpenError, RemoteDevice};
 
 /// Executes commands.
@@ -142,36 +142,27 @@ impl ScsiDisk {
 /// Receives events of the unit's thread and forwards changes.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// Reason for the unit being down; time of the next attempt.
-    unavailable: Mutex<Option<(String, std::time::Duration)>>,
+    state: RemoteState,
     capacity: OnceLock<(Geometry, Arc<Capacity>)>,
     unmapped_zeroes: OnceLock<Arc<AtomicBool>>,
-    changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Watch {
-    fn unavailable(&self) -> std::sync::MutexGuard<'_, Option<(String, std::time::Duration)>> {
-        self.unavailable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn on_event(&self, event: UnitEvent<'_>) {
         match event {
             UnitEvent::Down { reason, next_try } => {
-                *self.unavailable() =
-                    Some((reason.to_owned(), Clock::shared().elapsed() + next_try));
+                self.state.set_unavailable(reason.to_owned(), next_try);
             }
             UnitEvent::Up(info) => {
-                *self.unavailable() = None;
+                self.state.set_ready();
                 self.take_provisioning(info);
                 self.resized(info);
-                self.notify_change();
+                self.state.notify_change();
             }
             UnitEvent::Changed(info) => {
                 self.take_provisioning(info);
                 if self.resized(info) {
-                    self.notify_change();
+                    self.state.notify_change();
                 }
             }
         }
@@ -197,12 +188,6 @@ impl Watch {
         tracing::info!(before, size, "size of logical unit changed");
         capacity.set(size);
         true
-    }
-
-    fn notify_change(&self) {
-        if let Some(changed) = self.changed.get() {
-            changed();
-        }
     }
 }
 
@@ -300,18 +285,11 @@ impl BlockDevice for ScsiDisk {
 
 impl RemoteDevice for ScsiDisk {
     fn state(&self) -> DiskState {
-        match &*self.watch.unavailable() {
-            None => DiskState::Ready,
-            Some((reason, next_try)) => DiskState::Unavailable {
-                reason: reason.clone(),
-                next_try: next_try.saturating_sub(Clock::shared().elapsed()),
-            },
-        }
+        self.watch.state.get()
     }
 
     fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
-        // Set only once, by the owner of the disk.
-        self.watch.changed.set(changed).ok();
+        self.watch.state.on_change(changed);
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use block::Backoff;
 use iscsi::initiator::{CommandDone, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -38,7 +39,7 @@ const WARNINGS_APART: Duration = Duration::from_secs(1);
 struct Down {
     since: Instant,
     next_try: Instant,
-    tries: u32,
+    backoff: Backoff,
     /// Commands no longer wait for a session.
     is_expired: bool,
 }
@@ -414,7 +415,7 @@ impl Attendant {
         self.down = Some(Down {
             since: now,
             next_try: now + next_try,
-            tries: 0,
+            backoff: Backoff::new(PAUSE_FIRST, PAUSE_MAX),
             is_expired: false,
         });
         (self.observer)(UnitEvent::Down { reason, next_try });
@@ -526,9 +527,8 @@ impl Attendant {
         let has_other = self.next_path != (self.path + 1) % self.settings.path_count();
         let pause = match has_other {
             true => Duration::ZERO,
-            false => (PAUSE_FIRST * (1 << down.tries.min(7))).min(PAUSE_MAX),
+            false => down.backoff.pause(),
         };
-        down.tries += u32::from(!has_other);
         down.next_try = Instant::now() + pause;
         (self.observer)(UnitEvent::Down {
             reason,
