@@ -8,6 +8,7 @@
 //!   image              yes      yes     yes        yes     -        -              -
 //!   rbd                yes      -       -          -       yes      shared         -
 //!   iscsi              yes      -       -          -       yes      -              -
+//!   nbd                yes      -       -          -       yes      -              -
 //!   scsi_generic       yes      -       -          -       yes      -              -
 //!   layer              below    below   below      -       below    -              below
 //! ```
@@ -283,8 +284,8 @@ mod tests {
         Arc::new(opened.unwrap_or_else(|error| panic!("{error}")))
     }
 
-    /// The table at the head of this file: kind, its capabilities, and those of a layer over it. An RBD image needs a cluster. The
-    /// test of `retained_memory` has a RAM disk with a medium.
+    /// The table at the head of this file: kind, its capabilities, and those of a layer over it. An RBD image needs a cluster, and an
+    /// NBD export a server: `tests/nbd.rs`. The test of `retained_memory` has a RAM disk with a medium.
     #[test]
     fn devices_have_the_capabilities_of_the_table() {
         let folder = tempfile::tempdir().unwrap();

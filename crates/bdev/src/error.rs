@@ -83,6 +83,14 @@ pub enum OpenError {
         /// Reason and remedy.
         reason: String,
     },
+    /// Error of an export of an NBD server.
+    #[error("{export}: {reason}")]
+    Export {
+        /// Address of the export.
+        export: String,
+        /// Reason and remedy.
+        reason: String,
+    },
     /// Error of a SCSI device of this machine.
     #[error("{}: {reason}", path.display())]
     ScsiDevice {

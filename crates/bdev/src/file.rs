@@ -34,7 +34,7 @@ use crate::{
     Removable,
 };
 pub use container::Container;
-use durability::Durability;
+pub(crate) use durability::Durability;
 pub use format::ImageFormat;
 pub use lock::FileLock;
 pub(crate) use lock::InUse;

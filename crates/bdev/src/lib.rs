@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Disk --- Arc<dyn BlockDevice> --- attach() -> Box<dyn IoChannel>    one per worker, !Send, no locks
-//!   name     null ram file rbd        on the      submit(I/O, buffer, tag)  ->  Done | Pending
+//!   name     null ram file nbd ...    on the      submit(I/O, buffer, tag)  ->  Done | Pending
 //!   serial   faulty delay             worker      complete(ring completion) ->  Finished { tag, buffer, outcome }
 //!            capabilities()                       close()                   ->  drains; closed when nothing is in flight
 //! ```
@@ -34,6 +34,7 @@ mod iscsi;
 mod layer;
 mod medium;
 mod mirror;
+mod nbd;
 mod network_medium;
 mod null;
 mod on_error;
@@ -87,6 +88,7 @@ pub use layer::Layer;
 pub use librbd::{ClusterConfig, ImageName};
 pub use medium::{IdentityRecord, Medium, Stamp};
 pub use mirror::{Mirror, MirrorProgress, TARGET_PATIENCE};
+pub use nbd::{Nbd, NbdOptions};
 pub use null::{Null, NullOptions};
 pub use on_error::{ErrorPolicy, OnError};
 pub use ram::{Ram, RamOptions};

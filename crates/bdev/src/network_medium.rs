@@ -1,5 +1,5 @@
 //! A medium that is the same on every host: an image of a cluster or a unit of a target. Its name there is its key and determines the
-//! identity.
+//! identity. The address of an NBD export is a key without an identity, because other hosts may have another export at it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,12 +13,27 @@ use crate::{IdentityRecord, Medium, Stamp};
 /// A medium with the same key in every daemon.
 pub(crate) struct NetworkMedium {
     key: String,
+    /// The key determines the identity.
+    is_global: bool,
     units: Option<KnownUnits>,
 }
 
 impl NetworkMedium {
     pub fn new(key: String) -> NetworkMedium {
-        NetworkMedium { key, units: None }
+        NetworkMedium {
+            key,
+            is_global: true,
+            units: None,
+        }
+    }
+
+    /// Creates a medium with a key that may name other content on another host. Its identity is random and stored by the daemon.
+    pub fn of_this_host(key: String) -> NetworkMedium {
+        let is_global = false;
+        NetworkMedium {
+            is_global,
+            ..NetworkMedium::new(key)
+        }
     }
 
     /// Adds the units that the disk has used.
@@ -34,6 +49,9 @@ impl Medium for NetworkMedium {
     }
 
     fn own_identity(&self) -> Option<Identity> {
+        if !self.is_global {
+            return None;
+        }
         let digest = Sha256::digest(&self.key);
         let bits = digest.iter().take(16);
         let bits = bits.fold(0, |bits: u128, byte| bits << 8 | u128::from(*byte));

@@ -1,14 +1,21 @@
 //! Compares every block device with a byte vector: batches of all I/O kinds, aligned or unaligned memory, one or many segments.
 
 mod common;
+#[path = "common/nbd_peer.rs"]
+mod nbd_peer;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use bdev::qcow2::{self, CreateOptions, Repair};
-use bdev::{BlockDevice, CacheMode, FaultPlan, Faulty, FileOptions, NullOptions, Ram, RamOptions};
+use bdev::{
+    BlockDevice, CacheMode, FaultPlan, Faulty, FileOptions, Nbd, NbdOptions, NullOptions, Ram,
+    RamOptions,
+};
 use block::{IoFlags, IoKind, IoRequest};
 use common::{Worker, bytes, cut, make_image, open, open_image, options};
+use nbd::wire::transmission;
+use nbd_peer::{ALL_FLAGS, Fault, Peer, PeerOptions};
 use proptest::prelude::*;
 
 const BLOCKS: u64 = 600;
@@ -253,6 +260,27 @@ proptest! {
             let image = image(bits, cache, Some(blocks));
             agrees(&image.1, &batches);
             close(image);
+        }
+    }
+
+    #[test]
+    fn nbd_export_agrees(batches in steps(), has_multi_conn in any::<bool>(), limit in 3..40_u32) {
+        for (minimum, fault) in [(1, Fault::None), (4096, Fault::None), (512, Fault::EndAfter(limit))] {
+            let peer = Peer::start(PeerOptions {
+                size: (BLOCKS * u64::from(minimum.max(512))) as usize,
+                minimum,
+                payload_max: 20_480,
+                fault,
+                flags: match has_multi_conn {
+                    true => ALL_FLAGS,
+                    // A flush fails after a loss.
+                    false if fault != Fault::None => ALL_FLAGS & !transmission::SEND_FLUSH,
+                    false => ALL_FLAGS & !transmission::CAN_MULTI_CONN,
+                },
+                ..PeerOptions::default()
+            });
+            let options = NbdOptions::new(peer.uri().parse().unwrap());
+            agrees(&Nbd::open(&options).unwrap(), &batches);
         }
     }
 

@@ -1,7 +1,8 @@
-//! Network disks by their QEMU names: iSCSI units and RBD images. As backing images they are raw and read-only.
+//! Network disks by their QEMU names: iSCSI units, RBD images and NBD exports. As backing images they are raw and read-only.
 //!
 //! ```text
 //!   iscsi://HOST[:PORT]/TARGET/LUN
+//!   nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH
 //!   rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:conf=FILE][:id=USER][:keyring=FILE][:mon_host=ADDRESSES][:OPTION=VALUE]...
 //! ```
 
@@ -11,11 +12,12 @@ use std::time::Duration;
 
 use iscsi_initiator::{KnownUnits, ReconnectSettings, SessionOptions, UnitAddress};
 use librbd::{ClusterConfig, ImageName};
+use nbd::address::ExportAddress;
 
 use super::BackingName;
 use crate::rbd::{Rbd, RbdLock, RbdOptions};
 use crate::scsi::ScsiDisk;
-use crate::{BlockDevice, IscsiOptions, OpenError};
+use crate::{BlockDevice, IscsiOptions, Nbd, NbdOptions, OpenError};
 
 /// Queue depth, and the time that I/O waits for a lost session: the defaults of disks.
 const QUEUE_DEPTH: usize = 128;
@@ -27,6 +29,7 @@ const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) enum Remote {
     Iscsi(UnitAddress),
     Rbd(ImageName, ClusterConfig),
+    Nbd(ExportAddress),
 }
 
 impl Remote {
@@ -37,6 +40,9 @@ impl Remote {
     pub fn parse(name: &str) -> Option<Result<Remote, String>> {
         if UnitAddress::looks_like_one(name) {
             return Some(unit(name).map(Remote::Iscsi));
+        }
+        if ExportAddress::looks_like_one(name) {
+            return Some(name.parse().map(Remote::Nbd));
         }
         let image = name.strip_prefix("rbd:")?;
         Some(image_of(image).map(|(image, cluster)| Remote::Rbd(image, cluster)))
@@ -64,6 +70,14 @@ impl Remote {
                 passthrough: None,
                 block_size: None,
             })?)),
+            Remote::Nbd(address) => {
+                let nbd = Nbd::open(&NbdOptions {
+                    read_only,
+                    ..NbdOptions::new(address)
+                })?;
+                nbd.check_is_whole()?;
+                Ok(Arc::new(nbd))
+            }
             Remote::Rbd(image, cluster) => Ok(Arc::new(Rbd::open(&RbdOptions {
                 cluster,
                 image,
@@ -110,6 +124,14 @@ impl BackingName {
         }
         BackingName {
             name,
+            format: "raw",
+        }
+    }
+
+    /// Names an export of an NBD server.
+    pub fn of_export(address: &ExportAddress) -> BackingName {
+        BackingName {
+            name: address.to_string(),
             format: "raw",
         }
     }
@@ -230,13 +252,15 @@ mod tests {
 
     #[test]
     fn other_names_are_ignored_or_refused_with_a_reason() {
-        for file in ["base.raw", "/srv/base.raw", "nbd://192.0.2.1/a", "json:{}"] {
+        for file in ["base.raw", "/srv/base.raw", "nbd.raw", "json:{}"] {
             assert_eq!(Remote::parse(file), None, "{file}");
         }
         for wrong in [
             "iscsi://192.0.2.1/iqn.2026-11.org.example:t",
             "iscsi://ann@192.0.2.1/iqn.2026-11.org.example:t/0",
             "rbd:base",
+            "nbds://192.0.2.1/a",
+            "nbd+unix:///a",
             "rbd:rbd/base:conf",
         ] {
             assert!(matches!(Remote::parse(wrong), Some(Err(_))), "{wrong}");

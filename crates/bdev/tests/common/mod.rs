@@ -62,8 +62,13 @@ impl Worker {
 
     /// Runs one iteration; false if no completion came in time.
     pub fn iterate(&mut self) -> bool {
+        self.turn(LONG)
+    }
+
+    /// As [`Worker::iterate`], with this limit.
+    pub fn turn(&mut self, limit: Duration) -> bool {
         let mut completions = Vec::new();
-        let wait = Wait::Until(Some(LONG));
+        let wait = Wait::Until(Some(limit));
         self.ring.enter(wait, &mut completions).unwrap();
         let came = !completions.is_empty();
         let mut finished: Vec<Finished> = Vec::new();

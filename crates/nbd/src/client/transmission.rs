@@ -182,6 +182,11 @@ impl Transmission {
         }
     }
 
+    /// Returns the form of requests.
+    pub fn style(&self) -> Style {
+        self.style
+    }
+
     /// Returns the number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight

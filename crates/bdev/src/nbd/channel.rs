@@ -1,0 +1,651 @@
+//! I/O of one user of an export: requests in flight on the connection, and I/O that waits for one.
+//!
+//! An I/O above the server's maximum payload is executed in consecutive steps. Never blocks. Allocates nothing after the number of slots has
+//! reached the maximum of I/Os in flight, except for block status and large direct receives.
+//!
+//! Requests of a lost connection are sent again over the next one. The server may still execute the first copy of a write: the protocol has
+//! no fence, as for all its clients. A flush over the next connection covers writes that were acknowledged before only if the server
+//! announces `CAN_MULTI_CONN`. Otherwise the disk fails all flushes from then on, because nothing proves that those writes survived.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use latency::Clock;
+use nbd::ErrorCode;
+use nbd::client::Event;
+use nbd::request::Request;
+use nbd::wire::{command, command_flag, transmission};
+use uring::{Completion, Owner, Ring, WatchId};
+
+use super::connector::{Connection, Mailbox};
+use super::link::{self, Link};
+use super::{Core, Export, extents};
+use crate::admit::Limits;
+use crate::inbox::Inbox;
+use crate::{Attach, Finished, IoChannel, Submission, Tag};
+
+/// Tokens of operations on the ring, after those of the link.
+mod token {
+    pub const MAILBOX: u64 = 3;
+    pub const RESPONSE_TIMER: u64 = 4;
+    pub const EXPIRY_TIMER: u64 = 5;
+    pub const CANCELLED: u64 = 6;
+}
+
+/// Maximum length of one request that has no payload, in bytes: a multiple of every block size, below 2^32.
+const PLAIN_MAX: u64 = 1 << 30;
+/// After this many lost connections, a request in flight in each of them is regarded as the cause.
+const LOSSES_MAX: u32 = 64;
+
+/// Life of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Free,
+    /// Waits for a connection, or for its turn.
+    Waiting,
+    /// A request of the I/O is in flight.
+    Sent,
+}
+
+struct NbdSlot {
+    stage: Stage,
+    tag: Tag,
+    io: IoRequest,
+    buffer: IoBuffer,
+    /// Number of the submission, for the order after a loss.
+    order: u64,
+    /// Bytes done, from the start of the I/O.
+    done: u64,
+    /// Bytes of the step in flight.
+    step: u64,
+    /// The final flush of a durable write is due.
+    is_flushing: bool,
+    /// For a flush: writes acknowledged before it was sent.
+    covers: u64,
+    /// Number of lost connections.
+    losses: u32,
+    is_cancelled: bool,
+}
+
+pub(super) struct NbdChannel {
+    export: Arc<Export>,
+    limits: Limits,
+    owner: Owner,
+    mailbox: Arc<Mailbox>,
+    /// `None` once the channel closes.
+    watch: Option<WatchId>,
+    link: Option<Box<Link>>,
+    slots: Vec<NbdSlot>,
+    free: Vec<u32>,
+    /// Slots in the order in which they are sent.
+    waiting: VecDeque<u32>,
+    next_order: u64,
+    /// A request has succeeded over the present connection.
+    is_fruitful: bool,
+    /// Time of the loss of the connection.
+    down_since: Duration,
+    /// I/O no longer waits for a connection.
+    is_expired: bool,
+    has_expiry_timer: bool,
+    /// Value of `moved` when the running response timer was started.
+    response_timer: Option<u32>,
+    /// Number of completed sends and receives, modulo 2^32.
+    moved: u32,
+    /// Operations of the channel on the ring, besides those of the link.
+    operations: usize,
+    /// Acknowledged changes that need a flush to be durable, and those that a flush has covered.
+    acknowledged: u64,
+    flushed: u64,
+    /// Slots that ended with the last receive.
+    ended: Vec<(u32, Result<(), ErrorCode>)>,
+    connections: Vec<(u64, Connection)>,
+}
+
+impl NbdChannel {
+    pub fn new(export: Arc<Export>, attach: &mut Attach<'_>) -> io::Result<NbdChannel> {
+        let owner = attach.owner();
+        let event = attach.ring().event()?;
+        let watch = attach.ring().watch_event(owner, token::MAILBOX, &event)?;
+        let mailbox = Arc::new(Inbox::new(event));
+        export.connector.request(&mailbox, false);
+        let mut channel = NbdChannel {
+            limits: Limits::of(&export.core.info, &export.core.capacity),
+            export,
+            owner,
+            mailbox,
+            watch: Some(watch),
+            link: None,
+            slots: Vec::new(),
+            free: Vec::new(),
+            waiting: VecDeque::new(),
+            next_order: 0,
+            is_fruitful: false,
+            down_since: Clock::shared().elapsed(),
+            is_expired: false,
+            has_expiry_timer: false,
+            response_timer: None,
+            moved: 0,
+            operations: 0,
+            acknowledged: 0,
+            flushed: 0,
+            ended: Vec::new(),
+            connections: Vec::new(),
+        };
+        channel.start_expiry(attach.ring());
+        Ok(channel)
+    }
+
+    fn core(&self) -> &Core {
+        &self.export.core
+    }
+
+    fn occupy(&mut self, tag: Tag, io: &IoRequest, buffer: &mut IoBuffer) -> u32 {
+        self.next_order += 1;
+        let slot = NbdSlot {
+            stage: Stage::Waiting,
+            tag,
+            io: *io,
+            buffer: std::mem::take(buffer),
+            order: self.next_order,
+            done: 0,
+            step: 0,
+            is_flushing: false,
+            covers: 0,
+            losses: 0,
+            is_cancelled: false,
+        };
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = slot;
+                index
+            }
+            None => {
+                self.slots.push(slot);
+                self.free.reserve(self.slots.len());
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    fn finish(&mut self, index: u32, outcome: IoOutcome, finished: &mut Vec<Finished>) {
+        let slot = &mut self.slots[index as usize];
+        slot.stage = Stage::Free;
+        finished.push(Finished {
+            tag: slot.tag,
+            buffer: std::mem::take(&mut slot.buffer),
+            outcome,
+        });
+        self.free.push(index);
+    }
+
+    /// Queues requests of waiting I/Os, as far as the queue depth permits, and sends them.
+    fn pump(&mut self, ring: &mut Ring) {
+        let Some(link) = self.link.as_deref_mut() else {
+            return;
+        };
+        if link.closing.is_some() {
+            return;
+        }
+        let core = &self.export.core;
+        while link.transmission.in_flight() < core.options.queue_depth
+            && link.has_room()
+            && let Some(index) = self.waiting.pop_front()
+        {
+            let slot = &mut self.slots[index as usize];
+            let (request, has_payload) = next_request(core, slot, link.payload_max);
+            slot.stage = Stage::Sent;
+            slot.step = request.length;
+            slot.covers = self.acknowledged;
+            let payload = has_payload.then_some((&slot.buffer, slot.done));
+            link.request(index, request, payload);
+        }
+        link.send(ring);
+        let limit = core.options.response_timeout;
+        let is_owed = link.transmission.in_flight() > 0;
+        if is_owed && self.response_timer.is_none() && !limit.is_zero() {
+            self.response_timer = Some(self.moved);
+            self.operations += 1;
+            ring.timer(self.owner, token::RESPONSE_TIMER, limit);
+        }
+    }
+
+    fn receive(&mut self, ring: &mut Ring) {
+        let Some(link) = self.link.as_deref_mut() else {
+            return;
+        };
+        let expected = link.transmission.expected_data();
+        let whole = expected.map(|(slot, at, _)| {
+            let slot = &self.slots[slot as usize];
+            (&slot.buffer, slot.done + at)
+        });
+        link.receive(ring, whole);
+    }
+
+    /// Takes in `bytes` bytes of the receive buffer.
+    fn take_in(&mut self, ring: &mut Ring, bytes: usize, finished: &mut Vec<Finished>) {
+        let Some(link) = self.link.as_deref_mut() else {
+            return;
+        };
+        let mut input = link.input.take();
+        let received = input.as_mut().and_then(IoBuffer::owned_bytes);
+        let mut rest: &[u8] = received
+            .and_then(|all| all.get(..bytes))
+            .unwrap_or_default();
+        while link.closing.is_none() {
+            match link.transmission.next(&mut rest) {
+                Ok(Event::More) => break,
+                Ok(Event::Data { slot, at, length }) => {
+                    let slot = &self.slots[slot as usize];
+                    let (data, others) = rest.split_at(length);
+                    slot.buffer.write_at((slot.done + at) as usize, data);
+                    rest = others;
+                }
+                Ok(Event::Zeroes { slot, at, length }) => {
+                    let slot = &self.slots[slot as usize];
+                    slot.buffer
+                        .fill((slot.done + at) as usize, length as usize, 0);
+                }
+                Ok(Event::Status { slot, descriptors }) => {
+                    let slot = &self.slots[slot as usize];
+                    let start = requested(&self.export.core, &slot.io).start;
+                    let status = extents::answer(&slot.io, start, &descriptors);
+                    slot.buffer.write_at(0, &status);
+                }
+                // The request is sent again over the next connection.
+                Ok(Event::Done {
+                    result: Err(ErrorCode::Shutdown),
+                    ..
+                }) => link.close("the server is shutting down"),
+                Ok(Event::Done { slot, result }) => self.ended.push((slot, result)),
+                Err(violation) => {
+                    link.close(&format!("the server violates the protocol: {violation}"));
+                }
+            }
+        }
+        link.input = input;
+        let mut ended = std::mem::take(&mut self.ended);
+        for (index, result) in ended.drain(..) {
+            self.step_ended(index, result, finished);
+        }
+        self.ended = ended;
+        self.pump(ring);
+        self.receive(ring);
+    }
+
+    /// Handles the result of a step: finishes the I/O, or queues the next step before other I/O.
+    fn step_ended(
+        &mut self,
+        index: u32,
+        result: Result<(), ErrorCode>,
+        finished: &mut Vec<Finished>,
+    ) {
+        let core = &self.export.core;
+        let slot = &mut self.slots[index as usize];
+        let io = slot.io;
+        if let Err(code) = result {
+            let error = error_of(io.kind, code);
+            return self.finish(index, Err(error), finished);
+        }
+        self.is_fruitful = true;
+        if slot.is_flushing || io.kind == IoKind::Flush {
+            self.flushed = self.flushed.max(slot.covers);
+            return self.finish(index, Ok(()), finished);
+        }
+        slot.done += slot.step;
+        // One request describes as many extents as fit.
+        if slot.done < io.length && io.kind != IoKind::BlockStatus {
+            slot.stage = Stage::Waiting;
+            return self.waiting.push_front(index);
+        }
+        if is_durable(core, &io) && !has_fua_flag(core, &io) {
+            slot.is_flushing = true;
+            slot.stage = Stage::Waiting;
+            return self.waiting.push_front(index);
+        }
+        if io.modifies() && !is_durable(core, &io) {
+            self.acknowledged += 1;
+        }
+        self.finish(index, Ok(()), finished);
+    }
+
+    /// Handles connections from the connector.
+    fn connected(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
+        let mut connections = std::mem::take(&mut self.connections);
+        self.mailbox.take(&mut connections);
+        for (_, connection) in connections.drain(..) {
+            if self.link.is_some() || self.watch.is_none() {
+                continue;
+            }
+            let early = connection.early.len();
+            let alignment = self.core().info.io_alignment;
+            self.is_expired = false;
+            self.is_fruitful = false;
+            self.link = Some(Box::new(Link::new(ring, self.owner, connection, alignment)));
+            self.take_in(ring, early, finished);
+        }
+        self.connections = connections;
+    }
+
+    /// Handles the end of the connection after its last operation: I/O waits for the next one.
+    fn reconnect_if_closed(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
+        let Some(link) = self.link.take_if(|link| link.is_closed()) else {
+            return;
+        };
+        for slot in &mut self.slots {
+            // Steps that were acknowledged may be lost, and are repeated.
+            if slot.io.modifies() && !has_fua_flag(&self.export.core, &slot.io) {
+                slot.done = 0;
+                slot.is_flushing = false;
+            }
+        }
+        let mut sent: Vec<u32> = (0..self.slots.len() as u32)
+            .filter(|index| self.slots[*index as usize].stage == Stage::Sent)
+            .collect();
+        sent.sort_unstable_by_key(|index| std::cmp::Reverse(self.slots[*index as usize].order));
+        for index in sent {
+            let slot = &mut self.slots[index as usize];
+            slot.losses += 1;
+            if slot.is_cancelled {
+                self.finish(index, Err(IoErrorKind::Cancelled.into()), finished);
+            } else if slot.losses >= LOSSES_MAX {
+                self.finish(index, Err(IoErrorKind::Offline.into()), finished);
+            } else {
+                slot.stage = Stage::Waiting;
+                self.waiting.push_front(index);
+            }
+        }
+        if self.watch.is_none() {
+            return;
+        }
+        self.lose_unflushed(finished);
+        self.export.connector.lost(
+            &self.export.core,
+            link.closing.as_deref().unwrap_or_default(),
+        );
+        self.down_since = Clock::shared().elapsed();
+        let is_again = !self.is_fruitful;
+        self.export.connector.request(&self.mailbox, is_again);
+        self.start_expiry(ring);
+    }
+
+    /// Fails flushes if acknowledged writes of the lost connection may be lost.
+    fn lose_unflushed(&mut self, finished: &mut Vec<Finished>) {
+        let core = &self.export.core;
+        let has_unflushed =
+            self.acknowledged > std::mem::replace(&mut self.flushed, self.acknowledged);
+        if has_unflushed && !core.promises.has_multi_conn() && core.durability.lose(libc::EIO) {
+            tracing::error!(
+                export = %core.options.address,
+                "writes before the loss of the connection may not be durable, all flushes fail from now on; hint: check the data, then remove the disk and add it again. A server with MULTI_CONN has no such loss"
+            );
+        }
+        if let Err(error) = core.durability.check() {
+            self.end_waiting(finished, |slot| {
+                (slot.io.kind == IoKind::Flush).then_some(error)
+            });
+        }
+    }
+
+    /// Finishes waiting I/Os for which `error` returns an error.
+    fn end_waiting(
+        &mut self,
+        finished: &mut Vec<Finished>,
+        error: impl Fn(&NbdSlot) -> Option<IoError>,
+    ) {
+        for _ in 0..self.waiting.len() {
+            let Some(index) = self.waiting.pop_front() else {
+                break;
+            };
+            match error(&self.slots[index as usize]) {
+                Some(error) => self.finish(index, Err(error), finished),
+                None => self.waiting.push_back(index),
+            }
+        }
+    }
+
+    fn start_expiry(&mut self, ring: &mut Ring) {
+        let limit = self.core().options.replacement_timeout;
+        if !self.has_expiry_timer && !limit.is_zero() {
+            self.set_expiry(ring, limit);
+        }
+    }
+
+    fn set_expiry(&mut self, ring: &mut Ring, after: Duration) {
+        self.has_expiry_timer = true;
+        self.operations += 1;
+        ring.timer(self.owner, token::EXPIRY_TIMER, after);
+    }
+
+    fn expire(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
+        self.has_expiry_timer = false;
+        if self.link.is_some() || self.watch.is_none() {
+            return;
+        }
+        let end = self.down_since + self.core().options.replacement_timeout;
+        let left = end.saturating_sub(Clock::shared().elapsed());
+        if !left.is_zero() {
+            return self.set_expiry(ring, left);
+        }
+        self.is_expired = true;
+        self.end_waiting(finished, |_| Some(IoErrorKind::Offline.into()));
+    }
+
+    fn response_time_is_over(&mut self, ring: &mut Ring) {
+        let before = self.response_timer.take();
+        let Some(link) = self.link.as_deref_mut() else {
+            return;
+        };
+        if before == Some(self.moved) && link.transmission.in_flight() > 0 {
+            let limit = self.export.core.options.response_timeout.as_secs();
+            link.close(&format!("no reply from the server for {limit} s"));
+        }
+        self.pump(ring);
+    }
+}
+
+/// Returns true if the I/O is a change that must be durable when it completes.
+fn is_durable(core: &Core, io: &IoRequest) -> bool {
+    io.modifies() && (io.flags.has(IoFlags::FUA) || !core.info.write_cache)
+}
+
+/// Returns true if a durable change is sent with the flag FUA. Otherwise a flush follows.
+fn has_fua_flag(core: &Core, io: &IoRequest) -> bool {
+    is_durable(core, io) && core.promises.has(transmission::SEND_FUA)
+}
+
+fn requested(core: &Core, io: &IoRequest) -> std::ops::Range<u64> {
+    extents::requested(io, core.info.io_alignment.into(), core.capacity.bytes())
+}
+
+/// Returns the request of an I/O's next step, and whether it has a payload.
+fn next_request(core: &Core, slot: &NbdSlot, payload_max: u32) -> (Request, bool) {
+    let io = &slot.io;
+    let left = io.length - slot.done.min(io.length);
+    let fua = match has_fua_flag(core, io) {
+        true => command_flag::FUA,
+        false => 0,
+    };
+    let (command, flags, length) = match io.kind {
+        _ if slot.is_flushing => (command::FLUSH, 0, 0),
+        IoKind::Read => (command::READ, 0, left.min(payload_max.into())),
+        IoKind::Write => (command::WRITE, fua, left.min(payload_max.into())),
+        IoKind::Discard => (command::TRIM, fua, left.min(PLAIN_MAX)),
+        IoKind::WriteZeroes => {
+            let no_hole = match io.flags.has(IoFlags::UNMAP) {
+                true => 0,
+                false => command_flag::NO_HOLE,
+            };
+            (command::WRITE_ZEROES, fua | no_hole, left.min(PLAIN_MAX))
+        }
+        IoKind::BlockStatus => {
+            let range = requested(core, io);
+            let length = range.end - range.start;
+            (command::BLOCK_STATUS, 0, length)
+        }
+        IoKind::Flush | IoKind::CompareAndWrite | IoKind::ReplaceState | IoKind::ScsiCommand => {
+            (command::FLUSH, 0, 0)
+        }
+    };
+    let offset = match command {
+        command::FLUSH => 0,
+        command::BLOCK_STATUS => requested(core, io).start,
+        _ => io.offset + slot.done,
+    };
+    let request = Request {
+        flags,
+        command,
+        cookie: 0,
+        offset,
+        length,
+    };
+    (request, command == command::WRITE)
+}
+
+/// Classifies an error of the server.
+#[cold]
+fn error_of(kind: IoKind, code: ErrorCode) -> IoError {
+    let errno = code.value() as i32;
+    let class = match code {
+        ErrorCode::NoSpace => IoErrorKind::NoSpace,
+        ErrorCode::Perm => IoErrorKind::ReadOnly,
+        ErrorCode::NotSupported => IoErrorKind::Unsupported,
+        _ if matches!(kind, IoKind::Read | IoKind::BlockStatus) => IoErrorKind::ReadMedium,
+        _ => IoErrorKind::WriteMedium,
+    };
+    IoError::with_errno(class, errno)
+}
+
+impl IoChannel for NbdChannel {
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        if let Some(outcome) = self.limits.begin(io, buffer) {
+            return Submission::Done(outcome);
+        }
+        let core = &self.export.core;
+        match io.kind {
+            // Nothing is in a cache.
+            IoKind::Flush if core.info.read_only || !core.info.write_cache => {
+                return Submission::Done(Ok(()));
+            }
+            IoKind::Flush => {
+                if let Err(lost) = core.durability.check() {
+                    return Submission::Done(Err(lost));
+                }
+            }
+            IoKind::BlockStatus if !core.promises.has_allocation => {
+                buffer.write_at(0, &extents::answer(io, io.offset, &[]));
+                return Submission::Done(Ok(()));
+            }
+            _ => {}
+        }
+        if self.is_expired {
+            // A new connection may have arrived in this iteration. Without requests in flight, no I/O ends with it.
+            self.connected(ring, &mut Vec::new());
+        }
+        if self.is_expired {
+            return Submission::Done(Err(IoErrorKind::Offline.into()));
+        }
+        let index = self.occupy(tag, io, buffer);
+        self.waiting.push_back(index);
+        self.pump(ring);
+        Submission::Pending
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        match completion.token {
+            token::MAILBOX => {
+                if !completion.more {
+                    self.mailbox.watch_again(ring, self.owner, &mut self.watch);
+                }
+                self.connected(ring, finished);
+            }
+            token::RESPONSE_TIMER => {
+                self.operations -= 1;
+                self.response_time_is_over(ring);
+            }
+            token::EXPIRY_TIMER => {
+                self.operations -= 1;
+                self.expire(ring, finished);
+            }
+            token::CANCELLED => {
+                self.operations -= 1;
+                self.end_waiting(finished, |slot| {
+                    slot.is_cancelled.then(|| IoErrorKind::Cancelled.into())
+                });
+            }
+            link::token::SEND => {
+                self.moved = self.moved.wrapping_add(1);
+                if let (Some(link), Some(message)) = (self.link.as_deref_mut(), completion.message)
+                {
+                    link.sent(ring, message, completion.result);
+                }
+                self.pump(ring);
+            }
+            link::token::RECEIVE => {
+                self.moved = self.moved.wrapping_add(1);
+                let Some(link) = self.link.as_deref_mut() else {
+                    return;
+                };
+                link.input = completion.buffer;
+                let bytes = link.received(completion.result);
+                self.take_in(ring, bytes, finished);
+            }
+            _ => {
+                self.moved = self.moved.wrapping_add(1);
+                let Some(link) = self.link.as_deref_mut() else {
+                    return;
+                };
+                let bytes = link.received(completion.result);
+                link.transmission.received(bytes as u64);
+                self.take_in(ring, 0, finished);
+            }
+        }
+        self.reconnect_if_closed(ring, finished);
+    }
+
+    fn abort(&mut self, ring: &mut Ring, tag: Tag) {
+        let found = self
+            .slots
+            .iter_mut()
+            .find(|slot| slot.stage != Stage::Free && slot.tag == tag);
+        let Some(slot) = found else { return };
+        slot.is_cancelled = true;
+        match (slot.stage, self.link.as_deref_mut()) {
+            // The protocol cannot cancel a request. The end of the connection does, and other requests are sent again.
+            (Stage::Sent, Some(link)) => link.close("a request that did not end was cancelled"),
+            _ => {
+                self.operations += 1;
+                ring.nop(self.owner, token::CANCELLED);
+            }
+        }
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        if let Some(watch) = self.watch.take() {
+            ring.unwatch(watch);
+        }
+        if let Some(link) = self.link.as_deref_mut() {
+            link.disconnect();
+        }
+        ring.cancel(self.owner, token::RESPONSE_TIMER);
+        ring.cancel(self.owner, token::EXPIRY_TIMER);
+    }
+
+    fn is_closed(&self) -> bool {
+        let link = self.link.as_deref();
+        self.in_flight() == 0 && self.operations == 0 && link.is_none_or(Link::is_closed)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}

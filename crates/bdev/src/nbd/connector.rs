@@ -1,0 +1,297 @@
+//! Connects to the server, on a thread of its own: workers never wait, and their sandbox reaches no server.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use block::Backoff;
+use latency::Clock;
+use nbd::Style;
+use nbd::address::{ExportAddress, ServerAddress};
+use nbd::client::{Handshake, Session, Step, Wanted};
+use nbd::wire::BASE_ALLOCATION;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+use super::Core;
+use crate::DiskState;
+use crate::inbox::Inbox;
+
+/// Time limits of a connection attempt and of the handshake after it.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// Maximum time that sent data stays unacknowledged, and the interval and number of probes of an idle connection.
+const USER_TIMEOUT_MS: u32 = 20_000;
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+const PROBES: u32 = 3;
+/// Pauses between attempts.
+const PAUSE_FIRST: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Minimum interval between log lines about lost connections.
+const WARNINGS_APART: Duration = Duration::from_secs(1);
+
+/// An open export.
+pub(super) struct Connection {
+    pub socket: OwnedFd,
+    pub session: Session,
+    /// Bytes that arrived after the handshake.
+    pub early: Vec<u8>,
+}
+
+/// Receives a channel's connection.
+pub(super) type Mailbox = Inbox<Connection>;
+
+/// A channel that needs a connection.
+struct WantedConnection {
+    mailbox: Weak<Mailbox>,
+    /// The previous connection was lost before any request succeeded.
+    is_again: bool,
+}
+
+/// Thread of a disk that makes connections. It ends when this is dropped.
+pub(super) struct Connector {
+    requests: mpsc::Sender<WantedConnection>,
+    warned: Mutex<Warned>,
+}
+
+/// Time of the last logged loss, and the number of losses since.
+#[derive(Default)]
+struct Warned {
+    at: Option<Duration>,
+    suppressed: u32,
+}
+
+impl Connector {
+    /// Starts the thread. `first` is used for the first request.
+    pub fn start(core: Arc<Core>, first: Connection) -> io::Result<Connector> {
+        let (requests, waiting) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("nbd-connect".to_owned());
+        thread.spawn(move || run(&core, first, &waiting))?;
+        Ok(Connector {
+            requests,
+            warned: Mutex::default(),
+        })
+    }
+
+    /// Requests a connection for this mailbox. `is_again`: the previous one was lost before any request succeeded. Does not block.
+    pub fn request(&self, mailbox: &Arc<Mailbox>, is_again: bool) {
+        let mailbox = Arc::downgrade(mailbox);
+        // The thread receives as long as the disk exists.
+        self.requests
+            .send(WantedConnection { mailbox, is_again })
+            .ok();
+    }
+
+    /// Logs the loss of a connection, rate-limited, because a server may come and go.
+    pub fn lost(&self, core: &Core, reason: &str) {
+        core.state
+            .set_unavailable(reason.to_owned(), Duration::ZERO);
+        let now = Clock::shared().elapsed();
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned
+            .at
+            .is_some_and(|at| now.saturating_sub(at) < WARNINGS_APART)
+        {
+            warned.suppressed += 1;
+            return;
+        }
+        warned.at = Some(now);
+        let suppressed = std::mem::take(&mut warned.suppressed);
+        drop(warned);
+        tracing::warn!(export = %core.options.address, suppressed, "NBD connection lost, connecting again: {reason}");
+    }
+}
+
+fn run(core: &Core, first: Connection, requests: &mpsc::Receiver<WantedConnection>) {
+    let mut spare = Some(first);
+    let mut waiting: Vec<Weak<Mailbox>> = Vec::new();
+    let mut backoff = Backoff::new(PAUSE_FIRST, PAUSE_MAX);
+    let mut next_try = Duration::ZERO;
+    loop {
+        let now = Clock::shared().elapsed();
+        // A server that is unavailable is asked also if no channel waits, because the state of the disk is shown.
+        let is_needed = !waiting.is_empty() || core.state.get() != DiskState::Ready;
+        let received = match is_needed {
+            true => requests.recv_timeout(next_try.saturating_sub(now)),
+            false => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match received {
+            Ok(wanted) => {
+                // A server that accepts connections and ends each of them is not asked without pauses.
+                if wanted.is_again {
+                    next_try = next_try.max(Clock::shared().elapsed() + backoff.pause());
+                } else {
+                    backoff.reset();
+                    next_try = Duration::ZERO;
+                }
+                waiting.push(wanted.mailbox);
+                continue;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        waiting.retain(|mailbox| mailbox.strong_count() > 0);
+        match spare.take().map_or_else(|| reconnect(core), Ok) {
+            Ok(connection) => {
+                core.adopt_size(connection.session.size);
+                match waiting.pop().and_then(|mailbox| mailbox.upgrade()) {
+                    Some(mailbox) => mailbox.put(0, connection),
+                    None => spare = Some(connection),
+                }
+                if waiting.is_empty() {
+                    core.state.set_ready();
+                }
+                core.state.notify_change();
+            }
+            Err(reason) => {
+                let pause = backoff.pause();
+                tracing::debug!(export = %core.options.address, "cannot connect: {reason}");
+                next_try = Clock::shared().elapsed() + pause;
+                core.state.set_unavailable(reason, pause);
+            }
+        }
+    }
+}
+
+/// Connects and checks that the export is the same.
+fn reconnect(core: &Core) -> Result<Connection, String> {
+    let connection = connect(&core.options.address)?;
+    let size = core.capacity.bytes();
+    core.promises.check(&connection.session, size)?;
+    Ok(connection)
+}
+
+/// A connected socket with time limits.
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    fn open(server: &ServerAddress) -> io::Result<Stream> {
+        match server {
+            ServerAddress::Tcp { host, port } => {
+                let stream = iscsi_initiator::connect_tcp(host, *port, CONNECT_LIMIT)?;
+                stream.set_nodelay(true)?;
+                // A host that fails without closing its connections is detected.
+                sockopt::set_socket_keepalive(&stream, true)?;
+                sockopt::set_tcp_keepidle(&stream, PROBE_INTERVAL)?;
+                sockopt::set_tcp_keepintvl(&stream, PROBE_INTERVAL)?;
+                sockopt::set_tcp_keepcnt(&stream, PROBES)?;
+                sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)?;
+                Ok(Stream::Tcp(stream))
+            }
+            ServerAddress::Unix(path) => connect_unix(path).map(Stream::Unix),
+        }
+    }
+
+    fn set_limit(&self, limit: Option<Duration>) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => {
+                stream.set_read_timeout(limit)?;
+                stream.set_write_timeout(limit)
+            }
+            Stream::Unix(stream) => {
+                stream.set_read_timeout(limit)?;
+                stream.set_write_timeout(limit)
+            }
+        }
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read(into),
+            Stream::Unix(stream) => stream.read(into),
+        }
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.write_all(bytes),
+            Stream::Unix(stream) => stream.write_all(bytes),
+        }
+    }
+}
+
+impl From<Stream> for OwnedFd {
+    fn from(stream: Stream) -> OwnedFd {
+        match stream {
+            Stream::Tcp(stream) => stream.into(),
+            Stream::Unix(stream) => stream.into(),
+        }
+    }
+}
+
+/// Connects without waiting for a server that does not accept connections.
+fn connect_unix(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let address = SocketAddrUnix::new(path)?;
+    rustix::net::connect(&socket, &address).map_err(|errno| match errno {
+        Errno::AGAIN => io::Error::other("the server does not accept connections"),
+        errno => errno.into(),
+    })?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Connects to the server and opens the export.
+pub(super) fn connect(address: &ExportAddress) -> Result<Connection, String> {
+    let failed = |error: io::Error| {
+        let place = match &address.server {
+            ServerAddress::Unix(path) => path.display().to_string(),
+            ServerAddress::Tcp { host, port } => format!("{host} port {port}"),
+        };
+        format!(
+            "cannot connect to {place}: {error}; hint: check that the NBD server runs and listens there"
+        )
+    };
+    let mut stream = Stream::open(&address.server).map_err(failed)?;
+    let broken = |error: io::Error| {
+        match error.kind() {
+        ErrorKind::WouldBlock => "the server did not complete the handshake in time; hint: if it permits no further connection, set multi_conn=false".to_owned(),
+        _ => format!("the server has ended the handshake: {error}"),
+    }
+    };
+    let mut handshake = Handshake::new(Wanted {
+        export: address.export.clone(),
+        style: Style::Extended,
+        contexts: vec![BASE_ALLOCATION.to_owned()],
+    });
+    let end = Clock::shared().elapsed() + HANDSHAKE_LIMIT;
+    let (mut input, mut output, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
+    loop {
+        let left = end.saturating_sub(Clock::shared().elapsed());
+        if left.is_zero() {
+            return Err(broken(ErrorKind::WouldBlock.into()));
+        }
+        stream.set_limit(Some(left)).map_err(broken)?;
+        let bytes = match stream.read(&mut piece) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            result => result.map_err(broken)?,
+        };
+        if bytes == 0 {
+            return Err(broken(ErrorKind::UnexpectedEof.into()));
+        }
+        input.extend_from_slice(&piece[..bytes]);
+        let stepped = handshake.receive(&input, &mut output);
+        let (used, step) = stepped.map_err(|failure| failure.to_string())?;
+        input.drain(..used);
+        if let Step::Open(session) = step {
+            stream.set_limit(None).map_err(broken)?;
+            return Ok(Connection {
+                socket: stream.into(),
+                session: *session,
+                early: input,
+            });
+        }
+        stream.write_all(&output).map_err(broken)?;
+        output.clear();
+    }
+}
