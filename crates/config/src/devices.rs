@@ -11,6 +11,7 @@ use block::{
 };
 use iscsi::address::UnitAddress;
 use iscsi::chap::Algorithm as ChapAlgorithm;
+use nbd::address::{ExportAddress, ServerAddress};
 
 /// Block device of a disk, with its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +67,8 @@ pub enum BlockDeviceConfig {
     Rbd(Box<RbdConfig>),
     /// A logical unit of an iSCSI target.
     Iscsi(Box<RemoteConfig>),
+    /// An export of an NBD server.
+    Nbd(Box<NbdDiskConfig>),
     /// A local SCSI device, passed through.
     ScsiGeneric {
         /// `/dev/sgN`, or a block device.
@@ -170,6 +173,54 @@ pub struct RemoteConfig {
     pub passthrough: Option<PassedReservations>,
 }
 
+/// An export of an NBD server, and its connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdDiskConfig {
+    /// Server and name of the export.
+    pub address: ExportAddress,
+    /// Durability of writes.
+    pub cache: ExportCache,
+    /// Each worker has its own connection, if the server permits several.
+    pub multi_conn: bool,
+    /// Maximum number of requests in flight of a connection.
+    pub queue_depth: u16,
+    /// Time in seconds that I/O waits for an unreachable server; 0: no limit.
+    pub replacement_timeout: u32,
+    /// Time in seconds without a reply after which a connection is regarded as lost; 0: no limit.
+    pub response_timeout: u32,
+}
+
+impl NbdDiskConfig {
+    /// Default of `response_timeout`.
+    pub const RESPONSE_TIMEOUT: u32 = 60;
+
+    /// Returns the path of the server's Unix socket.
+    pub fn socket(&self) -> Option<&PathBuf> {
+        match &self.address.server {
+            ServerAddress::Unix(path) => Some(path),
+            ServerAddress::Tcp { .. } => None,
+        }
+    }
+}
+
+/// Durability of writes to an export.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExportCache {
+    /// The server may have a cache until a flush.
+    #[default]
+    Writeback,
+    /// Each write is durable when it completes.
+    Writethrough,
+}
+
+impl ExportCache {
+    /// Both values with their words.
+    pub const WORDS: [(&'static str, ExportCache); 2] = [
+        ("writeback", ExportCache::Writeback),
+        ("writethrough", ExportCache::Writethrough),
+    ];
+}
+
 /// A digest of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Digest {
@@ -223,11 +274,12 @@ pub enum DeviceKind {
     Image,
     Rbd,
     Iscsi,
+    Nbd,
     ScsiGeneric,
 }
 
 /// All kinds with their words.
-pub const DEVICE_KINDS: [(&str, DeviceKind); 8] = [
+pub const DEVICE_KINDS: [(&str, DeviceKind); 9] = [
     ("ram", DeviceKind::Ram),
     ("null", DeviceKind::Null),
     ("delay", DeviceKind::Delay),
@@ -235,6 +287,7 @@ pub const DEVICE_KINDS: [(&str, DeviceKind); 8] = [
     ("image", DeviceKind::Image),
     ("rbd", DeviceKind::Rbd),
     ("iscsi", DeviceKind::Iscsi),
+    ("nbd", DeviceKind::Nbd),
     ("scsi_generic", DeviceKind::ScsiGeneric),
 ];
 
@@ -249,6 +302,7 @@ impl BlockDeviceConfig {
             BlockDeviceConfig::Image { .. } => "image",
             BlockDeviceConfig::Rbd(_) => "rbd",
             BlockDeviceConfig::Iscsi(_) => "iscsi",
+            BlockDeviceConfig::Nbd(_) => "nbd",
             BlockDeviceConfig::ScsiGeneric { .. } => "scsi_generic",
         }
     }
@@ -269,6 +323,7 @@ impl BlockDeviceConfig {
             BlockDeviceConfig::Image { .. }
                 | BlockDeviceConfig::Rbd(_)
                 | BlockDeviceConfig::Iscsi(_)
+                | BlockDeviceConfig::Nbd(_)
                 | BlockDeviceConfig::ScsiGeneric { .. }
         )
     }
@@ -294,6 +349,7 @@ impl BlockDeviceConfig {
                 let portal = remote.unit.as_ref().map(|unit| unit.portal.to_string());
                 Some(format!("iscsi:{}", portal.unwrap_or_default()))
             }
+            BlockDeviceConfig::Nbd(nbd) => Some(format!("nbd:{:?}", nbd.address.server)),
         }
     }
 
@@ -316,6 +372,7 @@ impl BlockDeviceConfig {
             | BlockDeviceConfig::Delay { .. }
             | BlockDeviceConfig::Rbd(_)
             | BlockDeviceConfig::Iscsi(_)
+            | BlockDeviceConfig::Nbd(_)
             | BlockDeviceConfig::ScsiGeneric { .. } => None,
         }
     }
@@ -334,6 +391,7 @@ impl BlockDeviceConfig {
                 ("keyring", rbd.cluster.keyring.as_ref()),
             ],
             BlockDeviceConfig::Iscsi(unit) => [("chap_file", unit.chap_file.as_ref()), ("", None)],
+            BlockDeviceConfig::Nbd(nbd) => [("uri", nbd.socket()), ("", None)],
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }
             | BlockDeviceConfig::Delay { .. } => [("", None), ("", None)],
@@ -355,6 +413,11 @@ impl BlockDeviceConfig {
             } => {
                 absolute(path);
                 data_file.iter_mut().for_each(absolute);
+            }
+            BlockDeviceConfig::Nbd(nbd) => {
+                if let ServerAddress::Unix(path) = &mut nbd.address.server {
+                    absolute(path);
+                }
             }
             _ => {}
         }
@@ -416,6 +479,7 @@ impl BlockDeviceConfig {
             BlockDeviceConfig::Image { .. }
             | BlockDeviceConfig::Rbd(_)
             | BlockDeviceConfig::Iscsi(_)
+            | BlockDeviceConfig::Nbd(_)
             | BlockDeviceConfig::ScsiGeneric { .. } => Some(true),
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }
@@ -431,7 +495,9 @@ impl BlockDeviceConfig {
             | BlockDeviceConfig::Delay { size, .. } => Some(*size),
             BlockDeviceConfig::File { size, .. } | BlockDeviceConfig::Image { size, .. } => *size,
             BlockDeviceConfig::Rbd(rbd) => rbd.size,
-            BlockDeviceConfig::Iscsi(_) | BlockDeviceConfig::ScsiGeneric { .. } => None,
+            BlockDeviceConfig::Iscsi(_)
+            | BlockDeviceConfig::Nbd(_)
+            | BlockDeviceConfig::ScsiGeneric { .. } => None,
         }
     }
 
@@ -455,7 +521,12 @@ impl BlockDeviceConfig {
                 | BlockDeviceConfig::Delay { .. },
                 None,
             )
-            | (BlockDeviceConfig::Iscsi(_) | BlockDeviceConfig::ScsiGeneric { .. }, _) => {}
+            | (
+                BlockDeviceConfig::Iscsi(_)
+                | BlockDeviceConfig::Nbd(_)
+                | BlockDeviceConfig::ScsiGeneric { .. },
+                _,
+            ) => {}
         }
         changed
     }

@@ -6,13 +6,15 @@ use block::{
 use serde_json::json;
 
 use super::devices::{
-    BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, Persist, RbdConfig, RemoteConfig,
+    BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, NbdDiskConfig, Persist, RbdConfig,
+    RemoteConfig,
 };
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::disk_draft::{DiskDraft, DiskKey};
 use super::key::{KeyValue, Kind, NONE, REQUIRED, RunTime, key_values, words};
 use super::location::Located;
 use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX};
+use super::nbd_disk;
 use super::passthrough;
 use super::rbd;
 use super::readers::{NAME_ALLOWED, read_name};
@@ -56,7 +58,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
     },
     key! { "size": Kind::Size(": a multiple of the block size", 512..=SIZE_MAX); NONE; DISK_RESIZE;
         "`ram`, `null`, `delay`: required. `file`: a missing file is created sparse with this size; without this key the \
-            disk follows the size of the file. `image`, `rbd`, `iscsi`, `scsi_generic`: not allowed, because the image or unit has a size";
+            disk follows the size of the file. `image`, `rbd`, `iscsi`, `nbd`, `scsi_generic`: not allowed, because the image, unit or export has a size";
         read |key, reader, disk| disk.size = reader.size(key.name); get |disk| disk.backend.size().value()
     },
     key! { "path": Kind::Text("path of a file or a device", "the path of a file or a device"); REQUIRED;
@@ -72,7 +74,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
     },
     key! { "named_files": NamedFiles::KIND;
         "`any`; `folder` for a disk or a job's target that a request to the API names"; RunTime::AddAnew, of &["image"];
-        "allowed names of backing images and data files in the image and in its backing images. `any`: every file, logical unit and RBD image. \
+        "allowed names of backing images and data files in the image and in its backing images. `any`: every file, logical unit, RBD image and NBD export. \
             `folder`: files in the folder of the image that names them. `none`: an image that names a file is refused";
         set named_files; get |disk| of_device!(disk, Image, named_files)
     },
@@ -121,6 +123,8 @@ pub static DISK_KEYS: &[DiskKey] = &[
     rbd::MON_HOST,
     rbd::LOCK,
     rbd::OPTION,
+    nbd_disk::URI,
+    nbd_disk::CACHE,
     remote::UNIT,
     remote::PATHS_KEY,
     remote::TRUST_PATHS,
@@ -139,14 +143,16 @@ pub static DISK_KEYS: &[DiskKey] = &[
     remote::IMMEDIATE_DATA,
     remote::INITIAL_R2T,
     remote::ERROR_RECOVERY_LEVEL,
+    nbd_disk::MULTI_CONN,
+    nbd_disk::RESPONSE_TIMEOUT,
     passthrough::PASSTHROUGH,
     passthrough::RESERVATIONS_KEY,
-    key! { "block_size": Kind::Numbers(&[512, 4096]); "512 bytes; of a block device or a remote unit its own"; RunTime::AddAnew;
+    key! { "block_size": Kind::Numbers(&[512, 4096]); "512 bytes; of a block device, a remote unit or an NBD export its own"; RunTime::AddAnew;
         "logical block size; may be smaller than that of the device";
         read |key, reader, disk| disk.block_size = read_block_size(key, reader); get |disk| disk.block_size.value()
     },
     key! { "discard": DiscardMode::KIND; "`unmap`";
-        RunTime::AddAnew, of &["ram", "null", "delay", "file", "image", "rbd", "iscsi"];
+        RunTime::AddAnew, of &["ram", "null", "delay", "file", "image", "rbd", "iscsi", "nbd"];
         "effect of a discard. `unmap`: forwarded to the device. `zeroes`: the blocks read as zeroes; if the device does not \
             guarantee this, zeroes are written. `ignore`: none. `lunette disk mirror` and `disk commit` set it if clients need it";
         set discard; get |disk| disk.discard.value_unless(&DiscardMode::Unmap)
@@ -348,6 +354,14 @@ impl DiskDraft {
                     ..self.remote.clone()
                 }))
             }
+            DeviceKind::Nbd => BlockDeviceConfig::Nbd(Box::new(NbdDiskConfig {
+                address: self.nbd.address.clone()?,
+                cache: self.nbd.cache,
+                multi_conn: self.nbd.multi_conn,
+                queue_depth: self.remote.queue_depth,
+                replacement_timeout: self.remote.replacement_timeout,
+                response_timeout: self.nbd.response_timeout,
+            })),
             DeviceKind::ScsiGeneric => BlockDeviceConfig::ScsiGeneric {
                 path: self.path.as_ref()?.value.clone(),
                 reservations: self.passthrough.reservations(),
@@ -388,7 +402,7 @@ fn relate_discard(reader: &mut Reader<'_, '_>, draft: &DiskDraft) {
 /// Checks that a size is given if the back end needs it, and refuses it if it does not. Returns false if the size is not a multiple of the
 /// disk's block size.
 fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
-    use DeviceKind::{Delay, Image, Iscsi, Null, Ram, Rbd, ScsiGeneric};
+    use DeviceKind::{Delay, Image, Iscsi, Nbd, Null, Ram, Rbd, ScsiGeneric};
     if matches!(draft.device, Some(Ram | Null | Delay)) {
         reader.require("size", super::size::SIZE_ALLOWED);
     }
@@ -403,6 +417,10 @@ fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
         Some(Image) => Some((
             "`size`: not allowed, because the image determines the size",
             "change it with `lunette disk resize`, or `lunette image resize` while it is not served",
+        )),
+        Some(Nbd) => Some((
+            "`size`: not allowed, because the server determines the size of the export",
+            "resize it at its server",
         )),
         Some(Iscsi | ScsiGeneric) => Some((
             "`size`: not allowed, because the logical unit determines the size",

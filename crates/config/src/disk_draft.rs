@@ -7,7 +7,9 @@ use block::{
     PassedReservations, RbdLock,
 };
 
-use super::devices::{DelayStorage, DeviceKind, Persist, RemoteConfig};
+use nbd::address::ExportAddress;
+
+use super::devices::{DelayStorage, DeviceKind, ExportCache, NbdDiskConfig, Persist, RemoteConfig};
 use super::key::Key;
 use super::location::Located;
 use super::model::{DiskConfig, ShownConfig};
@@ -33,6 +35,7 @@ pub struct DiskDraft {
     pub(super) cluster: ClusterConfig,
     pub(super) lock: RbdLock,
     pub(super) remote: RemoteConfig,
+    pub(super) nbd: NbdDraft,
     pub(super) passthrough: PassthroughDraft,
     pub(super) discard: Option<Located<DiscardMode>>,
     pub(super) block_size: Option<u32>,
@@ -49,6 +52,25 @@ pub struct DiskDraft {
 
 /// A key of a disk.
 pub type DiskKey = Key<DiskDraft, DiskConfig>;
+
+/// Values given for an export of an NBD server. The keys that iSCSI disks have too are in [`DiskDraft::remote`].
+pub(crate) struct NbdDraft {
+    pub address: Option<ExportAddress>,
+    pub cache: ExportCache,
+    pub multi_conn: bool,
+    pub response_timeout: u32,
+}
+
+impl Default for NbdDraft {
+    fn default() -> Self {
+        NbdDraft {
+            address: None,
+            cache: ExportCache::default(),
+            multi_conn: true,
+            response_timeout: NbdDiskConfig::RESPONSE_TIMEOUT,
+        }
+    }
+}
 
 /// Values given for a pass-through.
 #[derive(Default)]

@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
+use nbd::address::ExportAddress;
+
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::location::{Located, Location, Source};
 use super::value::{Field, Fields, Raw};
@@ -48,7 +50,7 @@ impl Flags {
 }
 
 /// Syntax of a disk in a flag.
-pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH, NAME=image:PATH, NAME=rbd:POOL/IMAGE, NAME=iscsi://HOST/TARGET/LUN or NAME=scsi_generic:/dev/sgN, then ,KEY=VALUE as needed: \
+pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH, NAME=image:PATH, NAME=rbd:POOL/IMAGE, NAME=iscsi://HOST/TARGET/LUN, NAME=nbd://HOST/EXPORT or NAME=scsi_generic:/dev/sgN, then ,KEY=VALUE as needed: \
     d0=ram:512M or d1=file:vm.raw,size=10G,cache=none,ro";
 /// Syntax of a vhost-blk export in a flag.
 pub const VHOST_BLK_FORM: &str =
@@ -181,6 +183,21 @@ pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<
         return None;
     };
     let mut entries = vec![name.field("name")];
+    // The scheme of an address names the transport, too: nbd+unix.
+    let is_address = |text: &str| ExportAddress::looks_like_one(text) || text.starts_with("nbd:");
+    if is_address(&device.text) {
+        let value = Located::new(Raw::Word("nbd".to_owned()), device.location());
+        entries.push(Field {
+            key: Located::new("backend".to_owned(), device.location()),
+            value,
+        });
+        entries.push(device.field("uri"));
+        entries.extend(options(rest));
+        return Some(Fields {
+            location: Location::whole(source),
+            entries,
+        });
+    }
     match device.split(':') {
         None => entries.push(device.field("backend")),
         Some((backend, argument)) => {

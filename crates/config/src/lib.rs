@@ -44,6 +44,7 @@ mod location;
 mod lun;
 mod model;
 mod nbd;
+mod nbd_disk;
 mod passthrough;
 pub mod placement;
 mod rbd;
@@ -66,12 +67,14 @@ use std::path::Path;
 
 pub use ::iscsi::access::{AclEntry, Announced, DemoMode, Network, Portal};
 pub use ::iscsi::address::{SECRET_REFUSED, has_secret};
+pub use ::nbd::address::{ExportAddress, ServerAddress};
 pub use access_list::ACL_KEYS;
 pub use accounts::{account, group_id, user_id};
 pub use block::{CacheMode, ExportPlacement, PollLimit};
 pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
 pub use devices::{
-    BlockDeviceConfig, DEVICE_KINDS, DelayStorage, Digest, Persist, RbdConfig, RemoteConfig,
+    BlockDeviceConfig, DEVICE_KINDS, DelayStorage, Digest, ExportCache, NbdDiskConfig, Persist,
+    RbdConfig, RemoteConfig,
 };
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use differences::{Difference, disk_differences};

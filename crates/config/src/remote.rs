@@ -28,6 +28,8 @@ fn unless<S: Setting + PartialEq>(
 }
 
 const ISCSI: &[&str] = &["iscsi"];
+/// Disks with connections that are replaced when they are lost.
+const CONNECTED: &[&str] = &["iscsi", "nbd"];
 
 /// RFC 7143, 13.13 and 13.14: 512 to 2^24-1.
 const LENGTHS: std::ops::RangeInclusive<u64> = 512..=16_777_215;
@@ -152,13 +154,21 @@ pub const INITIATOR_NAME: DiskKey = key! {
     read |key, reader, disk| disk.remote.initiator_name = read_initiator_name(key, reader);
     get |disk| remote(disk)?.initiator_name.value()
 };
-pub const QUEUE_DEPTH_KEY: DiskKey = remote! {
-    "queue_depth": Kind::Number("commands", 1..=1024); "`128`";
-    "maximum number of commands in flight at the target"; queue_depth
+pub const QUEUE_DEPTH_KEY: DiskKey = key! {
+    "queue_depth": Kind::Number("commands", 1..=1024); "`128`"; RunTime::AddAnew, of CONNECTED;
+    "maximum number of commands in flight at the target; `nbd`: of requests in flight of a connection";
+    set remote.queue_depth; get |disk| match &disk.backend {
+        BlockDeviceConfig::Nbd(nbd) => nbd.queue_depth.value_unless(&RemoteConfig::default().queue_depth),
+        _ => unless(disk, |remote| &remote.queue_depth),
+    }
 };
-pub const REPLACEMENT_TIMEOUT_KEY: DiskKey = remote! {
-    "replacement_timeout": Kind::Number("seconds", 0..=86_400); "`120`";
-    "time that I/O waits for a lost session. Then it fails, and `on_error` applies. 0: no limit"; replacement_timeout
+pub const REPLACEMENT_TIMEOUT_KEY: DiskKey = key! {
+    "replacement_timeout": Kind::Number("seconds", 0..=86_400); "`120`"; RunTime::AddAnew, of CONNECTED;
+    "time that I/O waits for a lost session or connection. Then it fails, and `on_error` applies. 0: no limit";
+    set remote.replacement_timeout; get |disk| match &disk.backend {
+        BlockDeviceConfig::Nbd(nbd) => nbd.replacement_timeout.value_unless(&RemoteConfig::default().replacement_timeout),
+        _ => unless(disk, |remote| &remote.replacement_timeout),
+    }
 };
 pub const HEADER_DIGEST: DiskKey = remote! {
     "header_digest": Digest::KIND; "`none`"; "checksum over each header"; header_digest

@@ -11,7 +11,7 @@ use iscsi::access::DemoMode;
 use iscsi::negotiation::DigestOffer;
 use serde_json::{Value, json};
 
-use super::devices::{DelayStorage, Digest, Persist};
+use super::devices::{DelayStorage, Digest, ExportCache, Persist};
 use super::key::{Key, Kind, words};
 use super::location::Located;
 use super::readers::read_poll;
@@ -220,6 +220,7 @@ choices! {
     // The initiator offers digests first; the target selects its preference if permitted (RFC 7143, 6.2.1).
     DigestOffer = [("any", DigestOffer::PreferNone), ("none", DigestOffer::None), ("crc32c", DigestOffer::Crc32c)],
     DiscardMode = DiscardMode::WORDS,
+    ExportCache = ExportCache::WORDS,
     FileLock = FileLock::WORDS,
     NamedFiles = NamedFiles::WORDS,
     OnError = OnError::WORDS,

@@ -16,6 +16,7 @@ const FILE: &str =
 const IMAGE: &str = "[[disk]]\nname = \"d0\"\nbackend = \"image\"\npath = \"d0.qcow2\"\n";
 const RBD: &str = "[[disk]]\nname = \"d0\"\nbackend = \"rbd\"\nimage = \"rbd/vm\"\n";
 const REMOTE: &str = "[[disk]]\nname = \"d0\"\nbackend = \"iscsi\"\nunit = \"iscsi://h/iqn.2026-11.org.example:t0/0\"\n";
+const EXPORT: &str = "[[disk]]\nname = \"d0\"\nbackend = \"nbd\"\nuri = \"nbd://h/d0\"\n";
 const SCSI_DEVICE: &str =
     "[[disk]]\nname = \"d0\"\nbackend = \"scsi_generic\"\npath = \"/dev/sg0\"\n";
 const DELAY: &str = "[[disk]]\nname = \"d0\"\nbackend = \"delay\"\ntime = \"1ms\"\nsize = \"1M\"\n";
@@ -55,6 +56,7 @@ fn sections() -> Vec<Section> {
             REMOTE,
             Some("disk"),
         ),
+        section("### Exports of NBD servers", &[], EXPORT, Some("disk")),
         section(
             "### SCSI devices of this machine",
             &[],
@@ -225,6 +227,7 @@ fn rows_of_the_page_match_the_declared_keys() {
         ("### Images", Some("image")),
         ("### Ceph RBD images", Some("rbd")),
         ("### Logical units of iSCSI targets", Some("iscsi")),
+        ("### Exports of NBD servers", Some("nbd")),
         ("### SCSI devices of this machine", Some("scsi_generic")),
         ("### RAM disks", Some("ram")),
         ("### Delays", Some("delay")),

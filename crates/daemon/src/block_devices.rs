@@ -8,10 +8,13 @@ use bdev::iscsi_initiator::{
     DigestOffer, KnownUnits, ReconnectSettings, SessionOptions, SessionParameters, read_credentials,
 };
 use bdev::{
-    BlockDevice, Delay, File, FileOptions, Image, ImageOptions, IscsiOptions, Null, NullOptions,
-    OpenError, Ram, RamOptions, Rbd, RbdOptions, ScsiDisk, ScsiGenericOptions,
+    BlockDevice, Delay, File, FileOptions, Image, ImageOptions, IscsiOptions, Nbd, NbdOptions,
+    Null, NullOptions, OpenError, Ram, RamOptions, Rbd, RbdOptions, ScsiDisk, ScsiGenericOptions,
 };
-use config::{BlockDeviceConfig, DelayStorage, Digest, DiskConfig, Persist, RemoteConfig};
+use config::{
+    BlockDeviceConfig, DelayStorage, Digest, DiskConfig, ExportCache, NbdDiskConfig, Persist,
+    RemoteConfig,
+};
 
 /// Block size of a disk without another default, in bytes.
 const BLOCK_SIZE_DEFAULT: u32 = 512;
@@ -109,6 +112,7 @@ fn open_plain(disk: &DiskConfig, known: KnownUnits) -> Result<Arc<dyn BlockDevic
             options.unit.known = known;
             Arc::new(ScsiDisk::open_iscsi(&options)?)
         }
+        BlockDeviceConfig::Nbd(nbd) => Arc::new(Nbd::open(&nbd_options(nbd, disk))?),
         BlockDeviceConfig::ScsiGeneric { path, reservations } => {
             Arc::new(ScsiDisk::open_generic(&ScsiGenericOptions {
                 path: path.clone(),
@@ -132,6 +136,20 @@ fn undelayed(disk: &DiskConfig, size: u64, storage: DelayStorage) -> DiskConfig 
     DiskConfig {
         backend,
         ..disk.clone()
+    }
+}
+
+/// Returns the options to open an export of an NBD server.
+fn nbd_options(nbd: &NbdDiskConfig, disk: &DiskConfig) -> NbdOptions {
+    NbdOptions {
+        address: nbd.address.clone(),
+        multi_conn: nbd.multi_conn,
+        queue_depth: usize::from(nbd.queue_depth),
+        replacement_timeout: Duration::from_secs(nbd.replacement_timeout.into()),
+        response_timeout: Duration::from_secs(nbd.response_timeout.into()),
+        read_only: disk.read_only,
+        writethrough: nbd.cache == ExportCache::Writethrough,
+        block_size: disk.block_size,
     }
 }
 

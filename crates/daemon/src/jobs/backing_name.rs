@@ -61,6 +61,7 @@ pub(super) fn backing_name(backend: &BlockDeviceConfig) -> Result<BackingName, O
                 "admit this host's initiator without CHAP, or copy the disk into an image with lunette disk mirror",
             ))
         }
+        BlockDeviceConfig::Nbd(nbd) => Ok(BackingName::of_export(&nbd.address)),
         other => Err((
             format!("a {} disk cannot be a backing image", other.word()),
             "move the disk into an image with lunette disk mirror",

@@ -78,7 +78,7 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
         let (disk, word) = (&copy.disk, target.backend.word());
         return Err(Refusal::conflict(
             format!("disk {disk}: the target, a {word} disk, loses its data when the daemon ends"),
-            "use a file, a block device, an image, an RBD image or an iSCSI unit",
+            "use a file, a block device, an image, an RBD image, an iSCSI unit or an NBD export",
         ));
     }
     // A second session for the same unit has the same ISID and would end the disk's session.
@@ -182,6 +182,7 @@ fn is_larger_device(path: &Path, bytes: u64) -> bool {
 pub(crate) fn shown(backend: &BlockDeviceConfig) -> String {
     match backend {
         BlockDeviceConfig::Rbd(rbd) => format!("rbd:{}", rbd.image),
+        BlockDeviceConfig::Nbd(nbd) => nbd.address.to_string(),
         BlockDeviceConfig::Iscsi(remote) => match &remote.unit {
             Some(unit) => unit.to_string(),
             None => backend.word().to_owned(),
@@ -202,6 +203,7 @@ fn loses_data(disk: &BlockDeviceConfig, target: &BlockDeviceConfig) -> bool {
         | BlockDeviceConfig::Image { .. }
         | BlockDeviceConfig::Rbd(_)
         | BlockDeviceConfig::Iscsi(_)
+        | BlockDeviceConfig::Nbd(_)
         | BlockDeviceConfig::ScsiGeneric { .. } => false,
     }
 }

@@ -145,7 +145,7 @@ fn check_names_and_sockets(next: &Config, faults: &mut Vec<Fault>) {
 
 fn check_files(next: &Config, faults: &mut Vec<Fault>) {
     let mut files: HashMap<PathBuf, &str> = HashMap::new();
-    let mut images = HashMap::new();
+    let (mut images, mut exports) = (HashMap::new(), HashMap::new());
     let mut identifiers: HashMap<u64, &str> = HashMap::new();
     for disk in &next.disks {
         if let Some(wwn) = disk.shown.wwn
@@ -162,6 +162,12 @@ fn check_files(next: &Config, faults: &mut Vec<Fault>) {
                 let detail = format!("the image {} belongs to the disk {other}", rbd.image);
                 faults.push(Fault::at("/image", detail));
             }
+        }
+        if let BlockDeviceConfig::Nbd(nbd) = &disk.backend
+            && let Some(other) = exports.insert(&nbd.address, &disk.name)
+        {
+            let detail = format!("the export {} belongs to the disk {other}", nbd.address);
+            faults.push(Fault::at("/uri", detail));
         }
         let Some(path) = disk.backend.file() else {
             continue;

@@ -75,8 +75,8 @@ pub enum DiskAction {
     },
     /// Add a disk
     Add {
-        /// Name and backend: NAME=ram:SIZE, NAME=null:SIZE, NAME=file:PATH, NAME=image:PATH, NAME=rbd:POOL/IMAGE or
-        /// NAME=iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as for serve --disk
+        /// Name and backend: NAME=ram:SIZE, NAME=null:SIZE, NAME=file:PATH, NAME=image:PATH, NAME=rbd:POOL/IMAGE,
+        /// NAME=iscsi://HOST/TARGET/LUN or NAME=nbd://HOST/EXPORT, then ,KEY=VALUE as for serve --disk
         #[arg(value_name = "NAME=BACKEND:...")]
         disk: String,
     },
@@ -126,8 +126,8 @@ pub enum DiskAction {
     Mirror {
         /// Name of the disk
         disk: String,
-        /// Target of the copy: file:PATH, image:PATH, rbd:POOL/IMAGE or iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as for serve --disk.
-        /// Files are created
+        /// Target of the copy: file:PATH, image:PATH, rbd:POOL/IMAGE, iscsi://HOST/TARGET/LUN or nbd://HOST/EXPORT, then ,KEY=VALUE
+        /// as for serve --disk. Files are created
         target: String,
         /// Switch the disk to the target as soon as the copy is complete. Without it, the disk switches at lunette job switch
         #[arg(long)]

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use config::{DEVICE_KINDS, DiskConfig, Flags, parse_size};
+use config::{DEVICE_KINDS, DiskConfig, ExportAddress, Flags, parse_size};
 use control::objects::{Job, JobSettings, JobState, NewJob, NewSnapshot, SnapshotDisk};
 use control::{Method, escape};
 use serde_json::json;
@@ -67,7 +67,8 @@ pub fn backup(
 /// Refuses a target without the word of a device, such as a bare path.
 fn check_target(kind: &str, disk: &str, target: &str) -> Result<(), String> {
     let word = target.split_once(':').map_or(target, |(word, _)| word);
-    if DEVICE_KINDS.iter().any(|(known, _)| *known == word) {
+    let is_kind = DEVICE_KINDS.iter().any(|(known, _)| *known == word);
+    if is_kind || ExportAddress::looks_like_one(target) {
         return Ok(());
     }
     let of_path = match Path::new(target)
@@ -78,7 +79,7 @@ fn check_target(kind: &str, disk: &str, target: &str) -> Result<(), String> {
         false => "file",
     };
     Err(format!(
-        "target {target}: must be file:PATH, image:PATH (qcow2), rbd:POOL/IMAGE or iscsi://HOST[:PORT]/TARGET/LUN; \
+        "target {target}: must be file:PATH, image:PATH (qcow2), rbd:POOL/IMAGE, iscsi://HOST[:PORT]/TARGET/LUN or nbd://HOST/EXPORT; \
          hint: lunette disk {kind} {disk} {of_path}:{target}"
     ))
 }
@@ -310,6 +311,8 @@ mod tests {
             "image:a,cache=none",
             "rbd:p/i",
             "iscsi://h/t/0",
+            "nbd://h/e",
+            "nbd+unix:///e?socket=/s",
             "ram",
         ] {
             assert!(check_target("mirror", "d0", target).is_ok(), "{target}");

@@ -15,8 +15,9 @@ pub struct ImageArguments {
 }
 
 const AFTER: &str = "\
-Images have the format qcow2 of QEMU. Raw files, block devices, logical units and RBD images are raw disks. A logical unit has the form
-iscsi://HOST[:PORT]/TARGET/LUN. An RBD image has the form rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]. All commands except create and
+Images have the format qcow2 of QEMU. Raw files, block devices, logical units, RBD images and NBD exports are raw disks. A logical unit has the form
+iscsi://HOST[:PORT]/TARGET/LUN. An RBD image has the form rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]. An NBD export has the form
+nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH. All commands except create and
 convert refuse files that another process, such as QEMU, serves or has open for writing. A logical unit has no such lock.
 
 A guest controls the content of its disk, so content alone never determines the format. Without a format option, a file is
@@ -62,7 +63,7 @@ pub enum Action {
     Resize(ResizeArguments),
     /// Show which parts of a disk have data
     Map {
-        /// Image, raw file, block device, logical unit or RBD image
+        /// Image, raw file, block device, logical unit, RBD image or NBD export
         #[arg(value_name = "PATH")]
         path: PathBuf,
         /// Its format [default: qcow2 if name and content agree, raw if it has no signature]
@@ -182,10 +183,10 @@ pub struct ResizeArguments {
 /// `lunette image compare`
 #[derive(Debug, Args)]
 pub struct CompareArguments {
-    /// Image, raw file, block device, logical unit or RBD image to compare
+    /// Image, raw file, block device, logical unit, RBD image or NBD export to compare
     #[arg(value_name = "PATH")]
     pub one: PathBuf,
-    /// Image, raw file, block device, logical unit or RBD image to compare with
+    /// Image, raw file, block device, logical unit, RBD image or NBD export to compare with
     #[arg(value_name = "PATH")]
     pub other: PathBuf,
     /// Format of the first disk [default: qcow2 if name and content agree, raw if it has no signature]
@@ -311,10 +312,10 @@ pub struct RebaseArguments {
 /// `lunette image convert`
 #[derive(Debug, Args)]
 pub struct ConvertArguments {
-    /// Image, raw file, block device, logical unit or RBD image to copy
+    /// Image, raw file, block device, logical unit, RBD image or NBD export to copy
     #[arg(value_name = "SOURCE")]
     pub source: PathBuf,
-    /// Destination: a new file, which must not exist without -n, or a block device, logical unit or RBD image, which is overwritten
+    /// Destination: a new file, which must not exist without -n, or a block device, logical unit, RBD image or NBD export, which is overwritten
     #[arg(value_name = "DESTINATION")]
     pub destination: PathBuf,
     /// Format of the source [default: qcow2 if name and content agree, raw if it has no signature]

@@ -74,6 +74,9 @@ export function offerChanges(chosen: () => string | null): void {
   }
 }
 
+/** Kinds of disks with a place that is not a path: key and label of the place. */
+const PLACES: Record<string, [string, string]> = { rbd: ["image", "POOL/IMAGE"], nbd: ["uri", "nbd://HOST/EXPORT"] };
+
 /** The form for a new disk, and an export of it. */
 export function offerDisks(choose: (name: string) => void): void {
   const form = $<HTMLFormElement>("add");
@@ -81,8 +84,8 @@ export function offerDisks(choose: (name: string) => void): void {
   const kindChanged = () => {
     const kind = field("backend").value;
     $("place").hidden = kind === "ram";
-    $("size").hidden = kind === "image" || kind === "rbd";
-    $("place-name").textContent = kind === "rbd" ? "POOL/IMAGE" : "Path";
+    $("size").hidden = kind === "image" || kind in PLACES;
+    $("place-name").textContent = PLACES[kind]?.[1] ?? "Path";
   };
   field("backend").onchange = kindChanged;
   kindChanged();
@@ -91,7 +94,7 @@ export function offerDisks(choose: (name: string) => void): void {
     const value = (name: string) => field(name).value.trim();
     const [name, backend, size, socket] = [value("name"), value("backend"), value("size"), value("socket")];
     const disk: Record<string, string> = { backend };
-    if (backend !== "ram") disk[backend === "rbd" ? "image" : "path"] = value("place");
+    if (backend !== "ram") disk[PLACES[backend]?.[0] ?? "path"] = value("place");
     if (size && (backend === "ram" || backend === "file")) disk.size = size;
     if (!confirm(`Add the disk ${name}${socket ? `, and serve it at ${socket}` : ""}?`)) return;
     if (!(await change("add", "PUT", pathOf(name), disk))) return;
