@@ -164,12 +164,12 @@ fn shared_disk(file: &Path, name: &str, number: u8) -> String {
     )
 }
 
-fn create_image(path: &Path, size: &str) -> Result<()> {
+fn create_image(path: &Path, words: &[&str]) -> Result<()> {
     let program = vm::lunette_program(vm::Profile::Dev)?;
     let made = Command::new(program)
         .args(["image", "create"])
         .arg(path)
-        .arg(size)
+        .args(words)
         .output()?;
     let stderr = String::from_utf8_lossy(&made.stderr);
     ensure!(made.status.success(), "{stderr}");
@@ -181,7 +181,7 @@ fn two_daemons() -> Result<(tempfile::TempDir, Rig, Rig)> {
     let folder = tempfile::tempdir()?;
     let files = ["d.raw", "s.qcow2"].map(|file| folder.path().join(file));
     std::fs::write(&files[0], vec![0; 32 << 20])?;
-    create_image(&files[1], "32M")?;
+    create_image(&files[1], &["32M"])?;
     let describe = |daemon: DaemonBuilder| {
         daemon
             .disk(&shared_disk(&files[0], "d", 1))
@@ -371,6 +371,43 @@ fn size_is_valid_in_the_other_daemon(export: &str, first: &Rig, second: &Rig) ->
         std::thread::sleep(Duration::from_millis(20));
     }
     ends[1].stop_queue(0)?;
+    Ok(())
+}
+
+/// The other daemon would continue with the old file.
+#[test]
+fn no_job_moves_a_disk_of_two_daemons_to_another_file() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = |name: &str| folder.path().join(name);
+    create_image(&file("base.qcow2"), &["8M"])?;
+    create_image(&file("s.qcow2"), &["--backing", "base.qcow2"])?;
+    std::fs::write(file("d.raw"), vec![0; 8 << 20])?;
+    let rig = Rig::new(|daemon| {
+        daemon
+            .disk(&shared_disk(&file("d.raw"), "d", 1))
+            .disk(&shared_disk(&file("s.qcow2"), "s", 2))
+            .disk("r=ram:8M")
+    })?;
+    let new = file("new").display().to_string();
+    let target = format!("file:{new}");
+    let turns = format!("{target},lock=while-active");
+    for words in [
+        &["disk", "mirror", "d", &target][..],
+        &["disk", "mirror", "s", &target],
+        &["disk", "snapshot", "d", "--to", &new],
+        &["disk", "snapshot", "s", "--to", &new],
+        &["disk", "commit", "s"],
+        &["disk", "mirror", "r", &turns],
+    ] {
+        let refused = rig.daemon.ask(words)?;
+        let stderr = String::from_utf8(refused.stderr)?;
+        ensure!(!refused.status.success(), "{words:?}");
+        ensure!(stderr.contains("lock=while-active"), "{words:?}: {stderr}");
+        ensure!(!file("new").exists(), "{words:?}");
+    }
+    rig.daemon
+        .lunette(&["disk", "backup", "d", &target, "--wait"])?;
+    rig.daemon.lunette(&["disk", "stream", "s", "--wait"])?;
     Ok(())
 }
 

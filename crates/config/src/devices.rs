@@ -471,6 +471,16 @@ impl BlockDeviceConfig {
         wanted == NamedFiles::None || wanted == most
     }
 
+    /// Returns true if other daemons use the file of the disk in turns with this one.
+    pub fn takes_turns(&self) -> bool {
+        match self {
+            BlockDeviceConfig::File { lock, .. } | BlockDeviceConfig::Image { lock, .. } => {
+                *lock == FileLock::WhileActive
+            }
+            _ => false,
+        }
+    }
+
     /// Returns true if the disk adopts a size that other programs change. `is_device`: the file is a block device of this machine,
     /// which also changes by itself. `None`: only the configuration sets the size.
     pub fn follows_size(&self, is_device: bool) -> Option<bool> {

@@ -32,6 +32,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
         return Err(no_backing(&name));
     };
     backed_image(&name, &*device)?;
+    super::check_served_alone(&config)?;
     if config.read_only {
         return Err(Refusal::conflict(
             format!("disk {name} is read-only"),

@@ -69,6 +69,18 @@ pub(super) struct Copying {
 /// Nothing has changed then.
 pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
     let (disk, now) = context.disk(&copy.disk, copy.kind)?;
+    if copy.kind == JobKind::Mirror {
+        super::check_served_alone(&now)?;
+    }
+    if copy.target.backend.takes_turns() {
+        return Err(Refusal::conflict(
+            format!(
+                "disk {}: the target of a job cannot have lock=while-active",
+                copy.disk
+            ),
+            "omit lock; to serve the copy from several daemons, add it as another disk when the job has ended",
+        ));
+    }
     let mut target = copy.target.clone();
     target.backend = target.backend.at_absolute_paths();
     if copy.kind == JobKind::Mirror {

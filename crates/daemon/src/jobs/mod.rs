@@ -119,6 +119,23 @@ fn same_medium(disk: &str, other: &str) -> Refusal {
     Refusal::conflict(detail, "name another target")
 }
 
+/// Checks that no other daemon serves the file of the disk: it would continue with the old file.
+///
+/// # Errors
+/// The disk has `lock = "while-active"`.
+fn check_served_alone(config: &DiskConfig) -> Result<(), Refusal> {
+    if !config.backend.takes_turns() {
+        return Ok(());
+    }
+    Err(Refusal::conflict(
+        format!(
+            "disk {}: another daemon may serve its file, because lock=while-active, and would continue with the old file",
+            config.name
+        ),
+        "copy the disk with lunette disk backup, or add it again with lock=always",
+    ))
+}
+
 struct Control {
     state: JobState,
     /// Speed limit in bytes per second; 0 for none.

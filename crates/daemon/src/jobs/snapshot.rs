@@ -181,15 +181,7 @@ fn backing(disk: &Disk, config: &DiskConfig) -> Result<(BackingName, CacheMode),
             "copy its file directly",
         ));
     }
-    if let BlockDeviceConfig::File { lock, .. } | BlockDeviceConfig::Image { lock, .. } =
-        &config.backend
-        && *lock == FileLock::WhileActive
-    {
-        return Err(refused(
-            "another daemon may write to its file, because lock=while-active",
-            "add the disk again with lock=always",
-        ));
-    }
+    super::check_served_alone(config)?;
     let cache = match &config.backend {
         BlockDeviceConfig::File { cache, .. } | BlockDeviceConfig::Image { cache, .. } => *cache,
         _ if disk.info().write_cache => CacheMode::None,
