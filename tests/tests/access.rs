@@ -160,6 +160,46 @@ fn administrators_are_served_beside_silent_clients_and_readers() -> Result<()> {
     admitted.context("no place for a reader")
 }
 
+/// Half of a body occupies a connection for 30 s at most.
+#[test]
+fn connections_with_unfinished_bodies_are_closed() -> Result<()> {
+    const LIMIT: Duration = Duration::from_secs(120);
+    let (rig, address) = over_tcp()?;
+    let half = format!(
+        "PUT /v1/disks/e HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {CONTROL}\r\nContent-Length: 9\r\n\r\n{{"
+    );
+    let header = format!("Authorization: Bearer {CONTROL}");
+    let status = || -> Result<u16> {
+        let stream = TcpStream::connect(&address)?;
+        Ok(http::ask(stream, "GET", "/v1/version", &[&header], "")?.status)
+    };
+    let mut streams = Vec::new();
+    for _ in 0..64 {
+        let mut stream = TcpStream::connect(&address)?;
+        stream.write_all(half.as_bytes())?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        streams.push(stream);
+    }
+    let mut local = UnixStream::connect(rig.daemon.control())?;
+    local.write_all(half.as_bytes())?;
+    local.set_read_timeout(Some(LIMIT))?;
+    wait_until(LIMIT, || {
+        status().is_ok_and(|status| status == 429).then_some(())
+    })
+    .context("all connections are not in use")?;
+    wait_until(LIMIT, || {
+        status().is_ok_and(|status| status == 200).then_some(())
+    })
+    .context("unfinished bodies stay")?;
+    let mut answer = String::new();
+    streams[0].read_to_string(&mut answer)?;
+    ensure!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    answer.clear();
+    local.read_to_string(&mut answer)?;
+    ensure!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    Ok(())
+}
+
 #[test]
 fn browsers_use_local_names_addresses_and_configured_names() -> Result<()> {
     let rig = Rig::new(|daemon| {

@@ -24,6 +24,7 @@ use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::body_time::{BODY_TIME, is_timeout};
 use super::error_responses::problem;
 use super::{ErrorResponse, View};
 use super::{
@@ -155,6 +156,10 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
 
 pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, ErrorResponse> {
     let body = body.map_err(|error| {
+        if is_timeout(&error) {
+            let detail = format!("the body was not complete after {} s", BODY_TIME.as_secs());
+            return ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, detail);
+        }
         let detail = match error.status() {
             StatusCode::PAYLOAD_TOO_LARGE => format!("the body has more than {BODY_MAX} bytes"),
             _ => error.body_text(),

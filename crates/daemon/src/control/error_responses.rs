@@ -76,6 +76,10 @@ impl IntoResponses for ChangeErrors {
 
 impl IntoResponses for BodyErrors {
     fn responses() -> Answers {
-        problems([SENSELESS, (413, "The body is too large")])
+        problems([
+            SENSELESS,
+            (408, "The body was not complete in time"),
+            (413, "The body is too large"),
+        ])
     }
 }

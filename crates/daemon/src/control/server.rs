@@ -14,6 +14,7 @@ use tokio::net::UnixListener;
 use super::ErrorResponse;
 use super::access::{Guarded, check};
 use super::api::{Api, router};
+use super::body_time::{BODY_TIME, limit_body_time};
 use super::browsers::{Names, local_name, same_site};
 use super::socket::{Bound, ControlSocket};
 use crate::service_thread::{Connections, ServiceThread, http};
@@ -33,18 +34,18 @@ pub struct Server {
 impl Server {
     /// Serves the API on a socket.
     pub fn start(bound: Bound, api: Api, access: AccessConfig) -> io::Result<Server> {
-        Server::start_with(bound, api, access, HEAD_TIME)
+        Server::start_with(bound, api, access, [HEAD_TIME, BODY_TIME])
     }
 
     fn start_with(
         bound: Bound,
         api: Api,
         access: AccessConfig,
-        head_time: Duration,
+        times: [Duration; 2],
     ) -> io::Result<Server> {
         let listener = bound.listener()?;
         let thread = ServiceThread::start("control", async move |connections: &Connections| {
-            serve(listener, api, access, head_time, connections).await
+            serve(listener, api, access, times, connections).await
         })?;
         Ok(Server {
             _thread: thread,
@@ -70,13 +71,14 @@ async fn serve(
     listener: std::os::unix::net::UnixListener,
     api: Api,
     access: AccessConfig,
-    head_time: Duration,
+    [head_time, body_time]: [Duration; 2],
     connections: &Connections,
 ) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
     let names = Names::new(&access.api_names);
     let guarded = Guarded::new(listener, access);
     let routes = router(api)
+        .layer(middleware::from_fn_with_state(body_time, limit_body_time))
         .layer(middleware::from_fn(check))
         .layer(middleware::from_fn_with_state(names.clone(), same_site))
         .layer(middleware::from_fn_with_state(names, local_name));
@@ -166,10 +168,10 @@ mod tests {
     }
 
     fn served() -> (tempfile::TempDir, Server, PathBuf) {
-        served_with(HEAD_TIME)
+        served_with([HEAD_TIME, BODY_TIME])
     }
 
-    fn served_with(head_time: Duration) -> (tempfile::TempDir, Server, PathBuf) {
+    fn served_with(times: [Duration; 2]) -> (tempfile::TempDir, Server, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control.sock");
         let api = Api {
@@ -186,7 +188,7 @@ mod tests {
             bind(&path, Audience::Owner, None).unwrap(),
             api,
             access,
-            head_time,
+            times,
         )
         .unwrap();
         (folder, server, path)
@@ -213,7 +215,7 @@ mod tests {
     #[test]
     fn silent_client_frees_its_connection() {
         use std::io::{Read, Write};
-        let (_folder, _server, path) = served_with(Duration::from_millis(200));
+        let (_folder, _server, path) = served_with([Duration::from_millis(200); 2]);
         let patient = Some(Duration::from_secs(60));
         let says = |words: &[u8]| {
             let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
@@ -227,6 +229,14 @@ mod tests {
         says(b"GET /v1/version HTTP/1.1\r\n");
         let asked_once = says(b"GET /v1/version HTTP/1.1\r\nhost: x\r\n\r\n");
         assert!(asked_once.starts_with("HTTP/1.1 200"), "{asked_once}");
+        for half in [
+            "content-length: 9\r\n\r\n{",
+            "transfer-encoding: chunked\r\n\r\n9\r\n{",
+        ] {
+            let late = says(format!("PUT /v1/log HTTP/1.1\r\nhost: x\r\n{half}").as_bytes());
+            assert!(late.starts_with("HTTP/1.1 408"), "{late}");
+            assert!(late.contains("application/problem+json"), "{late}");
+        }
     }
 
     #[test]

@@ -22,6 +22,7 @@ use reactor::RateLimit;
 use super::ErrorResponse;
 use super::access::{Origin, Peer, Right, check};
 use super::api::{Api, router};
+use super::body_time::{BODY_TIME, limit_body_time};
 use super::browsers::{Names, same_site};
 use super::health::check_of;
 use super::page;
@@ -63,6 +64,7 @@ impl TcpServer {
             ..api
         };
         let routes: Router = router(api)
+            .layer(middleware::from_fn_with_state(BODY_TIME, limit_body_time))
             .layer(middleware::from_fn(check))
             .layer(middleware::from_fn_with_state(names, same_site))
             .layer(middleware::from_fn_with_state(tokens, recognise));
@@ -141,7 +143,7 @@ async fn recognise(
 }
 
 /// Closes the connection after this response.
-fn last(mut response: Response) -> Response {
+pub(super) fn last(mut response: Response) -> Response {
     let close = HeaderValue::from_static("close");
     response.headers_mut().insert(header::CONNECTION, close);
     response
