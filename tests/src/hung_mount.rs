@@ -34,6 +34,8 @@ pub mod kind {
     pub const SETXATTR: u32 = 21;
     /// Makes the names in a folder durable.
     pub const FSYNCDIR: u32 = 30;
+    /// Takes or releases a lock.
+    pub const SETLK: u32 = 32;
     /// Creates and opens a file.
     pub const CREATE: u32 = 35;
 }
@@ -42,6 +44,7 @@ const STATFS: u32 = 17;
 const RELEASE: u32 = 18;
 const GETXATTR: u32 = 22;
 const INIT: u32 = 26;
+const GETLK: u32 = 31;
 /// FORGET, INTERRUPT and BATCH_FORGET have no reply.
 const UNANSWERED: [u32; 3] = [2, 36, 42];
 
@@ -55,6 +58,8 @@ const ERANGE: i32 = 34;
 const ENOSYS: i32 = 38;
 const ENODATA: i32 = 61;
 const FATTR_SIZE: u32 = 8;
+const FUSE_POSIX_LOCKS: u32 = 2;
+const F_UNLCK: u32 = 2;
 
 #[derive(Default)]
 struct State {
@@ -71,6 +76,8 @@ struct State {
     answered: Vec<u32>,
     /// Kinds of requests that are answered with EIO.
     failing: Vec<u32>,
+    /// Requests for locks come to the file system, as to that of a network. It grants all of them.
+    serves_locks: bool,
 }
 
 /// A mounted file system. Unmounted on drop.
@@ -90,10 +97,25 @@ impl HungMount {
     /// # Errors
     /// Fails with the output of mount(8).
     pub fn new(folder: &Path, files: &[(&str, usize)]) -> Result<HungMount> {
+        HungMount::mount(folder, files, State::default())
+    }
+
+    /// As [`HungMount::new`], with a lock service that grants every lock.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_locks(folder: &Path, files: &[(&str, usize)]) -> Result<HungMount> {
+        let state = State {
+            serves_locks: true,
+            ..State::default()
+        };
+        HungMount::mount(folder, files, state)
+    }
+
+    fn mount(folder: &Path, files: &[(&str, usize)], mut state: State) -> Result<HungMount> {
         std::fs::create_dir_all(folder)?;
         let device = File::options().read(true).write(true).open("/dev/fuse");
         let device = device.context("no /dev/fuse")?;
-        let mut state = State::default();
         for (number, (name, bytes)) in (ROOT + 1..).zip(files) {
             state.names.insert(name.as_bytes().to_vec(), number);
             state.files.insert(number, vec![0; *bytes]);
@@ -287,7 +309,11 @@ impl State {
         let opened = |fields: Fields| fields.u64s(&[0]).u32s(&[0, 0]).0;
         match kind {
             INIT => {
-                let fields = Fields::default().u32s(&[7, 31, 0, 0, 0, WRITE_BYTES_MAX, 1]);
+                let flags = match self.serves_locks {
+                    true => FUSE_POSIX_LOCKS,
+                    false => 0,
+                };
+                let fields = Fields::default().u32s(&[7, 31, 0, flags, 0, WRITE_BYTES_MAX, 1]);
                 Ok(fields.u32s(&[0; 9]).0)
             }
             kind::LOOKUP => {
@@ -353,7 +379,8 @@ impl State {
                 self.attributes.insert((number, name), value.to_vec());
                 Ok(Vec::new())
             }
-            RELEASE | kind::FLUSH | kind::FSYNC | kind::FSYNCDIR => Ok(Vec::new()),
+            GETLK => Ok(Fields::default().u64s(&[0, 0]).u32s(&[F_UNLCK, 0]).0),
+            RELEASE | kind::FLUSH | kind::FSYNC | kind::FSYNCDIR | kind::SETLK => Ok(Vec::new()),
             _ => Err(ENOSYS),
         }
     }

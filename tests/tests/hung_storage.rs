@@ -1,9 +1,9 @@
-//! Storage that stops answering delays only operations on its own disks. Needs: root, FUSE, mount(8); `make unit` runs them. Takes: 70 s.
+//! Storage that stops answering delays only operations on its own disks. Needs: root, FUSE, mount(8); `make unit` runs them. Takes: 75 s.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -36,10 +36,19 @@ impl Bed {
     /// Starts a daemon with the RAM disk `ram` and further disks on a mount. `@` in their options is the mount, which has the files
     /// `h.raw` and `t.raw`. Requests of the kinds in `hung` are not answered.
     fn new(disks: &[&str], hung: &[u32], exports: &[&str]) -> Result<Bed> {
+        Bed::on(HungMount::new, disks, hung, exports)
+    }
+
+    fn on(
+        new_mount: fn(&Path, &[(&str, usize)]) -> Result<HungMount>,
+        disks: &[&str],
+        hung: &[u32],
+        exports: &[&str],
+    ) -> Result<Bed> {
         let mut mount = None;
         let rig = Rig::prepared(|scratch, daemon| {
             let folder = scratch.file("mnt");
-            let new = HungMount::new(&folder, &[("h.raw", 4 * MIB), ("t.raw", 4 * MIB)])?;
+            let new = new_mount(&folder, &[("h.raw", 4 * MIB), ("t.raw", 4 * MIB)])?;
             new.hang(hung);
             mount = Some(new);
             let at = |disk: &&str| disk.replace('@', &format!("{}/", folder.display()));
@@ -499,6 +508,41 @@ fn upgrade_is_refused_while_a_disk_or_a_front_end_hangs() -> Result<()> {
     is_refused("the front end of export h ")?;
     bed.mount.release();
     closing.join().ok().context("the thread panicked")?;
+    other.finish()?;
+    Ok(())
+}
+
+/// Locks that follow the queues of a disk are taken and released beside the worker, which serves another disk meanwhile. A queue waits for its
+/// locks, and its front end waits for their release.
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
+fn hung_lock_service_delays_only_its_own_disk() -> Result<()> {
+    // Requests of a disk that reports errors wait for the locks, too.
+    let disk = "h=file:@h.raw,cache=writeback,lock=while-active,on_error=report";
+    let bed = Bed::on(HungMount::with_locks, &[disk], &[], &["h", "ram"])?;
+    let other = VerifiedLoad::start(&bed.rig.socket("ram"))?;
+    bed.mount.hang(&[kind::SETLK]);
+    let writing = bed.writes(0);
+    waits_until(|| Ok(bed.mount.held() > 0))?;
+    other.expect_progress(SOON)?;
+    waits_until(|| Ok(bed.state("h")? == "unavailable"))?;
+    ensure!(!writing.is_finished(), "the write did not wait");
+    bed.mount.release();
+    written_soon(writing)?;
+
+    let mut front_end = FrontEnd::connect(&bed.rig.socket("h"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, 4096, Layout::Separate)?;
+    ensure!(queue.write(0, &[8; 4096])? == status::OK);
+    bed.mount.hang(&[kind::SETLK]);
+    let stopping = std::thread::spawn(move || front_end.stop_queue(0));
+    waits_until(|| Ok(bed.mount.held() > 0))?;
+    other.expect_progress(SOON)?;
+    ensure!(!stopping.is_finished(), "the locks are not released");
+    bed.mount.release();
+    waits_until(|| Ok(stopping.is_finished()))?;
+    stopping.join().ok().context("the thread panicked")??;
+    written_soon(bed.writes(0))?;
     other.finish()?;
     Ok(())
 }

@@ -4,19 +4,102 @@
 //! others' tokens.
 
 use std::io;
+use std::sync::Arc;
 
 use uring::{Owner, Ring};
+
+use crate::file::{InUse, LockWait, SharedFile};
+
+/// Callback that makes a worker attach again. Called on any thread; must be quick.
+pub type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// Locks that a worker waits for, of one device with all its layers. Kept from one attempt to attach to the next.
+pub struct LockWaits {
+    wake: Wake,
+    waits: Vec<LockWait>,
+    is_pending: bool,
+}
+
+impl LockWaits {
+    /// Creates the waits of a device. `wake` is called when an attempt to take a lock has ended.
+    pub fn new(wake: Wake) -> LockWaits {
+        LockWaits {
+            wake,
+            waits: Vec::new(),
+            is_pending: false,
+        }
+    }
+
+    /// Returns true if the last attempt to attach failed because locks are being taken.
+    pub fn is_pending(&self) -> bool {
+        self.is_pending
+    }
+
+    /// Ends the waits, after success or failure.
+    pub fn clear(&mut self) {
+        self.waits.clear();
+        self.is_pending = false;
+    }
+
+    fn begin_use(&mut self, file: &Arc<SharedFile>) -> io::Result<InUse> {
+        if !self.waits.iter().any(|wait| wait.is_of(file)) {
+            match LockWait::begin(file, &self.wake) {
+                Some(wait) => self.waits.push(wait),
+                None => return InUse::begin(file),
+            }
+        }
+        let known = self.waits.iter().find(|wait| wait.is_of(file));
+        match known.map(LockWait::result).transpose()?.flatten() {
+            Some(in_use) => Ok(in_use),
+            None => {
+                self.is_pending = true;
+                let path = file.path().display();
+                Err(io::Error::new(
+                    io::ErrorKind::WouldBlock,
+                    format!(
+                        "{path}: the request for the lock is not answered; hint: check the file system and its lock service"
+                    ),
+                ))
+            }
+        }
+    }
+}
 
 /// A worker that attaches to a device.
 pub struct Attach<'a> {
     ring: &'a mut Ring,
     next_owner: &'a mut dyn FnMut() -> Owner,
+    /// `None`: the thread may wait for locks.
+    waits: Option<&'a mut LockWaits>,
 }
 
 impl<'a> Attach<'a> {
     /// `next_owner` returns unused owners. The worker takes all back when the channel has closed or attaching has failed.
     pub fn new(ring: &'a mut Ring, next_owner: &'a mut dyn FnMut() -> Owner) -> Attach<'a> {
-        Attach { ring, next_owner }
+        Attach {
+            ring,
+            next_owner,
+            waits: None,
+        }
+    }
+
+    /// Makes attaching fail with [`io::ErrorKind::WouldBlock`] while locks are being taken, for a thread that must not wait. The locks stay
+    /// taken for the next attempt with the same `waits`.
+    #[must_use]
+    pub fn without_waiting(self, waits: &'a mut LockWaits) -> Attach<'a> {
+        waits.is_pending = false;
+        Attach {
+            waits: Some(waits),
+            ..self
+        }
+    }
+
+    /// Begins a use of a file.
+    pub(crate) fn begin_use(&mut self, file: &Arc<SharedFile>) -> io::Result<InUse> {
+        match &mut self.waits {
+            Some(waits) => waits.begin_use(file),
+            None => InUse::begin(file),
+        }
     }
 
     /// Returns a new owner for this layer.
@@ -39,6 +122,7 @@ impl<'a> Attach<'a> {
         let attached = attach(&mut Attach {
             ring: self.ring,
             next_owner: &mut next_owner,
+            waits: self.waits.as_deref_mut(),
         })?;
         Ok((attached, owners))
     }

@@ -1,5 +1,5 @@
-//! Block status of devices with blocking queries (lseek on a network file system, librbd): a thread of the device makes the calls, and an
-//! event on the worker's ring signals answers.
+//! Blocking calls of devices: block status (lseek on a network file system, librbd) and file locks. A thread of the device makes the calls.
+//! An event on the worker's ring signals answers of block status.
 //!
 //! [`BlockingCalls`] is per device: at most one thread, which ends without calls, so that frequent callers delay themselves.
 //! [`StatusCalls`] is per channel. An aborted I/O ends at once; its call's later result is dropped.
@@ -38,7 +38,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl BlockingCalls {
-    fn make(&self, call: Call) -> io::Result<()> {
+    pub fn make(&self, call: Call) -> io::Result<()> {
         #[cfg(feature = "simulated")]
         if uring::simulated::Files::are_simulated() {
             call();
@@ -48,7 +48,7 @@ impl BlockingCalls {
         calls.waiting.push_back(call);
         if !calls.running {
             let shared = Arc::clone(&self.0);
-            let thread = std::thread::Builder::new().name("block-status".to_owned());
+            let thread = std::thread::Builder::new().name("device-calls".to_owned());
             let spawned = thread.spawn(move || {
                 while let Some(call) = next(&shared) {
                     call();

@@ -112,6 +112,9 @@ pub trait Lockable: Send + Sync {
     /// Returns true if the locks follow the use of the disk: other processes use it in turns with this one.
     fn takes_turns(&self) -> bool;
 
+    /// Waits until locks that follow the use of the disk are released, if no use is left. Blocks while the lock service does not answer.
+    fn wait_for_release(&self);
+
     /// Registers `on_turn`, called when such a turn has begun and before it ends. Must be quick.
     fn on_turn(&self, on_turn: OnTurn);
 }

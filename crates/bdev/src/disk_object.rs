@@ -446,6 +446,14 @@ impl Disk {
         self.turns.on_begin.set(Box::new(on_begin)).ok();
     }
 
+    /// Waits until locks that end with the last use of the disk are released. Returns at once if the disk is in use, or is locked always.
+    /// Blocks while the lock service of the file system does not answer.
+    pub fn wait_for_release(&self) {
+        if let Some(lockable) = self.device().capabilities().lockable {
+            lockable.wait_for_release();
+        }
+    }
+
     /// Records that clients see the size of a turn.
     pub fn size_adopted(&self, turn: u64) {
         self.turns.size.adopt(turn);

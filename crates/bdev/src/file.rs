@@ -19,7 +19,7 @@ mod syncs;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -37,8 +37,8 @@ pub use container::Container;
 pub(crate) use durability::Durability;
 pub use format::ImageFormat;
 pub use lock::FileLock;
-pub(crate) use lock::InUse;
 use lock::Users;
+pub(crate) use lock::{InUse, LockWait};
 pub use open::{LockedUse, open_locked, sync_folder};
 use reopen::reopen;
 
@@ -97,7 +97,7 @@ fn refuse(flag: &AtomicBool) {
 
 /// State shared by the handles of all workers.
 #[derive(Debug)]
-struct SharedFile {
+pub(crate) struct SharedFile {
     path: PathBuf,
     info: DiskInfo,
     capacity: Arc<Capacity>,
@@ -127,6 +127,10 @@ struct SharedFile {
 }
 
 impl SharedFile {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn claim(&self) -> MutexGuard<'_, Option<OwnedFd>> {
         self.claim.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -377,7 +381,7 @@ impl BlockDevice for File {
 
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let shared = self.shared.clone();
-        let in_use = InUse::begin(&shared)?;
+        let in_use = attach.begin_use(&shared)?;
         let flags = open_flags(shared.cache, shared.info.read_only);
         let fd = reopen(shared.control.as_fd(), flags).map_err(|e| {
             let path = shared.path.display();
@@ -429,6 +433,10 @@ impl Lockable for File {
 
     fn takes_turns(&self) -> bool {
         self.shared.users.decide()
+    }
+
+    fn wait_for_release(&self) {
+        self.shared.users.wait_for_release();
     }
 
     fn on_turn(&self, on_turn: OnTurn) {

@@ -59,7 +59,7 @@ use ::block::{Capacity, DiskInfo, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Ring};
 
-pub use attach::Attach;
+pub use attach::{Attach, LockWaits, Wake};
 pub use blocking_io::BlockingIo;
 pub use capabilities::{
     Capabilities, CopiedUp, ImageDevice, LocalFiles, Lockable, OnTurn, RemoteDevice, Removable,

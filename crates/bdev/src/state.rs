@@ -54,6 +54,8 @@ impl fmt::Display for DiskState {
 /// Kind of a failure to attach to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachFailure {
+    /// The locks are being taken. I/O waits.
+    Locking,
     /// Another process has the locks, and I/O waits for them.
     Locked,
     /// Another process has the locks, and I/O does not wait any longer.
@@ -237,7 +239,8 @@ impl StateCell {
 fn lock_failures(failures: &[Failure]) -> (bool, bool) {
     let any = |kind| failures.iter().any(|failure| failure.kind == kind);
     let has_timeout = any(AttachFailure::LockTimeout);
-    (has_timeout || any(AttachFailure::Locked), has_timeout)
+    let waits = any(AttachFailure::Locked) || any(AttachFailure::Locking);
+    (has_timeout || waits, has_timeout)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bdev::qcow2::{CreateOptions, DataFileOptions, Image, Repair};
 use bdev::{
     Attach, BlockDevice, CacheMode, Disk, FileLock, FileOptions, ImageOptions, LocalFiles,
-    Lockable, Turn,
+    LockWaits, Lockable, Turn,
 };
 use block::IoRequest;
 use common::{Worker, make_image, open};
@@ -228,6 +228,8 @@ fn first_io_of_a_turn_reaches_the_new_end() {
             seen.lock().unwrap().push((turn, capacity.bytes()));
         }));
         other.set_size(grown).unwrap();
+        let other = other.capabilities().lockable.unwrap();
+        other.wait_for_release();
         let mut here = worker(&**device);
         here.write(grown - 512, &[2; 512]).unwrap();
         assert_eq!(here.read(grown - 512, 512).unwrap(), [2; 512]);
@@ -242,6 +244,35 @@ fn first_io_of_a_turn_reaches_the_new_end() {
         }
         assert_eq!(turns.lock().unwrap()[0], (Turn::Begun, grown));
     }
+}
+
+/// A worker attaches again when a thread of the device has taken the locks of the image and of its data file.
+#[test]
+fn worker_that_does_not_wait_attaches_when_all_locks_are_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = make(folder.path(), "disk.qcow2", false, true);
+    let image = in_turns(&path);
+    let (woken, wakes) = std::sync::mpsc::channel();
+    let mut waits = LockWaits::new(Arc::new(move || woken.send(()).unwrap()));
+    let mut ring = Ring::new(8).unwrap();
+    let mut owners = (0..).map(Owner);
+    let mut owner = || owners.next().unwrap();
+    let channel = loop {
+        let attach = Attach::new(&mut ring, &mut owner);
+        match image.attach(&mut attach.without_waiting(&mut waits)) {
+            Ok(channel) => break channel,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+        }
+        assert!(waits.is_pending());
+        wakes.recv_timeout(LIMIT).unwrap();
+    };
+    waits.clear();
+    let other = in_turns(&path);
+    let refused = try_attach(&other).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ResourceBusy);
+    drop(channel);
+    image.wait_for_release();
+    try_attach(&other).unwrap();
 }
 
 /// A resize that assumes an old size would shrink the disk.
@@ -261,9 +292,11 @@ fn resize_fails_if_another_daemon_has_changed_the_size() {
     };
     let (first, second) = (open(), open());
     second.set_size(4 * size).unwrap();
+    second.wait_for_release();
     let refused = first.set_size(2 * size).unwrap_err().to_string();
     assert!(refused.contains("changed the size"), "{refused}");
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 * size);
+    first.wait_for_release();
     first.set_size(8 * size).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 8 * size);
 }

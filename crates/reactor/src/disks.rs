@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bdev::{
     Attach, AttachFailure, Barrier, BlockDevice, Condition, Conditions, Disk, Finished, IoChannel,
-    Prefetch, RecorderView, Submission, Throttle,
+    LockWaits, Prefetch, RecorderView, Submission, Throttle, Wake,
 };
 use block::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
@@ -17,7 +17,7 @@ use latency::{Clock, QueueRecord, Stamp};
 use uring::{Owner, Ring};
 
 use crate::admission::Deferred;
-use crate::attaching::{Absent, Retry};
+use crate::attaching::{Absent, Held, HeldIo, Locking, Retry};
 use crate::drain::Drain;
 use crate::ledger::{DiskRecord, Ledger};
 use crate::pacing::Pacing;
@@ -101,6 +101,8 @@ pub(crate) struct OpenDisk {
     others: Others,
     /// Set while the device is not attached.
     retry: Option<Retry>,
+    /// Locks that attaching waits for.
+    lock_waits: LockWaits,
     users: usize,
     /// The last user has closed the handle; operations on the ring are still ending.
     closing: bool,
@@ -131,6 +133,22 @@ impl OpenDisk {
             && self.waiting.is_empty()
             && self.unaligned.is_empty()
     }
+
+    /// Accounts for I/Os that the channel has ended: those from index `from` on.
+    #[inline(always)]
+    fn account(&mut self, ring: &mut Ring, handle: u32, finished: &mut Vec<Finished>, from: usize) {
+        if self.waiting.has_in_flight() {
+            self.hold_failed(finished, from);
+        }
+        if self.unaligned.is_empty() {
+            for one in &mut finished[from..] {
+                one.tag = self.drain.finished(one.tag);
+                self.record.finished(&one.outcome);
+            }
+        } else {
+            self.finish_with_unaligned(ring, handle, finished, from);
+        }
+    }
 }
 
 /// Registers a listener and returns its number as the owner of operations.
@@ -151,6 +169,7 @@ fn attach_to(
     ring: &mut Ring,
     listeners: &mut Vec<Listener>,
     index: u32,
+    waits: &mut LockWaits,
 ) -> (std::io::Result<Box<dyn IoChannel>>, Vec<Owner>) {
     let mut owners = Vec::new();
     let mut next_owner = || {
@@ -158,7 +177,8 @@ fn attach_to(
         owners.push(owner);
         owner
     };
-    let attached = device.attach(&mut Attach::new(ring, &mut next_owner));
+    let attach = Attach::new(ring, &mut next_owner);
+    let attached = device.attach(&mut attach.without_waiting(waits));
     (attached, owners)
 }
 
@@ -257,6 +277,8 @@ impl Io {
             self.disks.push(None);
             self.disks.len() - 1
         });
+        let worker = self.worker.clone();
+        let wake: Wake = Arc::new(move || worker.send(move |w| w.io().locks_changed(index as u32)));
         self.disks[index] = Some(OpenDisk {
             disk: disk.clone(),
             channel: Box::new(Absent),
@@ -264,6 +286,7 @@ impl Io {
             generation: 0,
             others: Others::default(),
             retry: None,
+            lock_waits: LockWaits::new(wake),
             users: 1,
             closing: false,
             drain: Drain::new(disk.range_locks(), &self.worker, index as u32),
@@ -288,9 +311,17 @@ impl Io {
             return;
         };
         let (device, generation) = open.disk.device_and_generation();
-        let (attached, owners) =
-            attach_to(&*device, &mut self.ring, &mut self.listeners, index as u32);
+        let (attached, owners) = attach_to(
+            &*device,
+            &mut self.ring,
+            &mut self.listeners,
+            index as u32,
+            &mut open.lock_waits,
+        );
         let worker = self.worker.index();
+        if !open.lock_waits.is_pending() {
+            open.lock_waits.clear();
+        }
         match attached {
             Ok(channel) => {
                 self.prefetching += usize::from(channel.wants_prefetch());
@@ -298,8 +329,10 @@ impl Io {
                 open.generation = generation;
                 if let Some(retry) = open.retry.take() {
                     let disk = open.disk.name();
-                    tracing::info!(disk, worker, "attached to the device");
-                    open.disk.state().cleared(worker);
+                    if retry.is_shown {
+                        tracing::info!(disk, worker, "attached to the device");
+                        open.disk.state().cleared(worker);
+                    }
                     self.unlisten_all(&[retry.owner]);
                 }
             }
@@ -318,6 +351,7 @@ impl Io {
         let worker = self.worker.index();
         let (disk, now) = (open.disk.name(), self.clock.elapsed());
         let failure = match error.kind() {
+            _ if open.lock_waits.is_pending() => AttachFailure::Locking,
             std::io::ErrorKind::ResourceBusy => AttachFailure::Locked,
             _ => AttachFailure::Other,
         };
@@ -326,20 +360,36 @@ impl Io {
             let owner = listen(&mut self.listeners, Listener::Retry(index as u32));
             Retry::begin(&mut self.ring, owner, now, failure)
         });
+        if first && failure == AttachFailure::Locking {
+            // Usually the locks are taken at once. A later attempt reports a file system that does not answer.
+            open.channel = Box::new(Locking {
+                held: retry.held.clone(),
+                retry: retry.owner,
+            });
+            return;
+        }
         let on_error = open.disk.on_error().word();
-        match (first, failure) {
-            (false, _) => retry.again(&mut self.ring, failure),
-            (true, AttachFailure::Locked) => {
+        // The conflict of the last attempt stays the reason until this one has a result.
+        let is_repeated =
+            failure == AttachFailure::Locking && retry.failure() != AttachFailure::Locking;
+        let is_new = !std::mem::replace(&mut retry.is_shown, true);
+        if !first {
+            retry.again(&mut self.ring, failure);
+        }
+        match failure {
+            _ if !is_new => {}
+            AttachFailure::Locked => {
                 tracing::warn!(disk, worker, on_error, "waiting for a lock: {error}");
             }
-            (true, _) => tracing::error!(
+            _ => tracing::error!(
                 disk,
                 worker,
                 on_error,
                 "cannot attach to the device: {error}"
             ),
         }
-        if retry.end_lock_wait(open.disk.lock_timeout(), now) {
+        let is_late = retry.end_lock_wait(open.disk.lock_timeout(), now);
+        if is_late {
             let waited = retry.waited(now);
             tracing::error!(
                 disk,
@@ -347,6 +397,12 @@ impl Io {
                 ?waited,
                 "lock_timeout exceeded, requests fail until the lock is free: {error}"
             );
+        }
+        if is_repeated && !is_late {
+            return;
+        }
+        if retry.failure() != AttachFailure::Locking {
+            open.channel = Box::new(Absent);
         }
         let state = open.disk.state();
         state.failed(worker, retry.failure(), error.to_string(), retry.wait());
@@ -359,12 +415,17 @@ impl Io {
             return;
         };
         if !open.closing {
+            let held = open.retry.as_ref().map(|retry| retry.held.clone());
             self.attach(disk as usize);
+            if let Some(held) = held.filter(|held| !held.borrow().is_empty()) {
+                self.continue_held(disk, &held, finished);
+            }
             if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
                 match open.retry.as_ref().map(Retry::failure) {
                     None => open.resume_waiting(&mut self.ring, disk, finished),
                     Some(AttachFailure::LockTimeout) => open.fail_waiting(finished, |_| true),
-                    Some(AttachFailure::Locked | AttachFailure::Other) => {}
+                    Some(AttachFailure::Locking | AttachFailure::Locked | AttachFailure::Other) => {
+                    }
                 }
             }
             return;
@@ -373,6 +434,57 @@ impl Io {
             self.unlisten_all(&[retry.owner]);
         }
         self.close_unused(disk);
+    }
+
+    /// Attaches at once after an attempt to take the locks of a disk has ended.
+    #[cold]
+    pub(crate) fn locks_changed(&mut self, disk: u32) {
+        if let Some(Some(open)) = self.disks.get(disk as usize)
+            && let Some(retry) = &open.retry
+        {
+            retry.cancel(&mut self.ring);
+        }
+    }
+
+    /// Submits I/Os that have waited for locks. Without the locks they fail; while these are still being taken, only cancelled I/Os end.
+    #[cold]
+    fn continue_held(&mut self, disk: u32, held: &Held, finished: &mut Vec<Finished>) {
+        let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
+            return;
+        };
+        let failure = open.retry.as_ref().map(Retry::failure);
+        let is_locking = failure == Some(AttachFailure::Locking);
+        let ended: Vec<HeldIo> = held
+            .borrow_mut()
+            .extract_if(.., |io| io.is_cancelled || !is_locking)
+            .collect();
+        let before = finished.len();
+        for HeldIo {
+            request,
+            mut buffer,
+            tag,
+            is_cancelled,
+        } in ended
+        {
+            let submitted = match is_cancelled {
+                true => Submission::Done(Err(IoErrorKind::Cancelled.into())),
+                // Fails if the channel is still absent.
+                false => open
+                    .channel
+                    .submit(&mut self.ring, &request, &mut buffer, tag),
+            };
+            if let Submission::Done(outcome) = submitted {
+                finished.push(Finished {
+                    tag,
+                    buffer,
+                    outcome,
+                });
+            }
+        }
+        open.account(&mut self.ring, disk, finished, before);
+        if open.is_unused() {
+            self.close_unused(disk);
+        }
     }
 
     fn unlisten_all(&mut self, owners: &[Owner]) {
@@ -418,6 +530,7 @@ impl Io {
             open.others.close(&mut self.ring);
             self.prefetching -= usize::from(open.channel.wants_prefetch());
             open.channel.close(&mut self.ring);
+            open.lock_waits.clear();
             if let Some(retry) = &open.retry {
                 retry.cancel(&mut self.ring);
                 open.disk.state().cleared(self.worker.index());
@@ -512,17 +625,7 @@ impl Io {
                 true => open.channel.complete(&mut self.ring, completion, finished),
                 false => open.complete_by_owner(&mut self.ring, completion, finished),
             }
-            if open.waiting.has_in_flight() {
-                open.hold_failed(finished, before);
-            }
-            if open.unaligned.is_empty() {
-                for one in &mut finished[before..] {
-                    one.tag = open.drain.finished(one.tag);
-                    open.record.finished(&one.outcome);
-                }
-            } else {
-                open.finish_with_unaligned(&mut self.ring, disk, finished, before);
-            }
+            open.account(&mut self.ring, disk, finished, before);
             if open.is_unused() {
                 self.close_unused(disk);
             } else if !open.others.is_empty() {

@@ -1,16 +1,23 @@
 //! A device that cannot be attached is retried by the worker, not by each I/O.
 
+mod common;
+
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use bdev::{Attach, BlockDevice, Disk, DiskState, IoChannel, Layer, Null, NullOptions, Submission};
+use bdev::{
+    Attach, BlockDevice, CacheMode, Disk, DiskState, File, FileLock, FileOptions, IoChannel, Layer,
+    Null, NullOptions, Submission,
+};
 use block::{IoErrorKind, IoOutcome, IoRequest};
+use common::Recorder;
 use guest_memory::IoBuffer;
 use latency::Clock;
 use reactor::{DiskHandle, Source, SourceId, Tag, Worker};
-use uring::Ring;
+use uring::{Owner, Ring};
 
 /// A device that refuses the first attempts to attach it.
 struct Shy {
@@ -105,4 +112,95 @@ fn handle_that_waits_to_attach_closes_at_once_and_leaves_no_timer() {
         worker.iterate_once();
     }
     assert_eq!(attempts.load(Ordering::Relaxed), 100);
+}
+
+/// A worker with one disk, and the ends of its I/Os.
+struct Bed {
+    worker: Worker,
+    handle: DiskHandle,
+    source: SourceId,
+    recorder: Recorder,
+}
+
+impl Bed {
+    fn new(disk: &Arc<Disk>) -> Bed {
+        let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
+        let recorder = Recorder::default();
+        let source = recorder.add_to(&mut worker);
+        Bed {
+            handle: worker.io().open(disk),
+            worker,
+            source,
+            recorder,
+        }
+    }
+
+    fn submit(&mut self) -> Submission {
+        let tag = Tag {
+            source: self.source,
+            slot: 0,
+        };
+        let (io, mut buffer) = (IoRequest::read(0, 512), IoBuffer::owned(512));
+        self.worker.io().submit(self.handle, &io, &mut buffer, tag)
+    }
+
+    fn read(&mut self) -> IoOutcome {
+        if let Submission::Done(outcome) = self.submit() {
+            return outcome;
+        }
+        let patience = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some((_, outcome, _)) = self.recorder.ended.borrow_mut().pop() {
+                return outcome;
+            }
+            assert!(Instant::now() < patience, "the I/O has not ended");
+            self.worker.iterate_once();
+        }
+    }
+}
+
+fn in_turns(path: &Path) -> File {
+    let options = FileOptions {
+        cache: CacheMode::Writeback,
+        lock: FileLock::WhileActive,
+        ..FileOptions::new(path)
+    };
+    File::open(options).unwrap()
+}
+
+/// A thread of the device takes the locks. The worker never waits for it, and the I/O of a disk that reports errors does.
+#[test]
+fn io_waits_for_locks_and_fails_if_another_process_has_them() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let disk = || Arc::new(Disk::new("d", None, Arc::new(in_turns(file.path()))).unwrap());
+    let (mine, other) = (disk(), disk());
+    let mut bed = Bed::new(&mine);
+    assert_eq!(bed.read(), Ok(()));
+    assert_eq!(mine.state().get(), DiskState::Ready);
+
+    let mut waiting = Bed::new(&other);
+    let offline = Err(IoErrorKind::Offline.into());
+    assert_eq!(waiting.read(), offline);
+    assert_ne!(other.state().get(), DiskState::Ready);
+    bed.worker.io().close(bed.handle);
+    mine.wait_for_release();
+    let patience = Instant::now() + Duration::from_secs(60);
+    while waiting.read() == offline {
+        assert!(Instant::now() < patience, "the locks are free");
+        waiting.worker.iterate_once();
+    }
+    assert_eq!(waiting.read(), Ok(()));
+
+    // A handle that closes while its locks are being taken does not keep them.
+    waiting.worker.io().close(waiting.handle);
+    other.wait_for_release();
+    let handle = bed.worker.io().open(&mine);
+    bed.worker.io().close(handle);
+    mine.wait_for_release();
+    let (mut ring, mut owners) = (Ring::new(4).unwrap(), (0..).map(Owner));
+    let mut owner = || owners.next().unwrap();
+    let device = other.device();
+    let attached = device.attach(&mut Attach::new(&mut ring, &mut owner));
+    assert!(attached.is_ok(), "{:?}", attached.err());
 }

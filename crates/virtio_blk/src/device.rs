@@ -276,6 +276,7 @@ impl VirtioDevice for BlkDevice {
 
     fn queue_stopped(&self, index: u16) {
         self.places().remove(&index);
+        self.disk.wait_for_release();
     }
 
     fn queue_placed(&self, index: u16, worker: &WorkerHandle, source: SourceId) {

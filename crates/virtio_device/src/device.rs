@@ -191,7 +191,8 @@ pub trait VirtioDevice: Send + Sync + 'static {
     /// Returns the function that builds queue `setup.index` on `worker`.
     fn queue(&self, setup: QueueSetup, worker: &reactor::WorkerHandle) -> QueueMaker;
 
-    /// Called when a queue made by [`VirtioDevice::queue`] has stopped. The device forgets its place.
+    /// Called when a queue made by [`VirtioDevice::queue`] has stopped. The device forgets its place, and waits until locks that end with the
+    /// last use of its disks are released: the front end then starts the queue in another daemon. May block.
     fn queue_stopped(&self, index: u16);
 
     /// Stores the place of queue `index`. The device needs it for task management and events.

@@ -201,6 +201,18 @@ impl ScsiDevice {
         Ok(())
     }
 
+    /// Returns the disks of all logical units.
+    fn disks(&self) -> Vec<Arc<Disk>> {
+        let (_, targets) = self.shared.targets();
+        let mut disks = Vec::new();
+        for (target, _) in targets.into_iter().flatten() {
+            let view = target.view();
+            let units = view.map().iter();
+            disks.extend(units.filter_map(|(_, unit)| self.shared.units.disk(unit.disk())));
+        }
+        disks
+    }
+
     /// Returns the target of this number. Creates it if it does not exist.
     fn target(&self, number: u8) -> Arc<Target> {
         let mut targets = lock(&self.shared.targets);
@@ -361,6 +373,9 @@ impl VirtioDevice for ScsiDevice {
     fn queue_stopped(&self, index: u16) {
         if let Some(handle) = lock(&self.shared.queues).get_mut(usize::from(index)) {
             *handle = None;
+        }
+        for disk in self.disks() {
+            disk.wait_for_release();
         }
     }
 

@@ -145,12 +145,8 @@ impl ImageChannel {
             None => None,
         };
         let watch = inbox.watch(attach.ring(), owner)?;
-        if shared.is_unread() {
-            // Fails only if the owner thread has ended; that defect is already logged.
-            requests.send(Request::Opened).ok();
-        }
         let (map_number, map) = shared.map();
-        Ok(ImageChannel {
+        let channel = ImageChannel {
             limits: Limits::of(&shared.info, &shared.capacity),
             reader: shared.readers.add(),
             shared: Arc::clone(shared),
@@ -174,7 +170,13 @@ impl ImageChannel {
             free: Vec::new(),
             finished_below: Vec::new(),
             answers: Vec::new(),
-        })
+        };
+        // The owner ends a turn without channels.
+        if channel.shared.is_unread() {
+            // Fails only if the owner thread has ended; that defect is already logged.
+            channel.requests.send(Request::Opened).ok();
+        }
+        Ok(channel)
     }
 
     fn occupy(&mut self, tag: Tag, io: &IoRequest, generation: u64) -> u32 {

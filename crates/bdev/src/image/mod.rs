@@ -411,6 +411,15 @@ impl Lockable for Image {
         self.shared.file.takes_turns()
     }
 
+    fn wait_for_release(&self) {
+        if !self.takes_turns() {
+            return;
+        }
+        // The owner ends the turn before it answers. An image without an owner has no locks.
+        self.change(Change::AwaitRelease).ok();
+        self.shared.files().for_each(File::wait_for_release);
+    }
+
     fn on_turn(&self, on_turn: OnTurn) {
         // Set only once, by the disk.
         self.shared.on_turn.set(on_turn).ok();

@@ -51,6 +51,7 @@ impl Opened {
             freeing: None,
             left: None,
             turns: self.turns,
+            release_waiters: Vec::new(),
         })
     }
 }

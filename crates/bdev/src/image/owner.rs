@@ -54,6 +54,8 @@ pub(super) enum Change {
     },
     /// Removes the reference to the backing image.
     DetachBacking(Sender<io::Result<()>>),
+    /// Answers when a turn without users has ended.
+    AwaitRelease(Sender<io::Result<()>>),
     /// Closes the backing image that it has left, if no worker has a channel to it.
     CloseBacking(Sender<io::Result<Option<Arc<dyn BlockDevice>>>>),
 }
@@ -65,6 +67,7 @@ impl Change {
         match self {
             Change::Resize(_, reply)
             | Change::BecomeReadOnly(reply)
+            | Change::AwaitRelease(reply)
             | Change::DetachBacking(reply) => drop(reply.send(Err(error))),
             Change::CopyUp { reply, .. } => drop(reply.send(Err(error))),
             Change::OwnPieces { reply, .. } => drop(reply.send(Err(error))),
@@ -102,6 +105,8 @@ pub(super) struct Owner {
     pub left: Option<Arc<dyn BlockDevice>>,
     /// Set if several daemons use the image in turns.
     pub turns: Option<Turns>,
+    /// Requesters of [`Change::AwaitRelease`].
+    pub release_waiters: Vec<Sender<io::Result<()>>>,
 }
 
 impl Owner {
@@ -210,6 +215,7 @@ impl Owner {
                     self.follow_corruption();
                     inbox.put(token, answer);
                 }
+                Request::Control(Change::AwaitRelease(reply)) => self.release_waiters.push(reply),
                 Request::Control(change) => self.change(change),
                 // Logged. The worker's I/O gets the error.
                 Request::Opened => drop(self.begin_turn()),
@@ -256,6 +262,8 @@ impl Owner {
                 return;
             }
             Change::DetachBacking(reply) => (self.detach_backing().map_err(system), reply),
+            // Answered at the end of the iteration.
+            Change::AwaitRelease(reply) => return self.release_waiters.push(reply),
         };
         self.follow_corruption();
         // The requester may be gone.

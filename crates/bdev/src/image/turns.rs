@@ -106,6 +106,10 @@ impl Owner {
             self.close_at_last();
             self.drop_tables();
         }
+        for reply in self.release_waiters.drain(..) {
+            // The requester may be gone.
+            reply.send(Ok(())).ok();
+        }
     }
 
     fn drop_tables(&mut self) {

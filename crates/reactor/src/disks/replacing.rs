@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use bdev::{BlockDevice, Disk, Finished, IoChannel};
+use bdev::{BlockDevice, Disk, Finished, IoChannel, LockWaits};
 use uring::{Completion, Owner, Ring};
 
 use super::{Io, OpenDisk, attach_to};
@@ -119,7 +119,10 @@ impl Io {
     ) -> io::Result<()> {
         for index in self.handles_on(disk) {
             let (ring, listeners) = (&mut self.ring, &mut self.listeners);
-            let (attached, owners) = attach_to(&**device, ring, listeners, index as u32);
+            // A lock that is not taken fails the attempt.
+            let mut waits = LockWaits::new(Arc::new(|| {}));
+            let (attached, owners) =
+                attach_to(&**device, ring, listeners, index as u32, &mut waits);
             let Some(Some(open)) = self.disks.get_mut(index) else {
                 continue;
             };
