@@ -297,6 +297,16 @@ impl State {
         fields.attributes(number, self.size(number))
     }
 
+    /// `fuse_init_out`.
+    fn init(&self) -> Vec<u8> {
+        let flags = match self.serves_locks {
+            true => FUSE_POSIX_LOCKS,
+            false => 0,
+        };
+        let fields = Fields::default().u32s(&[7, 31, 0, flags, 0, WRITE_BYTES_MAX, 1]);
+        fields.u32s(&[0; 9]).0
+    }
+
     fn reply(&mut self, kind: u32, number: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
         let name_from = |at: usize| {
             let name = body.get(at..).unwrap_or_default();
@@ -308,14 +318,7 @@ impl State {
         };
         let opened = |fields: Fields| fields.u64s(&[0]).u32s(&[0, 0]).0;
         match kind {
-            INIT => {
-                let flags = match self.serves_locks {
-                    true => FUSE_POSIX_LOCKS,
-                    false => 0,
-                };
-                let fields = Fields::default().u32s(&[7, 31, 0, flags, 0, WRITE_BYTES_MAX, 1]);
-                Ok(fields.u32s(&[0; 9]).0)
-            }
+            INIT => Ok(self.init()),
             kind::LOOKUP => {
                 let found = self.names.get(name_from(0)).ok_or(ENOENT)?;
                 Ok(self.entry(*found).0)
