@@ -31,6 +31,8 @@ const H: &str = "h=file:@h.raw,cache=writeback";
 const JOB: &str = "/v1/disks/h/job";
 
 type Answer = Result<(u16, Value), ClientError>;
+/// Mounts a file system with files of these names and sizes.
+type NewMount = fn(&Path, &[(&str, usize)]) -> Result<HungMount>;
 
 impl Bed {
     /// Starts a daemon with the RAM disk `ram` and further disks on a mount. `@` in their options is the mount, which has the files
@@ -39,12 +41,7 @@ impl Bed {
         Bed::on(HungMount::new, disks, hung, exports)
     }
 
-    fn on(
-        new_mount: fn(&Path, &[(&str, usize)]) -> Result<HungMount>,
-        disks: &[&str],
-        hung: &[u32],
-        exports: &[&str],
-    ) -> Result<Bed> {
+    fn on(new_mount: NewMount, disks: &[&str], hung: &[u32], exports: &[&str]) -> Result<Bed> {
         let mut mount = None;
         let rig = Rig::prepared(|scratch, daemon| {
             let folder = scratch.file("mnt");
