@@ -313,6 +313,8 @@ fn locks_of_a_disk_in_use_by_turns_are_held_while_a_worker_uses_it() {
         };
         File::open(options).unwrap()
     };
+    // A thread of the device releases the locks after the last use.
+    let released = |file: &File| file.capabilities().lockable.unwrap().wait_for_release();
     let (first, second) = (open(), open());
     let workers = [Worker::new(&first), Worker::new(&first)];
     let in_use = |file: &File| {
@@ -325,9 +327,11 @@ fn locks_of_a_disk_in_use_by_turns_are_held_while_a_worker_uses_it() {
     drop(one);
     in_use(&second);
     drop(other);
+    released(&first);
     let worker = Worker::new(&second);
     in_use(&first);
     drop(worker);
+    released(&second);
     first.set_size(4096).unwrap();
     // It could be written by another daemon below an image.
     assert!(first.become_read_only().is_err());

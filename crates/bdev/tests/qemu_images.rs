@@ -561,7 +561,7 @@ fn unsupported_features_are_refused_by_name() {
             "qcow2",
             "-u",
             "-b",
-            "nbd://h/x",
+            "ssh://h/x",
             "-F",
             "raw",
             "far",
