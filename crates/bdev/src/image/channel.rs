@@ -3,7 +3,8 @@
 //!
 //! An I/O is split into pieces with one mapping each; nearly always one piece.
 
-use std::io;
+mod attach;
+
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -21,7 +22,7 @@ use super::owner::{Answer, Command, Request};
 use super::readers::Reader;
 use crate::admit::Limits;
 use crate::inbox::Inbox;
-use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
+use crate::{Finished, IoChannel, Submission, Tag};
 
 /// Maximum number of clusters that one command makes writable.
 const PREPARED_MAX: u64 = 512;
@@ -124,61 +125,6 @@ impl Drop for ClosedNotice {
 }
 
 impl ImageChannel {
-    pub fn new(
-        shared: &Arc<SharedImage>,
-        requests: Sender<Request>,
-        attach: &mut Attach<'_>,
-    ) -> io::Result<ImageChannel> {
-        let (file, file_owners) = attach.below(|attach| shared.data().attach(attach))?;
-        let tables = match shared.data_file {
-            Some(_) => Some(attach.below(|attach| shared.file.attach(attach))?),
-            None => None,
-        };
-        let owner = attach.owner();
-        let inbox = Arc::new(Inbox::new(attach.ring().event()?));
-        let backing = match shared.backing.join(&inbox) {
-            Some((device, user)) => Some(BackingChannel {
-                channel: device.attach(attach)?,
-                state: BackingState::InUse,
-                _user: user,
-            }),
-            None => None,
-        };
-        let watch = inbox.watch(attach.ring(), owner)?;
-        let (map_number, map) = shared.map();
-        let channel = ImageChannel {
-            limits: Limits::of(&shared.info, &shared.capacity),
-            reader: shared.readers.add(),
-            shared: Arc::clone(shared),
-            map,
-            map_number,
-            file,
-            file_owners,
-            tables,
-            covered: match backing {
-                Some(_) => shared.backing.bytes(),
-                None => 0,
-            },
-            backing,
-            owner,
-            _closed: ClosedNotice(requests.clone()),
-            requests,
-            inbox,
-            watch: Some(watch),
-            next_token: 0,
-            slots: Vec::new(),
-            free: Vec::new(),
-            finished_below: Vec::new(),
-            answers: Vec::new(),
-        };
-        // The owner ends a turn without channels.
-        if channel.shared.is_unread() {
-            // Fails only if the owner thread has ended; that defect is already logged.
-            channel.requests.send(Request::Opened).ok();
-        }
-        Ok(channel)
-    }
-
     fn occupy(&mut self, tag: Tag, io: &IoRequest, generation: u64) -> u32 {
         let index = match self.free.pop() {
             Some(index) => index,

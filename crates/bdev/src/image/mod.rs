@@ -365,8 +365,7 @@ impl BlockDevice for Image {
 
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let requests = self.requests()?.clone();
-        let channel = channel::ImageChannel::new(&self.shared, requests, attach)?;
-        Ok(Box::new(channel))
+        channel::ImageChannel::attach(&self.shared, requests, attach)
     }
 }
 

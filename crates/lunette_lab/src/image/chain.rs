@@ -10,7 +10,7 @@ use block::{Allocation, IoRequest};
 use cli_common::{Failure, Outcome};
 
 use super::arguments::{Format, RebaseArguments};
-use super::disks::{backing_image, open_disk, open_writable};
+use super::disks::{backing_image, open_disk, open_writable, remote};
 use super::{Tables as Overlay, has_bitmaps, of, open_tables, require_qcow2, warn_of_bitmaps};
 use crate::meter::Meter;
 
@@ -199,7 +199,7 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
     // Opened before the image is locked. If the image is in this chain, locking it fails.
     let mut new = match &backing {
         Some((_, place, format)) if !arguments.name_only => {
-            if !place.exists() {
+            if !place.exists() && remote(place).is_none() {
                 let place = place.display();
                 return Err(failed(&format!(
                     "the backing image {place} does not exist; hint: correct the path, or change only the name with --unsafe"

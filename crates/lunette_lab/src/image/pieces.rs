@@ -243,7 +243,11 @@ impl PiecePlan {
         };
         std::thread::scope(|scope| {
             for _ in 0..THREADS {
-                scope.spawn(work);
+                // A lane attaches each image of a chain below the one before.
+                let thread = std::thread::Builder::new().stack_size(bdev::STACK_BYTES);
+                if let Err(error) = thread.spawn_scoped(scope, work) {
+                    first_stop.put(0, failed((0, error)));
+                }
             }
             let mut at = 0;
             let cut = self.cut(|piece| {
