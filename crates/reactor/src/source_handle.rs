@@ -1,6 +1,6 @@
 //! Address of one source on its worker, for messages from any thread.
 //!
-//! A transport whose connections come and go creates each with [`SourceHandle::add`]. Control plane only.
+//! A transport creates one for each connection, with [`SourceHandle::add`]. Control plane only.
 
 use std::any::Any;
 use std::convert::Infallible;

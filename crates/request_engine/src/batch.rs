@@ -8,7 +8,7 @@ use reactor::{Io, Job};
 
 use crate::{Transport, prefetch_following};
 
-/// A request whose steps were executed as far as possible.
+/// A request after the steps that did not have to wait.
 pub struct Submitted {
     /// Slot of the request.
     pub slot: u32,

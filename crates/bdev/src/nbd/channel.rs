@@ -81,7 +81,7 @@ pub(super) struct NbdChannel {
     link: Option<Box<Link>>,
     slots: Vec<NbdSlot>,
     free: Vec<u32>,
-    /// Slots in the order in which they are sent.
+    /// Slots that wait to be sent, the next one first.
     waiting: VecDeque<u32>,
     next_order: u64,
     /// A request has succeeded over the present connection.
@@ -390,7 +390,7 @@ impl NbdChannel {
         }
     }
 
-    /// Finishes waiting I/Os for which `error` returns an error.
+    /// Ends waiting I/Os with the error that `error` returns for them. `None` leaves an I/O waiting.
     fn end_waiting(
         &mut self,
         finished: &mut Vec<Finished>,
