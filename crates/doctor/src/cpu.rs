@@ -16,6 +16,7 @@ pub(crate) fn examine(host: &Host, question: &Question, findings: &mut Vec<Findi
     findings.extend(sleep_states(host));
     findings.extend(idle_poll(host));
     findings.extend(halt_poll(host));
+    findings.extend(clock_source(host));
     findings.extend(mitigations(host));
     findings.extend(smt(host, question));
     findings.extend(steal(host));
@@ -100,6 +101,30 @@ fn halt_poll(host: &Host) -> Option<Finding> {
     let found = format!("this is a virtual machine with the idle driver {driver}");
     let why = "A virtual CPU that polls for some microseconds before it halts avoids an exit per request.";
     Some(Finding::worth("halt_poll", Area::Cpu, found, why).by("modprobe cpuidle_haltpoll force=1"))
+}
+
+/// Checks for a clock that is read by a trap or a slow bus access: the block layer reads it twice per request.
+fn clock_source(host: &Host) -> Option<Finding> {
+    const FOLDER: &str = "/sys/devices/system/clocksource/clocksource0";
+    const SLOW: [&str; 4] = ["hpet", "acpi_pm", "jiffies", "refined-jiffies"];
+    let current = host.text(&format!("{FOLDER}/current_clocksource"))?;
+    if !SLOW.contains(&current.as_str()) {
+        return None;
+    }
+    let found = format!("the clock source is {current}");
+    let why = "The kernel reads the clock for each request. This one takes a microsecond or more per read, and an exit in a guest.";
+    let finding = Finding::worth("clock_source", Area::Cpu, found, why);
+    let available = host
+        .text(&format!("{FOLDER}/available_clocksource"))
+        .unwrap_or_default();
+    // In the order in which they are preferred.
+    let fast = ["kvm-clock", "tsc"]
+        .into_iter()
+        .find(|fast| available.split_whitespace().any(|one| one == *fast));
+    Some(match fast {
+        Some(fast) => finding.by_writing(vec![format!("{FOLDER}/current_clocksource")], fast),
+        None => finding.by("for a guest: offer kvm-clock (QEMU with KVM: -cpu host)"),
+    })
 }
 
 fn mitigations(host: &Host) -> Option<Finding> {

@@ -45,6 +45,8 @@ pub const FILES: &[&str] = &[
     "/sys/class/net/*/speed",
     "/sys/class/net/*/device/vendor",
     "/sys/class/net/*/queues/*/rps_cpus",
+    "/sys/devices/system/clocksource/clocksource0/available_clocksource",
+    "/sys/devices/system/clocksource/clocksource0/current_clocksource",
     "/sys/devices/system/cpu/cpu*/cpufreq/energy_performance_preference",
     "/sys/devices/system/cpu/cpu*/cpufreq/scaling_driver",
     "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",

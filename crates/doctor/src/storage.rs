@@ -95,8 +95,10 @@ fn device_of(host: &Host, path: &str) -> Option<String> {
     whole.max_by_key(|name| name.len()).cloned()
 }
 
+/// Returns true if a device has seek times. Linux reports each virtio-blk disk as rotating, so that its report proves nothing.
 fn is_rotational(host: &Host, device: &str) -> bool {
-    host.number(&format!("{BLOCK}/{device}/queue/rotational")) == Some(1)
+    let is_virtio_blk = device.starts_with("vd");
+    !is_virtio_blk && host.number(&format!("{BLOCK}/{device}/queue/rotational")) == Some(1)
 }
 
 fn scheduler(host: &Host, device: &str) -> Option<Finding> {

@@ -148,6 +148,55 @@ fn guest_gets_findings_on_queues_but_not_on_kvm() {
     assert_eq!(known, ["mitigations", "steal"]);
 }
 
+/// Replaces the content of a file of a recorded host.
+fn with_file(name: &str, file: &str, content: &str) -> Host {
+    let text = host(name).record();
+    let heading = format!("--- {file}\n");
+    let rest: String = match text.split_once(&heading) {
+        Some((before, after)) => {
+            let next = after.find("--- ").unwrap_or(after.len());
+            format!("{before}{}", &after[next..])
+        }
+        None => text,
+    };
+    Host::recorded(&format!("{rest}{heading}{content}\n")).unwrap()
+}
+
+#[test]
+fn virtio_blk_disk_that_linux_reports_as_rotating_has_a_useless_scheduler() {
+    let host = with_file("cloud", "/sys/block/vda/queue/rotational", "1");
+    let findings = examine(&host, &Question::default());
+    assert!(checks(&findings).0.contains(&"scheduler"));
+}
+
+#[test]
+fn slow_clock_source_is_found_and_a_faster_one_is_named() {
+    const FOLDER: &str = "/sys/devices/system/clocksource/clocksource0";
+    let of = |current: &str, available: &str| {
+        let host = with_file("cloud", &format!("{FOLDER}/current_clocksource"), current);
+        let text = format!(
+            "{}--- {FOLDER}/available_clocksource\n{available}\n",
+            host.record()
+        );
+        let host = Host::recorded(&text).unwrap();
+        let findings = examine(&host, &Question::default());
+        findings
+            .into_iter()
+            .find(|finding| finding.check == "clock_source")
+    };
+    let slow = of("hpet", "kvm-clock tsc hpet acpi_pm").unwrap();
+    assert!(slow.is_worth_changing);
+    assert_eq!(slow.found, "the clock source is hpet");
+    assert_eq!(
+        slow.command.as_deref(),
+        Some("echo kvm-clock > /sys/devices/system/clocksource/clocksource0/current_clocksource")
+    );
+    let alone = of("acpi_pm", "acpi_pm").unwrap();
+    assert!(alone.command.unwrap().contains("kvm-clock"));
+    assert_eq!(of("kvm-clock", "kvm-clock tsc hpet acpi_pm"), None);
+    assert_eq!(of("tsc", "tsc hpet acpi_pm"), None);
+}
+
 #[test]
 fn server_of_arm() {
     let findings = found("arm", vec![]);
