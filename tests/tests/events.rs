@@ -74,6 +74,14 @@ fn every_change_is_reported_in_order() -> Result<()> {
     let mut session = client::Client::connect(&rig.socket("d"))?;
     session.features()?;
     expect(&mut events, "session.opened", &front_end)?;
+    let listed: Vec<Value> = api(&rig.daemon).get("/v1/sessions")?;
+    ensure!(
+        listed[0]["front_end"]["pid"] == std::process::id(),
+        "{listed:?}"
+    );
+    let shown = rig.daemon.lunette(&["session", "list"])?;
+    let process = format!("pid {}, user ", std::process::id());
+    ensure!(shown.contains(&process), "{shown}");
     drop(session);
     expect(&mut events, "session.closed", &front_end)?;
 

@@ -398,7 +398,24 @@ fn target_keys_limit_negotiated_values() -> Result<()> {
     ] {
         ensure!(agreed[key] == value, "{key}: {sessions}");
     }
+    let connection = &sessions[0]["each_connection"][0];
+    let address = connection["client"].as_str().unwrap_or_default();
+    ensure!(address.starts_with("127.0.0.1:"), "{sessions}");
+    for (key, value) in [
+        ("HeaderDigest", "None"),
+        ("DataDigest", "None"),
+        ("MaxRecvDataSegmentLength of the target", "262144"),
+    ] {
+        ensure!(connection["negotiated"][key] == value, "{key}: {sessions}");
+    }
+    // READ (10) beyond the end is an error, and an unknown operation code is none.
+    let read = [0x28, 0, 0xff, 0xff, 0xff, 0, 0, 0, 1, 0];
+    ensure!(session.command(&read, None, 512)?.status == 2);
+    ensure!(session.command(&[0xff; 16], None, 0)?.status == 2);
+    let sessions: Value = client.get("/v1/sessions")?;
+    ensure!(sessions[0]["errors"] == 1, "{sessions}");
     let shown = rig.daemon.lunette(&["session", "show", "iscsi-1"])?;
+    ensure!(shown.contains("connection 0: HeaderDigest"), "{shown}");
     ensure!(
         shown.contains("MaxBurstLength") && shown.contains("262144"),
         "{shown}"

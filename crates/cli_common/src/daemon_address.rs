@@ -30,6 +30,11 @@ fn usual_socket() -> PathBuf {
 }
 
 impl DaemonAddress {
+    /// Returns true if the daemon runs on this host: it is addressed by its control socket.
+    pub fn is_local(&self) -> bool {
+        self.api.is_none()
+    }
+
     /// Creates a client of that daemon.
     ///
     /// # Errors

@@ -18,6 +18,14 @@ pub fn group_id(group: &str) -> Option<u32> {
     id_in("/etc/group", group)
 }
 
+/// Returns the name of a user, or the number if it has none.
+pub fn user_name(id: u32) -> String {
+    let text = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let number = id.to_string();
+    let name = account(&text, 2, &number).and_then(|fields| fields.first().copied());
+    name.map_or(number.clone(), str::to_owned)
+}
+
 fn id_in(file: &str, name: &str) -> Option<u32> {
     let number = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
     if name.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -30,6 +38,12 @@ fn id_in(file: &str, name: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn user_without_a_name_is_a_number() {
+        assert_eq!(user_name(0), "root");
+        assert_eq!(user_name(4_294_967_294), "4294967294");
+    }
 
     #[test]
     fn users_and_groups_are_names_or_numbers() {

@@ -69,7 +69,7 @@ pub use ::iscsi::access::{AclEntry, Announced, DemoMode, Network, Portal};
 pub use ::iscsi::address::{SECRET_REFUSED, has_secret};
 pub use ::nbd::address::{ExportAddress, ServerAddress};
 pub use access_list::ACL_KEYS;
-pub use accounts::{account, group_id, user_id};
+pub use accounts::{account, group_id, user_id, user_name};
 pub use block::{CacheMode, ExportPlacement, PollLimit};
 pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
 pub use devices::{

@@ -562,14 +562,20 @@ pub struct Session {
     /// Initiator name of an iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initiator: Option<String>,
-    /// Address of the client of an NBD session.
+    /// Address of the client of an NBD session. An iSCSI session has one for each of its connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
+    /// Process of a vhost-user session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub front_end: Option<FrontEnd>,
     /// Portal group of an iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub portal_group: Option<u16>,
     /// Number of connections.
     pub connections: usize,
+    /// Connections of an iSCSI session.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub each_connection: Vec<SessionConnection>,
     /// Answered commands of an iSCSI or NBD session. The commands of a virtual machine are counted by the queues of its export, in
     /// `/v1/statistics`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -582,6 +588,43 @@ pub struct Session {
     pub errors: Option<u64>,
     /// Negotiated keys of an iSCSI session, named as in RFC 7143, and the command window. For NBD, the form of replies.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub negotiated: BTreeMap<String, String>,
+}
+
+/// The process that has connected to a vhost-user export.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FrontEnd {
+    /// Process ID; absent for a process of another PID namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Name of its user, or the number of a user without a name.
+    pub user: String,
+    /// Name of QEMU's guest (`-name`), if the daemon may read the command line of the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest: Option<String>,
+}
+
+/// Shown as `guest web1 (pid 4711, user libvirt-qemu)`.
+impl fmt::Display for FrontEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let user = &self.user;
+        match (&self.guest, self.pid) {
+            (Some(guest), Some(pid)) => write!(f, "guest {guest} (pid {pid}, user {user})"),
+            (Some(guest), None) => write!(f, "guest {guest} (user {user})"),
+            (None, Some(pid)) => write!(f, "pid {pid}, user {user}"),
+            (None, None) => write!(f, "user {user}"),
+        }
+    }
+}
+
+/// A connection of an iSCSI session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SessionConnection {
+    /// Connection identifier (CID).
+    pub id: u16,
+    /// Address of the initiator.
+    pub client: String,
+    /// HeaderDigest, DataDigest, and MaxRecvDataSegmentLength of both sides in bytes, as of the end of the login.
     pub negotiated: BTreeMap<String, String>,
 }
 

@@ -117,7 +117,7 @@ fn clock_source(host: &Host) -> Option<Finding> {
     let available = host
         .text(&format!("{FOLDER}/available_clocksource"))
         .unwrap_or_default();
-    // In the order in which they are preferred.
+    // The first is better.
     let fast = ["kvm-clock", "tsc"]
         .into_iter()
         .find(|fast| available.split_whitespace().any(|one| one == *fast));

@@ -163,7 +163,7 @@ fn with_file(name: &str, file: &str, content: &str) -> Host {
 }
 
 #[test]
-fn virtio_blk_disk_that_linux_reports_as_rotating_has_a_useless_scheduler() {
+fn virtio_blk_disk_reported_as_rotating_needs_no_scheduler() {
     let host = with_file("cloud", "/sys/block/vda/queue/rotational", "1");
     let findings = examine(&host, &Question::default());
     assert!(checks(&findings).0.contains(&"scheduler"));

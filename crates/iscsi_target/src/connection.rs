@@ -140,7 +140,7 @@ impl Connection {
 
     pub fn logged_in(&mut self, io: &mut Io, login: &LoggedIn) {
         let key = login.connection;
-        if !self.shared.logged_in(self.number(), key) {
+        if !self.shared.logged_in(self.number(), login) {
             return self.end(io, "replaced during login");
         }
         self.login.stage = LoginStage::Discovery(key);

@@ -44,7 +44,7 @@ pub use limits::ServerLimits;
 pub use portals::WaitingPortal;
 pub use scsi::{AccessState, AccessStates, StateSetters};
 pub use server::{Server, ServerError, SessionStatus, TargetStatus};
-pub use shared::SessionChange;
+pub use shared::{ConnectionStatus, SessionChange};
 #[cfg(feature = "simulated")]
 pub use simulated::SimulatedServer;
 pub use target::{PortGroupStatus, TargetOptions};

@@ -1,7 +1,7 @@
 //! Measurements of commands: stamps of solicited data, counters, and descriptions of the slowest commands.
 
 use latency::{Operation, SlowRequest, Stage, Stamp, UnitAddress};
-use scsi::{Lun, LunAddress, Response, Status};
+use scsi::{Lun, LunAddress, Response};
 
 use crate::connection::Connection;
 use crate::slots::Arrival;
@@ -50,7 +50,7 @@ impl Connection {
         let requests = &mut self.measurement;
         let slot = self.slots.get(index);
         let operation = slot.operation.unwrap_or(Operation::Other);
-        let good = matches!(response.status, Status::Good | Status::ConditionMet);
+        let good = !response.is_error();
         let bytes = u64::from(slot.bytes);
         let pended = slot.arrival != Arrival::New;
         requests.timeline.select(slot.part);

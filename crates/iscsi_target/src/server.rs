@@ -23,7 +23,7 @@ use crate::initiator_counters::InitiatorStatus;
 use crate::limits::ServerLimits;
 use crate::new_connections::NewConnections;
 use crate::portals::{Portals, WaitingPortal};
-use crate::shared::{ConnectionHandle, SessionChange, SharedServer, lock};
+use crate::shared::{ConnectionHandle, ConnectionStatus, SessionChange, SharedServer, lock};
 use crate::target::{IscsiTarget, PortGroupStatus, TargetOptions};
 use iscsi::access::Portal;
 
@@ -101,8 +101,8 @@ pub struct SessionStatus {
     pub isid: [u8; 6],
     /// Target portal group tag.
     pub portal_group: u16,
-    /// Connection identifiers (CID).
-    pub connections: Vec<u16>,
+    /// Connections that are logged in.
+    pub connections: Vec<ConnectionStatus>,
     /// Counters since login.
     pub counters: latency::Counters,
     /// Negotiated parameters.
@@ -434,13 +434,15 @@ impl Server {
         let sessions = self.state.shared.sessions.sessions();
         let status = |session: Arc<iscsi::session::Session>| {
             let identity = &session.identity;
+            let connections = session.connections().into_iter();
+            let status = |key| self.state.shared.connection_status(key);
             Some(SessionStatus {
                 tsih: session.tsih,
                 target: identity.target_name.clone()?,
                 initiator: identity.initiator_name.clone(),
                 isid: identity.isid,
                 portal_group: identity.portal_group_tag,
-                connections: session.connections().iter().map(|key| key.cid).collect(),
+                connections: connections.filter_map(status).collect(),
                 counters: self.state.shared.tallies.of_session(session.tsih),
                 parameters: session.parameters.clone(),
                 window: session.window.size(),

@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use iscsi::login::ChapUser;
+use iscsi::login::{ChapUser, LoggedIn};
+use iscsi::pdu::Digests;
 use iscsi::session::{ConnectionKey, SessionTable};
 use reactor::SourceHandle;
 use scsi::{Nexus, TransportId};
@@ -81,10 +82,43 @@ impl InFlight {
 /// port, and the initiator may use the same ISID there (RFC 7143, 10.1.1).
 type Ports = (TransportId, u16);
 
+/// A connection in the full feature phase.
+struct LoggedInConnection {
+    number: u64,
+    status: ConnectionStatus,
+}
+
+/// A connection of a session, and its keys from the end of the login.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionStatus {
+    /// Connection identifier (CID).
+    pub cid: u16,
+    /// Address of the initiator.
+    pub address: String,
+    /// Digests in use.
+    pub digests: Digests,
+    /// MaxRecvDataSegmentLength of the initiator, in bytes.
+    pub initiator_max_recv: u32,
+    /// MaxRecvDataSegmentLength of the target, in bytes.
+    pub target_max_recv: u32,
+}
+
+impl ConnectionStatus {
+    pub(crate) fn new(login: &LoggedIn) -> ConnectionStatus {
+        ConnectionStatus {
+            cid: login.connection.cid,
+            address: login.visitor.address.clone(),
+            digests: login.parameters.digests,
+            initiator_max_recv: login.parameters.peer_max_recv,
+            target_max_recv: login.max_recv,
+        }
+    }
+}
+
 #[derive(Default)]
 struct ConnectionTable {
     all: HashMap<u64, ConnectionHandle>,
-    by_key: HashMap<ConnectionKey, u64>,
+    by_key: HashMap<ConnectionKey, LoggedInConnection>,
     alarms: Deadlines,
     /// Connections to be dropped before their handle was known.
     doomed: VecDeque<ConnectionKey>,
@@ -290,13 +324,16 @@ impl SharedServer {
     }
 
     /// Records the login of a connection. Returns false if it was displaced already.
-    pub fn logged_in(&self, number: u64, key: ConnectionKey) -> bool {
+    pub fn logged_in(&self, number: u64, login: &LoggedIn) -> bool {
+        let key = login.connection;
+        let status = ConnectionStatus::new(login);
         let mut table = lock(&self.table);
         if let Some(at) = table.doomed.iter().position(|doomed| *doomed == key) {
             table.doomed.remove(at);
             return false;
         }
-        table.by_key.insert(key, number);
+        let connection = LoggedInConnection { number, status };
+        table.by_key.insert(key, connection);
         true
     }
 
@@ -324,8 +361,14 @@ impl SharedServer {
 
     fn handle(&self, key: ConnectionKey) -> Option<ConnectionHandle> {
         let table = lock(&self.table);
-        let number = table.by_key.get(&key)?;
-        table.all.get(number).cloned()
+        let connection = table.by_key.get(&key)?;
+        table.all.get(&connection.number).cloned()
+    }
+
+    /// Returns the status of a connection that is logged in.
+    pub fn connection_status(&self, key: ConnectionKey) -> Option<ConnectionStatus> {
+        let table = lock(&self.table);
+        Some(table.by_key.get(&key)?.status.clone())
     }
 
     /// Drops a connection. `held` is dropped when nothing of it is in flight.

@@ -106,6 +106,26 @@ impl Response {
         }
     }
 
+    /// Returns true if the response is to be counted as an error. A unit attention is none, and neither is the refusal of a command, field
+    /// or unit that is not there: initiators find out by such commands which ones are.
+    pub fn is_error(&self) -> bool {
+        match self.status {
+            Status::Good | Status::ConditionMet => false,
+            Status::CheckCondition => self.sense.is_none_or(|sense| {
+                let is_refusal = sense.key == SenseKey::IllegalRequest
+                    && matches!(
+                        sense.code,
+                        SenseCode::INVALID_OPCODE
+                            | SenseCode::INVALID_FIELD_IN_CDB
+                            | SenseCode::LOGICAL_UNIT_NOT_SUPPORTED
+                            | SenseCode::SAVING_NOT_SUPPORTED
+                    );
+                !is_refusal && sense.key != SenseKey::UnitAttention
+            }),
+            _ => true,
+        }
+    }
+
     /// Creates GOOD without data.
     pub fn good() -> Response {
         Response::status(Status::Good)
@@ -166,5 +186,28 @@ impl Response {
 impl From<Sense> for Response {
     fn from(sense: Sense) -> Response {
         Response::check(sense)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_by_which_initiators_find_out_are_no_errors() {
+        let is_error = |key, code| Response::check(Sense::new(key, code)).is_error();
+        let illegal = SenseKey::IllegalRequest;
+        assert!(!Response::good().is_error());
+        assert!(!Response::status(Status::ConditionMet).is_error());
+        assert!(!is_error(SenseKey::UnitAttention, SenseCode::POWER_ON));
+        assert!(!is_error(illegal, SenseCode::INVALID_OPCODE));
+        assert!(!is_error(illegal, SenseCode::INVALID_FIELD_IN_CDB));
+        assert!(!is_error(illegal, SenseCode::LOGICAL_UNIT_NOT_SUPPORTED));
+        assert!(is_error(illegal, SenseCode::LBA_OUT_OF_RANGE));
+        assert!(is_error(SenseKey::MediumError, SenseCode::WRITE_ERROR));
+        assert!(is_error(SenseKey::DataProtect, SenseCode::WRITE_PROTECTED));
+        assert!(is_error(SenseKey::NotReady, SenseCode::MEDIUM_NOT_PRESENT));
+        assert!(Response::status(Status::ReservationConflict).is_error());
+        assert!(Response::status(Status::Busy).is_error());
     }
 }

@@ -6,6 +6,7 @@
 //!   discard_now        BLKDISCARD       discards a range of a block device
 //!   sg_io              SG_IO            SCSI commands for local devices
 //!   make_tap, make_tun TUNSETIFF        network interfaces of a program
+//!   peer_of            SO_PEERCRED      process at the other end of a Unix socket
 //!   inherited          F_DUPFD_CLOEXEC  descriptors by number, from the parent process
 //! ```
 //!
@@ -15,11 +16,13 @@
 mod discard;
 pub mod file_lock;
 mod inherited;
+mod peer;
 pub mod sg_io;
 mod tap;
 mod unwritten;
 
 pub use discard::discard_now;
 pub use inherited::inherited;
+pub use peer::{Peer, guest_of, peer_of};
 pub use tap::{make_tap, make_tun};
 pub use unwritten::first_unwritten;

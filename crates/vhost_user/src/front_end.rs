@@ -14,6 +14,7 @@ use reactor::{Pool, RateLimit};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::retry_on_intr;
 use rustix::net::SendFlags;
+use sys::Peer;
 use vhost::vhost_user::Error;
 use virtio_device::{Breach, OnBroken, VirtioDevice};
 
@@ -150,6 +151,11 @@ impl SessionHandle {
             rustix::net::send(channel, &CONFIG_CHANGE, flags)
         });
         matches!(sent, Some(Ok(12)))
+    }
+
+    /// Returns the process of the front end.
+    pub fn peer(&self) -> Option<Peer> {
+        sys::peer_of(&self.stream).ok()
     }
 
     /// Returns true if the front end has hung up. The session then drains and ends.

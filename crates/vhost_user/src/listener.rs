@@ -20,6 +20,7 @@ use reactor::{
     file_at, set_rights,
 };
 use rustix::net::{Shutdown, shutdown};
+use sys::Peer;
 use virtio_device::VirtioDevice;
 
 use crate::front_end::{self, SessionHandle, TakenOverSession};
@@ -52,6 +53,8 @@ pub struct ExportStatus {
     pub path: Option<PathBuf>,
     /// A front end is connected.
     pub connected: bool,
+    /// Process of the connected front end.
+    pub peer: Option<Peer>,
 }
 
 /// The socket of an export that cannot be bound yet.
@@ -464,6 +467,7 @@ impl Server {
             name: export.device.name().to_owned(),
             path: export.path.clone(),
             connected: export.is_connected(),
+            peer: lock(&export.session).as_ref().and_then(SessionHandle::peer),
         };
         exports.iter().map(status).collect()
     }

@@ -56,7 +56,7 @@ pub(crate) fn answer_any(
     pending.answered(held_until_published);
     Answer {
         written: RESPONSE_SIZE as u32 + pending.data_in,
-        good,
+        good: !response.is_error(),
     }
 }
 

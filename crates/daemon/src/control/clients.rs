@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ::control::Problem;
-use ::control::objects::{Registration, Reservation, Session, Worker};
+use ::control::objects::{FrontEnd, Registration, Reservation, Session, SessionConnection, Worker};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -15,7 +15,7 @@ use super::server::blocking;
 use crate::objects::{bodies, iscsi_session, nbd_session, vhost_session};
 use crate::running::Overview;
 use config::Placement;
-use iscsi_target::SessionStatus;
+use iscsi_target::{ConnectionStatus, SessionStatus};
 
 /// List workers.
 #[utoipa::path(get, path = "/v1/workers", operation_id = "list_workers", responses(
@@ -67,8 +67,10 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
             kind: "vhost-user".to_owned(),
             initiator: None,
             client: None,
+            front_end: export.peer.map(front_end),
             portal_group: None,
             connections: 1,
+            each_connection: Vec::new(),
             requests: None,
             bytes: None,
             errors: None,
@@ -85,8 +87,10 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
             kind: "iscsi".to_owned(),
             initiator: Some(session.initiator),
             client: None,
+            front_end: None,
             portal_group: Some(session.portal_group),
             connections: session.connections.len(),
+            each_connection: session.connections.into_iter().map(connection).collect(),
             requests: Some(session.counters.requests()),
             bytes: Some(session.counters.bytes()),
             errors: Some(session.counters.errors()),
@@ -98,14 +102,46 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
         kind: "nbd".to_owned(),
         initiator: None,
         client: Some(session.client),
+        front_end: None,
         portal_group: None,
         connections: 1,
+        each_connection: Vec::new(),
         requests: Some(session.counters.requests()),
         bytes: Some(session.counters.bytes()),
         errors: Some(session.counters.errors()),
         negotiated: BTreeMap::from([("replies".to_owned(), replies(session.style).to_owned())]),
     });
     vhost.chain(iscsi).chain(nbd).collect()
+}
+
+fn front_end(peer: sys::Peer) -> FrontEnd {
+    FrontEnd {
+        pid: peer.pid,
+        user: config::user_name(peer.uid),
+        guest: peer.pid.and_then(sys::guest_of),
+    }
+}
+
+/// Returns a connection with its keys in the notation of RFC 7143 (13). Each side declares its own MaxRecvDataSegmentLength.
+fn connection(status: ConnectionStatus) -> SessionConnection {
+    let digest = |is_used: bool| if is_used { "CRC32C" } else { "None" }.to_owned();
+    let length = "MaxRecvDataSegmentLength";
+    SessionConnection {
+        id: status.cid,
+        client: status.address,
+        negotiated: BTreeMap::from([
+            ("HeaderDigest".to_owned(), digest(status.digests.header)),
+            ("DataDigest".to_owned(), digest(status.digests.data)),
+            (
+                format!("{length} of the initiator"),
+                status.initiator_max_recv.to_string(),
+            ),
+            (
+                format!("{length} of the target"),
+                status.target_max_recv.to_string(),
+            ),
+        ]),
+    }
 }
 
 /// Returns the form of replies of an NBD session.

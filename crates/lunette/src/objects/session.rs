@@ -3,7 +3,7 @@
 use control::objects::{Reservation, Session};
 use control::{Method, escape};
 
-use super::arguments::{ReservationAction, ReservationCommand, SessionAction, SessionCommand};
+use super::arguments::{Ask, ReservationAction, ReservationCommand, SessionAction, SessionCommand};
 use super::table::Table;
 use crate::failure::{Failure, Outcome};
 
@@ -11,11 +11,11 @@ pub fn run(command: SessionCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {
         SessionAction::List => {
-            let sessions: Vec<Session> = ask.daemon.client()?.get("/v1/sessions")?;
+            let sessions = read(ask)?;
             ask.print(&sessions, table)
         }
         SessionAction::Show { session } => {
-            let mut sessions: Vec<Session> = ask.daemon.client()?.get("/v1/sessions")?;
+            let mut sessions = read(ask)?;
             sessions.retain(|found| found.id == session);
             if sessions.is_empty() {
                 return Err(Failure::because(format!(
@@ -31,13 +31,32 @@ pub fn run(command: SessionCommand) -> Outcome {
     }
 }
 
+fn read(ask: &Ask) -> Result<Vec<Session>, Failure> {
+    let mut sessions: Vec<Session> = ask.daemon.client()?.get("/v1/sessions")?;
+    if ask.daemon.is_local() {
+        add_guests(&mut sessions);
+    }
+    Ok(sessions)
+}
+
 fn counted(number: Option<u64>) -> String {
     number.map_or_else(|| "-".to_owned(), |number| number.to_string())
 }
 
-/// Returns the initiator name of an iSCSI session, or the address of an NBD client.
-fn client(session: &Session) -> Option<&str> {
-    session.initiator.as_deref().or(session.client.as_deref())
+/// Returns the initiator name of an iSCSI session, the address of an NBD client, or the process of a vhost-user front end.
+fn client(session: &Session) -> Option<String> {
+    let front_end = || session.front_end.as_ref().map(ToString::to_string);
+    let name = session.initiator.clone();
+    name.or_else(|| session.client.clone()).or_else(front_end)
+}
+
+/// Adds the names of guests that the daemon could not read: it usually may not see processes of other users.
+fn add_guests(sessions: &mut [Session]) {
+    for front_end in sessions.iter_mut().flat_map(|one| &mut one.front_end) {
+        if front_end.guest.is_none() {
+            front_end.guest = front_end.pid.and_then(sys::guest_of);
+        }
+    }
 }
 
 fn table(sessions: &[Session]) -> Table {
@@ -54,7 +73,7 @@ fn table(sessions: &[Session]) -> Table {
         table.row([
             session.id.clone(),
             session.export.clone(),
-            client(session).unwrap_or("-").to_owned(),
+            client(session).unwrap_or_else(|| "-".to_owned()),
             session.connections.to_string(),
             counted(session.requests),
             counted(session.bytes),
@@ -79,6 +98,9 @@ fn details(sessions: &[Session]) -> Table {
         if let Some(client) = &session.client {
             row("client", client.clone());
         }
+        if let Some(front_end) = &session.front_end {
+            row("front end", front_end.to_string());
+        }
         row("connections", session.connections.to_string());
         for (key, value) in [
             ("requests", session.requests),
@@ -89,6 +111,13 @@ fn details(sessions: &[Session]) -> Table {
         }
         for (key, value) in &session.negotiated {
             row(key, value.clone());
+        }
+        for connection in &session.each_connection {
+            let of = format!("connection {}", connection.id);
+            row(&format!("{of}: address"), connection.client.clone());
+            for (key, value) in &connection.negotiated {
+                row(&format!("{of}: {key}"), value.clone());
+            }
         }
     }
     table

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Fields that identify objects or users.
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 17] = [
     "address",
+    "client",
+    "guest",
     "host",
     // The ID of a session begins with the name of its export.
     "id",
@@ -20,6 +22,7 @@ const FIELDS: [&str; 14] = [
     "serial",
     "socket",
     "target",
+    "user",
     "uuid",
 ];
 
