@@ -30,6 +30,7 @@ export LUNETTE_COMMIT := $(shell git describe --always --dirty 2>/dev/null)
 compiler := $(shell PATH='$(PATH)' rustc -vV 2>/dev/null | awk '/^release/ { r = $$2 } /^LLVM/ { l = $$3 } END { print "rustc-" r "-llvm-" l }')
 profile := $(if $(RUSTFLAGS),,$(wildcard $(CURDIR)/profile/$(compiler).profdata))
 export LUNETTE_PROFILE := $(if $(profile),$(compiler))
+rust_version := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 programs = -p lunette -p lunette_lab
 # Programs that run in guests of `lunette vm`. They are linked statically, and therefore built in a separate folder.
 agent_directory = $(target_directory)/guest-agent
@@ -40,7 +41,7 @@ musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check formatting lints advisories unit unit-tests privileged-tests tests-built guests sim soak fuzz fuzz-asan miri tsan deb static oci install uninstall clean
+.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check formatting lints msrv spelling advisories unit unit-tests privileged-tests tests-built guests sim soak fuzz fuzz-asan miri tsan deb static oci install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -121,6 +122,15 @@ lints:
 	CUSTOM_LIBFUZZER_PATH=/not/linked/libfuzzer.a $(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --workspace --exclude lunette-fuzz --no-deps --document-private-items
 	$(CARGO) check -p lunette --target $(musl)
+
+# The oldest compiler has other features, so it builds in a folder of its own.
+msrv: ## Checks the build with the oldest supported compiler, rust-version in Cargo.toml, which rustup installs if it is missing
+	@rustup toolchain list | grep -q '^$(rust_version)' || rustup toolchain install --profile minimal $(rust_version)
+	$(CARGO) +$(rust_version) check --locked --workspace --exclude lunette-fuzz --all-targets --target-dir $(target_directory)/msrv
+
+spelling: ## Checks the spelling of all files with typos; typos.toml lists exceptions
+	@command -v typos > /dev/null || { echo "spelling: typos is missing; hint: cargo install --locked typos-cli, or pip install typos" >&2; exit 1; }
+	typos
 
 # Always builds the whole workspace and selects tests by name: for one crate alone, dependencies would be built again with other features.
 # Names of end-to-end test files are therefore unique in the workspace.

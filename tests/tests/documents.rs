@@ -192,7 +192,11 @@ const PRIVATE_WORDS: [(&str, &str); 14] = [
 fn documents() -> Result<BTreeMap<PathBuf, String>> {
     let root = workspace();
     let mut paths = Vec::new();
-    let mut folders = vec![root.join("docs"), root.join("scripts")];
+    let mut folders: Vec<PathBuf> = ["docs", "scripts", "contrib", ".github", "tests/compat"]
+        .map(|folder| root.join(folder))
+        .into_iter()
+        .filter(|folder| folder.exists())
+        .collect();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder)? {
             let path = entry?.path();
