@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use super::daemon_keys::{Draft, WorkersDraft};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::export::ExportConfig;
 use super::file_lookup::look_at_files;
 use super::location::{Located, Location};
 use super::lun::LunDraft;
-use super::model::{Config, NbdConfig, Placement};
+use super::model::{Config, ExportConfig, NbdConfig, Placement};
 use super::surroundings::Surroundings;
 
 /// Above this number, lists of names and guesses are omitted: they would be useless or slow.

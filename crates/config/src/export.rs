@@ -1,6 +1,6 @@
-//! Common interface of all kinds of exports. A kind is a type that implements [`ExportObject`]. The enums here list the kinds; only this
-//! file matches on them.
+//! Common interface of all kinds of exports. A kind is a type that implements [`ExportObject`]. `kinds!` lists them.
 
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 
 use block::ExportPlacement;
@@ -8,7 +8,8 @@ use scsi::AccessStates;
 
 use super::key::KeyValue;
 use super::model::{
-    Config, IscsiConfig, LunConfig, NbdConfig, SocketRights, VhostBlkConfig, VhostScsiConfig,
+    Config, ExportConfig, IscsiConfig, LunConfig, NbdConfig, SocketRights, VhostBlkConfig,
+    VhostScsiConfig,
 };
 
 /// An export of any kind.
@@ -116,130 +117,78 @@ pub trait ExportObject {
     }
 }
 
-/// An export of any kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ExportConfig {
-    /// One disk as virtio-blk.
-    VhostBlk(VhostBlkConfig),
-    /// A virtio-scsi controller.
-    VhostScsi(VhostScsiConfig),
-    /// An iSCSI target.
-    Iscsi(IscsiConfig),
-    /// One disk over NBD.
-    Nbd(NbdConfig),
+/// Declares the kinds of exports, each with its configuration and the function that returns all exports of the kind.
+macro_rules! kinds {
+    ($($kind:ident($config:ident), $all:ident;)+) => {
+        impl Deref for ExportConfig {
+            type Target = dyn ExportObject;
+
+            fn deref(&self) -> &Self::Target {
+                match self {
+                    $(ExportConfig::$kind(export) => export,)+
+                }
+            }
+        }
+
+        impl DerefMut for ExportConfig {
+            fn deref_mut(&mut self) -> &mut Self::Target {
+                match self {
+                    $(ExportConfig::$kind(export) => export,)+
+                }
+            }
+        }
+
+        impl Config {
+            $(
+                /// Returns all exports of this kind.
+                pub fn $all(&self) -> impl Iterator<Item = &$config> {
+                    self.exports.iter().filter_map(|export| match export {
+                        ExportConfig::$kind(export) => Some(export),
+                        _ => None,
+                    })
+                }
+            )+
+        }
+    };
+}
+
+kinds! {
+    VhostBlk(VhostBlkConfig), vhost_blk;
+    VhostScsi(VhostScsiConfig), vhost_scsi;
+    Iscsi(IscsiConfig), iscsi;
+    Nbd(NbdConfig), nbd;
 }
 
 impl ExportConfig {
-    /// Returns a reference.
-    pub fn as_ref(&self) -> ExportRef<'_> {
+    /// Returns its rank among the kinds: a configuration has its exports in this order.
+    fn rank(&self) -> u8 {
         match self {
-            ExportConfig::VhostBlk(export) => ExportRef::VhostBlk(export),
-            ExportConfig::VhostScsi(export) => ExportRef::VhostScsi(export),
-            ExportConfig::Iscsi(export) => ExportRef::Iscsi(export),
-            ExportConfig::Nbd(export) => ExportRef::Nbd(export),
+            ExportConfig::VhostBlk(_) => 0,
+            ExportConfig::VhostScsi(_) => 1,
+            ExportConfig::Iscsi(_) => 2,
+            ExportConfig::Nbd(_) => 3,
         }
-    }
-
-    /// Returns the common interface for modification.
-    pub fn object_mut(&mut self) -> &mut dyn ExportObject {
-        match self {
-            ExportConfig::VhostBlk(export) => export,
-            ExportConfig::VhostScsi(export) => export,
-            ExportConfig::Iscsi(export) => export,
-            ExportConfig::Nbd(export) => export,
-        }
-    }
-}
-
-/// A reference to an export of any kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExportRef<'a> {
-    /// One disk as virtio-blk.
-    VhostBlk(&'a VhostBlkConfig),
-    /// A virtio-scsi controller.
-    VhostScsi(&'a VhostScsiConfig),
-    /// An iSCSI target.
-    Iscsi(&'a IscsiConfig),
-    /// One disk over NBD.
-    Nbd(&'a NbdConfig),
-}
-
-impl<'a> ExportRef<'a> {
-    /// Returns the common interface.
-    pub fn object(self) -> &'a dyn ExportObject {
-        match self {
-            ExportRef::VhostBlk(export) => export,
-            ExportRef::VhostScsi(export) => export,
-            ExportRef::Iscsi(export) => export,
-            ExportRef::Nbd(export) => export,
-        }
-    }
-
-    /// Returns a copy.
-    pub fn to_owned(self) -> ExportConfig {
-        match self {
-            ExportRef::VhostBlk(export) => ExportConfig::VhostBlk(export.clone()),
-            ExportRef::VhostScsi(export) => ExportConfig::VhostScsi(export.clone()),
-            ExportRef::Iscsi(export) => ExportConfig::Iscsi(export.clone()),
-            ExportRef::Nbd(export) => ExportConfig::Nbd(export.clone()),
-        }
-    }
-
-    /// Returns the name.
-    pub fn name(self) -> &'a str {
-        self.object().name()
-    }
-
-    /// Returns the word of its kind.
-    pub fn kind(self) -> &'static str {
-        self.object().kind()
-    }
-
-    /// Returns the path of the socket, if it has one.
-    pub fn socket(self) -> Option<&'a PathBuf> {
-        self.object().socket()
-    }
-
-    /// Returns a warning if no client can use the export as configured.
-    pub fn warning(self) -> Option<String> {
-        self.object().warning()
-    }
-
-    /// Returns the maximum number of request queues per client; 0 if there are none.
-    pub fn queues(self) -> u16 {
-        self.object().queues()
-    }
-
-    /// Returns the list of logical units; `None` for an export of one disk.
-    pub fn luns(self) -> Option<&'a [LunConfig]> {
-        self.object().luns()
-    }
-
-    /// Returns the workers that serve it.
-    pub fn placement(self) -> &'a ExportPlacement {
-        self.object().placement()
     }
 
     /// Returns all its disks.
-    pub fn disks(self) -> impl Iterator<Item = &'a str> {
+    pub fn disks(&self) -> impl Iterator<Item = &str> {
         let luns = self.luns().unwrap_or_default().iter();
-        let one = self.object().disk().into_iter();
+        let one = self.disk().into_iter();
         one.chain(luns.map(|lun| lun.disk.as_str()))
     }
 
     /// Returns true if the two exports cannot coexist.
-    pub fn bars(self, other: ExportRef<'_>) -> bool {
-        self.kind() == other.kind() && self.object().bars(other.name())
+    pub fn excludes(&self, other: &ExportConfig) -> bool {
+        self.kind() == other.kind() && self.bars(other.name())
     }
 
     /// Returns true if both exports are equal except for their logical units, access states and workers.
-    pub fn is_same_endpoint(self, other: ExportRef<'_>) -> bool {
-        let bare = |export: ExportRef<'_>| {
-            let mut export = export.to_owned();
-            let object = export.object_mut();
-            object.luns_mut().map(Vec::clear);
-            object.access_states_mut().map(AccessStates::clear);
-            *object.placement_mut() = ExportPlacement::Shared;
+    pub fn is_same_endpoint(&self, other: &ExportConfig) -> bool {
+        let bare = |export: &ExportConfig| {
+            let mut export = export.clone();
+            export.luns_mut().map(Vec::clear);
+            export.access_states_mut().map(AccessStates::clear);
+            *export.placement_mut() = ExportPlacement::Shared;
             export
         };
         bare(self) == bare(other)
@@ -247,68 +196,45 @@ impl<'a> ExportRef<'a> {
 
     /// Returns true if the export can change to `other` without disconnecting its clients: the endpoint is the same except for the
     /// rights of the socket.
-    pub fn can_become(self, other: ExportRef<'_>) -> bool {
-        let mut changed = self.to_owned();
-        let object = changed.object_mut();
-        if let (Some(rights), Some(next)) =
-            (object.socket_rights_mut(), other.object().socket_rights())
-        {
+    pub fn can_become(&self, other: &ExportConfig) -> bool {
+        let mut changed = self.clone();
+        if let (Some(rights), Some(next)) = (changed.socket_rights_mut(), other.socket_rights()) {
             if !next.covers(rights) {
                 return false;
             }
             rights.clone_from(next);
         }
-        changed.as_ref().is_same_endpoint(other)
+        changed.is_same_endpoint(other)
     }
 }
 
 impl Config {
     /// Returns all exports.
-    pub fn exports(&self) -> impl Iterator<Item = ExportRef<'_>> {
-        let blk = self.vhost_blk.iter().map(ExportRef::VhostBlk);
-        let scsi = self.vhost_scsi.iter().map(ExportRef::VhostScsi);
-        let iscsi = self.iscsi.iter().map(ExportRef::Iscsi);
-        let nbd = self.nbd.iter().map(ExportRef::Nbd);
-        blk.chain(scsi).chain(iscsi).chain(nbd)
-    }
-
-    /// Returns all exports for modification.
-    fn exports_mut(&mut self) -> impl Iterator<Item = &mut dyn ExportObject> {
-        let vhost = objects_mut(&mut self.vhost_blk).chain(objects_mut(&mut self.vhost_scsi));
-        vhost
-            .chain(objects_mut(&mut self.iscsi))
-            .chain(objects_mut(&mut self.nbd))
+    pub fn exports(&self) -> impl Iterator<Item = &ExportConfig> {
+        self.exports.iter()
     }
 
     /// Returns the export with this name.
-    pub fn export(&self, name: &str) -> Option<ExportRef<'_>> {
+    pub fn export(&self, name: &str) -> Option<&ExportConfig> {
         self.exports().find(|export| export.name() == name)
     }
 
     /// Replaces the export with the same name, or appends it.
     pub fn put_export(&mut self, export: ExportConfig) {
-        let location = self.export(export.as_ref().name());
-        let same_kind = location.is_some_and(|location| location.kind() == export.as_ref().kind());
-        if !same_kind {
-            let name = export.as_ref().name().to_owned();
-            self.remove_export(&name);
-        }
-        match export {
-            ExportConfig::VhostBlk(export) => put(&mut self.vhost_blk, export),
-            ExportConfig::VhostScsi(export) => put(&mut self.vhost_scsi, export),
-            ExportConfig::Iscsi(export) => put(&mut self.iscsi, export),
-            ExportConfig::Nbd(export) => put(&mut self.nbd, export),
+        match self.export_mut(export.name()) {
+            Some(known) if known.kind() == export.kind() => *known = export,
+            _ => {
+                self.remove_export(export.name());
+                self.add_export(export);
+            }
         }
     }
 
-    /// Appends an export, even if its name exists: a later check reports that.
+    /// Appends an export to those of its kind, even if its name exists: a later check reports that.
     pub(super) fn add_export(&mut self, export: ExportConfig) {
-        match export {
-            ExportConfig::VhostBlk(export) => self.vhost_blk.push(export),
-            ExportConfig::VhostScsi(export) => self.vhost_scsi.push(export),
-            ExportConfig::Iscsi(export) => self.iscsi.push(export),
-            ExportConfig::Nbd(export) => self.nbd.push(export),
-        }
+        let exports = &mut self.exports;
+        let end = exports.partition_point(|known| known.rank() <= export.rank());
+        exports.insert(end, export);
     }
 
     /// Removes an export. Returns false if there is none.
@@ -317,13 +243,10 @@ impl Config {
     }
 
     /// Removes all exports except those that `is_meant`. Returns false if none was removed.
-    pub fn retain_exports(&mut self, is_meant: impl Fn(&dyn ExportObject) -> bool) -> bool {
-        let before = self.exports().count();
-        self.vhost_blk.retain(|export| is_meant(export));
-        self.vhost_scsi.retain(|export| is_meant(export));
-        self.iscsi.retain(|export| is_meant(export));
-        self.nbd.retain(|export| is_meant(export));
-        before != self.exports().count()
+    pub fn retain_exports(&mut self, is_meant: impl Fn(&ExportConfig) -> bool) -> bool {
+        let before = self.exports.len();
+        self.exports.retain(is_meant);
+        before != self.exports.len()
     }
 
     /// Returns the logical units of an export that has a list of them.
@@ -332,28 +255,14 @@ impl Config {
     }
 
     /// Returns an export for modification.
-    pub fn export_mut(&mut self, name: &str) -> Option<&mut dyn ExportObject> {
-        self.exports_mut().find(|known| known.name() == name)
+    pub fn export_mut(&mut self, name: &str) -> Option<&mut ExportConfig> {
+        self.exports.iter_mut().find(|known| known.name() == name)
     }
 
     /// Returns the logical units of all exports that have a list of them.
     pub fn all_luns_mut(&mut self) -> impl Iterator<Item = &mut Vec<LunConfig>> {
-        self.exports_mut().filter_map(ExportObject::luns_mut)
-    }
-}
-
-fn objects_mut<T: ExportObject>(exports: &mut [T]) -> impl Iterator<Item = &mut dyn ExportObject> {
-    let objects = exports.iter_mut();
-    objects.map(|export| export as &mut dyn ExportObject)
-}
-
-/// Replaces the export of the same name, or adds it.
-fn put<T: ExportObject>(exports: &mut Vec<T>, export: T) {
-    let location = exports
-        .iter_mut()
-        .find(|known| known.name() == export.name());
-    match location {
-        Some(known) => *known = export,
-        None => exports.push(export),
+        self.exports
+            .iter_mut()
+            .filter_map(|export| export.luns_mut())
     }
 }

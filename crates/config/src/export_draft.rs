@@ -7,10 +7,11 @@ use block::ExportPlacement;
 use serde_json::{Value, json};
 
 use super::diagnostics::Diagnostics;
-use super::export::{ExportConfig, ExportObject};
+use super::export::ExportObject;
 use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime};
 use super::location::Located;
 use super::lun::LunDraft;
+use super::model::ExportConfig;
 use super::placement::{PlacementDraft, WORKERS_ALLOWED, read_workers, workers_value};
 use super::readers::{NAME_ALLOWED, SOCKET_ALLOWED, read_name, read_socket};
 use super::setting::{Setting, key};
@@ -66,31 +67,24 @@ impl ExportDraft {
     /// Returns the export, if no key is missing.
     pub fn complete(&self) -> Option<ExportConfig> {
         let mut export = self.config.clone();
-        let object = export.object_mut();
         let disk = self.disk.as_ref().map(|at| at.value.clone());
         let socket = self.socket.as_ref().map(|at| at.value.clone());
-        object.fill(self.name.as_ref()?.value.clone(), disk, socket)?;
-        if let Some(luns) = object.luns_mut() {
+        export.fill(self.name.as_ref()?.value.clone(), disk, socket)?;
+        if let Some(luns) = export.luns_mut() {
             *luns = self
                 .luns
                 .iter()
                 .map(LunDraft::complete)
                 .collect::<Option<_>>()?;
         }
-        *object.placement_mut() = self.placement.placement();
+        *export.placement_mut() = self.placement.placement();
         Some(export)
     }
 
     /// Returns the list of logical units if they have their own flags.
     pub fn luns_by_flags(&mut self) -> Option<&mut Vec<LunDraft>> {
-        let object = self.config.as_ref().object();
-        let has_flags = object.luns().is_some() && object.only_target().is_none();
+        let has_flags = self.config.luns().is_some() && self.config.only_target().is_none();
         has_flags.then_some(&mut self.luns)
-    }
-
-    /// Returns true if other exports of the kind may have the same socket.
-    pub fn shares_socket(&self) -> bool {
-        self.config.as_ref().object().shares_socket()
     }
 }
 

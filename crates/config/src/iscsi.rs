@@ -9,14 +9,14 @@ use serde_json::json;
 
 use super::access_list::{ACL_KEYS, acl_value, read_acl};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::export::{ExportConfig, ExportObject};
+use super::export::ExportObject;
 use super::export_draft::{ExportDraft, ExportKind, dedicated, texts, workers};
 use super::key::{
     Item, Key, KeyValue, Kind, NONE, REQUIRED, RunTime, key_values, read_all, schema_of,
 };
 use super::location::Located;
 use super::lun::{LUN_COMMAND, LunDraft, TARGET_LUN_KEYS, luns_value, read_lun};
-use super::model::{IscsiConfig, LunConfig};
+use super::model::{ExportConfig, IscsiConfig, LunConfig};
 use super::readers::{FILE_ALLOWED, ISCSI_NAME_ALLOWED, parsed, read_list};
 use super::setting::{Choice, Setting, key};
 use super::target_keys::TARGET_KEYS;
@@ -357,6 +357,10 @@ mod tests {
     use super::*;
     use crate::{Config, Flags, Surroundings, parse};
 
+    fn iscsi_of(config: &Config) -> &IscsiConfig {
+        config.iscsi().next().expect("a target")
+    }
+
     fn from_flags(iscsi: &[&str], portal: &[&str]) -> Result<Config, Diagnostics> {
         let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         let flags = Flags {
@@ -378,7 +382,7 @@ mod tests {
         };
         let config = read("access_states=2=standby+3=active/non-optimized+1=active/optimized");
         let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
-        let states = &config.iscsi[0].access_states;
+        let states = &iscsi_of(&config).access_states;
         let wanted = [
             (2, AccessState::Standby),
             (3, AccessState::ActiveNonOptimized),
@@ -394,7 +398,7 @@ mod tests {
             &Flags::default(),
             &Surroundings::of_this_process(),
         );
-        assert_eq!(again.unwrap().iscsi, config.iscsi);
+        assert_eq!(again.unwrap().exports, config.exports);
         for (options, expected) in [
             (
                 "access_states=4=standby",
@@ -409,7 +413,7 @@ mod tests {
             assert!(mistakes.contains(expected), "{options}: {mistakes}");
         }
         let config = read("explicit_alua=false").unwrap();
-        let setters = config.iscsi[0].state_setters;
+        let setters = iscsi_of(&config).state_setters;
         assert_eq!(setters, StateSetters::AdministratorOnly);
     }
 
@@ -420,7 +424,7 @@ mod tests {
             &["127.0.0.1:0", "[::1]:0,2"],
         );
         let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
-        let target = &config.iscsi[0];
+        let target = iscsi_of(&config);
         assert_eq!(target.name, "iqn.2026-11.org.example:t0");
         let luns: Vec<_> = target.luns.iter().map(|l| (l.lun, &*l.disk)).collect();
         assert_eq!(luns, [(0, "d1"), (1, "d0")]);
@@ -448,12 +452,12 @@ mod tests {
         let surroundings = Surroundings::of_this_process();
         let read = |text: &str| parse(Some(("a.toml", text)), &Flags::default(), &surroundings);
         let config = read(text).unwrap_or_else(|mistakes| panic!("{mistakes}"));
-        assert_eq!(config.iscsi[0].demo_mode, DemoMode::None);
+        assert_eq!(iscsi_of(&config).demo_mode, DemoMode::None);
         assert_eq!(
-            config.iscsi[0].announce[0].to_string(),
+            iscsi_of(&config).announce[0].to_string(),
             "san.example.org:3260,1"
         );
-        assert!(config.iscsi[0].acl[0].read_only);
+        assert!(iscsi_of(&config).acl[0].read_only);
         let path = std::path::Path::new("/etc/lunette/discovery");
         assert_eq!(config.discovery_auth.as_deref(), Some(path));
         let again = read(&crate::render(&config));
@@ -479,7 +483,7 @@ mod tests {
         };
         let config = with(&["203.0.113.7:13260", "[2001:db8::7]:3261,2"]);
         let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
-        let addresses: Vec<String> = config.iscsi[0]
+        let addresses: Vec<String> = iscsi_of(&config)
             .announce
             .iter()
             .map(|a| a.to_string())

@@ -10,11 +10,10 @@ use serde_json::Value;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
 use super::disk::{check_size, read_disk, read_limits, read_settings};
-use super::export::ExportConfig;
 use super::export_kinds::EXPORT_KINDS;
 use super::location::{Located, Location, Source};
 use super::lun::{LUN_KEYS, read_lun};
-use super::model::{Config, DiskConfig, LimitsConfig, LunConfig};
+use super::model::{Config, DiskConfig, ExportConfig, LimitsConfig, LunConfig};
 use super::readers::DISK_ALLOWED;
 use super::value::{Field, Fields, Raw, Reader, wrong};
 

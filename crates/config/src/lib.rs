@@ -47,6 +47,8 @@ mod nbd;
 mod nbd_disk;
 mod passthrough;
 pub mod placement;
+#[cfg(test)]
+mod property_tests;
 mod rbd;
 mod readers;
 mod remote;
@@ -80,7 +82,7 @@ pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use differences::{Difference, disk_differences};
 pub use disk::{DISK_KEYS, DISK_SET};
 pub use disk_draft::{DiskDraft, DiskKey};
-pub use export::{ExportConfig, ExportObject, ExportRef};
+pub use export::ExportObject;
 pub use export_draft::ExportKind;
 pub use export_kinds::EXPORT_KINDS;
 pub use file_lookup::look_at_files;
@@ -97,10 +99,10 @@ pub use key::{Key, KeyValue, Kind, RunTime};
 pub use location::{Located, Location, Source};
 pub use lun::{LUN_KEYS, TARGET_LUN_KEYS};
 pub use model::{
-    AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, IscsiConfig, IscsiLimits, LUNS_MAX,
-    LimitsConfig, LunConfig, NAME_MAX, NbdConfig, POLL_MICROS_MAX, Placement, SCSI_QUEUES_MAX,
-    SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, SocketRights, TARGETS_MAX, VhostBlkConfig,
-    VhostScsiConfig, WORKERS_MAX, WorkersConfig,
+    AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, ExportConfig, IscsiConfig, IscsiLimits,
+    LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX, NbdConfig, POLL_MICROS_MAX, Placement,
+    SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, SocketRights, TARGETS_MAX,
+    VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
 };
 pub use nbd::NBD_KEYS;
 pub use render::render;

@@ -50,14 +50,8 @@ pub struct Config {
     pub workers: WorkersConfig,
     /// Named block devices.
     pub disks: Vec<DiskConfig>,
-    /// Exports of one disk each as virtio-blk.
-    pub vhost_blk: Vec<VhostBlkConfig>,
-    /// Exports of many disks each as a virtio-scsi controller.
-    pub vhost_scsi: Vec<VhostScsiConfig>,
-    /// iSCSI targets.
-    pub iscsi: Vec<IscsiConfig>,
-    /// Exports of one disk each over NBD.
-    pub nbd: Vec<NbdConfig>,
+    /// Exports, in the order of their kinds.
+    pub exports: Vec<ExportConfig>,
     /// File with the CHAP users of discovery sessions; `None`: discovery needs no authentication.
     pub discovery_auth: Option<PathBuf>,
     /// Limits on the resources of iSCSI initiators.
@@ -74,10 +68,7 @@ impl Config {
     pub fn without_objects(&self) -> Config {
         Config {
             disks: Vec::new(),
-            vhost_blk: Vec::new(),
-            vhost_scsi: Vec::new(),
-            iscsi: Vec::new(),
-            nbd: Vec::new(),
+            exports: Vec::new(),
             ..self.clone()
         }
     }
@@ -86,10 +77,7 @@ impl Config {
     pub fn with_objects_of(&self, other: &Config) -> Config {
         Config {
             disks: other.disks.clone(),
-            vhost_blk: other.vhost_blk.clone(),
-            vhost_scsi: other.vhost_scsi.clone(),
-            iscsi: other.iscsi.clone(),
-            nbd: other.nbd.clone(),
+            exports: other.exports.clone(),
             ..self.clone()
         }
     }
@@ -222,6 +210,19 @@ pub struct ShownConfig {
     pub removable: bool,
     /// The disk may be read and written by EXTENDED COPY through targets that do not have it.
     pub copy_across_targets: bool,
+}
+
+/// An export of any kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExportConfig {
+    /// One disk as virtio-blk.
+    VhostBlk(VhostBlkConfig),
+    /// A virtio-scsi controller.
+    VhostScsi(VhostScsiConfig),
+    /// An iSCSI target.
+    Iscsi(IscsiConfig),
+    /// One disk over NBD.
+    Nbd(NbdConfig),
 }
 
 /// One disk as virtio-blk on one vhost-user socket.

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use block::ExportPlacement;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::export::{ExportConfig, ExportObject};
+use super::export::ExportObject;
 use super::export_draft::{ENDS_SESSION, ExportDraft, ExportKind, dedicated, name, workers};
 use super::key::{Key, KeyValue, Kind, NONE, REQUIRED, key_values, read_all, schema_of};
-use super::model::{NbdConfig, SocketRights};
+use super::model::{ExportConfig, NbdConfig, SocketRights};
 use super::readers::{ADDRESS_ALLOWED, DISK_ALLOWED, SOCKET_ALLOWED, read_socket};
 use super::setting::{Setting, key};
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
@@ -168,8 +168,9 @@ mod tests {
             "d1:127.0.0.1:10809,name=n,export-name=root",
         ]);
         let config = config.unwrap();
-        let [first, second] = config.nbd.as_slice() else {
-            panic!("{:?}", config.nbd);
+        let nbd: Vec<_> = config.nbd().collect();
+        let [first, second] = nbd.as_slice() else {
+            panic!("{nbd:?}");
         };
         assert_eq!(first.socket, Some(PathBuf::from("/run/nbd.sock")));
         assert!((first.listen, first.export_name()) == (None, "d0") && first.read_only);
@@ -181,7 +182,7 @@ mod tests {
             &Flags::default(),
             &Surroundings::of_another_process(),
         );
-        assert_eq!(again.unwrap().nbd, config.nbd);
+        assert_eq!(again.unwrap().exports, config.exports);
     }
 
     #[test]

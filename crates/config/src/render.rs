@@ -24,7 +24,7 @@ fn write_config(text: &mut String, config: &Config) -> std::fmt::Result {
     for kind in EXPORT_KINDS {
         for export in config.exports().filter(|export| export.kind() == kind.word) {
             writeln!(text, "\n[[{}]]", kind.table)?;
-            write_values(text, &export.object().file_values())?;
+            write_values(text, &export.file_values())?;
         }
     }
     if config.iscsi_limits != IscsiLimits::default() {

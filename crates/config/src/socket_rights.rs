@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn rights_are_read_and_rendered_and_mistakes_name_the_key() {
         let config = read(",socket_mode=0660,socket_owner=root,socket_group=0").unwrap();
-        let rights = &config.vhost_blk[0].rights;
+        let rights = &config.vhost_blk().next().unwrap().rights;
         assert_eq!(rights.mode, Some(0o660));
         assert_eq!(rights.owner.as_deref(), Some("root"));
         assert_eq!(rights.group.as_deref(), Some("0"));
@@ -117,7 +117,15 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }
-        assert!(read("").unwrap().vhost_blk[0].rights.is_default());
+        assert!(
+            read("")
+                .unwrap()
+                .vhost_blk()
+                .next()
+                .unwrap()
+                .rights
+                .is_default()
+        );
         for (option, named) in [
             (",socket_mode=0680", "socket_mode"),
             (",socket_mode=1777", "socket_mode"),

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use block::ExportPlacement;
 
 use super::diagnostics::Diagnostics;
-use super::export::{ExportConfig, ExportObject};
+use super::export::ExportObject;
 use super::export_draft::{
     ENDS_SESSION, ExportDraft, ExportKind, dedicated, name, socket, workers,
 };
 use super::key::{Key, KeyValue, Kind, REQUIRED, key_values, read_all, schema_of};
-use super::model::{BLK_QUEUES_MAX, SocketRights, VhostBlkConfig};
+use super::model::{BLK_QUEUES_MAX, ExportConfig, SocketRights, VhostBlkConfig};
 use super::readers::DISK_ALLOWED;
 use super::setting::key;
 use super::socket_rights::{socket_group, socket_mode, socket_owner};

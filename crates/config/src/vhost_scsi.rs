@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use block::ExportPlacement;
 
 use super::diagnostics::Diagnostics;
-use super::export::{ExportConfig, ExportObject};
+use super::export::ExportObject;
 use super::export_draft::{
     ENDS_SESSION, ExportDraft, ExportKind, dedicated, name, socket, workers,
 };
 use super::key::{Item, Key, KeyValue, Kind, NONE, REQUIRED, key_values, read_all, schema_of};
 use super::lun::{LUN_COMMAND, LUN_KEYS, luns_value, read_lun};
-use super::model::{LunConfig, SCSI_QUEUES_MAX, SocketRights, VhostScsiConfig};
+use super::model::{ExportConfig, LunConfig, SCSI_QUEUES_MAX, SocketRights, VhostScsiConfig};
 use super::setting::key;
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};

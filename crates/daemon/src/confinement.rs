@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use config::{BlockDeviceConfig, Config, ExportRef, look_at_files};
+use config::{BlockDeviceConfig, Config, look_at_files};
 use sandbox::{Mode, Paths};
 
 use crate::running::{StartError, StartOptions};
@@ -70,8 +70,9 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
         &config.discovery_auth,
     ];
     let secrets = secrets.into_iter().filter_map(Option::as_deref);
-    let users = config.iscsi.iter();
-    let users = users.filter_map(|target| target.chap_users.as_deref());
+    let users = config
+        .iscsi()
+        .filter_map(|target| target.chap_users.as_deref());
     let disks = config.disks.iter();
     let of_disks = disks.filter_map(|disk| disk.backend.chap_file());
     for file in secrets.chain(users).chain(of_disks).chain(config_file) {
@@ -90,7 +91,7 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
         fs::create_dir_all(&folder).ok();
         paths.write.push(folder);
     }
-    for socket in config.exports().filter_map(ExportRef::socket) {
+    for socket in config.exports().filter_map(|export| export.socket()) {
         let folder = folder_of(socket);
         match folder.exists() {
             true => paths.write.push(folder),

@@ -171,7 +171,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
         };
         Some(format!("disk {}: {}: {warning}", disk.name, path.display()))
     });
-    let targets = config.iscsi.iter().filter_map(|target| {
+    let targets = config.iscsi().filter_map(|target| {
         let warning = target.warning()?;
         Some(format!("iscsi {}: {warning}", target.name))
     });

@@ -16,12 +16,12 @@ pub fn equal_chap_secrets(config: &Config) -> Option<String> {
 /// Returns the error of [`equal_chap_secrets`] for files of targets and disks in `next` that are new or changed since `now`. Reads no file
 /// if there are none: a change is not refused because of an unrelated file.
 pub fn equal_chap_secrets_of_new(now: &Config, next: &Config) -> Option<String> {
-    let of_targets = next.iscsi.iter().filter_map(|target| {
+    let of_targets = next.iscsi().filter_map(|target| {
         let has = |known: &IscsiConfig| {
             known.name == target.name && known.chap_users == target.chap_users
         };
         let path = target.chap_users.as_deref()?;
-        (!now.iscsi.iter().any(has)).then_some(path)
+        (!now.iscsi().any(has)).then_some(path)
     });
     let of_disks = next.disks.iter().filter_map(|disk| {
         let path = disk.backend.chap_file()?;
@@ -38,10 +38,7 @@ pub fn equal_chap_secrets_of_new(now: &Config, next: &Config) -> Option<String> 
 
 /// Compares the secrets of all files. Reports only pairs with a secret of a file that `is_meant`.
 fn equal_secrets_of(config: &Config, is_meant: impl Fn(&Path) -> bool) -> Option<String> {
-    let of_targets = config
-        .iscsi
-        .iter()
-        .map(|target| target.chap_users.as_deref());
+    let of_targets = config.iscsi().map(|target| target.chap_users.as_deref());
     let of_disks = config.disks.iter().map(|disk| disk.backend.chap_file());
     let all = of_targets
         .chain(of_disks)

@@ -23,6 +23,7 @@ mod logs;
 pub mod metrics;
 pub mod notify;
 pub mod objects;
+mod overview;
 mod report;
 mod running;
 mod service_thread;

@@ -2,42 +2,34 @@
 //!
 //! A failed start reports all reasons and stops the parts that were started.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use ::control::statistics::{DiskStatistics, Statistics};
-use ::control::{DamagedState, DiskStatus, ExportStatus, LunStatus, Status};
+use ::control::Status;
 use latency::Snapshot;
 use reactor::{Pool, WorkerOptions};
 
-use crate::bitmaps::Bitmaps;
 use crate::blocking_call::no_thread;
 use crate::control::{self, Api, Audience, BindError, Names, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
 use crate::handover::{DiskMemory, Ending, Handover, Item};
-use crate::jobs::{Context, Jobs};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{
-    ChangeOptions, ChangeResult, EventBus, Live, Manager, ManagerThread, Owner, Refusal, Servers,
-    StateStore, Work, bodies, served,
+    ChangeOptions, ChangeResult, Manager, ManagerThread, Owner, Refusal, Servers, StateStore, Work,
 };
+use crate::overview::Overview;
 use crate::state_files::DamagedFiles;
-use crate::statistics;
 use crate::tcp_service::{ListenAddress, TcpEntrance};
 use crate::uevents::Uevents;
-use crate::watchdog::{Watchdog, all_make_progress};
+use crate::watchdog::Watchdog;
 use crate::writing_ahead::write_ahead;
 use crate::{block_devices, limits, metrics, state};
-use config::{AccessConfig, Config, Diagnostics, ExportRef, LunConfig, Placement, WorkersConfig};
-
-/// Maximum time between two iterations of a worker in a healthy daemon.
-const PROGRESS_PATIENCE: Duration = Duration::from_secs(1);
+use config::{AccessConfig, Config, Diagnostics, Placement, WorkersConfig};
 
 /// Reads the configuration file and flags again.
 pub type Reload = Arc<dyn Fn() -> Result<Config, Diagnostics> + Send + Sync>;
@@ -125,19 +117,6 @@ pub struct Running {
     overview: Arc<Overview>,
     ready: Vec<ReadyExport>,
     reload: Option<Reload>,
-}
-
-/// Shared view of the daemon's parts.
-pub(crate) struct Overview {
-    pub(crate) live: Arc<RwLock<Live>>,
-    pub(crate) servers: Arc<Servers>,
-    pub(crate) jobs: Jobs,
-    pub(crate) bitmaps: Arc<Bitmaps>,
-    pub(crate) started: Instant,
-    /// Changes made at run time are persisted.
-    pub(crate) keeps: bool,
-    pub(crate) damaged: DamagedFiles,
-    pub(crate) log: Option<LogHandle>,
 }
 
 /// Starts a daemon with this configuration.
@@ -616,182 +595,6 @@ impl Drop for Running {
             disk.map_or_else(Vec::new, |disk| block_devices::files_of(&disk.backend))
         };
         self.overview.bitmaps.close(files);
-    }
-}
-
-impl View for Overview {
-    fn snapshot(&self) -> Snapshot {
-        Snapshot {
-            queues: self.servers.pool.snapshots(),
-        }
-    }
-
-    fn log(&self) -> Option<LogHandle> {
-        self.log.clone()
-    }
-
-    fn makes_progress(&self) -> bool {
-        all_make_progress(&self.servers.pool, PROGRESS_PATIENCE)
-    }
-
-    fn statistics(&self) -> Statistics {
-        let mut latency = self.snapshot();
-        // `/v1/latency` has these; they would be most of the response.
-        for queue in &mut latency.queues {
-            queue.slow.clear();
-            queue.shorten_disks();
-        }
-        let pool = &self.servers.pool;
-        let workers = pool.counters().into_iter();
-        let used = pool.disks();
-        let live = self.live();
-        let mut names: Vec<&String> = live.disks.keys().collect();
-        names.sort_unstable();
-        let waiting = |name: &str| {
-            let disk = live.disks.get(name);
-            let waiting = disk.and_then(|disk| disk.state().waiting());
-            waiting.map_or(0, |waiting| waiting.count as u64)
-        };
-        let disks = names.into_iter().map(|name| DiskStatistics {
-            waiting: waiting(name),
-            ..statistics::disk(name, used.get(name))
-        });
-        let transports = self.servers.transports();
-        let initiators = transports.as_ref().map(|all| all.iscsi.initiators());
-        let initiators = initiators.unwrap_or_default().into_iter();
-        let times = transports.as_ref().map(|all| all.vhost.queue_times());
-        let times = times.unwrap_or_default().into_iter();
-        Statistics {
-            initiators: initiators.map(statistics::initiator).collect(),
-            queue_times: times
-                .map(|(export, times)| statistics::queue_times(export, times))
-                .collect(),
-            workers: workers
-                .map(|(worker, counters)| statistics::worker(worker, counters))
-                .collect(),
-            disks: disks.collect(),
-            jobs: self.jobs.all().iter().map(|job| job.body()).collect(),
-            bitmaps: self.bitmaps.all(),
-            latency,
-            at_ns: self.started.elapsed().as_nanos() as u64,
-        }
-    }
-
-    fn status(&self) -> Status {
-        let live = self.live();
-        let disks = live.config.disks.iter().map(|disk| {
-            let status = bodies::disk_status(&live, disk, Vec::new());
-            DiskStatus {
-                name: disk.name.clone(),
-                backend: disk.backend.word().to_owned(),
-                size: status.size,
-                block_size: status.block_size,
-                read_only: disk.read_only,
-                serial: status.serial,
-                state: status.state,
-                reason: status.reason,
-                waiting: status.waiting,
-                waiting_reason: status.waiting_reason,
-                next_try_seconds: status.next_try_seconds,
-                reservations_unknown: status.reservations_unknown,
-                warning: self.servers.unrecorded.warning(&disk.name),
-                damage: status.damage,
-            }
-        });
-        Status {
-            // Set by the API server, which has the client's rights.
-            may_change: false,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            host: rustix::system::uname()
-                .nodename()
-                .to_string_lossy()
-                .into_owned(),
-            pid: std::process::id(),
-            uptime_seconds: self.started.elapsed().as_secs(),
-            workers: self.servers.pool.count(),
-            sandbox: live.config.sandbox.to_string(),
-            sandbox_missing: sandbox::report()
-                .map_or_else(Vec::new, |report| report.missing.clone()),
-            disks: disks.collect(),
-            exports: self.export_status(),
-            damaged_state: {
-                let damaged = self.damaged.all().into_iter();
-                damaged
-                    .map(|(file, reason)| DamagedState { file, reason })
-                    .collect()
-            },
-            waiting_listeners: self.servers.waiting_listeners(),
-        }
-    }
-}
-
-impl Overview {
-    fn context(&self, manager: Manager, event_bus: EventBus) -> Context {
-        Context {
-            manager,
-            servers: Arc::clone(&self.servers),
-            jobs: self.jobs.clone(),
-            bitmaps: Arc::clone(&self.bitmaps),
-            event_bus,
-        }
-    }
-
-    pub(crate) fn live(&self) -> Live {
-        let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
-        live.clone()
-    }
-
-    fn export_status(&self) -> Vec<ExportStatus> {
-        let live = self.live();
-        let transports = self.servers.transports();
-        let connected = transports
-            .as_ref()
-            .map(exports::connected)
-            .unwrap_or_default();
-        let mut served_by = match &transports {
-            Some(transports) => served(&self.servers, transports),
-            None => HashMap::new(),
-        };
-        let waiting = transports.as_ref().map(exports::waiting_portals);
-        let port_groups = |name: &str| {
-            let transports = transports.as_ref();
-            transports.map_or_else(Vec::new, |all| exports::port_groups(name, all))
-        };
-        let mut waiting = waiting.unwrap_or_default();
-        let served = transports.as_ref();
-        let served = served
-            .map(|transports| transports.vhost.status())
-            .unwrap_or_default();
-        let paths: HashMap<String, Option<PathBuf>> =
-            served.into_iter().map(|e| (e.name, e.path)).collect();
-        let times = transports.as_ref().map(|all| all.vhost.queue_times());
-        let times: HashMap<_, _> = times.unwrap_or_default().into_iter().collect();
-        let lun = |lun: &LunConfig| LunStatus {
-            target: lun.target,
-            lun: lun.lun,
-            disk: lun.disk.clone(),
-        };
-        let mut status = |export: ExportRef<'_>| ExportStatus {
-            name: export.name().to_owned(),
-            kind: export.kind().to_owned(),
-            socket: paths.get(export.name()).cloned().flatten(),
-            queues: export.queues(),
-            warning: export.warning(),
-            connected: connected.contains(export.name()),
-            served: served_by.remove(export.name()).unwrap_or_default(),
-            waiting_portals: waiting.remove(export.name()).unwrap_or_default(),
-            port_groups: port_groups(export.name()),
-            queue_stops: times.get(export.name()).and_then(statistics::queue_stops),
-            luns: match export.object().disk() {
-                Some(disk) => vec![LunStatus {
-                    target: 0,
-                    lun: 0,
-                    disk: disk.to_owned(),
-                }],
-                None => export.luns().unwrap_or_default().iter().map(lun).collect(),
-            },
-        };
-        live.config.exports().map(&mut status).collect()
     }
 }
 

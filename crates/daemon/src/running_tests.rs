@@ -89,10 +89,8 @@ fn a_socket_in_a_folder_that_is_made_later_waits_and_opens() {
 #[test]
 fn daemon_without_a_reachable_socket_does_not_start() {
     let folder = tempfile::tempdir().unwrap();
-    let config = Config {
-        control: None,
-        ..config(folder.path(), &["d0=ram:1M"], &["d0:@missing/0.sock"])
-    };
+    let mut config = config(folder.path(), &["d0=ram:1M"], &["d0:@missing/0.sock"]);
+    config.control = None;
     let Err(error) = start(config, StartOptions::default()) else {
         panic!("started without a way in");
     };
@@ -132,10 +130,8 @@ fn default_control_socket_in_use_is_no_failure_a_chosen_is() {
     let usual = folder.path().join("control.sock");
     let _other = control::bind(&usual, Audience::Owner, None).unwrap();
     let chosen = config(folder.path(), &[], &[]);
-    let unchosen = Config {
-        control: None,
-        ..chosen.clone()
-    };
+    let mut unchosen = chosen.clone();
+    unchosen.control = None;
     let options = StartOptions {
         control: Some(usual.clone()),
         ..StartOptions::default()

@@ -10,7 +10,7 @@ use ::control::Token;
 use crate::exports;
 use crate::objects::{Fault, StateStore, check_start};
 use crate::state;
-use config::{AccessConfig, Config, ExportRef};
+use config::{AccessConfig, Config};
 
 /// Result of the checks.
 #[derive(Debug, Default)]
@@ -35,8 +35,8 @@ impl StartChecks {
             checks.add_file(path, exports::discovery_users(config).map(drop));
         }
         for export in config.exports() {
-            if let Some(path) = export.object().chap_users() {
-                let read = exports::chap_users(export).map(drop);
+            if let Some(path) = export.chap_users() {
+                let read = exports::chap_users(Some(path)).map(drop);
                 let read =
                     read.map_err(|error| format!("{} {}: {error}", export.kind(), export.name()));
                 checks.add_file(path, read);
@@ -50,7 +50,7 @@ impl StartChecks {
             }));
         }
         let sockets = config.exports().filter_map(|export| {
-            let socket = ExportRef::socket(export)?;
+            let socket = export.socket()?;
             Some((format!("{} {}", export.kind(), export.name()), socket))
         });
         let control = config.control.as_ref();

@@ -68,15 +68,15 @@ fn text(fault: &Fault) -> String {
 }
 
 fn summary(config: &Config) -> String {
-    let of_controllers = config.vhost_scsi.iter().map(|c| c.luns.len());
-    let of_targets = config.iscsi.iter().map(|target| target.luns.len());
+    let of_controllers = config.vhost_scsi().map(|c| c.luns.len());
+    let of_targets = config.iscsi().map(|target| target.luns.len());
     let luns: usize = of_controllers.chain(of_targets).sum();
     let parts = [
         (config.disks.len(), "disk"),
-        (config.vhost_blk.len(), "vhost-blk export"),
-        (config.vhost_scsi.len(), "vhost-scsi controller"),
-        (config.iscsi.len(), "iSCSI target"),
-        (config.nbd.len(), "NBD export"),
+        (config.vhost_blk().count(), "vhost-blk export"),
+        (config.vhost_scsi().count(), "vhost-scsi controller"),
+        (config.iscsi().count(), "iSCSI target"),
+        (config.nbd().count(), "NBD export"),
         (luns, "LUN"),
         (config.workers.placement.count(), "worker"),
     ];

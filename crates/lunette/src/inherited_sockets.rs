@@ -73,8 +73,8 @@ fn assign(
             });
             continue;
         }
-        let blk = config.vhost_blk.iter().map(|e| (&e.name, &e.socket));
-        let scsi = config.vhost_scsi.iter().map(|e| (&e.name, &e.socket));
+        let blk = config.vhost_blk().map(|e| (&e.name, &e.socket));
+        let scsi = config.vhost_scsi().map(|e| (&e.name, &e.socket));
         let found = blk.chain(scsi).find(|(_, socket)| same(socket, &bound));
         match found {
             Some((name, _)) => descriptors.exports.push(Inherited {

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use config::{
-    AccessConfig, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig,
+    AccessConfig, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig, ExportConfig,
     ExportPlacement, IscsiLimits, LUNS_MAX, LimitsConfig, LunConfig, Placement, PollLimit,
     SCSI_QUEUES_MAX, ShownConfig, SocketRights, VhostBlkConfig, VhostScsiConfig, WorkersConfig,
     nearest,
@@ -74,7 +74,7 @@ pub fn run_blk(arguments: BlkProgram) -> Outcome {
     let name = export.name.clone();
     let config = Config {
         disks: vec![disk],
-        vhost_blk: vec![export],
+        exports: vec![ExportConfig::VhostBlk(export)],
         ..empty()
     };
     serve_one(config, name, common)
@@ -105,9 +105,7 @@ pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
     let name = export.name.clone();
     let config = Config {
         disks,
-        vhost_scsi: vec![export],
-        iscsi: Vec::new(),
-        nbd: Vec::new(),
+        exports: vec![ExportConfig::VhostScsi(export)],
         ..empty()
     };
     serve_one(config, name, common)
@@ -138,10 +136,7 @@ fn empty() -> Config {
             disk_poll: PollLimit::Micros(DISK_POLL_MICROS),
         },
         disks: Vec::new(),
-        vhost_blk: Vec::new(),
-        vhost_scsi: Vec::new(),
-        iscsi: Vec::new(),
-        nbd: Vec::new(),
+        exports: Vec::new(),
         discovery_auth: None,
         iscsi_limits: IscsiLimits::default(),
     }

@@ -25,7 +25,7 @@ use crate::confinement::folder_of;
 use crate::jobs::Overlay;
 use crate::objects::{Fault, Refusal};
 use bdev::{ClusterConfig, NamedFiles};
-use config::{BlockDeviceConfig, Config, DiskConfig, ExportConfig, ExportRef};
+use config::{BlockDeviceConfig, Config, DiskConfig, ExportConfig};
 
 /// Sender of a request.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +88,6 @@ impl Caller {
         export: ExportConfig,
     ) -> Result<ExportConfig, ErrorResponse> {
         self.examine(api, export, |allowed, known, export, faults| {
-            let export = export.as_ref();
             allowed.check_export(export, known.export(export.name()), "", faults);
         })
         .await
@@ -188,7 +187,7 @@ impl AllowedPaths {
                 // Secret files are excluded: their folders must not become accessible.
                 let files = files.filter(|(key, _)| matches!(*key, "path" | "data_file"));
                 let files = files.map(|(_, path)| checked_path(&absolute(path)));
-                let sockets = base.exports().filter_map(ExportRef::socket);
+                let sockets = base.exports().filter_map(|export| export.socket());
                 let mut places: Vec<PathBuf> = files
                     .chain(sockets.map(|path| folder_of(&absolute(path))))
                     .collect();
@@ -248,15 +247,15 @@ impl AllowedPaths {
 
     fn check_export(
         &self,
-        export: ExportRef<'_>,
-        known: Option<ExportRef<'_>>,
+        export: &ExportConfig,
+        known: Option<&ExportConfig>,
         at: &str,
         faults: &mut Vec<Fault>,
     ) {
-        let paths = |export: ExportRef<'_>| {
+        let paths = |export: &ExportConfig| {
             (
                 export.socket().cloned(),
-                export.object().chap_users().map(Path::to_owned),
+                export.chap_users().map(Path::to_owned),
             )
         };
         let wanted = paths(export);

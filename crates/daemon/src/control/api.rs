@@ -34,7 +34,8 @@ use super::{
 use crate::handover::Ending;
 use crate::jobs::Context;
 use crate::objects::{Change, ChangeOptions, ChangeResult, Fault, Manager, Refusal, Work};
-use crate::running::{Overview, Reload};
+use crate::overview::Overview;
+use crate::running::Reload;
 
 /// Largest request body in bytes. 16,384 disks and as many logical units take three megabytes.
 const BODY_MAX: usize = 16 << 20;

@@ -13,7 +13,7 @@ use super::api::{Api, Path};
 use super::error_responses::{NameErrors, ReadErrors};
 use super::server::blocking;
 use crate::objects::{bodies, iscsi_session, nbd_session, vhost_session};
-use crate::running::Overview;
+use crate::overview::Overview;
 use config::Placement;
 use iscsi_target::{ConnectionStatus, SessionStatus};
 

@@ -14,7 +14,7 @@ use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use super::server::blocking;
 use crate::objects::{Change, Live, Refusal, bodies, users_of_all};
-use crate::running::Overview;
+use crate::overview::Overview;
 use config::{DiskConfig, disk_json, disk_settings_json, limits_json, size_json};
 
 /// List disks.

@@ -15,8 +15,8 @@ use super::allowed_paths::Caller;
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use crate::objects::{Change, Refusal, bodies, served};
-use crate::running::Overview;
-use config::{ExportRef, access_state_json, export_json};
+use crate::overview::Overview;
+use config::{ExportConfig, access_state_json, export_json};
 
 /// List exports.
 #[utoipa::path(get, path = "/v1/exports", operation_id = "list_exports", responses(
@@ -178,7 +178,7 @@ pub(super) async fn set_access_state(
 
 fn one(overview: &Overview, name: &str) -> Result<Export, ErrorResponse> {
     let live = overview.live();
-    let found: Option<ExportRef<'_>> = live.config.export(name);
+    let found: Option<&ExportConfig> = live.config.export(name);
     let found = found.ok_or_else(|| missing(name))?;
     let state = states(overview).remove(name).unwrap_or_default();
     Ok(bodies::export(found).with(state))

@@ -12,7 +12,7 @@ use super::ErrorResponse;
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use crate::objects::{Change, Refusal, bodies, lun_bodies};
-use crate::running::Overview;
+use crate::overview::Overview;
 use config::{LUNS_MAX, LunConfig, lun_json, luns_json};
 
 /// List the logical units of an export.

@@ -8,7 +8,7 @@ use iscsi_target::{Server, TargetOptions};
 use scsi_exec::{Hold, Holding};
 
 use super::{ChapUsers, Endpoint, ExportDevice, Openable, Opening};
-use config::{AccessStates, ExportObject, ExportRef, IscsiConfig, IscsiLimits, LunConfig};
+use config::{AccessStates, ExportObject, IscsiConfig, IscsiLimits, LunConfig};
 
 /// Longest wait for commands in flight when an export is closed.
 const END_PATIENCE: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ impl Openable for IscsiConfig {
         let luns = by_number(&opening.luns(&self.luns)?);
         let chap_users = match opening.users {
             Some(users) => users.clone(),
-            None => super::chap_users(ExportRef::Iscsi(self))?,
+            None => super::chap_users(self.chap_users.as_deref())?,
         };
         let options = TargetOptions {
             name: self.name.clone(),

@@ -9,7 +9,7 @@ mod vhost_scsi;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ use crate::running::Inherited;
 use crate::state::{self, FolderStore};
 use crate::state_files::DamagedFiles;
 use crate::state_thread::StateThread;
-use config::{AccessStates, Config, ExportRef, LunConfig, SocketRights};
+use config::{AccessStates, Config, ExportConfig, LunConfig, SocketRights};
 
 /// An export that accepts clients. `Display` writes its ready line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,12 +133,12 @@ pub(crate) trait Openable {
 }
 
 /// Returns the opener of an export. This is the only list of export kinds.
-fn kind(export: ExportRef<'_>) -> &dyn Openable {
+fn kind(export: &ExportConfig) -> &dyn Openable {
     match export {
-        ExportRef::VhostBlk(export) => export,
-        ExportRef::VhostScsi(export) => export,
-        ExportRef::Iscsi(export) => export,
-        ExportRef::Nbd(export) => export,
+        ExportConfig::VhostBlk(export) => export,
+        ExportConfig::VhostScsi(export) => export,
+        ExportConfig::Iscsi(export) => export,
+        ExportConfig::Nbd(export) => export,
     }
 }
 
@@ -195,7 +195,7 @@ pub(crate) struct OpenExport {
 /// # Errors
 /// The reason. The export is removed completely.
 pub(crate) fn open(
-    export: ExportRef<'_>,
+    export: &ExportConfig,
     disks: &Disks,
     servers: &Servers,
     transports: &Transports,
@@ -312,11 +312,8 @@ pub(crate) fn set_socket_rights(
 pub(crate) type ChapUsers = HashMap<String, ChapUser>;
 
 /// Reads the CHAP file of an export, if there is one.
-pub(crate) fn chap_users(export: ExportRef<'_>) -> Result<ChapUsers, String> {
-    match export.object().chap_users() {
-        Some(path) => read_chap_users(path),
-        None => Ok(HashMap::new()),
-    }
+pub(crate) fn chap_users(file: Option<&Path>) -> Result<ChapUsers, String> {
+    file.map_or_else(|| Ok(HashMap::new()), read_chap_users)
 }
 
 /// Reads the CHAP file of discovery sessions, if there is one.

@@ -171,8 +171,7 @@ impl Owner {
         let mut reasons = Vec::new();
         // A rollback could not reopen an export with an unreadable CHAP file.
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
-            if let Err(reason) = exports::chap_users(export.as_ref()) {
-                let export = export.as_ref();
+            if let Err(reason) = exports::chap_users(export.chap_users()) {
                 reasons.push(format!("{} {}: {reason}", export.kind(), export.name()));
             }
         }
@@ -180,7 +179,7 @@ impl Owner {
         undo.chap_users
             .extend(std::mem::take(&mut self.current.drained.chap_users));
         for before in plan.makes_room(&self.configs.present) {
-            let name = before.as_ref().name();
+            let name = before.name();
             if let Some(users) = self.exports.chap_users(name) {
                 undo.chap_users.insert(name.to_owned(), users);
             }
@@ -188,7 +187,6 @@ impl Owner {
             undo.replaced.push(before);
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
-            let export = export.as_ref();
             let new = inherited.iter().position(|one| one.export == export.name());
             let socket = match new {
                 Some(index) => {
@@ -284,7 +282,6 @@ impl Owner {
         }
         self.resizes.write();
         for export in &undo.replaced {
-            let export = export.as_ref();
             let users = undo.chap_users.get(export.name()).map(|users| &**users);
             let disks = &self.disks.open;
             self.exports.reopen(export, users, disks, transports);
@@ -296,7 +293,7 @@ impl Owner {
         for (export, luns) in &plan.remove_luns {
             self.exports.notify_removed(export, luns);
         }
-        let is_gone = |name: &str| gone.iter().any(|export| export.as_ref().name() == name);
+        let is_gone = |name: &str| gone.iter().any(|export| export.name() == name);
         for name in plan.remove_exports.iter().filter(|name| !is_gone(name)) {
             self.exports.remove(name);
         }

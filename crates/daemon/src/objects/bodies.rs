@@ -5,7 +5,7 @@ use control::Keys;
 use control::objects::{Disk, DiskStatus, Export, Lun};
 
 use super::Live;
-use config::{DiskConfig, ExportRef, KeyValue, LunConfig};
+use config::{DiskConfig, ExportConfig, KeyValue, LunConfig};
 
 /// Returns the configuration of a disk.
 pub fn disk(disk: &DiskConfig) -> Disk {
@@ -105,11 +105,11 @@ pub fn lun(lun: &LunConfig) -> Lun {
 }
 
 /// Returns the configuration of an export.
-pub fn export(export: ExportRef<'_>) -> Export {
+pub fn export(export: &ExportConfig) -> Export {
     let mut keys = Vec::new();
     for KeyValue {
         name, mut value, ..
-    } in export.object().values()
+    } in export.values()
     {
         // The name has a field of its own.
         if name == "name" {

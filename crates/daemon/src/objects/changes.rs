@@ -95,7 +95,7 @@ pub fn users_of_all(config: &Config) -> HashMap<&str, Vec<String>> {
     let mut users: HashMap<&str, Vec<String>> = HashMap::new();
     for export in config.exports() {
         let name = export.name();
-        if let Some(disk) = export.object().disk() {
+        if let Some(disk) = export.disk() {
             users.entry(disk).or_default().push(name.to_owned());
         }
         luns_used(name, export.luns().unwrap_or_default(), &mut users);

@@ -9,7 +9,7 @@ use super::overlay::Overlay;
 use super::refusal::Refusal;
 use super::waiting::WaitingDisks;
 use crate::state;
-use config::{BlockDeviceConfig, Config, DiskConfig, ExportRef};
+use config::{BlockDeviceConfig, Config, DiskConfig};
 
 /// Configurations of the owner.
 pub(crate) struct Configs {
@@ -75,7 +75,11 @@ impl Configs {
 
     /// Returns true if a SCSI export has the disk as a logical unit.
     pub fn is_shown_by_scsi(&self, disk: &str) -> bool {
-        let mut luns = self.wanted.exports().filter_map(ExportRef::luns).flatten();
+        let mut luns = self
+            .wanted
+            .exports()
+            .filter_map(|export| export.luns())
+            .flatten();
         luns.any(|lun| lun.disk == disk)
     }
 

@@ -25,7 +25,7 @@ use super::plan::{ExportLuns, Plan, Resize};
 use super::refusal::{Fault, Refusal};
 use super::state_store::Resizing;
 use crate::exports::{self, ChapUsers, ExportDevice};
-use config::{Config, ExportConfig, ExportRef, LunConfig};
+use config::{Config, ExportConfig, LunConfig};
 
 /// Longest wait of a removal for requests in flight before it aborts them.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
@@ -139,7 +139,7 @@ impl Draining {
             luns.iter().map(|(export, _)| export.clone()).collect()
         };
         let coming = plan.add_exports.iter().chain(&plan.replace_exports);
-        let coming: Vec<ExportRef<'_>> = coming.map(ExportConfig::as_ref).collect();
+        let coming: Vec<&ExportConfig> = coming.collect();
         let mut exports: Vec<String> = plan.remove_exports.clone();
         exports.extend(coming.iter().map(|export| export.name().to_owned()));
         exports.extend(
@@ -212,7 +212,7 @@ pub(super) struct Drained {
 impl Drained {
     fn has_export(&self, name: &str) -> bool {
         let mut exports = self.exports.iter();
-        exports.any(|export| export.as_ref().name() == name)
+        exports.any(|export| export.name() == name)
     }
 
     /// Returns true if this logical unit of an export is detached.
@@ -253,7 +253,7 @@ impl ToDrain {
     }
 
     fn view(&self, number: u64, is_whole: bool) -> Draining {
-        let name = |(export, _): &(ExportConfig, _)| export.as_ref().name().to_owned();
+        let name = |(export, _): &(ExportConfig, _)| export.name().to_owned();
         let disk = |(disk, _): &(Arc<Disk>, u64)| disk.name().to_owned();
         Draining {
             number,
@@ -276,7 +276,7 @@ impl ToDrain {
             drained.luns.push((export, luns));
         }
         for (export, device) in self.exports {
-            let name = export.as_ref().name();
+            let name = export.name();
             if let Some(users) = device.chap_users() {
                 drained.chap_users.insert(name.to_owned(), users);
             }
@@ -473,14 +473,14 @@ impl Owner {
         }
         let mut to_drain = ToDrain::default();
         let replaced = plan.replace_exports.iter();
-        let replaced = replaced.map(|export| export.as_ref().name());
+        let replaced = replaced.map(|export| export.name());
         for name in plan
             .remove_exports
             .iter()
             .map(String::as_str)
             .chain(replaced)
         {
-            let export = self.configs.present.export(name).map(ExportRef::to_owned);
+            let export = self.configs.present.export(name).cloned();
             let export = export.filter(|_| !drained.has_export(name));
             let open = export.zip(self.exports.open.get(name).cloned());
             to_drain.exports.extend(open);
@@ -609,7 +609,6 @@ impl Owner {
             return;
         };
         for export in &drained.exports {
-            let export = export.as_ref();
             let name = export.name();
             let is_wanted = self.configs.present.export(name).is_some();
             if is_wanted && !exports::is_served(name, &transports) {
@@ -623,7 +622,7 @@ impl Owner {
                 .configs
                 .present
                 .export(export)
-                .and_then(ExportRef::luns);
+                .and_then(|export| export.luns());
             let present = present.unwrap_or_default();
             let wanted = luns.iter().filter(|lun| present.contains(lun));
             let wanted: Vec<LunConfig> = wanted.cloned().collect();

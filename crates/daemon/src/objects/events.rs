@@ -142,7 +142,7 @@ impl Owner {
                 self.event_bus.publish_lun("lun.removed", export, lun);
             }
         }
-        let replaced = plan.replace_exports.iter().map(|e| e.as_ref().name());
+        let replaced = plan.replace_exports.iter().map(|e| e.name());
         let gone = plan.remove_exports.iter().map(String::as_str);
         for name in gone.chain(replaced) {
             self.event_bus.publish("export.removed", name);
@@ -167,8 +167,7 @@ impl Owner {
             self.event_bus.publish("disk.on_error", disk);
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
-            self.event_bus
-                .publish("export.added", export.as_ref().name());
+            self.event_bus.publish("export.added", export.name());
         }
         for Placing { export, .. } in &plan.place_exports {
             self.event_bus.publish("export.placed", export);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::relations;
 use crate::running::Inherited;
-use config::{Config, ExportRef};
+use config::{Config, ExportConfig};
 
 /// Inherited listening sockets by path.
 #[derive(Default)]
@@ -22,7 +22,7 @@ impl InheritedSockets {
         next: &Config,
     ) -> Vec<Inherited> {
         let path = |config: &Config, name: &str| {
-            let socket = config.export(name).and_then(ExportRef::socket);
+            let socket = config.export(name).and_then(|export| export.socket());
             socket.map(|path| relations::absolute(path))
         };
         let stays = |one: &Inherited| path(next, &one.export) == path(base, &one.export);
@@ -36,7 +36,7 @@ impl InheritedSockets {
     }
 
     /// Stores a duplicate of an export's inherited socket if it is a listening socket.
-    pub fn store(&mut self, export: ExportRef<'_>, inherited: Inherited) -> Inherited {
+    pub fn store(&mut self, export: &ExportConfig, inherited: Inherited) -> Inherited {
         let listens = rustix::net::sockopt::socket_acceptconn(&inherited.socket) == Ok(true);
         if let (Some(path), true) = (export.socket(), listens)
             && let Ok(socket) = inherited.socket.try_clone()
@@ -47,7 +47,7 @@ impl InheritedSockets {
     }
 
     /// Returns a duplicate of the socket at the path of an export.
-    pub fn of(&self, export: ExportRef<'_>) -> Option<Inherited> {
+    pub fn of(&self, export: &ExportConfig) -> Option<Inherited> {
         let socket = self.0.get(&relations::absolute(export.socket()?))?;
         Some(Inherited {
             export: export.name().to_owned(),

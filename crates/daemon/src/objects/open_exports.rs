@@ -10,7 +10,7 @@ use super::refusal::Refusal;
 use super::servers::{Servers, Transports};
 use crate::disks::Disks;
 use crate::exports::{self, ChapUsers, ExportDevice, OpenExport};
-use config::{AccessStates, Config, ExportRef, LunConfig};
+use config::{AccessStates, Config, ExportConfig, LunConfig};
 
 /// The open exports.
 pub(super) struct OpenExports {
@@ -45,7 +45,7 @@ impl OpenExports {
     /// Reopens an export that was closed for a failed change.
     pub fn reopen(
         &mut self,
-        export: ExportRef<'_>,
+        export: &ExportConfig,
         users: Option<&ChapUsers>,
         disks: &Disks,
         transports: &Transports,
@@ -113,7 +113,7 @@ impl OpenExports {
         if let Some(unit) = self.servers.units.known(disk) {
             unit.update((*disk.info()).clone());
         }
-        let shows = |export: &ExportRef<'_>| export.disks().any(|disk| disk == name);
+        let shows = |export: &&ExportConfig| export.disks().any(|disk| disk == name);
         for export in present.exports().filter(shows) {
             let luns = export.luns().unwrap_or_default().iter();
             let luns: Vec<LunConfig> = luns.filter(|lun| lun.disk == name).cloned().collect();

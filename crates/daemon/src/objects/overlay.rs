@@ -13,8 +13,8 @@ use super::plan::changed_access_states;
 use super::refusal::Refusal;
 use crate::jobs::shown;
 use config::{
-    AccessState, Config, DiskConfig, ExportConfig, ExportRef, LunConfig, access_state_json,
-    disk_differences, disk_json, export_json,
+    AccessState, Config, DiskConfig, ExportConfig, LunConfig, access_state_json, disk_differences,
+    disk_json, export_json,
 };
 
 type Address = (String, u8, u16);
@@ -132,15 +132,15 @@ impl Overlay {
         let gone = base.disks.iter().filter(|d| !there.contains(&*d.name));
         overlay.no_disks = gone.map(|disk| disk.name.clone()).collect();
 
-        let before: HashMap<&str, ExportRef<'_>> = base.exports().map(|e| (e.name(), e)).collect();
+        let before: HashMap<&str, &ExportConfig> = base.exports().map(|e| (e.name(), e)).collect();
         for export in now.exports() {
             match before.get(export.name()) {
                 Some(known)
                     if known.is_same_endpoint(export)
                         && known.placement() == export.placement() =>
                 {
-                    overlay.luns(*known, export);
-                    for (group, state) in changed_access_states(*known, export) {
+                    overlay.luns(known, export);
+                    for (group, state) in changed_access_states(known, export) {
                         let address = (export.name().to_owned(), group);
                         overlay.access_states.insert(address, state);
                     }
@@ -148,7 +148,7 @@ impl Overlay {
                 _ => overlay.exports.push(export.to_owned()),
             }
         }
-        let there: HashSet<&str> = now.exports().map(ExportRef::name).collect();
+        let there: HashSet<&str> = now.exports().map(|export| export.name()).collect();
         let gone = base
             .exports()
             .filter(|export| !there.contains(export.name()));
@@ -156,8 +156,8 @@ impl Overlay {
         overlay
     }
 
-    fn luns(&mut self, base: ExportRef<'_>, now: ExportRef<'_>) {
-        let by_address = |export: ExportRef<'_>| -> HashMap<(u8, u16), String> {
+    fn luns(&mut self, base: &ExportConfig, now: &ExportConfig) {
+        let by_address = |export: &ExportConfig| -> HashMap<(u8, u16), String> {
             let luns = export.luns().unwrap_or_default().iter();
             luns.map(|l| ((l.target, l.lun), l.disk.clone())).collect()
         };
@@ -267,11 +267,7 @@ impl Overlay {
             disks: self.disks.iter().map(bodies::disk).collect(),
             changed_disks: self.changed.iter().map(DiskChange::of).collect(),
             removed_disks: self.no_disks.clone(),
-            exports: self
-                .exports
-                .iter()
-                .map(|e| bodies::export(e.as_ref()))
-                .collect(),
+            exports: self.exports.iter().map(bodies::export).collect(),
             removed_exports: self.no_exports.clone(),
             luns: self
                 .luns
@@ -359,15 +355,17 @@ impl Overlay {
         let changed = self.changed.iter().map(|changed| &changed.now);
         let disks = self.disks.iter().chain(changed);
         let disks = disks.map(|disk| format!("disk {}", disk.name));
-        let exports = self.exports.iter().map(ExportConfig::as_ref);
-        let exports = exports.map(|export| format!("{} {}", export.kind(), export.name()));
+        let exports = self
+            .exports
+            .iter()
+            .map(|export| format!("{} {}", export.kind(), export.name()));
         disks.chain(exports).collect()
     }
 
     /// Returns the lines of changes that replace a value of `base`, or remove an object of it. Added objects are left out.
     pub fn shadowing_lines(&self, base: &Config) -> Vec<String> {
         let has_lun = |(export, target, lun): &Address| {
-            let luns = base.export(export).and_then(ExportRef::luns);
+            let luns = base.export(export).and_then(|export| export.luns());
             let mut luns = luns.unwrap_or_default().iter();
             luns.any(|one| (one.target, one.lun) == (*target, *lun))
         };
@@ -378,7 +376,7 @@ impl Overlay {
         shadowing
             .changed
             .retain(|changed| base.disk(&changed.now.name).is_some());
-        let is_known = |export: &ExportConfig| base.export(export.as_ref().name()).is_some();
+        let is_known = |export: &ExportConfig| base.export(export.name()).is_some();
         shadowing.exports.retain(is_known);
         shadowing.luns.retain(|address, _| has_lun(address));
         shadowing.lines(base)
@@ -402,8 +400,7 @@ impl Overlay {
                 None => Some(format!("+ disk {}", disk.name)),
             }
         }));
-        let exports = self.exports.iter().map(ExportConfig::as_ref);
-        lines.extend(exports.map(|export| {
+        lines.extend(self.exports.iter().map(|export| {
             let is_known = base.exports().any(|was| was.name() == export.name());
             let sign = if is_known { '~' } else { '+' };
             format!("{sign} export {} ({})", export.name(), export.kind())
@@ -525,7 +522,14 @@ mod tests {
         );
         let merged = overlay.over(&edited);
         assert!(merged.disk("e").is_some() && merged.disk("a").is_none());
-        let luns: Vec<_> = merged.vhost_scsi[0].luns.iter().map(|l| l.lun).collect();
+        let luns: Vec<_> = merged
+            .vhost_scsi()
+            .next()
+            .unwrap()
+            .luns
+            .iter()
+            .map(|l| l.lun)
+            .collect();
         assert_eq!(luns, [9, 7]);
         assert!(Overlay::between(&now, &now).is_empty());
     }

@@ -46,7 +46,7 @@ use crate::identities::Identities;
 use crate::jobs::Jobs;
 use crate::running::Inherited;
 use crate::state_files::DamagedFiles;
-use config::{AccessStates, Config, ExportRef, LunConfig};
+use config::{AccessStates, Config, ExportConfig, LunConfig};
 
 /// Snapshot of the objects for readers.
 #[derive(Clone)]
@@ -453,7 +453,7 @@ impl Owner {
     pub(super) fn busy(&self, plan: &Plan, transports: &Transports) -> Vec<Fault> {
         let mut faults = Vec::new();
         let leaving = plan.remove_exports.iter().map(String::as_str);
-        let replaced = plan.replace_exports.iter().map(|e| e.as_ref().name());
+        let replaced = plan.replace_exports.iter().map(|e| e.name());
         let connected = exports::connected(transports);
         for name in leaving.chain(replaced).filter(|n| connected.contains(*n)) {
             let fault = Fault::new(format!("export {name} has a client"));
@@ -520,10 +520,10 @@ pub(super) fn refused(reasons: Vec<String>) -> Refusal {
 
 fn chap_users(config: &Config) -> Result<Vec<(String, ChapUsers)>, Refusal> {
     let (mut reasons, mut read) = (Vec::new(), Vec::new());
-    let has_users = |export: &ExportRef<'_>| export.object().chap_users().is_some();
+    let has_users = |export: &&ExportConfig| export.chap_users().is_some();
     for export in config.exports().filter(has_users) {
         let (kind, name) = (export.kind(), export.name());
-        match exports::chap_users(export) {
+        match exports::chap_users(export.chap_users()) {
             Ok(users) => read.push((name.to_owned(), users)),
             Err(reason) => reasons.push(format!("{kind} {name}: {reason}")),
         }

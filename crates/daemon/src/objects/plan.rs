@@ -9,8 +9,7 @@ use reactor::ExportPlacement;
 use super::refusal::Fault;
 use super::relations::absolute;
 use config::{
-    AccessStates, Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig,
-    SocketRights,
+    AccessStates, Config, DiskConfig, ExportConfig, LimitsConfig, LunConfig, SocketRights,
 };
 
 /// Logical units of one export.
@@ -95,25 +94,22 @@ impl Plan {
     pub fn makes_room(&self, now: &Config) -> Vec<ExportConfig> {
         let coming = self.add_exports.iter().chain(&self.replace_exports);
         let wanted: HashSet<PathBuf> = coming
-            .filter_map(|export| export.as_ref().socket().map(|path| absolute(path)))
+            .filter_map(|export| export.socket().map(|path| absolute(path)))
             .collect();
-        let goes_first = |export: &ExportRef<'_>| {
+        let goes_first = |export: &&ExportConfig| {
             let name = export.name();
-            let is_replaced = self
-                .replace_exports
-                .iter()
-                .any(|e| e.as_ref().name() == name);
+            let is_replaced = self.replace_exports.iter().any(|e| e.name() == name);
             let is_removed = self.remove_exports.iter().any(|gone| gone == name);
             let in_the_way = || {
                 let socket = export.socket().map(|path| absolute(path));
                 let mut coming = self.add_exports.iter().chain(&self.replace_exports);
                 socket.is_some_and(|socket| wanted.contains(&socket))
-                    || coming.any(|other| export.bars(other.as_ref()))
+                    || coming.any(|other| export.excludes(other))
             };
             is_replaced || (is_removed && in_the_way())
         };
         let going = now.exports().filter(goes_first);
-        going.map(ExportRef::to_owned).collect()
+        going.cloned().collect()
     }
 
     /// Removes the size from `next` for disks that follow their block device in `now`, unless `base` sets it: the device may grow again.
@@ -222,28 +218,28 @@ impl Plan {
     }
 
     fn exports(&mut self, now: &Config, next: &Config) {
-        let before: HashMap<&str, ExportRef<'_>> = now.exports().map(|e| (e.name(), e)).collect();
+        let before: HashMap<&str, &ExportConfig> = now.exports().map(|e| (e.name(), e)).collect();
         for export in next.exports() {
             match before.get(export.name()) {
                 None => self.add_exports.push(export.to_owned()),
                 Some(known) if *known == export => {}
                 Some(known) if known.can_become(export) => {
-                    self.luns(*known, export);
-                    self.placing(*known, export);
-                    self.rights(*known, export);
-                    self.access_states(*known, export);
+                    self.luns(known, export);
+                    self.placing(known, export);
+                    self.rights(known, export);
+                    self.access_states(known, export);
                 }
                 Some(_) => self.replace_exports.push(export.to_owned()),
             }
         }
-        let after: HashSet<&str> = next.exports().map(ExportRef::name).collect();
+        let after: HashSet<&str> = next.exports().map(|export| export.name()).collect();
         let gone = now
             .exports()
             .filter(|export| !after.contains(export.name()));
         self.remove_exports = gone.map(|export| export.name().to_owned()).collect();
     }
 
-    fn placing(&mut self, now: ExportRef<'_>, next: ExportRef<'_>) {
+    fn placing(&mut self, now: &ExportConfig, next: &ExportConfig) {
         if now.placement() != next.placement() {
             self.place_exports.push(Placing {
                 export: next.name().to_owned(),
@@ -252,23 +248,23 @@ impl Plan {
         }
     }
 
-    fn rights(&mut self, now: ExportRef<'_>, next: ExportRef<'_>) {
-        let rights = next.object().socket_rights();
-        if let Some(rights) = rights.filter(|rights| now.object().socket_rights() != Some(rights)) {
+    fn rights(&mut self, now: &ExportConfig, next: &ExportConfig) {
+        let rights = next.socket_rights();
+        if let Some(rights) = rights.filter(|rights| now.socket_rights() != Some(rights)) {
             self.socket_rights
                 .push((next.name().to_owned(), rights.clone()));
         }
     }
 
-    fn access_states(&mut self, now: ExportRef<'_>, next: ExportRef<'_>) {
+    fn access_states(&mut self, now: &ExportConfig, next: &ExportConfig) {
         let changed = changed_access_states(now, next);
         if !changed.is_empty() {
             self.access_states.push((next.name().to_owned(), changed));
         }
     }
 
-    fn luns(&mut self, now: ExportRef<'_>, next: ExportRef<'_>) {
-        let by_address = |export: ExportRef<'_>| -> BTreeMap<(u8, u16), String> {
+    fn luns(&mut self, now: &ExportConfig, next: &ExportConfig) {
+        let by_address = |export: &ExportConfig| -> BTreeMap<(u8, u16), String> {
             let luns = export.luns().unwrap_or_default().iter();
             luns.map(|l| ((l.target, l.lun), l.disk.clone())).collect()
         };
@@ -296,9 +292,9 @@ impl Plan {
 }
 
 /// Returns the access states of `next` that differ from those of `now`.
-pub(super) fn changed_access_states(now: ExportRef<'_>, next: ExportRef<'_>) -> AccessStates {
+pub(super) fn changed_access_states(now: &ExportConfig, next: &ExportConfig) -> AccessStates {
     let none = AccessStates::new();
-    let of = |export: ExportRef<'_>| export.object().access_states().unwrap_or(&none).clone();
+    let of = |export: &ExportConfig| export.access_states().unwrap_or(&none).clone();
     let (before, after) = (of(now), of(next));
     let state = |states: &AccessStates, group: &u16| states.get(group).copied().unwrap_or_default();
     let groups = before.keys().chain(after.keys());

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use reactor::ExportPlacement;
 
 use super::refusal::Fault;
-use config::{BlockDeviceConfig, Config, ExportRef, LunConfig, WORKERS_MAX, placement};
+use config::{BlockDeviceConfig, Config, ExportConfig, LunConfig, WORKERS_MAX, placement};
 
 /// Checks a whole configuration: [`check_objects`] and the secrets in all CHAP files. Used for a start, a reload and an upgrade.
 pub fn check(next: &Config) -> Vec<Fault> {
@@ -35,7 +35,7 @@ pub fn check_objects(next: &Config) -> Vec<Fault> {
     check_files(next, &mut faults);
     check_names_and_sockets(next, &mut faults);
     for export in next.exports() {
-        if let Some(disk) = export.object().disk()
+        if let Some(disk) = export.disk()
             && !disks.contains(disk)
         {
             faults.push(Fault::at("/disk", no_disk(disk, export.name())));
@@ -82,7 +82,7 @@ fn no_disk(name: &str, shown_by: &str) -> String {
     format!("disk `{name}` of {shown_by} does not exist")
 }
 
-fn check_luns(export: ExportRef<'_>, disks: &HashSet<&str>, faults: &mut Vec<Fault>) {
+fn check_luns(export: &ExportConfig, disks: &HashSet<&str>, faults: &mut Vec<Fault>) {
     let luns = export.luns().unwrap_or_default();
     let mut seen = HashSet::with_capacity(luns.len());
     for (index, LunConfig { target, lun, disk }) in luns.iter().enumerate() {
@@ -98,7 +98,7 @@ fn check_luns(export: ExportRef<'_>, disks: &HashSet<&str>, faults: &mut Vec<Fau
             let detail = format!("target {target}, LUN {lun} of {name} is given twice");
             faults.push(Fault::at(format!("/lun/{index}"), detail));
         }
-        if let Some(only) = export.object().only_target()
+        if let Some(only) = export.only_target()
             && *target != only
         {
             let detail = format!("the target number of an iSCSI target is {only}, not {target}");
@@ -121,7 +121,7 @@ fn check_names_and_sockets(next: &Config, faults: &mut Vec<Fault>) {
         let Some(socket) = export.socket() else {
             continue;
         };
-        if export.object().shares_socket() {
+        if export.shares_socket() {
             continue;
         }
         if let Some(other) = sockets.insert(absolute(socket), name) {
@@ -129,15 +129,18 @@ fn check_names_and_sockets(next: &Config, faults: &mut Vec<Fault>) {
             faults.push(Fault::at("/socket", detail));
         }
     }
-    for (index, export) in next.nbd.iter().enumerate() {
+    for (index, export) in next.nbd().enumerate() {
         if let Some(socket) = &export.socket
             && let Some(other) = sockets.get(&absolute(socket))
         {
             let detail = format!("the socket {} already belongs to {other}", socket.display());
             faults.push(Fault::at("/socket", detail));
         }
-        let before = next.nbd[..index].iter();
-        if let Some(reason) = { before }.find_map(|other| export.conflict(other)) {
+        if let Some(reason) = next
+            .nbd()
+            .take(index)
+            .find_map(|other| export.conflict(other))
+        {
             faults.push(Fault::at("/export_name", reason));
         }
     }

@@ -158,13 +158,9 @@ impl WaitingDisks {
         }
         let is_there = |disk: &str| !self.0.contains_key(disk);
         present.disks.retain(|disk| is_there(&disk.name));
-        present.vhost_blk.retain(|export| is_there(&export.disk));
-        present.nbd.retain(|export| is_there(&export.disk));
-        for controller in &mut present.vhost_scsi {
-            controller.luns.retain(|lun| is_there(&lun.disk));
-        }
-        for target in &mut present.iscsi {
-            target.luns.retain(|lun| is_there(&lun.disk));
+        present.retain_exports(|export| export.disk().is_none_or(is_there));
+        for luns in present.all_luns_mut() {
+            luns.retain(|lun| is_there(&lun.disk));
         }
         present
     }
@@ -450,10 +446,10 @@ mod tests {
             config.disks.iter().map(|disk| disk.name.clone()).collect()
         };
         assert_eq!(names(&present), ["a"]);
-        assert_eq!(present.vhost_blk.len(), 1);
-        assert_eq!(present.vhost_scsi[0].luns.len(), 1);
+        assert_eq!(present.vhost_blk().count(), 1);
+        assert_eq!(present.vhost_scsi().next().unwrap().luns.len(), 1);
         // The LUNs of other units do not change.
-        let luns = &present.iscsi[0].luns;
+        let luns = &present.iscsi().next().unwrap().luns;
         assert_eq!((luns.len(), luns[0].lun), (1, 1));
         waiting.opened("b");
         assert_eq!(waiting.without(&wanted), wanted);

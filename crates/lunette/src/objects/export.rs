@@ -147,7 +147,7 @@ fn add(ask: &Ask, export: NewExport) -> Outcome {
             return Err(Failure::because(reason));
         }
         let export = absolute(export.to_owned());
-        let body = json!(daemon::objects::bodies::export(export.as_ref()));
+        let body = json!(daemon::objects::bodies::export(&export));
         ask.change(Method::PUT, &path, Some(&body))?;
     }
     Ok(())
@@ -155,7 +155,7 @@ fn add(ask: &Ask, export: NewExport) -> Outcome {
 
 /// Makes the socket path absolute, because the daemon may run in another folder.
 fn absolute(mut export: ExportConfig) -> ExportConfig {
-    if let Some(path) = export.object_mut().path_mut()
+    if let Some(path) = export.path_mut()
         && let Ok(from_root) = std::path::absolute(&*path)
     {
         *path = from_root;
