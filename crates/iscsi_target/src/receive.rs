@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use iscsi::pdu::LoginStatus;
 use iscsi::target::{CloseReason, Placement, Received, Step};
-use latency::Stamp;
+use latency::{Clock, Stamp};
 use reactor::{Io, RateLimit};
 use request_engine::{BatchTransport, Receiver, StreamParts, StreamTransport, Transport, token};
 use uring::{Completion, Receive};
 
 use crate::buffers::Buffers;
 use crate::connection::Connection;
+use crate::refused_logins::RefusedLogin;
 use crate::slots::SlotId;
 
 static LOGIN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
@@ -243,9 +244,21 @@ impl Connection {
     }
 
     fn log_refusal(&self, status: LoginStatus) {
+        let visitor = self.iscsi.visitor();
+        let chap = self.iscsi.chap_failure();
+        self.shared().refused_logins.add(RefusedLogin {
+            target: visitor.target_name.clone(),
+            initiator: visitor.initiator_name.clone(),
+            address: visitor.address.clone(),
+            reason: match &chap {
+                Some((_, reason)) => format!("CHAP: {reason}"),
+                None => status.to_string(),
+            },
+            count: 1,
+            at: Clock::shared().elapsed(),
+        });
         if let Some(suppressed) = LOGIN_LOG.pass() {
-            let visitor = self.iscsi.visitor();
-            if let Some((user, reason)) = self.iscsi.chap_failure() {
+            if let Some((user, reason)) = chap {
                 tracing::warn!(
                     target = visitor.target_name.as_deref().unwrap_or("(none)"),
                     initiator = visitor.initiator_name,

@@ -23,6 +23,7 @@ use crate::initiator_counters::InitiatorStatus;
 use crate::limits::ServerLimits;
 use crate::new_connections::NewConnections;
 use crate::portals::{Portals, WaitingPortal};
+use crate::refused_logins::RefusedLogin;
 use crate::shared::{ConnectionHandle, ConnectionStatus, SessionChange, SharedServer, lock};
 use crate::target::{IscsiTarget, PortGroupStatus, TargetOptions};
 use iscsi::access::Portal;
@@ -454,6 +455,11 @@ impl Server {
     /// Returns the counters of all initiators with sessions, and of the most recent ones without.
     pub fn initiators(&self) -> Vec<InitiatorStatus> {
         self.state.shared.tallies.all()
+    }
+
+    /// Returns recent refused logins, ordered by the last attempt.
+    pub fn refused_logins(&self) -> Vec<RefusedLogin> {
+        self.state.shared.refused_logins.all()
     }
 
     /// Sets the function that is called when a session begins or ends. It must not block. Later calls have no effect.

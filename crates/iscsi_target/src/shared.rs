@@ -20,6 +20,7 @@ use crate::deadlines::Deadlines;
 use crate::initiator_counters::InitiatorCounters;
 use crate::limits::ServerLimits;
 use crate::memory::SessionMemory;
+use crate::refused_logins::RefusedLogins;
 use crate::retained::Retained;
 use crate::target::IscsiTarget;
 
@@ -149,6 +150,8 @@ pub(crate) struct SharedServer {
     pub retained: Retained,
     /// Counters per initiator.
     pub tallies: InitiatorCounters,
+    /// Recent refused logins.
+    pub refused_logins: RefusedLogins,
     /// Called when a session begins or ends.
     pub watcher: OnceLock<SessionWatcher>,
     table: Mutex<ConnectionTable>,
@@ -188,6 +191,7 @@ impl SharedServer {
             in_flight: Mutex::default(),
             seconds: Seconds::default(),
             tallies: InitiatorCounters::default(),
+            refused_logins: RefusedLogins::default(),
             watcher: OnceLock::new(),
             numbers: AtomicU64::new(1),
             limits,
@@ -200,6 +204,9 @@ impl SharedServer {
         match opened {
             true => self.tallies.opened(tsih, target, initiator),
             false => self.tallies.closed(tsih),
+        }
+        if opened {
+            self.refused_logins.forget(target, initiator);
         }
         if let Some(notify) = self.watcher.get() {
             notify(SessionChange {

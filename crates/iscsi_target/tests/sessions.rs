@@ -254,7 +254,13 @@ fn access_list_decides_who_logs_in() {
     };
     let rig = Rig::open(ram(16), options, ServerLimits::default());
     assert_eq!(login(&rig, 1).write(0, 0, vec![1; 512]).status, 0);
-    assert!(is_refused(&rig, 2));
+    assert!(is_refused(&rig, 2) && is_refused(&rig, 2));
+    let refused = rig.server.refused_logins();
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    let one = &refused[0];
+    assert!(one.initiator.ends_with(":i2") && one.count == 2, "{one:?}");
+    assert!(one.reason.starts_with("authorization failure"), "{one:?}");
+    assert!(one.address.starts_with("127.0.0.1"), "{one:?}");
 }
 
 /// Another initiator's name and ISID, which are not secret, do not suffice to end its session: the CHAP user must be the same.
