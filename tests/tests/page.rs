@@ -87,6 +87,9 @@ fn the_page_shows_disks_and_stages_of_a_daemon_under_load() -> Result<()> {
         let document = document.as_str().context("no document")?;
         for word in [
             "1 of 2 disks needs attention",
+            "disk odd is unavailable: ",
+            "absent.raw: does not exist",
+            "What helps: ",
             ">d7<",
             ">odd<",
             ">popped<",

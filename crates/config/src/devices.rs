@@ -353,6 +353,21 @@ impl BlockDeviceConfig {
         }
     }
 
+    /// Returns the storage for people: a path, an RBD image or the address of a remote unit; `None` for disks in memory.
+    pub fn location(&self) -> Option<String> {
+        match self {
+            BlockDeviceConfig::Ram { .. }
+            | BlockDeviceConfig::Null { .. }
+            | BlockDeviceConfig::Delay { .. } => None,
+            BlockDeviceConfig::File { path, .. }
+            | BlockDeviceConfig::Image { path, .. }
+            | BlockDeviceConfig::ScsiGeneric { path, .. } => Some(path.display().to_string()),
+            BlockDeviceConfig::Rbd(rbd) => Some(rbd.image.to_string()),
+            BlockDeviceConfig::Iscsi(remote) => remote.unit.as_ref().map(ToString::to_string),
+            BlockDeviceConfig::Nbd(nbd) => Some(nbd.address.to_string()),
+        }
+    }
+
     /// Returns the file with the CHAP secrets of an iSCSI disk.
     pub fn chap_file(&self) -> Option<&Path> {
         match self {

@@ -15,6 +15,7 @@ mod plural;
 mod problem;
 pub mod statistics;
 mod status;
+mod status_problem;
 mod token;
 mod version;
 
@@ -28,8 +29,10 @@ pub use log::Log;
 pub use plural::counted;
 pub use problem::{FieldProblem, Problem};
 pub use status::{
-    DISK_STATES, DamagedState, DiskStatus, ExportStatus, LunStatus, QueueStops, StateFile, Status,
+    DISK_STATES, DamagedState, DiskStatus, ExportStatus, LunStatus, QueueStops, RefusedLogin,
+    StateFile, Status,
 };
+pub use status_problem::{Severity, StatusProblem, status_problems};
 pub use token::Token;
 pub use version::{HANDOVER_VERSION, Upgrade, Version};
 

@@ -444,17 +444,8 @@ impl WaitingListener {
         (&self.kind, &self.export, &self.address) == (&other.kind, &other.export, &other.address)
     }
 
-    /// Returns the reason for which the listener is not open, the time of the next attempt, and a hint.
-    pub fn problem(&self) -> String {
-        let (reason, seconds) = (&self.reason, self.next_try_seconds);
-        let hint = match reason.contains("hint: ") {
-            true => String::new(),
-            false => format!("; hint: {}", self.hint()),
-        };
-        format!("{self} is not open: {reason}, next try in {seconds} s{hint}")
-    }
-
-    fn hint(&self) -> String {
+    /// Returns the action that helps.
+    pub(crate) fn hint(&self) -> String {
         let address = &self.address;
         let Ok(socket) = address.parse::<SocketAddr>() else {
             return format!(

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::objects::{PortGroup, Served, WaitingListener, WaitingPortal};
+use crate::status_problem::StatusProblem;
 
 /// Status of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -40,6 +41,30 @@ pub struct Status {
     /// Listeners that cannot be opened yet and are retried.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_listeners: Vec<WaitingListener>,
+    /// Logins of iSCSI initiators that were refused within the last hour, without a session since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused_logins: Vec<RefusedLogin>,
+    /// Conditions that need attention, errors first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<StatusProblem>,
+}
+
+/// Refused logins of an iSCSI initiator at a target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RefusedLogin {
+    /// Requested target; absent for a discovery session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<String>,
+    /// Initiator name as sent.
+    pub initiator: String,
+    /// Address of the last attempt.
+    pub address: String,
+    /// Reason of the last refusal.
+    pub reason: String,
+    /// Number of refused logins.
+    pub count: u64,
+    /// Seconds since the last attempt.
+    pub seconds: u64,
 }
 
 /// An unusable file of the state folder.
@@ -78,6 +103,9 @@ pub struct DiskStatus {
     pub name: String,
     /// Kind of the block device, such as `ram`, `file`, `image`.
     pub backend: String,
+    /// Storage of the disk: a path, an RBD image or a remote unit; absent for disks in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
     /// Capacity in bytes.
     pub size: u64,
     /// Logical block size in bytes.

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use ::control::statistics::{DiskStatistics, Statistics};
-use ::control::{DamagedState, DiskStatus, ExportStatus, LunStatus, Status};
+use ::control::{DamagedState, DiskStatus, ExportStatus, LunStatus, RefusedLogin, Status};
 use config::{ExportConfig, LunConfig};
 use latency::Snapshot;
 
@@ -22,6 +22,9 @@ use crate::watchdog::all_make_progress;
 
 /// Maximum time between two iterations of a worker in a healthy daemon.
 const PROGRESS_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Time after which a refused login is no longer reported.
+const REFUSED_LOGINS_SHOWN: Duration = Duration::from_secs(3600);
 
 /// Shared view of the daemon's parts.
 pub(crate) struct Overview {
@@ -101,6 +104,7 @@ impl View for Overview {
             DiskStatus {
                 name: disk.name.clone(),
                 backend: disk.backend.word().to_owned(),
+                path: disk.backend.location(),
                 size: status.size,
                 block_size: status.block_size,
                 read_only: disk.read_only,
@@ -138,6 +142,9 @@ impl View for Overview {
                     .collect()
             },
             waiting_listeners: self.servers.waiting_listeners(),
+            refused_logins: self.refused_logins(),
+            // Set by the API server, which also has the counters.
+            problems: Vec::new(),
         }
     }
 }
@@ -156,6 +163,22 @@ impl Overview {
     pub(crate) fn live(&self) -> Live {
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
         live.clone()
+    }
+
+    fn refused_logins(&self) -> Vec<RefusedLogin> {
+        let transports = self.servers.transports();
+        let refused = transports.map(|all| all.iscsi.refused_logins());
+        let recent = refused.unwrap_or_default().into_iter();
+        let recent = recent.filter(|one| one.age() < REFUSED_LOGINS_SHOWN);
+        let body = |one: iscsi_target::RefusedLogin| RefusedLogin {
+            seconds: one.age().as_secs(),
+            export: one.target,
+            initiator: one.initiator,
+            address: one.address,
+            reason: one.reason,
+            count: one.count,
+        };
+        recent.map(body).collect()
     }
 
     pub(crate) fn export_status(&self) -> Vec<ExportStatus> {

@@ -1,7 +1,6 @@
 //! Server-sent events. `GET /v1/events`: changes. `GET /v1/live`: also status and counters every second.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
 use ::control::statistics::Statistics;
@@ -17,7 +16,6 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 use super::ErrorResponse;
 use super::access::Peer;
 use super::api::Api;
-use super::server::blocking;
 use super::status::status_for;
 
 /// Interval of keep-alive comments. They detect a dead peer on both sides.
@@ -100,9 +98,7 @@ struct Moment {
 }
 
 async fn moment(api: &Api, peer: &Peer) -> Result<sse::Event, ErrorResponse> {
-    let status = status_for(api, peer).await?;
-    let view = Arc::clone(&api.view);
-    let statistics = blocking(move || view.statistics()).await?;
+    let (status, statistics) = status_for(api, peer).await?;
     let data = serde_json::to_string(&Moment { status, statistics }).unwrap_or_default();
     Ok(sse::Event::default().event("moment").data(data))
 }

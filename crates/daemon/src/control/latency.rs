@@ -125,6 +125,7 @@ mod tests {
         let disk = |name: &str| DiskStatus {
             name: name.to_owned(),
             backend: "ram".to_owned(),
+            path: None,
             size: 4096,
             block_size: 512,
             read_only: false,

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use ::control::Status;
+use ::control::statistics::Statistics;
+use ::control::{Status, status_problems};
 use axum::Json;
 use axum::extract::{ConnectInfo, State};
 
@@ -21,17 +22,24 @@ pub(super) async fn get(
     State(api): State<Api>,
     ConnectInfo(peer): ConnectInfo<Peer>,
 ) -> Result<Json<Status>, ErrorResponse> {
-    status_for(&api, &peer).await.map(Json)
+    let (status, _) = status_for(&api, &peer).await?;
+    Ok(Json(status))
 }
 
-pub(super) async fn status_for(api: &Api, peer: &Peer) -> Result<Status, ErrorResponse> {
+/// Returns the status, and the counters that its problems derive from.
+pub(super) async fn status_for(
+    api: &Api,
+    peer: &Peer,
+) -> Result<(Status, Statistics), ErrorResponse> {
     if let Ok(overview) = api.overview() {
         api.manager.follow_sizes(overview.live()).await;
     }
     let view = Arc::clone(&api.view);
-    let status = blocking(move || view.status()).await?;
-    Ok(Status {
+    let (status, statistics) = blocking(move || (view.status(), view.statistics())).await?;
+    let status = Status {
         may_change: peer.right != Right::Read,
+        problems: status_problems(&status, &statistics),
         ..status
-    })
+    };
+    Ok((status, statistics))
 }

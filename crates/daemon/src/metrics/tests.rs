@@ -46,6 +46,7 @@ fn status() -> Status {
         disks: vec![DiskStatus {
             name: "d\"0".to_owned(),
             backend: "ram".to_owned(),
+            path: None,
             size: 1 << 20,
             block_size: 512,
             read_only: true,

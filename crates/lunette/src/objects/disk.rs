@@ -179,9 +179,9 @@ fn table(disks: &[Disk]) -> Table {
     })
 }
 
-/// Returns the key that names the storage of a disk, and its value: a path, an RBD image or a logical unit.
+/// Returns the key that names the storage of a disk, and its value: a path, an RBD image, a logical unit or an NBD export.
 fn storage(disk: &Disk) -> Option<(&'static str, &str)> {
-    let keys = ["path", "image", "unit"].into_iter();
+    let keys = ["path", "image", "unit", "uri"].into_iter();
     keys.filter_map(|key| Some((key, disk.keys.text(key)?)))
         .next()
 }

@@ -193,7 +193,9 @@ fn table(exports: &[Export]) -> Table {
             serving(export).unwrap_or_default(),
         ])
     });
-    let notes = waiting.iter().map(WaitingListener::problem);
+    let notes = waiting
+        .iter()
+        .map(|listener| listener.problem().to_string());
     notes.fold(table, |table, line| table.note(&format!("! {line}")))
 }
 

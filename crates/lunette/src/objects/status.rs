@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use control::objects::{Export, Job, JobState, Reservation, Session};
-use control::{Changes, Status, counted};
-use latency::{Operation, Snapshot};
+use control::objects::{Export, Reservation, Session};
+use control::statistics::Statistics;
+use control::{Changes, Severity, Status, StatusProblem, counted, status_problems};
 
 use super::arguments::LookArguments;
 use super::export::serving;
@@ -21,19 +21,18 @@ const SHADOWED_SHOWN: usize = 4;
 pub fn run(arguments: &LookArguments) -> Outcome {
     let client = arguments.ask.daemon.client()?;
     let status: Status = client.get("/v1/status")?;
-    let jobs: Vec<Job> = client.get("/v1/jobs")?;
+    let statistics: Statistics = client.get("/v1/statistics")?;
+    // An older daemon reports no problems itself.
+    let problems = status_problems(&status, &statistics);
     if arguments.ask.json {
-        let snapshot: Snapshot = client.get("/v1/latency")?;
         print_json(&status)?;
-        return verdict(&worries(&status, &snapshot, &jobs));
+        return verdict(&problems);
     }
     let exports: Vec<Export> = client.get("/v1/exports")?;
     let sessions: Vec<Session> = client.get("/v1/sessions")?;
     let reservations: Vec<Reservation> = client.get("/v1/reservations")?;
     let changes: Changes = client.get("/v1/config/changes")?;
-    let snapshot: Snapshot = client.get("/v1/latency")?;
 
-    let worries = worries(&status, &snapshot, &jobs);
     let mut text = String::new();
     let mut line = |words: String| {
         text.push_str(&cli_common::printable(&words));
@@ -84,18 +83,21 @@ pub fn run(arguments: &LookArguments) -> Outcome {
         line(format!("  and {more} more: see lunette export list"));
     }
     line(String::new());
-    for worry in &worries {
-        line(format!("! {worry}"));
+    for problem in &problems {
+        line(match problem.severity {
+            Severity::Error => format!("! {problem}"),
+            Severity::Warning => format!("warning: {problem}"),
+        });
     }
-    let warnings = warnings(&status, &changes);
-    if worries.is_empty() && warnings.is_empty() {
+    let shadowed = shadowed(&changes);
+    if problems.is_empty() && shadowed.is_empty() {
         line("all is well".to_owned());
     }
-    warnings.into_iter().for_each(line);
+    shadowed.into_iter().for_each(line);
     let mut stdout = cli_common::stdout();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;
-    verdict(&worries)
+    verdict(&problems)
 }
 
 /// Changes at run time, and whether they are persistent.
@@ -124,25 +126,13 @@ fn worker_words(words: &str) -> String {
     }
 }
 
-/// Configurations that may be mistakes, and values of the file that are not in effect. They do not count as problems.
-fn warnings(status: &Status, changes: &Changes) -> Vec<String> {
-    let disks = status.disks.iter().filter_map(|disk| {
-        let warning = disk.warning.as_ref()?;
-        Some(format!("warning: disk {}: {warning}", disk.name))
-    });
-    let exports = status.exports.iter().filter_map(|export| {
-        let warning = export.warning.as_ref()?;
-        Some(format!(
-            "warning: {} {}: {warning}",
-            export.kind, export.name
-        ))
-    });
+/// Returns lines about values of the file that are not in effect. They do not count as problems.
+fn shadowed(changes: &Changes) -> Vec<String> {
     let shadowed = changes.shadowed.iter().take(SHADOWED_SHOWN);
     let shadowed = shadowed.map(|line| format!("warning: not as in the file: {line}"));
     let more = changes.shadowed.len().saturating_sub(SHADOWED_SHOWN);
     let more = (more > 0).then(|| format!("  and {more} more: see lunette config diff"));
-    let configured = disks.chain(exports);
-    configured.chain(shadowed).chain(more).collect()
+    shadowed.chain(more).collect()
 }
 
 /// Missing kernel features are shown but are not a problem of the daemon.
@@ -160,80 +150,12 @@ fn sandbox_line(status: &Status) -> String {
     }
 }
 
-fn verdict(worries: &[String]) -> Outcome {
-    match worries.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::Reported),
+fn verdict(problems: &[StatusProblem]) -> Outcome {
+    let is_error = |problem: &StatusProblem| problem.severity == Severity::Error;
+    match problems.iter().any(is_error) {
+        true => Err(Failure::Reported),
+        false => Ok(()),
     }
-}
-
-/// Problems that need attention.
-fn worries(status: &Status, snapshot: &Snapshot, jobs: &[Job]) -> Vec<String> {
-    let mut worries = Vec::new();
-    for disk in status.disks.iter().filter(|disk| disk.state != "ready") {
-        let reason = disk.reason.as_deref().unwrap_or("see lunette disk show");
-        worries.push(format!("disk {} is {}: {reason}", disk.name, disk.state));
-    }
-    for disk in status.disks.iter().filter(|disk| disk.waiting > 0) {
-        let name = &disk.name;
-        let waiting = match disk.waiting {
-            1 => "1 failed I/O waits".to_owned(),
-            many => format!("{many} failed I/Os wait"),
-        };
-        let reason = disk.waiting_reason.as_deref().unwrap_or("see its log");
-        worries.push(format!(
-            "disk {name}: {waiting} for a resume: {reason}; hint: lunette disk resume {name}"
-        ));
-    }
-    for listener in &status.waiting_listeners {
-        worries.push(listener.problem());
-    }
-    for disk in &status.disks {
-        if let Some(reason) = &disk.reservations_unknown {
-            let name = &disk.name;
-            worries.push(format!(
-                "disk {name}: reservations unknown, SCSI reads and writes are answered BUSY: {reason}"
-            ));
-        }
-    }
-    for disk in &status.disks {
-        if let Some(damage) = &disk.damage {
-            worries.push(format!("disk {}: {damage}", disk.name));
-        }
-    }
-    for job in jobs.iter().filter(|job| job.state == JobState::Failed) {
-        let (kind, disk) = (&job.kind, &job.disk);
-        let reason = job.reason.as_deref().unwrap_or("see its log");
-        worries.push(format!(
-            "disk {disk}: the last job, a {kind}, failed: {reason}; hint: lunette job list; lunette job cancel {disk} removes it from the list"
-        ));
-    }
-    for one in &status.damaged_state {
-        let (file, reason) = (&one.file, &one.reason);
-        worries.push(format!(
-            "state file {file} {reason}; hint: restore it and restart the daemon, or lunette state reset {file}"
-        ));
-    }
-    for queue in &snapshot.queues {
-        let counters = &queue.latencies.counters;
-        let queue_label = format!("{}/{}", queue.labels.export, queue.labels.queue);
-        if counters.malformed > 0 {
-            let broken = counted(counters.malformed, "time");
-            worries.push(format!(
-                "queue {queue_label}: driver or front end violated the protocol {broken}"
-            ));
-        }
-        // Other operations regularly end with an error, for example when a driver probes missing units.
-        let data = Operation::ALL
-            .iter()
-            .filter(|one| **one != Operation::Other);
-        let errors: u64 = data.map(|one| counters.of(*one).errors).sum();
-        if errors > 0 {
-            let failed = counted(errors, "request");
-            worries.push(format!("queue {queue_label}: {failed} failed"));
-        }
-    }
-    worries
 }
 
 fn count(number: usize, noun: &str) -> String {

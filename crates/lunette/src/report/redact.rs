@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Fields that identify objects or users.
-const FIELDS: [&str; 17] = [
+const FIELDS: [&str; 20] = [
     "address",
     "client",
+    "file",
     "guest",
+    "hint",
     "host",
     // The ID of a session begins with the name of its export.
     "id",
@@ -18,6 +20,7 @@ const FIELDS: [&str; 17] = [
     "path",
     "peer",
     "portal",
+    "problem",
     "reason",
     "serial",
     "socket",
@@ -66,6 +69,12 @@ impl Names {
                 for (field, value) in fields {
                     if FIELDS.contains(&field.as_str()) {
                         self.add(field, value);
+                    }
+                    // A problem may be one of a state file, whose name contains the name of an object.
+                    if field == "problems" {
+                        for problem in list(value) {
+                            self.add("name", &problem["name"]);
+                        }
                     }
                     // Sessions and queues have the name of their export in this field.
                     if field == "export" {
@@ -127,6 +136,8 @@ mod tests {
                     "disks": [{ "name": "payroll", "backend": "file", "serial": "S-1234" }],
                     "exports": [{ "name": "accounts", "kind": "iscsi", "socket": "/run/accounts.sock",
                         "luns": [{ "target": 0, "lun": 0, "disk": "payroll" }] }],
+                    "problems": [{ "object": "state", "name": "payroll.saved", "problem": "payroll is damaged", "hint": "reset payroll" }],
+                    "damaged_state": [{ "file": "payroll.saved", "reason": "damaged" }],
                 },
                 "statistics": { "queues": [{ "labels": { "disk": "payroll", "export": "accounts" },
                     "disks": { "payroll": { "operations": {} } } }] },

@@ -1,0 +1,417 @@
+//! Conditions of a daemon that need attention, derived from its status and counters. `lunette status` and the page show them.
+
+use std::fmt;
+
+use latency::Operation;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::objects::{Job, JobState, WaitingListener};
+use crate::plural::counted;
+use crate::statistics::Statistics;
+use crate::status::{DiskStatus, RefusedLogin, Status};
+
+/// Severity of a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Requests fail or wait, or clients cannot connect.
+    Error,
+    /// A condition that may be a mistake, or that may become an error.
+    Warning,
+}
+
+/// A condition that needs attention.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StatusProblem {
+    /// Severity.
+    pub severity: Severity,
+    /// Kind of the object.
+    #[schema(pattern = "^(disk|export|listener|job|bitmap|state|queue|login)$")]
+    pub object: String,
+    /// Name of the object: of the disk for jobs and bitmaps, of the export for queues and logins, of the file for state.
+    pub name: String,
+    /// Object and reason, in one sentence.
+    pub problem: String,
+    /// Seconds until the daemon tries again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_try_seconds: Option<u64>,
+    /// Action or command that helps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+impl StatusProblem {
+    /// Moves a hint at the end of `problem` to its field.
+    fn new(severity: Severity, object: &str, name: &str, problem: String) -> StatusProblem {
+        let (problem, hint) = match problem.split_once("; hint: ") {
+            Some((problem, hint)) => (problem.to_owned(), Some(hint.to_owned())),
+            None => (problem, None),
+        };
+        StatusProblem {
+            severity,
+            object: object.to_owned(),
+            name: name.to_owned(),
+            problem,
+            next_try_seconds: None,
+            hint,
+        }
+    }
+
+    /// Sets the hint, unless the reason has one.
+    fn or_hint(mut self, hint: String) -> StatusProblem {
+        self.hint.get_or_insert(hint);
+        self
+    }
+}
+
+impl fmt::Display for StatusProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.problem)?;
+        if let Some(seconds) = self.next_try_seconds {
+            write!(f, ", next try in {seconds} s")?;
+        }
+        match &self.hint {
+            Some(hint) => write!(f, "; hint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl WaitingListener {
+    /// Returns the reason for which the listener is not open, the time of the next attempt, and a hint.
+    pub fn problem(&self) -> StatusProblem {
+        let name = self.export.as_deref().unwrap_or(&self.kind);
+        let problem = format!("{self} is not open: {}", self.reason);
+        StatusProblem {
+            next_try_seconds: Some(self.next_try_seconds),
+            ..StatusProblem::new(Severity::Error, "listener", name, problem).or_hint(self.hint())
+        }
+    }
+}
+
+/// Returns all problems of a daemon, errors first.
+pub fn status_problems(status: &Status, statistics: &Statistics) -> Vec<StatusProblem> {
+    let mut problems: Vec<StatusProblem> = status.disks.iter().flat_map(of_disk).collect();
+    problems.extend(
+        status
+            .waiting_listeners
+            .iter()
+            .map(WaitingListener::problem),
+    );
+    problems.extend(status.exports.iter().filter_map(|export| {
+        let warning = export.warning.as_ref()?;
+        let problem = format!("{} {}: {warning}", export.kind, export.name);
+        let name = &export.name;
+        Some(StatusProblem::new(
+            Severity::Warning,
+            "export",
+            name,
+            problem,
+        ))
+    }));
+    problems.extend(statistics.jobs.iter().filter_map(of_job));
+    problems.extend(statistics.bitmaps.iter().filter_map(|bitmap| {
+        let (reason, disk, name) = (bitmap.reason.as_ref()?, &bitmap.disk, &bitmap.name);
+        let problem = format!(
+            "disk {disk}: bitmap {name} is unusable, the next backup copies everything: {reason}"
+        );
+        let problem = StatusProblem::new(Severity::Warning, "bitmap", disk, problem);
+        Some(problem.or_hint(format!(
+            "start the next backup, or lunette disk bitmap remove {disk} {name}"
+        )))
+    }));
+    problems.extend(status.damaged_state.iter().map(|one| {
+        let (file, reason) = (&one.file, &one.reason);
+        let problem = format!("state file {file} {reason}");
+        let problem = StatusProblem::new(Severity::Error, "state", file, problem);
+        problem.or_hint(format!(
+            "restore it and restart the daemon, or lunette state reset {file}"
+        ))
+    }));
+    problems.extend(of_queues(statistics));
+    problems.extend(status.refused_logins.iter().map(of_login));
+    problems.sort_by_key(|problem| problem.severity);
+    problems
+}
+
+fn of_disk(disk: &DiskStatus) -> Vec<StatusProblem> {
+    let name = &disk.name;
+    let new = |severity, problem| StatusProblem::new(severity, "disk", name, problem);
+    let mut problems = Vec::new();
+    if disk.state != "ready" {
+        let show = format!("lunette disk show {name}");
+        let reason = disk.reason.as_deref();
+        let mut problem = match reason {
+            Some(reason) => format!("disk {name} is {}: {reason}", disk.state),
+            None => format!("disk {name} is {}", disk.state),
+        };
+        if let (Some(path), Some(reason)) = (&disk.path, reason)
+            && !reason.contains(path.as_str())
+        {
+            problem = format!("disk {name} ({path}) is {}: {reason}", disk.state);
+        }
+        problems.push(StatusProblem {
+            next_try_seconds: disk.next_try_seconds,
+            ..new(Severity::Error, problem).or_hint(show)
+        });
+    }
+    if disk.waiting > 0 {
+        let waiting = match disk.waiting {
+            1 => "1 failed I/O waits".to_owned(),
+            many => format!("{many} failed I/Os wait"),
+        };
+        let reason = disk.waiting_reason.as_deref();
+        let reason = reason.unwrap_or("the log of the daemon has the reason");
+        let path = disk.path.as_ref().map(|path| format!(" ({path})"));
+        let path = path.unwrap_or_default();
+        let problem = format!("disk {name}{path}: {waiting} for a resume: {reason}");
+        let resume = format!("correct the cause, then lunette disk resume {name}");
+        problems.push(new(Severity::Error, problem).or_hint(resume));
+    }
+    if let Some(reason) = &disk.reservations_unknown {
+        let problem = format!(
+            "disk {name}: reservations unknown, SCSI reads and writes are answered BUSY: {reason}"
+        );
+        problems.push(new(Severity::Error, problem).or_hint("lunette state list".to_owned()));
+    }
+    if let Some(damage) = &disk.damage {
+        problems.push(new(Severity::Error, format!("disk {name}: {damage}")));
+    }
+    if let Some(warning) = &disk.warning {
+        problems.push(new(Severity::Warning, format!("disk {name}: {warning}")));
+    }
+    problems
+}
+
+fn of_job(job: &Job) -> Option<StatusProblem> {
+    let (kind, disk) = (&job.kind, &job.disk);
+    let reason = job.reason.as_deref();
+    let (problem, hint) = match job.state {
+        JobState::Failed => {
+            let reason = reason.unwrap_or("the log of the daemon has the reason");
+            (
+                format!("disk {disk}: the last job, a {kind}, failed: {reason}"),
+                format!("lunette job list; lunette job cancel {disk} removes it from the list"),
+            )
+        }
+        // Reason of a failed switch.
+        JobState::Ready => (
+            format!("disk {disk}: the {kind} could not switch: {}", reason?),
+            format!("lunette job switch {disk} tries again"),
+        ),
+        _ => return None,
+    };
+    Some(StatusProblem::new(Severity::Error, "job", disk, problem).or_hint(hint))
+}
+
+fn of_queues(statistics: &Statistics) -> Vec<StatusProblem> {
+    let mut problems = Vec::new();
+    for queue in &statistics.latency.queues {
+        let counters = &queue.latencies.counters;
+        let export = &queue.labels.export;
+        let name = format!("{export}/{}", queue.labels.queue);
+        let mut add = |problem: String, hint: &str| {
+            let problem = StatusProblem::new(Severity::Error, "queue", export, problem);
+            problems.push(problem.or_hint(hint.to_owned()));
+        };
+        if counters.malformed > 0 {
+            let broken = counted(counters.malformed, "time");
+            add(
+                format!("queue {name}: driver or front end violated the protocol {broken}"),
+                "the log of the daemon names each violation; update the driver or the front end",
+            );
+        }
+        // Other operations regularly end with an error, for example when a driver probes missing units.
+        let data = Operation::ALL
+            .iter()
+            .filter(|one| **one != Operation::Other);
+        let errors: u64 = data.map(|one| counters.of(*one).errors).sum();
+        if errors > 0 {
+            let failed = counted(errors, "request");
+            add(
+                format!("queue {name}: {failed} failed"),
+                "the log of the daemon has the errors",
+            );
+        }
+    }
+    problems
+}
+
+fn of_login(login: &RefusedLogin) -> StatusProblem {
+    let RefusedLogin {
+        initiator,
+        address,
+        reason,
+        ..
+    } = login;
+    let (target, hint) = match &login.export {
+        Some(target) => (
+            format!("target {target}"),
+            format!(
+                "lunette export show {target}; its keys acl, chap_users and demo_mode admit initiators"
+            ),
+        ),
+        None => (
+            "discovery".to_owned(),
+            "check the CHAP user and secret of the initiator for discovery".to_owned(),
+        ),
+    };
+    let times = counted(login.count, "time");
+    let seconds = login.seconds;
+    let problem = format!(
+        "{target}: login of {initiator} at {address} refused {times}, last {seconds} s ago: {reason}"
+    );
+    let name = login.export.as_deref().unwrap_or("discovery");
+    StatusProblem::new(Severity::Warning, "login", name, problem).or_hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::{Bitmap, Job};
+    use crate::status::{DamagedState, ExportStatus};
+
+    fn disk(name: &str, state: &str) -> DiskStatus {
+        DiskStatus {
+            name: name.to_owned(),
+            backend: "file".to_owned(),
+            path: Some(format!("/vm/{name}.raw")),
+            size: 0,
+            block_size: 512,
+            read_only: false,
+            serial: String::new(),
+            state: state.to_owned(),
+            reason: None,
+            waiting: 0,
+            waiting_reason: None,
+            next_try_seconds: None,
+            reservations_unknown: None,
+            warning: None,
+            damage: None,
+        }
+    }
+
+    fn job(state: JobState, reason: Option<&str>) -> Job {
+        Job {
+            disk: "d".to_owned(),
+            kind: "mirror".to_owned(),
+            target: None,
+            incremental: None,
+            state,
+            done: 0,
+            copied: 0,
+            total: 0,
+            speed: None,
+            seconds: 0,
+            reason: reason.map(str::to_owned),
+        }
+    }
+
+    fn texts(status: &Status, statistics: &Statistics) -> Vec<String> {
+        let problems = status_problems(status, statistics);
+        problems.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn each_problem_of_a_disk_has_reason_path_next_try_and_hint() {
+        let gone = DiskStatus {
+            reason: Some("no such file; hint: correct the path".to_owned()),
+            next_try_seconds: Some(7),
+            ..disk("gone", "unavailable")
+        };
+        let full = DiskStatus {
+            waiting: 2,
+            waiting_reason: Some("no space left".to_owned()),
+            warning: Some("shared; hint: a".to_owned()),
+            ..disk("full", "ready")
+        };
+        let status = Status {
+            disks: vec![full, disk("good", "ready"), gone],
+            ..Status::default()
+        };
+        assert_eq!(
+            texts(&status, &Statistics::default()),
+            [
+                "disk full (/vm/full.raw): 2 failed I/Os wait for a resume: no space left; hint: correct the cause, then lunette disk resume full",
+                "disk gone (/vm/gone.raw) is unavailable: no such file, next try in 7 s; hint: correct the path",
+                "disk full: shared; hint: a",
+            ]
+        );
+    }
+
+    #[test]
+    fn other_objects_have_problems_too() {
+        let status = Status {
+            exports: vec![ExportStatus {
+                name: "t".to_owned(),
+                kind: "iscsi".to_owned(),
+                socket: None,
+                queues: 0,
+                connected: false,
+                served: Vec::new(),
+                waiting_portals: Vec::new(),
+                port_groups: Vec::new(),
+                luns: Vec::new(),
+                queue_stops: None,
+                warning: Some("no initiator may log in; hint: acl".to_owned()),
+            }],
+            damaged_state: vec![DamagedState {
+                file: "a.saved".to_owned(),
+                reason: "has a wrong checksum".to_owned(),
+            }],
+            waiting_listeners: vec![WaitingListener {
+                kind: "metrics".to_owned(),
+                export: None,
+                address: "127.0.0.1:9".to_owned(),
+                reason: "in use".to_owned(),
+                next_try_seconds: 3,
+            }],
+            refused_logins: vec![RefusedLogin {
+                export: Some("t".to_owned()),
+                initiator: "iqn.i".to_owned(),
+                address: "192.0.2.1".to_owned(),
+                reason: "not admitted".to_owned(),
+                count: 2,
+                seconds: 9,
+            }],
+            ..Status::default()
+        };
+        let statistics = Statistics {
+            jobs: vec![
+                job(JobState::Failed, Some("disk full")),
+                job(JobState::Ready, None),
+                job(JobState::Ready, Some("is in use")),
+            ],
+            bitmaps: vec![Bitmap {
+                disk: "d".to_owned(),
+                name: "daily".to_owned(),
+                dirty: 0,
+                target: String::new(),
+                at: 0,
+                reason: Some("lost".to_owned()),
+            }],
+            ..Statistics::default()
+        };
+        let found = status_problems(&status, &statistics);
+        let found: Vec<_> = found
+            .iter()
+            .map(|one| (one.severity, one.object.as_str(), one.name.as_str()))
+            .collect();
+        let (error, warning) = (Severity::Error, Severity::Warning);
+        assert_eq!(
+            found,
+            [
+                (error, "listener", "metrics"),
+                (error, "job", "d"),
+                (error, "job", "d"),
+                (error, "state", "a.saved"),
+                (warning, "export", "t"),
+                (warning, "bitmap", "d"),
+                (warning, "login", "t"),
+            ]
+        );
+        let all = status_problems(&status, &statistics);
+        assert!(all.iter().all(|one| one.hint.is_some()), "{all:?}");
+    }
+}
