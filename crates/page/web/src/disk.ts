@@ -14,8 +14,8 @@ const SLOWEST = 5;
 
 export function showDisk(disk: Disk, history: History): void {
   $("one-name").textContent = disk.name;
-  const parts = [disk.backend, bytes(disk.size), `blocks of ${disk.block_size} bytes`];
-  parts.push(`serial number ${disk.serial}`);
+  const parts = [disk.path ? `${disk.backend} ${disk.path}` : disk.backend, bytes(disk.size), `blocks of ${disk.block_size} bytes`];
+  if (disk.serial) parts.push(`serial number ${disk.serial}`);
   if (disk.read_only) parts.push("read-only");
   $("one-about").textContent = parts.join(", ");
   const problems = problemsOf(disk);

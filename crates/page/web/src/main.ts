@@ -8,6 +8,7 @@ import { date } from "./format";
 import { History } from "./history";
 import { showJobs } from "./jobs";
 import { showBitmaps, showEvent, showSessions } from "./others";
+import { showProblems } from "./problems";
 import { byNeed, showDisks, showExports, showHead, showWorkers } from "./overview";
 import type { Happened, Moment, Report } from "./types";
 
@@ -24,6 +25,7 @@ let moments = 0;
 function choose(name: string): void {
   wanted = name;
   show();
+  $("one").scrollIntoView({ block: "start" });
   showSlowest(name);
 }
 
@@ -35,6 +37,7 @@ function show(): void {
   document.body.classList.toggle("looks", report !== null || !now.status.may_change);
   $("main").hidden = false;
   showHead(now);
+  showProblems(now, choose);
   showDisks(now, history, chosen, choose);
   const disk = disks.find((one) => one.name === chosen);
   $("one").hidden = !disk;

@@ -6,7 +6,7 @@ import { bytes, short, time } from "./format";
 import type { History } from "./history";
 import type { Disk, Moment } from "./types";
 
-const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting && !disk.reservations_unknown && !disk.warning;
+const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting && !disk.reservations_unknown && !disk.warning && !disk.damage;
 
 /** The disks that need attention, then the others, each in the daemon's order. */
 export const byNeed = (disks: Disk[]): Disk[] => [...disks.filter((one) => !isWell(one)), ...disks.filter(isWell)];
@@ -26,9 +26,13 @@ export function problemsOf(disk: Disk): string[] {
   if (disk.reservations_unknown) {
     problems.push(`reservations unknown, SCSI reads and writes wait: ${disk.reservations_unknown}; see lunette state list`);
   }
+  if (disk.damage) problems.push(disk.damage);
   if (disk.warning) problems.push(disk.warning);
   return problems;
 }
+
+/** Kinds of problems that the head counts by object. */
+const COUNTED = ["disk", "listener", "export"];
 
 export function showHead({ status }: Moment): void {
   const wrong = status.disks.filter((disk) => !isWell(disk)).length;
@@ -38,14 +42,11 @@ export function showHead({ status }: Moment): void {
   if (wrong) problems.push(`${wrong} of ${status.disks.length} disks ${wrong === 1 ? "needs" : "need"} attention`);
   if (waiting) problems.push(waiting === 1 ? "1 listener waits" : `${waiting} listeners wait`);
   const warnings = warned.length === 1 ? "1 export has a warning" : `${warned.length} exports have warnings`;
-  $("state").textContent = [...problems, ...(warned.length ? [warnings] : [])].join(", ") || "all is well";
-  $("state").className = problems.length || warned.length ? "bad" : "good";
-  const reasons = (status.waiting_listeners ?? []).map((one) => {
-    const of = one.export ? `${one.kind} ${one.export}` : one.kind;
-    return `${of}, ${one.address}: ${one.reason}`;
-  });
-  const named = warned.map((one) => `${one.kind} ${one.name}: ${one.warning}`);
-  $("state").title = [...reasons, ...named].join("\n");
+  if (warned.length) problems.push(warnings);
+  const others = status.problems?.filter((one) => !COUNTED.includes(one.object)).length ?? 0;
+  if (others) problems.push(others === 1 ? "1 more problem" : `${others} more problems`);
+  $("state").textContent = problems.join(", ") || "all is well";
+  $("state").className = problems.length ? "bad" : "good";
   const up = status.uptime_seconds;
   const since = up >= 3600 ? `${(up / 3600).toFixed(1)} h` : `${up} s`;
   const workers = `${status.workers} ${status.workers === 1 ? "worker" : "workers"}`;

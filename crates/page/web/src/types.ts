@@ -3,6 +3,7 @@
 export interface Disk {
   name: string;
   backend: string;
+  path?: string;
   size: number;
   block_size: number;
   serial: string;
@@ -13,6 +14,7 @@ export interface Disk {
   next_try_seconds?: number;
   reservations_unknown?: string;
   warning?: string;
+  damage?: string;
   read_only?: boolean;
 }
 
@@ -33,6 +35,16 @@ export interface WaitingListener {
   reason: string;
 }
 
+/** A condition that needs attention. */
+export interface Problem {
+  severity: "error" | "warning";
+  object: string;
+  name: string;
+  problem: string;
+  next_try_seconds?: number;
+  hint?: string;
+}
+
 export interface Status {
   version: string;
   host?: string;
@@ -42,6 +54,7 @@ export interface Status {
   disks: Disk[];
   exports: Export[];
   waiting_listeners?: WaitingListener[];
+  problems?: Problem[];
 }
 
 export interface Histogram {
