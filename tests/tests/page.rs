@@ -89,7 +89,7 @@ fn the_page_shows_disks_and_stages_of_a_daemon_under_load() -> Result<()> {
             "1 of 2 disks needs attention",
             "disk odd is unavailable: ",
             "absent.raw: does not exist",
-            "What helps: ",
+            "Hint: ",
             ">d7<",
             ">odd<",
             ">popped<",

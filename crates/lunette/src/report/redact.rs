@@ -70,7 +70,7 @@ impl Names {
                     if FIELDS.contains(&field.as_str()) {
                         self.add(field, value);
                     }
-                    // A problem may be one of a state file, whose name contains the name of an object.
+                    // Names of state files contain names of objects.
                     if field == "problems" {
                         for problem in list(value) {
                             self.add("name", &problem["name"]);

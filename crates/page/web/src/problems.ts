@@ -21,7 +21,7 @@ function itemOf(problem: Problem, now: Moment, choose: (disk: string) => void): 
   }
   if (problem.hint) {
     const hint = element("p", "", "hint");
-    hint.append(element("span", "What helps: ", "faint"), problem.hint);
+    hint.append(element("span", "Hint: ", "faint"), problem.hint);
     item.append(hint);
   }
   const disk = diskOf(problem, now);
