@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use control::{Client, Token};
+use tls::ClientFiles;
 
 use crate::Failure;
 
@@ -15,11 +16,25 @@ pub struct DaemonAddress {
     #[arg(long, visible_alias = "control", value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
     /// Address of the API over TCP (serve --api-listen), instead of a control socket; needs --token-file
-    #[arg(long, value_name = "http://ADDRESS:PORT", global = true)]
+    #[arg(long, value_name = "http[s]://ADDRESS:PORT", global = true)]
     pub api: Option<String>,
     /// File with the token for --api: mode 600, one line
     #[arg(long, value_name = "FILE", global = true)]
     pub token_file: Option<PathBuf>,
+    /// File with the certificate authorities (PEM) of an https --api [default: those of the system]
+    #[arg(long, value_name = "FILE", global = true)]
+    pub ca: Option<PathBuf>,
+    /// File with a certificate of this client (PEM), for a daemon with --api-client-ca
+    #[arg(long, value_name = "FILE", global = true, requires = "client_key")]
+    pub client_certificate: Option<PathBuf>,
+    /// File with the private key of --client-certificate: mode 600 or 640
+    #[arg(
+        long,
+        value_name = "FILE",
+        global = true,
+        requires = "client_certificate"
+    )]
+    pub client_key: Option<PathBuf>,
 }
 
 /// Returns the user's own socket if it exists, otherwise the system's. The user's group may have access to the
@@ -40,11 +55,21 @@ impl DaemonAddress {
     /// # Errors
     /// The options do not select one daemon, or the token cannot be read.
     pub fn client(&self) -> Result<Client, Failure> {
+        let certificate = self.client_certificate.clone();
+        let files = ClientFiles {
+            ca: self.ca.clone(),
+            certificate: certificate.zip(self.client_key.clone()),
+        };
+        if self.api.is_none() && files != ClientFiles::default() {
+            return Err(Failure::mistake(
+                "--ca and --client-certificate are for --api; the control socket needs no certificates",
+            ));
+        }
         match (&self.socket, &self.api, &self.token_file) {
             (Some(_), Some(_), _) => Err(Failure::mistake("--socket and --api exclude each other")),
             (_, Some(url), Some(file)) => {
                 let token = Token::read(file).map_err(Failure::because)?;
-                Client::over_tcp(url, token)
+                Client::over_tcp(url, token, &files)
                     .map_err(|why| Failure::mistake(format!("--api: {why}")))
             }
             (_, Some(_), None) => Err(Failure::mistake(

@@ -32,6 +32,7 @@ pub fn complete(
     check_nbd(&draft, diagnostics);
     check_files(&draft, surroundings, diagnostics);
     check_tokens(&draft, diagnostics);
+    check_tls(&draft, diagnostics);
     let placement = placement(&draft.workers, surroundings, diagnostics);
     check_placements(&draft, placement.count(), diagnostics);
 
@@ -278,6 +279,27 @@ fn check_tokens(draft: &Draft, diagnostics: &mut Diagnostics) {
         diagnostics.push(mistake.help(
             "create a token file, (umask 077; openssl rand -hex 32 > token), and set `token_file` to its path",
         ));
+    }
+}
+
+/// Checks that the files of TLS are complete.
+fn check_tls(draft: &Draft, diagnostics: &mut Diagnostics) {
+    let (certificate, key) = (&draft.tls_certificate, &draft.tls_key);
+    for (name, set, needed, other) in [
+        ("tls_certificate", certificate, "tls_key", key),
+        ("tls_key", key, "tls_certificate", certificate),
+        (
+            "api_client_ca",
+            &draft.api_client_ca,
+            "tls_certificate",
+            certificate,
+        ),
+    ] {
+        if let (Some(path), None) = (set, other) {
+            let message = format!("`{name}` needs `{needed}`, which is not set");
+            let mistake = Mistake::new(MistakeKind::Relation, &path.location, message);
+            diagnostics.push(mistake.help(format!("set `{needed}`, or remove `{name}`")));
+        }
     }
 }
 

@@ -15,10 +15,11 @@ use super::iscsi_limits::read_iscsi_limits;
 use super::key::{Item, Key, KeyLine, KeyValue, Kind, NONE, RunTime, json_of, key_values};
 use super::location::Located;
 use super::lun::LunDraft;
-use super::model::{Config, Placement, WORKERS_MAX};
+use super::model::{Config, Placement, TlsConfig, WORKERS_MAX};
 use super::readers::{
     ADDRESS_ALLOWED, CPUS_ALLOWED, FILE_ALLOWED, FOLDER_ALLOWED, NAMES_ALLOWED, PATHS_ALLOWED,
-    SOCKET_ALLOWED, read_cpus, read_file_name, read_folder, read_socket, read_texts,
+    PEM_ALLOWED, SOCKET_ALLOWED, read_cpus, read_file_name, read_folder, read_pem_name,
+    read_socket, read_texts,
 };
 use super::setting::{Choice, Setting, key};
 use super::surroundings::Surroundings;
@@ -38,6 +39,9 @@ pub struct WorkersDraft {
 pub struct Draft {
     pub control: Option<Located<PathBuf>>,
     pub api_listen: Option<Located<SocketAddr>>,
+    pub tls_certificate: Option<Located<PathBuf>>,
+    pub tls_key: Option<Located<PathBuf>>,
+    pub api_client_ca: Option<Located<PathBuf>>,
     pub sandbox: Option<sandbox::Mode>,
     pub sandbox_paths: Option<Vec<PathBuf>>,
     pub workers: WorkersDraft,
@@ -146,6 +150,7 @@ impl DaemonKey {
 const RESTART: RunTime = RunTime::Restart;
 /// Run time of keys that name a file, which is read again when it changes.
 const REREAD: RunTime = RunTime::RestartReread;
+const CONTENT: RunTime = RunTime::OnlyReloadReread;
 
 fn read_exports(kind: &'static ExportKind, reader: &mut Reader<'_, '_>, draft: &mut Draft) {
     for fields in reader.objects(kind.table, kind.example) {
@@ -252,6 +257,28 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
         "readers_token_file": Kind::Text("path of a file of mode 600", FILE_ALLOWED); NONE; REREAD; "token that allows reading";
         read |key, reader, draft| draft.access.readers_token_file = read_file_name(reader, key.name);
         get |config| config.access.readers_token_file.value()
+    },
+    daemon_key! { flag("tls-certificate", "FILE", FlagForm::Word,
+            "File with the daemon's certificate and those of intermediate authorities (PEM): the API and metrics over TCP are encrypted then. Needs --tls-key"),
+        "tls_certificate": Kind::Text("path of a PEM file", PEM_ALLOWED); NONE; CONTENT;
+        "certificate of the daemon and those of intermediate authorities. The API and metrics over TCP are then served with \
+            [TLS](security.md#tls); needs `tls_key`";
+        read |key, reader, draft| draft.tls_certificate = read_pem_name(reader, key.name);
+        get |config| config.tls.certificate.value()
+    },
+    daemon_key! { flag("tls-key", "FILE", FlagForm::Word, "File with the private key of --tls-certificate (PEM): mode 600 or 640"),
+        "tls_key": Kind::Text("path of a PEM file of mode 600 or 640", PEM_ALLOWED); NONE; CONTENT;
+        "private key of `tls_certificate`";
+        read |key, reader, draft| draft.tls_key = read_pem_name(reader, key.name);
+        get |config| config.tls.key.value()
+    },
+    daemon_key! { flag("api-client-ca", "FILE", FlagForm::Word,
+            "File with certificate authorities (PEM): clients of the API and metrics over TCP need a certificate of one of them, in addition to the token"),
+        "api_client_ca": Kind::Text("path of a PEM file", PEM_ALLOWED); NONE; CONTENT;
+        "certificate authorities: clients of the API and metrics over TCP need a certificate of one of them, in addition to the token; \
+            needs `tls_certificate`";
+        read |key, reader, draft| draft.api_client_ca = read_pem_name(reader, key.name);
+        get |config| config.access.api_client_ca.value()
     },
     daemon_key! { flag("discovery-auth", "FILE", FlagForm::Word,
             "File with the CHAP users of iSCSI discovery sessions, as for --chap-user"),
@@ -365,6 +392,11 @@ impl Draft {
         let mut config = std::mem::take(&mut self.config);
         config.control = self.control.take().map(|at| at.value);
         config.access.api_listen = self.api_listen.take().map(|at| at.value);
+        config.access.api_client_ca = self.api_client_ca.take().map(|at| at.value);
+        config.tls = TlsConfig {
+            certificate: self.tls_certificate.take().map(|at| at.value),
+            key: self.tls_key.take().map(|at| at.value),
+        };
         config.sandbox = self.sandbox.unwrap_or(surroundings.sandbox);
         let sandbox_paths = self.sandbox_paths.take();
         config.sandbox_paths = sandbox_paths.unwrap_or_else(|| surroundings.sandbox_paths.clone());

@@ -94,6 +94,8 @@ pub enum RunTime {
     RestartReread,
     /// Changed by a reload only.
     OnlyReload,
+    /// Changed by a reload only, like the content of the named file.
+    OnlyReloadReread,
     /// Changed by the API or a reload. The change ends the session of the export's client.
     ReloadEndsSession,
     /// Changed by the API or a reload, like the content of the named file.
@@ -115,6 +117,7 @@ impl fmt::Display for RunTime {
             RunTime::Restart => to.write_str("restart"),
             RunTime::RestartReread => to.write_str("restart (the content: immediately)"),
             RunTime::OnlyReload => to.write_str("reload"),
+            RunTime::OnlyReloadReread => to.write_str("reload (also its content)"),
             RunTime::ReloadEndsSession => to.write_str("API, reload; ends the session"),
             RunTime::ReloadReread => to.write_str("API, reload (also its content)"),
             RunTime::AddAnew => to.write_str("add again"),

@@ -102,7 +102,7 @@ pub use model::{
     AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, ExportConfig, IscsiConfig, IscsiLimits,
     LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX, NbdConfig, POLL_MICROS_MAX, Placement,
     SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, SocketRights, TARGETS_MAX,
-    VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
+    TlsConfig, VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
 };
 pub use nbd::NBD_KEYS;
 pub use render::render;

@@ -56,6 +56,8 @@ pub struct Config {
     pub discovery_auth: Option<PathBuf>,
     /// Limits on the resources of iSCSI initiators.
     pub iscsi_limits: IscsiLimits,
+    /// Certificate for the API, metrics and NBD exports.
+    pub tls: TlsConfig,
 }
 
 impl Config {
@@ -108,6 +110,17 @@ pub struct AccessConfig {
     pub api_names: Vec<String>,
     /// Folders and files that requests of the control group and of token holders may name. Empty: those in the configuration.
     pub allow_paths: Vec<PathBuf>,
+    /// Authorities of client certificates, which clients of the API and of metrics over TCP then need.
+    pub api_client_ca: Option<PathBuf>,
+}
+
+/// Certificate of the daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsConfig {
+    /// File with the certificate and those of intermediate authorities; `None`: no TLS.
+    pub certificate: Option<PathBuf>,
+    /// File with the private key.
+    pub key: Option<PathBuf>,
 }
 
 impl AccessConfig {

@@ -228,11 +228,16 @@ fn config() -> impl Strategy<Value = Config> {
                             .as_ref()
                             .map(|path| PathBuf::from(format!("/etc/{path}"))),
                         readers_token_file: None,
+                        api_client_ca: control.as_ref().map(PathBuf::from),
                         api_names: control.iter().cloned().collect(),
                         allow_paths: control.iter().map(PathBuf::from).collect(),
                         api_listen: control
                             .as_ref()
                             .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),
+                    },
+                    tls: TlsConfig {
+                        certificate: control.as_ref().map(PathBuf::from),
+                        key: control.as_ref().map(PathBuf::from),
                     },
                     state: control
                         .as_ref()

@@ -19,6 +19,7 @@ pub const SOCKET_ALLOWED: &str = "a path of at most 107 bytes, such as \"/run/lu
 pub const ADDRESS_ALLOWED: &str =
     "an IP address and a port, such as \"127.0.0.1:9752\" or \"[::1]:9752\"";
 pub const FILE_ALLOWED: &str = "the path of a file, such as /etc/lunette/token";
+pub const PEM_ALLOWED: &str = "the path of a file, such as /etc/lunette/tls.pem";
 pub const FOLDER_ALLOWED: &str = "the path of a folder, such as /var/lib/lunette";
 pub const PATHS_ALLOWED: &str = "a list of paths, such as [\"/srv/disks\"]";
 /// Allowed values of a list of host names.
@@ -68,12 +69,17 @@ pub fn read_socket(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Loc
 
 /// Reads a folder, which need not exist yet.
 pub fn read_folder(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<PathBuf> {
-    read_path(reader, key, "folder", FOLDER_ALLOWED)
+    read_path(reader, key, "folder", FOLDER_ALLOWED).map(|path| path.value)
 }
 
 /// Reads the path of a file with a secret, which is read later.
 pub fn read_file_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<PathBuf> {
-    read_path(reader, key, "file", FILE_ALLOWED)
+    read_path(reader, key, "file", FILE_ALLOWED).map(|path| path.value)
+}
+
+/// Reads the path of a file with certificates or a key, which is read later.
+pub fn read_pem_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<PathBuf>> {
+    read_path(reader, key, "file", PEM_ALLOWED)
 }
 
 fn read_path(
@@ -81,7 +87,7 @@ fn read_path(
     key: &'static str,
     kind: &str,
     allowed: &str,
-) -> Option<PathBuf> {
+) -> Option<Located<PathBuf>> {
     let path = reader.text(key, allowed)?;
     if path.value.contains('\0') {
         let message = format!("`{key}`: not the path of a {kind}");
@@ -89,7 +95,7 @@ fn read_path(
         reader.diagnostics().push(mistake.allowed(allowed));
         return None;
     }
-    Some(PathBuf::from(path.value))
+    Some(Located::new(PathBuf::from(path.value), path.location))
 }
 
 /// Reads a list of texts that are neither empty nor contain a NUL; a flag has one of them. `allowed` describes the list in errors.

@@ -59,6 +59,9 @@ fn flags_equal_the_file() {
 .with("api-listen", "[::1]:9753")
 .with("token-file", "token")
 .with("readers-token-file", "token2")
+.with("tls-certificate", "tls.pem")
+.with("tls-key", "tls.key")
+.with("api-client-ca", "ca.pem")
 .with("api-name", "storage1.example")
 .with("allow-path", "/srv/a")
 .with("sandbox-path", "a")
@@ -72,6 +75,9 @@ fn flags_equal_the_file() {
         api_listen = "[::1]:9753"
         token_file = "token"
         readers_token_file = "token2"
+        tls_certificate = "tls.pem"
+        tls_key = "tls.key"
+        api_client_ca = "ca.pem"
         api_names = ["storage1.example"]
         allow_paths = ["/srv/a"]
         workers = 2
@@ -491,4 +497,26 @@ fn names_of_abstract_sockets_are_refused() {
         "{found:#?}"
     );
     assert!(found[0].contains("./@control"), "{found:#?}");
+}
+
+#[test]
+fn incomplete_files_of_tls_are_refused() {
+    let found = mistakes(
+        "tls_certificate = \"/a\"\n[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n",
+    );
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(
+        found[0].contains("`tls_certificate` needs `tls_key`"),
+        "{found:#?}"
+    );
+    let found = mistakes("tls_key = \"/a\"\napi_client_ca = \"/b\"\n");
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert!(
+        found
+            .iter()
+            .all(|text| text.contains("needs `tls_certificate`")),
+        "{found:#?}"
+    );
+    let complete = "tls_key = \"/a\"\ntls_certificate = \"/b\"\napi_client_ca = \"/c\"\n";
+    assert!(from_file(complete).is_ok());
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
@@ -11,8 +12,12 @@ use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tls::ClientFiles;
+use tls::rustls::ClientConfig;
+use tls::rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
 
 use crate::{Problem, Token};
 
@@ -70,6 +75,16 @@ pub enum ClientError {
         /// The system's error.
         reason: String,
     },
+    /// The TLS handshake failed.
+    #[error(
+        "TLS with {address} failed: {reason}; hint: name the authority of the daemon's certificate with --ca, and use a host name or address that the certificate contains"
+    )]
+    Tls {
+        /// Address of the daemon.
+        address: String,
+        /// Reason.
+        reason: String,
+    },
     /// The daemon closed the connection without a response.
     #[error(
         "the daemon at {} closed the connection without a response: it does not admit user {uid}, or it is ending; hint: become a member of the group of control_group or control_readers, or run this command as root or as the daemon's user",
@@ -98,15 +113,19 @@ pub use hyper::Method;
 #[derive(Clone, Debug)]
 enum Endpoint {
     Socket(PathBuf),
-    /// `HOST:PORT` and the token.
-    Tcp(String, Token),
+    /// `HOST:PORT` and the token, over TLS if there is a configuration.
+    Tcp(String, Token, Option<ServerCheck>),
 }
+
+/// Configuration of TLS, and the name that the daemon's certificate must contain.
+type ServerCheck = (Arc<ClientConfig>, ServerName<'static>);
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Endpoint::Socket(path) => path.display().fmt(f),
-            Endpoint::Tcp(authority, _) => write!(f, "http://{authority}"),
+            Endpoint::Tcp(authority, _, None) => write!(f, "http://{authority}"),
+            Endpoint::Tcp(authority, _, Some(_)) => write!(f, "https://{authority}"),
         }
     }
 }
@@ -167,28 +186,35 @@ impl Client {
         }
     }
 
-    /// Creates a client of the daemon that serves its API at `http://HOST:PORT`.
+    /// Creates a client of the daemon that serves its API at `http://HOST:PORT`, or at `https://HOST:PORT` with TLS.
     ///
     /// # Errors
-    /// If the address is malformed.
-    pub fn over_tcp(url: &str, token: Token) -> Result<Client, String> {
-        let wrong = |why: &str| format!("{url:?} {why}, such as http://127.0.0.1:9753");
-        if url.starts_with("https:") {
-            return Err(wrong(
-                "needs TLS, which the daemon does not support; hint: use a tunnel, and give the address of its local end",
-            ));
-        }
-        let Some(authority) = url.strip_prefix("http://") else {
-            return Err(wrong("is not http://ADDRESS:PORT"));
+    /// If the address is malformed, or a file is unusable.
+    pub fn over_tcp(url: &str, token: Token, files: &ClientFiles) -> Result<Client, String> {
+        let wrong = || {
+            format!(
+                "{url:?} is neither http://ADDRESS:PORT nor https://ADDRESS:PORT, such as https://127.0.0.1:9753"
+            )
+        };
+        let (authority, is_encrypted) = match url.strip_prefix("https://") {
+            Some(authority) => (authority, true),
+            None => (url.strip_prefix("http://").ok_or_else(wrong)?, false),
         };
         let authority = authority.strip_suffix('/').unwrap_or(authority);
         let parsed: Option<hyper::http::uri::Authority> = authority.parse().ok();
         let fits = |a: &hyper::http::uri::Authority| a.port().is_some() && !authority.contains('@');
-        if !parsed.as_ref().is_some_and(fits) {
-            return Err(wrong("is not http://ADDRESS:PORT"));
-        }
+        let parsed = parsed.filter(fits).ok_or_else(wrong)?;
+        let check = match is_encrypted {
+            true => Some((files.read()?, tls::server_name(parsed.host())?)),
+            false if *files != ClientFiles::default() => {
+                return Err(format!(
+                    "{url:?} is without TLS; hint: use https:// with certificates"
+                ));
+            }
+            false => None,
+        };
         Ok(Client {
-            endpoint: Endpoint::Tcp(authority.to_owned(), token),
+            endpoint: Endpoint::Tcp(authority.to_owned(), token, check),
             patience: PATIENCE,
         })
     }
@@ -291,12 +317,21 @@ impl Client {
                 })?;
                 self.converse_over(stream, method, path_and_body).await
             }
-            Endpoint::Tcp(authority, _) => {
+            Endpoint::Tcp(authority, _, check) => {
                 let unreachable = |error: io::Error| ClientError::Unreachable {
                     address: self.endpoint.to_string(),
                     reason: error.to_string(),
                 };
                 let stream = TcpStream::connect(authority).await.map_err(unreachable)?;
+                let Some((config, name)) = check else {
+                    return self.converse_over(stream, method, path_and_body).await;
+                };
+                let connector = TlsConnector::from(Arc::clone(config));
+                let stream = connector.connect(name.clone(), stream).await;
+                let stream = stream.map_err(|error| ClientError::Tls {
+                    address: self.endpoint.to_string(),
+                    reason: error.to_string(),
+                })?;
                 self.converse_over(stream, method, path_and_body).await
             }
         }
@@ -321,7 +356,7 @@ impl Client {
             .header(hyper::header::CONTENT_TYPE, "application/json");
         request = match &self.endpoint {
             Endpoint::Socket(_) => request.header(hyper::header::HOST, "lunette"),
-            Endpoint::Tcp(authority, token) => {
+            Endpoint::Tcp(authority, token, _) => {
                 let shown = format!("Bearer {}", token.expose());
                 request
                     .header(hyper::header::HOST, authority)
@@ -398,17 +433,22 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
         let token = Token::read(&path).unwrap();
         for url in ["http://127.0.0.1:1", "http://[::1]:1/", "http://storage:1"] {
-            let client = Client::over_tcp(url, token.clone()).unwrap();
+            let client = Client::over_tcp(url, token.clone(), &ClientFiles::default()).unwrap();
             assert!(!format!("{client:?}").contains("0123456789abcdef"));
         }
         for (url, expected) in [
-            ("https://127.0.0.1:1", "TLS"),
-            ("127.0.0.1:1", "is not http"),
-            ("http://127.0.0.1", "is not http"),
-            ("http://user@storage:1", "is not http"),
-            ("http://storage:1/v1", "is not http"),
+            ("127.0.0.1:1", "is neither http"),
+            ("http://127.0.0.1", "is neither http"),
+            ("http://user@storage:1", "is neither http"),
+            ("https://storage:1/v1", "is neither http"),
+            ("https://storage:1", "cannot read certificates"),
+            ("http://storage:1", "use https"),
         ] {
-            let error = Client::over_tcp(url, token.clone()).unwrap_err();
+            let files = ClientFiles {
+                ca: Some("/nonexistent".into()),
+                certificate: None,
+            };
+            let error = Client::over_tcp(url, token.clone(), &files).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
     }

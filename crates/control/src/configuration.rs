@@ -57,6 +57,9 @@ pub struct Summary {
     /// 1 if discovery sessions have new CHAP users.
     #[serde(default)]
     pub discovery_users_changed: usize,
+    /// 1 if new connections to the API and to metrics over TCP use another certificate or other authorities.
+    #[serde(default)]
+    pub certificates_changed: usize,
     /// Exports with a new placement on workers.
     #[serde(default)]
     pub exports_placed: usize,

@@ -67,6 +67,9 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
     let secrets = [
         &access.token_file,
         &access.readers_token_file,
+        &access.api_client_ca,
+        &config.tls.certificate,
+        &config.tls.key,
         &config.discovery_auth,
     ];
     let secrets = secrets.into_iter().filter_map(Option::as_deref);

@@ -7,6 +7,7 @@
 mod bitmaps;
 mod block_devices;
 mod blocking_call;
+mod certificates;
 mod chap_users;
 mod confinement;
 mod connection_table;
@@ -34,6 +35,7 @@ pub mod state_files;
 mod state_thread;
 pub mod statistics;
 mod tcp_service;
+mod tcp_stream;
 mod uevents;
 mod unit_records;
 mod watchdog;

@@ -332,10 +332,9 @@ fn serve_metrics(
     let address = entrance.address;
     overview.servers.add_entrance(Arc::clone(&entrance));
     let view: Arc<dyn View> = Arc::clone(overview) as Arc<dyn View>;
-    let listener = metrics::Listener::start(entrance, view, tokens);
-    let listener =
-        listener.map_err(|error| format!("cannot serve metrics on {address}: {error}"))?;
-    Ok(listener)
+    let tls = overview.servers.api_tls.clone();
+    metrics::Listener::start(entrance, view, tokens, tls)
+        .map_err(|error| format!("cannot serve metrics on {address}: {error}").into())
 }
 
 /// Listens to uevents. Without them, sizes are checked only at status and reload requests.

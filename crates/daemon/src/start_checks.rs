@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use ::control::Token;
 
+use crate::certificates;
 use crate::exports;
 use crate::objects::{Fault, StateStore, check_start};
 use crate::state;
@@ -33,6 +34,9 @@ impl StartChecks {
         }
         if let Some(path) = &config.discovery_auth {
             checks.add_file(path, exports::discovery_users(config).map(drop));
+        }
+        if let Some(path) = &config.tls.key {
+            checks.add_file(path, certificates::of_api(config).map(drop));
         }
         for export in config.exports() {
             if let Some(path) = export.chap_users() {

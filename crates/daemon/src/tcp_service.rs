@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use reactor::{Retry, address_can_heal};
 use rustix::net::sockopt;
-use tokio::net::TcpStream;
+use tls::ServerTls;
 use tokio::sync::watch;
 
 use crate::connection_table::{ConnectionGuard, ConnectionLimits, ConnectionTable};
 use crate::service_thread::{Accepted, Connections, ServiceThread};
+use crate::tcp_stream::IncomingStream;
 
 /// Delay after a failed accept, for example without free descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -167,17 +168,18 @@ pub(crate) struct TcpService {
 }
 
 impl TcpService {
-    /// Serves the connections to an entrance with `serve`, within `limits`. Thread and log use the entrance's name.
+    /// Serves the connections to an entrance with `serve`, within `limits`, with TLS if `tls` has a certificate. Thread and log use the entrance's name.
     ///
     /// # Errors
     /// If the thread cannot be started.
     pub fn start<Serve, Served>(
         entrance: Arc<TcpEntrance>,
         limits: ConnectionLimits,
+        tls: ServerTls,
         serve: Serve,
     ) -> io::Result<TcpService>
     where
-        Serve: Fn(TcpStream, Accepted, ConnectionGuard) -> Served + Send + 'static,
+        Serve: Fn(IncomingStream, Accepted, ConnectionGuard) -> Served + Send + 'static,
         Served: Future<Output = ()> + Send + 'static,
     {
         let name = entrance.name;
@@ -191,7 +193,10 @@ impl TcpService {
             // No duplicate may stay open: the next process may listen at the address.
             drop(opened);
             match listener {
-                Some(listener) => accept_all(name, listener?, limits, serve, connections).await,
+                Some(listener) => {
+                    let listener = listener?;
+                    accept_all(name, listener, limits, (tls, serve), connections).await
+                }
                 None => Ok(()),
             }
         })?;
@@ -223,11 +228,11 @@ async fn accept_all<Serve, Served>(
     name: &'static str,
     listener: TcpListener,
     limits: ConnectionLimits,
-    serve: Serve,
+    (tls, serve): (ServerTls, Serve),
     connections: &Connections,
 ) -> io::Result<()>
 where
-    Serve: Fn(TcpStream, Accepted, ConnectionGuard) -> Served,
+    Serve: Fn(IncomingStream, Accepted, ConnectionGuard) -> Served,
     Served: Future<Output = ()> + Send + 'static,
 {
     let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -236,6 +241,11 @@ where
         match listener.accept().await {
             Ok((stream, address)) => {
                 let (guard, closed) = table.register(address.ip());
+                let stream = IncomingStream {
+                    stream,
+                    address,
+                    tls: tls.get(),
+                };
                 let served = serve(stream, connections.accepted(), guard);
                 tokio::spawn(async move {
                     tokio::select! {
@@ -271,10 +281,15 @@ mod tests {
         let address = other.local_addr().unwrap();
         let entrance = TcpEntrance::open("test", address.into()).unwrap();
         let (accepted, clients) = std::sync::mpsc::channel();
-        let service = TcpService::start(entrance.clone(), LIMITS, move |_, _, _| {
-            accepted.send(()).unwrap();
-            std::future::ready(())
-        });
+        let service = TcpService::start(
+            entrance.clone(),
+            LIMITS,
+            ServerTls::default(),
+            move |_, _, _| {
+                accepted.send(()).unwrap();
+                std::future::ready(())
+            },
+        );
         let service = service.unwrap();
         assert_eq!(service.address(), None);
         let retry = entrance.retry_state().unwrap();
@@ -297,7 +312,10 @@ mod tests {
     fn a_missing_address_waits_and_is_not_opened_after_the_end() {
         let address: SocketAddr = "192.0.2.77:3710".parse().unwrap();
         let entrance = TcpEntrance::open("test", address.into()).unwrap();
-        let service = TcpService::start(entrance.clone(), LIMITS, |_, _, _| std::future::ready(()));
+        let service =
+            TcpService::start(entrance.clone(), LIMITS, ServerTls::default(), |_, _, _| {
+                std::future::ready(())
+            });
         assert!(entrance.retry_state().is_some());
         assert!(service.unwrap().hand_over().is_none());
         assert!(entrance.retry_state().is_none());

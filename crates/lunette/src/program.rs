@@ -9,8 +9,8 @@ use std::path::Path;
 use config::{
     AccessConfig, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig, ExportConfig,
     ExportPlacement, IscsiLimits, LUNS_MAX, LimitsConfig, LunConfig, Placement, PollLimit,
-    SCSI_QUEUES_MAX, ShownConfig, SocketRights, VhostBlkConfig, VhostScsiConfig, WorkersConfig,
-    nearest,
+    SCSI_QUEUES_MAX, ShownConfig, SocketRights, TlsConfig, VhostBlkConfig, VhostScsiConfig,
+    WorkersConfig, nearest,
 };
 use daemon::{Inherited, Signals, StartOptions};
 use serde_json::{Value, json};
@@ -123,6 +123,7 @@ fn queues(common: &ProgramArguments) -> Result<u16, Failure> {
 fn empty() -> Config {
     let surroundings = config::Surroundings::of_this_process();
     Config {
+        tls: TlsConfig::default(),
         control: None,
         state: None,
         access: AccessConfig::default(),

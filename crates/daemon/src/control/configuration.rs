@@ -28,6 +28,7 @@ pub fn summary(plan: &Plan) -> Summary {
         exports_replaced: plan.replace_exports.len(),
         chap_users_changed: plan.chap_users.len(),
         discovery_users_changed: plan.discovery_users.into(),
+        certificates_changed: plan.certificates.into(),
         exports_placed: plan.place_exports.len(),
         socket_rights_changed: plan.socket_rights.len(),
         access_states_changed: plan.access_states.iter().map(|(_, s)| s.len()).sum(),

@@ -1,6 +1,6 @@
 //! The API over TCP, for clients with a token ([`Tokens`]), on a thread of its own.
 //!
-//! The connection is not encrypted: use a tunnel on untrusted networks. Connections without a token, with the readers' token and with the
+//! The connection is encrypted if the daemon has a certificate. Connections without a token, with the readers' token and with the
 //! full token have separate limits, so that the first two cannot shut the third out.
 
 use std::io;
@@ -58,6 +58,8 @@ impl TcpServer {
         tokens: Tokens,
         names: Names,
     ) -> io::Result<TcpServer> {
+        let tls = api.overview.as_ref();
+        let tls = tls.map(|overview| overview.servers.api_tls.clone());
         // An upgrade passes descriptors over a local socket, which remote clients lack.
         let api = Api {
             ending: None,
@@ -68,12 +70,23 @@ impl TcpServer {
             .layer(middleware::from_fn(check))
             .layer(middleware::from_fn_with_state(names, same_site))
             .layer(middleware::from_fn_with_state(tokens, recognise));
-        let service = TcpService::start(entrance, LIMITS, move |stream, accepted, guard| {
-            let origin = Origin::Address(stream.peer_addr().ok());
-            let routes = routes.clone().layer(Extension(guard));
-            let service = TowerToHyperService::new(routes.layer(Extension(origin)));
-            accepted.serve(http(HEAD_TIME), TokioIo::new(stream), service)
-        })?;
+        let service = TcpService::start(
+            entrance,
+            LIMITS,
+            tls.unwrap_or_default(),
+            move |stream, accepted, guard| {
+                let origin = Origin::Address(Some(stream.address));
+                let routes = routes.clone().layer(Extension(guard));
+                let service = TowerToHyperService::new(routes.layer(Extension(origin)));
+                async move {
+                    let Some(stream) = stream.ready().await else {
+                        return;
+                    };
+                    let stream = TokioIo::new(stream);
+                    accepted.serve(http(HEAD_TIME), stream, service).await;
+                }
+            },
+        )?;
         Ok(TcpServer(service))
     }
 

@@ -15,6 +15,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, WWW_AUTHENTICATE};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use tls::ServerTls;
 
 use crate::connection_table::ConnectionLimits;
 use crate::control::health::{self, check_of};
@@ -45,8 +46,9 @@ impl Listener {
         entrance: Arc<TcpEntrance>,
         view: Arc<dyn View>,
         tokens: Option<Tokens>,
+        tls: ServerTls,
     ) -> io::Result<Listener> {
-        let service = TcpService::start(entrance, LIMITS, move |stream, accepted, guard| {
+        let service = TcpService::start(entrance, LIMITS, tls, move |stream, accepted, guard| {
             let (view, tokens) = (view.clone(), tokens.clone());
             async move {
                 let service = hyper::service::service_fn(move |request| {
@@ -54,7 +56,11 @@ impl Listener {
                 });
                 let mut http = http(CONNECTION_TIME);
                 http.keep_alive(false);
-                let serving = accepted.serve(http, TokioIo::new(stream), service);
+                let serving = async {
+                    if let Some(stream) = stream.ready().await {
+                        accepted.serve(http, TokioIo::new(stream), service).await;
+                    }
+                };
                 let _late = tokio::time::timeout(CONNECTION_TIME, serving).await;
                 drop(guard);
             }

@@ -13,6 +13,8 @@ use control::statistics::{
 use control::{DiskStatus, ExportStatus, LunStatus};
 use latency::{Clock, Labels, QueueTimeline, Stamp, Stamps};
 
+use tls::ServerTls;
+
 use super::*;
 use crate::control::View;
 use crate::tcp_service::{ListenAddress, TcpEntrance};
@@ -384,7 +386,7 @@ fn ask(listener: &Listener, request: &str) -> String {
 
 fn listener(listen_address: ListenAddress, tokens: Option<crate::control::Tokens>) -> Listener {
     let entrance = TcpEntrance::open("metrics", listen_address).unwrap();
-    Listener::start(entrance, Arc::new(Fixed), tokens).unwrap()
+    Listener::start(entrance, Arc::new(Fixed), tokens, ServerTls::default()).unwrap()
 }
 
 fn any_port() -> ListenAddress {

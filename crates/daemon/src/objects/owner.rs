@@ -39,6 +39,7 @@ use super::state_store::StateStore;
 use super::waiting::WaitingDisks;
 use super::{Inbox, Message};
 use crate::bitmaps::Bitmaps;
+use crate::certificates;
 use crate::disks::{Devices, Disks};
 use crate::exports::{self, ChapUsers, ReadyExport};
 use crate::helper_threads::HelperThreads;
@@ -199,6 +200,8 @@ impl Owner {
         let failed = |reason| Refusal::Failed(vec![Fault::new(reason)]);
         // CHAP users must be set before a portal opens.
         let finders = exports::discovery_users(&self.configs.base).map_err(failed)?;
+        let identity = certificates::of_api(&self.configs.base).map_err(failed)?;
+        self.servers.api_tls.set(identity);
         if let Some(transports) = self.servers.transports() {
             transports.iscsi.set_discovery_users(finders);
             transports.set_may_wait(true);
@@ -310,6 +313,7 @@ impl Owner {
         }
         let users = chap_users(&next)?;
         let finders = exports::discovery_users(&next).map_err(|reason| refused(vec![reason]))?;
+        let identity = certificates::of_api(&next).map_err(|reason| refused(vec![reason]))?;
         let before = std::mem::replace(&mut self.configs.base, base);
         let mut result = self.become_(next, options);
         match &mut result {
@@ -320,6 +324,7 @@ impl Owner {
                     .transports()
                     .map(|d| d.iscsi.set_discovery_users(finders));
                 result.plan.discovery_users = changed == Some(true);
+                result.plan.certificates = self.servers.api_tls.set(identity);
                 result.shadowed = self.configs.overlay().shadowing_lines(&self.configs.base);
             }
             Err(_) => self.configs.base = before,

@@ -70,6 +70,8 @@ pub struct Plan {
     pub chap_users: Vec<String>,
     /// Discovery sessions have new CHAP users.
     pub discovery_users: bool,
+    /// New connections to the API and to metrics use another certificate or other authorities.
+    pub certificates: bool,
     /// Changes that need a restart of the daemon.
     pub refused: Vec<Fault>,
 }

@@ -34,6 +34,8 @@ pub struct Servers {
     /// Disks with a failed record of their unit.
     pub unrecorded: Unrecorded,
     transports: Mutex<Option<Transports>>,
+    /// Certificate of the API and of metrics over TCP.
+    pub api_tls: tls::ServerTls,
     /// Listeners of the API and of metrics.
     entrances: Mutex<Vec<Arc<TcpEntrance>>>,
     pub(super) listener_watcher: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -76,6 +78,7 @@ impl Servers {
             units,
             unrecorded: Unrecorded::default(),
             transports: Mutex::new(Some(transports)),
+            api_tls: tls::ServerTls::default(),
             entrances: Mutex::default(),
             listener_watcher: OnceLock::new(),
         })

@@ -67,6 +67,7 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
             "change of the CHAP users of discovery",
             summary.discovery_users_changed,
         ),
+        ("change of certificates", summary.certificates_changed),
         ("LUN added", summary.luns_added),
         ("LUN removed", summary.luns_removed),
     ];

@@ -1,0 +1,105 @@
+//! An accepted TCP connection: plain, or with TLS after a handshake of bounded time.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tls::rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+/// Longest time of a handshake, as of the head of a request.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(15);
+/// First byte of a TLS connection: the content type handshake (RFC 8446, 5.1).
+const HANDSHAKE: u8 = 22;
+/// Response to a client without TLS.
+const PLAIN_CLIENT: &str = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: application/problem+json\r\n\r\n\
+    {\"title\":\"Bad Request\",\"status\":400,\"detail\":\"this address needs TLS; hint: use https:// instead of http://\"}\n";
+
+/// An accepted connection, before its handshake.
+pub(crate) struct IncomingStream {
+    pub stream: TcpStream,
+    pub address: SocketAddr,
+    /// Configuration of the handshake; `None`: no TLS.
+    pub tls: Option<Arc<ServerConfig>>,
+}
+
+/// A connection that carries HTTP.
+pub(crate) enum HttpStream {
+    Plain(TcpStream),
+    Encrypted(Box<TlsStream<TcpStream>>),
+}
+
+impl IncomingStream {
+    /// Performs the handshake. Returns `None` if it fails, which affects only this client.
+    pub async fn ready(self) -> Option<HttpStream> {
+        let Some(config) = self.tls else {
+            return Some(HttpStream::Plain(self.stream));
+        };
+        let handshake = encrypted(self.stream, config);
+        let result = match tokio::time::timeout(HANDSHAKE_TIME, handshake).await {
+            Ok(result) => result,
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        };
+        let logged = |error: &io::Error| tracing::debug!(peer = %self.address, %error, "TLS handshake failed");
+        result.inspect_err(logged).ok()
+    }
+}
+
+async fn encrypted(stream: TcpStream, config: Arc<ServerConfig>) -> io::Result<HttpStream> {
+    let mut first = [HANDSHAKE];
+    stream.peek(&mut first).await?;
+    if first != [HANDSHAKE] {
+        // Unread bytes would reset the connection before the client reads the response.
+        stream.try_read(&mut [0; 4096])?;
+        stream.try_write(PLAIN_CLIENT.as_bytes())?;
+        return Err(io::Error::other("the client does not use TLS"));
+    }
+    let stream = TlsAcceptor::from(config).accept(stream).await?;
+    Ok(HttpStream::Encrypted(Box::new(stream)))
+}
+
+impl AsyncRead for HttpStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            HttpStream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            HttpStream::Encrypted(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for HttpStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            HttpStream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            HttpStream::Encrypted(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            HttpStream::Plain(stream) => Pin::new(stream).poll_flush(context),
+            HttpStream::Encrypted(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            HttpStream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            HttpStream::Encrypted(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
