@@ -91,6 +91,69 @@ impl std::fmt::Debug for DirtyBitmap {
     }
 }
 
+/// The bits of a bitmap at one moment, for a disk of fixed size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrozenBitmap {
+    words: Box<[u64]>,
+    disk_bytes: u64,
+}
+
+impl FrozenBitmap {
+    /// Copies the present bits. The caller holds the disk.
+    ///
+    /// # Errors
+    /// The file of the bitmap was truncated.
+    pub fn copy(bitmap: &DirtyBitmap, disk_bytes: u64) -> io::Result<FrozenBitmap> {
+        let bits = disk_bytes.div_ceil(DirtyBitmap::GRANULARITY);
+        let mut words = vec![0; bits.div_ceil(64) as usize];
+        let mut at = 0;
+        while at < disk_bytes {
+            let (end, is_dirty) = bitmap.piece(at, disk_bytes);
+            if is_dirty {
+                let first = at / DirtyBitmap::GRANULARITY;
+                for bit in first..end.div_ceil(DirtyBitmap::GRANULARITY) {
+                    words[(bit / 64) as usize] |= 1 << (bit % 64);
+                }
+            }
+            at = end;
+        }
+        // Reads of a truncated file return zeroes.
+        if bitmap.is_broken() {
+            return Err(io::Error::other("its bitmap file was truncated"));
+        }
+        Ok(FrozenBitmap {
+            words: words.into(),
+            disk_bytes,
+        })
+    }
+
+    /// Returns the end of the uniform piece at `offset`, at most `end`, and whether it is dirty. Bytes beyond the disk are dirty.
+    pub fn piece(&self, offset: u64, end: u64) -> (u64, bool) {
+        let is_set = |bit: u64| {
+            let word = self.words.get((bit / 64) as usize);
+            word.is_none_or(|word| word & 1 << (bit % 64) != 0)
+        };
+        let first = offset / DirtyBitmap::GRANULARITY;
+        let is_dirty = is_set(first);
+        let bits = self.words.len() as u64 * 64;
+        let mut bit = first + 1;
+        while bit < bits && is_set(bit) == is_dirty {
+            let word = self.words[(bit / 64) as usize];
+            let uniform = if is_dirty { u64::MAX } else { 0 };
+            bit = match bit % 64 {
+                0 if word == uniform => bit + 64,
+                _ => bit + 1,
+            };
+        }
+        let next = match bit >= bits {
+            true if is_dirty => u64::MAX,
+            true => self.disk_bytes.max(offset + 1),
+            false => bit.saturating_mul(DirtyBitmap::GRANULARITY),
+        };
+        (next.min(end), is_dirty)
+    }
+}
+
 /// The bitmaps that record the changes of a disk.
 #[derive(Debug)]
 pub struct Recorder {
@@ -225,6 +288,31 @@ mod tests {
         let wanted = [(3 * CHUNK, false), (9 * CHUNK, true)];
         assert_eq!(pieces(&bitmap, 9 * CHUNK), wanted);
         assert_eq!(bitmap.dirty_bytes(9 * CHUNK), 6 * CHUNK);
+    }
+
+    #[test]
+    fn frozen_bits_are_those_of_one_moment() {
+        let size = 200 * CHUNK + 512;
+        let (_file, bitmap) = bitmap(size);
+        for (from, chunks) in [(1, 2), (63, 2), (128, 64), (200, 1)] {
+            bitmap.mark(from * CHUNK, chunks * CHUNK);
+        }
+        let wanted = pieces(&bitmap, size);
+        let frozen = FrozenBitmap::copy(&bitmap, size).unwrap();
+        bitmap.mark(10 * CHUNK, 1);
+        let (mut at, mut found) = (0, Vec::new());
+        while at < size {
+            let (next, is_dirty) = frozen.piece(at, size);
+            assert!(next > at);
+            at = next;
+            found.push((next, is_dirty));
+        }
+        assert_eq!(found, wanted);
+        assert_eq!(frozen.piece(10 * CHUNK, size), (63 * CHUNK, false));
+        assert_eq!(frozen.piece(5 * CHUNK + 1, 6 * CHUNK), (6 * CHUNK, false));
+        // A disk that has grown since its bitmap.
+        let grown = FrozenBitmap::copy(&bitmap, 900 * CHUNK).unwrap();
+        assert_eq!(grown.piece(300 * CHUNK, 900 * CHUNK), (900 * CHUNK, true));
     }
 
     #[test]

@@ -1,0 +1,431 @@
+//! The layer `copy_before_write`: clients' I/O passes to the source. A write to an unsettled unit waits until the old data are saved.
+//!
+//! I/O of clients keeps its tags. Copies use channels of their own, so that the tags do not collide. A write over several pieces saves one
+//! piece after the other. Settled units cost one check per write.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{IoErrorKind, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use uring::{Completion, Owner, Ring, WatchId};
+
+use super::tracker::{Claim, PointInTimeError};
+use super::{SharedPoint, Waiter, wake};
+use crate::inbox::Inbox;
+use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, TARGET_PATIENCE, Tag};
+
+/// Interval at which a channel checks the duration of its copies.
+const TICK: Duration = Duration::from_millis(100);
+const TICKS_MAX: u32 = (TARGET_PATIENCE.as_millis() / TICK.as_millis()) as u32;
+/// Token of the timer. The inbox has token 0.
+const TIMER: u64 = 1;
+/// Bytes that are compared with zeroes at a time.
+const COMPARED: usize = 4096;
+
+pub(super) struct CopyBeforeWrite {
+    shared: Arc<SharedPoint>,
+}
+
+impl CopyBeforeWrite {
+    pub fn new(shared: Arc<SharedPoint>) -> CopyBeforeWrite {
+        CopyBeforeWrite { shared }
+    }
+}
+
+impl Layer for CopyBeforeWrite {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.shared.source
+    }
+
+    fn layer_kind(&self) -> &'static str {
+        "copy_before_write"
+    }
+
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        let shared = &self.shared;
+        let (source, source_owners) = attach.below(|attach| shared.source.attach(attach))?;
+        let (old, old_owners) = attach.below(|attach| shared.source.attach(attach))?;
+        let scratch = shared.scratch.attach(attach)?;
+        let owner = attach.owner();
+        let inbox = Arc::new(Inbox::new(attach.ring().event()?));
+        let watch = inbox.watch(attach.ring(), owner)?;
+        Ok(Box::new(WriteChannel {
+            shared: Arc::clone(shared),
+            source,
+            source_owners,
+            old,
+            old_owners,
+            scratch,
+            owner,
+            inbox,
+            watch: Some(watch),
+            is_ticking: false,
+            slots: Vec::new(),
+            free: Vec::new(),
+            over: Vec::new(),
+            woken: Vec::new(),
+        }))
+    }
+}
+
+/// A client's write that has not been submitted to the source.
+struct ClientWrite {
+    io: IoRequest,
+    buffer: IoBuffer,
+    tag: Tag,
+    is_aborted: bool,
+}
+
+/// A copy in flight.
+struct CopyOfOld {
+    range: Range<u64>,
+    buffer: IoBuffer,
+    /// Ticks since its start.
+    ticks: u32,
+}
+
+#[derive(Default)]
+struct WriteSlot {
+    /// `None` if the client does not wait any more.
+    write: Option<ClientWrite>,
+    /// `None` while another slot copies.
+    copy: Option<CopyOfOld>,
+}
+
+struct WriteChannel {
+    shared: Arc<SharedPoint>,
+    /// I/O of clients, with their tags.
+    source: Box<dyn IoChannel>,
+    source_owners: Vec<Owner>,
+    /// Reads of old data. Tags are slots here and on `scratch`.
+    old: Box<dyn IoChannel>,
+    old_owners: Vec<Owner>,
+    scratch: Box<dyn IoChannel>,
+    /// Owner of the inbox and of the timer.
+    owner: Owner,
+    inbox: Arc<Inbox<()>>,
+    watch: Option<WatchId>,
+    is_ticking: bool,
+    slots: Vec<WriteSlot>,
+    free: Vec<u32>,
+    over: Vec<Finished>,
+    woken: Vec<(u64, ())>,
+}
+
+fn is_zero(buffer: &IoBuffer) -> bool {
+    let (mut bytes, mut at) = ([0; COMPARED], 0);
+    while at < buffer.len() {
+        let part = COMPARED.min(buffer.len() - at);
+        buffer.read_at(at, &mut bytes[..part]);
+        if bytes[..part] != [0; COMPARED][..part] {
+            return false;
+        }
+        at += part;
+    }
+    true
+}
+
+impl WriteChannel {
+    fn occupy(&mut self, write: ClientWrite) -> u32 {
+        let slot = WriteSlot {
+            write: Some(write),
+            copy: None,
+        };
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = slot;
+                index
+            }
+            None => {
+                self.slots.push(slot);
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    /// Continues a slot without a copy in flight. Returns the write if it has ended; it was submitted or waits otherwise.
+    fn advance(&mut self, ring: &mut Ring, index: u32) -> Option<Finished> {
+        loop {
+            let slot = &mut self.slots[index as usize];
+            if slot.copy.is_some() {
+                return None;
+            }
+            // A slot that is free, or whose client has stopped waiting.
+            let write = slot.write.as_ref()?;
+            if write.is_aborted {
+                return self.finish(index, Err(IoErrorKind::Cancelled.into()));
+            }
+            let range = write.io.offset..write.io.offset.saturating_add(write.io.length);
+            let waiter = || Waiter {
+                inbox: Arc::clone(&self.inbox),
+                slot: index.into(),
+            };
+            let claim = self.shared.lock().claim(&range, waiter);
+            match claim {
+                Claim::Wait => return None,
+                Claim::Settled => return self.start_write(ring, index),
+                Claim::Copy(range) => self.start_copy(ring, index, range),
+            }
+        }
+    }
+
+    /// Frees a slot without a copy in flight and returns the end of its write.
+    fn finish(&mut self, index: u32, outcome: IoOutcome) -> Option<Finished> {
+        let write = self.slots[index as usize].write.take()?;
+        self.free.push(index);
+        Some(Finished {
+            tag: write.tag,
+            buffer: write.buffer,
+            outcome,
+        })
+    }
+
+    /// Submits the client's write to the source. The slot becomes free, unless its copy is still in flight.
+    fn start_write(&mut self, ring: &mut Ring, index: u32) -> Option<Finished> {
+        let slot = &mut self.slots[index as usize];
+        let mut write = slot.write.take()?;
+        if slot.copy.is_none() {
+            self.free.push(index);
+        }
+        let outcome = match write.is_aborted {
+            true => Err(IoErrorKind::Cancelled.into()),
+            false => {
+                let ClientWrite {
+                    io, buffer, tag, ..
+                } = &mut write;
+                match self.source.submit(ring, io, buffer, *tag) {
+                    Submission::Pending => return None,
+                    Submission::Done(outcome) => outcome,
+                }
+            }
+        };
+        Some(Finished {
+            tag: write.tag,
+            buffer: write.buffer,
+            outcome,
+        })
+    }
+
+    /// Reads old data, then saves them. Both may complete at once.
+    fn start_copy(&mut self, ring: &mut Ring, index: u32, range: Range<u64>) {
+        let length = range.end - range.start;
+        let buffer = IoBuffer::owned(length as usize);
+        let mut window = buffer.slice(0, buffer.len());
+        let io = IoRequest::read(range.start, length);
+        self.slots[index as usize].copy = Some(CopyOfOld {
+            range,
+            buffer,
+            ticks: 0,
+        });
+        match self.old.submit(ring, &io, &mut window, Tag(index.into())) {
+            Submission::Pending => self.tick_later(ring),
+            Submission::Done(outcome) => self.old_read(ring, index, outcome),
+        }
+    }
+
+    /// Handles the end of a read of old data.
+    fn old_read(&mut self, ring: &mut Ring, index: u32, outcome: IoOutcome) {
+        let Some(copy) = &self.slots[index as usize].copy else {
+            return;
+        };
+        if let Err(error) = outcome {
+            return self.copy_failed(index, PointInTimeError::Source(error));
+        }
+        // The scratch device reads as zeroes where nothing was written.
+        if is_zero(&copy.buffer) {
+            return self.saved(index, Ok(()));
+        }
+        let length = copy.buffer.len();
+        let io = IoRequest::write(copy.range.start, length as u64);
+        let reserved = self.shared.lock().reserve(length as u64);
+        if let Err(error) = reserved {
+            return self.copy_failed(index, error);
+        }
+        let mut window = copy.buffer.slice(0, length);
+        match self
+            .scratch
+            .submit(ring, &io, &mut window, Tag(index.into()))
+        {
+            Submission::Pending => self.tick_later(ring),
+            Submission::Done(outcome) => self.saved(index, outcome),
+        }
+    }
+
+    /// Handles the end of a copy.
+    fn saved(&mut self, index: u32, outcome: IoOutcome) {
+        if let Err(error) = outcome {
+            return self.copy_failed(index, PointInTimeError::Scratch(error));
+        }
+        if let Some(copy) = self.slots[index as usize].copy.take() {
+            let waiting = self.shared.lock().copied(&copy.range);
+            wake(waiting);
+        }
+        self.free_detached(index);
+    }
+
+    #[cold]
+    fn copy_failed(&mut self, index: u32, error: PointInTimeError) {
+        self.slots[index as usize].copy = None;
+        self.shared.fail(error);
+        self.free_detached(index);
+    }
+
+    /// Frees a slot whose client did not wait for the end of the copy.
+    fn free_detached(&mut self, index: u32) {
+        if self.slots[index as usize].write.is_none() {
+            self.free.push(index);
+        }
+    }
+
+    fn tick_later(&mut self, ring: &mut Ring) {
+        if !self.is_ticking {
+            self.is_ticking = true;
+            ring.timer(self.owner, TIMER, TICK);
+        }
+    }
+
+    /// Ends the point in time if a copy takes too long. Clients then stop waiting for copies.
+    #[cold]
+    fn tick(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
+        self.is_ticking = false;
+        let copies = self.slots.iter_mut().filter_map(|slot| slot.copy.as_mut());
+        let (mut is_waiting, mut is_late) = (false, false);
+        for copy in copies {
+            copy.ticks += 1;
+            is_waiting = true;
+            is_late |= copy.ticks >= TICKS_MAX;
+        }
+        if is_late {
+            self.shared.fail(PointInTimeError::TimedOut);
+        }
+        if self.shared.lock().failure().is_some() {
+            for index in 0..self.slots.len() as u32 {
+                if self.slots[index as usize].copy.is_some() {
+                    finished.extend(self.start_write(ring, index));
+                }
+            }
+        }
+        if is_waiting {
+            self.tick_later(ring);
+        }
+    }
+
+    /// Continues writes whose copies by others have ended.
+    fn resume(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
+        let mut woken = std::mem::take(&mut self.woken);
+        self.inbox.take(&mut woken);
+        for (index, ()) in woken.drain(..) {
+            finished.extend(self.advance(ring, index as u32));
+        }
+        self.woken = woken;
+    }
+}
+
+impl IoChannel for WriteChannel {
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        let range = io.offset..io.offset.saturating_add(io.length);
+        let changes = io.modifies() && io.touches_data();
+        if !changes || self.shared.settled.covers(&range) {
+            return self.source.submit(ring, io, buffer, tag);
+        }
+        let index = self.occupy(ClientWrite {
+            io: *io,
+            buffer: std::mem::take(buffer),
+            tag,
+            is_aborted: false,
+        });
+        match self.advance(ring, index) {
+            None => Submission::Pending,
+            Some(finished) => {
+                *buffer = finished.buffer;
+                Submission::Done(finished.outcome)
+            }
+        }
+    }
+
+    fn wants_prefetch(&self) -> bool {
+        self.source.wants_prefetch()
+    }
+
+    fn prefetch(&self, io: &IoRequest, soon: crate::Prefetch) {
+        self.source.prefetch(io, soon);
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        let owner = completion.owner;
+        if owner == self.owner {
+            if completion.token == TIMER {
+                return self.tick(ring, finished);
+            }
+            if !completion.more {
+                self.inbox.watch_again(ring, owner, &mut self.watch);
+            }
+            return self.resume(ring, finished);
+        }
+        if self.source_owners.contains(&owner) {
+            return self.source.complete(ring, completion, finished);
+        }
+        let mut over = std::mem::take(&mut self.over);
+        let is_old = self.old_owners.contains(&owner);
+        match is_old {
+            true => self.old.complete(ring, completion, &mut over),
+            false => self.scratch.complete(ring, completion, &mut over),
+        }
+        for one in over.drain(..) {
+            let index = one.tag.0 as u32;
+            match is_old {
+                true => self.old_read(ring, index, one.outcome),
+                false => self.saved(index, one.outcome),
+            }
+            finished.extend(self.advance(ring, index));
+        }
+        self.over = over;
+    }
+
+    /// A waiting write ends soon. Its copy continues: without it, the point in time would be lost.
+    fn abort(&mut self, ring: &mut Ring, tag: Tag) {
+        let mut slots = self.slots.iter_mut().zip(0u64..);
+        let found = slots.find_map(|(slot, index)| {
+            let write = slot.write.as_mut().filter(|write| write.tag == tag)?;
+            write.is_aborted = true;
+            Some(index)
+        });
+        match found {
+            Some(index) => self.inbox.put(index, ()),
+            None => self.source.abort(ring, tag),
+        }
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        if let Some(watch) = self.watch.take() {
+            ring.unwatch(watch);
+        }
+        if self.is_ticking {
+            ring.cancel(self.owner, TIMER);
+        }
+        self.source.close(ring);
+        self.old.close(ring);
+        self.scratch.close(ring);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.in_flight() == 0
+            && !self.is_ticking
+            && self.source.is_closed()
+            && self.old.is_closed()
+            && self.scratch.is_closed()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.source.in_flight() + self.slots.len() - self.free.len()
+    }
+}
