@@ -8,6 +8,9 @@ const WIDTH: f64 = 1180.0;
 const PLOT_HEIGHT: f64 = 300.0;
 const LEFT: f64 = 70.0;
 const TOP: f64 = 40.0;
+const NOTE_ROW: f64 = 15.0;
+/// Maximum characters of a line of notes.
+const NOTE_LENGTH: usize = 165;
 const LEGEND_ROW: f64 = 22.0;
 const LABEL_ROOM: f64 = 46.0;
 
@@ -20,6 +23,8 @@ pub struct Point {
     pub low: f64,
     /// Largest repetition.
     pub high: f64,
+    /// Ratio to the value that the others are compared with. It is printed on the bar.
+    pub ratio: Option<f64>,
 }
 
 /// Bars of one colour: one per group.
@@ -36,6 +41,8 @@ pub struct Chart {
     pub title: String,
     /// Unit of the values.
     pub unit: String,
+    /// Conditions of the measurement, below the title.
+    pub notes: Vec<String>,
     /// Names of the groups of bars.
     pub groups: Vec<String>,
     /// Series of bars.
@@ -51,6 +58,8 @@ struct Scale {
     low: f64,
     top: f64,
     logarithmic: bool,
+    /// Vertical position of the largest value.
+    margin: f64,
 }
 
 impl Scale {
@@ -61,7 +70,7 @@ impl Scale {
         } else {
             value / self.top
         };
-        TOP + PLOT_HEIGHT * (1.0 - part)
+        self.margin + PLOT_HEIGHT * (1.0 - part)
     }
 }
 
@@ -99,7 +108,38 @@ pub fn number(value: f64) -> String {
     }
 }
 
+/// Breaks a text into lines of at most `longest` characters, at blanks.
+pub fn broken(text: &str, longest: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let length = |text: &str| text.chars().count();
+        if let Some(line) = lines.last_mut().filter(|line| !line.is_empty()) {
+            if length(line) + 1 + length(word) <= longest {
+                line.push(' ');
+                line.push_str(word);
+                continue;
+            }
+            lines.push(String::new());
+        }
+        if let Some(line) = lines.last_mut() {
+            line.push_str(word);
+        }
+    }
+    lines
+}
+
 impl Chart {
+    /// Returns the lines of the notes.
+    fn note_lines(&self) -> Vec<String> {
+        let lines = self.notes.iter().flat_map(|note| broken(note, NOTE_LENGTH));
+        lines.collect()
+    }
+
+    /// Returns the vertical position of the plot.
+    fn margin(&self) -> f64 {
+        TOP + NOTE_ROW * self.note_lines().len() as f64
+    }
+
     fn top(&self) -> f64 {
         let highest = if self.stacked {
             (0..self.groups.len())
@@ -134,6 +174,7 @@ impl Chart {
                 low: 0.0,
                 top: count * step,
                 logarithmic: false,
+                margin: self.margin(),
             };
             return (scale, lines);
         }
@@ -158,6 +199,7 @@ impl Chart {
             low: 10f64.powi(first),
             top: 10f64.powi(last),
             logarithmic: true,
+            margin: self.margin(),
         };
         (
             scale,
@@ -171,8 +213,9 @@ impl Chart {
         let heading = std::iter::once(String::new()).chain(groups).collect();
         let cell = |point: &Option<Point>| match point {
             None => "-".to_owned(),
-            Some(Point { value, low, high }) if high > low && !self.stacked => {
-                let [value, low, high] = [value, low, high].map(|part| number(*part));
+            Some(point) if point.high > point.low && !self.stacked => {
+                let values = [point.value, point.low, point.high];
+                let [value, low, high] = values.map(number);
                 format!("{value} ({low} to {high})")
             }
             Some(point) => number(point.value),
@@ -198,7 +241,7 @@ impl Chart {
         let (scale, lines) = self.scale();
         let columns = 3;
         let rows = self.series.len().div_ceil(columns) as f64;
-        let height = TOP + PLOT_HEIGHT + LABEL_ROOM + rows * LEGEND_ROW + 8.0;
+        let height = scale.margin + PLOT_HEIGHT + LABEL_ROOM + rows * LEGEND_ROW + 8.0;
         let y = |value: f64| scale.y(value);
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
@@ -219,6 +262,13 @@ impl Chart {
             WIDTH - 10.0,
             escape(&self.unit)
         ));
+        for (line, row) in self.note_lines().iter().zip(0..) {
+            svg.push_str(&format!(
+                "<text x=\"{LEFT}\" y=\"{:.1}\" font-size=\"11\" fill=\"#444\">{}</text>\n",
+                TOP + NOTE_ROW * f64::from(row),
+                escape(line)
+            ));
+        }
         for (value, line) in lines.into_iter().zip(0..) {
             svg.push_str(&format!(
                 "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{:.1}\" y2=\"{:.1}\" stroke=\"{}\"/>\n\
@@ -232,13 +282,13 @@ impl Chart {
                 number(value)
             ));
         }
-        self.bars(&mut svg, &y);
-        self.legend(&mut svg, columns);
+        self.bars(&mut svg, &y, scale.margin);
+        self.legend(&mut svg, columns, scale.margin);
         svg.push_str("</svg>\n");
         svg
     }
 
-    fn bars(&self, svg: &mut String, y: &impl Fn(f64) -> f64) {
+    fn bars(&self, svg: &mut String, y: &impl Fn(f64) -> f64, margin: f64) {
         let room = (WIDTH - LEFT - 10.0) / self.groups.len().max(1) as f64;
         let side_by_side = if self.stacked { 1 } else { self.series.len() };
         let bar = (room * 0.84 / side_by_side.max(1) as f64).min(48.0);
@@ -294,23 +344,32 @@ impl Chart {
                         ));
                     }
                 }
+                if let Some(ratio) = point.ratio {
+                    let top = y(point.value.max(if self.stacked { 0.0 } else { point.high }));
+                    svg.push_str(&format!(
+                        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-size=\"11\">{} %</text>\n",
+                        x + bar / 2.0,
+                        top - 4.0,
+                        number((ratio * 100.0).round())
+                    ));
+                }
                 below += point.value;
             }
             for (line, row) in group.split('\n').zip(0..) {
                 svg.push_str(&format!(
                     "<text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-size=\"11\">{}</text>\n",
-                    TOP + PLOT_HEIGHT + 16.0 + f64::from(row) * 13.0,
+                    margin + PLOT_HEIGHT + 16.0 + f64::from(row) * 13.0,
                     escape(line)
                 ));
             }
         }
     }
 
-    fn legend(&self, svg: &mut String, columns: usize) {
+    fn legend(&self, svg: &mut String, columns: usize, margin: f64) {
         let width = (WIDTH - LEFT) / columns as f64;
         for (series, index) in self.series.iter().zip(0usize..) {
             let x = LEFT + width * (index % columns) as f64;
-            let y = TOP + PLOT_HEIGHT + LABEL_ROOM + LEGEND_ROW * (index / columns) as f64;
+            let y = margin + PLOT_HEIGHT + LABEL_ROOM + LEGEND_ROW * (index / columns) as f64;
             svg.push_str(&format!(
                 "<rect x=\"{x}\" y=\"{y}\" width=\"14\" height=\"14\" fill=\"{}\" stroke=\"#444\"/>\
                  <text x=\"{}\" y=\"{}\">{}</text>\n",
@@ -348,6 +407,7 @@ mod tests {
         let chart = Chart {
             title: "a <b>".to_owned(),
             unit: "x".to_owned(),
+            notes: Vec::new(),
             groups: vec!["g".to_owned()],
             series: vec![Series {
                 name: "s".to_owned(),
@@ -361,6 +421,39 @@ mod tests {
     }
 
     #[test]
+    fn notes_are_below_the_title_and_ratios_on_the_bars() {
+        let long = "word ".repeat(60);
+        let chart = Chart {
+            title: "t".to_owned(),
+            unit: "IOPS".to_owned(),
+            notes: vec!["TCG, 4 turns".to_owned(), long.trim().to_owned()],
+            groups: vec!["g".to_owned()],
+            series: vec![Series {
+                name: "s".to_owned(),
+                points: vec![Some(Point {
+                    value: 5.0,
+                    low: 4.0,
+                    high: 6.0,
+                    ratio: Some(0.974),
+                })],
+            }],
+            stacked: false,
+            logarithmic: false,
+        };
+        let svg = chart.svg();
+        assert!(svg.contains(">TCG, 4 turns</text>") && svg.contains(">97 %</text>"));
+        // 299 characters need two lines, and the plot begins below three lines.
+        assert_eq!(chart.note_lines().len(), 3);
+        assert_eq!(chart.margin(), 85.0);
+        assert!(
+            chart
+                .note_lines()
+                .iter()
+                .all(|line| line.len() <= NOTE_LENGTH)
+        );
+    }
+
+    #[test]
     fn a_step_that_took_no_time_is_no_rectangle_without_height() {
         let series = |name: &str, value| Series {
             name: name.to_owned(),
@@ -368,12 +461,14 @@ mod tests {
                 value,
                 low: value,
                 high: value,
+                ratio: None,
             })],
         };
         for stacked in [true, false] {
             let svg = Chart {
                 title: String::new(),
                 unit: "us".to_owned(),
+                notes: Vec::new(),
                 groups: vec!["g".to_owned()],
                 series: vec![series("reaped", 5.0), series("notified", 0.0)],
                 stacked,

@@ -29,10 +29,11 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
         runs: &study.records,
         variants: variants.iter().collect(),
         cases: cases.collect(),
+        notes: vec![about(study), study.header.environment.provenance()],
     };
     let mut contents = Page {
         title: "Which transport, how many workers and queues".to_owned(),
-        about: vec![about(study), study.header.environment.describe()],
+        about: report.notes.clone(),
         advice: advice(study, &report),
         ..Page::default()
     };
@@ -118,6 +119,7 @@ fn percentiles(report: &Report<'_, Record>) -> Chart {
     Chart {
         title: "Latency percentiles of random reads by depth".to_owned(),
         unit: "microseconds, logarithmic".to_owned(),
+        notes: report.notes.clone(),
         groups: groups.concat(),
         series: series.collect(),
         stacked: false,
@@ -150,6 +152,7 @@ fn stages(report: &Report<'_, Record>) -> Chart {
             DEPTHS[1]
         ),
         unit: "microseconds, mean".to_owned(),
+        notes: report.notes.clone(),
         groups: variants
             .map(|variant| variant.name.replacen(", ", "\n", 1))
             .collect(),

@@ -11,6 +11,8 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use crate::report::{clock_time, date};
+
 /// Pins the calling thread to a CPU.
 pub fn pin(cpu: usize) -> Result<()> {
     let nowhere = || format!("threads are not allowed to run on CPU {cpu}");
@@ -56,6 +58,21 @@ impl Environment {
             self.cpus,
             self.cpu,
             self.build()
+        )
+    }
+
+    /// Describes machine, program, mitigations and time: a result's origin.
+    pub fn provenance(&self) -> String {
+        let mitigations = match self.findings.get("mitigations") {
+            Some(found) => found.as_str(),
+            None => "no mitigations of CPU vulnerabilities are on",
+        };
+        let time = self.time;
+        format!(
+            "{}; {mitigations}; {} {} UTC",
+            self.describe(),
+            date(time),
+            clock_time(time)
         )
     }
 

@@ -265,6 +265,7 @@ mod tests {
             runs,
             variants: variants.iter().collect(),
             cases: cases.iter().map(|case| (*case).to_owned()).collect(),
+            notes: Vec::new(),
         }
     }
 

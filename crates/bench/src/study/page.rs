@@ -138,6 +138,7 @@ mod tests {
             runs: &[run("a <b>", "randread, depth 1", 0, 1234.0)],
             variants: vec![&variant],
             cases: vec!["randread, depth 1".to_owned()],
+            notes: Vec::new(),
         };
         let chart = report.chart("IOPS", "IOPS", |run| run.iops());
         let mut page = Page {
@@ -184,6 +185,7 @@ mod tests {
         let chart = Chart {
             title: "IOPS".to_owned(),
             unit: String::new(),
+            notes: Vec::new(),
             groups: Vec::new(),
             series: Vec::new(),
             stacked: false,

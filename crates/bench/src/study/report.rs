@@ -13,6 +13,8 @@ pub struct Report<'a, R> {
     pub variants: Vec<&'a Variant>,
     /// Names of the cases in display order.
     pub cases: Vec<String>,
+    /// Conditions of the measurement, for each picture: load and its meaning, then [`crate::run::Environment::provenance`].
+    pub notes: Vec<String>,
 }
 
 impl<R: Run> Report<'_, R> {
@@ -90,6 +92,7 @@ impl<R: Run> Report<'_, R> {
         Chart {
             title: title.to_owned(),
             unit: unit.to_owned(),
+            notes: self.notes.clone(),
             groups: self
                 .cases
                 .iter()
@@ -101,6 +104,18 @@ impl<R: Run> Report<'_, R> {
         }
     }
 
+    /// Prints the ratio of IOPS to `base` on the bars of the other variants of a chart.
+    pub fn add_ratios(&self, chart: &mut Chart, base: &str) {
+        for series in chart.series.iter_mut().filter(|one| one.name != base) {
+            for (point, case) in series.points.iter_mut().zip(&self.cases) {
+                let found = self.comparison(&series.name, base, case);
+                if let (Some(point), Some(found)) = (point.as_mut(), found) {
+                    point.ratio = Some(found.ratio.value);
+                }
+            }
+        }
+    }
+
     /// Returns the bar of a value over the turns; `None` without a value.
     pub fn point(&self, variant: &str, case: &str, value: impl Fn(&R) -> f64) -> Option<Point> {
         let Spread { median, min, max } = self.spread(variant, case, value);
@@ -108,6 +123,7 @@ impl<R: Run> Report<'_, R> {
             value: median,
             low: min,
             high: max,
+            ratio: None,
         })
     }
 }

@@ -29,7 +29,8 @@ use self::qemu_trace::QemuTrace;
 use self::slow::SlowDaemon;
 use self::trace::{Point, mean, parts, spans};
 use super::failed;
-use super::study::engine::{fill, on_host, remove_host_files, study_folder};
+use super::study::content::Content;
+use super::study::engine::{job_on_host, on_host, remove_host_files, study_folder};
 use super::study::guest::{Planned, StudyGuest};
 use super::study::report::caution;
 use super::study::{Case, DiskRoute, Setup, quietly};
@@ -63,6 +64,9 @@ pub struct LatencyArguments {
     /// Folder for disk files and charts
     #[arg(long, default_value = "lunette-latency", value_name = "FOLDER")]
     folder: PathBuf,
+    /// Block device to use as the disk, instead of a file. The study overwrites it. Each transport then has a separate guest
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["size", "delay"])]
+    block: Option<PathBuf>,
     /// Use a disk that delays each I/O by this time, such as 200us, instead of a file. The table then shows which layers include the
     /// delay
     #[arg(long, value_name = "TIME")]
@@ -71,6 +75,9 @@ pub struct LatencyArguments {
     /// prints a second table, measured with polling. Without a value: only
     #[arg(long, value_enum, default_value = "both", value_name = "WHEN", num_args = 0..=1, default_missing_value = "only")]
     polling: Polling,
+    /// Content of the disks
+    #[command(flatten)]
+    content: Content,
     /// Sleep states of the host's CPUs
     #[command(flatten)]
     idle: IdlePoll,
@@ -120,6 +127,7 @@ Examples:
     lunette vm latency
     lunette vm latency --transport scsi --rw randread
     lunette vm latency --device qemu-iothread
+    lunette vm latency --block /dev/nvme1n1
     lunette vm latency --delay 200us";
 
 /// Latency of the requests that an instrument saw.
@@ -223,19 +231,22 @@ fn case(pattern: &str) -> Case {
     }
 }
 
-fn ways(arguments: &LatencyArguments, folder: &str) -> Vec<DiskRoute> {
+fn ways(arguments: &LatencyArguments, transport: Transports, folder: &str) -> Vec<DiskRoute> {
     let via = match arguments.device {
         Device::Lunette => "",
         Device::Qemu => ",via=qemu",
         Device::QemuIothread => ",via=qemu-iothread",
     };
-    let backing = format!("backing=file:{folder},size={}", arguments.size);
+    let backing = match &arguments.block {
+        Some(device) => format!("backing=block:{}", device.display()),
+        None => format!("backing=file:{folder},size={}", arguments.size),
+    };
     let way = |name: &str, words: &str| {
         let words = format!("{words}{via},queues=1,{backing}");
         DiskRoute::new(name.to_owned(), Some(words), 1)
     };
     let (blk, scsi) = (way("virtio-blk", "blk:1"), way("virtio-scsi", "scsi:1x1"));
-    match arguments.transport {
+    match transport {
         Transports::Blk => vec![blk],
         Transports::Scsi => vec![scsi],
         Transports::Both => vec![blk, scsi],
@@ -270,14 +281,25 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         Polling::Only if is_ours => &[true],
         _ => &[false],
     };
-    let (mut studies, mut accelerator) = (Vec::new(), String::new());
+    let (mut studies, mut guests) = (Vec::new(), Guests::default());
+    // Two devices of one guest cannot have the same block device.
+    let transports = match (arguments.transport, &arguments.block) {
+        (Transports::Both, Some(_)) => vec![Transports::Blk, Transports::Scsi],
+        (transport, _) => vec![transport],
+    };
+    if let Some(device) = &arguments.block {
+        arguments.content.device(device).map_err(failed)?;
+    }
     for polls in polls {
-        let (more, guests) = match self::studies(arguments, *polls, &folder, size) {
-            Err(_) if vm::interrupted() => break,
-            found => found.map_err(failed)?,
-        };
-        studies.extend(more);
-        accelerator = guests;
+        for transport in &transports {
+            let found = self::studies(arguments, *transport, *polls, &folder, size);
+            let (more, guest) = match found {
+                Err(_) if vm::interrupted() => break,
+                found => found.map_err(failed)?,
+            };
+            studies.extend(more);
+            guests = guest;
+        }
         if vm::interrupted() {
             break;
         }
@@ -285,13 +307,28 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
     if vm::interrupted() {
         return interrupted(&studies);
     }
-    let svg = picture::svg(&studies);
+    let accelerator = guests.accelerator.as_str();
+    let environment = environment();
+    let disk = match &arguments.block {
+        Some(device) => device.display().to_string(),
+        None => format!("a disk of {} in a file", arguments.size),
+    };
+    let notes = [
+        format!(
+            "{}; one virtual CPU, one request of 4 KiB in flight, {disk}, {}; runs of {} s. Bars are means of all requests that the instrument saw.",
+            guests.description,
+            arguments.content.describe(),
+            arguments.time
+        ),
+        format!("Host: {}.", environment.provenance()),
+    ];
+    let svg = picture::svg(&studies, &notes);
     let picture = write_file(&folder, "latency.svg", svg.as_bytes()).map_err(failed)?;
-    let about = "One virtual CPU, one request in flight. Each layer has a separate run with its instrument alone; the control is the application's figure in that run.";
+    let about = "Each layer has a separate run with its instrument alone; the control is the application's figure in that run.";
     let page = Page {
         title: "Latency by layer in a guest".to_owned(),
-        about: vec![about.to_owned()],
-        cautions: caution(&accelerator)
+        about: notes.iter().cloned().chain([about.to_owned()]).collect(),
+        cautions: caution(accelerator)
             .map(str::to_owned)
             .into_iter()
             .collect(),
@@ -306,14 +343,18 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         return Ok(writeln!(
             stdout,
             "{:#}",
-            json!({"accelerator": accelerator, "environment": environment(), "studies": all})
+            json!({"accelerator": accelerator, "guest": guests.description, "conditions": notes,
+                "environment": environment, "studies": all})
         )?);
     }
     for text in &page.texts {
         writeln!(stdout, "{text}\n")?;
     }
-    if let Some(caution) = caution(&accelerator) {
-        writeln!(stdout, "{caution}")?;
+    for note in caution(accelerator)
+        .into_iter()
+        .chain(notes.iter().map(String::as_str))
+    {
+        writeln!(stdout, "{note}")?;
     }
     Ok(writeln!(
         stdout,
@@ -331,12 +372,22 @@ fn interrupted(studies: &[Study]) -> Outcome {
     Err(Failure::Interrupted)
 }
 
+/// Guests of the studies.
+#[derive(Default)]
+struct Guests {
+    /// `KVM` or `TCG`.
+    accelerator: String,
+    /// Accelerator, QEMU's version and kernel.
+    description: String,
+}
+
 fn studies(
     arguments: &LatencyArguments,
+    transport: Transports,
     polls: bool,
     folder: &std::path::Path,
     size: u64,
-) -> Result<(Vec<Study>, String)> {
+) -> Result<(Vec<Study>, Guests)> {
     let name = format!("latency-{}", std::process::id());
     let mut options = Vec::new();
     if !polls && arguments.device == Device::Lunette {
@@ -345,7 +396,7 @@ fn studies(
     let mut setup = Setup {
         name: "guest".to_owned(),
         options,
-        ways: ways(arguments, &folder.display().to_string()),
+        ways: ways(arguments, transport, &folder.display().to_string()),
     };
     let mut more = vec!["--smp".to_owned(), "1".to_owned()];
     let slow = match &arguments.delay {
@@ -367,14 +418,17 @@ fn studies(
     let planned = Planned::new(&setup, &name, &more)?;
     let files = planned.files();
     for (file, size) in &files {
-        fill(file, *size)?;
+        arguments.content.file(file, *size)?;
     }
     let qemu = (arguments.device != Device::Lunette).then(|| QemuTrace::new(folder));
     setup
         .options
         .extend(qemu.iter().flat_map(QemuTrace::options));
     let guest = planned.start(&setup, &name, &folder.join("guest.log"))?;
-    let accelerator = guest.accelerator().to_owned();
+    let guests = Guests {
+        accelerator: guest.accelerator().to_owned(),
+        description: guest.describe()?,
+    };
     let all = AllStudies {
         arguments,
         polls,
@@ -393,7 +447,7 @@ fn studies(
     remove_host_files(folder);
     let measured = measured?;
     ended?;
-    Ok((measured, accelerator))
+    Ok((measured, guests))
 }
 
 /// Common data of all studies of a guest.
@@ -439,7 +493,7 @@ impl AllStudies<'_> {
     }
 }
 
-/// Runs the same job on a file of the same folder, without a guest.
+/// Runs the same job on a file of the same folder or on the block device, without a guest.
 fn host(
     arguments: &LatencyArguments,
     pattern: &str,
@@ -449,9 +503,12 @@ fn host(
     let found = match arguments.delay {
         Some(_) => Err("not measured, because only Lunette serves a disk with --delay".to_owned()),
         None => {
-            let document = on_host(folder, 1, size, &|files| {
-                case(pattern).job(files, (arguments.time * 1e3) as u64, true)
-            })?;
+            let job =
+                |files: &[String]| case(pattern).job(files, (arguments.time * 1e3) as u64, true);
+            let document = match &arguments.block {
+                Some(device) => job_on_host(folder, std::slice::from_ref(device), &job)?,
+                None => on_host(folder, arguments.content, 1, size, &job)?,
+            };
             application(&document, pattern).map(|(mean, ios)| all_seen(mean, ios))
         }
     };

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use bench::chart::escape;
+use bench::chart::{broken, escape};
 
 use super::Study;
 
@@ -10,14 +10,21 @@ const WIDTH: f64 = 900.0;
 const LEFT: f64 = 250.0;
 const RIGHT: f64 = 110.0;
 const ROW: f64 = 24.0;
+const NOTE_ROW: f64 = 15.0;
+/// Maximum characters of a line of notes.
+const NOTE_LENGTH: usize = 125;
 /// Distinguishable with colour vision deficiencies; parts are grey.
 const COLOUR: &str = "#0072B2";
 const PART: &str = "#999999";
 
-/// Draws all studies below each other.
-pub fn svg(studies: &[Study]) -> String {
+/// Draws all studies below each other, after the conditions of the measurement.
+pub fn svg(studies: &[Study], notes: &[String]) -> String {
+    let notes: Vec<String> = notes
+        .iter()
+        .flat_map(|note| broken(note, NOTE_LENGTH))
+        .collect();
     let rows: usize = studies.iter().map(|study| study.layers.len() + 2).sum();
-    let height = rows as f64 * ROW + ROW;
+    let height = rows as f64 * ROW + ROW + notes.len() as f64 * NOTE_ROW;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
@@ -27,6 +34,11 @@ pub fn svg(studies: &[Study]) -> String {
     let means = layers.filter_map(|layer| layer.found.as_ref().ok());
     let longest = means.map(|found| found.mean_ns).fold(1.0, f64::max);
     let mut y = ROW;
+    for note in &notes {
+        let words = format!("<tspan font-size=\"11\">{}</tspan>", escape(note));
+        text(&mut svg, 10.0, y, "start", &words);
+        y += NOTE_ROW;
+    }
     for study in studies {
         text(
             &mut svg,
@@ -101,10 +113,12 @@ mod tests {
             layer("none", Err("why".to_owned())),
         ];
         // Both studies have one scale.
-        let svg = svg(&[
+        let studies = [
             study("a < b", layers),
             study("c", vec![layer("two", Ok(100_000.0))]),
-        ]);
+        ];
+        let svg = svg(&studies, &["TCG, 5 turns".to_owned()]);
+        assert!(svg.contains(">TCG, 5 turns</tspan>"), "{svg}");
         assert!(
             svg.contains("width=\"540.0\"") && svg.contains("width=\"270.0\""),
             "{svg}"

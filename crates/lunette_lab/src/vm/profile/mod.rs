@@ -22,7 +22,8 @@ use vm::setup::program_for_guests;
 
 use self::figures::{GuestCounters, Profile};
 use super::failed;
-use super::study::engine::{fill, study_folder, turn_time};
+use super::study::content::Content;
+use super::study::engine::{study_folder, turn_time};
 use super::study::guest::{Planned, StudyGuest};
 use super::study::report::caution;
 use super::study::{DiskRoute, Setup, quietly};
@@ -72,6 +73,9 @@ pub struct ProfileArguments {
     /// Number of functions in the table
     #[arg(long, default_value_t = 15, value_name = "N")]
     top: usize,
+    /// Content of the disks
+    #[command(flatten)]
+    content: Content,
     /// Sleep states of the host's CPUs
     #[command(flatten)]
     idle: IdlePoll,
@@ -186,7 +190,7 @@ fn measure(
     let planned = Planned::new(&setup, &name, &more)?;
     let files = planned.files();
     for (file, _) in &files {
-        fill(file, size)?;
+        arguments.content.file(file, size)?;
     }
     print_line(&format_args!("{}: booting the guest", counted(queues)));
     let log = folder.join("guest.log");

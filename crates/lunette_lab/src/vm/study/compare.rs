@@ -12,9 +12,10 @@ use bench::study::{
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome};
 
+use super::content::Content;
 use super::engine::{Study, accelerator, study_folder, turn_time};
 use super::report::{
-    Class, caution, disturbed, fill_page, interrupted, json, measured_on, text, too_few, turns,
+    Class, caution, disturbed, fill_page, interrupted, json, notes, text, too_few, turns,
 };
 use super::{Case, DiskRoute, Files, Run, Setup};
 use crate::idle_poll::IdlePoll;
@@ -92,6 +93,9 @@ pub struct CompareArguments {
     /// Measure only the host and variants with one of these words in their name
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     ways: Vec<String>,
+    /// Content of the disks
+    #[command(flatten)]
+    content: Content,
     /// Sleep states of the host's CPUs
     #[command(flatten)]
     idle: IdlePoll,
@@ -232,7 +236,28 @@ fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
         guest,
         direct: true,
         size,
+        content: arguments.content,
+        devices: Vec::new(),
     })
+}
+
+/// Describes disks and requests.
+fn load(arguments: &CompareArguments) -> String {
+    let disk = match arguments.disk.as_slice() {
+        [] => format!(
+            "a disk of {} in a file, {}",
+            arguments.size,
+            arguments.content.describe()
+        ),
+        disks => format!(
+            "disks {} of the daemon with their content",
+            disks.join(", ")
+        ),
+    };
+    format!(
+        "the same job on the host and in a guest of {} virtual CPUs, on {disk}; per cent: share of the host's IOPS",
+        arguments.smp
+    )
 }
 
 pub fn run(arguments: &CompareArguments) -> Outcome {
@@ -244,12 +269,14 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
         return interrupted(&study.report(&results.runs), Some(HOST));
     }
     let accelerator = accelerator(&results);
-    let report = study.report(&results.runs);
+    let mut report = study.report(&results.runs);
+    report.notes = notes(&results, &load(arguments), study.turn);
     let what = match &arguments.preset {
         None => "IOPS: bare metal, QEMU and Lunette".to_owned(),
         Some(preset) => format!("Operations on files in a second: {preset}"),
     };
-    let chart = report.chart(&what, "per second", Run::iops);
+    let mut chart = report.chart(&what, "per second", Run::iops);
+    report.add_ratios(&mut chart, HOST);
     let [picture, _] = draw(&chart, &study.folder, "compare", &Painter::new()).map_err(failed)?;
     let is_kvm = accelerator == "KVM";
     let (classes, of_each): (Vec<String>, Vec<Option<Class>>) =
@@ -261,15 +288,9 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     if arguments.preset.is_some() {
         cautions.push(HOST_FILES.to_owned());
     }
-    let about = format!(
-        "The same job on the host and in a guest of {} virtual CPUs, {} turns of {} ms.",
-        arguments.smp,
-        turns(&results.runs),
-        study.turn.as_millis()
-    );
     let mut page = Page {
         title: "Per cent of bare metal".to_owned(),
-        about: vec![about, measured_on(accelerator)],
+        about: report.notes.clone(),
         findings: classes.clone(),
         cautions: cautions.clone(),
         ..Page::default()
@@ -278,7 +299,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     let page = write_file(&study.folder, "report.html", page.html().as_bytes()).map_err(failed)?;
     let mut stdout = cli_common::stdout();
     if arguments.json {
-        let mut document = json(&report, accelerator, Some(HOST));
+        let mut document = json(&report, &results.header, Some(HOST));
         for cell in document["cells"].as_array_mut().into_iter().flatten() {
             let part = |end: &str| cell["of_first"][end].as_f64();
             let (Some(value), Some(low), Some(high)) = (part("value"), part("low"), part("high"))
@@ -305,6 +326,9 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
         Command::new(std::env::current_exe()?)
             .arg("doctor")
             .status()?;
+    }
+    for note in &report.notes {
+        writeln!(stdout, "{note}")?;
     }
     Ok(writeln!(
         stdout,

@@ -1,7 +1,7 @@
 //! Runs a study in guests and on the host.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use vm::GuestProgram;
 use vm::setup::program_for_guests;
 
+use super::content::Content;
 use super::guest::{Planned, StudyGuest};
 use super::{Case, DiskRoute, Files, Run, Setup, quietly};
 
@@ -35,6 +36,9 @@ pub struct Study {
     pub direct: bool,
     /// Bytes per disk.
     pub size: u64,
+    pub content: Content,
+    /// Block devices that are the disks; empty: files, memory, or disks of a daemon.
+    pub devices: Vec<PathBuf>,
 }
 
 impl Study {
@@ -51,8 +55,13 @@ impl Study {
                 Some(files) => json!([case.name, files.words("", 0, self.size), files.barriers]),
             })
             .collect();
-        json!({"ways": ways, "cases": cases, "turn_ms": self.turn.as_millis() as u64, "size": self.size,
-            "guest": self.guest})
+        let mut header = json!({"ways": ways, "cases": cases, "turn_ms": self.turn.as_millis() as u64, "size": self.size,
+            "guest": self.guest});
+        // Folders of earlier versions, which always wrote the disks, are continued.
+        if self.content.unwritten {
+            header["unwritten"] = true.into();
+        }
+        header
     }
 
     /// Runs the missing measurements, and further turns if `missing` estimates some. Returns all results, also after an interruption.
@@ -71,6 +80,11 @@ impl Study {
                 "{} runs already measured",
                 results.runs.len()
             ));
+        }
+        if results.runs.is_empty() {
+            for device in &self.devices {
+                self.content.device(device)?;
+            }
         }
         let missing = |runs: &[Run]| missing(&self.report(runs));
         let limit = self.until_sure.unwrap_or(self.turns);
@@ -124,18 +138,27 @@ impl Subject for Study {
         let planned = Planned::new(setup, &name, &self.guest)?;
         let mut files = Vec::new();
         for (file, size) in planned.files() {
-            fill(&file, size)?;
+            self.content.file(&file, size)?;
             files.push(file);
         }
         let guest = planned.start(setup, &name, &self.folder.join(GUEST_LOG))?;
         // Results are comparable only on comparable hosts.
-        results.begin(&json!({"study": self.header(), "accelerator": guest.accelerator(), "environment": environment()}))?;
+        results.begin(
+            &json!({"study": self.header(), "accelerator": guest.accelerator(),
+            "guest": guest.describe()?, "environment": environment()}),
+        )?;
         ensure!(
             accelerator(results) == guest.accelerator(),
             "earlier runs used a guest under {}, this one runs under {}; hint: give another --folder",
             accelerator(results),
             guest.accelerator()
         );
+        let ways = setup.ways.iter().filter_map(|way| way.words.as_ref());
+        for (words, disks) in ways.zip(guest.disks()) {
+            if words.contains("backing=ram:") {
+                self.content.in_guest(&guest, disks)?;
+            }
+        }
         Ok(GuestRig { guest, files })
     }
 
@@ -156,7 +179,7 @@ impl Subject for Study {
                 rig.guest
                     .run_files(&disks[0], files, milliseconds, self.size)
             }
-            (None, None) => on_host(&self.folder, way.disks, self.size, &|files| {
+            (None, None) => on_host(&self.folder, self.content, way.disks, self.size, &|files| {
                 case.job(files, milliseconds, self.direct)
             }),
             (None, Some(files)) => self.files_on_host(files, milliseconds),
@@ -195,6 +218,7 @@ pub fn accelerator(results: &Results<Run>) -> &str {
 /// Runs the generator on files of a folder, without a guest. Returns its result and the CPU time of its process.
 pub fn on_host(
     folder: &Path,
+    content: Content,
     disks: u32,
     size: u64,
     job: &dyn Fn(&[String]) -> String,
@@ -202,8 +226,17 @@ pub fn on_host(
     let files = (0..disks).map(|number| folder.join(format!("{HOST_FILES}{number}.raw")));
     let files: Vec<PathBuf> = files.collect();
     for file in &files {
-        fill(file, size)?;
+        content.file(file, size)?;
     }
+    job_on_host(folder, &files, job)
+}
+
+/// Runs the generator on existing files or devices, without a guest. `folder` is for the file of the job.
+pub fn job_on_host(
+    folder: &Path,
+    files: &[PathBuf],
+    job: &dyn Fn(&[String]) -> String,
+) -> Result<Value> {
     let names: Vec<String> = files
         .iter()
         .map(|file| file.display().to_string())
@@ -237,31 +270,6 @@ pub fn remove_host_files(folder: &Path) {
             std::fs::remove_file(entry.path()).ok();
         }
     }
-}
-
-/// Fills a file with data, because holes are read faster than any disk.
-pub fn fill(path: &Path, size: u64) -> Result<()> {
-    const PIECE: usize = 1 << 20;
-    let is_there = std::fs::metadata(path).is_ok_and(|metadata| metadata.len() == size);
-    if is_there {
-        return Ok(());
-    }
-    let write = || -> std::io::Result<()> {
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(path)?;
-        let piece: Vec<u8> = (0..PIECE).map(|at| (at % 251) as u8).collect();
-        let mut at = 0;
-        while at < size {
-            let length = (size - at).min(PIECE as u64);
-            file.write_all_at(&piece[..length as usize], at)?;
-            at += length;
-        }
-        file.sync_all()
-    };
-    write().with_context(|| format!("cannot write {} of {size} bytes", path.display()))
 }
 
 /// Creates the folder of a study, if it is missing, and returns its path. `hint` is the advice if the folder does not support direct

@@ -42,6 +42,8 @@ pub struct StudyGuest {
     process: Process,
     place: RuntimeFolder,
     state: State,
+    /// QEMU's version.
+    qemu: String,
     /// Disks in the guest, for each way except the host.
     disks: Vec<Vec<String>>,
 }
@@ -103,6 +105,10 @@ impl Planned {
             process,
             place,
             state,
+            qemu: self.plan["qemu_version"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
             disks: Vec::new(),
         };
         guest.find_disks(setup, &self.plan)?;
@@ -163,6 +169,17 @@ impl StudyGuest {
     /// `KVM` or `TCG`.
     pub fn accelerator(&self) -> &str {
         &self.state.accelerator
+    }
+
+    /// Describes the guest: accelerator, QEMU's version and kernel.
+    pub fn describe(&self) -> Result<String> {
+        let kernel = self.script("cat /proc/sys/kernel/osrelease")?;
+        let accelerator = match self.accelerator() {
+            "TCG" => "TCG (emulated)",
+            other => other,
+        };
+        let (qemu, kernel) = (&self.qemu, kernel.trim());
+        Ok(format!("{accelerator}, QEMU {qemu}, guest Linux {kernel}"))
     }
 
     /// Path of the load generator in the guest.

@@ -13,10 +13,9 @@ use bench::study::{
 use clap::Args;
 use cli_common::{Failure, Outcome, print_line};
 
+use super::content::Content;
 use super::engine::{Study, accelerator, study_folder, turn_time};
-use super::report::{
-    caution, disturbed, fill_page, interrupted, json, measured_on, text, too_few, turns,
-};
+use super::report::{caution, disturbed, fill_page, interrupted, json, notes, text, too_few};
 use super::series::setups;
 use super::{Case, Run};
 use crate::idle_poll::IdlePoll;
@@ -86,6 +85,9 @@ pub struct MatrixArguments {
     /// Shorten the study: only randread and randwrite, depth 4, thread counts 0 and 1, and at most one second per measurement
     #[arg(long)]
     quick: bool,
+    /// Content of the disks
+    #[command(flatten)]
+    content: Content,
     /// Sleep states of the host's CPUs
     #[command(flatten)]
     idle: IdlePoll,
@@ -183,16 +185,36 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
         ],
         direct: !arguments.memory,
         size,
+        content: arguments.content,
+        devices: arguments.block.clone(),
     })
 }
 
-/// Name, title and value of a picture.
-type Picture = (&'static str, &'static str, fn(&Run) -> f64);
+/// Name, title, unit and value of a picture.
+type Picture = (&'static str, &'static str, &'static str, fn(&Run) -> f64);
+
+/// Bytes per request.
+const BLOCK: f64 = 4096.0;
 
 const PICTURES: [Picture; 3] = [
-    ("combined-read", "Reads in guests", |run| run.read_iops),
-    ("combined-write", "Writes in guests", |run| run.write_iops),
-    ("combined-iops", "Reads and writes in guests", Run::iops),
+    (
+        "combined-read",
+        "Combined read bandwidth in guests",
+        "MB/s",
+        |run| run.read_iops * BLOCK / 1e6,
+    ),
+    (
+        "combined-write",
+        "Combined write bandwidth in guests",
+        "MB/s",
+        |run| run.write_iops * BLOCK / 1e6,
+    ),
+    (
+        "combined-iops",
+        "Combined reads and writes in guests",
+        "IOPS",
+        Run::iops,
+    ),
 ];
 
 /// Draws the pictures, and returns their charts.
@@ -202,12 +224,29 @@ fn draw_pictures(
 ) -> Result<Vec<(&'static str, Chart)>, Failure> {
     let painter = Painter::new();
     let mut charts = Vec::new();
-    for (name, title, value) in PICTURES {
-        let chart = report.chart(title, "IOPS", value);
+    for (name, title, unit, value) in PICTURES {
+        let chart = report.chart(title, unit, value);
         draw(&chart, folder, name, &painter).map_err(failed)?;
         charts.push((name, chart));
     }
     Ok(charts)
+}
+
+const CASES: &str = "75/25: 75 % reads, 25 % writes; depth: requests in flight of each disk.";
+
+/// Describes disks and requests.
+fn load(arguments: &MatrixArguments) -> String {
+    let disks = match (arguments.block.is_empty(), arguments.memory) {
+        (false, _) => "block devices".to_owned(),
+        (true, true) => format!("disks of {} in memory", arguments.size),
+        (true, false) => format!("disks of {} in files", arguments.size),
+    };
+    format!(
+        "{} {disks} at once, {}, requests of 4 KiB, {} virtual CPUs",
+        arguments.disks,
+        arguments.content.describe(),
+        arguments.smp
+    )
 }
 
 /// Measures and prints the advice.
@@ -220,7 +259,8 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         return interrupted(&study.report(&results.runs), None);
     }
     let accelerator = accelerator(&results);
-    let report = study.report(&results.runs);
+    let mut report = study.report(&results.runs);
+    report.notes = notes(&results, &load(arguments), study.turn);
     let charts = draw_pictures(&report, &study.folder)?;
     let too_few = too_few(&report);
     // With few turns no conclusions are possible.
@@ -228,22 +268,16 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         Some(_) => (Vec::new(), Vec::new()),
         None => (findings(&report), advice(&report)),
     };
-    let about = format!(
-        "{} disks at once, requests of 4 KiB, guests of {} virtual CPUs, {} turns of {} ms. 75/25: 75 % reads, 25 % writes; depth: requests in flight of each disk.",
-        arguments.disks,
-        arguments.smp,
-        turns(&results.runs),
-        study.turn.as_millis()
-    );
     let cautions = caution(accelerator).map(str::to_owned);
     let disturbed = disturbed(&report);
     let mut page = Page {
         title: "The fifteen cases in guests".to_owned(),
-        about: vec![
-            about,
-            measured_on(accelerator),
-            format!("Conclusions: {METHOD}."),
-        ],
+        about: report
+            .notes
+            .iter()
+            .cloned()
+            .chain([CASES.to_owned(), format!("Conclusions: {METHOD}.")])
+            .collect(),
         advice: advice.clone(),
         findings: findings.clone(),
         cautions: too_few
@@ -258,7 +292,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     let page = write_file(&study.folder, "report.html", page.html().as_bytes()).map_err(failed)?;
     let mut stdout = cli_common::stdout();
     if arguments.json {
-        let mut document = json(&report, accelerator, None);
+        let mut document = json(&report, &results.header, None);
         document["advice"] = advice.into();
         return Ok(writeln!(stdout, "{document:#}")?);
     }
@@ -283,6 +317,9 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     }
     for caution in disturbed.as_deref().into_iter().chain(caution(accelerator)) {
         writeln!(stdout, "{caution}")?;
+    }
+    for note in &report.notes {
+        writeln!(stdout, "{note}")?;
     }
     Ok(writeln!(
         stdout,

@@ -4,6 +4,7 @@
 //! commands; `report` makes tables and pictures of the runs.
 
 pub mod compare;
+pub mod content;
 pub mod engine;
 pub mod guest;
 pub mod matrix;

@@ -1,15 +1,17 @@
 //! Tables, pictures and JSON of a study's runs.
 
 use std::io::Write;
+use std::time::Duration;
 
 use bench::chart::Chart;
 use bench::report::columns;
-use bench::run::{Interval, environment, spread};
-use bench::study::{Page, Report, Run as _, Table, percent};
+use bench::run::{Environment, Interval, spread};
+use bench::study::{Page, Report, Results, Run as _, Table, percent};
 use cli_common::{Failure, Outcome, print_line};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::engine::Study;
+use super::engine::{Study, accelerator};
 use super::{DiskRoute, Run};
 
 /// Class of a way by its share of bare metal's IOPS.
@@ -55,6 +57,7 @@ impl Study {
             runs,
             variants: self.ways().map(|way| &way.variant).collect(),
             cases: self.cases.iter().map(|case| case.name.clone()).collect(),
+            notes: Vec::new(),
         }
     }
 }
@@ -167,7 +170,7 @@ pub fn fill_page(
     }
 }
 
-pub fn json(report: &Report<'_, Run>, accelerator: &str, base: Option<&str>) -> Value {
+pub fn json(report: &Report<'_, Run>, header: &Value, base: Option<&str>) -> Value {
     let cells = report.cases.iter().flat_map(|case| {
         let ways = report.variants.iter();
         ways.map(move |way| (case.as_str(), way.name.as_str()))
@@ -187,7 +190,8 @@ pub fn json(report: &Report<'_, Run>, accelerator: &str, base: Option<&str>) -> 
             "disturbed_turns": report.runs_of(way, case).iter().filter(|run| run.is_disturbed()).count(),
         })
     });
-    json!({"accelerator": accelerator, "cells": cells.collect::<Vec<_>>()})
+    json!({"accelerator": header["accelerator"], "guest": header["guest"], "environment": header["environment"],
+        "conditions": report.notes, "cells": cells.collect::<Vec<_>>()})
 }
 
 /// Minimum turns for conclusions. With two or three values the width of a confidence interval is random.
@@ -205,12 +209,20 @@ pub fn turns(runs: &[Run]) -> u32 {
     runs.iter().map(|run| run.turn + 1).max().unwrap_or(0)
 }
 
-/// Describes the machine of a study, and its bars.
-pub fn measured_on(accelerator: &str) -> String {
-    format!(
-        "Guests under {accelerator}, {}. Bars are medians of the turns; lines extend from the minimum to the maximum.",
-        environment().describe()
-    )
+/// Describes the conditions of a study, for its pictures, tables and page: guests, `load` and bars, then machine and time of its first run.
+pub fn notes(results: &Results<Run>, load: &str, turn: Duration) -> Vec<String> {
+    let header = &results.header;
+    let guest = header["guest"]
+        .as_str()
+        .unwrap_or_else(|| accelerator(results));
+    let load = format!(
+        "{guest}; {load}; {} turns of {} ms. Bars are medians of the turns; lines extend from the minimum to the maximum.",
+        turns(&results.runs),
+        turn.as_millis()
+    );
+    let environment = Environment::deserialize(&header["environment"]);
+    let origin = environment.map(|environment| format!("Host: {}.", environment.provenance()));
+    std::iter::once(load).chain(origin.ok()).collect()
 }
 
 /// Describes the disturbed runs of a study; `None` without any.
@@ -261,6 +273,7 @@ mod tests {
             runs: &runs,
             variants: Vec::new(),
             cases: Vec::new(),
+            notes: Vec::new(),
         };
         let class = |way| Class::of(report.comparison(way, "host", "c").unwrap().ratio);
         assert_eq!(class("slow"), Some(Class::Mistake));
