@@ -1,4 +1,4 @@
-//! Storage that stops answering delays only operations on its own disks. Needs: root, FUSE, mount(8); `make unit` runs them. Takes: 75 s.
+//! Storage that stops answering delays only operations on its own disks. Needs: root, FUSE, mount(8); `make unit` runs them. Takes: 100 s.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -12,6 +12,7 @@ use control::{Client, ClientError, Method};
 use end_to_end::hung_mount::{HungMount, kind};
 use end_to_end::loop_device::Loop;
 use end_to_end::{Context, Result, Rig, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, status};
 
@@ -36,7 +37,7 @@ type NewMount = fn(&Path, &[(&str, usize)]) -> Result<HungMount>;
 
 impl Bed {
     /// Starts a daemon with the RAM disk `ram` and further disks on a mount. `@` in their options is the mount, which has the files
-    /// `h.raw` and `t.raw`. Requests of the kinds in `hung` are not answered.
+    /// `h.raw` and `t.raw`; `%` is a folder beside it. Requests of the kinds in `hung` are not answered.
     fn new(disks: &[&str], hung: &[u32], exports: &[&str]) -> Result<Bed> {
         Bed::on(HungMount::new, disks, hung, exports)
     }
@@ -48,7 +49,11 @@ impl Bed {
             let new = new_mount(&folder, &[("h.raw", 4 * MIB), ("t.raw", 4 * MIB)])?;
             new.hang(hung);
             mount = Some(new);
-            let at = |disk: &&str| disk.replace('@', &format!("{}/", folder.display()));
+            let own = scratch.file("").display().to_string();
+            let at = |disk: &&str| {
+                let disk = disk.replace('@', &format!("{}/", folder.display()));
+                disk.replace('%', &own)
+            };
             let daemon = daemon.disk("ram=ram:4M");
             let disks = disks.iter().map(at);
             let daemon = disks.fold(daemon, |daemon, disk| daemon.disk(&disk));
@@ -113,6 +118,18 @@ impl Bed {
     fn job_becomes(&self, state: &str) -> Result<()> {
         let is_so = || Ok(self.job_state()? == state);
         waits_until(is_so).with_context(|| format!("job is not {state}: {:?}", self.job_state()))
+    }
+
+    /// Runs this command. Returns the process that serves then.
+    fn upgrade(&self, command: &[&str]) -> Result<Successor> {
+        let version = || self.client().get::<Value>("/v1/version");
+        let before = version()?["pid"].clone();
+        self.rig.daemon.lunette(command)?;
+        let after = version()?["pid"].clone();
+        ensure!(after != before, "it is the same process");
+        let pid = after.as_i64().and_then(|pid| i32::try_from(pid).ok());
+        let pid = pid.and_then(Pid::from_raw).context("no process ID")?;
+        Ok(Successor(pid))
     }
 
     fn writes(&self, offset: u64) -> JoinHandle<Result<()>> {
@@ -540,6 +557,85 @@ fn hung_lock_service_delays_only_its_own_disk() -> Result<()> {
     waits_until(|| Ok(stopping.is_finished()))?;
     stopping.join().ok().context("the thread panicked")??;
     written_soon(bed.writes(0))?;
+    other.finish()?;
+    Ok(())
+}
+
+/// A process that no rig tracks. It ends before the folders of its rig are removed.
+struct Successor(Pid);
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        kill_process(self.0, Signal::KILL).ok();
+    }
+}
+
+/// The old process cannot end while its write hangs. The new one serves all other disks.
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
+fn forced_upgrade_serves_all_disks_but_the_one_that_hangs() -> Result<()> {
+    let disks = [H, "k=file:%k.raw,size=4M,cache=writeback"];
+    let bed = Bed::new(&disks, &[], &["h", "k"])?;
+    let other = VerifiedLoad::start(&bed.rig.socket("k"))?;
+    bed.mount.hang(&[kind::WRITE]);
+    let writing = bed.writes(0);
+    waits_until(|| Ok(bed.mount.held() > 0))?;
+    let _successor = bed.upgrade(&["upgrade", "--lose-ram-disks", "--force"])?;
+    ensure!(bed.mount.held() > 0, "the write has ended");
+    other.expect_progress(SOON)?;
+    ensure!(bed.state("k")? == "ready", "{}", bed.state("k")?);
+    ensure!(bed.state("h")? != "ready", "the disk is open twice");
+    bed.mount.release();
+    waits_until(|| Ok(bed.state("h")? == "ready"))?;
+    // The front end of the disk that hung must reconnect.
+    waits_until(|| Ok(writing.is_finished()))?;
+    other.finish()?;
+    Ok(())
+}
+
+/// Time that the close of a disk takes.
+const SLOW_CLOSE: Duration = Duration::from_secs(7);
+
+/// The new process starts when the old one has closed all disks. Otherwise clients of the disk would get errors.
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
+fn upgrade_waits_for_a_disk_that_closes_slowly() -> Result<()> {
+    let disks = [H, "t=file:@t.raw,cache=writeback"];
+    let bed = Bed::new(&disks, &[], &["h"])?;
+    let load = VerifiedLoad::start(&bed.rig.socket("h"))?;
+    load.expect_progress(SOON)?;
+    bed.mount.hang_file("t.raw", &[kind::FLUSH]);
+    std::thread::scope(|scope| {
+        let releasing = scope.spawn(|| {
+            waits_until(|| Ok(bed.mount.held() > 0))?;
+            std::thread::sleep(SLOW_CLOSE);
+            bed.mount.release();
+            anyhow::Ok(())
+        });
+        bed.rig.daemon.lunette(&["upgrade", "--lose-ram-disks"])?;
+        let released = releasing.join();
+        released.ok().context("the thread panicked")?
+    })?;
+    ensure!(bed.state("t")? == "ready", "{}", bed.state("t")?);
+    load.expect_progress(SOON)?;
+    load.finish()?;
+    Ok(())
+}
+
+/// The exit of the old process hangs in the close of a disk. The new one serves all other disks.
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
+fn close_that_hangs_makes_only_its_own_disk_unavailable() -> Result<()> {
+    let disks = [H, "k=file:%k.raw,size=4M,cache=writeback"];
+    let bed = Bed::new(&disks, &[], &["h", "k"])?;
+    let other = VerifiedLoad::start(&bed.rig.socket("k"))?;
+    bed.mount.hang(&[kind::FLUSH]);
+    let _successor = bed.upgrade(&["upgrade", "--lose-ram-disks"])?;
+    ensure!(bed.mount.held() > 0, "the close has ended");
+    other.expect_progress(SOON)?;
+    ensure!(bed.state("h")? != "ready", "the disk is open twice");
+    bed.mount.release();
+    waits_until(|| Ok(bed.state("h")? == "ready"))?;
     other.finish()?;
     Ok(())
 }

@@ -21,6 +21,13 @@ use rustix::time::{ClockId, clock_gettime};
 /// Longest wait for a slow service manager.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Message of a daemon to the next one: its disks are closed, except those in use by queues that do not end. Programs without support for it
+/// wait for the end of the process.
+pub const RELEASED: &str = "X_LUNETTE_RELEASED=1";
+
+/// Message of a daemon to the next one: it exits now, without having closed all disks. The exit closes them, unless storage blocks it.
+pub const EXITING: &str = "X_LUNETTE_EXITING=1";
+
 /// Connection to the service manager.
 #[derive(Debug)]
 pub struct Notifier {
@@ -90,6 +97,16 @@ impl Notifier {
     /// Reports that the daemon is ending.
     pub fn stopping(&self) {
         self.send("STOPPING=1");
+    }
+
+    /// Sends [`RELEASED`].
+    pub fn released(&self) {
+        self.send(RELEASED);
+    }
+
+    /// Sends [`EXITING`].
+    pub fn exiting(&self) {
+        self.send(EXITING);
     }
 
     /// Stores a descriptor in the service manager under this name. It outlives the process (`FileDescriptorStoreMax=`).

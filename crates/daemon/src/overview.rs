@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use ::control::statistics::{DiskStatistics, Statistics};
@@ -158,6 +158,10 @@ impl Overview {
             bitmaps: Arc::clone(&self.bitmaps),
             event_bus,
         }
+    }
+
+    pub(crate) fn write_live(&self) -> RwLockWriteGuard<'_, Live> {
+        self.live.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn live(&self) -> Live {

@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::control::Status;
@@ -16,7 +16,7 @@ use reactor::{Pool, WorkerOptions};
 use crate::blocking_call::no_thread;
 use crate::control::{self, Api, Audience, BindError, Names, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
-use crate::handover::{DiskMemory, Ending, Handover, Item};
+use crate::handover::{Ending, Handover, Item};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{
@@ -27,9 +27,10 @@ use crate::state_files::DamagedFiles;
 use crate::tcp_service::{ListenAddress, TcpEntrance};
 use crate::uevents::Uevents;
 use crate::watchdog::Watchdog;
-use crate::writing_ahead::write_ahead;
 use crate::{block_devices, limits, metrics, state};
 use config::{AccessConfig, Config, Diagnostics, Placement, WorkersConfig};
+
+mod handover;
 
 /// Reads the configuration file and flags again.
 pub type Reload = Arc<dyn Fn() -> Result<Config, Diagnostics> + Send + Sync>;
@@ -475,49 +476,15 @@ impl Running {
         self.overview.snapshot()
     }
 
-    /// Hands over sessions, sockets and the memory of RAM disks to `to`. No client is served afterwards.
-    pub fn hand_over(&mut self, to: &Notifier, memory: Option<&DiskMemory>) {
-        let control = self.control.take().and_then(control::Server::hand_over);
-        let api = self.api.take().and_then(control::TcpServer::hand_over);
-        let metrics = self.metrics.take().and_then(metrics::Listener::hand_over);
+    /// Ends API clients, jobs, changes and clients of exports.
+    fn end_clients(&mut self) {
+        self.control = None;
+        self.api = None;
+        self.metrics = None;
+        // Jobs return their disks to the source, which needs the owner's thread.
         self.overview.jobs.end();
-        write_ahead(&self.overview.live());
-        let transports = self.overview.servers.transports();
-        let served = transports.map(|transports| {
-            let portals = transports.iscsi.hand_over_portals();
-            let exports = transports.vhost.hand_over_sockets();
-            let nbd = transports.nbd.hand_over_sockets();
-            (transports.vhost.hand_over_sessions(), portals, exports, nbd)
-        });
-        let (sessions, portals, exports, nbd) = served.unwrap_or_default();
-        self.overview.bitmaps.hand_over();
-        let count = sessions.len();
-        let mut others = Handover::default();
-        if let Some(memory) = memory {
-            memory.hand_over(&mut others);
-        }
-        others.push_all(&Item::Portal, portals);
-        others.push_all(&Item::Export, exports);
-        others.push_all(&Item::Nbd, nbd);
-        if let Some(control) = control {
-            others.push_control(control);
-        }
-        others.push_all(&Item::Api, api);
-        others.push_all(&Item::Metrics, metrics);
-        if count == 0 && others.is_empty() {
-            return;
-        }
-        let mut handover = Handover::default();
-        let stored = handover.push_sessions(sessions).and_then(|()| {
-            handover.store(to)?;
-            others.store(to)
-        });
-        match stored {
-            Ok(()) => tracing::info!(sessions = count, "sessions handed over"),
-            Err(error) => {
-                tracing::error!("cannot hand over sessions, front ends must reconnect: {error}");
-            }
-        }
+        self.manager = None;
+        self.overview.servers.end();
     }
 
     /// Returns the served objects and their clients.
@@ -572,16 +539,9 @@ impl Reloader {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.control = None;
-        self.api = None;
-        self.metrics = None;
-        // Jobs return their disks to the source, which needs the owner's thread.
-        self.overview.jobs.end();
-        self.manager = None;
-        self.overview.servers.end();
+        self.end_clients();
         // Remaining readers must keep no disk open: closing an image releases its reservations.
-        let live = &self.overview.live;
-        let mut live = live.write().unwrap_or_else(PoisonError::into_inner);
+        let mut live = self.overview.write_live();
         let disks = live.take_disks();
         let config = Arc::clone(&live.config);
         drop(live);

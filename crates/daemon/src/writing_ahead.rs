@@ -1,16 +1,21 @@
 //! Writes dirty data of images from the page cache while clients are still served. Closing an image makes its data durable, which would
 //! prolong the pause between two daemons.
 
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use bdev::BlockingIo;
+use bdev::{BlockDevice, BlockingIo};
 use block::IoRequest;
 use config::BlockDeviceConfig;
 
+use crate::helper_threads::HelperThreads;
 use crate::objects::Live;
 
 /// No flush starts after this time. Slow storage writes the rest when the images are closed.
 const LIMIT: Duration = Duration::from_secs(3);
+
+/// Time after that for the flush in progress.
+const LAST_FLUSH_MAX: Duration = Duration::from_secs(1);
 
 /// A flush that takes less leaves little to write.
 const LITTLE: Duration = Duration::from_millis(4);
@@ -18,27 +23,43 @@ const LITTLE: Duration = Duration::from_millis(4);
 /// Most passes. Each pass leaves the data that clients write during it.
 const PASSES: usize = 4;
 
-/// Flushes the served images several times and closes its channels.
+/// Flushes the served images several times and closes its channels. Leaves images on storage that does not respond.
 pub fn write_ahead(live: &Live) {
     let until = Instant::now() + LIMIT;
-    let images = live.disks.values().filter(|disk| {
-        let config = live.config.disk(disk.name());
-        config.is_some_and(|disk| matches!(disk.backend, BlockDeviceConfig::Image { .. }))
-    });
-    let images = images.filter_map(|disk| BlockingIo::new(disk.device()).ok());
-    let mut images: Vec<BlockingIo> = images.collect();
+    let threads = HelperThreads::default();
+    let (written, all_written) = mpsc::channel::<()>();
+    for disk in live.disks.values() {
+        let config = live.config.disk(disk.name()).map(|disk| &disk.backend);
+        let Some(image @ BlockDeviceConfig::Image { .. }) = config else {
+            continue;
+        };
+        let (device, written) = (disk.device(), written.clone());
+        let write = move || {
+            flush_until_little_is_left(device, until);
+            drop(written);
+        };
+        // A failure means that the image is written when it is closed.
+        let place = image.blocking_storage().unwrap_or_default();
+        threads.run(&place, write).ok();
+    }
+    drop(written);
+    let left = until.saturating_duration_since(Instant::now());
+    if all_written.recv_timeout(left + LAST_FLUSH_MAX) == Err(mpsc::RecvTimeoutError::Timeout) {
+        tracing::warn!(
+            "images are still being written ahead, the storage is slow or does not respond"
+        );
+    }
+}
+
+fn flush_until_little_is_left(device: Arc<dyn BlockDevice>, until: Instant) {
+    let Ok(mut image) = BlockingIo::new(device) else {
+        return;
+    };
     for _ in 0..PASSES {
-        let mut is_much = false;
-        for image in &mut images {
-            let before = Instant::now();
-            if before > until {
-                return tracing::info!("writing images ahead stopped after {} s", LIMIT.as_secs());
-            }
-            // A failed write is reported when the image is closed.
-            let flushed = image.run_plain(&IoRequest::flush());
-            is_much |= flushed.is_ok() && before.elapsed() > LITTLE;
-        }
-        if !is_much {
+        let before = Instant::now();
+        // A failed write is reported when the image is closed.
+        let flushed = image.run_plain(&IoRequest::flush());
+        if before > until || flushed.is_err() || before.elapsed() < LITTLE {
             return;
         }
     }

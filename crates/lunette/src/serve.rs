@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use config::{Config, Surroundings};
@@ -21,6 +21,8 @@ use crate::take_over;
 /// Maximum time of the shutdown. Sessions drain within milliseconds, a thousand of them on a busy machine within seconds; a disk
 /// that does not respond must not block it.
 const END_LIMIT: Duration = Duration::from_secs(10);
+/// The same with a handover. If a disk is still open then, its clients lose their sessions.
+const HANDOVER_LIMIT: Duration = Duration::from_secs(20);
 /// Maximum number of waiting listeners in the status line for the service manager.
 const LISTENERS_NAMED: usize = 4;
 /// Poll interval of an inherited connection: short for users, with little load.
@@ -282,13 +284,24 @@ pub fn print_latency(running: &Running) {
 /// Hands over to the receiver, if there is one. Ends all other sessions, workers and sockets in bounded time.
 fn end(mut running: Running, context: &ServiceContext) {
     tracing::info!("daemon stopping");
-    let limit = std::thread::Builder::new().name("end-limit".to_owned());
-    let limited = limit.spawn(|| {
-        std::thread::sleep(END_LIMIT);
+    let is_daemon = context.receiver_path().is_some();
+    let limit = match is_daemon {
+        true => HANDOVER_LIMIT,
+        false => END_LIMIT,
+    };
+    // The next daemon, while it has all descriptors and waits for the disks.
+    let waiting = Arc::<Mutex<Option<Notifier>>>::default();
+    let waiting_at_limit = Arc::clone(&waiting);
+    let thread = std::thread::Builder::new().name("end-limit".to_owned());
+    let limited = thread.spawn(move || {
+        std::thread::sleep(limit);
         tracing::error!(
-            "requests are still in flight after {} s, exiting anyway",
-            END_LIMIT.as_secs()
+            "requests are still in flight or disks still open after {} s, exiting anyway",
+            limit.as_secs()
         );
+        if let Some(next) = lock(&waiting_at_limit).take() {
+            next.exiting();
+        }
         std::process::exit(1);
     });
     if let Err(error) = limited {
@@ -296,10 +309,21 @@ fn end(mut running: Running, context: &ServiceContext) {
     }
     if let Some(receiver) = receiver(context) {
         // The service manager already stores the memory of RAM disks.
-        let is_daemon = context.receiver_path().is_some();
         let memory = context.memory.as_ref().filter(|_| is_daemon);
         running.hand_over(&receiver, memory);
+        if is_daemon {
+            *lock(&waiting) = Some(receiver);
+            let is_released = running.release();
+            // If a disk may be open, the next daemon waits for the end of this process.
+            if let Some(next) = lock(&waiting).take().filter(|_| is_released) {
+                next.released();
+            }
+        }
     }
     drop(running);
     tracing::debug!("daemon stopped");
+}
+
+fn lock(next: &Mutex<Option<Notifier>>) -> MutexGuard<'_, Option<Notifier>> {
+    next.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
 //! `lunette serve --take-over`: takes over from the daemon at the control socket. This daemon checks itself first. On its request the
-//! other daemon stops its queues, passes the descriptors of its front ends, and ends.
+//! other daemon stops its queues, passes the descriptors of its front ends, closes its disks, and ends.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use config::Config;
 use control::{Client, HANDOVER_VERSION, Method, Upgrade, Version};
-use daemon::Handover;
+use daemon::{Handover, notify};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -19,8 +19,11 @@ use serde_json::json;
 
 use crate::failure::Failure;
 
-/// Maximum time until the other daemon ends: its own limit for requests, and some more.
-const END_LIMIT: Duration = Duration::from_secs(20);
+/// Maximum time until the other daemon releases its disks or ends: its own limit, and some more.
+const END_LIMIT: Duration = Duration::from_secs(25);
+
+/// Maximum time for the exit of the other daemon at its limit. Storage that does not respond blocks the exit.
+const EXIT_LIMIT: Duration = Duration::from_secs(2);
 
 /// Maximum bytes of a message with a descriptor.
 const MESSAGE_MAX: usize = 4096;
@@ -55,7 +58,7 @@ pub fn take(config: &Config, usual: Option<&Path>) -> Result<Handover, Failure> 
     };
     client.change(Method::POST, "/v1/upgrade", Some(&json!(wanted)))?;
     let handover = receive(&handover_socket.socket, &ending)?;
-    tracing::debug!("the previous daemon has ended");
+    tracing::debug!("the previous daemon has released its disks");
     Ok(handover)
 }
 
@@ -86,9 +89,10 @@ impl Drop for HandoverSocket {
     }
 }
 
-/// Receives descriptors until the other daemon has ended.
+/// Receives descriptors until the other daemon has released its disks or has ended. A process that storage blocks cannot end.
 fn receive(socket: &UnixDatagram, ending: &OwnedFd) -> Result<Handover, Failure> {
-    let until = Instant::now() + END_LIMIT;
+    let mut until = Instant::now() + END_LIMIT;
+    let mut is_exiting = false;
     let mut handover = Handover::default();
     loop {
         let mut waits = [
@@ -98,6 +102,12 @@ fn receive(socket: &UnixDatagram, ending: &OwnedFd) -> Result<Handover, Failure>
         let rest = Timespec::try_from(until.saturating_duration_since(Instant::now()));
         let rest = rest.map_err(|error| Failure::because(error.to_string()))?;
         match poll(&mut waits, Some(&rest)) {
+            Ok(0) if is_exiting => {
+                tracing::warn!(
+                    "the previous daemon cannot exit, disks on storage that does not respond stay locked"
+                );
+                return Ok(handover);
+            }
             Ok(0) => {
                 return Err(Failure::because(format!(
                     "the previous daemon did not end within {} s",
@@ -112,9 +122,17 @@ fn receive(socket: &UnixDatagram, ending: &OwnedFd) -> Result<Handover, Failure>
             }
         }
         if !waits[0].revents().is_empty() {
-            if let Some((name, descriptor)) = message(socket)? {
-                // Other descriptors are closed.
-                handover.add(&name, descriptor).ok();
+            match message(socket)? {
+                Message::Descriptor(name, descriptor) => {
+                    // Other descriptors are closed.
+                    handover.add(&name, descriptor).ok();
+                }
+                Message::Released => return Ok(handover),
+                Message::Exiting => {
+                    until = Instant::now() + EXIT_LIMIT;
+                    is_exiting = true;
+                }
+                Message::Unknown => {}
             }
         } else if !waits[1].revents().is_empty() {
             return Ok(handover);
@@ -122,8 +140,20 @@ fn receive(socket: &UnixDatagram, ending: &OwnedFd) -> Result<Handover, Failure>
     }
 }
 
-/// Receives a descriptor and its name.
-fn message(socket: &UnixDatagram) -> Result<Option<(String, OwnedFd)>, Failure> {
+/// A message of the other daemon.
+enum Message {
+    /// A descriptor and its name.
+    Descriptor(String, OwnedFd),
+    /// The disks are closed, except those in use by queues that do not end.
+    Released,
+    /// The daemon exits without having closed all disks.
+    Exiting,
+    /// A message of a later version.
+    Unknown,
+}
+
+/// Receives a message.
+fn message(socket: &UnixDatagram) -> Result<Message, Failure> {
     let mut bytes = [0; MESSAGE_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -144,5 +174,10 @@ fn message(socket: &UnixDatagram) -> Result<Option<(String, OwnedFd)>, Failure> 
     }
     let text = String::from_utf8_lossy(&bytes[..got.bytes]).into_owned();
     let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
-    Ok(name.map(str::to_owned).zip(descriptor))
+    Ok(match (name, descriptor) {
+        (Some(name), Some(descriptor)) => Message::Descriptor(name.to_owned(), descriptor),
+        _ if text == notify::RELEASED => Message::Released,
+        _ if text == notify::EXITING => Message::Exiting,
+        _ => Message::Unknown,
+    })
 }
