@@ -280,7 +280,7 @@ impl ClusterConfig {
 }
 
 /// Name of an RBD image: `POOL[/NAMESPACE]/IMAGE[@SNAP]`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ImageName {
     /// Name of the pool.
     pub pool: String,

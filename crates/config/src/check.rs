@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use super::daemon_keys::{Draft, WorkersDraft};
+use super::devices::BlockDeviceConfig;
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::file_lookup::look_at_files;
 use super::location::{Located, Location};
@@ -38,7 +39,7 @@ pub fn complete(
 
     let mut config = draft.daemon(placement, surroundings);
     for disk in draft.disks {
-        config.disks.push(disk.complete?);
+        config.disks.push(disk.complete()?);
     }
     for export in draft.exports {
         config.add_export(export.complete()?);
@@ -250,13 +251,14 @@ fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Dia
         files.see(key, &path.location, object, help, diagnostics);
 
         // Without a file that is not required the daemon starts, and waits for it.
-        let required = disk.complete.as_ref().filter(|disk| disk.require);
-        let Some(super::devices::BlockDeviceConfig::File { size: None, .. }) =
-            required.map(|disk| &disk.backend)
-        else {
+        let is_required = disk.is_complete && disk.require;
+        let BlockDeviceConfig::File { size: None, .. } = &disk.backend else {
             continue;
         };
-        if surroundings.files_are_here && matches!(path.value.try_exists(), Ok(false)) {
+        if is_required
+            && surroundings.files_are_here
+            && matches!(path.value.try_exists(), Ok(false))
+        {
             let message = format!("there is no file {}", path.value.display());
             let mistake = Mistake::new(MistakeKind::Relation, &path.location, message);
             diagnostics.push(

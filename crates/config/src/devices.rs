@@ -1,9 +1,10 @@
 //! The kinds of block devices for disks, with all differences between them in one list.
 //!
-//! A kind consists of a variant of [`BlockDeviceConfig`], a word in [`DEVICE_KINDS`], its keys in [`super::disk`], and an arm of each
+//! A kind consists of a variant of [`BlockDeviceConfig`], a line of `kinds!`, its keys in [`super::disk`], and an arm of each
 //! `match` below: the compiler reports missing ones.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use block::{
     CacheMode, ClusterConfig, DelayTime, FileLock, ImageName, NamedFiles, PassedReservations,
@@ -11,7 +12,12 @@ use block::{
 };
 use iscsi::address::UnitAddress;
 use iscsi::chap::Algorithm as ChapAlgorithm;
+use iscsi::negotiation::{DigestOffer, Offer};
 use nbd::address::{ExportAddress, ServerAddress};
+
+const QUEUE_DEPTH: u16 = 128;
+/// Seconds that I/O waits for a lost connection, as for open-iscsi.
+const REPLACEMENT_TIMEOUT: u32 = 120;
 
 /// Block device of a disk, with its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +124,7 @@ impl Persist {
 }
 
 /// An RBD image and its cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RbdConfig {
     /// `POOL[/NAMESPACE]/IMAGE[@SNAP]`.
     pub image: ImageName,
@@ -151,24 +157,8 @@ pub struct RemoteConfig {
     pub queue_depth: u16,
     /// Time in seconds that I/O waits for an unreachable target; 0: no limit.
     pub replacement_timeout: u32,
-    /// Digest of headers.
-    pub header_digest: Digest,
-    /// Digest of data.
-    pub data_digest: Digest,
-    /// Declared MaxRecvDataSegmentLength.
-    pub max_recv_data_segment_length: u32,
-    /// MaxBurstLength.
-    pub max_burst_length: u32,
-    /// FirstBurstLength.
-    pub first_burst_length: u32,
-    /// MaxOutstandingR2T.
-    pub max_outstanding_r2t: u16,
-    /// ImmediateData.
-    pub immediate_data: bool,
-    /// InitialR2T.
-    pub initial_r2t: bool,
-    /// ErrorRecoveryLevel.
-    pub error_recovery_level: u8,
+    /// Proposed parameters of the session.
+    pub offer: Offer,
     /// The unit is passed through, with this handling of reservations.
     pub passthrough: Option<PassedReservations>,
 }
@@ -190,10 +180,23 @@ pub struct NbdDiskConfig {
     pub response_timeout: u32,
 }
 
-impl NbdDiskConfig {
-    /// Default of `response_timeout`.
-    pub const RESPONSE_TIMEOUT: u32 = 60;
+impl Default for NbdDiskConfig {
+    fn default() -> Self {
+        NbdDiskConfig {
+            address: ExportAddress {
+                server: ServerAddress::Unix(PathBuf::new()),
+                export: String::new(),
+            },
+            cache: ExportCache::Writeback,
+            multi_conn: true,
+            queue_depth: QUEUE_DEPTH,
+            replacement_timeout: REPLACEMENT_TIMEOUT,
+            response_timeout: 60,
+        }
+    }
+}
 
+impl NbdDiskConfig {
     /// Returns the path of the server's Unix socket.
     pub fn socket(&self) -> Option<&PathBuf> {
         match &self.address.server {
@@ -221,22 +224,6 @@ impl ExportCache {
     ];
 }
 
-/// A digest of a session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Digest {
-    /// No digest.
-    #[default]
-    None,
-    /// CRC32C.
-    Crc32c,
-}
-
-impl Digest {
-    /// All values with their words.
-    pub const WORDS: [(&'static str, Digest); 2] =
-        [("none", Digest::None), ("crc32c", Digest::Crc32c)];
-}
-
 impl Default for RemoteConfig {
     fn default() -> Self {
         RemoteConfig {
@@ -247,66 +234,83 @@ impl Default for RemoteConfig {
             chap_algorithms: None,
             initiator_name: None,
             connections: 1,
-            queue_depth: 128,
-            // As for open-iscsi.
-            replacement_timeout: 120,
-            header_digest: Digest::None,
-            data_digest: Digest::None,
-            max_recv_data_segment_length: 262_144,
-            max_burst_length: 1 << 20,
-            first_burst_length: 262_144,
-            max_outstanding_r2t: 1,
-            immediate_data: true,
-            initial_r2t: false,
-            error_recovery_level: 0,
+            queue_depth: QUEUE_DEPTH,
+            replacement_timeout: REPLACEMENT_TIMEOUT,
+            offer: Offer {
+                header_digest: DigestOffer::None,
+                data_digest: DigestOffer::None,
+                ..Offer::of_initiators()
+            },
             passthrough: None,
         }
     }
 }
 
-/// A kind of block device, without options.
-#[derive(Clone, Copy, PartialEq)]
-pub enum DeviceKind {
-    Ram,
-    Null,
-    Delay,
-    File,
-    Image,
-    Rbd,
-    Iscsi,
-    Nbd,
-    ScsiGeneric,
+/// Declares the kinds of block devices, each with its word and its options before they are read.
+macro_rules! kinds {
+    ($count:literal: $($kind:ident $word:literal $config:expr;)+) => {
+        /// A kind of block device, without options.
+        #[derive(Clone, Copy, PartialEq)]
+        pub enum DeviceKind {
+            $($kind,)+
+        }
+
+        /// All kinds with their words.
+        pub const DEVICE_KINDS: [(&str, DeviceKind); $count] = [$(($word, DeviceKind::$kind)),+];
+
+        impl DeviceKind {
+            /// Returns the word in files and flags.
+            pub const fn word(self) -> &'static str {
+                match self {
+                    $(DeviceKind::$kind => $word,)+
+                }
+            }
+
+            /// Returns a block device with default options. Required ones are empty.
+            pub fn config(self) -> BlockDeviceConfig {
+                match self {
+                    $(DeviceKind::$kind => $config,)+
+                }
+            }
+        }
+
+        impl BlockDeviceConfig {
+            /// Returns the kind.
+            pub fn kind(&self) -> DeviceKind {
+                match self {
+                    $(BlockDeviceConfig::$kind { .. } => DeviceKind::$kind,)+
+                }
+            }
+
+            /// Returns the word in files and flags.
+            pub fn word(&self) -> &'static str {
+                self.kind().word()
+            }
+        }
+    };
 }
 
-/// All kinds with their words.
-pub const DEVICE_KINDS: [(&str, DeviceKind); 9] = [
-    ("ram", DeviceKind::Ram),
-    ("null", DeviceKind::Null),
-    ("delay", DeviceKind::Delay),
-    ("file", DeviceKind::File),
-    ("image", DeviceKind::Image),
-    ("rbd", DeviceKind::Rbd),
-    ("iscsi", DeviceKind::Iscsi),
-    ("nbd", DeviceKind::Nbd),
-    ("scsi_generic", DeviceKind::ScsiGeneric),
-];
+kinds! { 9:
+    Ram "ram" BlockDeviceConfig::Ram { size: 0, persist: Persist::None };
+    Null "null" BlockDeviceConfig::Null { size: 0 };
+    Delay "delay" BlockDeviceConfig::Delay { size: 0, time: DelayTime::Fixed(Duration::ZERO), storage: DelayStorage::Null };
+    File "file" BlockDeviceConfig::File { path: PathBuf::new(), size: None, cache: CacheMode::None, lock: FileLock::Always };
+    Image "image" BlockDeviceConfig::Image {
+        path: PathBuf::new(), size: None, data_file: None, named_files: None, cache: CacheMode::None, lock: FileLock::Always,
+    };
+    Rbd "rbd" BlockDeviceConfig::Rbd(Box::default());
+    Iscsi "iscsi" BlockDeviceConfig::Iscsi(Box::default());
+    Nbd "nbd" BlockDeviceConfig::Nbd(Box::default());
+    ScsiGeneric "scsi_generic" BlockDeviceConfig::ScsiGeneric { path: PathBuf::new(), reservations: PassedReservations::default() };
+}
+
+impl Default for BlockDeviceConfig {
+    fn default() -> Self {
+        BlockDeviceConfig::Null { size: 0 }
+    }
+}
 
 impl BlockDeviceConfig {
-    /// Returns the word in files and flags.
-    pub fn word(&self) -> &'static str {
-        match self {
-            BlockDeviceConfig::Ram { .. } => "ram",
-            BlockDeviceConfig::Null { .. } => "null",
-            BlockDeviceConfig::Delay { .. } => "delay",
-            BlockDeviceConfig::File { .. } => "file",
-            BlockDeviceConfig::Image { .. } => "image",
-            BlockDeviceConfig::Rbd(_) => "rbd",
-            BlockDeviceConfig::Iscsi(_) => "iscsi",
-            BlockDeviceConfig::Nbd(_) => "nbd",
-            BlockDeviceConfig::ScsiGeneric { .. } => "scsi_generic",
-        }
-    }
-
     /// Returns true if the backing object stores its size, including changes by others.
     pub fn keeps_size(&self) -> bool {
         matches!(

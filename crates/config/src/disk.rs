@@ -5,12 +5,9 @@ use block::{
 };
 use serde_json::json;
 
-use super::devices::{
-    BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, NbdDiskConfig, Persist, RbdConfig,
-    RemoteConfig,
-};
+use super::devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, Persist};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::disk_draft::{DiskDraft, DiskKey};
+use super::disk_draft::{DiskDraft, DiskKey, device_key, place};
 use super::key::{KeyValue, Kind, NONE, REQUIRED, RunTime, key_values, words};
 use super::location::Located;
 use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX};
@@ -36,16 +33,6 @@ const IOPS_MAX: u64 = 1_000_000_000;
 /// Maximum time limit in seconds.
 const DAY: u64 = 86_400;
 
-/// Returns a field of the block device as it is written, if the device is of one of these kinds.
-macro_rules! of_device {
-    ($disk:ident, $($kind:ident)|+, $field:ident) => {
-        match &$disk.backend {
-            $(BlockDeviceConfig::$kind { $field, .. })|+ => $field.value(),
-            _ => None,
-        }
-    };
-}
-
 /// All keys of a disk.
 pub static DISK_KEYS: &[DiskKey] = &[
     key! { "name": Kind::Text("a name", NAME_ALLOWED); REQUIRED; RunTime::AddAnew; "name for exports and commands";
@@ -53,7 +40,10 @@ pub static DISK_KEYS: &[DiskKey] = &[
     },
     key! { "backend": Kind::Word(&const { words(&DEVICE_KINDS) }); REQUIRED; RunTime::AddAnew;
         "kind of the disk: see the sections below";
-        read |key, reader, disk| disk.device = reader.choice(key.name, &DEVICE_KINDS).map(|at| at.value);
+        read |key, reader, disk| {
+            disk.device = reader.choice(key.name, &DEVICE_KINDS).map(|at| at.value);
+            disk.backend = disk.device.map_or_else(BlockDeviceConfig::default, |kind| kind.config());
+        };
         get |disk| Some(json!(disk.backend.word()))
     },
     key! { "size": Kind::Size(": a multiple of the block size", 512..=SIZE_MAX); NONE; DISK_RESIZE;
@@ -61,60 +51,49 @@ pub static DISK_KEYS: &[DiskKey] = &[
             disk follows the size of the file. `image`, `rbd`, `iscsi`, `nbd`, `scsi_generic`: not allowed, because the image, unit or export has a size";
         read |key, reader, disk| disk.size = reader.size(key.name); get |disk| disk.backend.size().value()
     },
-    key! { "path": Kind::Text("path of a file or a device", "the path of a file or a device"); REQUIRED;
-        RunTime::AddAnew, of &["file", "image", "scsi_generic"];
+    device_key! { "path": Kind::Text("path of a file or a device", "the path of a file or a device"); REQUIRED;
         "`image`: a qcow2 image. `scsi_generic`: `/dev/sgN`, or a block device that is a SCSI device. `file`: the content \
             is served as raw bytes; an image format causes a warning";
-        set path; get |disk| of_device!(disk, File | Image | ScsiGeneric, path)
+        [File Image ScsiGeneric] { path }
     },
-    key! { "data_file": Kind::Text("path of a file", "the path of a file or a block device");
-        "for reading: the file that the image names"; RunTime::AddAnew, of &["image"];
+    device_key! { "data_file": Kind::Text("path of a file", "the path of a file or a block device");
+        "for reading: the file that the image names";
         "external data file of the image. Required for writing, because an image from an untrusted source can name any file";
-        set data_file; get |disk| of_device!(disk, Image, data_file)
+        [Image] { data_file }
     },
-    key! { "named_files": NamedFiles::KIND;
-        "`any`; `folder` for a disk or a job's target that a request to the API names"; RunTime::AddAnew, of &["image"];
+    device_key! { "named_files": NamedFiles::KIND;
+        "`any`; `folder` for a disk or a job's target that a request to the API names";
         "allowed names of backing images and data files in the image and in its backing images. `any`: every file, logical unit, RBD image and NBD export. \
             `folder`: files in the folder of the image that names them. `none`: an image that names a file is refused";
-        set named_files; get |disk| of_device!(disk, Image, named_files)
+        [Image] { named_files }
     },
-    key! { "cache": CacheMode::KIND; "`none`"; RunTime::AddAnew, of &["file", "image"];
+    device_key! { "cache": CacheMode::KIND; "`none`";
         "`none`: O_DIRECT. `writeback`: the page cache holds written data until a flush. `writethrough`: each write is durable when it completes";
-        set cache; get |disk| of_device!(disk, File | Image, cache)
+        [File Image] { cache } always
     },
     key! { "lock": FileLock::KIND; "`always`"; RunTime::AddAnew, of &["file", "image"];
         "duration of the lock against other writers. `while-active`: only while clients or jobs use the disk, so that another daemon \
             may open it for a [live migration](migration.md#two-daemons)";
         read |key, reader, disk| {
-            key.set(reader, &mut disk.file_lock);
-            if disk.file_lock == FileLock::WhileActive {
+            key.set_in(reader, place!(&mut disk.config.backend; [File Image] { lock }));
+            if disk.backend.takes_turns() {
                 // Default of `on_error`, which is read later: requests wait while another process has the lock.
                 disk.errors.on_error = OnError::Stop;
             }
         };
-        get |disk| match &disk.backend {
-            BlockDeviceConfig::File { lock, .. } | BlockDeviceConfig::Image { lock, .. } => lock.value_unless(&FileLock::Always),
-            _ => None,
-        }
+        get |disk| place!(&disk.backend; [File Image] { lock })?.value_unless(&FileLock::Always)
     },
     key! { "lock_timeout": Kind::Number("seconds", 0..=DAY); "`0`"; RunTime::AddAnew, of &["file", "image"];
         "with `lock = \"while-active\"`: time after which requests fail if another process has the lock. 0: requests wait for the lock";
         set errors.lock_timeout; get |disk| disk.errors.lock_timeout.value_unless(&0)
     },
-    key! { "time": Kind::Text("`250us`, `50us-2ms` (any time between) or `exp:3ms` (exponentially distributed)", DelayTime::FORMS);
-        REQUIRED; RunTime::AddAnew, of &["delay"]; "duration of each I/O"; set time; get |disk| of_device!(disk, Delay, time)
+    device_key! { "time": Kind::Text("`250us`, `50us-2ms` (any time between) or `exp:3ms` (exponentially distributed)", DelayTime::FORMS);
+        REQUIRED; "duration of each I/O"; [Delay] { time }
     },
-    key! { "storage": DelayStorage::KIND; "`null`"; RunTime::AddAnew, of &["delay"];
-        "storage of the data. Deprecated name: `around`";
-        set storage; get |disk| of_device!(disk, Delay, storage)
-    },
-    key! { "persist": Persist::KIND; "`none`"; RunTime::AddAnew, of &["ram"];
+    device_key! { "storage": DelayStorage::KIND; "`null`"; "storage of the data. Deprecated name: `around`"; [Delay] { storage } always },
+    device_key! { "persist": Persist::KIND; "`none`";
         "`memfd`: the content survives the end of the daemon, also a kill, if the service manager stores descriptors: see \
-            [RAM disks that stay](operations.md#ram-disks-that-stay)";
-        set persist; get |disk| match &disk.backend {
-            BlockDeviceConfig::Ram { persist, .. } => persist.value_unless(&Persist::None),
-            _ => None,
-        }
+            [RAM disks that stay](operations.md#ram-disks-that-stay)"; [Ram] { persist }
     },
     rbd::IMAGE,
     rbd::CONF,
@@ -186,18 +165,18 @@ pub static DISK_KEYS: &[DiskKey] = &[
         "EXTENDED COPY through targets without this disk may use it, by its NAA identifier"; both shown.copy_across_targets
     },
     key! { "iops": Kind::Number("requests per second", 1..=IOPS_MAX); NONE; DISK_LIMIT; "limit for the sum of all clients";
-        set iops; get |disk| disk.limits.iops.value()
+        both limits.iops
     },
     key! { "iops_burst": Kind::Number("requests", 1..=IOPS_MAX); "a twentieth of `iops`"; DISK_LIMIT;
-        "requests admitted at once after a pause"; set iops_burst; get |disk| disk.limits.iops_burst.value()
+        "requests admitted at once after a pause"; both limits.iops_burst
     },
     key! { "bandwidth": Kind::Size(", per second", 1..=SIZE_MAX); NONE; DISK_LIMIT;
         "limit for the sum of reads and writes of all clients";
-        read |key, reader, disk| disk.bandwidth = reader.size(key.name); get |disk| disk.limits.bandwidth.value()
+        read |key, reader, disk| disk.limits.bandwidth = reader.size(key.name).map(|at| at.value); get |disk| disk.limits.bandwidth.value()
     },
     key! { "bandwidth_burst": Kind::Size("", 1..=SIZE_MAX); "a twentieth of `bandwidth`"; DISK_LIMIT;
         "bytes admitted at once after a pause";
-        read |key, reader, disk| disk.bandwidth_burst = reader.size(key.name); get |disk| disk.limits.bandwidth_burst.value()
+        read |key, reader, disk| disk.limits.bandwidth_burst = reader.size(key.name).map(|at| at.value); get |disk| disk.limits.bandwidth_burst.value()
     },
     key! { "on_error": OnError::KIND; "`report`; with `lock = \"while-active\"`: `stop`"; DISK_SET;
         "handling of failed I/Os. `report`: the client receives the error. `stop`: the I/O \
@@ -234,10 +213,7 @@ impl DiskConfig {
 
 fn read_keys(reader: &mut Reader<'_, '_>, draft: &mut DiskDraft, which: fn(&DiskKey) -> bool) {
     for key in DISK_KEYS.iter().filter(|key| which(key)) {
-        let known = DEVICE_KINDS
-            .iter()
-            .find(|(_, kind)| Some(*kind) == draft.device);
-        let device = known.map(|(word, _)| *word);
+        let device = draft.device.map(|kind| kind.word());
         if !key.is_of(device) {
             continue;
         }
@@ -269,10 +245,16 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let mut reader = Reader::new(&fields, "disk", diagnostics);
     let mut draft = DiskDraft::default();
     read_keys(&mut reader, &mut draft, |_| true);
-    let limits = relate_limits(&mut reader, &draft);
-    passthrough::relate(&mut reader, &draft, draft.device);
+    relate_limits(&mut reader, &draft.limits);
+    passthrough::relate(&mut reader, &draft);
     relate_discard(&mut reader, &draft);
     let size_fits = relate_size(&mut reader, &draft);
+    let paths = draft.backend.paths();
+    let path = paths.iter().find(|(key, _)| *key == "path");
+    draft.path = reader
+        .location("path")
+        .zip(path)
+        .map(|(at, (_, path))| Located::new(path.to_path_buf(), at.clone()));
     reader.finish(|key| {
         let key = DISK_KEYS.iter().find(|known| known.name == key)?;
         let (key, owner) = (key.name, key.of.first()?);
@@ -280,10 +262,14 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
             "disk: `{key}` belongs to the back end `{owner}`, and this disk has another"
         ))
     });
-    draft.complete = draft
-        .backend()
-        .filter(|_| size_fits)
-        .and_then(|backend| draft.disk(backend, limits));
+    draft.is_complete = size_fits && draft.device.is_some() && draft.name.is_some();
+    draft.config.name = draft
+        .name
+        .as_ref()
+        .map_or_else(String::new, |name| name.value.clone());
+    if let Some(size) = &draft.size {
+        draft.config.backend = draft.config.backend.with_size(Some(size.value));
+    }
     draft
 }
 
@@ -292,9 +278,9 @@ pub fn read_limits(fields: &Fields, diagnostics: &mut Diagnostics) -> LimitsConf
     let mut reader = Reader::new(fields, "limits", diagnostics);
     let mut draft = DiskDraft::default();
     read_keys(&mut reader, &mut draft, |key| key.run_time == DISK_LIMIT);
-    let limits = relate_limits(&mut reader, &draft);
+    relate_limits(&mut reader, &draft.limits);
     reader.finish(|_| None);
-    limits
+    draft.config.limits
 }
 
 /// Applies the keys that `lunette disk set` changes to an error policy; other fields are unchanged.
@@ -304,105 +290,33 @@ pub fn read_settings(
     diagnostics: &mut Diagnostics,
 ) -> ErrorPolicy {
     let mut reader = Reader::new(fields, "disk", diagnostics);
-    let mut draft = DiskDraft {
-        errors,
-        ..DiskDraft::default()
-    };
+    let mut draft = DiskDraft::default();
+    draft.config.errors = errors;
     read_keys(&mut reader, &mut draft, |key| key.run_time == DISK_SET);
     reader.finish(|_| None);
-    draft.errors
-}
-
-impl DiskDraft {
-    fn backend(&self) -> Option<BlockDeviceConfig> {
-        let size = self.size.as_ref().map(|size| size.value);
-        Some(match self.device? {
-            DeviceKind::Ram => BlockDeviceConfig::Ram {
-                size: size?,
-                persist: self.persist,
-            },
-            DeviceKind::Null => BlockDeviceConfig::Null { size: size? },
-            DeviceKind::Delay => BlockDeviceConfig::Delay {
-                size: size?,
-                time: self.time?,
-                storage: self.storage.unwrap_or(DelayStorage::Null),
-            },
-            DeviceKind::File => BlockDeviceConfig::File {
-                path: self.path.as_ref()?.value.clone(),
-                size,
-                cache: self.cache.unwrap_or(CacheMode::None),
-                lock: self.file_lock,
-            },
-            DeviceKind::Image => BlockDeviceConfig::Image {
-                path: self.path.as_ref()?.value.clone(),
-                size: None,
-                data_file: self.data_file.clone(),
-                named_files: self.named_files,
-                cache: self.cache.unwrap_or(CacheMode::None),
-                lock: self.file_lock,
-            },
-            DeviceKind::Rbd => BlockDeviceConfig::Rbd(Box::new(RbdConfig {
-                image: self.image.clone()?,
-                cluster: self.cluster.clone(),
-                lock: self.lock,
-                size: None,
-            })),
-            DeviceKind::Iscsi => {
-                self.remote.unit.as_ref()?;
-                BlockDeviceConfig::Iscsi(Box::new(RemoteConfig {
-                    passthrough: self.passthrough.of_unit(),
-                    ..self.remote.clone()
-                }))
-            }
-            DeviceKind::Nbd => BlockDeviceConfig::Nbd(Box::new(NbdDiskConfig {
-                address: self.nbd.address.clone()?,
-                cache: self.nbd.cache,
-                multi_conn: self.nbd.multi_conn,
-                queue_depth: self.remote.queue_depth,
-                replacement_timeout: self.remote.replacement_timeout,
-                response_timeout: self.nbd.response_timeout,
-            })),
-            DeviceKind::ScsiGeneric => BlockDeviceConfig::ScsiGeneric {
-                path: self.path.as_ref()?.value.clone(),
-                reservations: self.passthrough.reservations(),
-            },
-        })
-    }
-
-    fn disk(&self, backend: BlockDeviceConfig, limits: LimitsConfig) -> Option<DiskConfig> {
-        Some(DiskConfig {
-            name: self.name.as_ref()?.value.clone(),
-            backend,
-            discard: self.discard.as_ref().map(|at| at.value).unwrap_or_default(),
-            block_size: self.block_size,
-            read_only: self.read_only,
-            require: self.require,
-            serial: self.serial.clone(),
-            shown: self.shown,
-            limits,
-            errors: self.errors,
-        })
-    }
+    draft.config.errors
 }
 
 /// Refuses `discard` if it has no effect: the daemon does not process commands of a pass-through unit, and no layer forwards the
 /// reservations of a shared RBD image.
 fn relate_discard(reader: &mut Reader<'_, '_>, draft: &DiskDraft) {
-    let Some(at) = &draft.discard else { return };
-    let other = match draft.device {
-        Some(DeviceKind::Iscsi) if draft.passthrough.is_on => "passthrough",
-        Some(DeviceKind::Rbd) if draft.lock == RbdLock::Shared => "lock = \"shared\"",
+    let Some(location) = reader.valid("discard") else {
+        return;
+    };
+    let other = match &draft.backend {
+        BlockDeviceConfig::Iscsi(remote) if remote.passthrough.is_some() => "passthrough",
+        BlockDeviceConfig::Rbd(rbd) if rbd.lock == RbdLock::Shared => "lock = \"shared\"",
         _ => return,
     };
     let message = format!("`discard` cannot be combined with `{other}`");
-    let mistake = Mistake::new(MistakeKind::Relation, &at.location, &message);
+    let mistake = Mistake::new(MistakeKind::Relation, location, &message);
     reader.diagnostics().push(mistake.help("remove `discard`"));
 }
 
 /// Checks that a size is given if the back end needs it, and refuses it if it does not. Returns false if the size is not a multiple of the
 /// disk's block size.
 fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
-    use DeviceKind::{Delay, Image, Iscsi, Nbd, Null, Ram, Rbd, ScsiGeneric};
+    use super::devices::DeviceKind::{Delay, Image, Iscsi, Nbd, Null, Ram, Rbd, ScsiGeneric};
     if matches!(draft.device, Some(Ram | Null | Delay)) {
         reader.require("size", super::size::SIZE_ALLOWED);
     }
@@ -450,35 +364,26 @@ pub fn check_size(reader: &mut Reader<'_, '_>, size: &Located<u64>, block_size: 
     false
 }
 
-/// Reads the limits. A burst without a rate is a mistake, because it has no effect.
-fn relate_limits(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> LimitsConfig {
-    let pairs = [
-        ("iops", &draft.iops, &draft.iops_burst),
-        ("bandwidth", &draft.bandwidth, &draft.bandwidth_burst),
-    ];
-    for (rate_key, rate, burst) in pairs {
-        let burst_key = format!("{rate_key}_burst");
-        if let (Some(burst), None) = (burst, rate) {
-            let message = format!("`{burst_key}` needs `{rate_key}`");
-            let mistake = Mistake::new(MistakeKind::Relation, &burst.location, message);
-            let help = format!("add `{rate_key}`, or remove `{burst_key}`");
+/// Checks the limits. A burst without a rate is a mistake, because it has no effect.
+fn relate_limits(reader: &mut Reader<'_, '_>, limits: &LimitsConfig) {
+    for (rate, burst) in [("iops", "iops_burst"), ("bandwidth", "bandwidth_burst")] {
+        if let (Some(location), None) = (reader.valid(burst), reader.valid(rate)) {
+            let message = format!("`{burst}` needs `{rate}`");
+            let mistake = Mistake::new(MistakeKind::Relation, location, message);
+            let help = format!("add `{rate}`, or remove `{burst}`");
             reader.diagnostics().push(mistake.help(help));
         }
-        for (key, at) in [(rate_key, rate), (burst_key.as_str(), burst)] {
-            if let Some(at) = at.as_ref().filter(|at| at.value == 0) {
-                let message = format!("`{key}`: found 0");
-                let mistake = Mistake::new(MistakeKind::Value, &at.location, message);
-                let help = "to remove the limit, remove the key";
-                reader.diagnostics().push(mistake.help(help));
-            }
-        }
     }
-    let value = |at: &Option<Located<u64>>| at.as_ref().map(|at| at.value);
-    LimitsConfig {
-        iops: value(&draft.iops),
-        iops_burst: value(&draft.iops_burst),
-        bandwidth: value(&draft.bandwidth),
-        bandwidth_burst: value(&draft.bandwidth_burst),
+    for (key, value) in [
+        ("bandwidth", limits.bandwidth),
+        ("bandwidth_burst", limits.bandwidth_burst),
+    ] {
+        if let (Some(0), Some(location)) = (value, reader.location(key)) {
+            let message = format!("`{key}`: found 0");
+            let mistake = Mistake::new(MistakeKind::Value, location, message);
+            let help = "to remove the limit, remove the key";
+            reader.diagnostics().push(mistake.help(help));
+        }
     }
 }
 
@@ -577,5 +482,22 @@ mod tests {
         assert!(render(&config).contains("storage = \"ram\""));
         let mistakes = read(",around=ram,storage=null").unwrap_err().to_string();
         assert!(mistakes.contains("`storage` is given twice"), "{mistakes}");
+    }
+
+    #[test]
+    fn wrong_value_is_reported_once() {
+        for options in [
+            "ram:1M,iops_burst=0",
+            "iscsi://h/iqn.2026-11.org.example:t0/0,pr=x",
+            "iscsi://h/iqn.2026-11.org.example:t0/0,passthrough,discard=x",
+        ] {
+            let disk = vec![format!("d0={options}")];
+            let flags = Flags {
+                disk,
+                ..Flags::default()
+            };
+            let found = parse(None, &flags, &Surroundings::of_this_process()).unwrap_err();
+            assert_eq!(found.iter().count(), 1, "{found}");
+        }
     }
 }

@@ -1,93 +1,117 @@
-//! Values given for a disk, before they are checked against each other.
+//! Values given for a disk, before they are checked against each other, and the declaration of keys of its block device.
 
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
-use block::{
-    CacheMode, ClusterConfig, DelayTime, DiscardMode, ErrorPolicy, FileLock, ImageName, NamedFiles,
-    PassedReservations, RbdLock,
-};
-
-use nbd::address::ExportAddress;
-
-use super::devices::{DelayStorage, DeviceKind, ExportCache, NbdDiskConfig, Persist, RemoteConfig};
+use super::devices::DeviceKind;
 use super::key::Key;
 use super::location::Located;
-use super::model::{DiskConfig, ShownConfig};
+use super::model::DiskConfig;
+use super::setting::Setting;
+use super::value::Reader;
 
-/// Values given for a disk.
+/// Values given for a disk. Those that are checked against other objects have locations; all others are in the configuration.
 #[derive(Default)]
 pub struct DiskDraft {
     pub(super) name: Option<Located<String>>,
     pub(super) path: Option<Located<PathBuf>>,
-    pub(super) data_file: Option<PathBuf>,
-    pub(super) named_files: Option<NamedFiles>,
     pub(super) wwn: Option<Located<u64>>,
-    /// The disk, if no key is missing.
-    pub(super) complete: Option<DiskConfig>,
-    pub(super) device: Option<DeviceKind>,
     pub(super) size: Option<Located<u64>>,
-    pub(super) cache: Option<CacheMode>,
-    pub(super) file_lock: FileLock,
-    pub(super) time: Option<DelayTime>,
-    pub(super) storage: Option<DelayStorage>,
-    pub(super) persist: Persist,
-    pub(super) image: Option<ImageName>,
-    pub(super) cluster: ClusterConfig,
-    pub(super) lock: RbdLock,
-    pub(super) remote: RemoteConfig,
-    pub(super) nbd: NbdDraft,
-    pub(super) passthrough: PassthroughDraft,
-    pub(super) discard: Option<Located<DiscardMode>>,
-    pub(super) block_size: Option<u32>,
-    pub(super) read_only: bool,
-    pub(super) require: bool,
-    pub(super) serial: Option<String>,
-    pub(super) shown: ShownConfig,
-    pub(super) iops: Option<Located<u64>>,
-    pub(super) iops_burst: Option<Located<u64>>,
-    pub(super) bandwidth: Option<Located<u64>>,
-    pub(super) bandwidth_burst: Option<Located<u64>>,
-    pub(super) errors: ErrorPolicy,
+    pub(super) device: Option<DeviceKind>,
+    /// No key is missing, and the size fits.
+    pub(super) is_complete: bool,
+    /// The other values.
+    pub(super) config: DiskConfig,
+}
+
+impl DiskDraft {
+    /// Returns the disk, if no key is missing.
+    pub fn complete(self) -> Option<DiskConfig> {
+        self.is_complete.then_some(self.config)
+    }
+}
+
+impl Deref for DiskDraft {
+    type Target = DiskConfig;
+
+    fn deref(&self) -> &DiskConfig {
+        &self.config
+    }
+}
+
+impl DerefMut for DiskDraft {
+    fn deref_mut(&mut self) -> &mut DiskConfig {
+        &mut self.config
+    }
 }
 
 /// A key of a disk.
 pub type DiskKey = Key<DiskDraft, DiskConfig>;
 
-/// Values given for an export of an NBD server. The keys that iSCSI disks have too are in [`DiskDraft::remote`].
-pub(crate) struct NbdDraft {
-    pub address: Option<ExportAddress>,
-    pub cache: ExportCache,
-    pub multi_conn: bool,
-    pub response_timeout: u32,
+impl DiskKey {
+    /// Reads the value into `place`. Without a place the value is checked only.
+    pub fn set_in<S: Setting>(&self, reader: &mut Reader<'_, '_>, place: Option<&mut S>) {
+        put(S::read(self, reader).map(|at| at.value), place);
+    }
 }
 
-impl Default for NbdDraft {
-    fn default() -> Self {
-        NbdDraft {
-            address: None,
-            cache: ExportCache::default(),
-            multi_conn: true,
-            response_timeout: NbdDiskConfig::RESPONSE_TIMEOUT,
+/// Sets `place`, if there are a place and a value.
+pub fn put<S>(value: Option<S>, place: Option<&mut S>) {
+    if let (Some(value), Some(place)) = (value, place) {
+        *place = value;
+    }
+}
+
+/// Returns the place of a value in a block device of one of these kinds. `[KIND] { FIELD }` is a field of the variant, and `[KIND] (PATH)` a
+/// field of the struct in it.
+macro_rules! place {
+    (@mut $config:ident ($($path:ident).+)) => { &mut $config.$($path).+ };
+    (@ref $config:ident ($($path:ident).+)) => { &$config.$($path).+ };
+    ($backend:expr; [$($kind:ident)+] { $field:ident }) => {
+        match $backend {
+            $($crate::devices::BlockDeviceConfig::$kind { $field, .. })|+ => Some($field),
+            _ => None,
         }
-    }
+    };
+    (&mut $backend:expr; [$($kind:ident)+] $path:tt) => {
+        match &mut $backend {
+            $($crate::devices::BlockDeviceConfig::$kind(config) => Some($crate::disk_draft::place!(@mut config $path)),)+
+            _ => None,
+        }
+    };
+    (& $backend:expr; [$($kind:ident)+] $path:tt) => {
+        match &$backend {
+            $($crate::devices::BlockDeviceConfig::$kind(config) => Some($crate::disk_draft::place!(@ref config $path)),)+
+            _ => None,
+        }
+    };
 }
+pub(crate) use place;
 
-/// Values given for a pass-through.
-#[derive(Default)]
-pub(crate) struct PassthroughDraft {
-    pub is_on: bool,
-    pub reservations: Option<Located<PassedReservations>>,
+/// Declares a key of block devices of these kinds. Its value is written unless it is the default, or `always`. `by (READ, VALUE)` has
+/// functions for a type that is no [`Setting`].
+macro_rules! device_key {
+    (@read $key:ident, $reader:ident, $place:ident by ($read:expr, $value:expr)) => { $crate::disk_draft::put($read($key, $reader), $place) };
+    (@read $key:ident, $reader:ident, $place:ident $(always)?) => { $key.set_in($reader, $place) };
+    (@get $disk:ident, $value:ident, $of:tt; by ($read:expr, $to_value:expr)) => { $to_value($value) };
+    (@get $disk:ident, $value:ident, $of:tt; always) => { $crate::setting::Setting::value($value) };
+    (@get $disk:ident, $value:ident, ($of:tt $place:tt);) => {{
+        let default = $disk.backend.kind().config();
+        let default = $crate::disk_draft::place!(&default; $of $place)?;
+        $crate::setting::Setting::value_unless($value, default)
+    }};
+    ($name:literal: $kind:expr; $default:expr; $help:expr; [$($device:ident)+] $place:tt $($access:tt)*) => {
+        $crate::setting::key! {
+            $name: $kind; $default; $crate::key::RunTime::AddAnew, of &[$($crate::devices::DeviceKind::$device.word()),+]; $help;
+            read |key, reader, disk| {
+                let place = $crate::disk_draft::place!(&mut disk.config.backend; [$($device)+] $place);
+                $crate::disk_draft::device_key!(@read key, reader, place $($access)*);
+            };
+            get |disk| {
+                let value = $crate::disk_draft::place!(&disk.backend; [$($device)+] $place)?;
+                $crate::disk_draft::device_key!(@get disk, value, ([$($device)+] $place); $($access)*)
+            }
+        }
+    };
 }
-
-impl PassthroughDraft {
-    pub fn reservations(&self) -> PassedReservations {
-        self.reservations
-            .as_ref()
-            .map_or(PassedReservations::default(), |at| at.value)
-    }
-
-    /// Returns the setting for a unit of an iSCSI target.
-    pub fn of_unit(&self) -> Option<PassedReservations> {
-        self.is_on.then(|| self.reservations())
-    }
-}
+pub(crate) use device_key;

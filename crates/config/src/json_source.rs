@@ -142,7 +142,7 @@ fn read_object<T>(
 /// All mistakes, each with the pointer of its field.
 pub fn disk_json(name: &str, value: &Value) -> Result<DiskConfig, Diagnostics> {
     read_fields(value, |fields, diagnostics| {
-        read_disk(&named(name, fields, diagnostics), diagnostics).complete
+        read_disk(&named(name, fields, diagnostics), diagnostics).complete()
     })
 }
 
@@ -288,7 +288,7 @@ pub fn objects_json(value: &Value, mut config: Config) -> Result<Config, Diagnos
         reader.finish(|_| None);
         for fields in disks {
             let disk = read_disk(&without_status(fields.clone()), diagnostics);
-            config.disks.extend(disk.complete);
+            config.disks.extend(disk.complete());
         }
         for fields in exports {
             if let Some(export) = export(without_status(fields.clone()), diagnostics) {

@@ -75,8 +75,8 @@ pub use accounts::{account, group_id, user_id, user_name};
 pub use block::{CacheMode, ExportPlacement, PollLimit};
 pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
 pub use devices::{
-    BlockDeviceConfig, DEVICE_KINDS, DelayStorage, Digest, ExportCache, NbdDiskConfig, Persist,
-    RbdConfig, RemoteConfig,
+    BlockDeviceConfig, DEVICE_KINDS, DelayStorage, ExportCache, NbdDiskConfig, Persist, RbdConfig,
+    RemoteConfig,
 };
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use differences::{Difference, disk_differences};

@@ -175,7 +175,7 @@ impl Placement {
 }
 
 /// A named block device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskConfig {
     /// Name for references by exports.
     pub name: String,

@@ -3,29 +3,17 @@
 use nbd::address::ExportAddress;
 use serde_json::json;
 
-use super::devices::{BlockDeviceConfig, ExportCache, NbdDiskConfig};
+use super::devices::ExportCache;
 use super::diagnostics::{Mistake, MistakeKind};
-use super::disk_draft::DiskKey;
-use super::key::{Kind, REQUIRED, RunTime};
-use super::model::DiskConfig;
-use super::setting::{Choice, Setting, key};
+use super::disk_draft::{DiskKey, device_key};
+use super::key::{Kind, REQUIRED};
+use super::setting::Choice;
 use super::value::Reader;
 
-/// Returns the configuration of a disk on an export.
-pub fn config(disk: &DiskConfig) -> Option<&NbdDiskConfig> {
-    match &disk.backend {
-        BlockDeviceConfig::Nbd(nbd) => Some(nbd),
-        _ => None,
-    }
-}
-
-const NBD: &[&str] = &["nbd"];
-
-pub const URI: DiskKey = key! {
-    "uri": Kind::Text("`nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`", ExportAddress::FORM);
-    REQUIRED; RunTime::AddAnew, of NBD; "the export of an [NBD server](nbd.md#disks-on-an-nbd-server). TLS (`nbds://`) is not supported yet";
-    read |key, reader, disk| disk.nbd.address = read_uri(key, reader);
-    get |disk| Some(json!(config(disk)?.address.to_string()))
+pub const URI: DiskKey = device_key! {
+    "uri": Kind::Text("`nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`", ExportAddress::FORM); REQUIRED;
+    "the export of an [NBD server](nbd.md#disks-on-an-nbd-server). TLS (`nbds://`) is not supported yet";
+    [Nbd] (address) by (read_uri, |address: &ExportAddress| Some(json!(address.to_string())))
 };
 
 fn read_uri(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<ExportAddress> {
@@ -43,27 +31,25 @@ fn read_uri(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<ExportAddress>
     }
 }
 
-pub const CACHE: DiskKey = key! {
-    "cache": ExportCache::KIND; "`writeback`"; RunTime::AddAnew, of NBD;
+pub const CACHE: DiskKey = device_key! {
+    "cache": ExportCache::KIND; "`writeback`";
     "`writeback`: the server may have a cache until a flush. `writethrough`: each write is durable when it completes (FUA, or a flush after it)";
-    set nbd.cache; get |disk| config(disk)?.cache.value_unless(&ExportCache::default())
+    [Nbd] (cache)
 };
-pub const MULTI_CONN: DiskKey = key! {
-    "multi_conn": Kind::Boolean; "`true`"; RunTime::AddAnew, of NBD;
+pub const MULTI_CONN: DiskKey = device_key! {
+    "multi_conn": Kind::Boolean; "`true`";
     "each worker has its own connection, if the server announces that its connections see each other's writes (`CAN_MULTI_CONN`). `false`: \
-        one connection for all workers";
-    set nbd.multi_conn; get |disk| config(disk)?.multi_conn.value_unless(&true)
+        one connection for all workers"; [Nbd] (multi_conn)
 };
-pub const RESPONSE_TIMEOUT: DiskKey = key! {
-    "response_timeout": Kind::Number("seconds", 0..=86_400); "`60`"; RunTime::AddAnew, of NBD;
-    "time without a reply to requests in flight after which a connection is regarded as lost. 0: no limit";
-    set nbd.response_timeout; get |disk| config(disk)?.response_timeout.value_unless(&NbdDiskConfig::RESPONSE_TIMEOUT)
+pub const RESPONSE_TIMEOUT: DiskKey = device_key! {
+    "response_timeout": Kind::Number("seconds", 0..=86_400); "`60`";
+    "time without a reply to requests in flight after which a connection is regarded as lost. 0: no limit"; [Nbd] (response_timeout)
 };
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Flags, Surroundings, parse, render};
+    use crate::{BlockDeviceConfig, Flags, NbdDiskConfig, Surroundings, parse, render};
 
     fn by_flag(disk: &str) -> Result<NbdDiskConfig, String> {
         let flags = Flags {
@@ -80,7 +66,10 @@ mod tests {
         );
         let again = again.map_err(|mistakes| mistakes.to_string())?;
         assert_eq!(again.disks, parsed.disks, "{text}");
-        Ok(config(&parsed.disks[0]).expect("an NBD disk").clone())
+        match &parsed.disks[0].backend {
+            BlockDeviceConfig::Nbd(nbd) => Ok(NbdDiskConfig::clone(nbd)),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

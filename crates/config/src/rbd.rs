@@ -5,21 +5,11 @@ use std::collections::BTreeMap;
 use block::{ImageName, RbdLock};
 use serde_json::json;
 
-use super::devices::{BlockDeviceConfig, RbdConfig};
 use super::diagnostics::{Mistake, MistakeKind};
-use super::disk_draft::DiskKey;
-use super::key::{Kind, NONE, REQUIRED, RunTime};
-use super::model::DiskConfig;
-use super::setting::{Choice, Setting, key};
+use super::disk_draft::{DiskKey, device_key};
+use super::key::{Kind, NONE, REQUIRED};
+use super::setting::Choice;
 use super::value::{Raw, Reader, wrong};
-
-/// Returns the RBD configuration of a disk on an image.
-pub fn config(disk: &DiskConfig) -> Option<&RbdConfig> {
-    match &disk.backend {
-        BlockDeviceConfig::Rbd(rbd) => Some(rbd),
-        _ => None,
-    }
-}
 
 /// Ceph options with secrets that read-only clients must not see.
 const SECRETS: [&str; 2] = ["key", "keyfile"];
@@ -81,48 +71,33 @@ fn read_options(
     options
 }
 
-const RBD: &[&str] = &["rbd"];
-
-/// Declares a key for a field of `ClusterConfig`.
-macro_rules! cluster {
-    ($name:literal: $kind:expr; $default:expr; $help:expr; $field:ident) => {
-        key! {
-            $name: $kind; $default; RunTime::AddAnew, of RBD; $help;
-            set cluster.$field; get |disk| config(disk)?.cluster.$field.value()
-        }
-    };
-}
-
-pub const IMAGE: DiskKey = key! {
-    "image": Kind::Text("`POOL[/NAMESPACE]/IMAGE[@SNAPSHOT]`", ImageName::FORM); REQUIRED; RunTime::AddAnew, of RBD;
-    "the image; a snapshot is read-only";
-    read |key, reader, disk| disk.image = read_image(key, reader); get |disk| Some(json!(config(disk)?.image.to_string()))
+pub const IMAGE: DiskKey = device_key! {
+    "image": Kind::Text("`POOL[/NAMESPACE]/IMAGE[@SNAPSHOT]`", ImageName::FORM); REQUIRED;
+    "the image; a snapshot is read-only"; [Rbd] (image) by (read_image, |image: &ImageName| Some(json!(image.to_string())))
 };
-pub const CONF: DiskKey = cluster! {
+pub const CONF: DiskKey = device_key! {
     "conf": Kind::Text("path of a file", "the path of Ceph's configuration, such as /etc/ceph/ceph.conf"); "Ceph's";
-    "configuration of the cluster"; conf
+    "configuration of the cluster"; [Rbd] (cluster.conf)
 };
-pub const ID: DiskKey = cluster! {
+pub const ID: DiskKey = device_key! {
     "id": Kind::Text("a user without `client.`", "a user of the cluster without `client.`, such as admin"); "Ceph's (`admin`)";
-    "the user"; id
+    "the user"; [Rbd] (cluster.id)
 };
-pub const KEYRING: DiskKey = cluster! {
-    "keyring": Kind::Text("path of a file", "the path of the file with the user's key"); "Ceph's"; "file with the user's key"; keyring
+pub const KEYRING: DiskKey = device_key! {
+    "keyring": Kind::Text("path of a file", "the path of the file with the user's key"); "Ceph's"; "file with the user's key"; [Rbd] (cluster.keyring)
 };
-pub const MON_HOST: DiskKey = cluster! {
+pub const MON_HOST: DiskKey = device_key! {
     "mon_host": Kind::Text("addresses of monitors", "addresses of monitors, such as \"10.0.0.1,10.0.0.2\""); "Ceph's";
-    "monitors"; mon_host
+    "monitors"; [Rbd] (cluster.mon_host)
 };
-pub const LOCK: DiskKey = key! {
-    "lock": RbdLock::KIND; "`cooperative`"; RunTime::AddAnew, of RBD; "[access of other clients](rbd.md#who-else-may-write)";
-    set lock; get |disk| config(disk)?.lock.value_unless(&RbdLock::default())
+pub const LOCK: DiskKey = device_key! {
+    "lock": RbdLock::KIND; "`cooperative`"; "[access of other clients](rbd.md#who-else-may-write)"; [Rbd] (lock)
 };
-pub const OPTION: DiskKey = key! {
-    "option": Kind::Table("a table of Ceph's options, such as { rbd_cache = \"true\" }"); NONE; RunTime::AddAnew, of RBD;
+pub const OPTION: DiskKey = device_key! {
+    "option": Kind::Table("a table of Ceph's options, such as { rbd_cache = \"true\" }"); NONE;
     "further options of Ceph. In a flag: `option.KEY=VALUE`";
-    read |key, reader, disk| disk.cluster.options = read_options(reader, key.name, &key.kind.allowed());
-    get |disk| {
-        let options = &config(disk)?.cluster.options;
-        (!options.is_empty()).then(|| json!(options))
-    }
+    [Rbd] (cluster.options) by (
+        |key: &DiskKey, reader| Some(read_options(reader, key.name, &key.kind.allowed())),
+        |options: &BTreeMap<_, _>| (!options.is_empty()).then(|| json!(options))
+    )
 };

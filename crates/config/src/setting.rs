@@ -11,7 +11,7 @@ use iscsi::access::DemoMode;
 use iscsi::negotiation::DigestOffer;
 use serde_json::{Value, json};
 
-use super::devices::{DelayStorage, Digest, ExportCache, Persist};
+use super::devices::{DelayStorage, ExportCache, Persist};
 use super::key::{Key, Kind, words};
 use super::location::Located;
 use super::readers::read_poll;
@@ -216,7 +216,6 @@ choices! {
     CacheMode = CacheMode::WORDS,
     DelayStorage = DelayStorage::WORDS,
     DemoMode = [("none", DemoMode::None), ("ro", DemoMode::ReadOnly), ("rw", DemoMode::ReadWrite)],
-    Digest = Digest::WORDS,
     // The initiator offers digests first; the target selects its preference if permitted (RFC 7143, 6.2.1).
     DigestOffer = [("any", DigestOffer::PreferNone), ("none", DigestOffer::None), ("crc32c", DigestOffer::Crc32c)],
     DiscardMode = DiscardMode::WORDS,

@@ -121,9 +121,22 @@ impl<'f, 'd> Reader<'f, 'd> {
         found
     }
 
+    /// Returns the location of the value of `key`, if it is present.
+    pub fn location(&self, key: &str) -> Option<&'f Location> {
+        let mut entries = self.fields.entries.iter();
+        let field = entries.find(|field| field.key.value == key)?;
+        Some(&field.value.location)
+    }
+
+    /// Returns the location of the value of `key`, if it is present and no mistake was reported about it.
+    pub fn valid(&self, key: &str) -> Option<&'f Location> {
+        let is_wrong = |at: &Location| self.diagnostics.iter().any(|one| one.location == *at);
+        self.location(key).filter(|at| !is_wrong(at))
+    }
+
     /// Reports that `key` is missing, unless it is present.
     pub fn require(&mut self, key: &'static str, allowed: &str) {
-        if !self.fields.entries.iter().any(|f| f.key.value == key) {
+        if self.location(key).is_none() {
             let message = format!("{}: `{key}` is missing", self.object);
             let mistake = Mistake::new(MistakeKind::Missing, &self.fields.location, message);
             self.diagnostics.push(mistake.allowed(allowed));

@@ -4,16 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bdev::iscsi_initiator::{
-    DigestOffer, KnownUnits, ReconnectSettings, SessionOptions, SessionParameters, read_credentials,
-};
+use bdev::iscsi_initiator::{KnownUnits, ReconnectSettings, SessionOptions, read_credentials};
 use bdev::{
     BlockDevice, Delay, File, FileOptions, Image, ImageOptions, IscsiOptions, Nbd, NbdOptions,
     Null, NullOptions, OpenError, Ram, RamOptions, Rbd, RbdOptions, ScsiDisk, ScsiGenericOptions,
 };
 use config::{
-    BlockDeviceConfig, DelayStorage, Digest, DiskConfig, ExportCache, NbdDiskConfig, Persist,
-    RemoteConfig,
+    BlockDeviceConfig, DelayStorage, DiskConfig, ExportCache, NbdDiskConfig, Persist, RemoteConfig,
 };
 
 /// Block size of a disk without another default, in bytes.
@@ -197,11 +194,12 @@ fn iscsi_options(
     {
         credentials.algorithms.clone_from(algorithms);
     }
-    let offer = &mut session.offer;
-    offer.header_digest = digest_offer(remote.header_digest);
-    offer.data_digest = digest_offer(remote.data_digest);
-    offer.max_recv_data_segment_length = remote.max_recv_data_segment_length;
-    set_parameters(&mut offer.session, remote);
+    session.offer = remote.offer.clone();
+    let parameters = &mut session.offer.session;
+    // RFC 7143, 13.14: it must not exceed MaxBurstLength.
+    parameters.first_burst_length = parameters
+        .first_burst_length
+        .min(parameters.max_burst_length);
     let paths = remote.paths.iter().map(|path| address.path(path));
     let paths = paths.collect::<Result<Vec<_>, String>>();
     Ok(IscsiOptions {
@@ -219,25 +217,6 @@ fn iscsi_options(
         passthrough: remote.passthrough,
         block_size: None,
     })
-}
-
-/// Sets the proposed parameters of a session.
-fn set_parameters(session: &mut SessionParameters, remote: &RemoteConfig) {
-    session.max_burst_length = remote.max_burst_length;
-    // RFC 7143, 13.14: it must not exceed MaxBurstLength.
-    session.first_burst_length = remote.first_burst_length.min(remote.max_burst_length);
-    session.max_outstanding_r2t = remote.max_outstanding_r2t;
-    session.immediate_data = remote.immediate_data;
-    session.initial_r2t = remote.initial_r2t;
-    session.error_recovery_level = remote.error_recovery_level;
-}
-
-/// Returns the proposal for a digest.
-fn digest_offer(digest: Digest) -> DigestOffer {
-    match digest {
-        Digest::None => DigestOffer::None,
-        Digest::Crc32c => DigestOffer::Crc32c,
-    }
 }
 
 /// Returns all local files with the data of a disk, except backing images.
@@ -260,21 +239,21 @@ pub(crate) fn files_of(backend: &BlockDeviceConfig) -> Vec<PathBuf> {
 mod tests {
     use std::path::PathBuf;
 
-    use bdev::iscsi_initiator::ChapAlgorithm;
+    use bdev::iscsi_initiator::{ChapAlgorithm, DigestOffer};
 
     use super::*;
 
     #[test]
     fn session_offers_follow_the_keys() {
         let unit = "iscsi://192.0.2.1/iqn.2026-11.org.example:t0/3";
-        let config = RemoteConfig {
+        let mut config = RemoteConfig {
             unit: unit.parse().ok(),
             connections: 4,
-            header_digest: Digest::Crc32c,
-            max_burst_length: 65_536,
-            initial_r2t: true,
             ..RemoteConfig::default()
         };
+        config.offer.header_digest = DigestOffer::Crc32c;
+        config.offer.session.max_burst_length = 65_536;
+        config.offer.session.initial_r2t = true;
         let options = iscsi_options(&config, "r", true).unwrap();
         assert_eq!(
             options.unit.address.to_string(),

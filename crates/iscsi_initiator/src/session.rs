@@ -59,17 +59,7 @@ impl Default for SessionOptions {
             credentials: None,
             chap_memory: ChapMemory::default(),
             connections: 1,
-            offer: Offer {
-                max_recv_data_segment_length: 262_144,
-                session: SessionParameters {
-                    initial_r2t: false,
-                    immediate_data: true,
-                    max_burst_length: 1 << 20,
-                    first_burst_length: 262_144,
-                    ..SessionParameters::default()
-                },
-                ..Offer::default()
-            },
+            offer: Offer::of_initiators(),
             timeout: Duration::from_secs(30),
         }
     }

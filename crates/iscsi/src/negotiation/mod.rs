@@ -84,6 +84,23 @@ pub struct Offer {
     pub session: SessionParameters,
 }
 
+impl Offer {
+    /// Returns the defaults of initiators: common values for immediate and unsolicited data.
+    pub fn of_initiators() -> Offer {
+        Offer {
+            max_recv_data_segment_length: 262_144,
+            session: SessionParameters {
+                initial_r2t: false,
+                immediate_data: true,
+                max_burst_length: 1 << 20,
+                first_burst_length: 262_144,
+                ..SessionParameters::default()
+            },
+            ..Offer::default()
+        }
+    }
+}
+
 impl Default for Offer {
     /// The target's defaults: the largest supported values.
     fn default() -> Self {
