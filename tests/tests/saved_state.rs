@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
@@ -11,7 +12,10 @@ use std::time::{Duration, Instant, SystemTime};
 use control::objects::Bitmap;
 use control::{StateFile, Status};
 use end_to_end::{Context, DaemonBuilder, IscsiSession, Result, Scratch, bail, ensure};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+use serde_json::{Value, json};
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions};
+use vm::workspace;
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
 const UNIT_TARGET: &str = "iqn.2026-11.org.example:unit";
@@ -23,6 +27,11 @@ const PROTECTED: u8 = 1;
 const SANITIZED: u8 = 2;
 const READ_ONLY: u8 = 3;
 const RAM: u8 = 4;
+
+/// Disks whose identity is an attribute of their file.
+const DISKS_WITH_ATTRIBUTE: [&str; 4] = ["d0", "d1", "d2", "d5"];
+const BITMAPS: &str = "bitmaps/d5.json";
+const ATTRIBUTE: &str = "user.lunette.identity";
 
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
@@ -137,7 +146,7 @@ struct StateRig {
     scratch: Scratch,
     /// Daemon with the unit of `d7`. Stopped before its folder is removed.
     _unit: end_to_end::Daemon,
-    _of_unit: Scratch,
+    of_unit: Scratch,
     /// Copy of the state folder after a clean stop, with files of all kinds.
     saved: PathBuf,
     /// File name of each kind.
@@ -362,7 +371,7 @@ impl StateRig {
         let rig = StateRig {
             scratch,
             _unit: unit,
-            _of_unit: of_unit,
+            of_unit: of_unit,
             saved,
             files,
             written,
@@ -370,7 +379,24 @@ impl StateRig {
         for (kind, _) in &TABLE {
             ensure!(rig.files.contains_key(*kind), "no file of kind {kind}");
         }
+        if let Ok(release) = std::env::var("LUNETTE_RECORD") {
+            rig.record(&workspace().join("tests/compat").join(release).join("state"))?;
+        }
         Ok(rig)
+    }
+
+    /// Records the state as a sample of a release: the folder, the attributes of the disks' files, and the identity of the unit.
+    fn record(&self, sample: &Path) -> Result<()> {
+        copy(&self.saved, &sample.join("folder"))?;
+        fs::create_dir_all(sample.join("attributes"))?;
+        for disk in DISKS_WITH_ATTRIBUTE {
+            let mut value = [0; 512];
+            let length = getxattr(self.scratch.file(disk), ATTRIBUTE, &mut value)?;
+            fs::write(sample.join("attributes").join(disk), &value[..length])?;
+        }
+        let unit = self.of_unit.socket("state").join("identities.json");
+        fs::copy(unit, sample.join("unit-identities.json"))?;
+        Ok(())
     }
 
     /// Restores the state folder, damages the files of some kinds, and returns their paths.
@@ -661,5 +687,103 @@ fn reset_moves_only_the_named_file_and_saves_known_state_again() -> Result<()> {
         "the RAM disk has another identity"
     );
     served.daemon.stop(SOON)?;
+    Ok(())
+}
+
+/// Puts the recorded state of a release into the folders of a daemon and of the daemon with its unit.
+fn restore(sample: &Path, scratch: &Scratch, of_unit: &Scratch) -> Result<()> {
+    let state = scratch.socket("state");
+    copy(&sample.join("folder"), &state)?;
+    fs::create_dir_all(of_unit.socket("state"))?;
+    fs::copy(
+        sample.join("unit-identities.json"),
+        of_unit.socket("state").join("identities.json"),
+    )?;
+    fs::write(scratch.file("d3"), [0; 1 << 20])?;
+    for disk in DISKS_WITH_ATTRIBUTE {
+        let path = scratch.file(disk);
+        // The daemon was killed while d1 was enlarged.
+        let size = if disk == "d1" { 32 } else { 16 };
+        fs::File::create(&path)?.set_len(size << 20)?;
+        let value = fs::read(sample.join("attributes").join(disk))?;
+        setxattr(&path, ATTRIBUTE, &value, XattrFlags::empty())?;
+    }
+    // Both records name files, which are in other folders here. A text without its first line is not checked.
+    let text_of = |name: &str| -> Result<String> {
+        let text = fs::read_to_string(state.join(name))?;
+        let (_, text) = text.split_once('\n').context("no first line")?;
+        Ok(text.to_owned())
+    };
+    let mut record: Value = serde_json::from_str(&text_of(BITMAPS)?)?;
+    let file = fs::metadata(scratch.file("d5"))?;
+    let left = record["left"].as_object_mut().context("no file")?;
+    ensure!(left["path"].is_string() && left["inode"].is_u64());
+    let recorded = PathBuf::from(left["path"].as_str().unwrap_or_default());
+    let recorded = recorded
+        .parent()
+        .context("no folder")?
+        .display()
+        .to_string();
+    left["path"] = json!(scratch.file("d5"));
+    left["inode"] = json!(file.ino());
+    left["changed"] = json!([file.mtime(), file.mtime_nsec()]);
+    fs::write(state.join(BITMAPS), record.to_string())?;
+    let changes = text_of("changes.json")?;
+    let changes = changes.replace(&recorded, &scratch.files().display().to_string());
+    Ok(fs::write(state.join("changes.json"), changes)?)
+}
+
+#[test]
+fn state_of_each_release_has_its_effect() -> Result<()> {
+    for entry in fs::read_dir(workspace().join("tests/compat"))? {
+        let sample = entry?.path().join("state");
+        if !sample.is_dir() {
+            continue;
+        }
+        let (scratch, of_unit) = (Scratch::new()?, Scratch::new()?);
+        restore(&sample, &scratch, &of_unit)?;
+        let mut unit = unit_for(&scratch, &of_unit)?;
+        let mut served = Served::start(&scratch)?;
+        for file in served.state()? {
+            ensure!(!file.kind.is_empty(), "{file:?}");
+            let is_unchecked = file.file == "changes.json";
+            let expected = if is_unchecked { "unchecked" } else { "good" };
+            ensure!(file.condition == expected, "{file:?}");
+        }
+        ensure!(served.read(RESERVED)? == Conflict, "reservations");
+        ensure!(served.answer(PROTECTED, &WRITE, Some(&[0; 512]))? == SWP);
+        ensure!(!served.is_write_back(&scratch)?, "cache mode");
+        let identities = fs::read_to_string(sample.join("folder/identities.json"))?;
+        let shown = |disk: &str| -> Result<Value> {
+            let text = served.daemon.lunette(&["disk", "show", disk, "--json"])?;
+            Ok(serde_json::from_str::<Value>(&text)?[0].take())
+        };
+        let disk = shown("d4")?;
+        let identity = disk["status"]["identity"]
+            .as_str()
+            .with_context(|| disk.to_string())?;
+        ensure!(identities.contains(identity), "identities: {identity}");
+        let disk = shown("d1")?;
+        ensure!(disk["iops"] == 100_000, "changes: {disk}");
+        let length = fs::metadata(scratch.file("d1"))?.len();
+        ensure!(length == 16 << 20, "the resize was not undone: {length}");
+        let bitmaps = served.bitmaps()?;
+        ensure!(
+            bitmaps.len() == 1 && bitmaps[0].name == "daily",
+            "{bitmaps:?}"
+        );
+        ensure!(bitmaps[0].reason.is_none(), "{bitmaps:?}");
+        ensure!(served.state_of("d7")?.0 == "ready", "unit");
+        served.daemon.stop(SOON)?;
+
+        // Another unit at the same address.
+        unit.stop(SOON)?;
+        fs::remove_file(of_unit.socket("state").join("identities.json"))?;
+        let _unit = unit_for(&scratch, &of_unit)?;
+        let mut served = Served::start(&scratch)?;
+        let (state, reason) = served.state_of("d7")?;
+        ensure!(state == "unavailable", "{state}: {reason}");
+        served.daemon.stop(SOON)?;
+    }
     Ok(())
 }

@@ -192,9 +192,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn record_has_the_documented_bytes() {
-        let record = SharedRecord {
+    fn sample() -> SharedRecord {
+        SharedRecord {
             version: 0x0102,
             nonce: [7; 16],
             members: vec![Member {
@@ -202,7 +201,32 @@ mod tests {
                 address: "a/1".to_owned(),
             }],
             state: vec![5, 6],
-        };
+        }
+    }
+
+    #[test]
+    fn record_of_each_release_is_decoded() {
+        let releases = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/compat");
+        let mut decoded = 0;
+        for entry in std::fs::read_dir(releases).unwrap() {
+            let path = entry.unwrap().path().join("rbd-record.hex");
+            let Ok(text) = std::fs::read_to_string(&path) else {
+                continue;
+            };
+            let digits = text.split_whitespace();
+            let bytes: Vec<u8> = digits
+                .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+                .collect();
+            let record = SharedRecord::decode(&bytes);
+            assert_eq!(record, Some(sample()), "{}", path.display());
+            decoded += 1;
+        }
+        assert!(decoded > 0);
+    }
+
+    #[test]
+    fn record_has_the_documented_bytes() {
+        let record = sample();
         let mut expected = b"LunState\0\0\0\0\0\0\x01\x02".to_vec();
         expected.extend([7; 16]);
         expected.extend([0, 1]);

@@ -208,10 +208,50 @@ mod tests {
         file.rewind().unwrap();
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();
-        assert_eq!(
-            text,
-            r#"{"version":1,"sessions":[{"export":"a","stream":0,"channel":1,"messages":[{"bytes":[1,2,3],"descriptors":[2,3]},{"bytes":[4],"descriptors":[]}]},{"export":"b","stream":4,"channel":null,"messages":[{"bytes":[1,2,3],"descriptors":[5,6]},{"bytes":[4],"descriptors":[]}]}]}"#
-        );
+        let sample = include_str!("../../../../tests/compat/0.9/handover/frame.json");
+        assert_eq!(text, sample.trim_end());
+    }
+
+    #[test]
+    fn frame_of_each_release_is_taken_over() {
+        let releases = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/compat");
+        let releases = std::fs::read_dir(releases).unwrap();
+        let folders = releases.map(|entry| entry.unwrap().path().join("handover"));
+        let folders: Vec<_> = folders.filter(|folder| folder.is_dir()).collect();
+        assert!(!folders.is_empty());
+        for folder in folders {
+            let frame = std::fs::read(folder.join("frame.json")).unwrap();
+            let memory = memfd_create("frame", MemfdFlags::CLOEXEC).unwrap();
+            let mut memory = std::fs::File::from(memory);
+            memory.write_all(&frame).unwrap();
+            let mut handover = Handover::default();
+            handover.push(Item::Sessions, memory);
+            for number in 0..7 {
+                let fd = UnixStream::pair().unwrap().0;
+                handover.push(Item::SessionDescriptor(number), fd);
+            }
+            let sessions = handover.take_sessions().unwrap();
+            let found = sessions.iter().map(|one| {
+                let bytes = one.messages.iter().map(|(bytes, _)| bytes.clone());
+                let descriptors = one.messages.iter().map(|(_, all)| all.len()).sum();
+                (
+                    one.export.as_str(),
+                    one.channel.is_some(),
+                    bytes.collect(),
+                    descriptors,
+                )
+            });
+            let messages = vec![vec![1, 2, 3], vec![4]];
+            let expected: [(&str, bool, Vec<Vec<u8>>, usize); 2] =
+                [("a", true, messages.clone(), 2), ("b", false, messages, 2)];
+            assert_eq!(found.collect::<Vec<_>>(), expected, "{}", folder.display());
+            let items = std::fs::read_to_string(folder.join("items.txt")).unwrap();
+            for name in items.lines() {
+                let item = Item::parse(name).unwrap();
+                assert!(!matches!(item, Item::Unknown(_)), "{name}");
+                assert_eq!(item.name(), name);
+            }
+        }
     }
 
     #[test]
