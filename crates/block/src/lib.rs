@@ -32,5 +32,5 @@ pub use request::{IoFlags, IoKind, IoRequest};
 pub use scsi_command::{COMMAND_HEADER, SENSE_MAX, ScsiAnswer, ScsiCommand};
 pub use settings::{
     CacheMode, ClusterConfig, DelayTime, DiscardMode, ErrorPolicy, ExportPlacement, FileLock,
-    ImageName, NamedFiles, OnError, PollLimit, RbdLock,
+    ImageName, NamedFiles, OnError, PollLimit, PollLimits, PollMode, RbdLock,
 };

@@ -337,6 +337,20 @@ impl fmt::Display for ImageName {
     }
 }
 
+/// Polling of the workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PollMode {
+    /// Workers never poll.
+    Off,
+    /// Workers poll while it pays, within a limit for each kind of client and for disks.
+    #[default]
+    Auto,
+    /// Workers never sleep.
+    Always,
+}
+
+words!(PollMode: "off" = Off, "auto" = Auto, "always" = Always);
+
 /// Limit on the polling of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollLimit {
@@ -346,6 +360,42 @@ pub enum PollLimit {
     Micros(u32),
     /// Never sleep; each worker occupies one CPU.
     Always,
+}
+
+/// Limits of a worker, by the next expected source of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PollLimits {
+    /// Limit while the worker serves rings in guest memory. Polling avoids the guest's kick and two wake-ups.
+    pub rings: PollLimit,
+    /// Limit while all clients are connections. Polling avoids a wake-up.
+    pub network: PollLimit,
+    /// Limit while only disk I/O is outstanding.
+    pub disk: PollLimit,
+}
+
+impl From<PollLimit> for PollLimits {
+    /// Uses the same limit for all.
+    fn from(limit: PollLimit) -> PollLimits {
+        PollLimits {
+            rings: limit,
+            network: limit,
+            disk: limit,
+        }
+    }
+}
+
+impl From<PollMode> for PollLimits {
+    fn from(mode: PollMode) -> PollLimits {
+        match mode {
+            PollMode::Off => PollLimit::Never.into(),
+            PollMode::Always => PollLimit::Always.into(),
+            PollMode::Auto => PollLimits {
+                rings: PollLimit::Micros(50),
+                network: PollLimit::Micros(50),
+                disk: PollLimit::Micros(100),
+            },
+        }
+    }
 }
 
 /// Workers for the queues and connections of an export.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
+use block::PollMode;
 use serde_json::json;
 
 use super::diagnostics::Diagnostics;
@@ -303,20 +304,28 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Placement::Cpus(cpus) => Some(json!(cpus)),
         }
     },
-    daemon_key! { flag("poll-us", "N|always", FlagForm::Word,
-            "Maximum time in microseconds that a worker with vhost-user guests polls before it sleeps: 0 to 1000000, or `always`"),
-        "poll_us": Kind::Poll; "`50`"; RESTART;
-        "maximum polling time before a worker with guests sleeps; the actual time adapts below it. 0: no polling";
+    daemon_key! { flag("poll", "off|auto|always", FlagForm::Word,
+            "Polling of workers before they sleep. auto: poll while it finds work, at most 50 us for clients and 100 us for disks, and not while another thread wants the CPU. off: always sleep. always: never sleep; each worker occupies one CPU [default: auto]"),
+        "poll": <PollMode as Choice>::KIND; "`auto`"; RESTART;
+        "[polling](performance.md#polling) of workers before they sleep. `auto`: while polling finds work, at most 50 µs for clients and 100 µs \
+            for disks, and not while another thread wants the CPU. `off`: never. `always`: workers never sleep";
         set config.workers.poll; get |config| config.workers.poll.value()
     },
+    daemon_key! { flag("poll-us", "N|always", FlagForm::Word,
+            "Replace --poll for workers with vhost-user guests: maximum polling time in microseconds before a worker sleeps, 0 to 1000000, or `always`"),
+        "poll_us": Kind::Poll; NONE; RESTART;
+        "replaces `poll` for workers with guests: maximum polling time before a worker sleeps. The actual time adapts below it. 0: no polling";
+        set config.workers.ring_poll; get |config| config.workers.ring_poll.value()
+    },
     daemon_key! { flag("network-poll-us", "N|always", FlagForm::Word,
-            "Maximum time in microseconds that a worker with iSCSI connections only polls before it sleeps: 0 to 1000000, or `always`; a longer time shortens round trips and costs CPU time"),
-        "network_poll_us": Kind::Poll; "`0`"; RESTART; "the same for a worker with iSCSI connections only";
+            "Replace --poll for workers with iSCSI and NBD connections only: maximum polling time in microseconds before a worker sleeps, 0 to 1000000, or `always`"),
+        "network_poll_us": Kind::Poll; NONE; RESTART; "the same for workers with iSCSI and NBD connections only";
         set config.workers.network_poll; get |config| config.workers.network_poll.value()
     },
     daemon_key! { flag("disk-poll-us", "N|always", FlagForm::Word,
-            "Maximum time in microseconds that a worker polls for a disk with one I/O in flight: 0 to 1000000, or `always`; a longer time makes disks with latencies of some tens of microseconds about 10 % faster at depth 1 and costs CPU time"),
-        "disk_poll_us": Kind::Poll; "`5`"; RESTART; "maximum polling time of a worker for a disk with one I/O in flight";
+            "Replace --poll for disks: maximum polling time in microseconds of a worker that waits for a disk, 0 to 1000000, or `always`. A worker sleeps if it expects a longer wait"),
+        "disk_poll_us": Kind::Poll; NONE; RESTART;
+        "replaces `poll` for disks: maximum polling time of a worker that waits for a disk. It sleeps if it expects a longer wait";
         set config.workers.disk_poll; get |config| config.workers.disk_poll.value()
     },
     sections! { "disk": "list of tables, `[[disk]]`"; "tables with the header [[disk]]"; "[disks](#disks)";
@@ -402,5 +411,47 @@ impl Draft {
         config.sandbox_paths = sandbox_paths.unwrap_or_else(|| surroundings.sandbox_paths.clone());
         config.workers.placement = placement;
         config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::PollLimit;
+
+    use crate::model::WorkersConfig;
+    use crate::{Flags, parse};
+
+    use super::*;
+
+    fn polling(text: &str, flags: &Flags) -> WorkersConfig {
+        let config = parse(Some(("f", text)), flags, &Surroundings::of_this_process());
+        config.unwrap_or_else(|error| panic!("{error}")).workers
+    }
+
+    #[test]
+    fn workers_poll_automatically_without_limits_of_their_own_by_default() {
+        let workers = polling("", &Flags::default());
+        let limits = [workers.ring_poll, workers.network_poll, workers.disk_poll];
+        assert_eq!((workers.poll, limits), (PollMode::Auto, [None; 3]));
+    }
+
+    #[test]
+    fn limits_of_each_kind_are_read_beside_the_mode_from_flags_and_files() {
+        let flags = Flags::default()
+            .with("poll", "off")
+            .with("poll-us", "always")
+            .with("network-poll-us", "20")
+            .with("disk-poll-us", "0");
+        let file = "poll = 'off'\npoll_us = 'always'\nnetwork_poll_us = 20\ndisk_poll_us = 0\n";
+        for workers in [
+            polling("poll = 'always'\npoll_us = 7\n", &flags),
+            polling(file, &Flags::default()),
+        ] {
+            let limits = [workers.ring_poll, workers.network_poll, workers.disk_poll];
+            let read = [PollLimit::Always, PollLimit::Micros(20), PollLimit::Never];
+            assert_eq!((workers.poll, limits), (PollMode::Off, read.map(Some)));
+            let used = workers.poll_limits();
+            assert_eq!([used.rings, used.network, used.disk], read);
+        }
     }
 }

@@ -72,7 +72,7 @@ pub use ::iscsi::address::{SECRET_REFUSED, has_secret};
 pub use ::nbd::address::{ExportAddress, ServerAddress};
 pub use access_list::ACL_KEYS;
 pub use accounts::{account, group_id, user_id, user_name};
-pub use block::{CacheMode, ExportPlacement, PollLimit};
+pub use block::{CacheMode, ExportPlacement, PollLimit, PollMode};
 pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
 pub use devices::{
     BlockDeviceConfig, DEVICE_KINDS, DelayStorage, ExportCache, NbdDiskConfig, Persist, RbdConfig,

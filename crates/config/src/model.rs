@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use block::{DiscardMode, ErrorPolicy, ExportPlacement, PollLimit};
+use block::{DiscardMode, ErrorPolicy, ExportPlacement, PollLimit, PollLimits, PollMode};
 use iscsi::access::{AclEntry, Announced, DemoMode, Portal};
 use iscsi::negotiation::LoginBounds;
 use scsi::{AccessStates, StateSetters};
@@ -130,27 +130,41 @@ impl AccessConfig {
     }
 }
 
-/// Number, placement and polling limits of the workers.
+/// Number, placement and polling of the workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkersConfig {
     /// Number of workers, and their CPUs if they are pinned.
     pub placement: Placement,
+    /// Polling of each kind without a limit of its own.
+    pub poll: PollMode,
     /// Polling limit of a worker that serves guests' rings.
-    pub poll: PollLimit,
+    pub ring_poll: Option<PollLimit>,
     /// Polling limit of a worker with connections only.
-    pub network_poll: PollLimit,
+    pub network_poll: Option<PollLimit>,
     /// Polling limit of a worker that waits for a disk.
-    pub disk_poll: PollLimit,
+    pub disk_poll: Option<PollLimit>,
 }
 
 impl Default for WorkersConfig {
     fn default() -> Self {
         WorkersConfig {
             placement: Placement::Count(1),
-            poll: PollLimit::Micros(50),
-            network_poll: PollLimit::Never,
-            // Cost of a sleep: for slower disks the worker sleeps.
-            disk_poll: PollLimit::Micros(5),
+            poll: PollMode::Auto,
+            ring_poll: None,
+            network_poll: None,
+            disk_poll: None,
+        }
+    }
+}
+
+impl WorkersConfig {
+    /// Returns the polling limit of each kind.
+    pub fn poll_limits(&self) -> PollLimits {
+        let of_mode = PollLimits::from(self.poll);
+        PollLimits {
+            rings: self.ring_poll.unwrap_or(of_mode.rings),
+            network: self.network_poll.unwrap_or(of_mode.network),
+            disk: self.disk_poll.unwrap_or(of_mode.disk),
         }
     }
 }

@@ -126,6 +126,7 @@ fn any_image(path: PathBuf, number: u64) -> RbdConfig {
     reason = "one test, from its beginning to its end"
 )]
 fn config() -> impl Strategy<Value = Config> {
+    let mode = proptest::sample::select(&[PollMode::Off, PollMode::Auto, PollMode::Always]);
     let poll = prop_oneof![
         Just(PollLimit::Never),
         Just(PollLimit::Always),
@@ -141,126 +142,126 @@ fn config() -> impl Strategy<Value = Config> {
         proptest::collection::vec((0..100usize, 1..=BLK_QUEUES_MAX), 0..3),
         proptest::collection::vec((1..=SCSI_QUEUES_MAX, luns), 0..3),
         placement,
-        (poll.clone(), poll.clone(), poll),
+        (mode, [(); 3].map(|()| proptest::option::of(poll.clone()))),
         proptest::option::of("[^\0]{1,20}"),
     )
-        .prop_map(
-            |(disks, blk, scsi, placement, (poll, network_poll, disk_poll), control)| {
-                let count = disks.len();
-                let disks: Vec<DiskConfig> = disks
-                    .into_iter()
-                    .enumerate()
-                    .map(
-                        |(i, (mut backend, block_size, read_only, serial, (mut shown, limits)))| {
-                            // All values must differ.
-                            shown.wwn = shown.wwn.map(|wwn| wwn + i as u64);
-                            if let BlockDeviceConfig::File { path, .. } = &mut backend {
-                                path.set_file_name(format!("{i}\"'\\\n.raw"));
-                            }
-                            if let BlockDeviceConfig::Rbd(rbd) = &mut backend {
-                                rbd.image.image = format!("image {i}\"'\\\n");
-                            }
-                            let keeps_discards = match &backend {
-                                BlockDeviceConfig::Rbd(rbd) => rbd.lock == block::RbdLock::Shared,
-                                BlockDeviceConfig::Iscsi(remote) => remote.passthrough.is_some(),
-                                BlockDeviceConfig::ScsiGeneric { .. } => true,
-                                _ => false,
-                            };
-                            DiskConfig {
-                                name: format!("disk-{i}"),
-                                backend,
-                                discard: match keeps_discards {
-                                    true => block::DiscardMode::Unmap,
-                                    false => block::DiscardMode::WORDS[i % 3].1,
-                                },
-                                block_size,
-                                read_only,
-                                require: false,
-                                serial,
-                                shown,
-                                limits,
-                                errors: block::ErrorPolicy {
-                                    on_error: block::OnError::WORDS[i % 3].1,
-                                    io_timeout: [0, 1, 86_400][i % 3],
-                                    lock_timeout: 0,
-                                },
-                            }
-                        },
-                    )
-                    .collect();
-                let disk_name = |index: usize| format!("disk-{}", index % count);
-                let blk = blk.into_iter().enumerate().map(|(i, (disk, queues))| {
-                    ExportConfig::VhostBlk(VhostBlkConfig {
-                        name: format!("blk{i}"),
-                        disk: disk_name(disk),
-                        socket: PathBuf::from(format!("/run/b{i}")),
-                        rights: SocketRights {
-                            mode: [None, Some(0o660)][i % 2],
-                            owner: None,
-                            group: [None, Some("0".to_owned())][i % 2].clone(),
-                        },
-                        queues,
-                        placement: ExportPlacement::Shared,
-                    })
-                });
-                let scsi = scsi.into_iter().enumerate().map(|(i, (queues, luns))| {
-                    ExportConfig::VhostScsi(VhostScsiConfig {
-                        name: format!("scsi{i}"),
-                        socket: PathBuf::from(format!("/run/s{i}")),
-                        rights: SocketRights::default(),
-                        queues,
-                        placement: ExportPlacement::Dedicated,
-                        luns: luns
-                            .into_iter()
-                            .map(|((target, lun), disk)| LunConfig {
-                                target,
-                                lun,
-                                disk: disk_name(disk),
-                            })
-                            .collect(),
-                    })
-                });
-                Config {
-                    access: AccessConfig {
-                        control_group: control.clone(),
-                        control_readers: None,
-                        token_file: control
-                            .as_ref()
-                            .map(|path| PathBuf::from(format!("/etc/{path}"))),
-                        readers_token_file: None,
-                        api_client_ca: control.as_ref().map(PathBuf::from),
-                        api_names: control.iter().cloned().collect(),
-                        allow_paths: control.iter().map(PathBuf::from).collect(),
-                        api_listen: control
-                            .as_ref()
-                            .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),
+        .prop_map(|(disks, blk, scsi, placement, (poll, limits), control)| {
+            let [ring_poll, network_poll, disk_poll] = limits;
+            let count = disks.len();
+            let disks: Vec<DiskConfig> = disks
+                .into_iter()
+                .enumerate()
+                .map(
+                    |(i, (mut backend, block_size, read_only, serial, (mut shown, limits)))| {
+                        // All values must differ.
+                        shown.wwn = shown.wwn.map(|wwn| wwn + i as u64);
+                        if let BlockDeviceConfig::File { path, .. } = &mut backend {
+                            path.set_file_name(format!("{i}\"'\\\n.raw"));
+                        }
+                        if let BlockDeviceConfig::Rbd(rbd) = &mut backend {
+                            rbd.image.image = format!("image {i}\"'\\\n");
+                        }
+                        let keeps_discards = match &backend {
+                            BlockDeviceConfig::Rbd(rbd) => rbd.lock == block::RbdLock::Shared,
+                            BlockDeviceConfig::Iscsi(remote) => remote.passthrough.is_some(),
+                            BlockDeviceConfig::ScsiGeneric { .. } => true,
+                            _ => false,
+                        };
+                        DiskConfig {
+                            name: format!("disk-{i}"),
+                            backend,
+                            discard: match keeps_discards {
+                                true => block::DiscardMode::Unmap,
+                                false => block::DiscardMode::WORDS[i % 3].1,
+                            },
+                            block_size,
+                            read_only,
+                            require: false,
+                            serial,
+                            shown,
+                            limits,
+                            errors: block::ErrorPolicy {
+                                on_error: block::OnError::WORDS[i % 3].1,
+                                io_timeout: [0, 1, 86_400][i % 3],
+                                lock_timeout: 0,
+                            },
+                        }
                     },
-                    tls: TlsConfig {
-                        certificate: control.as_ref().map(PathBuf::from),
-                        key: control.as_ref().map(PathBuf::from),
+                )
+                .collect();
+            let disk_name = |index: usize| format!("disk-{}", index % count);
+            let blk = blk.into_iter().enumerate().map(|(i, (disk, queues))| {
+                ExportConfig::VhostBlk(VhostBlkConfig {
+                    name: format!("blk{i}"),
+                    disk: disk_name(disk),
+                    socket: PathBuf::from(format!("/run/b{i}")),
+                    rights: SocketRights {
+                        mode: [None, Some(0o660)][i % 2],
+                        owner: None,
+                        group: [None, Some("0".to_owned())][i % 2].clone(),
                     },
-                    state: control
+                    queues,
+                    placement: ExportPlacement::Shared,
+                })
+            });
+            let scsi = scsi.into_iter().enumerate().map(|(i, (queues, luns))| {
+                ExportConfig::VhostScsi(VhostScsiConfig {
+                    name: format!("scsi{i}"),
+                    socket: PathBuf::from(format!("/run/s{i}")),
+                    rights: SocketRights::default(),
+                    queues,
+                    placement: ExportPlacement::Dedicated,
+                    luns: luns
+                        .into_iter()
+                        .map(|((target, lun), disk)| LunConfig {
+                            target,
+                            lun,
+                            disk: disk_name(disk),
+                        })
+                        .collect(),
+                })
+            });
+            Config {
+                access: AccessConfig {
+                    control_group: control.clone(),
+                    control_readers: None,
+                    token_file: control
                         .as_ref()
-                        .map(|path| PathBuf::from(format!("/var/{path}"))),
-                    metrics_listen: control
+                        .map(|path| PathBuf::from(format!("/etc/{path}"))),
+                    readers_token_file: None,
+                    api_client_ca: control.as_ref().map(PathBuf::from),
+                    api_names: control.iter().cloned().collect(),
+                    allow_paths: control.iter().map(PathBuf::from).collect(),
+                    api_listen: control
                         .as_ref()
                         .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),
-                    sandbox: sandbox::Mode::WORDS[count % 4].1,
-                    sandbox_paths: control.iter().map(PathBuf::from).collect(),
-                    control: control.map(|path| PathBuf::from(format!("/run/control/{path}"))),
-                    workers: WorkersConfig {
-                        placement,
-                        poll,
-                        network_poll,
-                        disk_poll,
-                    },
-                    exports: blk.chain(scsi).collect(),
-                    discovery_auth: None,
-                    iscsi_limits: IscsiLimits::default(),
-                    disks,
-                }
-            },
-        )
+                },
+                tls: TlsConfig {
+                    certificate: control.as_ref().map(PathBuf::from),
+                    key: control.as_ref().map(PathBuf::from),
+                },
+                state: control
+                    .as_ref()
+                    .map(|path| PathBuf::from(format!("/var/{path}"))),
+                metrics_listen: control
+                    .as_ref()
+                    .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),
+                sandbox: sandbox::Mode::WORDS[count % 4].1,
+                sandbox_paths: control.iter().map(PathBuf::from).collect(),
+                control: control.map(|path| PathBuf::from(format!("/run/control/{path}"))),
+                workers: WorkersConfig {
+                    placement,
+                    poll,
+                    ring_poll,
+                    network_poll,
+                    disk_poll,
+                },
+                exports: blk.chain(scsi).collect(),
+                discovery_auth: None,
+                iscsi_limits: IscsiLimits::default(),
+                disks,
+            }
+        })
 }
 
 proptest! {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use block::{
     CacheMode, DelayTime, DiscardMode, FileLock, NamedFiles, OnError, PassedReservations,
-    PollLimit, RbdLock,
+    PollLimit, PollMode, RbdLock,
 };
 use iscsi::access::DemoMode;
 use iscsi::negotiation::DigestOffer;
@@ -229,6 +229,7 @@ choices! {
         ("forward", PassedReservations::Forward),
     ],
     Persist = Persist::WORDS,
+    PollMode = PollMode::WORDS,
     RbdLock = RbdLock::WORDS,
     sandbox::Mode = sandbox::Mode::WORDS,
 }

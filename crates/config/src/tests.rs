@@ -157,9 +157,6 @@ fn lock_while_active_makes_requests_wait_unless_errors_are_wanted() {
 fn empty_configuration_gives_defaults() {
     let config = from_file("").unwrap();
     assert_eq!(config.workers.placement, Placement::Count(2));
-    assert_eq!(config.workers.poll, PollLimit::Micros(50));
-    assert_eq!(config.workers.network_poll, PollLimit::Never);
-    assert_eq!(config.workers.disk_poll, PollLimit::Micros(5));
     assert!(config.disks.is_empty() && config.control.is_none());
 }
 
@@ -169,17 +166,11 @@ fn a_flag_replaces_a_single_value_and_adds_an_object() {
         lun: words(&["c0/1:0=d0"]),
         ..Flags::default()
     }
-    .with("workers", "3")
-    .with("poll-us", "always")
-    .with("network-poll-us", "20")
-    .with("disk-poll-us", "40");
-    let text = "cpus = [0, 1]\npoll_us = 0\n[[disk]]\nname = 'd0'\nbackend = 'ram'\nsize = 4096\n\
+    .with("workers", "3");
+    let text = "cpus = [0, 1]\n[[disk]]\nname = 'd0'\nbackend = 'ram'\nsize = 4096\n\
                 [[vhost_scsi]]\nname = 'c0'\nsocket = 'c0.sock'\nlun = [{target=0, lun=0, disk='d0'}]\n";
     let config = parse(Some(("f", text)), &flags, &here()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(config.workers.placement, Placement::Count(3));
-    assert_eq!(config.workers.poll, PollLimit::Always);
-    assert_eq!(config.workers.network_poll, PollLimit::Micros(20));
-    assert_eq!(config.workers.disk_poll, PollLimit::Micros(40));
     assert_eq!(config.vhost_scsi().next().unwrap().luns.len(), 2);
 }
 

@@ -395,11 +395,7 @@ fn worker_options(workers: &WorkersConfig) -> WorkerOptions {
     WorkerOptions {
         count: workers.placement.count() as u32,
         cpus,
-        poll: reactor::PollLimits {
-            rings: workers.poll,
-            network: workers.network_poll,
-            disk: workers.disk_poll,
-        },
+        poll: workers.poll_limits(),
     }
 }
 

@@ -8,9 +8,8 @@ use std::path::Path;
 
 use config::{
     AccessConfig, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig, ExportConfig,
-    ExportPlacement, IscsiLimits, LUNS_MAX, LimitsConfig, LunConfig, Placement, PollLimit,
-    SCSI_QUEUES_MAX, ShownConfig, SocketRights, TlsConfig, VhostBlkConfig, VhostScsiConfig,
-    WorkersConfig, nearest,
+    ExportPlacement, IscsiLimits, LUNS_MAX, LimitsConfig, LunConfig, Placement, SCSI_QUEUES_MAX,
+    ShownConfig, SocketRights, TlsConfig, VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
 };
 use daemon::{Inherited, Signals, StartOptions};
 use serde_json::{Value, json};
@@ -18,11 +17,6 @@ use serde_json::{Value, json};
 use crate::cli::{BlkProgram, ProgramArguments, ScsiProgram};
 use crate::failure::{self, Failure, Outcome};
 use crate::serve;
-
-/// Poll time in microseconds: sufficient for one device, without cost while it is idle.
-const POLL_MICROS: u32 = 50;
-/// Poll time for disks, in microseconds.
-const DISK_POLL_MICROS: u32 = 5;
 
 /// Kind of program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,9 +126,7 @@ fn empty() -> Config {
         sandbox_paths: surroundings.sandbox_paths,
         workers: WorkersConfig {
             placement: Placement::Count(1),
-            poll: PollLimit::Micros(POLL_MICROS),
-            network_poll: PollLimit::Never,
-            disk_poll: PollLimit::Micros(DISK_POLL_MICROS),
+            ..WorkersConfig::default()
         },
         disks: Vec::new(),
         exports: Vec::new(),

@@ -1,4 +1,4 @@
-//! Estimates how long an otherwise idle worker waits for a disk.
+//! Estimates how long an otherwise idle worker waits for a disk, and whether clients wait for disks most of the time.
 //!
 //! The worker uses the estimate to choose between polling and sleeping. The estimate follows the shorter waits, for any
 //! cause, so that a worker keeps polling where work arrives quickly. Measurements: `docs/performance.md`.
@@ -17,9 +17,23 @@ const STEP_MAX_NS: u64 = 1_000;
 /// Weight of a shorter wait; the estimate settles where one wait in four is shorter.
 const SHORTER_COUNTS: u64 = 3;
 
+/// Divisor of both sums. The quotient decays with each wait for a disk.
+const SUM_PART: u64 = 16;
+/// Divisor of the time that the worker waits for disks. Disks limit the clients if it waits for clients for at most the quotient.
+const CLIENTS_PART: u64 = 2;
+/// Limit on an idle time in the sum, in nanoseconds: a pause does not predict the next idle time.
+const IDLE_MAX_NS: u64 = 100_000;
+
 pub(crate) struct DiskWaits {
     step_min: u64,
     step_max: u64,
+    idle_max: u64,
+    /// Decaying sum of the waits for disks.
+    for_disks: u64,
+    /// Decaying sum of the waits for clients before them.
+    for_clients: u64,
+    /// Wait for clients since the last wait for a disk.
+    idle: u64,
     /// First quartile of the waits, in ticks.
     expected: u64,
     /// Start of the current wait.
@@ -32,6 +46,10 @@ impl DiskWaits {
         DiskWaits {
             step_min: ticks(STEP_MIN_NS),
             step_max: ticks(STEP_MAX_NS),
+            idle_max: ticks(IDLE_MAX_NS),
+            for_disks: 0,
+            for_clients: 0,
+            idle: 0,
             expected: 0,
             began: None,
         }
@@ -41,6 +59,18 @@ impl DiskWaits {
     #[inline]
     pub(crate) fn expected(&self) -> u64 {
         self.expected
+    }
+
+    /// Records an idle time without I/O in flight.
+    #[inline]
+    pub(crate) fn idled(&mut self, idle: u64) {
+        self.idle = idle.saturating_add(self.idle).min(self.idle_max);
+    }
+
+    /// Returns true if clients send the next request soon after a response, so that faster disks would mean more requests.
+    #[inline]
+    pub(crate) fn limit_clients(&self) -> bool {
+        self.for_clients <= self.for_disks / CLIENTS_PART
     }
 
     /// Records that the worker only waits for a disk. Returns the duration of this wait so far, in ticks.
@@ -58,6 +88,9 @@ impl DiskWaits {
     }
 
     fn learn(&mut self, waited: u64) {
+        let decayed = |sum: u64| sum - sum / SUM_PART;
+        self.for_disks = decayed(self.for_disks).saturating_add(waited);
+        self.for_clients = decayed(self.for_clients) + std::mem::take(&mut self.idle);
         let is_like_others = (self.expected / 2..=self.expected * 2).contains(&waited);
         let step = if is_like_others {
             self.step_min
@@ -110,6 +143,39 @@ mod tests {
             wait(&mut waits, 100_000);
         }
         assert!(waits.expected() > 60_000, "{}", waits.expected());
+    }
+
+    #[test]
+    fn disks_limit_clients_that_respond_quickly() {
+        let mut waits = waits();
+        assert!(waits.limit_clients(), "not known yet");
+        let mut serve = |idle, ns| {
+            waits.idled(idle);
+            wait(&mut waits, ns);
+            waits.limit_clients()
+        };
+        assert!((0..100).all(|_| serve(20_000, 45_000)));
+        // 10,000 requests a second are offered: 55 us pass between a response and the next request.
+        assert!(
+            (0..100)
+                .map(|_| serve(55_000, 45_000))
+                .skip(20)
+                .all(|limit| !limit)
+        );
+        assert!(
+            (0..100)
+                .map(|_| serve(20_000, 45_000))
+                .skip(40)
+                .all(|limit| limit)
+        );
+        // The effect of a pause is over soon.
+        serve(1_000_000_000_000, 45_000);
+        assert!(
+            (0..100)
+                .map(|_| serve(20_000, 45_000))
+                .skip(16)
+                .all(|limit| limit)
+        );
     }
 
     #[test]

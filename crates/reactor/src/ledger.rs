@@ -11,6 +11,7 @@ use bdev::Disk;
 use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use latency::{Clock, Labels, QueueRecord, QueueSnapshot, Stamp, Word};
 
+use crate::time_use::TimeWords;
 use crate::{RateLimit, WorkerCounters};
 
 #[derive(Debug, Default)]
@@ -20,6 +21,8 @@ pub(crate) struct IterationCounters {
     pub empty_iterations: Word,
     pub sleeps: Word,
     pub messages: Word,
+    pub poll_suspensions: Word,
+    pub time: TimeWords,
 }
 
 #[derive(Debug, Default)]
@@ -300,11 +303,17 @@ impl Ledger {
 
     /// Returns the worker's own counters.
     pub fn counters(&self) -> WorkerCounters {
+        let time = self.iterations.time.sums(self.clock.now());
         WorkerCounters {
             busy_iterations: self.iterations.busy_iterations.get(),
             empty_iterations: self.iterations.empty_iterations.get(),
             sleeps: self.iterations.sleeps.get(),
             messages: self.iterations.messages.get(),
+            work_ns: self.clock.nanos(time.work),
+            poll_found_ns: self.clock.nanos(time.poll_found),
+            poll_empty_ns: self.clock.nanos(time.poll_empty),
+            sleep_ns: self.clock.nanos(time.sleep),
+            poll_suspensions: self.iterations.poll_suspensions.get(),
         }
     }
 }

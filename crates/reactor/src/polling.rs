@@ -1,40 +1,41 @@
 //! Decides how long an idle worker polls before it sleeps.
 //!
-//! The window adapts: it doubles after work that arrived late in the window, or during a sleep shorter than the limit. It
-//! halves, and finally closes, after a longer sleep. A busy client avoids kicks and wake-ups, with an occasional delay, and
-//! an idle one costs nothing.
+//! ```text
+//!              idle time ends                        run delay of the thread
+//!                    │                                          │
+//!                    ▼                                          ▼
+//!   clients:  Window (rings), Window (network) ─┐        CpuDemand: permitted,
+//!                                               ├─ min ─ or suspended: 0 ─▶ polling time
+//!   disks:    DiskWaits: expected wait ─────────┘              │
+//!                                                   Budget: time left for polling without a result
+//! ```
+//!
+//! The window for clients grows while polling finds work and shrinks while it does not ([`Window`]). A disk is polled while
+//! its expected wait is within the limit and clients send the next request soon ([`DiskWaits`]). All polling is limited by
+//! [`Budget`] and suspended by [`CpuDemand`]. A busy client avoids kicks and wake-ups, and an idle one costs nothing.
+//!
+//! All parts are pure: time goes in, a decision comes out.
 
-pub use block::PollLimit;
+mod budget;
+mod cpu_demand;
+mod window;
+
+use std::time::Duration;
+
+pub use block::{PollLimit, PollLimits, PollMode};
 use latency::{Clock, Stamp};
+use uring::RunDelay;
+
+use self::budget::Budget;
+use self::cpu_demand::CpuDemand;
+use self::window::Window;
+use crate::disk_waits::DiskWaits;
 
 /// Returns a limit in ticks; 0 if it is not a time.
 fn limit_ticks(limit: PollLimit, clock: &Clock) -> u64 {
     match limit {
-        PollLimit::Micros(us) => clock.ticks(std::time::Duration::from_micros(u64::from(us))),
+        PollLimit::Micros(us) => clock.ticks(Duration::from_micros(u64::from(us))),
         PollLimit::Never | PollLimit::Always => 0,
-    }
-}
-
-/// Limits of a worker, by the next expected source of work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PollLimits {
-    /// Limit while the worker serves rings in guest memory. Polling avoids the guest's kick and two wake-ups.
-    pub rings: PollLimit,
-    /// Limit while all clients are connections. Their data arrives through the kernel, so polling avoids only a wake-up, which is short
-    /// compared with a network round trip.
-    pub network: PollLimit,
-    /// Limit while only disk I/O is outstanding.
-    pub disk: PollLimit,
-}
-
-impl From<PollLimit> for PollLimits {
-    /// Uses the same limit for all.
-    fn from(limit: PollLimit) -> PollLimits {
-        PollLimits {
-            rings: limit,
-            network: limit,
-            disk: limit,
-        }
     }
 }
 
@@ -45,51 +46,37 @@ const FIRST_NS: u64 = 4_000;
 /// several requests, sends the next one within this time.
 const LOOK_NS: u64 = 2_000;
 
-/// Cost of a sleep, in nanoseconds. With several I/Os in flight the sleep delays none of them beyond the others, so longer
-/// polling gains nothing.
+/// Cost of a sleep, in nanoseconds.
 const SLEEP_NS: u64 = 5_000;
 
-/// The polling window, in ticks.
-struct Window {
-    first: u64,
-    max: u64,
-    now: u64,
-}
+/// Number of I/Os in flight up to which a disk is polled for longer than a sleep costs. With more I/Os in flight, a sleep
+/// delays none of them beyond the others.
+const POLLED_IN_FLIGHT: usize = 16;
 
-impl Window {
-    fn new(limit: PollLimit, clock: &Clock) -> Window {
-        let max = limit_ticks(limit, clock);
-        let first = clock.ticks(std::time::Duration::from_nanos(FIRST_NS));
-        Window {
-            first: first.min(max),
-            max,
-            now: max,
-        }
-    }
+/// Largest time that a worker may poll without a result at once, in nanoseconds, if the limits are not larger.
+const BUDGET_NS: u64 = 1_000_000;
 
-    fn learn(&mut self, idle: u64) {
-        self.now = if idle > self.max {
-            match self.now / 2 {
-                short if short < self.first => 0,
-                half => half,
-            }
-        } else if idle > self.now / 2 {
-            (self.now * 2).clamp(self.first, self.max)
-        } else {
-            self.now
-        };
-    }
+/// Polling that has begun: its start, and its longest duration in ticks.
+#[derive(Clone, Copy)]
+struct Poll {
+    since: Stamp,
+    most: u64,
 }
 
 pub(crate) struct Polling {
     always: bool,
+    first: u64,
     look: u64,
     sleep: u64,
     disk_max: u64,
     rings: Window,
     network: Window,
+    disk_waits: DiskWaits,
+    budget: Budget,
+    cpu_demand: CpuDemand,
     /// The worker serves rings, as set by [`Polling::serves`].
     serves_rings: bool,
+    polls: Option<Poll>,
     idle_since: Option<Stamp>,
     slept_at: Option<Stamp>,
 }
@@ -107,15 +94,27 @@ impl Polling {
             network,
             disk,
         } = limits;
-        let ticks = |ns: u64| clock.ticks(std::time::Duration::from_nanos(ns));
+        let ticks = |ns: u64| clock.ticks(Duration::from_nanos(ns));
+        let first = ticks(FIRST_NS);
+        let [rings_max, network_max, disk_max] =
+            [rings, network, disk].map(|limit| limit_ticks(limit, clock));
+        let budget = ticks(BUDGET_NS)
+            .max(rings_max)
+            .max(network_max)
+            .max(disk_max);
         Polling {
             always: [rings, network, disk].contains(&PollLimit::Always),
+            first,
             look: ticks(LOOK_NS),
             sleep: ticks(SLEEP_NS),
-            disk_max: limit_ticks(disk, clock),
-            rings: Window::new(rings, clock),
-            network: Window::new(network, clock),
+            disk_max,
+            rings: Window::new(rings_max, first),
+            network: Window::new(network_max, first),
+            disk_waits: DiskWaits::new(clock),
+            budget: Budget::new(budget),
+            cpu_demand: CpuDemand::new(clock),
             serves_rings: false,
+            polls: None,
             idle_since: None,
             slept_at: None,
         }
@@ -138,6 +137,7 @@ impl Polling {
 
     #[inline]
     fn learn(&mut self, idle: u64) {
+        self.disk_waits.idled(idle);
         if self.serves_rings {
             self.rings.learn(idle);
         } else {
@@ -145,61 +145,116 @@ impl Polling {
         }
     }
 
+    /// Records an iteration with work that began at `noticed`.
     #[inline]
     pub(crate) fn worked(&mut self, noticed: Stamp) {
+        if let Some(poll) = self.polls.take() {
+            self.budget.found(noticed.since(poll.since));
+        }
         if let Some(since) = self.idle_since.take() {
             self.learn(noticed.since(since));
         }
+        self.disk_waits.worked(noticed);
     }
 
     /// Returns true if the worker polls after work.
     pub(crate) fn is_on(&self) -> bool {
-        self.always || self.window().now > 0
+        self.always || (self.window().now() > 0 && !self.cpu_demand.is_suspended())
     }
 
-    /// Chooses between polling and sleeping when disks owe `pending` completions. The next one is expected to take
-    /// `expected` in total; `waited` of that has passed. A wait within the limit is polled; before a longer one the worker
-    /// polls briefly for requests. The client window is neither used as the limit nor adapted.
+    /// Starts to poll for at most `wanted`, or continues.
     #[inline]
-    pub(crate) fn waits_for_disk(&self, pending: usize, expected: u64, waited: u64) -> Idle {
-        let max = match pending {
-            1 => self.disk_max,
-            _ => self.disk_max.min(self.sleep),
+    fn poll(&mut self, now: Stamp, wanted: u64) -> Idle {
+        let poll = match self.polls {
+            Some(poll) => poll,
+            None => {
+                if wanted == 0 || !self.cpu_demand.permits(now) {
+                    return Idle::Sleep;
+                }
+                let most = wanted.min(self.budget.left(now.0));
+                if most < self.first.min(wanted) {
+                    return Idle::Sleep;
+                }
+                *self.polls.insert(Poll { since: now, most })
+            }
         };
-        let bound = if expected > max {
-            self.look.min(self.window().max)
-        } else {
-            max
-        };
-        if self.always || waited < bound {
+        if now.since(poll.since) < poll.most {
             Idle::Poll
         } else {
             Idle::Sleep
+        }
+    }
+
+    /// Chooses between polling and sleeping when disks owe `pending` completions. An expected wait within the limit is
+    /// polled; before a longer one the worker polls briefly for requests. The client window is neither used as the limit nor
+    /// adapted.
+    #[inline]
+    pub(crate) fn waits_for_disk(&mut self, pending: usize, now: Stamp) -> Idle {
+        if self.always {
+            return Idle::Poll;
+        }
+        let waited = self.disk_waits.waited(now);
+        let wanted = self.disk_limit(pending);
+        if waited >= wanted {
+            return Idle::Sleep;
+        }
+        self.poll(now, wanted)
+    }
+
+    #[inline]
+    fn disk_limit(&self, pending: usize) -> u64 {
+        let max = match pending {
+            ..=POLLED_IN_FLIGHT if self.disk_waits.limit_clients() => self.disk_max,
+            _ => self.disk_max.min(self.sleep),
+        };
+        if self.disk_waits.expected() > max {
+            self.look.min(self.window().max())
+        } else {
+            max
         }
     }
 
     /// Chooses between polling and sleeping after an iteration without work.
+    #[inline]
     pub(crate) fn idle(&mut self, now: Stamp) -> Idle {
         if self.always {
             return Idle::Poll;
         }
-        let window = self.window().now;
-        if window == 0 {
-            return Idle::Sleep;
+        self.idle_since.get_or_insert(now);
+        let window = self.window().now();
+        self.poll(now, window)
+    }
+
+    /// Returns true if the worker, which polls, must read its run delay for [`Polling::read_run_delay`].
+    #[inline]
+    pub(crate) fn is_reading_due(&self, now: Stamp) -> bool {
+        !self.always && self.cpu_demand.is_reading_due(now)
+    }
+
+    /// Records the worker's run delay. Returns true if another thread wants the CPU, which suspends polling.
+    pub(crate) fn read_run_delay(&mut self, now: Stamp, delay: RunDelay) -> bool {
+        let suspends = self.cpu_demand.read(now, delay);
+        if suspends && let Some(poll) = &mut self.polls {
+            poll.most = 0;
         }
-        let since = *self.idle_since.get_or_insert(now);
-        if now.since(since) < window {
-            Idle::Poll
-        } else {
-            Idle::Sleep
+        suspends
+    }
+
+    /// Records that the worker sleeps for a disk.
+    #[inline]
+    pub(crate) fn sleeping_for_disk(&mut self, now: Stamp) {
+        if let Some(poll) = self.polls.take() {
+            self.budget.wasted(now.since(poll.since));
         }
     }
 
+    /// Records that the worker sleeps until any event.
     pub(crate) fn sleeping(&mut self, now: Stamp) {
+        self.sleeping_for_disk(now);
         self.slept_at = Some(self.idle_since.take().unwrap_or(now));
     }
 
-    /// Returns true if the worker is waking from a sleep.
+    /// Returns true if the worker is waking from a sleep without I/O in flight.
     pub(crate) fn slept(&self) -> bool {
         self.slept_at.is_some()
     }
@@ -214,133 +269,4 @@ impl Polling {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn polling(limit: PollLimit) -> Polling {
-        let (clock, _) = Clock::simulated();
-        Polling::new(limit.into(), &clock)
-    }
-
-    fn sleep(p: &mut Polling, at: u64, woke: u64) {
-        p.sleeping(Stamp(at));
-        p.woke(Stamp(woke));
-    }
-
-    fn close(p: &mut Polling) {
-        for _ in 0..4 {
-            sleep(p, 0, 1_000_000);
-        }
-    }
-
-    #[test]
-    fn short_sleeps_widen_the_polling_window_long_ones_close_it() {
-        let mut p = polling(PollLimit::Micros(50));
-        for want in [25_000, 12_500, 6_250, 0, 0] {
-            sleep(&mut p, 0, 1_000_000);
-            assert_eq!(p.network.now, want);
-        }
-        assert_eq!(p.idle(Stamp(0)), Idle::Sleep, "polling has ended");
-        for want in [4_000, 8_000, 16_000, 32_000, 50_000] {
-            sleep(&mut p, 0, 49_000);
-            assert_eq!(p.network.now, want);
-        }
-        sleep(&mut p, 0, 40_000);
-        assert_eq!(p.network.now, 50_000, "it is as wide as may be");
-    }
-
-    #[test]
-    fn late_work_widens_the_polling_window_and_early_does_not() {
-        let mut p = polling(PollLimit::Micros(50));
-        sleep(&mut p, 0, 60_000);
-        let mut find = |idle: u64| {
-            assert_eq!(p.idle(Stamp(0)), Idle::Poll);
-            p.worked(Stamp(idle));
-            p.network.now
-        };
-        assert_eq!(find(12_500), 25_000);
-        assert_eq!(find(12_501), 50_000);
-        assert_eq!(find(1), 50_000);
-    }
-
-    #[test]
-    fn worker_polls_within_the_window_and_then_sleeps() {
-        let mut p = polling(PollLimit::Micros(50));
-        assert_eq!(p.idle(Stamp(1_000)), Idle::Poll);
-        assert_eq!(p.idle(Stamp(50_000)), Idle::Poll);
-        assert_eq!(p.idle(Stamp(51_000)), Idle::Sleep);
-        p.worked(Stamp(52_000));
-        assert_eq!(
-            p.idle(Stamp(60_000)),
-            Idle::Poll,
-            "work starts a new window"
-        );
-    }
-
-    #[test]
-    fn never_and_always_are_exact() {
-        assert_eq!(polling(PollLimit::Never).idle(Stamp(0)), Idle::Sleep);
-        let mut always = polling(PollLimit::Always);
-        assert_eq!(always.idle(Stamp(0)), Idle::Poll);
-        assert_eq!(always.idle(Stamp(u64::MAX)), Idle::Poll);
-        assert_eq!(always.waits_for_disk(1, u64::MAX, u64::MAX), Idle::Poll);
-        let never = polling(PollLimit::Never);
-        assert_eq!(never.waits_for_disk(1, 0, 0), Idle::Sleep);
-    }
-
-    #[test]
-    fn single_io_is_polled_longer_than_several() {
-        let mut p = polling(PollLimit::Micros(50));
-        let waits = |p: &Polling, pending, expected, ns| {
-            p.waits_for_disk(pending, expected, ns) == Idle::Poll
-        };
-        assert!(waits(&p, 1, 0, 49_999), "it is not known as yet");
-        assert!(waits(&p, 1, 50_000, 49_999));
-        assert!(!waits(&p, 1, 50_000, 50_000));
-        assert!(waits(&p, 1, 50_001, 1_999), "it looks for requests");
-        assert!(!waits(&p, 1, 50_001, 2_000));
-        assert!(waits(&p, 2, 5_000, 4_999));
-        assert!(!waits(&p, 2, 5_000, 5_000));
-        assert!(!waits(&p, 2, 5_001, 2_000));
-        close(&mut p);
-        assert!(waits(&p, 1, 20_000, 19_999), "for all kinds of clients");
-        let (clock, _) = Clock::simulated();
-        let quiet = PollLimits {
-            disk: PollLimit::Never,
-            ..PollLimit::Micros(50).into()
-        };
-        let p = Polling::new(quiet, &clock);
-        assert!(waits(&p, 1, 1, 1_999) && !waits(&p, 1, 1, 2_000));
-    }
-
-    #[test]
-    fn rings_are_polled_and_connections_slept_for_independently() {
-        let (clock, _) = Clock::simulated();
-        let limits = PollLimits {
-            rings: PollLimit::Micros(50),
-            network: PollLimit::Never,
-            disk: PollLimit::Never,
-        };
-        let mut p = Polling::new(limits, &clock);
-        assert!(!p.is_on());
-        assert_eq!(p.idle(Stamp(0)), Idle::Sleep);
-        sleep(&mut p, 0, 10_000);
-        assert!(
-            !p.is_on(),
-            "a short sleep changes nothing where none is allowed"
-        );
-        p.serves(true);
-        assert!(p.is_on());
-        assert_eq!(p.idle(Stamp(1_000)), Idle::Poll);
-        assert_eq!(p.idle(Stamp(50_999)), Idle::Poll);
-        assert_eq!(p.idle(Stamp(51_000)), Idle::Sleep);
-        close(&mut p);
-        assert!(!p.is_on(), "the rings were silent for long");
-        let always = PollLimits {
-            rings: PollLimit::Never,
-            network: PollLimit::Always,
-            disk: PollLimit::Never,
-        };
-        assert_eq!(Polling::new(always, &clock).idle(Stamp(0)), Idle::Poll);
-    }
-}
+mod tests;

@@ -9,14 +9,14 @@ use std::sync::atomic::Ordering;
 
 use bdev::{Disk, Finished};
 use latency::{Clock, Stamp};
-use uring::{Completion, Owner, Ring, Wait, WatchId};
+use uring::{Completion, Owner, Ring, RunDelayReader, Wait, WatchId};
 
-use crate::disk_waits::DiskWaits;
 use crate::disks::{Io, Listener, Tag};
 use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};
 use crate::polling::{Idle, PollLimit, PollLimits, Polling};
 use crate::source::{Source, SourceId};
+use crate::time_use::TimeUse;
 
 /// Per-worker counters since start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +29,16 @@ pub struct WorkerCounters {
     pub sleeps: u64,
     /// Number of executed messages.
     pub messages: u64,
+    /// Time in iterations with work, in nanoseconds.
+    pub work_ns: u64,
+    /// Time of polling that found work, in nanoseconds.
+    pub poll_found_ns: u64,
+    /// Time of polling that found no work, in nanoseconds.
+    pub poll_empty_ns: u64,
+    /// Time asleep, in nanoseconds.
+    pub sleep_ns: u64,
+    /// Number of times that polling was suspended because another thread wanted the CPU.
+    pub poll_suspensions: u64,
 }
 
 type Stopped = Box<dyn FnOnce(Box<dyn Source>, &mut Io)>;
@@ -53,7 +63,8 @@ pub struct Worker {
     touched: Vec<SourceId>,
     stopping: Vec<SourceId>,
     polling: Polling,
-    disk_waits: DiskWaits,
+    run_delay: RunDelayReader,
+    time_use: TimeUse,
     /// The worker sleeps for a disk: hot sources have notifications enabled, which must be disabled again.
     sleeps_hot: bool,
     ledger: Arc<Ledger>,
@@ -101,7 +112,8 @@ impl Worker {
             touched: Vec::new(),
             stopping: Vec::new(),
             polling: Polling::new(poll, &clock),
-            disk_waits: DiskWaits::new(&clock),
+            run_delay: RunDelayReader::open(),
+            time_use: TimeUse::new(&clock),
             sleeps_hot: false,
             ledger,
             completions: Vec::with_capacity(BATCH),
@@ -298,6 +310,7 @@ impl Worker {
             panic!("io_uring_enter failed: {error}");
         }
         let noticed = self.io.now();
+        self.time_use.woke(noticed, &self.ledger.iterations.time);
         if self.polling.slept() {
             self.polling.woke(noticed);
         }
@@ -515,10 +528,11 @@ impl Worker {
     }
 
     fn next_wait(&mut self, worked: bool, noticed: Stamp) -> Wait {
+        let time = &self.ledger.iterations.time;
+        self.time_use.iterated(worked, noticed, time);
         self.polling.serves(!self.hot.is_empty());
         if worked {
             self.polling.worked(noticed);
-            self.disk_waits.worked(noticed);
             if self.polling.is_on() {
                 return Wait::No;
             }
@@ -533,8 +547,7 @@ impl Worker {
             return self.wait_for_disk(now);
         }
         if self.polling.idle(now) == Idle::Poll {
-            std::hint::spin_loop();
-            return Wait::No;
+            return self.poll(now);
         }
         if self.arm_hot() {
             // The sources stay hot and armed: an extra kick is cheaper than a missed check.
@@ -545,30 +558,42 @@ impl Worker {
                 slot.hot = false;
             }
         }
-        self.ledger.iterations.sleeps.add(1);
         self.polling.sleeping(now);
+        self.sleep(now)
+    }
+
+    /// Counts a sleep that begins.
+    fn sleep(&mut self, now: Stamp) -> Wait {
+        let counters = &self.ledger.iterations;
+        counters.sleeps.add(1);
+        self.time_use.sleeping(now, &counters.time);
         Wait::Until(None)
+    }
+
+    /// Continues polling. Reads the run delay when it is due.
+    #[inline]
+    fn poll(&mut self, now: Stamp) -> Wait {
+        if self.polling.is_reading_due(now)
+            && self.polling.read_run_delay(now, self.run_delay.read())
+        {
+            self.ledger.iterations.poll_suspensions.add(1);
+        }
+        std::hint::spin_loop();
+        Wait::No
     }
 
     /// Chooses the wait for a disk. Hot sources stay hot: they are polled without a kick when the disk has completed.
     #[inline]
     fn wait_for_disk(&mut self, now: Stamp) -> Wait {
-        let waited = self.disk_waits.waited(now);
-        let expected = self.disk_waits.expected();
-        if self
-            .polling
-            .waits_for_disk(self.io.pending, expected, waited)
-            == Idle::Poll
-        {
-            std::hint::spin_loop();
-            return Wait::No;
+        if self.polling.waits_for_disk(self.io.pending, now) == Idle::Poll {
+            return self.poll(now);
         }
         self.sleeps_hot = true;
         if self.arm_hot() {
             return Wait::No;
         }
-        self.ledger.iterations.sleeps.add(1);
-        Wait::Until(None)
+        self.polling.sleeping_for_disk(now);
+        self.sleep(now)
     }
 
     /// Enables notifications of hot sources. Returns true if work arrived in the meantime.

@@ -5,7 +5,7 @@
 //! below an earlier maximum. This crate contains `unsafe` code; its exported API is safe. Memory that the kernel may still
 //! access is leaked, never freed.
 //!
-//! Also here, because it needs raw system calls: [`guard`]. Tests: `tests/`.
+//! Also here, because they need system calls: [`guard`] and [`RunDelayReader`]. Tests: `tests/`.
 
 mod event;
 mod fd;
@@ -17,6 +17,7 @@ mod now;
 mod ramp;
 mod restrict;
 mod ring;
+mod run_delay;
 mod setup;
 mod signal;
 #[cfg(feature = "simulated")]
@@ -29,6 +30,7 @@ pub use event::Event;
 pub use fd::RingFd;
 pub use message::Message;
 pub use ring::{Receive, Ring, Wait, WatchId};
+pub use run_delay::{RunDelay, RunDelayReader};
 pub use signal::{Blocked, Signal};
 
 /// Recipient of completions, used by the reactor for dispatch.

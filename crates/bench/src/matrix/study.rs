@@ -129,7 +129,7 @@ impl Run for Record {
 /// One run of the comparison of a polling daemon with a non-polling one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PollRecord {
-    /// The daemon polls within its default limit; otherwise `--poll-us 0`.
+    /// The daemon polls as by default; otherwise `--poll off`.
     pub polls: bool,
     /// Transport, workers and queues.
     pub configuration: Configuration,
@@ -314,7 +314,7 @@ impl Subject for Part<'_> {
     fn start(&self, group: usize, _results: &mut Results<Line>) -> Result<Vec<Rig>> {
         let start = |one: &Variation| {
             let more: &[&str] = match one.polls {
-                Some(false) => &["--poll-us", "0"],
+                Some(false) => &["--poll", "off"],
                 _ => &[],
             };
             Rig::start(self.options, &one.configuration, more)

@@ -88,7 +88,7 @@ impl Served {
         let mut command = Start::new(&options.program, None);
         command.args(["--log", "warn", "serve", "--workers", "1"]);
         // The wake-up latency of a sleeping worker is not part of this check.
-        command.args(["--disk-poll-us", "always", "--control"]);
+        command.args(["--poll", "always", "--control"]);
         let control = folder.path().join("control");
         command.arg(&control);
         let mut sockets = vec![control];

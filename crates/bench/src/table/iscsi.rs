@@ -33,10 +33,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const CONTROL_PORTS: u32 = 32_000;
 
 const OURS: &str = "lunette";
-/// Our target with workers that poll for the next request, which is not the default.
-const POLLING: &str = "lunette-polling";
-/// Polling time in microseconds.
-const POLLING_US: &str = "50";
+/// Our target with workers that do not poll.
+const SLEEPING: &str = "lunette-sleeping";
+/// Option of its daemon.
+const SLEEPING_OPTION: [&str; 2] = ["--poll", "off"];
 const PEER: &str = "tgt";
 
 struct Case {
@@ -141,12 +141,7 @@ pub fn iscsi_table(
     progress.print("starting the targets and filling their disks");
     let mut targets = vec![
         lunette(options, folder.path(), OURS, &[])?,
-        lunette(
-            options,
-            folder.path(),
-            POLLING,
-            &["--network-poll-us", POLLING_US],
-        )?,
+        lunette(options, folder.path(), SLEEPING, &SLEEPING_OPTION)?,
     ];
     match tgt(options, folder.path()) {
         Ok(peer) => targets.push(peer),
@@ -171,7 +166,7 @@ pub fn iscsi_table(
         }
         let mut subjects = all(case.digests)?;
         if !case.alone {
-            subjects.retain(|subject| subject.name != POLLING);
+            subjects.retain(|subject| subject.name != SLEEPING);
         }
         if case.digests {
             // tgtd supports digests only if its configuration demands them of every initiator.
@@ -380,7 +375,7 @@ fn find<'a>(line: &'a Line, name: &str) -> Option<&'a SubjectResult> {
 /// Returns one row per line and target of ours.
 fn rows_of(lines: &[Line]) -> impl Iterator<Item = (&Line, &'static str)> {
     lines.iter().flat_map(|line| {
-        let ours = [OURS, POLLING].into_iter();
+        let ours = [OURS, SLEEPING].into_iter();
         ours.filter(|name| find(line, name).is_some())
             .map(move |name| (line, name))
     })
@@ -388,7 +383,7 @@ fn rows_of(lines: &[Line]) -> impl Iterator<Item = (&Line, &'static str)> {
 
 fn called(line: &Line, name: &str) -> String {
     match name {
-        POLLING => format!("{}, --network-poll-us {POLLING_US}", line.case.name),
+        SLEEPING => format!("{}, {}", line.case.name, SLEEPING_OPTION.join(" ")),
         _ => line.case.name.to_owned(),
     }
 }

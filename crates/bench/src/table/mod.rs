@@ -61,8 +61,8 @@ enum Medium {
     Null,
     Ram,
     File,
-    /// The same file, with a worker that polls for its completions.
-    PolledFile,
+    /// The same file, with a worker that does not poll.
+    FileSlept,
 }
 
 impl Medium {
@@ -72,15 +72,14 @@ impl Medium {
             Medium::Null => ("null", OURS),
             Medium::Ram => ("ram", OURS),
             Medium::File => ("file", OURS),
-            Medium::PolledFile => ("file", POLLING),
+            Medium::FileSlept => ("file", SLEEPING),
         }
     }
 }
 
 const OURS: &str = "lunette";
-const POLLING: &str = "polling";
-/// Polling time above this machine's disk latency.
-const POLLING_OPTIONS: [&str; 2] = ["--disk-poll-us", "50"];
+const SLEEPING: &str = "sleeping";
+const SLEEPING_OPTIONS: [&str; 2] = ["--poll", "off"];
 
 /// One column of the table.
 struct Case {
@@ -131,12 +130,7 @@ const CASES: &[Case] = &[
     ),
     case("file QD32", Medium::File, &[READ, DEPTH_32], true),
     case("file QD1", Medium::File, &[READ], true),
-    case(
-        "file QD1, --disk-poll-us 50",
-        Medium::PolledFile,
-        &[READ],
-        true,
-    ),
+    case("file QD1, --poll off", Medium::FileSlept, &[READ], true),
     case("file 64k QD8", Medium::File, &[READ, DEPTH_8, LARGE], true),
 ];
 
@@ -166,7 +160,7 @@ pub fn table(
             more,
         )
     };
-    let _polling = ours(POLLING, &["file"], &POLLING_OPTIONS)?;
+    let _sleeping = ours(SLEEPING, &["file"], &SLEEPING_OPTIONS)?;
     let ours = ours(OURS, &peers::MEDIA, &[])?;
     let peer = match peers::qemu(&place, options.device_cpu) {
         Ok(peer) => Some(peer),

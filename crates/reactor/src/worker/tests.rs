@@ -74,8 +74,8 @@ fn worker_with(kick: Option<RingFd>) -> (Worker, Rc<RefCell<Seen>>) {
     let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
     assert!(added.is_ok());
     for wait in 0..1_000u64 {
-        worker.disk_waits.waited(Stamp(wait));
-        worker.disk_waits.worked(Stamp(wait + 60_000));
+        worker.polling.waits_for_disk(1, Stamp(wait));
+        worker.polling.worked(Stamp(wait + 60_000));
     }
     (worker, seen)
 }

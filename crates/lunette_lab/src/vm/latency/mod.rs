@@ -391,7 +391,7 @@ fn studies(
     let name = format!("latency-{}", std::process::id());
     let mut options = Vec::new();
     if !polls && arguments.device == Device::Lunette {
-        options.push("--daemon-arg=--poll-us=0".to_owned());
+        options.push("--daemon-arg=--poll=off".to_owned());
     }
     let mut setup = Setup {
         name: "guest".to_owned(),

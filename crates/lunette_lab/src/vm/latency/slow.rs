@@ -33,7 +33,7 @@ impl SlowDaemon {
                 .arg(format!("{disk}=delay:{delay},size={size},around=ram"));
         }
         if is_polling_off {
-            command.arg("--poll-us=0");
+            command.args(["--poll-us=0", "--disk-poll-us=0"]);
         }
         let mut process = vm::Process::start("lunette", &command, &folder.join("daemon.log"))?;
         let up = vm::wait_until(Duration::from_secs(20), || match process.check_running() {

@@ -46,10 +46,9 @@ pub struct MatrixArguments {
     /// Also measure variants without indirect descriptors. A request then uses one ring descriptor per segment
     #[arg(long)]
     pub(super) chained: bool,
-    /// Maximum polling times of Lunette's workers in microseconds, or `always`; each value is a separate variant [default: the daemon's
-    /// default]
-    #[arg(long, value_name = "N,N", value_delimiter = ',')]
-    pub(super) poll_us: Vec<String>,
+    /// Polling of Lunette's workers: off, auto or always; each value is a separate variant [default: the daemon's default]
+    #[arg(long = "poll", value_name = "MODE,MODE", value_delimiter = ',', value_parser = ["off", "auto", "always"])]
+    pub(super) polls: Vec<String>,
     /// Number of virtual CPUs of each guest
     #[arg(long, default_value_t = 2, value_name = "N")]
     smp: u32,
@@ -106,7 +105,7 @@ Examples:
     lunette vm matrix --folder /srv/matrix --smp 4 --turns 6
     lunette vm matrix --disks 4 --smp 4 --queues 1,4 --threads 1,4
     lunette vm matrix --chained --threads 1 --series Lunette
-    lunette vm matrix --threads 1 --poll-us 0,50 --series Lunette
+    lunette vm matrix --threads 1 --poll off,auto --series Lunette
     lunette vm matrix --threads 1,2 --series Lunette --memory";
 
 fn cases(arguments: &MatrixArguments) -> Vec<Case> {

@@ -139,7 +139,7 @@ impl Guest<'_> {
             .poll
             .map_or(String::new(), |poll| format!(", poll {poll}"));
         let mut settings = self.settings("Lunette", transport, shape);
-        if arguments.poll_us.len() > 1
+        if arguments.polls.len() > 1
             && let Some(poll) = self.poll
         {
             settings.push(("polling", poll.to_owned()));
@@ -162,7 +162,7 @@ impl Guest<'_> {
         words: &str,
         backing: &str,
     ) -> Option<DiskRoute> {
-        let mut polls = arguments.poll_us.iter();
+        let mut polls = arguments.polls.iter();
         let is_first = polls
             .next()
             .is_none_or(|first| self.poll == Some(first.as_str()));
@@ -192,7 +192,7 @@ impl Guest<'_> {
 
 /// Guests of a matrix with their ways.
 pub fn setups(arguments: &MatrixArguments, threads: &[u32], folder: &str) -> Vec<Setup> {
-    let polls: Vec<Option<&str>> = match arguments.poll_us.as_slice() {
+    let polls: Vec<Option<&str>> = match arguments.polls.as_slice() {
         [] => vec![None],
         given => given.iter().map(|poll| Some(poll.as_str())).collect(),
     };
@@ -204,7 +204,7 @@ pub fn setups(arguments: &MatrixArguments, threads: &[u32], folder: &str) -> Vec
             0 => Vec::new(),
             n => vec![format!("--daemon-arg=--workers={n}")],
         };
-        options.extend(poll.map(|poll| format!("--daemon-arg=--poll-us={poll}")));
+        options.extend(poll.map(|poll| format!("--daemon-arg=--poll={poll}")));
         let polls = poll.map_or(String::new(), |poll| format!(", poll {poll}"));
         Setup {
             name: format!("{threads} threads{polls}"),
