@@ -419,7 +419,7 @@ impl Disk {
         is_wanted: impl Fn() -> bool,
     ) -> Result<RangeLock, ResizeError> {
         let (grant, granted) = mpsc::channel();
-        self.locks.acquire(offset, length, move |lease| {
+        let acquisition = self.locks.acquire(offset, length, move |lease| {
             // Without a receiver the lock is dropped, which releases it.
             grant.send(lease).ok();
         });
@@ -432,6 +432,7 @@ impl Disk {
                 return Ok(lease);
             }
         }
+        self.locks.withdraw(acquisition);
         Err(ResizeError::Busy { seconds })
     }
 

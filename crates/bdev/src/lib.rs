@@ -199,7 +199,7 @@ pub trait IoChannel {
         self.in_flight() == 0
     }
 
-    /// Returns the number of pending I/Os.
+    /// Returns the number of pending I/Os. Each of them ends with a [`Finished`]: range locks count on it.
     fn in_flight(&self) -> usize;
 }
 

@@ -9,7 +9,7 @@
 //!
 //! The copying thread holds the range ([`crate::RangeLocks`]) until [`MirrorProgress::advance`]: no write is in flight there. A write that
 //! fails on the target, or that it does not answer within [`TARGET_PATIENCE`], ends the mirror without an error for clients: the source
-//! alone answers from then on. I/O on the target uses its slot and memory until it ends. Concurrent writes of one range may end in either
+//! alone answers from then on. I/O on the target uses its slot and memory until it ends; such I/O is **detached**. Concurrent writes of one range may end in either
 //! order on each device, as on RAID 1. Tests: here, and `tests/mirror.rs`.
 
 use std::io;
@@ -145,6 +145,8 @@ impl Layer for Mirror {
             target,
             owner,
             is_ticking: false,
+            detached: 0,
+            target_closes_later: false,
             progress: Arc::clone(&self.progress),
             discard_zeroes: self.discard_zeroes,
             slots: Vec::new(),
@@ -182,6 +184,10 @@ struct MirrorChannel {
     /// Owner of the timer.
     owner: Owner,
     is_ticking: bool,
+    /// Number of slots in [`OnTarget::Detached`].
+    detached: usize,
+    /// The channel closes, and the target follows when no I/O is detached.
+    target_closes_later: bool,
     progress: Arc<MirrorProgress>,
     discard_zeroes: bool,
     slots: Vec<MirrorSlot>,
@@ -257,6 +263,7 @@ impl MirrorChannel {
         self.free.push(index);
         let slot = &mut self.slots[index as usize];
         if slot.target == OnTarget::Detached {
+            self.detached -= 1;
             self.progress.detached.fetch_sub(1, Ordering::Release);
             return None;
         }
@@ -275,6 +282,7 @@ impl MirrorChannel {
             return None;
         }
         slot.target = OnTarget::Detached;
+        self.detached += 1;
         self.progress.detached.fetch_add(1, Ordering::Release);
         Some(Finished {
             tag: slot.tag,
@@ -385,6 +393,10 @@ impl IoChannel for MirrorChannel {
             finished.extend(self.answered(index));
         }
         self.over = over;
+        if self.target_closes_later && self.detached == 0 {
+            self.target_closes_later = false;
+            self.target.close(ring);
+        }
     }
 
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
@@ -402,17 +414,26 @@ impl IoChannel for MirrorChannel {
             ring.cancel(self.owner, 0);
         }
         self.source.close(ring);
-        self.target.close(ring);
+        if self.detached == 0 {
+            return self.target.close(ring);
+        }
+        self.target_closes_later = true;
+        let slots = self.slots.iter().zip(0u64..);
+        for (_, index) in slots.filter(|(slot, _)| slot.target == OnTarget::Detached) {
+            self.target.abort(ring, Tag(index));
+        }
     }
 
     fn is_closed(&self) -> bool {
-        self.in_flight() == 0
+        self.slots.len() == self.free.len()
             && !self.is_ticking
+            && !self.target_closes_later
             && self.source.is_closed()
             && self.target.is_closed()
     }
 
+    /// Clients do not wait for detached I/Os, and no end is reported for them: range locks must not wait for them either.
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free.len() - self.detached
     }
 }

@@ -75,7 +75,12 @@ pub trait Participant: Send + Sync {
     fn reopened(&self);
 }
 
+/// A request for a range, for [`RangeLocks::withdraw`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acquisition(u64);
+
 struct Waiting {
+    key: u64,
     range: Range<u64>,
     on_granted: GrantCallback,
 }
@@ -269,14 +274,41 @@ impl RangeLocks {
         offset: u64,
         length: u64,
         on_granted: impl FnOnce(RangeLock) + Send + 'static,
-    ) {
+    ) -> Acquisition {
         let mut state = self.lock();
         let range = state.extended(&(offset..offset.saturating_add(length)));
+        state.next += 1;
+        let key = state.next;
         state.waiting.push_back(Waiting {
+            key,
             range,
             on_granted: Box::new(on_granted),
         });
         self.grant(state);
+        Acquisition(key)
+    }
+
+    /// Releases a range whose grant is not wanted any more: deferred I/O starts, although I/O from before the acquisition has not ended. A
+    /// later grant is without effect.
+    pub fn withdraw(self: &Arc<Self>, Acquisition(key): Acquisition) {
+        let withdrawn = {
+            let mut state = self.lock();
+            let waiting = &mut state.waiting;
+            let at = waiting.iter().position(|waiting| waiting.key == key);
+            at.and_then(|at| waiting.remove(at))
+        };
+        drop(withdrawn);
+        self.release(key);
+    }
+
+    fn release(self: &Arc<Self>, key: u64) {
+        let mut state = self.lock();
+        state.held.retain(|(held, _)| *held != key);
+        let members = state.members();
+        self.grant(state);
+        for member in members {
+            member.reopened();
+        }
     }
 
     /// Holds waiting ranges that overlap no held and no earlier waiting one.
@@ -293,12 +325,10 @@ impl RangeLocks {
                 state.waiting.push_back(waiting);
                 continue;
             }
-            state.next += 1;
-            let key = state.next;
-            state.held.push((key, waiting.range));
+            state.held.push((waiting.key, waiting.range));
             let lease = RangeLock {
                 locks: self.clone(),
-                key,
+                key: waiting.key,
             };
             barrier.push(LastBarrier::barrier(DrainAction::Grant(
                 lease,
@@ -320,13 +350,7 @@ impl RangeLocks {
 
 impl Drop for RangeLock {
     fn drop(&mut self) {
-        let mut state = self.locks.lock();
-        state.held.retain(|(key, _)| *key != self.key);
-        let members = state.members();
-        self.locks.grant(state);
-        for member in members {
-            member.reopened();
-        }
+        self.locks.release(self.key);
     }
 }
 
@@ -442,6 +466,36 @@ mod tests {
         assert_eq!(granted.names(), [4, 3]);
         granted.release(3);
         granted.release(4);
+        assert!(locks.is_open());
+    }
+
+    #[test]
+    fn withdrawn_range_is_released_before_the_workers_have_drained() {
+        let locks = Arc::new(RangeLocks::default());
+        let worker = Arc::new(Worker::default());
+        let _membership = locks.join(worker.clone());
+        let granted = GrantLog::default();
+        let first = locks.acquire(0, 100, drop);
+        let waiting = locks.acquire(50, 100, |held| panic!("{held:?} was withdrawn"));
+        let first_barrier = std::mem::take(&mut *worker.barrier.lock().unwrap());
+        locks.withdraw(waiting);
+        locks.withdraw(first);
+        assert!(locks.is_open());
+        assert!(
+            worker.reopened.load(Ordering::SeqCst) > 0,
+            "deferred I/O starts"
+        );
+
+        granted.ask(&locks, 3, 0, 100);
+        assert!(granted.names().is_empty(), "its own barrier decides");
+        drop(first_barrier);
+        assert!(
+            locks.holds(0, 100),
+            "the late grant releases only its own range"
+        );
+        worker.barrier.lock().unwrap().clear();
+        assert_eq!(granted.names(), [3]);
+        granted.release(3);
         assert!(locks.is_open());
     }
 

@@ -1,15 +1,17 @@
-//! The device of a disk is replaced while two workers write, flush and read: every read returns the last write.
+//! The device of a disk is replaced while two workers write, flush and read: every read returns the last write. A mirror is replaced also
+//! while its target hangs.
 
 mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bdev::{
-    BlockDevice, BlockingIo, CacheMode, Delay, Disk, File, FileOptions, Ram, RamOptions, Submission,
+    BlockDevice, BlockingIo, CacheMode, Delay, Disk, Fault, FaultAction, FaultPlan, Faulty, File,
+    FileOptions, Mirror, Ram, RamOptions, Submission,
 };
-use block::{IoOutcome, IoRequest};
+use block::{IoKind, IoOutcome, IoRequest};
 use common::{Requests, source};
 use guest_memory::IoBuffer;
 use reactor::{DiskHandle, Io, PollLimit, Pool, SourceId, Tag, WorkerHandle, WorkerOptions};
@@ -181,22 +183,45 @@ fn prepare(worker: &WorkerHandle, disk: &Arc<Disk>, device: &Arc<dyn BlockDevice
     prepared.unwrap().unwrap();
 }
 
-#[test]
-fn reads_return_the_last_write_across_replacements() {
-    let folder = tempfile::tempdir().unwrap();
-    let first = new_device(0, folder.path());
-    let disk = Arc::new(Disk::new("d", None, Arc::clone(&first)).unwrap());
+fn change(pool: &Pool, disk: &Arc<Disk>) {
+    for worker in pool.workers() {
+        let disk = disk.clone();
+        worker.call(move |w| w.io().change_device(&disk)).unwrap();
+    }
+}
+
+fn two_workers() -> Pool {
     let options = WorkerOptions {
         count: 2,
         cpus: Vec::new(),
         poll: PollLimit::Always.into(),
     };
-    let pool = Pool::start(&options).unwrap();
+    Pool::start(&options).unwrap()
+}
+
+fn rounds(seen: &Seen) -> [u64; 2] {
+    seen.rounds.each_ref().map(|n| n.load(Ordering::Relaxed))
+}
+
+fn wait_until(otherwise: &str, is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{otherwise}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn reads_return_the_last_write_across_replacements() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = new_device(0, folder.path());
+    let disk = Arc::new(Disk::new("d", None, Arc::clone(&first)).unwrap());
+    let pool = two_workers();
     let seen = Arc::new(Seen::default());
     start(&pool, &disk, &seen);
     let mut old = vec![first];
     for nth in 1..=REPLACEMENTS {
-        let before = seen.rounds.each_ref().map(|n| n.load(Ordering::Relaxed));
+        let before = rounds(&seen);
         let new = new_device(nth, folder.path());
         let workers = pool.workers();
         workers
@@ -215,28 +240,71 @@ fn reads_return_the_last_write_across_replacements() {
         let held = disk.hold(0, u64::MAX).unwrap();
         copy(&disk.device(), &new);
         disk.replace_device(Arc::clone(&new)).unwrap();
-        for worker in &workers {
-            let disk = disk.clone();
-            worker.call(move |w| w.io().change_device(&disk)).unwrap();
-        }
+        change(&pool, &disk);
         drop(held);
         old.push(new);
         // Both clients continue on the new device.
-        for (number, before) in before.iter().enumerate() {
-            let start = std::time::Instant::now();
-            while seen.rounds[number].load(Ordering::Relaxed) < before + 3 {
-                assert!(start.elapsed() < Duration::from_secs(60), "it hangs");
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
+        let both = |seen: &[u64; 2]| seen.iter().zip(before).all(|(now, n)| *now >= n + 3);
+        wait_until("it hangs", || both(&rounds(&seen)));
     }
     assert_eq!(seen.wrong.load(Ordering::Relaxed), 0);
     // Replaced devices are unused, and their channels are closed.
     old.pop();
-    let start = std::time::Instant::now();
-    while old.iter().any(|device| Arc::strong_count(device) > 1) {
-        assert!(start.elapsed() < Duration::from_secs(60), "channels stay");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let is_unused = |device: &Arc<dyn BlockDevice>| Arc::strong_count(device) == 1;
+    wait_until("channels stay", || old.iter().all(is_unused));
+    seen.over.store(true, Ordering::Relaxed);
+}
+
+#[test]
+fn mirror_with_a_hung_target_is_replaced_by_its_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = new_device(0, folder.path());
+    let faults = vec![Fault {
+        kind: IoKind::Write,
+        skip: 0,
+        times: 2,
+        action: FaultAction::Hold,
+    }];
+    let plan = FaultPlan {
+        faults,
+        shuffle: None,
+    };
+    let target = Arc::new(Faulty::new(new_device(0, folder.path()), plan));
+    let mirror = Arc::new(Mirror::new(Arc::clone(&source), Arc::clone(&target) as _));
+    let progress = Arc::clone(mirror.progress());
+    progress.advance(SIZE);
+    let disk = Arc::new(Disk::new("d", None, Arc::clone(&mirror) as _).unwrap());
+    let pool = two_workers();
+    let seen = Arc::new(Seen::default());
+    start(&pool, &disk, &seen);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(rounds(&seen), [0, 0], "the writes wait for the target");
+
+    progress.abandon();
+    wait_until("clients wait for the target", || {
+        rounds(&seen).iter().all(|n| *n > 3)
+    });
+    assert_eq!(progress.detached(), 2);
+    let workers = pool.workers();
+    workers
+        .iter()
+        .for_each(|worker| prepare(worker, &disk, &source));
+    let held = disk.hold(0, u64::MAX).unwrap();
+    disk.replace_device(Arc::clone(&source)).unwrap();
+    change(&pool, &disk);
+    drop(held);
+    let before = rounds(&seen);
+    wait_until("the source is not used", || {
+        rounds(&seen).iter().zip(before).all(|(now, n)| *now > n)
+    });
+    // Range locks do not wait for the target either.
+    drop(disk.hold(0, u64::MAX).unwrap());
+
+    assert_eq!(progress.detached(), 2);
+    target.release();
+    wait_until("the channels of the mirror stay", || {
+        Arc::strong_count(&mirror) == 1 && progress.detached() == 0
+    });
+    assert_eq!(seen.wrong.load(Ordering::Relaxed), 0);
     seen.over.store(true, Ordering::Relaxed);
 }

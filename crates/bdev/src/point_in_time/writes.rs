@@ -63,6 +63,8 @@ impl Layer for CopyBeforeWrite {
             inbox,
             watch: Some(watch),
             is_ticking: false,
+            detached: 0,
+            closes_later: false,
             slots: Vec::new(),
             free: Vec::new(),
             over: Vec::new(),
@@ -109,6 +111,10 @@ struct WriteChannel {
     inbox: Arc<Inbox<()>>,
     watch: Option<WatchId>,
     is_ticking: bool,
+    /// Number of slots with a copy in flight whose client does not wait for it.
+    detached: usize,
+    /// The channel closes, and the channels of copies follow when no copy is detached.
+    closes_later: bool,
     slots: Vec<WriteSlot>,
     free: Vec<u32>,
     over: Vec<Finished>,
@@ -187,8 +193,9 @@ impl WriteChannel {
     fn start_write(&mut self, ring: &mut Ring, index: u32) -> Option<Finished> {
         let slot = &mut self.slots[index as usize];
         let mut write = slot.write.take()?;
-        if slot.copy.is_none() {
-            self.free.push(index);
+        match slot.copy {
+            None => self.free.push(index),
+            Some(_) => self.detached += 1,
         }
         let outcome = match write.is_aborted {
             true => Err(IoErrorKind::Cancelled.into()),
@@ -276,8 +283,14 @@ impl WriteChannel {
     /// Frees a slot whose client did not wait for the end of the copy.
     fn free_detached(&mut self, index: u32) {
         if self.slots[index as usize].write.is_none() {
+            self.detached -= 1;
             self.free.push(index);
         }
+    }
+
+    fn close_copies(&mut self, ring: &mut Ring) {
+        self.old.close(ring);
+        self.scratch.close(ring);
     }
 
     fn tick_later(&mut self, ring: &mut Ring) {
@@ -389,6 +402,10 @@ impl IoChannel for WriteChannel {
             finished.extend(self.advance(ring, index));
         }
         self.over = over;
+        if self.closes_later && self.detached == 0 {
+            self.closes_later = false;
+            self.close_copies(ring);
+        }
     }
 
     /// A waiting write ends soon. Its copy continues: without it, the point in time would be lost.
@@ -413,19 +430,28 @@ impl IoChannel for WriteChannel {
             ring.cancel(self.owner, TIMER);
         }
         self.source.close(ring);
-        self.old.close(ring);
-        self.scratch.close(ring);
+        if self.detached == 0 {
+            return self.close_copies(ring);
+        }
+        self.closes_later = true;
+        let slots = self.slots.iter().zip(0u64..);
+        for (_, index) in slots.filter(|(slot, _)| slot.copy.is_some()) {
+            self.old.abort(ring, Tag(index));
+            self.scratch.abort(ring, Tag(index));
+        }
     }
 
     fn is_closed(&self) -> bool {
-        self.in_flight() == 0
+        self.slots.len() == self.free.len()
             && !self.is_ticking
+            && !self.closes_later
             && self.source.is_closed()
             && self.old.is_closed()
             && self.scratch.is_closed()
     }
 
+    /// Detached copies are not counted, because no end is reported for them.
     fn in_flight(&self) -> usize {
-        self.source.in_flight() + self.slots.len() - self.free.len()
+        self.source.in_flight() + self.slots.len() - self.free.len() - self.detached
     }
 }
