@@ -296,6 +296,12 @@ fn check_tls(draft: &Draft, diagnostics: &mut Diagnostics) {
             "tls_certificate",
             certificate,
         ),
+        (
+            "nbd_client_ca",
+            &draft.nbd_client_ca,
+            "tls_certificate",
+            certificate,
+        ),
     ] {
         if let (Some(path), None) = (set, other) {
             let message = format!("`{name}` needs `{needed}`, which is not set");

@@ -43,6 +43,7 @@ pub struct Draft {
     pub tls_certificate: Option<Located<PathBuf>>,
     pub tls_key: Option<Located<PathBuf>>,
     pub api_client_ca: Option<Located<PathBuf>>,
+    pub nbd_client_ca: Option<Located<PathBuf>>,
     pub sandbox: Option<sandbox::Mode>,
     pub sandbox_paths: Option<Vec<PathBuf>>,
     pub workers: WorkersDraft,
@@ -281,6 +282,13 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
         read |key, reader, draft| draft.api_client_ca = read_pem_name(reader, key.name);
         get |config| config.access.api_client_ca.value()
     },
+    daemon_key! { flag("nbd-client-ca", "FILE", FlagForm::Word,
+            "File with certificate authorities (PEM): clients of NBD exports with TLS need a certificate of one of them"),
+        "nbd_client_ca": Kind::Text("path of a PEM file", PEM_ALLOWED); NONE; CONTENT;
+        "certificate authorities: clients of NBD exports with `tls` need a certificate of one of them; needs `tls_certificate`";
+        read |key, reader, draft| draft.nbd_client_ca = read_pem_name(reader, key.name);
+        get |config| config.tls.nbd_client_ca.value()
+    },
     daemon_key! { flag("discovery-auth", "FILE", FlagForm::Word,
             "File with the CHAP users of iSCSI discovery sessions, as for --chap-user"),
         "discovery_auth": Kind::Text("path of a file of mode 600", FILE_ALLOWED); NONE; RunTime::OnlyReload;
@@ -405,6 +413,7 @@ impl Draft {
         config.tls = TlsConfig {
             certificate: self.tls_certificate.take().map(|at| at.value),
             key: self.tls_key.take().map(|at| at.value),
+            nbd_client_ca: self.nbd_client_ca.take().map(|at| at.value),
         };
         config.sandbox = self.sandbox.unwrap_or(surroundings.sandbox);
         let sandbox_paths = self.sandbox_paths.take();

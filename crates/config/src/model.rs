@@ -121,6 +121,8 @@ pub struct TlsConfig {
     pub certificate: Option<PathBuf>,
     /// File with the private key.
     pub key: Option<PathBuf>,
+    /// Authorities of client certificates, which clients of NBD exports with TLS then need.
+    pub nbd_client_ca: Option<PathBuf>,
 }
 
 impl AccessConfig {
@@ -403,6 +405,8 @@ pub struct NbdConfig {
     pub description: Option<String>,
     /// Clients may not write.
     pub read_only: bool,
+    /// Clients must use TLS.
+    pub tls: bool,
     /// Workers that serve it.
     pub placement: ExportPlacement,
 }
@@ -426,6 +430,12 @@ impl NbdConfig {
         if name == other.export_name() {
             return Some(format!(
                 "listener {place} already has an export {name:?}, of {}",
+                other.name
+            ));
+        }
+        if self.tls != other.tls {
+            return Some(format!(
+                "export {} at {place} has another value of tls",
                 other.name
             ));
         }

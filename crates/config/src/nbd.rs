@@ -96,7 +96,7 @@ pub static NBD_KEYS: &[NbdKey] = &[
         read |key, reader, draft| draft.socket = read_socket(reader, key.name); get |export| export.socket.value()
     },
     key! { "listen": Kind::Text("IP address and port", ADDRESS_ALLOWED); NONE; ENDS_SESSION;
-        "TCP address, without encryption. Several NBD exports may have the same. The port of NBD is 10809"; both listen
+        "TCP address. Several NBD exports may have the same. The port of NBD is 10809"; both listen
     },
     socket_mode(),
     socket_owner(),
@@ -110,6 +110,9 @@ pub static NBD_KEYS: &[NbdKey] = &[
         read |key, reader, draft| draft.description = read_text(key, reader); get |export| export.description.value()
     },
     key! { "read_only": Kind::Boolean; "`false`"; ENDS_SESSION; "clients may not write through this export"; both read_only },
+    key! { "tls": Kind::Boolean; "`false`"; ENDS_SESSION;
+        "clients must use TLS ([NBD_OPT_STARTTLS](nbd.md#tls)); needs `tls_certificate`. Equal for all NBD exports of a socket or address"; both tls
+    },
     workers(),
     dedicated("start a worker for this export alone"),
 ];
@@ -196,6 +199,10 @@ mod tests {
             (
                 ["d0:/run/nbd.sock", "d1:/run/nbd.sock,socket_mode=0600"],
                 "another mode, owner or group",
+            ),
+            (
+                ["d0:/run/nbd.sock", "d1:/run/nbd.sock,tls"],
+                "another value of tls",
             ),
             (["d0:/run/nbd.sock", "d1:"], "socket"),
         ] {

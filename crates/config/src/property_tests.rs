@@ -239,6 +239,7 @@ fn config() -> impl Strategy<Value = Config> {
                 tls: TlsConfig {
                     certificate: control.as_ref().map(PathBuf::from),
                     key: control.as_ref().map(PathBuf::from),
+                    nbd_client_ca: control.as_ref().map(PathBuf::from),
                 },
                 state: control
                     .as_ref()

@@ -62,6 +62,7 @@ fn flags_equal_the_file() {
 .with("tls-certificate", "tls.pem")
 .with("tls-key", "tls.key")
 .with("api-client-ca", "ca.pem")
+.with("nbd-client-ca", "ca2.pem")
 .with("api-name", "storage1.example")
 .with("allow-path", "/srv/a")
 .with("sandbox-path", "a")
@@ -78,6 +79,7 @@ fn flags_equal_the_file() {
         tls_certificate = "tls.pem"
         tls_key = "tls.key"
         api_client_ca = "ca.pem"
+        nbd_client_ca = "ca2.pem"
         api_names = ["storage1.example"]
         allow_paths = ["/srv/a"]
         workers = 2

@@ -57,7 +57,7 @@ pub struct Summary {
     /// 1 if discovery sessions have new CHAP users.
     #[serde(default)]
     pub discovery_users_changed: usize,
-    /// 1 if new connections to the API and to metrics over TCP use another certificate or other authorities.
+    /// 1 if new connections to the API and metrics over TCP or to NBD exports use another certificate or other authorities.
     #[serde(default)]
     pub certificates_changed: usize,
     /// Exports with a new placement on workers.

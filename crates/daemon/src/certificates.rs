@@ -1,25 +1,38 @@
 //! Certificates of the daemon, from the files of its configuration.
 
+use std::path::PathBuf;
+
 use config::Config;
 use tls::{Identity, ServerFiles};
 
-/// Reads the files for the API and metrics over TCP; `None`: these are not encrypted.
+/// Identities of the daemon's servers. `None`: a server has no TLS.
+pub(crate) struct Identities {
+    /// For the API and metrics over TCP.
+    pub api: Option<Identity>,
+    /// For NBD exports with TLS.
+    pub nbd: Option<Identity>,
+}
+
+/// Reads the files of all servers.
 ///
 /// # Errors
 /// The reason why a file is unusable.
-pub(crate) fn of_api(config: &Config) -> Result<Option<Identity>, String> {
-    let Some(files) = files_of_api(config) else {
-        return Ok(None);
+pub(crate) fn read(config: &Config) -> Result<Identities, String> {
+    let (certificate, key) = (&config.tls.certificate, &config.tls.key);
+    let read = |client_ca: &Option<PathBuf>| {
+        let Some((certificate, key)) = certificate.clone().zip(key.clone()) else {
+            return Ok(None);
+        };
+        let files = ServerFiles {
+            certificate,
+            key,
+            client_ca: client_ca.clone(),
+        };
+        let identity = files.read().map(Some);
+        identity.map_err(|error| format!("TLS: {error}"))
     };
-    let read = files.read().map(Some);
-    read.map_err(|error| format!("TLS: {error}"))
-}
-
-/// Returns the files for the API and metrics over TCP.
-pub(crate) fn files_of_api(config: &Config) -> Option<ServerFiles> {
-    Some(ServerFiles {
-        certificate: config.tls.certificate.clone()?,
-        key: config.tls.key.clone()?,
-        client_ca: config.access.api_client_ca.clone(),
+    Ok(Identities {
+        api: read(&config.access.api_client_ca)?,
+        nbd: read(&config.tls.nbd_client_ca)?,
     })
 }

@@ -70,6 +70,7 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
         &access.api_client_ca,
         &config.tls.certificate,
         &config.tls.key,
+        &config.tls.nbd_client_ca,
         &config.discovery_auth,
     ];
     let secrets = secrets.into_iter().filter_map(Option::as_deref);

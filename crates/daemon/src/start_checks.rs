@@ -36,7 +36,7 @@ impl StartChecks {
             checks.add_file(path, exports::discovery_users(config).map(drop));
         }
         if let Some(path) = &config.tls.key {
-            checks.add_file(path, certificates::of_api(config).map(drop));
+            checks.add_file(path, certificates::read(config).map(drop));
         }
         for export in config.exports() {
             if let Some(path) = export.chap_users() {

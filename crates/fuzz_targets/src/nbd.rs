@@ -4,7 +4,7 @@
 //! lies in the export, the output of a server is bounded by its input, and a client accepts each byte of a read once.
 
 use nbd::client::{Event, Transmission, Wanted};
-use nbd::handshake::{Exports, Handshake, Session, Step, greeting};
+use nbd::handshake::{Exports, Handshake, Session, Step, Tls, greeting};
 use nbd::request::{Action, Request, Rules};
 use nbd::wire::{BASE_ALLOCATION, PAYLOAD_MAX, command, transmission};
 use nbd::{BlockSizes, ExportInfo, Style, client};
@@ -55,13 +55,14 @@ pub fn run(data: &[u8]) {
         _ => Style::Extended,
     };
     match choice & 0x80 {
-        0 => serve(bytes),
+        0 if choice & 0x40 != 0 => serve(Tls::Required, bytes),
+        0 => serve(Tls::Refused, bytes),
         _ => connect(style, bytes),
     }
 }
 
-fn serve(mut bytes: &[u8]) {
-    let mut handshake = Handshake::new();
+fn serve(tls: Tls, mut bytes: &[u8]) {
+    let mut handshake = Handshake::new(tls);
     let mut output = Vec::new();
     loop {
         let before = output.len();
@@ -72,6 +73,8 @@ fn serve(mut bytes: &[u8]) {
             Step::More => return assert!(bytes.is_empty(), "all bytes are used"),
             Step::Answered => assert!(used > 0, "an option has bytes"),
             Step::Transmission(session) => return transmit(&session, bytes),
+            // The rest would arrive through TLS.
+            Step::StartTls => return assert!(bytes.is_empty(), "no plain byte follows"),
             Step::Aborted | Step::Violated(_) => return,
         }
     }

@@ -77,6 +77,12 @@ pub enum Violation {
     OptionLength(u32),
     /// `NBD_OPT_EXPORT_NAME` names an export that does not exist, or follows extended headers.
     ExportName,
+    /// `NBD_OPT_EXPORT_NAME` before TLS, at a server that requires TLS.
+    TlsRequired,
+    /// Unencrypted bytes follow `NBD_OPT_STARTTLS`.
+    BytesBeforeTls,
+    /// Encrypted bytes are malformed.
+    TlsRecord,
     /// The payload of a request or reply exceeds the limit.
     PayloadLength(u64),
     /// The peer's reply breaks a rule; the text names it.
@@ -90,6 +96,9 @@ impl fmt::Display for Violation {
             Violation::Magic => f.write_str("wrong magic number"),
             Violation::OptionLength(length) => write!(f, "option of {length} bytes"),
             Violation::ExportName => f.write_str("no export of this name"),
+            Violation::TlsRequired => f.write_str("TLS is required"),
+            Violation::BytesBeforeTls => f.write_str("unencrypted bytes after NBD_OPT_STARTTLS"),
+            Violation::TlsRecord => f.write_str("malformed TLS record"),
             Violation::PayloadLength(length) => write!(f, "payload of {length} bytes"),
             Violation::Reply(rule) => f.write_str(rule),
         }

@@ -60,10 +60,24 @@ pub enum Step<E> {
     Answered,
     /// The transmission phase begins after the output was sent.
     Transmission(Box<Session<E>>),
+    /// TLS begins after the output was sent. Later bytes arrive through TLS.
+    StartTls,
     /// The client has ended the handshake. The connection ends after the output was sent.
     Aborted,
     /// The connection ends now.
     Violated(Violation),
+}
+
+/// Use of TLS on a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tls {
+    /// `NBD_OPT_STARTTLS` is refused.
+    #[default]
+    Refused,
+    /// Before `NBD_OPT_STARTTLS` no other option is executed.
+    Required,
+    /// The connection is encrypted.
+    Active,
 }
 
 /// Part of the input that is expected next.
@@ -86,6 +100,7 @@ enum State {
 #[derive(Debug)]
 pub struct Handshake {
     state: State,
+    tls: Tls,
     /// Received bytes of the expected part.
     partial: Vec<u8>,
     style: Style,
@@ -96,7 +111,7 @@ pub struct Handshake {
 
 impl Default for Handshake {
     fn default() -> Handshake {
-        Handshake::new()
+        Handshake::new(Tls::Refused)
     }
 }
 
@@ -111,9 +126,10 @@ pub fn greeting() -> Vec<u8> {
 
 impl Handshake {
     /// Creates the state before the client flags.
-    pub fn new() -> Handshake {
+    pub fn new(tls: Tls) -> Handshake {
         Handshake {
             state: State::ClientFlags,
+            tls,
             partial: Vec::new(),
             style: Style::Simple,
             sends_zeroes: true,
@@ -157,7 +173,14 @@ impl Handshake {
                     }
                     let data = std::mem::take(&mut self.partial);
                     self.expect(State::OptionHeader);
-                    break self.answer(option, &data, exports, output);
+                    let step = self.answer(option, &data, exports, output);
+                    // A client waits for the reply to STARTTLS. Bytes before it may come from a third party.
+                    break match step {
+                        Step::StartTls if used < bytes.len() => {
+                            Step::Violated(Violation::BytesBeforeTls)
+                        }
+                        step => step,
+                    };
                 }
                 State::SkippedData { option, left } => {
                     let here = left.min((bytes.len() - used) as u32);
@@ -171,7 +194,10 @@ impl Handshake {
                     if option == option::SET_META_CONTEXT {
                         self.contexts = None;
                     }
-                    refuse(output, option, option_reply::ERR_TOO_BIG, "option too long");
+                    match self.tls {
+                        Tls::Required => refuse_before_tls(output, option),
+                        _ => refuse(output, option, option_reply::ERR_TOO_BIG, "option too long"),
+                    }
                     break Step::Answered;
                 }
             }
@@ -201,6 +227,17 @@ impl Handshake {
         exports: &X,
         output: &mut Vec<u8>,
     ) -> Step<X::Export> {
+        match option {
+            option::EXPORT_NAME if self.tls == Tls::Required => {
+                return Step::Violated(Violation::TlsRequired);
+            }
+            option::STARTTLS | option::ABORT => {}
+            _ if self.tls == Tls::Required => {
+                refuse_before_tls(output, option);
+                return Step::Answered;
+            }
+            _ => {}
+        }
         match option {
             option::EXPORT_NAME => return self.export_name(data, exports, output),
             option::ABORT => {
@@ -237,17 +274,31 @@ impl Handshake {
                 });
                 reply(output, option, option_reply::ACK, &[]);
             }
-            option::STARTTLS => refuse(
-                output,
-                option,
-                option_reply::ERR_POLICY,
-                "TLS is not configured",
-            ),
+            option::STARTTLS => return self.start_tls(output),
             option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => {
                 self.set_style(option, output);
             }
             _ => refuse(output, option, option_reply::ERR_UNSUP, "unknown option"),
         }
+        Step::Answered
+    }
+
+    /// Answers `NBD_OPT_STARTTLS`. TLS resets the handshake, except for the client flags.
+    fn start_tls<E>(&mut self, output: &mut Vec<u8>) -> Step<E> {
+        let (error, message) = match self.tls {
+            Tls::Refused => (option_reply::ERR_POLICY, "TLS is not configured"),
+            Tls::Active => (option_reply::ERR_INVALID, "TLS is active already"),
+            Tls::Required => {
+                *self = Handshake {
+                    state: State::OptionHeader,
+                    sends_zeroes: self.sends_zeroes,
+                    ..Handshake::new(Tls::Active)
+                };
+                reply(output, option::STARTTLS, option_reply::ACK, &[]);
+                return Step::StartTls;
+            }
+        };
+        refuse(output, option::STARTTLS, error, message);
         Step::Answered
     }
 
@@ -483,6 +534,11 @@ fn reply(output: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
     };
     output.extend_from_slice(header.as_bytes());
     output.extend_from_slice(data);
+}
+
+fn refuse_before_tls(output: &mut Vec<u8>, option: u32) {
+    let error = option_reply::ERR_TLS_REQD;
+    refuse(output, option, error, "TLS is required");
 }
 
 /// Appends an error reply with a message for humans.

@@ -4,7 +4,7 @@ mod common;
 
 use common::{SIZE, Two, open, serve};
 use nbd::client::{self, Content, Failure, Reply, Wanted, content, decode};
-use nbd::handshake::{Handshake, Step};
+use nbd::handshake::{Handshake, Step, Tls};
 use nbd::reply::{self, ReplyTo};
 use nbd::request::{Action, Request, Rules};
 use nbd::wire::{command, transmission};
@@ -178,7 +178,7 @@ proptest! {
 
     #[test]
     fn nothing_panics_on_random_bytes(bytes in prop::collection::vec(any::<u8>(), 0..300), style in style()) {
-        let mut server = Handshake::new();
+        let mut server = Handshake::new(Tls::Refused);
         let (used, _) = server.receive(&bytes, &Two, &mut Vec::new());
         prop_assert!(used <= bytes.len());
         let mut client = wanted(style, "d0", &["base:allocation"]);

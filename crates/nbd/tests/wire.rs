@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{SIZE, serve};
+use common::{SIZE, serve, serve_with};
 use nbd::client::{Content, Reply, content, decode};
-use nbd::handshake::{Step, greeting};
+use nbd::handshake::{Handshake, Step, Tls, greeting};
 use nbd::reply::{self, Descriptor, ReplyTo};
 use nbd::request::{Action, Request, Rules};
 use nbd::wire::{allocation, transmission};
@@ -98,6 +98,66 @@ fn starttls_is_forbidden_by_policy() {
     let message = "544c53206973206e6f7420636f6e66696775726564";
     let refused = format!("0003e889045565a9 00000005 80000002 00000015 {message}");
     answers(&[option, GO_D0], &[&refused, GO_D0_REPLY]);
+}
+
+const STARTTLS: &str = "49484156454f5054 00000005 00000000";
+const STARTTLS_ACK: &str = "0003e889045565a9 00000005 00000001 00000000";
+
+#[test]
+fn before_tls_only_starttls_and_abort_are_executed() {
+    let reason = "544c53206973207265717569726564";
+    let list = "49484156454f5054 00000003 00000000";
+    let structured = "49484156454f5054 00000008 00000000";
+    let expected: Vec<u8> = ["00000003", "00000008", "00000007"]
+        .iter()
+        .flat_map(|option| {
+            bytes(&format!(
+                "0003e889045565a9 {option} 80000005 0000000f {reason}"
+            ))
+        })
+        .chain(bytes(STARTTLS_ACK))
+        .collect();
+    let all = input(&[list, structured, GO_D0, STARTTLS]);
+    for piece in [1, 7, all.len()] {
+        let mut handshake = Handshake::new(Tls::Required);
+        let (output, step) = serve_with(&mut handshake, &all, piece);
+        assert_eq!((output, step), (expected.clone(), Step::StartTls));
+        // No client flags follow. Structured replies must be negotiated again.
+        let (output, step) = serve_with(&mut handshake, &bytes(GO_D0), piece);
+        assert_eq!(output, bytes(GO_D0_REPLY));
+        let Step::Transmission(session) = step else {
+            panic!("{step:?}");
+        };
+        assert_eq!(session.style, Style::Simple);
+    }
+    let abort = input(&["49484156454f5054 00000002 00000000"]);
+    let mut handshake = Handshake::new(Tls::Required);
+    assert_eq!(serve_with(&mut handshake, &abort, 3).1, Step::Aborted);
+    let by_name = input(&["49484156454f5054 00000001 00000002 6430"]);
+    let mut handshake = Handshake::new(Tls::Required);
+    let step = serve_with(&mut handshake, &by_name, 3).1;
+    assert_eq!(step, Step::Violated(Violation::TlsRequired));
+}
+
+#[test]
+fn bytes_after_starttls_end_the_connection() {
+    for more in ["49", GO_D0] {
+        let mut handshake = Handshake::new(Tls::Required);
+        let all = input(&[STARTTLS, more]);
+        let (_, step) = serve_with(&mut handshake, &all, all.len());
+        assert_eq!(step, Step::Violated(Violation::BytesBeforeTls));
+    }
+}
+
+#[test]
+fn second_starttls_is_invalid() {
+    let mut handshake = Handshake::new(Tls::Required);
+    let started = serve_with(&mut handshake, &input(&[STARTTLS]), 4).1;
+    assert_eq!(started, Step::StartTls);
+    let (output, step) = serve_with(&mut handshake, &bytes(STARTTLS), 4);
+    let message = "544c532069732061637469766520616c7265616479";
+    let refused = format!("0003e889045565a9 00000005 80000003 00000015 {message}");
+    assert_eq!((output, step), (bytes(&refused), Step::Answered));
 }
 
 #[test]

@@ -20,6 +20,7 @@ use request_engine::{
 };
 use uring::{Completion, RingFd};
 
+use crate::encryption::Encryption;
 use crate::export::Export;
 use crate::output::Output;
 use crate::receive::Input;
@@ -40,6 +41,7 @@ pub(crate) struct Parts {
     /// Address of the client.
     pub client: String,
     pub admitted: Admitted,
+    pub encryption: Option<tls::Session>,
     pub session: Session<Arc<Export>>,
     /// Bytes that arrived after the handshake.
     pub input: Vec<u8>,
@@ -59,6 +61,8 @@ pub(crate) struct Connection {
     /// Size of the disk.
     pub(crate) capacity: Arc<Capacity>,
     pub(crate) link: Link,
+    /// State of TLS; `None`: the connection is not encrypted.
+    pub(crate) encryption: Option<Encryption>,
     pub(crate) input: Input,
     pub(crate) output: Output,
     pub(crate) pool: BufferPool,
@@ -87,6 +91,7 @@ impl Connection {
             socket,
             client,
             admitted,
+            encryption,
             session,
             input,
         } = parts;
@@ -119,6 +124,7 @@ impl Connection {
             disk: io.open(&export.disk),
             capacity: export.disk.device().capacity().clone(),
             link: Link::new(io, handle.source, socket),
+            encryption: encryption.map(Encryption::from),
             input: Input::new(&input),
             output: Output::default(),
             pool: BufferPool::default(),
@@ -195,7 +201,14 @@ impl Connection {
 
     /// Sends queued output. Ends the connection after the last reply if the client has requested that.
     fn flush(&mut self, io: &mut Io) {
-        if let Some(message) = self.output.next(&mut self.pool) {
+        let message = match &mut self.encryption {
+            None => self.output.next(&mut self.pool),
+            Some(encryption) => match self.output.next_encrypted(&mut self.pool, encryption) {
+                Ok(message) => message,
+                Err(error) => return self.end(io, &format!("TLS failed, {error}")),
+            },
+        };
+        if let Some(message) = message {
             let output_max = self.shared.limits.output_bytes;
             self.send_message(io, message, self.leaving, output_max);
         }

@@ -25,6 +25,8 @@ pub struct ExportOptions {
     pub description: String,
     /// Clients may not change the disk.
     pub read_only: bool,
+    /// Clients must use TLS. Equal for all exports of an address.
+    pub tls: bool,
     /// Addresses of its listeners.
     pub addresses: Vec<Address>,
 }

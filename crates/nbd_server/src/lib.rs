@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod connection;
+mod encryption;
 mod export;
 mod limits;
 mod listeners;

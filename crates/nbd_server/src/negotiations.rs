@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nbd::Violation;
-use nbd::handshake::{Handshake, Session, Step, greeting};
+use nbd::handshake::{Handshake, Session, Step, Tls, greeting};
+use reactor::RateLimit;
 
 use crate::export::Export;
 use crate::listeners::{Listener, Stream};
@@ -20,6 +21,8 @@ const READ_BYTES: usize = 8 << 10;
 const OUTPUT_MAX: usize = 64 << 10;
 /// Rounds of reading, parsing and sending for one client before it is the turn of others.
 const ROUNDS_MAX: usize = 16;
+/// Limit of log lines about failed TLS handshakes.
+static TLS_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 /// Interval of attempts to send output that the socket did not accept.
 const RETRY: Duration = Duration::from_millis(10);
 
@@ -29,6 +32,8 @@ struct Negotiation {
     listener: Arc<Listener>,
     client: String,
     admitted: Admitted,
+    /// State of TLS after `NBD_OPT_STARTTLS`. `output` and `input` are plain text.
+    encryption: Option<tls::Session>,
     handshake: Handshake,
     input: Vec<u8>,
     output: Vec<u8>,
@@ -42,6 +47,7 @@ struct Negotiation {
 /// Last step of a handshake, which follows the output.
 enum End {
     Open(Box<Session<Arc<Export>>>),
+    StartTls,
     Close,
 }
 
@@ -50,6 +56,7 @@ pub(crate) struct Opened {
     pub stream: Stream,
     pub client: String,
     pub admitted: Admitted,
+    pub encryption: Option<tls::Session>,
     pub session: Box<Session<Arc<Export>>>,
     /// Bytes after the handshake.
     pub input: Vec<u8>,
@@ -61,6 +68,8 @@ enum Progress {
     Open(Opened),
     Closed,
     Violated(String, Violation),
+    /// The TLS handshake failed: client and reason.
+    NotEncrypted(String, String),
 }
 
 /// All clients in the handshake, oldest first.
@@ -78,24 +87,29 @@ impl Negotiations {
         client: String,
         admitted: Admitted,
         now: Duration,
-        most: usize,
+        shared: &SharedServer,
     ) {
         if stream.set_nonblocking(true).is_err() {
             return;
         }
+        let tls = match shared.requires_tls(&listener.address) {
+            true => Tls::Required,
+            false => Tls::Refused,
+        };
         self.waiting.push_back(Negotiation {
             stream,
             listener,
             client,
             admitted,
-            handshake: Handshake::new(),
+            encryption: None,
+            handshake: Handshake::new(tls),
             input: Vec::new(),
             output: greeting(),
             needs_input: true,
             end: None,
             since: now,
         });
-        if self.waiting.len() > most.max(1)
+        if self.waiting.len() > shared.limits.half_open.max(1)
             && let Some(oldest) = self.waiting.pop_front()
         {
             tracing::debug!(
@@ -137,6 +151,15 @@ impl Negotiations {
                 Progress::Open(one) => opened.push(one),
                 Progress::Closed => {}
                 Progress::Violated(client, violation) => shared.violated(&client, &violation),
+                Progress::NotEncrypted(client, reason) => {
+                    if let Some(suppressed) = TLS_LOG.pass() {
+                        tracing::warn!(
+                            client,
+                            suppressed,
+                            "NBD client disconnected: TLS failed, {reason}"
+                        );
+                    }
+                }
             }
         }
         opened
@@ -149,17 +172,23 @@ impl Negotiation {
             if !self.send() {
                 return Progress::Closed;
             }
-            if !self.output.is_empty() {
+            if self.has_output() {
                 break;
             }
             match self.end.take() {
                 None => {}
                 Some(End::Close) => return Progress::Closed,
+                Some(End::StartTls) => match shared.tls.get().map(tls::Session::server) {
+                    Some(Ok(encryption)) => self.encryption = Some(encryption),
+                    // A reload has removed the certificate.
+                    Some(Err(_)) | None => return Progress::Closed,
+                },
                 Some(End::Open(session)) => {
                     return Progress::Open(Opened {
                         stream: self.stream,
                         client: self.client,
                         admitted: self.admitted,
+                        encryption: self.encryption,
                         session,
                         input: self.input,
                     });
@@ -169,6 +198,11 @@ impl Negotiation {
                 match self.read() {
                     Ok(true) => {}
                     Ok(false) => break,
+                    Err(error) if error.kind() == ErrorKind::InvalidData => {
+                        // The alert is informative for the client.
+                        self.send();
+                        return Progress::NotEncrypted(self.client, error.to_string());
+                    }
                     Err(_) => return Progress::Closed,
                 }
             }
@@ -181,11 +215,19 @@ impl Negotiation {
 
     /// Returns true if the client has to send something first.
     fn is_idle(&self) -> bool {
-        self.output.is_empty() && self.needs_input
+        !self.has_output() && self.needs_input
+    }
+
+    fn has_output(&self) -> bool {
+        let encryption = self.encryption.as_ref();
+        !self.output.is_empty() || encryption.is_some_and(tls::Session::has_records)
     }
 
     /// Reads available bytes. Returns false if there are none.
     fn read(&mut self) -> io::Result<bool> {
+        if let Some(encryption) = &mut self.encryption {
+            return encryption.read(&mut self.stream, &mut self.input);
+        }
         let mut bytes = [0; READ_BYTES];
         match self.stream.read(&mut bytes) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
@@ -204,6 +246,7 @@ impl Negotiation {
         let exports = ListenerExports {
             shared,
             address: &self.listener.address,
+            is_encrypted: self.encryption.is_some(),
         };
         let mut used = 0;
         self.needs_input = false;
@@ -216,6 +259,7 @@ impl Negotiation {
                 Step::Answered => {}
                 Step::Transmission(session) => self.end = Some(End::Open(session)),
                 Step::Aborted => self.end = Some(End::Close),
+                Step::StartTls => self.end = Some(End::StartTls),
                 Step::Violated(violation) => return Err(violation),
             }
         }
@@ -225,6 +269,12 @@ impl Negotiation {
 
     /// Sends output as far as the socket accepts it. Returns false if the client is gone.
     fn send(&mut self) -> bool {
+        if let Some(encryption) = &mut self.encryption {
+            let written = encryption.write(&self.output);
+            self.output.clear();
+            let sent = written.and_then(|()| encryption.send(&mut self.stream));
+            return sent.is_ok();
+        }
         while !self.output.is_empty() {
             match self.stream.write(&self.output) {
                 Ok(0) => return false,

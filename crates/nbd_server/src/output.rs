@@ -1,8 +1,12 @@
 //! Output of a connection: one message at a time, built from all replies queued since the previous message was sent.
 
+use std::io;
+
 use guest_memory::IoBuffer;
 use request_engine::{BufferPool, SendQueue};
 use uring::Message;
+
+use crate::encryption::Encryption;
 
 /// A part of the next message, in stream order.
 #[derive(Clone, Copy, Debug)]
@@ -79,11 +83,54 @@ impl Output {
                 Piece::Data { buffer, length } => message.add(buffer, 0, length),
             }
         }
+        self.clear();
+        self.queue.begun(&message);
+        Some(message)
+    }
+
+    /// Returns the next message as TLS records, if there is output and no message in flight.
+    ///
+    /// # Errors
+    /// If the TLS connection has ended.
+    pub fn next_encrypted(
+        &mut self,
+        pool: &mut BufferPool,
+        encryption: &mut Encryption,
+    ) -> io::Result<Option<Box<Message>>> {
+        if self.queue.is_sending() || self.headers.is_empty() {
+            return Ok(None);
+        }
+        self.list_headers();
+        let data = self.queue.take_data();
+        let mut at = 0;
+        for piece in &self.pieces {
+            match *piece {
+                Piece::Headers(length) => {
+                    encryption.write(&self.headers[at..at + length])?;
+                    at += length;
+                }
+                Piece::Data { buffer, length } => {
+                    encryption.write_buffer(&data[buffer], length)?;
+                }
+            }
+        }
+        data.into_iter().for_each(|buffer| pool.give(buffer));
+        self.clear();
+        let records = encryption.take_records();
+        let bytes = pool.take(records.len());
+        bytes.write_whole(0, &records);
+        let mut message = self.queue.begin();
+        let buffer = message.keep(bytes);
+        message.add(buffer, 0, records.len());
+        self.queue.begun(&message);
+        Ok(Some(message))
+    }
+
+    /// Removes everything that was put into a message.
+    fn clear(&mut self) {
         self.pieces.clear();
         self.headers.clear();
         self.listed = 0;
         self.data_bytes = 0;
-        self.queue.begun(&message);
-        Some(message)
     }
 }

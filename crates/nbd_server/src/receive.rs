@@ -8,6 +8,7 @@ use nbd::request::Request;
 use nbd::{Style, Violation};
 use reactor::Io;
 use request_engine::{BufferPool, Receiver, StreamParts, StreamTransport, Transport, token};
+use tls::Decrypted;
 use uring::{Completion, Receive};
 
 use crate::connection::Connection;
@@ -103,10 +104,29 @@ impl StreamTransport for Connection {
     }
 
     fn may_watch(&self) -> bool {
-        !self.input.is_within_request()
+        !self.input.is_within_request() && self.encryption.is_none()
+    }
+
+    fn decrypt(&mut self, io: &mut Io, bytes: usize) -> Option<usize> {
+        let Some(encryption) = &mut self.encryption else {
+            return Some(bytes);
+        };
+        match encryption.decrypt(&mut self.input.receiver, bytes) {
+            Ok(Decrypted::Bytes(bytes)) => return Some(bytes),
+            Ok(Decrypted::Closed) => self.end(io, "closed by the client"),
+            Err(error) => {
+                self.shared.violated(&self.client, &Violation::TlsRecord);
+                self.end(io, &format!("TLS failed, {error}"));
+            }
+        }
+        None
     }
 
     fn receive_directly(&mut self, io: &mut Io) -> bool {
+        if let Some(encryption) = &mut self.encryption {
+            encryption.before_receive(&mut self.input.receiver);
+            return false;
+        }
         let Some(payload) = self.input.payload else {
             return false;
         };

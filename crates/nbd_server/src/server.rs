@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use bdev::Disk;
 use latency::Clock;
 use reactor::{Accepting, Pool, RateLimit, Rights, SocketError, SourceHandle};
+use tls::ServerTls;
 
 use crate::connection::{Connection, Parts};
 use crate::export::{Export, ExportOptions};
@@ -97,13 +98,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the accepting thread, without listeners.
+    /// Starts the accepting thread, without listeners. `tls` is the certificate for exports with TLS.
     ///
     /// # Errors
     /// Fails if the kernel refuses a thread or a descriptor.
-    pub fn start(pool: Arc<Pool>, limits: ServerLimits) -> io::Result<Server> {
+    pub fn start(pool: Arc<Pool>, limits: ServerLimits, tls: ServerTls) -> io::Result<Server> {
         let state = Arc::new(ServerState {
-            shared: Arc::new(SharedServer::new(limits)),
+            shared: Arc::new(SharedServer::new(limits, tls)),
             pool,
             listeners: Mutex::default(),
             accepting: Accepting::new()?,
@@ -375,8 +376,8 @@ fn accept_one(
     };
     match state.shared.admit(address) {
         Ok(admitted) => {
-            let most = state.shared.limits.half_open;
-            negotiations.add(stream, listener.clone(), client, admitted, now, most);
+            let shared = &state.shared;
+            negotiations.add(stream, listener.clone(), client, admitted, now, shared);
         }
         Err(limit) => refuse(&limit),
     }
@@ -404,6 +405,7 @@ fn start_connection(opened: Opened, state: &ServerState) {
                 socket: opened.stream.into(),
                 client: opened.client,
                 admitted: opened.admitted,
+                encryption: opened.encryption,
                 session: *opened.session,
                 input: opened.input,
             };

@@ -10,6 +10,7 @@ use latency::QueueRecord;
 use nbd::handshake::Exports;
 use nbd::{ExportInfo, Violation};
 use reactor::{RateLimit, SourceHandle};
+use tls::ServerTls;
 
 use crate::connection::Connection;
 use crate::export::Export;
@@ -77,6 +78,8 @@ struct Clients {
 
 pub(crate) struct SharedServer {
     pub limits: ServerLimits,
+    /// Certificate for exports with TLS.
+    pub tls: ServerTls,
     /// Exports by their names in the daemon.
     pub exports: Mutex<BTreeMap<String, Arc<Export>>>,
     /// Connections in the transmission phase, by number.
@@ -90,9 +93,10 @@ pub(crate) struct SharedServer {
 }
 
 impl SharedServer {
-    pub fn new(limits: ServerLimits) -> SharedServer {
+    pub fn new(limits: ServerLimits, tls: ServerTls) -> SharedServer {
         SharedServer {
             limits,
+            tls,
             exports: Mutex::default(),
             connections: Mutex::default(),
             watcher: OnceLock::new(),
@@ -172,6 +176,15 @@ impl SharedServer {
         }
     }
 
+    /// Returns true if a client of the listener with this address must use TLS before it sees an export.
+    pub fn requires_tls(&self, address: &Address) -> bool {
+        let exports = lock(&self.exports);
+        let mut here = exports
+            .values()
+            .filter(|export| export.options.addresses.contains(address));
+        here.any(|export| export.options.tls)
+    }
+
     /// Returns the handles of the connections to these exports.
     pub fn handles(&self, is_meant: impl Fn(&Export) -> bool) -> Vec<ConnectionHandle> {
         let connections = lock(&self.connections);
@@ -184,6 +197,8 @@ impl SharedServer {
 pub(crate) struct ListenerExports<'a> {
     pub shared: &'a SharedServer,
     pub address: &'a Address,
+    /// The client uses TLS. Otherwise exports with TLS are hidden, also those that were added during the handshake.
+    pub is_encrypted: bool,
 }
 
 impl ListenerExports<'_> {
@@ -191,7 +206,8 @@ impl ListenerExports<'_> {
         let exports = lock(&self.shared.exports);
         let here = exports
             .values()
-            .filter(|export| export.options.addresses.contains(self.address));
+            .filter(|export| export.options.addresses.contains(self.address))
+            .filter(|export| self.is_encrypted || !export.options.tls);
         here.cloned().collect()
     }
 }

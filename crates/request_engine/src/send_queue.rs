@@ -78,6 +78,11 @@ impl SendQueue {
         self.data.push(buffer);
     }
 
+    /// Removes all queued data, for a message that contains a copy.
+    pub fn take_data(&mut self) -> Vec<IoBuffer> {
+        std::mem::take(&mut self.data)
+    }
+
     /// Copies unsent data at these addresses, so that it is not sent from there.
     pub fn copy_borrowed(
         &mut self,

@@ -201,6 +201,12 @@ pub trait StreamTransport: Transport {
         true
     }
 
+    /// Decrypts the bytes of a receive in the receiver's buffer. Returns the number of plain bytes; `None`: the connection has ended.
+    #[inline(always)]
+    fn decrypt(&mut self, _io: &mut Io, bytes: usize) -> Option<usize> {
+        Some(bytes)
+    }
+
     /// Starts the receive of the rest of a request into the request's buffer. Returns false if there is none.
     fn receive_directly(&mut self, _io: &mut Io) -> bool {
         false
@@ -294,6 +300,9 @@ pub trait StreamTransport: Transport {
             return;
         }
         if let Some(bytes) = self.bytes_received(io, result) {
+            let Some(bytes) = self.decrypt(io, bytes) else {
+                return;
+            };
             let receiver = self.parts().receiver;
             receiver.requests = 0;
             (receiver.from, receiver.to) = (0, bytes);

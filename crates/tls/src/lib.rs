@@ -6,6 +6,7 @@
 mod client;
 mod files;
 mod server;
+mod session;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod tests;
 pub use client::{ClientFiles, server_name};
 pub use rustls;
 pub use server::{Identity, ServerFiles, ServerTls};
+pub use session::{Decrypted, RECORD_BYTES, Session};
 
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use nbd::handshake::{Exports, Handshake, Step, greeting};
+use nbd::handshake::{Exports, Handshake, Step, Tls, greeting};
 use nbd::reply::{self, Descriptor, ReplyTo};
 use nbd::request::{Action, Request, Rules};
 use nbd::wire::{PAYLOAD_MAX, allocation, transmission};
@@ -198,7 +198,7 @@ fn serve(
     options: &PeerOptions,
     state: &Mutex<State>,
 ) -> std::io::Result<()> {
-    let mut handshake = Handshake::new();
+    let mut handshake = Handshake::new(Tls::Refused);
     let (mut output, mut input) = (greeting(), Vec::new());
     let session = loop {
         stream.write_all(&output)?;
@@ -210,7 +210,7 @@ fn serve(
         input.drain(..used);
         match step {
             Step::Transmission(session) => break session,
-            Step::Aborted | Step::Violated(_) => return Ok(()),
+            Step::Aborted | Step::StartTls | Step::Violated(_) => return Ok(()),
             Step::More | Step::Answered => {}
         }
     };

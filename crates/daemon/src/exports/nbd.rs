@@ -23,6 +23,7 @@ impl Openable for NbdConfig {
             export_name: self.export_name().to_owned(),
             description: self.description.clone().unwrap_or_default(),
             read_only: self.read_only,
+            tls: self.tls,
             addresses: unix.into_iter().chain(tcp).collect(),
         };
         // Creating the unit resumes a sanitize operation that a restart interrupted, on any transport.

@@ -200,8 +200,8 @@ impl Owner {
         let failed = |reason| Refusal::Failed(vec![Fault::new(reason)]);
         // CHAP users must be set before a portal opens.
         let finders = exports::discovery_users(&self.configs.base).map_err(failed)?;
-        let identity = certificates::of_api(&self.configs.base).map_err(failed)?;
-        self.servers.api_tls.set(identity);
+        let identities = certificates::read(&self.configs.base).map_err(failed)?;
+        self.servers.set_identities(identities);
         if let Some(transports) = self.servers.transports() {
             transports.iscsi.set_discovery_users(finders);
             transports.set_may_wait(true);
@@ -313,7 +313,7 @@ impl Owner {
         }
         let users = chap_users(&next)?;
         let finders = exports::discovery_users(&next).map_err(|reason| refused(vec![reason]))?;
-        let identity = certificates::of_api(&next).map_err(|reason| refused(vec![reason]))?;
+        let identities = certificates::read(&next).map_err(|reason| refused(vec![reason]))?;
         let before = std::mem::replace(&mut self.configs.base, base);
         let mut result = self.become_(next, options);
         match &mut result {
@@ -324,7 +324,7 @@ impl Owner {
                     .transports()
                     .map(|d| d.iscsi.set_discovery_users(finders));
                 result.plan.discovery_users = changed == Some(true);
-                result.plan.certificates = self.servers.api_tls.set(identity);
+                result.plan.certificates = self.servers.set_identities(identities);
                 result.shadowed = self.configs.overlay().shadowing_lines(&self.configs.base);
             }
             Err(_) => self.configs.base = before,

@@ -70,7 +70,7 @@ pub struct Plan {
     pub chap_users: Vec<String>,
     /// Discovery sessions have new CHAP users.
     pub discovery_users: bool,
-    /// New connections to the API and to metrics use another certificate or other authorities.
+    /// New connections to the API, metrics and NBD exports use another certificate or other authorities.
     pub certificates: bool,
     /// Changes that need a restart of the daemon.
     pub refused: Vec<Fault>,

@@ -42,6 +42,12 @@ pub fn check_objects(next: &Config) -> Vec<Fault> {
         }
         check_luns(export, &disks, &mut faults);
     }
+    let has_certificate = next.tls.certificate.is_some();
+    for export in next.nbd().filter(|export| export.tls && !has_certificate) {
+        let detail = format!("nbd {} needs a certificate for TLS", export.name);
+        let help = "set tls_certificate and tls_key in the file, or start the daemon with --tls-certificate and --tls-key";
+        faults.push(Fault::at("/tls", detail).help(help));
+    }
     check_placements(next, &mut faults);
     faults
 }

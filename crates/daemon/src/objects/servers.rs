@@ -7,6 +7,7 @@ use reactor::Pool;
 use scsi_exec::Units;
 
 use super::events::EventBus;
+use crate::certificates::Identities;
 use crate::tcp_service::TcpEntrance;
 use crate::unit_records::Unrecorded;
 
@@ -36,6 +37,8 @@ pub struct Servers {
     transports: Mutex<Option<Transports>>,
     /// Certificate of the API and of metrics over TCP.
     pub api_tls: tls::ServerTls,
+    /// Certificate of NBD exports with TLS.
+    pub nbd_tls: tls::ServerTls,
     /// Listeners of the API and of metrics.
     entrances: Mutex<Vec<Arc<TcpEntrance>>>,
     pub(super) listener_watcher: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -66,7 +69,9 @@ impl Servers {
             .map_err(|error| format!("cannot serve vhost-user: {error}"))?;
         let iscsi = iscsi_target::Server::start(Arc::clone(&pool), Arc::clone(&units), limits)
             .map_err(|error| format!("cannot serve iSCSI: {error}"))?;
-        let nbd = nbd_server::Server::start(Arc::clone(&pool), nbd_server::ServerLimits::default())
+        let nbd_tls = tls::ServerTls::default();
+        let nbd_limits = nbd_server::ServerLimits::default();
+        let nbd = nbd_server::Server::start(Arc::clone(&pool), nbd_limits, nbd_tls.clone())
             .map_err(|error| format!("cannot serve NBD: {error}"))?;
         let transports = Transports {
             vhost: Arc::new(vhost),
@@ -79,6 +84,7 @@ impl Servers {
             unrecorded: Unrecorded::default(),
             transports: Mutex::new(Some(transports)),
             api_tls: tls::ServerTls::default(),
+            nbd_tls,
             entrances: Mutex::default(),
             listener_watcher: OnceLock::new(),
         })
@@ -103,6 +109,13 @@ impl Servers {
             let id = nbd_session(change.number);
             events.publish_session(change.opened, &change.export, id, None);
         });
+    }
+
+    /// Replaces the identities for new connections. Returns false if all certificates are the present ones.
+    pub(super) fn set_identities(&self, identities: Identities) -> bool {
+        let api = self.api_tls.set(identities.api);
+        let nbd = self.nbd_tls.set(identities.nbd);
+        api || nbd
     }
 
     /// Returns the transports; `None` once the daemon ends.

@@ -1,7 +1,7 @@
 //! A listener with two exports.
 #![allow(dead_code, reason = "each test uses a part")]
 
-use nbd::handshake::{Exports, Handshake, Session, Step, greeting};
+use nbd::handshake::{Exports, Handshake, Session, Step, Tls, greeting};
 use nbd::wire::transmission;
 use nbd::{BlockSizes, ExportInfo};
 
@@ -42,7 +42,11 @@ impl Exports for Two {
 
 /// Passes these bytes in pieces to a server. Returns its output without the greeting, and the last step other than [`Step::More`].
 pub fn serve(input: &[u8], piece: usize) -> (Vec<u8>, Step<usize>) {
-    let mut handshake = Handshake::new();
+    serve_with(&mut Handshake::new(Tls::Refused), input, piece)
+}
+
+/// Passes these bytes in pieces to a handshake, as [`serve`].
+pub fn serve_with(handshake: &mut Handshake, input: &[u8], piece: usize) -> (Vec<u8>, Step<usize>) {
     let mut output = Vec::new();
     let mut last = Step::More;
     for piece in input.chunks(piece) {
@@ -66,7 +70,7 @@ pub fn serve(input: &[u8], piece: usize) -> (Vec<u8>, Step<usize>) {
 pub fn open(
     mut client: nbd::client::Handshake,
 ) -> Result<(Session<usize>, nbd::client::Session), nbd::client::Failure> {
-    let mut server = Handshake::new();
+    let mut server = Handshake::new(Tls::Refused);
     let mut to_client = greeting();
     let mut session = None;
     for _ in 0..64 {
@@ -84,7 +88,7 @@ pub fn open(
             match step {
                 Step::Transmission(opened) => session = Some(*opened),
                 Step::Violated(violation) => return Err(violation.into()),
-                Step::More | Step::Answered | Step::Aborted => {}
+                Step::More | Step::Answered | Step::StartTls | Step::Aborted => {}
             }
         }
     }

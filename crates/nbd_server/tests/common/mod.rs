@@ -13,6 +13,7 @@ use nbd::request::Request;
 use nbd::{ErrorCode, Style};
 use nbd_server::{Address, ExportOptions, Server, ServerLimits};
 use reactor::{PollLimit, Pool, Rights, WorkerOptions};
+use tls::ServerTls;
 
 /// Far above the duration of any test.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -44,7 +45,7 @@ impl Rig {
         let pool = Arc::new(Pool::start(&workers).unwrap());
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("nbd.sock");
-        let server = Server::start(pool, limits).unwrap();
+        let server = Server::start(pool, limits, ServerTls::default()).unwrap();
         let disk = Arc::new(Disk::new("d0", None, ram(bytes)).unwrap());
         let rig = Rig {
             server,
@@ -62,6 +63,7 @@ impl Rig {
             export_name: name.to_owned(),
             description: String::new(),
             read_only,
+            tls: false,
             addresses: vec![Address::Unix(self.socket.clone())],
         };
         let added = self
