@@ -1,12 +1,16 @@
 //! Debian packages: reproducible, free of lintian complaints, installed in a folder, upgraded, removed and purged; the installed
-//! programs run. The container image: reproducible, its digests, its program. Needs: dpkg-dev, lintian. Takes: 60 s.
+//! programs run. The container image: reproducible, its digests, its program, which runs rootless in runc. Needs: dpkg-dev, lintian, runc.
+//! Takes: 60 s.
 #![forbid(unsafe_code)]
 
+use end_to_end::client::Client;
 use end_to_end::packages::{built, packages, run, succeeds};
 use end_to_end::{Context, Result, Scratch, ensure};
-use std::os::unix::fs::PermissionsExt;
+use std::ffi::OsStr;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use vm::{Profile, lunette_program};
 
 fn text(bytes: &[u8]) -> String {
@@ -236,12 +240,116 @@ fn image_layout_is_reproducible_and_has_the_program() -> Result<()> {
     );
 
     let root = scratch.file("image-root");
-    std::fs::create_dir_all(&root)?;
-    let mut untar = Command::new("tar");
-    untar.arg("--extract").arg("--gzip").arg("--file");
-    succeeds(untar.arg(&layer).arg("--directory").arg(&root))?;
+    unpack(&layer, &root)?;
     let version = succeeds(Command::new(root.join("usr/bin/lunette")).arg("--version"))?;
     ensure!(version.starts_with("lunette "), "{version}");
     ensure!(root.join("etc/lunette").is_dir() && root.join("run/lunette").is_dir());
+    rootless(&scratch, &layer, &config["config"])
+}
+
+fn unpack(layer: &Path, root: &Path) -> Result<()> {
+    std::fs::create_dir_all(root)?;
+    let mut untar = Command::new("tar");
+    untar.arg("--extract").arg("--gzip").arg("--file");
+    succeeds(untar.arg(layer).arg("--directory").arg(root)).map(drop)
+}
+
+/// User that runs the container: `nobody`.
+const USER: u32 = 65534;
+const CONTAINER: &str = "lunette";
+
+/// Returns a command of an ordinary user, without capabilities.
+fn as_user(program: impl AsRef<OsStr>) -> Command {
+    if !rustix::process::getuid().is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    let user = USER.to_string();
+    command.args(["--reuid", &user, "--regid", &user, "--clear-groups"]);
+    command.arg(program);
+    command
+}
+
+/// Runs the image in runc as an ordinary user, without capabilities and with a read-only root file system, and uses its export.
+fn rootless(scratch: &Scratch, layer: &Path, image: &serde_json::Value) -> Result<()> {
+    let bundle = scratch.socket("bundle");
+    let root = bundle.join("rootfs");
+    unpack(layer, &root)?;
+    // The tested program is linked dynamically: its libraries are added to the image.
+    let program = root.join("usr/bin/lunette");
+    let libraries = succeeds(Command::new("ldd").arg(&program))?;
+    for library in libraries
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+    {
+        let copy = root.join(library.trim_start_matches('/'));
+        std::fs::create_dir_all(copy.parent().context("no folder")?)?;
+        std::fs::copy(library, copy)?;
+    }
+    let mounts = [
+        ("etc", "/etc/lunette"),
+        ("run", "/run/lunette"),
+        ("state", "/var/lib/lunette"),
+    ];
+    for (folder, _) in mounts {
+        std::fs::create_dir_all(bundle.join(folder))?;
+    }
+    std::fs::write(
+        bundle.join("etc/lunette.toml"),
+        "control = \"/run/lunette/lunette.sock\"\n[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n\
+         [[vhost_blk]]\ndisk = \"d0\"\nsocket = \"/run/lunette/d0.sock\"\n",
+    )?;
+    if rustix::process::getuid().is_root() {
+        let mut chown = Command::new("chown");
+        succeeds(chown.arg("-R").arg(format!("{USER}:{USER}")).arg(&bundle))?;
+    }
+    succeeds(
+        as_user("runc")
+            .args(["spec", "--rootless"])
+            .current_dir(&bundle),
+    )?;
+    let specification = bundle.join("config.json");
+    let mut spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&specification)?)?;
+    let words = |key: &str| image[key].as_array().cloned().unwrap_or_default();
+    let process = &mut spec["process"];
+    process["terminal"] = false.into();
+    process["args"] = [words("Entrypoint"), words("Cmd")].concat().into();
+    process["env"] = words("Env").into();
+    for set in ["bounding", "effective", "permitted", "ambient"] {
+        process["capabilities"][set] = serde_json::json!([]);
+    }
+    let list = spec["mounts"].as_array_mut().context("no mounts")?;
+    list.retain(|mount| mount["destination"] != "/sys/fs/cgroup");
+    for (folder, destination) in mounts {
+        let source = bundle.join(folder);
+        let options = ["bind", "rw"];
+        list.push(serde_json::json!({"destination": destination, "type": "bind", "source": source, "options": options}));
+    }
+    std::fs::write(&specification, spec.to_string())?;
+
+    let runc = |words: &[&str]| {
+        let mut command = as_user("runc");
+        command.arg("--root").arg(bundle.join("containers"));
+        command.args(words).current_dir(&bundle);
+        command
+    };
+    let log = scratch.file("container.log");
+    let mut container = vm::Process::start("runc", &runc(&["run", CONTAINER]), &log)?;
+    let control = bundle.join("run/lunette.sock");
+    // The daemon admits its own user, which is root inside of the container.
+    let ready = vm::wait_until(Duration::from_secs(60), || {
+        let mut status = as_user(&program);
+        status.args(["disk", "list", "--socket"]).arg(&control);
+        let listed = succeeds(&mut status).ok()?;
+        listed.contains("ready").then_some(())
+    });
+    ready.with_context(|| format!("not ready: {}", container.log()))?;
+    let socket = bundle.join("run/d0.sock");
+    Client::connect(&socket)?.features()?;
+    let owner = std::fs::metadata(&socket)?.uid();
+    ensure!(owner != 0, "the daemon runs as root");
+    succeeds(&mut runc(&["kill", CONTAINER, "TERM"]))?;
+    let status = container.wait(Duration::from_secs(60))?;
+    ensure!(status.success(), "{status}: {}", container.log());
     Ok(())
 }
