@@ -41,7 +41,7 @@ musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check formatting lints msrv spelling advisories unit unit-tests privileged-tests tests-built guests sim soak fuzz fuzz-asan miri tsan deb static oci install uninstall clean
+.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check formatting lints msrv spelling advisories unit unit-tests privileged-tests tests-built guests sim soak fuzz fuzz-asan miri tsan deb static oci release release-check install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -221,6 +221,12 @@ deb: ## Builds Debian packages of the built programs, in OUT (target/debian)
 	@test -x $(target_directory)/release/lunette || { echo "deb: nothing is built yet; hint: make build" >&2; exit 1; }
 	@scripts/setup deb
 	@scripts/deb $(target_directory) $(or $(OUT),$(target_directory)/debian)
+
+release: ## Checks that HEAD is a release, builds all packages with checksums, SBOMs and notes in OUT; TWICE=1 compares two builds
+	@MAKE='$(MAKE)' CARGO='$(CARGO)' scripts/release
+
+release-check: ## Checks version, changelog, profile, samples and tag of a release
+	@CARGO='$(CARGO)' scripts/release check
 
 install: ## Installs the built programs, their man pages, completions, systemd units, and descriptors for QEMU (PREFIX, DESTDIR)
 	@test -x $(target_directory)/release/lunette || { echo "install: nothing is built yet; hint: make build" >&2; exit 1; }

@@ -1,10 +1,12 @@
 //! Files that a release and its contributors need: hosted workflows call existing make targets, the minimum Rust version is that of all
-//! dependencies, reviewers are assigned to existing paths, and each licence has its text. Needs only the source tree. Takes: 1 s.
+//! dependencies, reviewers are assigned to existing paths, and each licence has its text. `scripts/release` checks a release. Needs only the
+//! source tree and git. Takes: 10 s.
 #![forbid(unsafe_code)]
 
-use end_to_end::{Context, Result, bail, ensure};
+use end_to_end::packages::succeeds;
+use end_to_end::{Context, Result, Scratch, bail, ensure};
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use vm::workspace;
 
@@ -137,4 +139,117 @@ fn each_licence_has_its_text() -> Result<()> {
     }
     ensure!(named >= 4, "REUSE.toml names {named} licences");
     Ok(())
+}
+
+/// Runs git in a clone. Returns its output.
+fn git(clone: &Path, words: &[&str]) -> Result<String> {
+    let mut git = Command::new("git");
+    git.args(["-c", "user.name=Test", "-c", "user.email=test@example.org"]);
+    succeeds(git.arg("-C").arg(clone).args(words))
+}
+
+#[test]
+fn release_is_checked_and_its_source_and_notes_are_reproducible() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let clone = scratch.file("clone");
+    let origin = workspace().display().to_string();
+    let words = ["clone", "--quiet", &origin, &clone.display().to_string()];
+    git(scratch.files(), &words)?;
+    // The clone has the present script and checks, also before they are committed.
+    std::fs::copy(
+        workspace().join("scripts/release"),
+        clone.join("scripts/release"),
+    )?;
+    let release = |words: &[&str]| {
+        let mut release = Command::new(clone.join("scripts/release"));
+        release.args(words).env_remove("CARGO_TARGET_DIR");
+        release.output().context("scripts/release")
+    };
+    let refused = release(&["check"])?;
+    let reported = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success(), "{reported}");
+    let version = env!("CARGO_PKG_VERSION");
+    for fault in [
+        "the work tree has changes".to_owned(),
+        format!("no heading with version {version} and a date"),
+        "entries under Unreleased".to_owned(),
+        format!("no tag v{version}"),
+    ] {
+        let is_expected = !fault.contains("changes") || clone_differs(&clone)?;
+        ensure!(
+            reported.contains(&fault) == is_expected,
+            "{fault}: {reported}"
+        );
+    }
+
+    let changelog = "# Changelog\n\n## [Unreleased]\n\n## [VERSION] - 2026-12-01\n\n- One change.\n\n## [0.0.1] - 2026-01-01\n\n- Old.\n";
+    std::fs::write(
+        clone.join("CHANGELOG.md"),
+        changelog.replace("VERSION", version),
+    )?;
+    let samples = version.rsplit_once('.').context("no version")?.0;
+    let samples = clone.join("tests/compat").join(samples);
+    std::fs::create_dir_all(&samples)?;
+    std::fs::write(samples.join("keys.txt"), "")?;
+    git(&clone, &["add", "--all"])?;
+    git(&clone, &["commit", "--quiet", "--message", "release"])?;
+    git(&clone, &["tag", &format!("v{version}")])?;
+    let light = release(&["check"])?;
+    let reported = String::from_utf8_lossy(&light.stderr).into_owned();
+    ensure!(reported.contains("is not annotated"), "{reported}");
+    git(
+        &clone,
+        &[
+            "tag",
+            "--annotate",
+            "--force",
+            "--message",
+            "x",
+            &format!("v{version}"),
+        ],
+    )?;
+
+    let (one, two) = (scratch.file("one"), scratch.file("two"));
+    for folder in [&one, &two] {
+        let written = release(&["files", &folder.display().to_string()])?;
+        ensure!(
+            written.status.success(),
+            "{}",
+            String::from_utf8_lossy(&written.stderr)
+        );
+    }
+    succeeds(Command::new("diff").arg("-r").args([&one, &two]))?;
+    succeeds(
+        Command::new("sha256sum")
+            .args(["--check", "SHA256SUMS"])
+            .current_dir(&one),
+    )?;
+    let notes = std::fs::read_to_string(one.join("NOTES.md"))?;
+    ensure!(
+        notes.contains("- One change.") && !notes.contains("Old"),
+        "{notes}"
+    );
+    let archive = one.join(format!("lunette-{version}.tar.gz"));
+    let listed = succeeds(Command::new("tar").arg("--list").arg("--file").arg(archive))?;
+    ensure!(
+        listed.contains(&format!("lunette-{version}/Cargo.toml")),
+        "{listed}"
+    );
+
+    git(
+        &clone,
+        &["commit", "--quiet", "--allow-empty", "--message", "later"],
+    )?;
+    let later = release(&["check"])?;
+    let reported = String::from_utf8_lossy(&later.stderr).into_owned();
+    ensure!(
+        reported.contains("is another commit than HEAD"),
+        "{reported}"
+    );
+    Ok(())
+}
+
+/// Returns true if the copied script differs from the committed one.
+fn clone_differs(clone: &Path) -> Result<bool> {
+    Ok(!git(clone, &["status", "--porcelain"])?.is_empty())
 }
