@@ -144,6 +144,12 @@ pub mod allocation {
 /// Name of the context of the standard.
 pub const BASE_ALLOCATION: &str = "base:allocation";
 
+/// Namespace and first part of the names of QEMU's contexts for dirty bitmaps.
+pub const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
+
+/// Flag of a range that has changed, in a context for a dirty bitmap.
+pub const DIRTY: u32 = 1;
+
 macro_rules! header {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$doc])*

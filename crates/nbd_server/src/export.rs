@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bdev::Disk;
-use nbd::wire::{BASE_ALLOCATION, PAYLOAD_MAX, transmission};
+use bdev::{Disk, FrozenBitmap};
+use nbd::wire::{BASE_ALLOCATION, DIRTY_BITMAP, PAYLOAD_MAX, transmission};
 use nbd::{BlockSizes, ExportInfo};
 
 use crate::listeners::Address;
@@ -29,7 +29,21 @@ pub struct ExportOptions {
     pub tls: bool,
     /// Addresses of its listeners.
     pub addresses: Vec<Address>,
+    /// Changed ranges, as a second metadata context.
+    pub dirty: Option<DirtyContext>,
 }
+
+/// Metadata context `qemu:dirty-bitmap:NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirtyContext {
+    /// Name of the bitmap.
+    pub name: String,
+    /// Changed ranges.
+    pub bits: Arc<FrozenBitmap>,
+}
+
+/// ID of `base:allocation`: its index in the contexts of an export. The context for a dirty bitmap follows.
+pub(crate) const ALLOCATION_ID: u32 = 0;
 
 /// An open export.
 pub(crate) struct Export {
@@ -84,6 +98,8 @@ impl Export {
         let preferred = [info.physical_block_size, info.io_alignment, PREFERRED_MIN];
         let preferred = preferred.into_iter().filter(|size| size.is_power_of_two());
         let preferred = preferred.fold(minimum, u32::max).min(PAYLOAD_MAX);
+        let dirty = self.options.dirty.as_ref();
+        let dirty = dirty.map(|dirty| format!("{DIRTY_BITMAP}{}", dirty.name));
         ExportInfo {
             name: self.options.export_name.clone(),
             description: self.options.description.clone(),
@@ -94,7 +110,10 @@ impl Export {
                 preferred,
                 maximum_payload: PAYLOAD_MAX,
             },
-            contexts: vec![BASE_ALLOCATION.to_owned()],
+            contexts: [BASE_ALLOCATION.to_owned()]
+                .into_iter()
+                .chain(dirty)
+                .collect(),
         }
     }
 }

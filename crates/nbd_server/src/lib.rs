@@ -25,7 +25,7 @@ mod server;
 mod shared;
 mod slots;
 
-pub use export::ExportOptions;
+pub use export::{DirtyContext, ExportOptions};
 pub use limits::ServerLimits;
 pub use listeners::{Address, ListenError, WaitingAddress};
 pub use server::{ExportStatus, Server, ServerError, SessionStatus};

@@ -1,17 +1,18 @@
 //! Begins requests, executes their I/Os on the disk, and queues their replies.
 
-use bdev::Submission;
+use bdev::{FrozenBitmap, Submission};
 use block::{Allocation, IoErrorKind, IoFlags, IoOutcome, IoRequest, STATUS_BYTES, decode_extents};
 use guest_memory::IoBuffer;
 use latency::{Operation, Part, Stamps};
 use nbd::reply::{self, Descriptor, ReplyTo};
 use nbd::request::{Action, Request};
-use nbd::wire::allocation;
+use nbd::wire::{DIRTY, allocation};
 use nbd::{ErrorCode, Violation};
 use reactor::{Io, Job, Tag};
 use request_engine::{BatchTransport, Submitted, buffer_size};
 
 use crate::connection::Connection;
+use crate::export::ALLOCATION_ID;
 use crate::slots::{Slot, Stage, Values};
 
 /// Maximum length of one I/O without data. Longer ranges are executed in parts.
@@ -435,19 +436,41 @@ impl Connection {
     fn answer_status(&mut self, to: ReplyTo, length: u64, one: bool, buffer: &IoBuffer) {
         let mut bytes = [0; STATUS_BYTES];
         buffer.read_whole(0, &mut bytes);
-        let mut descriptors = extents(to.offset, length, &bytes);
-        if one {
-            descriptors.truncate(1);
-        }
+        let dirty = self.export.options.dirty.as_ref();
         let unit = self.rules.minimum_block;
         let contexts = self.contexts.iter().enumerate();
         for (at, context) in contexts {
             let is_last = at + 1 == self.contexts.len();
             let output = self.output.headers();
             let style = self.rules.style;
+            let mut descriptors = match (*context, dirty) {
+                (ALLOCATION_ID, _) | (_, None) => extents(to.offset, length, &bytes),
+                (_, Some(dirty)) => dirty_extents(to.offset, length, &dirty.bits),
+            };
+            if one {
+                descriptors.truncate(1);
+            }
             reply::block_status(output, style, to, *context, &descriptors, unit, is_last);
         }
     }
+}
+
+/// Maximum number of extents of a dirty bitmap in one reply. Clients ask again for the rest.
+const DIRTY_EXTENTS_MAX: usize = 1024;
+
+/// Returns the extents of a dirty bitmap.
+fn dirty_extents(offset: u64, length: u64, bits: &FrozenBitmap) -> Vec<Descriptor> {
+    let end = offset + length;
+    let (mut at, mut descriptors) = (offset, Vec::new());
+    while at < end && descriptors.len() < DIRTY_EXTENTS_MAX {
+        let (until, is_dirty) = bits.piece(at, end);
+        descriptors.push(Descriptor {
+            length: until - at,
+            flags: if is_dirty { DIRTY } else { 0 },
+        });
+        at = until;
+    }
+    descriptors
 }
 
 /// Converts the extents of a block status I/O to those of `base:allocation`.

@@ -19,6 +19,7 @@ impl Openable for NbdConfig {
         let unix = self.socket.clone().map(Address::Unix);
         let tcp = self.listen.map(Address::Tcp);
         let options = ExportOptions {
+            dirty: None,
             name: self.name.clone(),
             export_name: self.export_name().to_owned(),
             description: self.description.clone().unwrap_or_default(),

@@ -59,6 +59,7 @@ impl Rig {
 
     pub fn add(&self, name: &str, read_only: bool) {
         let options = ExportOptions {
+            dirty: None,
             name: name.to_owned(),
             export_name: name.to_owned(),
             description: String::new(),
