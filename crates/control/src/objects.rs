@@ -148,6 +148,9 @@ pub struct Job {
     /// Bitmap of an incremental backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incremental: Option<String>,
+    /// Backup of one or more disks that the job belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup: Option<String>,
     /// State of the job.
     pub state: JobState,
     /// Processed bytes of the disk.
@@ -168,7 +171,7 @@ pub struct Job {
 }
 
 /// A job to start.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewJob {
     /// `mirror`, `backup`, `stream` or `commit`.
@@ -184,13 +187,82 @@ pub struct NewJob {
     /// Switch a mirror as soon as it is complete.
     #[serde(default)]
     pub switch: bool,
+    /// Point in time of a backup: `start` (default) or `end` of the job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^(start|end)$")]
+    pub at: Option<String>,
+    /// Folder of the scratch file of a backup at its start, which stores the data that clients overwrite. Default: that of the disk's file, the state folder, or `/var/tmp`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scratch: Option<String>,
+    /// Most bytes in the scratch file. If clients overwrite more, the backup fails. Default: half of the free space of the folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scratch_limit: Option<u64>,
     /// Name of a dirty bitmap. The backup copies the changes since the last backup of this name, to the target of that backup or into a new
     /// image over it. The first one copies everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incremental: Option<String>,
 }
 
-/// A dirty bitmap: the changes of a disk since the end of a backup.
+/// A backup to start: the state of disks at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewBackup {
+    /// Name. Default: a new one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Disks.
+    pub disks: Vec<BackupDisk>,
+    /// Address at which the disks are served over NBD: `unix:PATH` or `tcp:IP:PORT`. Without it, each disk needs a target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull: Option<String>,
+    /// Checkpoint that the backup creates or replaces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
+    /// Earlier checkpoint: the backup contains the changes since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    /// Speed limit of each copy in bytes per second; absent or 0 for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speed: Option<u64>,
+    /// Folder of the scratch files, which store the data that clients overwrite. Default: that of the disk's file, the state folder, or `/var/tmp`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scratch: Option<String>,
+    /// Most bytes in the scratch file of each disk. If clients overwrite more, the backup fails. Default: half of the free space of the folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scratch_limit: Option<u64>,
+}
+
+/// A disk of a backup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BackupDisk {
+    /// Name of the disk.
+    pub disk: String,
+    /// Target: `backend` and its keys, as of a disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub target: Option<Value>,
+}
+
+/// A backup of disks at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Backup {
+    /// Name.
+    pub name: String,
+    /// Address at which the disks are served over NBD.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull: Option<String>,
+    /// Checkpoint that the backup creates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
+    /// Checkpoint before the changes that the backup contains.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    /// Jobs of the disks.
+    pub jobs: Vec<Job>,
+}
+
+/// A dirty bitmap: the changes of a disk since the point in time of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Bitmap {
     /// Name of the disk.

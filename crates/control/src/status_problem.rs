@@ -298,6 +298,7 @@ mod tests {
             kind: "mirror".to_owned(),
             target: None,
             incremental: None,
+            backup: None,
             state,
             done: 0,
             copied: 0,

@@ -13,6 +13,7 @@ use crate::objects::arguments::{
     ConfigCommand, DiskCommand, ExportCommand, JobCommand, LookArguments, LunCommand,
     ReloadArguments, ReservationCommand, SessionCommand, StateCommand,
 };
+use crate::objects::backup::BackupCommand;
 use crate::rbd::RbdCommand;
 
 /// Serves disks to virtual machines and measures the latency of every request, stage by stage.
@@ -60,6 +61,8 @@ pub enum Command {
     Disk(DiskCommand),
     /// Show and control jobs on disks: mirrors, backups, streams
     Job(JobCommand),
+    /// Back up disks at one moment: copy them, or serve them to a backup program over NBD
+    Backup(BackupCommand),
     /// List and change the exports of a running daemon
     Export(ExportCommand),
     /// List and change logical units of controllers and targets

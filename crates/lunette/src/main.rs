@@ -67,6 +67,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Status(arguments) => objects::status::run(&arguments),
         Command::Disk(command) => objects::disk::run(command),
         Command::Job(command) => objects::job::run(command),
+        Command::Backup(command) => objects::backup::run(command),
         Command::Export(command) => objects::export::run(command),
         Command::Lun(command) => objects::lun::run(command),
         Command::Session(command) => objects::session::run(command),

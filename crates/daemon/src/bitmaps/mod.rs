@@ -153,6 +153,11 @@ impl Bitmaps {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the state folder.
+    pub fn state_folder(&self) -> Option<&Path> {
+        self.folder.as_deref().and_then(Path::parent)
+    }
+
     /// Returns true if bitmaps survive a restart.
     pub fn are_kept(&self) -> bool {
         self.folder.is_some()

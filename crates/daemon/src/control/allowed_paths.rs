@@ -22,10 +22,11 @@ use super::access::{Peer, Right};
 use super::api::Api;
 use super::server::blocking;
 use crate::confinement::folder_of;
-use crate::jobs::Overlay;
+use crate::jobs::{Overlay, ScratchOptions};
 use crate::objects::{Fault, Refusal};
 use bdev::{ClusterConfig, NamedFiles};
 use config::{BlockDeviceConfig, Config, DiskConfig, ExportConfig};
+use nbd_server::Address;
 
 /// Sender of a request.
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +119,35 @@ impl Caller {
             for (index, overlay) in overlays.iter().enumerate() {
                 let at = format!("/disks/{index}/path");
                 faults.extend(allowed.check(&overlay.path, &at).err());
+            }
+        })
+        .await
+    }
+
+    /// Checks the folder of the scratch files of a backup. The default folders need no check.
+    pub async fn check_scratch(
+        self,
+        api: &Api,
+        folder: Option<String>,
+        limit: Option<u64>,
+    ) -> Result<ScratchOptions, ErrorResponse> {
+        let options = ScratchOptions {
+            folder: folder.map(PathBuf::from),
+            limit,
+        };
+        self.examine(api, options, |allowed, _, options, faults| {
+            // The name of the file is chosen by the daemon.
+            let file = options.folder.as_ref().map(|folder| folder.join("scratch"));
+            faults.extend(file.and_then(|file| allowed.check(&file, "/scratch").err()));
+        })
+        .await
+    }
+
+    /// Checks the address at which a backup is served.
+    pub async fn check_pull(self, api: &Api, address: Address) -> Result<Address, ErrorResponse> {
+        self.examine(api, address, |allowed, _, address, faults| {
+            if let Address::Unix(path) = address {
+                faults.extend(allowed.check(path, "/pull").err());
             }
         })
         .await

@@ -26,7 +26,7 @@ use utoipa_axum::routes;
 
 use super::body_time::{BODY_TIME, is_timeout};
 use super::error_responses::problem;
-use super::{ErrorResponse, View};
+use super::{ErrorResponse, View, backups};
 use super::{
     clients, configuration, disks, events, exports, health, jobs, latency, log, luns, metrics,
     page, saved_state, status, upgrade, version,
@@ -313,6 +313,9 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(jobs::bitmaps))
         .routes(routes!(jobs::remove_bitmap))
         .routes(routes!(jobs::snapshot))
+        .routes(routes!(backups::list, backups::start))
+        .routes(routes!(backups::end))
+        .routes(routes!(backups::cancel))
         .routes(routes!(exports::list))
         .routes(routes!(exports::show, exports::put, exports::remove))
         .routes(routes!(exports::set_access_state))

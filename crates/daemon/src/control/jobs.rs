@@ -1,4 +1,5 @@
-//! `/v1/jobs`, `/v1/disks/{disk}/job`, `/v1/bitmaps` and `/v1/snapshot`: jobs, dirty bitmaps and snapshots.
+//! `/v1/jobs`, `/v1/disks/{disk}/job`, `/v1/bitmaps` and `/v1/snapshot`: jobs, dirty bitmaps and snapshots. Backups of several disks are in
+//! `backups`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,8 +19,9 @@ use super::disks::one;
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use super::server::blocking;
 use crate::jobs::{
-    Context, Copy, JobKind, Overlay, remove_bitmap as remove, snapshot as take, start_commit,
-    start_copy, start_stream,
+    CheckpointNames, Context, Copy, Destination, JobKind, NewBackup, Overlay,
+    remove_bitmap as remove, snapshot as take, start_backup, start_commit, start_copy,
+    start_stream,
 };
 use crate::objects::{Fault, Refusal};
 use config::disk_json;
@@ -98,6 +100,24 @@ pub(super) async fn start(
         target
     });
     let target = caller.check_target(&api, target.await?).await?;
+    if kind == JobKind::Backup && !is_at_end(wanted.at.as_deref())? {
+        let backup = NewBackup {
+            name: None,
+            disks: vec![(name.clone(), Destination::Push(Box::new(target)))],
+            checkpoints: wanted
+                .incremental
+                .as_deref()
+                .map_or_else(CheckpointNames::default, CheckpointNames::latest),
+            scratch: caller
+                .check_scratch(&api, wanted.scratch, wanted.scratch_limit)
+                .await?,
+            speed,
+        };
+        let jobs = context.jobs.clone();
+        elsewhere(move || start_backup(&context, &backup)).await?;
+        let job = jobs.of(&name)?;
+        return Ok((StatusCode::CREATED, Json(job.body())).into_response());
+    }
     let copy = Copy {
         target,
         disk: name,
@@ -108,6 +128,19 @@ pub(super) async fn start(
     };
     let job = elsewhere(move || start_copy(&context, &copy)).await?;
     Ok((StatusCode::CREATED, Json(job.body())).into_response())
+}
+
+/// Returns true if a backup contains the state at its end.
+fn is_at_end(at: Option<&str>) -> Result<bool, Refusal> {
+    match at {
+        None | Some("start") => Ok(false),
+        Some("end") => Ok(true),
+        Some(other) => {
+            let mut fault = Fault::at("/at", format!("there is no point in time {other:?}"));
+            fault.allowed = Some("start, end".to_owned());
+            Err(Refusal::Invalid(vec![fault]))
+        }
+    }
 }
 
 /// Pause or resume a job, or limit its speed.
@@ -195,7 +228,7 @@ pub(super) async fn snapshot(
 }
 
 /// Runs blocking work on a thread of its own.
-async fn elsewhere<T: Send + 'static>(
+pub(super) async fn elsewhere<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
     let (reply, done) = tokio::sync::oneshot::channel();
@@ -235,7 +268,7 @@ pub(super) async fn remove_bitmap(
 }
 
 impl Api {
-    fn context(&self) -> Result<&Context, ErrorResponse> {
+    pub(super) fn context(&self) -> Result<&Context, ErrorResponse> {
         let ending = || ErrorResponse::from(Refusal::Ending);
         self.jobs.as_ref().ok_or_else(ending)
     }

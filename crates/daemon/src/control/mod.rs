@@ -6,6 +6,7 @@
 mod access;
 mod allowed_paths;
 mod api;
+mod backups;
 mod body_time;
 mod browsers;
 mod clients;

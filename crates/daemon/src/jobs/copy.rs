@@ -1,25 +1,24 @@
 //! Copies a disk to a target while clients use it. Writes to the copied part go to source and target ([`bdev::Mirror`]). A mirror then
-//! switches the disk to the target. A backup leaves the target with the disk's contents at the end of the job.
+//! switches the disk to the target. A backup with `at = "end"` leaves the target with the disk's contents at the end of the job. Other
+//! backups are in `backup`.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bdev::{BlockDevice, BlockingIo, DirtyBitmap, DiscardMode, Disk, Mirror, TARGET_PATIENCE};
-use block::{Allocation, Extent, IoFlags, IoRequest};
 use control::objects::JobState;
 
-use super::exchange::{Flush, check_files, exchange, failed};
-use super::incremental::{Incremental, image_over};
+use super::copy_range::{CANNOT_WRITE, PART, copy_range, hole_at};
+use super::exchange::{Flush, check_files, exchange, failed, restore_device};
+use super::incremental::{CheckpointNames, Incremental, image_over};
 use super::{Context, Job, JobKind};
 use crate::objects::{NewDevice, Refusal};
 use config::{BlockDeviceConfig, DiskConfig};
 
-/// Bytes copied per step. Clients wait for a step that overlaps their I/O.
-const PART: u64 = 1 << 20;
 /// Bytes of the first step over a hole.
 const HOLE_MIN: u64 = 16 << 20;
 /// Most bytes of one step over a hole. An empty disk of 64 TiB takes 1024 steps.
@@ -61,6 +60,8 @@ pub(super) struct Copying {
     pub begun: Option<Arc<Mirror>>,
     /// Bitmap of an incremental backup.
     pub incremental: Option<Incremental>,
+    /// Image that the job has created.
+    pub new_image: Option<PathBuf>,
 }
 
 /// Starts to copy a disk. Returns when the job's thread runs. Blocks.
@@ -69,27 +70,46 @@ pub(super) struct Copying {
 /// Nothing has changed then.
 pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
     let (disk, now) = context.disk(&copy.disk, copy.kind)?;
+    let mut target = copy.target.clone();
     if copy.kind == JobKind::Mirror {
         super::check_served_alone(&now)?;
+        target.backend = target.backend.at_absolute_paths();
+        target.backend = target.backend.with_named_files_of(&now.backend);
     }
-    if copy.target.backend.takes_turns() {
+    let shown = shown(&target.backend.clone().at_absolute_paths());
+    let target = move |disk: &Disk| prepare_target(&now, &target, disk);
+    let mut job = Job::new(&disk, copy.kind, Some(shown));
+    job.incremental.clone_from(&copy.incremental);
+    job.set(None, Some(copy.speed));
+    job.control().switches = copy.switches;
+    let job = context.jobs.begin(job)?;
+    let (of_thread, its_job) = (context.clone(), Arc::clone(&job));
+    let names = copy.incremental.as_deref().map(CheckpointNames::latest);
+    let copying = job.begin_while_wanted(&context.jobs, move || {
+        let config = target(&disk)?;
+        begin(&of_thread, &its_job, &disk, config, names.as_ref())
+    })?;
+    run_copying(copying)?;
+    Ok(job)
+}
+
+/// Checks the target of a job before it is opened. Returns the configuration of the disk on the target.
+pub(super) fn prepare_target(
+    now: &DiskConfig,
+    target: &DiskConfig,
+    disk: &Disk,
+) -> Result<DiskConfig, Refusal> {
+    let name = disk.name();
+    if target.backend.takes_turns() {
         return Err(Refusal::conflict(
-            format!(
-                "disk {}: the target of a job cannot have lock=while-active",
-                copy.disk
-            ),
+            format!("disk {name}: the target of a job cannot have lock=while-active"),
             "omit lock; to serve the copy from several daemons, add it as another disk when the job has ended",
         ));
     }
-    let mut target = copy.target.clone();
-    target.backend = target.backend.at_absolute_paths();
-    if copy.kind == JobKind::Mirror {
-        target.backend = target.backend.with_named_files_of(&now.backend);
-    }
     if loses_data(&now.backend, &target.backend) {
-        let (disk, word) = (&copy.disk, target.backend.word());
+        let word = target.backend.word();
         return Err(Refusal::conflict(
-            format!("disk {disk}: the target, a {word} disk, loses its data when the daemon ends"),
+            format!("disk {name}: the target, a {word} disk, loses its data when the daemon ends"),
             "use a file, a block device, an image, an RBD image, an iSCSI unit or an NBD export",
         ));
     }
@@ -98,25 +118,15 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
         (&now.backend, &target.backend)
         && one.unit == other.unit
     {
-        return Err(super::same_medium(&copy.disk, &copy.disk));
+        return Err(super::same_medium(name, name));
     }
-    let shown = shown(&target.backend);
-    let mut job = Job::new(&disk, copy.kind, Some(shown));
-    job.incremental.clone_from(&copy.incremental);
-    job.set(None, Some(copy.speed));
-    job.control().switches = copy.switches;
-    let job = context.jobs.begin(job)?;
-    let (of_thread, its_job) = (context.clone(), Arc::clone(&job));
-    let incremental = copy.incremental.clone();
-    let copying = job.begin_while_wanted(&context.jobs, move || {
-        let config = place(&now, &target, &disk);
-        if is_same_file(now.backend.file(), config.backend.file()) {
-            return Err(super::same_medium(disk.name(), disk.name()));
-        }
-        begin(&of_thread, &its_job, &disk, config, incremental.as_deref())
-    })?;
-    run_copying(copying)?;
-    Ok(job)
+    let mut target = target.clone();
+    target.backend = target.backend.at_absolute_paths();
+    let config = place(now, &target, disk);
+    match is_same_file(now.backend.file(), config.backend.file()) {
+        true => Err(super::same_medium(name, name)),
+        false => Ok(config),
+    }
 }
 
 pub(super) fn run_copying(copying: Copying) -> Result<(), Refusal> {
@@ -220,31 +230,36 @@ fn loses_data(disk: &BlockDeviceConfig, target: &BlockDeviceConfig) -> bool {
     }
 }
 
-/// Opens or creates the target and checks it.
-fn begin(
-    context: &Context,
-    job: &Arc<Job>,
-    disk: &Arc<Disk>,
-    mut config: DiskConfig,
-    incremental: Option<&str>,
-) -> Result<Copying, Refusal> {
-    let info = disk.info();
-    if info.shared {
-        return Err(Refusal::conflict(
+/// Checks that no other host writes to a disk.
+pub(super) fn check_not_shared(disk: &Disk) -> Result<(), Refusal> {
+    match disk.info().shared {
+        false => Ok(()),
+        true => Err(Refusal::conflict(
             format!(
                 "disk {}: other hosts write to it, and a copy would miss their writes",
                 disk.name()
             ),
             "copy it with the tools of its storage, or serve it with another lock mode",
-        ));
+        )),
     }
-    let bytes = info.geometry.capacity_bytes();
+}
+
+/// Opens or creates the target and checks it.
+pub(super) fn begin(
+    context: &Context,
+    job: &Arc<Job>,
+    disk: &Arc<Disk>,
+    mut config: DiskConfig,
+    incremental: Option<&CheckpointNames>,
+) -> Result<Copying, Refusal> {
+    check_not_shared(disk)?;
+    let bytes = disk.info().geometry.capacity_bytes();
     let new_image = match &config.backend {
         BlockDeviceConfig::Image { path, .. } if !path.exists() => Some(path.clone()),
         _ => None,
     };
     let incremental = incremental
-        .map(|name| Incremental::prepare(context, disk, name, &config))
+        .map(|names| Incremental::prepare(context, disk, names, Some(&config)))
         .transpose()?;
     let (incremental, over) = incremental.unzip();
     let target = open_target(&config, bytes, over.flatten().as_ref());
@@ -262,7 +277,7 @@ fn begin(
     if let Err(broken) = checked {
         // Removes the target if this job created it.
         opened.remove_if_created();
-        if let Some(path) = new_image {
+        if let Some(path) = &new_image {
             std::fs::remove_file(path).ok();
         }
         return Err(failed(
@@ -279,6 +294,7 @@ fn begin(
         config,
         begun: None,
         incremental,
+        new_image,
     };
     Ok(copying)
 }
@@ -344,7 +360,7 @@ fn open_target(
 /// Devices of the job. They are closed last, because closing waits for abandoned I/Os that are still in flight.
 type Hung = Vec<BlockingIo>;
 
-enum Early {
+pub(super) enum Early {
     Cancelled,
     Failed(String),
 }
@@ -366,7 +382,7 @@ impl Copying {
             Err(early) => {
                 // Clients stop waiting for the target.
                 mirror.progress().abandon();
-                self.switch_back_to_source();
+                restore_device(&self.context, &self.disk, &self.source);
                 self.wait_for_hung_io(&mirror, std::mem::take(&mut hung), &early);
                 if self.is_commit()
                     && let Some(lockable) = self.target.capabilities().lockable
@@ -448,13 +464,21 @@ impl Copying {
     }
 
     /// Fails if another program has truncated, removed or replaced the target.
-    fn check_target(&self) -> Result<(), Early> {
+    pub(super) fn check_target(&self) -> Result<(), Early> {
         let checked = check_files(&*self.target);
         checked.map_err(|error| Early::Failed(format!("cannot use the target: {error}")))
     }
 
+    /// Removes the target if the job has created it and does not start.
+    pub(super) fn remove_target(&self) {
+        self.target.remove_if_created();
+        if let Some(path) = &self.new_image {
+            std::fs::remove_file(path).ok();
+        }
+    }
+
     /// Makes an I/O channel stop waiting when the job is cancelled.
-    fn patient(&self, io: BlockingIo, limit: Option<Duration>) -> BlockingIo {
+    pub(super) fn patient(&self, io: BlockingIo, limit: Option<Duration>) -> BlockingIo {
         let job = Arc::clone(&self.job);
         io.while_wanted(move || !job.is_cancelled(), limit)
     }
@@ -583,7 +607,7 @@ impl Copying {
     }
 
     /// Adds the name of the target to an error.
-    fn name_target(&self, error: &str) -> String {
+    pub(super) fn name_target(&self, error: &str) -> String {
         let target = shown(&self.config.backend);
         error.replacen("the target", &format!("the target {target}"), 1)
     }
@@ -701,7 +725,7 @@ impl Copying {
         {
             let reason = format!(
                 "the bitmap {:?} was truncated during the backup",
-                incremental.name()
+                incremental.since()
             );
             return Err(Early::Failed(reason));
         }
@@ -732,67 +756,4 @@ impl Copying {
         } = &self.context;
         exchange(manager, servers, &changes, last)
     }
-
-    /// Switches the disk back to its source. Retries without limit: a disk must not stay on a mirror without a job.
-    fn switch_back_to_source(&self) {
-        if Arc::ptr_eq(&self.disk.device(), &self.source) {
-            return;
-        }
-        loop {
-            match self.change_to(Arc::clone(&self.source), None) {
-                Ok(()) | Err(Refusal::Ending | Refusal::NotFound(_)) => return,
-                // All clients are gone or about to be disconnected.
-                Err(_) if self.context.jobs.is_ending() => return,
-                Err(refusal) => {
-                    let name = self.disk.name();
-                    tracing::warn!(
-                        disk = name,
-                        "cannot remove the mirror from the disk yet: {refusal}"
-                    );
-                    std::thread::sleep(super::PAUSE);
-                }
-            }
-        }
-    }
-}
-
-/// Returns the end of the hole at `from`, if there is one.
-fn hole_at(source: &mut BlockingIo, from: u64, total: u64) -> Option<u64> {
-    let extents = source.block_status(from, total - from).ok()?;
-    let first: &Extent = extents.first()?;
-    let is_hole = first.allocation != Allocation::Data;
-    is_hole.then(|| first.end.min(total))
-}
-
-/// Beginnings of the errors of [`copy_range`].
-const CANNOT_READ: &str = "cannot read the disk";
-const CANNOT_WRITE: &str = "cannot write to the target";
-
-/// Copies a range that the caller holds. Returns the bytes copied, 0 for a hole.
-fn copy_range(
-    source: &mut BlockingIo,
-    target: &mut BlockingIo,
-    from: u64,
-    end: u64,
-) -> io::Result<u64> {
-    if hole_at(source, from, end) == Some(end) {
-        let zeroes = IoRequest::write_zeroes(from, end - from).flagged(IoFlags::UNMAP);
-        if target.run_plain(&zeroes).is_ok() {
-            return Ok(0);
-        }
-    }
-    let mut at = from;
-    let mut bytes = vec![0; PART.min(end - from) as usize];
-    while at < end {
-        let length = PART.min(end - at) as usize;
-        let at_end = |end: &str, error: io::Error| {
-            io::Error::new(error.kind(), format!("{end}: at byte {at}: {error}"))
-        };
-        let read = source.read_at(at, &mut bytes[..length]);
-        read.map_err(|error| at_end(CANNOT_READ, error))?;
-        let written = target.write_at(at, &bytes[..length]);
-        written.map_err(|error| at_end(CANNOT_WRITE, error))?;
-        at += length as u64;
-    }
-    Ok(end - from)
 }

@@ -8,6 +8,7 @@ use bdev::{BlockDevice, BlockingIo, Disk, LocalFiles, RangeLock};
 use block::IoRequest;
 use reactor::Pool;
 
+use super::Context;
 use crate::identities::Identities;
 use crate::objects::{Fault, Manager, NewDevice, Refusal, Servers};
 
@@ -131,6 +132,29 @@ pub(super) fn exchange(
     prepared.is_used = true;
     drop(held);
     Ok(())
+}
+
+/// Switches a disk back to its device after a job. Retries without limit: a disk must not stay on the layer of a job that has ended.
+pub(super) fn restore_device(context: &Context, disk: &Arc<Disk>, device: &Arc<dyn BlockDevice>) {
+    let change = [NewDevice {
+        disk: Arc::clone(disk),
+        device: Arc::clone(device),
+        config: None,
+    }];
+    while !Arc::ptr_eq(&disk.device(), device) {
+        match exchange(&context.manager, &context.servers, &change, || Ok(())) {
+            Ok(()) | Err(Refusal::Ending | Refusal::NotFound(_)) => return,
+            // All clients are gone or about to be disconnected.
+            Err(_) if context.jobs.is_ending() => return,
+            Err(refusal) => {
+                tracing::warn!(
+                    disk = disk.name(),
+                    "cannot remove the job's layer from the disk yet: {refusal}"
+                );
+                std::thread::sleep(super::PAUSE);
+            }
+        }
+    }
 }
 
 /// Like [`exchange`], for one disk and a device that can be created only while the disk is held. Clients wait for `make`. After a failure,

@@ -1,11 +1,12 @@
 //! Incremental backups. Ranges marked in a dirty bitmap are copied to the target of the last backup, or into a new image over it. The first
-//! backup of a name copies everything. A complete backup begins a new bitmap: see [`crate::bitmaps`].
+//! backup of a name copies everything. A complete backup begins a new bitmap: see [`crate::bitmaps`]. A bitmap is a checkpoint: several
+//! may exist, and a backup may copy the changes since any of them.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bdev::{BlockDevice, DirtyBitmap, Disk, Image, ImageOptions};
+use bdev::{BlockDevice, DirtyBitmap, Disk, FrozenBitmap, Image, ImageOptions};
 
 use super::Context;
 use super::backing_name::backing_name;
@@ -15,10 +16,40 @@ use crate::bitmaps::{Bitmaps, COUNT_MAX, Last, Shown, StartedBackup, is_name};
 use crate::objects::{Fault, Refusal, bodies};
 use config::{BlockDeviceConfig, DiskConfig, disk_json};
 
+/// Checkpoints of a backup.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointNames {
+    /// The backup contains the changes since this checkpoint; `None`: everything.
+    pub since: Option<String>,
+    /// Checkpoint that the backup creates or replaces.
+    pub checkpoint: Option<String>,
+    /// Without a usable checkpoint `since`, the backup contains everything.
+    pub may_be_full: bool,
+}
+
+impl CheckpointNames {
+    /// Returns the names of a backup since the last one with this name.
+    pub fn latest(name: &str) -> CheckpointNames {
+        CheckpointNames {
+            since: Some(name.to_owned()),
+            checkpoint: Some(name.to_owned()),
+            may_be_full: true,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.since.is_none() && self.checkpoint.is_none()
+    }
+}
+
 pub(super) struct Incremental {
     bitmaps: Arc<Bitmaps>,
     disk: String,
-    name: String,
+    names: CheckpointNames,
+    /// Size of the disk.
+    disk_bytes: u64,
+    /// Bits of `changed` at the point in time.
+    frozen: Option<Arc<FrozenBitmap>>,
     /// Ranges to copy; `None` for everything.
     changed: Option<Arc<DirtyBitmap>>,
     begun: Option<StartedBackup>,
@@ -34,39 +65,66 @@ impl Incremental {
     pub fn prepare(
         context: &Context,
         disk: &Arc<Disk>,
-        name: &str,
-        target: &DiskConfig,
+        names: &CheckpointNames,
+        target: Option<&DiskConfig>,
     ) -> Result<(Incremental, Option<DiskConfig>), Refusal> {
         let bitmaps = Arc::clone(&context.bitmaps);
         let known = bitmaps.of(disk.name());
-        check_name(&bitmaps, disk.name(), name, &known)?;
-        let known = known.into_iter().find(|known| known.name == name);
-        let (is_full, base) = match &known {
-            None => (true, None),
-            Some(known) => base(disk.name(), known, target)?,
+        if let Some(name) = &names.checkpoint {
+            check_name(&bitmaps, disk.name(), name, &known)?;
+        }
+        let since = names.since.as_ref();
+        let since = known.into_iter().find(|known| Some(&known.name) == since);
+        let required = names.since.as_deref().filter(|_| !names.may_be_full);
+        if let Some(name) = required {
+            check_usable(disk.name(), name, since.as_ref())?;
+        }
+        let (is_full, base) = match (&since, target) {
+            (None, _) => (true, None),
+            (Some(known), Some(target)) => base(disk.name(), known, target)?,
+            (Some(known), None) => (known.broken.is_some(), None),
         };
-        let begun = bitmaps.begin(disk).map_err(|error| {
+        if let Some(name) = required.filter(|_| is_full) {
+            return Err(Refusal::conflict(
+                format!(
+                    "disk {}: the target of checkpoint {name} no longer exists",
+                    disk.name()
+                ),
+                "make a backup without --since",
+            ));
+        }
+        let begun = names.checkpoint.as_ref().map(|_| bitmaps.begin(disk));
+        let begun = begun.transpose().map_err(|error| {
             failed(
                 disk.name(),
                 &format!("cannot create a dirty bitmap: {error}"),
             )
         })?;
         // The running job now prevents the removal of the bitmap.
-        let changed = bitmaps.bits(disk.name(), name).filter(|_| !is_full);
+        let changed = since.filter(|_| !is_full);
+        let changed = changed.and_then(|known| bitmaps.bits(disk.name(), &known.name));
         let last = Last {
-            target: serde_json::json!(bodies::disk(target)),
-            shown: shown(&target.backend),
+            target: serde_json::json!(target.map(bodies::disk)),
+            shown: target.map_or(PULLED.to_owned(), |target| shown(&target.backend)),
             // Set when the backup is complete.
             at: 0,
         };
         let incremental = Incremental {
             bitmaps,
             disk: disk.name().to_owned(),
-            name: name.to_owned(),
+            names: names.clone(),
+            disk_bytes: disk.info().geometry.capacity_bytes(),
+            frozen: None,
             changed,
-            begun: Some(begun),
+            begun,
             last,
         };
+        if let Some(name) = required
+            && incremental.changed.is_none()
+        {
+            let reason = format!("cannot use checkpoint {name}: its bitmap file was truncated");
+            return Err(failed(disk.name(), &reason));
+        }
         Ok((incremental, base))
     }
 
@@ -74,8 +132,27 @@ impl Incremental {
         self.changed.as_deref()
     }
 
-    pub fn name(&self) -> &str {
-        &self.name
+    /// Returns the name of the checkpoint before the changes.
+    pub fn since(&self) -> &str {
+        self.names.since.as_deref().unwrap_or_default()
+    }
+
+    /// Returns the changes up to the point in time, after [`Incremental::freeze`]; `None` for everything.
+    pub fn frozen(&self) -> Option<&Arc<FrozenBitmap>> {
+        self.frozen.as_ref()
+    }
+
+    /// Separates the changes before and after the point in time. The caller holds the disk.
+    pub fn freeze(&mut self) -> Result<(), Refusal> {
+        if let Some(changed) = &self.changed {
+            let frozen = FrozenBitmap::copy(changed, self.disk_bytes).map_err(|error| {
+                let reason = format!("cannot use checkpoint {}: {error}", self.since());
+                failed(&self.disk, &reason)
+            })?;
+            self.frozen = Some(Arc::new(frozen));
+        }
+        self.record();
+        Ok(())
     }
 
     /// Starts to record changes for the next backup. The caller holds the disk.
@@ -92,9 +169,10 @@ impl Incremental {
         };
         let at = SystemTime::now().duration_since(UNIX_EPOCH);
         self.last.at = at.unwrap_or_default().as_secs();
+        let name = self.names.checkpoint.as_deref().unwrap_or_default();
         let completed = self
             .bitmaps
-            .complete(&self.disk, &self.name, begun, self.last.clone());
+            .complete(&self.disk, name, begun, self.last.clone());
         completed.map_err(|error| {
             failed(
                 &self.disk,
@@ -111,6 +189,25 @@ impl Drop for Incremental {
         if let Some(begun) = &self.begun {
             self.bitmaps.give_up(&self.disk, begun);
         }
+    }
+}
+
+/// Target that is shown for the backups of clients.
+const PULLED: &str = "pulled by a client";
+
+/// Refuses a checkpoint that does not exist or that has missed changes.
+fn check_usable(disk: &str, name: &str, known: Option<&Shown>) -> Result<(), Refusal> {
+    let help = "make a backup without --since; see lunette disk bitmap list";
+    let broken = known.map(|known| known.broken.as_ref());
+    match broken {
+        None => Err(Refusal::NotFound(
+            Fault::new(format!("disk {disk} has no checkpoint `{name}`")).help(help),
+        )),
+        Some(Some(reason)) => Err(Refusal::conflict(
+            format!("disk {disk}: checkpoint {name} is unusable: {reason}"),
+            help,
+        )),
+        Some(None) => Ok(()),
     }
 }
 
@@ -157,6 +254,15 @@ fn base(
             "dirty bitmap invalid, copying everything: {broken}"
         );
         return Ok((true, None));
+    }
+    if known.last.target.is_null() {
+        let name = &known.name;
+        return Err(Refusal::conflict(
+            format!(
+                "disk {disk}: a client pulled the backup of checkpoint {name}, so no target can continue it"
+            ),
+            "pull the changes, too, or make a backup without --since",
+        ));
     }
     match (&target.backend, is_there) {
         (_, true) if is_same => Ok((false, None)),

@@ -8,10 +8,13 @@
 //! ```
 
 mod backing_name;
+mod backup;
 mod commit;
 mod copy;
+mod copy_range;
 mod exchange;
 mod incremental;
+mod point_in_time;
 mod snapshot;
 mod stream;
 
@@ -28,10 +31,12 @@ use crate::bitmaps::Bitmaps;
 use crate::objects::{EventBus, Fault, Manager, Refusal, Servers};
 use config::DiskConfig;
 
+pub use backup::{Destination, NewBackup, pull_address, start_backup};
 pub use commit::start_commit;
 pub(crate) use copy::shown;
 pub use copy::{Copy, start_copy};
-pub use incremental::remove_bitmap;
+pub use incremental::{CheckpointNames, remove_bitmap};
+pub use point_in_time::ScratchOptions;
 pub use snapshot::{Overlay, snapshot};
 pub use stream::start_stream;
 
@@ -39,7 +44,7 @@ pub use stream::start_stream;
 pub enum JobKind {
     /// Copies the disk, then switches it to the copy.
     Mirror,
-    /// Copies the disk as of the end of the job.
+    /// Copies or serves the disk as of the start of the job, or copies it as of the end.
     Backup,
     /// Copies the data of the backing image into the image.
     Stream,
@@ -152,6 +157,8 @@ pub struct Job {
     kind: JobKind,
     target: OnceLock<String>,
     incremental: Option<String>,
+    /// Backup of several disks that the job belongs to.
+    backup: Option<backup::BackupOfJob>,
     total: u64,
     done: AtomicU64,
     copied: AtomicU64,
@@ -169,6 +176,7 @@ impl Job {
             kind,
             target: target.map(OnceLock::from).unwrap_or_default(),
             incremental: None,
+            backup: None,
             total: disk.info().geometry.capacity_bytes(),
             done: AtomicU64::new(0),
             copied: AtomicU64::new(0),
@@ -206,6 +214,7 @@ impl Job {
             kind: self.kind.word().to_owned(),
             target: self.target.get().cloned(),
             incremental: self.incremental.clone(),
+            backup: self.backup.as_ref().map(|backup| backup.name.clone()),
             state: match control.state {
                 _ if control.is_cancelled && control.ended.is_none() => JobState::Cancelling,
                 JobState::Running if is_paused => JobState::Paused,

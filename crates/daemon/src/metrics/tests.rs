@@ -119,6 +119,7 @@ fn statistics() -> Statistics {
             kind: "mirror".to_owned(),
             target: None,
             incremental: None,
+            backup: None,
             state: JobState::Ready,
             done: 512,
             copied: 512,

@@ -1,5 +1,7 @@
 //! Definitions of `lunette disk`, `job`, `export`, `lun`, `session`, `reservation`, `config`, `status` and `reload`.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
 use cli_common::DaemonAddress;
@@ -136,20 +138,8 @@ pub enum DiskAction {
         #[command(flatten)]
         how: Speed,
     },
-    /// Copy a disk to a target while clients use it. The copy has the content at the end of the job
-    Backup {
-        /// Name of the disk
-        disk: String,
-        /// Target of the copy, as for lunette disk mirror
-        target: String,
-        /// Copy only the changes since the last backup with this name. The target is the previous target, or a new image with it as
-        /// backing image. The first backup copies everything
-        #[arg(long, value_name = "NAME")]
-        incremental: Option<String>,
-        /// Speed and wait options
-        #[command(flatten)]
-        how: Speed,
-    },
+    /// Copy a disk to a target while clients use it. The copy has the content at the start of the job
+    Backup(DiskBackup),
     /// List and remove dirty bitmaps, which record the changes since the last backup of each name
     Bitmap {
         /// Subcommand
@@ -216,6 +206,40 @@ pub struct Speed {
     /// Show the progress, and wait until the job ends or a mirror is complete
     #[arg(long)]
     pub wait: bool,
+}
+
+/// `lunette disk backup`
+#[derive(Clone, Debug, Args)]
+pub struct DiskBackup {
+    /// Name of the disk
+    pub disk: String,
+    /// Target of the copy, as for lunette disk mirror
+    pub target: String,
+    /// Copy only the changes since the last backup with this name. The target is the previous target, or a new image with it as
+    /// backing image. The first backup copies everything
+    #[arg(long, value_name = "NAME")]
+    pub incremental: Option<String>,
+    /// Point in time of the copy: start or end of the job. A copy of the end needs no scratch file
+    #[arg(long, value_name = "start|end", default_value = "start")]
+    pub at: String,
+    /// Scratch file
+    #[command(flatten)]
+    pub scratch: Scratch,
+    /// Speed and wait options
+    #[command(flatten)]
+    pub how: Speed,
+}
+
+/// Scratch files of backups.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Scratch {
+    /// Folder of the scratch file, which stores the data that clients overwrite during the backup [default: that of the disk's file, the
+    /// state folder, or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    pub scratch: Option<PathBuf>,
+    /// Most bytes in the scratch file of a disk. If clients overwrite more, the backup fails [default: half of the free space]
+    #[arg(long, value_name = "SIZE")]
+    pub scratch_limit: Option<String>,
 }
 
 /// `lunette job`

@@ -64,12 +64,7 @@ pub fn run(command: DiskCommand) -> Outcome {
             switch,
             how,
         } => job::mirror(ask, &disk, &target, &how, switch),
-        DiskAction::Backup {
-            disk,
-            target,
-            incremental,
-            how,
-        } => job::backup(ask, &disk, &target, &how, incremental),
+        DiskAction::Backup(backup) => job::backup(ask, &backup),
         DiskAction::Bitmap { action } => bitmap::run(ask, &action),
         DiskAction::Stream { disk, how } => job::within(ask, "stream", &disk, &how),
         DiskAction::Commit { disk, how } => job::within(ask, "commit", &disk, &how),

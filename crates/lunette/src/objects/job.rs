@@ -9,7 +9,7 @@ use control::objects::{Job, JobSettings, JobState, NewJob, NewSnapshot, Snapshot
 use control::{Method, escape};
 use serde_json::json;
 
-use super::arguments::{Ask, JobAction, JobCommand, Speed};
+use super::arguments::{Ask, DiskBackup, JobAction, JobCommand, Speed};
 use super::table::Table;
 use super::{print_json, read_flags, size_text};
 use crate::failure::{Failure, Outcome};
@@ -49,23 +49,20 @@ pub fn mirror(ask: &Ask, disk: &str, target: &str, how: &Speed, switch: bool) ->
     begin(ask, disk, &job, how.wait)
 }
 
-/// Starts a backup; `incremental` names its bitmap.
-pub fn backup(
-    ask: &Ask,
-    disk: &str,
-    target: &str,
-    how: &Speed,
-    incremental: Option<String>,
-) -> Outcome {
+pub fn backup(ask: &Ask, backup: &DiskBackup) -> Outcome {
+    let DiskBackup { disk, how, .. } = backup;
     let job = NewJob {
-        incremental,
-        ..copy("backup", disk, target, how)?
+        incremental: backup.incremental.clone(),
+        at: Some(backup.at.clone()),
+        scratch: backup.scratch.folder(),
+        scratch_limit: backup.scratch.limit()?,
+        ..copy("backup", disk, &backup.target, how)?
     };
     begin(ask, disk, &job, how.wait)
 }
 
 /// Refuses a target without the word of a device, such as a bare path.
-fn check_target(kind: &str, disk: &str, target: &str) -> Result<(), String> {
+pub(super) fn check_target(kind: &str, disk: &str, target: &str) -> Result<(), String> {
     let word = target.split_once(':').map_or(target, |(word, _)| word);
     let is_kind = DEVICE_KINDS.iter().any(|(known, _)| *known == word);
     if is_kind || ExportAddress::looks_like_one(target) {
@@ -84,7 +81,7 @@ fn check_target(kind: &str, disk: &str, target: &str) -> Result<(), String> {
     ))
 }
 
-fn copy(kind: &str, disk: &str, target: &str, how: &Speed) -> Result<NewJob, Failure> {
+pub(super) fn copy(kind: &str, disk: &str, target: &str, how: &Speed) -> Result<NewJob, Failure> {
     check_target(kind, disk, target).map_err(Failure::mistake)?;
     let flags = Flags {
         disk: vec![format!("{disk}={target}")],
@@ -101,8 +98,7 @@ fn copy(kind: &str, disk: &str, target: &str, how: &Speed) -> Result<NewJob, Fai
         kind: kind.to_owned(),
         target: Some(json!(body)),
         speed: how.bytes()?,
-        switch: false,
-        incremental: None,
+        ..NewJob::default()
     })
 }
 
@@ -110,10 +106,8 @@ fn copy(kind: &str, disk: &str, target: &str, how: &Speed) -> Result<NewJob, Fai
 pub fn within(ask: &Ask, kind: &str, disk: &str, how: &Speed) -> Outcome {
     let job = NewJob {
         kind: kind.to_owned(),
-        target: None,
         speed: how.bytes()?,
-        switch: false,
-        incremental: None,
+        ..NewJob::default()
     };
     begin(ask, disk, &job, how.wait)
 }
@@ -181,13 +175,13 @@ fn bytes_of(text: &str) -> Result<u64, Failure> {
 }
 
 impl Speed {
-    fn bytes(&self) -> Result<Option<u64>, Failure> {
+    pub(super) fn bytes(&self) -> Result<Option<u64>, Failure> {
         self.speed.as_deref().map(bytes_of).transpose()
     }
 }
 
 /// Waits until a job has ended, or is ready and needs a command. The exit code is the job's result.
-fn wait(ask: &Ask, disk: &str) -> Outcome {
+pub(super) fn wait(ask: &Ask, disk: &str) -> Outcome {
     let client = ask.daemon.client()?;
     let shows = std::io::stderr().is_terminal();
     let mut is_first = true;
@@ -227,6 +221,11 @@ fn ended(ask: &Ask, job: &Job) -> Outcome {
             job.target.as_deref().unwrap_or("its target")
         )?),
         (JobState::Done, _) => Ok(()),
+        (JobState::Ready, None) if job.backup.is_some() => Ok(writeln!(
+            cli_common::stderr(),
+            "disk {disk} is served for a backup; hint: lunette backup end {}",
+            job.backup.as_deref().unwrap_or_default()
+        )?),
         (JobState::Ready, None) => {
             let hint = format!("hint: lunette job switch {disk}");
             Ok(writeln!(
@@ -262,7 +261,7 @@ fn progress(job: &Job) -> String {
     )
 }
 
-fn table(jobs: &[Job]) -> Table {
+pub(super) fn table(jobs: &[Job]) -> Table {
     let head = Table::new(&[
         "DISK", "JOB", "STATE", "DONE", "OF", "", "COPIED", "TIME", "TARGET", "REASON",
     ]);
@@ -326,6 +325,7 @@ mod tests {
             kind: "mirror".to_owned(),
             target: None,
             incremental: None,
+            backup: None,
             state: JobState::Running,
             done: 512 << 20,
             copied: 0,

@@ -1,6 +1,7 @@
 //! Commands for the objects of a running daemon. Each sends requests to the control socket and prints a table or JSON.
 
 pub mod arguments;
+pub mod backup;
 mod bitmap;
 pub mod config;
 pub mod disk;

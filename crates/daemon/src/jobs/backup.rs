@@ -1,0 +1,568 @@
+//! Backups of a point in time at their start, of several disks at one moment. A push copies each disk to a target. A pull serves each disk
+//! read-only over NBD until the backup is ended. Clients write meanwhile: see [`bdev::PointInTime`].
+//!
+//! Each disk has a job of its own. Jobs with one backup name belong together. The checkpoint of a disk is complete with its job.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use bdev::{BlockDevice, BlockingIo, Disk, FrozenBitmap};
+use config::DiskConfig;
+use control::objects::{Backup as Body, JobState};
+use nbd_server::{Address, DirtyContext, ExportOptions, Server};
+use reactor::Rights;
+
+use super::copy::{Copying, Early, begin, prepare_target, shown};
+use super::copy_range::{CANNOT_READ, PART, copy_range, hole_at};
+use super::exchange::{Flush, failed};
+use super::incremental::{CheckpointNames, Incremental};
+use super::point_in_time::{PointOfDisk, ScratchOptions, cut};
+use super::{Context, Job, JobKind, Jobs};
+use crate::objects::{Fault, Refusal};
+
+/// Number of the next backup.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+/// Most bytes without data that are passed over or zeroed per step.
+const STEP_MAX: u64 = 1 << 30;
+
+/// Destination of the point in time of one disk.
+#[derive(Clone, Debug)]
+pub enum Destination {
+    /// Copied to this target. All other settings are those of the disk.
+    Push(Box<DiskConfig>),
+    /// Served at this address.
+    Pull(Address),
+}
+
+/// A backup of several disks.
+#[derive(Clone, Debug)]
+pub struct NewBackup {
+    /// Name; `None`: a new one.
+    pub name: Option<String>,
+    pub disks: Vec<(String, Destination)>,
+    pub checkpoints: CheckpointNames,
+    pub scratch: ScratchOptions,
+    /// Speed limit of each push in bytes per second; 0 for none.
+    pub speed: u64,
+}
+
+/// Backup that a job belongs to.
+#[derive(Clone, Debug)]
+pub(super) struct BackupOfJob {
+    pub name: String,
+    /// Number of the backup. Names are reused.
+    pub number: u64,
+    pub checkpoints: CheckpointNames,
+    pub address: Option<String>,
+}
+
+/// A disk of a backup before the cut.
+struct Prepared {
+    job: Arc<Job>,
+    disk: Arc<Disk>,
+    point: PointOfDisk,
+    work: Work,
+}
+
+enum Work {
+    Push(Box<Copying>),
+    Pull(Box<Pull>),
+}
+
+struct Pull {
+    address: Address,
+    checkpoints: CheckpointNames,
+    incremental: Option<Incremental>,
+}
+
+fn take<T>(cell: &Mutex<Option<T>>) -> Option<T> {
+    cell.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+impl Work {
+    fn incremental(&mut self) -> Option<&mut Incremental> {
+        match self {
+            Work::Push(copying) => copying.incremental.as_mut(),
+            Work::Pull(pull) => pull.incremental.as_mut(),
+        }
+    }
+}
+
+/// Starts a backup. Returns its name when the point in time has begun and the jobs run. Blocks.
+///
+/// # Errors
+/// Nothing has changed then.
+pub fn start_backup(context: &Context, backup: &NewBackup) -> Result<String, Refusal> {
+    let (name, number) = context.jobs.backup_name(backup.name.as_deref())?;
+    let mut prepared: Vec<Prepared> = Vec::new();
+    let started = backup
+        .disks
+        .iter()
+        .try_for_each(|(disk, destination)| {
+            let id = (name.as_str(), number);
+            prepared.push(prepare(context, backup, id, disk, destination)?);
+            Ok(())
+        })
+        .and_then(|()| begin_point(context, &mut prepared));
+    if let Err(refusal) = started {
+        for one in prepared {
+            one.abandon(context, &refusal);
+        }
+        return Err(refusal);
+    }
+    // A failure of one disk does not concern the others from here on.
+    for one in prepared {
+        one.run(context);
+    }
+    Ok(name)
+}
+
+/// Begins the point in time of all disks and serves those of a pull.
+fn begin_point(context: &Context, prepared: &mut [Prepared]) -> Result<(), Refusal> {
+    let mut bitmaps = Vec::new();
+    let mut points = Vec::new();
+    for one in prepared.iter_mut() {
+        points.push(&one.point);
+        bitmaps.extend(one.work.incremental());
+    }
+    cut(context, &points, || {
+        bitmaps.iter_mut().try_for_each(|one| one.freeze())
+    })?;
+    let served = prepared.iter().try_for_each(|one| match &one.work {
+        Work::Push(_) => Ok(()),
+        Work::Pull(pull) => one.serve(context, pull),
+    });
+    if served.is_err() {
+        for one in prepared.iter() {
+            one.point.end();
+        }
+    }
+    served
+}
+
+fn prepare(
+    context: &Context,
+    backup: &NewBackup,
+    (name, number): (&str, u64),
+    disk: &str,
+    destination: &Destination,
+) -> Result<Prepared, Refusal> {
+    let (disk, now) = context.disk(disk, JobKind::Backup)?;
+    let (target, address) = match destination {
+        Destination::Push(target) => (shown(&target.backend), None),
+        Destination::Pull(address) => (url(address, disk.name()), Some(address.clone())),
+    };
+    let mut job = Job::new(&disk, JobKind::Backup, Some(target));
+    job.set(None, Some(backup.speed));
+    job.incremental.clone_from(&backup.checkpoints.since);
+    job.backup = Some(BackupOfJob {
+        name: name.to_owned(),
+        number,
+        checkpoints: backup.checkpoints.clone(),
+        address: address.map(|address| shown_address(&address)),
+    });
+    let job = context.jobs.begin(job)?;
+    let (of_thread, its_job) = (context.clone(), Arc::clone(&job));
+    let (backup, destination) = (backup.clone(), destination.clone());
+    job.begin_while_wanted(&context.jobs, move || {
+        let context = of_thread;
+        let names = Some(&backup.checkpoints).filter(|names| !names.is_empty());
+        let work = match destination {
+            Destination::Push(target) => {
+                let config = prepare_target(&now, &target, &disk)?;
+                let copying = begin(&context, &its_job, &disk, config, names)?;
+                Work::Push(Box::new(copying))
+            }
+            Destination::Pull(address) => {
+                super::copy::check_not_shared(&disk)?;
+                let incremental =
+                    names.map(|names| Incremental::prepare(&context, &disk, names, None));
+                let incremental = incremental.transpose()?;
+                Work::Pull(Box::new(Pull {
+                    address,
+                    checkpoints: backup.checkpoints,
+                    incremental: incremental.map(|(incremental, _)| incremental),
+                }))
+            }
+        };
+        let point = PointOfDisk::prepare(&context, &disk, &now, &backup.scratch);
+        let point = point.inspect_err(|_| work.remove_target())?;
+        Ok(Prepared {
+            job: its_job,
+            disk,
+            point,
+            work,
+        })
+    })
+}
+
+impl Work {
+    /// Removes the target if this backup has created it.
+    fn remove_target(&self) {
+        if let Work::Push(copying) = self {
+            copying.remove_target();
+        }
+    }
+}
+
+fn shown_address(address: &Address) -> String {
+    match address {
+        Address::Unix(path) => format!("unix:{}", path.display()),
+        Address::Tcp(address) => format!("tcp:{address}"),
+    }
+}
+
+fn url(address: &Address, export: &str) -> String {
+    match address {
+        Address::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
+        Address::Tcp(address) => format!("nbd://{address}/{export}"),
+    }
+}
+
+impl Prepared {
+    /// Ends the job of a backup that does not start.
+    fn abandon(self, context: &Context, refusal: &Refusal) {
+        self.unserve(context);
+        self.work.remove_target();
+        self.job.give_up(&context.jobs, refusal);
+    }
+
+    fn run(self, context: &Context) {
+        let (context, jobs) = (context.clone(), context.jobs.clone());
+        context.event_bus.publish("job.started", &self.job.disk);
+        let job = Arc::clone(&self.job);
+        // Stays here if the thread cannot start.
+        let prepared = Arc::new(Mutex::new(Some(self)));
+        let (of_thread, its_context) = (Arc::clone(&prepared), context.clone());
+        let started = jobs.run(move || {
+            if let Some(one) = take(&of_thread) {
+                one.work(&its_context);
+            }
+        });
+        if let Err(error) = started
+            && let Some(one) = take(&prepared)
+        {
+            one.point.end();
+            let refusal = failed(&job.disk, &format!("cannot start a thread: {error}"));
+            one.abandon(&context, &refusal);
+        }
+    }
+
+    fn work(self, context: &Context) {
+        match self.work {
+            Work::Push(copying) => copying.back_up(self.point),
+            Work::Pull(_) => self.wait_for_clients(context),
+        }
+    }
+
+    /// Returns the name of the export in the daemon, which no configured export can have.
+    fn export(&self) -> String {
+        let backup = self.job.backup.as_ref();
+        let backup = backup.map_or("", |backup| backup.name.as_str());
+        format!("backup/{backup}/{}", self.disk.name())
+    }
+
+    /// Exports the point in time.
+    fn serve(&self, context: &Context, pull: &Pull) -> Result<(), Refusal> {
+        let name = self.disk.name();
+        let transports = context.servers.transports().ok_or(Refusal::Ending)?;
+        let since = pull.checkpoints.since.as_ref();
+        let frozen = pull.incremental.as_ref().and_then(Incremental::frozen);
+        let dirty = since.zip(frozen).map(|(since, bits)| DirtyContext {
+            name: since.clone(),
+            bits: Arc::clone(bits),
+        });
+        let served = Disk::new(name, None, self.point.point.reader());
+        let served = served.map_err(|error| failed(name, &error))?;
+        let options = ExportOptions {
+            name: self.export(),
+            export_name: name.to_owned(),
+            description: format!("point in time of disk {name}"),
+            read_only: true,
+            addresses: vec![pull.address.clone()],
+            dirty,
+        };
+        let open = transports
+            .nbd
+            .add_export(options, Rights::default(), Arc::new(served));
+        match open.map_err(|error| failed(name, &error))?.is_empty() {
+            false => Ok(()),
+            true => {
+                self.unserve(context);
+                let address = shown_address(&pull.address);
+                Err(failed(name, &format!("cannot listen on {address}")))
+            }
+        }
+    }
+
+    fn unserve(&self, context: &Context) {
+        let nbd: Option<Arc<Server>> = context.servers.transports().map(|all| all.nbd);
+        if let (Work::Pull(_), Some(nbd)) = (&self.work, nbd)
+            && !nbd.remove_export(&self.export())
+        {
+            tracing::warn!(
+                disk = self.disk.name(),
+                "NBD connections of the backup did not end in time"
+            );
+        }
+    }
+
+    /// Serves the point in time until the backup is ended, cancelled or lost.
+    fn wait_for_clients(mut self, context: &Context) {
+        let name = self.disk.name().to_owned();
+        self.job.set_state(JobState::Ready, None);
+        context.event_bus.publish("job.ready", &name);
+        let point = &self.point.point;
+        let is_ended = self.job.waits_for_switch(|| point.error().is_none());
+        self.job.set_state(JobState::Finishing, None);
+        self.unserve(context);
+        // No client reads any more.
+        let error = self.point.point.error();
+        self.point.end();
+        let (mut state, mut reason) = match error {
+            Some(error) if !self.job.is_cancelled() => (JobState::Failed, Some(error.to_string())),
+            None if is_ended => (JobState::Done, None),
+            _ => (JobState::Cancelled, None),
+        };
+        if state == JobState::Done
+            && let Some(incremental) = self.work.incremental()
+            && let Err(refusal) = incremental.complete()
+        {
+            (state, reason) = (JobState::Failed, Some(refusal.to_string()));
+        }
+        let (job, events) = (Arc::clone(&self.job), context.event_bus.clone());
+        // The files are free before the end of the job is announced.
+        drop(self);
+        finish(&job, &events, state, reason);
+    }
+}
+
+/// Announces the end of a backup of one disk.
+fn finish(job: &Job, events: &crate::objects::EventBus, state: JobState, reason: Option<String>) {
+    let name = job.disk.clone();
+    let event = match state {
+        JobState::Done => "job.done",
+        JobState::Cancelled => "job.cancelled",
+        _ => "job.failed",
+    };
+    match &reason {
+        Some(reason) => tracing::error!(disk = name, "backup failed: {reason}"),
+        None => tracing::info!(disk = name, "backup ended: {event}"),
+    }
+    job.set_state(state, reason);
+    events.publish(event, &name);
+}
+
+impl Copying {
+    /// Copies the point in time to the target, and ends the job.
+    fn back_up(mut self, point: PointOfDisk) {
+        let (job, events) = (Arc::clone(&self.job), self.context.event_bus.clone());
+        let mut hung = Vec::new();
+        let copied = self.copy_point(&point, &mut hung);
+        let lost = point.point.error();
+        // Clients do not wait for the end of the target's I/O.
+        point.end();
+        let ended = copied.and_then(|()| self.complete_target(&mut hung));
+        let (state, reason) = match ended {
+            Ok(()) => (JobState::Done, None),
+            Err(_) if job.is_cancelled() => (JobState::Cancelled, None),
+            Err(Early::Cancelled) => (JobState::Cancelled, None),
+            Err(Early::Failed(reason)) => {
+                let reason = lost.map_or(reason, |error| error.to_string());
+                job.set_state(JobState::Finishing, Some(reason.clone()));
+                (JobState::Failed, Some(reason))
+            }
+        };
+        if state != JobState::Done {
+            // Later backups must not find a partial image.
+            self.remove_target();
+        }
+        // Waits for abandoned I/Os. The devices are free before the end of the job is announced.
+        drop((self, point, hung));
+        finish(&job, &events, state, reason);
+    }
+
+    fn copy_point(&self, point: &PointOfDisk, hung: &mut Vec<BlockingIo>) -> Result<(), Early> {
+        let open = |device: Arc<dyn BlockDevice>| {
+            let kind = device.kind();
+            let io = BlockingIo::new(device).map(|io| self.patient(io, None));
+            io.map_err(|error| {
+                Early::Failed(format!(
+                    "cannot attach the job to the device ({kind}): {error}"
+                ))
+            })
+        };
+        let mut source = open(point.point.reader())?;
+        let mut target = open(Arc::clone(&self.target))?;
+        let copied = self.copy_pieces(point, &mut source, &mut target);
+        hung.extend([source, target]);
+        copied
+    }
+
+    fn copy_pieces(
+        &self,
+        point: &PointOfDisk,
+        source: &mut BlockingIo,
+        target: &mut BlockingIo,
+    ) -> Result<(), Early> {
+        let total = self.job.total;
+        let changed: Option<&Arc<FrozenBitmap>> =
+            self.incremental.as_ref().and_then(Incremental::frozen);
+        let (mut at, mut part) = (0, None);
+        while at < total {
+            if !self.job.may_continue(part) {
+                return Err(Early::Cancelled);
+            }
+            // A later write would restore the length of a truncated file.
+            self.check_target()?;
+            let began = Instant::now();
+            let most = total.min(at + STEP_MAX);
+            let (end, is_changed) = changed.map_or((most, true), |bits| bits.piece(at, most));
+            let (end, bytes) = match is_changed {
+                false => (end, 0),
+                true => {
+                    let hole = hole_at(source, at, end);
+                    let end = hole.unwrap_or(end.min(at + PART));
+                    let copied = copy_range(source, target, at, end).map_err(|error| {
+                        let error = error.to_string();
+                        match error.starts_with(CANNOT_READ) {
+                            true => Early::Failed(error),
+                            false => Early::Failed(self.name_target(&error)),
+                        }
+                    })?;
+                    (end, copied)
+                }
+            };
+            at = end;
+            point.point.release(end);
+            self.job.advance(end, bytes);
+            part = (bytes > 0).then_some((began, bytes));
+        }
+        Ok(())
+    }
+
+    /// Makes the target durable and its checkpoint complete.
+    fn complete_target(&mut self, hung: &mut Vec<BlockingIo>) -> Result<(), Early> {
+        let refused = |refusal: Refusal| Early::Failed(refusal.to_string());
+        self.job.set_state(JobState::Finishing, None);
+        let patient = |io| self.patient(io, None);
+        let target = Arc::clone(&self.target);
+        let flush = Flush::prepare(self.disk.name(), target, patient);
+        let mut flush = flush.map_err(refused)?;
+        let flushed = flush.run();
+        hung.push(flush.into_io());
+        flushed.map_err(refused)?;
+        self.check_target()?;
+        let completed = self.incremental.as_mut().map(Incremental::complete);
+        completed.unwrap_or(Ok(())).map_err(refused)
+    }
+}
+
+impl Jobs {
+    /// Returns the name and the number of a new backup.
+    fn backup_name(&self, wanted: Option<&str>) -> Result<(String, u64), Refusal> {
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let running = |name: &str| {
+            let all = self.all();
+            let mut all = all.iter().filter(|job| !job.has_ended());
+            all.any(|job| job.is_of_backup(name))
+        };
+        match wanted {
+            Some(name) if !crate::bitmaps::is_name(name) => {
+                let fault = Fault::at("/name", format!("{name:?} is not a valid backup name"));
+                let help = "1 to 64 letters, digits, or - _ . :";
+                Err(Refusal::Invalid(vec![fault.help(help)]))
+            }
+            Some(name) if running(name) => Err(Refusal::conflict(
+                format!("a backup named {name} is running"),
+                "end it with lunette backup end, or choose another name",
+            )),
+            Some(name) => Ok((name.to_owned(), number)),
+            None => {
+                let mut names = (number..).map(|number| format!("backup-{number}"));
+                let name = names.find(|name| !running(name)).unwrap_or_default();
+                Ok((name, number))
+            }
+        }
+    }
+
+    /// Returns the backups with running jobs, and the last jobs of others.
+    pub fn backups(&self) -> Vec<Body> {
+        let mut all: BTreeMap<u64, Body> = BTreeMap::new();
+        for job in self.all() {
+            let Some(backup) = &job.backup else { continue };
+            let known = all.entry(backup.number).or_insert_with(|| Body {
+                name: backup.name.clone(),
+                pull: backup.address.clone(),
+                checkpoint: backup.checkpoints.checkpoint.clone(),
+                since: backup.checkpoints.since.clone(),
+                jobs: Vec::new(),
+            });
+            known.jobs.push(job.body());
+        }
+        all.into_values().collect()
+    }
+
+    /// Returns the jobs of the last backup with a name.
+    ///
+    /// # Errors
+    /// If there is no backup of this name.
+    pub fn of_backup(&self, name: &str) -> Result<Vec<Arc<Job>>, Refusal> {
+        let mut jobs = self.all();
+        jobs.retain(|job| job.is_of_backup(name));
+        let number = |job: &Arc<Job>| job.backup.as_ref().map(|backup| backup.number);
+        let last = jobs.iter().map(number).max();
+        jobs.retain(|job| Some(number(job)) == last);
+        match jobs.is_empty() {
+            false => Ok(jobs),
+            true => Err(Refusal::NotFound(Fault::new(format!(
+                "there is no backup `{name}`"
+            )))),
+        }
+    }
+}
+
+impl Job {
+    fn is_of_backup(&self, name: &str) -> bool {
+        let backup = self.backup.as_ref();
+        backup.is_some_and(|backup| backup.name == name)
+    }
+
+    /// Ends a pull: its checkpoint is complete.
+    ///
+    /// # Errors
+    /// If the job is not a running pull.
+    pub fn end_pull(&self) -> Result<(), Refusal> {
+        let backup = self.backup.as_ref();
+        let is_pull = backup.is_some_and(|backup| backup.address.is_some());
+        let mut control = self.control();
+        if !is_pull || control.ended.is_some() {
+            let detail = format!("disk {} has no backup that waits for its end", self.disk);
+            let help = "a backup to a target ends by itself; see lunette backup list";
+            return Err(Refusal::conflict(detail, help));
+        }
+        control.switches = true;
+        self.changed.notify_all();
+        Ok(())
+    }
+}
+
+/// Parses the address of a pull: `unix:PATH` or `tcp:IP:PORT`.
+///
+/// # Errors
+/// If it is neither.
+pub fn pull_address(text: &str) -> Result<Address, Fault> {
+    let address = match text.split_once(':') {
+        Some(("unix", path)) if !path.is_empty() => Some(Address::Unix(PathBuf::from(path))),
+        Some(("tcp", address)) => address.parse().ok().map(Address::Tcp),
+        _ => None,
+    };
+    address.ok_or_else(|| {
+        let fault = Fault::at("/pull", format!("{text:?} is not an address"));
+        fault.help("unix:PATH, or tcp:IP:PORT")
+    })
+}

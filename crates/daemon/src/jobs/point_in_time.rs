@@ -1,0 +1,158 @@
+//! Points in time of disks in use ([`bdev::PointInTime`]): the scratch file, the cut of several disks at one moment, and the end.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bdev::{BlockDevice, CacheMode, Disk, File, FileOptions, Image, ImageOptions, PointInTime};
+use config::DiskConfig;
+
+use super::Context;
+use super::exchange::{exchange, failed, restore_device};
+use crate::objects::{NewDevice, Refusal};
+
+/// Numbers of scratch files, unique in the process.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+/// Location and size of scratch files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScratchOptions {
+    /// Folder; `None`: that of the disk's file, the state folder, or `/var/tmp`.
+    pub folder: Option<PathBuf>,
+    /// Most bytes per disk; `None`: half of the free space of the folder.
+    pub limit: Option<u64>,
+}
+
+/// A disk with its point in time.
+pub(super) struct PointOfDisk {
+    context: Context,
+    disk: Arc<Disk>,
+    source: Arc<dyn BlockDevice>,
+    layer: Arc<dyn BlockDevice>,
+    pub point: PointInTime,
+}
+
+impl PointOfDisk {
+    /// Creates the scratch file of a disk. The point in time begins with [`cut`].
+    ///
+    /// # Errors
+    /// If the file cannot be created.
+    pub fn prepare(
+        context: &Context,
+        disk: &Arc<Disk>,
+        config: &DiskConfig,
+        options: &ScratchOptions,
+    ) -> Result<PointOfDisk, Refusal> {
+        let source = disk.device();
+        let bytes = source.capacity().bytes();
+        let folders = match &options.folder {
+            Some(folder) => vec![folder.clone()],
+            None => default_folders(context, config),
+        };
+        let mut opened: Result<_, String> = Err("there is no folder for it".to_owned());
+        for folder in folders {
+            let found = open_scratch(&folder, disk.name(), bytes)
+                .map(|file| (file, options.limit.unwrap_or_else(|| half_of_free(&folder))));
+            opened = found;
+            if opened.is_ok() {
+                break;
+            }
+        }
+        let (scratch, limit) = opened.map_err(|error| {
+            let hint = "hint: name another folder with --scratch";
+            failed(
+                disk.name(),
+                &format!("cannot create its scratch file: {error}; {hint}"),
+            )
+        })?;
+        let point = PointInTime::new(Arc::clone(&source), scratch, limit);
+        Ok(PointOfDisk {
+            context: context.clone(),
+            disk: Arc::clone(disk),
+            source,
+            layer: point.layer(),
+            point,
+        })
+    }
+
+    /// Ends the point in time. Clients use the source alone afterwards.
+    pub fn end(&self) {
+        // First, so that no client waits for a copy while the disk is held.
+        self.point.end();
+        restore_device(&self.context, &self.disk, &self.source);
+    }
+}
+
+/// Begins the points in time of several disks at one moment: after all acknowledged writes and before all later ones. `at_cut` runs at that
+/// moment, while clients wait.
+///
+/// # Errors
+/// All disks are unchanged.
+pub(super) fn cut(
+    context: &Context,
+    points: &[&PointOfDisk],
+    at_cut: impl FnOnce() -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    let changes = points.iter().map(|one| NewDevice {
+        disk: Arc::clone(&one.disk),
+        device: Arc::clone(&one.layer),
+        config: None,
+    });
+    let changes: Vec<NewDevice> = changes.collect();
+    let cut = exchange(&context.manager, &context.servers, &changes, at_cut);
+    let cut = cut.and_then(|()| {
+        let is_cut = |one: &&&PointOfDisk| Arc::ptr_eq(&one.disk.device(), &one.layer);
+        match points.iter().find(|one| !is_cut(one)) {
+            None => Ok(()),
+            Some(one) => Err(failed(one.disk.name(), &"its device was not replaced")),
+        }
+    });
+    if cut.is_err() {
+        points.iter().for_each(|one| one.end());
+    }
+    cut
+}
+
+/// Returns folders of the scratch file in the order of preference.
+fn default_folders(context: &Context, config: &DiskConfig) -> Vec<PathBuf> {
+    let of_disk = config.backend.file().and_then(Path::parent);
+    let of_disk = of_disk.filter(|folder| !folder.starts_with("/dev") && folder.is_absolute());
+    let state = context.bitmaps.state_folder().map(Path::to_owned);
+    let state = state.or_else(crate::state::default_folder);
+    let all = of_disk.map(Path::to_owned).into_iter().chain(state);
+    all.chain([PathBuf::from("/var/tmp")]).collect()
+}
+
+/// Opens a sparse file without a name: it ends with its last descriptor, also if the daemon is killed.
+fn open_scratch(folder: &Path, disk: &str, bytes: u64) -> Result<Arc<dyn BlockDevice>, String> {
+    let disk = crate::state::file_name(disk);
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+    let name = format!(".lunette-{disk}-{}-{number}.scratch", std::process::id());
+    let path = folder.join(name);
+    let file = File::open(FileOptions {
+        size: Some(bytes),
+        cache: CacheMode::Writeback,
+        ..FileOptions::new(&path)
+    });
+    let opened: Arc<dyn BlockDevice> = match file {
+        Ok(file) => Arc::new(file),
+        // File systems limit the size of files, for example ext4 to 16 TiB. An image takes the space of its data only.
+        Err(error) => {
+            let options = ImageOptions {
+                cache: CacheMode::Writeback,
+                ..ImageOptions::new(&path)
+            };
+            let image = Image::create(&options, bytes);
+            Arc::new(image.map_err(|_| error.to_string())?)
+        }
+    };
+    std::fs::remove_file(&path)
+        .map_err(|error| format!("cannot remove its name {}: {error}", path.display()))?;
+    Ok(opened)
+}
+
+/// Returns half of the free space in bytes: the daemon and others also need space.
+fn half_of_free(folder: &Path) -> u64 {
+    let free = rustix::fs::statvfs(folder).map(|found| found.f_bavail * found.f_frsize);
+    free.unwrap_or(0) / 2
+}
