@@ -48,6 +48,7 @@ mod retained_memory;
 mod scsi;
 mod scsi_generic;
 mod shared_state;
+mod slots;
 mod state;
 mod sync;
 mod throttle;

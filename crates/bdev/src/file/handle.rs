@@ -17,6 +17,7 @@ use super::syncs::Syncs;
 use super::{CacheMode, SharedFile, refuse};
 use crate::admit::Limits;
 use crate::blocking::StatusCalls;
+use crate::slots::Slots;
 use crate::{Finished, IoChannel, Submission, Tag};
 
 /// Maximum segments per read or write (Linux: `UIO_MAXIOV`).
@@ -77,8 +78,7 @@ pub(super) struct FileChannel {
     limits: Limits,
     fd: RingFd,
     owner: Owner,
-    slots: Vec<FileSlot>,
-    free: Vec<u32>,
+    slots: Slots<FileSlot>,
     bounce: Bounce,
     syncs: Syncs,
     status: StatusCalls,
@@ -98,8 +98,7 @@ impl FileChannel {
             _in_use: in_use,
             fd,
             owner,
-            slots: Vec::new(),
-            free: Vec::new(),
+            slots: Slots::default(),
             bounce: Bounce::default(),
             syncs: Syncs::default(),
             status: StatusCalls::new(status),
@@ -123,25 +122,21 @@ impl FileChannel {
 
     /// Allocates a slot, with an empty buffer.
     fn occupy(&mut self, tag: Tag, io: &IoRequest, durable: bool) -> u32 {
-        let Some(index) = self.free.pop() else {
-            self.slots.push(FileSlot {
-                tag,
-                io: *io,
-                durable,
-                step: FileStep::Start,
-                done: 0,
-                retries: 0,
-                sync: 0,
-                bounce_all: false,
-                by_punching: false,
-                by_writing: false,
-                bounce: None,
-                buffer: IoBuffer::default(),
-            });
-            self.free.reserve(self.slots.len());
-            return self.slots.len() as u32 - 1;
-        };
-        let slot = &mut self.slots[index as usize];
+        let index = self.slots.reuse(|| FileSlot {
+            tag,
+            io: *io,
+            durable,
+            step: FileStep::Start,
+            done: 0,
+            retries: 0,
+            sync: 0,
+            bounce_all: false,
+            by_punching: false,
+            by_writing: false,
+            bounce: None,
+            buffer: IoBuffer::default(),
+        });
+        let slot = &mut self.slots[index];
         // Field by field: the buffer is large and already empty.
         (slot.tag, slot.io, slot.durable, slot.step) = (tag, *io, durable, FileStep::Start);
         (slot.done, slot.retries) = (0, 0);
@@ -150,14 +145,14 @@ impl FileChannel {
     }
 
     fn vacate(&mut self, index: u32) -> (Tag, IoBuffer) {
-        self.free.push(index);
-        let slot = &mut self.slots[index as usize];
+        self.slots.release(index);
+        let slot = &mut self.slots[index];
         (slot.tag, std::mem::take(&mut slot.buffer))
     }
 
     /// Starts the next step of an I/O, or returns its outcome.
     fn continue_io(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
-        let slot = &self.slots[index as usize];
+        let slot = &self.slots[index];
         if slot.done == slot.io.length && slot.io.kind != IoKind::Flush {
             let synced = matches!(slot.step, FileStep::Sync) || self.writes_durably(slot);
             if slot.durable && !synced {
@@ -194,7 +189,7 @@ impl FileChannel {
     }
 
     fn sync(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         slot.step = FileStep::Sync;
         slot.sync = self.syncs.begin();
         let (owner, token) = (self.owner, index.into());
@@ -209,7 +204,7 @@ impl FileChannel {
     }
 
     fn transfer(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         let rest = (slot.io.length - slot.done) as usize;
         let buffer = if slot.done == 0 {
             slot.step = FileStep::Whole;
@@ -240,7 +235,7 @@ impl FileChannel {
         if self.shared.cache == CacheMode::None {
             ring.adopt(&buffer);
         }
-        let slot = &self.slots[index as usize];
+        let slot = &self.slots[index];
         let durably = self.writes_durably(slot);
         let offset = slot.io.offset + slot.done;
         let (owner, token) = (self.owner, index.into());
@@ -253,12 +248,12 @@ impl FileChannel {
     }
 
     fn discard(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
-        if self.slots[index as usize].by_writing {
+        if self.slots[index].by_writing {
             // Advice, as below.
             return Some(Ok(()));
         }
         let refused = &self.shared.refused;
-        let by_punching = self.slots[index as usize].by_punching;
+        let by_punching = self.slots[index].by_punching;
         if self.shared.block_device && !by_punching && !SharedFile::is(&refused.discard_blocks) {
             return self.allocation(ring, index, FileStep::DiscardBlocks);
         }
@@ -270,7 +265,7 @@ impl FileChannel {
     }
 
     fn zero(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
-        let slot = &self.slots[index as usize];
+        let slot = &self.slots[index];
         let refused = &self.shared.refused;
         if slot.done == 0 && !slot.by_writing {
             if slot.io.flags.has(IoFlags::UNMAP) && !SharedFile::is(&refused.punch) {
@@ -280,7 +275,7 @@ impl FileChannel {
                 return self.allocation(ring, index, FileStep::ZeroRange);
             }
         }
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         slot.step = FileStep::Zeroes;
         let length = (slot.io.length - slot.done).min(PIECE_BYTES as u64) as usize;
         let offset = slot.io.offset + slot.done;
@@ -290,7 +285,7 @@ impl FileChannel {
     }
 
     fn allocation(&mut self, ring: &mut Ring, index: u32, step: FileStep) -> Option<IoOutcome> {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         slot.step = step;
         let IoRequest { offset, length, .. } = slot.io;
         let (owner, token) = (self.owner, index.into());
@@ -342,7 +337,7 @@ impl FileChannel {
         result: Result<u32, i32>,
         buffer: Option<IoBuffer>,
     ) -> Option<IoOutcome> {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         let step = slot.step;
         let buffer = match (step, buffer) {
             (FileStep::Whole, Some(buffer)) => {
@@ -421,14 +416,14 @@ impl FileChannel {
     }
 
     fn keep(&mut self, index: u32) {
-        if let Some(lent) = self.slots[index as usize].bounce.take() {
+        if let Some(lent) = self.slots[index].bounce.take() {
             self.bounce.give_back(lent);
         }
     }
 
     #[cold]
     fn failed(&self, index: u32, errno: i32) -> IoError {
-        let slot = &self.slots[index as usize];
+        let slot = &self.slots[index];
         // A durable write may have failed in its device flush, which is reported only once.
         let lost = match slot.step {
             FileStep::Sync => errno != libc::ECANCELED,
@@ -449,7 +444,7 @@ impl FileChannel {
     /// Returns the error of an I/O beyond the end of a truncated file. Zeroes would be wrong data.
     #[cold]
     fn nothing_moved(&self, index: u32) -> IoError {
-        let io = &self.slots[index as usize].io;
+        let io = &self.slots[index].io;
         let path = self.shared.path.display();
         tracing::debug!(%path, ?io, "I/O failed: the file was truncated");
         match io.kind {
@@ -555,7 +550,7 @@ impl IoChannel for FileChannel {
             return self.block_status(ring, io, buffer, tag);
         }
         let index = self.occupy(tag, io, durable);
-        self.slots[index as usize].buffer = std::mem::take(buffer);
+        self.slots[index].buffer = std::mem::take(buffer);
         match self.continue_io(ring, index) {
             None => Submission::Pending,
             Some(outcome) => {
@@ -570,7 +565,7 @@ impl IoChannel for FileChannel {
             return self.status.complete(ring, completion.more, finished);
         }
         let index = completion.token as u32;
-        let slot = &self.slots[index as usize];
+        let slot = &self.slots[index];
         if slot.step == FileStep::Sync {
             return self.synced(ring, index, slot.sync, completion.result, finished);
         }
@@ -583,9 +578,7 @@ impl IoChannel for FileChannel {
     }
 
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
-        let named = |index: &u32| self.slots[*index as usize].tag == tag;
-        let mut used = (0..self.slots.len() as u32).filter(|index| !self.free.contains(index));
-        if let Some(index) = used.find(named) {
+        if let Some(index) = self.slots.find(|slot| slot.tag == tag) {
             ring.cancel(self.owner, index.into());
         }
         self.status.abort(tag);
@@ -596,6 +589,6 @@ impl IoChannel for FileChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len() + self.status.in_flight()
+        self.slots.len() + self.status.in_flight()
     }
 }

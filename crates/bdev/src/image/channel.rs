@@ -22,6 +22,7 @@ use super::owner::{Answer, Command, Request};
 use super::readers::Reader;
 use crate::admit::Limits;
 use crate::inbox::Inbox;
+use crate::slots::Slots;
 use crate::{Finished, IoChannel, Submission, Tag};
 
 /// Maximum number of clusters that one command makes writable.
@@ -106,8 +107,7 @@ pub(super) struct ImageChannel {
     /// `None` once the channel closes.
     watch: Option<WatchId>,
     next_token: u64,
-    slots: Vec<ImageSlot>,
-    free: Vec<u32>,
+    slots: Slots<ImageSlot>,
     finished_below: Vec<Finished>,
     answers: Vec<(u64, Answer)>,
     /// Dropped last, when the channels of the files are closed.
@@ -126,30 +126,23 @@ impl Drop for ClosedNotice {
 
 impl ImageChannel {
     fn occupy(&mut self, tag: Tag, io: &IoRequest, generation: u64) -> u32 {
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None => {
-                self.slots.push(ImageSlot {
-                    tag,
-                    io: *io,
-                    buffer: IoBuffer::default(),
-                    done: 0,
-                    waits: Waits::Nothing,
-                    generation,
-                });
-                self.free.reserve(self.slots.len());
-                return self.slots.len() as u32 - 1;
-            }
-        };
-        let slot = &mut self.slots[index as usize];
+        let index = self.slots.reuse(|| ImageSlot {
+            tag,
+            io: *io,
+            buffer: IoBuffer::default(),
+            done: 0,
+            waits: Waits::Nothing,
+            generation,
+        });
+        let slot = &mut self.slots[index];
         (slot.tag, slot.io, slot.generation) = (tag, *io, generation);
         (slot.done, slot.waits) = (0, Waits::Nothing);
         index
     }
 
     fn vacate(&mut self, index: u32) -> (Tag, IoBuffer) {
-        self.free.push(index);
-        let slot = &mut self.slots[index as usize];
+        self.slots.release(index);
+        let slot = &mut self.slots[index];
         slot.waits = Waits::Nothing;
         self.reader.end(slot.generation);
         (slot.tag, std::mem::take(&mut slot.buffer))
@@ -164,7 +157,7 @@ impl ImageChannel {
     /// Advances an I/O until it waits; `Some` if it has ended.
     fn advance(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
         loop {
-            let slot = &self.slots[index as usize];
+            let slot = &self.slots[index];
             let io = slot.io;
             let left = io.length - slot.done;
             let next = match io.kind {
@@ -181,10 +174,10 @@ impl ImageChannel {
             };
             match next {
                 Next::Waits(waits) => {
-                    self.slots[index as usize].waits = waits;
+                    self.slots[index].waits = waits;
                     return None;
                 }
-                Next::Done(bytes) => self.slots[index as usize].done += bytes,
+                Next::Done(bytes) => self.slots[index].done += bytes,
                 Next::Failed(error) => return Some(Err(error)),
             }
             // A flush that completed synchronously.
@@ -195,7 +188,7 @@ impl ImageChannel {
     }
 
     fn segment(&self, index: u32, left: u64) -> (u64, Segment) {
-        let slot = &self.slots[index as usize];
+        let slot = &self.slots[index];
         let at = slot.io.offset + slot.done;
         (at, self.map.segment(at, left))
     }
@@ -211,7 +204,7 @@ impl ImageChannel {
                 self.read_backing(ring, index, IoRequest::read(at, length))
             }
             Mapping::Unallocated | Mapping::Zero => {
-                let slot = &self.slots[index as usize];
+                let slot = &self.slots[index];
                 slot.buffer.fill(slot.done as usize, length as usize, 0);
                 Next::Done(length)
             }
@@ -245,7 +238,7 @@ impl ImageChannel {
     fn zero(&mut self, ring: &mut Ring, index: u32, left: u64) -> Next {
         let (at, Segment { mapping, length }) = self.segment(index, left);
         let cluster = self.map.cluster_bytes();
-        let io = self.slots[index as usize].io;
+        let io = self.slots[index].io;
         let gives_back = io.kind == IoKind::Discard || io.flags.has(IoFlags::UNMAP);
         let is_covered = at < self.covered;
         // The last cluster of a disk may be partial.
@@ -299,13 +292,13 @@ impl ImageChannel {
 
     /// Submits a piece to the file, with the I/O's own buffer if it is the whole I/O.
     fn move_data(&mut self, ring: &mut Ring, index: u32, io: IoRequest) -> Next {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         let (mut buffer, whole) = take_piece(slot, &io);
         let bytes = io.length;
         match self.file.submit(ring, &io, &mut buffer, Tag(index.into())) {
             Submission::Pending => Next::Waits(Waits::File { whole, bytes }),
             Submission::Done(outcome) => {
-                let slot = &mut self.slots[index as usize];
+                let slot = &mut self.slots[index];
                 piece_done(slot, buffer, whole, outcome, bytes)
             }
         }
@@ -314,7 +307,7 @@ impl ImageChannel {
     /// Lists extents up to the first part without loaded tables. A range that begins in the backing image is passed to it.
     #[cold]
     fn block_status(&mut self, ring: &mut Ring, index: u32) -> Next {
-        let io = self.slots[index as usize].io;
+        let io = self.slots[index].io;
         let covered = self.covered;
         // Bounds the number of entries that a worker examines.
         let length = match self.map.absent_bytes(io.offset) {
@@ -354,7 +347,7 @@ impl ImageChannel {
                 Mapping::Data { .. } | Mapping::Compressed => Extent::data(end),
             }
         });
-        self.slots[index as usize].buffer.write_at(0, &extents);
+        self.slots[index].buffer.write_at(0, &extents);
         Next::Done(io.length)
     }
 
@@ -363,7 +356,7 @@ impl ImageChannel {
         let Some(backing) = &mut self.backing else {
             return Next::Failed(IoErrorKind::ReadMedium.into());
         };
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         let mut buffer = std::mem::take(&mut slot.buffer);
         let bytes = slot.io.length;
         let below = IoRequest::block_status(at, length);
@@ -381,7 +374,7 @@ impl ImageChannel {
         let Some(backing) = &mut self.backing else {
             return Next::Failed(IoErrorKind::ReadMedium.into());
         };
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         let (mut buffer, whole) = take_piece(slot, &io);
         let bytes = io.length;
         match backing
@@ -390,7 +383,7 @@ impl ImageChannel {
         {
             Submission::Pending => Next::Waits(Waits::Backing { whole, bytes }),
             Submission::Done(outcome) => {
-                let slot = &mut self.slots[index as usize];
+                let slot = &mut self.slots[index];
                 piece_done(slot, buffer, whole, outcome, bytes)
             }
         }
@@ -451,7 +444,7 @@ impl ImageChannel {
             Err(error) => return Submission::Done(Err(error)),
         };
         let generation = self.reader.begin(&self.shared.readers);
-        let index = self.occupy(tag, io, generation) as usize;
+        let index = self.occupy(tag, io, generation);
         self.slots[index].buffer = std::mem::take(buffer);
         self.slots[index].waits = Waits::Size { token };
         Submission::Pending
@@ -460,7 +453,7 @@ impl ImageChannel {
     /// Continues an I/O after [`ImageChannel::ask_for_size`].
     #[cold]
     fn size_known(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         slot.waits = Waits::Nothing;
         match self.limits.begin(&slot.io, &slot.buffer) {
             Some(outcome) => Some(outcome),
@@ -481,12 +474,12 @@ impl ImageChannel {
         let mut below = std::mem::take(&mut self.finished_below);
         for one in below.drain(..) {
             let index = one.tag.0 as u32;
-            let slot = &mut self.slots[index as usize];
+            let slot = &mut self.slots[index];
             let outcome = match slot.waits {
                 Waits::Durable => Some(one.outcome),
                 Waits::Tables => match one.outcome.map(|()| self.flush_data(ring, index)) {
                     Ok(Next::Waits(waits)) => {
-                        self.slots[index as usize].waits = waits;
+                        self.slots[index].waits = waits;
                         None
                     }
                     Ok(Next::Done(_)) => Some(Ok(())),
@@ -531,20 +524,20 @@ impl ImageChannel {
         self.inbox.take(&mut answers);
         for (number, answer) in answers.drain(..) {
             let waits = |slot: &ImageSlot| matches!(slot.waits, Waits::Answer { token, .. } | Waits::Size { token } if token == number);
-            let Some(index) = self.slots.iter().position(waits) else {
+            let Some(index) = self.slots.find(waits) else {
                 continue;
             };
             let outcome = match answer {
                 Ok(_) if matches!(self.slots[index].waits, Waits::Size { .. }) => {
-                    self.size_known(ring, index as u32)
+                    self.size_known(ring, index)
                 }
                 Ok(bytes) => {
                     self.take_answer(index, &bytes);
-                    self.advance(ring, index as u32)
+                    self.advance(ring, index)
                 }
                 Err(error) => Some(Err(error)),
             };
-            self.finish(index as u32, outcome, finished);
+            self.finish(index, outcome, finished);
         }
         self.answers = answers;
     }
@@ -577,7 +570,7 @@ impl ImageChannel {
         }
     }
 
-    fn take_answer(&mut self, index: usize, content: &[u8]) {
+    fn take_answer(&mut self, index: u32, content: &[u8]) {
         let slot = &mut self.slots[index];
         let Waits::Answer { bytes, .. } = slot.waits else {
             return;
@@ -643,7 +636,7 @@ impl IoChannel for ImageChannel {
         let generation = self.reader.begin(&self.shared.readers);
         self.refresh_map();
         let index = self.occupy(tag, io, generation);
-        self.slots[index as usize].buffer = std::mem::take(buffer);
+        self.slots[index].buffer = std::mem::take(buffer);
         match self.advance(ring, index) {
             None => Submission::Pending,
             Some(outcome) => {
@@ -679,10 +672,10 @@ impl IoChannel for ImageChannel {
     /// Cancels I/O that waits for the owner at once; a later answer is dropped.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let named = |slot: &ImageSlot| slot.tag == tag && slot.waits != Waits::Nothing;
-        let Some(index) = self.slots.iter().position(named) else {
+        let Some(index) = self.slots.find(named) else {
             return;
         };
-        let below = Tag(index as u64);
+        let below = Tag(index.into());
         match self.slots[index].waits {
             Waits::File { .. } | Waits::Durable => self.file.abort(ring, below),
             Waits::Tables => {
@@ -731,6 +724,6 @@ impl IoChannel for ImageChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len()
     }
 }

@@ -26,6 +26,7 @@ use super::link::{self, Link};
 use super::{Core, Export, extents};
 use crate::admit::Limits;
 use crate::inbox::Inbox;
+use crate::slots::Slots;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
 
 /// Tokens of operations on the ring, after those of the link.
@@ -79,8 +80,7 @@ pub(super) struct NbdChannel {
     /// `None` once the channel closes.
     watch: Option<WatchId>,
     link: Option<Box<Link>>,
-    slots: Vec<NbdSlot>,
-    free: Vec<u32>,
+    slots: Slots<NbdSlot>,
     /// Slots that wait to be sent, the next one first.
     waiting: VecDeque<u32>,
     next_order: u64,
@@ -119,8 +119,7 @@ impl NbdChannel {
             mailbox,
             watch: Some(watch),
             link: None,
-            slots: Vec::new(),
-            free: Vec::new(),
+            slots: Slots::default(),
             waiting: VecDeque::new(),
             next_order: 0,
             is_fruitful: false,
@@ -158,28 +157,18 @@ impl NbdChannel {
             losses: 0,
             is_cancelled: false,
         };
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = slot;
-                index
-            }
-            None => {
-                self.slots.push(slot);
-                self.free.reserve(self.slots.len());
-                self.slots.len() as u32 - 1
-            }
-        }
+        self.slots.occupy(slot)
     }
 
     fn finish(&mut self, index: u32, outcome: IoOutcome, finished: &mut Vec<Finished>) {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         slot.stage = Stage::Free;
         finished.push(Finished {
             tag: slot.tag,
             buffer: std::mem::take(&mut slot.buffer),
             outcome,
         });
-        self.free.push(index);
+        self.slots.release(index);
     }
 
     /// Queues requests of waiting I/Os, as far as the queue depth permits, and sends them.
@@ -195,7 +184,7 @@ impl NbdChannel {
             && link.has_room()
             && let Some(index) = self.waiting.pop_front()
         {
-            let slot = &mut self.slots[index as usize];
+            let slot = &mut self.slots[index];
             let (request, has_payload) = next_request(core, slot, link.payload_max);
             slot.stage = Stage::Sent;
             slot.step = request.length;
@@ -219,7 +208,7 @@ impl NbdChannel {
         };
         let expected = link.transmission.expected_data();
         let whole = expected.map(|(slot, at, _)| {
-            let slot = &self.slots[slot as usize];
+            let slot = &self.slots[slot];
             (&slot.buffer, slot.done + at)
         });
         link.receive(ring, whole);
@@ -239,18 +228,18 @@ impl NbdChannel {
             match link.transmission.next(&mut rest) {
                 Ok(Event::More) => break,
                 Ok(Event::Data { slot, at, length }) => {
-                    let slot = &self.slots[slot as usize];
+                    let slot = &self.slots[slot];
                     let (data, others) = rest.split_at(length);
                     slot.buffer.write_at((slot.done + at) as usize, data);
                     rest = others;
                 }
                 Ok(Event::Zeroes { slot, at, length }) => {
-                    let slot = &self.slots[slot as usize];
+                    let slot = &self.slots[slot];
                     slot.buffer
                         .fill((slot.done + at) as usize, length as usize, 0);
                 }
                 Ok(Event::Status { slot, descriptors }) => {
-                    let slot = &self.slots[slot as usize];
+                    let slot = &self.slots[slot];
                     let start = requested(&self.export.core, &slot.io).start;
                     let status = extents::answer(&slot.io, start, &descriptors);
                     slot.buffer.write_at(0, &status);
@@ -284,7 +273,7 @@ impl NbdChannel {
         finished: &mut Vec<Finished>,
     ) {
         let core = &self.export.core;
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         let io = slot.io;
         if let Err(code) = result {
             let error = error_of(io.kind, code);
@@ -335,19 +324,19 @@ impl NbdChannel {
         let Some(link) = self.link.take_if(|link| link.is_closed()) else {
             return;
         };
-        for slot in &mut self.slots {
+        for slot in self.slots.all_mut() {
             // Steps that were acknowledged may be lost, and are repeated.
             if slot.io.modifies() && !has_fua_flag(&self.export.core, &slot.io) {
                 slot.done = 0;
                 slot.is_flushing = false;
             }
         }
-        let mut sent: Vec<u32> = (0..self.slots.len() as u32)
-            .filter(|index| self.slots[*index as usize].stage == Stage::Sent)
+        let mut sent: Vec<u32> = (0..self.slots.all().len() as u32)
+            .filter(|index| self.slots[*index].stage == Stage::Sent)
             .collect();
-        sent.sort_unstable_by_key(|index| std::cmp::Reverse(self.slots[*index as usize].order));
+        sent.sort_unstable_by_key(|index| std::cmp::Reverse(self.slots[*index].order));
         for index in sent {
-            let slot = &mut self.slots[index as usize];
+            let slot = &mut self.slots[index];
             slot.losses += 1;
             if slot.is_cancelled {
                 self.finish(index, Err(IoErrorKind::Cancelled.into()), finished);
@@ -400,7 +389,7 @@ impl NbdChannel {
             let Some(index) = self.waiting.pop_front() else {
                 break;
             };
-            match error(&self.slots[index as usize]) {
+            match error(&self.slots[index]) {
                 Some(error) => self.finish(index, Err(error), finished),
                 None => self.waiting.push_back(index),
             }
@@ -615,6 +604,7 @@ impl IoChannel for NbdChannel {
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let found = self
             .slots
+            .all_mut()
             .iter_mut()
             .find(|slot| slot.stage != Stage::Free && slot.tag == tag);
         let Some(slot) = found else { return };
@@ -646,6 +636,6 @@ impl IoChannel for NbdChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len()
     }
 }

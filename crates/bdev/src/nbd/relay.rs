@@ -14,6 +14,7 @@ use super::Export;
 use super::channel::NbdChannel;
 use crate::admit::Limits;
 use crate::inbox::Inbox;
+use crate::slots::Slots;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
 
 const RING_ENTRIES: u32 = 64;
@@ -84,8 +85,7 @@ impl Relay {
             owner,
             replies,
             watch: Some(watch),
-            slots: Vec::new(),
-            free: Vec::new(),
+            slots: Slots::default(),
             memory: Vec::new(),
             retained: 0,
             ended: Vec::new(),
@@ -105,8 +105,7 @@ struct Server {
     channel: NbdChannel,
     commands: Arc<Inbox<Command>>,
     watch: Option<WatchId>,
-    pending: Vec<Option<Pending>>,
-    free: Vec<u32>,
+    pending: Slots<Option<Pending>>,
 }
 
 impl Server {
@@ -125,8 +124,7 @@ impl Server {
             channel,
             commands,
             watch: Some(watch),
-            pending: Vec::new(),
-            free: Vec::new(),
+            pending: Slots::default(),
         })
     }
 
@@ -171,7 +169,7 @@ impl Server {
                     Some(memory) => IoBuffer::of_mapping(memory, 0, length),
                     None => IoBuffer::default(),
                 };
-                let tag = self.occupy(Pending { replies, token });
+                let tag = Tag(self.pending.occupy(Some(Pending { replies, token })).into());
                 let submitted = self.channel.submit(&mut self.ring, &io, &mut buffer, tag);
                 if let Submission::Done(outcome) = submitted {
                     self.reply(tag, outcome);
@@ -182,8 +180,8 @@ impl Server {
                     let one = one.as_ref();
                     one.is_some_and(|one| one.token == token && Arc::ptr_eq(&one.replies, &replies))
                 };
-                if let Some(index) = self.pending.iter().position(is_it) {
-                    self.channel.abort(&mut self.ring, Tag(index as u64));
+                if let Some(index) = self.pending.find(is_it) {
+                    self.channel.abort(&mut self.ring, Tag(index.into()));
                 }
             }
             Command::Stop => {
@@ -194,24 +192,10 @@ impl Server {
         false
     }
 
-    fn occupy(&mut self, pending: Pending) -> Tag {
-        let index = match self.free.pop() {
-            Some(index) => {
-                self.pending[index as usize] = Some(pending);
-                index
-            }
-            None => {
-                self.pending.push(Some(pending));
-                self.pending.len() as u32 - 1
-            }
-        };
-        Tag(index.into())
-    }
-
     fn reply(&mut self, tag: Tag, outcome: IoOutcome) {
         let index = tag.0 as u32;
-        if let Some(pending) = self.pending[index as usize].take() {
-            self.free.push(index);
+        if let Some(pending) = self.pending[index].take() {
+            self.pending.release(index);
             pending.replies.put(pending.token, outcome);
         }
     }
@@ -222,7 +206,6 @@ struct RelaySlot {
     io: IoRequest,
     buffer: IoBuffer,
     memory: Option<Arc<Mapping>>,
-    is_free: bool,
 }
 
 /// A worker's handle on the thread.
@@ -233,8 +216,7 @@ pub(super) struct RelayChannel {
     replies: Arc<Replies>,
     /// `None` once the channel closes.
     watch: Option<WatchId>,
-    slots: Vec<RelaySlot>,
-    free: Vec<u32>,
+    slots: Slots<RelaySlot>,
     /// Reusable memory, and its length in bytes.
     memory: Vec<Arc<Mapping>>,
     retained: usize,
@@ -258,20 +240,6 @@ impl RelayChannel {
         if self.retained + memory.len() <= RETAINED_BYTES_MAX {
             self.retained += memory.len();
             self.memory.push(memory);
-        }
-    }
-
-    fn occupy(&mut self, slot: RelaySlot) -> u32 {
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = slot;
-                index
-            }
-            None => {
-                self.slots.push(slot);
-                self.free.reserve(self.slots.len());
-                self.slots.len() as u32 - 1
-            }
         }
     }
 }
@@ -304,12 +272,11 @@ impl IoChannel for RelayChannel {
         if let (IoKind::Write, Some(memory)) = (io.kind, &memory) {
             buffer.drain_to(memory, 0);
         }
-        let index = self.occupy(RelaySlot {
+        let index = self.slots.occupy(RelaySlot {
             tag,
             io: *io,
             buffer: std::mem::take(buffer),
             memory: memory.clone(),
-            is_free: false,
         });
         let replies = Arc::clone(&self.replies);
         let command = Command::Submit {
@@ -329,8 +296,7 @@ impl IoChannel for RelayChannel {
         self.replies.take(&mut ended);
         for (token, outcome) in ended.drain(..) {
             let index = token as u32;
-            let slot = &mut self.slots[index as usize];
-            slot.is_free = true;
+            let slot = &mut self.slots[index];
             let memory = slot.memory.take();
             let has_data = matches!(slot.io.kind, IoKind::Read | IoKind::BlockStatus);
             if let (true, true, Some(memory)) = (has_data, outcome.is_ok(), &memory) {
@@ -341,7 +307,7 @@ impl IoChannel for RelayChannel {
                 buffer: std::mem::take(&mut slot.buffer),
                 outcome,
             });
-            self.free.push(index);
+            self.slots.release(index);
             if let Some(memory) = memory {
                 self.retain_memory(memory);
             }
@@ -350,13 +316,9 @@ impl IoChannel for RelayChannel {
     }
 
     fn abort(&mut self, _ring: &mut Ring, tag: Tag) {
-        let found = self
-            .slots
-            .iter()
-            .position(|slot| !slot.is_free && slot.tag == tag);
-        if let Some(index) = found {
+        if let Some(index) = self.slots.find(|slot| slot.tag == tag) {
             let abort = Command::Abort(Arc::clone(&self.replies));
-            self.relay.commands.put(index as u64, abort);
+            self.relay.commands.put(index.into(), abort);
         }
     }
 
@@ -367,6 +329,6 @@ impl IoChannel for RelayChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len()
     }
 }

@@ -17,6 +17,7 @@ use super::errno::classify;
 use super::reopening::LossReason;
 use crate::admit::Limits;
 use crate::blocking::StatusCalls;
+use crate::slots::Slots;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
 
 struct RbdSlot {
@@ -40,8 +41,7 @@ pub(super) struct RbdChannel {
     wake: RingFd,
     /// Watch on the channel's eventfd; `None` once the handle closes.
     watch: Option<WatchId>,
-    slots: Vec<RbdSlot>,
-    free: Vec<u32>,
+    slots: Slots<RbdSlot>,
     over: Vec<librbd::Finished>,
     status: StatusCalls,
     /// Replacements of the shared state in progress, and ended ones.
@@ -75,8 +75,7 @@ impl RbdChannel {
             owner,
             wake,
             watch: Some(watch),
-            slots: Vec::new(),
-            free: Vec::new(),
+            slots: Slots::default(),
             over: Vec::new(),
             status: StatusCalls::new(attach.owner()),
             replacing: 0,
@@ -134,30 +133,19 @@ impl RbdChannel {
     }
 
     fn occupy(&mut self, tag: Tag, io: &IoRequest) -> u32 {
-        let slot = RbdSlot {
+        self.slots.occupy(RbdSlot {
             tag,
             io: *io,
             done: 0,
             flushing: false,
             whole: None,
-        };
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = slot;
-                index
-            }
-            None => {
-                self.slots.push(slot);
-                self.free.reserve(self.slots.len());
-                self.slots.len() as u32 - 1
-            }
-        }
+        })
     }
 
     /// Submits the next step of an I/O. After an error the buffer was not taken.
     fn start(&mut self, index: u32, buffer: &mut IoBuffer) -> Result<(), i32> {
         let token = u64::from(index);
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         let IoRequest {
             kind,
             flags,
@@ -211,7 +199,7 @@ impl RbdChannel {
         let mut bytes = vec![0; buffer.len()];
         buffer.read_at(0, &mut bytes);
         let index = self.occupy(tag, io);
-        self.slots[index as usize].whole = Some(std::mem::take(buffer));
+        self.slots[index].whole = Some(std::mem::take(buffer));
         self.replacing += 1;
         let (replaced, waker) = (Arc::clone(&self.replaced), self.channel.waker());
         let done = move |result| {
@@ -232,8 +220,8 @@ impl RbdChannel {
         };
         for (index, result) in replaced {
             self.replacing -= 1;
-            self.free.push(index);
-            let slot = &mut self.slots[index as usize];
+            self.slots.release(index);
+            let slot = &mut self.slots[index];
             let outcome = result.map(drop);
             finished.push(Finished {
                 tag: slot.tag,
@@ -250,7 +238,7 @@ impl RbdChannel {
         result: Result<u64, i32>,
         buffer: &mut IoBuffer,
     ) -> Option<IoOutcome> {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         let kind = slot.io.kind;
         let moved = buffer.len() as u64;
         if let Some(whole) = slot.whole.take() {
@@ -342,7 +330,7 @@ impl IoChannel for RbdChannel {
         match self.start(index, buffer) {
             Ok(()) => Submission::Pending,
             Err(errno) => {
-                self.free.push(index);
+                self.slots.release(index);
                 Submission::Done(Err(self.failed(io.kind, errno)))
             }
         }
@@ -361,9 +349,9 @@ impl IoChannel for RbdChannel {
         for mut one in over.drain(..) {
             let index = one.token as u32;
             if let Some(outcome) = self.continue_io(index, one.result, &mut one.buffer) {
-                self.free.push(index);
+                self.slots.release(index);
                 finished.push(Finished {
-                    tag: self.slots[index as usize].tag,
+                    tag: self.slots[index].tag,
                     buffer: one.buffer,
                     outcome,
                 });
@@ -387,7 +375,7 @@ impl IoChannel for RbdChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len() + self.status.in_flight()
+        self.slots.len() + self.status.in_flight()
     }
 }
 

@@ -15,6 +15,7 @@ use super::ServedUnit;
 use super::commands::{self, answer_command, is_unknown_command, outcome};
 use crate::admit::Limits;
 use crate::inbox::Inbox;
+use crate::slots::Slots;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
 
 struct UnitSlot {
@@ -27,7 +28,6 @@ struct UnitSlot {
     step: u64,
     /// The final flush of a durable write is in progress.
     is_flushing: bool,
-    is_free: bool,
 }
 
 impl CommandSink for Inbox<Ended> {
@@ -43,8 +43,7 @@ pub(super) struct ScsiChannel {
     inbox: Arc<Inbox<Ended>>,
     /// `None` once the channel closes.
     watch: Option<WatchId>,
-    slots: Vec<UnitSlot>,
-    free: Vec<u32>,
+    slots: Slots<UnitSlot>,
     ended: Vec<(u64, Ended)>,
 }
 
@@ -59,23 +58,9 @@ impl ScsiChannel {
             owner,
             inbox: Arc::new(Inbox::new(event)),
             watch: Some(watch),
-            slots: Vec::new(),
-            free: Vec::new(),
+            slots: Slots::default(),
             ended: Vec::new(),
         })
-    }
-
-    fn occupy(&mut self, slot: UnitSlot) -> u32 {
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = slot;
-                index
-            }
-            None => {
-                self.slots.push(slot);
-                self.slots.len() as u32 - 1
-            }
-        }
     }
 
     fn sink(&self) -> Arc<dyn CommandSink> {
@@ -85,7 +70,7 @@ impl ScsiChannel {
     /// Submits the next step of an I/O to the unit.
     fn start(&mut self, index: u32) {
         let sink = self.sink();
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         let step = match slot.io.kind {
             _ if slot.is_flushing => self.shared.profile.flush(),
             IoKind::ScsiCommand => commands::passed_through(&slot.io, &slot.buffer),
@@ -110,7 +95,7 @@ impl ScsiChannel {
 
     /// Handles the end of a step; `None` if the next one was started.
     fn step_ended(&mut self, index: u32, ended: Ended) -> Option<IoOutcome> {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         let io = slot.io;
         let done = match ended {
             Ended::Done(done) => done,
@@ -198,14 +183,13 @@ impl IoChannel for ScsiChannel {
         } else if let Some(outcome) = self.limits.begin(io, buffer) {
             return Submission::Done(outcome);
         }
-        let index = self.occupy(UnitSlot {
+        let index = self.slots.occupy(UnitSlot {
             tag,
             io: *io,
             buffer: std::mem::take(buffer),
             done: 0,
             step: 0,
             is_flushing: false,
-            is_free: false,
         });
         self.start(index);
         Submission::Pending
@@ -220,26 +204,21 @@ impl IoChannel for ScsiChannel {
         for (token, how) in ended.drain(..) {
             let index = token as u32;
             if let Some(outcome) = self.step_ended(index, how) {
-                let slot = &mut self.slots[index as usize];
-                slot.is_free = true;
+                let slot = &mut self.slots[index];
                 finished.push(Finished {
                     tag: slot.tag,
                     buffer: std::mem::take(&mut slot.buffer),
                     outcome,
                 });
-                self.free.push(index);
+                self.slots.release(index);
             }
         }
         self.ended = ended;
     }
 
     fn abort(&mut self, _ring: &mut Ring, tag: Tag) {
-        let found = self
-            .slots
-            .iter()
-            .position(|slot| !slot.is_free && slot.tag == tag);
-        if let Some(index) = found {
-            self.shared.unit().abort(&self.sink(), index as u64);
+        if let Some(index) = self.slots.find(|slot| slot.tag == tag) {
+            self.shared.unit().abort(&self.sink(), index.into());
         }
     }
 
@@ -250,6 +229,6 @@ impl IoChannel for ScsiChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len()
     }
 }

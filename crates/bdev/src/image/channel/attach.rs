@@ -11,6 +11,7 @@ use crate::admit::Limits;
 use crate::image::SharedImage;
 use crate::image::owner::{Answer, Request};
 use crate::inbox::Inbox;
+use crate::slots::Slots;
 use crate::{Attach, BlockDevice, IoChannel};
 
 /// Channels of the files of an image.
@@ -95,8 +96,7 @@ impl ImageChannel {
             inbox,
             watch: Some(watch),
             next_token: 0,
-            slots: Vec::new(),
-            free: Vec::new(),
+            slots: Slots::default(),
             finished_below: Vec::new(),
             answers: Vec::new(),
         })
