@@ -21,7 +21,7 @@ use reactor::{Addressed, DiskHandle, Io, RateLimit, Source};
 use request_engine::{BatchTransport, Link, Measurement, Pace, StreamTransport, Transport};
 use scsi::{DiskId, Lun, Managed, NexusId, TaskManagementFunction};
 use scsi_exec::{DiskHandles, Hold};
-use uring::{Completion, RingFd};
+use uring::Completion;
 
 use crate::buffers::Buffers;
 use crate::lifecycle::{Attached, Drain, Lifecycle, Login, LoginStage};
@@ -472,12 +472,6 @@ impl Transport for Connection {
 }
 
 impl Source for Connection {
-    fn ready(&mut self, _now: Stamp) -> bool {
-        false
-    }
-
-    fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
-
     fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
         self.measurement.noticed = noticed;
         if let Some(completion) = self.stream_completed(io, completion, noticed) {
@@ -506,18 +500,8 @@ impl Source for Connection {
         self.copy_borrowed(io, held)
     }
 
-    fn arm(&mut self) -> bool {
-        false
-    }
-
-    fn disarm(&mut self) {}
-
     fn in_flight(&self) -> usize {
         self.link.operations + self.slots.busy() + self.schedule.resting.len()
-    }
-
-    fn kick(&self) -> Option<RingFd> {
-        None
     }
 
     fn stop(&mut self) {

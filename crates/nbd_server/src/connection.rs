@@ -18,7 +18,7 @@ use reactor::{Addressed, DiskHandle, Io, RateLimit, Source};
 use request_engine::{
     BatchTransport, BufferPool, Link, Measurement, StreamTransport, Transport, token,
 };
-use uring::{Completion, RingFd};
+use uring::Completion;
 
 use crate::encryption::Encryption;
 use crate::export::Export;
@@ -291,12 +291,6 @@ impl Transport for Connection {
 }
 
 impl Source for Connection {
-    fn ready(&mut self, _now: Stamp) -> bool {
-        false
-    }
-
-    fn drain(&mut self, _io: &mut Io, _noticed: Stamp) {}
-
     fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
         match self.stream_completed(io, completion, noticed) {
             Some(completion) if completion.token == token::RECEIVE_DATA => {
@@ -327,18 +321,8 @@ impl Source for Connection {
         self.copy_borrowed(io, held)
     }
 
-    fn arm(&mut self) -> bool {
-        false
-    }
-
-    fn disarm(&mut self) {}
-
     fn in_flight(&self) -> usize {
         self.link.operations + self.slots.busy()
-    }
-
-    fn kick(&self) -> Option<RingFd> {
-        None
     }
 
     fn stop(&mut self) {

@@ -9,7 +9,7 @@ use nbd::request::{Action, Request};
 use nbd::wire::{DIRTY, allocation};
 use nbd::{ErrorCode, Violation};
 use reactor::{Io, Job, Tag};
-use request_engine::{BatchTransport, Submitted, buffer_size};
+use request_engine::{BatchTransport, Pace, Submitted, buffer_size};
 
 use crate::connection::Connection;
 use crate::export::ALLOCATION_ID;
@@ -17,9 +17,6 @@ use crate::slots::{Slot, Stage, Values};
 
 /// Maximum length of one I/O without data. Longer ranges are executed in parts.
 const PART_BYTES: u64 = 1 << 30;
-
-/// Maximum number of I/Os of one request in an iteration, so that other work of the worker is not delayed.
-const STEPS_MAX: u32 = 32;
 
 fn operation_of(action: Action) -> Operation {
     match action {
@@ -283,7 +280,8 @@ impl Connection {
 
     /// Executes I/Os of a request until one is pending or the request is done.
     fn advance(&mut self, io: &mut Io, index: u32) {
-        for _ in 0..STEPS_MAX {
+        let mut pace = Pace::default();
+        while !pace.is_exhausted() {
             let slot = self.slots.get(index);
             match slot.stage {
                 Stage::Ready => {
@@ -305,6 +303,7 @@ impl Connection {
                 Stage::Done(_) => return self.done.push(index),
                 Stage::Free | Stage::Receiving | Stage::Submitted => return,
             }
+            pace.count(0, true);
         }
         self.handle
             .send(move |connection, io| connection.resume(io, index));

@@ -44,14 +44,20 @@ impl SourceId {
     }
 }
 
-/// A queue or connection, owned by one worker. All methods run on the worker's thread and must not block.
+/// A queue or connection, owned by one worker. All methods run on the worker's thread and must not block. A source that is not polled,
+/// such as a connection, does not implement the methods for polling and kicks.
 pub trait Source: Any {
     /// Returns true if there is work without a notification. Costs a load or two, because it is called in every polling
     /// iteration, with the time `now`.
-    fn ready(&mut self, now: Stamp) -> bool;
+    fn ready(&mut self, now: Stamp) -> bool {
+        let _ = now;
+        false
+    }
 
     /// Takes a bounded number of requests, parses them and submits them, hop by hop. The rest makes [`Source::ready`] true.
-    fn drain(&mut self, io: &mut Io, noticed: Stamp);
+    fn drain(&mut self, io: &mut Io, noticed: Stamp) {
+        let _ = (io, noticed);
+    }
 
     /// Handles the end of a pending I/O; `slot` is the slot of its submission.
     fn finish(
@@ -76,10 +82,12 @@ pub trait Source: Any {
     fn flush_notifications(&mut self) {}
 
     /// Requests a notification from the client. Returns true if work arrived in the meantime and the worker must not sleep.
-    fn arm(&mut self) -> bool;
+    fn arm(&mut self) -> bool {
+        false
+    }
 
     /// Suppresses the client's notifications while the worker polls.
-    fn disarm(&mut self);
+    fn disarm(&mut self) {}
 
     /// Handles a readable kick descriptor.
     fn kicked(&mut self) {}
@@ -89,7 +97,9 @@ pub trait Source: Any {
 
     /// Returns the descriptor that becomes readable when the client needs attention. `None`: the source is always polled
     /// while hot, and never wakes its worker.
-    fn kick(&self) -> Option<RingFd>;
+    fn kick(&self) -> Option<RingFd> {
+        None
+    }
 
     /// Handles a kick descriptor that has hung up or cannot be polled; it is no longer watched.
     fn kick_lost(&mut self) {}

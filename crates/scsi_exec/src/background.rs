@@ -13,7 +13,6 @@ use guest_memory::IoBuffer;
 use latency::{QueueRecord, Stamp};
 use reactor::{Io, Source, SourceId, Tag, WorkerHandle};
 use request_engine::Pace;
-use uring::RingFd;
 
 use crate::task::Need;
 use crate::{DiskHandles, Task, Units};
@@ -122,14 +121,8 @@ impl Source for Background {
         !self.stopped && self.task.is_ready()
     }
 
-    fn disarm(&mut self) {}
-
     fn in_flight(&self) -> usize {
         usize::from(self.in_flight)
-    }
-
-    fn kick(&self) -> Option<RingFd> {
-        None
     }
 
     fn stop(&mut self) {
