@@ -3,8 +3,9 @@
 
 use end_to_end::user_guests::kill_hard;
 use end_to_end::{Context, DaemonBuilder, Result, Scratch, UserGuests, ensure};
+use serde_json::Value;
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Stdio};
 use vm::running::Phase;
 
 /// Larger than any window or buffer on the path.
@@ -72,8 +73,60 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
         stopped.contains("there is no guest one; running: two"),
         "{stopped}"
     );
+    migrations(&guests)?;
     guests.ok(&["kill", "two"])?;
     guests.nothing_is_left()
+}
+
+/// Moves a guest to a second QEMU and back under a verifying load, which is itself a command in the guest.
+fn migrations(guests: &UserGuests) -> Result<()> {
+    guests.ok(&["plug", "two", "scsi", "plugged=ram:1M"])?;
+    let refused = guests.refused(&["migrate", "two"])?;
+    ensure!(
+        refused.contains("hint: lunette vm unplug two plugged"),
+        "{refused}"
+    );
+    guests.ok(&["unplug", "two", "plugged"])?;
+    // The limit is exceeded at once.
+    let cancelled = guests.refused(&["migrate", "two", "--within", "0"])?;
+    ensure!(
+        cancelled.contains("guest two continues")
+            && cancelled.contains("hint: set a longer --within"),
+        "{cancelled}"
+    );
+    let load = "guest-agent soak --file /dev/vda --seed 7 --depth 4 --runtime 15";
+    let load = guests
+        .command(&["exec", "two", load])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    for suffix in ["", ".2"] {
+        let result: Value = serde_json::from_str(&guests.ok(&["migrate", "two", "--json"])?)?;
+        println!("{result}");
+        ensure!(result["downtime_ms"].is_u64(), "{result}");
+        let queues = result["queues"].as_array().context("queues")?;
+        ensure!(queues.len() == 2, "{result}");
+        for queue in queues {
+            let name = queue["export"].as_str().context("export")?;
+            ensure!(name.ends_with(".2") != suffix.is_empty(), "{result}");
+            let stops = queue["stops_ns"].as_array().context("stops")?;
+            ensure!(!stops.is_empty(), "{result}");
+        }
+        ensure!(guests.ok(&["exec", "two", "echo here"])?.trim() == "here");
+    }
+    let load = load.wait_with_output()?;
+    let report = String::from_utf8_lossy(&load.stdout);
+    ensure!(
+        load.status.success() && report.contains("\"mismatches\":0"),
+        "{report}"
+    );
+    let printed = guests.ok(&["migrate", "two", "--downtime-limit", "50"])?;
+    ensure!(
+        printed.contains("downtime: ") && printed.contains("queue stops of "),
+        "{printed}"
+    );
+    let state = guests.ok(&["monitor", "two", "info", "status"])?;
+    ensure!(state.contains("running"), "{state}");
+    Ok(())
 }
 
 /// Checks exit codes, separate output streams, large data, and the clean-up of a command whose exec was killed.

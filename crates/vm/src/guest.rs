@@ -21,8 +21,8 @@ use std::time::Duration;
 /// Timeout of a boot, which takes 3 s on an idle machine.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 
-/// Additional memory of a guest that migrates, in KiB.
-const MIGRATING_KIB: u64 = 64;
+/// Additional memory of a guest that migrates without KVM, in KiB; see [`GuestBuilder::migrates`].
+pub const MIGRATING_KIB: u32 = 64;
 
 /// Default timeout of a script.
 const SCRIPT_LIMIT: Duration = Duration::from_secs(180);
@@ -304,7 +304,7 @@ impl GuestBuilder {
         };
         let mut memory = 1024 * u64::from(self.memory_mib);
         if self.migrates {
-            memory += MIGRATING_KIB;
+            memory += u64::from(MIGRATING_KIB);
         }
         let mut command = Command::new(tool("qemu-system-x86_64")?);
         command

@@ -8,6 +8,7 @@ mod guest;
 mod latency;
 mod list;
 mod mcs;
+mod migrate;
 mod net;
 mod plan;
 mod plug;
@@ -58,6 +59,8 @@ enum Action {
     Profile(Box<profile::ProfileArguments>),
     /// Measure one iSCSI session with several connections (MC/S) between two guests
     Mcs(mcs::McsArguments),
+    /// Move a running guest to a second QEMU (live migration), and print the downtime
+    Migrate(migrate::MigrateArguments),
     /// Copy a file into a guest, or out of it
     Copy(copy::CopyArguments),
     /// Connect the terminal to a guest's console
@@ -105,6 +108,7 @@ pub fn run(command: VmCommand) -> Outcome {
         Action::Matrix(arguments) => study::matrix::run(&arguments),
         Action::Profile(arguments) => profile::run(&arguments),
         Action::Mcs(arguments) => mcs::run(&arguments),
+        Action::Migrate(arguments) => migrate::run(&arguments),
         Action::Copy(arguments) => copy::run(&arguments),
         Action::Console(arguments) => console::console(&arguments),
         Action::Monitor(arguments) => console::monitor(&arguments),

@@ -437,6 +437,9 @@ fn plan(
     let mut options = guest.options()?;
     options.known = running_daemon::known(guest.control.as_deref(), &topology)?;
     options.sockets = place.folder().to_owned();
+    if accelerator == Accelerator::Tcg && !options.qemu.is_at_least(9, 0) {
+        options.more_memory_kib = vm::MIGRATING_KIB;
+    }
     if guest.accel.is_empty() {
         options.accelerators = vec![accelerator.qemu_option().to_owned()];
     }

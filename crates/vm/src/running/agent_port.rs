@@ -39,6 +39,8 @@ struct Sessions {
     next_id: u32,
     channels: HashMap<u32, Channel>,
     last_problem: Option<String>,
+    /// Stream after the end of the present one, for a guest that has migrated.
+    next: Option<UnixStream>,
 }
 
 #[derive(Debug)]
@@ -101,6 +103,23 @@ impl AgentPort {
         self.shared.port.close();
     }
 
+    /// Holds back frames for the guest during a migration: QEMU would lose those that the guest has not received at the switch.
+    pub fn pause(&self) {
+        self.shared.port.pause();
+    }
+
+    /// Sends the frames that were held back after a failed migration.
+    pub fn resume(&self) {
+        self.shared.port.resume(None);
+    }
+
+    /// Continues on another stream. Commands continue. The present stream is read to its end first.
+    pub fn move_to(&self, stream: UnixStream) -> Result<()> {
+        self.lock().next = Some(stream.try_clone()?);
+        self.shared.port.resume(Some(stream));
+        Ok(())
+    }
+
     fn lock(&self) -> MutexGuard<'_, Sessions> {
         let state = &self.shared.state;
         state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -112,7 +131,11 @@ impl AgentPort {
         let mut buffer = vec![0; 64 << 10];
         loop {
             let Some(count) = stream.read(&mut buffer).ok().filter(|count| *count > 0) else {
-                return self.close("the guest has ended");
+                let Some(next) = self.lock().next.take() else {
+                    return self.close("the guest has ended");
+                };
+                stream = next;
+                continue;
             };
             let mut bytes = &buffer[..count];
             // Every iteration except the last removes a greeting from the front.

@@ -6,11 +6,13 @@
 //!   (`watcher.rs`).
 //! - The guest's **folder** is below `$XDG_RUNTIME_DIR/lunette/vm` and contains sockets, logs and state (`registry.rs`).
 //! - The **tap** of a network card is created here and passed to QEMU as descriptors (`network.rs`).
+//! - A guest **migrates** to a second QEMU of its supervisor, over a socket in the folder (`migration.rs`).
 //! - Every other command is a client of these sockets (`client.rs`).
 
 mod agent_port;
 mod client;
 mod console;
+mod migration;
 mod network;
 mod outbox;
 mod registry;
@@ -19,6 +21,7 @@ mod watcher;
 
 pub use client::{CommandEnd, ExecInput, exec};
 pub use console::{ConsoleEnd, attach};
+pub use migration::{ExportStops, Migrated, MigrationLimits, MigrationProgress, migrate};
 pub use network::{Tap, TapOptions};
 pub use registry::{Claim, Phase, Plugged, Registry, RuntimeFolder, State};
 pub use supervisor::{

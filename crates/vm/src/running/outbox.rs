@@ -15,6 +15,9 @@ pub struct Outbox {
 struct Queue {
     bytes: Vec<u8>,
     is_closed: bool,
+    is_paused: bool,
+    /// Stream for all further bytes.
+    next: Option<UnixStream>,
 }
 
 impl Outbox {
@@ -40,6 +43,19 @@ impl Outbox {
         self.lock().bytes.len()
     }
 
+    /// Stores appended bytes until [`Outbox::resume`].
+    pub fn pause(&self) {
+        self.lock().is_paused = true;
+    }
+
+    /// Resumes writing, to another stream if there is one.
+    pub fn resume(&self, next: Option<UnixStream>) {
+        let mut queue = self.lock();
+        queue.is_paused = false;
+        queue.next = next;
+        self.changed.notify_one();
+    }
+
     /// Ends the queue after the bytes appended so far.
     pub fn close(&self) {
         self.lock().is_closed = true;
@@ -49,11 +65,12 @@ impl Outbox {
     fn write_to(&self, mut stream: UnixStream) {
         loop {
             let queue = self.lock();
-            let queue = self
-                .changed
-                .wait_while(queue, |queue| queue.bytes.is_empty() && !queue.is_closed);
+            let queue = self.changed.wait_while(queue, |queue| {
+                (queue.bytes.is_empty() || queue.is_paused) && !queue.is_closed
+            });
             let mut queue = queue.unwrap_or_else(PoisonError::into_inner);
             let bytes = std::mem::take(&mut queue.bytes);
+            stream = queue.next.take().unwrap_or(stream);
             drop(queue);
             if bytes.is_empty() || stream.write_all(&bytes).is_err() {
                 break;

@@ -2,6 +2,7 @@
 
 use super::agent_port::{AgentPort, accept};
 use super::console::Console;
+use super::migration::Migrations;
 use super::network::Tap;
 use super::registry::{Claim, Phase, Registry, RuntimeFolder, State};
 use super::watcher::Watcher;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Timeout of their starts, which take milliseconds on an idle machine.
-const START_LIMIT: Duration = Duration::from_secs(60);
+pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 /// Timeouts of their ends: QEMU ends immediately, a daemon after flushing its disks.
 const QEMU_END_LIMIT: Duration = Duration::from_secs(5);
 const DAEMON_END_LIMIT: Duration = Duration::from_secs(30);
@@ -115,21 +116,22 @@ pub const CONSOLE_SOCKET: &str = "console.sock";
 pub const QMP_SOCKET: &str = "qmp.sock";
 /// See [`AGENT_SOCKET`].
 pub const MONITOR_SOCKET: &str = "monitor.sock";
-const CONSOLE_PORT: &str = "console.port";
-const AGENT_PORT: &str = "agent.port";
+pub(super) const CONSOLE_PORT: &str = "console.port";
+pub(super) const AGENT_PORT: &str = "agent.port";
 
 /// A guest that is starting, running or stopping.
 pub struct Supervisor {
-    recipe: Recipe,
+    pub(super) recipe: Recipe,
     // Dropped in this order; each drop ends its processes.
-    qemu: Option<Process>,
+    pub(super) qemu: Option<Process>,
     helpers: Vec<Process>,
-    daemon: Option<Process>,
-    console: Console,
-    agent: Option<AgentPort>,
-    state: State,
+    pub(super) daemon: Option<Process>,
+    pub(super) console: Console,
+    pub(super) agent: Option<AgentPort>,
+    pub(super) state: State,
     claim: Option<Claim>,
     watcher: Option<Watcher>,
+    pub(super) migrations: Migrations,
 }
 
 /// End of a guest.
@@ -171,6 +173,7 @@ impl Supervisor {
             state,
             claim: Some(claim),
             watcher: Some(watcher),
+            migrations: Migrations::default(),
         })
     }
 
@@ -207,6 +210,8 @@ impl Supervisor {
             wait_for(&helper.sockets, &mut process, || true)?;
             self.helpers.push(process);
         }
+        self.migrations.has_tap = self.recipe.tap.is_some();
+        self.migrations.listen(&runtime_folder)?;
         // QEMU alone owns the tap from now on, so that it ends with QEMU.
         let tap = self.recipe.tap.take();
         if let Some(tap) = &tap {
@@ -278,6 +283,7 @@ impl Supervisor {
                     .check_running()
                     .context("the guest's daemon has ended")?;
             }
+            self.serve_migration();
             let boots = self
                 .agent
                 .as_ref()
@@ -351,7 +357,7 @@ impl Supervisor {
         Ok(())
     }
 
-    fn spawn(&self, name: &str, program: &Program, log: &Path) -> Result<Process> {
+    pub(super) fn spawn(&self, name: &str, program: &Program, log: &Path) -> Result<Process> {
         let mut command = Command::new(&program.path);
         command.args(&program.arguments);
         Process::start_in_group(name, command, log, self.state.group)
@@ -368,7 +374,7 @@ impl Supervisor {
     }
 
     /// Stores the state. Fields that other processes change are preserved.
-    fn save(&mut self) -> Result<()> {
+    pub(super) fn save(&mut self) -> Result<()> {
         let runtime_folder = self.runtime_folder()?.clone();
         runtime_folder.change(|state| {
             let (plugs, plugged) = (state.plugs, std::mem::take(&mut state.plugged));

@@ -104,6 +104,8 @@ pub struct PlanOptions {
     pub cpus: u32,
     /// Memory in MiB.
     pub memory_mib: u32,
+    /// Additional memory in KiB, see [`crate::MIGRATING_KIB`].
+    pub more_memory_kib: u32,
     /// Share the memory even if no device of the plan requires that.
     pub is_memory_shared: bool,
     /// Machine type.
@@ -152,6 +154,7 @@ impl Default for PlanOptions {
             seed: String::new(),
             cpus: 2,
             memory_mib: 1024,
+            more_memory_kib: 0,
             is_memory_shared: false,
             machine: MachineType::Q35,
             machine_version: None,

@@ -108,7 +108,13 @@ impl Plan {
 
 /// Returns the arguments that are not about disks.
 fn machine(options: &PlanOptions, is_shared: bool) -> Vec<String> {
-    let memory = options.memory_mib;
+    let memory = match options.more_memory_kib {
+        0 => format!("{}M", options.memory_mib),
+        more => format!(
+            "{}K",
+            1024 * u64::from(options.memory_mib) + u64::from(more)
+        ),
+    };
     let mut arguments: Vec<String> = ["-nodefaults", "-no-user-config", "-name"]
         .map(str::to_owned)
         .to_vec();
@@ -131,11 +137,11 @@ fn machine(options: &PlanOptions, is_shared: bool) -> Vec<String> {
     let topology = options.cpu_topology.iter();
     let topology: String = topology.map(|topology| format!(",{topology}")).collect();
     add("-smp", format!("{}{topology}", options.cpus));
-    add("-m", format!("{memory}M"));
+    add("-m", memory.clone());
     if is_shared {
         add(
             "-object",
-            format!("memory-backend-memfd,id=mem,size={memory}M,share=on"),
+            format!("memory-backend-memfd,id=mem,size={memory},share=on"),
         );
     }
     arguments.extend(options.settings.iter().cloned());

@@ -1,0 +1,521 @@
+//! Live migration of a guest to a second QEMU of its supervisor: `lunette vm migrate`.
+//!
+//! The daemon gets a second export of each disk for the new QEMU. After the switch the supervisor kills the old QEMU and removes the old
+//! exports. If the migration fails, the new ones are removed and the guest continues.
+
+use super::agent_port::accept;
+use super::registry::RuntimeFolder;
+use super::supervisor::{
+    AGENT_PORT, CONSOLE_PORT, MONITOR_SOCKET, Program, QMP_SOCKET, START_LIMIT, Supervisor,
+    qemu_value,
+};
+use crate::interrupt::interrupted;
+use crate::process::wait_until;
+use crate::qmp::Qmp;
+use anyhow::{Context, Result, bail, ensure};
+use control::statistics::Statistics;
+use control::{Client, Method, escape};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Socket in a guest's folder. Each connection makes one migration: a line with [`MigrationLimits`], then lines with messages.
+const MIGRATE_SOCKET: &str = "migrate.sock";
+/// Sockets of the new QEMU until the switch.
+const NEXT_QMP: &str = "next-qmp.sock";
+const NEXT_MONITOR: &str = "next-monitor.sock";
+/// Socket between the two QEMUs.
+const STREAM_SOCKET: &str = "stream.sock";
+/// Suffix of the exports and sockets of every second QEMU.
+const SUFFIX: &str = ".2";
+/// Time limit for a request on the socket.
+const REQUEST_LIMIT: Duration = Duration::from_secs(2);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// Bandwidth in bytes per second: no limit in practice.
+const BANDWIDTH: u64 = 4 << 30;
+
+/// Limits of a migration.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct MigrationLimits {
+    /// Downtime in milliseconds that QEMU may plan.
+    pub downtime_ms: u64,
+    /// Time until the migration is cancelled, in seconds.
+    pub seconds: u64,
+}
+
+/// Progress of a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigrationProgress {
+    /// Memory that was sent, in bytes.
+    pub transferred: u64,
+    /// Memory to be sent, in bytes.
+    pub remaining: u64,
+}
+
+/// Stops of an export's virtqueues in the old QEMU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportStops {
+    /// Name of the export.
+    pub export: String,
+    /// Duration of each stop in nanoseconds, ascending.
+    pub stops_ns: Vec<u64>,
+}
+
+/// A completed migration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Migrated {
+    /// Downtime of the guest as measured by QEMU, in milliseconds.
+    pub downtime_ms: u64,
+    /// Duration of the migration as measured by QEMU, in milliseconds.
+    pub total_ms: u64,
+    /// Memory that was sent, in bytes.
+    pub transferred: u64,
+    /// Stops of the virtqueues, as measured by the daemon.
+    pub queues: Vec<ExportStops>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum MigrationMessage {
+    Progress(MigrationProgress),
+    Completed(Migrated),
+    Failed(String),
+}
+
+/// Migrates a guest. The end of this process cancels the migration.
+///
+/// # Errors
+/// If the migration is refused or fails. The guest continues.
+pub fn migrate(
+    folder: &RuntimeFolder,
+    limits: MigrationLimits,
+    mut progress: impl FnMut(MigrationProgress),
+) -> Result<Migrated> {
+    let mut stream = UnixStream::connect(folder.file(MIGRATE_SOCKET)).context(
+        "the guest accepts no migrations; hint: start it again with this version of lunette vm run",
+    )?;
+    writeln!(stream, "{}", json!(limits))?;
+    for line in BufReader::new(stream).lines() {
+        match serde_json::from_str(&line?)? {
+            MigrationMessage::Progress(now) => progress(now),
+            MigrationMessage::Completed(migrated) => return Ok(migrated),
+            MigrationMessage::Failed(reason) => bail!("{reason}"),
+        }
+    }
+    bail!("the guest has ended")
+}
+
+fn send(mut stream: &UnixStream, message: &MigrationMessage) -> Result<()> {
+    let line = serde_json::to_string(message)?;
+    writeln!(stream, "{line}").context("the command that started the migration has ended")
+}
+
+/// State of a supervisor for migrations.
+#[derive(Debug, Default)]
+pub(super) struct Migrations {
+    listener: Option<UnixListener>,
+    /// QEMU has a tap, whose descriptors cannot be used twice.
+    pub has_tap: bool,
+    /// Number of attempts.
+    count: u32,
+}
+
+impl Migrations {
+    pub fn listen(&mut self, folder: &RuntimeFolder) -> Result<()> {
+        let listener = UnixListener::bind(folder.file(MIGRATE_SOCKET))?;
+        listener.set_nonblocking(true)?;
+        self.listener = Some(listener);
+        Ok(())
+    }
+}
+
+/// An export of the old QEMU, and its copy for the new one.
+struct MovedExport {
+    from: Value,
+    to: Value,
+}
+
+impl MovedExport {
+    fn new(from: Value) -> Result<MovedExport> {
+        let mut to = from.clone();
+        for key in ["name", "socket"] {
+            let text = from[key].as_str().context("unexpected export")?;
+            to[key] = json!(match text.strip_suffix(SUFFIX) {
+                Some(text) => text.to_owned(),
+                None => format!("{text}{SUFFIX}"),
+            });
+        }
+        if let Some(keys) = to.as_object_mut() {
+            keys.remove("status");
+        }
+        Ok(MovedExport { from, to })
+    }
+}
+
+fn text<'a>(export: &'a Value, key: &str) -> &'a str {
+    export[key].as_str().unwrap_or_default()
+}
+
+fn export_path(export: &Value) -> String {
+    format!("/v1/exports/{}", escape(text(export, "name")))
+}
+
+/// Returns QEMU's arguments with other paths of sockets.
+fn with_sockets(arguments: &[String], sockets: &[(String, String)]) -> Vec<String> {
+    let replaced = |field: &str| {
+        let mut pairs = sockets.iter();
+        let pair = pairs.find_map(|(from, to)| {
+            let key = field.strip_suffix(from.as_str())?;
+            matches!(key, "path=" | "unix:").then(|| format!("{key}{to}"))
+        });
+        pair.unwrap_or_else(|| field.to_owned())
+    };
+    let words = arguments.iter();
+    let words = words.map(|word| word.split(',').map(replaced).collect::<Vec<_>>().join(","));
+    words.collect()
+}
+
+impl Supervisor {
+    /// Makes the migration that a client requests, if there is one.
+    pub(super) fn serve_migration(&mut self) {
+        let accepted = self.migrations.listener.as_ref().map(UnixListener::accept);
+        let Some(Ok((stream, _))) = accepted else {
+            return;
+        };
+        let message = match self.migrate_for(&stream) {
+            Ok(migrated) => MigrationMessage::Completed(migrated),
+            Err(error) => MigrationMessage::Failed(format!("{error:#}")),
+        };
+        // The client may have ended.
+        send(&stream, &message).unwrap_or(());
+    }
+
+    fn migrate_for(&mut self, stream: &UnixStream) -> Result<Migrated> {
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(REQUEST_LIMIT))?;
+        stream.set_write_timeout(Some(REQUEST_LIMIT))?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line)?;
+        let limits: MigrationLimits = serde_json::from_str(&line)?;
+        let control = self.check_movable()?;
+        let exports = self.exports(&control)?;
+        let client = Client::new(&control);
+        for (index, export) in exports.iter().enumerate() {
+            if let Err(error) = self.add_export(&control, &export.to) {
+                self.remove_exports(&control, exports[..index].iter().map(|one| &one.to))?;
+                return Err(error);
+            }
+        }
+        let before = queue_stops(&client)?;
+        let moved = self.move_guest(&exports, limits, stream);
+        let migrated = moved.map(|status| {
+            let stops = queue_stops(&client).unwrap_or_default();
+            let queues = exports.iter().map(|export| {
+                let name = text(&export.from, "name").to_owned();
+                ExportStops {
+                    stops_ns: new_values(before.get(&name), stops.get(&name)),
+                    export: name,
+                }
+            });
+            let number = |value: &Value| value.as_u64().unwrap_or_default();
+            Migrated {
+                downtime_ms: number(&status["downtime"]),
+                total_ms: number(&status["total-time"]),
+                transferred: number(&status["ram"]["transferred"]),
+                queues: queues.collect(),
+            }
+        });
+        let unused = exports.iter().map(|export| match &migrated {
+            Ok(_) => &export.from,
+            Err(_) => &export.to,
+        });
+        let removed = self.remove_exports(&control, unused);
+        let migrated = migrated?;
+        removed?;
+        Ok(migrated)
+    }
+
+    /// Returns the daemon of a guest that can migrate.
+    fn check_movable(&self) -> Result<PathBuf> {
+        let name = &self.state.name;
+        let has = |option: &str| self.recipe.qemu.arguments.iter().any(|word| word == option);
+        ensure!(
+            !has("-blockdev") && !has("-drive"),
+            "guest {name} has disks of QEMU, which lunette vm migrate does not support; hint: start it with disks of Lunette only"
+        );
+        ensure!(
+            !self.migrations.has_tap,
+            "guest {name} has a tap, which QEMU cannot open twice; hint: lunette vm run --net user"
+        );
+        ensure!(
+            self.recipe.helpers.is_empty(),
+            "guest {name} has a shared folder, which QEMU cannot migrate; hint: lunette vm run without --share"
+        );
+        let plugged = self.runtime_folder()?.state()?.plugged;
+        if let Some(disk) = plugged.first() {
+            bail!(
+                "guest {name} has the plugged disk {0}, which lunette vm migrate does not support; hint: lunette vm unplug {name} {0}",
+                disk.disk
+            );
+        }
+        self.state.control.clone().with_context(|| {
+            format!("guest {name} has no disks of Lunette; hint: lunette vm run blk:1")
+        })
+    }
+
+    /// Returns the exports of the daemon that QEMU is connected to.
+    fn exports(&self, control: &Path) -> Result<Vec<MovedExport>> {
+        let all: Vec<Value> = Client::new(control).get("/v1/exports")?;
+        let words = self.recipe.qemu.arguments.iter();
+        let fields: Vec<&str> = words.flat_map(|word| word.split(',')).collect();
+        let is_used = |export: &Value| {
+            let socket = export["socket"].as_str();
+            socket.is_some_and(|socket| fields.contains(&format!("path={socket}").as_str()))
+        };
+        let used = all.into_iter().filter(is_used);
+        let exports = used.map(MovedExport::new).collect::<Result<Vec<_>>>()?;
+        let names: Vec<String> = exports.iter().map(|one| export_path(&one.to)).collect();
+        for path in names {
+            ensure!(
+                Client::new(control).get::<Value>(&path).is_err(),
+                "the daemon at {} already has {path}; hint: remove it with lunette export remove",
+                control.display()
+            );
+        }
+        Ok(exports)
+    }
+
+    fn add_export(&mut self, control: &Path, export: &Value) -> Result<()> {
+        let path = export_path(export);
+        self.watcher()?.delete_at_end(control, &path)?;
+        Client::new(control).change(Method::PUT, &path, Some(export))?;
+        Ok(())
+    }
+
+    fn remove_exports<'a>(
+        &mut self,
+        control: &Path,
+        exports: impl Iterator<Item = &'a Value>,
+    ) -> Result<()> {
+        for export in exports {
+            let path = export_path(export);
+            let forced = format!("{path}?force=true");
+            Client::new(control).change(Method::DELETE, &forced, None)?;
+            self.watcher()?.forget(control, &path)?;
+        }
+        Ok(())
+    }
+
+    /// Moves the guest to a new QEMU. Returns QEMU's status of the migration.
+    fn move_guest(
+        &mut self,
+        exports: &[MovedExport],
+        limits: MigrationLimits,
+        stream: &UnixStream,
+    ) -> Result<Value> {
+        let folder = self.runtime_folder()?.clone();
+        let file = |name: &str| qemu_value(&folder.file(name));
+        let sockets = exports.iter().map(|export| {
+            let socket = |export: &Value| text(export, "socket").to_owned();
+            (socket(&export.from), socket(&export.to))
+        });
+        let qemu = Program {
+            path: self.recipe.qemu.path.clone(),
+            arguments: with_sockets(&self.recipe.qemu.arguments, &sockets.collect::<Vec<_>>()),
+        };
+        let monitors = [
+            (file(QMP_SOCKET), file(NEXT_QMP)),
+            (file(MONITOR_SOCKET), file(NEXT_MONITOR)),
+        ];
+        let mut incoming = qemu.clone();
+        incoming.arguments = with_sockets(&qemu.arguments, &monitors);
+        let options = ["-incoming", "defer"].map(str::to_owned);
+        incoming.arguments.extend(options);
+
+        let ports = [CONSOLE_PORT, AGENT_PORT].map(|name| {
+            let path = folder.file(name);
+            // The old QEMU is connected and does not need the path.
+            std::fs::remove_file(&path).unwrap_or(());
+            UnixListener::bind(path)
+        });
+        let [console_port, agent_port] = ports;
+        self.migrations.count += 1;
+        let log = folder.file(&format!("qemu{}.log", self.migrations.count));
+        let mut to = self.spawn("the destination QEMU", &incoming, &log)?;
+        let console = accept(&console_port?, START_LIMIT, || to.check_running())?;
+        let agent = accept(&agent_port?, START_LIMIT, || to.check_running())?;
+        let uri = json!({ "uri": format!("unix:{}", folder.file(STREAM_SOCKET).display()) });
+        let mut destination = connect(&folder.file(NEXT_QMP))?;
+        destination.command("migrate-incoming", uri.clone())?;
+        let mut source = connect(&folder.file(QMP_SOCKET))?;
+        let parameters =
+            json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": limits.downtime_ms });
+        source.command("migrate-set-parameters", parameters)?;
+        let port = self.agent.clone();
+        if let Some(port) = &port {
+            port.pause();
+        }
+        let until = Instant::now() + Duration::from_secs(limits.seconds);
+        let begun = source.command("migrate", uri);
+        let ended = begun.and_then(|_| wait_for_switch(&mut source, until, stream));
+        std::fs::remove_file(folder.file(STREAM_SOCKET)).unwrap_or(());
+        let status = match ended {
+            Ok(status) => status,
+            Err(error) => {
+                wait_until_running(&mut source).context(error.to_string())?;
+                if let Some(port) = &port {
+                    port.resume();
+                }
+                let log = to.log_tail();
+                return Err(error.context(format!(
+                    "the migration failed, guest {} continues\n{log}",
+                    self.state.name
+                )));
+            }
+        };
+        // The destination runs the guest from here on.
+        if let Some(port) = &port {
+            port.move_to(agent)?;
+        }
+        self.console.connect(console)?;
+        self.state.qemu = Some(to.id());
+        if let Some(mut old) = self.qemu.replace(to) {
+            // Killed, because at a normal end QEMU would remove sockets that the new one uses.
+            old.kill()?;
+        }
+        self.recipe.qemu = qemu;
+        for (new, name) in [(NEXT_QMP, QMP_SOCKET), (NEXT_MONITOR, MONITOR_SOCKET)] {
+            std::fs::rename(folder.file(new), folder.file(name))?;
+        }
+        self.save()?;
+        wait_until_running(&mut destination)?;
+        Ok(status)
+    }
+}
+
+/// Connects to the monitor of a QEMU that may be starting.
+fn connect(socket: &Path) -> Result<Qmp> {
+    let connected = wait_until(START_LIMIT, || Qmp::connect(socket).ok());
+    connected.with_context(|| format!("no monitor at {}", socket.display()))
+}
+
+fn wait_until_running(qmp: &mut Qmp) -> Result<()> {
+    let runs = wait_until(START_LIMIT, || {
+        let state = qmp.command("query-status", json!({}));
+        state
+            .is_ok_and(|state| state["running"] == true)
+            .then_some(())
+    });
+    runs.context("the guest does not run")
+}
+
+/// Waits for the end of a migration and reports its progress. Cancels it at `until`, at an interrupt and at the end of the client.
+fn wait_for_switch(source: &mut Qmp, until: Instant, stream: &UnixStream) -> Result<Value> {
+    let mut cancelled: Option<String> = None;
+    loop {
+        let status = source.command("query-migrate", json!({}))?;
+        let number = |key: &str| status["ram"][key].as_u64().unwrap_or_default();
+        match status["status"].as_str().unwrap_or_default() {
+            "completed" => return Ok(status),
+            "failed" | "cancelled" => {
+                let reason = cancelled.or(status["error-desc"].as_str().map(str::to_owned));
+                bail!(reason.unwrap_or_else(|| "QEMU has reported no reason".to_owned()))
+            }
+            _ => {}
+        }
+        let progress = MigrationProgress {
+            transferred: number("transferred"),
+            remaining: number("remaining"),
+        };
+        let reason = match send(stream, &MigrationMessage::Progress(progress)) {
+            Err(error) => Some(error.to_string()),
+            Ok(()) if interrupted() => Some("the guest is being ended".to_owned()),
+            Ok(()) if Instant::now() > until => Some(
+                "the time limit is exceeded; hint: set a longer --within or a longer --downtime-limit"
+                    .to_owned(),
+            ),
+            Ok(()) => None,
+        };
+        if let (Some(reason), None) = (reason, &cancelled) {
+            source.command("migrate_cancel", json!({}))?;
+            cancelled = Some(reason);
+        }
+        std::thread::sleep(PROGRESS_INTERVAL);
+    }
+}
+
+type Buckets = Vec<(u64, u64)>;
+
+/// Returns the durations of the stops of each export: pairs of nanoseconds and count.
+fn queue_stops(client: &Client) -> Result<BTreeMap<String, Buckets>> {
+    let statistics: Statistics = client.get("/v1/statistics")?;
+    let times = statistics.queue_times.into_iter();
+    Ok(times
+        .map(|times| (times.export, times.stop.buckets))
+        .collect())
+}
+
+/// Returns the values that a histogram has gained, ascending.
+fn new_values(before: Option<&Buckets>, after: Option<&Buckets>) -> Vec<u64> {
+    let before: BTreeMap<u64, u64> = before.into_iter().flatten().copied().collect();
+    let after = after.into_iter().flatten();
+    let new = after.flat_map(|(value, count)| {
+        let known = before.get(value).copied().unwrap_or(0);
+        std::iter::repeat_n(*value, count.saturating_sub(known) as usize)
+    });
+    new.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exports_of_a_second_qemu_have_a_suffix() {
+        let first = json!({ "kind": "vhost-blk", "name": "b0", "disk": "d0", "socket": "/run/b0.sock", "queues": 2, "status": {} });
+        let moved = MovedExport::new(first.clone()).unwrap();
+        let second = json!({ "kind": "vhost-blk", "name": "b0.2", "disk": "d0", "socket": "/run/b0.sock.2", "queues": 2 });
+        assert_eq!(moved.to, second);
+        let back = MovedExport::new(second).unwrap();
+        assert_eq!(
+            (&back.to["name"], &back.to["socket"]),
+            (&first["name"], &first["socket"])
+        );
+    }
+
+    #[test]
+    fn only_whole_paths_of_sockets_are_replaced() {
+        let words = [
+            "-chardev",
+            "socket,id=b0-socket,path=/run/b0,reconnect=1",
+            "socket,id=b1-socket,path=/run/b0.sock",
+            "-qmp",
+            "unix:/run/qmp.sock,server=on,wait=off",
+        ];
+        let words = words.map(str::to_owned);
+        let pairs = [("/run/b0", "/run/b0.2"), ("/run/qmp.sock", "/run/next")];
+        let pairs = pairs.map(|(from, to)| (from.to_owned(), to.to_owned()));
+        assert_eq!(
+            with_sockets(&words, &pairs),
+            [
+                "-chardev",
+                "socket,id=b0-socket,path=/run/b0.2,reconnect=1",
+                "socket,id=b1-socket,path=/run/b0.sock",
+                "-qmp",
+                "unix:/run/next,server=on,wait=off",
+            ]
+        );
+    }
+
+    #[test]
+    fn stops_are_those_since_the_start() {
+        let before = vec![(100, 2), (500, 1)];
+        let after = vec![(100, 3), (200, 2), (500, 1)];
+        assert_eq!(new_values(Some(&before), Some(&after)), [100, 200, 200]);
+        assert!(new_values(None, None).is_empty());
+    }
+}
