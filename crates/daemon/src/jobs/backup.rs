@@ -285,6 +285,7 @@ impl Prepared {
             read_only: true,
             addresses: vec![pull.address.clone()],
             dirty,
+            tls: false,
         };
         let open = transports
             .nbd
