@@ -1,6 +1,7 @@
 //! Live migration between two QEMUs, with one daemon for both sides or with one for each.
 #![forbid(unsafe_code)]
 
+use end_to_end::ceph::Ceph;
 use end_to_end::rig::{free_portal, kernel_is_content};
 use end_to_end::{Context, DaemonBuilder, Guest, GuestBuilder, Result, Rig, Scratch, ensure};
 use serde_json::Value;
@@ -207,6 +208,40 @@ fn guest_migrates_between_two_daemons() -> Result<()> {
     fails_to_migrate(&mut guest, &machine(&sides[1], PACKED), &first, &mut second)?;
     loads.verify(&mut guest)?;
     migrates(&mut guest, &sides, PACKED, &mut [&mut first, &mut second])?;
+    guest.kill()?;
+    drop(second);
+    Ok(())
+}
+
+/// Both daemons have the image open. librbd moves the exclusive lock of the image to the daemon that writes.
+#[test]
+fn guest_migrates_between_two_daemons_with_rbd_images() -> Result<()> {
+    let ceph = Ceph::start()?;
+    let disk = |number: u8| -> Result<String> {
+        let image = format!("rbd/m{number}");
+        ceph.rbd(&["create", &image, "--size", "32M"])?;
+        let same = format!("serial=RBD-{number},wwn=500000000000001{number}");
+        Ok(format!(
+            "d{number}={},lock=cooperative,{same}",
+            ceph.disk(&image)
+        ))
+    };
+    let disks = [disk(1)?, disk(2)?];
+    let describe = |daemon: DaemonBuilder| {
+        let daemon = disks.iter().fold(daemon, |daemon, disk| daemon.disk(disk));
+        daemon.vhost_blk("d1").vhost_scsi("c").lun("c/0:0=d2")
+    };
+    let mut first = Rig::new(describe)?;
+    let mut second = first.beside(describe)?;
+    let sides = [&first, &second].map(|rig| ["d1", "c"].map(|name| rig.socket(name)));
+    let mut guest = machine(&sides[0], "packed=off").boot()?;
+    guest.wait_for_disks(&DISKS)?;
+    migrates(
+        &mut guest,
+        &sides,
+        "packed=off",
+        &mut [&mut first, &mut second],
+    )?;
     guest.kill()?;
     drop(second);
     Ok(())
