@@ -61,7 +61,7 @@ profile: ## Records hot code under load of every transport in profile/, for buil
 	@scripts/setup profile
 	@scripts/profile $(target_directory) $(compiler) $(DRIVER_CPU) $(DEVICE_CPU)
 
-demo: ## Serves two disks to a real guest, measures them there and shows the latency of each stage
+demo: ## Measures two disks in a real guest and shows the latency of each stage; stays until Enter, or for DEMO_SECONDS
 	@scripts/setup demo
 	@echo "demo: building in release"
 	@$(release) --quiet -p lunette -p xtask

@@ -5,7 +5,7 @@ mod page;
 
 use anyhow::{Context, Result, bail};
 use end_to_end::{Daemon, DaemonBuilder, Guest, GuestBuilder, Scratch};
-use page::Page;
+use page::{Page, Stay};
 use serde_json::Value;
 use std::io::{IsTerminal, Read};
 use std::time::{Duration, Instant};
@@ -20,6 +20,22 @@ const CPUS: u32 = 2;
 
 /// Requests in flight during the report, one value after the other.
 const SHOWN_DEPTHS: [u32; 3] = [1, DEPTH, 4 * DEPTH];
+
+/// Commands for the first steps after the demonstration, with their purpose. `make demo` has built `lunette` only.
+const NEXT: [(&str, &str); 3] = [
+    (
+        "target/release/lunette serve --disk d0=ram:512M --vhost-blk d0:/tmp/d0.sock",
+        "serve a disk to a guest of yours; docs/getting-started.md has QEMU's options",
+    ),
+    (
+        "make build && target/release/lunette vm plan scsi:4x1 blk:2",
+        "print the commands for a guest with these disks on both transports",
+    ),
+    (
+        "make build && target/release/lunette doctor",
+        "find settings of this host that make disks slow",
+    ),
+];
 
 /// A disk and its export on each transport.
 struct Disk {
@@ -63,9 +79,9 @@ pub fn run() -> Result<()> {
 fn show() -> Result<()> {
     let ink = Ink::new();
     let scratch = Scratch::new()?;
+    let stay = Stay::of_this_process()?;
     let page = Page::new(&scratch)?;
-    let builder = page
-        .serve(DaemonBuilder::new(&scratch))
+    let builder = DaemonBuilder::new(&scratch)
         .release()
         .disk("ram=ram:256M")
         .disk("file=file:vm.raw,cache=none")
@@ -88,7 +104,7 @@ fn show() -> Result<()> {
         ink.heading("One daemon, one guest, two transports to the same disks")
     );
     println!("  {}", ink.faint(&builder.command_line()));
-    let mut daemon = builder.start()?;
+    let mut daemon = page.serve(builder).start()?;
     println!("  daemon up, process {}", daemon.process().id());
 
     println!("  preparing the guest: workload program, initramfs, check of KVM");
@@ -121,6 +137,7 @@ fn show() -> Result<()> {
     compare(&mut guest, &devices, &ink)?;
     stages(&daemon.latency(&["--json"])?, &ink)?;
     show_page(&page, &daemon, &scratch, &mut guest, &devices, &ink)?;
+    page.linger(stay)?;
 
     guest.power_off()?;
     let status = daemon.stop(Duration::from_secs(10))?;
@@ -134,10 +151,14 @@ fn show() -> Result<()> {
         "\n{}",
         ink.heading("The guest and the daemon have ended, and their files are removed.")
     );
+    println!("\n{}", ink.heading("Try next"));
+    for (command, purpose) in NEXT {
+        println!("  {command}\n      {}", ink.faint(purpose));
+    }
     Ok(())
 }
 
-/// Prints the address of the daemon's page, with a report and a screenshot under load.
+/// Creates a report and a screenshot of the daemon's page under load.
 fn show_page(
     page: &Page,
     daemon: &Daemon,
@@ -162,8 +183,7 @@ fn show_page(
             "  no picture of the page, because Chromium is not installed; hint: apt-get install chromium"
         ),
     }
-    println!("  page of the daemon:  {}", page.url());
-    page.linger()
+    Ok(())
 }
 
 /// Returns the device names. The kernel names virtio-blk disks in order, but SCSI disks as they are found.

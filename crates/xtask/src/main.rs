@@ -19,7 +19,8 @@ struct Command {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Serve two disks to a guest through both transports, measure them, and stop the daemon and the guest
+    /// Serve two disks to a guest through both transports and measure them. At a terminal, the daemon and the guest run until Enter,
+    /// otherwise for DEMO_SECONDS
     Demo,
     /// Start a Ceph cluster with two images, run a command with --conf, --id, --image and --peer-image, and stop the cluster
     Ceph {

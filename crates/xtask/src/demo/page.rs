@@ -1,6 +1,6 @@
 //! Web page of the demonstration's daemon: address and token, and a report under load with a screenshot if a browser is installed.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use end_to_end::{Daemon, DaemonBuilder, Profile, Scratch};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vm::{Process, interrupted, lunette_program, tool, workspace};
 
 /// Duration of a report in seconds.
@@ -72,18 +72,36 @@ impl Page {
         Ok(Report { file, process })
     }
 
-    /// Keeps the daemon and the guest running until Enter or Ctrl-C, if stdin and stdout are terminals.
-    pub fn linger(&self) -> Result<()> {
-        let input = std::io::stdin();
-        if !input.is_terminal() || !std::io::stdout().is_terminal() {
-            return Ok(());
+    /// Prints the URL and keeps the daemon and the guest running. Without a time to stay, the URL is not printed, because it would be
+    /// invalid when it is read.
+    pub fn linger(&self, stay: Stay) -> Result<()> {
+        let until = match stay {
+            Stay::No => {
+                println!(
+                    "  no page of the daemon to open: the demonstration ends now; hint: DEMO_SECONDS=60 make demo"
+                );
+                return Ok(());
+            }
+            Stay::UntilEnter => None,
+            Stay::Seconds(seconds) => Some(Instant::now() + Duration::from_secs(seconds)),
+        };
+        println!("  page of the daemon:  {}", self.url());
+        match stay {
+            Stay::Seconds(seconds) => {
+                println!("  the daemon and the guest run for {seconds} s more, or until Ctrl-C");
+            }
+            _ => println!("  the daemon and the guest run until you press Enter"),
         }
-        println!("  the daemon and the guest run until you press Enter");
-        while !interrupted() {
-            let second = Timespec {
-                tv_sec: 1,
-                tv_nsec: 0,
-            };
+        let input = std::io::stdin();
+        let second = Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        while !interrupted() && until.is_none_or(|until| Instant::now() < until) {
+            if until.is_some() {
+                std::thread::sleep(Duration::from_millis(200));
+                continue;
+            }
             let mut waited = [PollFd::new(&input, PollFlags::IN)];
             if poll(&mut waited, Some(&second)).is_ok_and(|ready| ready > 0) {
                 input.read_line(&mut String::new())?;
@@ -91,6 +109,37 @@ impl Page {
             }
         }
         Ok(())
+    }
+}
+
+/// Time that the daemon and the guest stay after the measurements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stay {
+    /// The demonstration ends at once.
+    No,
+    UntilEnter,
+    Seconds(u64),
+}
+
+impl Stay {
+    /// Returns the time for this terminal and the variable `DEMO_SECONDS`.
+    ///
+    /// # Errors
+    /// The variable is no number.
+    pub fn of_this_process() -> Result<Stay> {
+        let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+        Stay::of(is_terminal, std::env::var("DEMO_SECONDS").ok().as_deref())
+    }
+
+    fn of(is_terminal: bool, seconds: Option<&str>) -> Result<Stay> {
+        match seconds.filter(|text| !text.is_empty()) {
+            Some("0") => Ok(Stay::No),
+            Some(text) => text.parse().map(Stay::Seconds).map_err(|_| {
+                anyhow!("DEMO_SECONDS={text} is no number; hint: DEMO_SECONDS=60 make demo")
+            }),
+            None if is_terminal => Ok(Stay::UntilEnter),
+            None => Ok(Stay::No),
+        }
     }
 }
 
@@ -144,4 +193,25 @@ fn kept_at() -> Result<PathBuf> {
     let folder = folder.join("demo");
     std::fs::create_dir_all(&folder)?;
     Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn demonstration_stays_at_a_terminal_or_for_the_given_seconds() {
+        for (is_terminal, seconds, expected) in [
+            (true, None, Stay::UntilEnter),
+            (true, Some(""), Stay::UntilEnter),
+            (true, Some("5"), Stay::Seconds(5)),
+            (false, None, Stay::No),
+            (false, Some("60"), Stay::Seconds(60)),
+            (false, Some("0"), Stay::No),
+        ] {
+            assert_eq!(Stay::of(is_terminal, seconds).unwrap(), expected);
+        }
+        let error = Stay::of(false, Some("a minute")).unwrap_err().to_string();
+        assert!(error.contains("DEMO_SECONDS=a minute"), "{error}");
+    }
 }
