@@ -3,7 +3,7 @@
 
 use control::{Client, Method};
 use end_to_end::http::Events;
-use end_to_end::{Daemon, IscsiSession, Result, Rig, bail, client, ensure};
+use end_to_end::{Context, Daemon, IscsiSession, Result, Rig, bail, client, ensure};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -182,5 +182,56 @@ fn live_stream_has_continuous_moments_and_events() -> Result<()> {
     let (_, after) = live.hear()?;
     let after: Value = serde_json::from_str(&after)?;
     ensure!(after["status"]["disks"][1]["name"] == "e", "{after}");
+    Ok(())
+}
+
+/// Returns how often a thread of the daemon has gone to sleep.
+fn sleeps(pid: u32, thread: &str) -> Result<u64> {
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let folder = task?.path();
+        if std::fs::read_to_string(folder.join("comm"))?.trim() != thread {
+            continue;
+        }
+        let status = std::fs::read_to_string(folder.join("status"))?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        return Ok(line.context("no line")?.trim().parse()?);
+    }
+    bail!("no thread {thread}")
+}
+
+/// A load that begins after a pause is recorded from its first second on, and an idle daemon does not wake up for its history.
+#[test]
+fn history_records_activity_and_costs_nothing_without() -> Result<()> {
+    let rig = Rig::new(|daemon| daemon.disk("d=ram:1M").vhost_blk("d"))?;
+    let history = || -> Result<Value> {
+        let path = "/v1/history?disk=d&interval=second";
+        Ok(control::get(&rig.daemon.control(), path)?)
+    };
+    let status: control::Status = control::get(&rig.daemon.control(), "/v1/status")?;
+    let pid = status.pid;
+    let is_asleep = || {
+        let before = sleeps(pid, "history").ok()?;
+        std::thread::sleep(Duration::from_secs(3));
+        (sleeps(pid, "history").ok()? == before).then_some(())
+    };
+    for round in 1..3 {
+        vm::wait_until(Duration::from_secs(60), is_asleep).context("it does not sleep")?;
+        let load = vhost_frontend::VerifiedLoad::start(&rig.socket("d"))?;
+        load.expect_progress(Duration::from_secs(60))?;
+        std::thread::sleep(Duration::from_secs(3));
+        ensure!(load.finish()? > 0);
+        let found = history()?;
+        let sum = |name: &str| -> u64 {
+            let values = found[name].as_array().into_iter().flatten();
+            values.filter_map(Value::as_u64).sum()
+        };
+        let seconds = found["at"].as_array().map_or(0, Vec::len);
+        ensure!(seconds >= 3 * round, "{found}");
+        ensure!(sum("writes") > 0 && sum("p99_ns") > 0, "{found}");
+    }
+    let unknown = control::get::<Value>(&rig.daemon.control(), "/v1/history?disk=x");
+    ensure!(unknown.is_err());
     Ok(())
 }

@@ -8,6 +8,7 @@
 mod client;
 mod configuration;
 mod event;
+mod history;
 mod keys;
 mod log;
 pub mod objects;
@@ -24,6 +25,7 @@ use std::path::PathBuf;
 pub use client::{Client, ClientError, Method, escape, get, latency_path};
 pub use configuration::{Accepted, Changes, Objects, Summary};
 pub use event::Event;
+pub use history::{DiskHistory, HistoryInterval};
 pub use keys::Keys;
 pub use log::Log;
 pub use plural::counted;

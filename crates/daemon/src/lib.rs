@@ -17,6 +17,7 @@ mod equal_secrets;
 mod exports;
 mod handover;
 mod helper_threads;
+mod history;
 mod identities;
 mod jobs;
 mod limits;

@@ -13,6 +13,7 @@ use latency::Snapshot;
 use crate::bitmaps::Bitmaps;
 use crate::control::View;
 use crate::exports;
+use crate::history::History;
 use crate::jobs::{Context, Jobs};
 use crate::logs::LogHandle;
 use crate::objects::{EventBus, Live, Manager, Servers, bodies, served};
@@ -33,6 +34,7 @@ pub(crate) struct Overview {
     pub(crate) jobs: Jobs,
     pub(crate) bitmaps: Arc<Bitmaps>,
     pub(crate) started: Instant,
+    pub(crate) history: Arc<History>,
     /// Changes made at run time are persisted.
     pub(crate) keeps: bool,
     pub(crate) damaged: DamagedFiles,

@@ -175,6 +175,9 @@ pub struct SlowReport {
     pub length: u64,
     /// Time since the end of the request.
     pub age_ns: u64,
+    /// End of the request in milliseconds since 1970, if known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_ms: Option<u64>,
     /// Time from noticed to notified.
     pub total_ns: u64,
     /// Time of each stage since noticed.
@@ -202,6 +205,7 @@ impl SlowReport {
             lba_512: slow.offset / 512,
             length: slow.length,
             age_ns: slow.age_ns,
+            ended_ms: slow.ended_ms,
             total_ns: slow.total_ns,
             stages_ns: stages.zip(slow.stages_ns).collect(),
             way: slow.stages_ns,
@@ -224,7 +228,13 @@ impl fmt::Display for SlowReport {
         if let Some(UnitAddress { target, lun }) = self.unit {
             write!(f, " unit {target}:{lun}")?;
         }
-        writeln!(f, ", {} ago", time(self.age_ns as f64))?;
+        write!(f, ", {} ago", time(self.age_ns as f64))?;
+        if let Some(ended_ms) = self.ended_ms {
+            let seconds = ended_ms / 1000;
+            let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+            write!(f, " at {hours:02}:{minutes:02}:{:02} UTC", seconds % 60)?;
+        }
+        writeln!(f)?;
         let at = |stage: Stage| self.way.get(stage as usize).copied().unwrap_or(0);
         write!(f, "         ")?;
         for span in Span::STEPS {
@@ -317,6 +327,8 @@ mod tests {
             offset: 4096,
             length: 512,
             age_ns: 2_000_000_000,
+            // 11,045 seconds after midnight.
+            ended_ms: Some(20_000 * 86_400_000 + 11_045_900),
             total_ns: 5000,
             stages_ns: [0, 100, 200, 1200, 1300, 1400, 4400, 4500, 5000],
         });
@@ -326,7 +338,7 @@ mod tests {
         assert_eq!((slow.lba_512, slow.stages_ns["reaped"]), (8, 4400));
         assert_eq!(
             slow.to_string(),
-            " 5.00 us  write at byte 4096 + 512, tag 7, d0/0 disk d0 worker 0, 2.00 s ago\n         \
+            " 5.00 us  write at byte 4096 + 512, tag 7, d0/0 disk d0 worker 0, 2.00 s ago at 03:04:05 UTC\n         \
              \u{20}popped +100 ns parsed +100 ns awaited +1.00 us received +100 ns submitted +100 ns \
              reaped +3.00 us answered +100 ns notified +500 ns"
         );

@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use ::control::Status;
@@ -17,6 +17,7 @@ use crate::blocking_call::no_thread;
 use crate::control::{self, Api, Audience, BindError, Names, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
 use crate::handover::{Ending, Handover, Item};
+use crate::history::{History, Sampler};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{
@@ -112,8 +113,9 @@ pub struct Running {
     control: Option<control::Server>,
     api: Option<control::TcpServer>,
     metrics: Option<metrics::Listener>,
-    // Held only for its drop.
+    // Held only for their drop.
     _uevents: Option<Uevents>,
+    _sampler: Option<Sampler>,
     manager: Option<ManagerThread>,
     overview: Arc<Overview>,
     ready: Vec<ReadyExport>,
@@ -145,12 +147,14 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
     let servers = start_servers(&config, &damaged, options.without_stamps)?;
     let keeps = state_store.is_some();
     let (mut owner, inbox) = Owner::new(config, Arc::clone(&servers), state_store, damaged.clone());
+    let started = Instant::now();
     let overview = Arc::new(Overview {
+        history: History::new(started),
         live: owner.live(),
         servers,
         jobs: owner.jobs.clone(),
         bitmaps: Arc::clone(&owner.disks.bitmaps),
-        started: Instant::now(),
+        started,
         keeps,
         damaged,
         log: options.log,
@@ -192,6 +196,7 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         api,
         metrics,
         _uevents: listen_to_uevents(&manager),
+        _sampler: record_history(&overview),
         manager: Some(manager),
         overview,
         ready: result.ready,
@@ -336,6 +341,20 @@ fn serve_metrics(
     let tls = overview.servers.api_tls.clone();
     metrics::Listener::start(entrance, view, tokens, tls)
         .map_err(|error| format!("cannot serve metrics on {address}: {error}").into())
+}
+
+/// Records the history of all disks. The daemon can serve without it.
+fn record_history(overview: &Arc<Overview>) -> Option<Sampler> {
+    let live = Arc::clone(&overview.live);
+    let disks = move || {
+        let live = live.read().unwrap_or_else(PoisonError::into_inner);
+        live.disks.keys().cloned().collect()
+    };
+    let history = Arc::clone(&overview.history);
+    let sampler = Sampler::start(history, overview.servers.pool.clone(), disks);
+    sampler
+        .inspect_err(|error| tracing::warn!(%error, "cannot start a thread, disks have no history"))
+        .ok()
 }
 
 /// Listens to uevents. Without them, sizes are checked only at status and reload requests.
@@ -535,6 +554,7 @@ impl Reloader {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        self._sampler = None;
         self.end_clients();
         // Remaining readers must keep no disk open: closing an image releases its reservations.
         let mut live = self.overview.write_live();

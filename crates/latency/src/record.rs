@@ -4,7 +4,7 @@
 //! the shared cache lines. Values that are read together may be a few requests apart. Aligned, so that no two queues share
 //! a cache line.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::parts::PartPermit;
@@ -228,6 +228,22 @@ impl QueueRecord {
             disk.or_default().merge(&latencies);
         }
         snapshot
+    }
+
+    /// Adds the total times of all requests to `totals`, by disk. Requests without a disk are left out.
+    pub fn add_totals(&self, clock: &Clock, totals: &mut BTreeMap<String, SparseHistogram>) {
+        let parts = self.parts().records.clone();
+        let own = (!self.labels.disk.is_empty()).then_some(self);
+        for record in parts.iter().map(|part| &**part).chain(own) {
+            let used = record.operations.iter().filter_map(OnceLock::get);
+            for spans in used {
+                let total = SparseHistogram::from_ticks(&spans[Span::Total as usize], clock);
+                if !total.is_empty() {
+                    let sum = totals.entry(record.labels.disk.clone()).or_default();
+                    sum.merge(&total);
+                }
+            }
+        }
     }
 
     /// Returns the own measurements, without parts.

@@ -74,6 +74,9 @@ pub struct SlowRequestSnapshot {
     pub length: u64,
     /// Time since the notification.
     pub age_ns: u64,
+    /// Time of the notification in milliseconds since 1970. The API sets it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_ms: Option<u64>,
     /// Time from noticed to notified.
     pub total_ns: u64,
     /// Time from noticed to each stage, in the order of [`Stage::ALL`].
@@ -161,6 +164,7 @@ impl SlowLog {
                 offset: request.offset,
                 length: request.length,
                 age_ns: clock.nanos(now.since(request.notified())),
+                ended_ms: None,
                 total_ns: clock.nanos(request.ticks()),
                 stages_ns: request.stamps.as_array().map(since),
             }

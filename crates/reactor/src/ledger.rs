@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use bdev::Disk;
 use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
-use latency::{Clock, Labels, QueueRecord, QueueSnapshot, Stamp, Word};
+use latency::{Clock, Labels, QueueRecord, QueueSnapshot, SparseHistogram, Stamp, Word};
 
 use crate::time_use::TimeWords;
-use crate::{RateLimit, WorkerCounters};
+use crate::{Activity, RateLimit, WorkerCounters};
 
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -198,14 +198,22 @@ pub(crate) struct Ledger {
     pub iterations: IterationCounters,
     clock: Clock,
     known: Mutex<Known>,
+    /// Reported to when the worker wakes up for a client or a disk.
+    pub activity: Arc<Activity>,
 }
 
 impl Ledger {
     pub fn new(clock: Clock) -> Arc<Ledger> {
+        Ledger::reporting_to(clock, Arc::default())
+    }
+
+    /// Creates a ledger. Its worker reports to `activity`.
+    pub fn reporting_to(clock: Clock, activity: Arc<Activity>) -> Arc<Ledger> {
         Arc::new(Ledger {
             iterations: IterationCounters::default(),
             clock,
             known: Mutex::default(),
+            activity,
         })
     }
 
@@ -289,6 +297,14 @@ impl Ledger {
             }
         }
         all.into_values().collect()
+    }
+
+    /// Adds the total times of the requests of all current queues to `totals`, by disk.
+    pub fn add_totals(&self, totals: &mut BTreeMap<String, SparseHistogram>) {
+        let live = self.known().live.clone();
+        for record in live {
+            record.add_totals(&self.clock, totals);
+        }
     }
 
     /// Adds the counters of each disk to `sums`, by name.

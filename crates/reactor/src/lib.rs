@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod accepting;
+mod activity;
 mod admission;
 mod attaching;
 mod disk_waits;
@@ -31,6 +32,7 @@ mod waiting;
 mod worker;
 
 pub use accepting::Accepting;
+pub use activity::Activity;
 pub use disks::{DiskHandle, Io, Tag};
 pub use ledger::{DiskCounters, KindCounters};
 pub use mailbox::{WorkerGone, WorkerHandle};

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use latency::{Clock, QueueSnapshot};
+use latency::{Clock, QueueSnapshot, SparseHistogram};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use uring::{Event, Ring};
 
@@ -17,7 +17,7 @@ pub use block::ExportPlacement;
 
 use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};
-use crate::{DiskCounters, PollLimits, Worker, WorkerCounters};
+use crate::{Activity, DiskCounters, PollLimit, PollLimits, Worker, WorkerCounters};
 
 /// Start options of the shared workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,6 +149,7 @@ pub struct Pool {
     clock: Clock,
     recording: AtomicBool,
     next: AtomicU32,
+    activity: Arc<Activity>,
 }
 
 impl Pool {
@@ -164,10 +165,11 @@ impl Pool {
             clock: Clock::new(),
             recording: AtomicBool::new(true),
             next: AtomicU32::new(0),
+            activity: Arc::default(),
         };
         for index in 0..options.count {
             let cpu = options.cpus.get(index as usize).copied();
-            let ledger = Ledger::new(pool.clock.clone());
+            let ledger = Ledger::reporting_to(pool.clock.clone(), pool.activity.clone());
             let slot = start_worker(index, cpu, options.poll, ledger)?;
             pool.lock().slots.push(slot);
         }
@@ -284,7 +286,10 @@ impl Pool {
                 }
                 (index, slot.ledger.clone())
             }
-            None => (state.slots.len(), Ledger::new(self.clock.clone())),
+            None => (
+                state.slots.len(),
+                Ledger::reporting_to(self.clock.clone(), self.activity.clone()),
+            ),
         };
         let worker = index as u32;
         let slot = start_worker(worker, None, self.poll, ledger)?;
@@ -317,6 +322,30 @@ impl Pool {
     pub fn snapshots(&self) -> Vec<QueueSnapshot> {
         let ledgers = self.ledgers();
         ledgers.iter().flat_map(|one| one.snapshots()).collect()
+    }
+
+    /// Returns the total times of the requests of all current queues, by disk. Requests for disks without separate measurements are left out.
+    pub fn totals(&self) -> BTreeMap<String, SparseHistogram> {
+        let mut totals = BTreeMap::new();
+        for ledger in self.ledgers() {
+            ledger.add_totals(&mut totals);
+        }
+        totals
+    }
+
+    /// Returns the waiting place that all workers report to when they wake up for a client or a disk.
+    pub fn activity(&self) -> &Arc<Activity> {
+        &self.activity
+    }
+
+    /// Returns true if workers always poll, so that they never wake up.
+    pub fn always_polls(&self) -> bool {
+        let PollLimits {
+            rings,
+            network,
+            disk,
+        } = self.poll;
+        [rings, network, disk].contains(&PollLimit::Always)
     }
 
     /// Returns the current queues with their workers.

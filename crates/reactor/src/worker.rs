@@ -311,18 +311,25 @@ impl Worker {
         }
         let noticed = self.io.now();
         self.time_use.woke(noticed, &self.ledger.iterations.time);
-        if self.polling.slept() {
+        let slept = self.polling.slept();
+        if slept {
             self.polling.woke(noticed);
         }
         if std::mem::take(&mut self.sleeps_hot) {
             self.disarm_hot();
         }
         let mut worked = !completions.is_empty();
+        let is_single = completions.len() == 1;
         for completion in completions.drain(..) {
             self.handle_completion(completion, noticed);
         }
         self.completions = completions;
-        if std::mem::take(&mut self.bell_rang) {
+        let bell_rang = std::mem::take(&mut self.bell_rang);
+        // Messages alone are no activity: the watchdog sends some to idle workers.
+        if slept && worked && !(is_single && bell_rang) {
+            self.ledger.activity.report();
+        }
+        if bell_rang {
             self.run_messages();
         }
         self.check_memory();

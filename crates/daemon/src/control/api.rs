@@ -28,8 +28,8 @@ use super::body_time::{BODY_TIME, is_timeout};
 use super::error_responses::problem;
 use super::{ErrorResponse, View, backups};
 use super::{
-    clients, configuration, disks, events, exports, health, jobs, latency, log, luns, metrics,
-    page, saved_state, status, upgrade, version,
+    clients, configuration, disks, events, exports, health, history, jobs, latency, log, luns,
+    metrics, page, saved_state, status, upgrade, version,
 };
 use crate::handover::Ending;
 use crate::jobs::Context;
@@ -293,6 +293,7 @@ fn described() -> OpenApiRouter<Api> {
 fn routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(latency::get))
+        .routes(routes!(history::get))
         .routes(routes!(log::show, log::change))
         .routes(routes!(metrics::metrics))
         .routes(routes!(metrics::statistics))

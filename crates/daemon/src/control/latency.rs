@@ -4,6 +4,8 @@
 //! The response is a [`latency::Snapshot`]; the client merges, subtracts and prints it. `select=DISK` returns the part of a shared queue
 //! that concerns the disk.
 
+use std::time::{Duration, SystemTime};
+
 use ::control::Status;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -70,6 +72,7 @@ fn select(
     let mut snapshot = view.snapshot();
     if with_slowest {
         name_disks(&mut snapshot, &view.status());
+        set_ends(&mut snapshot);
     }
     let Some(selector) = selector else {
         for queue in &mut snapshot.queues {
@@ -97,6 +100,16 @@ fn name_disks(snapshot: &mut Snapshot, status: &Status) {
             let there = export.luns.iter().find(|l| Some((l.target, l.lun)) == unit);
             slow.disk = there.map_or_else(String::new, |there| there.disk.clone());
         }
+    }
+}
+
+/// Sets the time of day at which each slow request ended.
+fn set_ends(snapshot: &mut Snapshot) {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let now = now.unwrap_or_default();
+    for slow in snapshot.queues.iter_mut().flat_map(|one| &mut one.slow) {
+        let ended = now.saturating_sub(Duration::from_nanos(slow.age_ns));
+        slow.ended_ms = u64::try_from(ended.as_millis()).ok();
     }
 }
 
@@ -181,6 +194,7 @@ mod tests {
             offset: 0,
             length: 512,
             age_ns: 1,
+            ended_ms: None,
             total_ns,
             stages_ns: [0; latency::Stage::COUNT],
         };

@@ -16,6 +16,7 @@ mod error_responses;
 mod events;
 mod exports;
 pub(crate) mod health;
+mod history;
 mod jobs;
 mod latency;
 mod log;
