@@ -8,6 +8,7 @@ use end_to_end::{Context, Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Component, Path, PathBuf};
+use std::process::Command;
 use vm::workspace;
 
 /// Cases in the table of `make bench` and their labels in the README.
@@ -660,4 +661,25 @@ fn marked_phrases_are_found_in_prose_only() {
         .map(|(_, line, prose)| (line, marks(&prose).len()))
         .collect();
     assert_eq!(found, [(1, 1), (5, 0)]);
+}
+
+/// Each alert fires for its problem, and none fires for a daemon without problems.
+#[test]
+fn alerts_fire_for_their_problems() -> Result<()> {
+    let output = Command::new("promtool")
+        .args(["test", "rules", "lunette.rules.test.yml"])
+        .current_dir(workspace().join("contrib/prometheus"))
+        .output()
+        .context("cannot run promtool; hint: apt-get install prometheus")?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{text}");
+    let file = |name: &str| std::fs::read_to_string(workspace().join("contrib/prometheus").join(name));
+    let tested = file("lunette.rules.test.yml")?;
+    for line in file("lunette.rules.yml")?.lines() {
+        if let Some(alert) = line.trim().strip_prefix("- alert: ") {
+            let name = format!("alertname=\"{alert}\"");
+            ensure!(tested.contains(&name), "{alert} has no test");
+        }
+    }
+    Ok(())
 }

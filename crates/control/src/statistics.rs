@@ -49,6 +49,18 @@ pub struct WorkerStatistics {
     pub sleeps: u64,
     /// Number of executed messages.
     pub messages: u64,
+    /// Time in iterations with work, in nanoseconds.
+    #[serde(default)]
+    pub work_ns: u64,
+    /// Time of polling that found work, in nanoseconds.
+    #[serde(default)]
+    pub poll_found_ns: u64,
+    /// Time of polling that found no work, in nanoseconds.
+    #[serde(default)]
+    pub poll_empty_ns: u64,
+    /// Time asleep, in nanoseconds.
+    #[serde(default)]
+    pub sleep_ns: u64,
 }
 
 /// Counters of an iSCSI initiator at a target, over all its sessions.

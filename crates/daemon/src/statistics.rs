@@ -19,6 +19,10 @@ pub fn worker(worker: u32, counters: WorkerCounters) -> WorkerStatistics {
         empty_iterations: counters.empty_iterations,
         sleeps: counters.sleeps,
         messages: counters.messages,
+        work_ns: counters.work_ns,
+        poll_found_ns: counters.poll_found_ns,
+        poll_empty_ns: counters.poll_empty_ns,
+        sleep_ns: counters.sleep_ns,
     }
 }
 

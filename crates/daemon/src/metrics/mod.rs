@@ -59,6 +59,7 @@ pub fn render(status: &Status, statistics: &Statistics) -> String {
     write_workers(&mut page, statistics);
     write_disks(&mut page, status, statistics);
     write_listeners(&mut page, status);
+    write_refused_logins(&mut page, status);
     write_jobs(&mut page, statistics);
     write_bitmaps(&mut page, statistics);
     write_exports(&mut page, status);
@@ -128,6 +129,20 @@ fn write_workers(page: &mut Page, statistics: &Statistics) {
     let mut sleeps = page.family("lunette_worker_sleeps_total", Kind::Counter, help);
     for one in workers {
         sleeps.sample(&[("worker", &one.worker.to_string())], one.sleeps);
+    }
+    let help = "Time of a worker, by activity.";
+    let mut times = page.family("lunette_worker_seconds_total", Kind::Counter, help);
+    for one in workers {
+        let worker = one.worker.to_string();
+        for (activity, nanos) in [
+            ("work", one.work_ns),
+            ("poll_found", one.poll_found_ns),
+            ("poll_empty", one.poll_empty_ns),
+            ("sleep", one.sleep_ns),
+        ] {
+            let seconds = Duration::from_nanos(nanos).as_secs_f64();
+            times.sample(&[("worker", &worker), ("activity", activity)], seconds);
+        }
     }
     let help = "Messages from the control plane that a worker ran between iterations.";
     let mut messages = page.family("lunette_worker_messages_total", Kind::Counter, help);
@@ -218,6 +233,22 @@ fn write_listeners(page: &mut Page, status: &Status) {
         let listeners = status.waiting_listeners.iter();
         let count = listeners.filter(|one| one.kind == kind).count();
         waiting.sample(&[("kind", kind)], count);
+    }
+}
+
+fn write_refused_logins(page: &mut Page, status: &Status) {
+    let help = "Refused logins of iSCSI initiators that have tried within the last hour and have had no session since.";
+    let mut refused = page.family("lunette_logins_refused", Kind::Gauge, help);
+    let mut counts = BTreeMap::new();
+    for login in &status.refused_logins {
+        let export = login.export.as_deref().unwrap_or("discovery");
+        // A target that is not configured could be any name.
+        if login.export.is_none() || status.exports.iter().any(|one| one.name == export) {
+            *counts.entry(export).or_insert(0) += login.count;
+        }
+    }
+    for (export, count) in counts {
+        refused.sample(&[("export", export)], count);
     }
 }
 

@@ -10,7 +10,7 @@ use control::statistics::{
     DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, QueueTimeStatistics,
     WorkerStatistics,
 };
-use control::{DiskStatus, ExportStatus, LunStatus};
+use control::{DiskStatus, ExportStatus, LunStatus, RefusedLogin};
 use latency::{Clock, Labels, QueueTimeline, Stamp, Stamps};
 
 use tls::ServerTls;
@@ -19,6 +19,7 @@ use super::*;
 use crate::control::View;
 use crate::tcp_service::{ListenAddress, TcpEntrance};
 
+const ALERTS: &str = include_str!("../../../../contrib/prometheus/lunette.rules.yml");
 const DASHBOARD: &str = include_str!("../../../../contrib/grafana/lunette.json");
 const DOCUMENT: &str = include_str!("../../../../docs/operations.md");
 
@@ -86,6 +87,16 @@ fn status() -> Status {
             reason: "Cannot assign requested address (os error 99)".to_owned(),
             next_try_seconds: 1,
         }],
+        refused_logins: ["e", "made-up"]
+            .map(|export| RefusedLogin {
+                export: Some(export.to_owned()),
+                initiator: "iqn.2026-11.org.example:i".to_owned(),
+                address: "192.0.2.1".to_owned(),
+                reason: "not admitted".to_owned(),
+                count: 3,
+                seconds: 5,
+            })
+            .to_vec(),
         ..Status::default()
     }
 }
@@ -103,6 +114,10 @@ fn statistics() -> Statistics {
             empty_iterations: 2,
             sleeps: 3,
             messages: 4,
+            work_ns: 1_500_000_000,
+            poll_found_ns: 0,
+            poll_empty_ns: 500_000_000,
+            sleep_ns: 8_000_000_000,
         }],
         disks: vec![DiskStatistics {
             operations: [("read".to_owned(), io)].into(),
@@ -351,6 +366,19 @@ fn dashboard_names_real_metrics_and_the_document_names_all() {
             "contrib/grafana/lunette.json: there is no metric {name}"
         );
     }
+    for name in names_in(ALERTS) {
+        let known = samples.iter().any(|sample| sample.0 == name);
+        assert!(
+            known,
+            "contrib/prometheus/lunette.rules.yml: there is no metric {name}"
+        );
+    }
+    let refused: Vec<_> = samples
+        .iter()
+        .filter(|sample| sample.0 == "lunette_logins_refused")
+        .collect();
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert_eq!(refused[0].2, 3.0);
     let documented = names_in(DOCUMENT);
     for name in types.keys() {
         assert!(

@@ -91,6 +91,7 @@ fn sample(seconds: u64) -> DaemonSample {
                     empty_iterations: 10 * seconds,
                     sleeps: seconds,
                     messages: 0,
+                    ..WorkerStatistics::default()
                 })
                 .collect(),
             disks: vec![disk("d0", 1500), disk("shared", 10)],
