@@ -308,7 +308,19 @@ fn row(name: &str) -> String {
     )
 }
 
-/// Changes by mouse and keyboard, each after a confirmation.
+/// Fills the fields of a question that a button asks, and submits it.
+fn answer(browser: &Browser, button: &str, fields: &[(&str, &str)]) -> Result<()> {
+    browser.click(&browser.find(button)?)?;
+    browser.until("return document.getElementById('ask').open")?;
+    for (field, text) in fields {
+        let field = browser.find(&format!("#ask [name={field}]"))?;
+        browser.script_of(&field, "arguments[0].value = ''")?;
+        browser.type_into(&field, text)?;
+    }
+    browser.click(&browser.find("#ask-do")?)
+}
+
+/// Changes by mouse and keyboard, each after a question that shows a refusal.
 #[test]
 fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
     let shown = serve()?;
@@ -333,7 +345,6 @@ fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
         browser.type_into(&browser.find(&format!("#add [name={field}]"))?, text)?;
     }
     browser.press(&["\u{e007}"])?;
-    browser.answer("Add the disk new, and serve it", None)?;
     browser.until(&format!("return Boolean({})", row("new")))?;
     browser.until("return document.getElementById('one-name').innerText === 'new'")?;
     let load = VerifiedLoad::start(&shown.rig.socket("new"))?;
@@ -341,31 +352,41 @@ fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
     browser.until(&format!("return !({}).includes('\\t-\\t')", row("new")))?;
     ensure!(load.finish()? > 0);
 
-    browser.click(&browser.find("#resize")?)?;
-    browser.answer("New size of new", Some("16777216"))?;
-    browser.answer("Resize new to 16777216 bytes?", None)?;
+    let closed = "return !document.getElementById('ask').open";
+    answer(&browser, "#resize", &[("size", "16M")])?;
     browser.until(&format!("return ({}).includes('16.0 MiB')", row("new")))?;
-    browser.click(&browser.find("#limit")?)?;
-    browser.answer("Maximum requests per second of new", Some("77"))?;
+    browser.until(closed)?;
+    answer(&browser, "#limit", &[("iops", "77"), ("bandwidth", "300M")])?;
     let limits = || {
         let disk = control::get::<serde_json::Value>(&shown.rig.daemon.control(), "/v1/disks/new");
-        (disk.ok()?["iops"] == 77).then_some(())
+        let disk = disk.ok()?;
+        (disk["iops"] == 77 && disk["bandwidth"] == 300 << 20).then_some(())
     };
     vm::wait_until(Duration::from_secs(30), limits).context("no limit comes")?;
-    // A refusal of the daemon is shown and stays visible.
-    browser.click(&browser.find("#snapshot")?)?;
-    browser.answer(
-        "new image on the daemon's machine",
-        Some("/no/such/folder/new.qcow2"),
-    )?;
-    browser.answer("Continue new in /no/such/folder/new.qcow2?", None)?;
-    browser
-        .until("return document.getElementById('problem').innerText.startsWith('snapshot: ')")?;
-    browser.until("return !document.getElementById('problem').hidden")?;
-    browser.script("document.querySelectorAll('#disks button').forEach(one => { if (one.innerText === 'odd') one.click(); })")?;
+    browser.until(closed)?;
+    // A wrong size and a refusal of the daemon appear beside the button, and the input stays.
+    let refused = |text: &str| {
+        let problem = "document.getElementById('ask-problem').innerText";
+        browser.until(&format!("return {problem}.includes('{text}')"))
+    };
+    answer(&browser, "#resize", &[("size", "large")])?;
+    refused("large: give a number")?;
+    browser.click(&browser.find("#ask-cancel")?)?;
+    let nowhere = "/no/such/folder/new.qcow2";
+    answer(&browser, "#snapshot", &[("path", nowhere)])?;
+    refused("/no/such/folder")?;
+    let input = "return document.querySelector('#ask [name=path]').value";
+    ensure!(browser.script(input)? == nowhere);
+    browser.click(&browser.find("#ask-cancel")?)?;
+    // A backup starts and is listed.
+    let copy = shown.rig.scratch.file("copy.raw").display().to_string();
+    answer(&browser, "#backup", &[("location", &copy)])?;
+    browser.until(closed)?;
+    browser.until("return document.getElementById('jobs').innerText.includes('backup')")?;
+    browser.until("return document.getElementById('jobs').innerText.includes('done')")?;
+    browser.script("document.querySelectorAll('#disks td button').forEach(one => { if (one.innerText === 'odd') one.click(); })")?;
     browser.until("return document.getElementById('one-name').innerText === 'odd'")?;
-    browser.click(&browser.find("#remove")?)?;
-    browser.answer("Remove the disk odd?", None)?;
+    answer(&browser, "#remove", &[])?;
     browser.until(&format!("return !({})", row("odd")))?;
     browser.until("return document.getElementById('state').innerText === 'all is well'")
 }
@@ -426,7 +447,7 @@ fn each_view_of_the_page_fits_and_is_accessible() -> Result<()> {
         browser.script(&format!(
             "sessionStorage.setItem('token', '{READERS_TOKEN}'); location.reload()"
         ))?;
-        browser.until("return document.querySelectorAll('#disks button').length === 2")?;
+        browser.until("return document.querySelectorAll('#disks td button').length === 2")?;
         let offered = "return [...document.querySelectorAll('.actions, .actions button')].filter(one => one.checkVisibility()).length";
         ensure!(browser.script(offered)? == 0, "a reader is offered changes");
     }

@@ -1,15 +1,30 @@
 // Curves over time, by uPlot.
 
 import uPlot from "uplot";
-import type { DiskSecond } from "./counters";
 import { $, style } from "./dom";
-import { short, time } from "./format";
-import { drawn } from "./history";
+import { clock, short, time } from "./format";
+
+/** Values of one interval. */
+export interface Point {
+  /** In seconds. */
+  at: number;
+  reads: number;
+  writes: number;
+  p50: number | null;
+  p99: number | null;
+}
+
+/** Time that the charts show. */
+export interface Span {
+  seconds: number;
+  /** Marks are times of day instead of distances to the present. */
+  isClock: boolean;
+}
 
 interface Curve {
   name: string;
   colour: string;
-  of: (second: DiskSecond) => number | null;
+  of: (second: Point) => number | null;
 }
 
 /** Between marks of the time. */
@@ -34,8 +49,7 @@ const together = uPlot.sync("seconds");
 class Chart {
   private readonly place: HTMLElement;
   private readonly plot: uPlot;
-  /** Seconds that are shown. */
-  private span = drawn([]);
+  private span: Span = { seconds: 60, isClock: false };
 
   constructor(
     id: string,
@@ -55,7 +69,7 @@ class Chart {
       padding: [8, 20, 0, 0],
       cursor: { sync: { key: together.key }, drag: { setScale: false } },
       scales: {
-        x: { time: false, range: (_, __, last) => [last - this.span, last] },
+        x: { time: false, range: (_, __, last) => [last - this.span.seconds, last] },
         y: isLogarithmic
           ? { distr: 3, range: (_, low, high) => decades(low, high) }
           : { range: (_, __, high) => [0, Math.max(high, 1) * 1.05] },
@@ -96,19 +110,20 @@ class Chart {
   }
 
   private marks(): number[] {
-    return Array.from({ length: PARTS + 1 }, (_, at) => this.last() - (this.span * (PARTS - at)) / PARTS);
+    return Array.from({ length: PARTS + 1 }, (_, at) => this.last() - (this.span.seconds * (PARTS - at)) / PARTS);
   }
 
   private ago(at: number): string {
+    if (this.span.isClock) return clock(at, false);
     const seconds = Math.round(this.last() - at);
     if (seconds <= 0) return "now";
     return seconds % 60 === 0 ? `-${seconds / 60} min` : `-${seconds} s`;
   }
 
-  show(seconds: DiskSecond[]): void {
+  show(seconds: Point[], span: Span): void {
     const { width } = this.size();
     if (width !== this.plot.width) this.plot.setSize(this.size());
-    this.span = drawn(seconds);
+    this.span = span;
     this.plot.setData([
       seconds.map((second) => second.at),
       ...this.curves.map((curve) => seconds.map(curve.of)),
@@ -129,7 +144,7 @@ function said(value: number | null, shown: (value: number) => string): string {
 let charts: Chart[] | null = null;
 
 /** The chosen disk's. Their place has to be visible. */
-export function drawCurves(seconds: DiskSecond[]): void {
+export function drawCurves(seconds: Point[], span: Span): void {
   charts ??= [
     new Chart(
       "rates",
@@ -150,5 +165,5 @@ export function drawCurves(seconds: DiskSecond[]): void {
       true,
     ),
   ];
-  for (const chart of charts) chart.show(seconds);
+  for (const chart of charts) chart.show(seconds, span);
 }

@@ -3,10 +3,11 @@
 import { ask } from "./api";
 import { STAGES } from "./counters";
 import { drawCurves } from "./curves";
-import { $, element, number, table, text } from "./dom";
-import { bytes, time } from "./format";
+import { $, element, minor, number, table, text } from "./dom";
+import { bytes, clock, time } from "./format";
 import { drawHeat } from "./heat";
-import type { History } from "./history";
+import { type History, drawn } from "./history";
+import { isLive } from "./past";
 import { problemsOf } from "./overview";
 import type { Disk, Queue, SlowRequest } from "./types";
 
@@ -21,9 +22,12 @@ export function showDisk(disk: Disk, history: History): void {
   const problems = problemsOf(disk);
   $("one-problem").textContent = problems.join("\n");
   $("one-problem").hidden = !problems.length;
+  const isImage = disk.backend === "image";
+  for (const id of ["stream", "commit"]) $(id).hidden = !isImage;
+  $("resume").hidden = !disk.waiting;
   const seconds = history.of(disk.name);
   showStages(seconds.at(-1)?.stages ?? []);
-  drawCurves(seconds);
+  if (isLive()) drawCurves(seconds, { seconds: drawn(seconds), isClock: false });
   drawHeat(seconds);
 }
 
@@ -58,9 +62,15 @@ export async function showSlowest(disk: string): Promise<void> {
     return (queue.slow ?? []).map((request) => ({ where, request }));
   });
   requests.sort((a, b) => b.request.total_ns - a.request.total_ns);
-  const heads = [text("queue"), text("operation"), number("took"), text("stages")];
+  const heads = [text("ended at"), minor(text("queue")), text("operation"), number("took"), text("stages")];
   const rows = requests
     .slice(0, SLOWEST)
-    .map(({ where, request }) => [where, request.operation, time(request.total_ns), partsOf(request)]);
+    .map(({ where, request }) => [
+      request.ended_ms === undefined ? "-" : clock(request.ended_ms / 1000, true),
+      where,
+      request.operation,
+      time(request.total_ns),
+      partsOf(request),
+    ]);
   table("slow", heads, rows, "none");
 }

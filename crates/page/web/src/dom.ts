@@ -21,42 +21,73 @@ export type Cell = string | HTMLElement;
 export interface Head {
   name: string;
   isText: boolean;
+  /** Screens from this width on show it; all screens by default. */
+  from?: "tablet" | "desktop";
+  /** Sorts the table by this column. */
+  sort?: () => void;
+  isSorted?: boolean;
 }
 
 export const text = (name: string): Head => ({ name, isText: true });
 export const number = (name: string): Head => ({ name, isText: false });
+export const minor = (head: Head): Head => ({ ...head, from: "desktop" });
+export const medium = (head: Head): Head => ({ ...head, from: "tablet" });
 
-/** Fills a table anew. */
-export function table(id: string, heads: Head[], rows: Cell[][], none: string): void {
-  const head = element("tr");
-  for (const { name, isText } of heads) {
-    const cell = element("th", name, isText ? "text" : "");
+const classOf = (head: Head | undefined): string =>
+  [head?.isText ? "text" : "", head?.from ?? ""].filter(Boolean).join(" ");
+
+function headRow(heads: Head[]): HTMLTableRowElement {
+  const row = element("tr");
+  for (const head of heads) {
+    const cell = element("th", undefined, classOf(head));
     cell.scope = "col";
-    head.append(cell);
+    if (head.sort) {
+      const button = element("button", head.name, "name");
+      button.type = "button";
+      button.onclick = head.sort;
+      if (head.isSorted) cell.ariaSort = head.isText ? "ascending" : "descending";
+      cell.append(button);
+    } else {
+      cell.textContent = head.name;
+    }
+    row.append(cell);
   }
-  const body = rows.map((cells) => {
-    const row = element("tr");
-    cells.forEach((content, at) => {
-      const cell = element("td", undefined, heads[at]?.isText ? "text" : "");
-      cell.append(content);
-      row.append(cell);
-    });
-    return row;
+  return row;
+}
+
+function bodyRow(heads: Head[], cells: Cell[]): HTMLTableRowElement {
+  const row = element("tr");
+  cells.forEach((content, at) => {
+    const cell = element("td", undefined, classOf(heads[at]));
+    cell.append(content);
+    row.append(cell);
   });
+  return row;
+}
+
+/** Fills a table, and replaces only rows that have changed. */
+export function table(id: string, heads: Head[], rows: Cell[][], none: string): void {
+  const wanted = [headRow(heads), ...rows.map((cells) => bodyRow(heads, cells))];
   if (!rows.length) {
     const row = element("tr");
-    const cell = element("td", none, "faint");
+    const cell = element("td", none, "faint text");
     cell.colSpan = heads.length;
     row.append(cell);
-    body.push(row);
+    wanted.push(row);
   }
   const filled = $(id);
   const focused = filled.contains(document.activeElement) ? document.activeElement?.textContent : null;
-  filled.replaceChildren(head, ...body);
-  if (focused) keepFocus(filled, focused);
+  const old = [...filled.children] as HTMLElement[];
+  wanted.forEach((row, at) => {
+    const before = old[at];
+    if (!before) filled.append(row);
+    else if (before.innerHTML !== row.innerHTML) before.replaceWith(row);
+  });
+  for (const rest of old.slice(wanted.length)) rest.remove();
+  if (focused && !filled.contains(document.activeElement)) keepFocus(filled, focused);
 }
 
-/** Whoever goes through the page with the keyboard stays where they are, though the row is another element now. */
+/** Moves the focus to the button that replaces the focused one. */
 function keepFocus(filled: HTMLElement, label: string): void {
   const same = [...filled.querySelectorAll("button")].find((button) => button.textContent === label);
   same?.focus({ preventScroll: true });

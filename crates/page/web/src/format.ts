@@ -17,11 +17,24 @@ export function bytes(value: number): string {
   return short(value, 1024).trim() + (value >= 1024 ? "iB" : " B");
 }
 
+/** Time of day on this machine. */
+export function clock(seconds: number, hasSeconds: boolean): string {
+  return new Date(seconds * 1000).toTimeString().slice(0, hasSeconds ? 8 : 5);
+}
+
 export function time(ns: number): string {
   if (ns >= 1e9) return `${(ns / 1e9).toFixed(2)} s`;
   if (ns >= 1e6) return `${(ns / 1e6).toFixed(2)} ms`;
   if (ns >= 1e3) return `${(ns / 1e3).toFixed(1)} µs`;
   return `${ns.toFixed(0)} ns`;
+}
+
+/** Returns the number of a size such as 300M or 2 GiB, in bytes. */
+export function sizeOf(text: string): number {
+  const found = /^([0-9]+)\s*([KMGTP]?)(i?B)?$/i.exec(text.trim());
+  const value = Number(found?.[1]) * 1024 ** UNITS.indexOf((found?.[2] ?? "").toUpperCase().replace("K", "k"));
+  if (!Number.isSafeInteger(value)) throw new Error(`${text}: give a number, or a size such as 300M or 20G`);
+  return value;
 }
 
 /** Without seconds, in UTC. */

@@ -1,13 +1,14 @@
 // The page: follows a daemon, or shows a report of one.
 
 import { ApiError, hasToken, listen, report, setToken, takeToken } from "./api";
-import { allGoesOn, offerChanges, offerDisks, showProblem } from "./changes";
+import { hideProblem, offerChanges, offerDisks, showProblem } from "./changes";
 import { showDisk, showSlowest } from "./disk";
 import { $ } from "./dom";
-import { date } from "./format";
+import { clock, date } from "./format";
 import { History } from "./history";
 import { showJobs } from "./jobs";
 import { showBitmaps, showEvent, showSessions } from "./others";
+import { offerRanges, showPast } from "./past";
 import { showProblems } from "./problems";
 import { byNeed, showDisks, showExports, showHead, showWorkers } from "./overview";
 import type { Happened, Moment, Report } from "./types";
@@ -21,12 +22,15 @@ const history = new History();
 let wanted: string | null = null;
 let chosen: string | null = null;
 let moments = 0;
+/** Time of the last moment, in seconds since 1970. */
+let lastAnswer = 0;
 
 function choose(name: string): void {
   wanted = name;
   show();
   $("one").scrollIntoView({ block: "start" });
   showSlowest(name);
+  showPast(name);
 }
 
 function show(): void {
@@ -48,14 +52,19 @@ function show(): void {
 }
 
 function showSeldom(): void {
-  if (chosen !== null) showSlowest(chosen);
+  if (chosen !== null) {
+    showSlowest(chosen);
+    showPast(chosen);
+  }
   showSessions();
   if (!report) showBitmaps();
 }
 
 function seen(moment: Moment): void {
   $("login").hidden = true;
-  allGoesOn();
+  hideProblem();
+  document.body.classList.remove("gone");
+  lastAnswer = Date.now() / 1000;
   history.add(moment);
   show();
   if (moments % SELDOM === 0) showSeldom();
@@ -97,7 +106,9 @@ async function follow(): Promise<void> {
       if (!document.hidden) {
         $("state").textContent = "no response from the daemon";
         $("state").className = "bad";
-        showProblem((error as Error).message, false);
+        document.body.classList.add("gone");
+        const since = lastAnswer ? `; the page shows its state of ${clock(lastAnswer, true)}` : "";
+        showProblem(`${(error as Error).message}${since}`);
       }
     } finally {
       document.removeEventListener("visibilitychange", hidden);
@@ -123,6 +134,8 @@ $("login").onsubmit = (event) => {
 };
 offerChanges(() => chosen);
 offerDisks(choose);
+$("filter").oninput = show;
+offerRanges(() => chosen, show);
 if (report) {
   showReport(report);
 } else {

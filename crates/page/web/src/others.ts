@@ -1,21 +1,34 @@
 // Sessions and dirty bitmaps, polled at a lower rate, and the events of the daemon.
 
-import { ask } from "./api";
-import { $, element, number, table, text } from "./dom";
+import { ask, send } from "./api";
+import { ask as question } from "./dialog";
+import { $, element, medium, minor, number, table, text } from "./dom";
 import { bytes, date } from "./format";
 import type { Bitmap, Happened, Session } from "./types";
 
 const EVENTS_KEPT = 12;
 
+/** Returns the client: an initiator with its addresses, an address, or a virtual machine with its process. */
+function clientOf(one: Session): string {
+  if (one.front_end) {
+    const { guest, pid, user } = one.front_end;
+    const process = [pid === undefined ? "" : `pid ${pid}`, `user ${user}`].filter(Boolean).join(", ");
+    return guest === undefined ? process : `${guest} (${process})`;
+  }
+  const addresses = [...new Set((one.each_connection ?? []).map(({ client }) => client))].join(", ");
+  if (one.initiator && addresses) return `${one.initiator} at ${addresses}`;
+  return one.initiator ?? one.client ?? "-";
+}
+
 export async function showSessions(): Promise<void> {
   const found = (await ask<Session[]>("/v1/sessions").catch(() => null)) ?? [];
-  const heads = [text("export"), text("kind"), text("initiator"), number("connections"), number("requests")];
-  heads.push(number("errors"));
+  const heads = [text("export"), text("client"), minor(text("kind")), medium(number("connections"))];
+  heads.push(medium(number("requests")), number("errors"));
   const count = (value: number | undefined) => (value === undefined ? "-" : String(value));
   const rows = found.map((one) => [
     one.export,
+    clientOf(one),
     one.kind,
-    one.initiator ?? "-",
     count(one.connections),
     count(one.requests),
     count(one.errors),
@@ -23,10 +36,24 @@ export async function showSessions(): Promise<void> {
   table("sessions", heads, rows, "no session");
 }
 
+function removal({ disk, name }: Bitmap): HTMLElement {
+  const button = element("button", "remove");
+  button.type = "button";
+  const path = `/v1/disks/${encodeURIComponent(disk)}/bitmaps/${encodeURIComponent(name)}`;
+  button.onclick = () =>
+    question({
+      title: `Remove the bitmap ${name} of ${disk}`,
+      note: "The next backup of this name copies everything.",
+      action: "Remove",
+      run: () => send("DELETE", path),
+    });
+  return button;
+}
+
 export async function showBitmaps(): Promise<void> {
   const found = (await ask<Bitmap[]>("/v1/bitmaps").catch(() => null)) ?? [];
   $("recorded").hidden = !found.length;
-  const heads = [text("disk"), text("bitmap"), number("changed since"), text("last backup"), text("to"), text("")];
+  const heads = [text("disk"), text("bitmap"), number("changed since"), text("last backup"), text("to"), text(""), text("")];
   const rows = found.map((one) => [
     one.disk,
     one.name,
@@ -34,6 +61,7 @@ export async function showBitmaps(): Promise<void> {
     date(one.at),
     one.target,
     element("span", one.reason ? `the next backup copies everything: ${one.reason}` : "", "bad"),
+    removal(one),
   ]);
   table("bitmaps", heads, rows, "none");
 }

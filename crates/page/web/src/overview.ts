@@ -1,10 +1,13 @@
 // The head of the page, and the tables of everything that is served.
 
 import { rate } from "./counters";
-import { $, type Cell, element, number, table, text } from "./dom";
+import { $, type Cell, element, medium, minor, number, table, text } from "./dom";
 import { bytes, short, time } from "./format";
 import type { History } from "./history";
 import type { Disk, Moment } from "./types";
+
+/** Number of disks from which the table has a filter. */
+const FILTERED_FROM = 8;
 
 const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting && !disk.reservations_unknown && !disk.warning && !disk.damage;
 
@@ -55,51 +58,104 @@ export function showHead({ status }: Moment): void {
   document.title = status.host ? `${status.host} - Lunette` : "Lunette";
 }
 
+/** Column that sorts the table of disks; none: those that need attention first. */
+let sorted: string | null = null;
+
+interface Row {
+  disk: Disk;
+  cells: Cell[];
+  /** Values to sort by, per column; text ascending, numbers descending. */
+  keys: (string | number)[];
+}
+
+function rowOf(disk: Disk, now: Moment, history: History, chosen: string | null, choose: (name: string) => void): Row {
+  const name = element("button", disk.name, "name");
+  name.type = "button";
+  name.onclick = () => choose(disk.name);
+  name.setAttribute("aria-pressed", String(disk.name === chosen));
+  const waiting = disk.waiting ? `, ${disk.waiting} waiting` : "";
+  const state = element("span", disk.state + waiting, isWell(disk) ? "good" : "bad");
+  const last = history.of(disk.name).at(-1);
+  const took = (ns: number | null | undefined) => (ns ? time(ns) : "-");
+  const counted = now.statistics.disks.find((one) => one.name === disk.name);
+  const errors = Object.values(counted?.errors ?? {}).reduce((sum, count) => sum + count, 0);
+  const storage = element("span", disk.path ? `${disk.backend} ` : disk.backend);
+  if (disk.path) storage.append(element("span", disk.path, "path"));
+  const [reads, writes, rate] = [last?.reads ?? 0, last?.writes ?? 0, last?.bytes ?? 0];
+  const inFlight = counted?.in_flight ?? 0;
+  return {
+    disk,
+    cells: [
+      name,
+      state,
+      short(reads),
+      short(writes),
+      bytes(rate),
+      took(last?.p50),
+      took(last?.p99),
+      String(inFlight),
+      String(errors),
+      bytes(disk.size),
+      storage,
+    ],
+    keys: [
+      disk.name,
+      disk.state,
+      reads,
+      writes,
+      rate,
+      last?.p50 ?? 0,
+      last?.p99 ?? 0,
+      inFlight,
+      errors,
+      disk.size,
+      `${disk.backend} ${disk.path ?? ""}`,
+    ],
+  };
+}
+
+function compare(a: string | number | undefined, b: string | number | undefined): number {
+  if (typeof a === "number" && typeof b === "number") return b - a;
+  return String(a).localeCompare(String(b), undefined, { numeric: true });
+}
+
 export function showDisks(
   now: Moment,
   history: History,
   chosen: string | null,
   choose: (name: string) => void,
 ): void {
-  const heads = [text("disk"), text("on"), number("size"), text("state"), number("reads/s"), number("writes/s")];
-  heads.push(number("bytes/s"), number("p50"), number("p99"), number("in flight"), number("errors"));
-  const rows = byNeed(now.status.disks).map((disk): Cell[] => {
-    const name = element("button", disk.name, "name");
-    name.type = "button";
-    name.onclick = () => choose(disk.name);
-    name.setAttribute("aria-pressed", String(disk.name === chosen));
-    const waiting = disk.waiting ? `, ${disk.waiting} waiting` : "";
-    const state = element("span", disk.state + waiting, isWell(disk) ? "good" : "bad");
-    const last = history.of(disk.name).at(-1);
-    const took = (ns: number | null | undefined) => (ns ? time(ns) : "-");
-    const counted = now.statistics.disks.find((one) => one.name === disk.name);
-    const errors = Object.values(counted?.errors ?? {}).reduce((sum, count) => sum + count, 0);
-    return [
-      name,
-      disk.backend,
-      bytes(disk.size),
-      state,
-      short(last?.reads ?? 0),
-      short(last?.writes ?? 0),
-      bytes(last?.bytes ?? 0),
-      took(last?.p50),
-      took(last?.p99),
-      String(counted?.in_flight ?? 0),
-      String(errors),
-    ];
-  });
-  table("disks", heads, rows, "no disk");
+  const heads = [text("disk"), text("state"), medium(number("reads/s")), medium(number("writes/s"))];
+  heads.push(minor(number("bytes/s")), minor(number("p50")), number("p99"), minor(number("in flight")), number("errors"));
+  heads.push(minor(number("size")), minor(text("storage")));
+  const column = heads.findIndex((head) => head.name === sorted);
+  for (const head of heads) {
+    head.isSorted = head.name === sorted;
+    head.sort = () => {
+      sorted = sorted === head.name ? null : head.name;
+      showDisks(now, history, chosen, choose);
+    };
+  }
+  const disks = now.status.disks;
+  $("filter").hidden = disks.length < FILTERED_FROM;
+  const wanted = $<HTMLInputElement>("filter").value.trim().toLowerCase();
+  const isWanted = (disk: Disk) => `${disk.name} ${disk.path ?? ""} ${disk.state}`.toLowerCase().includes(wanted);
+  const rows = byNeed(disks)
+    .filter(isWanted)
+    .map((disk) => rowOf(disk, now, history, chosen, choose));
+  if (column >= 0) rows.sort((a, b) => compare(a.keys[column], b.keys[column]));
+  table("disks", heads, rows.map((row) => row.cells), disks.length ? "no disk has this text" : "no disk");
 }
 
 export function showExports({ status }: Moment): void {
-  const heads = [text("export"), text("kind"), text("connected"), text("disks"), text("socket")];
+  const heads = [text("export"), text("connected"), minor(text("kind")), medium(text("disks")), text("socket or listener")];
   const rows = status.exports.map((one): Cell[] => {
     const waiting = status.waiting_listeners?.filter((listener) => listener.export === one.name) ?? [];
     const wait = waiting.map(({ address, reason }) => `${address} waits: ${reason}`).join("; ");
     return [
       one.name,
-      one.kind,
       one.connected ? "yes" : "no",
+      one.kind,
       one.luns.map((lun) => lun.disk).join(", "),
       wait || one.warning ? element("span", wait || one.warning, "bad") : (one.socket ?? "-"),
     ];
@@ -108,12 +164,20 @@ export function showExports({ status }: Moment): void {
 }
 
 export function showWorkers(now: Moment, then: Moment | null): void {
-  const heads = [text("worker"), number("busy iterations/s"), number("empty/s"), number("sleeps/s")];
+  const heads = [text("worker"), number("work"), number("polling"), number("asleep"), medium(number("sleeps/s"))];
   const rows = now.statistics.workers.map((worker) => {
     const before = then?.statistics.workers.find((one) => one.worker === worker.worker);
-    const per = (count: "busy_iterations" | "empty_iterations" | "sleeps") =>
-      short(then && before ? rate(now, then, worker[count], before[count]) : 0);
-    return [String(worker.worker), per("busy_iterations"), per("empty_iterations"), per("sleeps")];
+    const per = (after: number | undefined, earlier: number | undefined) =>
+      then && before ? rate(now, then, after ?? 0, earlier ?? 0) : 0;
+    const share = (nanos: number) => `${(nanos / 1e7).toFixed(1)} %`;
+    const polls = per(worker.poll_found_ns, before?.poll_found_ns) + per(worker.poll_empty_ns, before?.poll_empty_ns);
+    return [
+      String(worker.worker),
+      share(per(worker.work_ns, before?.work_ns)),
+      share(polls),
+      share(per(worker.sleep_ns, before?.sleep_ns)),
+      short(per(worker.sleeps, before?.sleeps)),
+    ];
   });
   table("workers", heads, rows, "no worker");
 }

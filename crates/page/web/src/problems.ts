@@ -6,31 +6,22 @@ import type { Moment, Problem } from "./types";
 /** Kinds of problems whose `name` is that of a disk. */
 const OF_DISKS = ["disk", "job", "bitmap"];
 
-/** Returns the disk to show for a problem. */
-export function diskOf(problem: Problem, { status }: Moment): string | null {
-  const export_ = status.exports.find((one) => one.name === problem.name);
-  const name = OF_DISKS.includes(problem.object) ? problem.name : export_?.luns[0]?.disk;
-  return status.disks.some((disk) => disk.name === name) ? (name ?? null) : null;
-}
-
 function itemOf(problem: Problem, now: Moment, choose: (disk: string) => void): HTMLElement {
   const item = element("li", undefined, problem.severity);
   item.append(element("p", problem.problem));
+  const more = element("p");
+  if (problem.hint) more.append(element("span", "Hint: ", "faint"), problem.hint, " ");
   if (problem.next_try_seconds !== undefined) {
-    item.append(element("p", `next attempt in ${problem.next_try_seconds} s`, "faint"));
+    more.append(element("span", `Next attempt in ${problem.next_try_seconds} s. `, "faint"));
   }
-  if (problem.hint) {
-    const hint = element("p", "", "hint");
-    hint.append(element("span", "Hint: ", "faint"), problem.hint);
-    item.append(hint);
-  }
-  const disk = diskOf(problem, now);
-  if (disk !== null) {
-    const button = element("button", `Show disk ${disk}`, "name");
+  const isDisk = OF_DISKS.includes(problem.object) && now.status.disks.some((disk) => disk.name === problem.name);
+  if (isDisk) {
+    const button = element("button", `Show ${problem.name}`, "name");
     button.type = "button";
-    button.onclick = () => choose(disk);
-    item.append(button);
+    button.onclick = () => choose(problem.name);
+    more.append(button);
   }
+  if (more.childNodes.length) item.append(more);
   return item;
 }
 

@@ -71,6 +71,8 @@ export interface Latencies {
 export interface SlowRequest {
   operation: string;
   total_ns: number;
+  /** In milliseconds since 1970. */
+  ended_ms?: number;
   stages_ns: number[];
 }
 
@@ -92,9 +94,11 @@ export interface DiskCounters {
 
 export interface Worker {
   worker: number;
-  busy_iterations: number;
-  empty_iterations: number;
   sleeps: number;
+  work_ns?: number;
+  poll_found_ns?: number;
+  poll_empty_ns?: number;
+  sleep_ns?: number;
 }
 
 export interface Job {
@@ -125,6 +129,9 @@ export interface Session {
   export: string;
   kind: string;
   initiator?: string;
+  client?: string;
+  front_end?: { pid?: number; user: string; guest?: string };
+  each_connection?: { client: string }[];
   connections: number;
   requests?: number;
   errors?: number;
