@@ -673,7 +673,8 @@ fn alerts_fire_for_their_problems() -> Result<()> {
         .context("cannot run promtool; hint: apt-get install prometheus")?;
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{text}");
-    let file = |name: &str| std::fs::read_to_string(workspace().join("contrib/prometheus").join(name));
+    let file =
+        |name: &str| std::fs::read_to_string(workspace().join("contrib/prometheus").join(name));
     let tested = file("lunette.rules.test.yml")?;
     for line in file("lunette.rules.yml")?.lines() {
         if let Some(alert) = line.trim().strip_prefix("- alert: ") {
