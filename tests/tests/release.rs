@@ -6,7 +6,7 @@
 use end_to_end::packages::succeeds;
 use end_to_end::{Context, Result, Scratch, bail, ensure};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use vm::workspace;
 
@@ -141,115 +141,137 @@ fn each_licence_has_its_text() -> Result<()> {
     Ok(())
 }
 
-/// Runs git in a clone. Returns its output.
-fn git(clone: &Path, words: &[&str]) -> Result<String> {
-    let mut git = Command::new("git");
-    git.args(["-c", "user.name=Test", "-c", "user.email=test@example.org"]);
-    succeeds(git.arg("-C").arg(clone).args(words))
+/// A clone of this repository with the present `scripts/release`, also before that is committed.
+struct Repository {
+    scratch: Scratch,
+    folder: PathBuf,
+    tag: String,
 }
 
-#[test]
-fn release_is_checked_and_its_source_and_notes_are_reproducible() -> Result<()> {
-    let scratch = Scratch::new()?;
-    let clone = scratch.file("clone");
-    let origin = workspace().display().to_string();
-    let words = ["clone", "--quiet", &origin, &clone.display().to_string()];
-    git(scratch.files(), &words)?;
-    // The clone has the present script and checks, also before they are committed.
-    std::fs::copy(
-        workspace().join("scripts/release"),
-        clone.join("scripts/release"),
-    )?;
-    let release = |words: &[&str]| {
-        let mut release = Command::new(clone.join("scripts/release"));
+impl Repository {
+    fn new() -> Result<Repository> {
+        let scratch = Scratch::new()?;
+        let folder = scratch.file("clone");
+        let origin = workspace().display().to_string();
+        let target = folder.display().to_string();
+        let mut clone = Command::new("git");
+        succeeds(clone.args(["clone", "--quiet", "--no-tags", &origin, &target]))?;
+        let script = "scripts/release";
+        std::fs::copy(workspace().join(script), folder.join(script))?;
+        let repository = Repository {
+            scratch,
+            folder,
+            tag: format!("v{VERSION}"),
+        };
+        repository.add_profile()?;
+        Ok(repository)
+    }
+
+    /// Adds a profile for the compiler of this machine, which may be another one than that of the release.
+    fn add_profile(&self) -> Result<()> {
+        let version = succeeds(Command::new("rustc").arg("-vV"))?;
+        let field = |name: &str| version.lines().find_map(|line| line.strip_prefix(name));
+        let release = field("release: ").context("no release")?;
+        let llvm = field("LLVM version: ").context("no LLVM version")?;
+        self.write(&format!("profile/rustc-{release}-llvm-{llvm}.profdata"), "")
+    }
+
+    fn git(&self, words: &[&str]) -> Result<String> {
+        let mut git = Command::new("git");
+        git.args(["-c", "user.name=Test", "-c", "user.email=test@example.org"]);
+        succeeds(git.arg("-C").arg(&self.folder).args(words))
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<()> {
+        let path = self.folder.join(file);
+        std::fs::create_dir_all(path.parent().context("no folder")?)?;
+        Ok(std::fs::write(path, text)?)
+    }
+
+    fn commit(&self) -> Result<()> {
+        self.git(&["add", "--all"])?;
+        let message = ["--allow-empty", "--message", "release"];
+        self.git(&[&["commit", "--quiet"], &message[..]].concat())
+            .map(drop)
+    }
+
+    /// Runs `scripts/release`. Returns its success and its error messages.
+    fn release(&self, words: &[&str]) -> Result<(bool, String)> {
+        let mut release = Command::new(self.folder.join("scripts/release"));
         release.args(words).env_remove("CARGO_TARGET_DIR");
-        release.output().context("scripts/release")
-    };
-    let refused = release(&["check"])?;
-    let reported = String::from_utf8_lossy(&refused.stderr).into_owned();
-    ensure!(!refused.status.success(), "{reported}");
-    let version = env!("CARGO_PKG_VERSION");
-    for fault in [
-        "the work tree has changes".to_owned(),
-        format!("no heading with version {version} and a date"),
-        "entries under Unreleased".to_owned(),
-        format!("no tag v{version}"),
-    ] {
-        let is_expected = !fault.contains("changes") || clone_differs(&clone)?;
-        ensure!(
-            reported.contains(&fault) == is_expected,
-            "{fault}: {reported}"
-        );
+        let ran = release.output().context("scripts/release")?;
+        let reported = String::from_utf8_lossy(&ran.stderr).into_owned();
+        Ok((ran.status.success(), reported))
     }
 
-    let changelog = "# Changelog\n\n## [Unreleased]\n\n## [VERSION] - 2026-12-01\n\n- One change.\n\n## [0.0.1] - 2026-01-01\n\n- Old.\n";
-    std::fs::write(
-        clone.join("CHANGELOG.md"),
-        changelog.replace("VERSION", version),
-    )?;
-    let samples = version.rsplit_once('.').context("no version")?.0;
-    let samples = clone.join("tests/compat").join(samples);
-    std::fs::create_dir_all(&samples)?;
-    std::fs::write(samples.join("keys.txt"), "")?;
-    git(&clone, &["add", "--all"])?;
-    git(&clone, &["commit", "--quiet", "--message", "release"])?;
-    git(&clone, &["tag", &format!("v{version}")])?;
-    let light = release(&["check"])?;
-    let reported = String::from_utf8_lossy(&light.stderr).into_owned();
-    ensure!(reported.contains("is not annotated"), "{reported}");
-    git(
-        &clone,
-        &[
-            "tag",
-            "--annotate",
-            "--force",
-            "--message",
-            "x",
-            &format!("v{version}"),
-        ],
-    )?;
-
-    let (one, two) = (scratch.file("one"), scratch.file("two"));
-    for folder in [&one, &two] {
-        let written = release(&["files", &folder.display().to_string()])?;
-        ensure!(
-            written.status.success(),
-            "{}",
-            String::from_utf8_lossy(&written.stderr)
-        );
+    fn is_refused(&self, faults: &[&str]) -> Result<()> {
+        let (success, reported) = self.release(&["check"])?;
+        ensure!(!success, "{faults:?} were not found");
+        for fault in faults {
+            ensure!(reported.contains(fault), "{fault}: {reported}");
+        }
+        let count = format!(", {} faults", faults.len());
+        ensure!(reported.contains(&count), "{count}: {reported}");
+        Ok(())
     }
-    succeeds(Command::new("diff").arg("-r").args([&one, &two]))?;
-    succeeds(
-        Command::new("sha256sum")
-            .args(["--check", "SHA256SUMS"])
-            .current_dir(&one),
-    )?;
-    let notes = std::fs::read_to_string(one.join("NOTES.md"))?;
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The changelog of a release, with an older one.
+const CHANGELOG: &str = "## [Unreleased]\n\n## [VERSION] - 2026-12-01\n\n- One change.\n\n## [0.0.1] - 2026-01-01\n\n- Old.\n";
+
+#[test]
+fn release_is_refused_until_changelog_samples_and_tag_fit() -> Result<()> {
+    let repository = Repository::new()?;
+    let minor = VERSION.rsplit_once('.').context("no version")?.0;
+    let samples = format!("tests/compat/{minor}");
+    std::fs::remove_dir_all(repository.folder.join(&samples)).ok();
+    repository.write("CHANGELOG.md", "## [Unreleased]\n\n- One change.\n")?;
+    repository.commit()?;
+    let tag = repository.tag.as_str();
+    let no_tag = format!("there is no tag {tag}");
+    repository.is_refused(&[
+        "no heading with version",
+        "entries under Unreleased",
+        "no entries for",
+        "the samples of this release are missing",
+        &no_tag,
+    ])?;
+    repository.write(&format!("{samples}/keys.txt"), "")?;
+    let changelog = CHANGELOG.replace("VERSION", VERSION);
+    repository.write("CHANGELOG.md", &changelog)?;
+    repository.is_refused(&["the work tree has changes", &no_tag])?;
+    repository.commit()?;
+    repository.git(&["tag", tag])?;
+    repository.is_refused(&["is not annotated"])?;
+    let annotated = ["tag", "--annotate", "--force", "--message", "x", tag];
+    repository.git(&annotated)?;
+    let (success, reported) = repository.release(&["check"])?;
+    ensure!(success, "{reported}");
+    sources_and_notes_are_reproducible(&repository)?;
+    repository.commit()?;
+    repository.is_refused(&["is another commit than HEAD"])
+}
+
+fn sources_and_notes_are_reproducible(repository: &Repository) -> Result<()> {
+    let folders = ["one", "two"].map(|name| repository.scratch.file(name));
+    for folder in &folders {
+        let (success, reported) = repository.release(&["files", &folder.display().to_string()])?;
+        ensure!(success, "{reported}");
+    }
+    succeeds(Command::new("diff").arg("-r").args(&folders))?;
+    let [folder, _] = &folders;
+    let mut sums = Command::new("sha256sum");
+    succeeds(sums.args(["--check", "SHA256SUMS"]).current_dir(folder))?;
+    let notes = std::fs::read_to_string(folder.join("NOTES.md"))?;
     ensure!(
         notes.contains("- One change.") && !notes.contains("Old"),
         "{notes}"
     );
-    let archive = one.join(format!("lunette-{version}.tar.gz"));
+    let archive = folder.join(format!("lunette-{VERSION}.tar.gz"));
     let listed = succeeds(Command::new("tar").arg("--list").arg("--file").arg(archive))?;
-    ensure!(
-        listed.contains(&format!("lunette-{version}/Cargo.toml")),
-        "{listed}"
-    );
-
-    git(
-        &clone,
-        &["commit", "--quiet", "--allow-empty", "--message", "later"],
-    )?;
-    let later = release(&["check"])?;
-    let reported = String::from_utf8_lossy(&later.stderr).into_owned();
-    ensure!(
-        reported.contains("is another commit than HEAD"),
-        "{reported}"
-    );
+    let manifest = format!("lunette-{VERSION}/Cargo.toml");
+    ensure!(listed.contains(&manifest), "{listed}");
     Ok(())
-}
-
-/// Returns true if the copied script differs from the committed one.
-fn clone_differs(clone: &Path) -> Result<bool> {
-    Ok(!git(clone, &["status", "--porcelain"])?.is_empty())
 }

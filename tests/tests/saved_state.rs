@@ -371,7 +371,7 @@ impl StateRig {
         let rig = StateRig {
             scratch,
             _unit: unit,
-            of_unit: of_unit,
+            of_unit,
             saved,
             files,
             written,
