@@ -3,7 +3,7 @@
 use block::{
     CacheMode, DelayTime, DiscardMode, ErrorPolicy, FileLock, NamedFiles, OnError, RbdLock,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, Persist};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
@@ -192,6 +192,13 @@ impl DiskConfig {
     /// Returns the values of the disk, in the order of its keys.
     pub fn values(&self) -> Vec<KeyValue> {
         key_values(DISK_KEYS, self)
+    }
+
+    /// Returns the values for the body of a request, which has fields of its own for name and kind.
+    pub fn body_values(&self) -> Vec<(String, Value)> {
+        let values = self.values().into_iter();
+        let values = values.filter(|one| !matches!(one.name, "name" | "backend"));
+        values.map(|one| (one.name.to_owned(), one.value)).collect()
     }
 
     /// Returns the values for a file: without the size of an image, which stores it.

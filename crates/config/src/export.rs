@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use block::ExportPlacement;
 use scsi::AccessStates;
+use serde_json::Value;
 
 use super::key::KeyValue;
 use super::model::{
@@ -168,6 +169,20 @@ impl ExportConfig {
             ExportConfig::Iscsi(_) => 2,
             ExportConfig::Nbd(_) => 3,
         }
+    }
+
+    /// Returns the values for the body of a request, which has a field of its own for the name. Logical units are sorted as an initiator
+    /// lists them.
+    pub fn body_values(&self) -> Vec<(String, Value)> {
+        let values = self.values().into_iter();
+        let values = values.filter(|one| one.name != "name");
+        let value = |mut one: KeyValue| {
+            if let ("lun", Some(luns)) = (one.name, one.value.as_array_mut()) {
+                luns.sort_by_key(|lun| (lun["target"].as_u64(), lun["lun"].as_u64()));
+            }
+            (one.name.to_owned(), one.value)
+        };
+        values.map(value).collect()
     }
 
     /// Returns all its disks.

@@ -513,3 +513,24 @@ fn incomplete_files_of_tls_are_refused() {
     let complete = "tls_key = \"/a\"\ntls_certificate = \"/b\"\napi_client_ca = \"/c\"\n";
     assert!(from_file(complete).is_ok());
 }
+
+#[test]
+fn body_has_no_name_and_lists_logical_units_in_their_order() {
+    let flags = Flags {
+        disk: words(&["d0=ram:1M", "d1=ram:1M"]),
+        vhost_scsi: words(&["s0:/run/s0.sock"]),
+        lun: words(&["s0/0:2=d1", "s0/0:1=d0"]),
+        ..Flags::default()
+    };
+    let config = parse(None, &flags, &here()).unwrap();
+    let names = |values: Vec<(String, serde_json::Value)>| -> Vec<String> {
+        values.into_iter().map(|(name, _)| name).collect()
+    };
+    let disk = names(config.disks[0].body_values());
+    assert!(!disk.contains(&"name".to_owned()) && !disk.contains(&"backend".to_owned()));
+    assert!(disk.contains(&"size".to_owned()), "{disk:?}");
+    let export = config.export("s0").unwrap().body_values();
+    let luns = &export.iter().find(|(name, _)| name == "lun").unwrap().1;
+    assert_eq!((&luns[0]["lun"], &luns[1]["lun"]), (&1.into(), &2.into()));
+    assert!(!names(export).contains(&"name".to_owned()));
+}

@@ -27,6 +27,18 @@ pub struct Disk {
     pub status: Option<DiskStatus>,
 }
 
+impl Disk {
+    /// Creates the configuration of a disk.
+    pub fn new(name: &str, backend: &str, keys: Vec<(String, Value)>) -> Disk {
+        Disk {
+            name: name.to_owned(),
+            backend: backend.to_owned(),
+            keys: Keys(keys),
+            status: None,
+        }
+    }
+}
+
 /// The daemon adds the keys to the schema.
 impl PartialSchema for Disk {
     fn schema() -> RefOr<Schema> {
@@ -381,6 +393,18 @@ pub struct Export {
     /// State; ignored in requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ExportState>,
+}
+
+impl Export {
+    /// Creates the configuration of an export.
+    pub fn new(kind: &str, name: &str, keys: Vec<(String, Value)>) -> Export {
+        Export {
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            keys: Keys(keys),
+            status: None,
+        }
+    }
 }
 
 /// The daemon adds the kinds and their keys to the schema.

@@ -24,7 +24,7 @@ mod limits;
 mod logs;
 pub mod metrics;
 pub mod notify;
-pub mod objects;
+mod objects;
 mod overview;
 mod report;
 mod running;
@@ -49,6 +49,7 @@ pub use equal_secrets::{EQUAL_SECRETS_HELP, equal_chap_secrets};
 pub use exports::{Endpoint, ReadyExport};
 pub use handover::{DiskMemory, Ending, Handover};
 pub use logs::{LogHandle, LogLevels};
+pub use objects::Fault;
 pub use report::{QueueReport, RULE, SlowReport, reports, slowest};
 pub use running::{
     Inherited, InheritedControl, Reload, Reloader, Running, StartError, StartOptions, log_shadowed,

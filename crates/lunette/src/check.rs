@@ -3,8 +3,7 @@
 use std::io::Write;
 
 use config::{Config, Surroundings};
-use daemon::objects::Fault;
-use daemon::{StartChecks, warnings};
+use daemon::{Fault, StartChecks, warnings};
 use serde_json::{Value, json};
 
 use crate::cli::CheckArguments;

@@ -1,23 +1,14 @@
 //! Configured objects and their state as API objects.
 
 use bdev::{BlockDevice, Disk as ServedDisk, DiskState};
-use control::Keys;
 use control::objects::{Disk, DiskStatus, Export, Lun};
 
 use super::Live;
-use config::{DiskConfig, ExportConfig, KeyValue, LunConfig};
+use config::{DiskConfig, ExportConfig, LunConfig};
 
 /// Returns the configuration of a disk.
 pub fn disk(disk: &DiskConfig) -> Disk {
-    // Name and backend have fields of their own.
-    let keys = disk.values().into_iter();
-    let keys = keys.filter(|one| !matches!(one.name, "name" | "backend"));
-    Disk {
-        name: disk.name.clone(),
-        backend: disk.backend.word().to_owned(),
-        keys: Keys(keys.map(|one| (one.name.to_owned(), one.value)).collect()),
-        status: None,
-    }
+    Disk::new(&disk.name, disk.backend.word(), disk.body_values())
 }
 
 /// Returns the state of a configured disk. `used_by` names its exports and logical units.
@@ -106,25 +97,5 @@ pub fn lun(lun: &LunConfig) -> Lun {
 
 /// Returns the configuration of an export.
 pub fn export(export: &ExportConfig) -> Export {
-    let mut keys = Vec::new();
-    for KeyValue {
-        name, mut value, ..
-    } in export.values()
-    {
-        // The name has a field of its own.
-        if name == "name" {
-            continue;
-        }
-        if let ("lun", Some(luns)) = (name, value.as_array_mut()) {
-            // Sorts logical units as an initiator lists them.
-            luns.sort_by_key(|lun| (lun["target"].as_u64(), lun["lun"].as_u64()));
-        }
-        keys.push((name.to_owned(), value));
-    }
-    Export {
-        kind: export.kind().to_owned(),
-        name: export.name().to_owned(),
-        keys: Keys(keys),
-        status: None,
-    }
+    Export::new(export.kind(), export.name(), export.body_values())
 }

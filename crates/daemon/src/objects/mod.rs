@@ -42,7 +42,7 @@ use std::time::Instant;
 
 pub use changes::{Change, users, users_of_all};
 pub(crate) use closing::ToClose;
-pub use draining::{Draining, Work};
+pub use draining::Work;
 pub use events::EventBus;
 pub use listeners::LISTENER_KINDS;
 pub use overlay::{Overlay, lun_bodies};
@@ -55,7 +55,6 @@ pub use replacing::NewDevice;
 pub use servers::{Servers, Transports, iscsi_session, nbd_session, vhost_session};
 pub use state_store::StateStore;
 pub(crate) use waiting::START_PATIENCE;
-pub use waiting::WaitingDisks;
 
 type Message = Box<dyn FnOnce(&mut Owner) + Send>;
 

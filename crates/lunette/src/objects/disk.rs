@@ -143,7 +143,7 @@ fn add(ask: &Ask, flag: String) -> Outcome {
             let reason = format!("disk {} already exists", disk.name);
             return Err(Failure::because(reason));
         }
-        let body = daemon::objects::bodies::disk(&job::at_absolute_path(disk));
+        let body = job::body(disk);
         ask.change(Method::PUT, &path, Some(&json!(body)))?;
     }
     Ok(())

@@ -147,7 +147,11 @@ fn add(ask: &Ask, export: NewExport) -> Outcome {
             return Err(Failure::because(reason));
         }
         let export = absolute(export.to_owned());
-        let body = json!(daemon::objects::bodies::export(&export));
+        let body = json!(Export::new(
+            export.kind(),
+            export.name(),
+            export.body_values()
+        ));
         ask.change(Method::PUT, &path, Some(&body))?;
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use config::{DEVICE_KINDS, DiskConfig, ExportAddress, Flags, parse_size};
-use control::objects::{Job, JobSettings, JobState, NewJob, NewSnapshot, SnapshotDisk};
+use control::objects::{Disk, Job, JobSettings, JobState, NewJob, NewSnapshot, SnapshotDisk};
 use control::{Method, escape};
 use serde_json::json;
 
@@ -93,7 +93,7 @@ pub(super) fn copy(kind: &str, disk: &str, target: &str, how: &Speed) -> Result<
             "{target:?} is not a block device"
         )));
     };
-    let body = daemon::objects::bodies::disk(&at_absolute_path(target));
+    let body = body(target);
     Ok(NewJob {
         kind: kind.to_owned(),
         target: Some(json!(body)),
@@ -130,10 +130,10 @@ pub fn snapshot(ask: &Ask, disks: &[String], to: &[String]) -> Outcome {
     ask.change(Method::POST, "/v1/snapshot", Some(&body))
 }
 
-/// Makes the paths of a disk absolute, because the daemon may run in another folder.
-pub(super) fn at_absolute_path(mut disk: DiskConfig) -> DiskConfig {
+/// Returns a disk as the body of a request. Its paths are absolute, because the daemon may run in another folder.
+pub(super) fn body(mut disk: DiskConfig) -> Disk {
     disk.backend = disk.backend.at_absolute_paths();
-    disk
+    Disk::new(&disk.name, disk.backend.word(), disk.body_values())
 }
 
 fn absolute(path: &Path) -> std::path::PathBuf {
