@@ -277,7 +277,7 @@ fn disk_waits_for_a_server_and_wrong_addresses_are_refused() -> Result<()> {
     server.start_again()?;
     wait_for_state(&near, "ready")?;
     for (wrong, part) in [
-        ("x=nbds://127.0.0.1/d0", "TLS is not supported yet; hint: "),
+        ("x=nbds+unix:///d0?socket=/s", "over TCP only; hint: "),
         ("x=nbd:127.0.0.1:10809", "nbd+unix:///EXPORT?socket=PATH"),
         (
             &format!("x={uri},size=1M"),

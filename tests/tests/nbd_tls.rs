@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use end_to_end::rig::free_portal;
 use end_to_end::{Context, Daemon, DaemonBuilder, Result, Scratch, ensure};
 use tls::testing::Authority;
+use vm::wait_until;
 
 /// Time limit, above the daemon's 15 s for a handshake.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -264,5 +265,110 @@ fn export_with_tls_needs_a_certificate() -> Result<()> {
         output.status.code() == Some(1) && text.contains("needs a certificate"),
         "{text}"
     );
+    Ok(())
+}
+
+/// Copies random data to a disk on an export with TLS, through another daemon, and back.
+fn copy_through(nbd: &Nbd, uri: &str, data: &[u8]) -> Result<()> {
+    let scratch = Scratch::new()?;
+    let socket = scratch.socket("near.sock");
+    let disk = format!("r={uri}");
+    let export = format!("r:{}", socket.display());
+    let _near = DaemonBuilder::new(&scratch)
+        .disk(&disk)
+        .arguments(["--nbd", &export, "--workers", "2"])
+        .start()?;
+    let near = format!("nbd+unix:///r?socket={}", socket.display());
+    let [file, copy] = ["in.raw", "out.raw"].map(|name| scratch.file(name).display().to_string());
+    std::fs::write(&file, data)?;
+    nbd.ok(&["nbdcopy", "--flush", &file, &near])?;
+    nbd.ok(&["nbdcopy", &near, &copy])?;
+    ensure!(std::fs::read(&copy)? == data, "{uri}: other data");
+    let small = ["nbdcopy", "--request-size=4096", &near, &copy];
+    nbd.ok(&small)?;
+    ensure!(std::fs::read(&copy)? == data, "{uri}: other data at 4 KiB");
+    Ok(())
+}
+
+#[test]
+fn disk_uses_tls_and_certificates() -> Result<()> {
+    let nbd = Nbd::new()?;
+    let own = nbd.credentials("own", Some(&nbd.ca))?;
+    let data = random_bytes();
+    copy_through(&nbd, &nbd.uri(&own), &data)?;
+
+    // nbdkit expects the names of a server's files.
+    std::fs::copy(nbd.scratch.file("host.pem"), own.join("server-cert.pem"))?;
+    std::fs::copy(nbd.scratch.file("host.key"), own.join("server-key.pem"))?;
+    let port = free_portal()?.port();
+    let [port_option, folder] = [
+        format!("--port={port}"),
+        format!("--tls-certificates={}", own.display()),
+    ];
+    let size = SIZE.to_string();
+    let mut nbdkit = Command::new("nbdkit")
+        .args([
+            "--foreground",
+            "--tls=require",
+            "--tls-verify-peer",
+            &port_option,
+            &folder,
+        ])
+        .args(["memory", &size])
+        .spawn()
+        .context("nbdkit")?;
+    let is_open = || TcpStream::connect(("127.0.0.1", port)).ok().map(drop);
+    let result = match wait_until(LIMIT, is_open) {
+        Some(()) => {
+            let uri = format!(
+                "nbds://localhost:{port}/?tls-certificates={}",
+                own.display()
+            );
+            copy_through(&nbd, &uri, &data)
+        }
+        None => Err(std::io::Error::other("nbdkit does not listen").into()),
+    };
+    nbdkit.kill()?;
+    nbdkit.wait()?;
+    result
+}
+
+#[test]
+fn disk_refuses_servers_without_tls_or_with_another_certificate() -> Result<()> {
+    let nbd = Nbd::new()?;
+    let other = Authority::new(&nbd.scratch.file(""), "other")?;
+    let own = nbd.credentials("own", Some(&nbd.ca))?;
+    let wrong = nbd.credentials("wrong", Some(&nbd.ca))?;
+    std::fs::copy(other.certificate(), wrong.join("ca-cert.pem"))?;
+    let plain = nbd.scratch.socket("plain.sock");
+    nbd.daemon.lunette(&[
+        "export",
+        "add",
+        "nbd",
+        &format!("d:{},name=plain", plain.display()),
+    ])?;
+    let port = nbd.port;
+    for (disk, reason) in [
+        (format!("x={}", nbd.uri(&wrong)), "UnknownIssuer"),
+        (format!("x=nbd://localhost:{port}/d"), "server requires TLS"),
+        (
+            format!(
+                "x=nbds://127.0.0.2:{port}/d?tls-certificates={}",
+                own.display()
+            ),
+            "cannot connect",
+        ),
+        (
+            format!("x=nbds://localhost:{port}/d?tls-certificates=/nonexistent"),
+            "cannot read certificates",
+        ),
+    ] {
+        let output = nbd.daemon.ask(&["disk", "add", &disk])?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.code() == Some(1) && text.contains(reason),
+            "{disk}: {text}"
+        );
+    }
     Ok(())
 }

@@ -13,7 +13,7 @@ use block::{
 use iscsi::address::UnitAddress;
 use iscsi::chap::Algorithm as ChapAlgorithm;
 use iscsi::negotiation::{DigestOffer, Offer};
-use nbd::address::{ExportAddress, ServerAddress};
+use nbd::address::{ExportAddress, ServerAddress, TlsFolder};
 
 const QUEUE_DEPTH: u16 = 128;
 /// Seconds that I/O waits for a lost connection, as for open-iscsi.
@@ -186,6 +186,7 @@ impl Default for NbdDiskConfig {
             address: ExportAddress {
                 server: ServerAddress::Unix(PathBuf::new()),
                 export: String::new(),
+                tls: None,
             },
             cache: ExportCache::Writeback,
             multi_conn: true,
@@ -197,6 +198,11 @@ impl Default for NbdDiskConfig {
 }
 
 impl NbdDiskConfig {
+    /// Returns the folder with the certificates of an address with TLS.
+    pub fn certificates(&self) -> Option<&PathBuf> {
+        self.address.tls.as_ref()?.path.as_ref()
+    }
+
     /// Returns the path of the server's Unix socket.
     pub fn socket(&self) -> Option<&PathBuf> {
         match &self.address.server {
@@ -410,7 +416,7 @@ impl BlockDeviceConfig {
                 ("keyring", rbd.cluster.keyring.as_ref()),
             ],
             BlockDeviceConfig::Iscsi(unit) => [("chap_file", unit.chap_file.as_ref()), ("", None)],
-            BlockDeviceConfig::Nbd(nbd) => [("uri", nbd.socket()), ("", None)],
+            BlockDeviceConfig::Nbd(nbd) => [("uri", nbd.socket()), ("uri", nbd.certificates())],
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }
             | BlockDeviceConfig::Delay { .. } => [("", None), ("", None)],
@@ -435,6 +441,9 @@ impl BlockDeviceConfig {
             }
             BlockDeviceConfig::Nbd(nbd) => {
                 if let ServerAddress::Unix(path) = &mut nbd.address.server {
+                    absolute(path);
+                }
+                if let Some(TlsFolder { path: Some(path) }) = &mut nbd.address.tls {
                     absolute(path);
                 }
             }

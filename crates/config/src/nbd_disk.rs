@@ -11,8 +11,8 @@ use super::setting::Choice;
 use super::value::Reader;
 
 pub const URI: DiskKey = device_key! {
-    "uri": Kind::Text("`nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`", ExportAddress::FORM); REQUIRED;
-    "the export of an [NBD server](nbd.md#disks-on-an-nbd-server). TLS (`nbds://`) is not supported yet";
+    "uri": Kind::Text("`nbd://HOST[:PORT]/EXPORT`, `nbds://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`", ExportAddress::FORM); REQUIRED;
+    "the export of an [NBD server](nbd.md#disks-on-an-nbd-server). `nbds://` uses TLS";
     [Nbd] (address) by (read_uri, |address: &ExportAddress| Some(json!(address.to_string())))
 };
 
@@ -91,7 +91,10 @@ mod tests {
     #[test]
     fn wrong_addresses_and_keys_of_other_disks_are_refused() {
         for (wrong, part) in [
-            ("d=nbds://h/a", "TLS is not supported yet"),
+            (
+                "d=nbds+unix:///a?socket=/s",
+                "TLS is supported over TCP only",
+            ),
             ("d=nbd", "uri"),
             ("d=nbd:h:10809", "nbd://HOST[:PORT]/EXPORT"),
             ("d=nbd+unix:///a", "nbd+unix:///EXPORT?socket=PATH"),

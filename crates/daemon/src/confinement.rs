@@ -134,9 +134,9 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }
             | BlockDeviceConfig::Delay { .. }
-            | BlockDeviceConfig::Iscsi(_)
+            | BlockDeviceConfig::Iscsi(_) => {}
             // Landlock has no right for connections to Unix sockets.
-            | BlockDeviceConfig::Nbd(_) => {}
+            BlockDeviceConfig::Nbd(nbd) => paths.read.extend(nbd.certificates().cloned()),
         }
     }
     paths.write.extend(config.sandbox_paths.iter().cloned());

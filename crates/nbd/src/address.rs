@@ -30,12 +30,21 @@ pub struct ExportAddress {
     pub server: ServerAddress,
     /// Name of the export; empty for the default export.
     pub export: String,
+    /// Use of TLS; `None`: the connection is not encrypted.
+    pub tls: Option<TlsFolder>,
+}
+
+/// Certificates for TLS, as libnbd and QEMU name them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TlsFolder {
+    /// Folder with `ca-cert.pem` and, for a client with a certificate, `client-cert.pem` and `client-key.pem`; `None`: the authorities of
+    /// the system.
+    pub path: Option<PathBuf>,
 }
 
 impl ExportAddress {
     /// Accepted forms, for messages.
-    pub const FORM: &str =
-        "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, such as nbd://192.0.2.1/d0";
+    pub const FORM: &str = "nbd://HOST[:PORT]/EXPORT, nbds://HOST[:PORT]/EXPORT[?tls-certificates=FOLDER] or nbd+unix:///EXPORT?socket=PATH, such as nbd://192.0.2.1/d0";
 
     /// Returns true if the text has the form of an NBD address, including the forms that are not supported.
     pub fn looks_like_one(text: &str) -> bool {
@@ -58,14 +67,27 @@ impl FromStr for ExportAddress {
             None => (rest, None),
         };
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
+        let tls = match scheme {
+            "nbds" => Some(TlsFolder {
+                path: match query {
+                    Some(query) => Some(path_of("tls-certificates=", query).ok_or_else(malformed)?),
+                    None => None,
+                },
+            }),
+            _ => None,
+        };
         let server = match scheme {
+            "nbds" => tcp(authority).ok_or_else(malformed)?,
             "nbd" if query.is_some() => return Err(malformed()),
             "nbd" => tcp(authority).ok_or_else(malformed)?,
             "nbd+unix" if !authority.is_empty() => return Err(malformed()),
-            "nbd+unix" => unix(query.unwrap_or_default()).ok_or_else(malformed)?,
-            "nbds" | "nbds+unix" | "nbds+vsock" => {
+            "nbd+unix" => {
+                let path = path_of("socket=", query.unwrap_or_default());
+                ServerAddress::Unix(path.ok_or_else(malformed)?)
+            }
+            "nbds+unix" | "nbds+vsock" => {
                 return Err(format!(
-                    "{text:?}: TLS is not supported yet; hint: use nbd:// over a trusted network or an encrypted tunnel, or nbd+unix://"
+                    "{text:?}: TLS is supported over TCP only; hint: use nbds:// or nbd+unix://"
                 ));
             }
             _ => return Err(malformed()),
@@ -74,7 +96,11 @@ impl FromStr for ExportAddress {
         if export.len() > STRING_MAX || export.contains('\0') {
             return Err(malformed());
         }
-        Ok(ExportAddress { server, export })
+        Ok(ExportAddress {
+            server,
+            export,
+            tls,
+        })
     }
 }
 
@@ -104,10 +130,11 @@ fn tcp(authority: &str) -> Option<ServerAddress> {
     Some(ServerAddress::Tcp { host, port })
 }
 
-fn unix(query: &str) -> Option<ServerAddress> {
-    let path = decode(query.strip_prefix("socket=")?)?;
+/// Parses a query of one parameter and returns its value as a path.
+fn path_of(parameter: &str, query: &str) -> Option<PathBuf> {
+    let path = decode(query.strip_prefix(parameter)?)?;
     let is_path = !path.is_empty() && !path.contains(['\0', '&']);
-    is_path.then(|| ServerAddress::Unix(PathBuf::from(path)))
+    is_path.then(|| PathBuf::from(path))
 }
 
 /// Decodes `%XX`. Returns `None` for malformed escapes and for text that is not UTF-8.
@@ -142,15 +169,24 @@ impl fmt::Display for ExportAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.server {
             ServerAddress::Tcp { host, port } => {
+                f.write_str(match self.tls {
+                    Some(_) => "nbds://",
+                    None => "nbd://",
+                })?;
                 match host.contains(':') {
-                    true => write!(f, "nbd://[{host}]")?,
-                    false => write!(f, "nbd://{host}")?,
+                    true => write!(f, "[{host}]")?,
+                    false => f.write_str(host)?,
                 }
                 if *port != PORT {
                     write!(f, ":{port}")?;
                 }
                 f.write_str("/")?;
-                encode(&self.export, f)
+                encode(&self.export, f)?;
+                if let Some(TlsFolder { path: Some(path) }) = &self.tls {
+                    f.write_str("?tls-certificates=")?;
+                    encode(&path.to_string_lossy(), f)?;
+                }
+                Ok(())
             }
             ServerAddress::Unix(path) => {
                 f.write_str("nbd+unix:///")?;
@@ -197,6 +233,22 @@ mod tests {
     }
 
     #[test]
+    fn uris_with_tls_name_a_folder_or_use_the_authorities_of_the_system() {
+        for (text, folder) in [
+            ("nbds://store/d0", None),
+            (
+                "nbds://store/d0?tls-certificates=/etc/pki%20a",
+                Some("/etc/pki a"),
+            ),
+        ] {
+            let address: ExportAddress = text.parse().unwrap();
+            let path = folder.map(PathBuf::from);
+            assert_eq!(address.tls, Some(TlsFolder { path }));
+            assert_eq!(address.to_string(), text);
+        }
+    }
+
+    #[test]
     fn malformed_uris_are_refused() {
         for wrong in [
             "nbd:store:10809",
@@ -215,13 +267,17 @@ mod tests {
             "nbd+unix:///d0?socket=/s&tls-verify-peer=0",
             "nbd+unix://host/d0?socket=/s",
             "nbd+vsock://2/d0",
+            "nbds://store/d0?tls-verify-peer=0",
+            "nbds://store/d0?tls-certificates=",
+            "nbd://store/d0?tls-certificates=/t",
             "http://store/d0",
         ] {
             let refused = wrong.parse::<ExportAddress>();
             assert!(refused.is_err(), "{wrong}: {refused:?}");
         }
-        let refused = "nbds://store/d0".parse::<ExportAddress>().unwrap_err();
-        assert!(refused.contains("TLS is not supported yet"), "{refused}");
+        let refused = "nbds+unix:///d0?socket=/s".parse::<ExportAddress>();
+        let refused = refused.unwrap_err();
+        assert!(refused.contains("over TCP only"), "{refused}");
         assert!(ExportAddress::looks_like_one("nbds://store/d0"));
         assert!(!ExportAddress::looks_like_one("/srv/nbd://a"));
     }

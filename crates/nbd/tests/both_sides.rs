@@ -196,3 +196,42 @@ proptest! {
 fn handshake_step_says_when_more_bytes_are_needed() {
     assert_eq!(serve(&[0, 0, 0], 1).1, Step::More);
 }
+
+#[test]
+fn client_with_tls_sends_only_starttls_before() {
+    let wanted = Wanted {
+        export: "d0".to_owned(),
+        style: Style::Extended,
+        contexts: Vec::new(),
+    };
+    let start = || {
+        let mut client = client::Handshake::new(wanted.clone()).with_tls();
+        let mut output = Vec::new();
+        let greeting = nbd::handshake::greeting();
+        let step = client.receive(&greeting, &mut output).unwrap();
+        assert_eq!(step, (greeting.len(), client::Step::More));
+        assert_eq!(output, b"\0\0\0\x03IHAVEOPT\0\0\0\x05\0\0\0\0");
+        client
+    };
+    let ack = b"\0\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x05\0\0\0\x01\0\0\0\0";
+    let mut output = Vec::new();
+    let mut client = start();
+    let step = client.receive(ack, &mut output).unwrap();
+    assert_eq!(step, (ack.len(), client::Step::StartTls));
+    assert!(output.is_empty());
+    client.continue_with_tls(&mut output);
+    assert_eq!(output, b"IHAVEOPT\0\0\0\x0b\0\0\0\0");
+
+    // Bytes of a third party behind the reply.
+    let injected = [&ack[..], b"x"].concat();
+    let refused = start().receive(&injected, &mut output).unwrap_err();
+    let expected = client::Failure::Violation(nbd::Violation::BytesBeforeTls);
+    assert_eq!(refused, expected);
+    let policy = b"\0\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x05\x80\0\0\x02\0\0\0\0";
+    let refused = start().receive(policy, &mut output).unwrap_err();
+    assert_eq!(refused, client::Failure::NoTls(0x8000_0002, String::new()));
+    // A server without the fixed newstyle handshake has no TLS.
+    let mut client = client::Handshake::new(wanted.clone()).with_tls();
+    let refused = client.receive(b"NBDMAGICIHAVEOPT\0\0", &mut output);
+    assert_eq!(refused, Err(client::Failure::NotNewstyle));
+}

@@ -586,6 +586,7 @@ impl IoChannel for NbdChannel {
                 };
                 link.input = completion.buffer;
                 let bytes = link.received(completion.result);
+                let bytes = link.decrypt(bytes);
                 self.take_in(ring, bytes, finished);
             }
             _ => {

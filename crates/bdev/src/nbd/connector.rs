@@ -12,11 +12,14 @@ use std::time::Duration;
 use block::Backoff;
 use latency::Clock;
 use nbd::Style;
-use nbd::address::{ExportAddress, ServerAddress};
+use nbd::address::{ExportAddress, ServerAddress, TlsFolder};
 use nbd::client::{Handshake, Session, Step, Wanted};
 use nbd::wire::BASE_ALLOCATION;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use tls::ClientFiles;
+use tls::rustls::ClientConfig;
+use tls::rustls::pki_types::ServerName;
 
 use super::Core;
 use crate::DiskState;
@@ -39,8 +42,10 @@ const WARNINGS_APART: Duration = Duration::from_secs(1);
 pub(super) struct Connection {
     pub socket: OwnedFd,
     pub session: Session,
-    /// Bytes that arrived after the handshake.
+    /// Bytes that arrived after the handshake, decrypted.
     pub early: Vec<u8>,
+    /// TLS, if the connection is encrypted.
+    pub tls: Option<tls::Session>,
 }
 
 /// Receives a channel's connection.
@@ -202,19 +207,27 @@ impl Stream {
             }
         }
     }
+}
 
+impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.read(into),
             Stream::Unix(stream) => stream.read(into),
         }
     }
+}
 
-    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Stream::Tcp(stream) => stream.write_all(bytes),
-            Stream::Unix(stream) => stream.write_all(bytes),
+            Stream::Tcp(stream) => stream.write(bytes),
+            Stream::Unix(stream) => stream.write(bytes),
         }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -241,6 +254,57 @@ fn connect_unix(path: &Path) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
+/// Reads the certificates of an address. The files are read for every connection, so that renewed ones are used.
+fn tls_client(
+    address: &ExportAddress,
+    folder: &TlsFolder,
+) -> Result<(Arc<ClientConfig>, ServerName<'static>), String> {
+    let ServerAddress::Tcp { host, .. } = &address.server else {
+        return Err("TLS needs a TCP address".to_owned());
+    };
+    let mut files = ClientFiles::default();
+    if let Some(path) = &folder.path {
+        files.ca = Some(path.join("ca-cert.pem"));
+        let own = path.join("client-cert.pem");
+        files.certificate = own.exists().then(|| (own, path.join("client-key.pem")));
+    }
+    Ok((files.read()?, tls::server_name(host)?))
+}
+
+/// Describes an error of a handshake.
+fn broken(error: io::Error) -> String {
+    match error.kind() {
+        ErrorKind::WouldBlock => "the server did not complete the handshake in time; hint: if it permits no further connection, set multi_conn=false".to_owned(),
+        ErrorKind::InvalidData => format!("TLS with the server failed: {error}; hint: check ca-cert.pem in tls-certificates, and use a host name that the server's certificate contains"),
+        _ => format!("the server has ended the handshake: {error}"),
+    }
+}
+
+/// Appends received bytes to `input`, decrypted if TLS has begun. Returns false if more must arrive first.
+fn receive(
+    stream: &mut Stream,
+    session: Option<&mut tls::Session>,
+    input: &mut Vec<u8>,
+) -> io::Result<bool> {
+    let Some(session) = session else {
+        let mut piece = [0; 4096];
+        return match stream.read(&mut piece) {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(bytes) => {
+                input.extend_from_slice(&piece[..bytes]);
+                Ok(true)
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(false),
+            Err(error) => Err(error),
+        };
+    };
+    let read = session.read(stream, input);
+    // The next records of the handshake, or an alert.
+    let sent = session.send(stream);
+    read.and(sent)?;
+    Ok(!session.is_handshaking())
+}
+
 /// Connects to the server and opens the export.
 pub(super) fn connect(address: &ExportAddress) -> Result<Connection, String> {
     let failed = |error: io::Error| {
@@ -252,46 +316,63 @@ pub(super) fn connect(address: &ExportAddress) -> Result<Connection, String> {
             "cannot connect to {place}: {error}; hint: check that the NBD server runs and listens there"
         )
     };
+    // Read first: a missing file is reported also while the server is unreachable.
+    let client = address
+        .tls
+        .as_ref()
+        .map(|folder| tls_client(address, folder));
+    let client = client.transpose()?;
     let mut stream = Stream::open(&address.server).map_err(failed)?;
-    let broken = |error: io::Error| {
-        match error.kind() {
-        ErrorKind::WouldBlock => "the server did not complete the handshake in time; hint: if it permits no further connection, set multi_conn=false".to_owned(),
-        _ => format!("the server has ended the handshake: {error}"),
-    }
-    };
     let mut handshake = Handshake::new(Wanted {
         export: address.export.clone(),
         style: Style::Extended,
         contexts: vec![BASE_ALLOCATION.to_owned()],
     });
+    if client.is_some() {
+        handshake = handshake.with_tls();
+    }
+    let mut session: Option<tls::Session> = None;
     let end = Clock::shared().elapsed() + HANDSHAKE_LIMIT;
-    let (mut input, mut output, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
+    let (mut input, mut output) = (Vec::new(), Vec::new());
     loop {
         let left = end.saturating_sub(Clock::shared().elapsed());
         if left.is_zero() {
             return Err(broken(ErrorKind::WouldBlock.into()));
         }
         stream.set_limit(Some(left)).map_err(broken)?;
-        let bytes = match stream.read(&mut piece) {
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            result => result.map_err(broken)?,
-        };
-        if bytes == 0 {
-            return Err(broken(ErrorKind::UnexpectedEof.into()));
+        match receive(&mut stream, session.as_mut(), &mut input) {
+            Ok(true) => {}
+            Ok(false) => continue,
+            Err(error) => return Err(broken(error)),
         }
-        input.extend_from_slice(&piece[..bytes]);
         let stepped = handshake.receive(&input, &mut output);
         let (used, step) = stepped.map_err(|failure| failure.to_string())?;
         input.drain(..used);
-        if let Step::Open(session) = step {
-            stream.set_limit(None).map_err(broken)?;
-            return Ok(Connection {
-                socket: stream.into(),
-                session: *session,
-                early: input,
-            });
+        match (step, &client) {
+            (Step::Open(opened), _) => {
+                stream.set_limit(None).map_err(broken)?;
+                return Ok(Connection {
+                    socket: stream.into(),
+                    session: *opened,
+                    early: input,
+                    tls: session,
+                });
+            }
+            (Step::StartTls, Some((config, name))) => {
+                let started = tls::Session::client(Arc::clone(config), name.clone());
+                session = Some(started.map_err(broken)?);
+                handshake.continue_with_tls(&mut output);
+            }
+            (Step::More | Step::StartTls, _) => {}
         }
-        stream.write_all(&output).map_err(broken)?;
+        let sent = match &mut session {
+            None => stream.write_all(&output),
+            // Options wait for the end of the TLS handshake.
+            Some(session) => session
+                .write(&output)
+                .and_then(|()| session.send(&mut stream)),
+        };
+        sent.map_err(broken)?;
         output.clear();
     }
 }

@@ -2,13 +2,17 @@
 //!
 //! The link moves bytes; [`Transmission`] checks them. While the kernel has a message, further requests are collected for the next one.
 
+use std::io;
+
 use guest_memory::IoBuffer;
 use nbd::client::Transmission;
 use nbd::request::Request;
 use nbd::wire::command;
+use tls::Decrypted;
 use uring::{Message, Owner, Receive, Ring, RingFd};
 
 use super::connector::Connection;
+use super::encryption::Encryption;
 use super::{allocation_of, payload_max};
 
 /// Tokens of operations on the ring.
@@ -42,6 +46,8 @@ enum Piece {
 pub(super) struct Link {
     socket: RingFd,
     owner: Owner,
+    /// State of TLS; `None`: the connection is not encrypted.
+    encryption: Option<Encryption>,
     pub transmission: Transmission,
     /// Maximum length of a read or write in bytes.
     pub payload_max: u32,
@@ -74,12 +80,14 @@ impl Link {
             socket,
             session,
             early,
+            tls,
         } = connection;
         let input = IoBuffer::owned(RECEIVE_BYTES.max(early.len()));
         input.write_whole(0, &early);
         Link {
             socket: ring.register(socket),
             owner,
+            encryption: tls.map(|session| Encryption::new(session, RECEIVE_BYTES)),
             transmission: Transmission::new(session.style, allocation_of(&session)),
             payload_max: payload_max(&session, alignment),
             headers: Vec::new(),
@@ -125,9 +133,42 @@ impl Link {
         }
     }
 
+    /// Builds a message of TLS records with all queued requests.
+    fn next_records(&mut self, encryption: &mut Encryption) -> io::Result<Vec<u8>> {
+        let mut at = 0;
+        let mut data = self.data.iter();
+        for piece in &self.pieces {
+            match *piece {
+                Piece::Headers(length) => {
+                    encryption.write(&self.headers[at..at + length])?;
+                    at += length;
+                }
+                Piece::Data => {
+                    let Some(payload) = data.next() else { continue };
+                    encryption.write_buffer(payload)?;
+                }
+            }
+        }
+        Ok(encryption.take_records())
+    }
+
     /// Builds a message of all queued requests.
     fn next_message(&mut self) -> Box<Message> {
         self.list_headers();
+        if let Some(mut encryption) = self.encryption.take() {
+            match self.next_records(&mut encryption) {
+                // The records replace headers and data.
+                Ok(records) => self.headers = records,
+                Err(error) => self.close(&format!("TLS failed: {error}")),
+            }
+            self.encryption = Some(encryption);
+            self.pieces.clear();
+            self.pieces.push(Piece::Headers(self.headers.len()));
+            for mut shell in self.data.drain(..) {
+                shell.clear();
+                self.shells.push(shell);
+            }
+        }
         let mut memory = std::mem::take(&mut self.header_memory);
         if memory.total_len() < self.headers.len() {
             let length = self.headers.len().next_power_of_two();
@@ -202,6 +243,11 @@ impl Link {
         if self.is_receiving || self.closing.is_some() {
             return;
         }
+        // Records are received into the own buffer only.
+        let whole = whole.filter(|_| self.encryption.is_none());
+        if let Some(encryption) = &mut self.encryption {
+            encryption.before_receive(&mut self.input);
+        }
         if let (Some((buffer, at)), Some((_, _, left))) = (whole, self.transmission.expected_data())
             && left >= DIRECT_BYTES_MIN
         {
@@ -234,6 +280,19 @@ impl Link {
             Ok(bytes) => return bytes as usize,
             Err(libc::EINTR | libc::EAGAIN) => {}
             Err(errno) => self.close(&std::io::Error::from_raw_os_error(errno).to_string()),
+        }
+        0
+    }
+
+    /// Decrypts the first `bytes` bytes of the input. Returns the number of plain bytes.
+    pub fn decrypt(&mut self, bytes: usize) -> usize {
+        let Some(encryption) = &mut self.encryption else {
+            return bytes;
+        };
+        match encryption.decrypt(&mut self.input, bytes) {
+            Ok(Decrypted::Bytes(bytes)) => return bytes,
+            Ok(Decrypted::Closed) => self.close("the server has closed the connection"),
+            Err(error) => self.close(&format!("TLS failed: {error}")),
         }
         0
     }

@@ -12,6 +12,7 @@
 
 mod channel;
 mod connector;
+mod encryption;
 mod extents;
 mod link;
 mod relay;

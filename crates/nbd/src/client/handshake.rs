@@ -51,6 +51,8 @@ pub enum Failure {
     Violation(Violation),
     /// The peer is no NBD server, or one with the handshake from before 2011.
     NotNewstyle,
+    /// The server refuses TLS: reply type and message.
+    NoTls(u32, String),
     /// The server refuses to open the export: reply type and message.
     Refused(u32, String),
 }
@@ -60,6 +62,15 @@ impl fmt::Display for Failure {
         match self {
             Failure::Violation(violation) => write!(f, "server violates the protocol: {violation}"),
             Failure::NotNewstyle => f.write_str("peer does not use the newstyle handshake of NBD"),
+            Failure::NoTls(reply, message) => {
+                write!(
+                    f,
+                    "server refuses TLS, reply {reply:#x}: {message}; hint: use nbd:// if the network is trusted"
+                )
+            }
+            Failure::Refused(option_reply::ERR_TLS_REQD, _) => {
+                f.write_str("server requires TLS; hint: use nbds://")
+            }
             Failure::Refused(option_reply::ERR_UNKNOWN, message) => {
                 write!(f, "server has no such export: {message}")
             }
@@ -83,6 +94,8 @@ impl From<Violation> for Failure {
 pub enum Step {
     /// More bytes are needed, after the output was sent.
     More,
+    /// TLS begins now. Then the caller continues with [`Handshake::continue_with_tls`].
+    StartTls,
     /// The export is open. Later bytes belong to the transmission phase.
     Open(Box<Session>),
 }
@@ -95,6 +108,8 @@ enum State {
     Reply(u32),
     /// Reply to `NBD_OPT_EXPORT_NAME`.
     ExportName,
+    /// Nothing before TLS is active.
+    TlsAccepted,
 }
 
 /// State of a handshake.
@@ -102,6 +117,8 @@ enum State {
 pub struct Handshake {
     wanted: Wanted,
     state: State,
+    /// No option is sent before TLS is active.
+    needs_tls: bool,
     has_zeroes: bool,
     style: Style,
     contexts: Vec<(u32, String)>,
@@ -116,6 +133,7 @@ impl Handshake {
         Handshake {
             wanted,
             state: State::Greeting,
+            needs_tls: false,
             has_zeroes: true,
             style: Style::Simple,
             contexts: Vec::new(),
@@ -123,6 +141,21 @@ impl Handshake {
             block_sizes: None,
             name: None,
         }
+    }
+
+    /// Requires TLS: an export is not opened without it.
+    #[must_use]
+    pub fn with_tls(self) -> Handshake {
+        Handshake {
+            needs_tls: true,
+            ..self
+        }
+    }
+
+    /// Appends the first option for the encrypted connection to `output`.
+    pub fn continue_with_tls(&mut self, output: &mut Vec<u8>) {
+        self.needs_tls = false;
+        self.negotiate(output);
     }
 
     /// Parses all complete messages at the start of `bytes`, and appends options to `output`. Returns the number of bytes used; the caller
@@ -142,6 +175,13 @@ impl Handshake {
                 return Ok((used, Step::More));
             };
             used += length;
+            if self.state == State::TlsAccepted {
+                // The server waits for the client. Bytes before TLS may come from a third party.
+                return match used == bytes.len() {
+                    true => Ok((used, Step::StartTls)),
+                    false => Err(Violation::BytesBeforeTls.into()),
+                };
+            }
             if let Some(session) = session {
                 return Ok((used, Step::Open(Box::new(session))));
             }
@@ -157,6 +197,7 @@ impl Handshake {
         match self.state {
             State::Greeting => self.greeting(bytes, output),
             State::ExportName => Ok(self.opened_by_name(bytes)),
+            State::TlsAccepted => Ok(None),
             State::Reply(option) => {
                 let Ok((header, rest)) = OptionReplyHeader::read_from_prefix(bytes) else {
                     return Ok(None);
@@ -197,14 +238,20 @@ impl Handshake {
         let known = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
         output.extend_from_slice(&u32::from(flags & known).to_be_bytes());
         match flags & handshake_flag::FIXED_NEWSTYLE {
+            0 if self.needs_tls => return Err(Failure::NotNewstyle),
             0 => self.open_by_name(output),
-            _ => match self.wanted.style {
-                Style::Simple => self.open(output),
-                Style::Structured => self.ask(option::STRUCTURED_REPLY, &[], output),
-                Style::Extended => self.ask(option::EXTENDED_HEADERS, &[], output),
-            },
+            _ if self.needs_tls => self.ask(option::STARTTLS, &[], output),
+            _ => self.negotiate(output),
         }
         Ok(Some((18, None)))
+    }
+
+    fn negotiate(&mut self, output: &mut Vec<u8>) {
+        match self.wanted.style {
+            Style::Simple => self.open(output),
+            Style::Structured => self.ask(option::STRUCTURED_REPLY, &[], output),
+            Style::Extended => self.ask(option::EXTENDED_HEADERS, &[], output),
+        }
     }
 
     fn ask(&mut self, option: u32, data: &[u8], output: &mut Vec<u8>) {
@@ -251,6 +298,11 @@ impl Handshake {
     ) -> Result<Option<Session>, Failure> {
         let is_error = kind & option_reply::ERROR != 0;
         match option {
+            option::STARTTLS if kind == option_reply::ACK => self.state = State::TlsAccepted,
+            option::STARTTLS if is_error => {
+                let message = String::from_utf8_lossy(data).into_owned();
+                return Err(Failure::NoTls(kind, message));
+            }
             option::EXTENDED_HEADERS if kind == option_reply::ACK => {
                 self.style = Style::Extended;
                 self.select_contexts(output);
