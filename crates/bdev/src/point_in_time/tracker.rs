@@ -257,7 +257,8 @@ impl<W> Tracker<W> {
             .collect()
     }
 
-    /// Records that no reader needs the bytes before `end` any more.
+    /// Records that no reader needs the bytes before `end` any more. Only whole units are released: a reader may read whole blocks around
+    /// its range.
     pub fn release(&mut self, end: u64) {
         let unit_bytes = self.settled.unit_bytes;
         let whole = |bytes: u64| match bytes >= self.disk_bytes {
@@ -265,7 +266,7 @@ impl<W> Tracker<W> {
             false => bytes / unit_bytes,
         };
         let (before, now) = (whole(self.released), whole(end));
-        self.released = self.released.max(end);
+        self.released = self.released.max(self.bytes_of(0..now).end);
         self.settled.settle(before.min(now)..now);
     }
 
@@ -366,6 +367,22 @@ mod tests {
             tracker.unsettled_until(&(0..UNIT)),
             Err(PointInTimeError::Full(UNIT))
         );
+    }
+
+    #[test]
+    fn only_whole_units_are_released() {
+        let mut tracker = Tracker::<()>::new(SIZE, 0);
+        tracker.release(2 * UNIT + 1024);
+        assert_eq!(
+            tracker.locate(&(2 * UNIT..SIZE)),
+            Ok((Location::Source, SIZE))
+        );
+        let released = Err(PointInTimeError::Ended);
+        assert_eq!(tracker.locate(&(2 * UNIT - 512..SIZE)), released);
+        assert!(tracker.settled().covers(&(0..2 * UNIT)));
+        assert!(!tracker.settled().covers(&(2 * UNIT..2 * UNIT + 512)));
+        tracker.release(SIZE);
+        assert!(tracker.settled().covers(&(0..SIZE)));
     }
 
     #[test]
