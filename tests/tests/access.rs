@@ -625,6 +625,30 @@ fn jobs_of_a_token_reach_allowed_folders_only() -> Result<()> {
         "{refused:?}"
     );
 
+    // Each path of a backup is checked: the target, the scratch folder and the socket.
+    let target = format!(
+        "{{\"disk\": \"d\", \"target\": {{\"backend\": \"image\", \"path\": \"{}\"}}}}",
+        path("private/new.qcow2")
+    );
+    let served = format!(
+        "[{{\"disk\": \"d\"}}], \"pull\": \"unix:{}\"",
+        path("disks/b.sock")
+    );
+    let elsewhere = format!(
+        "[{{\"disk\": \"d\"}}], \"pull\": \"unix:{}\"",
+        path("private/b.sock")
+    );
+    let scratch = format!("{served}, \"scratch\": \"{}\"", path("private"));
+    for disks in [format!("[{target}]"), elsewhere, scratch] {
+        let stream = TcpStream::connect(&address)?;
+        let body = format!("{{\"disks\": {disks}}}");
+        let refused = http::ask(stream, "POST", "/v1/backups", &[&header], &body)?;
+        ensure!(
+            refused.status == 403 && refused.body.contains("/private"),
+            "{body}: {refused:?}"
+        );
+    }
+
     let backup = |name: &str| {
         let target = format!("{{\"backend\": \"image\", \"path\": \"{}\"}}", path(name));
         job(

@@ -343,6 +343,14 @@ fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
         &["backup", "begin", "d0", "nodisk", "--pull", &pull],
         "nodisk",
     )?;
+    let shared = rig.scratch.file("shared.raw").display().to_string();
+    let shared = format!("d2=file:{shared},size=1M,lock=while-active");
+    rig.daemon.lunette(&["disk", "add", &shared])?;
+    refused(
+        &rig,
+        &["backup", "begin", "d2", "--pull", &pull],
+        "because lock=while-active",
+    )?;
     begin(&rig, &["--pull", &pull, "--checkpoint", "mon"])?;
     ensure!(scratch_files(&mut rig)?.0 == 0, "a scratch file has a name");
     let overlay = rig.scratch.file("o.qcow2").display().to_string();
@@ -410,5 +418,142 @@ fn failed_backup_leaves_disks_and_checkpoints() -> Result<()> {
     let content = std::fs::read(rig.scratch.file("d0.raw"))?;
     let byte = |block: u64| content[(block * BLOCK) as usize];
     ensure!((byte(0), byte(99), byte(100), byte(611), byte(612)) == (2, 2, 3, 3, 0));
+    Ok(())
+}
+
+/// State of the random sequence: the expected content of `d0`, and its checkpoints.
+struct Sequence {
+    rig: Rig,
+    random: fastrand::Rng,
+    model: Vec<u8>,
+    checkpoints: Vec<String>,
+    count: usize,
+}
+
+impl Sequence {
+    /// Changes the disk and the model.
+    fn change(&mut self) -> Result<()> {
+        let mut front_end = FrontEnd::connect(&self.rig.socket("d0"), &Options::default())?;
+        let options = QueueOptions::default();
+        let layout = Layout::Separate;
+        let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, layout)?;
+        for _ in 0..self.random.usize(1..6) {
+            let change = Change::of(self.random.usize(..));
+            let bytes = (change.first * BLOCK) as usize..;
+            let bytes = &mut self.model[bytes][..(change.blocks * BLOCK) as usize];
+            bytes.fill(change.byte);
+            let range = Range {
+                sector: change.first * BLOCK / 512,
+                sectors: (change.blocks * BLOCK / 512) as u32,
+                flags: 1,
+            };
+            let ended = match change.byte {
+                0 => queue.write_zeroes(&[range])?,
+                _ => queue.write(change.first * BLOCK, bytes)?,
+            };
+            ensure!(ended == status::OK, "status {ended}");
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, more: &[&str]) -> Result<String> {
+        self.count += 1;
+        let name = format!("c{}", self.count);
+        let since = match self.random.bool() {
+            true => self.random.choice(&self.checkpoints).cloned(),
+            false => None,
+        };
+        let mut words = vec![
+            "backup",
+            "begin",
+            "d0",
+            "--checkpoint",
+            &name,
+            "--name",
+            &name,
+        ];
+        words.extend(since.iter().flat_map(|since| ["--since", since.as_str()]));
+        self.rig.daemon.lunette(&[&words, more].concat())?;
+        Ok(name)
+    }
+
+    /// Copies the disk since any checkpoint, and compares the restored copy with the model.
+    fn push(&mut self) -> Result<()> {
+        let target = folder(&self.rig)?.display().to_string();
+        let name = self.begin(&["--to", &target, "--wait"])?;
+        let image = format!("backup/d0-{name}.qcow2");
+        ensure!(
+            raw(&self.rig, &image, "qcow2")? == self.model,
+            "{image} differs"
+        );
+        self.checkpoints.push(name);
+        Ok(())
+    }
+
+    /// Exports the disk, changes it, and compares the export with the model at the start.
+    fn pull(&mut self) -> Result<()> {
+        let socket = self.rig.scratch.socket("backup.sock");
+        let start = self.model.clone();
+        let name = self.begin(&["--pull", &format!("unix:{}", socket.display())])?;
+        self.change()?;
+        let url = format!("nbd+unix:///d0?socket={}", socket.display());
+        run(self.rig.scratch.files(), &["nbdcopy", &url, "pulled.raw"])?;
+        ensure!(
+            std::fs::read(self.rig.scratch.file("pulled.raw"))? == start,
+            "{name} differs"
+        );
+        // No copy can continue a pulled backup, so it creates no checkpoint here.
+        self.rig.daemon.lunette(&["backup", "cancel", &name])?;
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<()> {
+        match self.random.u8(0..8) {
+            0..4 => self.push(),
+            4 => self.pull(),
+            5 => {
+                self.rig.daemon.kill()?;
+                self.rig.daemon.start_again()
+            }
+            6 => {
+                // A backup that ends early takes no changes from the checkpoints.
+                let target = folder(&self.rig)?.display().to_string();
+                let name = self.begin(&["--to", &target, "--speed", "1K"])?;
+                self.rig.daemon.lunette(&["backup", "cancel", &name])?;
+                let bitmaps = self.rig.daemon.lunette(&["disk", "bitmap", "list"])?;
+                // It may have had nothing to copy.
+                if bitmaps.contains(&format!("{name} ")) {
+                    self.checkpoints.push(name);
+                }
+                Ok(())
+            }
+            _ if self.checkpoints.len() > 2 => {
+                let index = self.random.usize(..self.checkpoints.len());
+                let name = self.checkpoints.swap_remove(index);
+                let words = ["disk", "bitmap", "remove", "d0", &name];
+                self.rig.daemon.lunette(&words).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Changes, backups since any checkpoint, kills, cancellations and removed checkpoints in a random order.
+#[test]
+fn restored_copies_equal_the_disk_in_random_sequences() -> Result<()> {
+    for seed in 1..=2 {
+        let mut sequence = Sequence {
+            rig: two_disks()?,
+            random: fastrand::Rng::with_seed(seed),
+            model: vec![0; SIZE as usize],
+            checkpoints: Vec::new(),
+            count: 0,
+        };
+        for step in 0..16 {
+            let at = || format!("seed {seed}, step {step}");
+            sequence.change().with_context(at)?;
+            sequence.step().with_context(at)?;
+        }
+    }
     Ok(())
 }

@@ -152,6 +152,15 @@ fn prepare(
     destination: &Destination,
 ) -> Result<Prepared, Refusal> {
     let (disk, now) = context.disk(disk, JobKind::Backup)?;
+    if now.backend.takes_turns() {
+        return Err(Refusal::conflict(
+            format!(
+                "disk {}: another daemon may change it during the backup, because lock=while-active",
+                now.name
+            ),
+            "copy it as of the end, lunette disk backup --at end, or add it again with lock=always",
+        ));
+    }
     let (target, address) = match destination {
         Destination::Push(target) => (shown(&target.backend), None),
         Destination::Pull(address) => (url(address, disk.name()), Some(address.clone())),
@@ -189,7 +198,8 @@ fn prepare(
                 }))
             }
         };
-        let point = PointOfDisk::prepare(&context, &disk, &now, &backup.scratch);
+        let count = backup.disks.len() as u64;
+        let point = PointOfDisk::prepare(&context, &disk, &now, &backup.scratch, count);
         let point = point.inspect_err(|_| work.remove_target())?;
         Ok(Prepared {
             job: its_job,

@@ -137,7 +137,7 @@ fn check_served_alone(config: &DiskConfig) -> Result<(), Refusal> {
             "disk {}: another daemon may serve its file, because lock=while-active, and would continue with the old file",
             config.name
         ),
-        "copy the disk with lunette disk backup, or add it again with lock=always",
+        "copy the disk with lunette disk backup --at end, or add it again with lock=always",
     ))
 }
 

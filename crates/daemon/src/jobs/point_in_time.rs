@@ -19,7 +19,7 @@ static NUMBERS: AtomicU64 = AtomicU64::new(0);
 pub struct ScratchOptions {
     /// Folder; `None`: that of the disk's file, the state folder, or `/var/tmp`.
     pub folder: Option<PathBuf>,
-    /// Most bytes per disk; `None`: half of the free space of the folder.
+    /// Most bytes per disk; `None`: together half of the free space of the folder.
     pub limit: Option<u64>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct PointOfDisk {
 }
 
 impl PointOfDisk {
-    /// Creates the scratch file of a disk. The point in time begins with [`cut`].
+    /// Creates the scratch file of one of `disks` disks. The point in time begins with [`cut`].
     ///
     /// # Errors
     /// If the file cannot be created.
@@ -42,6 +42,7 @@ impl PointOfDisk {
         disk: &Arc<Disk>,
         config: &DiskConfig,
         options: &ScratchOptions,
+        disks: u64,
     ) -> Result<PointOfDisk, Refusal> {
         let source = disk.device();
         let bytes = source.capacity().bytes();
@@ -51,8 +52,14 @@ impl PointOfDisk {
         };
         let mut opened: Result<_, String> = Err("there is no folder for it".to_owned());
         for folder in folders {
-            let found = open_scratch(&folder, disk.name(), bytes)
-                .map(|file| (file, options.limit.unwrap_or_else(|| half_of_free(&folder))));
+            let found = open_scratch(&folder, disk.name(), bytes).map(|file| {
+                (
+                    file,
+                    options
+                        .limit
+                        .unwrap_or_else(|| half_of_free(&folder) / disks.max(1)),
+                )
+            });
             opened = found;
             if opened.is_ok() {
                 break;
