@@ -35,7 +35,8 @@ pub const HELP: &str = "
   depth         requests in flight
   kick/s        kicks from the client       intr/s  interrupts to the client
   held/s        I/Os delayed by limits of their disk
-  iter/s        event loop iterations of a worker; useful: with work
+  iter/s        event loop iterations of a worker
+  work, sleep   shares of a worker's time; found, empty: polling by result
   reaped        service time of the disk; other stages: queueing in the daemon";
 
 pub fn draw(screen: &Screen, area: Rect, buffer: &mut Buffer) {

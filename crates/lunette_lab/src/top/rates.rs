@@ -65,7 +65,10 @@ impl View {
                 ("req/s", 7),
                 ("B/s", 7),
                 ("iter/s", 7),
-                ("useful", 6),
+                ("work", 5),
+                ("found", 5),
+                ("empty", 5),
+                ("sleep", 5),
                 ("sleep/s", 7),
                 ("mesg/s", 6),
                 ("queues", 6),
@@ -254,6 +257,9 @@ impl Interval {
             let latencies = self.grown.latency.merged_by(mine);
             let queues = self.now.latency.queues.iter().filter(|q| mine(&q.labels));
             let iterations = worker.busy_iterations + worker.empty_iterations;
+            let polls = worker.poll_found_ns + worker.poll_empty_ns;
+            let total = (worker.work_ns + polls + worker.sleep_ns) as f64;
+            let share = |ns: u64| Cell::Share(ns as f64 / total);
             Row {
                 name: format!("worker {}", worker.worker),
                 also: String::new(),
@@ -261,7 +267,10 @@ impl Interval {
                     Cell::Count(self.rate(latencies.counters.requests())),
                     Cell::Bytes(self.rate(latencies.counters.bytes())),
                     Cell::Count(self.rate(iterations)),
-                    Cell::Share(worker.busy_iterations as f64 / iterations as f64),
+                    share(worker.work_ns),
+                    share(worker.poll_found_ns),
+                    share(worker.poll_empty_ns),
+                    share(worker.sleep_ns),
                     Cell::Count(self.rate(worker.sleeps)),
                     Cell::Count(self.rate(worker.messages)),
                     Cell::Count(queues.count() as f64),
@@ -297,6 +306,10 @@ fn grown(before: &Statistics, now: &Statistics) -> Statistics {
         worker.busy_iterations = worker.busy_iterations.saturating_sub(old.busy_iterations);
         worker.empty_iterations = worker.empty_iterations.saturating_sub(old.empty_iterations);
         worker.sleeps = worker.sleeps.saturating_sub(old.sleeps);
+        worker.work_ns = worker.work_ns.saturating_sub(old.work_ns);
+        worker.poll_found_ns = worker.poll_found_ns.saturating_sub(old.poll_found_ns);
+        worker.poll_empty_ns = worker.poll_empty_ns.saturating_sub(old.poll_empty_ns);
+        worker.sleep_ns = worker.sleep_ns.saturating_sub(old.sleep_ns);
         worker.messages = worker.messages.saturating_sub(old.messages);
     }
     for disk in &mut grown.disks {

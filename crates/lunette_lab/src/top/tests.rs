@@ -90,7 +90,10 @@ fn sample(seconds: u64) -> DaemonSample {
                     busy_iterations: 30 * seconds,
                     empty_iterations: 10 * seconds,
                     sleeps: seconds,
-                    messages: 0,
+                    work_ns: 300_000_000 * seconds,
+                    poll_found_ns: 150_000_000 * seconds,
+                    poll_empty_ns: 50_000_000 * seconds,
+                    sleep_ns: 500_000_000 * seconds,
                     ..WorkerStatistics::default()
                 })
                 .collect(),
@@ -201,7 +204,7 @@ fn disks_and_workers_have_rates_of_their_own() {
     let text = frame(&screen, 80, 24);
     assert_eq!(
         text[3],
-        "worker 1                     1.40 k  5.73 M      40   75 %       1      0      1"
+        "worker 1    1.40 k  5.73 M      40  30 %  15 %   5 %  50 %       1      0      1"
     );
 }
 
