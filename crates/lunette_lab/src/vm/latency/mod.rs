@@ -17,7 +17,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use bench::run::{Disturbance, environment};
+use bench::run::{Disturbance, Environment, environment};
 use bench::study::{Page, write_file};
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
@@ -187,53 +187,13 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         &arguments.folder,
         Some("choose a --folder on another file system"),
     )?;
-    let is_ours = arguments.device == Device::Lunette;
-    let polls: &[bool] = match arguments.polling {
-        Polling::Both if is_ours => &[false, true],
-        Polling::Only if is_ours => &[true],
-        _ => &[false],
-    };
-    let (mut studies, mut guests) = (Vec::new(), Guests::default());
-    // Two devices of one guest cannot have the same block device.
-    let transports = match (arguments.transport, &arguments.block) {
-        (Transports::Both, Some(_)) => vec![Transports::Blk, Transports::Scsi],
-        (transport, _) => vec![transport],
-    };
-    if let Some(device) = &arguments.block {
-        arguments.content.device(device).map_err(failed)?;
-    }
-    for polls in polls {
-        for transport in &transports {
-            let found = self::studies(arguments, *transport, *polls, &folder, size);
-            let (more, guest) = match found {
-                Err(_) if vm::interrupted() => break,
-                found => found.map_err(failed)?,
-            };
-            studies.extend(more);
-            guests = guest;
-        }
-        if vm::interrupted() {
-            break;
-        }
-    }
+    let (studies, guests) = all_studies(arguments, &folder, size)?;
     if vm::interrupted() {
         return interrupted(&studies);
     }
     let accelerator = guests.accelerator.as_str();
     let environment = environment();
-    let disk = match &arguments.block {
-        Some(device) => device.display().to_string(),
-        None => format!("a disk of {} in a file", arguments.size),
-    };
-    let notes = [
-        format!(
-            "{}; one virtual CPU, one request of 4 KiB in flight, {disk}, {}; runs of {} s. Bars are means of all requests that the instrument saw.",
-            guests.description,
-            arguments.content.describe(),
-            arguments.time
-        ),
-        format!("Host: {}.", environment.provenance()),
-    ];
+    let notes = conditions(arguments, &guests, &environment);
     let svg = picture::svg(&studies, &notes);
     let picture = write_file(&folder, "latency.svg", svg.as_bytes()).map_err(failed)?;
     let about = "Each layer has a separate run with its instrument alone; the control is the application's figure in that run.";
@@ -274,6 +234,65 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         at.display(),
         picture.display()
     )?)
+}
+
+/// Measures all transports, without and with polling. Returns the studies until an interruption.
+fn all_studies(
+    arguments: &LatencyArguments,
+    folder: &std::path::Path,
+    size: u64,
+) -> Result<(Vec<Study>, Guests), Failure> {
+    let is_ours = arguments.device == Device::Lunette;
+    let polls: &[bool] = match arguments.polling {
+        Polling::Both if is_ours => &[false, true],
+        Polling::Only if is_ours => &[true],
+        _ => &[false],
+    };
+    let (mut studies, mut guests) = (Vec::new(), Guests::default());
+    // Two devices of one guest cannot have the same block device.
+    let transports = match (arguments.transport, &arguments.block) {
+        (Transports::Both, Some(_)) => vec![Transports::Blk, Transports::Scsi],
+        (transport, _) => vec![transport],
+    };
+    if let Some(device) = &arguments.block {
+        arguments.content.device(device).map_err(failed)?;
+    }
+    for polls in polls {
+        for transport in &transports {
+            let found = self::studies(arguments, *transport, *polls, folder, size);
+            let (more, guest) = match found {
+                Err(_) if vm::interrupted() => break,
+                found => found.map_err(failed)?,
+            };
+            studies.extend(more);
+            guests = guest;
+        }
+        if vm::interrupted() {
+            break;
+        }
+    }
+    Ok((studies, guests))
+}
+
+/// Describes guests, disk and runs, and then the host.
+fn conditions(
+    arguments: &LatencyArguments,
+    guests: &Guests,
+    environment: &Environment,
+) -> [String; 2] {
+    let disk = match &arguments.block {
+        Some(device) => device.display().to_string(),
+        None => format!("a disk of {} in a file", arguments.size),
+    };
+    [
+        format!(
+            "{}; one virtual CPU, one request of 4 KiB in flight, {disk}, {}; runs of {} s. Bars are means of all requests that the instrument saw.",
+            guests.description,
+            arguments.content.describe(),
+            arguments.time
+        ),
+        format!("Host: {}.", environment.provenance()),
+    ]
 }
 
 /// Prints the complete studies of an interrupted run.
