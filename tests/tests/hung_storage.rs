@@ -159,6 +159,27 @@ impl Bed {
         self.succeeds_soon(Method::DELETE, "/v1/disks/t", None)
     }
 
+    fn written_after_20_s(&self, writing: JoinHandle<Result<()>>, begun: Instant) -> Result<()> {
+        while !writing.is_finished() {
+            ensure!(begun.elapsed() < Duration::from_secs(60), "the write waits");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        ensure!(begun.elapsed() >= Duration::from_secs(15), "too soon");
+        written_soon(writing)
+    }
+
+    /// Checks that the job has failed and that the disk is on its source, while the target hangs.
+    fn fails_without_its_target(&self) -> Result<()> {
+        self.job_becomes("failed")?;
+        let shown: Value = self.client().get(JOB)?;
+        let reason = shown["reason"].as_str().unwrap_or_default();
+        ensure!(reason.contains("cannot write to the target"), "{reason}");
+        let switch = format!("{JOB}/switch");
+        self.refused_soon(Method::POST, &switch, &Value::Null, "the mirror has failed")?;
+        written_soon(self.writes(0))?;
+        written_soon(self.writes(2 << 20))
+    }
+
     /// Makes calls about a disk with a job and checks that none waits for the storage.
     fn steers(&self) -> Result<()> {
         for paused in [true, false] {
@@ -473,23 +494,35 @@ fn clients_wait_20_s_for_a_target_unless_the_mirror_is_cancelled() -> Result<()>
             bed.cancels()?;
             continue;
         }
-        // 20 s after the write, plus a margin.
-        while !writing.is_finished() {
-            ensure!(begun.elapsed() < Duration::from_secs(60), "the write waits");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        ensure!(begun.elapsed() >= Duration::from_secs(15), "too soon");
-        written_soon(writing)?;
+        bed.written_after_20_s(writing, begun)?;
+        // The target still hangs.
+        bed.fails_without_its_target()?;
         bed.mount.release();
-        bed.job_becomes("failed")?;
-        let shown: Value = bed.client().get(JOB)?;
-        let reason = shown["reason"].as_str().unwrap_or_default();
-        ensure!(reason.contains("cannot write to the target"), "{reason}");
     }
     Ok(())
 }
 
 /// An upgrade would stop all clients until the storage answers. It is refused, and they continue.
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
+fn clients_wait_20_s_for_a_range_that_is_copied_to_a_hung_target() -> Result<()> {
+    let bed = Bed::with_client()?;
+    bed.mount.hang_file("t.raw", &[kind::WRITE]);
+    let begun = Instant::now();
+    bed.succeeds_soon(Method::POST, JOB, Some(&bed.job("mirror")))?;
+    waits_until(|| Ok(bed.mount.held() > 0))?;
+    let writing = bed.writes(0);
+    let delay = || {
+        let shown: Value = bed.client().get(JOB)?;
+        let reason = shown["reason"].as_str().unwrap_or_default();
+        Ok(reason.contains("t.raw has not responded for "))
+    };
+    waits_until(delay)?;
+    ensure!(!writing.is_finished(), "the range is not held");
+    bed.written_after_20_s(writing, begun)?;
+    bed.fails_without_its_target()
+}
+
 #[test]
 #[ignore = "needs root and FUSE; make unit runs it as root"]
 fn upgrade_is_refused_while_a_disk_or_a_front_end_hangs() -> Result<()> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use block::{Extent, IoError, IoKind, IoRequest, STATUS_BYTES, decode_extents};
 use guest_memory::IoBuffer;
+use latency::Clock;
 use uring::{Owner, Ring, Wait};
 
 use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
@@ -210,7 +211,8 @@ impl BlockingIo {
             return outcome.map(|()| buffer).map_err(failed);
         }
         let (mut completions, mut finished) = (Vec::new(), Vec::<Finished>::new());
-        let mut waited = Duration::ZERO;
+        // Simulated time passes without the clock. Completions of a device that connects again and again are no progress.
+        let (began, mut waited) = (Clock::shared().elapsed(), Duration::ZERO);
         loop {
             #[cfg(feature = "simulated")]
             if uring::simulated::Files::are_simulated() {
@@ -232,6 +234,7 @@ impl BlockingIo {
                 return one.outcome.map(|()| one.buffer).map_err(failed);
             }
             if let Some(patience) = &self.patience {
+                let waited = waited.max(Clock::shared().elapsed().saturating_sub(began));
                 let is_late = patience.limit.is_some_and(|limit| waited > limit);
                 if is_late || !(patience.is_wanted)() {
                     self.is_hung = true;

@@ -438,13 +438,14 @@ impl Copying {
                 true => {
                     let hole = hole_at(source, at, end);
                     let end = hole.unwrap_or(end.min(at + PART));
-                    let copied = copy_range(source, target, at, end).map_err(|error| {
-                        let error = error.to_string();
-                        match error.starts_with(CANNOT_READ) {
-                            true => Early::Failed(error),
-                            false => Early::Failed(self.name_target(&error)),
-                        }
-                    })?;
+                    let copied =
+                        copy_range(&self.job, source, target, at, end).map_err(|error| {
+                            let error = error.to_string();
+                            match error.starts_with(CANNOT_READ) {
+                                true => Early::Failed(error),
+                                false => Early::Failed(self.name_target(&error)),
+                            }
+                        })?;
                     (end, copied)
                 }
             };

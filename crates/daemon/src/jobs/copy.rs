@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bdev::{BlockDevice, BlockingIo, DirtyBitmap, DiscardMode, Disk, Mirror, TARGET_PATIENCE};
 use control::objects::JobState;
 
-use super::copy_range::{CANNOT_WRITE, PART, copy_range, hole_at};
+use super::copy_range::{CANNOT_WRITE, PART, copy_range, hole_at, on_target};
 use super::exchange::{Flush, check_files, exchange, failed, restore_device};
 use super::incremental::{CheckpointNames, Incremental, image_over};
 use super::{Context, Job, JobKind};
@@ -382,8 +382,11 @@ impl Copying {
             Err(early) => {
                 // Clients stop waiting for the target.
                 mirror.progress().abandon();
+                if let Early::Failed(reason) = &early {
+                    self.report_failure(reason);
+                }
                 restore_device(&self.context, &self.disk, &self.source);
-                self.wait_for_hung_io(&mirror, std::mem::take(&mut hung), &early);
+                self.wait_for_hung_io(&mirror, std::mem::take(&mut hung));
                 if self.is_commit()
                     && let Some(lockable) = self.target.capabilities().lockable
                     && let Err(error) = lockable.become_read_only()
@@ -400,15 +403,13 @@ impl Copying {
             }
         };
         let event = match state {
-            JobState::Done => "job.done",
-            JobState::Cancelled => "job.cancelled",
-            _ => "job.failed",
+            JobState::Done => Some("job.done"),
+            JobState::Cancelled => Some("job.cancelled"),
+            // The failure is reported already.
+            _ => None,
         };
-        match &reason {
-            Some(reason) => {
-                tracing::error!(disk = name, "{} failed: {reason}", self.job.kind.word())
-            }
-            None => tracing::info!(disk = name, "{} ended: {event}", self.job.kind.word()),
+        if let Some(event) = event {
+            tracing::info!(disk = name, "{} ended: {event}", self.job.kind.word());
         }
         let (job, event_bus, name) = (
             Arc::clone(&self.job),
@@ -418,7 +419,17 @@ impl Copying {
         // The devices are free before the end of the job is announced.
         drop((self, mirror, hung));
         job.set_state(state, reason);
-        event_bus.publish(event, &name);
+        if let Some(event) = event {
+            event_bus.publish(event, &name);
+        }
+    }
+
+    /// Reports the failure at once. The job ends when no I/O uses its target.
+    fn report_failure(&self, reason: &str) {
+        let (disk, kind) = (self.disk.name(), self.job.kind.word());
+        tracing::error!(disk, "{kind} failed: {reason}");
+        self.job.fail(reason);
+        self.context.event_bus.publish("job.failed", disk);
     }
 
     fn copy(&mut self, mirror: &Arc<Mirror>, hung: &mut Hung) -> Result<(), Early> {
@@ -477,18 +488,14 @@ impl Copying {
         }
     }
 
-    /// Makes an I/O channel stop waiting when the job is cancelled.
+    /// Makes an I/O channel stop waiting when the job is cancelled or the mirror has failed.
     pub(super) fn patient(&self, io: BlockingIo, limit: Option<Duration>) -> BlockingIo {
         let job = Arc::clone(&self.job);
-        io.while_wanted(move || !job.is_cancelled(), limit)
+        io.while_wanted(move || !job.is_cancelled() && !job.has_lost_target(), limit)
     }
 
     /// Waits until no I/O of the job or of clients uses the target. Its file must not be reused earlier.
-    fn wait_for_hung_io(&self, mirror: &Mirror, hung: Hung, early: &Early) {
-        if let Early::Failed(reason) = early {
-            self.job
-                .set_state(JobState::Finishing, Some(reason.clone()));
-        }
+    fn wait_for_hung_io(&self, mirror: &Mirror, hung: Hung) {
         drop(hung);
         while mirror.progress().detached() > 0 && !self.context.jobs.is_ending() {
             std::thread::sleep(DETACHED_STEP);
@@ -551,22 +558,23 @@ impl Copying {
         end: u64,
     ) -> io::Result<u64> {
         let (mut at, mut bytes) = (from, 0);
+        let mut copy_range = |from, end| copy_range(&self.job, source, target, from, end);
         if let Some(changed) = self.changed() {
             while at < end {
                 let (next, is_dirty) = changed.piece(at, end);
                 if is_dirty {
-                    bytes += copy_range(source, target, at, next)?;
+                    bytes += copy_range(at, next)?;
                 }
                 at = next;
             }
             return Ok(bytes);
         }
         if !self.is_commit() {
-            return copy_range(source, target, from, end);
+            return copy_range(from, end);
         }
         for (piece_end, is_own) in self.own_pieces(from, end - from)? {
             if is_own {
-                bytes += copy_range(source, target, at, piece_end)?;
+                bytes += copy_range(at, piece_end)?;
             }
             at = piece_end;
         }
@@ -578,7 +586,7 @@ impl Copying {
         let patient = |io| self.patient(io, None);
         let mut flush = Flush::prepare(name, Arc::clone(&self.target), patient)?;
         // Clients wait only for the second flush, while the disk is held.
-        let mut switched = flush.run();
+        let mut switched = on_target(&self.job, || flush.run());
         if switched.is_ok() {
             flush = flush.limit(|io| self.patient(io, Some(TARGET_PATIENCE)));
             switched = self.switch_with(&mut flush, mirror);
@@ -626,9 +634,9 @@ impl Copying {
     }
 
     fn copy_parts(&self, mirror: &Mirror, hung: &mut Hung) -> Result<(), Early> {
-        let open = |device: &Arc<dyn BlockDevice>| {
+        let open = |device: &Arc<dyn BlockDevice>, limit| {
             let io = BlockingIo::new(Arc::clone(device));
-            let io = io.map(|io| self.patient(io, None));
+            let io = io.map(|io| self.patient(io, limit));
             io.map_err(|error| {
                 Early::Failed(format!(
                     "cannot attach the job to the device ({}): {error}",
@@ -636,7 +644,9 @@ impl Copying {
                 ))
             })
         };
-        let (mut source, mut target) = (open(&self.source)?, open(&self.target)?);
+        // Clients wait for the held range as long as the target's I/O takes.
+        let mut source = open(&self.source, None)?;
+        let mut target = open(&self.target, Some(TARGET_PATIENCE))?;
         let copied = self.copy_all(mirror, &mut source, &mut target);
         hung.extend([source, target]);
         copied
@@ -671,12 +681,13 @@ impl Copying {
                 // A slow client I/O overlaps the range.
                 continue;
             };
-            let bytes = self.copy_held(source, target, from, end).map_err(|error| {
-                match self.job.is_cancelled() {
-                    true => Early::Cancelled,
-                    false => Early::Failed(self.name_target(&error.to_string())),
-                }
-            })?;
+            let copied = self.copy_held(source, target, from, end);
+            let bytes = match copied {
+                Ok(bytes) => bytes,
+                Err(_) if self.job.is_cancelled() => return Err(Early::Cancelled),
+                Err(_) if mirror.progress().error().is_some() => return Err(self.early(mirror)),
+                Err(error) => return Err(Early::Failed(self.name_target(&error.to_string()))),
+            };
             mirror.progress().advance(end);
             self.job.advance(end, bytes);
             if hole.is_some() {
@@ -708,7 +719,7 @@ impl Copying {
             return Err(self.early(mirror));
         }
         // No client writes to the target any more.
-        let flushed = flush.run();
+        let flushed = on_target(&self.job, || flush.run());
         hung.push(flush.into_io());
         if let Err(refusal) = flushed {
             return Err(match self.job.is_cancelled() {

@@ -4,7 +4,8 @@
 //!
 //! ```text
 //!   running ⇄ paused ──▶ ready (a mirror that waits for its switch) ──▶ finishing ──▶ done
-//!      └────────┴──────────┴──▶ cancelling (while its I/O hangs) ──▶ cancelled, failed
+//!      ├────────┴──────────┴──▶ cancelling (while its I/O hangs) ──▶ cancelled
+//!      └──▶ failed, from the moment in which the target is given up
 //! ```
 
 mod backing_name;
@@ -167,6 +168,8 @@ pub struct Job {
     changed: Condvar,
     /// Abandoned at a cancellation, so that client writes stop waiting for the target.
     mirror: OnceLock<Arc<MirrorProgress>>,
+    /// Start of the I/O on the target that the job waits for.
+    target_wait: Mutex<Option<Instant>>,
 }
 
 impl Job {
@@ -192,6 +195,7 @@ impl Job {
             }),
             changed: Condvar::new(),
             mirror: OnceLock::new(),
+            target_wait: Mutex::default(),
         }
     }
 
@@ -216,6 +220,7 @@ impl Job {
             incremental: self.incremental.clone(),
             backup: self.backup.as_ref().map(|backup| backup.name.clone()),
             state: match control.state {
+                JobState::Failed => JobState::Failed,
                 _ if control.is_cancelled && control.ended.is_none() => JobState::Cancelling,
                 JobState::Running if is_paused => JobState::Paused,
                 state => state,
@@ -225,8 +230,49 @@ impl Job {
             total: self.total,
             speed: (control.speed > 0).then_some(control.speed),
             seconds: until.saturating_duration_since(self.started).as_secs(),
-            reason: control.reason.clone(),
+            reason: control.reason.clone().or_else(|| self.target_delay()),
         }
+    }
+
+    /// Records that an I/O on the target begins or has ended.
+    fn waits_for_target(&self, waits: bool) {
+        *self.target_wait() = waits.then(Instant::now);
+    }
+
+    fn target_wait(&self) -> MutexGuard<'_, Option<Instant>> {
+        let wait = self.target_wait.lock();
+        wait.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the reason of a job that waits for its target.
+    fn target_delay(&self) -> Option<String> {
+        let waited = self.target_wait().map(|since| since.elapsed());
+        let waited = waited.filter(|waited| *waited >= TARGET_DELAY)?;
+        let target = self.target.get().map_or("", String::as_str);
+        let seconds = waited.as_secs();
+        Some(format!(
+            "the target {target} has not responded for {seconds} s"
+        ))
+    }
+
+    /// Returns true if the mirror has given up its target.
+    fn has_lost_target(&self) -> bool {
+        let mirror = self.mirror.get();
+        mirror.is_some_and(|mirror| mirror.error().is_some())
+    }
+
+    /// Marks the job as failed before it ends: it still waits for I/O on its target.
+    fn fail(&self, reason: &str) {
+        let mut control = self.control();
+        control.state = JobState::Failed;
+        control.reason = Some(reason.to_owned());
+        self.changed.notify_all();
+    }
+
+    /// Returns true if the job has failed and has not ended.
+    fn is_failing(&self) -> bool {
+        let control = self.control();
+        control.state == JobState::Failed && control.ended.is_none()
     }
 
     /// Sets the target, for jobs that learn it after their creation.
@@ -298,11 +344,24 @@ impl Job {
     /// Requests the switch of a mirror to its target: now, or as soon as it is complete.
     ///
     /// # Errors
-    /// If the job has no switch or has ended.
+    /// If the job has no switch, has failed or has ended.
     pub fn switch(&self) -> Result<(), Refusal> {
         let mut control = self.control();
         // A commit switches without a request, unless its switch failed once.
         let switches = matches!(self.kind, JobKind::Mirror | JobKind::Commit);
+        let is_over = control.state == JobState::Failed || control.is_cancelled;
+        if switches && (is_over || self.has_lost_target()) {
+            let (disk, kind) = (&self.disk, self.kind.word());
+            let reason = control.reason.as_deref();
+            let is_cancelled = control.is_cancelled && control.state != JobState::Failed;
+            let detail = match (is_cancelled, reason) {
+                (true, _) => format!("disk {disk}: the {kind} was cancelled"),
+                (false, Some(reason)) => format!("disk {disk}: the {kind} has failed: {reason}"),
+                (false, None) => format!("disk {disk}: the {kind} has failed"),
+            };
+            let help = "see lunette job list, and start the job again";
+            return Err(Refusal::conflict(detail, help));
+        }
         if !switches || control.ended.is_some() {
             let detail = format!("disk {} has no mirror to switch to", self.disk);
             return Err(Refusal::Conflict(vec![Fault::new(detail)]));
@@ -407,6 +466,10 @@ const BEGIN_STEP: Duration = Duration::from_millis(50);
 /// Longest wait for job threads at the end. A thread with a hung I/O ends with the process.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Duration of an I/O on the target from which on the job shows it.
+const TARGET_DELAY: Duration = Duration::from_secs(2);
+/// Time that a new job of a disk waits for the end of a failed one.
+const FAILED_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval at which a waiting job checks for a failed device.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -488,13 +551,24 @@ impl Jobs {
     }
 
     fn begin(&self, job: Job) -> Result<Arc<Job>, Refusal> {
+        let before = self.of(&job.disk);
+        if let Some(failed) = before.ok().filter(|before| before.is_failing()) {
+            failed.wait(FAILED_PATIENCE);
+        }
         let mut all = self.lock();
         if all.is_ending {
             return Err(Refusal::Ending);
         }
         let known = all.jobs.get(&job.disk).filter(|known| !known.has_ended());
         if let Some(known) = known {
-            let detail = format!("disk {} has a running {}", job.disk, known.kind.word());
+            let (disk, kind) = (&job.disk, known.kind.word());
+            if known.is_failing() {
+                let detail =
+                    format!("disk {disk} has a failed {kind} whose target has not responded");
+                let help = "restore the target, or try again later: lunette job list";
+                return Err(Refusal::conflict(detail, help));
+            }
+            let detail = format!("disk {disk} has a running {kind}");
             let help = "wait for it (lunette job wait) or cancel it (lunette job cancel)";
             return Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]));
         }
@@ -544,5 +618,71 @@ impl Jobs {
                 tracing::warn!("an I/O of a job is still in flight");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mirror_job() -> (Arc<Job>, Mirror, Jobs) {
+        let ram = || -> Arc<dyn BlockDevice> {
+            let options = bdev::RamOptions {
+                size: 1 << 20,
+                ..bdev::RamOptions::default()
+            };
+            Arc::new(bdev::Ram::create(options).unwrap())
+        };
+        let disk = Disk::new("d", None, ram()).unwrap();
+        let mirror = Mirror::new(ram(), ram());
+        let jobs = Jobs::default();
+        let target = Some("nbd://h/e".to_owned());
+        let job = jobs.begin(Job::new(&disk, JobKind::Mirror, target));
+        let job = job.unwrap();
+        job.register_mirror(&mirror);
+        (job, mirror, jobs)
+    }
+
+    fn text(refused: Result<(), Refusal>) -> String {
+        refused.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn switch_is_refused_from_the_moment_in_which_the_target_is_given_up() {
+        let (job, mirror, jobs) = mirror_job();
+        job.set_state(JobState::Ready, None);
+        job.switch().unwrap();
+        mirror.progress().abandon();
+        assert!(text(job.switch()).contains("the mirror has failed"));
+
+        job.fail("cannot write to the target");
+        let body = job.body();
+        assert_eq!(body.state, JobState::Failed);
+        assert_eq!(body.reason.as_deref(), Some("cannot write to the target"));
+        let refused = text(job.switch());
+        assert!(
+            refused.contains("has failed: cannot write to the target"),
+            "{refused}"
+        );
+        assert!(!job.has_ended(), "its I/O may be in flight");
+        assert_eq!(jobs.at_work("d"), Some("mirror"));
+        job.cancel();
+        assert_eq!(job.body().state, JobState::Failed);
+
+        job.set_state(JobState::Failed, None);
+        assert!(job.has_ended());
+        assert!(text(job.switch()).contains("cannot write to the target"));
+    }
+
+    #[test]
+    fn job_names_a_target_that_does_not_respond() {
+        let (job, ..) = mirror_job();
+        job.waits_for_target(true);
+        assert_eq!(job.body().reason, None);
+        *job.target_wait() = Instant::now().checked_sub(Duration::from_secs(7));
+        let reason = "the target nbd://h/e has not responded for 7 s";
+        assert_eq!(job.body().reason.as_deref(), Some(reason));
+        job.waits_for_target(false);
+        assert_eq!(job.body().reason, None);
     }
 }

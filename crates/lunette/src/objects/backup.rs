@@ -190,7 +190,7 @@ fn begin(ask: &Ask, backup: &NewBackup, waits: bool) -> Outcome {
         let results: Vec<Outcome> = backup
             .disks
             .iter()
-            .map(|one| job::wait(ask, &one.disk))
+            .map(|one| job::wait(ask, &one.disk, job::Until::EndedOrReady))
             .collect();
         return results.into_iter().collect();
     }

@@ -34,10 +34,10 @@ pub fn run(command: JobCommand) -> Outcome {
         JobAction::Switch { disk } => {
             let path = format!("{}/switch", path(&disk));
             ask.daemon.client()?.change(Method::POST, &path, None)?;
-            wait(ask, &disk)
+            wait(ask, &disk, Until::Ended)
         }
         JobAction::Cancel { disk } => ask.change(Method::DELETE, &path(&disk), None),
-        JobAction::Wait { disk } => wait(ask, &disk),
+        JobAction::Wait { disk } => wait(ask, &disk, Until::EndedOrReady),
     }
 }
 
@@ -144,7 +144,8 @@ fn begin(ask: &Ask, disk: &str, job: &NewJob, waits: bool) -> Outcome {
     let client = ask.daemon.client()?;
     let (_, begun) = client.change(Method::POST, &path(disk), Some(&json!(job)))?;
     match (waits, ask.json) {
-        (true, _) => wait(ask, disk),
+        (true, _) if job.switch => wait(ask, disk, Until::Ended),
+        (true, _) => wait(ask, disk, Until::EndedOrReady),
         (false, true) => print_json(&begun),
         (false, false) => Ok(writeln!(
             cli_common::stderr(),
@@ -180,22 +181,31 @@ impl Speed {
     }
 }
 
-/// Waits until a job has ended, or is ready and needs a command. The exit code is the job's result.
-pub(super) fn wait(ask: &Ask, disk: &str) -> Outcome {
+/// End of the wait for a job.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Until {
+    /// The job has ended, or its switch has failed.
+    Ended,
+    /// The job has ended, or is ready and needs a command.
+    EndedOrReady,
+}
+
+/// Waits for a job. The exit code is the job's result.
+pub(super) fn wait(ask: &Ask, disk: &str, until: Until) -> Outcome {
     let client = ask.daemon.client()?;
     let shows = std::io::stderr().is_terminal();
     let mut is_first = true;
     loop {
         let job: Job = client.get(&path(disk))?;
         // A job that is ready at the first poll may be switching already.
-        let waits_for_somebody =
-            job.state == JobState::Ready && (!is_first || job.reason.is_some());
+        let is_complete = until == Until::EndedOrReady && !is_first;
+        let needs_command = job.state == JobState::Ready && (is_complete || job.reason.is_some());
         if shows {
             let mut stderr = cli_common::stderr();
             stderr.control("\r\x1b[K")?;
             write!(stderr, "{}", progress(&job))?;
         }
-        if job.state.has_ended() || waits_for_somebody {
+        if job.state.has_ended() || needs_command {
             if shows {
                 writeln!(cli_common::stderr())?;
             }
