@@ -12,9 +12,9 @@ pub enum OpenError {
         /// Requested size in bytes.
         found: u32,
     },
-    /// The size is 0, or not a multiple of the block size.
+    /// The size is 0, not a multiple of the block size, or 2^63 bytes and more.
     #[error(
-        "size {found} bytes is not allowed: it must be a multiple of the block size, {block_size} bytes, and not 0"
+        "size {found} bytes is not allowed: it must be a multiple of the block size, {block_size} bytes, not 0, and below 2^63"
     )]
     Size {
         /// Requested size in bytes.
@@ -139,9 +139,13 @@ pub(crate) fn check_block_size(found: u32) -> Result<u32, OpenError> {
     }
 }
 
-/// Checks that a size consists of whole blocks and is not 0.
+/// Maximum size of a disk in bytes.
+pub(crate) const SIZE_MAX: u64 = i64::MAX as u64;
+
+/// Checks that a size consists of whole blocks, is not 0 and has no more than 63 bits. Offsets of files are signed.
 pub(crate) fn check_size(found: u64, block_size: u32) -> Result<u64, OpenError> {
-    if found == 0 || !found.is_multiple_of(u64::from(block_size)) {
+    let is_valid = (1..=SIZE_MAX).contains(&found);
+    if !is_valid || !found.is_multiple_of(u64::from(block_size)) {
         return Err(OpenError::Size { found, block_size });
     }
     Ok(found)
@@ -160,5 +164,21 @@ pub(crate) fn check_naa(found: u64) -> Result<u64, OpenError> {
     match found >> 60 {
         2 | 3 | 5 => Ok(found),
         _ => Err(OpenError::Wwn { found }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_63_bits() {
+        assert_eq!(
+            check_size(0x7fff_ffff_ffff_fe00, 512).ok(),
+            Some(0x7fff_ffff_ffff_fe00)
+        );
+        for size in [0, 513, 0x8000_0000_0000_0000, 0xffff_ffff_ffff_fe00] {
+            assert!(check_size(size, 512).is_err(), "{size}");
+        }
     }
 }

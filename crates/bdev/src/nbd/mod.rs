@@ -29,7 +29,7 @@ use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, SECTOR_BYTES};
 use self::channel::NbdChannel;
 use self::connector::{Connector, connect};
 use self::relay::Relay;
-use crate::error::{check_block_size, check_size};
+use crate::error::{SIZE_MAX, check_block_size, check_size};
 use crate::file::Durability;
 use crate::network_medium::NetworkMedium;
 use crate::remote_state::RemoteState;
@@ -148,6 +148,9 @@ impl Promises {
                 "the export has shrunk from {size} to {} bytes",
                 session.size
             ));
+        }
+        if session.size > SIZE_MAX {
+            return differs(format!("the export has grown to {} bytes", session.size));
         }
         if !self.is_read_only && session.flags & transmission::READ_ONLY != 0 {
             return differs("the export is now read-only".to_owned());

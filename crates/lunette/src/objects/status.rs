@@ -46,7 +46,8 @@ pub fn run(arguments: &LookArguments) -> Outcome {
         count(status.workers, "worker"),
     ));
     let known = reservations.iter().filter(|one| one.unknown.is_none());
-    let bytes: u64 = status.disks.iter().map(|disk| disk.size).sum();
+    let sizes = status.disks.iter().map(|disk| disk.size);
+    let bytes = sizes.fold(0, u64::saturating_add);
     line(format!(
         "{} with {}, {}, {}, {}",
         count(status.disks.len(), "disk"),
