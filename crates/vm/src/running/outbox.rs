@@ -52,7 +52,8 @@ impl Outbox {
     pub fn resume(&self, next: Option<UnixStream>) {
         let mut queue = self.lock();
         queue.is_paused = false;
-        queue.next = next;
+        // The stream of an earlier call may not be in use yet.
+        queue.next = next.or(queue.next.take());
         self.changed.notify_one();
     }
 
@@ -84,5 +85,31 @@ impl Outbox {
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    /// No bytes are written between the two pauses.
+    #[test]
+    fn stream_of_a_migration_stays_after_a_later_cancelled_one() {
+        let (first, _first_peer) = UnixStream::pair().unwrap();
+        let (second, mut second_peer) = UnixStream::pair().unwrap();
+        let outbox = Outbox::to(first);
+        outbox.pause();
+        outbox.resume(Some(second));
+        outbox.pause();
+        outbox.resume(None);
+        outbox.append(|bytes| bytes.extend(b"frame"));
+        let mut bytes = [0; 5];
+        second_peer
+            .set_read_timeout(Some(std::time::Duration::from_secs(20)))
+            .unwrap();
+        second_peer.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"frame");
     }
 }
