@@ -259,7 +259,7 @@ mod tests {
             "iscsi://192.0.2.1/iqn.2026-11.org.example:t",
             "iscsi://ann@192.0.2.1/iqn.2026-11.org.example:t/0",
             "rbd:base",
-            "nbds://192.0.2.1/a",
+            "nbds+unix:///a?socket=/s",
             "nbd+unix:///a",
             "rbd:rbd/base:conf",
         ] {
