@@ -443,7 +443,9 @@ impl Connection {
             let output = self.output.headers();
             let style = self.rules.style;
             let mut descriptors = match (*context, dirty) {
-                (ALLOCATION_ID, _) | (_, None) => extents(to.offset, length, &bytes),
+                (ALLOCATION_ID, _) | (_, None) => {
+                    extents(to.offset, length, unit.max(1).into(), &bytes)
+                }
                 (_, Some(dirty)) => dirty_extents(to.offset, length, &dirty.bits),
             };
             if one {
@@ -472,33 +474,70 @@ fn dirty_extents(offset: u64, length: u64, bits: &FrozenBitmap) -> Vec<Descripto
     descriptors
 }
 
-/// Converts the extents of a block status I/O to those of `base:allocation`.
-fn extents(offset: u64, length: u64, bytes: &[u8]) -> Vec<Descriptor> {
+/// Converts the extents of a block status I/O to those of `base:allocation`, with whole blocks of `block` bytes. A block with pieces of
+/// several extents has the flags that all of them have: it is data if one of them is.
+fn extents(offset: u64, length: u64, block: u64, bytes: &[u8]) -> Vec<Descriptor> {
     let end = offset + length;
     let mut at = offset;
-    let mut descriptors: Vec<Descriptor> = Vec::new();
+    let mut whole = Descriptors {
+        at: offset,
+        list: Vec::new(),
+    };
+    // Flags of the pieces of the block that begins at `whole.at`, if it has some.
+    let mut pieces: Option<u32> = None;
     for extent in decode_extents(bytes) {
         let until = extent.end.min(end);
         if until <= at {
             break;
         }
+        at = until;
         let flags = match extent.allocation {
             Allocation::Hole => allocation::HOLE | allocation::ZERO,
             Allocation::Reserved => allocation::ZERO,
             Allocation::Data => 0,
         };
-        let length = until - at;
-        at = until;
-        match descriptors.last_mut() {
+        if let Some(of_pieces) = &mut pieces {
+            *of_pieces &= flags;
+            let block_end = whole.at.saturating_add(block).min(end);
+            if until < block_end {
+                continue;
+            }
+            whole.push(block_end, *of_pieces);
+        }
+        let last = if until == end {
+            end
+        } else {
+            until - until % block
+        };
+        whole.push(last, flags);
+        pieces = (until > whole.at).then_some(flags);
+    }
+    if whole.list.is_empty() {
+        // The standard allows the status "data" for every range.
+        whole.push(end, 0);
+    }
+    whole.list
+}
+
+/// Adjacent extents, up to `at`.
+struct Descriptors {
+    at: u64,
+    list: Vec<Descriptor>,
+}
+
+impl Descriptors {
+    /// Adds an extent, unless it is empty. Extents with equal flags are merged.
+    fn push(&mut self, end: u64, flags: u32) {
+        let length = end.saturating_sub(self.at);
+        if length == 0 {
+            return;
+        }
+        self.at = end;
+        match self.list.last_mut() {
             Some(last) if last.flags == flags => last.length += length,
-            _ => descriptors.push(Descriptor { length, flags }),
+            _ => self.list.push(Descriptor { length, flags }),
         }
     }
-    if descriptors.is_empty() {
-        // The standard allows the status "data" for every range.
-        descriptors.push(Descriptor { length, flags: 0 });
-    }
-    descriptors
 }
 
 #[cfg(test)]
@@ -514,11 +553,11 @@ mod tests {
             _ => Extent::reserved(u64::MAX),
         };
         let bytes = encode_extents(1024..65536, of);
-        let found = extents(1024, 64512, &bytes);
+        let found = extents(1024, 64512, 512, &bytes);
         let expected = [(3072, 3), (4096, 0), (57344, 2)];
         let expected = expected.map(|(length, flags)| Descriptor { length, flags });
         assert_eq!(found, expected);
-        let unknown = extents(512, 1024, &[0; STATUS_BYTES]);
+        let unknown = extents(512, 1024, 512, &[0; STATUS_BYTES]);
         assert_eq!(
             unknown,
             [Descriptor {
@@ -526,5 +565,52 @@ mod tests {
                 flags: 0
             }]
         );
+    }
+
+    /// Each byte of a block whose status is described, by a simple loop.
+    fn flags_of_block(of: &impl Fn(u64) -> Extent, range: std::ops::Range<u64>) -> u32 {
+        range.fold(3, |flags, at| {
+            flags
+                & match of(at).allocation {
+                    Allocation::Hole => 3,
+                    Allocation::Reserved => 2,
+                    Allocation::Data => 0,
+                }
+        })
+    }
+
+    #[test]
+    fn blocks_with_pieces_of_several_extents_have_common_flags() {
+        const BLOCK: u64 = 512;
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..2000 {
+            // Extents with byte-granular ends, as an NBD server may report them.
+            let mut ends = Vec::new();
+            let mut at = 0;
+            while at < 8192 {
+                at += random.u64(1..1500);
+                ends.push((at, random.u8(0..3)));
+            }
+            let of = |at: u64| {
+                let (end, kind) = ends[ends.partition_point(|(end, _)| *end <= at)];
+                match kind {
+                    0 => Extent::hole(end),
+                    1 => Extent::reserved(end),
+                    _ => Extent::data(end),
+                }
+            };
+            let bytes = encode_extents(1024..8192, of);
+            let found = extents(1024, 7168, BLOCK, &bytes);
+            let mut at = 1024;
+            for one in &found {
+                assert_eq!(one.length % BLOCK, 0);
+                for block in (at..at + one.length).step_by(BLOCK as usize) {
+                    let flags = flags_of_block(&of, block..block + BLOCK);
+                    assert_eq!(one.flags, flags, "{ends:?} {found:?}");
+                }
+                at += one.length;
+            }
+            assert!(at <= 8192);
+        }
     }
 }
