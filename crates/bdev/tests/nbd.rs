@@ -193,6 +193,34 @@ fn io_waits_for_the_server_and_fails_after_the_timeout() {
 }
 
 #[test]
+fn io_fails_after_the_timeout_if_a_server_accepts_and_hangs() {
+    both_ways(|peer, _| {
+        let nbd = Nbd::open(&NbdOptions {
+            replacement_timeout: Duration::from_secs(2),
+            response_timeout: Duration::from_secs(1),
+            ..options(peer)
+        });
+        let nbd = nbd.unwrap();
+        let mut worker = Worker::new(&nbd);
+        assert_eq!(worker.write(0, &[7; 512]), Ok(()));
+        peer.change(|options| options.fault = Fault::Silent);
+        peer.disconnect();
+        let begun = Instant::now();
+        let read = worker.submit(IoRequest::read(0, 512), IoBuffer::owned(512));
+        assert_eq!(kind(worker.wait(read).0), Some(IoErrorKind::Offline));
+        // A response time, the limit, and at most one more response time; without the limit more than a minute.
+        assert!(begun.elapsed() < Duration::from_secs(15));
+        assert!(begun.elapsed() >= Duration::from_secs(2));
+        peer.change(|options| options.fault = Fault::None);
+        let begun = Instant::now();
+        while worker.read(0, 512) != Ok(vec![7; 512]) {
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            worker.turn(Duration::from_millis(50));
+        }
+    });
+}
+
+#[test]
 fn changed_export_is_refused_by_name_and_a_larger_one_adopted() {
     type Change = fn(&mut PeerOptions);
     let changes: [(Change, &str); 6] = [

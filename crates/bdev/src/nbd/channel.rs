@@ -86,8 +86,9 @@ pub(super) struct NbdChannel {
     next_order: u64,
     /// A request has succeeded over the present connection.
     is_fruitful: bool,
-    /// Time of the loss of the connection.
-    down_since: Duration,
+    /// Time of the first loss of the connection since the last answer to a request. A server that accepts connections and then hangs or
+    /// closes at each request is as unavailable as one that accepts none.
+    down_since: Option<Duration>,
     /// I/O no longer waits for a connection.
     is_expired: bool,
     has_expiry_timer: bool,
@@ -123,7 +124,7 @@ impl NbdChannel {
             waiting: VecDeque::new(),
             next_order: 0,
             is_fruitful: false,
-            down_since: Clock::shared().elapsed(),
+            down_since: Some(Clock::shared().elapsed()),
             is_expired: false,
             has_expiry_timer: false,
             response_timer: None,
@@ -272,6 +273,7 @@ impl NbdChannel {
         result: Result<(), ErrorCode>,
         finished: &mut Vec<Finished>,
     ) {
+        self.down_since = None;
         let core = &self.export.core;
         let slot = &mut self.slots[index];
         let io = slot.io;
@@ -313,6 +315,10 @@ impl NbdChannel {
             let alignment = self.core().info.io_alignment;
             self.is_expired = false;
             self.is_fruitful = false;
+            if self.waiting.is_empty() {
+                // No I/O will show whether the server answers, so that a later loss begins another outage.
+                self.down_since = None;
+            }
             self.link = Some(Box::new(Link::new(ring, self.owner, connection, alignment)));
             self.take_in(ring, early, finished);
         }
@@ -334,6 +340,9 @@ impl NbdChannel {
         let mut sent: Vec<u32> = (0..self.slots.all().len() as u32)
             .filter(|index| self.slots[*index].stage == Stage::Sent)
             .collect();
+        if sent.is_empty() && self.waiting.is_empty() {
+            self.down_since = None;
+        }
         sent.sort_unstable_by_key(|index| std::cmp::Reverse(self.slots[*index].order));
         for index in sent {
             let slot = &mut self.slots[index];
@@ -355,7 +364,8 @@ impl NbdChannel {
             &self.export.core,
             link.closing.as_deref().unwrap_or_default(),
         );
-        self.down_since = Clock::shared().elapsed();
+        self.down_since
+            .get_or_insert_with(|| Clock::shared().elapsed());
         let is_again = !self.is_fruitful;
         self.export.connector.request(&self.mailbox, is_again);
         self.start_expiry(ring);
@@ -397,10 +407,17 @@ impl NbdChannel {
     }
 
     fn start_expiry(&mut self, ring: &mut Ring) {
-        let limit = self.core().options.replacement_timeout;
-        if !self.has_expiry_timer && !limit.is_zero() {
-            self.set_expiry(ring, limit);
+        let left = self.time_left();
+        if let Some(left) = left.filter(|_| !self.has_expiry_timer) {
+            self.set_expiry(ring, left);
         }
+    }
+
+    /// Returns the time for which I/O still waits for a connection. `None`: no loss, or no limit.
+    fn time_left(&self) -> Option<Duration> {
+        let limit = self.core().options.replacement_timeout;
+        let end = self.down_since? + limit;
+        (!limit.is_zero()).then(|| end.saturating_sub(Clock::shared().elapsed()))
     }
 
     fn set_expiry(&mut self, ring: &mut Ring, after: Duration) {
@@ -414,10 +431,10 @@ impl NbdChannel {
         if self.link.is_some() || self.watch.is_none() {
             return;
         }
-        let end = self.down_since + self.core().options.replacement_timeout;
-        let left = end.saturating_sub(Clock::shared().elapsed());
-        if !left.is_zero() {
-            return self.set_expiry(ring, left);
+        match self.time_left() {
+            None => return,
+            Some(left) if !left.is_zero() => return self.set_expiry(ring, left),
+            Some(_) => {}
         }
         self.is_expired = true;
         self.end_waiting(finished, |_| Some(IoErrorKind::Offline.into()));
