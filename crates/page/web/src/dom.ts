@@ -81,7 +81,7 @@ export function table(id: string, heads: Head[], rows: Cell[][], none: string): 
   wanted.forEach((row, at) => {
     const before = old[at];
     if (!before) filled.append(row);
-    else if (before.innerHTML !== row.innerHTML) before.replaceWith(row);
+    else if (!before.isEqualNode(row)) before.replaceWith(row);
   });
   for (const rest of old.slice(wanted.length)) rest.remove();
   if (focused && !filled.contains(document.activeElement)) keepFocus(filled, focused);
