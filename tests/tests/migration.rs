@@ -433,6 +433,8 @@ fn no_job_moves_a_disk_of_two_daemons_to_another_file() -> Result<()> {
         &["disk", "snapshot", "s", "--to", &new],
         &["disk", "commit", "s"],
         &["disk", "mirror", "r", &turns],
+        // The other daemon's writes would change a point in time.
+        &["disk", "backup", "d", &target],
     ] {
         let refused = rig.daemon.ask(words)?;
         let stderr = String::from_utf8(refused.stderr)?;
@@ -440,8 +442,8 @@ fn no_job_moves_a_disk_of_two_daemons_to_another_file() -> Result<()> {
         ensure!(stderr.contains("lock=while-active"), "{words:?}: {stderr}");
         ensure!(!file("new").exists(), "{words:?}");
     }
-    rig.daemon
-        .lunette(&["disk", "backup", "d", &target, "--wait"])?;
+    let at_end = ["disk", "backup", "d", &target, "--at", "end", "--wait"];
+    rig.daemon.lunette(&at_end)?;
     rig.daemon.lunette(&["disk", "stream", "s", "--wait"])?;
     Ok(())
 }

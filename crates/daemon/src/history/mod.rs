@@ -192,6 +192,37 @@ impl History {
     }
 }
 
+/// Reads the counters of all disks. The times of requests are sums over all queues and connections, possibly thousands. They are read again
+/// only if I/O has completed since the sample before the last one: the times of an I/O are counted soon after it.
+#[derive(Default)]
+struct Reader {
+    used: BTreeMap<String, DiskCounters>,
+    totals: BTreeMap<String, SparseHistogram>,
+    /// The counters have not changed between the last two samples.
+    is_settled: bool,
+}
+
+impl Reader {
+    fn read(
+        &mut self,
+        names: Vec<String>,
+        used: BTreeMap<String, DiskCounters>,
+        totals: impl FnOnce() -> BTreeMap<String, SparseHistogram>,
+    ) -> BTreeMap<String, Counted> {
+        let is_unchanged = used == self.used;
+        if !(is_unchanged && self.is_settled) {
+            self.totals = totals();
+        }
+        (self.used, self.is_settled) = (used, is_unchanged);
+        let counted = names.into_iter().map(|name| {
+            let counters = self.used.get(&name).copied().unwrap_or_default();
+            let total = self.totals.get(&name).cloned().unwrap_or_default();
+            (name, Counted::new(&counters, total))
+        });
+        counted.collect()
+    }
+}
+
 /// Thread that fills a history. Dropping it ends the thread.
 pub(crate) struct Sampler {
     stop: Arc<AtomicBool>,
@@ -225,6 +256,7 @@ impl Sampler {
 fn sample(history: &History, pool: &Pool, disks: &dyn Fn() -> Vec<String>, stopped: &AtomicBool) {
     let mut idle_seconds = 0;
     let mut last = 0;
+    let mut reader = Reader::default();
     while !stopped.load(Ordering::Acquire) {
         let elapsed = history.started.elapsed();
         let to_next = Duration::from_secs(elapsed.as_secs() + 1).saturating_sub(elapsed);
@@ -245,13 +277,7 @@ fn sample(history: &History, pool: &Pool, disks: &dyn Fn() -> Vec<String>, stopp
             false => second - last,
         };
         last = second;
-        let (used, mut totals) = (pool.disks(), pool.totals());
-        let counted = disks().into_iter().map(|name| {
-            let counters = used.get(&name).copied().unwrap_or_default();
-            let total = totals.remove(&name).unwrap_or_default();
-            (name, Counted::new(&counters, total))
-        });
-        let counted = counted.collect();
+        let counted = reader.read(disks(), pool.disks(), || pool.totals());
         idle_seconds = match history.lock().add(second, seconds, counted) || is_idle {
             true => 0,
             false => idle_seconds + 1,
@@ -343,5 +369,26 @@ mod tests {
         let mut store = history.store.into_inner().unwrap();
         store.add(3, 1, BTreeMap::new());
         assert!(store.disks.is_empty());
+    }
+
+    #[test]
+    fn times_of_requests_are_read_twice_after_the_last_io() {
+        let mut reader = Reader::default();
+        let mut read = |reads| {
+            let mut counters = DiskCounters::default();
+            counters.kinds[IoKind::Read as usize].requests = reads;
+            let mut was_read = false;
+            let used = BTreeMap::from([("d".to_owned(), counters)]);
+            let counted = reader.read(vec!["d".to_owned()], used, || {
+                was_read = true;
+                BTreeMap::new()
+            });
+            assert_eq!(counted["d"].reads, reads);
+            was_read
+        };
+        assert_eq!(
+            [1, 2, 2, 2, 2, 3, 3, 3].map(&mut read),
+            [true, true, true, false, false, true, true, false]
+        );
     }
 }
