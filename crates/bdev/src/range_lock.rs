@@ -288,8 +288,8 @@ impl RangeLocks {
         Acquisition(key)
     }
 
-    /// Releases a range whose grant is not wanted any more: deferred I/O starts, although I/O from before the acquisition has not ended. A
-    /// later grant is without effect.
+    /// Gives up an acquisition before its grant. I/O that was deferred for it starts, although I/O from before the acquisition has not ended.
+    /// A later grant is without effect.
     pub fn withdraw(self: &Arc<Self>, Acquisition(key): Acquisition) {
         let withdrawn = {
             let mut state = self.lock();

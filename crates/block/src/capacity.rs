@@ -30,7 +30,7 @@ impl Capacity {
 pub struct SizeKnowledge {
     /// Number of turns of this daemon that have ended, plus one.
     turn: AtomicU64,
-    /// Number of the turn in which the size that clients see was read.
+    /// Number of the turn that has read the size for clients.
     adopted: AtomicU64,
 }
 

@@ -79,7 +79,7 @@ impl fmt::Display for StatusProblem {
 }
 
 impl WaitingListener {
-    /// Returns the reason for which the listener is not open, the time of the next attempt, and a hint.
+    /// Returns the reason why the listener is closed, the time of the next attempt, and a hint.
     pub fn problem(&self) -> StatusProblem {
         let name = self.export.as_deref().unwrap_or(&self.kind);
         let problem = format!("{self} is not open: {}", self.reason);

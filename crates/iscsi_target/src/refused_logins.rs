@@ -1,4 +1,4 @@
-//! Recent refused logins, for an administrator who asks why an initiator cannot connect.
+//! Recent refused logins. They show an administrator why an initiator cannot connect.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -567,7 +567,7 @@ mod tests {
         );
     }
 
-    /// Each byte of a block whose status is described, by a simple loop.
+    /// Returns the flags that all bytes of a block have.
     fn flags_of_block(of: &impl Fn(u64) -> Extent, range: std::ops::Range<u64>) -> u32 {
         range.fold(3, |flags, at| {
             flags

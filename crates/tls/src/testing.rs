@@ -88,7 +88,7 @@ impl Authority {
         };
         let (certificate, key) = (issued.certificate.to_string_lossy(), &issued.key);
         let (key, subject) = (key.to_string_lossy(), format!("/CN={subject}"));
-        // Without a configuration file, whose extensions differ between systems.
+        // Without a configuration file: its extensions differ between systems.
         let always = [
             "req",
             "-x509",

@@ -14,6 +14,7 @@ use uring::{Completion, Owner, Ring};
 use super::SharedPoint;
 use super::tracker::Location;
 use crate::admit::Limits;
+use crate::slots::Slots;
 use crate::{Attach, BlockDevice, Capabilities, Finished, IoChannel, Submission, Tag};
 
 pub(super) struct PointInTimeReader {
@@ -80,8 +81,7 @@ impl BlockDevice for PointInTimeReader {
             source,
             source_owners,
             scratch,
-            slots: Vec::new(),
-            free: Vec::new(),
+            slots: Slots::default(),
             over: Vec::new(),
         }))
     }
@@ -111,8 +111,7 @@ struct ReadChannel {
     source: Box<dyn IoChannel>,
     source_owners: Vec<Owner>,
     scratch: Box<dyn IoChannel>,
-    slots: Vec<ReadSlot>,
-    free: Vec<u32>,
+    slots: Slots<ReadSlot>,
     over: Vec<Finished>,
 }
 
@@ -123,23 +122,10 @@ impl ReadSlot {
 }
 
 impl ReadChannel {
-    fn occupy(&mut self, slot: ReadSlot) -> u32 {
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = slot;
-                index
-            }
-            None => {
-                self.slots.push(slot);
-                self.slots.len() as u32 - 1
-            }
-        }
-    }
-
     /// Submits pieces of a read until one is pending (`None`) or the read has ended.
     fn advance(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
         loop {
-            let slot = &mut self.slots[index as usize];
+            let slot = &mut self.slots[index];
             if slot.is_aborted {
                 return Some(Err(IoErrorKind::Cancelled.into()));
             }
@@ -154,7 +140,7 @@ impl ReadChannel {
             let length = end - slot.at;
             let is_status = slot.io.kind == IoKind::BlockStatus;
             let (io, mut window) = match is_status {
-                // Whether old data were zeroes is not recorded.
+                // The scratch file does not record zeroes.
                 true if location == Location::Scratch => {
                     let status = encode_extents(slot.at..end, |_| Extent::data(end));
                     slot.buffer.write_at(0, &status);
@@ -187,7 +173,7 @@ impl ReadChannel {
 
     /// Handles the end of a piece. Returns the outcome if it is the end of the I/O.
     fn piece_ended(&mut self, index: u32, outcome: IoOutcome) -> Option<IoOutcome> {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         if outcome.is_err() {
             return Some(outcome);
         }
@@ -214,8 +200,8 @@ impl ReadChannel {
     }
 
     fn end(&mut self, index: u32, outcome: IoOutcome) -> Finished {
-        self.free.push(index);
-        let slot = &mut self.slots[index as usize];
+        self.slots.release(index);
+        let slot = &mut self.slots[index];
         Finished {
             tag: slot.tag,
             buffer: std::mem::take(&mut slot.buffer),
@@ -252,7 +238,7 @@ impl IoChannel for ReadChannel {
             // A flush has nothing to do.
             return Submission::Done(Ok(()));
         }
-        let index = self.occupy(ReadSlot {
+        let index = self.slots.occupy(ReadSlot {
             tag,
             io: IoRequest {
                 flags: IoFlags::NONE,
@@ -294,8 +280,8 @@ impl IoChannel for ReadChannel {
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         // A free slot has an empty buffer.
         let named = |slot: &ReadSlot| slot.tag == tag && !slot.buffer.is_empty();
-        if let Some(index) = self.slots.iter().position(named) {
-            self.slots[index].is_aborted = true;
+        if let Some(index) = self.slots.all().iter().position(named) {
+            self.slots.all_mut()[index].is_aborted = true;
             self.source.abort(ring, Tag(index as u64));
             self.scratch.abort(ring, Tag(index as u64));
         }
@@ -311,6 +297,6 @@ impl IoChannel for ReadChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len()
     }
 }

@@ -15,6 +15,7 @@ use uring::{Completion, Owner, Ring, WatchId};
 use super::tracker::{Claim, PointInTimeError};
 use super::{SharedPoint, Waiter, wake};
 use crate::inbox::Inbox;
+use crate::slots::Slots;
 use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, TARGET_PATIENCE, Tag};
 
 /// Interval at which a channel checks the duration of its copies.
@@ -65,8 +66,7 @@ impl Layer for CopyBeforeWrite {
             is_ticking: false,
             detached: 0,
             closes_later: false,
-            slots: Vec::new(),
-            free: Vec::new(),
+            slots: Slots::default(),
             over: Vec::new(),
             woken: Vec::new(),
         }))
@@ -111,12 +111,11 @@ struct WriteChannel {
     inbox: Arc<Inbox<()>>,
     watch: Option<WatchId>,
     is_ticking: bool,
-    /// Number of slots with a copy in flight whose client does not wait for it.
+    /// Number of slots with a copy in flight and without a waiting client.
     detached: usize,
     /// The channel closes, and the channels of copies follow when no copy is detached.
     closes_later: bool,
-    slots: Vec<WriteSlot>,
-    free: Vec<u32>,
+    slots: Slots<WriteSlot>,
     over: Vec<Finished>,
     woken: Vec<(u64, ())>,
 }
@@ -136,30 +135,20 @@ fn is_zero(buffer: &IoBuffer) -> bool {
 
 impl WriteChannel {
     fn occupy(&mut self, write: ClientWrite) -> u32 {
-        let slot = WriteSlot {
+        self.slots.occupy(WriteSlot {
             write: Some(write),
             copy: None,
-        };
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = slot;
-                index
-            }
-            None => {
-                self.slots.push(slot);
-                self.slots.len() as u32 - 1
-            }
-        }
+        })
     }
 
     /// Continues a slot without a copy in flight. Returns the write if it has ended; it was submitted or waits otherwise.
     fn advance(&mut self, ring: &mut Ring, index: u32) -> Option<Finished> {
         loop {
-            let slot = &mut self.slots[index as usize];
+            let slot = &mut self.slots[index];
             if slot.copy.is_some() {
                 return None;
             }
-            // A slot that is free, or whose client has stopped waiting.
+            // `None`: the slot is free, or its client has stopped waiting.
             let write = slot.write.as_ref()?;
             if write.is_aborted {
                 return self.finish(index, Err(IoErrorKind::Cancelled.into()));
@@ -180,8 +169,8 @@ impl WriteChannel {
 
     /// Frees a slot without a copy in flight and returns the end of its write.
     fn finish(&mut self, index: u32, outcome: IoOutcome) -> Option<Finished> {
-        let write = self.slots[index as usize].write.take()?;
-        self.free.push(index);
+        let write = self.slots[index].write.take()?;
+        self.slots.release(index);
         Some(Finished {
             tag: write.tag,
             buffer: write.buffer,
@@ -191,10 +180,10 @@ impl WriteChannel {
 
     /// Submits the client's write to the source. The slot becomes free, unless its copy is still in flight.
     fn start_write(&mut self, ring: &mut Ring, index: u32) -> Option<Finished> {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         let mut write = slot.write.take()?;
         match slot.copy {
-            None => self.free.push(index),
+            None => self.slots.release(index),
             Some(_) => self.detached += 1,
         }
         let outcome = match write.is_aborted {
@@ -222,7 +211,7 @@ impl WriteChannel {
         let buffer = IoBuffer::owned(length as usize);
         let mut window = buffer.slice(0, buffer.len());
         let io = IoRequest::read(range.start, length);
-        self.slots[index as usize].copy = Some(CopyOfOld {
+        self.slots[index].copy = Some(CopyOfOld {
             range,
             buffer,
             ticks: 0,
@@ -235,7 +224,7 @@ impl WriteChannel {
 
     /// Handles the end of a read of old data.
     fn old_read(&mut self, ring: &mut Ring, index: u32, outcome: IoOutcome) {
-        let Some(copy) = &self.slots[index as usize].copy else {
+        let Some(copy) = &self.slots[index].copy else {
             return;
         };
         if let Err(error) = outcome {
@@ -266,7 +255,7 @@ impl WriteChannel {
         if let Err(error) = outcome {
             return self.copy_failed(index, PointInTimeError::Scratch(error));
         }
-        if let Some(copy) = self.slots[index as usize].copy.take() {
+        if let Some(copy) = self.slots[index].copy.take() {
             let waiting = self.shared.lock().copied(&copy.range);
             wake(waiting);
         }
@@ -275,16 +264,16 @@ impl WriteChannel {
 
     #[cold]
     fn copy_failed(&mut self, index: u32, error: PointInTimeError) {
-        self.slots[index as usize].copy = None;
+        self.slots[index].copy = None;
         self.shared.fail(error);
         self.free_detached(index);
     }
 
-    /// Frees a slot whose client did not wait for the end of the copy.
+    /// Frees a slot at the end of its copy if no client waits for it.
     fn free_detached(&mut self, index: u32) {
-        if self.slots[index as usize].write.is_none() {
+        if self.slots[index].write.is_none() {
             self.detached -= 1;
-            self.free.push(index);
+            self.slots.release(index);
         }
     }
 
@@ -304,7 +293,11 @@ impl WriteChannel {
     #[cold]
     fn tick(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
         self.is_ticking = false;
-        let copies = self.slots.iter_mut().filter_map(|slot| slot.copy.as_mut());
+        let copies = self
+            .slots
+            .all_mut()
+            .iter_mut()
+            .filter_map(|slot| slot.copy.as_mut());
         let (mut is_waiting, mut is_late) = (false, false);
         for copy in copies {
             copy.ticks += 1;
@@ -315,8 +308,8 @@ impl WriteChannel {
             self.shared.fail(PointInTimeError::TimedOut);
         }
         if self.shared.lock().failure().is_some() {
-            for index in 0..self.slots.len() as u32 {
-                if self.slots[index as usize].copy.is_some() {
+            for index in 0..self.slots.all().len() as u32 {
+                if self.slots[index].copy.is_some() {
                     finished.extend(self.start_write(ring, index));
                 }
             }
@@ -326,7 +319,7 @@ impl WriteChannel {
         }
     }
 
-    /// Continues writes whose copies by others have ended.
+    /// Continues the writes that waited for copies of other writes.
     fn resume(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
         let mut woken = std::mem::take(&mut self.woken);
         self.inbox.take(&mut woken);
@@ -410,7 +403,7 @@ impl IoChannel for WriteChannel {
 
     /// A waiting write ends soon. Its copy continues: without it, the point in time would be lost.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
-        let mut slots = self.slots.iter_mut().zip(0u64..);
+        let mut slots = self.slots.all_mut().iter_mut().zip(0u64..);
         let found = slots.find_map(|(slot, index)| {
             let write = slot.write.as_mut().filter(|write| write.tag == tag)?;
             write.is_aborted = true;
@@ -434,7 +427,7 @@ impl IoChannel for WriteChannel {
             return self.close_copies(ring);
         }
         self.closes_later = true;
-        let slots = self.slots.iter().zip(0u64..);
+        let slots = self.slots.all().iter().zip(0u64..);
         for (_, index) in slots.filter(|(slot, _)| slot.copy.is_some()) {
             self.old.abort(ring, Tag(index));
             self.scratch.abort(ring, Tag(index));
@@ -442,7 +435,7 @@ impl IoChannel for WriteChannel {
     }
 
     fn is_closed(&self) -> bool {
-        self.slots.len() == self.free.len()
+        self.slots.len() == 0
             && !self.is_ticking
             && !self.closes_later
             && self.source.is_closed()
@@ -452,6 +445,6 @@ impl IoChannel for WriteChannel {
 
     /// Detached copies are not counted, because no end is reported for them.
     fn in_flight(&self) -> usize {
-        self.source.in_flight() + self.slots.len() - self.free.len() - self.detached
+        self.source.in_flight() + self.slots.len() - self.detached
     }
 }

@@ -5,7 +5,7 @@
 //! ```text
 //!   running ⇄ paused ──▶ ready (a mirror that waits for its switch) ──▶ finishing ──▶ done
 //!      ├────────┴──────────┴──▶ cancelling (while its I/O hangs) ──▶ cancelled
-//!      └──▶ failed, from the moment in which the target is given up
+//!      └──▶ failed, as soon as the target is given up
 //! ```
 
 mod backing_name;
@@ -466,7 +466,7 @@ const BEGIN_STEP: Duration = Duration::from_millis(50);
 /// Longest wait for job threads at the end. A thread with a hung I/O ends with the process.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Duration of an I/O on the target from which on the job shows it.
+/// Minimum duration of an I/O on the target before the job shows it.
 const TARGET_DELAY: Duration = Duration::from_secs(2);
 /// Time that a new job of a disk waits for the end of a failed one.
 const FAILED_PATIENCE: Duration = Duration::from_secs(5);
@@ -564,7 +564,7 @@ impl Jobs {
             let (disk, kind) = (&job.disk, known.kind.word());
             if known.is_failing() {
                 let detail =
-                    format!("disk {disk} has a failed {kind} whose target has not responded");
+                    format!("disk {disk} has a failed {kind}, and its target has not responded");
                 let help = "restore the target, or try again later: lunette job list";
                 return Err(Refusal::conflict(detail, help));
             }
