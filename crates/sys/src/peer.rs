@@ -1,6 +1,7 @@
 //! The process at the other end of a Unix socket.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::mem::size_of;
 
 use rustix::fd::{AsFd, AsRawFd};
@@ -45,9 +46,20 @@ pub fn peer_of(socket: impl AsFd) -> io::Result<Peer> {
     })
 }
 
-/// Returns the name of the guest that a QEMU process runs, from `-name` of its command line. `None` also if the process is invisible.
+/// Maximum bytes of a command line that are read. The process chooses its length.
+const COMMAND_LINE_MAX: u64 = 256 << 10;
+/// Maximum characters of a guest's name.
+const NAME_MAX: usize = 255;
+
+/// Returns the name of the guest that a QEMU process runs, from `-name` of its command line. `None` also if the process is invisible. May
+/// block, because the process controls the memory with its command line.
 pub fn guest_of(pid: u32) -> Option<String> {
-    guest_in(&std::fs::read(format!("/proc/{pid}/cmdline")).ok()?)
+    let file = File::open(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut command_line = Vec::new();
+    file.take(COMMAND_LINE_MAX)
+        .read_to_end(&mut command_line)
+        .ok()?;
+    guest_in(&command_line)
 }
 
 /// Returns the guest's name in a command line of QEMU with NUL bytes between arguments: `-name NAME` or `-name guest=NAME`, followed by
@@ -63,6 +75,7 @@ fn guest_in(command_line: &[u8]) -> Option<String> {
     let name = named(first)
         .or_else(|| options.find_map(named))
         .or_else(|| is_bare.then(|| first.to_owned()))?;
+    let name: String = name.chars().take(NAME_MAX).collect();
     (!name.is_empty()).then(|| name.replace('\0', ","))
 }
 
@@ -93,6 +106,10 @@ mod tests {
         is("qemu -m 1G --name web2,process=x", "web2");
         is("qemu -name debug-threads=on,guest=web3", "web3");
         is("qemu -name guest=a,,b", "a,b");
+        is(
+            &format!("qemu -name {}", "n".repeat(9000)),
+            &"n".repeat(255),
+        );
         for line in [
             "",
             "qemu",

@@ -51,9 +51,11 @@ pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>,
     ReadErrors,
 ))]
 pub(super) async fn sessions(State(api): State<Api>) -> Result<Json<Vec<Session>>, ErrorResponse> {
-    Ok(Json(all_sessions(api.overview()?)))
+    let overview = api.overview()?.clone();
+    Ok(Json(blocking(move || all_sessions(&overview)).await?))
 }
 
+/// May block: a front end can delay reads of its command line.
 fn all_sessions(overview: &Overview) -> Vec<Session> {
     let Some(transports) = overview.servers.transports() else {
         return Vec::new();
@@ -201,10 +203,9 @@ pub(super) async fn end_session(
     {
         return Ok(StatusCode::NO_CONTENT);
     }
-    if all_sessions(overview)
-        .iter()
-        .any(|session| session.id == id)
-    {
+    let overview = overview.clone();
+    let all = blocking(move || all_sessions(&overview)).await?;
+    if all.iter().any(|session| session.id == id) {
         let detail =
             "a vhost-user session ends with its export; hint: lunette export remove NAME --force";
         return Err(ErrorResponse::new(StatusCode::CONFLICT, detail));
