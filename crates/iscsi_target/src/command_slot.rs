@@ -24,7 +24,7 @@ impl Transport for CommandSlot<'_> {
             job: &mut slot.job,
             disks: &mut connection.disks,
             units: &connection.shared.units,
-            memory: connection.buffers.work(),
+            memory: &connection.work,
             data_in,
             data_out,
         }

@@ -18,12 +18,13 @@ use iscsi::login::{LoggedIn, Visitor};
 use iscsi::session::SessionKind;
 use latency::{Labels, QueueRecord, Stamp, Stamps};
 use reactor::{Addressed, DiskHandle, Io, RateLimit, Source};
-use request_engine::{BatchTransport, Link, Measurement, Pace, StreamTransport, Transport};
+use request_engine::{
+    BatchTransport, Buffers, Link, Measurement, Pace, StreamTransport, Transport,
+};
 use scsi::{DiskId, Lun, Managed, NexusId, TaskManagementFunction};
-use scsi_exec::{DiskHandles, Hold};
+use scsi_exec::{DiskHandles, Hold, WorkMemory};
 use uring::Completion;
 
-use crate::buffers::Buffers;
 use crate::lifecycle::{Attached, Drain, Lifecycle, Login, LoginStage};
 use crate::management::{After, Management, hold, runner};
 use crate::memory::SessionMemory;
@@ -65,7 +66,9 @@ pub(crate) struct Connection {
     pub(crate) link: Link,
     pub(crate) input: Input,
     pub(crate) output: Output,
-    pub(crate) buffers: Buffers,
+    pub(crate) buffers: Buffers<Connection>,
+    /// Working memory of commands besides their data.
+    pub(crate) work: Arc<WorkMemory>,
     pub(crate) slots: Slots,
     pub(crate) schedule: Schedule,
     pub(crate) disks: DiskHandles,
@@ -98,12 +101,14 @@ impl Connection {
         measurement.timeline.set_recording(false);
         let mut link = Link::new(io, handle.source, socket);
         link.moved = shared.seconds();
+        let memory = SessionMemory::new(&shared.limits);
         Connection {
             iscsi: iscsi::target::Connection::new(shared.clone(), visitor, protocol),
             link,
             input: Input::new(),
             output: Output::default(),
-            buffers: Buffers::new(SessionMemory::new(shared.limits.data_bytes)),
+            buffers: Buffers::new(memory.data),
+            work: memory.work,
             slots: Slots::default(),
             schedule: Schedule::default(),
             disks: DiskHandles::default(),
@@ -197,7 +202,8 @@ impl Connection {
         self.shared
             .tallies
             .connected(key.tsih, self.number(), record);
-        self.buffers.count_in(found.memory);
+        self.buffers.count_in(found.memory.data);
+        self.work = found.memory.work;
         let session = Attached {
             view: found.target.scsi.view(),
             target: found.target,

@@ -6,7 +6,6 @@
 
 #![forbid(unsafe_code)]
 
-mod buffers;
 mod command_slot;
 mod commands;
 mod connection;

@@ -2,12 +2,12 @@
 
 use guest_memory::IoBuffer;
 use iscsi::target::{Outgoing, Piece};
-use request_engine::SendQueue;
+use request_engine::{Buffers, SendQueue};
 use scsi::{AbortScope, TaskTag};
 use scsi_exec::{Hold, Ticket};
 use uring::Message;
 
-use crate::buffers::Buffers;
+use crate::connection::Connection;
 
 /// Resources held until data in a disk's memory has been sent.
 #[derive(Default)]
@@ -93,7 +93,11 @@ impl Output {
     }
 
     /// Returns the next message, if there is output and no message in flight.
-    pub fn next(&mut self, outgoing: &mut Outgoing, buffers: &mut Buffers) -> Option<Box<Message>> {
+    pub fn next(
+        &mut self,
+        outgoing: &mut Outgoing,
+        buffers: &mut Buffers<Connection>,
+    ) -> Option<Box<Message>> {
         if self.queue.is_sending() || outgoing.is_empty() {
             return None;
         }

@@ -300,7 +300,7 @@ impl TargetPolicy for SharedServer {
                 initiator: identity.initiator_name.clone(),
                 chap_user: visitor.chap_user.clone(),
                 contest,
-                memory: SessionMemory::new(self.limits.data_bytes),
+                memory: SessionMemory::new(&self.limits),
                 target,
             };
             self.session_changed(tsih, &nexus, true);

@@ -9,10 +9,11 @@ use iscsi::pdu::LoginStatus;
 use iscsi::target::{CloseReason, Placement, Received, Step};
 use latency::{Clock, Stamp};
 use reactor::{Io, RateLimit};
-use request_engine::{BatchTransport, Receiver, StreamParts, StreamTransport, Transport, token};
+use request_engine::{
+    BatchTransport, Buffers, Receiver, StreamParts, StreamTransport, Transport, token,
+};
 use uring::{Completion, Receive};
 
-use crate::buffers::Buffers;
 use crate::connection::Connection;
 use crate::refused_logins::RefusedLogin;
 use crate::slots::SlotId;
@@ -61,12 +62,12 @@ impl Input {
 }
 
 impl StreamTransport for Connection {
-    type Memory = Buffers;
+    type Memory = Buffers<Connection>;
 
     const CLIENT: &'static str = "initiator";
 
     #[inline]
-    fn parts(&mut self) -> StreamParts<'_, Buffers> {
+    fn parts(&mut self) -> StreamParts<'_, Buffers<Connection>> {
         StreamParts {
             link: &mut self.link,
             receiver: &mut self.input.receiver,

@@ -55,7 +55,7 @@ pub(crate) struct SessionNexus {
     pub chap_user: Option<String>,
     /// Takeovers of its identity.
     pub contest: Contest,
-    pub memory: Arc<SessionMemory>,
+    pub memory: SessionMemory,
 }
 
 /// Exists until no I/O of a connection can access a disk. A later login through the same ports waits for this, even if the connection has

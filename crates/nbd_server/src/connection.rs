@@ -12,23 +12,29 @@ use bdev::Disk;
 use block::{Capacity, IoOutcome};
 use guest_memory::IoBuffer;
 use latency::{Labels, QueueRecord, Stamp, Stamps};
+use nbd::Violation;
 use nbd::handshake::Session;
 use nbd::request::Rules;
 use reactor::{Addressed, DiskHandle, Io, RateLimit, Source};
 use request_engine::{
-    BatchTransport, BufferPool, Link, Measurement, StreamTransport, Transport, token,
+    BatchTransport, Buffers, Link, Measurement, StreamTransport, Transport, token,
 };
 use uring::Completion;
 
 use crate::encryption::Encryption;
 use crate::export::Export;
+use crate::lifecycle::Lifecycle;
 use crate::output::Output;
+use crate::progress::{Progress, Slow};
 use crate::receive::Input;
 use crate::shared::{Admitted, ConnectionHandle, SharedServer};
 use crate::slots::{Slots, Stage};
 
 // A client may open many connections at once, and each is worth a log line. Any peer may reconnect endlessly.
 static SESSION_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
+
+/// Limit of log lines about clients that are dropped because others need their memory.
+static SHORTAGE_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
 /// Initial capacity of the timeline in requests in flight.
 const TIMELINE_DEPTH: usize = 128;
@@ -47,39 +53,49 @@ pub(crate) struct Parts {
     pub input: Vec<u8>,
 }
 
-pub(crate) struct Connection {
-    pub(crate) handle: ConnectionHandle,
-    pub(crate) shared: Arc<SharedServer>,
-    pub(crate) export: Arc<Export>,
-    pub(crate) client: String,
+/// The client and the export that it has opened.
+pub(crate) struct Peer {
+    pub shared: Arc<SharedServer>,
+    pub export: Arc<Export>,
+    /// Address of the client.
+    pub client: String,
     /// Counts the client until the connection has drained.
     admitted: Option<Admitted>,
-    pub(crate) rules: Rules,
+    pub rules: Rules,
     /// IDs of the selected metadata contexts.
-    pub(crate) contexts: Vec<u32>,
-    pub(crate) disk: DiskHandle,
+    pub contexts: Vec<u32>,
+}
+
+/// The disk of the export, as opened on the worker.
+pub(crate) struct OpenDisk {
+    pub handle: DiskHandle,
     /// Size of the disk.
-    pub(crate) capacity: Arc<Capacity>,
+    pub capacity: Arc<Capacity>,
+}
+
+/// Requests that do not wait for an I/O.
+#[derive(Default)]
+pub(crate) struct Schedule {
+    /// Slots with a request that can be submitted.
+    pub batch: Vec<u32>,
+    /// Slots with a finished request.
+    pub done: Vec<u32>,
+}
+
+pub(crate) struct Connection {
+    pub(crate) handle: ConnectionHandle,
+    pub(crate) peer: Peer,
+    pub(crate) disk: OpenDisk,
     pub(crate) link: Link,
     /// State of TLS; `None`: the connection is not encrypted.
     pub(crate) encryption: Option<Encryption>,
     pub(crate) input: Input,
     pub(crate) output: Output,
-    pub(crate) pool: BufferPool,
-    /// Bytes that requests of the batch will take from the pool.
-    pub(crate) reserved: usize,
+    pub(crate) buffers: Buffers<Connection>,
     pub(crate) slots: Slots,
-    /// Slots with a request that can be submitted.
-    pub(crate) batch: Vec<u32>,
-    /// Slots with a finished request.
-    pub(crate) done: Vec<u32>,
-    /// The client has requested the end: requests in flight are answered, then the connection ends.
-    pub(crate) leaving: bool,
-    pub(crate) ended: bool,
-    /// Dropped when the connection has drained, for the control plane that waits for it.
-    drained: Vec<mpsc::Sender<()>>,
-    /// Number of transfers when the running timer was started.
-    timer: Option<u64>,
+    pub(crate) schedule: Schedule,
+    pub(crate) lifecycle: Lifecycle,
+    progress: Progress,
     pub(crate) measurement: Measurement,
 }
 
@@ -114,34 +130,34 @@ impl Connection {
             );
         }
         Connection {
-            rules: Rules {
-                style: session.style,
-                flags: session.info.flags,
-                minimum_block: session.info.block_sizes.minimum,
-                has_contexts: !session.contexts.is_empty(),
+            disk: OpenDisk {
+                handle: io.open(&export.disk),
+                capacity: export.disk.device().capacity().clone(),
             },
-            contexts: session.contexts,
-            disk: io.open(&export.disk),
-            capacity: export.disk.device().capacity().clone(),
             link: Link::new(io, handle.source, socket),
             encryption: encryption.map(Encryption::from),
             input: Input::new(&input),
             output: Output::default(),
-            pool: BufferPool::default(),
-            reserved: 0,
+            buffers: Buffers::new(shared.memory.clone()),
             slots: Slots::default(),
-            batch: Vec::new(),
-            done: Vec::new(),
-            leaving: false,
-            ended: false,
-            drained: Vec::new(),
-            timer: None,
+            schedule: Schedule::default(),
+            lifecycle: Lifecycle::default(),
+            progress: Progress::default(),
             measurement: Measurement::new(labels, TIMELINE_DEPTH, probe_id_base),
             handle,
-            shared,
-            export,
-            client,
-            admitted: Some(admitted),
+            peer: Peer {
+                rules: Rules {
+                    style: session.style,
+                    flags: session.info.flags,
+                    minimum_block: session.info.block_sizes.minimum,
+                    has_contexts: !session.contexts.is_empty(),
+                },
+                contexts: session.contexts,
+                shared,
+                export,
+                client,
+                admitted: Some(admitted),
+            },
         }
     }
 
@@ -155,35 +171,41 @@ impl Connection {
 
     /// Returns true if nothing more is received.
     pub fn is_over(&self) -> bool {
-        self.ended || self.leaving
+        self.lifecycle.is_over()
     }
 
     /// Ends the connection on the server's initiative, after requests in flight. `drained` is dropped when none is in flight.
     pub fn dismiss(&mut self, io: &mut Io, reason: &str, drained: mpsc::Sender<()>) {
-        self.drained.push(drained);
+        self.lifecycle.notify_drained(drained);
         self.end(io, reason);
+    }
+
+    /// Counts a violation of the protocol. The caller ends the connection.
+    pub fn violated(&mut self, violation: &Violation) {
+        self.measurement.timeline.counters().malformed.add(1);
+        self.peer.shared.violated(&self.peer.client, violation);
     }
 
     /// Ends the connection: nothing more is received or sent. I/O in flight drains.
     pub fn end(&mut self, io: &mut Io, reason: &str) {
-        if std::mem::replace(&mut self.ended, true) {
+        if !self.lifecycle.end() {
             return;
         }
         if let Some(suppressed) = SESSION_LOG.pass() {
             tracing::info!(
-                export = self.export.options.name,
-                client = self.client,
+                export = self.peer.export.options.name,
+                client = self.peer.client,
                 suppressed,
                 "NBD connection ended: {reason}"
             );
         }
         // Completes receives and sends in flight. A socket that is already disconnected has none.
         self.link.socket.shut_down();
-        if self.timer.is_some() {
+        if self.progress.has_timer {
             io.ring().cancel(self.link.owner, token::TIMER);
         }
-        self.batch.clear();
-        self.done.clear();
+        self.schedule.batch.clear();
+        self.schedule.done.clear();
         for index in self.slots.used() {
             match self.slots.get(index).stage {
                 // Released when the I/O has ended.
@@ -195,47 +217,79 @@ impl Connection {
         }
         // Also ends I/Os that wait to be retried after an error of the disk.
         io.cancel_waiting(self.handle.source, |_| true);
-        self.shared.ended(self.number());
+        self.peer.shared.ended(self.number());
         self.handle.stop();
     }
 
     /// Sends queued output. Ends the connection after the last reply if the client has requested that.
     fn flush(&mut self, io: &mut Io) {
         let message = match &mut self.encryption {
-            None => self.output.next(&mut self.pool),
-            Some(encryption) => match self.output.next_encrypted(&mut self.pool, encryption) {
+            None => self.output.next(&mut self.buffers),
+            Some(encryption) => match self.output.next_encrypted(&mut self.buffers, encryption) {
                 Ok(message) => message,
                 Err(error) => return self.end(io, &format!("TLS failed, {error}")),
             },
         };
         if let Some(message) = message {
-            let output_max = self.shared.limits.output_bytes;
-            self.send_message(io, message, self.leaving, output_max);
+            let output_max = self.peer.shared.limits.output_bytes;
+            self.send_message(io, message, self.lifecycle.is_leaving(), output_max);
         }
-        if self.leaving && self.slots.busy() == 0 && self.output.unsent() == 0 {
+        if self.lifecycle.is_leaving() && self.slots.busy() == 0 && self.output.unsent() == 0 {
             self.end(io, "closed by the client");
         }
     }
 
-    /// Returns true if the client has to read output, or to send the rest of a request.
-    fn is_owed(&self) -> bool {
-        self.output.queue.is_sending() || self.input.is_within_request()
+    /// Returns true if the client has to read output or to send the rest of a request, or if the connection waits for memory.
+    fn needs_timer(&self) -> bool {
+        self.output.queue.is_sending()
+            || self.input.is_within_request()
+            || self.input.waits_for_memory()
     }
 
     /// Starts the timer that ends the connection if the client does not continue.
     fn watch_progress(&mut self, io: &mut Io) {
-        if self.timer.is_none() && self.is_owed() {
-            self.timer = Some(self.link.moved);
+        if !self.progress.has_timer && self.needs_timer() {
+            self.progress.has_timer = true;
             self.link.operations += 1;
-            let time = self.shared.limits.silent_time;
-            io.ring().timer(self.link.owner, token::TIMER, time);
+            let interval = Progress::interval(&self.peer.shared.limits);
+            io.ring().timer(self.link.owner, token::TIMER, interval);
         }
     }
 
     fn timer_fired(&mut self, io: &mut Io) {
-        let before = self.timer.take();
-        if !self.ended && self.is_owed() && before == Some(self.link.moved) {
-            self.end(io, "no response from the client within the time limit");
+        let delays_others = self.buffers.delays_others();
+        // The rest of a request is not received while the client does not read.
+        let input = self.input.position().filter(|_| self.has_output_room());
+        let transfers = [input, self.output.position()];
+        let limits = &self.peer.shared.limits;
+        let slow = self.progress.tick(limits, transfers, delays_others);
+        if self.lifecycle.is_ended() {
+            return;
+        }
+        if let Some(slow) = slow {
+            self.measurement.timeline.counters().malformed.add(1);
+            self.peer.too_slow(slow);
+            return self.end(io, slow.reason());
+        }
+        if self.input.waits_for_memory() {
+            self.peer.shared.reclaim_memory();
+        }
+    }
+}
+
+impl Peer {
+    /// Logs a client that is dropped because it is too slow.
+    fn too_slow(&self, slow: Slow) {
+        if slow == Slow::Shortage
+            && let Some(suppressed) = SHORTAGE_LOG.pass()
+        {
+            tracing::warn!(
+                export = self.export.options.name,
+                client = self.client,
+                suppressed,
+                "NBD client disconnected: {}",
+                slow.reason()
+            );
         }
     }
 }
@@ -265,23 +319,23 @@ impl Transport for Connection {
     fn submit(&mut self, io: &mut Io, stamps: Stamps) {
         self.submit_batch(io, Some(stamps));
         if let Some(violation) = self.input.violation.take() {
-            self.shared.violated(&self.client, &violation);
+            self.violated(&violation);
             self.end(io, "protocol violation");
         }
     }
 
     fn answer(&mut self, _io: &mut Io) -> bool {
-        if !self.ended {
+        if !self.lifecycle.is_ended() {
             self.answer_all();
         }
         true
     }
 
     fn notify(&mut self, io: &mut Io, _is_needed: bool) -> bool {
-        if !self.ended {
+        if !self.lifecycle.is_ended() {
             self.flush(io);
         }
-        if !self.ended {
+        if !self.lifecycle.is_ended() {
             self.receive_more(io);
             self.continue_parsing();
             self.watch_progress(io);
@@ -326,22 +380,22 @@ impl Source for Connection {
     }
 
     fn stop(&mut self) {
-        self.ended = true;
+        self.lifecycle.end();
         self.link.socket.shut_down();
     }
 
     fn close_disk(&mut self, io: &mut Io, disk: &Arc<Disk>) {
-        if io.is_of(self.disk, disk) {
-            io.close(std::mem::take(&mut self.disk));
+        if io.is_of(self.disk.handle, disk) {
+            io.close(std::mem::take(&mut self.disk.handle));
         }
     }
 
     fn closed(&mut self, io: &mut Io) {
-        io.close(std::mem::take(&mut self.disk));
+        io.close(std::mem::take(&mut self.disk.handle));
         self.unwatch(io);
         io.disown(self.link.owner);
-        self.admitted = None;
-        self.drained.clear();
+        self.peer.admitted = None;
+        self.lifecycle.drained();
     }
 
     fn set_recording(&mut self, recording: bool) {

@@ -14,11 +14,13 @@
 mod connection;
 mod encryption;
 mod export;
+mod lifecycle;
 mod limits;
 mod listeners;
 mod measure;
 mod negotiations;
 mod output;
+mod progress;
 mod receive;
 mod requests;
 mod server;

@@ -7,18 +7,27 @@ use std::time::Duration;
 pub struct ServerLimits {
     /// Maximum number of connections, including handshakes.
     pub connections: usize,
+    /// Number of these connections that are for Unix sockets: an administrator can connect, whatever TCP clients do.
+    pub unix_connections: usize,
     /// Maximum number of connections from one IP address.
     pub connections_per_address: usize,
     /// Maximum number of handshakes. One more ends the oldest.
     pub half_open: usize,
     /// Time allowed for a handshake.
     pub handshake_time: Duration,
-    /// Time without transfer after which a connection is dropped that has unsent output or an incomplete request.
+    /// Time for an incomplete request and for unsent output, besides the time of a transfer at the minimum rate of a slow network. A slower
+    /// connection is dropped.
     pub silent_time: Duration,
+    /// The same time while another connection waits for memory, for a connection that uses more than `floor_bytes`.
+    pub shortage_time: Duration,
     /// Maximum number of requests in flight of one connection. Further requests stay in the socket.
     pub requests: usize,
     /// Maximum bytes of request data of one connection. Further requests wait for memory; one request may exceed the limit.
     pub data_bytes: usize,
+    /// Maximum bytes of request data of all connections. One request may exceed the limit.
+    pub total_bytes: usize,
+    /// Bytes of request data that each connection may use, whatever the others use.
+    pub floor_bytes: usize,
     /// Bytes of queued output above which a connection neither receives nor parses input.
     pub output_bytes: u64,
 }
@@ -27,12 +36,16 @@ impl Default for ServerLimits {
     fn default() -> Self {
         ServerLimits {
             connections: 512,
+            unix_connections: 16,
             connections_per_address: 128,
             half_open: 64,
             handshake_time: Duration::from_secs(15),
             silent_time: Duration::from_secs(60),
+            shortage_time: Duration::from_secs(10),
             requests: 128,
             data_bytes: 32 << 20,
+            total_bytes: 512 << 20,
+            floor_bytes: 256 << 10,
             output_bytes: 8 << 20,
         }
     }

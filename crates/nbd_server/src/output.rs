@@ -3,10 +3,12 @@
 use std::io;
 
 use guest_memory::IoBuffer;
-use request_engine::{BufferPool, SendQueue};
+use request_engine::{Buffers, SendQueue};
 use uring::Message;
 
+use crate::connection::Connection;
 use crate::encryption::Encryption;
+use crate::progress::Position;
 
 /// A part of the next message, in stream order.
 #[derive(Clone, Copy, Debug)]
@@ -63,13 +65,21 @@ impl Output {
         self.queue.unsent() + self.headers.len() as u64 + self.data_bytes
     }
 
+    /// Returns the progress of the client in reading, if it has to read. All messages are one transfer.
+    pub fn position(&self) -> Option<Position> {
+        self.queue.is_sending().then_some(Position {
+            number: 0,
+            moved: self.queue.sent_bytes(),
+        })
+    }
+
     /// Returns the next message, if there is output and no message in flight.
-    pub fn next(&mut self, pool: &mut BufferPool) -> Option<Box<Message>> {
+    pub fn next(&mut self, buffers: &mut Buffers<Connection>) -> Option<Box<Message>> {
         if self.queue.is_sending() || self.headers.is_empty() {
             return None;
         }
         self.list_headers();
-        let bytes = pool.take(self.headers.len());
+        let bytes = buffers.take_anyway(self.headers.len());
         bytes.write_whole(0, &self.headers);
         let mut message = self.queue.begin();
         let headers = message.keep(bytes);
@@ -94,7 +104,7 @@ impl Output {
     /// If the TLS connection has ended.
     pub fn next_encrypted(
         &mut self,
-        pool: &mut BufferPool,
+        buffers: &mut Buffers<Connection>,
         encryption: &mut Encryption,
     ) -> io::Result<Option<Box<Message>>> {
         if self.queue.is_sending() || self.headers.is_empty() {
@@ -114,10 +124,10 @@ impl Output {
                 }
             }
         }
-        data.into_iter().for_each(|buffer| pool.give(buffer));
+        data.into_iter().for_each(|buffer| buffers.give(buffer));
         self.clear();
         let records = encryption.take_records();
-        let bytes = pool.take(records.len());
+        let bytes = buffers.take_anyway(records.len());
         bytes.write_whole(0, &records);
         let mut message = self.queue.begin();
         let buffer = message.keep(bytes);

@@ -7,11 +7,13 @@ use latency::Stamp;
 use nbd::request::Request;
 use nbd::{Style, Violation};
 use reactor::Io;
-use request_engine::{BufferPool, Receiver, StreamParts, StreamTransport, Transport, token};
+use request_engine::{Buffers, Receiver, StreamParts, StreamTransport, Transport, token};
 use tls::Decrypted;
 use uring::{Completion, Receive};
 
 use crate::connection::Connection;
+use crate::progress::Position;
+use crate::requests::memory_of;
 use crate::slots::Stage;
 
 const RECEIVE_BYTES: usize = 64 << 10;
@@ -19,6 +21,8 @@ const RECEIVE_BYTES: usize = 64 << 10;
 const HEADER_MAX: usize = Request::header_length(Style::Extended);
 /// Minimum rest of a payload for a direct receive.
 const DIRECT_BYTES_MIN: usize = 4096;
+/// Maximum of a direct receive: their ends are the progress of a slow client.
+const DIRECT_BYTES_MAX: usize = 1 << 20;
 
 /// Payload that is being received.
 #[derive(Clone, Copy, Debug)]
@@ -33,11 +37,16 @@ pub(crate) struct Input {
     /// Received part of an incomplete header.
     header: [u8; HEADER_MAX],
     header_length: usize,
-    /// Bytes of a refused payload that are still to come.
+    /// Number of headers that were completed.
+    headers: u64,
+    /// Bytes of a refused payload that are still to come, and those that have come.
     skipped: usize,
+    skipped_so_far: u64,
     payload: Option<Payload>,
     /// Request that waits for memory or a slot.
     waiting: Option<Request>,
+    /// Memory reserved for the waiting request, in bytes.
+    reserved: Option<usize>,
     /// A receive into the buffer of the payload's request is in flight.
     direct: bool,
     /// The client has broken the protocol: the connection ends when the earlier requests are submitted.
@@ -51,9 +60,12 @@ impl Input {
             receiver: Receiver::new(RECEIVE_BYTES, early),
             header: [0; HEADER_MAX],
             header_length: 0,
+            headers: 0,
             skipped: 0,
+            skipped_so_far: 0,
             payload: None,
             waiting: None,
+            reserved: None,
             direct: false,
             violation: None,
         }
@@ -64,9 +76,25 @@ impl Input {
         self.header_length > 0 || self.skipped > 0 || self.payload.is_some()
     }
 
+    /// Returns the progress of the client in sending a request, if one has arrived in part.
+    pub fn position(&self) -> Option<Position> {
+        self.is_within_request().then_some(Position {
+            number: self.headers,
+            moved: match self.payload {
+                Some(payload) => payload.received as u64,
+                None => self.skipped_so_far,
+            },
+        })
+    }
+
     /// Returns true if the kernel receives into the buffer of this slot.
     pub fn receives_into(&self, slot: u32) -> bool {
         self.direct && self.payload.is_some_and(|payload| payload.slot == slot)
+    }
+
+    /// Returns true if a request waits for memory or a slot.
+    pub fn waits_for_memory(&self) -> bool {
+        self.waiting.is_some() && self.reserved.is_none()
     }
 
     /// Returns true if received bytes or a request wait to be parsed.
@@ -76,26 +104,26 @@ impl Input {
 }
 
 impl StreamTransport for Connection {
-    type Memory = BufferPool;
+    type Memory = Buffers<Connection>;
 
     const CLIENT: &'static str = "client";
 
     #[inline]
-    fn parts(&mut self) -> StreamParts<'_, BufferPool> {
+    fn parts(&mut self) -> StreamParts<'_, Buffers<Connection>> {
         StreamParts {
             link: &mut self.link,
             receiver: &mut self.input.receiver,
             queue: &mut self.output.queue,
-            memory: &mut self.pool,
+            memory: &mut self.buffers,
         }
     }
 
     fn is_ended(&self) -> bool {
-        self.ended
+        self.lifecycle.is_ended()
     }
 
     fn drops_input(&self) -> bool {
-        self.ended
+        self.lifecycle.is_ended()
     }
 
     fn may_receive(&mut self) -> bool {
@@ -115,7 +143,7 @@ impl StreamTransport for Connection {
             Ok(Decrypted::Bytes(bytes)) => return Some(bytes),
             Ok(Decrypted::Closed) => self.end(io, "closed by the client"),
             Err(error) => {
-                self.shared.violated(&self.client, &Violation::TlsRecord);
+                self.violated(&Violation::TlsRecord);
                 self.end(io, &format!("TLS failed, {error}"));
             }
         }
@@ -136,16 +164,14 @@ impl StreamTransport for Connection {
         if payload.left < DIRECT_BYTES_MIN {
             return false;
         }
-        let rest = buffer.slice(payload.received, payload.left);
+        let rest = buffer.slice(payload.received, payload.left.min(DIRECT_BYTES_MAX));
         self.input.direct = true;
         self.link
             .receive(io, token::RECEIVE_DATA, rest, Receive::Whole);
         true
     }
 
-    fn moved(&mut self) {
-        self.link.moved += 1;
-    }
+    fn moved(&mut self) {}
 
     fn end(&mut self, io: &mut Io, reason: &str) {
         Connection::end(self, io, reason);
@@ -160,7 +186,7 @@ impl Connection {
     }
 
     pub(crate) fn has_output_room(&self) -> bool {
-        self.output.unsent() <= self.shared.limits.output_bytes
+        self.output.unsent() <= self.peer.shared.limits.output_bytes
     }
 
     /// Continues parsing that waited for output, memory or a slot. Uses a message to the worker, so that other sources run in between.
@@ -173,18 +199,26 @@ impl Connection {
         }
     }
 
-    /// Returns true if the next request can begin.
-    fn may_begin(&self) -> bool {
-        let can_begin = self
-            .input
-            .waiting
-            .is_none_or(|request| self.has_resources(&request));
-        can_begin && self.has_output_room()
+    /// Returns true if the next request can begin. Memory for a waiting request is then reserved.
+    fn may_begin(&mut self) -> bool {
+        if !self.has_output_room() {
+            return false;
+        }
+        let Some(request) = self.input.waiting.filter(|_| self.input.reserved.is_none()) else {
+            return true;
+        };
+        let can_begin = self.has_resources_or_waits(&request);
+        if can_begin {
+            let length = memory_of(&request);
+            self.buffers.reserve(length);
+            self.input.reserved = Some(length);
+        }
+        can_begin
     }
 
     pub(crate) fn received_data(&mut self, io: &mut Io, completion: &Completion, noticed: Stamp) {
         self.input.direct = false;
-        if self.ended {
+        if self.lifecycle.is_ended() {
             return;
         }
         let Some(bytes) = self.bytes_received(io, completion.result) else {
@@ -199,12 +233,13 @@ impl Connection {
 
     /// Parses received bytes until they are used or the next request must wait.
     pub(crate) fn parse_requests(&mut self) -> Result<(), Violation> {
-        while !self.leaving {
+        while !self.lifecycle.is_leaving() {
             let input = &mut self.input;
             let available = input.receiver.unparsed();
             if input.skipped > 0 {
                 let here = input.skipped.min(available);
                 input.skipped -= here;
+                input.skipped_so_far += here as u64;
                 input.receiver.from += here;
                 if input.skipped > 0 {
                     return Ok(());
@@ -220,13 +255,18 @@ impl Connection {
                 return Ok(());
             }
             let request = match self.input.waiting.take() {
-                Some(request) => request,
+                Some(request) => {
+                    if let Some(length) = self.input.reserved.take() {
+                        self.buffers.give_reserved(length);
+                    }
+                    request
+                }
                 None => match self.next_request()? {
                     Some(request) => request,
                     None => return Ok(()),
                 },
             };
-            if !self.has_resources(&request) {
+            if !self.has_resources_or_waits(&request) {
                 self.input.waiting = Some(request);
                 return Ok(());
             }
@@ -239,7 +279,7 @@ impl Connection {
     /// Parses the next header once it is complete.
     fn next_request(&mut self) -> Result<Option<Request>, Violation> {
         let input = &mut self.input;
-        let length = Request::header_length(self.rules.style);
+        let length = Request::header_length(self.peer.rules.style);
         let here = (length - input.header_length).min(input.receiver.unparsed());
         if let (Some(buffer), true) = (&input.receiver.buffer, here > 0) {
             let into = &mut input.header[input.header_length..][..here];
@@ -251,7 +291,8 @@ impl Connection {
             return Ok(None);
         }
         input.header_length = 0;
-        Request::decode(&input.header[..length], self.rules.style)
+        input.headers += 1;
+        Request::decode(&input.header[..length], self.peer.rules.style)
     }
 
     /// Expects the payload of a request in this slot.
@@ -266,6 +307,7 @@ impl Connection {
     /// Skips the payload of a refused request.
     pub(crate) fn skip_payload(&mut self, length: u32) {
         self.input.skipped = length as usize;
+        self.input.skipped_so_far = 0;
     }
 
     /// Copies received bytes of the payload. Returns false if the rest has not arrived.
@@ -289,7 +331,7 @@ impl Connection {
             return false;
         }
         self.slots.get(payload.slot).stage = Stage::Ready;
-        self.batch.push(payload.slot);
+        self.schedule.batch.push(payload.slot);
         true
     }
 }

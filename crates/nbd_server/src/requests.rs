@@ -6,7 +6,7 @@ use guest_memory::IoBuffer;
 use latency::{Operation, Part, Stamps};
 use nbd::reply::{self, Descriptor, ReplyTo};
 use nbd::request::{Action, Request};
-use nbd::wire::{DIRTY, allocation};
+use nbd::wire::{DIRTY, PAYLOAD_MAX, allocation, command};
 use nbd::{ErrorCode, Violation};
 use reactor::{Io, Job, Tag};
 use request_engine::{BatchTransport, Pace, Submitted, buffer_size};
@@ -14,6 +14,16 @@ use request_engine::{BatchTransport, Pace, Submitted, buffer_size};
 use crate::connection::Connection;
 use crate::export::ALLOCATION_ID;
 use crate::slots::{Slot, Stage, Values};
+
+/// Whether a request can begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Resources {
+    Available,
+    /// The connection has reached its own limits.
+    None,
+    /// Other connections use the memory.
+    MemoryOfOthers,
+}
 
 /// Maximum length of one I/O without data. Longer ranges are executed in parts.
 const PART_BYTES: u64 = 1 << 30;
@@ -25,6 +35,20 @@ fn operation_of(action: Action) -> Operation {
         Action::Flush => Operation::Flush,
         Action::Trim { .. } | Action::WriteZeroes { .. } => Operation::Discard,
         Action::Cache | Action::BlockStatus { .. } | Action::Disconnect => Operation::Other,
+    }
+}
+
+/// Returns the memory for the data of a request, in bytes.
+#[inline]
+pub(crate) fn memory_of(request: &Request) -> usize {
+    match request.command {
+        // Requests with a longer one are refused and need no memory.
+        command::READ | command::WRITE => usize::try_from(request.length)
+            .ok()
+            .filter(|length| *length <= PAYLOAD_MAX as usize)
+            .unwrap_or(0),
+        command::BLOCK_STATUS => STATUS_BYTES,
+        _ => 0,
     }
 }
 
@@ -123,12 +147,12 @@ impl BatchTransport for Connection {
     type Request = u32;
 
     fn batch(&mut self) -> &mut Vec<u32> {
-        &mut self.batch
+        &mut self.schedule.batch
     }
 
     fn next_job(&mut self, _io: &mut Io, index: u32) -> Option<Job> {
         let io = self.slots.get(index).next_io();
-        let disk = self.disk;
+        let disk = self.disk.handle;
         io.moves_data().then_some(Job { disk, io })
     }
 
@@ -149,28 +173,51 @@ impl BatchTransport for Connection {
 }
 
 impl Connection {
-    /// Returns true if there is a slot and memory for a request.
+    /// Returns whether there is a slot and memory for a request.
     #[inline]
-    pub(crate) fn has_resources(&self, request: &Request) -> bool {
-        use nbd::wire::command;
-        let length = match request.command {
-            // Requests with a longer one are refused and need no memory.
-            command::READ | command::WRITE => usize::try_from(request.length)
-                .ok()
-                .filter(|length| *length <= nbd::wire::PAYLOAD_MAX as usize)
-                .unwrap_or(0),
-            command::BLOCK_STATUS => STATUS_BYTES,
-            _ => 0,
-        };
-        let limits = &self.shared.limits;
-        let used = self.pool.in_use() + self.reserved;
-        let has_memory = used == 0 || used + buffer_size(length) <= limits.data_bytes;
-        self.slots.busy() < limits.requests && (length == 0 || has_memory)
+    fn resources(&mut self, request: &Request) -> Resources {
+        let length = memory_of(request);
+        let limits = &self.peer.shared.limits;
+        if self.slots.busy() >= limits.requests {
+            return Resources::None;
+        }
+        if length == 0 {
+            return Resources::Available;
+        }
+        let used = self.buffers.in_use();
+        let is_allowed = used == 0 || used + buffer_size(length) <= limits.data_bytes;
+        match (is_allowed, is_allowed && self.buffers.has(length)) {
+            (_, true) => Resources::Available,
+            (true, false) => Resources::MemoryOfOthers,
+            (false, false) => Resources::None,
+        }
+    }
+
+    /// Returns true if there is a slot and memory for a request. Otherwise an end of an own request, or memory that others return,
+    /// continues the connection.
+    #[inline]
+    pub(crate) fn has_resources_or_waits(&mut self, request: &Request) -> bool {
+        match self.resources(request) {
+            Resources::Available => true,
+            Resources::None => false,
+            Resources::MemoryOfOthers => self.wait_for_memory(request),
+        }
+    }
+
+    #[cold]
+    fn wait_for_memory(&mut self, request: &Request) -> bool {
+        self.buffers.wait(&self.handle);
+        // Memory may have been returned just before.
+        if self.resources(request) == Resources::Available {
+            return true;
+        }
+        self.peer.shared.reclaim_memory();
+        false
     }
 
     /// Begins a request: checks it, and takes a slot. A request that fails the checks is answered at once.
     pub(crate) fn begin(&mut self, request: &Request) -> Result<(), Violation> {
-        let payload = request.payload(self.rules.style)?;
+        let payload = request.payload(self.peer.rules.style)?;
         let to = ReplyTo {
             cookie: request.cookie,
             offset: request.offset,
@@ -191,7 +238,7 @@ impl Connection {
         };
         match action {
             Action::Disconnect => {
-                self.leaving = true;
+                self.lifecycle.leave();
                 return Ok(());
             }
             Action::WriteZeroes {
@@ -217,17 +264,19 @@ impl Connection {
         let index = match action {
             Action::Write { .. } => {
                 let index = self.slots.take(values, Stage::Receiving);
-                let buffer = self.pool.take(payload as usize);
+                let buffer = self.buffers.take_anyway(payload as usize);
                 self.slots.get(index).buffer = Some(buffer);
                 self.expect_payload(index, payload as usize);
                 index
             }
             _ => {
-                if let Action::Read { .. } = action {
-                    self.reserved += buffer_size(request.length as usize);
+                match action {
+                    Action::Read { .. } => self.buffers.reserve(request.length as usize),
+                    Action::BlockStatus { .. } => self.buffers.reserve(STATUS_BYTES),
+                    _ => {}
                 }
                 let index = self.slots.take(values, Stage::Ready);
-                self.batch.push(index);
+                self.schedule.batch.push(index);
                 index
             }
         };
@@ -246,24 +295,24 @@ impl Connection {
 
     /// Checks a request against the present size of the disk.
     fn check(&mut self, request: &Request) -> Result<Action, ErrorCode> {
-        let checked = request.check(&self.rules, self.capacity.bytes());
+        let checked = request.check(&self.peer.rules, self.disk.capacity.bytes());
         if checked.is_ok() {
             return checked;
         }
         // The disk may have got another device, for example by a mirror job.
-        self.capacity = self.export.disk.device().capacity().clone();
-        let end = match self.export.disk.is_size_known() {
-            true => self.capacity.bytes(),
+        self.disk.capacity = self.peer.export.disk.device().capacity().clone();
+        let end = match self.peer.export.disk.is_size_known() {
+            true => self.disk.capacity.bytes(),
             // Another daemon may have enlarged the disk. The device checks the range.
             false => u64::MAX,
         };
-        request.check(&self.rules, end)
+        request.check(&self.peer.rules, end)
     }
 
     /// Queues an error reply for a request without a slot.
     fn refuse(&mut self, to: ReplyTo, code: ErrorCode) {
         let output = self.output.headers();
-        reply::error(output, self.rules.style, to, code, message_of(code));
+        reply::error(output, self.peer.rules.style, to, code, message_of(code));
         self.measurement.answered(Operation::Other, 0, false, None);
     }
 
@@ -271,9 +320,9 @@ impl Connection {
     fn answer_at_once(&mut self, values: Values) {
         match values.action {
             Action::Read { .. } => {
-                reply::data_header(self.output.headers(), self.rules.style, values.to, 0);
+                reply::data_header(self.output.headers(), self.peer.rules.style, values.to, 0);
             }
-            _ => reply::done(self.output.headers(), self.rules.style, values.to),
+            _ => reply::done(self.output.headers(), self.peer.rules.style, values.to),
         }
         self.measurement.answered(values.operation, 0, true, None);
     }
@@ -290,17 +339,17 @@ impl Connection {
                     }
                 }
                 Stage::Flushing => {
-                    let mut none = self.pool.take_shell();
+                    let mut none = self.buffers.take_shell();
                     let tag = self.tag(index);
-                    match io.submit(self.disk, &IoRequest::flush(), &mut none, tag) {
+                    match io.submit(self.disk.handle, &IoRequest::flush(), &mut none, tag) {
                         Submission::Pending => return,
                         Submission::Done(outcome) => {
-                            self.pool.give_shell(none);
+                            self.buffers.give_shell(none);
                             self.slots.get(index).io_ended(outcome);
                         }
                     }
                 }
-                Stage::Done(_) => return self.done.push(index),
+                Stage::Done(_) => return self.schedule.done.push(index),
                 Stage::Free | Stage::Receiving | Stage::Submitted => return,
             }
             pace.count(0, true);
@@ -325,21 +374,21 @@ impl Connection {
     fn submit_next(&mut self, io: &mut Io, index: u32) -> bool {
         let slot = self.slots.get(index);
         let request = slot.next_io();
-        let mut part = self.pool.take_shell();
+        let mut part = self.buffers.take_shell();
         match slot.values.action {
             Action::Read { .. } => {
-                self.reserved -= buffer_size(request.length as usize);
-                if io.borrow(self.disk, &request, &mut part) {
+                if io.borrow(self.disk.handle, &request, &mut part) {
+                    self.buffers.give_reserved(request.length as usize);
                     slot.buffer = Some(part);
                     slot.io_ended(Ok(()));
                     return true;
                 }
-                let buffer = self.pool.take(request.length as usize);
+                let buffer = self.buffers.take_reserved(request.length as usize);
                 buffer.slice_into(0, request.length as usize, &mut part);
                 slot.buffer = Some(buffer);
             }
             Action::BlockStatus { .. } => {
-                let buffer = self.pool.take(STATUS_BYTES);
+                let buffer = self.buffers.take_reserved(STATUS_BYTES);
                 buffer.slice_into(0, STATUS_BYTES, &mut part);
                 slot.buffer = Some(buffer);
             }
@@ -352,10 +401,10 @@ impl Connection {
         }
         slot.stage = Stage::Submitted;
         let tag = self.tag(index);
-        match io.submit(self.disk, &request, &mut part, tag) {
+        match io.submit(self.disk.handle, &request, &mut part, tag) {
             Submission::Pending => false,
             Submission::Done(outcome) => {
-                self.pool.give_shell(part);
+                self.buffers.give_shell(part);
                 self.slots.get(index).io_ended(outcome);
                 true
             }
@@ -372,10 +421,10 @@ impl Connection {
     ) {
         let id = self.measurement.probe_id(index);
         probes::reaped(|| std::iter::once(id));
-        self.pool.give_shell(buffer);
+        self.buffers.give_shell(buffer);
         let slot = self.slots.get(index);
         slot.io_ended(outcome);
-        if self.ended {
+        if self.lifecycle.is_ended() {
             return self.release(index);
         }
         self.advance(io, index);
@@ -386,23 +435,23 @@ impl Connection {
         let receives = self.input.receives_into(index);
         if let Some(buffer) = self.slots.free(index) {
             match receives {
-                true => self.pool.lose(&buffer),
-                false => self.pool.give(buffer),
+                true => self.buffers.lose(&buffer),
+                false => self.buffers.give(buffer),
             }
         }
     }
 
     /// Hop 6: queues the replies of all finished requests.
     pub(crate) fn answer_all(&mut self) {
-        let mut done = std::mem::take(&mut self.done);
+        let mut done = std::mem::take(&mut self.schedule.done);
         for index in done.drain(..) {
             self.answer(index);
         }
-        self.done = done;
+        self.schedule.done = done;
     }
 
     fn answer(&mut self, index: u32) {
-        let style = self.rules.style;
+        let style = self.peer.rules.style;
         let slot = self.slots.get(index);
         let Stage::Done(result) = slot.stage else {
             return;
@@ -415,7 +464,7 @@ impl Connection {
         match (result, action, buffer) {
             (Err(code), _, buffer) => {
                 reply::error(self.output.headers(), style, to, code, message_of(code));
-                buffer.into_iter().for_each(|one| self.pool.give(one));
+                buffer.into_iter().for_each(|one| self.buffers.give(one));
             }
             (Ok(()), Action::Read { .. }, Some(buffer)) => {
                 reply::data_header(self.output.headers(), style, to, length as u32);
@@ -423,11 +472,11 @@ impl Connection {
             }
             (Ok(()), Action::BlockStatus { one }, Some(buffer)) => {
                 self.answer_status(to, length, one, &buffer);
-                self.pool.give(buffer);
+                self.buffers.give(buffer);
             }
             (Ok(()), _, buffer) => {
                 reply::done(self.output.headers(), style, to);
-                buffer.into_iter().for_each(|one| self.pool.give(one));
+                buffer.into_iter().for_each(|one| self.buffers.give(one));
             }
         }
     }
@@ -435,13 +484,13 @@ impl Connection {
     fn answer_status(&mut self, to: ReplyTo, length: u64, one: bool, buffer: &IoBuffer) {
         let mut bytes = [0; STATUS_BYTES];
         buffer.read_whole(0, &mut bytes);
-        let dirty = self.export.options.dirty.as_ref();
-        let unit = self.rules.minimum_block;
-        let contexts = self.contexts.iter().enumerate();
+        let dirty = self.peer.export.options.dirty.as_ref();
+        let unit = self.peer.rules.minimum_block;
+        let contexts = self.peer.contexts.iter().enumerate();
         for (at, context) in contexts {
-            let is_last = at + 1 == self.contexts.len();
+            let is_last = at + 1 == self.peer.contexts.len();
             let output = self.output.headers();
-            let style = self.rules.style;
+            let style = self.peer.rules.style;
             let mut descriptors = match (*context, dirty) {
                 (ALLOCATION_ID, _) | (_, None) => {
                     extents(to.offset, length, unit.max(1).into(), &bytes)

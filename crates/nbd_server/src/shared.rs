@@ -10,6 +10,7 @@ use latency::QueueRecord;
 use nbd::handshake::Exports;
 use nbd::{ExportInfo, Violation};
 use reactor::{RateLimit, SourceHandle};
+use request_engine::SharedMemory;
 use tls::ServerTls;
 
 use crate::connection::Connection;
@@ -18,6 +19,9 @@ use crate::limits::ServerLimits;
 use crate::listeners::Address;
 
 static VIOLATION_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+
+/// Minimum interval of messages to all connections about memory.
+const RECLAIM_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -78,6 +82,10 @@ struct Clients {
 
 pub(crate) struct SharedServer {
     pub limits: ServerLimits,
+    /// Memory for the data of all connections.
+    pub memory: Arc<SharedMemory<Connection>>,
+    /// Limit of messages to all connections about memory.
+    reclaims: RateLimit,
     /// Certificate for exports with TLS.
     pub tls: ServerTls,
     /// Exports by their names in the daemon.
@@ -95,6 +103,8 @@ pub(crate) struct SharedServer {
 impl SharedServer {
     pub fn new(limits: ServerLimits, tls: ServerTls) -> SharedServer {
         SharedServer {
+            memory: SharedMemory::new(limits.total_bytes, limits.connections, limits.floor_bytes),
+            reclaims: RateLimit::new(RECLAIM_INTERVAL),
             limits,
             tls,
             exports: Mutex::default(),
@@ -116,7 +126,11 @@ impl SharedServer {
     /// The limit that it would exceed.
     pub fn admit(self: &Arc<Self>, address: Option<IpAddr>) -> Result<Admitted, &'static str> {
         let mut clients = lock(&self.clients);
-        if clients.count >= self.limits.connections {
+        let reserved = match address {
+            Some(_) => self.limits.unix_connections,
+            None => 0,
+        };
+        if clients.count >= self.limits.connections.saturating_sub(reserved) {
             return Err("too many connections");
         }
         if let Some(address) = address {
@@ -173,6 +187,16 @@ impl SharedServer {
                 suppressed,
                 "NBD client disconnected: protocol violation, {violation}"
             );
+        }
+    }
+
+    /// Has all connections free their unused memory, because one waits for memory. While one waits, they keep none.
+    #[cold]
+    pub fn reclaim_memory(&self) {
+        if self.reclaims.pass().is_some() {
+            for handle in self.handles(|_| true) {
+                handle.send(|connection, _| connection.buffers.trim());
+            }
         }
     }
 

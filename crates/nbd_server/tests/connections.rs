@@ -281,6 +281,12 @@ fn silent_clients_are_dropped() {
     for _ in 0..4 {
         unread.send(request(command::READ, 16 << 20), &[]);
     }
+    // One that sends a byte at a time.
+    let mut dripping = rig.open("d0", Style::Simple);
+    dripping.send(request(command::WRITE, 1 << 20), &[]);
+    while dripping.stream.write_all(&[1]).is_ok() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     wait(|| rig.server.sessions().len() == 1);
     assert!(within.is_closed());
     assert!(idle.ask(command::READ, 0, (0, 512), &[]).is_ok());
@@ -314,6 +320,90 @@ fn memory_of_a_connection_is_limited() {
     let mut replies = [0; 32 * 16];
     client.stream.read_exact(&mut replies).unwrap();
     sending.join().unwrap();
+}
+
+fn write_of(cookie: u64, length: u64) -> Request {
+    Request {
+        flags: 0,
+        command: command::WRITE,
+        cookie,
+        offset: 0,
+        length,
+    }
+}
+
+/// 1 MiB for 16 connections, besides 64 KiB for each.
+fn little_memory() -> ServerLimits {
+    ServerLimits {
+        connections: 16,
+        total_bytes: 2 << 20,
+        floor_bytes: 64 << 10,
+        ..ServerLimits::default()
+    }
+}
+
+#[test]
+fn a_client_waits_for_memory_and_others_go_on() {
+    let rig = Rig::new(16 << 20, little_memory());
+    let mut holders: Vec<Client> = (0..2).map(|_| rig.open("d0", Style::Simple)).collect();
+    for holder in &mut holders {
+        holder.send(write_of(1, 1 << 20), &[]);
+        // The server has read the request.
+        holder.stream.write_all(&[2; 4096]).unwrap();
+    }
+    let mut waiting = rig.open("d0", Style::Simple);
+    let mut writer = waiting.stream.try_clone().unwrap();
+    let sending = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        write_of(1, 8 << 20).encode(Style::Simple, &mut bytes);
+        bytes.resize(bytes.len() + (8 << 20), 3);
+        writer.write_all(&bytes).unwrap();
+    });
+    let mut small = rig.open("d0", Style::Simple);
+    for _ in 0..100 {
+        assert!(small.ask(command::READ, 0, (0, 64 << 10), &[]).is_ok());
+    }
+    assert!(!sending.is_finished(), "the server reads without memory");
+    for holder in &mut holders {
+        holder.stream.write_all(&[2; (1 << 20) - 4096]).unwrap();
+        assert!(holder.reply(1, 0).is_ok());
+    }
+    assert!(waiting.reply(1, 0).is_ok());
+    sending.join().unwrap();
+}
+
+#[test]
+fn clients_that_send_no_data_cannot_keep_memory_from_others() {
+    let limits = ServerLimits {
+        shortage_time: Duration::from_millis(100),
+        ..little_memory()
+    };
+    let rig = Rig::new(16 << 20, limits);
+    let mut hostile: Vec<Client> = (0..10).map(|_| rig.open("d0", Style::Simple)).collect();
+    for client in &mut hostile {
+        client.send(write_of(1, 8 << 20), &[]);
+    }
+    let mut good = rig.open("d0", Style::Simple);
+    let data = vec![1; 4 << 20];
+    let written = good.ask(command::WRITE, 0, (0, 4 << 20), &data);
+    assert!(written.is_ok());
+    assert!(rig.server.sessions().len() < 11);
+    let sessions = rig.server.sessions();
+    let good = sessions.iter().map(|session| session.counters.requests());
+    assert_eq!(good.sum::<u64>(), 1);
+}
+
+#[test]
+fn idle_clients_keep_no_memory_that_others_need() {
+    let rig = Rig::new(16 << 20, little_memory());
+    let mut clients: Vec<Client> = (0..4).map(|_| rig.open("d0", Style::Simple)).collect();
+    for _ in 0..2 {
+        for client in &mut clients {
+            let data = vec![1; 1 << 20];
+            let done = client.ask(command::WRITE, 0, (0, 1 << 20), &data);
+            assert!(done.is_ok());
+        }
+    }
 }
 
 #[test]
@@ -361,6 +451,23 @@ fn connections_are_limited() {
     }
     drop(open);
     wait(|| Client::open(rig.stream(), "d0", Style::Simple).is_some());
+}
+
+#[test]
+fn tcp_clients_leave_connections_to_unix_sockets() {
+    let limits = ServerLimits {
+        connections: 2,
+        unix_connections: 1,
+        ..ServerLimits::default()
+    };
+    let rig = Rig::new(SIZE, limits);
+    let address = rig.add_tcp("d1");
+    let mut first = std::net::TcpStream::connect(address).unwrap();
+    let mut greeting = [0; 18];
+    first.read_exact(&mut greeting).unwrap();
+    let mut second = std::net::TcpStream::connect(address).unwrap();
+    assert_eq!(second.read(&mut greeting).unwrap_or(0), 0, "refused");
+    assert!(Client::open(rig.stream(), "d0", Style::Simple).is_some());
 }
 
 #[test]

@@ -39,6 +39,28 @@ impl BufferPool {
         self.in_use
     }
 
+    /// Returns the bytes of all buffers: in use, and free.
+    #[inline]
+    pub fn held(&self) -> usize {
+        self.in_use + self.kept
+    }
+
+    /// Returns the bytes of all buffers after `more` bytes were taken. Free buffers serve them, unless they are longer than any of these.
+    #[inline]
+    pub fn held_with(&self, more: usize) -> usize {
+        match more <= self.kept && more <= CLASSES[CLASSES.len() - 1] {
+            true => self.held(),
+            false => self.held() + more,
+        }
+    }
+
+    /// Frees all unused buffers. Returns false if there are none.
+    #[cold]
+    pub fn free_unused(&mut self) -> bool {
+        self.free.iter_mut().for_each(|free| *free = Vec::new());
+        std::mem::take(&mut self.kept) > 0
+    }
+
     /// Takes a buffer of at least `length` bytes.
     #[inline]
     pub fn take(&mut self, length: usize) -> IoBuffer {
@@ -103,9 +125,8 @@ impl BufferPool {
 
     /// Frees all unused buffers and shells.
     pub fn trim(&mut self) {
-        self.free.iter_mut().for_each(|free| *free = Vec::new());
+        self.free_unused();
         self.shells = Vec::new();
-        self.kept = 0;
     }
 }
 

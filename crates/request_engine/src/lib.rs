@@ -7,16 +7,22 @@
 
 mod batch;
 mod buffer_pool;
+mod buffers;
 mod measurement;
+mod memory;
 mod pace;
 mod prefetch;
 mod send_queue;
 mod stream;
+#[cfg(test)]
+mod testing;
 mod transport;
 
 pub use batch::{BatchTransport, Submitted};
 pub use buffer_pool::{BufferPool, buffer_size};
+pub use buffers::Buffers;
 pub use measurement::Measurement;
+pub use memory::{MemoryShare, SharedMemory};
 pub use pace::Pace;
 pub use prefetch::prefetch_following;
 pub use send_queue::{CopyProgress, SendMemory, SendQueue};

@@ -52,6 +52,8 @@ pub struct SendQueue {
     message: Option<Box<Message>>,
     /// Unsent bytes of the message in the kernel.
     sending: u64,
+    /// Bytes of all messages that the kernel has accepted.
+    sent_bytes: u64,
     /// The message in the kernel points at memory of a disk.
     has_views: bool,
     /// Address ranges of disks that caused the recall of the message.
@@ -137,6 +139,11 @@ impl SendQueue {
         self.sending
     }
 
+    /// Returns the bytes that the kernel has accepted since the start.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
+    }
+
     /// Begins a message with all queued data: buffer N of the message is the queue's. The caller adds ranges and passes it to
     /// [`SendQueue::begun`].
     #[inline]
@@ -165,6 +172,7 @@ impl SendQueue {
         memory: &mut impl SendMemory,
     ) -> Option<Box<Message>> {
         message.sent(bytes);
+        self.sent_bytes += u64::from(bytes);
         self.sending = message.left();
         if self.sending > 0 {
             self.replace_views(&mut message, memory);

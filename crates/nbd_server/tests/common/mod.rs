@@ -58,6 +58,21 @@ impl Rig {
     }
 
     pub fn add(&self, name: &str, read_only: bool) {
+        let address = Address::Unix(self.socket.clone());
+        let added = self.add_at(name, read_only, address.clone());
+        assert_eq!(added, [address]);
+    }
+
+    /// Adds an export on a free TCP port. Returns its address.
+    pub fn add_tcp(&self, name: &str) -> std::net::SocketAddr {
+        let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
+        match self.add_at(name, false, any).as_slice() {
+            [Address::Tcp(address)] => *address,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn add_at(&self, name: &str, read_only: bool, address: Address) -> Vec<Address> {
         let options = ExportOptions {
             dirty: None,
             name: name.to_owned(),
@@ -65,12 +80,12 @@ impl Rig {
             description: String::new(),
             read_only,
             tls: false,
-            addresses: vec![Address::Unix(self.socket.clone())],
+            addresses: vec![address],
         };
         let added = self
             .server
             .add_export(options, Rights::default(), self.disk.clone());
-        assert_eq!(added.unwrap(), [Address::Unix(self.socket.clone())]);
+        added.unwrap()
     }
 
     pub fn stream(&self) -> UnixStream {

@@ -1,0 +1,327 @@
+//! Memory limit of a group of connections: those of an iSCSI session, or all of an NBD server.
+//!
+//! The connections are on different workers, so each leases memory in pieces that last for many requests. Shared state is accessed only to
+//! lease or return a piece. One request at a time may exceed the limit. The group therefore makes progress for requests of any size, even
+//! if other connections hold all memory.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use reactor::{Addressed, SourceHandle};
+
+const PIECE_MIN: usize = 4 << 10;
+/// Maximum number of connections that one return of memory wakes.
+const WOKEN_MAX: usize = 16;
+
+/// Connections that wait for memory.
+struct Waiting<C> {
+    /// By their tickets, which are in the order of arrival.
+    tickets: BTreeMap<u64, SourceHandle<C>>,
+    next_ticket: u64,
+}
+
+/// Memory limit of a group of connections of type `C`.
+pub struct SharedMemory<C> {
+    piece: usize,
+    /// Bytes that each connection may use without a lease.
+    floor: usize,
+    /// Bytes not leased. Negative if unavoidable allocations exceeded the limit.
+    left: AtomicI64,
+    /// A request exceeds the limit.
+    overdrawn: AtomicBool,
+    /// Number of connections that wait, including those that were woken and have not tried again.
+    short: AtomicUsize,
+    /// There are connections to wake.
+    anyone_waits: AtomicBool,
+    waiting: Mutex<Waiting<C>>,
+}
+
+impl<C: Addressed + 'static> SharedMemory<C> {
+    /// Creates a limit of `bytes` bytes for at most `connections` connections. Each of them may use `floor` bytes, whatever the others hold.
+    pub fn new(bytes: usize, connections: usize, floor: usize) -> Arc<SharedMemory<C>> {
+        let leased = bytes.saturating_sub(floor.saturating_mul(connections));
+        // A connection keeps up to two unused pieces. All together keep at most half of the memory.
+        let pieces = connections.saturating_mul(4).max(1);
+        Arc::new(SharedMemory {
+            piece: (leased / pieces).max(PIECE_MIN),
+            floor,
+            left: AtomicI64::new(i64::try_from(leased).unwrap_or(i64::MAX)),
+            overdrawn: AtomicBool::new(false),
+            short: AtomicUsize::new(0),
+            anyone_waits: AtomicBool::new(false),
+            waiting: Mutex::new(Waiting {
+                tickets: BTreeMap::new(),
+                next_ticket: 0,
+            }),
+        })
+    }
+
+    /// Returns true if a connection waits for memory.
+    #[inline]
+    pub fn is_short(&self) -> bool {
+        self.short.load(Ordering::Relaxed) > 0
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting<C>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_lease(&self, bytes: usize) -> bool {
+        let take = |left: i64| (left >= bytes as i64).then(|| left - bytes as i64);
+        let taken = self
+            .left
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take);
+        taken.is_ok()
+    }
+
+    fn release(&self, bytes: usize) {
+        self.left.fetch_add(bytes as i64, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Wakes the connections that have waited longest. A connection that still gets no memory waits again, with its ticket.
+    fn wake(&self) {
+        if !self.anyone_waits.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut waiting = self.waiting();
+        let first = std::iter::from_fn(|| waiting.tickets.pop_first());
+        let woken: Vec<_> = first.take(WOKEN_MAX).collect();
+        self.set_anyone_waits(&waiting);
+        drop(waiting);
+        for (_, handle) in woken {
+            // At the end of its iteration the connection checks its waiting requests.
+            handle.send(|_, _| {});
+        }
+    }
+
+    fn set_anyone_waits(&self, waiting: &Waiting<C>) {
+        self.anyone_waits
+            .store(!waiting.tickets.is_empty(), Ordering::SeqCst);
+    }
+}
+
+/// One connection's share.
+pub struct MemoryShare<C: Addressed + 'static> {
+    memory: Arc<SharedMemory<C>>,
+    /// Bytes that the connection may use: its leases and the floor.
+    bytes: usize,
+    /// Bytes beyond the limit for the one request that may exceed it.
+    overdrawn: usize,
+    /// Place among the waiting connections, until memory was available.
+    ticket: Option<u64>,
+}
+
+impl<C: Addressed + 'static> MemoryShare<C> {
+    /// Creates the share of a further connection.
+    pub fn new(memory: Arc<SharedMemory<C>>) -> MemoryShare<C> {
+        MemoryShare {
+            bytes: memory.floor,
+            memory,
+            overdrawn: 0,
+            ticket: None,
+        }
+    }
+
+    /// Returns the limit of the group.
+    pub fn memory(&self) -> &Arc<SharedMemory<C>> {
+        &self.memory
+    }
+
+    /// Returns true if the connection uses memory that others could use.
+    pub fn is_above_floor(&self) -> bool {
+        self.overdrawn > 0 || self.bytes > self.memory.floor
+    }
+
+    /// Reserves `bytes` in total and returns true if they are available. One request at a time may exceed the limit.
+    #[inline]
+    pub fn covers(&mut self, bytes: usize) -> bool {
+        if bytes <= self.bytes + self.overdrawn {
+            if self.ticket.is_some() {
+                self.pass_on();
+            }
+            return true;
+        }
+        self.extend(bytes) || self.overdraw(bytes)
+    }
+
+    /// Reserves `bytes` in total, even above the limit.
+    #[inline]
+    pub fn force(&mut self, bytes: usize) {
+        if bytes > self.bytes + self.overdrawn && !self.extend(bytes) {
+            let short = bytes - self.bytes - self.overdrawn;
+            self.memory.left.fetch_sub(short as i64, Ordering::SeqCst);
+            self.bytes += short;
+        }
+    }
+
+    #[cold]
+    fn extend(&mut self, bytes: usize) -> bool {
+        let short = bytes - self.bytes - self.overdrawn;
+        let pieces = short.next_multiple_of(self.memory.piece);
+        let taken = [pieces, short]
+            .into_iter()
+            .find(|bytes| self.memory.try_lease(*bytes));
+        self.bytes += taken.unwrap_or(0);
+        if taken.is_some() {
+            self.stop_waiting();
+        }
+        taken.is_some()
+    }
+
+    #[cold]
+    fn overdraw(&mut self, bytes: usize) -> bool {
+        if self.overdrawn > 0 || self.is_behind_others() {
+            return false;
+        }
+        // The turn of a connection lasts until it has returned the excess.
+        let first = !self.memory.overdrawn.swap(true, Ordering::SeqCst);
+        if first {
+            self.overdrawn = bytes - self.bytes;
+            self.stop_waiting();
+        }
+        first
+    }
+
+    /// Returns true if other connections have waited longer.
+    fn is_behind_others(&self) -> bool {
+        let waiting = self.memory.waiting();
+        let first = waiting.tickets.first_key_value();
+        first.is_some_and(|(first, _)| self.ticket.is_none_or(|own| *first < own))
+    }
+
+    /// Wakes the connection when memory may be available. The caller must check again afterwards: memory may have been returned just
+    /// before.
+    #[cold]
+    pub fn wait(&mut self, handle: &SourceHandle<C>) {
+        let mut waiting = self.memory.waiting();
+        let ticket = *self.ticket.get_or_insert_with(|| {
+            self.memory.short.fetch_add(1, Ordering::SeqCst);
+            waiting.next_ticket += 1;
+            waiting.next_ticket
+        });
+        waiting.tickets.insert(ticket, handle.clone());
+        self.memory.set_anyone_waits(&waiting);
+    }
+
+    /// Wakes the next connections, because this one was woken and does not need the memory.
+    #[cold]
+    fn pass_on(&mut self) {
+        self.stop_waiting();
+        self.memory.wake();
+    }
+
+    fn stop_waiting(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.memory.short.fetch_sub(1, Ordering::SeqCst);
+            let mut waiting = self.memory.waiting();
+            waiting.tickets.remove(&ticket);
+            self.memory.set_anyone_waits(&waiting);
+        }
+    }
+
+    /// Returns memory beyond `needed` bytes, except for spare pieces.
+    #[inline]
+    pub fn shrink(&mut self, needed: usize) {
+        let keep = needed + 2 * self.memory.piece;
+        if self.overdrawn > 0 || self.bytes > keep || self.memory.is_short() {
+            self.release(needed);
+        }
+    }
+
+    #[cold]
+    fn release(&mut self, needed: usize) {
+        if self.overdrawn > 0 && needed <= self.bytes {
+            self.overdrawn = 0;
+            self.memory.overdrawn.store(false, Ordering::SeqCst);
+            self.memory.wake();
+        }
+        let spare = match self.memory.is_short() {
+            true => 0,
+            false => self.memory.piece,
+        };
+        let keep = (needed + spare).max(self.memory.floor);
+        let surplus = self.bytes.saturating_sub(keep);
+        if surplus > 0 {
+            self.bytes -= surplus;
+            self.memory.release(surplus);
+        }
+    }
+}
+
+impl<C: Addressed + 'static> Drop for MemoryShare<C> {
+    fn drop(&mut self) {
+        self.stop_waiting();
+        if std::mem::take(&mut self.overdrawn) > 0 {
+            self.memory.overdrawn.store(false, Ordering::SeqCst);
+        }
+        // Also wakes the next connection, if this one was woken and did not take the memory.
+        self.memory.release(self.bytes - self.memory.floor);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::NoConnection;
+
+    fn shares<const N: usize>(
+        memory: &Arc<SharedMemory<NoConnection>>,
+    ) -> [MemoryShare<NoConnection>; N] {
+        std::array::from_fn(|_| MemoryShare::new(memory.clone()))
+    }
+
+    #[test]
+    fn memory_of_one_connection_is_unavailable_to_others() {
+        let memory = SharedMemory::new(1 << 20, 16, 0);
+        let [mut a, mut b] = shares(&memory);
+        assert!(a.covers(1 << 20));
+        assert!(b.covers(4096), "one more than there is");
+        assert!(!a.covers((1 << 20) + 1), "and no other");
+        b.shrink(0);
+        assert!(a.covers((1 << 20) + 1), "the next");
+        a.shrink(0);
+        assert!(b.covers(900 << 10));
+        drop((a, b));
+        assert_eq!(memory.left.load(Ordering::SeqCst), 1 << 20);
+        assert!(!memory.overdrawn.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn forced_allocation_becomes_a_debt() {
+        let memory = SharedMemory::new(64 << 10, 16, 0);
+        let [mut a, mut b] = shares(&memory);
+        a.force(1 << 20);
+        assert!(b.covers(1) && b.overdrawn > 0 && !b.covers(2));
+        b.shrink(0);
+        a.shrink(0);
+        assert!(b.covers(32 << 10) && b.overdrawn == 0);
+    }
+
+    #[test]
+    fn small_changes_touch_nothing_that_is_shared() {
+        let memory = SharedMemory::new(32 << 20, 16, 0);
+        let [mut a] = shares(&memory);
+        a.force(4096);
+        let left = memory.left.load(Ordering::SeqCst);
+        for _ in 0..100 {
+            assert!(a.covers(64 << 10));
+            a.shrink(0);
+        }
+        assert_eq!(memory.left.load(Ordering::SeqCst), left);
+    }
+
+    #[test]
+    fn each_connection_has_its_floor_whatever_others_hold() {
+        let memory = SharedMemory::new(1 << 20, 4, 64 << 10);
+        let [mut a, mut b, mut c] = shares(&memory);
+        assert!(a.covers((1 << 20) - (3 << 16)) && b.covers(8 << 20));
+        assert!(c.covers(64 << 10) && !c.is_above_floor());
+        assert!(!c.covers((64 << 10) + 1));
+        b.shrink(0);
+        assert!(c.covers(8 << 20), "one request may exceed the limit");
+        drop((a, b, c));
+        assert_eq!(memory.left.load(Ordering::SeqCst), (1 << 20) - (4 << 16));
+    }
+}
