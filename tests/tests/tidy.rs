@@ -28,6 +28,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
             "scsi",
             "iscsi",
             "nbd",
+            "vhost_user_wire",
             "qcow2",
             "guest_channel",
         ],

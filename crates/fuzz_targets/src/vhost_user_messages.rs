@@ -1,7 +1,8 @@
-//! Feeds arbitrary bytes as the messages of a vhost-user front end with memory, rings and descriptors.
+//! Parses arbitrary bytes as a vhost-user message, and feeds them as the messages of a front end with memory, rings and descriptors.
 //!
-//! The body is shared with a test of `vhost_user` and lists the rules.
+//! The body of the second part is shared with a test of `vhost_user` and lists the rules.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
 
 use bdev::{Disk, Ram, RamOptions};
@@ -34,8 +35,27 @@ static SERVED: LazyLock<(Arc<Pool>, Arc<dyn VirtioDevice>)> = LazyLock::new(|| {
     )
 });
 
-/// Runs a session with the messages in `data`.
+/// Parses a message and encodes it again. The first byte is the number of descriptors.
+fn parse(data: &[u8]) {
+    let Some((count, bytes)) = data.split_first() else {
+        return;
+    };
+    let null = std::fs::File::open("/dev/null").expect("a descriptor");
+    let clone = |_| null.try_clone().expect("a descriptor").into();
+    let fds: Vec<OwnedFd> = (0..count % 34).map(clone).collect();
+    if let Ok(message) = vhost_user_wire::parse(bytes, fds) {
+        let (encoded, fds) = message.encode(0);
+        let fds = fds
+            .iter()
+            .map(|fd| fd.try_clone_to_owned().expect("a descriptor"));
+        let again = vhost_user_wire::parse(&encoded, fds.collect()).expect("a valid message");
+        assert_eq!(again.encode(0).0, encoded);
+    }
+}
+
+/// Parses a message from `data`, then runs a session with the messages in `data`.
 pub fn run(data: &[u8]) {
+    parse(data);
     let (pool, device) = &*SERVED;
     vhost_user::fuzzing::messages(device, pool, data);
 }

@@ -93,3 +93,8 @@ fn accept_refusal(front_end: &FrontEnd, result: Result<()>) -> Result<()> {
         Err(other) => Err(other),
     }
 }
+
+/// Returns the payload of a vring state description.
+fn state(index: u16, num: u32) -> [u8; 8] {
+    (u64::from(index) | u64::from(num) << 32).to_le_bytes()
+}

@@ -2,36 +2,36 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::{Error, FrontEnd, Result, request};
+use vhost_user_wire::{Inflight, Reply};
 
-/// Size of the description: size and offset of the region, 64 bits each, number of queues and queue size, 16 bits each, and padding.
-const DESCRIPTION: usize = 24;
+use crate::session::unexpected;
+use crate::{FrontEnd, Message, Result};
 
 /// A region created by the back end, which the front end keeps across connections.
 pub struct InflightMemory {
-    description: [u8; DESCRIPTION],
+    description: Inflight,
     file: OwnedFd,
 }
 
 impl FrontEnd {
     /// Requests a new region for `queues` queues of `size` entries (`GET_INFLIGHT_FD`), as a front end does after a driver reset.
     pub fn new_inflight(&self, queues: u16, size: u16) -> Result<InflightMemory> {
-        let mut description = [0; DESCRIPTION];
-        description[16..18].copy_from_slice(&queues.to_ne_bytes());
-        description[18..20].copy_from_slice(&size.to_ne_bytes());
-        let (answer, file) = self
-            .channel()
-            .call_for_fd(request::GET_INFLIGHT_FD, &description)?;
-        let description = answer.try_into().map_err(|answer: Vec<u8>| Error::Answer {
-            request: request::GET_INFLIGHT_FD,
-            reason: format!("{} bytes", answer.len()),
-        })?;
-        Ok(InflightMemory { description, file })
+        let wanted = Inflight {
+            num_queues: queues,
+            queue_size: size,
+            ..Inflight::default()
+        };
+        let get = Message::GetInflightFd(wanted);
+        match self.channel().ask(&get)? {
+            Reply::Inflight(description, Some(file)) => Ok(InflightMemory { description, file }),
+            _ => Err(unexpected(&get)),
+        }
     }
 
     /// Passes a region to the back end (`SET_INFLIGHT_FD`), before rings start.
     pub fn give_inflight(&self, region: &InflightMemory) -> Result<()> {
-        let fds = [region.file.as_fd()];
-        self.acknowledged(request::SET_INFLIGHT_FD, &region.description, &fds)
+        let (description, file) = (region.description, region.file.as_fd());
+        self.channel()
+            .acknowledge(&Message::SetInflightFd(description, file))
     }
 }

@@ -1,7 +1,6 @@
 //! A vhost-user front end: acts as a VMM and its guest's driver, for tests and benchmarks.
 //!
-//! `channel` has its own message code, so that both ends of a test do not share a mistake; [`FrontEnd`] negotiates, shares memory and
-//! configures vrings; [`Queue`] is a running vring with its eventfds; [`BlkQueue`] and [`ScsiQueue`] submit requests, many in flight.
+//! `channel` sends messages and waits for replies; [`FrontEnd`] negotiates, shares memory and configures vrings; [`Queue`] is a running vring with its eventfds; [`BlkQueue`] and [`ScsiQueue`] submit requests, many in flight.
 //! [`Verifier`] writes and reads back, [`VerifiedLoad`] repeats that on a thread; [`hostile`] contains front ends that violate the
 //! protocol. Waits block the calling thread. Trusts its back end, except for [`hostile`].
 
@@ -21,7 +20,7 @@ mod session;
 mod verify;
 
 pub use block::{BlkDone, BlkQueue, Range, kind, status};
-pub use channel::{Channel, Message, request};
+pub use channel::Channel;
 pub use hostile::Case;
 pub use inflight::InflightMemory;
 pub use layout::Layout;
@@ -32,6 +31,10 @@ pub use queue::{Queue, QueueOptions};
 pub use scsi::{ScsiDone, ScsiQueue, ScsiRequest, attribute};
 pub use session::{FrontEnd, Options, feature, protocol_feature};
 pub use verify::Verifier;
+pub use vhost_user_wire::request;
+
+/// A message to the back end.
+pub type Message<'a> = vhost_user_wire::Message<std::os::fd::BorrowedFd<'a>>;
 
 /// Errors of the front end.
 #[derive(Debug, thiserror::Error)]

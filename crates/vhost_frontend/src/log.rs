@@ -6,13 +6,11 @@ use std::sync::Arc;
 
 use guest_memory::Mapping;
 
+use vhost_user_wire::{Log, Reply, VringAddr};
 use virtqueue::driver::RingLayout;
 
-use crate::session::state;
-use crate::{Error, FrontEnd, Result, feature, request};
-
-/// VHOST_VRING_F_LOG.
-const VRING_F_LOG: u32 = 1;
+use crate::session::unexpected;
+use crate::{FrontEnd, Message, Result, feature};
 
 /// Memory of a dirty log: one bit per page of 4096 bytes.
 pub struct LogMemory {
@@ -63,16 +61,15 @@ impl FrontEnd {
 
     /// As [`FrontEnd::set_log`], for a part of any file.
     pub fn set_log_part(&self, bytes: u64, offset: u64, file: BorrowedFd<'_>) -> Result<()> {
-        let payload = [bytes, offset].map(u64::to_ne_bytes).concat();
-        let channel = self.channel();
-        let answer = channel.call(request::SET_LOG_BASE, &payload, &[file])?;
-        // The specification requires a reply and no payload. The crate `vhost` expects the payload of the request.
-        match answer.is_empty() || answer == payload {
-            true => Ok(()),
-            false => Err(Error::Answer {
-                request: request::SET_LOG_BASE,
-                reason: format!("{} bytes", answer.len()),
-            }),
+        let log = Log {
+            mmap_size: bytes,
+            mmap_offset: offset,
+        };
+        // The specification requires a reply and no payload. Back ends reply with the payload of the request.
+        let set = Message::SetLogBase(log, file);
+        match self.channel().ask(&set)? {
+            Reply::Log(used) if used == log => Ok(()),
+            _ => Err(unexpected(&set)),
         }
     }
 
@@ -82,20 +79,19 @@ impl FrontEnd {
         if is_logged {
             features |= feature::LOG_ALL;
         }
-        self.acknowledged(request::SET_FEATURES, &features.to_ne_bytes(), &[])
+        self.channel().acknowledge(&Message::SetFeatures(features))
     }
 
     /// Starts or ends the logging of the used ring (`VHOST_VRING_F_LOG`).
     pub fn log_ring(&self, index: u16, layout: &RingLayout, is_logged: bool) -> Result<()> {
-        let mut payload = state(index, if is_logged { VRING_F_LOG } else { 0 }).to_vec();
-        for area in [
-            layout.descriptor_area,
-            layout.device_area,
-            layout.driver_area,
-        ] {
-            payload.extend(self.user_address(area).to_ne_bytes());
-        }
-        payload.extend(layout.device_area.to_ne_bytes());
-        self.acknowledged(request::SET_VRING_ADDR, &payload, &[])
+        let message = Message::SetVringAddr(VringAddr {
+            index: u32::from(index),
+            flags: if is_logged { VringAddr::F_LOG } else { 0 },
+            descriptor: self.user_address(layout.descriptor_area),
+            used: self.user_address(layout.device_area),
+            available: self.user_address(layout.driver_area),
+            log: layout.device_area,
+        });
+        self.channel().acknowledge(&message)
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use guest_memory::{Mapping, MemoryTable, RegionSpec};
 use rustix::fs::{FallocateFlags, MemfdFlags, memfd_create};
+use vhost_user_wire::MemoryRegion;
 
-use crate::{Error, Result};
+use crate::{Error, Message, Result};
 
 /// Offset of the claimed user addresses; only the back end translates them.
 const USER_OFFSET: u64 = 0x7f00_0000_0000;
@@ -115,20 +116,14 @@ impl Region {
         }
     }
 
-    /// Returns the region in the format of a message payload: guest address, size, user address, file offset.
-    pub fn payload(&self) -> [u8; 32] {
-        let RegionSpec {
-            guest_address,
-            size,
-            user_address,
-            file_offset,
-        } = self.spec;
-        let mut payload = [0; 32];
-        let words = [guest_address, size, user_address, file_offset];
-        for (to, word) in payload.chunks_exact_mut(8).zip(words) {
-            to.copy_from_slice(&word.to_ne_bytes());
+    /// Returns the region's description for a message.
+    pub fn description(&self) -> MemoryRegion {
+        MemoryRegion {
+            guest_address: self.spec.guest_address,
+            size: self.spec.size,
+            user_address: self.spec.user_address,
+            mmap_offset: self.spec.file_offset,
         }
-        payload
     }
 }
 
@@ -204,15 +199,9 @@ impl Memory {
         Ok(table)
     }
 
-    /// Returns the payload and the descriptors of `SET_MEM_TABLE`.
-    pub fn payload(&self) -> (Vec<u8>, Vec<std::os::fd::BorrowedFd<'_>>) {
-        let mut payload = Vec::new();
-        payload.extend((self.regions.len() as u32).to_ne_bytes());
-        payload.extend([0; 4]);
-        for region in &self.regions {
-            payload.extend(region.payload());
-        }
-        let fds = self.regions.iter().map(|r| r.file.as_fd()).collect();
-        (payload, fds)
+    /// Returns the message with all regions (`SET_MEM_TABLE`).
+    pub fn message(&self) -> Message<'_> {
+        let regions = self.regions.iter();
+        Message::SetMemTable(regions.map(|r| (r.description(), r.file.as_fd())).collect())
     }
 }

@@ -7,11 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use guest_memory::{MemoryTable, RegionSpec};
+use vhost_user_wire::{Config, Reply, VringAddr, VringState};
 use virtqueue::driver::RingLayout;
 
 use crate::memory::{Area, Memory};
 use crate::queue::{Queue, QueueOptions};
-use crate::{Channel, Error, Result, request};
+use crate::{Channel, Error, Message, Result};
 
 /// Feature bits of the transport and the rings.
 pub mod feature {
@@ -95,8 +96,8 @@ impl FrontEnd {
         use feature::{EVENT_IDX, INDIRECT_DESC, PROTOCOL_FEATURES, RING_PACKED, VERSION_1};
         use protocol_feature::{CONFIG, CONFIGURE_MEM_SLOTS, MQ, REPLY_ACK, RESET_DEVICE};
         let channel = &self.channel;
-        channel.send(request::SET_OWNER, 0, &[], &[])?;
-        self.offered = number(channel, request::GET_FEATURES)?;
+        channel.tell(&Message::SetOwner)?;
+        self.offered = number(channel, &Message::GetFeatures)?;
         let mut wanted = VERSION_1 | PROTOCOL_FEATURES | INDIRECT_DESC | options.device_features;
         if options.event_idx {
             wanted |= EVENT_IDX;
@@ -105,18 +106,17 @@ impl FrontEnd {
             wanted |= RING_PACKED;
         }
         self.features = self.offered & wanted;
-        let offered = number(channel, request::GET_PROTOCOL_FEATURES)?;
+        let offered = number(channel, &Message::GetProtocolFeatures)?;
         let protocol = offered & (MQ | REPLY_ACK | CONFIG | CONFIGURE_MEM_SLOTS | RESET_DEVICE);
         if protocol & REPLY_ACK == 0 {
             return Err(Error::Wrong("the back end does not offer REPLY_ACK".into()));
         }
-        let payload = protocol.to_ne_bytes();
-        channel.send(request::SET_PROTOCOL_FEATURES, 0, &payload, &[])?;
+        channel.tell(&Message::SetProtocolFeatures(protocol))?;
         if protocol & MQ != 0 {
-            let count = number(channel, request::GET_QUEUE_NUM)?;
+            let count = number(channel, &Message::GetQueueNum)?;
             self.queue_count = u16::try_from(count).unwrap_or(u16::MAX);
         }
-        channel.acknowledged(request::SET_FEATURES, &self.features.to_ne_bytes(), &[])
+        channel.acknowledge(&Message::SetFeatures(self.features))
     }
 
     /// Returns the message channel.
@@ -166,17 +166,15 @@ impl FrontEnd {
 
     /// Sends all regions (`SET_MEM_TABLE`).
     pub fn send_memory(&self) -> Result<()> {
-        let (payload, fds) = self.memory.payload();
-        self.acknowledged(request::SET_MEM_TABLE, &payload, &fds)
+        self.channel.acknowledge(&self.memory.message())
     }
 
     /// Adds a region during operation (`ADD_MEM_REG`).
     pub fn add_region(&mut self, size: usize) -> Result<Area> {
         let region = self.memory.add(size)?;
         let area = region.area();
-        let payload = single_region(region.payload());
-        self.channel
-            .acknowledged(request::ADD_MEM_REG, &payload, &[region.file.as_fd()])?;
+        let add = Message::AddMemReg(region.description(), region.file.as_fd());
+        self.channel.acknowledge(&add)?;
         Ok(area)
     }
 
@@ -185,29 +183,23 @@ impl FrontEnd {
         let Some(region) = self.memory.take(guest_address) else {
             return Err(Error::Wrong(format!("no region at {guest_address:#x}")));
         };
-        let payload = single_region(region.payload());
-        self.acknowledged(request::REM_MEM_REG, &payload, &[])
+        self.channel
+            .acknowledge(&Message::RemMemReg(region.description()))
     }
 
     /// Reads the configuration space.
     pub fn config(&self, offset: u32, length: u32) -> Result<Vec<u8>> {
-        let mut payload = config_header(offset, length);
-        payload.resize(12 + length as usize, 0);
-        let answer = self.channel.call(request::GET_CONFIG, &payload, &[])?;
-        match answer.get(12..) {
-            Some(bytes) if bytes.len() == length as usize => Ok(bytes.to_vec()),
-            _ => Err(Error::Answer {
-                request: request::GET_CONFIG,
-                reason: format!("{} bytes", answer.len()),
-            }),
+        let read = Message::GetConfig(config(offset, vec![0; length as usize]));
+        match self.channel.ask(&read)? {
+            Reply::Config(config) if config.region.len() == length as usize => Ok(config.region),
+            _ => Err(unexpected(&read)),
         }
     }
 
     /// Writes to the configuration space.
     pub fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<()> {
-        let mut payload = config_header(offset, bytes.len() as u32);
-        payload.extend(bytes);
-        self.acknowledged(request::SET_CONFIG, &payload, &[])
+        let write = Message::SetConfig(config(offset, bytes.to_vec()));
+        self.channel.acknowledge(&write)
     }
 
     /// Configures and starts a vring.
@@ -249,12 +241,10 @@ impl FrontEnd {
     }
 
     fn describe_ring(&self, index: u16, layout: &RingLayout, base: u32) -> Result<()> {
-        self.acknowledged(
-            request::SET_VRING_NUM,
-            &state(index, u32::from(layout.size)),
-            &[],
-        )?;
-        self.acknowledged(request::SET_VRING_BASE, &state(index, base), &[])?;
+        let size = Message::SetVringNum(state(index, u32::from(layout.size)));
+        self.channel.acknowledge(&size)?;
+        self.channel
+            .acknowledge(&Message::SetVringBase(state(index, base)))?;
         let addresses = [
             layout.descriptor_area,
             layout.device_area,
@@ -265,12 +255,15 @@ impl FrontEnd {
 
     /// Sends the user addresses of a ring: descriptors, used, available.
     pub fn set_addresses(&self, index: u16, addresses: [u64; 3]) -> Result<()> {
-        let mut payload = state(index, 0).to_vec();
-        for address in addresses {
-            payload.extend(address.to_ne_bytes());
-        }
-        payload.extend([0; 8]);
-        self.acknowledged(request::SET_VRING_ADDR, &payload, &[])
+        let [descriptor, used, available] = addresses;
+        self.channel.acknowledge(&Message::SetVringAddr(VringAddr {
+            index: u32::from(index),
+            flags: 0,
+            descriptor,
+            used,
+            available,
+            log: 0,
+        }))
     }
 
     /// Translates a guest-physical address to a user address. An address outside the memory is returned unchanged.
@@ -289,48 +282,40 @@ impl FrontEnd {
 
     /// Stops a vring after its requests in flight. Returns its base.
     pub fn stop_queue(&self, index: u16) -> Result<u32> {
-        let answer = self
-            .channel
-            .call(request::GET_VRING_BASE, &state(index, 0), &[])?;
-        match answer[..] {
-            [_, _, _, _, a, b, c, d] => Ok(u32::from_ne_bytes([a, b, c, d])),
-            _ => Err(Error::Answer {
-                request: request::GET_VRING_BASE,
-                reason: format!("{} bytes", answer.len()),
-            }),
+        let stop = Message::GetVringBase(state(index, 0));
+        match self.channel.ask(&stop)? {
+            Reply::VringState(state) => Ok(state.num),
+            _ => Err(unexpected(&stop)),
         }
     }
 
     /// Sets or removes the interrupt descriptor.
     pub fn set_call(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        self.set_fd(request::SET_VRING_CALL, index, fd)
+        self.channel
+            .acknowledge(&Message::SetVringCall(index as u8, fd))
     }
 
     /// Sets or removes the kick descriptor. Without one, the back end polls the ring.
     pub fn set_kick(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        self.set_fd(request::SET_VRING_KICK, index, fd)
+        self.channel
+            .acknowledge(&Message::SetVringKick(index as u8, fd))
     }
 
     /// Sets or removes the error descriptor.
     pub fn set_error(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        self.set_fd(request::SET_VRING_ERR, index, fd)
-    }
-
-    fn set_fd(&self, request: u32, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        const NO_FD: u64 = 1 << 8;
-        let payload = u64::from(index) | if fd.is_none() { NO_FD } else { 0 };
-        self.acknowledged(request, &payload.to_ne_bytes(), fd.as_slice())
+        self.channel
+            .acknowledge(&Message::SetVringErr(index as u8, fd))
     }
 
     /// Enables or disables a vring.
     pub fn enable(&self, index: u16, enabled: bool) -> Result<()> {
-        let payload = state(index, u32::from(enabled));
-        self.acknowledged(request::SET_VRING_ENABLE, &payload, &[])
+        let enable = Message::SetVringEnable(state(index, u32::from(enabled)));
+        self.channel.acknowledge(&enable)
     }
 
     /// Resets the device; it must be configured again.
     pub fn reset_device(&self) -> Result<()> {
-        self.acknowledged(request::RESET_DEVICE, &[], &[])
+        self.channel.acknowledge(&Message::ResetDevice)
     }
 
     /// Sends any request that only has an acknowledgement.
@@ -339,32 +324,33 @@ impl FrontEnd {
     }
 }
 
-/// Returns the payload of vring state messages: index and number.
-pub(crate) fn state(index: u16, number: u32) -> [u8; 8] {
-    let mut payload = [0; 8];
-    payload[..4].copy_from_slice(&u32::from(index).to_ne_bytes());
-    payload[4..].copy_from_slice(&number.to_ne_bytes());
-    payload
+fn state(index: u16, num: u32) -> VringState {
+    VringState {
+        index: u32::from(index),
+        num,
+    }
 }
 
-/// Returns padding, then the region.
-fn single_region(region: [u8; 32]) -> Vec<u8> {
-    [&[0; 8][..], &region].concat()
+/// Returns an access to the configuration space by the driver.
+fn config(offset: u32, region: Vec<u8>) -> Config {
+    Config {
+        offset,
+        flags: 0,
+        region,
+    }
 }
 
-/// Returns offset, size and flags (0: written by the driver).
-fn config_header(offset: u32, length: u32) -> Vec<u8> {
-    [offset, length, 0]
-        .iter()
-        .flat_map(|word| word.to_ne_bytes())
-        .collect()
+fn number(channel: &Channel, message: &Message<'_>) -> Result<u64> {
+    match channel.ask(message)? {
+        Reply::U64(number) => Ok(number),
+        _ => Err(unexpected(message)),
+    }
 }
 
-fn number(channel: &Channel, request: u32) -> Result<u64> {
-    let answer = channel.call(request, &[], &[])?;
-    let bytes: [u8; 8] = answer.try_into().map_err(|answer: Vec<u8>| Error::Answer {
-        request,
-        reason: format!("{} bytes", answer.len()),
-    })?;
-    Ok(u64::from_ne_bytes(bytes))
+/// Returns the error for a reply with another payload than the message requests.
+pub(crate) fn unexpected(message: &Message<'_>) -> Error {
+    Error::Answer {
+        request: message.parts().0,
+        reason: "unexpected payload".into(),
+    }
 }

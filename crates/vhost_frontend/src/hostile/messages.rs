@@ -4,9 +4,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use super::{Case, LIMIT, accept_refusal, case, connect, ends, refused};
-use crate::channel::{REPLY, VERSION};
-use crate::session::state;
+use vhost_user_wire::{REPLY, VERSION};
+
+use super::{Case, LIMIT, accept_refusal, case, connect, ends, refused, state};
 use crate::{Channel, Error, Result, request};
 
 pub const CASES: &[Case] = &[
@@ -81,9 +81,10 @@ pub const CASES: &[Case] = &[
         "a memory table with a too large count of regions",
         |socket| {
             let front_end = connect(socket)?;
-            let (mut payload, fds) = front_end.memory().payload();
+            let message = front_end.memory().message();
+            let (request, mut payload, fds) = message.parts();
             payload[0] = 2;
-            let sent = front_end.acknowledged(request::SET_MEM_TABLE, &payload, &fds);
+            let sent = front_end.acknowledged(request, &payload, &fds);
             refused(&front_end, sent)
         },
     ),
@@ -191,14 +192,15 @@ fn header(socket: &Path, words: [u32; 3]) -> Result<()> {
 
 fn memory_table(socket: &Path, regions: usize, descriptors: usize) -> Result<()> {
     let front_end = connect(socket)?;
-    let (first, fds) = front_end.memory().payload();
+    let message = front_end.memory().message();
+    let (request, first, fds) = message.parts();
     let mut payload = (regions as u32).to_ne_bytes().to_vec();
     payload.extend([0; 4]);
     for _ in 0..regions {
         payload.extend(&first[8..]);
     }
     let fds = vec![fds[0]; descriptors];
-    let sent = front_end.acknowledged(request::SET_MEM_TABLE, &payload, &fds);
+    let sent = front_end.acknowledged(request, &payload, &fds);
     match regions {
         0 => accept_refusal(&front_end, sent),
         _ => refused(&front_end, sent),

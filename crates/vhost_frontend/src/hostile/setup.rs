@@ -10,8 +10,8 @@ use guest_memory::{Mapping, RegionSpec};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_setfl};
 
-use super::{Case, accept_refusal, case, connect, ends, refused, started};
-use crate::session::{FrontEnd, state};
+use super::{Case, accept_refusal, case, connect, ends, refused, started, state};
+use crate::session::FrontEnd;
 use crate::{BlkQueue, Error, Layout, Queue, QueueOptions, Result, kind, request};
 
 pub const CASES: &[Case] = &[
