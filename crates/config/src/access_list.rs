@@ -1,11 +1,11 @@
 //! Entries of a target's access list.
 
-use iscsi::access::{AclEntry, Network};
-use serde_json::{Value, json};
+use iscsi::access::AclEntry;
+use serde_json::Value;
 
 use super::diagnostics::Diagnostics;
 use super::key::{Key, Kind, RunTime, json_of, key_values, read_all};
-use super::readers::{ISCSI_NAME_ALLOWED, parsed};
+use super::readers::ISCSI_NAME_ALLOWED;
 use super::setting::key;
 use super::value::{Fields, Reader};
 
@@ -19,12 +19,7 @@ pub static ACL_KEYS: &[AclKey] = &[
     },
     key! { "network": Kind::Text("an address or a network", "an address or a network, such as 192.0.2.0/24"); "any"; RunTime::Reload;
         "its address or network, such as `192.0.2.0/24`";
-        read |key, reader, entry| {
-            if let Some(text) = key.text(reader) {
-                entry.network = parsed::<Network>(reader, key.name, &text);
-            }
-        };
-        get |entry| entry.network.map(|network| json!(network.to_string()))
+        both network
     },
     key! { "read_only": Kind::Boolean; "`false`"; RunTime::Reload; "read-only access"; both read_only },
 ];

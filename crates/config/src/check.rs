@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use super::daemon_keys::{Draft, WorkersDraft};
+use super::daemon_keys::{ConfigDraft, WorkersDraft};
 use super::devices::BlockDeviceConfig;
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::file_lookup::look_at_files;
@@ -19,11 +19,11 @@ const NAMES_GUESSED_MAX: usize = 1024;
 
 /// Completes the configuration of `draft`. Adds all remaining mistakes to `diagnostics`.
 pub fn complete(
-    draft: Draft,
+    draft: ConfigDraft,
     surroundings: &Surroundings,
     diagnostics: &mut Diagnostics,
 ) -> Option<Config> {
-    let mut draft = attach_luns(draft, diagnostics);
+    let draft = attach_luns(draft, diagnostics);
     check_names(&draft, diagnostics);
     check_disk_references(&draft, diagnostics);
     for export in &draft.exports {
@@ -37,10 +37,15 @@ pub fn complete(
     let placement = placement(&draft.workers, surroundings, diagnostics);
     check_placements(&draft, placement.count(), diagnostics);
 
-    let mut config = draft.daemon(placement, surroundings);
-    for disk in draft.disks {
-        config.disks.push(disk.complete()?);
+    let mut config = draft.config;
+    config.workers.placement = placement;
+    if !draft.given.contains_key("sandbox") {
+        config.sandbox = surroundings.sandbox;
     }
+    if !draft.given.contains_key("sandbox_paths") {
+        config.sandbox_paths.clone_from(&surroundings.sandbox_paths);
+    }
+    config.disks = draft.disks.into_iter().map(|disk| disk.config).collect();
     for export in draft.exports {
         config.add_export(export.complete()?);
     }
@@ -48,7 +53,7 @@ pub fn complete(
 }
 
 /// Moves logical units from flags to their controllers.
-fn attach_luns(mut draft: Draft, diagnostics: &mut Diagnostics) -> Draft {
+fn attach_luns(mut draft: ConfigDraft, diagnostics: &mut Diagnostics) -> ConfigDraft {
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
     for (index, export) in draft.exports.iter_mut().enumerate() {
         if export.luns_by_flags().is_some()
@@ -107,8 +112,7 @@ impl<K: std::hash::Hash + Eq> Once<K> {
         match self.seen.get(&key) {
             Some(first) => {
                 let message = format!("{object} is already used at {first}");
-                let mistake = Mistake::new(MistakeKind::Relation, location, message);
-                to.push(mistake.help(help));
+                to.conflict(location, message, help);
             }
             None => {
                 self.seen.insert(key, location.clone());
@@ -117,18 +121,22 @@ impl<K: std::hash::Hash + Eq> Once<K> {
     }
 }
 
-fn check_names(draft: &Draft, diagnostics: &mut Diagnostics) {
+fn check_names(draft: &ConfigDraft, diagnostics: &mut Diagnostics) {
     let mut disks = Once::new();
-    for name in draft.disks.iter().filter_map(|disk| disk.name.as_ref()) {
-        let object = format!("the disk name `{}`", name.value);
-        let help = "give each disk its own name";
-        disks.see(&name.value, &name.location, object, help, diagnostics);
+    for disk in &draft.disks {
+        if let Some(at) = disk.fields.at("name") {
+            let object = format!("the disk name `{}`", disk.config.name);
+            let help = "give each disk its own name";
+            disks.see(&disk.config.name, at, object, help, diagnostics);
+        }
     }
     let mut wwns = Once::new();
-    for wwn in draft.disks.iter().filter_map(|disk| disk.wwn.as_ref()) {
-        let object = format!("the identifier {:016x}", wwn.value);
-        let help = "give each disk its own identifier: initiators treat disks with the same identifier as one disk";
-        wwns.see(wwn.value, &wwn.location, object, help, diagnostics);
+    for disk in &draft.disks {
+        if let (Some(wwn), Some(at)) = (disk.config.shown.wwn, disk.fields.at("wwn")) {
+            let object = format!("the identifier {wwn:016x}");
+            let help = "give each disk its own identifier: initiators treat disks with the same identifier as one disk";
+            wwns.see(wwn, at, object, help, diagnostics);
+        }
     }
     let mut exports = Once::new();
     for name in draft
@@ -145,9 +153,9 @@ fn check_names(draft: &Draft, diagnostics: &mut Diagnostics) {
     }
 }
 
-fn disk_names(draft: &Draft) -> Vec<&str> {
-    let names = draft.disks.iter().filter_map(|disk| disk.name.as_ref());
-    names.map(|name| name.value.as_str()).collect()
+fn disk_names(draft: &ConfigDraft) -> Vec<&str> {
+    let names = draft.disks.iter().map(|disk| disk.config.name.as_str());
+    names.filter(|name| !name.is_empty()).collect()
 }
 
 fn check_reference(
@@ -161,7 +169,7 @@ fn check_reference(
     }
 }
 
-fn check_disk_references(draft: &Draft, diagnostics: &mut Diagnostics) {
+fn check_disk_references(draft: &ConfigDraft, diagnostics: &mut Diagnostics) {
     let names = disk_names(draft);
     let known: HashSet<&str> = names.iter().copied().collect();
     let exports = draft.exports.iter();
@@ -185,20 +193,27 @@ fn check_luns(drafts: &[LunDraft], diagnostics: &mut Diagnostics) {
     }
 }
 
-fn check_placements(draft: &Draft, workers: usize, diagnostics: &mut Diagnostics) {
+fn check_placements(draft: &ConfigDraft, workers: usize, diagnostics: &mut Diagnostics) {
     for export in &draft.exports {
         export.placement.check(workers, diagnostics);
     }
 }
 
-fn check_sockets(draft: &Draft, diagnostics: &mut Diagnostics) {
+fn check_sockets(draft: &ConfigDraft, diagnostics: &mut Diagnostics) {
     let mut sockets = Once::new();
-    let control = draft.control.iter();
+    let control = draft
+        .control
+        .clone()
+        .zip(draft.given.get("control").cloned());
+    let control = control.map(|(path, at)| Located::new(path, at));
     let (shared, own): (Vec<_>, Vec<_>) = draft
         .exports
         .iter()
         .partition(|export| export.shares_socket());
-    for socket in control.chain(own.into_iter().filter_map(|export| export.socket.as_ref())) {
+    for socket in control
+        .iter()
+        .chain(own.into_iter().filter_map(|export| export.socket.as_ref()))
+    {
         let object = format!("the socket {}", socket.value.display());
         let help = "give each export and the control socket its own path";
         let key = absolute(&socket.value);
@@ -218,7 +233,7 @@ fn check_sockets(draft: &Draft, diagnostics: &mut Diagnostics) {
 }
 
 /// Reports NBD exports that cannot share their listener.
-fn check_nbd(draft: &Draft, diagnostics: &mut Diagnostics) {
+fn check_nbd(draft: &ConfigDraft, diagnostics: &mut Diagnostics) {
     let exports = draft.exports.iter();
     let complete = exports.filter_map(|export| match export.complete() {
         Some(ExportConfig::Nbd(config)) => Some((export.name.as_ref()?, config)),
@@ -237,76 +252,69 @@ fn check_nbd(draft: &Draft, diagnostics: &mut Diagnostics) {
 /// Longest wait for the files of disks. Two paths to a file without an answer are found by the locks of the file.
 const FILES_PATIENCE: Duration = Duration::from_secs(1);
 
-fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Diagnostics) {
-    let paths = draft.disks.iter().filter_map(|disk| disk.path.as_ref());
-    let paths = paths.map(|path| path.value.clone()).collect();
+fn check_files(draft: &ConfigDraft, surroundings: &Surroundings, diagnostics: &mut Diagnostics) {
+    let disks = draft.disks.iter().filter_map(|disk| {
+        let (_, path) = disk
+            .config
+            .backend
+            .paths()
+            .into_iter()
+            .find(|(key, _)| *key == "path")?;
+        Some((disk, path, disk.fields.at("path")?))
+    });
+    let paths = disks
+        .clone()
+        .map(|(_, path, _)| path.to_path_buf())
+        .collect();
     let resolved = look_at_files(&paths, FILES_PATIENCE, |path| path.canonicalize().ok());
     let mut files = Once::new();
-    for disk in &draft.disks {
-        let Some(path) = &disk.path else { continue };
-        let found = resolved.get(&path.value).cloned().flatten();
-        let key = found.unwrap_or_else(|| absolute(&path.value));
-        let object = format!("the file {}", path.value.display());
+    for (disk, path, location) in disks {
+        let found = resolved.get(path).cloned().flatten();
+        let key = found.unwrap_or_else(|| absolute(path));
+        let object = format!("the file {}", path.display());
         let help = "use a file for one disk only, and give that disk several exports";
-        files.see(key, &path.location, object, help, diagnostics);
+        files.see(key, location, object, help, diagnostics);
 
         // Without a file that is not required the daemon starts, and waits for it.
-        let is_required = disk.is_complete && disk.require;
-        let BlockDeviceConfig::File { size: None, .. } = &disk.backend else {
-            continue;
-        };
-        if is_required
+        let is_created = disk.fields.at("size").is_some();
+        if matches!(disk.config.backend, BlockDeviceConfig::File { .. })
+            && disk.config.require
+            && !is_created
             && surroundings.files_are_here
-            && matches!(path.value.try_exists(), Ok(false))
+            && matches!(path.try_exists(), Ok(false))
         {
-            let message = format!("there is no file {}", path.value.display());
-            let mistake = Mistake::new(MistakeKind::Relation, &path.location, message);
-            diagnostics.push(
-                mistake.help("set `size` to create it, or correct the path (relative to the daemon's working directory)"),
-            );
+            let message = format!("there is no file {}", path.display());
+            let help = "set `size` to create it, or correct the path (relative to the daemon's working directory)";
+            diagnostics.conflict(location, message, help);
         }
     }
 }
 
 /// Checks that an API over TCP has a token file: clients are identified by tokens only.
-fn check_tokens(draft: &Draft, diagnostics: &mut Diagnostics) {
-    if let Some(address) = &draft.api_listen
+fn check_tokens(draft: &ConfigDraft, diagnostics: &mut Diagnostics) {
+    if let (Some(address), Some(at)) = (draft.access.api_listen, draft.given.get("api_listen"))
         && draft.access.token_file.is_none()
     {
         let message = format!(
-            "`api_listen`: the API on {} needs a token, but `token_file` is not set",
-            address.value
+            "`api_listen`: the API on {address} needs a token, but `token_file` is not set"
         );
-        let mistake = Mistake::new(MistakeKind::Relation, &address.location, message);
-        diagnostics.push(mistake.help(
-            "create a token file, (umask 077; openssl rand -hex 32 > token), and set `token_file` to its path",
-        ));
+        let help = "create a token file, (umask 077; openssl rand -hex 32 > token), and set `token_file` to its path";
+        diagnostics.conflict(at, message, help);
     }
 }
 
 /// Checks that the files of TLS are complete.
-fn check_tls(draft: &Draft, diagnostics: &mut Diagnostics) {
-    let (certificate, key) = (&draft.tls_certificate, &draft.tls_key);
-    for (name, set, needed, other) in [
-        ("tls_certificate", certificate, "tls_key", key),
-        ("tls_key", key, "tls_certificate", certificate),
-        (
-            "api_client_ca",
-            &draft.api_client_ca,
-            "tls_certificate",
-            certificate,
-        ),
-        (
-            "nbd_client_ca",
-            &draft.nbd_client_ca,
-            "tls_certificate",
-            certificate,
-        ),
+fn check_tls(draft: &ConfigDraft, diagnostics: &mut Diagnostics) {
+    for (name, needed) in [
+        ("tls_certificate", "tls_key"),
+        ("tls_key", "tls_certificate"),
+        ("api_client_ca", "tls_certificate"),
+        ("nbd_client_ca", "tls_certificate"),
     ] {
-        if let (Some(path), None) = (set, other) {
+        if let (Some(at), None) = (draft.given.get(name), draft.given.get(needed)) {
             let message = format!("`{name}` needs `{needed}`, which is not set");
-            let mistake = Mistake::new(MistakeKind::Relation, &path.location, message);
-            diagnostics.push(mistake.help(format!("set `{needed}`, or remove `{name}`")));
+            let help = format!("set `{needed}`, or remove `{name}`");
+            diagnostics.conflict(at, message, help);
         }
     }
 }
@@ -355,8 +363,8 @@ fn placement(
             count.value,
             cpus.value.len()
         );
-        let mistake = Mistake::new(MistakeKind::Relation, &count.location, message);
-        diagnostics.push(mistake.help("each CPU of the list has one worker: remove `workers`"));
+        let help = "each CPU of the list has one worker: remove `workers`";
+        diagnostics.conflict(&count.location, message, help);
     }
     Placement::Cpus(cpus.value.iter().map(|cpu| cpu.value).collect())
 }

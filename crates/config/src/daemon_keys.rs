@@ -1,6 +1,6 @@
 //! Top-level keys of a file: those of the daemon, and its lists of objects. Keys that are also flags are declared here.
 
-use std::net::SocketAddr;
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
@@ -9,22 +9,19 @@ use serde_json::json;
 
 use super::diagnostics::Diagnostics;
 use super::disk::read_disk;
-use super::disk_draft::DiskDraft;
 use super::export_draft::{ExportDraft, ExportKind, texts};
 use super::export_kinds::{ISCSI, NBD, VHOST_BLK, VHOST_SCSI};
 use super::iscsi_limits::read_iscsi_limits;
 use super::key::{Item, Key, KeyLine, KeyValue, Kind, NONE, RunTime, json_of, key_values};
-use super::location::Located;
+use super::location::{Located, Location};
 use super::lun::LunDraft;
-use super::model::{Config, Placement, TlsConfig, WORKERS_MAX};
+use super::model::{Config, DiskConfig, Placement, WORKERS_MAX};
 use super::readers::{
-    ADDRESS_ALLOWED, CPUS_ALLOWED, FILE_ALLOWED, FOLDER_ALLOWED, NAMES_ALLOWED, PATHS_ALLOWED,
-    PEM_ALLOWED, SOCKET_ALLOWED, read_cpus, read_file_name, read_folder, read_pem_name,
-    read_socket, read_texts,
+    ADDRESS, CPUS_ALLOWED, FOLDER_ALLOWED, NAMES_ALLOWED, PATHS_ALLOWED, PEM_ALLOWED, PEM_FILE,
+    SECRET_FILE, SOCKET, read_cpus, read_texts,
 };
 use super::setting::{Choice, Setting, key};
-use super::surroundings::Surroundings;
-use super::value::{Fields, Reader};
+use super::value::{Draft, Fields, Reader};
 
 const GROUP_ALLOWED: &str = "the name of a group in /etc/group";
 
@@ -37,17 +34,11 @@ pub struct WorkersDraft {
 
 /// All values of a file. Those that are checked against other objects or this machine have locations. The others are in the configuration.
 #[derive(Default)]
-pub struct Draft {
-    pub control: Option<Located<PathBuf>>,
-    pub api_listen: Option<Located<SocketAddr>>,
-    pub tls_certificate: Option<Located<PathBuf>>,
-    pub tls_key: Option<Located<PathBuf>>,
-    pub api_client_ca: Option<Located<PathBuf>>,
-    pub nbd_client_ca: Option<Located<PathBuf>>,
-    pub sandbox: Option<sandbox::Mode>,
-    pub sandbox_paths: Option<Vec<PathBuf>>,
+pub struct ConfigDraft {
+    /// Locations of the daemon's own keys.
+    pub given: BTreeMap<&'static str, Location>,
     pub workers: WorkersDraft,
-    pub disks: Vec<DiskDraft>,
+    pub disks: Vec<Draft<DiskConfig>>,
     pub exports: Vec<ExportDraft>,
     /// Logical units from flags, with their controller's name.
     pub luns: Vec<(Located<String>, LunDraft)>,
@@ -57,7 +48,7 @@ pub struct Draft {
     pub config: Config,
 }
 
-impl Deref for Draft {
+impl Deref for ConfigDraft {
     type Target = Config;
 
     fn deref(&self) -> &Config {
@@ -65,7 +56,7 @@ impl Deref for Draft {
     }
 }
 
-impl DerefMut for Draft {
+impl DerefMut for ConfigDraft {
     fn deref_mut(&mut self) -> &mut Config {
         &mut self.config
     }
@@ -74,7 +65,7 @@ impl DerefMut for Draft {
 /// A top-level key, which may be a flag.
 pub struct DaemonKey {
     /// Key in files.
-    pub key: Key<Draft, Config>,
+    pub key: Key<ConfigDraft, Config>,
     /// Flag on the command line.
     pub flag: Option<Flag>,
 }
@@ -154,7 +145,7 @@ const RESTART: RunTime = RunTime::Restart;
 const REREAD: RunTime = RunTime::RestartReread;
 const CONTENT: RunTime = RunTime::OnlyReloadReread;
 
-fn read_exports(kind: &'static ExportKind, reader: &mut Reader<'_, '_>, draft: &mut Draft) {
+fn read_exports(kind: &'static ExportKind, reader: &mut Reader<'_, '_>, draft: &mut ConfigDraft) {
     for fields in reader.objects(kind.table, kind.example) {
         draft
             .exports
@@ -179,10 +170,9 @@ macro_rules! sections {
 /// All top-level keys.
 pub static DAEMON_KEYS: &[DaemonKey] = &[
     daemon_key! { flag("control", "PATH", FlagForm::Word, "Path of the control socket, at most 107 bytes"),
-        "control": Kind::Text("path of a socket, at most 107 bytes", SOCKET_ALLOWED);
+        "control": SOCKET;
         "`/run/lunette/lunette.sock` for root, else `$XDG_RUNTIME_DIR/lunette.sock`"; RESTART;
-        "control socket: commands, API, metrics";
-        read |key, reader, draft| draft.control = read_socket(reader, key.name); get |config| config.control.value()
+        "control socket: commands, API, metrics"; both control
     },
     daemon_key! { None, "control_group": Kind::Text("a group of `/etc/group`", GROUP_ALLOWED); NONE; RESTART;
         "members may change all objects over the control socket, and name files in `allow_paths` only"; both access.control_group
@@ -195,12 +185,11 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
         "state": Kind::Text("path of a folder", FOLDER_ALLOWED);
         "`$STATE_DIRECTORY`, `/var/lib/lunette` for root, else `~/.local/state/lunette`"; RESTART;
         "[persistent state](operations.md#state). Changes at run time survive a restart only if this key, `--state` or systemd \
-            chose the folder";
-        read |key, reader, draft| draft.state = read_folder(reader, key.name); get |config| config.state.value()
+            chose the folder"; both state
     },
     daemon_key! { flag("metrics-listen", "ADDRESS:PORT", FlagForm::Word,
             "Serve metrics for Prometheus at http://ADDRESS:PORT/metrics. With a token file, clients need a token"),
-        "metrics_listen": Kind::Text("IP address and port", ADDRESS_ALLOWED); NONE; RESTART; "serves `/metrics` over TCP";
+        "metrics_listen": ADDRESS; NONE; RESTART; "serves `/metrics` over TCP";
         both metrics_listen
     },
     daemon_key! { flag("sandbox", "MODE", FlagForm::Word,
@@ -213,27 +202,20 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "Folder or file that --sandbox=enforce allows in addition to those of disks, sockets and state, for disks that are added later; may be given several times"),
         "sandbox_paths": Kind::List("list of paths", PATHS_ALLOWED, Item::Text); NONE; RESTART;
         "folders and files that the sandbox allows in addition to those of disks, sockets and state";
-        read |key, reader, draft| {
-            if let Some(paths) = read_texts(reader, key.name, PATHS_ALLOWED) {
-                draft.sandbox_paths.get_or_insert_default().extend(paths.into_iter().map(PathBuf::from));
-            }
-        };
+        read |key, reader, draft| draft.sandbox_paths.extend(read_texts::<_, _, PathBuf>(key, reader));
         get |config| texts(config.sandbox_paths.iter().map(|path| path.to_string_lossy()))
     },
     daemon_key! { flag("api-listen", "ADDRESS:PORT", FlagForm::Word,
             "Serve the API over TCP too, to clients with the token of --token-file, which is required"),
-        "api_listen": Kind::Text("IP address and port", ADDRESS_ALLOWED); NONE; RESTART;
+        "api_listen": ADDRESS; NONE; RESTART;
         "serves the [API](api.md) over TCP to clients with a token; needs `token_file`";
-        set api_listen; get |config| config.access.api_listen.value()
+        both access.api_listen
     },
     daemon_key! { flag("api-name", "NAME", FlagForm::Repeated,
             "Host name that browsers may use for the API, in addition to localhost and IP addresses; may be given several times"),
         "api_names": Kind::List("list of host names", NAMES_ALLOWED, Item::Text); NONE; RESTART;
         "names that browsers may use for the [API](api.md#access), besides `localhost` and IP addresses";
-        read |key, reader, draft| {
-            let names = read_texts(reader, key.name, NAMES_ALLOWED);
-            draft.access.api_names.extend(names.unwrap_or_default());
-        };
+        read |key, reader, draft| draft.access.api_names.extend(read_texts::<_, _, String>(key, reader));
         get |config| texts(&config.access.api_names)
     },
     daemon_key! { flag("allow-path", "PATH", FlagForm::Repeated,
@@ -242,59 +224,43 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
         "the folders of the disks and sockets in the configuration file"; RESTART;
         "folders and devices that members of `control_group` and clients with the token may name in requests; root and the \
             daemon's user may name every file";
-        read |key, reader, draft| {
-            let paths = read_texts(reader, key.name, PATHS_ALLOWED).unwrap_or_default();
-            draft.access.allow_paths.extend(paths.into_iter().map(PathBuf::from));
-        };
+        read |key, reader, draft| draft.access.allow_paths.extend(read_texts::<_, _, PathBuf>(key, reader));
         get |config| texts(config.access.allow_paths.iter().map(|path| path.to_string_lossy()))
     },
     daemon_key! { flag("token-file", "FILE", FlagForm::Word,
             "File with the token for changes over TCP: mode 600, one line. Requests with this token may name only files in --allow-path"),
-        "token_file": Kind::Text("path of a file of mode 600", FILE_ALLOWED); NONE; REREAD;
-        "token that allows changes, with files in `allow_paths` only";
-        read |key, reader, draft| draft.access.token_file = read_file_name(reader, key.name);
-        get |config| config.access.token_file.value()
+        "token_file": SECRET_FILE; NONE; REREAD;
+        "token that allows changes, with files in `allow_paths` only"; both access.token_file
     },
     daemon_key! { flag("readers-token-file", "FILE", FlagForm::Word, "File with the token for reading over TCP: mode 600, one line"),
-        "readers_token_file": Kind::Text("path of a file of mode 600", FILE_ALLOWED); NONE; REREAD; "token that allows reading";
-        read |key, reader, draft| draft.access.readers_token_file = read_file_name(reader, key.name);
-        get |config| config.access.readers_token_file.value()
+        "readers_token_file": SECRET_FILE; NONE; REREAD; "token that allows reading";
+        both access.readers_token_file
     },
     daemon_key! { flag("tls-certificate", "FILE", FlagForm::Word,
             "File with the daemon's certificate and those of intermediate authorities (PEM): the API and metrics over TCP are encrypted then. Needs --tls-key"),
-        "tls_certificate": Kind::Text("path of a PEM file", PEM_ALLOWED); NONE; CONTENT;
+        "tls_certificate": PEM_FILE; NONE; CONTENT;
         "certificate of the daemon and those of intermediate authorities. The API and metrics over TCP are then served with \
-            [TLS](security.md#tls); needs `tls_key`";
-        read |key, reader, draft| draft.tls_certificate = read_pem_name(reader, key.name);
-        get |config| config.tls.certificate.value()
+            [TLS](security.md#tls); needs `tls_key`"; both tls.certificate
     },
     daemon_key! { flag("tls-key", "FILE", FlagForm::Word, "File with the private key of --tls-certificate (PEM): mode 600 or 640"),
         "tls_key": Kind::Text("path of a PEM file of mode 600 or 640", PEM_ALLOWED); NONE; CONTENT;
-        "private key of `tls_certificate`";
-        read |key, reader, draft| draft.tls_key = read_pem_name(reader, key.name);
-        get |config| config.tls.key.value()
+        "private key of `tls_certificate`"; both tls.key
     },
     daemon_key! { flag("api-client-ca", "FILE", FlagForm::Word,
             "File with certificate authorities (PEM): clients of the API and metrics over TCP need a certificate of one of them, in addition to the token"),
-        "api_client_ca": Kind::Text("path of a PEM file", PEM_ALLOWED); NONE; CONTENT;
+        "api_client_ca": PEM_FILE; NONE; CONTENT;
         "certificate authorities: clients of the API and metrics over TCP need a certificate of one of them, in addition to the token; \
-            needs `tls_certificate`";
-        read |key, reader, draft| draft.api_client_ca = read_pem_name(reader, key.name);
-        get |config| config.access.api_client_ca.value()
+            needs `tls_certificate`"; both access.api_client_ca
     },
     daemon_key! { flag("nbd-client-ca", "FILE", FlagForm::Word,
             "File with certificate authorities (PEM): clients of NBD exports with TLS need a certificate of one of them"),
-        "nbd_client_ca": Kind::Text("path of a PEM file", PEM_ALLOWED); NONE; CONTENT;
-        "certificate authorities: clients of NBD exports with `tls` need a certificate of one of them; needs `tls_certificate`";
-        read |key, reader, draft| draft.nbd_client_ca = read_pem_name(reader, key.name);
-        get |config| config.tls.nbd_client_ca.value()
+        "nbd_client_ca": PEM_FILE; NONE; CONTENT;
+        "certificate authorities: clients of NBD exports with `tls` need a certificate of one of them; needs `tls_certificate`"; both tls.nbd_client_ca
     },
     daemon_key! { flag("discovery-auth", "FILE", FlagForm::Word,
             "File with the CHAP users of iSCSI discovery sessions, as for --chap-user"),
-        "discovery_auth": Kind::Text("path of a file of mode 600", FILE_ALLOWED); NONE; RunTime::OnlyReload;
-        "CHAP users of iSCSI discovery sessions";
-        read |key, reader, draft| draft.discovery_auth = read_file_name(reader, key.name);
-        get |config| config.discovery_auth.value()
+        "discovery_auth": SECRET_FILE; NONE; RunTime::OnlyReload;
+        "CHAP users of iSCSI discovery sessions"; both discovery_auth
     },
     daemon_key! { flag("workers", "N", FlagForm::Word, "Number of worker threads, which execute the I/O: 1 to 128"),
         "workers": Kind::Number("", 1..=WORKERS_MAX as u64); "half of the CPUs, at most 4"; RESTART; "number of threads for I/O";
@@ -371,11 +337,11 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
 ];
 
 /// Reads the top-level table of a file.
-pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
+pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> ConfigDraft {
     let mut reader = Reader::new(fields, "configuration", diagnostics);
-    let mut draft = Draft::default();
+    let mut draft = ConfigDraft::default();
     for DaemonKey { key, .. } in DAEMON_KEYS {
-        (key.read)(key, &mut reader, &mut draft);
+        draft.read(key, &mut reader);
     }
     reader.finish(|key| match key {
         "disks" => Some("write one table with the header [[disk]] for each disk".to_owned()),
@@ -392,7 +358,7 @@ impl Config {
 
     /// Returns the keys with values in `next` that a running daemon cannot adopt.
     pub fn fixed_difference(&self, next: &Config) -> Vec<&'static str> {
-        let is_fixed = |key: &&Key<Draft, Config>| {
+        let is_fixed = |key: &&Key<ConfigDraft, Config>| {
             matches!(key.run_time, RunTime::Restart | RunTime::RestartReread)
         };
         let keys = DAEMON_KEYS.iter().map(|known| &known.key);
@@ -403,23 +369,12 @@ impl Config {
     }
 }
 
-impl Draft {
-    /// Returns the daemon's own part, with placed workers and without disks and exports.
-    pub fn daemon(&mut self, placement: Placement, surroundings: &Surroundings) -> Config {
-        let mut config = std::mem::take(&mut self.config);
-        config.control = self.control.take().map(|at| at.value);
-        config.access.api_listen = self.api_listen.take().map(|at| at.value);
-        config.access.api_client_ca = self.api_client_ca.take().map(|at| at.value);
-        config.tls = TlsConfig {
-            certificate: self.tls_certificate.take().map(|at| at.value),
-            key: self.tls_key.take().map(|at| at.value),
-            nbd_client_ca: self.nbd_client_ca.take().map(|at| at.value),
-        };
-        config.sandbox = self.sandbox.unwrap_or(surroundings.sandbox);
-        let sandbox_paths = self.sandbox_paths.take();
-        config.sandbox_paths = sandbox_paths.unwrap_or_else(|| surroundings.sandbox_paths.clone());
-        config.workers.placement = placement;
-        config
+impl ConfigDraft {
+    /// Reads a key, and keeps its location.
+    pub fn read(&mut self, key: &'static Key<ConfigDraft, Config>, reader: &mut Reader<'_, '_>) {
+        (key.read)(key, reader, self);
+        let given = reader.location(key.name).cloned();
+        self.given.extend(given.map(|at| (key.name, at)));
     }
 }
 
@@ -428,7 +383,7 @@ mod tests {
     use block::PollLimit;
 
     use crate::model::WorkersConfig;
-    use crate::{Flags, parse};
+    use crate::{Flags, Surroundings, parse};
 
     use super::*;
 

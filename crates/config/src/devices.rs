@@ -265,6 +265,12 @@ macro_rules! kinds {
         pub const DEVICE_KINDS: [(&str, DeviceKind); $count] = [$(($word, DeviceKind::$kind)),+];
 
         impl DeviceKind {
+            /// Returns the kind with this word.
+            pub fn named(word: &str) -> Option<DeviceKind> {
+                let kind = DEVICE_KINDS.iter().find(|(known, _)| *known == word)?;
+                Some(kind.1)
+            }
+
             /// Returns the word in files and flags.
             pub const fn word(self) -> &'static str {
                 match self {

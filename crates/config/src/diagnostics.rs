@@ -149,6 +149,21 @@ impl Diagnostics {
         self.mistakes.push(mistake);
     }
 
+    /// Adds a value that is not allowed, with the allowed ones.
+    pub fn refuse(
+        &mut self,
+        at: &Location,
+        message: impl Into<String>,
+        allowed: impl Into<String>,
+    ) {
+        self.push(Mistake::new(MistakeKind::Value, at, message).allowed(allowed));
+    }
+
+    /// Adds a conflict between values, with a remedy.
+    pub fn conflict(&mut self, at: &Location, message: impl Into<String>, help: impl Into<String>) {
+        self.push(Mistake::new(MistakeKind::Relation, at, message).help(help));
+    }
+
     /// Returns true if there are no mistakes.
     pub fn is_empty(&self) -> bool {
         self.mistakes.is_empty()

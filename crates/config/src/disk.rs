@@ -1,24 +1,22 @@
 //! Keys of a disk, and relations between them.
 
-use block::{
-    CacheMode, DelayTime, DiscardMode, ErrorPolicy, FileLock, NamedFiles, OnError, RbdLock,
-};
+use block::{CacheMode, DelayTime, DiscardMode, FileLock, NamedFiles, OnError, RbdLock};
 use serde_json::{Value, json};
 
-use super::devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, Persist};
+use super::devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, Persist};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::disk_draft::{DiskDraft, DiskKey, device_key, place};
+use super::disk_draft::{DiskKey, device_key, place};
 use super::key::{KeyValue, Kind, NONE, REQUIRED, RunTime, key_values, words};
 use super::location::Located;
 use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX};
 use super::nbd_disk;
 use super::passthrough;
 use super::rbd;
-use super::readers::{NAME_ALLOWED, read_name};
+use super::readers::NAME;
 use super::remote;
 use super::setting::{Choice, Setting, key};
 use super::size::{SIZE_MAX, parse_size};
-use super::value::{Fields, Raw, Reader};
+use super::value::{Draft, Fields, Raw, Reader};
 
 /// For keys that `lunette disk set` changes at run time.
 pub const DISK_SET: RunTime = RunTime::Command("lunette disk set");
@@ -35,21 +33,25 @@ const DAY: u64 = 86_400;
 
 /// All keys of a disk.
 pub static DISK_KEYS: &[DiskKey] = &[
-    key! { "name": Kind::Text("a name", NAME_ALLOWED); REQUIRED; RunTime::AddAnew; "name for exports and commands";
-        read |key, reader, disk| disk.name = read_name(reader, key.name); get |disk| disk.name.value()
-    },
+    key! { "name": NAME; REQUIRED; RunTime::AddAnew; "name for exports and commands"; both name },
     key! { "backend": Kind::Word(&const { words(&DEVICE_KINDS) }); REQUIRED; RunTime::AddAnew;
         "kind of the disk: see the sections below";
         read |key, reader, disk| {
-            disk.device = reader.choice(key.name, &DEVICE_KINDS).map(|at| at.value);
-            disk.backend = disk.device.map_or_else(BlockDeviceConfig::default, |kind| kind.config());
+            if let Some(kind) = reader.choice(key.name, &DEVICE_KINDS) {
+                disk.backend = kind.value.config();
+            }
         };
         get |disk| Some(json!(disk.backend.word()))
     },
     key! { "size": Kind::Size(": a multiple of the block size", 512..=SIZE_MAX); NONE; DISK_RESIZE;
         "`ram`, `null`, `delay`: required. `file`: a missing file is created sparse with this size; without this key the \
             disk follows the size of the file. `image`, `rbd`, `iscsi`, `nbd`, `scsi_generic`: not allowed, because the image, unit or export has a size";
-        read |key, reader, disk| disk.size = reader.size(key.name); get |disk| disk.backend.size().value()
+        read |key, reader, disk| {
+            if let Some(size) = reader.size(key.name) {
+                disk.backend = disk.backend.with_size(Some(size.value));
+            }
+        };
+        get |disk| disk.backend.size().value()
     },
     device_key! { "path": Kind::Text("path of a file or a device", "the path of a file or a device"); REQUIRED;
         "`image`: a qcow2 image. `scsi_generic`: `/dev/sgN`, or a block device that is a SCSI device. `file`: the content \
@@ -75,7 +77,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         "duration of the lock against other writers. `while-active`: only while clients or jobs use the disk, so that another daemon \
             may open it for a [live migration](migration.md#two-daemons)";
         read |key, reader, disk| {
-            key.set_in(reader, place!(&mut disk.config.backend; [File Image] { lock }));
+            key.set_in(reader, place!(&mut disk.backend; [File Image] { lock }));
             if disk.backend.takes_turns() {
                 // Default of `on_error`, which is read later: requests wait while another process has the lock.
                 disk.errors.on_error = OnError::Stop;
@@ -140,17 +142,14 @@ pub static DISK_KEYS: &[DiskKey] = &[
     key! { "require": Kind::Boolean; "`false`"; RunTime::NextStart;
         "`true`: the daemon does not start without the disk. `false`: it starts, shows the disk as unavailable and retries it"; both require
     },
-    key! { "serial": Kind::ShortText("at most 20 printable ASCII characters", "1 to 20 printable ASCII characters", SERIAL_MAX);
-        "from the disk's [identity](operations.md#identity)"; RunTime::AddAnew; "serial number reported to clients";
-        read |key, reader, disk| disk.serial = read_serial(key, reader); get |disk| disk.serial.value()
+    key! {
+        "serial": Kind::ShortText("at most 20 printable ASCII characters", "1 to 20 printable ASCII characters", SERIAL_MAX, |c| matches!(c, ' '..='~'));
+        "from the disk's [identity](operations.md#identity)"; RunTime::AddAnew; "serial number reported to clients"; both serial
     },
     key! { "wwn": Kind::Text("16 hexadecimal digits, the first 2, 3 or 5", WWN_ALLOWED);
         "from the disk's [identity](operations.md#identity)"; RunTime::AddAnew;
         "NAA identifier. Set it only if two daemons serve one medium as one disk";
-        read |key, reader, disk| {
-            disk.wwn = read_wwn(key, reader);
-            disk.shown.wwn = disk.wwn.as_ref().map(|at| at.value);
-        };
+        read |key, reader, disk| disk.shown.wwn = read_wwn(key, reader);
         get |disk| Some(json!(format!("{:016x}", disk.shown.wwn?)))
     },
     key! { "physical_block_size": Kind::Size(": a power of two, 512 to 65536", 512..=PHYSICAL_MAX as u64);
@@ -218,16 +217,17 @@ impl DiskConfig {
     }
 }
 
-fn read_keys(reader: &mut Reader<'_, '_>, draft: &mut DiskDraft, which: fn(&DiskKey) -> bool) {
+fn read_keys(reader: &mut Reader<'_, '_>, disk: &mut DiskConfig, which: fn(&DiskKey) -> bool) {
     for key in DISK_KEYS.iter().filter(|key| which(key)) {
-        let device = draft.device.map(|kind| kind.word());
+        let device = reader.fields().text("backend").and_then(DeviceKind::named);
+        let device = device.map(DeviceKind::word);
         if !key.is_of(device) {
             continue;
         }
         if key.default == REQUIRED && (key.of.is_empty() || device.is_some()) {
             reader.require(key.name, &key.kind.allowed());
         }
-        (key.read)(key, reader, draft);
+        (key.read)(key, reader, disk);
     }
 }
 
@@ -235,8 +235,7 @@ fn read_keys(reader: &mut Reader<'_, '_>, draft: &mut DiskDraft, which: fn(&Disk
 const RENAMED: [(&str, &str); 1] = [("around", "storage")];
 
 /// Returns fields with the present names of their keys.
-fn with_present_names(fields: &Fields) -> Fields {
-    let mut fields = fields.clone();
+fn with_present_names(mut fields: Fields) -> Fields {
     for field in &mut fields.entries {
         let renamed = RENAMED.iter().find(|(old, _)| *old == field.key.value);
         if let Some((_, present)) = renamed {
@@ -247,21 +246,15 @@ fn with_present_names(fields: &Fields) -> Fields {
 }
 
 /// Reads a disk.
-pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
-    let fields = with_present_names(fields);
+pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft<DiskConfig> {
+    let fields = with_present_names(fields.clone());
     let mut reader = Reader::new(&fields, "disk", diagnostics);
-    let mut draft = DiskDraft::default();
-    read_keys(&mut reader, &mut draft, |_| true);
-    relate_limits(&mut reader, &draft.limits);
-    passthrough::relate(&mut reader, &draft);
-    relate_discard(&mut reader, &draft);
-    let size_fits = relate_size(&mut reader, &draft);
-    let paths = draft.backend.paths();
-    let path = paths.iter().find(|(key, _)| *key == "path");
-    draft.path = reader
-        .location("path")
-        .zip(path)
-        .map(|(at, (_, path))| Located::new(path.to_path_buf(), at.clone()));
+    let mut config = DiskConfig::default();
+    read_keys(&mut reader, &mut config, |_| true);
+    relate_limits(&mut reader, &config.limits);
+    passthrough::relate(&mut reader, &config.backend);
+    relate_discard(&mut reader, &config.backend);
+    relate_size(&mut reader, &config);
     reader.finish(|key| {
         let key = DISK_KEYS.iter().find(|known| known.name == key)?;
         let (key, owner) = (key.name, key.of.first()?);
@@ -269,91 +262,81 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
             "disk: `{key}` belongs to the back end `{owner}`, and this disk has another"
         ))
     });
-    draft.is_complete = size_fits && draft.device.is_some() && draft.name.is_some();
-    draft.config.name = draft
-        .name
-        .as_ref()
-        .map_or_else(String::new, |name| name.value.clone());
-    if let Some(size) = &draft.size {
-        draft.config.backend = draft.config.backend.with_size(Some(size.value));
-    }
-    draft
+    Draft { config, fields }
 }
 
 /// Reads the limits only.
 pub fn read_limits(fields: &Fields, diagnostics: &mut Diagnostics) -> LimitsConfig {
     let mut reader = Reader::new(fields, "limits", diagnostics);
-    let mut draft = DiskDraft::default();
-    read_keys(&mut reader, &mut draft, |key| key.run_time == DISK_LIMIT);
-    relate_limits(&mut reader, &draft.limits);
+    let mut disk = DiskConfig::default();
+    read_keys(&mut reader, &mut disk, |key| key.run_time == DISK_LIMIT);
+    relate_limits(&mut reader, &disk.limits);
     reader.finish(|_| None);
-    draft.config.limits
+    disk.limits
 }
 
-/// Applies the keys that `lunette disk set` changes to an error policy; other fields are unchanged.
-pub fn read_settings(
-    fields: &Fields,
-    errors: ErrorPolicy,
-    diagnostics: &mut Diagnostics,
-) -> ErrorPolicy {
+/// Applies the keys that `lunette disk set` changes to a disk; other keys are unchanged.
+pub fn read_settings(fields: &Fields, disk: &mut DiskConfig, diagnostics: &mut Diagnostics) {
     let mut reader = Reader::new(fields, "disk", diagnostics);
-    let mut draft = DiskDraft::default();
-    draft.config.errors = errors;
-    read_keys(&mut reader, &mut draft, |key| key.run_time == DISK_SET);
+    read_keys(&mut reader, disk, |key| key.run_time == DISK_SET);
     reader.finish(|_| None);
-    draft.config.errors
 }
 
 /// Refuses `discard` if it has no effect: the daemon does not process commands of a pass-through unit, and no layer forwards the
 /// reservations of a shared RBD image.
-fn relate_discard(reader: &mut Reader<'_, '_>, draft: &DiskDraft) {
+fn relate_discard(reader: &mut Reader<'_, '_>, backend: &BlockDeviceConfig) {
     let Some(location) = reader.valid("discard") else {
         return;
     };
-    let other = match &draft.backend {
+    let other = match backend {
         BlockDeviceConfig::Iscsi(remote) if remote.passthrough.is_some() => "passthrough",
         BlockDeviceConfig::Rbd(rbd) if rbd.lock == RbdLock::Shared => "lock = \"shared\"",
         _ => return,
     };
     let message = format!("`discard` cannot be combined with `{other}`");
-    let mistake = Mistake::new(MistakeKind::Relation, location, &message);
-    reader.diagnostics().push(mistake.help("remove `discard`"));
+    reader
+        .diagnostics()
+        .conflict(location, message, "remove `discard`");
 }
 
-/// Checks that a size is given if the back end needs it, and refuses it if it does not. Returns false if the size is not a multiple of the
-/// disk's block size.
-fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
-    use super::devices::DeviceKind::{Delay, Image, Iscsi, Nbd, Null, Ram, Rbd, ScsiGeneric};
-    if matches!(draft.device, Some(Ram | Null | Delay)) {
+/// Checks that a size is given if the back end needs it, and refuses it if it does not.
+fn relate_size(reader: &mut Reader<'_, '_>, disk: &DiskConfig) {
+    use DeviceKind::{Delay, File, Image, Iscsi, Nbd, Null, Ram, Rbd, ScsiGeneric};
+    let Some(device) = reader.fields().text("backend").and_then(DeviceKind::named) else {
+        return;
+    };
+    if matches!(device, Ram | Null | Delay) {
         reader.require("size", super::size::SIZE_ALLOWED);
     }
-    let Some(size) = &draft.size else {
-        return true;
+    let Some(location) = reader.valid("size") else {
+        return;
     };
-    let refusal = match draft.device {
-        Some(Rbd) => Some((
-            "`size`: not allowed, because the image determines the size",
+    let (owner, help) = match device {
+        Ram | Null | Delay | File => {
+            let size = Located::new(disk.backend.size().unwrap_or(0), location.clone());
+            check_size(reader, &size, disk.block_size.unwrap_or(512));
+            return;
+        }
+        Rbd => (
+            "image determines the size",
             "change it with `lunette disk resize` or `rbd resize`",
-        )),
-        Some(Image) => Some((
-            "`size`: not allowed, because the image determines the size",
+        ),
+        Image => (
+            "image determines the size",
             "change it with `lunette disk resize`, or `lunette image resize` while it is not served",
-        )),
-        Some(Nbd) => Some((
-            "`size`: not allowed, because the server determines the size of the export",
+        ),
+        Nbd => (
+            "server determines the size of the export",
             "resize it at its server",
-        )),
-        Some(Iscsi | ScsiGeneric) => Some((
-            "`size`: not allowed, because the logical unit determines the size",
+        ),
+        Iscsi | ScsiGeneric => (
+            "logical unit determines the size",
             "resize it at its target",
-        )),
-        _ => None,
+        ),
     };
-    if let Some((message, help)) = refusal {
-        let mistake = Mistake::new(MistakeKind::Key, &size.location, message);
-        reader.diagnostics().push(mistake.help(help));
-    }
-    check_size(reader, size, draft.block_size.unwrap_or(512))
+    let message = format!("`size`: not allowed, because the {owner}");
+    let mistake = Mistake::new(MistakeKind::Key, location, message);
+    reader.diagnostics().push(mistake.help(help));
 }
 
 /// Returns true if the size is a positive multiple of the block size.
@@ -365,9 +348,10 @@ pub fn check_size(reader: &mut Reader<'_, '_>, size: &Located<u64>, block_size: 
         "`size`: {} bytes are not a whole number of blocks of {block_size} bytes",
         size.value
     );
-    let mistake = Mistake::new(MistakeKind::Value, &size.location, message);
     let allowed = format!("a multiple of {block_size}, at least {block_size}");
-    reader.diagnostics().push(mistake.allowed(allowed));
+    reader
+        .diagnostics()
+        .refuse(&size.location, message, allowed);
     false
 }
 
@@ -376,9 +360,8 @@ fn relate_limits(reader: &mut Reader<'_, '_>, limits: &LimitsConfig) {
     for (rate, burst) in [("iops", "iops_burst"), ("bandwidth", "bandwidth_burst")] {
         if let (Some(location), None) = (reader.valid(burst), reader.valid(rate)) {
             let message = format!("`{burst}` needs `{rate}`");
-            let mistake = Mistake::new(MistakeKind::Relation, location, message);
             let help = format!("add `{rate}`, or remove `{burst}`");
-            reader.diagnostics().push(mistake.help(help));
+            reader.diagnostics().conflict(location, message, help);
         }
     }
     for (key, value) in [
@@ -437,18 +420,8 @@ fn read_physical_block_size(
     }
 }
 
-fn read_serial(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<String> {
-    let serial = key.text(reader)?;
-    let printable = |c: char| c.is_ascii_graphic() || c == ' ';
-    if serial.value.len() > SERIAL_MAX || !serial.value.chars().all(printable) {
-        key.refuse(reader, &serial);
-        return None;
-    }
-    Some(serial.value)
-}
-
 /// Reads an NAA identifier of 64 bits, as `lsblk`, udev and initiators print it, also with prefix `naa.` or `0x`.
-fn read_wwn(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<Located<u64>> {
+fn read_wwn(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<u64> {
     let value = reader.raw(key.name)?;
     let text = match &value.value {
         Raw::Text(text) | Raw::Word(text) => text.as_str(),
@@ -460,9 +433,7 @@ fn read_wwn(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<Located<u64>> 
         .unwrap_or(text);
     let all_hexadecimal = digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
     match u64::from_str_radix(digits, 16) {
-        Ok(wwn) if all_hexadecimal && matches!(wwn >> 60, 2 | 3 | 5) => {
-            Some(Located::new(wwn, value.location.clone()))
-        }
+        Ok(wwn) if all_hexadecimal && matches!(wwn >> 60, 2 | 3 | 5) => Some(wwn),
         _ => {
             reader.refuse(key.name, value, WWN_ALLOWED);
             None

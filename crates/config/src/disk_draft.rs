@@ -1,52 +1,12 @@
-//! Values given for a disk, before they are checked against each other, and the declaration of keys of its block device.
+//! Declaration of keys of a disk's block device.
 
-use std::ops::{Deref, DerefMut};
-use std::path::PathBuf;
-
-use super::devices::DeviceKind;
 use super::key::Key;
-use super::location::Located;
 use super::model::DiskConfig;
 use super::setting::Setting;
 use super::value::Reader;
 
-/// Values given for a disk. Those that are checked against other objects have locations; all others are in the configuration.
-#[derive(Default)]
-pub struct DiskDraft {
-    pub(super) name: Option<Located<String>>,
-    pub(super) path: Option<Located<PathBuf>>,
-    pub(super) wwn: Option<Located<u64>>,
-    pub(super) size: Option<Located<u64>>,
-    pub(super) device: Option<DeviceKind>,
-    /// No key is missing, and the size fits.
-    pub(super) is_complete: bool,
-    /// The other values.
-    pub(super) config: DiskConfig,
-}
-
-impl DiskDraft {
-    /// Returns the disk, if no key is missing.
-    pub fn complete(self) -> Option<DiskConfig> {
-        self.is_complete.then_some(self.config)
-    }
-}
-
-impl Deref for DiskDraft {
-    type Target = DiskConfig;
-
-    fn deref(&self) -> &DiskConfig {
-        &self.config
-    }
-}
-
-impl DerefMut for DiskDraft {
-    fn deref_mut(&mut self) -> &mut DiskConfig {
-        &mut self.config
-    }
-}
-
 /// A key of a disk.
-pub type DiskKey = Key<DiskDraft, DiskConfig>;
+pub type DiskKey = Key<DiskConfig, DiskConfig>;
 
 impl DiskKey {
     /// Reads the value into `place`. Without a place the value is checked only.
@@ -104,7 +64,7 @@ macro_rules! device_key {
         $crate::setting::key! {
             $name: $kind; $default; $crate::key::RunTime::AddAnew, of &[$($crate::devices::DeviceKind::$device.word()),+]; $help;
             read |key, reader, disk| {
-                let place = $crate::disk_draft::place!(&mut disk.config.backend; [$($device)+] $place);
+                let place = $crate::disk_draft::place!(&mut disk.backend; [$($device)+] $place);
                 $crate::disk_draft::device_key!(@read key, reader, place $($access)*);
             };
             get |disk| {

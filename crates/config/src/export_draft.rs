@@ -13,7 +13,7 @@ use super::location::Located;
 use super::lun::LunDraft;
 use super::model::ExportConfig;
 use super::placement::{PlacementDraft, WORKERS_ALLOWED, read_workers, workers_value};
-use super::readers::{NAME_ALLOWED, SOCKET_ALLOWED, read_name, read_socket};
+use super::readers::{NAME, SOCKET};
 use super::setting::{Setting, key};
 use super::value::Fields;
 
@@ -93,15 +93,13 @@ pub const ENDS_SESSION: RunTime = RunTime::ReloadEndsSession;
 
 /// Key for the name of a vhost-user export.
 pub const fn name<T: ExportObject>(default: &'static str) -> Key<ExportDraft<T>, T> {
-    key! { "name": Kind::Text("a name", NAME_ALLOWED); default; RunTime::AddAnew; "name of the export";
-        read |key, reader, draft| draft.name = read_name(reader, key.name); get |export| Some(json!(export.name()))
+    key! { "name": NAME; default; RunTime::AddAnew; "name of the export"; set name; get |export| Some(json!(export.name()))
     }
 }
 
 /// Key for the socket.
 pub const fn socket<T: ExportObject>() -> Key<ExportDraft<T>, T> {
-    key! { "socket": Kind::Text("path of a socket, at most 107 bytes", SOCKET_ALLOWED); REQUIRED; ENDS_SESSION; "vhost-user socket";
-        read |key, reader, draft| draft.socket = read_socket(reader, key.name); get |export| export.socket()?.value()
+    key! { "socket": SOCKET; REQUIRED; ENDS_SESSION; "vhost-user socket"; set socket; get |export| export.socket()?.value()
     }
 }
 

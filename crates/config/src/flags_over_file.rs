@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::daemon_keys::{DAEMON_KEYS, DaemonKey, Draft, Flag, FlagForm, WorkersDraft};
+use super::daemon_keys::{ConfigDraft, DAEMON_KEYS, DaemonKey, Flag, FlagForm, WorkersDraft};
 use super::diagnostics::Diagnostics;
 use super::disk::read_disk;
 use super::export_kinds::{NBD, VHOST_BLK, VHOST_SCSI};
@@ -13,7 +13,7 @@ use super::lun::{LUN_KEYS, read_lun};
 use super::value::{Field, Fields, Raw, Reader};
 
 /// Reads all flags into the draft of a file.
-pub fn add(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
+pub fn add(draft: &mut ConfigDraft, flags: &Flags, diagnostics: &mut Diagnostics) {
     // The file is source 0, and each flag is a separate source. Mistakes are listed in the order of sources.
     let mut order = 0;
     let mut source = |flag: &str, text: &String| -> Arc<Source> {
@@ -30,8 +30,12 @@ pub fn add(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
         let Some(flag) = flag else { continue };
         for (_, text) in flags.daemon.iter().filter(|(name, _)| *name == flag.name) {
             let value = value_of(flag, &source(&format!("--{}", flag.name), text));
-            let fields = single(key.name, value);
-            (key.read)(key, &mut Reader::new(&fields, key.name, diagnostics), draft);
+            // A table with this field only, for the reader of files.
+            let fields = Fields {
+                location: value.location.clone(),
+                entries: vec![Field::new(key.name, value)],
+            };
+            draft.read(key, &mut Reader::new(&fields, key.name, diagnostics));
         }
     }
 }
@@ -49,7 +53,7 @@ fn value_of(flag: &Flag, source: &Arc<Source>) -> Located<Raw> {
 }
 
 fn add_objects(
-    draft: &mut Draft,
+    draft: &mut ConfigDraft,
     flags: &Flags,
     source: &mut impl FnMut(&str, &String) -> Arc<Source>,
     diagnostics: &mut Diagnostics,
@@ -93,12 +97,4 @@ fn add_objects(
         }
     }
     draft.exports.extend(read_flags(flags, source, diagnostics));
-}
-
-/// Returns a table with a flag's value as its only field, for the reader of files.
-fn single(key: &str, value: Located<Raw>) -> Fields {
-    Fields {
-        location: value.location.clone(),
-        entries: vec![Field::new(key, value)],
-    }
 }

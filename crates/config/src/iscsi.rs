@@ -17,7 +17,7 @@ use super::key::{
 use super::location::Located;
 use super::lun::{LUN_COMMAND, LunDraft, TARGET_LUN_KEYS, luns_value, read_lun};
 use super::model::{ExportConfig, IscsiConfig, LunConfig};
-use super::readers::{FILE_ALLOWED, ISCSI_NAME_ALLOWED, parsed, read_list};
+use super::readers::{ISCSI_NAME, SECRET_FILE, parsed, read_list};
 use super::setting::{Choice, Setting, key};
 use super::target_keys::TARGET_KEYS;
 use super::value::{Fields, Raw, Reader, items_of, text_of};
@@ -153,9 +153,7 @@ pub type IscsiKey = Key<ExportDraft<IscsiConfig>, IscsiConfig>;
 
 /// All keys except those of logins.
 pub static ISCSI_KEYS: &[IscsiKey] = &[
-    key! { "name": Kind::Text("an iSCSI name", ISCSI_NAME_ALLOWED); REQUIRED; RunTime::AddAnew; "name of the target";
-        read |_, reader, draft| draft.name = read_name(reader); get |target| target.name.value()
-    },
+    key! { "name": ISCSI_NAME; REQUIRED; RunTime::AddAnew; "name of the target"; set name; get |target| target.name.value() },
     key! { "alias": Kind::Text("any", "a text"); NONE; RunTime::Reload; "descriptive name"; both alias },
     key! { "disks": Kind::List("list of names of disks", DISKS_ALLOWED, Item::Text); NONE; LUN_COMMAND;
         "logical units from 0 on, in this order";
@@ -212,7 +210,7 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
     key! { "demo_mode": DemoMode::KIND; "`none`"; RunTime::Reload;
         "rights of initiators without a CHAP user or an entry in `acl`"; both demo_mode
     },
-    key! { "chap_users": Kind::Text("path of a file of mode 600", FILE_ALLOWED); NONE; RunTime::ReloadReread;
+    key! { "chap_users": SECRET_FILE; NONE; RunTime::ReloadReread;
         "CHAP users, one per line: `NAME SECRET [TARGET_NAME TARGET_SECRET]`; secrets have at least 12 characters. With this key \
             every initiator must authenticate"; both chap_users
     },
@@ -257,18 +255,6 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> ExportDraft
         disk: Some(disk),
     }));
     draft.of_any_kind(ExportConfig::Iscsi)
-}
-
-fn read_name(reader: &mut Reader<'_, '_>) -> Option<Located<String>> {
-    let name = reader.text("name", ISCSI_NAME_ALLOWED)?;
-    if !iscsi_name::is_iscsi_name(&name.value) {
-        let message = format!("`name`: {:?} is not an iSCSI name", name.value);
-        let mistake = Mistake::new(MistakeKind::Value, &name.location, message);
-        reader
-            .diagnostics()
-            .push(mistake.allowed(ISCSI_NAME_ALLOWED));
-    }
-    Some(name)
 }
 
 /// Returns true if a portal of this group is configured, or if a portal is wrong.

@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use block::ErrorPolicy;
 use scsi::AccessState;
 use serde_json::Value;
 
@@ -142,7 +141,7 @@ fn read_object<T>(
 /// All mistakes, each with the pointer of its field.
 pub fn disk_json(name: &str, value: &Value) -> Result<DiskConfig, Diagnostics> {
     read_fields(value, |fields, diagnostics| {
-        read_disk(&named(name, fields, diagnostics), diagnostics).complete()
+        Some(read_disk(&named(name, fields, diagnostics), diagnostics).config)
     })
 }
 
@@ -254,11 +253,7 @@ impl DiskSettings {
     /// Applies the values. Fields without a value are unchanged.
     pub fn apply(&self, disk: &mut DiskConfig) {
         // Mistakes were reported when it was read.
-        disk.errors = read_settings(
-            &fields("", &self.0),
-            disk.errors,
-            &mut Diagnostics::default(),
-        );
+        read_settings(&fields("", &self.0), disk, &mut Diagnostics::default());
     }
 }
 
@@ -268,7 +263,7 @@ impl DiskSettings {
 /// All mistakes, each with the pointer of its field.
 pub fn disk_settings_json(value: &Value) -> Result<DiskSettings, Diagnostics> {
     read_fields(value, |fields, diagnostics| {
-        read_settings(&fields, ErrorPolicy::default(), diagnostics);
+        read_settings(&fields, &mut DiskConfig::default(), diagnostics);
         Some(DiskSettings(value.clone()))
     })
 }
@@ -288,7 +283,7 @@ pub fn objects_json(value: &Value, mut config: Config) -> Result<Config, Diagnos
         reader.finish(|_| None);
         for fields in disks {
             let disk = read_disk(&without_status(fields.clone()), diagnostics);
-            config.disks.extend(disk.complete());
+            config.disks.push(disk.config);
         }
         for fields in exports {
             if let Some(export) = export(without_status(fields.clone()), diagnostics) {

@@ -7,10 +7,9 @@ use std::ops::RangeInclusive;
 use iscsi::address::{SECRET_REFUSED, has_secret};
 use serde_json::{Value, json};
 
-use super::diagnostics::{Mistake, MistakeKind, one_of};
+use super::diagnostics::one_of;
 use super::location::Located;
 use super::model::POLL_MICROS_MAX;
-use super::readers::POLL_ALLOWED;
 use super::size::{SIZE_ALLOWED, render_size};
 use super::value::Reader;
 
@@ -56,8 +55,10 @@ pub enum Kind {
     Word(&'static [&'static str]),
     /// A text: description in the documentation, and allowed values in messages.
     Text(&'static str, &'static str),
-    /// A text with a maximum number of characters.
-    ShortText(&'static str, &'static str, usize),
+    /// A text with a condition: description in the documentation, allowed values in messages, and the condition.
+    Checked(&'static str, &'static str, Check),
+    /// A text with a maximum number of bytes: description in the documentation, allowed values in messages, maximum, allowed characters.
+    ShortText(&'static str, &'static str, usize, fn(char) -> bool),
     /// A table of texts.
     Table(&'static str),
     /// A list: description in the documentation, allowed values in messages, and type of its items.
@@ -66,6 +67,23 @@ pub enum Kind {
     Sections(&'static str, &'static str),
     /// A polling limit.
     Poll,
+}
+
+/// Checks a text.
+///
+/// # Errors
+/// The reason of a refusal. If it is empty, the message shows the text.
+pub type Check = fn(&str) -> Result<(), String>;
+
+/// Allowed values of a polling limit.
+pub const POLL_ALLOWED: &str = "0 (never poll), microseconds up to 1000000, or \"always\"";
+
+/// Returns an error without a reason, unless a text `is_allowed`.
+pub fn allow(is_allowed: bool) -> Result<(), String> {
+    match is_allowed {
+        true => Ok(()),
+        false => Err(String::new()),
+    }
 }
 
 /// Type of a list's items.
@@ -144,7 +162,8 @@ impl Kind {
             Kind::Size(..) => SIZE_ALLOWED.to_owned(),
             Kind::Word(words) => one_of(words),
             Kind::Text(_, allowed)
-            | Kind::ShortText(_, allowed, _)
+            | Kind::Checked(_, allowed, _)
+            | Kind::ShortText(_, allowed, ..)
             | Kind::Table(allowed)
             | Kind::List(_, allowed, _)
             | Kind::Sections(_, allowed) => (*allowed).to_owned(),
@@ -166,7 +185,9 @@ impl Kind {
             }
             Kind::Size(form, _) => format!("size{form}"),
             Kind::Word(words) => format!("word: {}", one_of(words)),
-            Kind::Text(form, _) | Kind::ShortText(form, ..) => format!("string: {form}"),
+            Kind::Text(form, _) | Kind::Checked(form, ..) | Kind::ShortText(form, ..) => {
+                format!("string: {form}")
+            }
             Kind::Table(_) => "table of strings".to_owned(),
             Kind::List(documented, ..) | Kind::Sections(documented, _) => (*documented).to_owned(),
             Kind::Poll => format!("integer, µs, 0 to {POLL_MICROS_MAX}, or `always`"),
@@ -184,8 +205,8 @@ impl Kind {
             Kind::Word(words) => {
                 json!({"type": "string", "pattern": format!("^({})$", words.join("|"))})
             }
-            Kind::Text(..) => json!({"type": "string"}),
-            Kind::ShortText(_, _, most) => json!({"type": "string", "maxLength": most}),
+            Kind::Text(..) | Kind::Checked(..) => json!({"type": "string"}),
+            Kind::ShortText(_, _, most, _) => json!({"type": "string", "maxLength": most}),
             Kind::Table(_) => json!({"type": "object", "additionalProperties": {"type": "string"}}),
             Kind::List(_, _, item) => {
                 let items = match item {
@@ -342,9 +363,36 @@ impl<D, T> Key<D, T> {
         self.default == REQUIRED && self.of.is_empty()
     }
 
-    /// Reads a text.
+    /// Reads a text. A text that its kind does not allow is reported and returned, so that references to it are not reported too.
     pub fn text(&self, reader: &mut Reader<'_, '_>) -> Option<Located<String>> {
-        reader.text(self.name, &self.kind.allowed())
+        let text = reader.text(self.name, &self.kind.allowed())?;
+        let checked = match &self.kind {
+            Kind::Checked(_, _, check) => check(&text.value),
+            Kind::ShortText(_, _, most, is_allowed) => {
+                allow(text.value.len() <= *most && text.value.chars().all(is_allowed))
+            }
+            _ => Ok(()),
+        };
+        if let Err(reason) = checked {
+            self.refuse(reader, &text, &reason);
+        }
+        Some(text)
+    }
+
+    /// Reads a text and parses it.
+    pub fn parsed<V>(
+        &self,
+        reader: &mut Reader<'_, '_>,
+        parse: impl FnOnce(&str) -> Result<V, String>,
+    ) -> Option<Located<V>> {
+        let text = self.text(reader)?;
+        match parse(&text.value) {
+            Ok(value) => Some(Located::new(value, text.location)),
+            Err(reason) => {
+                self.refuse(reader, &text, &reason);
+                None
+            }
+        }
     }
 
     /// Reads a number, if the key is one.
@@ -365,28 +413,27 @@ impl<D, T> Key<D, T> {
             return Some(size);
         }
         let message = format!("`{}`: found {} bytes", self.name, size.value);
-        let mistake = Mistake::new(MistakeKind::Value, &size.location, message);
-        let allowed = format!(
-            "{} to {}",
-            render_size(*range.start()),
-            render_size(*range.end())
-        );
-        reader.diagnostics().push(mistake.allowed(allowed));
+        let [least, most] = [range.start(), range.end()].map(|size| render_size(*size));
+        let allowed = format!("{least} to {most}");
+        reader
+            .diagnostics()
+            .refuse(&size.location, message, allowed);
         None
     }
 
-    /// Reports that a text is invalid for the key.
-    pub fn refuse(&self, reader: &mut Reader<'_, '_>, text: &Located<String>) {
+    /// Reports that a text is invalid for the key. Without a reason the message shows the text.
+    fn refuse(&self, reader: &mut Reader<'_, '_>, text: &Located<String>, reason: &str) {
         // In a flag the prefix may be cut off.
         let is_secret = has_secret(&format!("iscsi:{}", text.value)) || has_secret(&text.value);
-        let message = match is_secret {
-            true => format!("`{}`: {SECRET_REFUSED}", self.name),
-            false => format!("`{}`: found {:?}", self.name, text.value),
+        let message = match reason {
+            "" if is_secret => format!("`{}`: {SECRET_REFUSED}", self.name),
+            "" => format!("`{}`: found {:?}", self.name, text.value),
+            reason => format!("`{}`: {reason}", self.name),
         };
-        let mistake = Mistake::new(MistakeKind::Value, &text.location, message);
+        let allowed = self.kind.allowed();
         reader
             .diagnostics()
-            .push(mistake.allowed(self.kind.allowed()));
+            .refuse(&text.location, message, allowed);
     }
 
     /// Returns its row in the documentation.
@@ -420,9 +467,10 @@ impl<D, T> Key<D, T> {
             of => format!("For the back end `{}`: ", of.join("`, `")),
         };
         let form = match &self.kind {
-            Kind::Text(form, _) | Kind::ShortText(form, ..) | Kind::List(form, ..) => {
-                format!("{form}; ")
-            }
+            Kind::Text(form, _)
+            | Kind::Checked(form, ..)
+            | Kind::ShortText(form, ..)
+            | Kind::List(form, ..) => format!("{form}; "),
             _ => String::new(),
         };
         let help = without_links(self.help);

@@ -81,7 +81,7 @@ pub use devices::{
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use differences::{Difference, disk_differences};
 pub use disk::{DISK_KEYS, DISK_SET};
-pub use disk_draft::{DiskDraft, DiskKey};
+pub use disk_draft::DiskKey;
 pub use export::ExportObject;
 pub use export_draft::ExportKind;
 pub use export_kinds::EXPORT_KINDS;
@@ -113,7 +113,7 @@ pub use target_keys::{TARGET_KEYS, TargetKey};
 pub use vhost_blk::VHOST_BLK_KEYS;
 pub use vhost_scsi::VHOST_SCSI_KEYS;
 
-use daemon_keys::Draft;
+use daemon_keys::ConfigDraft;
 
 /// Loads the configuration from the file at `path`, if given, and from `flags`. Objects of both add up; for single values (`--workers`,
 /// `--control`, ...) the flag has priority.
@@ -172,7 +172,7 @@ pub fn parse(
             let fields = toml_source::read_toml(&source, &mut diagnostics);
             daemon_keys::read_file(&fields, &mut diagnostics)
         }
-        None => Draft::default(),
+        None => ConfigDraft::default(),
     };
     flags_over_file::add(&mut draft, flags, &mut diagnostics);
     let config = check::complete(draft, surroundings, &mut diagnostics);

@@ -6,7 +6,7 @@ use super::diagnostics::Diagnostics;
 use super::key::{Key, Kind, REQUIRED, RunTime, read_all};
 use super::location::Located;
 use super::model::{LUNS_MAX, LunConfig, TARGETS_MAX};
-use super::readers::DISK_ALLOWED;
+use super::readers;
 use super::setting::key;
 use super::value::{Fields, Reader};
 
@@ -39,7 +39,7 @@ const TARGET: LunKey = key! { "target": Kind::Number("", 0..=TARGETS_MAX as u64 
 
 const LUN: LunKey = key! { "lun": Kind::Number("", 0..=LUNS_MAX as u64 - 1); REQUIRED; LUN_COMMAND; "logical unit number"; both lun };
 
-const DISK: LunKey = key! { "disk": Kind::Text("name of a disk", DISK_ALLOWED); REQUIRED; LUN_COMMAND; "the disk"; both disk };
+const DISK: LunKey = key! { "disk": readers::DISK; REQUIRED; LUN_COMMAND; "the disk"; both disk };
 
 /// Keys of a controller's logical unit.
 pub static LUN_KEYS: &[LunKey] = &[TARGET, LUN, DISK];

@@ -9,14 +9,18 @@ use super::export::ExportObject;
 use super::export_draft::{ENDS_SESSION, ExportDraft, ExportKind, dedicated, name, workers};
 use super::key::{Key, KeyValue, Kind, NONE, REQUIRED, key_values, read_all, schema_of};
 use super::model::{ExportConfig, NbdConfig, SocketRights};
-use super::readers::{ADDRESS_ALLOWED, DISK_ALLOWED, SOCKET_ALLOWED, read_socket};
+use super::readers::{ADDRESS, ADDRESS_ALLOWED, DISK, SOCKET, SOCKET_ALLOWED};
 use super::setting::{Setting, key};
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};
 
-/// Maximum length of a name or description for clients, so that lists of exports stay short.
-pub const NBD_TEXT_MAX: usize = 255;
-const TEXT_ALLOWED: &str = "a text of at most 255 bytes";
+/// Name or description for clients. It is limited, so that lists of exports stay short.
+const CLIENT_TEXT: Kind = Kind::ShortText(
+    "at most 255 bytes",
+    "a text of at most 255 bytes",
+    255,
+    |c| c != '\0',
+);
 
 /// One disk over NBD.
 pub static NBD: ExportKind = ExportKind {
@@ -90,24 +94,22 @@ type NbdKey = Key<ExportDraft<NbdConfig>, NbdConfig>;
 /// All keys of an NBD export.
 pub static NBD_KEYS: &[NbdKey] = &[
     name("the disk's name"),
-    key! { "disk": Kind::Text("name of a disk", DISK_ALLOWED); REQUIRED; ENDS_SESSION; "the disk"; both disk },
-    key! { "socket": Kind::Text("path of a socket, at most 107 bytes", SOCKET_ALLOWED); NONE; ENDS_SESSION;
+    key! { "disk": DISK; REQUIRED; ENDS_SESSION; "the disk"; both disk },
+    key! { "socket": SOCKET; NONE; ENDS_SESSION;
         "Unix socket. Several NBD exports may have the same. An export needs `socket` or `listen`";
-        read |key, reader, draft| draft.socket = read_socket(reader, key.name); get |export| export.socket.value()
+        set socket; get |export| export.socket.value()
     },
-    key! { "listen": Kind::Text("IP address and port", ADDRESS_ALLOWED); NONE; ENDS_SESSION;
+    key! { "listen": ADDRESS; NONE; ENDS_SESSION;
         "TCP address. Several NBD exports may have the same. The port of NBD is 10809"; both listen
     },
     socket_mode(),
     socket_owner(),
     socket_group(),
-    key! { "export_name": Kind::ShortText("at most 255 bytes", TEXT_ALLOWED, NBD_TEXT_MAX); "the export's name"; ENDS_SESSION;
-        "name for clients, unique at the socket or address. A client that gives no name gets the only export there";
-        read |key, reader, draft| draft.export_name = read_text(key, reader); get |export| export.export_name.value()
+    key! { "export_name": CLIENT_TEXT; "the export's name"; ENDS_SESSION;
+        "name for clients, unique at the socket or address. A client that gives no name gets the only export there"; both export_name
     },
-    key! { "description": Kind::ShortText("at most 255 bytes", TEXT_ALLOWED, NBD_TEXT_MAX); NONE; ENDS_SESSION;
-        "description for clients that list the exports";
-        read |key, reader, draft| draft.description = read_text(key, reader); get |export| export.description.value()
+    key! { "description": CLIENT_TEXT; NONE; ENDS_SESSION;
+        "description for clients that list the exports"; both description
     },
     key! { "read_only": Kind::Boolean; "`false`"; ENDS_SESSION; "clients may not write through this export"; both read_only },
     key! { "tls": Kind::Boolean; "`false`"; ENDS_SESSION;
@@ -116,15 +118,6 @@ pub static NBD_KEYS: &[NbdKey] = &[
     workers(),
     dedicated("start a worker for this export alone"),
 ];
-
-fn read_text(key: &NbdKey, reader: &mut Reader<'_, '_>) -> Option<String> {
-    let text = key.text(reader)?;
-    if text.value.is_empty() || text.value.len() > NBD_TEXT_MAX || text.value.contains('\0') {
-        key.refuse(reader, &text);
-        return None;
-    }
-    Some(text.value)
-}
 
 /// Reads an NBD export.
 pub fn read_nbd(fields: &Fields, diagnostics: &mut Diagnostics) -> ExportDraft {

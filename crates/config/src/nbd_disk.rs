@@ -1,35 +1,17 @@
 //! Keys of disks on exports of NBD servers: address and connections.
 
 use nbd::address::ExportAddress;
-use serde_json::json;
 
 use super::devices::ExportCache;
-use super::diagnostics::{Mistake, MistakeKind};
 use super::disk_draft::{DiskKey, device_key};
 use super::key::{Kind, REQUIRED};
 use super::setting::Choice;
-use super::value::Reader;
 
 pub const URI: DiskKey = device_key! {
     "uri": Kind::Text("`nbd://HOST[:PORT]/EXPORT`, `nbds://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`", ExportAddress::FORM); REQUIRED;
     "the export of an [NBD server](nbd.md#disks-on-an-nbd-server). `nbds://` uses TLS";
-    [Nbd] (address) by (read_uri, |address: &ExportAddress| Some(json!(address.to_string())))
+    [Nbd] (address)
 };
-
-fn read_uri(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<ExportAddress> {
-    let text = key.text(reader)?;
-    match text.value.parse() {
-        Ok(address) => Some(address),
-        Err(reason) => {
-            let message = format!("`{}`: {reason}", key.name);
-            let mistake = Mistake::new(MistakeKind::Value, &text.location, message);
-            reader
-                .diagnostics()
-                .push(mistake.allowed(ExportAddress::FORM));
-            None
-        }
-    }
-}
 
 pub const CACHE: DiskKey = device_key! {
     "cache": ExportCache::KIND; "`writeback`";

@@ -4,8 +4,7 @@ use block::PassedReservations;
 use serde_json::{Value, json};
 
 use super::devices::BlockDeviceConfig;
-use super::diagnostics::{Mistake, MistakeKind};
-use super::disk_draft::{DiskDraft, DiskKey, device_key};
+use super::disk_draft::{DiskKey, device_key};
 use super::key::{Kind, RunTime};
 use super::setting::{Choice, Setting, key};
 use super::value::Reader;
@@ -40,13 +39,13 @@ pub const RESERVATIONS_KEY: DiskKey = key! {
 };
 
 /// Refuses `pr` without `passthrough`: other units have reservations of this daemon.
-pub(crate) fn relate(reader: &mut Reader<'_, '_>, draft: &DiskDraft) {
-    if let BlockDeviceConfig::Iscsi(remote) = &draft.backend
+pub(crate) fn relate(reader: &mut Reader<'_, '_>, backend: &BlockDeviceConfig) {
+    if let BlockDeviceConfig::Iscsi(remote) = backend
         && remote.passthrough.is_none()
         && let Some(location) = reader.valid("pr")
     {
-        let mistake = Mistake::new(MistakeKind::Relation, location, "`pr` needs `passthrough`");
         let help = "add `passthrough = true`, or remove `pr`";
-        reader.diagnostics().push(mistake.help(help));
+        let message = "`pr` needs `passthrough`";
+        reader.diagnostics().conflict(location, message, help);
     }
 }

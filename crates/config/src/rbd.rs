@@ -14,15 +14,6 @@ use super::value::{Raw, Reader, wrong};
 /// Ceph options with secrets that read-only clients must not see.
 const SECRETS: [&str; 2] = ["key", "keyfile"];
 
-fn read_image(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<ImageName> {
-    let text = key.text(reader)?;
-    let image = ImageName::parse(&text.value);
-    if image.is_none() {
-        key.refuse(reader, &text);
-    }
-    image
-}
-
 fn read_options(
     reader: &mut Reader<'_, '_>,
     key: &'static str,
@@ -45,24 +36,15 @@ fn read_options(
                 continue;
             }
         };
-        let location = &field.key.location;
+        let mistake = |reason| Mistake::new(MistakeKind::Key, &field.key.location, reason);
         let mistake = if SECRETS.contains(&key.as_str()) {
-            let message =
-                format!("`option.{key}` would be visible to all readers of the configuration");
-            Mistake::new(MistakeKind::Key, location, message)
+            let reason = "would be visible to all readers of the configuration";
+            mistake(format!("`option.{key}` {reason}"))
                 .help("write the key to a file, and set `keyring` to its path")
         } else if key.is_empty() || key.contains('\0') || value.contains('\0') {
-            Mistake::new(
-                MistakeKind::Key,
-                location,
-                "`option`: not an option of Ceph",
-            )
+            mistake("`option`: not an option of Ceph".to_owned())
         } else if options.insert(key.clone(), value).is_some() {
-            Mistake::new(
-                MistakeKind::Key,
-                location,
-                format!("`option.{key}` is given twice"),
-            )
+            mistake(format!("`option.{key}` is given twice"))
         } else {
             continue;
         };
@@ -73,7 +55,7 @@ fn read_options(
 
 pub const IMAGE: DiskKey = device_key! {
     "image": Kind::Text("`POOL[/NAMESPACE]/IMAGE[@SNAPSHOT]`", ImageName::FORM); REQUIRED;
-    "the image; a snapshot is read-only"; [Rbd] (image) by (read_image, |image: &ImageName| Some(json!(image.to_string())))
+    "the image; a snapshot is read-only"; [Rbd] (image)
 };
 pub const CONF: DiskKey = device_key! {
     "conf": Kind::Text("path of a file", "the path of Ceph's configuration, such as /etc/ceph/ceph.conf"); "Ceph's";

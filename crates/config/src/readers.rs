@@ -1,142 +1,102 @@
-//! Readers for values of several keys: names, paths, addresses, polling limits.
+//! Kinds of values of several keys, and readers for lists.
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::str::FromStr;
 
-use block::PollLimit;
-
 use super::diagnostics::{Mistake, MistakeKind};
+use super::key::{Key, Kind, allow};
 use super::location::Located;
-use super::model::{NAME_MAX, POLL_MICROS_MAX, SOCKET_PATH_MAX, WORKERS_MAX};
+use super::model::{NAME_MAX, SOCKET_PATH_MAX, WORKERS_MAX};
 use super::value::{Raw, Reader, number_of, text_of};
 
 pub const NAME_ALLOWED: &str =
     "1 to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit";
 pub const ISCSI_NAME_ALLOWED: &str = "an iSCSI name, such as iqn.2026-11.org.example:t0";
-pub const DISK_ALLOWED: &str = "the name of a disk";
 pub const SOCKET_ALLOWED: &str = "a path of at most 107 bytes, such as \"/run/lunette/d0.sock\"";
 pub const ADDRESS_ALLOWED: &str =
     "an IP address and a port, such as \"127.0.0.1:9752\" or \"[::1]:9752\"";
-pub const FILE_ALLOWED: &str = "the path of a file, such as /etc/lunette/token";
-pub const PEM_ALLOWED: &str = "the path of a file, such as /etc/lunette/tls.pem";
+pub const DISK_ALLOWED: &str = "the name of a disk";
 pub const FOLDER_ALLOWED: &str = "the path of a folder, such as /var/lib/lunette";
+pub const PEM_ALLOWED: &str = "the path of a file, such as /etc/lunette/tls.pem";
 pub const PATHS_ALLOWED: &str = "a list of paths, such as [\"/srv/disks\"]";
-/// Allowed values of a list of host names.
 pub const NAMES_ALLOWED: &str = "a list of host names, such as [\"storage1.example\"]";
-pub const POLL_ALLOWED: &str = "0 (never poll), microseconds up to 1000000, or \"always\"";
 pub const CPUS_ALLOWED: &str = "a list of CPU numbers, such as 2,3 (in a file: [2, 3])";
 
-/// Reads a name. An invalid one is kept, so that references to it are not reported too.
-pub fn read_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<String>> {
-    let name = reader.text(key, NAME_ALLOWED)?;
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let first = name.value.chars().next().unwrap_or('-');
-    if name.value.len() > NAME_MAX
-        || !first.is_ascii_alphanumeric()
-        || !name.value.chars().all(allowed)
-    {
-        let message = format!("`{key}`: found {:?}", name.value);
-        let mistake = Mistake::new(MistakeKind::Value, &name.location, message);
-        reader.diagnostics().push(mistake.allowed(NAME_ALLOWED));
-    }
-    Some(name)
-}
+/// Name of a disk or an export.
+pub const NAME: Kind = Kind::Checked("a name", NAME_ALLOWED, |name| {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    allow(name.len() <= NAME_MAX && starts_well && name.chars().all(is_allowed))
+});
 
-/// Reads the path of a socket. A name that begins with `@` means an abstract socket to other programs, and is refused.
-pub fn read_socket(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<PathBuf>> {
-    let path = reader.text(key, SOCKET_ALLOWED)?;
-    if path.value.starts_with('@') {
-        let message = format!(
-            "`{key}`: abstract sockets such as `{0}` are not supported; hint: give a path, or ./{0} for a file of that name",
-            path.value
-        );
-        let mistake = Mistake::new(MistakeKind::Value, &path.location, message);
-        reader.diagnostics().push(mistake.allowed(SOCKET_ALLOWED));
-        return None;
-    }
-    if path.value.len() > SOCKET_PATH_MAX || path.value.contains('\0') {
-        let message = format!(
-            "`{key}`: a path of {} bytes is too long for a Unix socket",
-            path.value.len()
-        );
-        let mistake = Mistake::new(MistakeKind::Value, &path.location, message);
-        reader.diagnostics().push(mistake.allowed(SOCKET_ALLOWED));
-        return None;
-    }
-    Some(Located::new(PathBuf::from(path.value), path.location))
-}
+/// iSCSI name of a target or an initiator.
+pub const ISCSI_NAME: Kind =
+    Kind::Checked(
+        "an iSCSI name",
+        ISCSI_NAME_ALLOWED,
+        |name| match iscsi_name::is_iscsi_name(name) {
+            true => Ok(()),
+            false => Err(format!("{name:?} is not an iSCSI name")),
+        },
+    );
 
-/// Reads a folder, which need not exist yet.
-pub fn read_folder(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<PathBuf> {
-    read_path(reader, key, "folder", FOLDER_ALLOWED).map(|path| path.value)
-}
+/// Reference to a disk.
+pub const DISK: Kind = Kind::Text("name of a disk", DISK_ALLOWED);
 
-/// Reads the path of a file with a secret, which is read later.
-pub fn read_file_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<PathBuf> {
-    read_path(reader, key, "file", FILE_ALLOWED).map(|path| path.value)
-}
+/// Path of a Unix socket. A name that begins with `@` means an abstract socket to other programs, and is refused.
+pub const SOCKET: Kind = Kind::Checked(
+    "path of a socket, at most 107 bytes",
+    SOCKET_ALLOWED,
+    |path| {
+        if path.starts_with('@') {
+            return Err(format!(
+                "abstract sockets such as `{path}` are not supported; hint: give a path, or ./{path} for a file of that name"
+            ));
+        }
+        match path.len() {
+            0..=SOCKET_PATH_MAX => Ok(()),
+            bytes => Err(format!(
+                "a path of {bytes} bytes is too long for a Unix socket"
+            )),
+        }
+    },
+);
 
-/// Reads the path of a file with certificates or a key, which is read later.
-pub fn read_pem_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<PathBuf>> {
-    read_path(reader, key, "file", PEM_ALLOWED)
-}
+/// Address to listen on, with its port.
+pub const ADDRESS: Kind = Kind::Text("IP address and port", ADDRESS_ALLOWED);
 
-fn read_path(
-    reader: &mut Reader<'_, '_>,
-    key: &'static str,
-    kind: &str,
-    allowed: &str,
-) -> Option<Located<PathBuf>> {
-    let path = reader.text(key, allowed)?;
-    if path.value.contains('\0') {
-        let message = format!("`{key}`: not the path of a {kind}");
-        let mistake = Mistake::new(MistakeKind::Value, &path.location, message);
-        reader.diagnostics().push(mistake.allowed(allowed));
-        return None;
-    }
-    Some(Located::new(PathBuf::from(path.value), path.location))
-}
+/// File with a secret, which is read later.
+pub const SECRET_FILE: Kind = Kind::Text(
+    "path of a file of mode 600",
+    "the path of a file, such as /etc/lunette/token",
+);
 
-/// Reads a list of texts that are neither empty nor contain a NUL; a flag has one of them. `allowed` describes the list in errors.
-pub fn read_texts(
-    reader: &mut Reader<'_, '_>,
-    key: &'static str,
-    allowed: &'static str,
-) -> Option<Vec<String>> {
-    let value = reader.raw(key)?;
+/// File with certificates, which is read later.
+pub const PEM_FILE: Kind = Kind::Text("path of a PEM file", PEM_ALLOWED);
+
+/// Reads a list of texts that are neither empty nor contain a NUL; a flag has one of them.
+pub fn read_texts<D, T, V: From<String>>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Vec<V> {
+    let allowed = key.kind.allowed();
+    let Some(value) = reader.raw(key.name) else {
+        return Vec::new();
+    };
     let items = match &value.value {
         Raw::List(items) => items.as_slice(),
         Raw::Word(_) => std::slice::from_ref(value),
         _ => {
-            reader.refuse(key, value, allowed);
-            return None;
+            reader.refuse(key.name, value, &allowed);
+            return Vec::new();
         }
     };
     let mut texts = Vec::new();
     for item in items {
         match &item.value {
             Raw::Text(text) | Raw::Word(text) if !text.is_empty() && !text.contains('\0') => {
-                texts.push(text.clone());
+                texts.push(text.clone().into());
             }
-            _ => reader.refuse(key, item, allowed),
+            _ => reader.refuse(key.name, item, &allowed),
         }
     }
-    Some(texts)
-}
-
-/// Reads an address to listen on, with its port.
-pub fn read_address(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<SocketAddr>> {
-    let text = reader.text(key, ADDRESS_ALLOWED)?;
-    match text.value.parse() {
-        Ok(address) => Some(Located::new(address, text.location)),
-        Err(_) => {
-            let message = format!("`{key}`: {:?} is not an address with a port", text.value);
-            let mistake = Mistake::new(MistakeKind::Value, &text.location, message);
-            reader.diagnostics().push(mistake.allowed(ADDRESS_ALLOWED));
-            None
-        }
-    }
+    texts
 }
 
 /// Reads the CPUs that workers are pinned to.
@@ -158,26 +118,6 @@ pub fn read_cpus(
         cpus.push(Located::new(cpu.value as usize, cpu.location));
     }
     Some(Located::new(cpus, value.location.clone()))
-}
-
-/// Reads a polling limit.
-pub fn read_poll(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Located<PollLimit>> {
-    let value = reader.raw(key)?;
-    let at = |limit| Some(Located::new(limit, value.location.clone()));
-    let micros = match &value.value {
-        Raw::Text(text) | Raw::Word(text) if text == "always" => return at(PollLimit::Always),
-        Raw::Word(text) => text.parse().ok(),
-        Raw::Integer(number) => u32::try_from(*number).ok(),
-        _ => None,
-    };
-    match micros {
-        Some(0) => at(PollLimit::Never),
-        Some(micros) if micros <= POLL_MICROS_MAX => at(PollLimit::Micros(micros)),
-        _ => {
-            reader.refuse(key, value, POLL_ALLOWED);
-            None
-        }
-    }
 }
 
 /// Reads a list of texts.
@@ -203,16 +143,11 @@ pub fn parsed<T: FromStr<Err = String>>(
     key: &str,
     text: &Located<String>,
 ) -> Option<T> {
-    match text.value.parse() {
-        Ok(value) => Some(value),
-        Err(reason) => {
-            let mistake = Mistake::new(
-                MistakeKind::Value,
-                &text.location,
-                format!("`{key}`: {reason}"),
-            );
-            reader.diagnostics().push(mistake);
-            None
-        }
-    }
+    let parsed = text.value.parse();
+    let report = |reason| {
+        let message = format!("`{key}`: {reason}");
+        let mistake = Mistake::new(MistakeKind::Value, &text.location, message);
+        reader.diagnostics().push(mistake);
+    };
+    parsed.map_err(report).ok()
 }

@@ -2,46 +2,23 @@
 
 use iscsi::address::{Portal, UnitAddress};
 use iscsi::chap::Algorithm as ChapAlgorithm;
-use iscsi::negotiation::DigestOffer;
 use serde_json::{Value, json};
 
 use super::disk_draft::{DiskKey, device_key};
-use super::key::{Key, Kind, NONE, REQUIRED, words};
+use super::key::{Key, Kind, NONE, REQUIRED, allow};
+use super::readers::ISCSI_NAME;
 use super::value::Reader;
 
 /// RFC 7143, 13.13 and 13.14: 512 to 2^24-1.
 const LENGTHS: std::ops::RangeInclusive<u64> = 512..=16_777_215;
 
-/// Digests with their words.
-const DIGESTS: [(&str, DigestOffer); 2] =
-    [("none", DigestOffer::None), ("crc32c", DigestOffer::Crc32c)];
-
-fn read_digest(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<DigestOffer> {
-    Some(reader.choice(key.name, &DIGESTS)?.value)
-}
-
-fn digest_value(digest: &DigestOffer) -> Option<Value> {
-    (*digest == DigestOffer::Crc32c).then(|| json!("crc32c"))
-}
+/// Digests that an initiator requests; the target may refuse them.
+const DIGEST: Kind = Kind::Word(&["none", "crc32c"]);
 
 pub const UNIT: DiskKey = device_key! {
     "unit": Kind::Text("`iscsi://[USER@]HOST[:PORT]/TARGET/LUN`", UnitAddress::FORM); REQUIRED;
-    "the logical unit. USER is the CHAP user"; [Iscsi] (unit) by (read_unit, |unit: &Option<UnitAddress>| Some(json!(unit.as_ref()?.to_string())))
+    "the logical unit. USER is the CHAP user"; [Iscsi] (unit)
 };
-
-fn read_unit(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<Option<UnitAddress>> {
-    let text = key.text(reader)?;
-    // In a flag the disk's kind precedes it: d0=iscsi://HOST/TARGET/LUN.
-    let whole = match text.value.starts_with("//") {
-        true => format!("iscsi:{}", text.value),
-        false => text.value.clone(),
-    };
-    let unit = whole.parse().ok();
-    if unit.is_none() {
-        key.refuse(reader, &text);
-    }
-    Some(unit)
-}
 
 const PATHS: &str =
     "one or more of HOST[:PORT] and iscsi://HOST[:PORT]/TARGET/LUN, with blanks between them";
@@ -53,17 +30,16 @@ pub const PATHS_KEY: DiskKey = device_key! {
 };
 
 fn read_paths(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<Vec<String>> {
-    let text = key.text(reader)?;
-    let paths = text.value.split_whitespace();
     let is_path = |path: &str| match UnitAddress::looks_like_one(path) {
         true => path.parse::<UnitAddress>().is_ok(),
         false => path.parse::<Portal>().is_ok(),
     };
-    if text.value.trim().is_empty() || !paths.clone().all(is_path) {
-        key.refuse(reader, &text);
-        return None;
-    }
-    Some(paths.map(str::to_owned).collect())
+    let paths = key.parsed(reader, |text| {
+        let paths: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        let all_valid = !paths.is_empty() && paths.iter().all(|path| is_path(path));
+        allow(all_valid).map(|()| paths)
+    })?;
+    Some(paths.value)
 }
 
 /// Accepted values of a list of CHAP algorithms.
@@ -75,26 +51,14 @@ pub fn read_algorithms<D, T>(
     key: &Key<D, T>,
     reader: &mut Reader<'_, '_>,
 ) -> Option<Vec<ChapAlgorithm>> {
-    let text = key.text(reader)?;
-    let algorithms = ChapAlgorithm::parse_list(&text.value);
-    if algorithms.is_none() {
-        key.refuse(reader, &text);
-    }
-    algorithms.filter(|algorithms| *algorithms != ChapAlgorithm::strongest_first())
+    let parse = |text: &str| ChapAlgorithm::parse_list(text).ok_or_else(String::new);
+    let algorithms = key.parsed(reader, parse)?.value;
+    (algorithms != ChapAlgorithm::strongest_first()).then_some(algorithms)
 }
 
 /// Returns a list of CHAP algorithms as it is written.
 pub fn algorithms_value(algorithms: Option<&[ChapAlgorithm]>) -> Option<Value> {
     Some(json!(ChapAlgorithm::list(algorithms?)))
-}
-
-fn read_initiator_name(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<Option<String>> {
-    let name = key.text(reader)?;
-    if !iscsi_name::is_iscsi_name(&name.value) {
-        key.refuse(reader, &name);
-        return None;
-    }
-    Some(Some(name.value))
 }
 
 pub const TRUST_PATHS: DiskKey = device_key! {
@@ -120,9 +84,9 @@ pub const CHAP_ALGORITHMS: DiskKey = device_key! {
     )
 };
 pub const INITIATOR_NAME: DiskKey = device_key! {
-    "initiator_name": Kind::Text("an iSCSI name", "an iSCSI name, such as \"iqn.2026-11.org.example:host\"");
+    "initiator_name": ISCSI_NAME;
     "that of `/etc/iscsi/initiatorname.iscsi`, else [that of the state folder](remote-disks.md#initiator-name-and-isid)";
-    "initiator name for the login"; [Iscsi] (initiator_name) by (read_initiator_name, |name: &Option<String>| Some(json!(name.as_ref()?)))
+    "initiator name for the login"; [Iscsi] (initiator_name)
 };
 pub const QUEUE_DEPTH_KEY: DiskKey = device_key! {
     "queue_depth": Kind::Number("commands", 1..=1024); "`128`";
@@ -133,10 +97,10 @@ pub const REPLACEMENT_TIMEOUT_KEY: DiskKey = device_key! {
     "time that I/O waits for a lost session or connection. Then it fails, and `on_error` applies. 0: no limit"; [Iscsi Nbd] (replacement_timeout)
 };
 pub const HEADER_DIGEST: DiskKey = device_key! {
-    "header_digest": Kind::Word(&const { words(&DIGESTS) }); "`none`"; "checksum over each header"; [Iscsi] (offer.header_digest) by (read_digest, digest_value)
+    "header_digest": DIGEST; "`none`"; "checksum over each header"; [Iscsi] (offer.header_digest)
 };
 pub const DATA_DIGEST: DiskKey = device_key! {
-    "data_digest": Kind::Word(&const { words(&DIGESTS) }); "`none`"; "checksum over the data of each PDU"; [Iscsi] (offer.data_digest) by (read_digest, digest_value)
+    "data_digest": DIGEST; "`none`"; "checksum over the data of each PDU"; [Iscsi] (offer.data_digest)
 };
 pub const MAX_RECV_DATA_SEGMENT_LENGTH: DiskKey = device_key! {
     "max_recv_data_segment_length": Kind::Number("bytes", LENGTHS); "`262144`";

@@ -4,18 +4,20 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use block::{
-    CacheMode, DelayTime, DiscardMode, FileLock, NamedFiles, OnError, PassedReservations,
-    PollLimit, PollMode, RbdLock,
+    CacheMode, DelayTime, DiscardMode, FileLock, ImageName, NamedFiles, OnError,
+    PassedReservations, PollLimit, PollMode, RbdLock,
 };
-use iscsi::access::DemoMode;
+use iscsi::access::{DemoMode, Network};
+use iscsi::address::UnitAddress;
 use iscsi::negotiation::DigestOffer;
+use nbd::address::ExportAddress;
 use serde_json::{Value, json};
 
 use super::devices::{DelayStorage, ExportCache, Persist};
-use super::key::{Key, Kind, words};
+use super::key::{Key, Kind, POLL_ALLOWED, allow, words};
 use super::location::Located;
-use super::readers::read_poll;
-use super::value::Reader;
+use super::model::POLL_MICROS_MAX;
+use super::value::{Raw, Reader};
 
 impl<D, T> Key<D, T> {
     /// Reads the value into `place`, which is unchanged if the key is absent or its value is wrong.
@@ -102,20 +104,41 @@ impl Setting for bool {
     }
 }
 
-impl Setting for String {
-    fn read<D, T>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Option<Located<Self>> {
-        key.text(reader)
-    }
+/// Implements [`Setting`] for types that are written as one text. An error without a reason shows the text.
+macro_rules! texts {
+    ($($type:ty = $parse:expr),+ $(,)?) => {
+        $(impl Setting for $type {
+            fn read<D, T>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Option<Located<Self>> {
+                key.parsed(reader, $parse)
+            }
 
-    fn value(&self) -> Option<Value> {
-        Some(json!(self))
+            fn value(&self) -> Option<Value> {
+                Some(json!(self.to_string()))
+            }
+        })+
+    };
+}
+
+texts! {
+    DelayTime = |text| DelayTime::parse(text).ok_or_else(String::new),
+    ExportAddress = str::parse,
+    ImageName = |text| ImageName::parse(text).ok_or_else(String::new),
+    Network = str::parse,
+    SocketAddr = |text| text.parse().map_err(|_| format!("{text:?} is not an address with a port")),
+    String = |text| Ok(text.to_owned()),
+    // In a flag the disk's kind precedes it: d0=iscsi://HOST/TARGET/LUN.
+    UnitAddress = |text| match text.starts_with("//") {
+        true => format!("iscsi:{text}").parse(),
+        false => text.parse(),
     }
+    .map_err(|_| String::new()),
 }
 
 impl Setting for PathBuf {
     fn read<D, T>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Option<Located<Self>> {
-        let at = key.text(reader)?;
-        Some(Located::new(at.value.into(), at.location))
+        key.parsed(reader, |path| {
+            allow(!path.contains('\0')).map(|()| path.into())
+        })
     }
 
     fn value(&self) -> Option<Value> {
@@ -123,19 +146,24 @@ impl Setting for PathBuf {
     }
 }
 
-impl Setting for SocketAddr {
-    fn read<D, T>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Option<Located<Self>> {
-        super::readers::read_address(reader, key.name)
-    }
-
-    fn value(&self) -> Option<Value> {
-        Some(json!(self.to_string()))
-    }
-}
-
 impl Setting for PollLimit {
     fn read<D, T>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Option<Located<Self>> {
-        read_poll(reader, key.name)
+        let value = reader.raw(key.name)?;
+        let micros = match &value.value {
+            Raw::Word(text) => text.parse().ok(),
+            Raw::Integer(number) => u32::try_from(*number).ok(),
+            _ => None,
+        };
+        let limit = match (&value.value, micros) {
+            (Raw::Text(text) | Raw::Word(text), _) if text == "always" => PollLimit::Always,
+            (_, Some(0)) => PollLimit::Never,
+            (_, Some(micros @ 1..=POLL_MICROS_MAX)) => PollLimit::Micros(micros),
+            _ => {
+                reader.refuse(key.name, value, POLL_ALLOWED);
+                return None;
+            }
+        };
+        Some(Located::new(limit, value.location.clone()))
     }
 
     fn value(&self) -> Option<Value> {
@@ -144,23 +172,6 @@ impl Setting for PollLimit {
             PollLimit::Micros(micros) => json!(micros),
             PollLimit::Always => json!("always"),
         })
-    }
-}
-
-impl Setting for DelayTime {
-    fn read<D, T>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Option<Located<Self>> {
-        let text = key.text(reader)?;
-        match DelayTime::parse(&text.value) {
-            Some(time) => Some(Located::new(time, text.location)),
-            None => {
-                key.refuse(reader, &text);
-                None
-            }
-        }
-    }
-
-    fn value(&self) -> Option<Value> {
-        Some(json!(self.to_string()))
     }
 }
 
@@ -200,7 +211,10 @@ macro_rules! choices {
 
         impl Setting for $choice {
             fn read<D, T>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Option<Located<Self>> {
-                reader.choice(key.name, &$words)
+                // A key may allow some of the words only.
+                let is_allowed = |word: &str| matches!(key.kind, Kind::Word(words) if words.contains(&word));
+                let words = $words.into_iter().filter(|(word, _)| is_allowed(word));
+                reader.choice(key.name, &words.collect::<Vec<_>>())
             }
 
             fn value(&self) -> Option<Value> {

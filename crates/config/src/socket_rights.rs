@@ -3,26 +3,37 @@
 use serde_json::json;
 
 use super::accounts::{group_id, user_id};
-use super::diagnostics::{Mistake, MistakeKind};
 use super::export::ExportObject;
 use super::export_draft::ExportDraft;
 use super::key::{Key, Kind, NONE, RunTime};
-use super::location::Located;
 use super::setting::{Setting, key};
-use super::value::Reader;
 
 const MODE_ALLOWED: &str = "an octal mode from \"0000\" to \"0777\", such as \"0660\"";
-const USER_ALLOWED: &str = "the name of a user in /etc/passwd, or a number";
-const GROUP_ALLOWED: &str = "the name of a group in /etc/group, or a number";
+const USER: Kind = Kind::Checked(
+    "user",
+    "the name of a user in /etc/passwd, or a number",
+    |user| match user_id(user) {
+        Some(_) => Ok(()),
+        None => Err(format!("/etc/passwd has no user `{user}`")),
+    },
+);
+const GROUP: Kind = Kind::Checked(
+    "group",
+    "the name of a group in /etc/group, or a number",
+    |group| match group_id(group) {
+        Some(_) => Ok(()),
+        None => Err(format!("/etc/group has no group `{group}`")),
+    },
+);
 
 /// Key for the permission bits of the socket.
 pub const fn socket_mode<T: ExportObject>() -> Key<ExportDraft<T>, T> {
     key! { "socket_mode": Kind::Text("octal mode in quotes", MODE_ALLOWED); "`0777` less the umask"; RunTime::Reload;
         "permission bits of the socket, from its creation on. To connect, a front end needs the right to write";
         read |key, reader, draft| {
-            let mode = read_mode(key, reader);
+            let mode = key.parsed(reader, parse_mode);
             if let Some(rights) = draft.socket_rights_mut() {
-                rights.mode = mode;
+                rights.mode = mode.map(|at| at.value);
             }
         };
         get |export| Some(json!(format!("{:04o}", export.socket_rights()?.mode?)))
@@ -31,12 +42,11 @@ pub const fn socket_mode<T: ExportObject>() -> Key<ExportDraft<T>, T> {
 
 /// Key for the owner of the socket.
 pub const fn socket_owner<T: ExportObject>() -> Key<ExportDraft<T>, T> {
-    key! { "socket_owner": Kind::Text("user", USER_ALLOWED); NONE; RunTime::Reload;
+    key! { "socket_owner": USER; NONE; RunTime::Reload;
         "owner of the socket: a name of `/etc/passwd`, or a number. The daemon needs CAP_CHOWN for another user than its own";
         read |key, reader, draft| {
-            let owner = read_account(key, reader, user_id, "/etc/passwd has no user");
             if let Some(rights) = draft.socket_rights_mut() {
-                rights.owner = owner;
+                key.set(reader, &mut rights.owner);
             }
         };
         get |export| export.socket_rights()?.owner.value()
@@ -45,47 +55,23 @@ pub const fn socket_owner<T: ExportObject>() -> Key<ExportDraft<T>, T> {
 
 /// Key for the group of the socket.
 pub const fn socket_group<T: ExportObject>() -> Key<ExportDraft<T>, T> {
-    key! { "socket_group": Kind::Text("group", GROUP_ALLOWED); NONE; RunTime::Reload;
+    key! { "socket_group": GROUP; NONE; RunTime::Reload;
         "group of the socket: a name of `/etc/group`, or a number. The daemon must be a member of it, or needs CAP_CHOWN";
         read |key, reader, draft| {
-            let group = read_account(key, reader, group_id, "/etc/group has no group");
             if let Some(rights) = draft.socket_rights_mut() {
-                rights.group = group;
+                key.set(reader, &mut rights.group);
             }
         };
         get |export| export.socket_rights()?.group.value()
     }
 }
 
-fn read_mode<D, T>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Option<u16> {
-    let text = key.text(reader)?;
-    let is_octal = (3..=4).contains(&text.value.len())
-        && text.value.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
-    let mode = u16::from_str_radix(&text.value, 8).ok();
+/// Parses an octal mode.
+fn parse_mode(text: &str) -> Result<u16, String> {
+    let is_octal = matches!(text.len(), 3 | 4) && !text.starts_with('+');
+    let mode = u16::from_str_radix(text, 8).ok();
     let mode = mode.filter(|mode| is_octal && *mode <= 0o777);
-    if mode.is_none() {
-        key.refuse(reader, &text);
-    }
-    mode
-}
-
-/// Reads a user or a group. An unknown one is a mistake.
-fn read_account<D, T>(
-    key: &Key<D, T>,
-    reader: &mut Reader<'_, '_>,
-    id: fn(&str) -> Option<u32>,
-    unknown: &str,
-) -> Option<String> {
-    let Located { value, location } = key.text(reader)?;
-    if id(&value).is_none() {
-        let message = format!("`{}`: {unknown} `{value}`", key.name);
-        let mistake = Mistake::new(MistakeKind::Value, &location, message);
-        reader
-            .diagnostics()
-            .push(mistake.allowed(key.kind.allowed()));
-        return None;
-    }
-    Some(value)
+    mode.ok_or_else(String::new)
 }
 
 #[cfg(test)]

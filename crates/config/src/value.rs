@@ -71,6 +71,40 @@ pub struct Fields {
     pub entries: Vec<Field>,
 }
 
+impl Fields {
+    /// Returns the value of `key`.
+    pub fn get(&self, key: &str) -> Option<&Located<Raw>> {
+        let field = self.entries.iter().find(|field| field.key.value == key)?;
+        Some(&field.value)
+    }
+
+    /// Returns the location of the value of `key`.
+    pub fn at(&self, key: &str) -> Option<&Location> {
+        Some(&self.get(key)?.location)
+    }
+
+    /// Returns the value of `key`, if it is a text.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        match &self.get(key)?.value {
+            Raw::Word(text) | Raw::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Replaces the value of a key.
+    pub fn put(&mut self, field: Field) {
+        self.entries
+            .retain(|known| known.key.value != field.key.value);
+        self.entries.push(field);
+    }
+}
+
+/// An object with the text that it was read from, for the locations of mistakes that are found later.
+pub struct Draft<T> {
+    pub config: T,
+    pub fields: Fields,
+}
+
 /// Reads an object and reports mistakes.
 pub struct Reader<'f, 'd> {
     fields: &'f Fields,
@@ -100,6 +134,11 @@ impl<'f, 'd> Reader<'f, 'd> {
         self.diagnostics
     }
 
+    /// Returns the object.
+    pub fn fields(&self) -> &'f Fields {
+        self.fields
+    }
+
     /// Returns the uninterpreted value of `key`.
     pub fn raw(&mut self, key: &'static str) -> Option<&'f Located<Raw>> {
         self.known.push(key);
@@ -123,9 +162,7 @@ impl<'f, 'd> Reader<'f, 'd> {
 
     /// Returns the location of the value of `key`, if it is present.
     pub fn location(&self, key: &str) -> Option<&'f Location> {
-        let mut entries = self.fields.entries.iter();
-        let field = entries.find(|field| field.key.value == key)?;
-        Some(&field.value.location)
+        self.fields.at(key)
     }
 
     /// Returns the location of the value of `key`, if it is present and no mistake was reported about it.

@@ -11,7 +11,7 @@ use super::export_draft::{
 };
 use super::key::{Key, KeyValue, Kind, REQUIRED, key_values, read_all, schema_of};
 use super::model::{BLK_QUEUES_MAX, ExportConfig, SocketRights, VhostBlkConfig};
-use super::readers::DISK_ALLOWED;
+use super::readers::DISK;
 use super::setting::key;
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};
@@ -81,7 +81,7 @@ impl ExportObject for VhostBlkConfig {
 /// All keys of a vhost-blk export.
 pub static VHOST_BLK_KEYS: &[Key<ExportDraft<VhostBlkConfig>, VhostBlkConfig>] = &[
     name("the disk's name"),
-    key! { "disk": Kind::Text("name of a disk", DISK_ALLOWED); REQUIRED; ENDS_SESSION; "the disk"; both disk },
+    key! { "disk": DISK; REQUIRED; ENDS_SESSION; "the disk"; both disk },
     socket(),
     socket_mode(),
     socket_owner(),
