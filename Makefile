@@ -153,25 +153,8 @@ unit-tests:
 privileged-tests:
 	$(as_root) $(tests_of) --test machine --test followed --test block_device_targets --test hung_storage -- --ignored
 
-# End-to-end tests run in three lanes of about equal duration. Each lane runs one file after the other. Tests that compare speeds are in
-# `measuring`, so that only one of them runs at a time, and at a higher priority. `machines` has all files that are not listed.
-waiting = access debian fio hostile_initiators host_faults image_chains incremental_backups iscsi_commands iscsi_peers job_calls listeners port_groups rbd rbd_faults rbd_holes rbd_reservations supply_chain
-measuring = api benchmark events interrupted_bench_runs jobs latency_by_stage limits packages soak topologies upgrade vm_bench vm_latency vm_mcs vm_plan vm_plug vm_profile vm_run vm_studies vm_system
-machines = $(filter-out $(waiting) $(measuring),$(basename $(notdir $(wildcard tests/tests/*.rs))))
-lane = $(tests_of) $(addprefix --test ,$(1)) -- --test-threads=1
-
 guests: tests-built ## Runs end-to-end tests in three lanes, and in the background the simulator and the fuzz targets
-	@echo "guests: these tests, the simulator and the fuzz targets run in parallel to the others, and are printed last: $(waiting) $(measuring)"
-	@logs=$$(mktemp -d); status=0; export $(sandboxed) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette; \
-	nice -n 15 $(target_directory)/debug/xtask programs > /dev/null & \
-	(sleep 200; exec nice -n 15 $(target_directory)/debug/sim --minutes 2) > $$logs/simulator 2>&1 & sim=$$!; \
-	FUZZ_SECONDS=$(FUZZ_SECONDS) nice -n 19 $(tests_of) --test fuzzing > $$logs/fuzzing 2>&1 & fuzz=$$!; \
-	nice -n 5 $(call lane,$(waiting)) > $$logs/waiting 2>&1 & waiting=$$!; \
-	$(call lane,$(measuring)) > $$logs/measuring 2>&1 & measuring=$$!; \
-	nice -n 5 $(call lane,$(machines)) || status=$$?; \
-	for process in $$waiting $$measuring $$sim $$fuzz; do wait $$process || status=$$?; done; \
-	for part in waiting measuring simulator fuzzing; do echo "guests: $$part:"; cat $$logs/$$part; done; \
-	rm -r $$logs; exit $$status
+	@$(sandboxed) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/guests
 
 sim: ## Runs the data path on simulated clock, disks and network, with fresh seeds for MINUTES (10)
 	@$(CARGO) run --quiet --profile sim -p sim -- --minutes $(or $(MINUTES),10) --jobs $$(nproc)
