@@ -1,4 +1,4 @@
-//! Front ends that reconnect to a virtio-blk export whose disk was replaced meanwhile.
+//! Front ends that continue on a virtio-blk export whose disk was replaced meanwhile.
 #![forbid(unsafe_code)]
 
 use control::{Client, Method};
@@ -233,6 +233,39 @@ fn driver_that_submits_before_its_queues_start_is_served() -> Result<()> {
             ensure!(done.status == status::OK, "packed {packed}: {done:?}");
         }
         ensure!(first_block(&rig, "e.raw")? == [3; BLOCK]);
+    }
+    Ok(())
+}
+
+/// The destination of a live migration is a new front end, whose in-flight region is new. The export's record of the last driver is about
+/// another virtual machine.
+#[test]
+fn migrated_driver_is_served_by_an_export_whose_disk_was_replaced() -> Result<()> {
+    let size = QueueOptions::default().size;
+    for packed in [false, true] {
+        let rig = two_disks()?;
+        let socket = rig.socket("d");
+        let options = Options {
+            packed,
+            ..Options::default()
+        };
+        give_disk(&rig, "d")?;
+        let mut machine = Machine::start(&socket, 0, packed)?;
+        machine.write(1)?;
+        give_disk(&rig, "e")?;
+        machine.front_end.channel().wait_closed(SOON)?;
+
+        leave_write(&mut machine.queue, 2)?;
+        let mut destination = FrontEnd::connect(&socket, &options)?;
+        std::mem::swap(destination.memory_mut(), machine.front_end.memory_mut());
+        destination.send_memory()?;
+        let region = destination.new_inflight(2, size)?;
+        destination.give_inflight(&region)?;
+        destination.begin_queue(machine.queue.queue(), base_after(1, packed))?;
+        let done = machine.queue.wait()?;
+        ensure!(done.status == status::OK, "packed {packed}: {done:?}");
+        ensure!(first_block(&rig, "e.raw")? == [2; BLOCK]);
+        ensure!(first_block(&rig, "d.raw")? == [1; BLOCK]);
     }
     Ok(())
 }

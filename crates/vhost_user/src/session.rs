@@ -221,15 +221,16 @@ impl Session {
             on_broken: &self.on_broken,
         };
         let vring = &mut self.vrings[index as usize];
-        let resumes = || {
-            vring.is_mid_ring(initial_base(packed))
-                || match region {
-                    // A front end keeps the region for a driver that continues. With a new region, descriptors in the ring come from a
-                    // driver that did not wait for the start of the ring.
-                    Some(region) if Some(region.id) == self.created => false,
-                    Some(region) => vring.is_used(&self.memory) || region.has_requests(packed),
-                    None => vring.is_used(&self.memory),
-                }
+        let resumes = || match region {
+            // A front end keeps the region for a driver that continues. With a new region, the position and the descriptors of the ring
+            // come from a driver that did not wait for the start of the ring, or from a virtual machine that has migrated to this socket.
+            Some(region) if Some(region.id) == self.created => false,
+            Some(region) => {
+                vring.is_mid_ring(initial_base(packed))
+                    || vring.is_used(&self.memory)
+                    || region.has_requests(packed)
+            }
+            None => vring.is_mid_ring(initial_base(packed)) || vring.is_used(&self.memory),
         };
         if let Err(why) = self.resume.start(number, &*self.device, resumes) {
             return self.refuse(why);
