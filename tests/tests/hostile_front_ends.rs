@@ -1,13 +1,15 @@
 //! Front ends that violate the protocol, against the real program. Each ends only its own session, while a guest and another front
-//! end continue verified I/O.
+//! end continue verified I/O. Also runs `lunette conformance`.
 #![forbid(unsafe_code)]
 
+use conformance::{Device, Target, hostile};
 use end_to_end::rig::kernel_is_content;
-use end_to_end::{GuestBuilder, Result, Rig, bail, ensure};
+use end_to_end::{GuestBuilder, Profile, Result, Rig, bail, ensure};
+use serde_json::Value;
+use std::process::Command;
 use std::time::{Duration, Instant};
-use vhost_frontend::{
-    BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, hostile, status,
-};
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, status};
+use vm::lunette_program;
 
 /// Time limit, far above the usual time of a batch of requests.
 const SOON: Duration = Duration::from_secs(30);
@@ -32,16 +34,17 @@ fn hostile_front_ends_end_only_their_own_sessions() -> Result<()> {
     let soak = guest.start("guest-agent soak --file /dev/vda --seed 3 --depth 2 --runtime 10")?;
     let load = VerifiedLoad::start(&rig.socket("good"))?;
     let bad = rig.socket("bad");
+    let target = Target::strict(&bad, Device::Blk);
     let begun = Instant::now();
     let mut failures = Vec::new();
     for case in hostile::cases() {
-        if let Err(error) = case.run(&bad) {
-            failures.push(format!("{}: {error}", case.name));
+        if let Err(flaw) = case.run(&target) {
+            failures.push(format!("{}: {flaw:?}", case.title));
         }
         if let Err(error) = load.expect_progress(SOON) {
             bail!(
                 "after {}: {error}\n{}",
-                case.name,
+                case.title,
                 rig.daemon.process().log_tail()
             );
         }
@@ -61,6 +64,48 @@ fn hostile_front_ends_end_only_their_own_sessions() -> Result<()> {
     guest.power_off()?;
     log_is_limited(&rig.daemon.process().log(), took)?;
     ensure!(rig.daemon.stop(SOON)?.success());
+    Ok(())
+}
+
+/// Runs all tests of `lunette conformance` against both device types, with files and with writes.
+#[test]
+fn both_device_types_pass_every_conformance_test() -> Result<()> {
+    let rig = Rig::new(|daemon| {
+        daemon
+            .disk("d=file:d.raw,size=64M")
+            .vhost_blk("d")
+            .vhost_scsi("c")
+            .lun("c/3:40=d")
+    })?;
+    for (device, tests) in [
+        (format!("vhost-user-blk:{}", rig.socket("d").display()), 180),
+        (
+            format!("vhost-user-scsi:{}:3:40", rig.socket("c").display()),
+            150,
+        ),
+    ] {
+        let junit = rig.scratch.file("results.xml");
+        let output = Command::new(lunette_program(Profile::Dev)?)
+            .args(["conformance", &device, "--destructive", "--json", "--junit"])
+            .arg(&junit)
+            .output()?;
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        let broken: Vec<_> = report["tests"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|test| test["result"] == "failed" || test["result"] == "died")
+            .collect();
+        ensure!(broken.is_empty(), "{device}: {broken:#?}");
+        ensure!(output.status.success());
+        ensure!(
+            report["passed"].as_u64() >= Some(tests),
+            "{device}: {report:#}"
+        );
+        let xml = std::fs::read_to_string(&junit)?;
+        ensure!(xml.matches("<testcase ").count() >= tests as usize);
+        ensure!(!xml.contains("<failure"), "{xml}");
+    }
     Ok(())
 }
 

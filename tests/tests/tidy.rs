@@ -73,6 +73,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
             "xtask",
             "sim",
             "vhost_frontend",
+            "conformance",
             "lunette",
             "guest_agent",
             "guest_bench",

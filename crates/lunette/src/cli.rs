@@ -91,6 +91,9 @@ pub enum Command {
     /// Measure vhost-user devices, files and iSCSI logical units with a built-in driver (implemented in lunette-lab)
     #[command(disable_help_flag = true, after_help = AFTER_BENCH)]
     Bench(LabArguments),
+    /// Test any vhost-user back end against virtio 1.3 and the vhost-user specification
+    #[command(disable_help_flag = true, after_help = AFTER_CONFORMANCE)]
+    Conformance(LabArguments),
     /// Find host settings that slow down virtual machine disks, and print commands that change them
     #[command(disable_help_flag = true, after_help = AFTER_DOCTOR)]
     Doctor(LabArguments),
@@ -400,6 +403,12 @@ Options: lunette bench --help. Needs the program lunette-lab in the folder of lu
 
 Example:
     lunette bench vhost-user-blk:/tmp/d0.sock --rw randread --bs 4k --iodepth 32";
+
+const AFTER_CONFORMANCE: &str = "\
+Options: lunette conformance --help. Needs the program lunette-lab in the folder of lunette or in PATH.
+
+Example:
+    lunette conformance vhost-user-blk:/tmp/d0.sock";
 
 const AFTER_DOCTOR: &str = "\
 Options: lunette doctor --help. Needs the program lunette-lab in the folder of lunette or in PATH.

@@ -14,7 +14,16 @@ use cli_common::{Failure, Outcome, find_sibling};
 pub const PROGRAM: &str = "lunette-lab";
 
 /// Commands of `lunette` that `lunette-lab` implements.
-pub const COMMANDS: [&str; 7] = ["bench", "doctor", "image", "iscsi", "libvirt", "top", "vm"];
+pub const COMMANDS: [&str; 8] = [
+    "bench",
+    "conformance",
+    "doctor",
+    "image",
+    "iscsi",
+    "libvirt",
+    "top",
+    "vm",
+];
 
 /// Arguments of a command of `lunette-lab`, passed on unparsed.
 #[derive(Debug, Args)]

@@ -56,6 +56,7 @@ fn run(cli: Cli) -> Outcome {
     match cli.command {
         Command::Serve(arguments) => serve::run(&arguments, logging::handle(levels)),
         Command::Bench(_)
+        | Command::Conformance(_)
         | Command::Doctor(_)
         | Command::Image(_)
         | Command::Iscsi(_)

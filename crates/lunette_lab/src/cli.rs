@@ -4,6 +4,7 @@ use clap::{Parser, Subcommand};
 use cli_common::{CompletionArguments, LogOptions, ManArguments};
 
 use crate::bench::BenchArguments;
+use crate::conformance::ConformanceArguments;
 use crate::doctor::DoctorArguments;
 use crate::image::ImageArguments;
 use crate::iscsi::IscsiArguments;
@@ -42,6 +43,8 @@ Users run these commands through `lunette`: `lunette bench ...` runs `lunette-la
 pub enum Command {
     /// Measure vhost-user devices, files and iSCSI logical units with a built-in driver
     Bench(Box<BenchArguments>),
+    /// Test any vhost-user back end against virtio 1.3 and the vhost-user specification
+    Conformance(ConformanceArguments),
     /// Find host settings that slow down virtual machine disks, and print commands that change them
     Doctor(Box<DoctorArguments>),
     /// Create, check and convert qcow2 images that are not in use

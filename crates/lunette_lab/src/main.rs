@@ -6,6 +6,7 @@
 
 mod bench;
 mod cli;
+mod conformance;
 mod doctor;
 mod idle_poll;
 mod image;
@@ -54,6 +55,7 @@ fn run(cli: Cli) -> Outcome {
     let _levels = cli.log.start()?;
     match cli.command {
         Command::Bench(arguments) => bench::run(*arguments),
+        Command::Conformance(arguments) => conformance::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Image(arguments) => image::run(&arguments),
         Command::Iscsi(arguments) => iscsi::run(*arguments),

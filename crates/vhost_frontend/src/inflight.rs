@@ -31,7 +31,6 @@ impl FrontEnd {
     /// Passes a region to the back end (`SET_INFLIGHT_FD`), before rings start.
     pub fn give_inflight(&self, region: &InflightMemory) -> Result<()> {
         let (description, file) = (region.description, region.file.as_fd());
-        self.channel()
-            .acknowledge(&Message::SetInflightFd(description, file))
+        self.acknowledge(&Message::SetInflightFd(description, file))
     }
 }

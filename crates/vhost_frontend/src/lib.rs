@@ -1,14 +1,14 @@
 //! A vhost-user front end: acts as a VMM and its guest's driver, for tests and benchmarks.
 //!
-//! `channel` sends messages and waits for replies; [`FrontEnd`] negotiates, shares memory and configures vrings; [`Queue`] is a running vring with its eventfds; [`BlkQueue`] and [`ScsiQueue`] submit requests, many in flight.
-//! [`Verifier`] writes and reads back, [`VerifiedLoad`] repeats that on a thread; [`hostile`] contains front ends that violate the
-//! protocol. Waits block the calling thread. Trusts its back end, except for [`hostile`].
+//! `channel` sends messages and waits for replies; [`FrontEnd`] negotiates, shares memory and configures vrings; [`Queue`] is a running
+//! vring with its eventfds; [`BlkQueue`] and [`ScsiQueue`] submit requests, many in flight. [`Verifier`] writes and reads back,
+//! [`VerifiedLoad`] repeats that on a thread. Waits block the calling thread. The crate `conformance` has the tests of back ends, among
+//! them front ends that violate the protocol.
 
 #![forbid(unsafe_code)]
 
 mod block;
 mod channel;
-pub mod hostile;
 mod inflight;
 mod layout;
 mod load;
@@ -21,7 +21,6 @@ mod verify;
 
 pub use block::{BlkDone, BlkQueue, Range, kind, status};
 pub use channel::Channel;
-pub use hostile::Case;
 pub use inflight::InflightMemory;
 pub use layout::Layout;
 pub use load::VerifiedLoad;

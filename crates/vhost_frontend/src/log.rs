@@ -79,7 +79,7 @@ impl FrontEnd {
         if is_logged {
             features |= feature::LOG_ALL;
         }
-        self.channel().acknowledge(&Message::SetFeatures(features))
+        self.acknowledge(&Message::SetFeatures(features))
     }
 
     /// Starts or ends the logging of the used ring (`VHOST_VRING_F_LOG`).
@@ -92,6 +92,6 @@ impl FrontEnd {
             available: self.user_address(layout.driver_area),
             log: layout.device_area,
         });
-        self.channel().acknowledge(&message)
+        self.acknowledge(&message)
     }
 }

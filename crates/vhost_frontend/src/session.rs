@@ -1,6 +1,6 @@
 //! A session: feature negotiation, shared memory, start and stop of vrings, configuration space.
 //!
-//! Requests use acknowledgements where possible, so that a refusal is attributed to its request.
+//! Requests use acknowledgements if the back end offers them, so that a refusal is attributed to its request.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -29,9 +29,11 @@ pub mod feature {
 pub mod protocol_feature {
     #![allow(missing_docs)]
     pub const MQ: u64 = 1 << 0;
+    pub const LOG_SHMFD: u64 = 1 << 1;
     pub const REPLY_ACK: u64 = 1 << 3;
     pub const BACKEND_REQ: u64 = 1 << 5;
     pub const CONFIG: u64 = 1 << 9;
+    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
     pub const RESET_DEVICE: u64 = 1 << 13;
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 }
@@ -45,6 +47,8 @@ pub struct Options {
     pub event_idx: bool,
     /// Feature bits of the device type to accept if offered.
     pub device_features: u64,
+    /// Protocol feature bits to accept if offered.
+    pub protocol_features: u64,
     /// Size of the first memory region in bytes.
     pub memory: usize,
     /// Use huge pages for that region, which the machine must have reserved.
@@ -53,10 +57,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
+        use protocol_feature::{CONFIG, CONFIGURE_MEM_SLOTS, MQ, REPLY_ACK, RESET_DEVICE};
         Options {
             packed: false,
             event_idx: true,
             device_features: 0x00ff_ffff,
+            protocol_features: MQ | REPLY_ACK | CONFIG | CONFIGURE_MEM_SLOTS | RESET_DEVICE,
             memory: 32 << 20,
             huge_pages: false,
         }
@@ -69,6 +75,7 @@ pub struct FrontEnd {
     memory: Memory,
     offered: u64,
     features: u64,
+    protocol: u64,
     queue_count: u16,
 }
 
@@ -85,6 +92,7 @@ impl FrontEnd {
             memory: Memory::new(options.memory, options.huge_pages)?,
             offered: 0,
             features: 0,
+            protocol: 0,
             queue_count: 1,
         };
         front_end.negotiate(options)?;
@@ -94,7 +102,6 @@ impl FrontEnd {
 
     fn negotiate(&mut self, options: &Options) -> Result<()> {
         use feature::{EVENT_IDX, INDIRECT_DESC, PROTOCOL_FEATURES, RING_PACKED, VERSION_1};
-        use protocol_feature::{CONFIG, CONFIGURE_MEM_SLOTS, MQ, REPLY_ACK, RESET_DEVICE};
         let channel = &self.channel;
         channel.tell(&Message::SetOwner)?;
         self.offered = number(channel, &Message::GetFeatures)?;
@@ -106,17 +113,16 @@ impl FrontEnd {
             wanted |= RING_PACKED;
         }
         self.features = self.offered & wanted;
-        let offered = number(channel, &Message::GetProtocolFeatures)?;
-        let protocol = offered & (MQ | REPLY_ACK | CONFIG | CONFIGURE_MEM_SLOTS | RESET_DEVICE);
-        if protocol & REPLY_ACK == 0 {
-            return Err(Error::Wrong("the back end does not offer REPLY_ACK".into()));
+        if self.offered & PROTOCOL_FEATURES != 0 {
+            let offered = number(channel, &Message::GetProtocolFeatures)?;
+            self.protocol = offered & options.protocol_features;
+            channel.tell(&Message::SetProtocolFeatures(self.protocol))?;
         }
-        channel.tell(&Message::SetProtocolFeatures(protocol))?;
-        if protocol & MQ != 0 {
+        if self.has_protocol(protocol_feature::MQ) {
             let count = number(channel, &Message::GetQueueNum)?;
             self.queue_count = u16::try_from(count).unwrap_or(u16::MAX);
         }
-        channel.acknowledge(&Message::SetFeatures(self.features))
+        self.acknowledge(&Message::SetFeatures(self.features))
     }
 
     /// Returns the message channel.
@@ -137,6 +143,11 @@ impl FrontEnd {
     /// Returns true if a feature was negotiated.
     pub fn has(&self, bit: u64) -> bool {
         self.features & bit != 0
+    }
+
+    /// Returns true if a protocol feature was negotiated.
+    pub fn has_protocol(&self, bit: u64) -> bool {
+        self.protocol & bit != 0
     }
 
     /// Returns the number of queues of the device.
@@ -166,15 +177,15 @@ impl FrontEnd {
 
     /// Sends all regions (`SET_MEM_TABLE`).
     pub fn send_memory(&self) -> Result<()> {
-        self.channel.acknowledge(&self.memory.message())
+        self.acknowledge(&self.memory.message())
     }
 
     /// Adds a region during operation (`ADD_MEM_REG`).
     pub fn add_region(&mut self, size: usize) -> Result<Area> {
         let region = self.memory.add(size)?;
-        let area = region.area();
-        let add = Message::AddMemReg(region.description(), region.file.as_fd());
-        self.channel.acknowledge(&add)?;
+        let (area, description) = (region.area(), region.description());
+        let file = region.file.try_clone()?;
+        self.acknowledge(&Message::AddMemReg(description, file.as_fd()))?;
         Ok(area)
     }
 
@@ -183,8 +194,7 @@ impl FrontEnd {
         let Some(region) = self.memory.take(guest_address) else {
             return Err(Error::Wrong(format!("no region at {guest_address:#x}")));
         };
-        self.channel
-            .acknowledge(&Message::RemMemReg(region.description()))
+        self.acknowledge(&Message::RemMemReg(region.description()))
     }
 
     /// Reads the configuration space.
@@ -199,7 +209,7 @@ impl FrontEnd {
     /// Writes to the configuration space.
     pub fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<()> {
         let write = Message::SetConfig(config(offset, bytes.to_vec()));
-        self.channel.acknowledge(&write)
+        self.acknowledge(&write)
     }
 
     /// Configures and starts a vring.
@@ -242,9 +252,8 @@ impl FrontEnd {
 
     fn describe_ring(&self, index: u16, layout: &RingLayout, base: u32) -> Result<()> {
         let size = Message::SetVringNum(state(index, u32::from(layout.size)));
-        self.channel.acknowledge(&size)?;
-        self.channel
-            .acknowledge(&Message::SetVringBase(state(index, base)))?;
+        self.acknowledge(&size)?;
+        self.acknowledge(&Message::SetVringBase(state(index, base)))?;
         let addresses = [
             layout.descriptor_area,
             layout.device_area,
@@ -256,7 +265,7 @@ impl FrontEnd {
     /// Sends the user addresses of a ring: descriptors, used, available.
     pub fn set_addresses(&self, index: u16, addresses: [u64; 3]) -> Result<()> {
         let [descriptor, used, available] = addresses;
-        self.channel.acknowledge(&Message::SetVringAddr(VringAddr {
+        self.acknowledge(&Message::SetVringAddr(VringAddr {
             index: u32::from(index),
             flags: 0,
             descriptor,
@@ -291,36 +300,43 @@ impl FrontEnd {
 
     /// Sets or removes the interrupt descriptor.
     pub fn set_call(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        self.channel
-            .acknowledge(&Message::SetVringCall(index as u8, fd))
+        self.acknowledge(&Message::SetVringCall(index as u8, fd))
     }
 
     /// Sets or removes the kick descriptor. Without one, the back end polls the ring.
     pub fn set_kick(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        self.channel
-            .acknowledge(&Message::SetVringKick(index as u8, fd))
+        self.acknowledge(&Message::SetVringKick(index as u8, fd))
     }
 
     /// Sets or removes the error descriptor.
     pub fn set_error(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        self.channel
-            .acknowledge(&Message::SetVringErr(index as u8, fd))
+        self.acknowledge(&Message::SetVringErr(index as u8, fd))
     }
 
     /// Enables or disables a vring.
     pub fn enable(&self, index: u16, enabled: bool) -> Result<()> {
         let enable = Message::SetVringEnable(state(index, u32::from(enabled)));
-        self.channel.acknowledge(&enable)
+        self.acknowledge(&enable)
     }
 
     /// Resets the device; it must be configured again.
     pub fn reset_device(&self) -> Result<()> {
-        self.channel.acknowledge(&Message::ResetDevice)
+        self.acknowledge(&Message::ResetDevice)
     }
 
-    /// Sends any request that only has an acknowledgement.
+    /// Sends any request that only has an acknowledgement. Without `REPLY_ACK`, waits until the back end has processed it.
     pub fn acknowledged(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        self.channel.acknowledged(request, payload, fds)
+        if self.has_protocol(protocol_feature::REPLY_ACK) {
+            return self.channel.acknowledged(request, payload, fds);
+        }
+        self.channel.send(request, 0, payload, fds)?;
+        number(&self.channel, &Message::GetFeatures).map(drop)
+    }
+
+    /// As [`FrontEnd::acknowledged`], for a valid message.
+    pub(crate) fn acknowledge(&self, message: &Message<'_>) -> Result<()> {
+        let (request, payload, fds) = message.parts();
+        self.acknowledged(request, &payload, &fds)
     }
 }
 

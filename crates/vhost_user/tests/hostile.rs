@@ -3,83 +3,61 @@
 mod support;
 
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use conformance::{Device, Target, Test, hostile};
 use reactor::PollLimit;
 use rustix::event::{EventfdFlags, eventfd};
 use support::{Rig, connect, lingering, start_blk};
-use vhost_frontend::{
-    Case, FrontEnd, Layout, Options, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad, Verifier,
-    hostile, kind,
-};
+use vhost_frontend::{FrontEnd, Options, QueueOptions, VerifiedLoad, kind};
 
 /// Time limit for a response: far above the time of a batch, far below a stall.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Runs the cases against one export. After each, `next` checks that it serves.
+/// Runs the tests against one export. After each, the next front end is served.
 fn run_cases(
-    cases: impl Iterator<Item = &'static Case>,
+    cases: impl Iterator<Item = &'static Test>,
+    device: Device,
     serve: impl FnOnce(&Rig) -> PathBuf,
-    next: impl Fn(&Path) -> Result<(), vhost_frontend::Error>,
 ) {
     // One worker, so that a front end that blocks or spins it harms the other.
     let rig = Rig::polling(1, PollLimit::Never);
     let (bad, good) = (serve(&rig), rig.serve_ram("good", 1));
+    let bad = Target::strict(&bad, device);
     let bystander = VerifiedLoad::start(&good).unwrap();
     let mut failures = Vec::new();
     for case in cases {
-        if let Err(error) = case.run(&bad) {
-            failures.push(format!("{}: {error}", case.name));
+        if let Err(flaw) = case.run(&bad) {
+            failures.push(format!("{}: {flaw:?}", case.title));
         }
-        bystander.expect_progress(SOON).expect(case.name);
-        if let Err(error) = next(&bad) {
-            failures.push(format!("{}, then the next: {error}", case.name));
+        bystander.expect_progress(SOON).expect(case.title);
+        if let Err(flaw) = bad.serves() {
+            failures.push(format!("{}, then the next: {flaw:?}", case.title));
         }
     }
     bystander.finish().unwrap();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-fn disk_serves(socket: &Path) -> Result<(), vhost_frontend::Error> {
-    let mut front_end = connect(socket);
-    let mut queue = start_blk(&mut front_end, 0);
-    Verifier::new(0, 8, 5).round(&mut queue, 4)
-}
-
-fn controller_serves(socket: &Path) -> Result<(), vhost_frontend::Error> {
-    let mut front_end = connect(socket);
-    let options = QueueOptions::default();
-    let mut queue = ScsiQueue::start(&mut front_end, 2, &options, 1, 512, Layout::Separate)?;
-    let inquiry = ScsiRequest {
-        target: 0,
-        lun: 0,
-        tag: 1,
-        cdb: &[0x12, 0, 0, 0, 36, 0],
-    };
-    let done = queue.run(&inquiry, &[], &mut [0; 36])?;
-    assert_eq!((done.response, done.status), (0, 0));
-    Ok(())
-}
-
 #[test]
 fn hostile_front_end_of_a_disk_ends_its_own_session_and_no_other() {
-    let cases = hostile::cases().filter(|case| !case.slow);
-    run_cases(cases, |rig| rig.serve_ram("bad", 2), disk_serves);
+    let cases = hostile::cases().filter(|case| !case.is_slow);
+    run_cases(cases, Device::Blk, |rig| rig.serve_ram("bad", 2));
 }
 
 #[test]
 fn hostile_controller_front_end_ends_its_own_session_only() {
     // Queue 0 is the control queue here, with other requests and as many checks.
-    let cases = hostile::cases().filter(|case| !case.slow);
+    let cases = hostile::cases().filter(|case| !case.is_slow);
     let serve = |rig: &Rig| rig.serve_controller(Duration::ZERO);
-    run_cases(cases, serve, controller_serves);
+    run_cases(cases, Device::Scsi(0, 0), serve);
 }
 
 #[test]
 fn front_end_that_stops_amid_a_message_is_given_up() {
-    let cases = hostile::cases().filter(|case| case.slow);
-    run_cases(cases, |rig| rig.serve_ram("bad", 2), disk_serves);
+    let cases = hostile::cases().filter(|case| case.is_slow);
+    run_cases(cases, Device::Blk, |rig| rig.serve_ram("bad", 2));
 }
 
 /// `O_NONBLOCK` is a property of the shared eventfd: a front end can clear it between two requests.
@@ -107,7 +85,8 @@ fn blocking_interrupt_descriptor_delays_nobody() {
     drop((queue, front_end));
     let again = FrontEnd::connect(&bad, &Options::default()).map(drop);
     assert!(again.is_err(), "it is served again at once");
-    disk_serves(&rig.serve_ram("other", 1)).unwrap();
+    let other = Target::strict(&rig.serve_ram("other", 1), Device::Blk);
+    other.serves().unwrap();
     bystander.finish().unwrap();
 }
 
