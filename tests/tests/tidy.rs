@@ -31,6 +31,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
             "vhost_user_wire",
             "qcow2",
             "guest_channel",
+            "jobs",
         ],
     ),
     (

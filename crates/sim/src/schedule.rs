@@ -45,6 +45,8 @@ pub enum Action {
     Mirror,
     /// A disk's image is committed into its backing image.
     Commit,
+    /// A disk is copied to a file, or the changes since the last backup are.
+    BackUp,
     /// The backing image of a disk is streamed into it.
     Stream,
     /// The daemon is stopped and started again, and images get a snapshot.
@@ -56,8 +58,8 @@ pub enum Action {
 }
 
 /// Frequency of each step, out of 1000.
-const SHARES: [(Action, u64); 21] = [
-    (Action::Submit, 312),
+const SHARES: [(Action, u64); 22] = [
+    (Action::Submit, 306),
     (Action::Iterate, 280),
     (Action::Own, 130),
     (Action::Poll, 110),
@@ -72,9 +74,10 @@ const SHARES: [(Action, u64); 21] = [
     (Action::Reserve, 14),
     (Action::Grow, 5),
     (Action::Snapshot, 2),
-    (Action::Mirror, 1),
-    (Action::Commit, 2),
-    (Action::Stream, 1),
+    (Action::Mirror, 2),
+    (Action::Commit, 3),
+    (Action::BackUp, 3),
+    (Action::Stream, 2),
     (Action::Restart, 2),
     (Action::Kill, 3),
     (Action::CutPower, 3),

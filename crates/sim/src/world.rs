@@ -9,6 +9,7 @@ macro_rules! log_step {
     };
 }
 
+mod copying;
 mod disks;
 mod exchange;
 mod moves;
@@ -81,7 +82,7 @@ pub struct World {
     random: Random,
     clock: Clock,
     time: SimulatedTime,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     plans: Vec<DiskPlan>,
     models: Vec<Model>,
     life: Option<Life>,
@@ -102,6 +103,8 @@ pub struct World {
     /// A request, and whether it completed successfully.
     watched: Option<(u64, bool)>,
     reservations: Vec<Reserved>,
+    /// Last backups of disks in this life.
+    checkpoints: BTreeMap<usize, copying::Checkpoint>,
     trace: Option<Vec<String>>,
     /// Digest of the events. Equal runs have equal digests.
     digest: u64,
@@ -129,7 +132,7 @@ impl World {
             random,
             clock,
             time,
-            _folder: folder,
+            folder,
             plans,
             models,
             life: None,
@@ -144,6 +147,7 @@ impl World {
             snapshots: Vec::new(),
             watched: None,
             reservations: (0..4).map(|_| Reserved::default()).collect(),
+            checkpoints: BTreeMap::new(),
             trace: traced.then(Vec::new),
             digest: seed,
             corruption,
@@ -176,6 +180,7 @@ impl World {
         self.has_ended = false;
         self.is_troubled = false;
         self.has_lost_pages = false;
+        self.checkpoints.clear();
         Files::reopen_all();
         let life = Life::begin(&self.plans, &self.clock, &mut self.random);
         log_step!(self, "the daemon starts");
@@ -508,6 +513,7 @@ impl World {
             Action::Snapshot => self.snapshot(detail),
             Action::Mirror => self.mirror(detail),
             Action::Commit => self.commit(detail),
+            Action::BackUp => self.back_up(detail),
             Action::Stream => self.stream(detail),
             Action::Restart => self.restart(),
             Action::Kill | Action::CutPower if self.cut.is_none() => {

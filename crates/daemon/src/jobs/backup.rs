@@ -9,14 +9,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use bdev::{BlockDevice, BlockingIo, Disk, FrozenBitmap};
+use bdev::{Disk, FrozenBitmap};
 use config::DiskConfig;
 use control::objects::{Backup as Body, JobState};
+use jobs::Early;
+use jobs::range::PART;
 use nbd_server::{Address, DirtyContext, ExportOptions, Server};
 use reactor::Rights;
 
-use super::copy::{Copying, Early, begin, prepare_target, shown};
-use super::copy_range::{CANNOT_READ, PART, copy_range, hole_at};
+use super::copy::{begin, prepare_target, shown};
+use super::copy_range::{CANNOT_READ, RangeIo, hole_at};
+use super::copying::Copying;
 use super::exchange::{Flush, failed};
 use super::incremental::{CheckpointNames, Incremental};
 use super::point_in_time::{PointOfDisk, ScratchOptions, cut};
@@ -372,12 +375,12 @@ impl Copying {
     /// Copies the point in time to the target, and ends the job.
     fn back_up(mut self, point: PointOfDisk) {
         let (job, events) = (Arc::clone(&self.job), self.context.event_bus.clone());
-        let mut hung = Vec::new();
+        let (mut hung, mut flush) = (Vec::new(), None);
         let copied = self.copy_point(&point, &mut hung);
         let lost = point.point.error();
         // Clients do not wait for the end of the target's I/O.
         point.end();
-        let ended = copied.and_then(|()| self.complete_target(&mut hung));
+        let ended = copied.and_then(|()| self.complete_target(&mut flush));
         let (state, reason) = match ended {
             Ok(()) => (JobState::Done, None),
             Err(_) if job.is_cancelled() => (JobState::Cancelled, None),
@@ -393,33 +396,21 @@ impl Copying {
             self.remove_target();
         }
         // Waits for abandoned I/Os. The devices are free before the end of the job is announced.
-        drop((self, point, hung));
+        drop((self, point, hung, flush));
         finish(&job, &events, state, reason);
     }
 
-    fn copy_point(&self, point: &PointOfDisk, hung: &mut Vec<BlockingIo>) -> Result<(), Early> {
-        let open = |device: Arc<dyn BlockDevice>| {
-            let kind = device.kind();
-            let io = BlockingIo::new(device).map(|io| self.patient(io, None));
-            io.map_err(|error| {
-                Early::Failed(format!(
-                    "cannot attach the job to the device ({kind}): {error}"
-                ))
-            })
-        };
-        let mut source = open(point.point.reader())?;
-        let mut target = open(Arc::clone(&self.target))?;
-        let copied = self.copy_pieces(point, &mut source, &mut target);
-        hung.extend([source, target]);
+    fn copy_point(&self, point: &PointOfDisk, hung: &mut Vec<RangeIo>) -> Result<(), Early> {
+        let source = self.open(&point.point.reader(), None);
+        let source = source.map_err(Early::Failed)?;
+        let target = self.open(&self.target, None).map_err(Early::Failed)?;
+        let mut io = RangeIo::new(source, target);
+        let copied = self.copy_pieces(point, &mut io);
+        hung.push(io);
         copied
     }
 
-    fn copy_pieces(
-        &self,
-        point: &PointOfDisk,
-        source: &mut BlockingIo,
-        target: &mut BlockingIo,
-    ) -> Result<(), Early> {
+    fn copy_pieces(&self, point: &PointOfDisk, io: &mut RangeIo) -> Result<(), Early> {
         let total = self.job.total;
         let changed: Option<&Arc<FrozenBitmap>> =
             self.incremental.as_ref().and_then(Incremental::frozen);
@@ -429,23 +420,21 @@ impl Copying {
                 return Err(Early::Cancelled);
             }
             // A later write would restore the length of a truncated file.
-            self.check_target()?;
+            self.check_target().map_err(Early::Failed)?;
             let began = Instant::now();
             let most = total.min(at + STEP_MAX);
             let (end, is_changed) = changed.map_or((most, true), |bits| bits.piece(at, most));
             let (end, bytes) = match is_changed {
                 false => (end, 0),
                 true => {
-                    let hole = hole_at(source, at, end);
+                    let hole = hole_at(io.source(), at, end);
                     let end = hole.unwrap_or(end.min(at + PART));
-                    let copied =
-                        copy_range(&self.job, source, target, at, end).map_err(|error| {
-                            let error = error.to_string();
-                            match error.starts_with(CANNOT_READ) {
-                                true => Early::Failed(error),
-                                false => Early::Failed(self.name_target(&error)),
-                            }
-                        })?;
+                    let copied = io.copy(&self.job, at, end).map_err(|error| {
+                        match error.starts_with(CANNOT_READ) {
+                            true => Early::Failed(error),
+                            false => Early::Failed(self.name_target(&error)),
+                        }
+                    })?;
                     (end, copied)
                 }
             };
@@ -458,17 +447,15 @@ impl Copying {
     }
 
     /// Makes the target durable and its checkpoint complete.
-    fn complete_target(&mut self, hung: &mut Vec<BlockingIo>) -> Result<(), Early> {
+    fn complete_target(&mut self, hung: &mut Option<Flush>) -> Result<(), Early> {
         let refused = |refusal: Refusal| Early::Failed(refusal.to_string());
         self.job.set_state(JobState::Finishing, None);
         let patient = |io| self.patient(io, None);
         let target = Arc::clone(&self.target);
         let flush = Flush::prepare(self.disk.name(), target, patient);
-        let mut flush = flush.map_err(refused)?;
-        let flushed = flush.run();
-        hung.push(flush.into_io());
-        flushed.map_err(refused)?;
-        self.check_target()?;
+        let flush = hung.insert(flush.map_err(refused)?);
+        flush.run().map_err(refused)?;
+        self.check_target().map_err(Early::Failed)?;
         let completed = self.incremental.as_mut().map(Incremental::complete);
         completed.unwrap_or(Ok(())).map_err(refused)
     }
@@ -557,7 +544,7 @@ impl Job {
             let help = "a backup to a target ends by itself; see lunette backup list";
             return Err(Refusal::conflict(detail, help));
         }
-        control.switches = true;
+        control.orders.switches = true;
         self.changed.notify_all();
         Ok(())
     }

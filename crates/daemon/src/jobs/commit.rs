@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use bdev::{BlockDevice, Committable, DiscardMode, Disk, Mirror};
 
 use super::backing_name::{backed_image, no_backing};
-use super::copy::{Copying, keep_discards, run_copying};
+use super::copy::{keep_discards, run_copying};
+use super::copying::Copying;
 use super::exchange::{exchange_held, failed};
 use super::{Context, Job, JobKind};
 use crate::objects::Refusal;
@@ -41,7 +42,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     }
     let job = Job::new(&disk, JobKind::Commit, None);
     job.set(None, Some(speed));
-    job.control().switches = true;
+    job.control().orders.switches = true;
     let job = context.jobs.begin(job)?;
     let begun = begin(context, &disk, &device);
     let (opened, mirror, discard) = match begun {

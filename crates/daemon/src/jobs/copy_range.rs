@@ -1,14 +1,14 @@
 //! Copies a range between devices that no other I/O changes there. The job shows an I/O on the target that takes long.
 
+use std::fmt::Display;
 use std::io;
 
 use bdev::BlockingIo;
 use block::{Allocation, Extent, IoFlags, IoRequest};
+use jobs::range::{RangeAction, RangeCopy, RangeStep};
+use jobs::{Event, Piece, Span};
 
 use super::Job;
-
-/// Bytes copied per step. Clients of a mirror wait for a step that overlaps their I/O.
-pub(super) const PART: u64 = 1 << 20;
 
 /// Returns the end of the hole at `from`, if there is one.
 pub(super) fn hole_at(source: &mut BlockingIo, from: u64, total: u64) -> Option<u64> {
@@ -18,13 +18,9 @@ pub(super) fn hole_at(source: &mut BlockingIo, from: u64, total: u64) -> Option<
     is_hole.then(|| first.end.min(total))
 }
 
-/// Beginnings of the errors of [`copy_range`].
+/// Beginnings of the errors of [`RangeIo::execute`].
 pub(super) const CANNOT_READ: &str = "cannot read the disk";
 pub(super) const CANNOT_WRITE: &str = "cannot write to the target";
-
-fn at_end(end: &str, at: u64, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{end}: at byte {at}: {error}"))
-}
 
 /// Runs an I/O on the target. The job shows it if it takes long.
 pub(super) fn on_target<T>(job: &Job, io: impl FnOnce() -> T) -> T {
@@ -34,35 +30,86 @@ pub(super) fn on_target<T>(job: &Job, io: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Copies a range that the caller holds. Returns the bytes copied, 0 for a hole.
-pub(super) fn copy_range(
-    job: &Job,
-    source: &mut BlockingIo,
-    target: &mut BlockingIo,
-    from: u64,
-    end: u64,
-) -> io::Result<u64> {
-    if hole_at(source, from, end) == Some(end) {
-        let zeroes = IoRequest::write_zeroes(from, end - from).flagged(IoFlags::UNMAP);
-        match on_target(job, || target.run_plain(&zeroes)) {
-            Ok(()) => return Ok(0),
-            // The write is still in flight.
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                return Err(at_end(CANNOT_WRITE, from, &error));
-            }
-            // A target without this operation receives zeroes as data.
-            Err(_) => {}
+/// Returns the event of an action without a value.
+pub(super) fn result(done: Result<(), impl Display>) -> Event {
+    match done {
+        Ok(()) => Event::Done,
+        Err(error) => Event::Failed(error.to_string()),
+    }
+}
+
+/// The copier's channels of both devices, with the data between a read and its write.
+pub(super) struct RangeIo {
+    source: BlockingIo,
+    target: BlockingIo,
+    bytes: Vec<u8>,
+}
+
+impl RangeIo {
+    pub fn new(source: BlockingIo, target: BlockingIo) -> RangeIo {
+        RangeIo {
+            source,
+            target,
+            bytes: Vec::new(),
         }
     }
-    let mut at = from;
-    let mut bytes = vec![0; PART.min(end - from) as usize];
-    while at < end {
-        let length = PART.min(end - at) as usize;
-        let read = source.read_at(at, &mut bytes[..length]);
-        read.map_err(|error| at_end(CANNOT_READ, at, &error))?;
-        let written = on_target(job, || target.write_at(at, &bytes[..length]));
-        written.map_err(|error| at_end(CANNOT_WRITE, at, &error))?;
-        at += length as u64;
+
+    pub fn source(&mut self) -> &mut BlockingIo {
+        &mut self.source
     }
-    Ok(end - from)
+
+    /// Executes an action of a job that copies. The driver lists pieces.
+    pub fn execute(&mut self, job: &Job, action: RangeAction) -> Event {
+        let (end, at, done) = match action {
+            RangeAction::Pieces(Span { end, .. }) => {
+                return Event::Pieces(vec![Piece { end, is_data: true }]);
+            }
+            RangeAction::Status(Span { from, end }) => {
+                let hole = hole_at(&mut self.source, from, end);
+                return Event::Piece(Piece {
+                    end: hole.unwrap_or(end),
+                    is_data: hole.is_none(),
+                });
+            }
+            RangeAction::Zero(Span { from, end }) => {
+                let zeroes = IoRequest::write_zeroes(from, end - from).flagged(IoFlags::UNMAP);
+                let done = on_target(job, || self.target.run_plain(&zeroes));
+                (CANNOT_WRITE, from, done)
+            }
+            RangeAction::Read(Span { from, end }) => {
+                self.bytes.resize((end - from) as usize, 0);
+                (
+                    CANNOT_READ,
+                    from,
+                    self.source.read_at(from, &mut self.bytes),
+                )
+            }
+            RangeAction::Write(Span { from, .. }) => {
+                let done = on_target(job, || self.target.write_at(from, &self.bytes));
+                (CANNOT_WRITE, from, done)
+            }
+        };
+        match done {
+            Ok(()) => Event::Done,
+            Err(error) => {
+                let reason = format!("{end}: at byte {at}: {error}");
+                match error.kind() {
+                    io::ErrorKind::TimedOut => Event::Abandoned(reason),
+                    _ => Event::Failed(reason),
+                }
+            }
+        }
+    }
+
+    /// Copies a range that no client changes. Returns the bytes copied, 0 for a hole.
+    pub fn copy(&mut self, job: &Job, from: u64, end: u64) -> Result<u64, String> {
+        let (mut copy, mut action) = RangeCopy::whole(from, end);
+        loop {
+            match copy.step(self.execute(job, action)) {
+                RangeStep::Run(next) => action = next,
+                RangeStep::Copied(bytes) => return Ok(bytes),
+                RangeStep::Failed(error) => return Err(error),
+            }
+        }
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bdev::{BlockDevice, BlockingIo, Disk, LocalFiles, RangeLock};
 use block::IoRequest;
+use jobs::exchange::ExchangeAction;
 use reactor::Pool;
 
 use super::Context;
@@ -13,13 +14,13 @@ use crate::identities::Identities;
 use crate::objects::{Fault, Manager, NewDevice, Refusal, Servers};
 
 /// Workers attached to devices that are not in use yet. Dropping it detaches them.
-struct Prepared<'a> {
-    pool: &'a Pool,
+struct Prepared {
+    pool: Arc<Pool>,
     disks: Vec<Arc<Disk>>,
     is_used: bool,
 }
 
-impl Drop for Prepared<'_> {
+impl Drop for Prepared {
     fn drop(&mut self) {
         if self.is_used {
             return;
@@ -33,7 +34,7 @@ impl Drop for Prepared<'_> {
     }
 }
 
-impl Prepared<'_> {
+impl Prepared {
     fn attach(&mut self, disk: &Arc<Disk>, device: &Arc<dyn BlockDevice>) -> Result<(), Refusal> {
         self.disks.push(Arc::clone(disk));
         for worker in self.pool.workers() {
@@ -90,14 +91,75 @@ impl Flush {
         Flush { disk, io }
     }
 
-    /// Returns the I/O channel. An abandoned I/O may still be in flight on it.
-    pub fn into_io(self) -> BlockingIo {
-        self.io
-    }
-
     pub fn run(&mut self) -> Result<(), Refusal> {
         let flushed = self.io.run_plain(&IoRequest::flush());
         flushed.map_err(|error| failed(&self.disk, &format!("cannot flush: {error}")))
+    }
+}
+
+/// Disks that are being switched to other devices. Dropping it unlocks the disks, and detaches workers from devices that are not used.
+pub(super) struct Change {
+    held: Vec<RangeLock>,
+    prepared: Prepared,
+    changes: Vec<NewDevice>,
+}
+
+impl Change {
+    /// Checks the devices and attaches the workers to them.
+    pub fn prepare(pool: &Arc<Pool>, changes: &[NewDevice]) -> Result<Change, Refusal> {
+        let mut prepared = Prepared {
+            pool: Arc::clone(pool),
+            disks: Vec::new(),
+            is_used: false,
+        };
+        for NewDevice { disk, device, .. } in changes {
+            let kept = disk.check_device(&**device);
+            kept.map_err(|broken| failed(disk.name(), &broken))?;
+            prepared.attach(disk, device)?;
+        }
+        Ok(Change {
+            held: Vec::new(),
+            prepared,
+            changes: changes.to_vec(),
+        })
+    }
+
+    /// Executes a step of the exchange that does not depend on the job.
+    pub fn execute<D>(
+        &mut self,
+        context: &Context,
+        action: ExchangeAction<D>,
+    ) -> Result<(), Refusal> {
+        match action {
+            ExchangeAction::Hold => self.held = hold(&self.changes)?,
+            ExchangeAction::Persist => self.persist(&context.servers)?,
+            ExchangeAction::Replace(_) => self.replace(&context.manager)?,
+            ExchangeAction::Release => self.held.clear(),
+            ExchangeAction::Prepare(_)
+            | ExchangeAction::Check
+            | ExchangeAction::Flush
+            | ExchangeAction::Record
+            | ExchangeAction::Detach => {}
+        }
+        Ok(())
+    }
+
+    /// Writes the identities of the disks to their devices. Here and not on the thread of the owner: the storage may not answer.
+    fn persist(&self, servers: &Servers) -> Result<(), Refusal> {
+        let changes = self.changes.iter();
+        for change in changes.filter(|change| change.config.is_some()) {
+            let (disk, store) = (&change.disk, servers.units.store());
+            let written = Identities::carry_over(disk, &*change.device, store);
+            written.map_err(|reason| failed(disk.name(), &reason))?;
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, manager: &Manager) -> Result<(), Refusal> {
+        let wanted = self.changes.clone();
+        manager.call(move |owner| owner.replace_devices(&wanted))?;
+        self.prepared.is_used = true;
+        Ok(())
     }
 }
 
@@ -109,29 +171,11 @@ pub(super) fn exchange(
     changes: &[NewDevice],
     last: impl FnOnce() -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
-    let mut prepared = Prepared {
-        pool: &servers.pool,
-        disks: Vec::new(),
-        is_used: false,
-    };
-    for NewDevice { disk, device, .. } in changes {
-        let kept = disk.check_device(&**device);
-        kept.map_err(|broken| failed(disk.name(), &broken))?;
-        prepared.attach(disk, device)?;
-    }
-    let held = hold(changes)?;
+    let mut change = Change::prepare(&servers.pool, changes)?;
+    change.held = hold(changes)?;
     last()?;
-    // Here and not on the thread of the owner: the storage may not answer.
-    for change in changes.iter().filter(|change| change.config.is_some()) {
-        let (disk, store) = (&change.disk, servers.units.store());
-        let written = Identities::carry_over(disk, &*change.device, store);
-        written.map_err(|reason| failed(disk.name(), &reason))?;
-    }
-    let wanted = changes.to_vec();
-    manager.call(move |owner| owner.replace_devices(&wanted))?;
-    prepared.is_used = true;
-    drop(held);
-    Ok(())
+    change.persist(servers)?;
+    change.replace(manager)
 }
 
 /// Switches a disk back to its device after a job. Retries without limit: a disk must not stay on the layer of a job that has ended.
@@ -161,7 +205,7 @@ pub(super) fn restore_device(context: &Context, disk: &Arc<Disk>, device: &Arc<d
 /// `undo` runs while the disk is held and no worker has the new device.
 pub(super) fn exchange_held(
     manager: &Manager,
-    pool: &Pool,
+    pool: &Arc<Pool>,
     disk: &Arc<Disk>,
     make: impl FnOnce() -> Result<Arc<dyn BlockDevice>, Refusal>,
     undo: impl FnOnce(),
@@ -177,26 +221,16 @@ pub(super) fn exchange_held(
 
 fn change_one(
     manager: &Manager,
-    pool: &Pool,
+    pool: &Arc<Pool>,
     disk: &Arc<Disk>,
     device: Arc<dyn BlockDevice>,
 ) -> Result<(), Refusal> {
-    let mut prepared = Prepared {
-        pool,
-        disks: Vec::new(),
-        is_used: false,
-    };
-    let kept = disk.check_device(&*device);
-    kept.map_err(|broken| failed(disk.name(), &broken))?;
-    prepared.attach(disk, &device)?;
     let change = NewDevice {
         disk: Arc::clone(disk),
         device,
         config: None,
     };
-    manager.call(move |owner| owner.replace_devices(&[change]))?;
-    prepared.is_used = true;
-    Ok(())
+    Change::prepare(pool, &[change])?.replace(manager)
 }
 
 /// Holds disks in the order of their names, so that two changes do not deadlock.

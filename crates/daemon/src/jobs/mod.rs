@@ -13,6 +13,7 @@ mod backup;
 mod commit;
 mod copy;
 mod copy_range;
+mod copying;
 mod exchange;
 mod incremental;
 mod point_in_time;
@@ -27,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use bdev::{BlockDevice, Disk, Mirror, MirrorProgress};
 use control::objects::JobState;
+use jobs::{Event, Orders};
 
 use crate::bitmaps::Bitmaps;
 use crate::objects::{EventBus, Fault, Manager, Refusal, Servers};
@@ -144,11 +146,7 @@ fn check_served_alone(config: &DiskConfig) -> Result<(), Refusal> {
 
 struct Control {
     state: JobState,
-    /// Speed limit in bytes per second; 0 for none.
-    speed: u64,
-    is_paused: bool,
-    switches: bool,
-    is_cancelled: bool,
+    orders: Orders,
     reason: Option<String>,
     ended: Option<Instant>,
 }
@@ -186,10 +184,7 @@ impl Job {
             started: Instant::now(),
             control: Mutex::new(Control {
                 state: JobState::Running,
-                speed: 0,
-                is_paused: false,
-                switches: false,
-                is_cancelled: false,
+                orders: Orders::default(),
                 reason: None,
                 ended: None,
             }),
@@ -212,7 +207,7 @@ impl Job {
     pub fn body(&self) -> control::objects::Job {
         let control = self.control();
         let until = control.ended.unwrap_or_else(Instant::now);
-        let is_paused = control.is_paused;
+        let is_paused = control.orders.is_paused;
         control::objects::Job {
             disk: self.disk.clone(),
             kind: self.kind.word().to_owned(),
@@ -221,14 +216,14 @@ impl Job {
             backup: self.backup.as_ref().map(|backup| backup.name.clone()),
             state: match control.state {
                 JobState::Failed => JobState::Failed,
-                _ if control.is_cancelled && control.ended.is_none() => JobState::Cancelling,
+                _ if control.orders.is_cancelled && control.ended.is_none() => JobState::Cancelling,
                 JobState::Running if is_paused => JobState::Paused,
                 state => state,
             },
             done: self.done.load(Ordering::Relaxed),
             copied: self.copied.load(Ordering::Relaxed),
             total: self.total,
-            speed: (control.speed > 0).then_some(control.speed),
+            speed: (control.orders.speed > 0).then_some(control.orders.speed),
             seconds: until.saturating_duration_since(self.started).as_secs(),
             reason: control.reason.clone().or_else(|| self.target_delay()),
         }
@@ -336,8 +331,8 @@ impl Job {
     /// Pauses or resumes the job and sets its speed limit.
     pub fn set(&self, paused: Option<bool>, speed: Option<u64>) {
         let mut control = self.control();
-        control.is_paused = paused.unwrap_or(control.is_paused);
-        control.speed = speed.unwrap_or(control.speed);
+        control.orders.is_paused = paused.unwrap_or(control.orders.is_paused);
+        control.orders.speed = speed.unwrap_or(control.orders.speed);
         self.changed.notify_all();
     }
 
@@ -349,11 +344,11 @@ impl Job {
         let mut control = self.control();
         // A commit switches without a request, unless its switch failed once.
         let switches = matches!(self.kind, JobKind::Mirror | JobKind::Commit);
-        let is_over = control.state == JobState::Failed || control.is_cancelled;
+        let is_over = control.state == JobState::Failed || control.orders.is_cancelled;
         if switches && (is_over || self.has_lost_target()) {
             let (disk, kind) = (&self.disk, self.kind.word());
             let reason = control.reason.as_deref();
-            let is_cancelled = control.is_cancelled && control.state != JobState::Failed;
+            let is_cancelled = control.orders.is_cancelled && control.state != JobState::Failed;
             let detail = match (is_cancelled, reason) {
                 (true, _) => format!("disk {disk}: the {kind} was cancelled"),
                 (false, Some(reason)) => format!("disk {disk}: the {kind} has failed: {reason}"),
@@ -366,7 +361,7 @@ impl Job {
             let detail = format!("disk {} has no mirror to switch to", self.disk);
             return Err(Refusal::Conflict(vec![Fault::new(detail)]));
         }
-        (control.switches, control.is_paused) = (true, false);
+        (control.orders.switches, control.orders.is_paused) = (true, false);
         self.changed.notify_all();
         Ok(())
     }
@@ -375,7 +370,7 @@ impl Job {
     fn register_mirror(&self, mirror: &Mirror) {
         let control = self.control();
         self.mirror.set(Arc::clone(mirror.progress())).ok();
-        if control.is_cancelled {
+        if control.orders.is_cancelled {
             mirror.progress().abandon();
         }
     }
@@ -383,7 +378,7 @@ impl Job {
     /// Cancels the job. The disk is unchanged.
     pub fn cancel(&self) {
         let mut control = self.control();
-        control.is_cancelled = true;
+        control.orders.is_cancelled = true;
         if let Some(mirror) = self.mirror.get() {
             mirror.abandon();
         }
@@ -420,11 +415,11 @@ impl Job {
     fn may_continue(&self, part: Option<(Instant, u64)>) -> bool {
         let mut control = self.control();
         loop {
-            if control.is_cancelled {
+            if control.orders.is_cancelled {
                 return false;
             }
-            let rest = part.and_then(|(began, bytes)| rest(began, bytes, control.speed));
-            let time = match (control.is_paused, rest) {
+            let rest = part.and_then(|(began, bytes)| rest(began, bytes, control.orders.speed));
+            let time = match (control.orders.is_paused, rest) {
                 (true, _) => PAUSE,
                 (false, Some(rest)) => rest,
                 (false, None) => return true,
@@ -439,10 +434,10 @@ impl Job {
         // The check may block, so it runs without the lock.
         while is_well() {
             let control = self.control();
-            if control.is_cancelled {
+            if control.orders.is_cancelled {
                 return false;
             }
-            if control.switches {
+            if control.orders.switches {
                 return true;
             }
             let waited = self.changed.wait_timeout(control, PAUSE);
@@ -452,7 +447,21 @@ impl Job {
     }
 
     fn is_cancelled(&self) -> bool {
-        self.control().is_cancelled
+        self.orders().is_cancelled
+    }
+
+    fn orders(&self) -> Orders {
+        self.control().orders
+    }
+
+    /// Waits until the orders differ from those that the job has seen, or for this time.
+    fn wait_for_orders(&self, seen: Orders, time: Duration) -> Event {
+        let control = self.control();
+        let waited = self
+            .changed
+            .wait_timeout_while(control, time, |control| control.orders == seen);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        Event::Done
     }
 
     fn advance(&self, done: u64, copied: u64) {

@@ -1,5 +1,5 @@
-//! Moves of disks in use: the daemon's part of `lunette disk mirror`, `disk commit` and `disk stream`. The copier uses its own ring and
-//! copies one part at a time; clients write before, during and after that.
+//! Moves of disks in use: the start of `lunette disk mirror` and `disk commit`, which `copying` continues, and `disk stream`. The copier
+//! uses its own ring.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,16 +7,17 @@ use std::sync::Arc;
 use bdev::stepped::shape_new_images;
 use bdev::{
     Attach, BlockDevice, Disk, File, FileOptions, Finished, Image, ImageDevice, ImageOptions,
-    IoChannel, Lockable, Mirror, Submission, Tag,
+    IoChannel, Submission, Tag,
 };
-use block::{Allocation, IoError, IoFlags, IoRequest, STATUS_BYTES, decode_extents};
+use block::{IoError, IoRequest};
 use guest_memory::IoBuffer;
 use uring::simulated::Files;
 use uring::{Owner, Ring, Wait};
 
+use super::copying::{Copying, SimGoal};
 use super::{World, disks};
 use crate::files;
-use crate::life::{Lies, Lower};
+use crate::life::Lies;
 use crate::model::BLOCK;
 use crate::random::Random;
 
@@ -26,14 +27,14 @@ const PART_MAX: u64 = 24;
 const CLOSE_STEPS_MAX: usize = 10_000;
 
 /// A device with the copier's ring and channel.
-struct DeviceChannel {
-    ring: Ring,
-    channel: Box<dyn IoChannel>,
+pub(super) struct DeviceChannel {
+    pub ring: Ring,
+    pub channel: Box<dyn IoChannel>,
 }
 
 impl DeviceChannel {
     /// Returns the I/Os that completed since the last call.
-    fn step(&mut self) -> Vec<Finished> {
+    pub fn step(&mut self) -> Vec<Finished> {
         let (mut completions, mut finished) = (Vec::new(), Vec::new());
         let entered = self.ring.enter(Wait::No, &mut completions);
         entered.expect("a ring without a kernel");
@@ -43,18 +44,6 @@ impl DeviceChannel {
         }
         finished
     }
-}
-
-/// A copy job in progress.
-struct Copying {
-    of: Arc<Disk>,
-    mirror: Arc<Mirror>,
-    source: Arc<dyn BlockDevice>,
-    target: Arc<dyn BlockDevice>,
-    from: DeviceChannel,
-    to: DeviceChannel,
-    /// The target already contains the data that is unallocated in the source.
-    is_commit: bool,
 }
 
 impl World {
@@ -69,17 +58,10 @@ impl World {
         };
         let file = path.file_name().unwrap_or_default().display();
         log_step!(self, "d{disk}: move to {file}");
-        let copying = self.copying(&of, of.device(), target, false);
-        let mirror: Arc<dyn BlockDevice> = copying.mirror.clone();
-        if self.change_over(&of, &mirror, |_| true) && self.copy(copying, &mut random) {
-            let plan = &mut self.plans[disk];
-            plan.path = path;
-            plan.lies = lies;
-            plan.data_file = None;
-            plan.below.clear();
-            plan.lower.clear();
-            log_step!(self, "d{disk}: moved");
-        }
+        let source = of.device();
+        let goal = SimGoal::Mirror { path, lies };
+        let mut copying = Copying::new((disk, &of), goal, source, target, &mut random);
+        self.copy(&mut copying, &mut random);
     }
 
     /// Commits a disk's image into its backing image and switches the disk to that.
@@ -113,38 +95,14 @@ impl World {
         if self.is_over() {
             return;
         }
-        let base = Arc::clone(&opened.base);
-        let copying = self.copying(&of, opened.overlay, opened.base, true);
+        let of_disk = (disk, &of);
+        let (overlay, base) = (opened.overlay, opened.base);
+        let mut copying = Copying::new(of_disk, SimGoal::Commit, overlay, base, &mut random);
         let mirror: Arc<dyn BlockDevice> = copying.mirror.clone();
         self.prepare(&of, &mirror);
         self.replace(&of, &mirror);
         drop((held, before));
-        if self.copy(copying, &mut random) {
-            let plan = &mut self.plans[disk];
-            let Some(Lower {
-                path,
-                data_file,
-                is_image,
-            }) = plan.lower.pop()
-            else {
-                return;
-            };
-            plan.path = path;
-            plan.data_file = data_file;
-            plan.lies = match is_image {
-                true => Lies::Image,
-                false => Lies::File,
-            };
-            log_step!(self, "d{disk} is committed");
-        } else if !self.is_over() {
-            let lockable = base.capabilities().lockable;
-            let given_up = lockable.map_or(Ok(()), Lockable::become_read_only);
-            self.check_faults();
-            assert!(
-                given_up.is_ok() || self.is_over() || self.is_troubled,
-                "the backing image of d{disk} is not closed: {given_up:?}"
-            );
-        }
+        self.copy(&mut copying, &mut random);
     }
 
     /// Streams the backing image into a disk's image.
@@ -159,7 +117,9 @@ impl World {
         }
         log_step!(self, "d{disk}: stream");
         let device = self.life().disks[disk].device();
-        let Some(image) = device.capabilities().image else {
+        // The daemon may have ended after the image left its backing image.
+        let image = device.capabilities().image;
+        let Some(image) = image.filter(|image| image.backing().is_some()) else {
             return;
         };
         let total = device.capacity().bytes();
@@ -275,7 +235,7 @@ impl World {
         Some((target, path, lies))
     }
 
-    fn channel_of(&mut self, device: &Arc<dyn BlockDevice>) -> DeviceChannel {
+    pub(super) fn channel_of(&mut self, device: &Arc<dyn BlockDevice>) -> DeviceChannel {
         let by = self.clock.clone();
         let mut ring = Ring::simulated(self.random.next(), move || by.elapsed());
         let mut owners = (0..).map(Owner);
@@ -285,54 +245,8 @@ impl World {
         DeviceChannel { ring, channel }
     }
 
-    fn copying(
-        &mut self,
-        of: &Arc<Disk>,
-        source: Arc<dyn BlockDevice>,
-        target: Arc<dyn BlockDevice>,
-        is_commit: bool,
-    ) -> Copying {
-        Copying {
-            of: Arc::clone(of),
-            mirror: Arc::new(Mirror::new(Arc::clone(&source), Arc::clone(&target))),
-            from: self.channel_of(&source),
-            to: self.channel_of(&target),
-            source,
-            target,
-            is_commit,
-        }
-    }
-
-    /// Runs the mirror and then switches to the target, or back to the source, or stops when the daemon ends.
-    fn copy(&mut self, mut copying: Copying, random: &mut Random) -> bool {
-        if random.one_in(4) {
-            self.set_faults(random.next());
-        }
-        let (of, target) = (Arc::clone(&copying.of), Arc::clone(&copying.target));
-        let is_there = self.copy_parts(&mut copying, random)
-            && self.change_over(&of, &target, |world| {
-                let flushed = world.run(&mut copying.to, &IoRequest::flush(), 0);
-                matches!(flushed, Some(Ok(_))) && copying.mirror.progress().error().is_none()
-            });
-        Files::set_faults(self.corruption);
-        while !is_there && !self.is_over() {
-            log_step!(self, "it did not");
-            if self.change_over(&of, &copying.source, |_| true) {
-                break;
-            }
-        }
-        for device in [&mut copying.from, &mut copying.to] {
-            device.channel.close(&mut device.ring);
-            self.rounds_until(|_| {
-                device.step();
-                device.channel.is_closed()
-            });
-        }
-        is_there && !self.is_over()
-    }
-
     /// Clients send requests and receive responses.
-    fn run_clients(&mut self, random: &mut Random) {
+    pub(super) fn run_clients(&mut self, random: &mut Random) {
         for _ in 0..random.below(3) {
             self.submit(random.next());
         }
@@ -343,78 +257,7 @@ impl World {
         });
     }
 
-    fn copy_parts(&mut self, copying: &mut Copying, random: &mut Random) -> bool {
-        let total = copying.mirror.capacity().bytes();
-        let progress = Arc::clone(copying.mirror.progress());
-        while progress.copied() < total {
-            self.run_clients(random);
-            let from = progress.copied();
-            let end = total.min(from + (1 + random.below(PART_MAX)) * BLOCK as u64);
-            if self.is_over() || progress.error().is_some() {
-                return false;
-            }
-            let of = Arc::clone(&copying.of);
-            let Some(held) = self.hold(&of, from, end - from) else {
-                return false;
-            };
-            if !self.copy_held(copying, from, end) {
-                return false;
-            }
-            progress.advance(end);
-            drop(held);
-        }
-        true
-    }
-
-    fn copy_held(&mut self, copying: &mut Copying, from: u64, end: u64) -> bool {
-        if !copying.is_commit {
-            return self.copy_range(copying, from, end);
-        }
-        let pieces = match copying.source.capabilities().image {
-            Some(image) => image.own_pieces(from, end - from),
-            None => Ok(vec![(end, true)]),
-        };
-        self.check_faults();
-        let Ok(pieces) = pieces else {
-            return false;
-        };
-        let mut at = from;
-        for (piece_end, is_own) in pieces {
-            if is_own && !self.copy_range(copying, at, piece_end) {
-                return false;
-            }
-            at = piece_end;
-        }
-        true
-    }
-
-    fn copy_range(&mut self, copying: &mut Copying, from: u64, end: u64) -> bool {
-        let length = end - from;
-        let status = IoRequest::block_status(from, length);
-        let Some(Ok(status)) = self.run(&mut copying.from, &status, STATUS_BYTES) else {
-            return false;
-        };
-        let mut bytes = vec![0; STATUS_BYTES];
-        status.read_at(0, &mut bytes);
-        let first = decode_extents(&bytes).next();
-        let is_hole =
-            first.is_some_and(|first| first.allocation == Allocation::Hole && first.end >= end);
-        if is_hole {
-            let zeroes = IoRequest::write_zeroes(from, length).flagged(IoFlags::UNMAP);
-            if matches!(self.run(&mut copying.to, &zeroes, 0), Some(Ok(_))) {
-                return true;
-            }
-        }
-        let read = IoRequest::read(from, length);
-        let Some(Ok(content)) = self.run(&mut copying.from, &read, length as usize) else {
-            return false;
-        };
-        let write = IoRequest::write(from, length);
-        let written = self.run_with(&mut copying.to, &write, content);
-        matches!(written, Some(Ok(_)))
-    }
-
-    fn run(
+    pub(super) fn run(
         &mut self,
         device: &mut DeviceChannel,
         io: &IoRequest,
@@ -428,7 +271,7 @@ impl World {
     }
 
     /// Runs one I/O. Returns `None` if the daemon has ended.
-    fn run_with(
+    pub(super) fn run_with(
         &mut self,
         device: &mut DeviceChannel,
         io: &IoRequest,
