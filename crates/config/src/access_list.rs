@@ -10,18 +10,18 @@ use super::setting::key;
 use super::value::{Fields, Reader};
 
 /// A key of an access list entry.
-pub type AclKey = Key<AclEntry, AclEntry>;
+pub type AclKey = Key<AclEntry>;
 
 /// All keys of an entry.
 pub static ACL_KEYS: &[AclKey] = &[
-    key! { "initiator": Kind::Text("an iSCSI name", ISCSI_NAME_ALLOWED); "any"; RunTime::Reload;
+    key! { "initiator": Kind::Text("an iSCSI name", ISCSI_NAME_ALLOWED); "any"; RunTime::RELOAD;
         "name of the initiator"; both initiator
     },
-    key! { "network": Kind::Text("an address or a network", "an address or a network, such as 192.0.2.0/24"); "any"; RunTime::Reload;
+    key! { "network": Kind::Text("an address or a network", "an address or a network, such as 192.0.2.0/24"); "any"; RunTime::RELOAD;
         "its address or network, such as `192.0.2.0/24`";
         both network
     },
-    key! { "read_only": Kind::Boolean; "`false`"; RunTime::Reload; "read-only access"; both read_only },
+    key! { "read_only": Kind::Boolean; "`false`"; RunTime::RELOAD; "read-only access"; both read_only },
 ];
 
 /// Reads an entry.

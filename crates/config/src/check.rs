@@ -9,9 +9,11 @@ use super::devices::BlockDeviceConfig;
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::file_lookup::look_at_files;
 use super::location::{Located, Location};
-use super::lun::LunDraft;
-use super::model::{Config, ExportConfig, NbdConfig, Placement};
+use super::lun::located_luns;
+use super::model::{Config, DiskConfig, ExportConfig, LunConfig, Placement, Transport};
+use super::placement;
 use super::surroundings::Surroundings;
+use super::value::{Draft, Raw};
 
 /// Above this number, lists of names and guesses are omitted: they would be useless or slow.
 const NAMES_LISTED_MAX: usize = 16;
@@ -22,20 +24,22 @@ pub fn complete(
     draft: ConfigDraft,
     surroundings: &Surroundings,
     diagnostics: &mut Diagnostics,
-) -> Option<Config> {
+) -> Config {
     let draft = attach_luns(draft, diagnostics);
     check_names(&draft, diagnostics);
     check_disk_references(&draft, diagnostics);
     for export in &draft.exports {
-        check_luns(&export.luns, diagnostics);
+        check_luns(export, diagnostics);
     }
     check_sockets(&draft, diagnostics);
     check_nbd(&draft, diagnostics);
     check_files(&draft, surroundings, diagnostics);
     check_tokens(&draft, diagnostics);
     check_tls(&draft, diagnostics);
-    let placement = placement(&draft.workers, surroundings, diagnostics);
-    check_placements(&draft, placement.count(), diagnostics);
+    let placement = place_workers(&draft.workers, surroundings, diagnostics);
+    for export in &draft.exports {
+        placement::check(&export.fields, placement.count(), diagnostics);
+    }
 
     let mut config = draft.config;
     config.workers.placement = placement;
@@ -47,26 +51,28 @@ pub fn complete(
     }
     config.disks = draft.disks.into_iter().map(|disk| disk.config).collect();
     for export in draft.exports {
-        config.add_export(export.complete()?);
+        config.add_export(export.config);
     }
-    Some(config)
+    config
 }
 
 /// Moves logical units from flags to their controllers.
 fn attach_luns(mut draft: ConfigDraft, diagnostics: &mut Diagnostics) -> ConfigDraft {
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
-    for (index, export) in draft.exports.iter_mut().enumerate() {
-        if export.luns_by_flags().is_some()
-            && let Some(name) = &export.name
-        {
-            places.entry(name.value.clone()).or_insert(index);
+    for (index, export) in draft.exports.iter().enumerate() {
+        if export.config.transport == Transport::VhostScsi {
+            places.entry(export.config.name.clone()).or_insert(index);
         }
     }
     for (controller, lun) in std::mem::take(&mut draft.luns) {
-        let location = places.get(&controller.value);
-        let export = location.and_then(|index| draft.exports.get_mut(*index));
-        match export.and_then(|export| export.luns_by_flags()) {
-            Some(luns) => luns.push(lun),
+        let index = places.get(&controller.value);
+        match index.and_then(|index| draft.exports.get_mut(*index)) {
+            Some(export) => {
+                let location = lun.fields.location.clone();
+                let table = Located::new(Raw::Table(lun.fields), location);
+                export.fields.append("lun", table);
+                export.config.luns.push(lun.config);
+            }
             None => {
                 let known: Vec<&str> = places.keys().map(String::as_str).collect();
                 diagnostics.push(unknown("vhost-scsi controller", &controller, &known));
@@ -89,68 +95,63 @@ fn unknown(object: &str, found: &Located<String>, known: &[&str]) -> Mistake {
     })
 }
 
-/// Reports every key that occurs a second time, with the location of the first.
+/// Reports every key that occurs a second time, with the location of the first and a remedy.
 struct Once<K> {
     seen: HashMap<K, Location>,
+    help: &'static str,
 }
 
 impl<K: std::hash::Hash + Eq> Once<K> {
-    fn new() -> Once<K> {
-        Once {
-            seen: HashMap::new(),
-        }
+    fn new(help: &'static str) -> Once<K> {
+        let seen = HashMap::new();
+        Once { seen, help }
     }
 
-    fn see(
-        &mut self,
-        key: K,
-        location: &Location,
-        object: String,
-        help: &str,
-        to: &mut Diagnostics,
-    ) {
-        match self.seen.get(&key) {
-            Some(first) => {
-                let message = format!("{object} is already used at {first}");
-                to.conflict(location, message, help);
-            }
-            None => {
-                self.seen.insert(key, location.clone());
-            }
+    fn see(&mut self, key: K, at: &Location, object: &str, to: &mut Diagnostics) {
+        if let Some(first) = self.seen.get(&key) {
+            to.conflict(
+                at,
+                format!("{object} is already used at {first}"),
+                self.help,
+            );
+        } else {
+            self.seen.insert(key, at.clone());
         }
     }
 }
 
 fn check_names(draft: &ConfigDraft, diagnostics: &mut Diagnostics) {
-    let mut disks = Once::new();
-    for disk in &draft.disks {
-        if let Some(at) = disk.fields.at("name") {
-            let object = format!("the disk name `{}`", disk.config.name);
-            let help = "give each disk its own name";
-            disks.see(&disk.config.name, at, object, help, diagnostics);
+    let mut disks = Once::new("give each disk its own name");
+    let mut wwns = Once::new(
+        "give each disk its own identifier: initiators treat disks with the same identifier as one disk",
+    );
+    for Draft { config, fields } in &draft.disks {
+        if let Some(at) = fields.at("name") {
+            let object = format!("the disk name `{}`", config.name);
+            disks.see(&config.name, at, &object, diagnostics);
         }
-    }
-    let mut wwns = Once::new();
-    for disk in &draft.disks {
-        if let (Some(wwn), Some(at)) = (disk.config.shown.wwn, disk.fields.at("wwn")) {
+        if let (Some(wwn), Some(at)) = (config.shown.wwn, fields.at("wwn")) {
             let object = format!("the identifier {wwn:016x}");
-            let help = "give each disk its own identifier: initiators treat disks with the same identifier as one disk";
-            wwns.see(wwn, at, object, help, diagnostics);
+            wwns.see(wwn, at, &object, diagnostics);
         }
     }
-    let mut exports = Once::new();
-    for name in draft
-        .exports
-        .iter()
-        .filter_map(|export| export.name.as_ref())
-    {
-        let object = format!("the export name `{}`", name.value);
-        let help = "give each export its own name; without `name` a vhost-blk export has the name of its disk";
-        // Two spellings of an iSCSI name are one target.
-        let key = iscsi_name::normalised(&name.value);
-        let key = key.unwrap_or_else(|| name.value.as_str().into());
-        exports.see(key, &name.location, object, help, diagnostics);
+    let mut exports = Once::new(
+        "give each export its own name; without `name` a vhost-blk export has the name of its disk",
+    );
+    for export in &draft.exports {
+        let name = &export.config.name;
+        if let (Some(at), false) = (name_of(export), name.is_empty()) {
+            let object = format!("the export name `{name}`");
+            // Two spellings of an iSCSI name are one target.
+            let key = iscsi_name::normalised(name).unwrap_or_else(|| name.as_str().into());
+            exports.see(key, at, &object, diagnostics);
+        }
     }
+}
+
+/// Returns the location of the name of an export, which may be that of its disk.
+fn name_of(export: &Draft<ExportConfig>) -> Option<&Location> {
+    export.fields.at("name").or(export.fields.at("disk"))
 }
 
 fn disk_names(draft: &ConfigDraft) -> Vec<&str> {
@@ -158,92 +159,72 @@ fn disk_names(draft: &ConfigDraft) -> Vec<&str> {
     names.filter(|name| !name.is_empty()).collect()
 }
 
-fn check_reference(
-    disk: &Located<String>,
-    names: &[&str],
-    known: &HashSet<&str>,
-    diagnostics: &mut Diagnostics,
-) {
-    if !known.contains(disk.value.as_str()) {
-        diagnostics.push(unknown("disk", disk, names));
-    }
-}
-
 fn check_disk_references(draft: &ConfigDraft, diagnostics: &mut Diagnostics) {
     let names = disk_names(draft);
     let known: HashSet<&str> = names.iter().copied().collect();
-    let exports = draft.exports.iter();
-    let alone = exports.clone().filter_map(|export| export.disk.as_ref());
-    let luns = exports.flat_map(|export| &export.luns);
-    let luns = luns.chain(&draft.astray);
-    for disk in alone.chain(luns.filter_map(|lun| lun.disk.as_ref())) {
-        check_reference(disk, &names, &known, diagnostics);
+    let mut references = Vec::new();
+    for export in &draft.exports {
+        references.push((export.config.disk.as_deref(), export.fields.at("disk")));
+        let luns = located_luns(export, diagnostics).into_iter();
+        references.extend(luns.map(|lun| (Some(lun.config.disk.as_str()), lun.disk)));
     }
-}
-
-fn check_luns(drafts: &[LunDraft], diagnostics: &mut Diagnostics) {
-    let mut luns = Once::new();
-    for draft in drafts {
-        if let (Some(target), Some(lun)) = (&draft.target, &draft.lun) {
-            let address = (target.value, lun.value);
-            let object = format!("target {}, LUN {} of this export", address.0, address.1);
-            let help = "give each logical unit its own address";
-            luns.see(address, &lun.location, object, help, diagnostics);
+    let astray = draft.astray.iter();
+    references.extend(astray.map(|lun| (Some(lun.config.disk.as_str()), lun.fields.at("disk"))));
+    for reference in references {
+        if let (Some(disk), Some(at)) = reference
+            && !disk.is_empty()
+            && !known.contains(disk)
+        {
+            let disk = Located::new(disk.to_owned(), at.clone());
+            diagnostics.push(unknown("disk", &disk, &names));
         }
     }
 }
 
-fn check_placements(draft: &ConfigDraft, workers: usize, diagnostics: &mut Diagnostics) {
-    for export in &draft.exports {
-        export.placement.check(workers, diagnostics);
+fn check_luns(export: &Draft<ExportConfig>, diagnostics: &mut Diagnostics) {
+    let mut luns = Once::new("give each logical unit its own address");
+    for lun in located_luns(export, diagnostics) {
+        if let Some(at) = lun.number {
+            let LunConfig { target, lun, .. } = lun.config;
+            let object = format!("target {target}, LUN {lun} of this export");
+            luns.see((target, lun), at, &object, diagnostics);
+        }
     }
 }
 
 fn check_sockets(draft: &ConfigDraft, diagnostics: &mut Diagnostics) {
-    let mut sockets = Once::new();
-    let control = draft
-        .control
-        .clone()
-        .zip(draft.given.get("control").cloned());
-    let control = control.map(|(path, at)| Located::new(path, at));
-    let (shared, own): (Vec<_>, Vec<_>) = draft
-        .exports
-        .iter()
-        .partition(|export| export.shares_socket());
-    for socket in control
-        .iter()
-        .chain(own.into_iter().filter_map(|export| export.socket.as_ref()))
-    {
-        let object = format!("the socket {}", socket.value.display());
-        let help = "give each export and the control socket its own path";
-        let key = absolute(&socket.value);
-        sockets.see(key, &socket.location, object, help, diagnostics);
+    let mut sockets = Once::new("give each export and the control socket its own path");
+    let control = draft.control.as_ref().zip(draft.given.get("control"));
+    let exports = draft.exports.iter().filter_map(|export| {
+        let socket = (export.config.socket.as_ref()?, export.fields.at("socket")?);
+        Some((export.config.shares_socket(), socket))
+    });
+    let (shared, own): (Vec<_>, Vec<_>) = exports.partition(|(shares, _)| *shares);
+    let own = own.into_iter().map(|(_, socket)| socket);
+    for (path, at) in control.into_iter().chain(own) {
+        let object = format!("the socket {}", path.display());
+        sockets.see(absolute(path), at, &object, diagnostics);
     }
-    for socket in shared
-        .into_iter()
-        .filter_map(|export| export.socket.as_ref())
-    {
-        let key = absolute(&socket.value);
-        if sockets.seen.contains_key(&key) {
-            let object = format!("the socket {}", socket.value.display());
+    for (_, (path, at)) in shared {
+        if let Some(first) = sockets.seen.get(&absolute(path)) {
+            let message = format!("the socket {} is already used at {first}", path.display());
             let help = "NBD exports share a socket only with each other";
-            sockets.see(key, &socket.location, object, help, diagnostics);
+            diagnostics.conflict(at, message, help);
         }
     }
 }
 
 /// Reports NBD exports that cannot share their listener.
 fn check_nbd(draft: &ConfigDraft, diagnostics: &mut Diagnostics) {
-    let exports = draft.exports.iter();
-    let complete = exports.filter_map(|export| match export.complete() {
-        Some(ExportConfig::Nbd(config)) => Some((export.name.as_ref()?, config)),
-        _ => None,
-    });
-    let mut before: Vec<NbdConfig> = Vec::new();
-    for (name, config) in complete {
+    let mut before: Vec<&ExportConfig> = Vec::new();
+    for export in &draft.exports {
+        let config = &export.config;
+        let (Transport::Nbd, Some(at)) = (config.transport, name_of(export)) else {
+            continue;
+        };
         if let Some(reason) = before.iter().find_map(|other| config.conflict(other)) {
-            let message = format!("nbd export `{}`: {reason}", name.value);
-            diagnostics.push(Mistake::new(MistakeKind::Relation, &name.location, message));
+            let message = format!("nbd export `{}`: {reason}", config.name);
+            diagnostics.push(Mistake::new(MistakeKind::Relation, at, message));
         }
         before.push(config);
     }
@@ -252,34 +233,31 @@ fn check_nbd(draft: &ConfigDraft, diagnostics: &mut Diagnostics) {
 /// Longest wait for the files of disks. Two paths to a file without an answer are found by the locks of the file.
 const FILES_PATIENCE: Duration = Duration::from_secs(1);
 
-fn check_files(draft: &ConfigDraft, surroundings: &Surroundings, diagnostics: &mut Diagnostics) {
-    let disks = draft.disks.iter().filter_map(|disk| {
-        let (_, path) = disk
-            .config
-            .backend
-            .paths()
-            .into_iter()
-            .find(|(key, _)| *key == "path")?;
-        Some((disk, path, disk.fields.at("path")?))
-    });
-    let paths = disks
-        .clone()
-        .map(|(_, path, _)| path.to_path_buf())
-        .collect();
+fn check_files<'d>(
+    draft: &'d ConfigDraft,
+    surroundings: &Surroundings,
+    diagnostics: &mut Diagnostics,
+) {
+    let located = |disk: &'d Draft<DiskConfig>| {
+        let Draft { config, fields } = disk;
+        let path = config.backend.path()?;
+        Some((config, fields, path, fields.at("path")?))
+    };
+    let disks = draft.disks.iter().filter_map(located);
+    let paths = disks.clone().map(|(_, _, path, _)| path.to_path_buf());
+    let paths = paths.collect();
     let resolved = look_at_files(&paths, FILES_PATIENCE, |path| path.canonicalize().ok());
-    let mut files = Once::new();
-    for (disk, path, location) in disks {
+    let mut files = Once::new("use a file for one disk only, and give that disk several exports");
+    for (disk, fields, path, location) in disks {
         let found = resolved.get(path).cloned().flatten();
         let key = found.unwrap_or_else(|| absolute(path));
         let object = format!("the file {}", path.display());
-        let help = "use a file for one disk only, and give that disk several exports";
-        files.see(key, location, object, help, diagnostics);
+        files.see(key, location, &object, diagnostics);
 
         // Without a file that is not required the daemon starts, and waits for it.
-        let is_created = disk.fields.at("size").is_some();
-        if matches!(disk.config.backend, BlockDeviceConfig::File { .. })
-            && disk.config.require
-            && !is_created
+        if matches!(disk.backend, BlockDeviceConfig::File { .. })
+            && disk.require
+            && fields.at("size").is_none()
             && surroundings.files_are_here
             && matches!(path.try_exists(), Ok(false))
         {
@@ -335,7 +313,7 @@ fn absolute(path: &Path) -> PathBuf {
     clean
 }
 
-fn placement(
+fn place_workers(
     draft: &WorkersDraft,
     surroundings: &Surroundings,
     diagnostics: &mut Diagnostics,
@@ -344,24 +322,21 @@ fn placement(
         let count = draft.count.as_ref().map(|count| count.value);
         return Placement::Count(count.unwrap_or_else(|| surroundings.workers_default()));
     };
-    let mut once = Once::new();
+    let mut once = Once::new("list each CPU once: two workers on one CPU block each other");
     for cpu in &cpus.value {
-        let help = "list each CPU once: two workers on one CPU block each other";
         let object = format!("CPU {}", cpu.value);
-        once.see(cpu.value, &cpu.location, object, help, diagnostics);
+        once.see(cpu.value, &cpu.location, &object, diagnostics);
         if !surroundings.cpus.contains(&cpu.value) {
             let message = format!("this process is not allowed to run on CPU {}", cpu.value);
             let mistake = Mistake::new(MistakeKind::Relation, &cpu.location, message);
             diagnostics.push(mistake.allowed(format!("CPUs {}", ranges(&surroundings.cpus))));
         }
     }
-    if let Some(count) = &draft.count
-        && count.value != cpus.value.len()
-    {
+    let listed = cpus.value.len();
+    if let Some(count) = draft.count.as_ref().filter(|at| at.value != listed) {
         let message = format!(
-            "`workers`: found {}, but `cpus` has {} CPUs",
-            count.value,
-            cpus.value.len()
+            "`workers`: found {}, but `cpus` has {listed} CPUs",
+            count.value
         );
         let help = "each CPU of the list has one worker: remove `workers`";
         diagnostics.conflict(&count.location, message, help);

@@ -9,13 +9,14 @@ use serde_json::json;
 
 use super::diagnostics::Diagnostics;
 use super::disk::read_disk;
-use super::export_draft::{ExportDraft, ExportKind, texts};
+use super::export_keys::{ExportKind, texts};
 use super::export_kinds::{ISCSI, NBD, VHOST_BLK, VHOST_SCSI};
 use super::iscsi_limits::read_iscsi_limits;
-use super::key::{Item, Key, KeyLine, KeyValue, Kind, NONE, RunTime, json_of, key_values};
+use super::key::{
+    Item, Key, KeyLine, KeyValue, Kind, NONE, RunTime, differing, json_of, key_values,
+};
 use super::location::{Located, Location};
-use super::lun::LunDraft;
-use super::model::{Config, DiskConfig, Placement, WORKERS_MAX};
+use super::model::{Config, DiskConfig, ExportConfig, LunConfig, Placement, WORKERS_MAX};
 use super::readers::{
     ADDRESS, CPUS_ALLOWED, FOLDER_ALLOWED, NAMES_ALLOWED, PATHS_ALLOWED, PEM_ALLOWED, PEM_FILE,
     SECRET_FILE, SOCKET, read_cpus, read_texts,
@@ -39,11 +40,11 @@ pub struct ConfigDraft {
     pub given: BTreeMap<&'static str, Location>,
     pub workers: WorkersDraft,
     pub disks: Vec<Draft<DiskConfig>>,
-    pub exports: Vec<ExportDraft>,
+    pub exports: Vec<Draft<ExportConfig>>,
     /// Logical units from flags, with their controller's name.
-    pub luns: Vec<(Located<String>, LunDraft)>,
+    pub luns: Vec<(Located<String>, Draft<LunConfig>)>,
     /// Logical units from flags with an unknown controller; their disks are checked too.
-    pub astray: Vec<LunDraft>,
+    pub astray: Vec<Draft<LunConfig>>,
     /// The other values.
     pub config: Config,
 }
@@ -76,10 +77,6 @@ pub struct Flag {
     pub name: &'static str,
     /// Placeholder of the value in help.
     pub value_name: &'static str,
-    /// Meaning, for readers with this line only.
-    pub help: &'static str,
-    /// Form of the text.
-    pub form: FlagForm,
 }
 
 /// Form of a flag's text.
@@ -95,61 +92,74 @@ pub enum FlagForm {
     Options,
 }
 
-const fn flag(
-    name: &'static str,
-    value_name: &'static str,
-    form: FlagForm,
-    help: &'static str,
-) -> Option<Flag> {
-    Some(Flag {
-        name,
-        value_name,
-        help,
-        form,
-    })
+const fn flag(name: &'static str, value_name: &'static str) -> Option<Flag> {
+    Some(Flag { name, value_name })
 }
 
 impl DaemonKey {
+    /// Returns the form of the flag's text.
+    pub fn form(&self) -> FlagForm {
+        match &self.key.kind {
+            Kind::List(_, _, Item::Text) => FlagForm::Repeated,
+            Kind::List(..) => FlagForm::List,
+            Kind::Sections(..) => FlagForm::Options,
+            _ => FlagForm::Word,
+        }
+    }
+
     /// Returns the row in the documentation.
     pub fn row(&self) -> String {
         let row = self.key.row();
+        let row = row.trim_end_matches(" |");
         match &self.flag {
-            None => row,
-            Some(flag) => {
-                let more = match flag.form {
-                    FlagForm::Repeated => ", which may be repeated",
-                    _ => "",
-                };
-                let row = row.trim_end_matches(" |");
-                format!("{row}. Flag `--{}`{more} |", flag.name)
-            }
+            None => format!("{row} |"),
+            Some(flag) => format!("{row}. Flag `--{}`{} |", flag.name, self.repeated()),
+        }
+    }
+
+    /// Returns the line in a page of `lunette help`.
+    pub(super) fn help_line(&self) -> KeyLine {
+        let mut line = self.key.help_line();
+        if let Some(flag) = &self.flag {
+            line[3].push_str(&format!(". Flag --{}", flag.name));
+        }
+        line
+    }
+
+    /// Returns the help of the flag: meaning, words and default of its key.
+    pub fn flag_help(&self) -> String {
+        let [name, _, default, meaning] = self.key.help_line();
+        let words = match &self.key.kind {
+            Kind::Word(words) => format!(": {}", words.join(", ")),
+            Kind::Sections(..) => format!(": see `lunette help {}`", name.replace('_', "-")),
+            _ => String::new(),
+        };
+        let default = match default.as_str() {
+            NONE | "see its section" => String::new(),
+            default => format!(" [default: {default}]"),
+        };
+        let (first, rest) = meaning.split_at(1);
+        let first = first.to_uppercase();
+        format!("{first}{rest}{words}{}{default}", self.repeated())
+    }
+
+    fn repeated(&self) -> &'static str {
+        match self.form() {
+            FlagForm::Repeated => ", which may be repeated",
+            _ => "",
         }
     }
 }
 
-impl DaemonKey {
-    /// Returns the line in a page of `lunette help`.
-    pub(super) fn help_line(&self) -> KeyLine {
-        let [name, value, default, meaning] = self.key.help_line();
-        let meaning = match &self.flag {
-            None => meaning,
-            Some(flag) => format!("{meaning}. Flag --{}", flag.name),
-        };
-        [name, value, default, meaning]
-    }
-}
-
 /// Run time of keys that are read only when the daemon starts.
-const RESTART: RunTime = RunTime::Restart;
+const RESTART: RunTime = RunTime::RESTART;
 /// Run time of keys that name a file, which is read again when it changes.
-const REREAD: RunTime = RunTime::RestartReread;
-const CONTENT: RunTime = RunTime::OnlyReloadReread;
+const REREAD: RunTime = RunTime::RESTART_REREAD;
+const CONTENT: RunTime = RunTime::ONLY_RELOAD_REREAD;
 
 fn read_exports(kind: &'static ExportKind, reader: &mut Reader<'_, '_>, draft: &mut ConfigDraft) {
     for fields in reader.objects(kind.table, kind.example) {
-        draft
-            .exports
-            .push((kind.read)(fields, reader.diagnostics()));
+        draft.exports.push(kind.read(fields, reader.diagnostics));
     }
 }
 
@@ -163,13 +173,13 @@ macro_rules! daemon_key {
 /// Declares a list of objects, which are written with their own keys.
 macro_rules! sections {
     ($name:literal: $documented:literal; $example:expr; $help:literal; $read:expr) => {
-        daemon_key! { None, $name: Kind::Sections($documented, $example); NONE; RunTime::Reload; $help; read $read; get |_| None }
+        daemon_key! { None, $name: Kind::Sections($documented, $example); NONE; RunTime::RELOAD; $help; read $read; get |_| None }
     };
 }
 
 /// All top-level keys.
 pub static DAEMON_KEYS: &[DaemonKey] = &[
-    daemon_key! { flag("control", "PATH", FlagForm::Word, "Path of the control socket, at most 107 bytes"),
+    daemon_key! { flag("control", "PATH"),
         "control": SOCKET;
         "`/run/lunette/lunette.sock` for root, else `$XDG_RUNTIME_DIR/lunette.sock`"; RESTART;
         "control socket: commands, API, metrics"; both control
@@ -180,46 +190,39 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
     daemon_key! { None, "control_readers": Kind::Text("a group of `/etc/group`", GROUP_ALLOWED); NONE; RESTART;
         "members may read over the control socket"; both access.control_readers
     },
-    daemon_key! { flag("state", "DIR", FlagForm::Word,
-            "Folder for persistent state: reservations, saved mode pages and identities; also changes made at run time if this option, the key state or $STATE_DIRECTORY sets the folder"),
+    daemon_key! { flag("state", "DIR"),
         "state": Kind::Text("path of a folder", FOLDER_ALLOWED);
         "`$STATE_DIRECTORY`, `/var/lib/lunette` for root, else `~/.local/state/lunette`"; RESTART;
         "[persistent state](operations.md#state). Changes at run time survive a restart only if this key, `--state` or systemd \
             chose the folder"; both state
     },
-    daemon_key! { flag("metrics-listen", "ADDRESS:PORT", FlagForm::Word,
-            "Serve metrics for Prometheus at http://ADDRESS:PORT/metrics. With a token file, clients need a token"),
+    daemon_key! { flag("metrics-listen", "ADDRESS:PORT"),
         "metrics_listen": ADDRESS; NONE; RESTART; "serves `/metrics` over TCP";
         both metrics_listen
     },
-    daemon_key! { flag("sandbox", "MODE", FlagForm::Word,
-            "Confine the daemon to the necessary system calls and files: off, log (only record violations), threads (confine workers and sessions) or enforce (also confine the process)"),
+    daemon_key! { flag("sandbox", "MODE"),
         "sandbox": sandbox::Mode::KIND; "`threads`"; RESTART;
         "[confinement](security.md#the-sandbox) of the process and its threads to the necessary system calls and files";
         both sandbox
     },
-    daemon_key! { flag("sandbox-path", "PATH", FlagForm::Repeated,
-            "Folder or file that --sandbox=enforce allows in addition to those of disks, sockets and state, for disks that are added later; may be given several times"),
+    daemon_key! { flag("sandbox-path", "PATH"),
         "sandbox_paths": Kind::List("list of paths", PATHS_ALLOWED, Item::Text); NONE; RESTART;
         "folders and files that the sandbox allows in addition to those of disks, sockets and state";
         read |key, reader, draft| draft.sandbox_paths.extend(read_texts::<_, _, PathBuf>(key, reader));
         get |config| texts(config.sandbox_paths.iter().map(|path| path.to_string_lossy()))
     },
-    daemon_key! { flag("api-listen", "ADDRESS:PORT", FlagForm::Word,
-            "Serve the API over TCP too, to clients with the token of --token-file, which is required"),
+    daemon_key! { flag("api-listen", "ADDRESS:PORT"),
         "api_listen": ADDRESS; NONE; RESTART;
         "serves the [API](api.md) over TCP to clients with a token; needs `token_file`";
         both access.api_listen
     },
-    daemon_key! { flag("api-name", "NAME", FlagForm::Repeated,
-            "Host name that browsers may use for the API, in addition to localhost and IP addresses; may be given several times"),
+    daemon_key! { flag("api-name", "NAME"),
         "api_names": Kind::List("list of host names", NAMES_ALLOWED, Item::Text); NONE; RESTART;
         "names that browsers may use for the [API](api.md#access), besides `localhost` and IP addresses";
         read |key, reader, draft| draft.access.api_names.extend(read_texts::<_, _, String>(key, reader));
         get |config| texts(&config.access.api_names)
     },
-    daemon_key! { flag("allow-path", "PATH", FlagForm::Repeated,
-            "Folder or device that members of control_group and clients with the token may name in requests; may be given several times"),
+    daemon_key! { flag("allow-path", "PATH"),
         "allow_paths": Kind::List("list of paths", PATHS_ALLOWED, Item::Text);
         "the folders of the disks and sockets in the configuration file"; RESTART;
         "folders and devices that members of `control_group` and clients with the token may name in requests; root and the \
@@ -227,49 +230,44 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
         read |key, reader, draft| draft.access.allow_paths.extend(read_texts::<_, _, PathBuf>(key, reader));
         get |config| texts(config.access.allow_paths.iter().map(|path| path.to_string_lossy()))
     },
-    daemon_key! { flag("token-file", "FILE", FlagForm::Word,
-            "File with the token for changes over TCP: mode 600, one line. Requests with this token may name only files in --allow-path"),
+    daemon_key! { flag("token-file", "FILE"),
         "token_file": SECRET_FILE; NONE; REREAD;
         "token that allows changes, with files in `allow_paths` only"; both access.token_file
     },
-    daemon_key! { flag("readers-token-file", "FILE", FlagForm::Word, "File with the token for reading over TCP: mode 600, one line"),
+    daemon_key! { flag("readers-token-file", "FILE"),
         "readers_token_file": SECRET_FILE; NONE; REREAD; "token that allows reading";
         both access.readers_token_file
     },
-    daemon_key! { flag("tls-certificate", "FILE", FlagForm::Word,
-            "File with the daemon's certificate and those of intermediate authorities (PEM): the API and metrics over TCP are encrypted then. Needs --tls-key"),
+    daemon_key! { flag("tls-certificate", "FILE"),
         "tls_certificate": PEM_FILE; NONE; CONTENT;
         "certificate of the daemon and those of intermediate authorities. The API and metrics over TCP are then served with \
             [TLS](security.md#tls); needs `tls_key`"; both tls.certificate
     },
-    daemon_key! { flag("tls-key", "FILE", FlagForm::Word, "File with the private key of --tls-certificate (PEM): mode 600 or 640"),
+    daemon_key! { flag("tls-key", "FILE"),
         "tls_key": Kind::Text("path of a PEM file of mode 600 or 640", PEM_ALLOWED); NONE; CONTENT;
         "private key of `tls_certificate`"; both tls.key
     },
-    daemon_key! { flag("api-client-ca", "FILE", FlagForm::Word,
-            "File with certificate authorities (PEM): clients of the API and metrics over TCP need a certificate of one of them, in addition to the token"),
+    daemon_key! { flag("api-client-ca", "FILE"),
         "api_client_ca": PEM_FILE; NONE; CONTENT;
         "certificate authorities: clients of the API and metrics over TCP need a certificate of one of them, in addition to the token; \
             needs `tls_certificate`"; both access.api_client_ca
     },
-    daemon_key! { flag("nbd-client-ca", "FILE", FlagForm::Word,
-            "File with certificate authorities (PEM): clients of NBD exports with TLS need a certificate of one of them"),
+    daemon_key! { flag("nbd-client-ca", "FILE"),
         "nbd_client_ca": PEM_FILE; NONE; CONTENT;
         "certificate authorities: clients of NBD exports with `tls` need a certificate of one of them; needs `tls_certificate`"; both tls.nbd_client_ca
     },
-    daemon_key! { flag("discovery-auth", "FILE", FlagForm::Word,
-            "File with the CHAP users of iSCSI discovery sessions, as for --chap-user"),
-        "discovery_auth": SECRET_FILE; NONE; RunTime::OnlyReload;
+    daemon_key! { flag("discovery-auth", "FILE"),
+        "discovery_auth": SECRET_FILE; NONE; RunTime::ONLY_RELOAD;
         "CHAP users of iSCSI discovery sessions"; both discovery_auth
     },
-    daemon_key! { flag("workers", "N", FlagForm::Word, "Number of worker threads, which execute the I/O: 1 to 128"),
+    daemon_key! { flag("workers", "N"),
         "workers": Kind::Number("", 1..=WORKERS_MAX as u64); "half of the CPUs, at most 4"; RESTART; "number of threads for I/O";
         set workers.count; get |config| match &config.workers.placement {
             Placement::Count(count) => count.value(),
             Placement::Cpus(_) => None,
         }
     },
-    daemon_key! { flag("cpus", "N,N,...", FlagForm::List, "Start one worker for each of these CPUs, pinned to it, instead of --workers"),
+    daemon_key! { flag("cpus", "N,N,..."),
         "cpus": Kind::List("list of CPU numbers, at most 128", CPUS_ALLOWED, Item::Number); NONE; RESTART;
         "starts one worker for each CPU, pinned to it, instead of `workers`";
         read |key, reader, draft| draft.workers.cpus = read_cpus(reader, key.name);
@@ -278,26 +276,22 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Placement::Cpus(cpus) => Some(json!(cpus)),
         }
     },
-    daemon_key! { flag("poll", "off|auto|always", FlagForm::Word,
-            "Polling of workers before they sleep. auto: poll while it finds work, at most 50 us for clients and 100 us for disks, and not while another thread wants the CPU. off: always sleep. always: never sleep; each worker occupies one CPU [default: auto]"),
+    daemon_key! { flag("poll", "off|auto|always"),
         "poll": <PollMode as Choice>::KIND; "`auto`"; RESTART;
         "[polling](performance.md#polling) of workers before they sleep. `auto`: while polling finds work, at most 50 µs for clients and 100 µs \
             for disks, and not while another thread wants the CPU. `off`: never. `always`: workers never sleep";
         set config.workers.poll; get |config| config.workers.poll.value()
     },
-    daemon_key! { flag("poll-us", "N|always", FlagForm::Word,
-            "Replace --poll for workers with vhost-user guests: maximum polling time in microseconds before a worker sleeps, 0 to 1000000, or `always`"),
+    daemon_key! { flag("poll-us", "N|always"),
         "poll_us": Kind::Poll; NONE; RESTART;
         "replaces `poll` for workers with guests: maximum polling time before a worker sleeps. The actual time adapts below it. 0: no polling";
         set config.workers.ring_poll; get |config| config.workers.ring_poll.value()
     },
-    daemon_key! { flag("network-poll-us", "N|always", FlagForm::Word,
-            "Replace --poll for workers with iSCSI and NBD connections only: maximum polling time in microseconds before a worker sleeps, 0 to 1000000, or `always`"),
-        "network_poll_us": Kind::Poll; NONE; RESTART; "the same for workers with iSCSI and NBD connections only";
+    daemon_key! { flag("network-poll-us", "N|always"),
+        "network_poll_us": Kind::Poll; NONE; RESTART; "replaces `poll` for workers with iSCSI and NBD connections only: maximum polling time before a worker sleeps";
         set config.workers.network_poll; get |config| config.workers.network_poll.value()
     },
-    daemon_key! { flag("disk-poll-us", "N|always", FlagForm::Word,
-            "Replace --poll for disks: maximum polling time in microseconds of a worker that waits for a disk, 0 to 1000000, or `always`. A worker sleeps if it expects a longer wait"),
+    daemon_key! { flag("disk-poll-us", "N|always"),
         "disk_poll_us": Kind::Poll; NONE; RESTART;
         "replaces `poll` for disks: maximum polling time of a worker that waits for a disk. It sleeps if it expects a longer wait";
         set config.workers.disk_poll; get |config| config.workers.disk_poll.value()
@@ -305,7 +299,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
     sections! { "disk": "list of tables, `[[disk]]`"; "tables with the header [[disk]]"; "[disks](#disks)";
         |key, reader, draft| {
             for fields in reader.objects(key.name, &key.kind.allowed()) {
-                draft.disks.push(read_disk(fields, reader.diagnostics()));
+                draft.disks.push(read_disk(fields, reader.diagnostics));
             }
         }
     },
@@ -321,15 +315,12 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
     sections! { "nbd": "list of tables, `[[nbd]]`"; NBD.example; "[NBD exports](#nbd-exports)";
         |_, reader, draft| read_exports(&NBD, reader, draft)
     },
-    daemon_key! { flag("iscsi-limits", "KEY=VALUE,...", FlagForm::Options,
-            "Limits for iSCSI initiators: connections, half_open (connections without a login), sessions, connections_per_session, \
-                commands_per_session, login_s (seconds for a login), memory (bytes of command data per session) [default: \
-                connections=1024, half_open=128, sessions=512, connections_per_session=16, commands_per_session=128, login_s=15, memory=32M]"),
+    daemon_key! { flag("iscsi-limits", "KEY=VALUE,..."),
         "iscsi_limits": Kind::Sections("table, `[iscsi_limits]`", "a table with the header [iscsi_limits]");
         "see its section"; RESTART; "[limits of iSCSI initiators](#limits-of-iscsi-initiators)";
         read |key, reader, draft| {
             if let Some(fields) = reader.table(key.name, &key.kind.allowed()) {
-                draft.iscsi_limits = read_iscsi_limits(fields, reader.diagnostics());
+                draft.iscsi_limits = read_iscsi_limits(fields, reader.diagnostics);
             }
         };
         get |config| Some(json_of(config.iscsi_limits.values()))
@@ -358,14 +349,10 @@ impl Config {
 
     /// Returns the keys with values in `next` that a running daemon cannot adopt.
     pub fn fixed_difference(&self, next: &Config) -> Vec<&'static str> {
-        let is_fixed = |key: &&Key<ConfigDraft, Config>| {
-            matches!(key.run_time, RunTime::Restart | RunTime::RestartReread)
-        };
+        let restart = [RunTime::RESTART, RunTime::RESTART_REREAD];
         let keys = DAEMON_KEYS.iter().map(|known| &known.key);
-        let differing = keys
-            .filter(is_fixed)
-            .filter(|key| (key.get)(self) != (key.get)(next));
-        differing.map(|key| key.name).collect()
+        let fixed = keys.filter(|key| restart.contains(&key.run_time));
+        differing(fixed, self, next).map(|key| key.name).collect()
     }
 }
 

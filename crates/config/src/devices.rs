@@ -1,7 +1,7 @@
 //! The kinds of block devices for disks, with all differences between them in one list.
 //!
-//! A kind consists of a variant of [`BlockDeviceConfig`], a line of `kinds!`, its keys in [`super::disk`], and an arm of each
-//! `match` below: the compiler reports missing ones.
+//! A kind consists of a variant of [`BlockDeviceConfig`], a line of `kinds!`, and its keys in [`super::disk`]. Methods below have an
+//! arm for kinds that differ from a device with a path.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -97,14 +97,6 @@ impl DelayStorage {
     /// Both variants with their words.
     pub const WORDS: [(&'static str, DelayStorage); 2] =
         [("null", DelayStorage::Null), ("ram", DelayStorage::Ram)];
-
-    /// Returns the word in files and flags.
-    pub fn word(self) -> &'static str {
-        match self {
-            DelayStorage::Null => "null",
-            DelayStorage::Ram => "ram",
-        }
-    }
 }
 
 /// Persistence of a RAM disk after the end of the daemon.
@@ -199,12 +191,12 @@ impl Default for NbdDiskConfig {
 
 impl NbdDiskConfig {
     /// Returns the folder with the certificates of an address with TLS.
-    pub fn certificates(&self) -> Option<&PathBuf> {
-        self.address.tls.as_ref()?.path.as_ref()
+    pub fn certificates(&self) -> Option<&Path> {
+        self.address.tls.as_ref()?.path.as_deref()
     }
 
     /// Returns the path of the server's Unix socket.
-    pub fn socket(&self) -> Option<&PathBuf> {
+    pub fn socket(&self) -> Option<&Path> {
         match &self.address.server {
             ServerAddress::Unix(path) => Some(path),
             ServerAddress::Tcp { .. } => None,
@@ -252,9 +244,10 @@ impl Default for RemoteConfig {
     }
 }
 
-/// Declares the kinds of block devices, each with its word and its options before they are read.
+/// Declares the kinds of block devices: word, key of the argument in `--disk NAME=WORD:ARGUMENT`, syntax of this flag, and options
+/// before they are read.
 macro_rules! kinds {
-    ($count:literal: $($kind:ident $word:literal $config:expr;)+) => {
+    ($count:literal: $($kind:ident $word:literal $argument:literal $form:literal $config:expr;)+) => {
         /// A kind of block device, without options.
         #[derive(Clone, Copy, PartialEq)]
         pub enum DeviceKind {
@@ -265,16 +258,17 @@ macro_rules! kinds {
         pub const DEVICE_KINDS: [(&str, DeviceKind); $count] = [$(($word, DeviceKind::$kind)),+];
 
         impl DeviceKind {
-            /// Returns the kind with this word.
-            pub fn named(word: &str) -> Option<DeviceKind> {
-                let kind = DEVICE_KINDS.iter().find(|(known, _)| *known == word)?;
-                Some(kind.1)
-            }
-
             /// Returns the word in files and flags.
             pub const fn word(self) -> &'static str {
                 match self {
                     $(DeviceKind::$kind => $word,)+
+                }
+            }
+
+            /// Returns the key of the argument in a flag, and the syntax of the flag.
+            pub fn flag(self) -> (&'static str, &'static str) {
+                match self {
+                    $(DeviceKind::$kind => ($argument, $form),)+
                 }
             }
 
@@ -293,27 +287,33 @@ macro_rules! kinds {
                     $(BlockDeviceConfig::$kind { .. } => DeviceKind::$kind,)+
                 }
             }
-
-            /// Returns the word in files and flags.
-            pub fn word(&self) -> &'static str {
-                self.kind().word()
-            }
         }
     };
 }
 
 kinds! { 9:
-    Ram "ram" BlockDeviceConfig::Ram { size: 0, persist: Persist::None };
-    Null "null" BlockDeviceConfig::Null { size: 0 };
-    Delay "delay" BlockDeviceConfig::Delay { size: 0, time: DelayTime::Fixed(Duration::ZERO), storage: DelayStorage::Null };
-    File "file" BlockDeviceConfig::File { path: PathBuf::new(), size: None, cache: CacheMode::None, lock: FileLock::Always };
-    Image "image" BlockDeviceConfig::Image {
+    Ram "ram" "size" "ram:SIZE" BlockDeviceConfig::Ram { size: 0, persist: Persist::None };
+    Null "null" "size" "null:SIZE" BlockDeviceConfig::Null { size: 0 };
+    Delay "delay" "time" "delay:TIME,size=SIZE"
+        BlockDeviceConfig::Delay { size: 0, time: DelayTime::Fixed(Duration::ZERO), storage: DelayStorage::Null };
+    File "file" "path" "file:PATH"
+        BlockDeviceConfig::File { path: PathBuf::new(), size: None, cache: CacheMode::None, lock: FileLock::Always };
+    Image "image" "path" "image:PATH" BlockDeviceConfig::Image {
         path: PathBuf::new(), size: None, data_file: None, named_files: None, cache: CacheMode::None, lock: FileLock::Always,
     };
-    Rbd "rbd" BlockDeviceConfig::Rbd(Box::default());
-    Iscsi "iscsi" BlockDeviceConfig::Iscsi(Box::default());
-    Nbd "nbd" BlockDeviceConfig::Nbd(Box::default());
-    ScsiGeneric "scsi_generic" BlockDeviceConfig::ScsiGeneric { path: PathBuf::new(), reservations: PassedReservations::default() };
+    Rbd "rbd" "image" "rbd:POOL/IMAGE" BlockDeviceConfig::Rbd(Box::default());
+    Iscsi "iscsi" "unit" "iscsi://HOST/TARGET/LUN" BlockDeviceConfig::Iscsi(Box::default());
+    Nbd "nbd" "uri" "nbd://HOST/EXPORT" BlockDeviceConfig::Nbd(Box::default());
+    ScsiGeneric "scsi_generic" "path" "scsi_generic:/dev/sgN"
+        BlockDeviceConfig::ScsiGeneric { path: PathBuf::new(), reservations: PassedReservations::default() };
+}
+
+impl DeviceKind {
+    /// Returns the kind with this word.
+    pub fn named(word: &str) -> Option<DeviceKind> {
+        let kind = DEVICE_KINDS.iter().find(|(known, _)| *known == word)?;
+        Some(kind.1)
+    }
 }
 
 impl Default for BlockDeviceConfig {
@@ -322,115 +322,119 @@ impl Default for BlockDeviceConfig {
     }
 }
 
+/// Returns the place of a value in a block device of one of these kinds. `[KIND] { FIELD }` is a field of the variant, and `[KIND] (PATH)` a
+/// field of the struct in it.
+macro_rules! place {
+    (@mut $config:ident ($($path:ident).+)) => { &mut $config.$($path).+ };
+    (@ref $config:ident ($($path:ident).+)) => { &$config.$($path).+ };
+    ($backend:expr; [$($kind:ident)+] { $field:ident }) => {
+        match $backend {
+            $($crate::devices::BlockDeviceConfig::$kind { $field, .. })|+ => Some($field),
+            _ => None,
+        }
+    };
+    (&mut $backend:expr; [$($kind:ident)+] $path:tt) => {
+        match &mut $backend {
+            $($crate::devices::BlockDeviceConfig::$kind(config) => Some($crate::devices::place!(@mut config $path)),)+
+            _ => None,
+        }
+    };
+    (& $backend:expr; [$($kind:ident)+] $path:tt) => {
+        match &$backend {
+            $($crate::devices::BlockDeviceConfig::$kind(config) => Some($crate::devices::place!(@ref config $path)),)+
+            _ => None,
+        }
+    };
+}
+pub(crate) use place;
+
 impl BlockDeviceConfig {
-    /// Returns true if the backing object stores its size, including changes by others.
-    pub fn keeps_size(&self) -> bool {
-        matches!(
-            self,
-            BlockDeviceConfig::Image { .. } | BlockDeviceConfig::Rbd(_)
-        )
+    /// Returns the word in files and flags.
+    pub fn word(&self) -> &'static str {
+        self.kind().word()
     }
 
-    /// Returns true if opening it usually takes seconds: a reload does not wait for it, and the disk becomes available later.
+    /// Returns true if the backing object stores its size, including changes by others.
+    pub fn keeps_size(&self) -> bool {
+        matches!(self.kind(), DeviceKind::Image | DeviceKind::Rbd)
+    }
+
+    /// Returns true if the data are in the memory of the daemon, or nowhere.
+    fn is_in_memory(&self) -> bool {
+        use DeviceKind::{Delay, Null, Ram};
+        matches!(self.kind(), Ram | Null | Delay)
+    }
+
+    /// Returns true if opening it usually takes seconds: a reload does not wait for it, and the disk becomes available later. An image that
+    /// was not closed cleanly is repaired first.
     pub fn takes_long(&self) -> bool {
-        matches!(
-            self,
-            // An image that was not closed cleanly is repaired first.
-            BlockDeviceConfig::Image { .. }
-                | BlockDeviceConfig::Rbd(_)
-                | BlockDeviceConfig::Iscsi(_)
-                | BlockDeviceConfig::Nbd(_)
-                | BlockDeviceConfig::ScsiGeneric { .. }
-        )
+        !self.is_in_memory() && self.kind() != DeviceKind::File
     }
 
     /// Returns the folder, portal or cluster that calls for the disk may wait for; `None` if no call blocks. Disks of one place stop
     /// answering together.
     pub fn blocking_storage(&self) -> Option<String> {
-        match self {
-            BlockDeviceConfig::Ram { .. }
-            | BlockDeviceConfig::Null { .. }
-            | BlockDeviceConfig::Delay { .. } => None,
-            BlockDeviceConfig::File { path, .. }
-            | BlockDeviceConfig::Image { path, .. }
-            | BlockDeviceConfig::ScsiGeneric { path, .. } => {
-                let folder = path.parent().unwrap_or(path);
-                Some(folder.display().to_string())
-            }
+        Some(match self {
             BlockDeviceConfig::Rbd(rbd) => {
                 let cluster = &rbd.cluster;
-                Some(format!("rbd:{:?}{:?}", cluster.conf, cluster.mon_host))
+                format!("rbd:{:?}{:?}", cluster.conf, cluster.mon_host)
             }
             BlockDeviceConfig::Iscsi(remote) => {
                 let portal = remote.unit.as_ref().map(|unit| unit.portal.to_string());
-                Some(format!("iscsi:{}", portal.unwrap_or_default()))
+                format!("iscsi:{}", portal.unwrap_or_default())
             }
-            BlockDeviceConfig::Nbd(nbd) => Some(format!("nbd:{:?}", nbd.address.server)),
-        }
+            BlockDeviceConfig::Nbd(nbd) => format!("nbd:{:?}", nbd.address.server),
+            _ => {
+                let path = self.path()?;
+                path.parent().unwrap_or(path).display().to_string()
+            }
+        })
     }
 
     /// Returns the storage for people: a path, an RBD image or the address of a remote unit; `None` for disks in memory.
     pub fn location(&self) -> Option<String> {
-        match self {
-            BlockDeviceConfig::Ram { .. }
-            | BlockDeviceConfig::Null { .. }
-            | BlockDeviceConfig::Delay { .. } => None,
-            BlockDeviceConfig::File { path, .. }
-            | BlockDeviceConfig::Image { path, .. }
-            | BlockDeviceConfig::ScsiGeneric { path, .. } => Some(path.display().to_string()),
-            BlockDeviceConfig::Rbd(rbd) => Some(rbd.image.to_string()),
-            BlockDeviceConfig::Iscsi(remote) => remote.unit.as_ref().map(ToString::to_string),
-            BlockDeviceConfig::Nbd(nbd) => Some(nbd.address.to_string()),
-        }
+        Some(match self {
+            BlockDeviceConfig::Rbd(rbd) => rbd.image.to_string(),
+            BlockDeviceConfig::Iscsi(remote) => remote.unit.as_ref()?.to_string(),
+            BlockDeviceConfig::Nbd(nbd) => nbd.address.to_string(),
+            _ => self.path()?.display().to_string(),
+        })
     }
 
     /// Returns the file with the CHAP secrets of an iSCSI disk.
     pub fn chap_file(&self) -> Option<&Path> {
         match self {
-            BlockDeviceConfig::Iscsi(remote) => remote.chap_file.as_ref().map(AsRef::as_ref),
+            BlockDeviceConfig::Iscsi(remote) => remote.chap_file.as_deref(),
             _ => None,
         }
     }
 
+    /// Returns the path of its file or device.
+    pub fn path(&self) -> Option<&Path> {
+        let path = place!(self; [File Image ScsiGeneric] { path });
+        path.map(PathBuf::as_path)
+    }
+
     /// Returns the backing file, if it is a file of this machine.
     pub fn file(&self) -> Option<&Path> {
-        match self {
-            BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {
-                Some(path)
-            }
-            BlockDeviceConfig::Ram { .. }
-            | BlockDeviceConfig::Null { .. }
-            | BlockDeviceConfig::Delay { .. }
-            | BlockDeviceConfig::Rbd(_)
-            | BlockDeviceConfig::Iscsi(_)
-            | BlockDeviceConfig::Nbd(_)
-            | BlockDeviceConfig::ScsiGeneric { .. } => None,
-        }
+        let path = place!(self; [File Image] { path });
+        path.map(PathBuf::as_path)
     }
 
     /// Returns all local paths in its keys, with the names of the keys.
     pub fn paths(&self) -> Vec<(&'static str, &Path)> {
         let paths = match self {
-            BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::ScsiGeneric { path, .. } => {
-                [("path", Some(path)), ("", None)]
-            }
-            BlockDeviceConfig::Image {
-                path, data_file, ..
-            } => [("path", Some(path)), ("data_file", data_file.as_ref())],
-            BlockDeviceConfig::Rbd(rbd) => [
-                ("conf", rbd.cluster.conf.as_ref()),
-                ("keyring", rbd.cluster.keyring.as_ref()),
+            BlockDeviceConfig::Image { data_file, .. } => vec![("data_file", data_file.as_deref())],
+            BlockDeviceConfig::Rbd(rbd) => vec![
+                ("conf", rbd.cluster.conf.as_deref()),
+                ("keyring", rbd.cluster.keyring.as_deref()),
             ],
-            BlockDeviceConfig::Iscsi(unit) => [("chap_file", unit.chap_file.as_ref()), ("", None)],
-            BlockDeviceConfig::Nbd(nbd) => [("uri", nbd.socket()), ("uri", nbd.certificates())],
-            BlockDeviceConfig::Ram { .. }
-            | BlockDeviceConfig::Null { .. }
-            | BlockDeviceConfig::Delay { .. } => [("", None), ("", None)],
+            BlockDeviceConfig::Iscsi(unit) => vec![("chap_file", unit.chap_file.as_deref())],
+            BlockDeviceConfig::Nbd(nbd) => vec![("uri", nbd.socket()), ("uri", nbd.certificates())],
+            _ => Vec::new(),
         };
-        let paths = paths.into_iter();
-        paths
-            .filter_map(|(key, path)| Some((key, path?.as_path())))
-            .collect()
+        let paths = std::iter::once(("path", self.path())).chain(paths);
+        paths.filter_map(|(key, path)| Some((key, path?))).collect()
     }
 
     /// Makes its paths absolute before they are saved: the working directory may differ at the next start.
@@ -467,12 +471,13 @@ impl BlockDeviceConfig {
         is_made: bool,
     ) -> BlockDeviceConfig {
         if let BlockDeviceConfig::Image {
-            path, named_files, ..
+            path,
+            named_files: policy @ None,
+            ..
         } = &mut self
-            && named_files.is_none()
         {
-            *named_files = match existing {
-                Some(BlockDeviceConfig::Image { named_files, .. }) => *named_files,
+            *policy = match existing.and_then(BlockDeviceConfig::named_files) {
+                Some(known) => *known,
                 _ if is_made && matches!(path.try_exists(), Ok(false)) => None,
                 _ => Some(NamedFiles::Folder),
             };
@@ -480,18 +485,17 @@ impl BlockDeviceConfig {
         self
     }
 
+    /// Returns the policy for the files that an image names.
+    fn named_files(&self) -> Option<&Option<NamedFiles>> {
+        place!(self; [Image] { named_files })
+    }
+
     /// Returns an image with the policy for named files of `other`, unless it has its own policy.
     #[must_use]
     pub fn with_named_files_of(mut self, other: &BlockDeviceConfig) -> BlockDeviceConfig {
-        if let (
-            BlockDeviceConfig::Image { named_files, .. },
-            BlockDeviceConfig::Image {
-                named_files: policy,
-                ..
-            },
-        ) = (&mut self, other)
-        {
-            *named_files = named_files.or(*policy);
+        let policy = other.named_files().copied().flatten();
+        if let BlockDeviceConfig::Image { named_files, .. } = &mut self {
+            *named_files = named_files.or(policy);
         }
         self
     }
@@ -507,70 +511,38 @@ impl BlockDeviceConfig {
 
     /// Returns true if other daemons use the file of the disk in turns with this one.
     pub fn takes_turns(&self) -> bool {
-        match self {
-            BlockDeviceConfig::File { lock, .. } | BlockDeviceConfig::Image { lock, .. } => {
-                *lock == FileLock::WhileActive
-            }
-            _ => false,
-        }
+        place!(self; [File Image] { lock }) == Some(&FileLock::WhileActive)
     }
 
     /// Returns true if the disk adopts a size that other programs change. `is_device`: the file is a block device of this machine,
     /// which also changes by itself. `None`: only the configuration sets the size.
     pub fn follows_size(&self, is_device: bool) -> Option<bool> {
-        match self {
-            BlockDeviceConfig::File { .. } => Some(is_device),
-            BlockDeviceConfig::Image { .. }
-            | BlockDeviceConfig::Rbd(_)
-            | BlockDeviceConfig::Iscsi(_)
-            | BlockDeviceConfig::Nbd(_)
-            | BlockDeviceConfig::ScsiGeneric { .. } => Some(true),
-            BlockDeviceConfig::Ram { .. }
-            | BlockDeviceConfig::Null { .. }
-            | BlockDeviceConfig::Delay { .. } => None,
-        }
+        (!self.is_in_memory()).then_some(is_device || self.kind() != DeviceKind::File)
     }
 
     /// Returns the configured size in bytes.
     pub fn size(&self) -> Option<u64> {
         match self {
-            BlockDeviceConfig::Ram { size, .. }
-            | BlockDeviceConfig::Null { size }
-            | BlockDeviceConfig::Delay { size, .. } => Some(*size),
-            BlockDeviceConfig::File { size, .. } | BlockDeviceConfig::Image { size, .. } => *size,
             BlockDeviceConfig::Rbd(rbd) => rbd.size,
-            BlockDeviceConfig::Iscsi(_)
-            | BlockDeviceConfig::Nbd(_)
-            | BlockDeviceConfig::ScsiGeneric { .. } => None,
+            BlockDeviceConfig::File { size, .. } | BlockDeviceConfig::Image { size, .. } => *size,
+            _ => place!(self; [Ram Null Delay] { size }).copied(),
         }
     }
 
     /// Returns a copy with another size.
-    pub fn with_size(&self, size: Option<u64>) -> BlockDeviceConfig {
+    pub fn with_size(&self, new: Option<u64>) -> BlockDeviceConfig {
         let mut changed = self.clone();
-        match (&mut changed, size) {
-            (
-                BlockDeviceConfig::Ram { size, .. }
-                | BlockDeviceConfig::Null { size }
-                | BlockDeviceConfig::Delay { size, .. },
-                Some(new),
-            ) => *size = new,
-            (BlockDeviceConfig::File { size, .. } | BlockDeviceConfig::Image { size, .. }, new) => {
-                *size = new
+        match &mut changed {
+            BlockDeviceConfig::Ram { size, .. }
+            | BlockDeviceConfig::Null { size }
+            | BlockDeviceConfig::Delay { size, .. } => *size = new.unwrap_or(*size),
+            BlockDeviceConfig::File { size, .. } | BlockDeviceConfig::Image { size, .. } => {
+                *size = new;
             }
-            (BlockDeviceConfig::Rbd(rbd), new) => rbd.size = new,
-            (
-                BlockDeviceConfig::Ram { .. }
-                | BlockDeviceConfig::Null { .. }
-                | BlockDeviceConfig::Delay { .. },
-                None,
-            )
-            | (
-                BlockDeviceConfig::Iscsi(_)
-                | BlockDeviceConfig::Nbd(_)
-                | BlockDeviceConfig::ScsiGeneric { .. },
-                _,
-            ) => {}
+            BlockDeviceConfig::Rbd(rbd) => rbd.size = new,
+            BlockDeviceConfig::Iscsi(_)
+            | BlockDeviceConfig::Nbd(_)
+            | BlockDeviceConfig::ScsiGeneric { .. } => {}
         }
         changed
     }

@@ -161,12 +161,28 @@ impl Diagnostics {
 
     /// Adds a conflict between values, with a remedy.
     pub fn conflict(&mut self, at: &Location, message: impl Into<String>, help: impl Into<String>) {
-        self.push(Mistake::new(MistakeKind::Relation, at, message).help(help));
+        self.remedy(MistakeKind::Relation, at, message, help);
+    }
+
+    /// Adds a mistake with a remedy.
+    pub fn remedy(
+        &mut self,
+        kind: MistakeKind,
+        at: &Location,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        self.push(Mistake::new(kind, at, message).help(help));
     }
 
     /// Returns true if there are no mistakes.
     pub fn is_empty(&self) -> bool {
         self.mistakes.is_empty()
+    }
+
+    /// Returns true if there is a mistake at this location.
+    pub fn has(&self, at: &Location) -> bool {
+        self.mistakes.iter().any(|mistake| mistake.location == *at)
     }
 
     /// Returns the mistakes, in the order of the text after [`Diagnostics::sort_and_prune`].

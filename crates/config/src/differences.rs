@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use super::disk::DISK_KEYS;
+use super::device_keys::DiskKey;
+use super::disk::disk_keys;
+use super::key::differing;
 use super::model::DiskConfig;
 
 /// A key with different values in two configurations of a disk; `None`: without a value.
@@ -18,17 +20,16 @@ pub struct Difference {
 
 /// Returns the keys of a disk with different values.
 pub fn disk_differences(one: &DiskConfig, other: &DiskConfig) -> Vec<Difference> {
-    let differences = DISK_KEYS.iter().filter_map(|key| {
-        let (of_one, of_other) = ((key.get)(one), (key.get)(other));
-        let text = |value: &Value| match value {
-            Value::String(text) => text.clone(),
-            value => key.kind.toml(value).trim_matches('"').to_owned(),
+    let difference = |key: &'static DiskKey| {
+        let text = |disk| match (key.get)(disk)? {
+            Value::String(text) => Some(text),
+            value => Some(key.kind.toml(&value).trim_matches('"').to_owned()),
         };
-        (of_one != of_other).then(|| Difference {
+        Difference {
             key: key.name,
-            one: of_one.as_ref().map(text),
-            other: of_other.as_ref().map(text),
-        })
-    });
-    differences.collect()
+            one: text(one),
+            other: text(other),
+        }
+    };
+    differing(disk_keys(), one, other).map(difference).collect()
 }

@@ -3,25 +3,25 @@
 use block::{CacheMode, DelayTime, DiscardMode, FileLock, NamedFiles, OnError, RbdLock};
 use serde_json::{Value, json};
 
-use super::devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, Persist};
+use super::device_keys::{DiskKey, device_key};
+use super::devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, Persist, place};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::disk_draft::{DiskKey, device_key, place};
-use super::key::{KeyValue, Kind, NONE, REQUIRED, RunTime, key_values, words};
+use super::key::{KeyValue, Kind, NONE, REQUIRED, RunTime, differing, key_values, words};
 use super::location::Located;
 use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX};
-use super::nbd_disk;
-use super::passthrough;
-use super::rbd;
+use super::nbd_disk::NBD_DISK_KEYS;
+use super::passthrough::{self, PASSTHROUGH_KEYS};
+use super::rbd::RBD_KEYS;
 use super::readers::NAME;
-use super::remote;
+use super::remote::REMOTE_KEYS;
 use super::setting::{Choice, Setting, key};
-use super::size::{SIZE_MAX, parse_size};
-use super::value::{Draft, Fields, Raw, Reader};
+use super::size::SIZE_MAX;
+use super::value::{Draft, Fields, Reader};
 
 /// For keys that `lunette disk set` changes at run time.
-pub const DISK_SET: RunTime = RunTime::Command("lunette disk set");
-const DISK_LIMIT: RunTime = RunTime::Command("lunette disk limit");
-const DISK_RESIZE: RunTime = RunTime::Command("lunette disk resize");
+pub const DISK_SET: RunTime = RunTime("`lunette disk set`, reload");
+const DISK_LIMIT: RunTime = RunTime("`lunette disk limit`, reload");
+const DISK_RESIZE: RunTime = RunTime("`lunette disk resize`, reload");
 
 const WWN_ALLOWED: &str =
     "16 hexadecimal digits, the first 2, 3 or 5, such as \"3a5b000000000001\"";
@@ -31,10 +31,23 @@ const IOPS_MAX: u64 = 1_000_000_000;
 /// Maximum time limit in seconds.
 const DAY: u64 = 86_400;
 
-/// All keys of a disk.
-pub static DISK_KEYS: &[DiskKey] = &[
-    key! { "name": NAME; REQUIRED; RunTime::AddAnew; "name for exports and commands"; both name },
-    key! { "backend": Kind::Word(&const { words(&DEVICE_KINDS) }); REQUIRED; RunTime::AddAnew;
+/// Returns all keys of a disk.
+pub fn disk_keys() -> impl Iterator<Item = &'static DiskKey> {
+    let groups = [
+        LOCAL_KEYS,
+        RBD_KEYS,
+        NBD_DISK_KEYS,
+        REMOTE_KEYS,
+        PASSTHROUGH_KEYS,
+        COMMON_KEYS,
+    ];
+    groups.into_iter().flatten()
+}
+
+/// Name, back end, and keys of disks in memory and in files.
+static LOCAL_KEYS: &[DiskKey] = &[
+    key! { "name": NAME; REQUIRED; RunTime::ADD_AGAIN; "name for exports and commands"; both name },
+    key! { "backend": Kind::Word(&const { words(&DEVICE_KINDS) }); REQUIRED; RunTime::ADD_AGAIN;
         "kind of the disk: see the sections below";
         read |key, reader, disk| {
             if let Some(kind) = reader.choice(key.name, &DEVICE_KINDS) {
@@ -73,7 +86,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         "`none`: O_DIRECT. `writeback`: the page cache holds written data until a flush. `writethrough`: each write is durable when it completes";
         [File Image] { cache } always
     },
-    key! { "lock": FileLock::KIND; "`always`"; RunTime::AddAnew, of &["file", "image"];
+    key! { "lock": FileLock::KIND; "`always`"; RunTime::ADD_AGAIN, of &["file", "image"];
         "duration of the lock against other writers. `while-active`: only while clients or jobs use the disk, so that another daemon \
             may open it for a [live migration](migration.md#two-daemons)";
         read |key, reader, disk| {
@@ -85,7 +98,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         };
         get |disk| place!(&disk.backend; [File Image] { lock })?.value_unless(&FileLock::Always)
     },
-    key! { "lock_timeout": Kind::Number("seconds", 0..=DAY); "`0`"; RunTime::AddAnew, of &["file", "image"];
+    key! { "lock_timeout": Kind::Number("seconds", 0..=DAY); "`0`"; RunTime::ADD_AGAIN, of &["file", "image"];
         "with `lock = \"while-active\"`: time after which requests fail if another process has the lock. 0: requests wait for the lock";
         set errors.lock_timeout; get |disk| disk.errors.lock_timeout.value_unless(&0)
     },
@@ -97,70 +110,40 @@ pub static DISK_KEYS: &[DiskKey] = &[
         "`memfd`: the content survives the end of the daemon, also a kill, if the service manager stores descriptors: see \
             [RAM disks that stay](operations.md#ram-disks-that-stay)"; [Ram] { persist }
     },
-    rbd::IMAGE,
-    rbd::CONF,
-    rbd::ID,
-    rbd::KEYRING,
-    rbd::MON_HOST,
-    rbd::LOCK,
-    rbd::OPTION,
-    nbd_disk::URI,
-    nbd_disk::CACHE,
-    remote::UNIT,
-    remote::PATHS_KEY,
-    remote::TRUST_PATHS,
-    remote::CONNECTIONS_KEY,
-    remote::CHAP_FILE,
-    remote::CHAP_ALGORITHMS,
-    remote::INITIATOR_NAME,
-    remote::QUEUE_DEPTH_KEY,
-    remote::REPLACEMENT_TIMEOUT_KEY,
-    remote::HEADER_DIGEST,
-    remote::DATA_DIGEST,
-    remote::MAX_RECV_DATA_SEGMENT_LENGTH,
-    remote::MAX_BURST_LENGTH,
-    remote::FIRST_BURST_LENGTH,
-    remote::MAX_OUTSTANDING_R2T,
-    remote::IMMEDIATE_DATA,
-    remote::INITIAL_R2T,
-    remote::ERROR_RECOVERY_LEVEL,
-    nbd_disk::MULTI_CONN,
-    nbd_disk::RESPONSE_TIMEOUT,
-    passthrough::PASSTHROUGH,
-    passthrough::RESERVATIONS_KEY,
-    key! { "block_size": Kind::Numbers(&[512, 4096]); "512 bytes; of a block device, a remote unit or an NBD export its own"; RunTime::AddAnew;
+];
+
+/// Keys that every disk has, except for name and back end.
+static COMMON_KEYS: &[DiskKey] = &[
+    key! { "block_size": Kind::Numbers(&[512, 4096]); "512 bytes; of a block device, a remote unit or an NBD export its own"; RunTime::ADD_AGAIN;
         "logical block size; may be smaller than that of the device";
-        read |key, reader, disk| disk.block_size = read_block_size(key, reader); get |disk| disk.block_size.value()
+        both block_size
     },
     key! { "discard": DiscardMode::KIND; "`unmap`";
-        RunTime::AddAnew, of &["ram", "null", "delay", "file", "image", "rbd", "iscsi", "nbd"];
+        RunTime::ADD_AGAIN, of &["ram", "null", "delay", "file", "image", "rbd", "iscsi", "nbd"];
         "effect of a discard. `unmap`: forwarded to the device. `zeroes`: the blocks read as zeroes; if the device does not \
             guarantee this, zeroes are written. `ignore`: none. `lunette disk mirror` and `disk commit` set it if clients need it";
         set discard; get |disk| disk.discard.value_unless(&DiscardMode::Unmap)
     },
-    key! { "read_only": Kind::Boolean; "`false`"; RunTime::AddAnew; "refuses writes. Short form in a flag: `ro`"; both read_only },
-    key! { "require": Kind::Boolean; "`false`"; RunTime::NextStart;
+    key! { "read_only": Kind::Boolean; "`false`"; RunTime::ADD_AGAIN; "refuses writes. Short form in a flag: `ro`"; both read_only },
+    key! { "require": Kind::Boolean; "`false`"; RunTime::NEXT_START;
         "`true`: the daemon does not start without the disk. `false`: it starts, shows the disk as unavailable and retries it"; both require
     },
     key! {
         "serial": Kind::ShortText("at most 20 printable ASCII characters", "1 to 20 printable ASCII characters", SERIAL_MAX, |c| matches!(c, ' '..='~'));
-        "from the disk's [identity](operations.md#identity)"; RunTime::AddAnew; "serial number reported to clients"; both serial
+        "from the disk's [identity](operations.md#identity)"; RunTime::ADD_AGAIN; "serial number reported to clients"; both serial
     },
     key! { "wwn": Kind::Text("16 hexadecimal digits, the first 2, 3 or 5", WWN_ALLOWED);
-        "from the disk's [identity](operations.md#identity)"; RunTime::AddAnew;
+        "from the disk's [identity](operations.md#identity)"; RunTime::ADD_AGAIN;
         "NAA identifier. Set it only if two daemons serve one medium as one disk";
-        read |key, reader, disk| disk.shown.wwn = read_wwn(key, reader);
+        read |key, reader, disk| disk.shown.wwn = key.parsed(reader, parse_wwn).map(|at| at.value);
         get |disk| Some(json!(format!("{:016x}", disk.shown.wwn?)))
     },
     key! { "physical_block_size": Kind::Size(": a power of two, 512 to 65536", 512..=PHYSICAL_MAX as u64);
-        "that of the file or device"; RunTime::AddAnew; "physical block size reported to clients";
-        read |key, reader, disk| {
-            disk.shown.physical_block_size = read_physical_block_size(key, reader, disk.block_size);
-        };
-        get |disk| disk.shown.physical_block_size.value()
+        "that of the file or device"; RunTime::ADD_AGAIN; "physical block size reported to clients";
+        both shown.physical_block_size
     },
-    key! { "removable": Kind::Boolean; "`false`"; RunTime::AddAnew; "SCSI initiators may eject and load the medium"; both shown.removable },
-    key! { "copy_across_targets": Kind::Boolean; "`false`"; RunTime::AddAnew;
+    key! { "removable": Kind::Boolean; "`false`"; RunTime::ADD_AGAIN; "SCSI initiators may eject and load the medium"; both shown.removable },
+    key! { "copy_across_targets": Kind::Boolean; "`false`"; RunTime::ADD_AGAIN;
         "EXTENDED COPY through targets without this disk may use it, by its NAA identifier"; both shown.copy_across_targets
     },
     key! { "iops": Kind::Number("requests per second", 1..=IOPS_MAX); NONE; DISK_LIMIT; "limit for the sum of all clients";
@@ -171,11 +154,11 @@ pub static DISK_KEYS: &[DiskKey] = &[
     },
     key! { "bandwidth": Kind::Size(", per second", 1..=SIZE_MAX); NONE; DISK_LIMIT;
         "limit for the sum of reads and writes of all clients";
-        read |key, reader, disk| disk.limits.bandwidth = reader.size(key.name).map(|at| at.value); get |disk| disk.limits.bandwidth.value()
+        both limits.bandwidth
     },
     key! { "bandwidth_burst": Kind::Size("", 1..=SIZE_MAX); "a twentieth of `bandwidth`"; DISK_LIMIT;
         "bytes admitted at once after a pause";
-        read |key, reader, disk| disk.limits.bandwidth_burst = reader.size(key.name).map(|at| at.value); get |disk| disk.limits.bandwidth_burst.value()
+        both limits.bandwidth_burst
     },
     key! { "on_error": OnError::KIND; "`report`; with `lock = \"while-active\"`: `stop`"; DISK_SET;
         "handling of failed I/Os. `report`: the client receives the error. `stop`: the I/O \
@@ -190,7 +173,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
 impl DiskConfig {
     /// Returns the values of the disk, in the order of its keys.
     pub fn values(&self) -> Vec<KeyValue> {
-        key_values(DISK_KEYS, self)
+        key_values(disk_keys(), self)
     }
 
     /// Returns the values for the body of a request, which has fields of its own for name and kind.
@@ -204,22 +187,20 @@ impl DiskConfig {
     pub fn file_values(&self) -> Vec<KeyValue> {
         let is_image = self.backend.keeps_size();
         let is_written = |key: &&DiskKey| !(is_image && key.run_time == DISK_RESIZE);
-        key_values(DISK_KEYS.iter().filter(is_written), self)
+        key_values(disk_keys().filter(is_written), self)
     }
 
     /// Returns the first differing key that makes this another disk than `other`.
     pub fn differs_in(&self, other: &DiskConfig) -> Option<&'static str> {
-        let mut fixed = DISK_KEYS
-            .iter()
-            .filter(|key| key.run_time == RunTime::AddAnew);
-        let differing = fixed.find(|key| (key.get)(self) != (key.get)(other));
-        differing.map(|key| key.name)
+        let fixed = disk_keys().filter(|key| key.run_time == RunTime::ADD_AGAIN);
+        let key = differing(fixed, self, other).next()?;
+        Some(key.name)
     }
 }
 
 fn read_keys(reader: &mut Reader<'_, '_>, disk: &mut DiskConfig, which: fn(&DiskKey) -> bool) {
-    for key in DISK_KEYS.iter().filter(|key| which(key)) {
-        let device = reader.fields().text("backend").and_then(DeviceKind::named);
+    for key in disk_keys().filter(|key| which(key)) {
+        let device = reader.fields.text("backend").and_then(DeviceKind::named);
         let device = device.map(DeviceKind::word);
         if !key.is_of(device) {
             continue;
@@ -251,12 +232,13 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft<DiskCo
     let mut reader = Reader::new(&fields, "disk", diagnostics);
     let mut config = DiskConfig::default();
     read_keys(&mut reader, &mut config, |_| true);
-    relate_limits(&mut reader, &config.limits);
+    relate_limits(&mut reader);
     passthrough::relate(&mut reader, &config.backend);
     relate_discard(&mut reader, &config.backend);
     relate_size(&mut reader, &config);
+    relate_block_sizes(&mut reader, &config);
     reader.finish(|key| {
-        let key = DISK_KEYS.iter().find(|known| known.name == key)?;
+        let key = disk_keys().find(|known| known.name == key)?;
         let (key, owner) = (key.name, key.of.first()?);
         Some(format!(
             "disk: `{key}` belongs to the back end `{owner}`, and this disk has another"
@@ -270,7 +252,7 @@ pub fn read_limits(fields: &Fields, diagnostics: &mut Diagnostics) -> LimitsConf
     let mut reader = Reader::new(fields, "limits", diagnostics);
     let mut disk = DiskConfig::default();
     read_keys(&mut reader, &mut disk, |key| key.run_time == DISK_LIMIT);
-    relate_limits(&mut reader, &disk.limits);
+    relate_limits(&mut reader);
     reader.finish(|_| None);
     disk.limits
 }
@@ -295,14 +277,14 @@ fn relate_discard(reader: &mut Reader<'_, '_>, backend: &BlockDeviceConfig) {
     };
     let message = format!("`discard` cannot be combined with `{other}`");
     reader
-        .diagnostics()
+        .diagnostics
         .conflict(location, message, "remove `discard`");
 }
 
 /// Checks that a size is given if the back end needs it, and refuses it if it does not.
 fn relate_size(reader: &mut Reader<'_, '_>, disk: &DiskConfig) {
     use DeviceKind::{Delay, File, Image, Iscsi, Nbd, Null, Ram, Rbd, ScsiGeneric};
-    let Some(device) = reader.fields().text("backend").and_then(DeviceKind::named) else {
+    let Some(device) = reader.fields.text("backend").and_then(DeviceKind::named) else {
         return;
     };
     if matches!(device, Ram | Null | Delay) {
@@ -336,7 +318,7 @@ fn relate_size(reader: &mut Reader<'_, '_>, disk: &DiskConfig) {
     };
     let message = format!("`size`: not allowed, because the {owner}");
     let mistake = Mistake::new(MistakeKind::Key, location, message);
-    reader.diagnostics().push(mistake.help(help));
+    reader.diagnostics.push(mistake.help(help));
 }
 
 /// Returns true if the size is a positive multiple of the block size.
@@ -349,96 +331,46 @@ pub fn check_size(reader: &mut Reader<'_, '_>, size: &Located<u64>, block_size: 
         size.value
     );
     let allowed = format!("a multiple of {block_size}, at least {block_size}");
-    reader
-        .diagnostics()
-        .refuse(&size.location, message, allowed);
+    reader.diagnostics.refuse(&size.location, message, allowed);
     false
 }
 
 /// Checks the limits. A burst without a rate is a mistake, because it has no effect.
-fn relate_limits(reader: &mut Reader<'_, '_>, limits: &LimitsConfig) {
+fn relate_limits(reader: &mut Reader<'_, '_>) {
     for (rate, burst) in [("iops", "iops_burst"), ("bandwidth", "bandwidth_burst")] {
         if let (Some(location), None) = (reader.valid(burst), reader.valid(rate)) {
             let message = format!("`{burst}` needs `{rate}`");
             let help = format!("add `{rate}`, or remove `{burst}`");
-            reader.diagnostics().conflict(location, message, help);
-        }
-    }
-    for (key, value) in [
-        ("bandwidth", limits.bandwidth),
-        ("bandwidth_burst", limits.bandwidth_burst),
-    ] {
-        if let (Some(0), Some(location)) = (value, reader.location(key)) {
-            let message = format!("`{key}`: found 0");
-            let mistake = Mistake::new(MistakeKind::Value, location, message);
-            let help = "to remove the limit, remove the key";
-            reader.diagnostics().push(mistake.help(help));
+            reader.diagnostics.conflict(location, message, help);
         }
     }
 }
 
-fn read_block_size(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<u32> {
-    let value = reader.raw(key.name)?;
-    let read = match &value.value {
-        Raw::Integer(number) => Some(*number),
-        Raw::Word(word) => parse_size(word).ok().map(i128::from),
-        _ => None,
-    };
-    match read {
-        Some(512) => Some(512),
-        Some(4096) => Some(4096),
-        _ => {
-            reader.refuse(key.name, value, &key.kind.allowed());
-            None
-        }
+/// Refuses a physical block size that is no power of two, or smaller than the logical one.
+fn relate_block_sizes(reader: &mut Reader<'_, '_>, disk: &DiskConfig) {
+    let least = disk.block_size.unwrap_or(512);
+    let physical = disk
+        .shown
+        .physical_block_size
+        .zip(reader.location("physical_block_size"));
+    if let Some((size, at)) = physical.filter(|(size, _)| !size.is_power_of_two() || *size < least)
+    {
+        let message = format!("`physical_block_size`: found {size}");
+        let allowed = format!("a power of two from {least}, the block size, to {PHYSICAL_MAX}");
+        reader.diagnostics.refuse(at, message, allowed);
     }
 }
 
-fn read_physical_block_size(
-    key: &DiskKey,
-    reader: &mut Reader<'_, '_>,
-    block_size: Option<u32>,
-) -> Option<u32> {
-    let value = reader.raw(key.name)?;
-    let read = match &value.value {
-        Raw::Integer(number) => u32::try_from(*number).ok(),
-        Raw::Text(word) | Raw::Word(word) => {
-            parse_size(word).ok().and_then(|n| u32::try_from(n).ok())
-        }
-        _ => None,
-    };
-    let least = block_size.unwrap_or(512);
-    match read {
-        Some(size) if size.is_power_of_two() && (least..=PHYSICAL_MAX).contains(&size) => {
-            Some(size)
-        }
-        _ => {
-            let allowed = format!("a power of two from {least}, the block size, to {PHYSICAL_MAX}");
-            reader.refuse(key.name, value, &allowed);
-            None
-        }
-    }
-}
-
-/// Reads an NAA identifier of 64 bits, as `lsblk`, udev and initiators print it, also with prefix `naa.` or `0x`.
-fn read_wwn(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<u64> {
-    let value = reader.raw(key.name)?;
-    let text = match &value.value {
-        Raw::Text(text) | Raw::Word(text) => text.as_str(),
-        _ => "",
-    };
-    let digits = ["naa.", "0x"]
-        .iter()
+/// Parses an NAA identifier of 64 bits, as `lsblk`, udev and initiators print it, also with prefix `naa.` or `0x`.
+fn parse_wwn(text: &str) -> Result<u64, String> {
+    let mut prefixes = ["naa.", "0x"].into_iter();
+    let digits = prefixes
         .find_map(|prefix| text.strip_prefix(prefix))
         .unwrap_or(text);
     let all_hexadecimal = digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
-    match u64::from_str_radix(digits, 16) {
-        Ok(wwn) if all_hexadecimal && matches!(wwn >> 60, 2 | 3 | 5) => Some(wwn),
-        _ => {
-            reader.refuse(key.name, value, WWN_ALLOWED);
-            None
-        }
-    }
+    let wwn = u64::from_str_radix(digits, 16).ok();
+    let wwn = wwn.filter(|wwn| all_hexadecimal && matches!(wwn >> 60, 2 | 3 | 5));
+    wwn.ok_or_else(String::new)
 }
 
 #[cfg(test)]

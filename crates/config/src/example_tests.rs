@@ -16,7 +16,10 @@ fn documented_example_is_valid_and_has_every_key() {
         &here,
     );
     let config = config.unwrap_or_else(|e| panic!("{e}"));
-    assert!(config.vhost_blk().next().is_some() && config.vhost_scsi().next().is_some());
+    assert!(
+        config.exports_over(Transport::VhostBlk).next().is_some()
+            && config.exports_over(Transport::VhostScsi).next().is_some()
+    );
     for line in render(&config).lines() {
         if let Some((key, _)) = line.split_once(" = ")
             && !key.starts_with(' ')

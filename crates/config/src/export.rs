@@ -1,209 +1,124 @@
-//! Common interface of all kinds of exports. A kind is a type that implements [`ExportObject`]. `kinds!` lists them.
+//! Operations on exports and on the exports of a configuration.
 
-use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 
 use block::ExportPlacement;
+use iscsi::access::DemoMode;
 use scsi::AccessStates;
-use serde_json::Value;
 
-use super::key::KeyValue;
-use super::model::{
-    Config, ExportConfig, IscsiConfig, LunConfig, NbdConfig, SocketRights, VhostBlkConfig,
-    VhostScsiConfig,
-};
+use super::model::{Config, ExportConfig, LunConfig, Transport};
 
-/// An export of any kind.
-pub trait ExportObject {
+impl ExportConfig {
     /// Returns the name.
-    fn name(&self) -> &str;
-    /// Returns the word of its kind.
-    fn kind(&self) -> &'static str;
-    /// Returns the workers that serve it.
-    fn placement(&self) -> &ExportPlacement;
-    /// Returns the workers for modification.
-    fn placement_mut(&mut self) -> &mut ExportPlacement;
-
-    /// Sets the values that a draft has with locations. Returns `None` if one is missing.
-    fn fill(&mut self, name: String, disk: Option<String>, socket: Option<PathBuf>) -> Option<()>;
-
-    /// Returns the configured values, in the order of the keys.
-    fn values(&self) -> Vec<KeyValue>;
-
-    /// Returns the values for a file.
-    fn file_values(&self) -> Vec<KeyValue> {
-        self.values()
-    }
-
-    /// Returns the path of the socket, if it has one.
-    fn socket(&self) -> Option<&PathBuf> {
-        None
-    }
-
-    /// Returns true if other exports of its kind may have the same socket.
-    fn shares_socket(&self) -> bool {
-        false
-    }
-
-    /// Returns the maximum number of request queues per client; 0 if there are none.
-    fn queues(&self) -> u16 {
-        0
-    }
-
-    /// Returns a warning if no client can use the export as configured.
-    fn warning(&self) -> Option<String> {
-        None
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Returns the disk of an export of one disk.
-    fn disk(&self) -> Option<&str> {
-        None
+    pub fn disk(&self) -> Option<&str> {
+        self.disk.as_deref()
+    }
+
+    /// Returns the path of the socket, if it has one.
+    pub fn socket(&self) -> Option<&PathBuf> {
+        self.socket.as_ref()
+    }
+
+    /// Returns the workers that serve it.
+    pub fn placement(&self) -> &ExportPlacement {
+        &self.placement
+    }
+
+    /// Returns true if other exports of its kind may have the same socket.
+    pub fn shares_socket(&self) -> bool {
+        self.transport == Transport::Nbd
+    }
+
+    /// Returns a warning if no client can use the export as configured.
+    pub fn warning(&self) -> Option<String> {
+        let target = &self.iscsi;
+        let is_closed = target.demo_mode == DemoMode::None
+            && target.acl.is_empty()
+            && target.chap_users.is_none();
+        (self.transport == Transport::Iscsi && is_closed).then(|| {
+            "no initiator may log in; hint: add initiators with `acl`, set `chap_users`, or set `demo_mode` to ro or rw for all initiators"
+                .to_owned()
+        })
+    }
+
+    /// Returns true if it has a list of logical units instead of one disk.
+    pub fn has_luns(&self) -> bool {
+        matches!(self.transport, Transport::VhostScsi | Transport::Iscsi)
     }
 
     /// Returns the list of logical units; `None` for an export of one disk.
-    fn luns(&self) -> Option<&[LunConfig]> {
-        None
+    pub fn luns(&self) -> Option<&[LunConfig]> {
+        self.has_luns().then_some(&self.luns)
     }
 
-    /// Returns the logical units for modification.
-    fn luns_mut(&mut self) -> Option<&mut Vec<LunConfig>> {
-        None
-    }
-
-    /// Returns mode, owner and group of its socket; `None` for exports without a socket.
-    fn socket_rights(&self) -> Option<&SocketRights> {
-        None
-    }
-
-    /// Returns mode, owner and group of its socket for modification.
-    fn socket_rights_mut(&mut self) -> Option<&mut SocketRights> {
-        None
+    /// Returns the list of logical units for modification.
+    pub fn luns_mut(&mut self) -> Option<&mut Vec<LunConfig>> {
+        self.has_luns().then_some(&mut self.luns)
     }
 
     /// Returns the target number of all logical units, if it is fixed.
-    fn only_target(&self) -> Option<u8> {
-        None
+    pub fn only_target(&self) -> Option<u8> {
+        (self.transport == Transport::Iscsi).then_some(0)
     }
 
     /// Returns the file of its CHAP users.
-    fn chap_users(&self) -> Option<&Path> {
-        None
+    pub fn chap_users(&self) -> Option<&Path> {
+        self.iscsi.chap_users.as_deref()
     }
 
     /// Returns the access states of its portal groups; `None` for exports other than targets.
-    fn access_states(&self) -> Option<&AccessStates> {
-        None
+    pub fn access_states(&self) -> Option<&AccessStates> {
+        (self.transport == Transport::Iscsi).then_some(&self.iscsi.access_states)
     }
 
     /// Returns the access states of its portal groups for modification.
-    fn access_states_mut(&mut self) -> Option<&mut AccessStates> {
-        None
+    pub fn access_states_mut(&mut self) -> Option<&mut AccessStates> {
+        (self.transport == Transport::Iscsi).then_some(&mut self.iscsi.access_states)
     }
 
     /// Returns true if the export has portals of this portal group.
-    fn has_portal_group(&self, _group: u16) -> bool {
-        false
+    pub fn has_portal_group(&self, group: u16) -> bool {
+        let mut portals = self.iscsi.portals.iter();
+        portals.any(|portal| portal.group == group)
     }
 
-    /// Returns the socket path for modification. In a request it may be relative to the client's folder.
-    fn path_mut(&mut self) -> Option<&mut PathBuf> {
-        None
+    /// Returns the path of the socket; empty: it has none.
+    pub fn socket_path(&self) -> &Path {
+        self.socket.as_deref().unwrap_or(Path::new(""))
     }
 
-    /// Returns true if another export of this kind cannot have this name.
-    fn bars(&self, name: &str) -> bool {
-        // The caller compares names.
-        let _ = name;
-        false
-    }
-}
-
-/// Declares the kinds of exports, each with its configuration and the function that returns all exports of the kind.
-macro_rules! kinds {
-    ($($kind:ident($config:ident), $all:ident;)+) => {
-        impl Deref for ExportConfig {
-            type Target = dyn ExportObject;
-
-            fn deref(&self) -> &Self::Target {
-                match self {
-                    $(ExportConfig::$kind(export) => export,)+
-                }
-            }
+    /// Returns the path for modification that a request may give relative to the client's folder.
+    pub fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        match self.transport {
+            Transport::Iscsi => self.iscsi.chap_users.as_mut(),
+            _ => self.socket.as_mut(),
         }
-
-        impl DerefMut for ExportConfig {
-            fn deref_mut(&mut self) -> &mut Self::Target {
-                match self {
-                    $(ExportConfig::$kind(export) => export,)+
-                }
-            }
-        }
-
-        impl Config {
-            $(
-                /// Returns all exports of this kind.
-                pub fn $all(&self) -> impl Iterator<Item = &$config> {
-                    self.exports.iter().filter_map(|export| match export {
-                        ExportConfig::$kind(export) => Some(export),
-                        _ => None,
-                    })
-                }
-            )+
-        }
-    };
-}
-
-kinds! {
-    VhostBlk(VhostBlkConfig), vhost_blk;
-    VhostScsi(VhostScsiConfig), vhost_scsi;
-    Iscsi(IscsiConfig), iscsi;
-    Nbd(NbdConfig), nbd;
-}
-
-impl ExportConfig {
-    /// Returns its rank among the kinds: a configuration has its exports in this order.
-    fn rank(&self) -> u8 {
-        match self {
-            ExportConfig::VhostBlk(_) => 0,
-            ExportConfig::VhostScsi(_) => 1,
-            ExportConfig::Iscsi(_) => 2,
-            ExportConfig::Nbd(_) => 3,
-        }
-    }
-
-    /// Returns the values for the body of a request, which has a field of its own for the name. Logical units are sorted as an initiator
-    /// lists them.
-    pub fn body_values(&self) -> Vec<(String, Value)> {
-        let values = self.values().into_iter();
-        let values = values.filter(|one| one.name != "name");
-        let value = |mut one: KeyValue| {
-            if let ("lun", Some(luns)) = (one.name, one.value.as_array_mut()) {
-                luns.sort_by_key(|lun| (lun["target"].as_u64(), lun["lun"].as_u64()));
-            }
-            (one.name.to_owned(), one.value)
-        };
-        values.map(value).collect()
     }
 
     /// Returns all its disks.
     pub fn disks(&self) -> impl Iterator<Item = &str> {
-        let luns = self.luns().unwrap_or_default().iter();
-        let one = self.disk().into_iter();
-        one.chain(luns.map(|lun| lun.disk.as_str()))
+        let one = self.disk.as_deref().into_iter();
+        one.chain(self.luns.iter().map(|lun| lun.disk.as_str()))
     }
 
-    /// Returns true if the two exports cannot coexist.
+    /// Returns true if the two exports cannot coexist. Initiators spell a name in several ways (RFC 7143, 4.2.7.1). Portals may be shared.
     pub fn excludes(&self, other: &ExportConfig) -> bool {
-        self.kind() == other.kind() && self.bars(other.name())
+        let targets = [self, other].map(|export| export.transport == Transport::Iscsi);
+        targets == [true, true] && iscsi_name::is_same(&self.name, &other.name)
     }
 
     /// Returns true if both exports are equal except for their logical units, access states and workers.
     pub fn is_same_endpoint(&self, other: &ExportConfig) -> bool {
         let bare = |export: &ExportConfig| {
             let mut export = export.clone();
-            export.luns_mut().map(Vec::clear);
-            export.access_states_mut().map(AccessStates::clear);
-            *export.placement_mut() = ExportPlacement::Shared;
+            export.luns.clear();
+            export.iscsi.access_states.clear();
+            export.placement = ExportPlacement::Shared;
             export
         };
         bare(self) == bare(other)
@@ -212,14 +127,41 @@ impl ExportConfig {
     /// Returns true if the export can change to `other` without disconnecting its clients: the endpoint is the same except for the
     /// rights of the socket.
     pub fn can_become(&self, other: &ExportConfig) -> bool {
-        let mut changed = self.clone();
-        if let (Some(rights), Some(next)) = (changed.socket_rights_mut(), other.socket_rights()) {
-            if !next.covers(rights) {
-                return false;
-            }
-            rights.clone_from(next);
+        let rights = other.rights.clone();
+        let changed = ExportConfig {
+            rights,
+            ..self.clone()
+        };
+        other.rights.covers(&self.rights) && changed.is_same_endpoint(other)
+    }
+
+    /// Returns the name for clients of an NBD export.
+    pub fn export_name(&self) -> &str {
+        self.nbd.export_name.as_deref().unwrap_or(&self.name)
+    }
+
+    /// Returns the reason why two NBD exports cannot share a listener, if they have one in common.
+    pub fn conflict(&self, other: &ExportConfig) -> Option<String> {
+        let same_socket = self.socket.is_some() && self.socket == other.socket;
+        let same_address = self.nbd.listen.is_some() && self.nbd.listen == other.nbd.listen;
+        let place = match (&self.socket, self.nbd.listen) {
+            (Some(socket), _) if same_socket => socket.display().to_string(),
+            (_, Some(address)) if same_address => address.to_string(),
+            _ => return None,
+        };
+        let (name, owner) = (self.export_name(), &other.name);
+        if name == other.export_name() {
+            let reason = format!("listener {place} already has an export {name:?}, of {owner}");
+            return Some(reason);
         }
-        changed.is_same_endpoint(other)
+        if self.nbd.tls != other.nbd.tls {
+            return Some(format!(
+                "export {owner} at {place} has another value of tls"
+            ));
+        }
+        (same_socket && self.rights != other.rights).then(|| {
+            format!("export {owner} gives the socket {place} another mode, owner or group")
+        })
     }
 }
 
@@ -229,17 +171,23 @@ impl Config {
         self.exports.iter()
     }
 
+    /// Returns all exports with this transport.
+    pub fn exports_over(&self, transport: Transport) -> impl Iterator<Item = &ExportConfig> {
+        let exports = self.exports.iter();
+        exports.filter(move |export| export.transport == transport)
+    }
+
     /// Returns the export with this name.
     pub fn export(&self, name: &str) -> Option<&ExportConfig> {
-        self.exports().find(|export| export.name() == name)
+        self.exports().find(|export| export.name == name)
     }
 
     /// Replaces the export with the same name, or appends it.
     pub fn put_export(&mut self, export: ExportConfig) {
-        match self.export_mut(export.name()) {
-            Some(known) if known.kind() == export.kind() => *known = export,
+        match self.export_mut(&export.name) {
+            Some(known) if known.transport == export.transport => *known = export,
             _ => {
-                self.remove_export(export.name());
+                self.remove_export(&export.name);
                 self.add_export(export);
             }
         }
@@ -248,13 +196,13 @@ impl Config {
     /// Appends an export to those of its kind, even if its name exists: a later check reports that.
     pub(super) fn add_export(&mut self, export: ExportConfig) {
         let exports = &mut self.exports;
-        let end = exports.partition_point(|known| known.rank() <= export.rank());
+        let end = exports.partition_point(|known| known.transport <= export.transport);
         exports.insert(end, export);
     }
 
     /// Removes an export. Returns false if there is none.
     pub fn remove_export(&mut self, name: &str) -> bool {
-        self.retain_exports(|export| export.name() != name)
+        self.retain_exports(|export| export.name != name)
     }
 
     /// Removes all exports except those that `is_meant`. Returns false if none was removed.
@@ -271,7 +219,7 @@ impl Config {
 
     /// Returns an export for modification.
     pub fn export_mut(&mut self, name: &str) -> Option<&mut ExportConfig> {
-        self.exports.iter_mut().find(|known| known.name() == name)
+        self.exports.iter_mut().find(|known| known.name == name)
     }
 
     /// Returns the logical units of all exports that have a list of them.

@@ -4,13 +4,15 @@
 //! some keys have short forms.
 
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::sync::Arc;
 
 use nbd::address::ExportAddress;
 
-use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
+use super::devices::{DEVICE_KINDS, DeviceKind};
+use super::diagnostics::Diagnostics;
+use super::export_keys::ExportKind;
 use super::location::{Located, Location, Source};
+use super::model::Transport;
 use super::value::{Field, Fields, Raw};
 
 /// Values of the flags, as given.
@@ -49,88 +51,62 @@ impl Flags {
     }
 }
 
-/// Syntax of a disk in a flag.
-pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH, NAME=image:PATH, NAME=rbd:POOL/IMAGE, NAME=iscsi://HOST/TARGET/LUN, NAME=nbd://HOST/EXPORT or NAME=scsi_generic:/dev/sgN, then ,KEY=VALUE as needed: \
-    d0=ram:512M or d1=file:vm.raw,size=10G,cache=none,ro";
-/// Syntax of a vhost-blk export in a flag.
-pub const VHOST_BLK_FORM: &str =
-    "DISK:SOCKET, then ,name=NAME or ,queues=N as needed: d0:/run/lunette/d0.sock";
-/// Syntax of a vhost-scsi controller in a flag.
-pub const VHOST_SCSI_FORM: &str = "NAME:SOCKET, then ,queues=N as needed: c0:/run/lunette/c0.sock";
-/// Syntax of an NBD export in a flag.
-pub const NBD_FORM: &str =
-    "DISK:SOCKET or DISK:ADDRESS:PORT, then ,KEY=VALUE as needed: d0:/run/lunette/nbd.sock";
-/// Syntax of a logical unit in a flag.
-pub const LUN_FORM: &str = "CONTROLLER/TARGET:LUN=DISK, such as c0/0:1=d0";
-
-/// A part of a flag's value: its text with doubled commas reduced, and its location.
-pub(super) struct Part<'a> {
-    source: &'a Arc<Source>,
-    pub(super) text: String,
-    span: Range<usize>,
+/// Returns the syntax of a disk in a flag.
+fn disk_form() -> String {
+    let forms = DEVICE_KINDS.map(|(_, kind)| format!("NAME={}", kind.flag().1));
+    format!(
+        "{}, then ,KEY=VALUE as needed: d0=ram:512M or d1=file:vm.raw,size=10G,cache=none,ro",
+        forms.join(", ")
+    )
 }
 
-impl Part<'_> {
-    pub(super) fn location(&self) -> Location {
-        Location::new(self.source, self.span.clone())
-    }
+/// Syntax of a logical unit in a flag.
+const LUN_FORM: &str = "CONTROLLER/TARGET:LUN=DISK, such as c0/0:1=d0";
 
+/// A part of a flag's value. Doubled commas are reduced in its text.
+pub(super) type Part = Located<String>;
+
+impl Part {
     pub(super) fn word(&self) -> Located<Raw> {
-        Located::new(Raw::Word(self.text.clone()), self.location())
+        Located::new(Raw::Word(self.value.clone()), self.location.clone())
     }
 
     pub(super) fn field(&self, key: &str) -> Field {
-        Field {
-            key: Located::new(key.to_owned(), self.location()),
-            value: self.word(),
-        }
+        Field::new(key, self.word())
     }
 
     /// Splits at the first `separator`. Doubled commas occur in paths only, which come last, so that spans before them are exact.
-    pub(super) fn split(&self, separator: char) -> Option<(Part<'_>, Part<'_>)> {
-        let at = self.text.find(separator)?;
-        let (before, after) = (self.text.get(..at)?, self.text.get(at + 1..)?);
-        let middle = (self.span.start + at).min(self.span.end);
-        let before = Part {
-            source: self.source,
-            text: before.to_owned(),
-            span: self.span.start..middle,
-        };
-        let after = Part {
-            source: self.source,
-            text: after.to_owned(),
-            span: (middle + 1).min(self.span.end)..self.span.end,
-        };
-        Some((before, after))
+    pub(super) fn split(&self, separator: char) -> Option<(Part, Part)> {
+        let (before, after) = self.value.split_once(separator)?;
+        let Location { source, span } = &self.location;
+        let middle = (span.start + before.len()).min(span.end);
+        let before_it = Location::new(source, span.start..middle);
+        let after_it = Location::new(source, middle + 1..span.end);
+        Some((
+            Located::new(before.to_owned(), before_it),
+            Located::new(after.to_owned(), after_it),
+        ))
     }
 }
 
 /// Splits a value at single commas.
-pub(super) fn parts(source: &Arc<Source>) -> Vec<Part<'_>> {
-    let mut parts = Vec::new();
-    let mut start = 0;
-    let mut text = String::new();
-    let mut characters = source.text.char_indices().peekable();
-    while let Some((at, character)) = characters.next() {
-        if character != ',' {
-            text.push(character);
-        } else if characters.next_if(|(_, next)| *next == ',').is_some() {
-            text.push(',');
-        } else {
-            parts.push(Part {
-                source,
-                text: std::mem::take(&mut text),
-                span: start..at,
-            });
-            start = at + 1;
+pub(super) fn parts(source: &Arc<Source>) -> Vec<Part> {
+    let mut commas = source.text.match_indices(',').map(|(at, _)| at).peekable();
+    let mut ends = Vec::new();
+    while let Some(at) = commas.next() {
+        if commas.next_if_eq(&(at + 1)).is_none() {
+            ends.push(at);
         }
     }
-    parts.push(Part {
-        source,
-        text,
-        span: start..source.text.len(),
-    });
-    parts
+    ends.push(source.text.len());
+    let mut start = 0;
+    let part = |end| {
+        let text = source.text.get(start..end).unwrap_or_default();
+        let location = Location::new(source, start..end);
+        start = end + 1;
+        Located::new(text.replace(",,", ","), location)
+    };
+    ends.into_iter().map(part).collect()
 }
 
 /// Returns the model's name of an option key.
@@ -144,33 +120,37 @@ fn canonical(key: &str) -> String {
 }
 
 /// Returns the options after the first part. A key without a value means `on`.
-pub(super) fn options<'a>(parts: impl IntoIterator<Item = &'a Part<'a>>) -> Vec<Field> {
-    parts
-        .into_iter()
-        .filter(|part| !part.text.is_empty())
-        .map(|part| match part.split('=') {
-            Some((key, value)) => Field {
-                key: Located::new(canonical(&key.text), key.location()),
-                value: value.word(),
-            },
-            None => Field {
-                key: Located::new(canonical(&part.text), part.location()),
-                value: Located::new(Raw::Word("on".to_owned()), part.location()),
-            },
-        })
-        .collect()
+pub(super) fn options<'a>(parts: impl IntoIterator<Item = &'a Part>) -> Vec<Field> {
+    let option = |part: &Part| match part.split('=') {
+        Some((key, value)) => Field {
+            key: Located::new(canonical(&key.value), key.location),
+            value: value.word(),
+        },
+        None => {
+            let on = Located::new(Raw::Word("on".to_owned()), part.location.clone());
+            Field::new(&canonical(&part.value), on)
+        }
+    };
+    let parts = parts.into_iter().filter(|part| !part.value.is_empty());
+    parts.map(option).collect()
 }
 
-fn malformed(source: &Arc<Source>, form: &str) -> Mistake {
+fn malformed(source: &Arc<Source>, form: &str, diagnostics: &mut Diagnostics) {
     let message = format!("found {:?}", source.text);
-    Mistake::new(MistakeKind::Value, &Location::whole(source), message).allowed(form)
+    diagnostics.refuse(&Location::whole(source), message, form);
 }
 
 /// Returns the fields of a flag that consists of `KEY=VALUE,...`.
 pub fn options_flag(source: &Arc<Source>) -> Fields {
+    object(source, Vec::new(), &parts(source))
+}
+
+/// Returns an object with these entries and options.
+fn object(source: &Arc<Source>, mut entries: Vec<Field>, rest: &[Part]) -> Fields {
+    entries.extend(options(rest));
     Fields {
         location: Location::whole(source),
-        entries: options(&parts(source)),
+        entries,
     }
 }
 
@@ -179,46 +159,26 @@ pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<
     let parts = parts(source);
     let (first, rest) = parts.split_first()?;
     let Some((name, device)) = first.split('=') else {
-        diagnostics.push(malformed(source, DISK_FORM));
+        malformed(source, &disk_form(), diagnostics);
         return None;
     };
     let mut entries = vec![name.field("name")];
     // The scheme of an address names the transport, too: nbd+unix.
-    let is_address = |text: &str| ExportAddress::looks_like_one(text) || text.starts_with("nbd:");
-    if is_address(&device.text) {
-        let value = Located::new(Raw::Word("nbd".to_owned()), device.location());
-        entries.push(Field {
-            key: Located::new("backend".to_owned(), device.location()),
-            value,
-        });
-        entries.push(device.field("uri"));
-        entries.extend(options(rest));
-        return Some(Fields {
-            location: Location::whole(source),
-            entries,
-        });
+    if ExportAddress::looks_like_one(&device.value) || device.value.starts_with("nbd:") {
+        let nbd = Raw::Word(DeviceKind::Nbd.word().to_owned());
+        let nbd = Located::new(nbd, device.location.clone());
+        entries.extend([Field::new("backend", nbd), device.field("uri")]);
+    } else if let Some((backend, argument)) = device.split(':') {
+        entries.push(backend.field("backend"));
+        // An unknown back end is reported; its argument has no meaning.
+        let kind = DeviceKind::named(&backend.value);
+        entries.extend(kind.map(|kind| argument.field(kind.flag().0)));
+    } else {
+        entries.push(device.field("backend"));
     }
-    match device.split(':') {
-        None => entries.push(device.field("backend")),
-        Some((backend, argument)) => {
-            entries.push(backend.field("backend"));
-            match backend.text.as_str() {
-                "file" | "image" | "scsi_generic" => entries.push(argument.field("path")),
-                "ram" | "null" => entries.push(argument.field("size")),
-                "delay" => entries.push(argument.field("time")),
-                "rbd" => entries.push(argument.field("image")),
-                "iscsi" => entries.push(argument.field("unit")),
-                // The backend's name is reported; its argument has no meaning.
-                _ => {}
-            }
-        }
-    }
-    entries.extend(options(rest));
-    gather(&mut entries, "option");
-    Some(Fields {
-        location: Location::whole(source),
-        entries,
-    })
+    let mut disk = object(source, entries, rest);
+    gather(&mut disk.entries, "option");
+    Some(disk)
 }
 
 /// Moves all fields with keys that begin with `TABLE.` into one table, as in a file.
@@ -229,9 +189,8 @@ pub(super) fn gather(entries: &mut Vec<Field>, table: &str) {
         let Some(key) = key.and_then(|rest| rest.strip_prefix('.')) else {
             return true;
         };
-        let key = Located::new(key.to_owned(), field.key.location.clone());
         inside.push(Field {
-            key,
+            key: Located::new(key.to_owned(), field.key.location.clone()),
             value: field.value.clone(),
         });
         false
@@ -243,35 +202,32 @@ pub(super) fn gather(entries: &mut Vec<Field>, table: &str) {
         location: location.clone(),
         entries: inside,
     };
-    entries.push(Field {
-        key: Located::new(table.to_owned(), location.clone()),
-        value: Located::new(Raw::Table(fields), location),
-    });
+    let value = Located::new(Raw::Table(fields), location);
+    entries.push(Field::new(table, value));
 }
 
 /// Returns an export's fields from `FIRST:SOCKET[,KEY=VALUE...]`. An NBD export may have an address instead of a socket.
 pub fn export_flag(
     source: &Arc<Source>,
-    first_key: &str,
-    form: &str,
+    kind: &ExportKind,
     diagnostics: &mut Diagnostics,
 ) -> Option<Fields> {
     let parts = parts(source);
     let (first, rest) = parts.split_first()?;
     let Some((name, socket)) = first.split(':') else {
-        diagnostics.push(malformed(source, form));
+        malformed(source, kind.form, diagnostics);
         return None;
     };
-    let place = match (form, socket.text.parse::<SocketAddr>()) {
-        (NBD_FORM, Ok(_)) => "listen",
+    let first_key = match kind.transport {
+        Transport::VhostScsi | Transport::Iscsi => "name",
+        Transport::VhostBlk | Transport::Nbd => "disk",
+    };
+    let place = match socket.value.parse::<SocketAddr>() {
+        Ok(_) if kind.transport == Transport::Nbd => "listen",
         _ => "socket",
     };
-    let mut entries = vec![name.field(first_key), socket.field(place)];
-    entries.extend(options(rest));
-    Some(Fields {
-        location: Location::whole(source),
-        entries,
-    })
+    let entries = vec![name.field(first_key), socket.field(place)];
+    Some(object(source, entries, rest))
 }
 
 /// Returns a logical unit's controller and fields from `CONTROLLER/TARGET:LUN=DISK`.
@@ -279,23 +235,16 @@ pub fn lun_flag(
     source: &Arc<Source>,
     diagnostics: &mut Diagnostics,
 ) -> Option<(Located<String>, Fields)> {
-    let whole = Part {
-        source,
-        text: source.text.clone(),
-        span: 0..source.text.len(),
-    };
+    let whole = Located::new(source.text.clone(), Location::whole(source));
     let taken_apart = || {
         let (controller, rest) = whole.split('/')?;
         let (address, disk) = rest.split('=')?;
         let (target, lun) = address.split(':')?;
         let entries = vec![target.field("target"), lun.field("lun"), disk.field("disk")];
-        Some((
-            Located::new(controller.text.clone(), controller.location()),
-            entries,
-        ))
+        Some((controller, entries))
     };
     let Some((controller, entries)) = taken_apart() else {
-        diagnostics.push(malformed(source, LUN_FORM));
+        malformed(source, LUN_FORM, diagnostics);
         return None;
     };
     let location = Location::whole(source);

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use super::daemon_keys::{ConfigDraft, DAEMON_KEYS, DaemonKey, Flag, FlagForm, WorkersDraft};
+use super::daemon_keys::{ConfigDraft, DAEMON_KEYS, FlagForm, WorkersDraft};
 use super::diagnostics::Diagnostics;
 use super::disk::read_disk;
 use super::export_kinds::{NBD, VHOST_BLK, VHOST_SCSI};
-use super::flag_source::{self, Flags, NBD_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
+use super::flag_source::{self, Flags};
 use super::iscsi_flags::read_flags;
 use super::location::{Located, Source};
 use super::lun::{LUN_KEYS, read_lun};
-use super::value::{Field, Fields, Raw, Reader};
+use super::value::{Draft, Field, Fields, Raw, Reader};
 
 /// Reads all flags into the draft of a file.
 pub fn add(draft: &mut ConfigDraft, flags: &Flags, diagnostics: &mut Diagnostics) {
@@ -26,10 +26,12 @@ pub fn add(draft: &mut ConfigDraft, flags: &Flags, diagnostics: &mut Diagnostics
         // Count and CPUs are one setting: a flag for either replaces both.
         draft.workers = WorkersDraft::default();
     }
-    for DaemonKey { key, flag } in DAEMON_KEYS {
-        let Some(flag) = flag else { continue };
+    for known in DAEMON_KEYS {
+        let (key, Some(flag)) = (&known.key, &known.flag) else {
+            continue;
+        };
         for (_, text) in flags.daemon.iter().filter(|(name, _)| *name == flag.name) {
-            let value = value_of(flag, &source(&format!("--{}", flag.name), text));
+            let value = value_of(known.form(), &source(&format!("--{}", flag.name), text));
             // A table with this field only, for the reader of files.
             let fields = Fields {
                 location: value.location.clone(),
@@ -41,8 +43,8 @@ pub fn add(draft: &mut ConfigDraft, flags: &Flags, diagnostics: &mut Diagnostics
 }
 
 /// Returns the value of a flag's text.
-fn value_of(flag: &Flag, source: &Arc<Source>) -> Located<Raw> {
-    match flag.form {
+fn value_of(form: FlagForm, source: &Arc<Source>) -> Located<Raw> {
+    match form {
         FlagForm::Word | FlagForm::Repeated => flag_source::word_flag(source),
         FlagForm::List => flag_source::list_flag(source),
         FlagForm::Options => {
@@ -60,31 +62,18 @@ fn add_objects(
 ) {
     for text in &flags.disk {
         let fields = flag_source::disk_flag(&source("--disk", text), diagnostics);
-        draft
-            .disks
-            .extend(fields.map(|fields| read_disk(&fields, diagnostics)));
+        let disk = fields.map(|fields| read_disk(&fields, diagnostics));
+        draft.disks.extend(disk);
     }
-    for (kind, flag, texts, first_key, form) in [
-        (
-            &VHOST_BLK,
-            "--vhost-blk",
-            &flags.vhost_blk,
-            "disk",
-            VHOST_BLK_FORM,
-        ),
-        (
-            &VHOST_SCSI,
-            "--vhost-scsi",
-            &flags.vhost_scsi,
-            "name",
-            VHOST_SCSI_FORM,
-        ),
-        (&NBD, "--nbd", &flags.nbd, "disk", NBD_FORM),
+    for (kind, texts) in [
+        (&VHOST_BLK, &flags.vhost_blk),
+        (&VHOST_SCSI, &flags.vhost_scsi),
+        (&NBD, &flags.nbd),
     ] {
         for text in texts {
-            let source = source(flag, text);
-            let fields = flag_source::export_flag(&source, first_key, form, diagnostics);
-            let export = fields.map(|fields| (kind.read)(&fields, diagnostics));
+            let source = source(&format!("--{}", kind.word), text);
+            let fields = flag_source::export_flag(&source, kind, diagnostics);
+            let export = fields.map(|fields| kind.read(&fields, diagnostics));
             draft.exports.extend(export);
         }
     }
@@ -92,8 +81,8 @@ fn add_objects(
         if let Some((controller, fields)) =
             flag_source::lun_flag(&source("--lun", text), diagnostics)
         {
-            let lun = read_lun(LUN_KEYS, &fields, diagnostics);
-            draft.luns.push((controller, lun));
+            let config = read_lun(LUN_KEYS, &fields, diagnostics);
+            draft.luns.push((controller, Draft { config, fields }));
         }
     }
     draft.exports.extend(read_flags(flags, source, diagnostics));

@@ -1,17 +1,15 @@
 //! Pages of `lunette help`: the keys of one kind of object, generated from their declarations.
 
 use super::access_list::ACL_KEYS;
-use super::daemon_keys::DAEMON_KEYS;
+use super::daemon_keys::{DAEMON_KEYS, DaemonKey};
 use super::diagnostics::nearest;
-use super::disk::DISK_KEYS;
-use super::iscsi::ISCSI_KEYS;
+use super::disk::disk_keys;
+use super::export_keys::ExportKind;
+use super::export_kinds::EXPORT_KINDS;
 use super::iscsi_limits::ISCSI_LIMIT_KEYS;
 use super::key::{Key, KeyLine};
 use super::lun::{LUN_KEYS, TARGET_LUN_KEYS};
-use super::nbd::NBD_KEYS;
-use super::target_keys::TARGET_KEYS;
-use super::vhost_blk::VHOST_BLK_KEYS;
-use super::vhost_scsi::VHOST_SCSI_KEYS;
+use super::model::Transport;
 
 /// Least width of the column of keys.
 const KEY_WIDTH_MIN: usize = 12;
@@ -21,10 +19,37 @@ pub struct HelpTopic {
     /// Name in `lunette help NAME`.
     pub name: &'static str,
     /// First line of the page.
-    title: &'static str,
-    /// Syntax in flags and in a configuration file.
-    syntax: &'static [&'static str],
-    sections: fn() -> Vec<Section>,
+    title: String,
+    /// Syntax in flags.
+    flag: String,
+    /// Place in a configuration file.
+    file: String,
+    sections: Vec<Section>,
+}
+
+fn topic(
+    name: &'static str,
+    title: &str,
+    flag: &str,
+    file: &str,
+    sections: Vec<Section>,
+) -> HelpTopic {
+    let [title, flag, file] = [title, flag, file].map(str::to_owned);
+    HelpTopic {
+        name,
+        title,
+        flag,
+        file,
+        sections,
+    }
+}
+
+/// Returns the page of a kind of exports.
+fn export_topic(kind: &ExportKind) -> HelpTopic {
+    let title = format!("Keys of {}", kind.keys[0].0);
+    let flag = format!("--{} {}", kind.word, kind.form);
+    let file = format!("[[{}]]", kind.table);
+    topic(kind.word, &title, &flag, &file, export_sections(kind))
 }
 
 struct Section {
@@ -32,7 +57,7 @@ struct Section {
     lines: Vec<KeyLine>,
 }
 
-fn section<D, T>(heading: &str, keys: &'static [Key<D, T>]) -> Section {
+fn section<D, T>(heading: &str, keys: &[Key<D, T>]) -> Section {
     Section {
         heading: heading.to_owned(),
         lines: keys.iter().map(Key::help_line).collect(),
@@ -42,182 +67,115 @@ fn section<D, T>(heading: &str, keys: &'static [Key<D, T>]) -> Section {
 /// Returns the keys of disks, grouped by the back ends that have them.
 fn disk_sections() -> Vec<Section> {
     let mut sections: Vec<Section> = Vec::new();
-    for key in DISK_KEYS {
+    for key in disk_keys() {
         let heading = match key.of {
             [] => "Every disk".to_owned(),
             of => format!("Back ends {}", of.join(", ")),
         };
         match sections.iter_mut().find(|known| known.heading == heading) {
             Some(known) => known.lines.push(key.help_line()),
-            None => sections.push(Section {
-                heading,
-                lines: vec![key.help_line()],
-            }),
+            None => sections.push(section(&heading, std::slice::from_ref(key))),
         }
     }
     sections
 }
 
-fn vhost_blk_sections() -> Vec<Section> {
-    vec![section("virtio-blk exports", VHOST_BLK_KEYS)]
+fn export_sections(kind: &ExportKind) -> Vec<Section> {
+    let keys = kind.keys.iter();
+    let mut sections: Vec<_> = keys.map(|(heading, keys)| section(heading, keys)).collect();
+    match kind.transport {
+        Transport::VhostScsi => {
+            sections.push(section("Each lun of a virtio-scsi export", LUN_KEYS));
+        }
+        Transport::Iscsi => {
+            sections.push(section("Each lun of an iSCSI target", TARGET_LUN_KEYS));
+            sections.push(section("Each entry of acl", ACL_KEYS));
+        }
+        Transport::VhostBlk | Transport::Nbd => {}
+    }
+    sections
 }
 
-fn vhost_scsi_sections() -> Vec<Section> {
-    vec![
-        section("virtio-scsi exports", VHOST_SCSI_KEYS),
-        section("Each lun of a virtio-scsi export", LUN_KEYS),
-    ]
-}
-
-fn iscsi_sections() -> Vec<Section> {
-    vec![
-        section("iSCSI targets", ISCSI_KEYS),
-        section("Limits of an iSCSI target at a login", TARGET_KEYS),
-        section("Each lun of an iSCSI target", TARGET_LUN_KEYS),
-        section("Each entry of acl", ACL_KEYS),
-    ]
-}
-
-fn nbd_sections() -> Vec<Section> {
-    vec![section("NBD exports", NBD_KEYS)]
-}
-
-fn daemon_sections() -> Vec<Section> {
-    vec![Section {
-        heading: "The daemon".to_owned(),
-        lines: DAEMON_KEYS.iter().map(|key| key.help_line()).collect(),
-    }]
-}
-
-const DISK_SYNTAX: &[&str] = &[
-    "Flag:  --disk NAME=BACKEND:SIZE|PATH|IMAGE|ADDRESS,KEY=VALUE,...",
-    "File:  [[disk]], one line KEY = VALUE for each key",
-];
-const VHOST_BLK_SYNTAX: &[&str] = &[
-    "Flag:  --vhost-blk DISK:SOCKET,KEY=VALUE,...",
-    "File:  [[vhost_blk]], one line KEY = VALUE for each key",
-];
-const VHOST_SCSI_SYNTAX: &[&str] = &[
-    "Flag:  --vhost-scsi NAME:SOCKET,KEY=VALUE,...",
-    "File:  [[vhost_scsi]], one line KEY = VALUE for each key",
-];
-const ISCSI_SYNTAX: &[&str] = &[
-    "Flags: --iscsi IQN=DISK,DISK,KEY=VALUE,... with --portal, --announce, --demo-mode and --chap-user",
-    "File:  [[iscsi]], one line KEY = VALUE for each key",
-];
-const NBD_SYNTAX: &[&str] = &[
-    "Flag:  --nbd DISK:SOCKET,KEY=VALUE,... or --nbd DISK:ADDRESS:PORT,KEY=VALUE,...",
-    "File:  [[nbd]], one line KEY = VALUE for each key",
-];
-
-/// All topics.
-pub static HELP_TOPICS: &[HelpTopic] = &[
-    HelpTopic {
-        name: "disk",
-        title: "Keys of disks",
-        syntax: DISK_SYNTAX,
-        sections: disk_sections,
-    },
-    HelpTopic {
-        name: "export",
-        title: "Keys of exports, by kind: vhost-blk, vhost-scsi, iscsi, nbd",
-        syntax: &["Each kind has its own page, which shows the flag: lunette help vhost-blk"],
-        sections: || {
-            let mut sections = vhost_blk_sections();
-            sections.extend(vhost_scsi_sections());
-            sections.extend(iscsi_sections());
-            sections.extend(nbd_sections());
-            sections
-        },
-    },
-    HelpTopic {
-        name: "vhost-blk",
-        title: "Keys of virtio-blk exports",
-        syntax: VHOST_BLK_SYNTAX,
-        sections: vhost_blk_sections,
-    },
-    HelpTopic {
-        name: "vhost-scsi",
-        title: "Keys of virtio-scsi exports",
-        syntax: VHOST_SCSI_SYNTAX,
-        sections: vhost_scsi_sections,
-    },
-    HelpTopic {
-        name: "iscsi",
-        title: "Keys of iSCSI targets",
-        syntax: ISCSI_SYNTAX,
-        sections: iscsi_sections,
-    },
-    HelpTopic {
-        name: "nbd",
-        title: "Keys of NBD exports",
-        syntax: NBD_SYNTAX,
-        sections: nbd_sections,
-    },
-    HelpTopic {
-        name: "lun",
-        title: "Keys of logical units",
-        syntax: &[
-            "Flag:  --lun CONTROLLER/TARGET:LUN=DISK",
-            "File:  [[vhost_scsi.lun]] or [[iscsi.lun]], one line KEY = VALUE for each key",
-        ],
-        sections: || {
+/// Returns all topics.
+fn topics() -> Vec<HelpTopic> {
+    let mut topics: Vec<HelpTopic> = EXPORT_KINDS.map(export_topic).into();
+    topics.extend([
+        topic(
+            "disk",
+            "Keys of disks",
+            "--disk NAME=BACKEND:SIZE|PATH|IMAGE|ADDRESS,KEY=VALUE,...",
+            "[[disk]]",
+            disk_sections(),
+        ),
+        topic(
+            "export",
+            "Keys of exports, by kind: vhost-blk, vhost-scsi, iscsi, nbd",
+            "each kind has its own page, which shows the flag: lunette help vhost-blk",
+            "[[vhost_blk]], [[vhost_scsi]], [[iscsi]] or [[nbd]]",
+            EXPORT_KINDS.into_iter().flat_map(export_sections).collect(),
+        ),
+        topic(
+            "lun",
+            "Keys of logical units",
+            "--lun CONTROLLER/TARGET:LUN=DISK",
+            "[[vhost_scsi.lun]] or [[iscsi.lun]]",
             vec![
                 section("On a virtio-scsi export", LUN_KEYS),
                 section("On an iSCSI target", TARGET_LUN_KEYS),
-            ]
-        },
-    },
-    HelpTopic {
-        name: "acl",
-        title: "Keys of the access list of an iSCSI target",
-        syntax: &["File:  [[iscsi.acl]], one line KEY = VALUE for each key"],
-        sections: || vec![section("Each entry of acl", ACL_KEYS)],
-    },
-    HelpTopic {
-        name: "iscsi-limits",
-        title: "Limits of iSCSI initiators",
-        syntax: &[
-            "Flag:  --iscsi-limits KEY=VALUE,...",
-            "File:  [iscsi_limits], one line KEY = VALUE for each key",
-        ],
-        sections: || vec![section("Limits of all targets together", ISCSI_LIMIT_KEYS)],
-    },
-    HelpTopic {
-        name: "daemon",
-        title: "Keys of the daemon",
-        syntax: &[
-            "Flag:  the flag at the end of the line, if there is one",
-            "File:  top of the file, one line KEY = VALUE for each key",
-        ],
-        sections: daemon_sections,
-    },
-];
+            ],
+        ),
+        topic(
+            "acl",
+            "Keys of the access list of an iSCSI target",
+            "none",
+            "[[iscsi.acl]]",
+            vec![section("Each entry of acl", ACL_KEYS)],
+        ),
+        topic(
+            "iscsi-limits",
+            "Limits of iSCSI initiators",
+            "--iscsi-limits KEY=VALUE,...",
+            "[iscsi_limits]",
+            vec![section("Limits of all targets together", ISCSI_LIMIT_KEYS)],
+        ),
+        topic(
+            "daemon",
+            "Keys of the daemon",
+            "the flag at the end of the line, if there is one",
+            "top of the file",
+            vec![Section {
+                heading: "The daemon".to_owned(),
+                lines: DAEMON_KEYS.iter().map(DaemonKey::help_line).collect(),
+            }],
+        ),
+    ]);
+    topics
+}
 
 impl HelpTopic {
     /// Finds a topic by name; `-` and `_` are equivalent.
-    pub fn find(name: &str) -> Option<&'static HelpTopic> {
+    pub fn find(name: &str) -> Option<HelpTopic> {
         let name = name.replace('_', "-");
-        HELP_TOPICS.iter().find(|topic| topic.name == name)
+        topics().into_iter().find(|topic| topic.name == name)
     }
 
     /// Returns the closest name among the topics and `others`, for a name that is neither.
     pub fn nearest<'a>(name: &str, others: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-        let topics = HELP_TOPICS.iter().map(|topic| topic.name);
+        let topics = topics().into_iter().map(|topic| topic.name);
         nearest(name, topics.chain(others))
     }
 
     /// Returns the page in lines of at most `width` columns: for each key its values and its default, and below its meaning.
     pub fn page(&self, width: usize) -> String {
-        let sections = (self.sections)();
-        let lines = || sections.iter().flat_map(|section| &section.lines);
+        let lines = || self.sections.iter().flat_map(|section| &section.lines);
         let keys = lines().map(|line| line[0].chars().count());
         let indent = keys.max().unwrap_or(0).max(KEY_WIDTH_MIN) + 4;
         let mut page = format!("{}\n\n", self.title);
-        for line in self.syntax {
-            push_wrapped(&mut page, "  ", line, 9, width);
+        let file = format!("{}, one line KEY = VALUE for each key", self.file);
+        for (place, syntax) in [("  Flag:  ", &self.flag), ("  File:  ", &file)] {
+            push_wrapped(&mut page, place, syntax, 9, width);
         }
-        for section in &sections {
+        for section in &self.sections {
             page.push_str(&format!("\n{}:\n", section.heading));
             for [key, value, default, meaning] in &section.lines {
                 let default = match default.as_str() {
@@ -265,12 +223,16 @@ fn push_wrapped(page: &mut String, first: &str, text: &str, indent: usize, width
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{ISCSI_KEYS, TARGET_KEYS, VHOST_BLK_KEYS, VHOST_SCSI_KEYS};
 
     fn page_of(topic: &str) -> String {
         HelpTopic::find(topic).expect("a topic").page(100)
     }
 
-    fn has_lines<D, T>(topic: &str, keys: &[Key<D, T>]) {
+    fn has_lines<D: 'static, T: 'static>(
+        topic: &str,
+        keys: impl IntoIterator<Item = &'static Key<D, T>>,
+    ) {
         let page = page_of(topic);
         let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
         for key in keys {
@@ -285,7 +247,7 @@ mod tests {
 
     #[test]
     fn no_line_is_wider_than_the_terminal() {
-        for topic in HELP_TOPICS {
+        for topic in topics() {
             for width in [80, 100, 132] {
                 for line in topic.page(width).lines() {
                     assert!(line.chars().count() <= width, "{}: {line}", topic.name);
@@ -296,7 +258,7 @@ mod tests {
 
     #[test]
     fn each_page_has_a_line_for_every_declared_key() {
-        has_lines("disk", DISK_KEYS);
+        has_lines("disk", disk_keys());
         for topic in ["vhost-blk", "export"] {
             has_lines(topic, VHOST_BLK_KEYS);
         }

@@ -4,22 +4,18 @@
 use std::sync::Arc;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::export_draft::ExportDraft;
 use super::export_kinds::ISCSI;
-use super::flag_source::{Flags, options, parts, word_flag};
+use super::flag_source::{Flags, Part, options, parts, word_flag};
 use super::location::{Located, Location, Source};
-use super::value::{Field, Fields, Raw, wrong};
-
-/// Syntax of an iSCSI target in a flag.
-pub const ISCSI_FORM: &str =
-    "IQN=DISK,DISK,... (LUNs from 0 in this order): iqn.2026-11.org.example:t0=d0,d1";
+use super::model::ExportConfig;
+use super::value::{Draft, Field, Fields, Raw, wrong};
 
 /// Reads the targets from flags.
 pub fn read_flags(
     flags: &Flags,
     source: &mut impl FnMut(&str, &String) -> Arc<Source>,
     diagnostics: &mut Diagnostics,
-) -> Vec<ExportDraft> {
+) -> Vec<Draft<ExportConfig>> {
     let mut common = Vec::new();
     for (key, flag, texts) in [
         ("portals", "--portal", &flags.portal),
@@ -39,15 +35,15 @@ pub fn read_flags(
         common.extend(value.map(|value| Field::new(key, value)));
     }
     if let (true, Some(first)) = (flags.iscsi.is_empty(), common.first()) {
-        let message = "this flag needs --iscsi".to_owned();
+        let message = "this flag needs --iscsi";
         let mistake = Mistake::new(MistakeKind::Relation, &first.value.location, message);
-        diagnostics.push(mistake.allowed(ISCSI_FORM));
+        diagnostics.push(mistake.allowed(ISCSI.form));
     }
     let targets = flags.iscsi.iter().filter_map(|text| {
         let source = source("--iscsi", text);
         let mut fields = target_flag(&source, diagnostics)?;
         fields.entries.extend(common.iter().cloned());
-        Some((ISCSI.read)(&fields, diagnostics))
+        Some(ISCSI.read(&fields, diagnostics))
     });
     targets.collect()
 }
@@ -57,20 +53,17 @@ fn target_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<Fi
     let parts = parts(source);
     let (first, rest) = parts.split_first()?;
     let Some((name, disk)) = first.split('=') else {
-        diagnostics.push(wrong("iscsi", &word_flag(source)).allowed(ISCSI_FORM));
+        diagnostics.push(wrong("iscsi", &word_flag(source)).allowed(ISCSI.form));
         return None;
     };
     let (option_parts, disks): (Vec<_>, Vec<_>) =
-        rest.iter().partition(|part| part.text.contains('='));
-    let mut words = vec![disk.word()];
-    words.extend(disks.iter().map(|part| part.word()));
-    let mut entries = vec![
-        name.field("name"),
-        Field {
-            key: Located::new("disks".to_owned(), disk.location()),
-            value: Located::new(Raw::List(words), Location::whole(source)),
-        },
-    ];
+        rest.iter().partition(|part| part.value.contains('='));
+    let disks = std::iter::once(&disk)
+        .chain(disks)
+        .map(Part::word)
+        .collect();
+    let disks = Located::new(Raw::List(disks), Location::whole(source));
+    let mut entries = vec![name.field("name"), Field::new("disks", disks)];
     entries.extend(options(option_parts));
     Some(Fields {
         location: Location::whole(source),

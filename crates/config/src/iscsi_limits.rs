@@ -18,12 +18,12 @@ const LOGIN_SECONDS: RangeInclusive<u64> = 1..=3600;
 const MEMORY: RangeInclusive<u64> = MIB..=1 << 30;
 
 /// A key of the limits.
-pub type LimitKey = Key<IscsiLimits, IscsiLimits>;
+pub type LimitKey = Key<IscsiLimits>;
 
 /// Declares a key for a limit.
 macro_rules! limit {
     ($name:literal: $kind:expr; $default:expr; $help:expr; $field:ident) => {
-        key! { $name: $kind; $default; RunTime::Restart; $help; both $field }
+        key! { $name: $kind; $default; RunTime::RESTART; $help; both $field }
     };
 }
 

@@ -73,15 +73,14 @@ fn fields(pointer: &str, value: &Value) -> Fields {
 /// Returns the fields of an object with a name from the resource's address.
 fn named(name: &str, fields: Fields, diagnostics: &mut Diagnostics) -> Fields {
     let mut fields = without_status(fields);
-    let name_field = fields.entries.iter().find(|f| f.key.value == "name");
-    match name_field.map(|field| (&field.value.value, &field.value)) {
+    match fields.get("name") {
         None => {
             let value = Raw::Text(name.to_owned());
             let value = Located::new(value, location("/name", &Value::from(name)));
             fields.entries.push(Field::new("name", value));
         }
-        Some((Raw::Text(name_field), _)) if name_field == name => {}
-        Some((_, value)) => {
+        Some(value) if value.value.text() == Some(name) => {}
+        Some(value) => {
             let mistake = wrong("name", value);
             diagnostics.push(mistake.allowed(format!("`{name}`, as in the address, or no `name`")));
         }
@@ -89,17 +88,10 @@ fn named(name: &str, fields: Fields, diagnostics: &mut Diagnostics) -> Fields {
     fields
 }
 
-fn object(value: &Value, diagnostics: &mut Diagnostics) -> Option<Fields> {
-    if value.is_object() {
-        return Some(fields("", value));
-    }
-    let message = "the value is not a JSON object";
-    diagnostics.push(Mistake::new(
-        MistakeKind::Syntax,
-        &location("", value),
-        message,
-    ));
-    None
+/// Returns the mistake that a body is not a JSON value of this type.
+fn not_a(kind: &str, value: &Value) -> Mistake {
+    let message = format!("the body is not a JSON {kind}");
+    Mistake::new(MistakeKind::Syntax, &location("", value), message)
 }
 
 fn checked<T>(read: Option<T>, mut diagnostics: Diagnostics) -> Result<T, Diagnostics> {
@@ -116,8 +108,11 @@ fn read_fields<T>(
     read: impl FnOnce(Fields, &mut Diagnostics) -> Option<T>,
 ) -> Result<T, Diagnostics> {
     let mut diagnostics = Diagnostics::default();
-    let fields = object(value, &mut diagnostics);
-    let read = fields.and_then(|fields| read(fields, &mut diagnostics));
+    if !value.is_object() {
+        diagnostics.push(not_a("object", value));
+        return Err(diagnostics);
+    }
+    let read = read(fields("", value), &mut diagnostics);
     checked(read, diagnostics)
 }
 
@@ -161,7 +156,7 @@ fn export(mut fields: Fields, diagnostics: &mut Diagnostics) -> Option<ExportCon
     reader.require("kind", &one_of(&kinds.map(|(word, _)| word)));
     let kind = reader.choice("kind", &kinds)?.value;
     fields.entries.retain(|field| field.key.value != "kind");
-    (kind.read)(&fields, diagnostics).complete()
+    Some(kind.read(&fields, diagnostics).config)
 }
 
 /// Reads the logical unit at an address from JSON, `{"disk": NAME}`.
@@ -199,12 +194,7 @@ pub fn access_state_json(value: &Value) -> Result<AccessState, Diagnostics> {
 pub fn luns_json(value: &Value) -> Result<Vec<LunConfig>, Diagnostics> {
     let mut diagnostics = Diagnostics::default();
     let Some(items) = value.as_array() else {
-        let message = "the body is not a JSON array";
-        diagnostics.push(Mistake::new(
-            MistakeKind::Syntax,
-            &location("", value),
-            message,
-        ));
+        diagnostics.push(not_a("array", value));
         return Err(diagnostics);
     };
     let luns: Option<Vec<LunConfig>> = items
@@ -217,7 +207,11 @@ pub fn luns_json(value: &Value) -> Result<Vec<LunConfig>, Diagnostics> {
                 diagnostics.push(mistake.allowed("an object with target, lun and disk"));
                 return None;
             }
-            read_lun(LUN_KEYS, &fields(&pointer, item), &mut diagnostics).complete()
+            Some(read_lun(
+                LUN_KEYS,
+                &fields(&pointer, item),
+                &mut diagnostics,
+            ))
         })
         .collect();
     checked(luns, diagnostics)
@@ -305,7 +299,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::BlockDeviceConfig;
+    use crate::{BlockDeviceConfig, Transport};
 
     fn locations_and_messages(mistakes: &Diagnostics) -> Vec<(String, String)> {
         let locations_and_messages =
@@ -389,25 +383,21 @@ mod tests {
     #[test]
     fn an_export_has_one_of_the_kinds() {
         let blk = json!({"kind": "vhost-blk", "disk": "d0", "socket": "/run/d0.sock"});
-        assert!(matches!(
-            export_json("e", &blk),
-            Ok(ExportConfig::VhostBlk(_))
-        ));
+        let read = |name, value| export_json(name, value).unwrap();
+        assert_eq!(read("e", &blk).transport, Transport::VhostBlk);
         let scsi = json!({"kind": "vhost-scsi", "socket": "/run/c0.sock",
             "lun": [{"target": 4, "lun": 0, "disk": "d0"}]});
-        let Ok(ExportConfig::VhostScsi(scsi)) = export_json("c0", &scsi) else {
-            panic!("no controller");
-        };
-        assert_eq!(scsi.luns[0].target, 4);
+        let scsi = read("c0", &scsi);
+        assert_eq!(
+            (scsi.transport, scsi.luns[0].target),
+            (Transport::VhostScsi, 4)
+        );
         let iscsi =
             json!({"kind": "iscsi", "portals": ["127.0.0.1"], "lun": [{"lun": 4, "disk": "d0"}]});
-        let Ok(ExportConfig::Iscsi(iscsi)) = export_json("iqn.2026-11.org.example:t0", &iscsi)
-        else {
-            panic!("no target");
-        };
+        let iscsi = read("iqn.2026-11.org.example:t0", &iscsi);
         assert_eq!((iscsi.luns[0].lun, iscsi.luns[0].target), (4, 0));
         let nbd = json!({"kind": "nbd", "disk": "d0", "listen": "127.0.0.1:10809"});
-        assert!(matches!(export_json("e", &nbd), Ok(ExportConfig::Nbd(_))));
+        assert_eq!(read("e", &nbd).transport, Transport::Nbd);
         let none = export_json("e", &json!({"kind": "tape"})).unwrap_err();
         assert_eq!(locations_and_messages(&none)[0].0, "/kind");
         assert!(export_json("e", &json!({})).is_err());

@@ -1,7 +1,6 @@
 //! Declarations of configuration keys. Each key is declared once: the reader, the text of a file, bodies and schema of the API, commands
 //! and documentation are derived from it.
 
-use std::fmt;
 use std::ops::RangeInclusive;
 
 use iscsi::address::{SECRET_REFUSED, has_secret};
@@ -10,11 +9,11 @@ use serde_json::{Value, json};
 use super::diagnostics::one_of;
 use super::location::Located;
 use super::model::POLL_MICROS_MAX;
-use super::size::{SIZE_ALLOWED, render_size};
-use super::value::Reader;
+use super::size::{SIZE_ALLOWED, parse_size, render_size};
+use super::value::{Raw, Reader};
 
 /// A key of an object `T`, read into a draft `D`.
-pub struct Key<D: 'static, T: 'static> {
+pub struct Key<D: 'static, T: 'static = D> {
     /// Name in files, flags and bodies.
     pub name: &'static str,
     /// Kind of its values.
@@ -101,49 +100,31 @@ pub enum Item {
     },
 }
 
-/// Way to change a value while the daemon runs.
+/// Way to change a value while the daemon runs, as the documentation names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunTime {
-    /// The value cannot change.
-    Never,
-    /// Changed by a restart of the daemon.
-    Restart,
-    /// Changed by a restart of the daemon. The content of the named file is read again when it changes.
-    RestartReread,
-    /// Changed by a reload only.
-    OnlyReload,
-    /// Changed by a reload only, like the content of the named file.
-    OnlyReloadReread,
-    /// Changed by the API or a reload. The change ends the session of the export's client.
-    ReloadEndsSession,
-    /// Changed by the API or a reload, like the content of the named file.
-    ReloadReread,
-    /// Changed by removing the object and adding it again.
-    AddAnew,
-    /// Changed by a reload, with effect from the next start.
-    NextStart,
-    /// Changed by the API or a reload.
-    Reload,
-    /// Changed by this command or a reload.
-    Command(&'static str),
-}
+pub struct RunTime(pub &'static str);
 
-impl fmt::Display for RunTime {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RunTime::Never => to.write_str("-"),
-            RunTime::Restart => to.write_str("restart"),
-            RunTime::RestartReread => to.write_str("restart (the content: immediately)"),
-            RunTime::OnlyReload => to.write_str("reload"),
-            RunTime::OnlyReloadReread => to.write_str("reload (also its content)"),
-            RunTime::ReloadEndsSession => to.write_str("API, reload; ends the session"),
-            RunTime::ReloadReread => to.write_str("API, reload (also its content)"),
-            RunTime::AddAnew => to.write_str("add again"),
-            RunTime::Reload => to.write_str("API, reload"),
-            RunTime::NextStart => to.write_str("reload (for the next start)"),
-            RunTime::Command(command) => write!(to, "`{command}`, reload"),
-        }
-    }
+impl RunTime {
+    /// The value cannot change.
+    pub const NEVER: RunTime = RunTime("-");
+    /// Changed by a restart of the daemon.
+    pub const RESTART: RunTime = RunTime("restart");
+    /// Changed by a restart of the daemon. The content of the named file is read again when it changes.
+    pub const RESTART_REREAD: RunTime = RunTime("restart (the content: immediately)");
+    /// Changed by a reload only.
+    pub const ONLY_RELOAD: RunTime = RunTime("reload");
+    /// Changed by a reload only, like the content of the named file.
+    pub const ONLY_RELOAD_REREAD: RunTime = RunTime("reload (also its content)");
+    /// Changed by the API or a reload. The change ends the session of the export's client.
+    pub const ENDS_SESSION: RunTime = RunTime("API, reload; ends the session");
+    /// Changed by the API or a reload, like the content of the named file.
+    pub const RELOAD_REREAD: RunTime = RunTime("API, reload (also its content)");
+    /// Changed by removing the object and adding it again.
+    pub const ADD_AGAIN: RunTime = RunTime("add again");
+    /// Changed by the API or a reload.
+    pub const RELOAD: RunTime = RunTime("API, reload");
+    /// Changed by a reload, with effect from the next start.
+    pub const NEXT_START: RunTime = RunTime("reload (for the next start)");
 }
 
 impl Kind {
@@ -329,6 +310,15 @@ pub fn key_values<D: 'static, T: 'static>(
     keys.into_iter().filter_map(key_value).collect()
 }
 
+/// Returns the keys with different values in two objects.
+pub fn differing<'k, D: 'static, T: 'static>(
+    keys: impl Iterator<Item = &'k Key<D, T>>,
+    one: &T,
+    other: &T,
+) -> impl Iterator<Item = &'k Key<D, T>> {
+    keys.filter(move |key| (key.get)(one) != (key.get)(other))
+}
+
 /// Returns values as a JSON object.
 pub fn json_of(values: Vec<KeyValue>) -> Value {
     let fields = values
@@ -338,11 +328,12 @@ pub fn json_of(values: Vec<KeyValue>) -> Value {
 }
 
 /// Returns the schema of an object with these keys.
-pub fn schema_of<D, T>(keys: &'static [Key<D, T>]) -> Value {
-    let properties: serde_json::Map<String, Value> = keys
-        .iter()
-        .map(|key| (key.name.to_owned(), key.schema()))
-        .collect();
+pub fn schema_of<D: 'static, T: 'static>(
+    keys: impl IntoIterator<Item = &'static Key<D, T>>,
+) -> Value {
+    let keys: Vec<_> = keys.into_iter().collect();
+    let properties = keys.iter().map(|key| (key.name.to_owned(), key.schema()));
+    let properties: serde_json::Map<String, Value> = properties.collect();
     let required = keys.iter().filter(|key| key.is_required());
     let required: Vec<&str> = required.map(|key| key.name).collect();
     let mut schema = json!({"type": "object", "properties": properties});
@@ -395,30 +386,36 @@ impl<D, T> Key<D, T> {
         }
     }
 
-    /// Reads a number, if the key is one.
+    /// Reads a number or a size, if the key is one.
     pub fn number(&self, reader: &mut Reader<'_, '_>) -> Option<Located<u64>> {
         match &self.kind {
             Kind::Number(_, range) => reader.number(self.name, range.clone()),
+            Kind::Numbers(numbers) => {
+                let value = reader.raw(self.name)?;
+                let number = match &value.value {
+                    Raw::Integer(number) => u64::try_from(*number).ok(),
+                    Raw::Word(word) => parse_size(word).ok(),
+                    _ => None,
+                };
+                let number = number.filter(|number| numbers.contains(number));
+                if number.is_none() {
+                    reader.refuse(self.name, value, &self.kind.allowed());
+                }
+                Some(Located::new(number?, value.location.clone()))
+            }
+            Kind::Size(_, range) => {
+                let size = reader.size(self.name)?;
+                if range.contains(&size.value) {
+                    return Some(size);
+                }
+                let message = format!("`{}`: found {} bytes", self.name, size.value);
+                let [least, most] = [range.start(), range.end()].map(|size| render_size(*size));
+                let allowed = format!("{least} to {most}");
+                reader.diagnostics.refuse(&size.location, message, allowed);
+                None
+            }
             _ => None,
         }
-    }
-
-    /// Reads a size within its range, if the key is one.
-    pub fn size(&self, reader: &mut Reader<'_, '_>) -> Option<Located<u64>> {
-        let Kind::Size(_, range) = &self.kind else {
-            return None;
-        };
-        let size = reader.size(self.name)?;
-        if range.contains(&size.value) {
-            return Some(size);
-        }
-        let message = format!("`{}`: found {} bytes", self.name, size.value);
-        let [least, most] = [range.start(), range.end()].map(|size| render_size(*size));
-        let allowed = format!("{least} to {most}");
-        reader
-            .diagnostics()
-            .refuse(&size.location, message, allowed);
-        None
     }
 
     /// Reports that a text is invalid for the key. Without a reason the message shows the text.
@@ -431,21 +428,13 @@ impl<D, T> Key<D, T> {
             reason => format!("`{}`: {reason}", self.name),
         };
         let allowed = self.kind.allowed();
-        reader
-            .diagnostics()
-            .refuse(&text.location, message, allowed);
+        reader.diagnostics.refuse(&text.location, message, allowed);
     }
 
     /// Returns its row in the documentation.
     pub fn row(&self) -> String {
-        let Key {
-            name,
-            default,
-            run_time,
-            help,
-            ..
-        } = self;
-        let value = self.kind.documented();
+        let (name, value, default) = (self.name, self.kind.documented(), self.default);
+        let (RunTime(run_time), help) = (self.run_time, self.help);
         format!("| `{name}` | {value} | {default} | {run_time} | {help} |")
     }
 

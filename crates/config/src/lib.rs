@@ -21,15 +21,15 @@ mod access_list;
 mod accounts;
 mod check;
 mod daemon_keys;
+mod device_keys;
 mod devices;
 mod diagnostics;
 mod differences;
 mod disk;
-mod disk_draft;
 #[cfg(test)]
 mod example_tests;
 mod export;
-mod export_draft;
+mod export_keys;
 mod export_kinds;
 mod file_lookup;
 mod flag_source;
@@ -74,22 +74,20 @@ pub use access_list::ACL_KEYS;
 pub use accounts::{account, group_id, user_id, user_name};
 pub use block::{CacheMode, ExportPlacement, PollLimit, PollMode};
 pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
+pub use device_keys::DiskKey;
 pub use devices::{
     BlockDeviceConfig, DEVICE_KINDS, DelayStorage, ExportCache, NbdDiskConfig, Persist, RbdConfig,
     RemoteConfig,
 };
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use differences::{Difference, disk_differences};
-pub use disk::{DISK_KEYS, DISK_SET};
-pub use disk_draft::DiskKey;
-pub use export::ExportObject;
-pub use export_draft::ExportKind;
+pub use disk::{DISK_SET, disk_keys};
+pub use export_keys::{ExportKey, ExportKind};
 pub use export_kinds::EXPORT_KINDS;
 pub use file_lookup::look_at_files;
-pub use flag_source::{DISK_FORM, Flags, LUN_FORM, NBD_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
-pub use help_page::{HELP_TOPICS, HelpTopic};
+pub use flag_source::Flags;
+pub use help_page::HelpTopic;
 pub use iscsi::ISCSI_KEYS;
-pub use iscsi_flags::ISCSI_FORM;
 pub use iscsi_limits::ISCSI_LIMIT_KEYS;
 pub use json_source::{
     DiskSettings, JsonExport, access_state_json, disk_json, disk_settings_json, export_json,
@@ -102,14 +100,14 @@ pub use model::{
     AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, ExportConfig, IscsiConfig, IscsiLimits,
     LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX, NbdConfig, POLL_MICROS_MAX, Placement,
     SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, SocketRights, TARGETS_MAX,
-    TlsConfig, VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
+    TlsConfig, Transport, WORKERS_MAX, WorkersConfig,
 };
 pub use nbd::NBD_KEYS;
 pub use render::render;
 pub use scsi::{AccessState, AccessStates};
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
 pub use surroundings::Surroundings;
-pub use target_keys::{TARGET_KEYS, TargetKey};
+pub use target_keys::TARGET_KEYS;
 pub use vhost_blk::VHOST_BLK_KEYS;
 pub use vhost_scsi::VHOST_SCSI_KEYS;
 
@@ -177,8 +175,8 @@ pub fn parse(
     flags_over_file::add(&mut draft, flags, &mut diagnostics);
     let config = check::complete(draft, surroundings, &mut diagnostics);
     diagnostics.sort_and_prune();
-    match config {
-        Some(config) if diagnostics.is_empty() => Ok(config),
-        _ => Err(diagnostics),
+    match diagnostics.is_empty() {
+        true => Ok(config),
+        false => Err(diagnostics),
     }
 }

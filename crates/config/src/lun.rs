@@ -4,36 +4,17 @@ use serde_json::{Value, json};
 
 use super::diagnostics::Diagnostics;
 use super::key::{Key, Kind, REQUIRED, RunTime, read_all};
-use super::location::Located;
-use super::model::{LUNS_MAX, LunConfig, TARGETS_MAX};
+use super::location::Location;
+use super::model::{ExportConfig, LUNS_MAX, LunConfig, TARGETS_MAX};
 use super::readers;
 use super::setting::key;
-use super::value::{Fields, Reader};
+use super::value::{Draft, Fields, Raw, Reader};
 
 /// For keys that `lunette lun` changes.
-pub const LUN_COMMAND: RunTime = RunTime::Command("lunette lun");
-
-/// Values given for a logical unit.
-#[derive(Default)]
-pub struct LunDraft {
-    pub target: Option<Located<u8>>,
-    pub lun: Option<Located<u16>>,
-    pub disk: Option<Located<String>>,
-}
-
-impl LunDraft {
-    /// Returns the logical unit, if no key is missing.
-    pub fn complete(&self) -> Option<LunConfig> {
-        Some(LunConfig {
-            target: self.target.as_ref()?.value,
-            lun: self.lun.as_ref()?.value,
-            disk: self.disk.as_ref()?.value.clone(),
-        })
-    }
-}
+pub const LUN_COMMAND: RunTime = RunTime("`lunette lun`, reload");
 
 /// A key of a logical unit.
-pub type LunKey = Key<LunDraft, LunConfig>;
+pub type LunKey = Key<LunConfig>;
 
 const TARGET: LunKey = key! { "target": Kind::Number("", 0..=TARGETS_MAX as u64 - 1); REQUIRED; LUN_COMMAND; "target"; both target };
 
@@ -49,7 +30,7 @@ pub static TARGET_LUN_KEYS: &[LunKey] = &[
     Key {
         kind: Kind::Number("", 0..=0),
         default: "`0`",
-        run_time: RunTime::Never,
+        run_time: RunTime::NEVER,
         help: "always 0",
         ..TARGET
     },
@@ -62,12 +43,64 @@ pub fn read_lun(
     keys: &'static [LunKey],
     fields: &Fields,
     diagnostics: &mut Diagnostics,
-) -> LunDraft {
+) -> LunConfig {
     let mut reader = Reader::new(fields, "lun", diagnostics);
-    let mut draft = LunDraft::default();
-    read_all(keys, &mut reader, &mut draft);
+    let mut lun = LunConfig::default();
+    read_all(keys, &mut reader, &mut lun);
     reader.finish(|_| None);
-    draft
+    lun
+}
+
+/// Reads a list of logical units.
+pub fn read_luns(
+    key: &'static str,
+    keys: &'static [LunKey],
+    example: &str,
+    reader: &mut Reader<'_, '_>,
+) -> Vec<LunConfig> {
+    let luns = reader.objects(key, example).into_iter();
+    luns.map(|fields| read_lun(keys, fields, reader.diagnostics))
+        .collect()
+}
+
+/// A logical unit with the locations of its keys.
+pub struct LocatedLun<'a> {
+    pub config: &'a LunConfig,
+    /// Location of its number; `None` if its address is missing or wrong.
+    pub number: Option<&'a Location>,
+    /// Location of the name of its disk.
+    pub disk: Option<&'a Location>,
+}
+
+/// Returns the logical units of an export with the locations of their keys.
+pub fn located_luns<'a>(
+    export: &'a Draft<ExportConfig>,
+    diagnostics: &Diagnostics,
+) -> Vec<LocatedLun<'a>> {
+    let disks = export.fields.items("disks").iter();
+    let disks = disks.filter(|item| matches!(item.value, Raw::Text(_) | Raw::Word(_)));
+    let disks = disks.map(|item| [Some(&item.location); 2]);
+    let tables = export.fields.items("lun").iter();
+    let tables = tables.filter_map(|item| match &item.value {
+        Raw::Table(fields) => Some(fields),
+        _ => None,
+    });
+    let tables = tables.map(|fields| {
+        let address = [
+            fields.at("target"),
+            fields.at("lun"),
+            Some(&fields.location),
+        ];
+        let is_wrong = address.into_iter().flatten().any(|at| diagnostics.has(at));
+        [fields.at("lun").filter(|_| !is_wrong), fields.at("disk")]
+    });
+    let luns = export.config.luns.iter().zip(disks.chain(tables));
+    luns.map(|(config, [number, disk])| LocatedLun {
+        config,
+        number,
+        disk,
+    })
+    .collect()
 }
 
 /// Returns logical units as the value of a key.

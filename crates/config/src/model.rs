@@ -133,7 +133,7 @@ impl AccessConfig {
 }
 
 /// Number, placement and polling of the workers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkersConfig {
     /// Number of workers, and their CPUs if they are pinned.
     pub placement: Placement,
@@ -145,18 +145,6 @@ pub struct WorkersConfig {
     pub network_poll: Option<PollLimit>,
     /// Polling limit of a worker that waits for a disk.
     pub disk_poll: Option<PollLimit>,
-}
-
-impl Default for WorkersConfig {
-    fn default() -> Self {
-        WorkersConfig {
-            placement: Placement::Count(1),
-            poll: PollMode::Auto,
-            ring_poll: None,
-            network_poll: None,
-            disk_poll: None,
-        }
-    }
 }
 
 impl WorkersConfig {
@@ -178,6 +166,12 @@ pub enum Placement {
     Count(usize),
     /// One worker pinned to each of these CPUs.
     Cpus(Vec<usize>),
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Placement::Count(1)
+    }
 }
 
 impl Placement {
@@ -241,55 +235,47 @@ pub struct ShownConfig {
     pub copy_across_targets: bool,
 }
 
-/// An export of any kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ExportConfig {
-    /// One disk as virtio-blk.
-    VhostBlk(VhostBlkConfig),
-    /// A virtio-scsi controller.
-    VhostScsi(VhostScsiConfig),
+/// Transport of an export. A configuration has its exports in this order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Transport {
+    /// One disk as virtio-blk on one vhost-user socket.
+    #[default]
+    VhostBlk,
+    /// A virtio-scsi controller on one vhost-user socket.
+    VhostScsi,
     /// An iSCSI target.
-    Iscsi(IscsiConfig),
+    Iscsi,
     /// One disk over NBD.
-    Nbd(NbdConfig),
+    Nbd,
 }
 
-/// One disk as virtio-blk on one vhost-user socket.
+/// An export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VhostBlkConfig {
-    /// Name of the export; that of the disk by default.
+pub struct ExportConfig {
+    /// Transport of its clients.
+    pub transport: Transport,
+    /// Name; that of the disk by default.
     pub name: String,
-    /// Name of the disk.
-    pub disk: String,
-    /// Path of the vhost-user socket.
-    pub socket: PathBuf,
-    /// Mode, owner and group of the socket.
-    pub rights: SocketRights,
-    /// Maximum number of request queues of a client.
-    pub queues: u16,
-    /// Workers that serve it.
-    pub placement: ExportPlacement,
-}
-
-/// A virtio-scsi controller on one vhost-user socket.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VhostScsiConfig {
-    /// Name of the controller.
-    pub name: String,
-    /// Path of the vhost-user socket.
-    pub socket: PathBuf,
-    /// Mode, owner and group of the socket.
-    pub rights: SocketRights,
-    /// Maximum number of request queues of a client, besides control and event queue.
-    pub queues: u16,
-    /// Workers that serve it.
-    pub placement: ExportPlacement,
-    /// Logical units.
+    /// Name of the disk; `None`: the export has a list of logical units.
+    pub disk: Option<String>,
+    /// Logical units. The target number of those of iSCSI targets is always 0.
     pub luns: Vec<LunConfig>,
+    /// Path of its Unix socket, which several NBD exports may share.
+    pub socket: Option<PathBuf>,
+    /// Mode, owner and group of the socket.
+    pub rights: SocketRights,
+    /// Maximum number of request queues of a client, besides control and event queue; 0: the transport has none.
+    pub queues: u16,
+    /// Workers that serve it.
+    pub placement: ExportPlacement,
+    /// Options of an iSCSI target.
+    pub iscsi: IscsiConfig,
+    /// Options of an NBD export.
+    pub nbd: NbdConfig,
 }
 
 /// One logical unit of a controller.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LunConfig {
     /// Target, 0 to 255.
     pub target: u8,
@@ -299,15 +285,11 @@ pub struct LunConfig {
     pub disk: String,
 }
 
-/// An iSCSI target.
+/// Options of an iSCSI target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IscsiConfig {
-    /// iSCSI name.
-    pub name: String,
     /// Name for users.
     pub alias: Option<String>,
-    /// Logical units of the target. Their target number is always 0.
-    pub luns: Vec<LunConfig>,
     /// Portals.
     pub portals: Vec<Portal>,
     /// Addresses reported to initiators instead of the portals of the same group.
@@ -324,8 +306,6 @@ pub struct IscsiConfig {
     pub access_states: AccessStates,
     /// Initiators that may change these states.
     pub state_setters: StateSetters,
-    /// Workers that serve it.
-    pub placement: ExportPlacement,
 }
 
 /// Mode, owner and group of a socket. The kernel chooses those that are absent.
@@ -386,19 +366,11 @@ impl Default for IscsiLimits {
     }
 }
 
-/// One disk over NBD.
+/// Options of an NBD export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NbdConfig {
-    /// Name of the export; that of the disk by default.
-    pub name: String,
-    /// Name of the disk.
-    pub disk: String,
-    /// Path of a Unix socket, which several NBD exports may share.
-    pub socket: Option<PathBuf>,
     /// TCP address, which several NBD exports may share.
     pub listen: Option<SocketAddr>,
-    /// Mode, owner and group of the socket.
-    pub rights: SocketRights,
     /// Name for clients; `None`: the name of the export.
     pub export_name: Option<String>,
     /// Description for clients.
@@ -407,43 +379,4 @@ pub struct NbdConfig {
     pub read_only: bool,
     /// Clients must use TLS.
     pub tls: bool,
-    /// Workers that serve it.
-    pub placement: ExportPlacement,
-}
-
-impl NbdConfig {
-    /// Returns the name for clients.
-    pub fn export_name(&self) -> &str {
-        self.export_name.as_deref().unwrap_or(&self.name)
-    }
-
-    /// Returns the reason why both exports cannot share a listener, if they have one in common.
-    pub fn conflict(&self, other: &NbdConfig) -> Option<String> {
-        let same_socket = self.socket.is_some() && self.socket == other.socket;
-        let same_address = self.listen.is_some() && self.listen == other.listen;
-        let place = match (&self.socket, self.listen) {
-            (Some(socket), _) if same_socket => socket.display().to_string(),
-            (_, Some(address)) if same_address => address.to_string(),
-            _ => return None,
-        };
-        let name = self.export_name();
-        if name == other.export_name() {
-            return Some(format!(
-                "listener {place} already has an export {name:?}, of {}",
-                other.name
-            ));
-        }
-        if self.tls != other.tls {
-            return Some(format!(
-                "export {} at {place} has another value of tls",
-                other.name
-            ));
-        }
-        (same_socket && self.rights != other.rights).then(|| {
-            format!(
-                "export {} gives the socket {place} another mode, owner or group",
-                other.name
-            )
-        })
-    }
 }

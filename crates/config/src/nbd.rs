@@ -1,18 +1,13 @@
 //! An NBD export: its keys, and the values given for them.
 
-use std::path::PathBuf;
-
-use block::ExportPlacement;
-
-use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::export::ExportObject;
-use super::export_draft::{ENDS_SESSION, ExportDraft, ExportKind, dedicated, name, workers};
-use super::key::{Key, KeyValue, Kind, NONE, REQUIRED, key_values, read_all, schema_of};
-use super::model::{ExportConfig, NbdConfig, SocketRights};
-use super::readers::{ADDRESS, ADDRESS_ALLOWED, DISK, SOCKET, SOCKET_ALLOWED};
-use super::setting::{Setting, key};
-use super::socket_rights::{socket_group, socket_mode, socket_owner};
-use super::value::{Fields, Reader};
+use super::diagnostics::{Mistake, MistakeKind};
+use super::export_keys::{DEDICATED, ExportKey, ExportKind, ONE_DISK, WORKERS, name};
+use super::key::{Kind, NONE, RunTime};
+use super::model::{ExportConfig, Transport};
+use super::readers::{ADDRESS, ADDRESS_ALLOWED, SOCKET, SOCKET_ALLOWED};
+use super::setting::key;
+use super::socket_rights::{SOCKET_GROUP, SOCKET_MODE, SOCKET_OWNER};
+use super::value::Reader;
 
 /// Name or description for clients. It is limited, so that lists of exports stay short.
 const CLIENT_TEXT: Kind = Kind::ShortText(
@@ -24,128 +19,67 @@ const CLIENT_TEXT: Kind = Kind::ShortText(
 
 /// One disk over NBD.
 pub static NBD: ExportKind = ExportKind {
+    transport: Transport::Nbd,
     word: "nbd",
     table: "nbd",
+    form: "DISK:SOCKET or DISK:ADDRESS:PORT, then ,KEY=VALUE as needed: d0:/run/lunette/nbd.sock",
     example: "tables with the header [[nbd]]",
     schema: "Nbd",
     summary: "One disk over NBD, on a Unix socket, a TCP address or both.",
-    properties: || schema_of(NBD_KEYS),
-    read: read_nbd,
+    keys: &[("NBD exports", NBD_KEYS)],
+    queues: 0,
+    relate,
+    elsewhere: |_| None,
 };
 
-impl ExportObject for NbdConfig {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn kind(&self) -> &'static str {
-        NBD.word
-    }
-
-    fn fill(&mut self, name: String, disk: Option<String>, socket: Option<PathBuf>) -> Option<()> {
-        self.socket = socket;
-        if self.socket.is_none() && self.listen.is_none() {
-            return None;
-        }
-        (self.name, self.disk) = (name, disk?);
-        Some(())
-    }
-
-    fn values(&self) -> Vec<KeyValue> {
-        key_values(NBD_KEYS, self)
-    }
-
-    fn placement(&self) -> &ExportPlacement {
-        &self.placement
-    }
-
-    fn placement_mut(&mut self) -> &mut ExportPlacement {
-        &mut self.placement
-    }
-
-    fn socket(&self) -> Option<&PathBuf> {
-        self.socket.as_ref()
-    }
-
-    fn shares_socket(&self) -> bool {
-        true
-    }
-
-    fn socket_rights(&self) -> Option<&SocketRights> {
-        Some(&self.rights)
-    }
-
-    fn socket_rights_mut(&mut self) -> Option<&mut SocketRights> {
-        Some(&mut self.rights)
-    }
-
-    fn path_mut(&mut self) -> Option<&mut PathBuf> {
-        self.socket.as_mut()
-    }
-
-    fn disk(&self) -> Option<&str> {
-        Some(&self.disk)
-    }
-}
-
-/// A key of an NBD export.
-type NbdKey = Key<ExportDraft<NbdConfig>, NbdConfig>;
-
 /// All keys of an NBD export.
-pub static NBD_KEYS: &[NbdKey] = &[
+pub static NBD_KEYS: &[ExportKey] = &[
     name("the disk's name"),
-    key! { "disk": DISK; REQUIRED; ENDS_SESSION; "the disk"; both disk },
-    key! { "socket": SOCKET; NONE; ENDS_SESSION;
+    ONE_DISK,
+    key! { "socket": SOCKET; NONE; RunTime::ENDS_SESSION;
         "Unix socket. Several NBD exports may have the same. An export needs `socket` or `listen`";
-        set socket; get |export| export.socket.value()
+        both socket
     },
-    key! { "listen": ADDRESS; NONE; ENDS_SESSION;
-        "TCP address. Several NBD exports may have the same. The port of NBD is 10809"; both listen
+    key! { "listen": ADDRESS; NONE; RunTime::ENDS_SESSION;
+        "TCP address. Several NBD exports may have the same. The port of NBD is 10809"; both nbd.listen
     },
-    socket_mode(),
-    socket_owner(),
-    socket_group(),
-    key! { "export_name": CLIENT_TEXT; "the export's name"; ENDS_SESSION;
-        "name for clients, unique at the socket or address. A client that gives no name gets the only export there"; both export_name
+    SOCKET_MODE,
+    SOCKET_OWNER,
+    SOCKET_GROUP,
+    key! { "export_name": CLIENT_TEXT; "the export's name"; RunTime::ENDS_SESSION;
+        "name for clients, unique at the socket or address. A client that gives no name gets the only export there"; both nbd.export_name
     },
-    key! { "description": CLIENT_TEXT; NONE; ENDS_SESSION;
-        "description for clients that list the exports"; both description
+    key! { "description": CLIENT_TEXT; NONE; RunTime::ENDS_SESSION;
+        "description for clients that list the exports"; both nbd.description
     },
-    key! { "read_only": Kind::Boolean; "`false`"; ENDS_SESSION; "clients may not write through this export"; both read_only },
-    key! { "tls": Kind::Boolean; "`false`"; ENDS_SESSION;
-        "clients must use TLS ([NBD_OPT_STARTTLS](nbd.md#tls)); needs `tls_certificate`. Equal for all NBD exports of a socket or address"; both tls
+    key! { "read_only": Kind::Boolean; "`false`"; RunTime::ENDS_SESSION; "clients may not write through this export"; both nbd.read_only },
+    key! { "tls": Kind::Boolean; "`false`"; RunTime::ENDS_SESSION;
+        "clients must use TLS ([NBD_OPT_STARTTLS](nbd.md#tls)); needs `tls_certificate`. Equal for all NBD exports of a socket or address"; both nbd.tls
     },
-    workers(),
-    dedicated("start a worker for this export alone"),
+    WORKERS,
+    DEDICATED,
 ];
 
-/// Reads an NBD export.
-pub fn read_nbd(fields: &Fields, diagnostics: &mut Diagnostics) -> ExportDraft {
-    let mut reader = Reader::new(fields, "nbd", diagnostics);
-    let mut draft = ExportDraft::<NbdConfig>::default();
-    read_all(NBD_KEYS, &mut reader, &mut draft);
-    draft.name = draft.name.or(draft.disk.clone());
-    draft.placement.relate(&mut reader);
-    let has = |key: &str| fields.entries.iter().any(|field| field.key.value == key);
-    if !has("socket") && !has("listen") {
-        let message = "nbd: `socket` or `listen` is missing".to_owned();
-        let mistake = Mistake::new(MistakeKind::Relation, &fields.location, message);
-        reader.diagnostics().push(mistake.allowed(format!(
-            "`socket`: {SOCKET_ALLOWED}; `listen`: {ADDRESS_ALLOWED}"
-        )));
+/// Reports missing listeners, and rights without a socket.
+fn relate(reader: &mut Reader<'_, '_>, export: &ExportConfig) {
+    let [socket, listen] = ["socket", "listen"].map(|key| reader.location(key));
+    let location = &reader.fields.location;
+    if socket.is_none() && listen.is_none() {
+        let message = "nbd: `socket` or `listen` is missing";
+        let mistake = Mistake::new(MistakeKind::Relation, location, message);
+        let allowed = format!("`socket`: {SOCKET_ALLOWED}; `listen`: {ADDRESS_ALLOWED}");
+        reader.diagnostics.push(mistake.allowed(allowed));
     }
-    if !has("socket") && !draft.rights.is_default() {
-        let message = "nbd: socket_mode, socket_owner and socket_group need `socket`".to_owned();
-        let mistake = Mistake::new(MistakeKind::Relation, &fields.location, message);
-        reader.diagnostics().push(mistake);
+    if socket.is_none() && !export.rights.is_default() {
+        let message = "nbd: socket_mode, socket_owner and socket_group need `socket`";
+        let mistake = Mistake::new(MistakeKind::Relation, location, message);
+        reader.diagnostics.push(mistake);
     }
-    reader.finish(|_| None);
-    draft.of_any_kind(ExportConfig::Nbd)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Config, Flags, Surroundings, parse, render};
+    use super::super::{Config, Diagnostics, Flags, Surroundings, parse, render};
     use super::*;
 
     fn read(nbd: &[&str]) -> Result<Config, Diagnostics> {
@@ -164,13 +98,13 @@ mod tests {
             "d1:127.0.0.1:10809,name=n,export-name=root",
         ]);
         let config = config.unwrap();
-        let nbd: Vec<_> = config.nbd().collect();
+        let nbd: Vec<_> = config.exports_over(Transport::Nbd).collect();
         let [first, second] = nbd.as_slice() else {
             panic!("{nbd:?}");
         };
-        assert_eq!(first.socket, Some(PathBuf::from("/run/nbd.sock")));
-        assert!((first.listen, first.export_name()) == (None, "d0") && first.read_only);
-        assert_eq!(second.listen, Some("127.0.0.1:10809".parse().unwrap()));
+        assert_eq!(first.socket, Some("/run/nbd.sock".into()));
+        assert!((first.nbd.listen, first.export_name()) == (None, "d0") && first.nbd.read_only);
+        assert_eq!(second.nbd.listen, Some("127.0.0.1:10809".parse().unwrap()));
         assert_eq!((second.name.as_str(), second.export_name()), ("n", "root"));
         let text = render(&config);
         let again = parse(

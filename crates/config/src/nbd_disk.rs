@@ -2,31 +2,33 @@
 
 use nbd::address::ExportAddress;
 
+use super::device_keys::{DiskKey, device_key};
 use super::devices::ExportCache;
-use super::disk_draft::{DiskKey, device_key};
 use super::key::{Kind, REQUIRED};
 use super::setting::Choice;
 
-pub const URI: DiskKey = device_key! {
-    "uri": Kind::Text("`nbd://HOST[:PORT]/EXPORT`, `nbds://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`", ExportAddress::FORM); REQUIRED;
-    "the export of an [NBD server](nbd.md#disks-on-an-nbd-server). `nbds://` uses TLS";
-    [Nbd] (address)
-};
-
-pub const CACHE: DiskKey = device_key! {
-    "cache": ExportCache::KIND; "`writeback`";
-    "`writeback`: the server may have a cache until a flush. `writethrough`: each write is durable when it completes (FUA, or a flush after it)";
-    [Nbd] (cache)
-};
-pub const MULTI_CONN: DiskKey = device_key! {
-    "multi_conn": Kind::Boolean; "`true`";
-    "each worker has its own connection, if the server announces that its connections see each other's writes (`CAN_MULTI_CONN`). `false`: \
-        one connection for all workers"; [Nbd] (multi_conn)
-};
-pub const RESPONSE_TIMEOUT: DiskKey = device_key! {
-    "response_timeout": Kind::Number("seconds", 0..=86_400); "`60`";
-    "time without a reply to requests in flight after which a connection is regarded as lost. 0: no limit"; [Nbd] (response_timeout)
-};
+/// Keys of disks on exports of NBD servers.
+pub static NBD_DISK_KEYS: &[DiskKey] = &[
+    device_key! {
+        "uri": Kind::Text("`nbd://HOST[:PORT]/EXPORT`, `nbds://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`", ExportAddress::FORM); REQUIRED;
+        "the export of an [NBD server](nbd.md#disks-on-an-nbd-server). `nbds://` uses TLS";
+        [Nbd] (address)
+    },
+    device_key! {
+        "cache": ExportCache::KIND; "`writeback`";
+        "`writeback`: the server may have a cache until a flush. `writethrough`: each write is durable when it completes (FUA, or a flush after it)";
+        [Nbd] (cache)
+    },
+    device_key! {
+        "multi_conn": Kind::Boolean; "`true`";
+        "each worker has its own connection, if the server announces that its connections see each other's writes (`CAN_MULTI_CONN`). `false`: \
+            one connection for all workers"; [Nbd] (multi_conn)
+    },
+    device_key! {
+        "response_timeout": Kind::Number("seconds", 0..=86_400); "`60`";
+        "time without a reply to requests in flight after which a connection is regarded as lost. 0: no limit"; [Nbd] (response_timeout)
+    },
+];
 
 #[cfg(test)]
 mod tests {
@@ -66,7 +68,7 @@ mod tests {
         assert_eq!((tcp.replacement_timeout, tcp.response_timeout), (120, 60));
         let unix = "d=nbd+unix:///vm?socket=/run/n.sock,replacement_timeout=0,response_timeout=5";
         let unix = by_flag(unix).unwrap();
-        assert_eq!(unix.socket(), Some(&"/run/n.sock".into()));
+        assert_eq!(unix.socket(), Some(std::path::Path::new("/run/n.sock")));
         assert_eq!((unix.replacement_timeout, unix.response_timeout), (0, 5));
     }
 

@@ -4,57 +4,24 @@ use block::ExportPlacement;
 use serde_json::{Value, json};
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::location::Located;
+use super::key::Key;
 use super::model::WORKERS_MAX;
-use super::value::{Reader, items_of, number_of};
+use super::value::{Fields, Reader, items_of, number_of};
 
 const WORKERS_KEY: &str = "workers";
 pub(super) const WORKERS_ALLOWED: &str =
     "a list of numbers of workers from 0, such as [1, 3] (in a flag: workers=1+3)";
 
-/// Values given for the placement of an export.
-#[derive(Default)]
-pub struct PlacementDraft {
-    /// Named workers.
-    pub workers: Vec<Located<u32>>,
-    /// The export has a dedicated worker.
-    pub dedicated: Option<Located<bool>>,
-}
-
-impl PlacementDraft {
-    /// Returns the placement.
-    pub fn placement(&self) -> ExportPlacement {
-        match (self.is_dedicated(), self.workers.is_empty()) {
-            (true, _) => ExportPlacement::Dedicated,
-            (false, true) => ExportPlacement::Shared,
-            (false, false) => {
-                ExportPlacement::Workers(self.workers.iter().map(|at| at.value).collect())
-            }
-        }
-    }
-
-    fn is_dedicated(&self) -> bool {
-        self.dedicated.as_ref().is_some_and(|at| at.value)
-    }
-
-    /// Reports that both keys are given.
-    pub fn relate(&self, reader: &mut Reader<'_, '_>) {
-        let Some(at) = self.dedicated.as_ref().filter(|at| at.value) else {
-            return;
-        };
-        if !self.workers.is_empty() {
-            let message = "`workers` and `dedicated` exclude each other";
-            let mistake = Mistake::new(MistakeKind::Key, &at.location, message);
-            let help = "use `workers` to select shared workers, or `dedicated` to start one for this export alone";
-            reader.diagnostics().push(mistake.help(help));
-        }
-    }
-
-    /// Reports workers that do not exist among `count`.
-    pub fn check(&self, count: usize, diagnostics: &mut Diagnostics) {
-        for worker in self.workers.iter().filter(|at| at.value as usize >= count) {
-            let message = no_worker(worker.value);
-            let mistake = Mistake::new(MistakeKind::Relation, &worker.location, message);
+/// Reports workers of an export that do not exist among `count`.
+pub(super) fn check(export: &Fields, count: usize, diagnostics: &mut Diagnostics) {
+    let items = export.get(WORKERS_KEY).and_then(items_of);
+    for item in items.unwrap_or_default() {
+        // A wrong number was reported when it was read.
+        let mut known = Diagnostics::default();
+        let missing = count as u64..=WORKERS_MAX as u64 - 1;
+        if let Some(worker) = number_of(WORKERS_KEY, &item, missing, &mut known) {
+            let message = no_worker(worker.value as u32);
+            let mistake = Mistake::new(MistakeKind::Relation, &item.location, message);
             diagnostics.push(mistake.allowed(range(count)).help(WORKER_HELP));
         }
     }
@@ -86,34 +53,32 @@ pub fn workers_value(placement: &ExportPlacement) -> Option<Value> {
 }
 
 /// Reads the named workers.
-pub fn read_workers(reader: &mut Reader<'_, '_>) -> Vec<Located<u32>> {
-    let Some(value) = reader.raw(WORKERS_KEY) else {
-        return Vec::new();
-    };
+pub(super) fn read_workers<D, T>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Option<Vec<u32>> {
+    let value = reader.raw(key.name)?;
     let items = items_of(value).unwrap_or_default();
     if items.is_empty() {
-        reader.refuse(WORKERS_KEY, value, WORKERS_ALLOWED);
+        reader.refuse(key.name, value, WORKERS_ALLOWED);
     }
-    let mut workers: Vec<Located<u32>> = Vec::new();
+    let mut workers: Vec<u32> = Vec::new();
     for item in &items {
         let last = WORKERS_MAX as u64 - 1;
-        let Some(number) = number_of(WORKERS_KEY, item, 0..=last, reader.diagnostics()) else {
+        let Some(number) = number_of(key.name, item, 0..=last, reader.diagnostics) else {
             continue;
         };
-        if workers
-            .iter()
-            .any(|known| u64::from(known.value) == number.value)
-        {
-            let message = format!("`{WORKERS_KEY}`: worker {} is given twice", number.value);
-            let mistake = Mistake::new(MistakeKind::Value, &number.location, message);
-            reader
-                .diagnostics()
-                .push(mistake.help("name each worker once"));
-            continue;
+        let worker = number.value as u32;
+        if workers.contains(&worker) {
+            let message = format!("`{}`: worker {worker} is given twice", key.name);
+            reader.diagnostics.remedy(
+                MistakeKind::Value,
+                &item.location,
+                message,
+                "name each worker once",
+            );
+        } else {
+            workers.push(worker);
         }
-        workers.push(Located::new(number.value as u32, number.location));
     }
-    workers
+    Some(workers)
 }
 
 #[cfg(test)]
@@ -150,7 +115,7 @@ mod tests {
     #[test]
     fn every_kind_of_export_has_a_placement_that_is_written_as_it_is_read() {
         let config = read(EXPORTS, &Flags::default()).unwrap();
-        let placements: Vec<_> = config.exports().map(|e| e.placement().clone()).collect();
+        let placements: Vec<_> = config.exports().map(|e| e.placement.clone()).collect();
         let expected = [
             ExportPlacement::Workers(vec![3, 1]),
             ExportPlacement::Dedicated,
@@ -171,7 +136,7 @@ mod tests {
         };
         let flags = flags.with("workers", "2");
         let config = read("", &flags).unwrap();
-        let placements: Vec<_> = config.exports().map(|e| e.placement().clone()).collect();
+        let placements: Vec<_> = config.exports().map(|e| e.placement.clone()).collect();
         let expected = [
             ExportPlacement::Workers(vec![1, 0]),
             ExportPlacement::Dedicated,

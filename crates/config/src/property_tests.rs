@@ -190,25 +190,29 @@ fn config() -> impl Strategy<Value = Config> {
                 )
                 .collect();
             let disk_name = |index: usize| format!("disk-{}", index % count);
-            let blk = blk.into_iter().enumerate().map(|(i, (disk, queues))| {
-                ExportConfig::VhostBlk(VhostBlkConfig {
+            let blk = blk
+                .into_iter()
+                .enumerate()
+                .map(|(i, (disk, queues))| ExportConfig {
+                    transport: Transport::VhostBlk,
                     name: format!("blk{i}"),
-                    disk: disk_name(disk),
-                    socket: PathBuf::from(format!("/run/b{i}")),
+                    disk: Some(disk_name(disk)),
+                    socket: Some(PathBuf::from(format!("/run/b{i}"))),
                     rights: SocketRights {
                         mode: [None, Some(0o660)][i % 2],
                         owner: None,
                         group: [None, Some("0".to_owned())][i % 2].clone(),
                     },
                     queues,
-                    placement: ExportPlacement::Shared,
-                })
-            });
-            let scsi = scsi.into_iter().enumerate().map(|(i, (queues, luns))| {
-                ExportConfig::VhostScsi(VhostScsiConfig {
+                    ..ExportConfig::default()
+                });
+            let scsi = scsi
+                .into_iter()
+                .enumerate()
+                .map(|(i, (queues, luns))| ExportConfig {
+                    transport: Transport::VhostScsi,
                     name: format!("scsi{i}"),
-                    socket: PathBuf::from(format!("/run/s{i}")),
-                    rights: SocketRights::default(),
+                    socket: Some(PathBuf::from(format!("/run/s{i}"))),
                     queues,
                     placement: ExportPlacement::Dedicated,
                     luns: luns
@@ -219,8 +223,8 @@ fn config() -> impl Strategy<Value = Config> {
                             disk: disk_name(disk),
                         })
                         .collect(),
-                })
-            });
+                    ..ExportConfig::default()
+                });
             Config {
                 access: AccessConfig {
                     control_group: control.clone(),

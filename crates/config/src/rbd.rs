@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use block::{ImageName, RbdLock};
 use serde_json::json;
 
+use super::device_keys::{DiskKey, device_key};
 use super::diagnostics::{Mistake, MistakeKind};
-use super::disk_draft::{DiskKey, device_key};
 use super::key::{Kind, NONE, REQUIRED};
 use super::setting::Choice;
 use super::value::{Raw, Reader, wrong};
@@ -32,7 +32,7 @@ fn read_options(
             _ => {
                 let mistake = wrong(&key, &field.value);
                 let mistake = mistake.allowed("a text, a whole number, `true` or `false`");
-                reader.diagnostics().push(mistake);
+                reader.diagnostics.push(mistake);
                 continue;
             }
         };
@@ -48,38 +48,41 @@ fn read_options(
         } else {
             continue;
         };
-        reader.diagnostics().push(mistake);
+        reader.diagnostics.push(mistake);
     }
     options
 }
 
-pub const IMAGE: DiskKey = device_key! {
-    "image": Kind::Text("`POOL[/NAMESPACE]/IMAGE[@SNAPSHOT]`", ImageName::FORM); REQUIRED;
-    "the image; a snapshot is read-only"; [Rbd] (image)
-};
-pub const CONF: DiskKey = device_key! {
-    "conf": Kind::Text("path of a file", "the path of Ceph's configuration, such as /etc/ceph/ceph.conf"); "Ceph's";
-    "configuration of the cluster"; [Rbd] (cluster.conf)
-};
-pub const ID: DiskKey = device_key! {
-    "id": Kind::Text("a user without `client.`", "a user of the cluster without `client.`, such as admin"); "Ceph's (`admin`)";
-    "the user"; [Rbd] (cluster.id)
-};
-pub const KEYRING: DiskKey = device_key! {
-    "keyring": Kind::Text("path of a file", "the path of the file with the user's key"); "Ceph's"; "file with the user's key"; [Rbd] (cluster.keyring)
-};
-pub const MON_HOST: DiskKey = device_key! {
-    "mon_host": Kind::Text("addresses of monitors", "addresses of monitors, such as \"10.0.0.1,10.0.0.2\""); "Ceph's";
-    "monitors"; [Rbd] (cluster.mon_host)
-};
-pub const LOCK: DiskKey = device_key! {
-    "lock": RbdLock::KIND; "`cooperative`"; "[access of other clients](rbd.md#who-else-may-write)"; [Rbd] (lock)
-};
-pub const OPTION: DiskKey = device_key! {
-    "option": Kind::Table("a table of Ceph's options, such as { rbd_cache = \"true\" }"); NONE;
-    "further options of Ceph. In a flag: `option.KEY=VALUE`";
-    [Rbd] (cluster.options) by (
-        |key: &DiskKey, reader| Some(read_options(reader, key.name, &key.kind.allowed())),
-        |options: &BTreeMap<_, _>| (!options.is_empty()).then(|| json!(options))
-    )
-};
+/// Keys of disks on RBD images.
+pub static RBD_KEYS: &[DiskKey] = &[
+    device_key! {
+        "image": Kind::Text("`POOL[/NAMESPACE]/IMAGE[@SNAPSHOT]`", ImageName::FORM); REQUIRED;
+        "the image; a snapshot is read-only"; [Rbd] (image)
+    },
+    device_key! {
+        "conf": Kind::Text("path of a file", "the path of Ceph's configuration, such as /etc/ceph/ceph.conf"); "Ceph's";
+        "configuration of the cluster"; [Rbd] (cluster.conf)
+    },
+    device_key! {
+        "id": Kind::Text("a user without `client.`", "a user of the cluster without `client.`, such as admin"); "Ceph's (`admin`)";
+        "the user"; [Rbd] (cluster.id)
+    },
+    device_key! {
+        "keyring": Kind::Text("path of a file", "the path of the file with the user's key"); "Ceph's"; "file with the user's key"; [Rbd] (cluster.keyring)
+    },
+    device_key! {
+        "mon_host": Kind::Text("addresses of monitors", "addresses of monitors, such as \"10.0.0.1,10.0.0.2\""); "Ceph's";
+        "monitors"; [Rbd] (cluster.mon_host)
+    },
+    device_key! {
+        "lock": RbdLock::KIND; "`cooperative`"; "[access of other clients](rbd.md#who-else-may-write)"; [Rbd] (lock)
+    },
+    device_key! {
+        "option": Kind::Table("a table of Ceph's options, such as { rbd_cache = \"true\" }"); NONE;
+        "further options of Ceph. In a flag: `option.KEY=VALUE`";
+        [Rbd] (cluster.options) by (
+            |key: &DiskKey, reader| Some(read_options(reader, key.name, &key.kind.allowed())),
+            |options: &BTreeMap<_, _>| (!options.is_empty()).then(|| json!(options))
+        )
+    },
+];

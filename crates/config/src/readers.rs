@@ -6,7 +6,7 @@ use super::diagnostics::{Mistake, MistakeKind};
 use super::key::{Key, Kind, allow};
 use super::location::Located;
 use super::model::{NAME_MAX, SOCKET_PATH_MAX, WORKERS_MAX};
-use super::value::{Raw, Reader, number_of, text_of};
+use super::value::{Raw, Reader, number_of};
 
 pub const NAME_ALLOWED: &str =
     "1 to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit";
@@ -73,30 +73,13 @@ pub const SECRET_FILE: Kind = Kind::Text(
 /// File with certificates, which is read later.
 pub const PEM_FILE: Kind = Kind::Text("path of a PEM file", PEM_ALLOWED);
 
-/// Reads a list of texts that are neither empty nor contain a NUL; a flag has one of them.
+/// Reads a list of texts that are neither empty nor contain a NUL.
 pub fn read_texts<D, T, V: From<String>>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Vec<V> {
-    let allowed = key.kind.allowed();
-    let Some(value) = reader.raw(key.name) else {
-        return Vec::new();
-    };
-    let items = match &value.value {
-        Raw::List(items) => items.as_slice(),
-        Raw::Word(_) => std::slice::from_ref(value),
-        _ => {
-            reader.refuse(key.name, value, &allowed);
-            return Vec::new();
-        }
-    };
-    let mut texts = Vec::new();
-    for item in items {
-        match &item.value {
-            Raw::Text(text) | Raw::Word(text) if !text.is_empty() && !text.contains('\0') => {
-                texts.push(text.clone().into());
-            }
-            _ => reader.refuse(key.name, item, &allowed),
-        }
-    }
-    texts
+    let is_allowed = |text: &&str| !text.is_empty() && !text.contains('\0');
+    let text = |raw| Raw::text(raw).filter(is_allowed);
+    let texts = reader.list(key.name, &key.kind.allowed(), text);
+    let texts = texts.into_iter().map(|at| at.value.to_owned().into());
+    texts.collect()
 }
 
 /// Reads the CPUs that workers are pinned to.
@@ -114,7 +97,7 @@ pub fn read_cpus(
     };
     let mut cpus = Vec::new();
     for item in items {
-        let cpu = number_of(key, item, 0..=u64::from(u16::MAX), reader.diagnostics())?;
+        let cpu = number_of(key, item, 0..=u64::from(u16::MAX), reader.diagnostics)?;
         cpus.push(Located::new(cpu.value as usize, cpu.location));
     }
     Some(Located::new(cpus, value.location.clone()))
@@ -126,15 +109,7 @@ pub fn read_list(
     key: &'static str,
     allowed: &str,
 ) -> Vec<Located<String>> {
-    let Some(value) = reader.raw(key) else {
-        return Vec::new();
-    };
-    let Raw::List(items) = &value.value else {
-        reader.refuse(key, value, allowed);
-        return Vec::new();
-    };
-    let text = |item| text_of(key, item, allowed, reader.diagnostics());
-    items.iter().filter_map(text).collect()
+    reader.list(key, allowed, |raw| raw.text().map(str::to_owned))
 }
 
 /// Parses a text, or reports a mistake.
@@ -147,7 +122,7 @@ pub fn parsed<T: FromStr<Err = String>>(
     let report = |reason| {
         let message = format!("`{key}`: {reason}");
         let mistake = Mistake::new(MistakeKind::Value, &text.location, message);
-        reader.diagnostics().push(mistake);
+        reader.diagnostics.push(mistake);
     };
     parsed.map_err(report).ok()
 }

@@ -180,10 +180,7 @@ macro_rules! integers {
     ($($integer:ty),+) => {
         $(impl Setting for $integer {
             fn read<D, T>(key: &Key<D, T>, reader: &mut Reader<'_, '_>) -> Option<Located<Self>> {
-                let at = match key.kind {
-                    Kind::Size(..) => key.size(reader),
-                    _ => key.number(reader),
-                }?;
+                let at = key.number(reader)?;
                 Some(Located::new(<$integer>::try_from(at.value).ok()?, at.location))
             }
 

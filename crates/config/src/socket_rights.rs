@@ -3,10 +3,9 @@
 use serde_json::json;
 
 use super::accounts::{group_id, user_id};
-use super::export::ExportObject;
-use super::export_draft::ExportDraft;
-use super::key::{Key, Kind, NONE, RunTime};
-use super::setting::{Setting, key};
+use super::export_keys::ExportKey;
+use super::key::{Kind, NONE, RunTime};
+use super::setting::key;
 
 const MODE_ALLOWED: &str = "an octal mode from \"0000\" to \"0777\", such as \"0660\"";
 const USER: Kind = Kind::Checked(
@@ -27,44 +26,26 @@ const GROUP: Kind = Kind::Checked(
 );
 
 /// Key for the permission bits of the socket.
-pub const fn socket_mode<T: ExportObject>() -> Key<ExportDraft<T>, T> {
-    key! { "socket_mode": Kind::Text("octal mode in quotes", MODE_ALLOWED); "`0777` less the umask"; RunTime::Reload;
-        "permission bits of the socket, from its creation on. To connect, a front end needs the right to write";
-        read |key, reader, draft| {
-            let mode = key.parsed(reader, parse_mode);
-            if let Some(rights) = draft.socket_rights_mut() {
-                rights.mode = mode.map(|at| at.value);
-            }
-        };
-        get |export| Some(json!(format!("{:04o}", export.socket_rights()?.mode?)))
-    }
-}
+pub const SOCKET_MODE: ExportKey = key! {
+    "socket_mode": Kind::Text("octal mode in quotes", MODE_ALLOWED); "`0777` less the umask"; RunTime::RELOAD;
+    "permission bits of the socket, from its creation on. To connect, a front end needs the right to write";
+    read |key, reader, export| export.rights.mode = key.parsed(reader, parse_mode).map(|at| at.value);
+    get |export| Some(json!(format!("{:04o}", export.rights.mode?)))
+};
 
 /// Key for the owner of the socket.
-pub const fn socket_owner<T: ExportObject>() -> Key<ExportDraft<T>, T> {
-    key! { "socket_owner": USER; NONE; RunTime::Reload;
-        "owner of the socket: a name of `/etc/passwd`, or a number. The daemon needs CAP_CHOWN for another user than its own";
-        read |key, reader, draft| {
-            if let Some(rights) = draft.socket_rights_mut() {
-                key.set(reader, &mut rights.owner);
-            }
-        };
-        get |export| export.socket_rights()?.owner.value()
-    }
-}
+pub const SOCKET_OWNER: ExportKey = key! {
+    "socket_owner": USER; NONE; RunTime::RELOAD;
+    "owner of the socket: a name of `/etc/passwd`, or a number. The daemon needs CAP_CHOWN for another user than its own";
+    both rights.owner
+};
 
 /// Key for the group of the socket.
-pub const fn socket_group<T: ExportObject>() -> Key<ExportDraft<T>, T> {
-    key! { "socket_group": GROUP; NONE; RunTime::Reload;
-        "group of the socket: a name of `/etc/group`, or a number. The daemon must be a member of it, or needs CAP_CHOWN";
-        read |key, reader, draft| {
-            if let Some(rights) = draft.socket_rights_mut() {
-                key.set(reader, &mut rights.group);
-            }
-        };
-        get |export| export.socket_rights()?.group.value()
-    }
-}
+pub const SOCKET_GROUP: ExportKey = key! {
+    "socket_group": GROUP; NONE; RunTime::RELOAD;
+    "group of the socket: a name of `/etc/group`, or a number. The daemon must be a member of it, or needs CAP_CHOWN";
+    both rights.group
+};
 
 /// Parses an octal mode.
 fn parse_mode(text: &str) -> Result<u16, String> {
@@ -76,7 +57,7 @@ fn parse_mode(text: &str) -> Result<u16, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Flags, Surroundings, parse, render};
+    use super::super::{Flags, Surroundings, Transport, parse, render};
 
     fn read(option: &str) -> Result<super::super::Config, String> {
         let flags = Flags {
@@ -91,7 +72,11 @@ mod tests {
     #[test]
     fn rights_are_read_and_rendered_and_mistakes_name_the_key() {
         let config = read(",socket_mode=0660,socket_owner=root,socket_group=0").unwrap();
-        let rights = &config.vhost_blk().next().unwrap().rights;
+        let rights = &config
+            .exports_over(Transport::VhostBlk)
+            .next()
+            .unwrap()
+            .rights;
         assert_eq!(rights.mode, Some(0o660));
         assert_eq!(rights.owner.as_deref(), Some("root"));
         assert_eq!(rights.group.as_deref(), Some("0"));
@@ -106,7 +91,7 @@ mod tests {
         assert!(
             read("")
                 .unwrap()
-                .vhost_blk()
+                .exports_over(Transport::VhostBlk)
                 .next()
                 .unwrap()
                 .rights

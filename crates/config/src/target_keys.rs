@@ -3,13 +3,11 @@
 use iscsi::negotiation::{DigestOffer, LoginBounds};
 use serde_json::Value;
 
-use super::key::{Key, Kind, RunTime};
-use super::model::IscsiConfig;
+use super::export_keys::ExportKey;
+use super::key::{Kind, RunTime};
+use super::model::ExportConfig;
 use super::remote::{ALGORITHMS_ALLOWED, algorithms_value, read_algorithms};
 use super::setting::{Choice, Setting, key};
-
-/// A key of a target that limits its logins.
-pub type TargetKey = Key<LoginBounds, IscsiConfig>;
 
 /// RFC 7143, 13.13 and 13.14: 512 to 2^24-1.
 const LENGTHS: std::ops::RangeInclusive<u64> = 512..=16_777_215;
@@ -21,24 +19,24 @@ const SECONDS_MAX: u64 = 3600;
 
 /// Returns a value unless it is the default.
 fn unless<S: Setting + PartialEq>(
-    target: &IscsiConfig,
+    target: &ExportConfig,
     get: impl Fn(&LoginBounds) -> &S,
 ) -> Option<Value> {
-    get(&target.bounds).value_unless(get(&LoginBounds::default()))
+    get(&target.iscsi.bounds).value_unless(get(&LoginBounds::default()))
 }
 
 /// Declares a key for a field of [`LoginBounds`]. The value is written unless it is the default.
 macro_rules! bound {
     ($name:literal: $kind:expr; $default:expr; $help:expr; $($path:ident).+) => {
         key! {
-            $name: $kind; $default; RunTime::Reload; $help;
-            set $($path).+; get |target| unless(target, |bounds| &bounds.$($path).+)
+            $name: $kind; $default; RunTime::RELOAD; $help;
+            set iscsi.bounds.$($path).+; get |target| unless(target, |bounds| &bounds.$($path).+)
         }
     };
 }
 
 /// All login keys.
-pub static TARGET_KEYS: &[TargetKey] = &[
+pub static TARGET_KEYS: &[ExportKey] = &[
     bound! { "header_digest": DigestOffer::KIND; "`any`";
         "checksum over each header: as the initiator prefers, refused, or required"; offer.header_digest
     },
@@ -81,9 +79,9 @@ pub static TARGET_KEYS: &[TargetKey] = &[
     },
     key! {
         "chap_algorithms": Kind::Text("names with blanks between them: `sha3-256`, `sha256`, `sha1`, `md5`", ALGORITHMS_ALLOWED);
-        "`sha3-256 sha256 sha1 md5`"; RunTime::Reload;
+        "`sha3-256 sha256 sha1 md5`"; RunTime::RELOAD;
         "CHAP algorithms that initiators may use; the first allowed one in the initiator's list is used";
-        read |key, reader, bounds| bounds.chap_algorithms = read_algorithms(key, reader);
-        get |target| algorithms_value(target.bounds.chap_algorithms.as_deref())
+        read |key, reader, target| target.iscsi.bounds.chap_algorithms = read_algorithms(key, reader);
+        get |target| algorithms_value(target.iscsi.bounds.chap_algorithms.as_deref())
     },
 ];

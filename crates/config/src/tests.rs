@@ -173,7 +173,15 @@ fn a_flag_replaces_a_single_value_and_adds_an_object() {
                 [[vhost_scsi]]\nname = 'c0'\nsocket = 'c0.sock'\nlun = [{target=0, lun=0, disk='d0'}]\n";
     let config = parse(Some(("f", text)), &flags, &here()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(config.workers.placement, Placement::Count(3));
-    assert_eq!(config.vhost_scsi().next().unwrap().luns.len(), 2);
+    assert_eq!(
+        config
+            .exports_over(Transport::VhostScsi)
+            .next()
+            .unwrap()
+            .luns
+            .len(),
+        2
+    );
 }
 
 #[test]

@@ -29,6 +29,22 @@ pub enum Raw {
 }
 
 impl Raw {
+    /// Returns the text, if it is one.
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Raw::Word(text) | Raw::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Returns the table, if it is one.
+    pub fn table(&self) -> Option<&Fields> {
+        match self {
+            Raw::Table(fields) => Some(fields),
+            _ => None,
+        }
+    }
+
     /// Returns the value for messages.
     fn found(&self) -> String {
         match self {
@@ -85,17 +101,31 @@ impl Fields {
 
     /// Returns the value of `key`, if it is a text.
     pub fn text(&self, key: &str) -> Option<&str> {
-        match &self.get(key)?.value {
-            Raw::Word(text) | Raw::Text(text) => Some(text),
-            _ => None,
+        self.get(key)?.value.text()
+    }
+
+    /// Returns the items of the list `key`.
+    pub fn items(&self, key: &str) -> &[Located<Raw>] {
+        match self.get(key).map(|value| &value.value) {
+            Some(Raw::List(items)) => items,
+            _ => &[],
         }
     }
 
-    /// Replaces the value of a key.
-    pub fn put(&mut self, field: Field) {
-        self.entries
-            .retain(|known| known.key.value != field.key.value);
-        self.entries.push(field);
+    /// Appends an item to the list `key`.
+    pub fn append(&mut self, key: &str, item: Located<Raw>) {
+        let mut entries = self.entries.iter_mut();
+        match entries
+            .find(|field| field.key.value == key)
+            .map(|field| &mut field.value.value)
+        {
+            Some(Raw::List(items)) => items.push(item),
+            _ => {
+                let location = item.location.clone();
+                let list = Located::new(Raw::List(vec![item]), location);
+                self.entries.push(Field::new(key, list));
+            }
+        }
     }
 }
 
@@ -107,8 +137,10 @@ pub struct Draft<T> {
 
 /// Reads an object and reports mistakes.
 pub struct Reader<'f, 'd> {
-    fields: &'f Fields,
-    diagnostics: &'d mut Diagnostics,
+    /// The object.
+    pub fields: &'f Fields,
+    /// Collected mistakes.
+    pub diagnostics: &'d mut Diagnostics,
     /// Name of the object in messages: `disk`.
     object: &'static str,
     known: Vec<&'static str>,
@@ -127,16 +159,6 @@ impl<'f, 'd> Reader<'f, 'd> {
             object,
             known: Vec::new(),
         }
-    }
-
-    /// Returns the collected mistakes.
-    pub fn diagnostics(&mut self) -> &mut Diagnostics {
-        self.diagnostics
-    }
-
-    /// Returns the object.
-    pub fn fields(&self) -> &'f Fields {
-        self.fields
     }
 
     /// Returns the uninterpreted value of `key`.
@@ -167,8 +189,7 @@ impl<'f, 'd> Reader<'f, 'd> {
 
     /// Returns the location of the value of `key`, if it is present and no mistake was reported about it.
     pub fn valid(&self, key: &str) -> Option<&'f Location> {
-        let is_wrong = |at: &Location| self.diagnostics.iter().any(|one| one.location == *at);
-        self.location(key).filter(|at| !is_wrong(at))
+        self.location(key).filter(|at| !self.diagnostics.has(at))
     }
 
     /// Reports that `key` is missing, unless it is present.
@@ -283,35 +304,48 @@ impl<'f, 'd> Reader<'f, 'd> {
         }
     }
 
-    /// Reads the objects of `key`: an array of tables.
-    pub fn objects(&mut self, key: &'static str, example: &str) -> Vec<&'f Fields> {
+    /// Reads the items of a list that `read` accepts, and reports the others. A flag has one of them.
+    pub fn list<T>(
+        &mut self,
+        key: &'static str,
+        allowed: &str,
+        read: impl Fn(&'f Raw) -> Option<T>,
+    ) -> Vec<Located<T>> {
+        let mut accepted = Vec::new();
         let Some(value) = self.raw(key) else {
-            return Vec::new();
+            return accepted;
         };
-        let Raw::List(items) = &value.value else {
-            self.refuse(key, value, example);
-            return Vec::new();
+        let items = match &value.value {
+            Raw::List(items) => items.as_slice(),
+            Raw::Word(_) => std::slice::from_ref(value),
+            _ => {
+                self.refuse(key, value, allowed);
+                return accepted;
+            }
         };
-        let mut objects = Vec::new();
         for item in items {
-            match &item.value {
-                Raw::Table(fields) => objects.push(fields),
-                _ => self.refuse(key, item, example),
+            match read(&item.value) {
+                Some(value) => accepted.push(Located::new(value, item.location.clone())),
+                None => self.refuse(key, item, allowed),
             }
         }
-        objects
+        accepted
+    }
+
+    /// Reads the objects of `key`: an array of tables.
+    pub fn objects(&mut self, key: &'static str, example: &str) -> Vec<&'f Fields> {
+        let tables = self.list(key, example, Raw::table);
+        tables.into_iter().map(|at| at.value).collect()
     }
 
     /// Reads the table of `key`.
     pub fn table(&mut self, key: &'static str, example: &str) -> Option<&'f Fields> {
         let value = self.raw(key)?;
-        match &value.value {
-            Raw::Table(fields) => Some(fields),
-            _ => {
-                self.refuse(key, value, example);
-                None
-            }
+        let table = value.value.table();
+        if table.is_none() {
+            self.refuse(key, value, example);
         }
+        table
     }
 
     /// Reports all keys that were not read. `elsewhere` returns a hint for keys of other objects.
@@ -358,15 +392,11 @@ pub fn text_of(
     allowed: &str,
     diagnostics: &mut Diagnostics,
 ) -> Option<Located<String>> {
-    match &value.value {
-        Raw::Word(text) | Raw::Text(text) => {
-            Some(Located::new(text.clone(), value.location.clone()))
-        }
-        _ => {
-            diagnostics.push(wrong(key, value).allowed(allowed));
-            None
-        }
+    let text = value.value.text();
+    if text.is_none() {
+        diagnostics.push(wrong(key, value).allowed(allowed));
     }
+    Some(Located::new(text?.to_owned(), value.location.clone()))
 }
 
 /// Reads an integer within `range`, or reports a mistake.

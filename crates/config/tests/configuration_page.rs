@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use config::{
-    ACL_KEYS, Config, DAEMON_KEYS, DISK_KEYS, Diagnostics, Flags, ISCSI_KEYS, ISCSI_LIMIT_KEYS,
-    Key, LUN_KEYS, NBD_KEYS, Surroundings, TARGET_KEYS, TARGET_LUN_KEYS, VHOST_BLK_KEYS,
-    VHOST_SCSI_KEYS, parse,
+    ACL_KEYS, Config, DAEMON_KEYS, Diagnostics, Flags, ISCSI_KEYS, ISCSI_LIMIT_KEYS, Key, LUN_KEYS,
+    NBD_KEYS, Surroundings, TARGET_KEYS, TARGET_LUN_KEYS, VHOST_BLK_KEYS, VHOST_SCSI_KEYS,
+    disk_keys, parse,
 };
 
 const DISK: &str = "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n";
@@ -232,7 +232,7 @@ fn rows_of_the_page_match_the_declared_keys() {
         ("### RAM disks", Some("ram")),
         ("### Delays", Some("delay")),
     ] {
-        let keys = DISK_KEYS.iter().filter(|key| match device {
+        let keys = disk_keys().filter(|key| match device {
             None => key.of.is_empty(),
             Some(device) => key.of.contains(&device),
         });

@@ -74,9 +74,7 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
         &config.discovery_auth,
     ];
     let secrets = secrets.into_iter().filter_map(Option::as_deref);
-    let users = config
-        .iscsi()
-        .filter_map(|target| target.chap_users.as_deref());
+    let users = config.exports().filter_map(|export| export.chap_users());
     let disks = config.disks.iter();
     let of_disks = disks.filter_map(|disk| disk.backend.chap_file());
     for file in secrets.chain(users).chain(of_disks).chain(config_file) {
@@ -136,7 +134,9 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
             | BlockDeviceConfig::Delay { .. }
             | BlockDeviceConfig::Iscsi(_) => {}
             // Landlock has no right for connections to Unix sockets.
-            BlockDeviceConfig::Nbd(nbd) => paths.read.extend(nbd.certificates().cloned()),
+            BlockDeviceConfig::Nbd(nbd) => {
+                paths.read.extend(nbd.certificates().map(Path::to_path_buf))
+            }
         }
     }
     paths.write.extend(config.sandbox_paths.iter().cloned());

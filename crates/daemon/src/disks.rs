@@ -12,7 +12,7 @@ use crate::block_devices;
 use crate::identities::{self, Claim, Identities, Unwritten};
 use crate::objects::ToClose;
 use crate::unit_records;
-use config::{BlockDeviceConfig, Config, DiskConfig, ExportObject, LimitsConfig};
+use config::{BlockDeviceConfig, Config, DiskConfig, LimitsConfig};
 
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
 
@@ -171,7 +171,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
         };
         Some(format!("disk {}: {}: {warning}", disk.name, path.display()))
     });
-    let targets = config.iscsi().filter_map(|target| {
+    let targets = config.exports().filter_map(|target| {
         let warning = target.warning()?;
         Some(format!("iscsi {}: {warning}", target.name))
     });

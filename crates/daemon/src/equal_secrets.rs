@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bdev::iscsi_initiator::{read_private, secrets_of};
 
-use config::{Config, IscsiConfig};
+use config::Config;
 
 /// Returns an error if a target and an initiator have the same secret, in any of the files: each side could then answer a challenge with
 /// the response of the other (RFC 7143, 9.2.1). An unreadable file is skipped, because the object that needs it reports that.
@@ -16,12 +16,11 @@ pub fn equal_chap_secrets(config: &Config) -> Option<String> {
 /// Returns the error of [`equal_chap_secrets`] for files of targets and disks in `next` that are new or changed since `now`. Reads no file
 /// if there are none: a change is not refused because of an unrelated file.
 pub fn equal_chap_secrets_of_new(now: &Config, next: &Config) -> Option<String> {
-    let of_targets = next.iscsi().filter_map(|target| {
-        let has = |known: &IscsiConfig| {
-            known.name == target.name && known.chap_users == target.chap_users
-        };
-        let path = target.chap_users.as_deref()?;
-        (!now.iscsi().any(has)).then_some(path)
+    let of_targets = next.exports().filter_map(|target| {
+        let path = target.chap_users()?;
+        let known = now.export(&target.name);
+        let known = known.and_then(|known| known.chap_users());
+        (known != Some(path)).then_some(path)
     });
     let of_disks = next.disks.iter().filter_map(|disk| {
         let path = disk.backend.chap_file()?;
@@ -38,7 +37,7 @@ pub fn equal_chap_secrets_of_new(now: &Config, next: &Config) -> Option<String> 
 
 /// Compares the secrets of all files. Reports only pairs with a secret of a file that `is_meant`.
 fn equal_secrets_of(config: &Config, is_meant: impl Fn(&Path) -> bool) -> Option<String> {
-    let of_targets = config.iscsi().map(|target| target.chap_users.as_deref());
+    let of_targets = config.exports().map(|target| target.chap_users());
     let of_disks = config.disks.iter().map(|disk| disk.backend.chap_file());
     let all = of_targets
         .chain(of_disks)

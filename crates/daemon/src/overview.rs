@@ -221,7 +221,7 @@ impl Overview {
             name: export.name().to_owned(),
             kind: export.kind().to_owned(),
             socket: paths.get(export.name()).cloned().flatten(),
-            queues: export.queues(),
+            queues: export.queues,
             warning: export.warning(),
             connected: connected.contains(export.name()),
             served: served_by.remove(export.name()).unwrap_or_default(),

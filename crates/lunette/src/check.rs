@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use config::{Config, Surroundings};
+use config::{Config, Surroundings, Transport};
 use daemon::{Fault, StartChecks, warnings};
 use serde_json::{Value, json};
 
@@ -67,15 +67,14 @@ fn text(fault: &Fault) -> String {
 }
 
 fn summary(config: &Config) -> String {
-    let of_controllers = config.vhost_scsi().map(|c| c.luns.len());
-    let of_targets = config.iscsi().map(|target| target.luns.len());
-    let luns: usize = of_controllers.chain(of_targets).sum();
+    let luns: usize = config.exports().map(|export| export.luns.len()).sum();
+    let count = |transport| config.exports_over(transport).count();
     let parts = [
         (config.disks.len(), "disk"),
-        (config.vhost_blk().count(), "vhost-blk export"),
-        (config.vhost_scsi().count(), "vhost-scsi controller"),
-        (config.iscsi().count(), "iSCSI target"),
-        (config.nbd().count(), "NBD export"),
+        (count(Transport::VhostBlk), "vhost-blk export"),
+        (count(Transport::VhostScsi), "vhost-scsi controller"),
+        (count(Transport::Iscsi), "iSCSI target"),
+        (count(Transport::Nbd), "NBD export"),
         (luns, "LUN"),
         (config.workers.placement.count(), "worker"),
     ];

@@ -12,23 +12,14 @@ fn flags() -> impl Iterator<Item = (&'static DaemonKey, &'static Flag)> {
     keys.filter_map(|known| Some((known, known.flag.as_ref()?)))
 }
 
-/// Returns the help of a flag: its effect and its default.
-fn help(known: &DaemonKey, flag: &Flag) -> String {
-    let default = known.key.default.replace('`', "");
-    match known.key.default.contains([' ', '`']) && default != "see its section" {
-        true => format!("{} [default: {default}]", flag.help),
-        false => flag.help.to_owned(),
-    }
-}
-
 impl Args for DaemonFlags {
     fn augment_args(command: Command) -> Command {
         command.args(flags().map(|(known, flag)| {
             Arg::new(flag.name)
                 .long(flag.name)
                 .value_name(flag.value_name)
-                .help(help(known, flag))
-                .action(match flag.form {
+                .help(known.flag_help())
+                .action(match known.form() {
                     FlagForm::Repeated => ArgAction::Append,
                     FlagForm::Word | FlagForm::List | FlagForm::Options => ArgAction::Set,
                 })

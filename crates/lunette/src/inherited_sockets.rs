@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use config::Config;
+use config::{Config, ExportConfig};
 use daemon::{Handover, Inherited, InheritedControl};
 use rustix::net::{AddressFamily, SocketAddrUnix};
 
@@ -73,12 +73,14 @@ fn assign(
             });
             continue;
         }
-        let blk = config.vhost_blk().map(|e| (&e.name, &e.socket));
-        let scsi = config.vhost_scsi().map(|e| (&e.name, &e.socket));
-        let found = blk.chain(scsi).find(|(_, socket)| same(socket, &bound));
-        match found {
-            Some((name, _)) => descriptors.exports.push(Inherited {
-                export: name.clone(),
+        let mut exports = config.exports().filter(|export| !export.shares_socket());
+        let has_socket = |export: &&ExportConfig| {
+            let socket = export.socket.as_ref();
+            socket.is_some_and(|socket| same(socket, &bound))
+        };
+        match exports.find(has_socket) {
+            Some(export) => descriptors.exports.push(Inherited {
+                export: export.name.clone(),
                 socket,
             }),
             None => {

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use config::{
     AccessConfig, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig, ExportConfig,
-    ExportPlacement, IscsiLimits, LUNS_MAX, LimitsConfig, LunConfig, Placement, SCSI_QUEUES_MAX,
-    ShownConfig, SocketRights, TlsConfig, VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
+    IscsiLimits, LUNS_MAX, LimitsConfig, LunConfig, Placement, SCSI_QUEUES_MAX, ShownConfig,
+    TlsConfig, Transport, WorkersConfig, nearest,
 };
 use daemon::{Inherited, Signals, StartOptions};
 use serde_json::{Value, json};
@@ -57,18 +57,18 @@ fn capabilities(kind: Kind) -> Value {
 pub fn run_blk(arguments: BlkProgram) -> Outcome {
     let common = &arguments.common;
     let disk = disk(&arguments.blk_file, common)?;
-    let export = VhostBlkConfig {
+    let export = ExportConfig {
+        transport: Transport::VhostBlk,
         name: "vhost-user-blk".to_owned(),
-        disk: disk.name.clone(),
-        socket: common.socket_path.clone().unwrap_or_default(),
-        rights: SocketRights::default(),
+        disk: Some(disk.name.clone()),
+        socket: Some(common.socket_path.clone().unwrap_or_default()),
         queues: common.num_queues.unwrap_or(BLK_QUEUES_MAX),
-        placement: ExportPlacement::Shared,
+        ..ExportConfig::default()
     };
     let name = export.name.clone();
     let config = Config {
         disks: vec![disk],
-        exports: vec![ExportConfig::VhostBlk(export)],
+        exports: vec![export],
         ..empty()
     };
     serve_one(config, name, common)
@@ -88,18 +88,18 @@ pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
         });
         disks.push(disk);
     }
-    let export = VhostScsiConfig {
+    let export = ExportConfig {
+        transport: Transport::VhostScsi,
         name: "vhost-user-scsi".to_owned(),
-        socket: common.socket_path.clone().unwrap_or_default(),
-        rights: SocketRights::default(),
+        socket: Some(common.socket_path.clone().unwrap_or_default()),
         queues: queues(common)?,
-        placement: ExportPlacement::Shared,
         luns,
+        ..ExportConfig::default()
     };
     let name = export.name.clone();
     let config = Config {
         disks,
-        exports: vec![ExportConfig::VhostScsi(export)],
+        exports: vec![export],
         ..empty()
     };
     serve_one(config, name, common)

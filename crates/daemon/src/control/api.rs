@@ -12,7 +12,7 @@ use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use config::{DISK_KEYS, DISK_SET, DiskKey, EXPORT_KINDS, Key};
+use config::{DISK_SET, DiskKey, EXPORT_KINDS, Key, disk_keys};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -230,17 +230,17 @@ fn guard(document: &mut utoipa::openapi::OpenApi) {
 }
 
 /// Adds the keys of the configuration to the schema of an object.
-fn add_keys<D, T>(
+fn add_keys<D: 'static, T: 'static>(
     document: &mut utoipa::openapi::OpenApi,
     object: &str,
-    keys: &'static [Key<D, T>],
+    keys: impl Iterator<Item = &'static Key<D, T>>,
     has: fn(&Key<D, T>) -> bool,
 ) {
     let components = document.components.get_or_insert_default();
     let Some(RefOr::T(Schema::Object(object))) = components.schemas.get_mut(object) else {
         return;
     };
-    for key in keys.iter().filter(|key| has(key)) {
+    for key in keys.filter(|key| has(key)) {
         let schema = serde_json::from_value::<RefOr<Schema>>(key.schema());
         let schema = schema.expect("a key's schema is one");
         object.properties.insert(key.name.to_owned(), schema);
@@ -256,7 +256,7 @@ fn add_exports(document: &mut utoipa::openapi::OpenApi) {
     let components = document.components.get_or_insert_default();
     let mut kinds = Vec::new();
     for kind in EXPORT_KINDS {
-        let mut schema = (kind.properties)();
+        let mut schema = kind.properties();
         schema["description"] = json!(kind.summary);
         schema["properties"]["kind"] = json!({"type": "string", "enum": [kind.word]});
         schema["properties"]["status"] = json!({"$ref": "#/components/schemas/ExportState"});
@@ -278,12 +278,12 @@ fn add_exports(document: &mut utoipa::openapi::OpenApi) {
 fn described() -> OpenApiRouter<Api> {
     let mut described = routes();
     guard(described.get_openapi_mut());
-    add_keys(described.get_openapi_mut(), "Disk", DISK_KEYS, |_| true);
+    add_keys(described.get_openapi_mut(), "Disk", disk_keys(), |_| true);
     let is_set = |key: &DiskKey| key.run_time == DISK_SET;
     add_keys(
         described.get_openapi_mut(),
         "ErrorPolicy",
-        DISK_KEYS,
+        disk_keys(),
         is_set,
     );
     add_exports(described.get_openapi_mut());

@@ -7,44 +7,47 @@ use bdev::Disk;
 use iscsi_target::{Server, TargetOptions};
 use scsi_exec::{Hold, Holding};
 
-use super::{ChapUsers, Endpoint, ExportDevice, Openable, Opening};
-use config::{AccessStates, ExportObject, IscsiConfig, IscsiLimits, LunConfig};
+use super::{ChapUsers, Endpoint, ExportDevice, Opening};
+use config::{AccessStates, ExportConfig, IscsiLimits, LunConfig};
 
 /// Longest wait for commands in flight when an export is closed.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-impl Openable for IscsiConfig {
-    fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
-        if let Some(warning) = self.warning() {
-            tracing::warn!(export = self.name, "{warning}");
-        }
-        let luns = by_number(&opening.luns(&self.luns)?);
-        let chap_users = match opening.users {
-            Some(users) => users.clone(),
-            None => super::chap_users(self.chap_users.as_deref())?,
-        };
-        let options = TargetOptions {
-            name: self.name.clone(),
-            alias: self.alias.clone(),
-            portals: self.portals.clone(),
-            announce: self.announce.clone(),
-            demo_mode: self.demo_mode,
-            acl: self.acl.clone(),
-            chap_users,
-            bounds: self.bounds.clone(),
-            access_states: self.access_states.clone(),
-            state_setters: self.state_setters,
-        };
-        let server = Arc::clone(&opening.transports.iscsi);
-        let portals = server.add_target(options, &luns);
-        let portals = portals.map_err(|error| error.to_string())?;
-        let name = self.name.clone();
-        let endpoint = match portals.is_empty() && !self.portals.is_empty() {
-            true => Endpoint::Waiting,
-            false => Endpoint::Portals(portals),
-        };
-        Ok((Arc::new(OpenTarget { name, server }), endpoint))
+/// Opens a target.
+pub(super) fn open(
+    export: &ExportConfig,
+    opening: Opening<'_>,
+) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
+    if let Some(warning) = export.warning() {
+        tracing::warn!(export = export.name, "{warning}");
     }
+    let luns = by_number(&opening.luns(&export.luns)?);
+    let chap_users = match opening.users {
+        Some(users) => users.clone(),
+        None => super::chap_users(export.chap_users())?,
+    };
+    let target = &export.iscsi;
+    let options = TargetOptions {
+        name: export.name.clone(),
+        alias: target.alias.clone(),
+        portals: target.portals.clone(),
+        announce: target.announce.clone(),
+        demo_mode: target.demo_mode,
+        acl: target.acl.clone(),
+        chap_users,
+        bounds: target.bounds.clone(),
+        access_states: target.access_states.clone(),
+        state_setters: target.state_setters,
+    };
+    let server = Arc::clone(&opening.transports.iscsi);
+    let portals = server.add_target(options, &luns);
+    let portals = portals.map_err(|error| error.to_string())?;
+    let name = export.name.clone();
+    let endpoint = match portals.is_empty() && !target.portals.is_empty() {
+        true => Endpoint::Waiting,
+        false => Endpoint::Portals(portals),
+    };
+    Ok((Arc::new(OpenTarget { name, server }), endpoint))
 }
 
 /// Returns the limits of the iSCSI server.

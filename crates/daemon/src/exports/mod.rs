@@ -1,4 +1,4 @@
-//! Opens exports. Each kind has a file that opens it ([`Openable`]) and changes it ([`ExportDevice`]).
+//! Opens exports. Each transport has a file that opens an export and changes it ([`ExportDevice`]).
 
 mod iscsi;
 mod nbd;
@@ -30,7 +30,7 @@ use crate::running::Inherited;
 use crate::state::{self, FolderStore};
 use crate::state_files::DamagedFiles;
 use crate::state_thread::StateThread;
-use config::{AccessStates, Config, ExportConfig, LunConfig, SocketRights};
+use config::{AccessStates, Config, ExportConfig, LunConfig, SocketRights, Transport};
 
 /// An export that accepts clients. `Display` writes its ready line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +112,11 @@ pub(crate) struct Opening<'a> {
 }
 
 impl Opening<'_> {
+    /// Returns the disk of an export of one disk.
+    fn only_disk(&self, export: &ExportConfig) -> Result<&Arc<Disk>, String> {
+        self.disk(export.disk.as_deref().unwrap_or_default())
+    }
+
     fn disk(&self, name: &str) -> Result<&Arc<Disk>, String> {
         let disk = self.disks.get(name);
         disk.ok_or_else(|| format!("there is no disk {name}"))
@@ -124,21 +129,19 @@ impl Opening<'_> {
     }
 }
 
-pub(crate) trait Openable {
-    /// Opens the export. Clients can connect from then on.
-    ///
-    /// # Errors
-    /// The reason. The export is removed completely.
-    fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String>;
-}
-
-/// Returns the opener of an export. This is the only list of export kinds.
-fn kind(export: &ExportConfig) -> &dyn Openable {
-    match export {
-        ExportConfig::VhostBlk(export) => export,
-        ExportConfig::VhostScsi(export) => export,
-        ExportConfig::Iscsi(export) => export,
-        ExportConfig::Nbd(export) => export,
+/// Opens an export. Clients can connect from then on. The only list of transports.
+///
+/// # Errors
+/// The reason. The export is removed completely.
+fn open_device(
+    export: &ExportConfig,
+    opening: Opening<'_>,
+) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
+    match export.transport {
+        Transport::VhostBlk => vhost_blk::open(export, opening),
+        Transport::VhostScsi => vhost_scsi::open(export, opening),
+        Transport::Iscsi => iscsi::open(export, opening),
+        Transport::Nbd => nbd::open(export, opening),
     }
 }
 
@@ -204,7 +207,7 @@ pub(crate) fn open(
 ) -> Result<OpenExport, String> {
     let pool = &servers.pool;
     // Workers are assigned before the first client connects.
-    pool.assign(export.name(), export.placement())
+    pool.assign(&export.name, &export.placement)
         .map_err(|error| error.to_string())?;
     let opening = Opening {
         disks,
@@ -213,14 +216,14 @@ pub(crate) fn open(
         inherited,
         users,
     };
-    let opened = kind(export).open(opening);
-    let (device, endpoint) = opened.inspect_err(|_| share(pool, export.name()))?;
+    let opened = open_device(export, opening);
+    let (device, endpoint) = opened.inspect_err(|_| share(pool, &export.name))?;
     Ok(OpenExport {
-        name: export.name().to_owned(),
+        name: export.name.clone(),
         device,
         ready: ReadyExport {
             kind: export.kind(),
-            name: export.name().to_owned(),
+            name: export.name.clone(),
             endpoint,
         },
     })

@@ -7,45 +7,47 @@ use reactor::Rights;
 use scsi_exec::Hold;
 
 use super::vhost::numbers;
-use super::{Endpoint, ExportDevice, Openable, Opening};
-use config::{LunConfig, NbdConfig};
+use super::{Endpoint, ExportDevice, Opening};
+use config::{ExportConfig, LunConfig};
 
-impl Openable for NbdConfig {
-    fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
-        if opening.inherited.is_some() {
-            return Err("an NBD export cannot use a socket of the parent process; hint: remove it from --fd or from the socket unit".to_owned());
-        }
-        let disk = opening.disk(&self.disk)?;
-        let unix = self.socket.clone().map(Address::Unix);
-        let tcp = self.listen.map(Address::Tcp);
-        let options = ExportOptions {
-            dirty: None,
-            name: self.name.clone(),
-            export_name: self.export_name().to_owned(),
-            description: self.description.clone().unwrap_or_default(),
-            read_only: self.read_only,
-            tls: self.tls,
-            addresses: unix.into_iter().chain(tcp).collect(),
-        };
-        // Creating the unit resumes a sanitize operation that a restart interrupted, on any transport.
-        let unit = opening.units.unit(disk);
-        // NBD cannot report a missing medium, so SCSI initiators must not eject it.
-        let medium = disk.is_removable().then(|| unit.hold_medium());
-        let server = Arc::clone(&opening.transports.nbd);
-        let rights: Rights = numbers(&self.rights)?;
-        let open = server.add_export(options, rights, Arc::clone(disk));
-        let open = open.map_err(|error| error.to_string())?;
-        let endpoint = match open.is_empty() {
-            true => Endpoint::Waiting,
-            false => Endpoint::Nbd(open),
-        };
-        let device = OpenNbd {
-            name: self.name.clone(),
-            server,
-            _medium: medium,
-        };
-        Ok((Arc::new(device), endpoint))
+/// Opens an NBD export.
+pub(super) fn open(
+    export: &ExportConfig,
+    opening: Opening<'_>,
+) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
+    if opening.inherited.is_some() {
+        return Err("an NBD export cannot use a socket of the parent process; hint: remove it from --fd or from the socket unit".to_owned());
     }
+    let disk = opening.only_disk(export)?;
+    let unix = export.socket.clone().map(Address::Unix);
+    let tcp = export.nbd.listen.map(Address::Tcp);
+    let options = ExportOptions {
+        dirty: None,
+        name: export.name.clone(),
+        export_name: export.export_name().to_owned(),
+        description: export.nbd.description.clone().unwrap_or_default(),
+        read_only: export.nbd.read_only,
+        tls: export.nbd.tls,
+        addresses: unix.into_iter().chain(tcp).collect(),
+    };
+    // Creating the unit resumes a sanitize operation that a restart interrupted, on any transport.
+    let unit = opening.units.unit(disk);
+    // NBD cannot report a missing medium, so SCSI initiators must not eject it.
+    let medium = disk.is_removable().then(|| unit.hold_medium());
+    let server = Arc::clone(&opening.transports.nbd);
+    let rights: Rights = numbers(&export.rights)?;
+    let open = server.add_export(options, rights, Arc::clone(disk));
+    let open = open.map_err(|error| error.to_string())?;
+    let endpoint = match open.is_empty() {
+        true => Endpoint::Waiting,
+        false => Endpoint::Nbd(open),
+    };
+    let device = OpenNbd {
+        name: export.name.clone(),
+        server,
+        _medium: medium,
+    };
+    Ok((Arc::new(device), endpoint))
 }
 
 struct OpenNbd {

@@ -2,10 +2,9 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::Arc;
 
-use config::{SocketRights, group_id, user_id};
+use config::{ExportConfig, SocketRights, group_id, user_id};
 use reactor::Rights;
 use virtio_device::VirtioDevice;
 
@@ -15,10 +14,10 @@ use crate::running::Inherited;
 pub(super) fn listen(
     server: &vhost_user::Server,
     device: Arc<dyn VirtioDevice>,
-    path: &Path,
-    rights: &SocketRights,
+    export: &ExportConfig,
     inherited: Option<Inherited>,
 ) -> Result<Endpoint, String> {
+    let (path, rights) = (export.socket_path(), &export.rights);
     match inherited {
         None => match server.listen_with(path, numbers(rights)?, device) {
             Ok(true) => Ok(Endpoint::Path(path.to_owned())),

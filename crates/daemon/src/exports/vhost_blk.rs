@@ -7,24 +7,25 @@ use scsi_exec::{Hold, Units};
 use virtio_blk::{BlkDevice, BlkOptions};
 
 use super::vhost::listen;
-use super::{Endpoint, ExportDevice, Openable, Opening};
+use super::{Endpoint, ExportDevice, Opening};
 use crate::objects::absolute;
-use config::{LunConfig, VhostBlkConfig};
+use config::{ExportConfig, LunConfig};
 
-impl Openable for VhostBlkConfig {
-    fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
-        let device = blk_device(self, &opening)?;
-        let server = Arc::clone(&opening.transports.vhost);
-        let (socket, rights) = (&self.socket, &self.rights);
-        let endpoint = listen(&server, device.clone(), socket, rights, opening.inherited)?;
-        let name = self.name.clone();
-        let open = OpenBlk {
-            name,
-            device,
-            server,
-        };
-        Ok((Arc::new(open), endpoint))
-    }
+/// Opens a virtio-blk export.
+pub(super) fn open(
+    export: &ExportConfig,
+    opening: Opening<'_>,
+) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
+    let device = blk_device(export, &opening)?;
+    let server = Arc::clone(&opening.transports.vhost);
+    let endpoint = listen(&server, device.clone(), export, opening.inherited)?;
+    let name = export.name.clone();
+    let open = OpenBlk {
+        name,
+        device,
+        server,
+    };
+    Ok((Arc::new(open), endpoint))
 }
 
 struct OpenBlk {
@@ -50,13 +51,13 @@ impl ExportDevice for OpenBlk {
     }
 }
 
-fn blk_device(config: &VhostBlkConfig, opening: &Opening<'_>) -> Result<Arc<BlkDevice>, String> {
+fn blk_device(config: &ExportConfig, opening: &Opening<'_>) -> Result<Arc<BlkDevice>, String> {
     let units = opening.units;
     let options = BlkOptions {
         name: config.name.clone(),
         queues: config.queues,
     };
-    let disk = opening.disk(&config.disk)?;
+    let disk = opening.only_disk(config)?;
     // A guest that disabled write-back sends no flushes afterwards, so the choice must survive a restart.
     let key = format!("virtio-blk {} {}", config.name, disk.info().identity);
     let writethrough = b"writethrough".as_slice();
@@ -77,7 +78,7 @@ fn blk_device(config: &VhostBlkConfig, opening: &Opening<'_>) -> Result<Arc<BlkD
     };
     let device = BlkDevice::new(Arc::clone(disk), options);
     let device = device.with_choice(kept.as_deref() != Some(writethrough), keep);
-    let device = remember_disk(device, &config.socket, units);
+    let device = remember_disk(device, config.socket_path(), units);
     // Creating the unit resumes a sanitize operation that a restart interrupted, on any transport.
     let unit = units.unit(disk);
     if disk.is_removable() {

@@ -7,8 +7,8 @@ use scsi_exec::Hold;
 use virtio_scsi::{Event, ScsiDevice, ScsiOptions};
 
 use super::vhost::listen;
-use super::{Endpoint, ExportDevice, Openable, Opening};
-use config::{LunConfig, VhostScsiConfig};
+use super::{Endpoint, ExportDevice, Opening};
+use config::{ExportConfig, LunConfig};
 
 /// Additional sense code CAPACITY DATA HAS CHANGED (2Ah/09h).
 const CAPACITY_CHANGED: Event = Event::Changed {
@@ -16,24 +16,25 @@ const CAPACITY_CHANGED: Event = Event::Changed {
     qualifier: 0x09,
 };
 
-impl Openable for VhostScsiConfig {
-    fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
-        let options = ScsiOptions {
-            name: self.name.clone(),
-            queues: self.queues,
-        };
-        let device = Arc::new(ScsiDevice::new(Arc::clone(opening.units), options));
-        let server = Arc::clone(&opening.transports.vhost);
-        let open = OpenScsi {
-            name: self.name.clone(),
-            device: Arc::clone(&device),
-            server: Arc::clone(&server),
-        };
-        open.add_luns(&opening.luns(&self.luns)?)?;
-        let (socket, rights) = (&self.socket, &self.rights);
-        let endpoint = listen(&server, device, socket, rights, opening.inherited)?;
-        Ok((Arc::new(open), endpoint))
-    }
+/// Opens a controller.
+pub(super) fn open(
+    export: &ExportConfig,
+    opening: Opening<'_>,
+) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
+    let options = ScsiOptions {
+        name: export.name.clone(),
+        queues: export.queues,
+    };
+    let device = Arc::new(ScsiDevice::new(Arc::clone(opening.units), options));
+    let server = Arc::clone(&opening.transports.vhost);
+    let open = OpenScsi {
+        name: export.name.clone(),
+        device: Arc::clone(&device),
+        server: Arc::clone(&server),
+    };
+    open.add_luns(&opening.luns(&export.luns)?)?;
+    let endpoint = listen(&server, device, export, opening.inherited)?;
+    Ok((Arc::new(open), endpoint))
 }
 
 struct OpenScsi {

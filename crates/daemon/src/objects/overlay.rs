@@ -523,8 +523,7 @@ mod tests {
         let merged = overlay.over(&edited);
         assert!(merged.disk("e").is_some() && merged.disk("a").is_none());
         let luns: Vec<_> = merged
-            .vhost_scsi()
-            .next()
+            .export("c0")
             .unwrap()
             .luns
             .iter()

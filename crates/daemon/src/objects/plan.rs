@@ -251,10 +251,9 @@ impl Plan {
     }
 
     fn rights(&mut self, now: &ExportConfig, next: &ExportConfig) {
-        let rights = next.socket_rights();
-        if let Some(rights) = rights.filter(|rights| now.socket_rights() != Some(rights)) {
-            self.socket_rights
-                .push((next.name().to_owned(), rights.clone()));
+        if now.rights != next.rights {
+            let rights = next.rights.clone();
+            self.socket_rights.push((next.name().to_owned(), rights));
         }
     }
 

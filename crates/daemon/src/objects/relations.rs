@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use reactor::ExportPlacement;
 
 use super::refusal::Fault;
-use config::{BlockDeviceConfig, Config, ExportConfig, LunConfig, WORKERS_MAX, placement};
+use config::{
+    BlockDeviceConfig, Config, ExportConfig, LunConfig, Transport, WORKERS_MAX, placement,
+};
 
 /// Checks a whole configuration: [`check_objects`] and the secrets in all CHAP files. Used for a start, a reload and an upgrade.
 pub fn check(next: &Config) -> Vec<Fault> {
@@ -43,7 +45,10 @@ pub fn check_objects(next: &Config) -> Vec<Fault> {
         check_luns(export, &disks, &mut faults);
     }
     let has_certificate = next.tls.certificate.is_some();
-    for export in next.nbd().filter(|export| export.tls && !has_certificate) {
+    for export in next
+        .exports()
+        .filter(|export| export.nbd.tls && !has_certificate)
+    {
         let detail = format!("nbd {} needs a certificate for TLS", export.name);
         let help = "set tls_certificate and tls_key in the file, or start the daemon with --tls-certificate and --tls-key";
         faults.push(Fault::at("/tls", detail).help(help));
@@ -135,18 +140,15 @@ fn check_names_and_sockets(next: &Config, faults: &mut Vec<Fault>) {
             faults.push(Fault::at("/socket", detail));
         }
     }
-    for (index, export) in next.nbd().enumerate() {
+    let nbd = || next.exports_over(Transport::Nbd);
+    for (index, export) in nbd().enumerate() {
         if let Some(socket) = &export.socket
             && let Some(other) = sockets.get(&absolute(socket))
         {
             let detail = format!("the socket {} already belongs to {other}", socket.display());
             faults.push(Fault::at("/socket", detail));
         }
-        if let Some(reason) = next
-            .nbd()
-            .take(index)
-            .find_map(|other| export.conflict(other))
-        {
+        if let Some(reason) = nbd().take(index).find_map(|other| export.conflict(other)) {
             faults.push(Fault::at("/export_name", reason));
         }
     }

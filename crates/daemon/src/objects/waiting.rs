@@ -399,7 +399,7 @@ impl Owner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use config::{Flags, Surroundings, parse};
+    use config::{Flags, Surroundings, Transport, parse};
 
     fn config(text: &str) -> Config {
         let file = Some(("lunette.toml", text));
@@ -446,10 +446,11 @@ mod tests {
             config.disks.iter().map(|disk| disk.name.clone()).collect()
         };
         assert_eq!(names(&present), ["a"]);
-        assert_eq!(present.vhost_blk().count(), 1);
-        assert_eq!(present.vhost_scsi().next().unwrap().luns.len(), 1);
+        let first = |transport| present.exports_over(transport).next().unwrap();
+        assert_eq!(present.exports_over(Transport::VhostBlk).count(), 1);
+        assert_eq!(first(Transport::VhostScsi).luns.len(), 1);
         // The LUNs of other units do not change.
-        let luns = &present.iscsi().next().unwrap().luns;
+        let luns = &first(Transport::Iscsi).luns;
         assert_eq!((luns.len(), luns[0].lun), (1, 1));
         waiting.opened("b");
         assert_eq!(waiting.without(&wanted), wanted);

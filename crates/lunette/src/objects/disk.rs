@@ -1,7 +1,7 @@
 //! `lunette disk`.
 
 use config::{
-    self as configuration, DISK_KEYS, DISK_SET, DiskKey, Flags, Kind, Surroundings, parse_size,
+    self as configuration, DISK_SET, DiskKey, Flags, Kind, Surroundings, disk_keys, parse_size,
 };
 use control::objects::{Disk, DiskStatus, Limits};
 use control::{Method, escape};
@@ -227,7 +227,7 @@ fn details(disk: &Disk) -> Table {
 
 /// Request body for run-time settings, from text such as `on_error=stop,io_timeout=30`.
 fn settings(text: &str) -> Result<Value, String> {
-    let known = || DISK_KEYS.iter().filter(|key| key.run_time == DISK_SET);
+    let known = || disk_keys().filter(|key| key.run_time == DISK_SET);
     let mut body = serde_json::Map::new();
     for one in text.split(',') {
         let parts = one.split_once('=');
