@@ -192,6 +192,12 @@ impl Bed {
         is_refused(removed, "running")
     }
 
+    /// Returns the free space behind the first disk, from a call that must not wait for storage.
+    fn free_space(&self) -> Result<Option<u64>> {
+        let (_, status) = self.soon(Method::GET, "/v1/status", None)??;
+        Ok(status["disks"][1]["free"].as_u64())
+    }
+
     fn state(&self, disk: &str) -> Result<String> {
         let shown: Value = self.client().get(&format!("/v1/disks/{disk}"))?;
         let state = shown["status"]["state"].as_str();
@@ -335,10 +341,13 @@ fn size_and_identity_that_hang_hold_up_no_other_change() -> Result<()> {
     bed.mount.hang(&[kind::LOOKUP]);
     bed.succeeds_soon(Method::PUT, path, Some(&grown))?;
     bed.mount.release();
+    waits_until(|| Ok(bed.free_space()? == Some(4 << 30)))?;
 
     bed.mount.hang(&[kind::GETATTR]);
     let following = bed.hangs(Method::PUT, path, &json!({}))?;
     others()?;
+    // Values that were read before the hang are shown until they are too old.
+    waits_until(|| Ok(bed.free_space()?.is_none()))?;
     // The kernel reports a change of a block device to the daemon.
     let backing = bed.rig.scratch.file("loop.raw");
     std::fs::write(&backing, vec![0; MIB])?;
@@ -352,6 +361,7 @@ fn size_and_identity_that_hang_hold_up_no_other_change() -> Result<()> {
     others()?;
     bed.mount.release();
     ended(following)??;
+    waits_until(|| Ok(bed.free_space()?.is_some()))?;
     let shown: Value = bed.client().get("/v1/disks/h")?;
     ensure!(shown["status"]["size"] == 8 * MIB, "{shown}");
 

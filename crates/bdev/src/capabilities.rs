@@ -75,6 +75,31 @@ pub trait LocalFiles: Send + Sync {
     /// # Errors
     /// The change, with path and size of the file; or the system's error.
     fn check_file(&self) -> io::Result<()>;
+
+    /// Returns the space that the files occupy; `None` for block devices. May block.
+    ///
+    /// # Errors
+    /// The system fails.
+    fn space(&self) -> io::Result<Option<Space>>;
+}
+
+/// Space of the files of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes that the files occupy, without backing images.
+    pub allocated: u64,
+    /// Free bytes of the file system, for a process without privileges. The smallest number if the files are in several file systems.
+    pub free: u64,
+}
+
+impl Space {
+    /// Returns the space of the files of both.
+    pub(crate) fn with(self, other: Space) -> Space {
+        Space {
+            allocated: self.allocated.saturating_add(other.allocated),
+            free: self.free.min(other.free),
+        }
+    }
 }
 
 /// Change of a turn on a device that several processes use.

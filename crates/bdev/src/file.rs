@@ -31,7 +31,7 @@ use rustix::fs::{OFlags, SeekFrom};
 use crate::blocking::BlockingCalls;
 use crate::{
     Attach, BlockDevice, Capabilities, IoChannel, LocalFiles, Lockable, OnTurn, OpenError,
-    Removable,
+    Removable, Space,
 };
 pub use container::Container;
 pub(crate) use durability::Durability;
@@ -413,6 +413,10 @@ impl LocalFiles for File {
 
     fn check_file(&self) -> io::Result<()> {
         self.shared.check_file()
+    }
+
+    fn space(&self) -> io::Result<Option<Space>> {
+        properties::space(&self.shared.control)
     }
 }
 

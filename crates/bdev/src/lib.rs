@@ -65,7 +65,7 @@ pub use attach::{Attach, LockWaits, Wake};
 pub use blocking_io::BlockingIo;
 pub use capabilities::{
     Capabilities, CopiedUp, ImageDevice, LocalFiles, Lockable, OnTurn, RemoteDevice, Removable,
-    Turn,
+    Space, Turn,
 };
 pub use conditions::{Condition, Conditions};
 pub use delay::{Delay, DelayTime};

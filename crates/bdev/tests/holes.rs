@@ -2,7 +2,7 @@
 
 mod common;
 
-use bdev::{BlockDevice, CacheMode, File, FileOptions, Ram, RamOptions};
+use bdev::{BlockDevice, CacheMode, File, FileOptions, LocalFiles, Ram, RamOptions};
 use block::{Allocation, Extent, IoFlags, IoRequest, STATUS_BYTES, decode_extents};
 use common::Worker;
 use guest_memory::IoBuffer;
@@ -127,6 +127,26 @@ fn anchored_space_stays_allocated_until_unmapped() {
     let ram = ram();
     if ram.info().anchors {
         check_anchors("ram", &ram);
+    }
+}
+
+#[test]
+fn space_counts_written_bytes_and_free_bytes_of_the_file_system() {
+    for (name, folder, file) in files() {
+        let space = || file.space().unwrap().unwrap();
+        let free = rustix::fs::statvfs(folder.path()).unwrap();
+        let total = free.f_blocks * free.f_frsize;
+        assert_eq!(space().allocated, 0, "{name}");
+        assert!(space().free > 0 && space().free <= total, "{name}");
+        let data = vec![1; 1 << 16];
+        std::fs::write(folder.path().join("f.raw"), data).unwrap();
+        let written = std::fs::File::open(folder.path().join("f.raw")).unwrap();
+        written.sync_all().unwrap();
+        let allocated = space().allocated;
+        assert!(
+            (1 << 16..1 << 17).contains(&allocated),
+            "{name}: {allocated}"
+        );
     }
 }
 

@@ -96,8 +96,10 @@ pub struct StateFile {
 /// States of a disk.
 pub const DISK_STATES: [&str; 3] = ["ready", "opening", "unavailable"];
 
-/// A disk.
+/// A disk in the status of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+// `DiskStatus` in the API is the state of a disk in `/v1/disks`.
+#[schema(as = DiskSummary)]
 pub struct DiskStatus {
     /// Name of the disk.
     pub name: String,
@@ -108,6 +110,12 @@ pub struct DiskStatus {
     pub path: Option<String>,
     /// Capacity in bytes.
     pub size: u64,
+    /// Bytes that the files of the disk occupy, without backing images; absent for other disks, and while the file system does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<u64>,
+    /// Free bytes of the file system that holds the files of the disk; absent as `allocated`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free: Option<u64>,
     /// Logical block size in bytes.
     pub block_size: u32,
     /// The disk may not be written.

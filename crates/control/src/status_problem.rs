@@ -278,6 +278,8 @@ mod tests {
             backend: "file".to_owned(),
             path: Some(format!("/vm/{name}.raw")),
             size: 0,
+            allocated: None,
+            free: None,
             block_size: 512,
             read_only: false,
             serial: String::new(),

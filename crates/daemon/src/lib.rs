@@ -35,6 +35,7 @@ pub mod state;
 pub mod state_files;
 mod state_thread;
 pub mod statistics;
+mod storage_space;
 mod tcp_service;
 mod tcp_stream;
 mod uevents;

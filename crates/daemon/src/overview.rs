@@ -19,6 +19,7 @@ use crate::logs::LogHandle;
 use crate::objects::{EventBus, Live, Manager, Servers, bodies, served};
 use crate::state_files::DamagedFiles;
 use crate::statistics;
+use crate::storage_space::StorageSpace;
 use crate::watchdog::all_make_progress;
 
 /// Maximum time between two iterations of a worker in a healthy daemon.
@@ -35,6 +36,7 @@ pub(crate) struct Overview {
     pub(crate) bitmaps: Arc<Bitmaps>,
     pub(crate) started: Instant,
     pub(crate) history: Arc<History>,
+    pub(crate) space: StorageSpace,
     /// Changes made at run time are persisted.
     pub(crate) keeps: bool,
     pub(crate) damaged: DamagedFiles,
@@ -101,13 +103,17 @@ impl View for Overview {
 
     fn status(&self) -> Status {
         let live = self.live();
+        let spaces = self.space.of_disks(&live);
         let disks = live.config.disks.iter().map(|disk| {
+            let space = spaces.get(&disk.name);
             let status = bodies::disk_status(&live, disk, Vec::new());
             DiskStatus {
                 name: disk.name.clone(),
                 backend: disk.backend.word().to_owned(),
                 path: disk.backend.location(),
                 size: status.size,
+                allocated: space.map(|space| space.allocated),
+                free: space.map(|space| space.free),
                 block_size: status.block_size,
                 read_only: disk.read_only,
                 serial: status.serial,

@@ -25,6 +25,7 @@ use crate::objects::{
 };
 use crate::overview::Overview;
 use crate::state_files::DamagedFiles;
+use crate::storage_space::StorageSpace;
 use crate::tcp_service::{ListenAddress, TcpEntrance};
 use crate::uevents::Uevents;
 use crate::watchdog::Watchdog;
@@ -150,6 +151,7 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
     let started = Instant::now();
     let overview = Arc::new(Overview {
         history: History::new(started),
+        space: StorageSpace::default(),
         live: owner.live(),
         servers,
         jobs: owner.jobs.clone(),

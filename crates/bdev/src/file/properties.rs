@@ -4,10 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use block::AtomicWrites;
-use rustix::fs::{AtFlags, FallocateFlags, Statx, StatxFlags, statx};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Statx, StatxFlags, fstat, fstatvfs, statx};
 
 use super::Alignment;
 use super::bounce::PIECE_BYTES;
+use crate::Space;
 
 /// Properties in sysfs `queue/` of a block device, or of the device below a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -136,6 +137,21 @@ pub(super) fn keeps_space(fd: impl AsFd) -> bool {
 /// Returns the size of a block device in bytes.
 pub(super) fn device_size(fd: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))?)
+}
+
+/// Returns the space of a file; `None` for a block device. May block.
+pub(super) fn space(fd: impl AsFd) -> io::Result<Option<Space>> {
+    /// Unit of `st_blocks`, stat(3type).
+    const BLOCK_BYTES: u64 = 512;
+    let stat = fstat(&fd)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Ok(None);
+    }
+    let system = fstatvfs(&fd)?;
+    Ok(Some(Space {
+        allocated: stat.st_blocks.unsigned_abs() * BLOCK_BYTES,
+        free: system.f_bavail.saturating_mul(system.f_frsize),
+    }))
 }
 
 /// Returns the cached properties of a file. Unlike `fstat`, does not wait for a file system that does not answer.

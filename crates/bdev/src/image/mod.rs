@@ -31,7 +31,7 @@ use qcow2::Map;
 
 use crate::{
     Attach, BlockDevice, CacheMode, Capabilities, CopiedUp, File, FileLock, ImageDevice, IoChannel,
-    LocalFiles, Lockable, OnTurn, OpenError, Turn,
+    LocalFiles, Lockable, OnTurn, OpenError, Space, Turn,
 };
 use backing_link::BackingLink;
 pub use commit::Committable;
@@ -381,6 +381,16 @@ impl LocalFiles for Image {
 
     fn check_file(&self) -> io::Result<()> {
         self.shared.files().try_for_each(File::check_file)
+    }
+
+    fn space(&self) -> io::Result<Option<Space>> {
+        let mut spaces = self.shared.files().map(File::space);
+        spaces.try_fold(None, |sum: Option<Space>, one| {
+            Ok(match (sum, one?) {
+                (Some(sum), Some(one)) => Some(sum.with(one)),
+                (sum, one) => sum.or(one),
+            })
+        })
     }
 }
 

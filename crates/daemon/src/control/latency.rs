@@ -140,6 +140,8 @@ mod tests {
             backend: "ram".to_owned(),
             path: None,
             size: 4096,
+            allocated: None,
+            free: None,
             block_size: 512,
             read_only: false,
             serial: String::new(),

@@ -151,6 +151,23 @@ fn write_workers(page: &mut Page, statistics: &Statistics) {
     }
 }
 
+fn write_space(page: &mut Page, status: &Status) {
+    let help = "Bytes that the files of a disk occupy, without backing images.";
+    let mut allocated = page.family("lunette_disk_allocated_bytes", Kind::Gauge, help);
+    for disk in &status.disks {
+        if let Some(bytes) = disk.allocated {
+            allocated.sample(&[("disk", &disk.name)], bytes);
+        }
+    }
+    let help = "Free bytes of the file system that holds the files of a disk.";
+    let mut free = page.family("lunette_disk_storage_free_bytes", Kind::Gauge, help);
+    for disk in &status.disks {
+        if let Some(bytes) = disk.free {
+            free.sample(&[("disk", &disk.name)], bytes);
+        }
+    }
+}
+
 fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
     let help = "Properties of a disk; always 1.";
     let mut info = page.family("lunette_disk_info", Kind::Gauge, help);
@@ -177,6 +194,7 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
     for disk in &status.disks {
         size.sample(&[("disk", &disk.name)], disk.size);
     }
+    write_space(page, status);
     let help = "I/Os submitted to a disk's block device, through all exports.";
     let mut requests = page.family("lunette_disk_io_total", Kind::Counter, help);
     for disk in &statistics.disks {

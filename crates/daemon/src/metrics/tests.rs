@@ -51,6 +51,8 @@ fn status() -> Status {
             backend: "ram".to_owned(),
             path: None,
             size: 1 << 20,
+            allocated: Some(4096),
+            free: Some(1 << 30),
             block_size: 512,
             read_only: true,
             serial: "back\\slash\nline".to_owned(),
@@ -288,6 +290,10 @@ fn a_strict_reader_finds_every_counter() {
         value("lunette_disk_size_bytes", &[("disk", "d\"0")]),
         1048576.0
     );
+    let disk = [("disk", "d\"0")];
+    assert_eq!(value("lunette_disk_allocated_bytes", &disk), 4096.0);
+    let free = value("lunette_disk_storage_free_bytes", &disk);
+    assert_eq!(free, 1073741824.0);
     let first = [("export", "e"), ("queue", "0"), ("operation", "read")];
     assert_eq!(value("lunette_queue_requests_total", &first), 4.0);
     assert_eq!(value("lunette_queue_bytes_total", &first), 16384.0);

@@ -4,7 +4,7 @@ use config::{
     self as configuration, DISK_SET, DiskKey, Flags, Kind, Surroundings, disk_keys, parse_size,
 };
 use control::objects::{Disk, DiskStatus, Limits};
-use control::{Method, escape};
+use control::{Client, Method, Status, escape};
 use serde_json::{Value, json};
 
 use super::arguments::{Ask, DiskAction, DiskCommand};
@@ -20,9 +20,12 @@ pub fn run(command: DiskCommand) -> Outcome {
             ask.print(&disks, table)
         }
         DiskAction::Show { disk } => {
-            let disk: Disk = ask.daemon.client()?.get(&path(&disk))?;
-            ask.print(&[disk], |disks| {
-                disks.first().map_or_else(|| table(&[]), details)
+            let client = ask.daemon.client()?;
+            let disk: Disk = client.get(&path(&disk))?;
+            let space = space_of(&disk.name, &client);
+            ask.print(&[disk], |disks| match disks.first() {
+                Some(disk) => details(disk, &space),
+                None => table(&[]),
             })
         }
         DiskAction::Add { disk } => add(ask, disk),
@@ -181,8 +184,19 @@ fn storage(disk: &Disk) -> Option<(&'static str, &str)> {
         .next()
 }
 
+/// Returns lines about the space of the storage; none if it is unknown.
+fn space_of(disk: &str, client: &Client) -> Vec<(&'static str, String)> {
+    let status = client.get::<Status>("/v1/status").ok();
+    let found = status.and_then(|status| status.disks.into_iter().find(|one| one.name == disk));
+    let spaces = found.map(|disk| [("allocated", disk.allocated), ("free", disk.free)]);
+    let lines = spaces.into_iter().flatten();
+    lines
+        .filter_map(|(property, bytes)| Some((property, size_text(bytes?))))
+        .collect()
+}
+
 /// Table of one disk with a line per property.
-fn details(disk: &Disk) -> Table {
+fn details(disk: &Disk, space: &[(&'static str, String)]) -> Table {
     let mut lines = vec![("name", disk.name.clone())];
     if let Some(status) = &disk.status {
         lines.push(("state", state_text(status)));
@@ -208,6 +222,7 @@ fn details(disk: &Disk) -> Table {
     }
     if let Some(status) = &disk.status {
         lines.push(("size", size_text(status.size)));
+        lines.extend_from_slice(space);
         lines.push(("block size", status.block_size.to_string()));
         lines.push(("serial", status.serial.clone()));
         lines.push(("used by", status.used_by.join(" ")));

@@ -15,7 +15,7 @@ const SLOWEST = 5;
 
 export function showDisk(disk: Disk, history: History): void {
   $("one-name").textContent = disk.name;
-  const parts = [disk.path ? `${disk.backend} ${disk.path}` : disk.backend, bytes(disk.size), `blocks of ${disk.block_size} bytes`];
+  const parts = [disk.path ? `${disk.backend} ${disk.path}` : disk.backend, bytes(disk.size), ...spaceOf(disk), `blocks of ${disk.block_size} bytes`];
   if (disk.serial) parts.push(`serial number ${disk.serial}`);
   if (disk.read_only) parts.push("read-only");
   $("one-about").textContent = parts.join(", ");
@@ -29,6 +29,13 @@ export function showDisk(disk: Disk, history: History): void {
   showStages(seconds.at(-1)?.stages ?? []);
   if (isLive()) drawCurves(seconds, { seconds: drawn(seconds), isClock: false });
   drawHeat(seconds);
+}
+
+/** Allocation of the files, and free space of their file system. */
+function spaceOf({ size, allocated, free }: Disk): string[] {
+  if (allocated === undefined || free === undefined) return [];
+  const percent = size ? ` (${Math.round((allocated * 100) / size)} %)` : "";
+  return [`${bytes(allocated)}${percent} allocated`, `${bytes(free)} free in the file system`];
 }
 
 function showStages(stages: [string, number][]): void {

@@ -96,6 +96,8 @@ function rowOf(disk: Disk, now: Moment, history: History, chosen: string | null,
       String(inFlight),
       String(errors),
       bytes(disk.size),
+      disk.allocated === undefined ? "" : bytes(disk.allocated),
+      disk.free === undefined ? "" : bytes(disk.free),
       storage,
     ],
     keys: [
@@ -109,6 +111,9 @@ function rowOf(disk: Disk, now: Moment, history: History, chosen: string | null,
       inFlight,
       errors,
       disk.size,
+      disk.allocated ?? 0,
+      // The scarcest first.
+      disk.free === undefined ? 0 : 1 / (disk.free + 1),
       `${disk.backend} ${disk.path ?? ""}`,
     ],
   };
@@ -127,7 +132,7 @@ export function showDisks(
 ): void {
   const heads = [text("disk"), text("state"), medium(number("reads/s")), medium(number("writes/s"))];
   heads.push(minor(number("bytes/s")), minor(number("p50")), number("p99"), minor(number("in flight")), number("errors"));
-  heads.push(minor(number("size")), minor(text("storage")));
+  heads.push(minor(number("size")), minor(number("allocated")), minor(number("free")), minor(text("storage")));
   const column = heads.findIndex((head) => head.name === sorted);
   for (const head of heads) {
     head.isSorted = head.name === sorted;

@@ -5,6 +5,9 @@ export interface Disk {
   backend: string;
   path?: string;
   size: number;
+  /** Bytes that its files occupy, and free bytes of their file system. */
+  allocated?: number;
+  free?: number;
   block_size: number;
   serial: string;
   state: string;
