@@ -27,6 +27,8 @@ struct Script {
     designators: Vec<u8>,
     /// Page 80h without its header.
     serial: Vec<u8>,
+    /// Operation code that ends its connection.
+    fatal: Option<u8>,
     seen: Arc<Mutex<Seen>>,
 }
 
@@ -104,6 +106,9 @@ impl Script {
                         .expect("the log")
                         .commands
                         .push((lun, header[32]));
+                    if self.fatal == Some(header[32]) {
+                        return stream.shutdown(std::net::Shutdown::Both);
+                    }
                     match self.command(lun, &header[32..48]) {
                         Some(data) => {
                             // Data-In with status.
@@ -312,6 +317,31 @@ impl CommandSink for Sink {
     }
 }
 
+fn write_block(unit: &ReconnectingUnit) -> mpsc::Receiver<Ended> {
+    let (sender, receiver) = mpsc::channel();
+    let mut command = UnitCommand {
+        out: vec![7; 512],
+        repeatable: true,
+        ..UnitCommand::default()
+    };
+    (command.cdb[0], command.cdb[13]) = (WRITE_16, 1);
+    unit.submit(command, Arc::new(Sink(sender)), 0);
+    receiver
+}
+
+#[test]
+fn logins_of_a_target_that_ends_each_session_extend_no_timeout() {
+    let script = Script {
+        fatal: Some(WRITE_16),
+        ..Script::with_naa([0x50, 1, 0x40, 0x5a, 0, 0, 0, 1])
+    };
+    let address = script.serve(TARGET);
+    let unit = open(&address, &address, true).expect("a unit");
+    let ended = write_block(&unit).recv_timeout(Duration::from_secs(10));
+    assert!(matches!(ended, Ok(Ended::Lost)), "{ended:?}");
+    assert!(script.seen.lock().expect("the log").logins > 2);
+}
+
 /// Loses the first path, then writes a block. Returns true if the write was answered.
 fn writes_by_second_path(first: &Script, second: &Script, trusts_paths: bool) -> bool {
     let one = first.serve(TARGET);
@@ -321,15 +351,7 @@ fn writes_by_second_path(first: &Script, second: &Script, trusts_paths: bool) ->
     for connection in connections {
         connection.shutdown(std::net::Shutdown::Both).ok();
     }
-    let (sender, receiver) = mpsc::channel();
-    let mut command = UnitCommand {
-        out: vec![7; 512],
-        repeatable: true,
-        ..UnitCommand::default()
-    };
-    (command.cdb[0], command.cdb[13]) = (WRITE_16, 1);
-    unit.submit(command, Arc::new(Sink(sender)), 0);
-    let ended = receiver.recv_timeout(Duration::from_secs(10));
+    let ended = write_block(&unit).recv_timeout(Duration::from_secs(10));
     matches!(ended, Ok(Ended::Done(_)))
 }
 

@@ -38,6 +38,8 @@ const WARNINGS_APART: Duration = Duration::from_secs(1);
 /// State without a session.
 struct Down {
     since: Instant,
+    /// Commands wait from this time on: the first loss of a session since the last response to a command.
+    waiting_since: Instant,
     next_try: Instant,
     backoff: Backoff,
     /// Commands no longer wait for a session.
@@ -54,6 +56,9 @@ pub(super) struct Attendant {
     /// Path of the next attempt.
     next_path: usize,
     down: Option<Down>,
+    /// Time of the first loss of a session since the last response to a command. A target that accepts logins and then answers no command
+    /// is as unavailable as one that accepts none.
+    outage: Option<Instant>,
     /// Unit properties last reported to users.
     info: UnitInfo,
     waiting: VecDeque<Task>,
@@ -92,6 +97,7 @@ impl Attendant {
             path,
             next_path: path,
             down: None,
+            outage: None,
             waiting: VecDeque::new(),
             running: HashMap::new(),
             aborting: HashMap::new(),
@@ -298,6 +304,7 @@ impl Attendant {
     fn answered(&mut self, mut task: Task, mut done: CommandDone, now: Instant) {
         self.active = now;
         self.is_fruitful = true;
+        self.outage = None;
         self.has_changed |= is_change(&done) || task.command.changes_unit();
         let limit = self.settings.replacement_timeout;
         let verdict = match task.command.as_is {
@@ -414,6 +421,7 @@ impl Attendant {
         self.shared.is_up.store(false, Ordering::Release);
         self.down = Some(Down {
             since: now,
+            waiting_since: *self.outage.get_or_insert(now),
             next_try: now + next_try,
             backoff: Backoff::new(PAUSE_FIRST, PAUSE_MAX),
             is_expired: false,
@@ -455,7 +463,7 @@ impl Attendant {
             return;
         };
         let limit = self.settings.replacement_timeout;
-        if !limit.is_zero() && !down.is_expired && now.duration_since(down.since) >= limit {
+        if !limit.is_zero() && !down.is_expired && now.duration_since(down.waiting_since) >= limit {
             down.is_expired = true;
             self.waiting
                 .drain(..)
@@ -464,7 +472,7 @@ impl Attendant {
         if now < down.next_try {
             let mut wait = down.next_try - now;
             if !limit.is_zero() && !down.is_expired {
-                wait = wait.min((down.since + limit).saturating_duration_since(now));
+                wait = wait.min((down.waiting_since + limit).saturating_duration_since(now));
             }
             return self.sleep(wait);
         }
@@ -510,6 +518,10 @@ impl Attendant {
         let (aborted, rest): (Vec<Task>, Vec<Task>) =
             waiting.into_iter().partition(|task| task.is_aborted);
         self.waiting.extend(rest);
+        if self.waiting.is_empty() {
+            // No command will show whether the target answers, so that a later loss begins another outage.
+            self.outage = None;
+        }
         aborted
             .into_iter()
             .for_each(|task| task.end(Ended::Cancelled));
