@@ -121,7 +121,7 @@ fn flush_covers_writes_of_a_lost_connection_only_with_multi_conn() {
 }
 
 #[test]
-fn silent_server_is_left_and_a_cancelled_request_ends() {
+fn silent_and_dripping_servers_are_left_and_a_cancelled_request_ends() {
     both_ways(|peer, _| {
         peer.change(|options| options.fault = Fault::Silent);
         let nbd = Nbd::open(&NbdOptions {
@@ -132,8 +132,10 @@ fn silent_server_is_left_and_a_cancelled_request_ends() {
         let mut worker = Worker::new(&nbd);
         let read = worker.submit(IoRequest::read(0, 4096), IoBuffer::owned(4096));
         wait_for_requests(&mut worker, peer, 1);
+        peer.change(|options| options.fault = Fault::Dripping);
+        wait_for_requests(&mut worker, peer, 2);
         peer.change(|options| options.fault = Fault::None);
-        assert_eq!(worker.wait(read).0, Ok(()), "over the next connection");
+        assert_eq!(worker.wait(read).0, Ok(()), "over the third connection");
 
         peer.change(|options| options.fault = Fault::Silent);
         peer.disconnect();

@@ -39,6 +39,8 @@ mod token {
 
 /// Maximum length of one request that has no payload, in bytes: a multiple of every block size, below 2^32.
 const PLAIN_MAX: u64 = 1 << 30;
+/// Minimum rate of a long request or reply, in bytes per second.
+const RATE_MIN: u64 = 16 << 10;
 /// After this many lost connections, a request in flight in each of them is regarded as the cause.
 const LOSSES_MAX: u32 = 64;
 
@@ -72,6 +74,27 @@ struct NbdSlot {
     is_cancelled: bool,
 }
 
+/// Work of the server, for the detection of a server that hangs or sends a few bytes at a time.
+#[derive(Clone, Copy, Debug, Default)]
+struct ServerProgress {
+    /// Whole replies.
+    replies: u64,
+    /// Bytes sent and received.
+    bytes: u64,
+}
+
+impl ServerProgress {
+    fn moved(&mut self, result: Result<u32, i32>) {
+        self.bytes += u64::from(result.unwrap_or(0));
+    }
+
+    /// Returns true if the server has sent a whole reply since `before`, or moves the bytes of a long request at the rate of a slow network.
+    fn is_enough_since(&self, before: ServerProgress, time: Duration) -> bool {
+        let bytes = u128::from(self.bytes - before.bytes);
+        self.replies != before.replies || bytes * 1000 >= u128::from(RATE_MIN) * time.as_millis()
+    }
+}
+
 pub(super) struct NbdChannel {
     export: Arc<Export>,
     limits: Limits,
@@ -92,10 +115,9 @@ pub(super) struct NbdChannel {
     /// I/O no longer waits for a connection.
     is_expired: bool,
     has_expiry_timer: bool,
-    /// Value of `moved` when the running response timer was started.
-    response_timer: Option<u32>,
-    /// Number of completed sends and receives, modulo 2^32.
-    moved: u32,
+    /// Value of `progress` when the running response timer was started.
+    response_timer: Option<ServerProgress>,
+    progress: ServerProgress,
     /// Operations of the channel on the ring, besides those of the link.
     operations: usize,
     /// Acknowledged changes that need a flush to be durable, and those that a flush has covered.
@@ -128,7 +150,7 @@ impl NbdChannel {
             is_expired: false,
             has_expiry_timer: false,
             response_timer: None,
-            moved: 0,
+            progress: ServerProgress::default(),
             operations: 0,
             acknowledged: 0,
             flushed: 0,
@@ -197,7 +219,7 @@ impl NbdChannel {
         let limit = core.options.response_timeout;
         let is_owed = link.transmission.in_flight() > 0;
         if is_owed && self.response_timer.is_none() && !limit.is_zero() {
-            self.response_timer = Some(self.moved);
+            self.response_timer = Some(self.progress);
             self.operations += 1;
             ring.timer(self.owner, token::RESPONSE_TIMER, limit);
         }
@@ -274,6 +296,7 @@ impl NbdChannel {
         finished: &mut Vec<Finished>,
     ) {
         self.down_since = None;
+        self.progress.replies += 1;
         let core = &self.export.core;
         let slot = &mut self.slots[index];
         let io = slot.io;
@@ -441,13 +464,14 @@ impl NbdChannel {
     }
 
     fn response_time_is_over(&mut self, ring: &mut Ring) {
-        let before = self.response_timer.take();
+        let before = self.response_timer.take().unwrap_or_default();
         let Some(link) = self.link.as_deref_mut() else {
             return;
         };
-        if before == Some(self.moved) && link.transmission.in_flight() > 0 {
-            let limit = self.export.core.options.response_timeout.as_secs();
-            link.close(&format!("no reply from the server for {limit} s"));
+        let limit = self.export.core.options.response_timeout;
+        if !self.progress.is_enough_since(before, limit) && link.transmission.in_flight() > 0 {
+            let limit = limit.as_secs();
+            link.close(&format!("no whole reply from the server for {limit} s"));
         }
         self.pump(ring);
     }
@@ -589,7 +613,7 @@ impl IoChannel for NbdChannel {
                 });
             }
             link::token::SEND => {
-                self.moved = self.moved.wrapping_add(1);
+                self.progress.moved(completion.result);
                 if let (Some(link), Some(message)) = (self.link.as_deref_mut(), completion.message)
                 {
                     link.sent(ring, message, completion.result);
@@ -597,7 +621,7 @@ impl IoChannel for NbdChannel {
                 self.pump(ring);
             }
             link::token::RECEIVE => {
-                self.moved = self.moved.wrapping_add(1);
+                self.progress.moved(completion.result);
                 let Some(link) = self.link.as_deref_mut() else {
                     return;
                 };
@@ -607,7 +631,7 @@ impl IoChannel for NbdChannel {
                 self.take_in(ring, bytes, finished);
             }
             _ => {
-                self.moved = self.moved.wrapping_add(1);
+                self.progress.moved(completion.result);
                 let Some(link) = self.link.as_deref_mut() else {
                     return;
                 };

@@ -28,6 +28,8 @@ pub enum Fault {
     EndAfter(u32),
     /// Executes requests and replies to none.
     Silent,
+    /// Replies with one byte every 50 ms.
+    Dripping,
     Fail(ErrorCode),
     /// Sends bytes that are no reply.
     Garbage,
@@ -245,6 +247,12 @@ fn serve(
             }
             Fault::EndAfter(_) => stream.write_all(&output)?,
             Fault::Silent => {}
+            Fault::Dripping => {
+                for byte in output {
+                    stream.write_all(&[byte])?;
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                }
+            }
             Fault::Fail(code) => {
                 output.clear();
                 let to = ReplyTo {
