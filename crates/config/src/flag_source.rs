@@ -222,12 +222,31 @@ pub fn export_flag(
         Transport::VhostScsi | Transport::Iscsi => "name",
         Transport::VhostBlk | Transport::Nbd => "disk",
     };
+    let is_nbd = kind.transport == Transport::Nbd;
     let place = match socket.value.parse::<SocketAddr>() {
-        Ok(_) if kind.transport == Transport::Nbd => "listen",
+        Ok(_) if is_nbd => "listen",
+        Err(_) if is_nbd && looks_like_an_address(&socket.value) => {
+            let reason = not_an_address(&name.value, &socket.value);
+            diagnostics.refuse(&socket.location, reason, kind.form);
+            return None;
+        }
         _ => "socket",
     };
     let entries = vec![name.field(first_key), socket.field(place)];
     Some(object(source, entries, rest))
+}
+
+/// Returns true for a port, or a host with a port: nobody names a socket so.
+fn looks_like_an_address(text: &str) -> bool {
+    let port = text.rsplit_once(':').map_or(text, |(_, port)| port);
+    !text.contains('/') && !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn not_an_address(disk: &str, text: &str) -> String {
+    let port = text.rsplit_once(':').map_or(text, |(_, port)| port);
+    format!(
+        "{text:?} is not an IP address with a port; hint: {disk}:127.0.0.1:{port}, or {disk}:./{text} for a socket of that name"
+    )
 }
 
 /// Returns a logical unit's controller and fields from `CONTROLLER/TARGET:LUN=DISK`.

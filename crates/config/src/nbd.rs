@@ -116,6 +116,26 @@ mod tests {
     }
 
     #[test]
+    fn address_without_an_ip_address_is_no_name_of_a_socket() {
+        for (given, hint) in [
+            ("d0:5401", "hint: d0:127.0.0.1:5401, or d0:./5401"),
+            (
+                "d0:localhost:5401,ro",
+                "hint: d0:127.0.0.1:5401, or d0:./localhost:5401",
+            ),
+            ("d0:127.0.0.1:99999", "is not an IP address with a port"),
+            ("d0:::1:5401", "is not an IP address with a port"),
+        ] {
+            let error = read(&[given]).unwrap_err().to_string();
+            assert!(error.contains(hint), "{error}");
+        }
+        for given in ["d0:./5401", "d0:n.sock", "d0:[::1]:5401", "d0:/run/n:1"] {
+            let error = read(&[given]).err().map(|error| error.to_string());
+            assert_eq!(error, None, "{given}");
+        }
+    }
+
+    #[test]
     fn exports_share_a_listener_under_different_names() {
         assert!(read(&["d0:/run/nbd.sock", "d1:/run/nbd.sock"]).is_ok());
         for (exports, reason) in [
