@@ -15,7 +15,7 @@ use latency::{Labels, QueueRecord, Stamp, Stamps};
 use nbd::Violation;
 use nbd::handshake::Session;
 use nbd::request::Rules;
-use reactor::{Addressed, DiskHandle, Io, RateLimit, Source};
+use reactor::{Addressed, DiskHandle, Io, PeerRateLimit, RateLimit, Source};
 use request_engine::{
     BatchTransport, Buffers, Link, Measurement, StreamTransport, Transport, token,
 };
@@ -27,14 +27,18 @@ use crate::lifecycle::Lifecycle;
 use crate::output::Output;
 use crate::progress::{Progress, Slow};
 use crate::receive::Input;
-use crate::shared::{Admitted, ConnectionHandle, SharedServer};
+use crate::shared::{Admitted, ConnectionHandle, SharedServer, peer_log};
 use crate::slots::{Slots, Stage};
 
 // A client may open many connections at once, and each is worth a log line. Any peer may reconnect endlessly.
-static SESSION_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
+static SESSION_LOG: PeerRateLimit = PeerRateLimit::new(
+    Duration::from_millis(100),
+    64,
+    RateLimit::with_burst(Duration::from_millis(50), 256),
+);
 
 /// Limit of log lines about clients that are dropped because others need their memory.
-static SHORTAGE_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+static SHORTAGE_LOG: PeerRateLimit = peer_log();
 
 /// Initial capacity of the timeline in requests in flight.
 const TIMELINE_DEPTH: usize = 128;
@@ -121,7 +125,7 @@ impl Connection {
             worker,
         };
         let probe_id_base = probes::queue(worker, handle.source.index());
-        if let Some(suppressed) = SESSION_LOG.pass() {
+        if let Some(suppressed) = SESSION_LOG.pass(&client) {
             tracing::info!(
                 export = export.options.name,
                 client,
@@ -191,7 +195,7 @@ impl Connection {
         if !self.lifecycle.end() {
             return;
         }
-        if let Some(suppressed) = SESSION_LOG.pass() {
+        if let Some(suppressed) = SESSION_LOG.pass(&self.peer.client) {
             tracing::info!(
                 export = self.peer.export.options.name,
                 client = self.peer.client,
@@ -281,7 +285,7 @@ impl Peer {
     /// Logs a client that is dropped because it is too slow.
     fn too_slow(&self, slow: Slow) {
         if slow == Slow::Shortage
-            && let Some(suppressed) = SHORTAGE_LOG.pass()
+            && let Some(suppressed) = SHORTAGE_LOG.pass(&self.client)
         {
             tracing::warn!(
                 export = self.export.options.name,

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use nbd::Violation;
 use nbd::handshake::{Handshake, Session, Step, Tls, greeting};
-use reactor::RateLimit;
+use reactor::PeerRateLimit;
 
 use crate::export::Export;
 use crate::listeners::{Listener, Stream};
-use crate::shared::{Admitted, ListenerExports, SharedServer};
+use crate::shared::{Admitted, ListenerExports, SharedServer, peer_log};
 
 /// Bytes read at once: more than any option of a usual client.
 const READ_BYTES: usize = 8 << 10;
@@ -22,7 +22,7 @@ const OUTPUT_MAX: usize = 64 << 10;
 /// Rounds of reading, parsing and sending for one client before it is the turn of others.
 const ROUNDS_MAX: usize = 16;
 /// Limit of log lines about failed TLS handshakes.
-static TLS_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+static TLS_LOG: PeerRateLimit = peer_log();
 /// Interval of attempts to send output that the socket did not accept.
 const RETRY: Duration = Duration::from_millis(10);
 
@@ -152,7 +152,7 @@ impl Negotiations {
                 Progress::Closed => {}
                 Progress::Violated(client, violation) => shared.violated(&client, &violation),
                 Progress::NotEncrypted(client, reason) => {
-                    if let Some(suppressed) = TLS_LOG.pass() {
+                    if let Some(suppressed) = TLS_LOG.pass(&client) {
                         tracing::warn!(
                             client,
                             suppressed,

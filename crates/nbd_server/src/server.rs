@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bdev::Disk;
 use latency::Clock;
-use reactor::{Accepting, Pool, RateLimit, Rights, SocketError, SourceHandle};
+use reactor::{Accepting, PeerRateLimit, Pool, Rights, SocketError, SourceHandle};
 use tls::ServerTls;
 
 use crate::connection::{Connection, Parts};
@@ -18,9 +18,9 @@ use crate::export::{Export, ExportOptions};
 use crate::limits::ServerLimits;
 use crate::listeners::{Address, ListenError, Listener, Listeners, WaitingAddress};
 use crate::negotiations::{Negotiations, Opened};
-use crate::shared::{Established, SessionChange, SharedServer, lock};
+use crate::shared::{Established, SessionChange, SharedServer, lock, peer_log};
 
-static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+static REFUSAL_LOG: PeerRateLimit = peer_log();
 
 /// Maximum wait for the connections of a removed export, and of all exports at the end.
 const END_TIME: Duration = Duration::from_secs(5);
@@ -350,9 +350,10 @@ fn accept_all(state: &Arc<ServerState>) {
     }
 }
 
-fn refuse(reason: &dyn fmt::Display) {
-    if let Some(suppressed) = REFUSAL_LOG.pass() {
-        tracing::warn!(suppressed, "NBD client refused: {reason}");
+/// Logs a client that is not served. `client`: its address; empty if it is unknown.
+fn refuse(client: &str, reason: &dyn fmt::Display) {
+    if let Some(suppressed) = REFUSAL_LOG.pass(client) {
+        tracing::warn!(client, suppressed, "NBD client refused: {reason}");
     }
 }
 
@@ -370,7 +371,7 @@ fn accept_one(
         }
         listener.accept()
     };
-    let Some((stream, address, client)) = Accepting::accepted(accepted, |error| refuse(error))
+    let Some((stream, address, client)) = Accepting::accepted(accepted, |error| refuse("", error))
     else {
         return;
     };
@@ -379,7 +380,7 @@ fn accept_one(
             let shared = &state.shared;
             negotiations.add(stream, listener.clone(), client, admitted, now, shared);
         }
-        Err(limit) => refuse(&limit),
+        Err(limit) => refuse(&client, &limit),
     }
 }
 
@@ -387,7 +388,7 @@ fn accept_one(
 fn start_connection(opened: Opened, state: &ServerState) {
     // Workers need a blocking socket: the kernel waits for them.
     if let Err(error) = opened.stream.set_nonblocking(false) {
-        return refuse(&error);
+        return refuse(&opened.client, &error);
     }
     let worker = state
         .pool
@@ -427,6 +428,6 @@ fn start_connection(opened: Opened, state: &ServerState) {
         worker.wake(handle.source);
     });
     if let Err(error) = started {
-        refuse(&error);
+        refuse("", &error);
     }
 }

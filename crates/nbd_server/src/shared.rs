@@ -9,7 +9,7 @@ use std::time::Duration;
 use latency::QueueRecord;
 use nbd::handshake::Exports;
 use nbd::{ExportInfo, Violation};
-use reactor::{RateLimit, SourceHandle};
+use reactor::{PeerRateLimit, RateLimit, SourceHandle};
 use request_engine::SharedMemory;
 use tls::ServerTls;
 
@@ -18,7 +18,13 @@ use crate::export::Export;
 use crate::limits::ServerLimits;
 use crate::listeners::Address;
 
-static VIOLATION_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
+static VIOLATION_LOG: PeerRateLimit = peer_log();
+
+/// Creates the limit of log lines about one kind of fault of clients: one line every 10 s about each client, 5 lines per second about all.
+pub(crate) const fn peer_log() -> PeerRateLimit {
+    let all = RateLimit::with_burst(Duration::from_millis(200), 5);
+    PeerRateLimit::new(Duration::from_secs(10), 1, all)
+}
 
 /// Minimum interval of messages to all connections about memory.
 const RECLAIM_INTERVAL: Duration = Duration::from_millis(100);
@@ -181,7 +187,7 @@ impl SharedServer {
     /// Counts and logs a client that breaks the protocol. Its connection ends.
     pub fn violated(&self, client: &str, violation: &Violation) {
         self.violations.fetch_add(1, Ordering::Relaxed);
-        if let Some(suppressed) = VIOLATION_LOG.pass() {
+        if let Some(suppressed) = VIOLATION_LOG.pass(client) {
             tracing::warn!(
                 client,
                 suppressed,
