@@ -70,6 +70,9 @@ pub struct DiskStatus {
     pub serial: String,
     /// NAA identifier that SCSI initiators see, in 16 hexadecimal digits.
     pub wwn: String,
+    /// Clients cannot write: the key `read_only`, or storage that is read-only, such as a read-only export of an NBD server.
+    #[serde(default)]
+    pub read_only: bool,
     /// Users: exports, and logical units as `EXPORT/TARGET:LUN`.
     pub used_by: Vec<String>,
     /// `ready`, `opening` or `unavailable`.

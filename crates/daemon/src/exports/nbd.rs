@@ -1,5 +1,6 @@
 //! NBD export of one disk, for any number of clients.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nbd_server::{Address, ExportOptions, Server};
@@ -8,7 +9,8 @@ use scsi_exec::Hold;
 
 use super::vhost::numbers;
 use super::{Endpoint, ExportDevice, Opening};
-use config::{ExportConfig, LunConfig};
+use crate::objects::absolute;
+use config::{ExportConfig, LunConfig, SOCKET_PATH_MAX};
 
 /// Opens an NBD export.
 pub(super) fn open(
@@ -19,7 +21,7 @@ pub(super) fn open(
         return Err("an NBD export cannot use a socket of the parent process; hint: remove it from --fd or from the socket unit".to_owned());
     }
     let disk = opening.only_disk(export)?;
-    let unix = export.socket.clone().map(Address::Unix);
+    let unix = export.socket.as_deref().map(from_root).map(Address::Unix);
     let tcp = export.nbd.listen.map(Address::Tcp);
     let options = ExportOptions {
         dirty: None,
@@ -48,6 +50,15 @@ pub(super) fn open(
         _medium: medium,
     };
     Ok((Arc::new(device), endpoint))
+}
+
+/// Returns the path from the root, so that a socket has one name for all exports. A path that would be too long for a socket stays as it is.
+fn from_root(path: &Path) -> PathBuf {
+    let absolute = absolute(path);
+    match absolute.as_os_str().len() <= SOCKET_PATH_MAX {
+        true => absolute,
+        false => path.to_owned(),
+    }
 }
 
 struct OpenNbd {

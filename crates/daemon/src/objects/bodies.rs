@@ -37,6 +37,7 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
         None => vec![config.backend.word()],
     };
     let removing = live.draining.iter().find_map(|one| one.disk(&config.name));
+    let info_read_only = info.as_ref().is_some_and(|info| info.read_only);
     DiskStatus {
         reservations_unknown: disk.and_then(|disk| reservations_unknown(disk)),
         damage: device.as_deref().and_then(damage),
@@ -61,6 +62,7 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
             Some(info) => info.serial.clone(),
             None => config.serial.clone().unwrap_or_default(),
         },
+        read_only: config.read_only || info_read_only,
         used_by,
         state: state.word().to_owned(),
         reason,

@@ -169,12 +169,18 @@ fn table(disks: &[Disk]) -> Table {
             status.map_or_else(String::new, |status| status.state.clone()),
             size_text(status.map_or(disk.keys.number("size").unwrap_or(0), |status| status.size)),
             status.map_or_else(String::new, |status| status.block_size.to_string()),
-            yes(disk.keys.is_on("read_only")),
+            yes(is_read_only(disk)),
             limits(disk),
             status.map_or_else(String::new, |status| status.serial.clone()),
             status.map_or_else(String::new, |status| status.used_by.join(" ")),
         ])
     })
+}
+
+/// Returns true if the disk or its storage is read-only.
+fn is_read_only(disk: &Disk) -> bool {
+    let status = disk.status.as_ref();
+    disk.keys.is_on("read_only") || status.is_some_and(|status| status.read_only)
 }
 
 /// Returns the key that names the storage of a disk, and its value: a path, an RBD image, a logical unit or an NBD export.
@@ -227,7 +233,7 @@ fn details(disk: &Disk, space: &[(&'static str, String)]) -> Table {
         lines.push(("serial", status.serial.clone()));
         lines.push(("used by", status.used_by.join(" ")));
     }
-    lines.push(("read-only", yes(disk.keys.is_on("read_only"))));
+    lines.push(("read-only", yes(is_read_only(disk))));
     let on_error = disk.keys.text("on_error").unwrap_or_default();
     lines.push(("on error", on_error.to_owned()));
     if let Some(seconds) = disk.keys.number("io_timeout") {

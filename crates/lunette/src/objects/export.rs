@@ -171,8 +171,9 @@ fn table(exports: &[Export]) -> Table {
     let head = Table::new(&["NAME", "KIND", "WHERE", "DISKS", "CLIENT", "WORKERS"]);
     let waiting: Vec<WaitingListener> = exports.iter().flat_map(waiting_listeners).collect();
     let table = exports.iter().fold(head, |table, export| {
-        let place = export.socket().map(str::to_owned);
-        let place = place.unwrap_or_else(|| export.portals().join(" "));
+        let addresses = export.keys.text("listen").into_iter();
+        let places = export.socket().into_iter().chain(addresses);
+        let place = places.chain(export.portals()).collect::<Vec<_>>().join(" ");
         let disks = match export.disk() {
             Some(disk) => disk.to_owned(),
             None => count(export.luns().unwrap_or_default().len()),
