@@ -438,21 +438,36 @@ impl Sequence {
         let layout = Layout::Separate;
         let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, layout)?;
         for _ in 0..self.random.usize(1..6) {
-            let change = Change::of(self.random.usize(..));
-            let bytes = (change.first * BLOCK) as usize..;
-            let bytes = &mut self.model[bytes][..(change.blocks * BLOCK) as usize];
-            bytes.fill(change.byte);
-            let range = Range {
-                sector: change.first * BLOCK / 512,
-                sectors: (change.blocks * BLOCK / 512) as u32,
-                flags: 1,
+            let total = self.model.len() as u64 / BLOCK;
+            let first = self.random.u64(..total);
+            let kind = self.random.u8(0..8);
+            let most = if kind < 2 { 300 } else { 6 };
+            let blocks = self.random.u64(1..=most).min(total - first);
+            let byte = if kind < 2 { 0 } else { self.random.u8(1..) };
+            let bytes = &mut self.model[(first * BLOCK) as usize..][..(blocks * BLOCK) as usize];
+            bytes.fill(byte);
+            let range = |flags| Range {
+                sector: first * BLOCK / 512,
+                sectors: (blocks * BLOCK / 512) as u32,
+                flags,
             };
-            let ended = match change.byte {
-                0 => queue.write_zeroes(&[range])?,
-                _ => queue.write(change.first * BLOCK, bytes)?,
+            let ended = match kind {
+                // Discarded blocks of a file read as zeroes.
+                0 => queue.discard(&[range(0)])?,
+                1 => queue.write_zeroes(&[range(1)])?,
+                _ => queue.write(first * BLOCK, bytes)?,
             };
             ensure!(ended == status::OK, "status {ended}");
         }
+        Ok(())
+    }
+
+    /// Resizes the disk and the model.
+    fn resize(&mut self) -> Result<()> {
+        let size = self.random.u64(BLOCKS / 2..BLOCKS * 2) * BLOCK;
+        let words = ["disk", "resize", "d0", &size.to_string()];
+        self.rig.daemon.lunette(&words)?;
+        self.model.resize(size as usize, 0);
         Ok(())
     }
 
@@ -507,26 +522,36 @@ impl Sequence {
         Ok(())
     }
 
+    /// Begins a copy that takes long, and ends it early. It takes no changes from the checkpoints.
+    fn leave(&mut self, is_killed: bool) -> Result<()> {
+        let target = folder(&self.rig)?.display().to_string();
+        let name = self.begin(&["--to", &target, "--speed", "1K"])?;
+        self.change()?;
+        if is_killed {
+            self.rig.daemon.kill()?;
+            self.rig.daemon.start_again()?;
+        } else {
+            self.rig.daemon.lunette(&["backup", "cancel", &name])?;
+        }
+        // It may have had nothing to copy.
+        let bitmaps = self.rig.daemon.lunette(&["disk", "bitmap", "list"])?;
+        if bitmaps.contains(&format!("{name} ")) {
+            self.checkpoints.push(name);
+        }
+        Ok(())
+    }
+
     fn step(&mut self) -> Result<()> {
-        match self.random.u8(0..8) {
+        match self.random.u8(0..10) {
             0..4 => self.push(),
             4 => self.pull(),
             5 => {
                 self.rig.daemon.kill()?;
                 self.rig.daemon.start_again()
             }
-            6 => {
-                // A backup that ends early takes no changes from the checkpoints.
-                let target = folder(&self.rig)?.display().to_string();
-                let name = self.begin(&["--to", &target, "--speed", "1K"])?;
-                self.rig.daemon.lunette(&["backup", "cancel", &name])?;
-                let bitmaps = self.rig.daemon.lunette(&["disk", "bitmap", "list"])?;
-                // It may have had nothing to copy.
-                if bitmaps.contains(&format!("{name} ")) {
-                    self.checkpoints.push(name);
-                }
-                Ok(())
-            }
+            6 => self.leave(false),
+            7 => self.leave(true),
+            8 => self.resize(),
             _ if self.checkpoints.len() > 2 => {
                 let index = self.random.usize(..self.checkpoints.len());
                 let name = self.checkpoints.swap_remove(index);
@@ -538,10 +563,13 @@ impl Sequence {
     }
 }
 
-/// Changes, backups since any checkpoint, kills, cancellations and removed checkpoints in a random order.
+/// Changes, backups since any checkpoint, kills, resizes, cancellations and removed checkpoints in a random order. `LUNETTE_SEEDS=1000` runs
+/// more sequences.
 #[test]
 fn restored_copies_equal_the_disk_in_random_sequences() -> Result<()> {
-    for seed in 1..=2 {
+    let seeds = std::env::var("LUNETTE_SEEDS").ok();
+    let seeds = seeds.map_or(Ok(2), |seeds| seeds.parse())?;
+    for seed in 1..=seeds {
         let mut sequence = Sequence {
             rig: two_disks()?,
             random: fastrand::Rng::with_seed(seed),

@@ -9,7 +9,8 @@ use std::time::Duration;
 use end_to_end::{Context, Result, Rig, Scratch, ensure};
 use serde_json::Value;
 use vhost_frontend::{
-    BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, Verifier, status,
+    BlkQueue, FrontEnd, Layout, Options, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad,
+    Verifier, status,
 };
 use vm::{Process, wait_until};
 
@@ -225,6 +226,85 @@ fn filters_of_nbdkit_are_respected() -> Result<()> {
     ensure!(one.queue.write(0, &[1; 512])? == status::OK);
     let mut bytes = [0; 512];
     ensure!(one.queue.read(0, &mut bytes)? == status::IOERR);
+    Ok(())
+}
+
+/// Runs a SCSI command on LUN 0 and returns its data-in and status.
+fn scsi(queue: &mut ScsiQueue, cdb: &[u8], out: &[u8], length: usize) -> Result<(Vec<u8>, u8)> {
+    let command = ScsiRequest {
+        target: 0,
+        lun: 0,
+        tag: 1,
+        cdb,
+    };
+    let mut data = vec![0xee; length];
+    let mut done = queue.run(&command, out, &mut data)?;
+    if done.sense.first().is_some_and(|_| done.sense[2] & 15 == 6) {
+        // The first command reports a unit attention.
+        done = queue.run(&command, out, &mut data)?;
+    }
+    ensure!(done.response == 0, "{done:?}");
+    Ok((data, done.status))
+}
+
+#[test]
+fn scsi_commands_reach_a_server_with_larger_blocks() -> Result<()> {
+    let mut server = Server::start(&[
+        "nbdkit",
+        "--foreground",
+        "--unix={socket}",
+        "--filter=blocksize-policy",
+        "file",
+        "{file}",
+        "blocksize-minimum=4096",
+        "blocksize-preferred=4096",
+        "blocksize-maximum=65536",
+        "blocksize-error-policy=error",
+    ])?;
+    let disk = format!("r={},block_size=512", server.uri());
+    let near = Rig::new(|daemon| daemon.disk(&disk).vhost_scsi("c").lun("c/0:0=r"))?;
+    let mut front_end = FrontEnd::connect(&near.socket("c"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = ScsiQueue::start(&mut front_end, 2, &options, 4, 1 << 18, Layout::Separate)?;
+    // READ CAPACITY (16): the last of 65,536 blocks of 512 bytes, 8 in a physical block.
+    let capacity = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
+    let (data, status) = scsi(&mut queue, &capacity, &[], 32)?;
+    ensure!(status == 0 && data[..12] == [0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 2, 0]);
+    ensure!(data[13] & 15 == 3, "{data:?}");
+    // WRITE (10) of 300 blocks from block 5, after a lost connection.
+    server.kill()?;
+    server.start_again()?;
+    let written: Vec<u8> = (0..300 * 512).map(|at| (at / 100) as u8).collect();
+    let write = [
+        0x2a,
+        0,
+        0,
+        0,
+        0,
+        5,
+        0,
+        300u16.to_be_bytes()[0],
+        300u16.to_be_bytes()[1],
+        0,
+    ];
+    ensure!(scsi(&mut queue, &write, &written, 0)?.1 == 0);
+    // WRITE SAME (16) with UNMAP of blocks 8 to 15, and SYNCHRONIZE CACHE (10).
+    let same = [0x93, 8, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0];
+    ensure!(scsi(&mut queue, &same, &[0; 512], 0)?.1 == 0);
+    ensure!(scsi(&mut queue, &[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0)?.1 == 0);
+    let read = [0x28, 0, 0, 0, 0, 5, 0, write[7], write[8], 0];
+    let (data, status) = scsi(&mut queue, &read, &[], 300 * 512)?;
+    let mut expected = written;
+    expected[3 * 512..11 * 512].fill(0);
+    ensure!(status == 0 && data == expected);
+    // GET LBA STATUS finds data or a hole at the start.
+    let lba_status = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 24, 0, 0];
+    ensure!(scsi(&mut queue, &lba_status, &[], 24)?.1 == 0);
+    // READ (10) beyond the end.
+    let beyond = [0x28, 0, 0, 1, 0, 0, 0, 0, 1, 0];
+    ensure!(scsi(&mut queue, &beyond, &[], 512)?.1 == 2);
+    let file = std::fs::read(server.scratch.file("served.raw"))?;
+    ensure!(file[5 * 512..305 * 512] == expected);
     Ok(())
 }
 
