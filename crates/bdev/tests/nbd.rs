@@ -195,6 +195,27 @@ fn io_waits_for_the_server_and_fails_after_the_timeout() {
 }
 
 #[test]
+fn disk_without_users_shows_that_its_server_is_gone() {
+    let peer = Peer::start(PeerOptions::default());
+    let nbd = open(&peer);
+    let state = || nbd.capabilities().remote.unwrap().state();
+    let wait = |is_ready: bool| {
+        let begun = Instant::now();
+        while (state() == DiskState::Ready) != is_ready {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{}", state());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    assert_eq!(state(), DiskState::Ready);
+    peer.stop();
+    wait(false);
+    peer.listen();
+    wait(true);
+    let mut worker = Worker::new(&nbd);
+    assert_eq!(worker.write(0, &[7; 512]), Ok(()));
+}
+
+#[test]
 fn io_fails_after_the_timeout_if_a_server_accepts_and_hangs() {
     both_ways(|peer, _| {
         let nbd = Nbd::open(&NbdOptions {

@@ -15,6 +15,7 @@ use nbd::Style;
 use nbd::address::{ExportAddress, ServerAddress, TlsFolder};
 use nbd::client::{Handshake, Session, Step, Wanted};
 use nbd::wire::BASE_ALLOCATION;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use tls::ClientFiles;
@@ -35,6 +36,9 @@ const PROBES: u32 = 3;
 /// Pauses between attempts.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Intervals of checks of a disk without lost connections: of the spare connection, and of its users.
+const SPARE_INTERVAL: Duration = Duration::from_secs(1);
+const USERS_INTERVAL: Duration = Duration::from_secs(5);
 /// Minimum interval between log lines about lost connections.
 const WARNINGS_APART: Duration = Duration::from_secs(1);
 
@@ -115,6 +119,8 @@ impl Connector {
 fn run(core: &Core, first: Connection, requests: &mpsc::Receiver<WantedConnection>) {
     let mut spare = Some(first);
     let mut waiting: Vec<Weak<Mailbox>> = Vec::new();
+    // Channels that got a connection. Without any, the spare connection shows whether the server is available.
+    let mut users: Vec<Weak<Mailbox>> = Vec::new();
     let mut backoff = Backoff::new(PAUSE_FIRST, PAUSE_MAX);
     let mut next_try = Duration::ZERO;
     loop {
@@ -123,7 +129,8 @@ fn run(core: &Core, first: Connection, requests: &mpsc::Receiver<WantedConnectio
         let is_needed = !waiting.is_empty() || core.state.get() != DiskState::Ready;
         let received = match is_needed {
             true => requests.recv_timeout(next_try.saturating_sub(now)),
-            false => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            false if spare.is_some() => requests.recv_timeout(SPARE_INTERVAL),
+            false => requests.recv_timeout(USERS_INTERVAL),
         };
         match received {
             Ok(wanted) => {
@@ -140,12 +147,30 @@ fn run(core: &Core, first: Connection, requests: &mpsc::Receiver<WantedConnectio
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
+        if !is_needed {
+            users.retain(|mailbox| mailbox.strong_count() > 0);
+            match &spare {
+                Some(connection) if has_ended(&connection.socket) => {
+                    spare = None;
+                    next_try = Duration::ZERO;
+                    let reason = "the server has closed the connection".to_owned();
+                    core.state.set_unavailable(reason, Duration::ZERO);
+                    continue;
+                }
+                Some(_) => continue,
+                None if !users.is_empty() => continue,
+                None => {}
+            }
+        }
         waiting.retain(|mailbox| mailbox.strong_count() > 0);
         match spare.take().map_or_else(|| reconnect(core), Ok) {
             Ok(connection) => {
                 core.adopt_size(connection.session.size);
                 match waiting.pop().and_then(|mailbox| mailbox.upgrade()) {
-                    Some(mailbox) => mailbox.put(0, connection),
+                    Some(mailbox) => {
+                        mailbox.put(0, connection);
+                        users.push(Arc::downgrade(&mailbox));
+                    }
                     None => spare = Some(connection),
                 }
                 if waiting.is_empty() {
@@ -161,6 +186,12 @@ fn run(core: &Core, first: Connection, requests: &mpsc::Receiver<WantedConnectio
             }
         }
     }
+}
+
+/// Returns true if the server has closed an idle connection.
+fn has_ended(socket: &OwnedFd) -> bool {
+    let mut ends = [PollFd::new(socket, PollFlags::RDHUP)];
+    poll(&mut ends, Some(&Timespec::default())).is_ok_and(|ended| ended > 0)
 }
 
 /// Connects and checks that the export is the same.
