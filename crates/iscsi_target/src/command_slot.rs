@@ -24,7 +24,7 @@ impl Transport for CommandSlot<'_> {
             job: &mut slot.job,
             disks: &mut connection.disks,
             units: &connection.shared.units,
-            memory: &connection.work,
+            memory: &connection.memory.work,
             data_in,
             data_out,
         }
@@ -40,12 +40,12 @@ impl Transport for CommandSlot<'_> {
         let (disk, request) = (slot.job.disk, slot.job.io);
         slot.reads = request.length as u32;
         if !seen && slot.write_length.is_none() && slot.buffer.is_none() {
-            let mut shell = connection.buffers.take_shell();
+            let mut shell = connection.memory.buffers.take_shell();
             if io.borrow(disk, &request, &mut shell) {
                 slot.buffer = Some(shell);
                 return Data::Borrowed;
             }
-            connection.buffers.give_shell(shell);
+            connection.memory.buffers.give_shell(shell);
         }
         match self.has_memory(request.length as usize) {
             true => Data::Ready,

@@ -114,14 +114,15 @@ impl Connection {
             // Unsolicited data is limited by FirstBurstLength: one buffer of that size holds all of it, and whole small writes.
             let first_burst = 64 << 10;
             let larger = self
+                .memory
                 .buffers
                 .take_anyway(length.max(expected.min(first_burst)));
             if let Some(smaller) = slot.buffer.take() {
                 smaller.copy_to(&larger);
                 if slot.receiving {
-                    self.buffers.lose(&smaller);
+                    self.memory.buffers.lose(&smaller);
                 } else {
-                    self.buffers.give(smaller);
+                    self.memory.buffers.give(smaller);
                 }
             }
             slot.buffer = Some(larger);
@@ -283,7 +284,7 @@ impl Connection {
                 }
                 Step::Data => {
                     slot.touched = true;
-                    let mut part = self.buffers.take_shell();
+                    let mut part = self.memory.buffers.take_shell();
                     if let (Some(buffer), true) = (&slot.buffer, job.io.moves_data()) {
                         buffer.slice_into(0, job.io.length as usize, &mut part);
                     }
@@ -292,7 +293,7 @@ impl Connection {
                         slot.stage = Stage::Data;
                         return Progress::Pending;
                     };
-                    self.buffers.give_shell(part);
+                    self.memory.buffers.give_shell(part);
                     slot.task.resume(outcome, None);
                 }
                 Step::Scratch(mut buffer) => {
@@ -328,11 +329,11 @@ impl Connection {
     /// Reserves `length` bytes and returns true, or returns false and has the connection woken when memory may be available.
     #[inline]
     pub(crate) fn has_room(&mut self, length: usize) -> bool {
-        if self.buffers.has(length) {
+        if self.memory.buffers.has(length) {
             return true;
         }
-        self.buffers.wait(&self.handle);
-        self.buffers.has(length)
+        self.memory.buffers.wait(&self.handle);
+        self.memory.buffers.has(length)
     }
 
     pub(crate) fn io_done(
@@ -357,7 +358,7 @@ impl Connection {
         let scratch = if stage == Stage::Scratch {
             Some(buffer)
         } else {
-            self.buffers.give_shell(buffer);
+            self.memory.buffers.give_shell(buffer);
             None
         };
         slot.task.resume(outcome, scratch);
@@ -429,9 +430,9 @@ impl Connection {
         let slot = self.slots.get(index);
         if let Some(buffer) = slot.buffer.take() {
             if slot.receiving {
-                self.buffers.lose(&buffer);
+                self.memory.buffers.lose(&buffer);
             } else {
-                self.buffers.give(buffer);
+                self.memory.buffers.give(buffer);
             }
         }
         self.slots.free(index)

@@ -18,16 +18,14 @@ use iscsi::login::{LoggedIn, Visitor};
 use iscsi::session::SessionKind;
 use latency::{Labels, QueueRecord, Stamp, Stamps};
 use reactor::{Addressed, DiskHandle, Io, RateLimit, Source};
-use request_engine::{
-    BatchTransport, Buffers, Link, Measurement, Pace, StreamTransport, Transport,
-};
+use request_engine::{BatchTransport, Link, Measurement, Pace, StreamTransport, Transport};
 use scsi::{DiskId, Lun, Managed, NexusId, TaskManagementFunction};
-use scsi_exec::{DiskHandles, Hold, WorkMemory};
+use scsi_exec::{DiskHandles, Hold};
 use uring::Completion;
 
 use crate::lifecycle::{Attached, Drain, Lifecycle, Login, LoginStage};
 use crate::management::{After, Management, hold, runner};
-use crate::memory::SessionMemory;
+use crate::memory::{ConnectionMemory, SessionMemory};
 use crate::output::Output;
 use crate::receive::Input;
 use crate::shared::{ConnectionHandle, SharedServer};
@@ -66,9 +64,7 @@ pub(crate) struct Connection {
     pub(crate) link: Link,
     pub(crate) input: Input,
     pub(crate) output: Output,
-    pub(crate) buffers: Buffers<Connection>,
-    /// Working memory of commands besides their data.
-    pub(crate) work: Arc<WorkMemory>,
+    pub(crate) memory: ConnectionMemory,
     pub(crate) slots: Slots,
     pub(crate) schedule: Schedule,
     pub(crate) disks: DiskHandles,
@@ -107,8 +103,7 @@ impl Connection {
             link,
             input: Input::new(),
             output: Output::default(),
-            buffers: Buffers::new(memory.data),
-            work: memory.work,
+            memory: ConnectionMemory::new(memory),
             slots: Slots::default(),
             schedule: Schedule::default(),
             disks: DiskHandles::default(),
@@ -202,8 +197,7 @@ impl Connection {
         self.shared
             .tallies
             .connected(key.tsih, self.number(), record);
-        self.buffers.count_in(found.memory.data);
-        self.work = found.memory.work;
+        self.memory.count_in(found.memory);
         let session = Attached {
             view: found.target.scsi.view(),
             target: found.target,
@@ -388,7 +382,7 @@ impl Connection {
             next = idle_time.min(silent_time - quiet);
         } else if quiet >= idle_time {
             self.iscsi.ping();
-            self.buffers.trim();
+            self.memory.buffers.trim();
             next = idle_time.min(silent_time.saturating_sub(quiet));
         }
         if let Lifecycle::LogoutRequested { until } = self.lifecycle {
@@ -423,7 +417,9 @@ impl Connection {
     /// Sends queued output. Ends a closing connection when all is sent.
     fn flush(&mut self, io: &mut Io) {
         if !self.login.waits
-            && let Some(message) = self.output.next(self.iscsi.outgoing(), &mut self.buffers)
+            && let Some(message) = self
+                .output
+                .next(self.iscsi.outgoing(), &mut self.memory.buffers)
         {
             let is_urgent = self.lifecycle.is_closing()
                 || !self.schedule.starved.is_empty()

@@ -1,8 +1,8 @@
-//! Memory limits of a session, for the commands of all its connections.
+//! Memory limits of a session, for the commands of all its connections, and the memory of one connection.
 
 use std::sync::Arc;
 
-use request_engine::SharedMemory;
+use request_engine::{Buffers, SharedMemory};
 use scsi_exec::WorkMemory;
 
 use crate::connection::Connection;
@@ -23,5 +23,28 @@ impl SessionMemory {
             data: SharedMemory::new(limits.data_bytes, connections, 0),
             work: WorkMemory::new(limits.data_bytes),
         }
+    }
+}
+
+/// Memory of one connection.
+pub(crate) struct ConnectionMemory {
+    /// Data of commands, and output.
+    pub buffers: Buffers<Connection>,
+    /// Working memory of commands besides their data.
+    pub work: Arc<WorkMemory>,
+}
+
+impl ConnectionMemory {
+    pub fn new(limits: SessionMemory) -> ConnectionMemory {
+        ConnectionMemory {
+            buffers: Buffers::new(limits.data),
+            work: limits.work,
+        }
+    }
+
+    /// Counts all memory in the limits of a session from now on.
+    pub fn count_in(&mut self, limits: SessionMemory) {
+        self.buffers.count_in(limits.data);
+        self.work = limits.work;
     }
 }

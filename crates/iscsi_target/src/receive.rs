@@ -72,7 +72,7 @@ impl StreamTransport for Connection {
             link: &mut self.link,
             receiver: &mut self.input.receiver,
             queue: &mut self.output.queue,
-            memory: &mut self.buffers,
+            memory: &mut self.memory.buffers,
         }
     }
 

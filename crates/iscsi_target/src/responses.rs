@@ -96,7 +96,7 @@ impl Connection {
         let data = if reads > 0 {
             slot.buffer.take().map(|buffer| (buffer, reads))
         } else if !response.data.is_empty() {
-            let buffer = self.buffers.take_anyway(response.data.len());
+            let buffer = self.memory.buffers.take_anyway(response.data.len());
             buffer.write_whole(0, &response.data);
             Some((buffer, response.data.len()))
         } else {

@@ -423,7 +423,9 @@ impl Server {
         let bytes = |handle: ConnectionHandle| {
             let worker = handle.worker.clone();
             let bytes = worker.call(move |worker| {
-                handle.with(worker, |connection, _| connection.buffers.in_use() as u64)
+                handle.with(worker, |connection, _| {
+                    connection.memory.buffers.in_use() as u64
+                })
             });
             bytes.ok().flatten().unwrap_or(0)
         };
