@@ -465,7 +465,7 @@ impl Sequence {
     /// Resizes the disk and the model.
     fn resize(&mut self) -> Result<()> {
         let size = self.random.u64(BLOCKS / 2..BLOCKS * 2) * BLOCK;
-        let words = ["disk", "resize", "d0", &size.to_string()];
+        let words = ["disk", "resize", "d0", &size.to_string(), "--force"];
         self.rig.daemon.lunette(&words)?;
         self.model.resize(size as usize, 0);
         Ok(())
