@@ -79,32 +79,14 @@ pub struct Flag {
     pub value_name: &'static str,
 }
 
-/// Form of a flag's text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FlagForm {
-    /// One value.
-    Word,
-    /// One value; the flag may be repeated.
-    Repeated,
-    /// Values separated by commas.
-    List,
-    /// `KEY=VALUE`, separated by commas.
-    Options,
-}
-
 const fn flag(name: &'static str, value_name: &'static str) -> Option<Flag> {
     Some(Flag { name, value_name })
 }
 
 impl DaemonKey {
-    /// Returns the form of the flag's text.
-    pub fn form(&self) -> FlagForm {
-        match &self.key.kind {
-            Kind::List(_, _, Item::Text) => FlagForm::Repeated,
-            Kind::List(..) => FlagForm::List,
-            Kind::Sections(..) => FlagForm::Options,
-            _ => FlagForm::Word,
-        }
+    /// Returns true if the flag may be repeated: it has one item of a list.
+    pub fn is_repeated(&self) -> bool {
+        matches!(&self.key.kind, Kind::List(_, _, Item::Text))
     }
 
     /// Returns the row in the documentation.
@@ -113,7 +95,10 @@ impl DaemonKey {
         let row = row.trim_end_matches(" |");
         match &self.flag {
             None => format!("{row} |"),
-            Some(flag) => format!("{row}. Flag `--{}`{} |", flag.name, self.repeated()),
+            Some(flag) if self.is_repeated() => {
+                format!("{row}. Flag `--{}`, which may be repeated |", flag.name)
+            }
+            Some(flag) => format!("{row}. Flag `--{}` |", flag.name),
         }
     }
 
@@ -129,7 +114,8 @@ impl DaemonKey {
     /// Returns the help of the flag: meaning, words and default of its key.
     pub fn flag_help(&self) -> String {
         let [name, _, default, meaning] = self.key.help_line();
-        let words = match &self.key.kind {
+        let values = match &self.key.kind {
+            Kind::List(_, _, Item::Text) => "; may be given several times".to_owned(),
             Kind::Word(words) => format!(": {}", words.join(", ")),
             Kind::Sections(..) => format!(": see `lunette help {}`", name.replace('_', "-")),
             _ => String::new(),
@@ -140,14 +126,7 @@ impl DaemonKey {
         };
         let (first, rest) = meaning.split_at(1);
         let first = first.to_uppercase();
-        format!("{first}{rest}{words}{}{default}", self.repeated())
-    }
-
-    fn repeated(&self) -> &'static str {
-        match self.form() {
-            FlagForm::Repeated => ", which may be repeated",
-            _ => "",
-        }
+        format!("{first}{rest}{values}{default}")
     }
 }
 

@@ -93,12 +93,6 @@ pub enum DelayStorage {
     Ram,
 }
 
-impl DelayStorage {
-    /// Both variants with their words.
-    pub const WORDS: [(&'static str, DelayStorage); 2] =
-        [("null", DelayStorage::Null), ("ram", DelayStorage::Ram)];
-}
-
 /// Persistence of a RAM disk after the end of the daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Persist {
@@ -107,12 +101,6 @@ pub enum Persist {
     None,
     /// The memory is a memfd held by the service manager.
     Memfd,
-}
-
-impl Persist {
-    /// All variants with their words.
-    pub const WORDS: [(&'static str, Persist); 2] =
-        [("none", Persist::None), ("memfd", Persist::Memfd)];
 }
 
 /// An RBD image and its cluster.
@@ -161,7 +149,7 @@ pub struct NbdDiskConfig {
     /// Server and name of the export.
     pub address: ExportAddress,
     /// Durability of writes.
-    pub cache: ExportCache,
+    pub cache: CacheMode,
     /// Each worker has its own connection, if the server permits several.
     pub multi_conn: bool,
     /// Maximum number of requests in flight of a connection.
@@ -180,7 +168,7 @@ impl Default for NbdDiskConfig {
                 export: String::new(),
                 tls: None,
             },
-            cache: ExportCache::Writeback,
+            cache: CacheMode::Writeback,
             multi_conn: true,
             queue_depth: QUEUE_DEPTH,
             replacement_timeout: REPLACEMENT_TIMEOUT,
@@ -202,24 +190,6 @@ impl NbdDiskConfig {
             ServerAddress::Tcp { .. } => None,
         }
     }
-}
-
-/// Durability of writes to an export.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ExportCache {
-    /// The server may have a cache until a flush.
-    #[default]
-    Writeback,
-    /// Each write is durable when it completes.
-    Writethrough,
-}
-
-impl ExportCache {
-    /// Both values with their words.
-    pub const WORDS: [(&'static str, ExportCache); 2] = [
-        ("writeback", ExportCache::Writeback),
-        ("writethrough", ExportCache::Writethrough),
-    ];
 }
 
 impl Default for RemoteConfig {

@@ -13,7 +13,7 @@ use super::nbd_disk::NBD_DISK_KEYS;
 use super::passthrough::{self, PASSTHROUGH_KEYS};
 use super::rbd::RBD_KEYS;
 use super::readers::NAME;
-use super::remote::REMOTE_KEYS;
+use super::remote::{REMOTE_KEYS, REMOTE_LOGIN_KEYS};
 use super::setting::{Choice, Setting, key};
 use super::size::SIZE_MAX;
 use super::value::{Draft, Fields, Reader};
@@ -38,6 +38,7 @@ pub fn disk_keys() -> impl Iterator<Item = &'static DiskKey> {
         RBD_KEYS,
         NBD_DISK_KEYS,
         REMOTE_KEYS,
+        REMOTE_LOGIN_KEYS,
         PASSTHROUGH_KEYS,
         COMMON_KEYS,
     ];

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use super::daemon_keys::{ConfigDraft, DAEMON_KEYS, FlagForm, WorkersDraft};
+use super::daemon_keys::{ConfigDraft, DAEMON_KEYS, DaemonKey, WorkersDraft};
 use super::diagnostics::Diagnostics;
 use super::disk::read_disk;
 use super::export_kinds::{NBD, VHOST_BLK, VHOST_SCSI};
 use super::flag_source::{self, Flags};
 use super::iscsi_flags::read_flags;
+use super::key::{Item, Kind};
 use super::location::{Located, Source};
 use super::lun::{LUN_KEYS, read_lun};
 use super::value::{Draft, Field, Fields, Raw, Reader};
@@ -26,12 +27,10 @@ pub fn add(draft: &mut ConfigDraft, flags: &Flags, diagnostics: &mut Diagnostics
         // Count and CPUs are one setting: a flag for either replaces both.
         draft.workers = WorkersDraft::default();
     }
-    for known in DAEMON_KEYS {
-        let (key, Some(flag)) = (&known.key, &known.flag) else {
-            continue;
-        };
+    for DaemonKey { key, flag } in DAEMON_KEYS {
+        let Some(flag) = flag else { continue };
         for (_, text) in flags.daemon.iter().filter(|(name, _)| *name == flag.name) {
-            let value = value_of(known.form(), &source(&format!("--{}", flag.name), text));
+            let value = value_of(&key.kind, &source(&format!("--{}", flag.name), text));
             // A table with this field only, for the reader of files.
             let fields = Fields {
                 location: value.location.clone(),
@@ -43,14 +42,14 @@ pub fn add(draft: &mut ConfigDraft, flags: &Flags, diagnostics: &mut Diagnostics
 }
 
 /// Returns the value of a flag's text.
-fn value_of(form: FlagForm, source: &Arc<Source>) -> Located<Raw> {
-    match form {
-        FlagForm::Word | FlagForm::Repeated => flag_source::word_flag(source),
-        FlagForm::List => flag_source::list_flag(source),
-        FlagForm::Options => {
+fn value_of(kind: &Kind, source: &Arc<Source>) -> Located<Raw> {
+    match kind {
+        Kind::List(_, _, Item::Number) => flag_source::list_flag(source),
+        Kind::Sections(..) => {
             let fields = flag_source::options_flag(source);
             Located::new(Raw::Table(fields.clone()), fields.location)
         }
+        _ => flag_source::word_flag(source),
     }
 }
 

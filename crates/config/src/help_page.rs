@@ -223,7 +223,7 @@ fn push_wrapped(page: &mut String, first: &str, text: &str, indent: usize, width
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ISCSI_KEYS, TARGET_KEYS, VHOST_BLK_KEYS, VHOST_SCSI_KEYS};
+    use crate::{ISCSI_KEYS, LOGIN_KEYS, TARGET_KEYS, VHOST_BLK_KEYS, VHOST_SCSI_KEYS};
 
     fn page_of(topic: &str) -> String {
         HelpTopic::find(topic).expect("a topic").page(100)
@@ -268,6 +268,7 @@ mod tests {
         }
         for topic in ["iscsi", "export"] {
             has_lines(topic, ISCSI_KEYS);
+            has_lines(topic, LOGIN_KEYS);
             has_lines(topic, TARGET_KEYS);
             has_lines(topic, TARGET_LUN_KEYS);
             has_lines(topic, ACL_KEYS);

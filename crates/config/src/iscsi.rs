@@ -13,7 +13,7 @@ use super::lun::{LUN_COMMAND, TARGET_LUN_KEYS, luns_value, read_luns};
 use super::model::{ExportConfig, LunConfig, Transport};
 use super::readers::{ISCSI_NAME, SECRET_FILE, parsed, read_list};
 use super::setting::{Choice, key};
-use super::target_keys::TARGET_KEYS;
+use super::target_keys::{LOGIN_KEYS, TARGET_KEYS};
 use super::value::{Raw, Reader, items_of, text_of};
 
 const DISKS_ALLOWED: &str = "a list of names of disks: LUNs from 0 in this order";
@@ -36,7 +36,8 @@ pub static ISCSI: ExportKind = ExportKind {
     summary: "An iSCSI target.",
     keys: &[
         ("iSCSI targets", ISCSI_KEYS),
-        ("Limits of an iSCSI target at a login", TARGET_KEYS),
+        ("Limits of an iSCSI target at a login", LOGIN_KEYS),
+        ("Limits of an iSCSI target for its sessions", TARGET_KEYS),
     ],
     queues: 0,
     relate,

@@ -41,6 +41,7 @@ mod iscsi_limits;
 mod json_source;
 mod key;
 mod location;
+mod login_keys;
 mod lun;
 mod model;
 mod nbd;
@@ -73,11 +74,10 @@ pub use ::nbd::address::{ExportAddress, ServerAddress};
 pub use access_list::ACL_KEYS;
 pub use accounts::{account, group_id, user_id, user_name};
 pub use block::{CacheMode, ExportPlacement, PollLimit, PollMode};
-pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
+pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag};
 pub use device_keys::DiskKey;
 pub use devices::{
-    BlockDeviceConfig, DEVICE_KINDS, DelayStorage, ExportCache, NbdDiskConfig, Persist, RbdConfig,
-    RemoteConfig,
+    BlockDeviceConfig, DEVICE_KINDS, DelayStorage, NbdDiskConfig, Persist, RbdConfig, RemoteConfig,
 };
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use differences::{Difference, disk_differences};
@@ -107,7 +107,7 @@ pub use render::render;
 pub use scsi::{AccessState, AccessStates};
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
 pub use surroundings::Surroundings;
-pub use target_keys::TARGET_KEYS;
+pub use target_keys::{LOGIN_KEYS, TARGET_KEYS};
 pub use vhost_blk::VHOST_BLK_KEYS;
 pub use vhost_scsi::VHOST_SCSI_KEYS;
 

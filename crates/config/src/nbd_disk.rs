@@ -3,9 +3,7 @@
 use nbd::address::ExportAddress;
 
 use super::device_keys::{DiskKey, device_key};
-use super::devices::ExportCache;
 use super::key::{Kind, REQUIRED};
-use super::setting::Choice;
 
 /// Keys of disks on exports of NBD servers.
 pub static NBD_DISK_KEYS: &[DiskKey] = &[
@@ -15,7 +13,7 @@ pub static NBD_DISK_KEYS: &[DiskKey] = &[
         [Nbd] (address)
     },
     device_key! {
-        "cache": ExportCache::KIND; "`writeback`";
+        "cache": Kind::Word(&["writeback", "writethrough"]); "`writeback`";
         "`writeback`: the server may have a cache until a flush. `writethrough`: each write is durable when it completes (FUA, or a flush after it)";
         [Nbd] (cache)
     },
@@ -32,8 +30,7 @@ pub static NBD_DISK_KEYS: &[DiskKey] = &[
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{BlockDeviceConfig, Flags, NbdDiskConfig, Surroundings, parse, render};
+    use crate::{BlockDeviceConfig, CacheMode, Flags, NbdDiskConfig, Surroundings, parse, render};
 
     fn by_flag(disk: &str) -> Result<NbdDiskConfig, String> {
         let flags = Flags {
@@ -64,7 +61,7 @@ mod tests {
         assert_eq!(tcp.address.export, "a,b");
         assert_eq!(tcp.address.to_string(), "nbd://[::1]:10810/a,b");
         assert_eq!((tcp.multi_conn, tcp.queue_depth), (false, 8));
-        assert_eq!(tcp.cache, ExportCache::Writethrough);
+        assert_eq!(tcp.cache, CacheMode::Writethrough);
         assert_eq!((tcp.replacement_timeout, tcp.response_timeout), (120, 60));
         let unix = "d=nbd+unix:///vm?socket=/run/n.sock,replacement_timeout=0,response_timeout=5";
         let unix = by_flag(unix).unwrap();

@@ -2,15 +2,15 @@
 
 use iscsi::address::{Portal, UnitAddress};
 use iscsi::chap::Algorithm as ChapAlgorithm;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::device_keys::{DiskKey, device_key};
-use super::key::{Key, Kind, NONE, REQUIRED, allow};
+use super::key::{Kind, NONE, REQUIRED, allow};
+use super::login_keys::{
+    ALGORITHMS, ALGORITHMS_DEFAULT, LENGTHS, algorithms_value, login_keys, read_algorithms,
+};
 use super::readers::ISCSI_NAME;
 use super::value::Reader;
-
-/// RFC 7143, 13.13 and 13.14: 512 to 2^24-1.
-const LENGTHS: std::ops::RangeInclusive<u64> = 512..=16_777_215;
 
 /// Digests that an initiator requests; the target may refuse them.
 const DIGEST: Kind = Kind::Word(&["none", "crc32c"]);
@@ -31,24 +31,16 @@ fn read_paths(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<Vec<String>>
     Some(paths.value)
 }
 
-/// Accepted values of a list of CHAP algorithms.
-pub const ALGORITHMS_ALLOWED: &str =
-    "one or more of sha3-256, sha256, sha1 and md5, with blanks between them";
-
-/// Reads a list of CHAP algorithms; `None`: absent, wrong, or the default.
-pub fn read_algorithms<D, T>(
-    key: &Key<D, T>,
-    reader: &mut Reader<'_, '_>,
-) -> Option<Vec<ChapAlgorithm>> {
-    let parse = |text: &str| ChapAlgorithm::parse_list(text).ok_or_else(String::new);
-    let algorithms = key.parsed(reader, parse)?.value;
-    (algorithms != ChapAlgorithm::strongest_first()).then_some(algorithms)
+/// Declares a key for a field of the offer of a disk on a target.
+macro_rules! offered {
+    ($name:literal: $kind:expr; $default:expr; $help:expr; $($path:ident).+) => {
+        device_key! { $name: $kind; $default; $help; [Iscsi] (offer.$($path).+) }
+    };
 }
 
-/// Returns a list of CHAP algorithms as it is written.
-pub fn algorithms_value(algorithms: Option<&[ChapAlgorithm]>) -> Option<Value> {
-    Some(json!(ChapAlgorithm::list(algorithms?)))
-}
+/// Keys of logins that targets have, too.
+pub static REMOTE_LOGIN_KEYS: &[DiskKey] =
+    login_keys!(offered; DIGEST, "`none`"; *LENGTHS.end(); "`1048576`"; 65_535, "`1`");
 
 /// Keys of disks on logical units of iSCSI targets.
 pub static REMOTE_KEYS: &[DiskKey] = &[
@@ -76,8 +68,8 @@ pub static REMOTE_KEYS: &[DiskKey] = &[
         [Iscsi] (chap_file)
     },
     device_key! {
-        "chap_algorithms": Kind::Text("names with blanks between them: `sha3-256`, `sha256`, `sha1`, `md5`", ALGORITHMS_ALLOWED);
-        "`sha3-256 sha256 sha1 md5`"; "offered [CHAP algorithms](remote-disks.md#chap), in order of preference";
+        "chap_algorithms": ALGORITHMS; ALGORITHMS_DEFAULT;
+        "offered [CHAP algorithms](remote-disks.md#chap), in order of preference";
         [Iscsi] (chap_algorithms) by (
             |key, reader| Some(read_algorithms(key, reader)),
             |algorithms: &Option<Vec<ChapAlgorithm>>| algorithms_value(algorithms.as_deref())
@@ -95,34 +87,6 @@ pub static REMOTE_KEYS: &[DiskKey] = &[
     device_key! {
         "replacement_timeout": Kind::Number("seconds", 0..=86_400); "`120`";
         "time that I/O waits for a lost session or connection. Then it fails, and `on_error` applies. 0: no limit"; [Iscsi Nbd] (replacement_timeout)
-    },
-    device_key! {
-        "header_digest": DIGEST; "`none`"; "checksum over each header"; [Iscsi] (offer.header_digest)
-    },
-    device_key! {
-        "data_digest": DIGEST; "`none`"; "checksum over the data of each PDU"; [Iscsi] (offer.data_digest)
-    },
-    device_key! {
-        "max_recv_data_segment_length": Kind::Number("bytes", LENGTHS); "`262144`";
-        "maximum data of a PDU from the target"; [Iscsi] (offer.max_recv_data_segment_length)
-    },
-    device_key! {
-        "max_burst_length": Kind::Number("bytes", LENGTHS); "`1048576`";
-        "maximum data of one request (R2T) or sequence of the target"; [Iscsi] (offer.session.max_burst_length)
-    },
-    device_key! {
-        "first_burst_length": Kind::Number("bytes", LENGTHS); "`262144`";
-        "maximum unsolicited data; at most `max_burst_length`"; [Iscsi] (offer.session.first_burst_length)
-    },
-    device_key! {
-        "max_outstanding_r2t": Kind::Number("requests", 1..=65_535); "`1`";
-        "maximum outstanding data requests (R2T) per command"; [Iscsi] (offer.session.max_outstanding_r2t)
-    },
-    device_key! {
-        "immediate_data": Kind::Boolean; "`true`"; "sends data in the PDU of the command"; [Iscsi] (offer.session.immediate_data)
-    },
-    device_key! {
-        "initial_r2t": Kind::Boolean; "`false`"; "sends other data only on request of the target"; [Iscsi] (offer.session.initial_r2t)
     },
     device_key! {
         "error_recovery_level": Kind::Number("", 0..=2); "`0`";

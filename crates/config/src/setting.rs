@@ -13,7 +13,7 @@ use iscsi::negotiation::DigestOffer;
 use nbd::address::ExportAddress;
 use serde_json::{Value, json};
 
-use super::devices::{DelayStorage, ExportCache, Persist};
+use super::devices::{DelayStorage, Persist};
 use super::key::{Key, Kind, POLL_ALLOWED, allow, words};
 use super::location::Located;
 use super::model::POLL_MICROS_MAX;
@@ -225,12 +225,11 @@ macro_rules! choices {
 
 choices! {
     CacheMode = CacheMode::WORDS,
-    DelayStorage = DelayStorage::WORDS,
+    DelayStorage = [("null", DelayStorage::Null), ("ram", DelayStorage::Ram)],
     DemoMode = [("none", DemoMode::None), ("ro", DemoMode::ReadOnly), ("rw", DemoMode::ReadWrite)],
     // The initiator offers digests first; the target selects its preference if permitted (RFC 7143, 6.2.1).
     DigestOffer = [("any", DigestOffer::PreferNone), ("none", DigestOffer::None), ("crc32c", DigestOffer::Crc32c)],
     DiscardMode = DiscardMode::WORDS,
-    ExportCache = ExportCache::WORDS,
     FileLock = FileLock::WORDS,
     NamedFiles = NamedFiles::WORDS,
     OnError = OnError::WORDS,
@@ -239,7 +238,7 @@ choices! {
         ("emulate", PassedReservations::Emulate),
         ("forward", PassedReservations::Forward),
     ],
-    Persist = Persist::WORDS,
+    Persist = [("none", Persist::None), ("memfd", Persist::Memfd)],
     PollMode = PollMode::WORDS,
     RbdLock = RbdLock::WORDS,
     sandbox::Mode = sandbox::Mode::WORDS,

@@ -5,12 +5,12 @@ use serde_json::Value;
 
 use super::export_keys::ExportKey;
 use super::key::{Kind, RunTime};
+use super::login_keys::{
+    ALGORITHMS, ALGORITHMS_DEFAULT, algorithms_value, login_keys, read_algorithms,
+};
 use super::model::ExportConfig;
-use super::remote::{ALGORITHMS_ALLOWED, algorithms_value, read_algorithms};
 use super::setting::{Choice, Setting, key};
 
-/// RFC 7143, 13.13 and 13.14: 512 to 2^24-1.
-const LENGTHS: std::ops::RangeInclusive<u64> = 512..=16_777_215;
 /// Maximum size of a connection's buffers.
 const RECEIVE_MAX: u64 = 262_144;
 /// Maximum number of outstanding R2Ts per task.
@@ -35,32 +35,19 @@ macro_rules! bound {
     };
 }
 
-/// All login keys.
+/// Declares a key for a field of the offer of a target.
+macro_rules! offered {
+    ($name:literal: $kind:expr; $default:expr; $help:expr; $($path:ident).+) => {
+        bound! { $name: $kind; $default; $help; offer.$($path).+ }
+    };
+}
+
+/// Keys of logins that disks on targets have, too.
+pub static LOGIN_KEYS: &[ExportKey] =
+    login_keys!(offered; DigestOffer::KIND, "`any`"; RECEIVE_MAX; "`16776704`"; R2T_MAX, "`8`");
+
+/// All other keys of logins.
 pub static TARGET_KEYS: &[ExportKey] = &[
-    bound! { "header_digest": DigestOffer::KIND; "`any`";
-        "checksum over each header: as the initiator prefers, refused, or required"; offer.header_digest
-    },
-    bound! { "data_digest": DigestOffer::KIND; "`any`";
-        "checksum over the data of each PDU, likewise"; offer.data_digest
-    },
-    bound! { "max_recv_data_segment_length": Kind::Number("bytes", 512..=RECEIVE_MAX); "`262144`";
-        "maximum data of a PDU from an initiator"; offer.max_recv_data_segment_length
-    },
-    bound! { "max_burst_length": Kind::Number("bytes", LENGTHS); "`16776704`";
-        "maximum data of one request (R2T) or sequence"; offer.session.max_burst_length
-    },
-    bound! { "first_burst_length": Kind::Number("bytes", LENGTHS); "`262144`";
-        "maximum unsolicited data from an initiator; at most `max_burst_length`"; offer.session.first_burst_length
-    },
-    bound! { "max_outstanding_r2t": Kind::Number("requests", 1..=R2T_MAX); "`8`";
-        "maximum outstanding data requests (R2T) per command"; offer.session.max_outstanding_r2t
-    },
-    bound! { "immediate_data": Kind::Boolean; "`true`";
-        "initiators may send data in the PDU of their command"; offer.session.immediate_data
-    },
-    bound! { "initial_r2t": Kind::Boolean; "`false`";
-        "initiators send other data only on request"; offer.session.initial_r2t
-    },
     bound! { "max_connections": Kind::Number("connections of a session", 1..=16); "`16`";
         "at most `connections_per_session` of the [limits](#limits-of-iscsi-initiators)"; offer.session.max_connections
     },
@@ -78,8 +65,7 @@ pub static TARGET_KEYS: &[ExportKey] = &[
         "maximum commands in progress per session (command window); at most `commands_per_session` of the limits"; queue_depth
     },
     key! {
-        "chap_algorithms": Kind::Text("names with blanks between them: `sha3-256`, `sha256`, `sha1`, `md5`", ALGORITHMS_ALLOWED);
-        "`sha3-256 sha256 sha1 md5`"; RunTime::RELOAD;
+        "chap_algorithms": ALGORITHMS; ALGORITHMS_DEFAULT; RunTime::RELOAD;
         "CHAP algorithms that initiators may use; the first allowed one in the initiator's list is used";
         read |key, reader, target| target.iscsi.bounds.chap_algorithms = read_algorithms(key, reader);
         get |target| algorithms_value(target.iscsi.bounds.chap_algorithms.as_deref())

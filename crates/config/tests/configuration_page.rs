@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use config::{
-    ACL_KEYS, Config, DAEMON_KEYS, Diagnostics, Flags, ISCSI_KEYS, ISCSI_LIMIT_KEYS, Key, LUN_KEYS,
-    NBD_KEYS, Surroundings, TARGET_KEYS, TARGET_LUN_KEYS, VHOST_BLK_KEYS, VHOST_SCSI_KEYS,
-    disk_keys, parse,
+    ACL_KEYS, Config, DAEMON_KEYS, Diagnostics, Flags, ISCSI_KEYS, ISCSI_LIMIT_KEYS, Key,
+    LOGIN_KEYS, LUN_KEYS, NBD_KEYS, Surroundings, TARGET_KEYS, TARGET_LUN_KEYS, VHOST_BLK_KEYS,
+    VHOST_SCSI_KEYS, disk_keys, parse,
 };
 
 const DISK: &str = "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n";
@@ -249,7 +249,10 @@ fn rows_of_the_page_match_the_declared_keys() {
         ("## iSCSI targets", rows_of(ISCSI_KEYS)),
         ("Each `lun` of a target has", rows_of(TARGET_LUN_KEYS)),
         ("Each entry of `acl` has", rows_of(ACL_KEYS)),
-        ("### Logins", rows_of(TARGET_KEYS)),
+        (
+            "### Logins",
+            [rows_of(LOGIN_KEYS), rows_of(TARGET_KEYS)].concat(),
+        ),
         ("## Limits of iSCSI initiators", rows_of(ISCSI_LIMIT_KEYS)),
     ] {
         expected = with_rows(&expected, heading, &rows);

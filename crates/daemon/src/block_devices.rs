@@ -10,7 +10,7 @@ use bdev::{
     Null, NullOptions, OpenError, Ram, RamOptions, Rbd, RbdOptions, ScsiDisk, ScsiGenericOptions,
 };
 use config::{
-    BlockDeviceConfig, DelayStorage, DiskConfig, ExportCache, NbdDiskConfig, Persist, RemoteConfig,
+    BlockDeviceConfig, CacheMode, DelayStorage, DiskConfig, NbdDiskConfig, Persist, RemoteConfig,
 };
 
 /// Block size of a disk without another default, in bytes.
@@ -145,7 +145,7 @@ fn nbd_options(nbd: &NbdDiskConfig, disk: &DiskConfig) -> NbdOptions {
         replacement_timeout: Duration::from_secs(nbd.replacement_timeout.into()),
         response_timeout: Duration::from_secs(nbd.response_timeout.into()),
         read_only: disk.read_only,
-        writethrough: nbd.cache == ExportCache::Writethrough,
+        writethrough: nbd.cache == CacheMode::Writethrough,
         block_size: disk.block_size,
     }
 }

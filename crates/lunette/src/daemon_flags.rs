@@ -1,7 +1,7 @@
 //! Flags of the daemon, declared in `config` with their configuration keys.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
-use config::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
+use config::{DAEMON_KEYS, DaemonKey, Flag};
 
 /// Given flags: name and value.
 #[derive(Clone, Debug, Default)]
@@ -19,9 +19,9 @@ impl Args for DaemonFlags {
                 .long(flag.name)
                 .value_name(flag.value_name)
                 .help(known.flag_help())
-                .action(match known.form() {
-                    FlagForm::Repeated => ArgAction::Append,
-                    FlagForm::Word | FlagForm::List | FlagForm::Options => ArgAction::Set,
+                .action(match known.is_repeated() {
+                    true => ArgAction::Append,
+                    false => ArgAction::Set,
                 })
         }))
     }
