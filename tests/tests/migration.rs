@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::ceph::Ceph;
+use end_to_end::http::Events;
 use end_to_end::rig::{free_portal, kernel_is_content};
 use end_to_end::{Context, DaemonBuilder, Guest, GuestBuilder, Result, Rig, Scratch, ensure};
 use serde_json::Value;
@@ -213,20 +214,20 @@ fn guest_migrates_between_two_daemons() -> Result<()> {
     Ok(())
 }
 
-/// Both daemons have the image open. librbd moves the exclusive lock of the image to the daemon that writes.
+/// Both daemons have the images open. The lock of one follows its queues; librbd moves that of the other to the daemon that writes.
 #[test]
 fn guest_migrates_between_two_daemons_with_rbd_images() -> Result<()> {
     let ceph = Ceph::start()?;
-    let disk = |number: u8| -> Result<String> {
+    let disk = |number: u8, lock: &str| -> Result<String> {
         let image = format!("rbd/m{number}");
         ceph.rbd(&["create", &image, "--size", "32M"])?;
         let same = format!("serial=RBD-{number},wwn=500000000000001{number}");
         Ok(format!(
-            "d{number}={},lock=cooperative,{same}",
+            "d{number}={},lock={lock},{same}",
             ceph.disk(&image)
         ))
     };
-    let disks = [disk(1)?, disk(2)?];
+    let disks = [disk(1, "while-active")?, disk(2, "cooperative")?];
     let describe = |daemon: DaemonBuilder| {
         let daemon = disks.iter().fold(daemon, |daemon, disk| daemon.disk(disk));
         daemon.vhost_blk("d1").vhost_scsi("c").lun("c/0:0=d2")
@@ -328,13 +329,14 @@ fn guest_and_its_disk_move_to_another_daemon() -> Result<()> {
 #[test]
 fn lock_follows_the_queues_of_two_daemons() -> Result<()> {
     let (_folder, first, second) = two_daemons()?;
-    lock_follows_the_queues("d", &first, &second)?;
-    lock_follows_the_queues("s", &first, &second)?;
+    const CONFLICT: &str = "another process has locked the file";
+    lock_follows_the_queues("d", CONFLICT, &first, &second)?;
+    lock_follows_the_queues("s", CONFLICT, &first, &second)?;
     drop(second);
     Ok(())
 }
 
-fn lock_follows_the_queues(export: &str, first: &Rig, second: &Rig) -> Result<()> {
+fn lock_follows_the_queues(export: &str, conflict: &str, first: &Rig, second: &Rig) -> Result<()> {
     const LIMIT: Duration = Duration::from_secs(30);
     let connect = |rig: &Rig| FrontEnd::connect(&rig.socket(export), &Options::default());
     let mut ends = [connect(first)?, connect(second)?];
@@ -357,10 +359,7 @@ fn lock_follows_the_queues(export: &str, first: &Rig, second: &Rig) -> Result<()
         let other = if there == 1 { second } else { first };
         let shown = other.daemon.ask(&["status"])?.stdout;
         let shown = String::from_utf8(shown)?;
-        ensure!(
-            shown.contains("another process has locked the file"),
-            "{shown}"
-        );
+        ensure!(shown.contains(conflict), "{shown}");
         ends[here].stop_queue(0)?;
         let done = next.wait_for(LIMIT)?;
         let mut read = [0; 4096];
@@ -407,6 +406,85 @@ fn size_is_valid_in_the_other_daemon(export: &str, first: &Rig, second: &Rig) ->
     }
     ends[1].stop_queue(0)?;
     Ok(())
+}
+
+/// Same for librbd's exclusive lock. A reopened image gets its lock back before its I/O continues.
+#[test]
+fn lock_of_an_rbd_image_follows_the_queues_of_two_daemons() -> Result<()> {
+    const CONFLICT: &str = "image rbd/t: another client has the exclusive lock";
+    let ceph = Ceph::start()?;
+    for image in ["rbd/t", "rbd/u"] {
+        ceph.rbd(&["create", image, "--size", "32M"])?;
+    }
+    let disk = |name: &str, rest: &str| {
+        let image = ceph.disk(&format!("rbd/{name}"));
+        format!("{name}={image},lock=while-active,serial={name}{rest}")
+    };
+    let describe = |daemon: DaemonBuilder| {
+        daemon
+            .disk(&disk("t", ",wwn=5000000000000021"))
+            .disk(&disk("u", ",wwn=5000000000000022,lock_timeout=1"))
+            .vhost_blk("t")
+            .vhost_blk("u")
+    };
+    let first = Rig::new(describe)?;
+    let second = first.beside(describe)?;
+    lock_follows_the_queues("t", CONFLICT, &first, &second)?;
+    size_is_valid_in_the_other_daemon("t", &first, &second)?;
+    lock_times_out_and_survives_a_reopen(&ceph, &first, &second)?;
+    drop(second);
+    Ok(())
+}
+
+fn lock_times_out_and_survives_a_reopen(ceph: &Ceph, first: &Rig, second: &Rig) -> Result<()> {
+    let connect = |rig: &Rig| FrontEnd::connect(&rig.socket("u"), &Options::default());
+    let mut ends = [connect(first)?, connect(second)?];
+    let start = |end: &mut FrontEnd| {
+        BlkQueue::start(end, 0, &QueueOptions::default(), 4, 4096, Layout::Separate)
+    };
+    let mut mine = start(&mut ends[0])?;
+    ensure!(mine.write(0, &[1; 4096])? == status::OK);
+    let mut events = Events::listen(&second.daemon.control())?;
+    let mut other = start(&mut ends[1])?;
+    ensure!(other.write(0, &[2; 4096])? == status::IOERR);
+    let resized = second.daemon.ask(&["disk", "resize", "u", "48M"])?;
+    ensure!(!resized.status.success(), "without the lock: {resized:?}");
+    for event in ["disk.lock_waiting", "disk.lock_timeout"] {
+        while events.hear()?.0 != event {}
+    }
+
+    ends[0].stop_queue(0)?;
+    while events.hear()?.0 != "disk.lock_resumed" {}
+    ensure!(other.write(0, &[3; 4096])? == status::OK);
+    ends[1].stop_queue(0)?;
+
+    let mut mine = start(&mut ends[0])?;
+    ensure!(mine.write(0, &[4; 4096])? == status::OK);
+    let address = blocklist(ceph, "rbd/u", first)?;
+    ceph.ceph(&["osd", "blocklist", "rm", &address])?;
+    ensure!(mine.write(0, &[5; 4096])? == status::OK, "after a reopen");
+    let mut other = start(&mut ends[1])?;
+    ensure!(other.write(0, &[6; 4096])? == status::IOERR);
+    ends[0].stop_queue(0)?;
+    while events.hear()?.0 != "disk.lock_resumed" {}
+    let mut read = [0; 4096];
+    ensure!(other.read(0, &mut read)? == status::OK && read == [5; 4096]);
+    ensure!(other.write(0, &[7; 4096])? == status::OK);
+    Ok(())
+}
+
+/// Blocklists the client that holds the lock of an image until its daemon shows it. Returns the address.
+fn blocklist(ceph: &Ceph, image: &str, holder: &Rig) -> Result<String> {
+    let locks: Value =
+        serde_json::from_str(&ceph.rbd(&["lock", "ls", image, "--format", "json"])?)?;
+    let address = locks[0]["address"].as_str().context("no lock")?.to_owned();
+    ceph.ceph(&["osd", "blocklist", "add", &address])?;
+    let shown = vm::wait_until(Duration::from_secs(60), || {
+        let shown = holder.daemon.lunette(&["disk", "show", "u"]).ok()?;
+        shown.contains("blocklisted").then_some(())
+    });
+    shown.context("the disk is not unavailable")?;
+    Ok(address)
 }
 
 /// The other daemon would continue with the old file.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use uring::{Owner, Ring};
 
-use crate::file::{InUse, LockWait, SharedFile};
+use crate::turn_lock::{InUse, LockWait, TurnLocks};
 
 /// Callback that makes a worker attach again. Called on any thread; must be quick.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -41,23 +41,23 @@ impl LockWaits {
         self.is_pending = false;
     }
 
-    fn begin_use(&mut self, file: &Arc<SharedFile>) -> io::Result<InUse> {
-        if !self.waits.iter().any(|wait| wait.is_of(file)) {
-            match LockWait::begin(file, &self.wake) {
+    fn begin_use(&mut self, device: Arc<dyn TurnLocks>) -> io::Result<InUse> {
+        if !self.waits.iter().any(|wait| wait.is_of(&device)) {
+            match LockWait::begin(&device, &self.wake) {
                 Some(wait) => self.waits.push(wait),
-                None => return InUse::begin(file),
+                None => return InUse::begin(device),
             }
         }
-        let known = self.waits.iter().find(|wait| wait.is_of(file));
+        let known = self.waits.iter().find(|wait| wait.is_of(&device));
         match known.map(LockWait::result).transpose()?.flatten() {
             Some(in_use) => Ok(in_use),
             None => {
                 self.is_pending = true;
-                let path = file.path().display();
+                let (object, service) = (device.object(), device.lock_service());
                 Err(io::Error::new(
                     io::ErrorKind::WouldBlock,
                     format!(
-                        "{path}: the request for the lock is not answered; hint: check the file system and its lock service"
+                        "{object}: the request for the lock is not answered; hint: check {service}"
                     ),
                 ))
             }
@@ -94,11 +94,11 @@ impl<'a> Attach<'a> {
         }
     }
 
-    /// Begins a use of a file.
-    pub(crate) fn begin_use(&mut self, file: &Arc<SharedFile>) -> io::Result<InUse> {
+    /// Begins a use of a device.
+    pub(crate) fn begin_use(&mut self, device: Arc<dyn TurnLocks>) -> io::Result<InUse> {
         match &mut self.waits {
-            Some(waits) => waits.begin_use(file),
-            None => InUse::begin(file),
+            Some(waits) => waits.begin_use(device),
+            None => InUse::begin(device),
         }
     }
 

@@ -1,20 +1,20 @@
 //! Capabilities: operations beyond I/O that some kinds of block devices have. Control plane only; no I/O uses them.
 //!
 //! ```text
-//!                      medium   files   lockable   image   remote   shared_state   removable
-//!   null               -        -       -          -       -        -              -
-//!   ram                kept     -       -          -       -        -              yes
-//!   file               yes      yes     yes        -       -        -              yes
-//!   image              yes      yes     yes        yes     -        -              -
-//!   rbd                yes      -       -          -       yes      shared         -
-//!   iscsi              yes      -       -          -       yes      -              -
-//!   nbd                yes      -       -          -       yes      -              -
-//!   scsi_generic       yes      -       -          -       yes      -              -
-//!   layer              below    below   below      -       below    -              below
+//!                      medium   files   lockable   turns   image   remote   shared_state   removable
+//!   null               -        -       -          -       -       -        -              -
+//!   ram                kept     -       -          -       -       -        -              yes
+//!   file               yes      yes     yes        turns   -       -        -              yes
+//!   image              yes      yes     yes        turns   yes     -        -              -
+//!   rbd                yes      -       -          turns   -       yes      shared         -
+//!   iscsi              yes      -       -          -       -       yes      -              -
+//!   nbd                yes      -       -          -       -       yes      -              -
+//!   scsi_generic       yes      -       -          -       -       yes      -              -
+//!   layer              below    below   below      below   -       below    -              below
 //! ```
 //!
-//! `kept`: if the memory outlives the process. `shared`: if several daemons write the image. `below`: that of the device below. A layer
-//! over an image is not an image: its jobs would bypass the layer. It does not share state: it may change the visible content.
+//! `kept`: if the memory outlives the process. `turns`: with `lock = "while-active"`. `shared`: if several daemons write the image.
+//! `below`: that of the device below. A layer over an image is not an image: its jobs would bypass the layer. It does not share state: it may change the visible content.
 //!
 //! A device over another one lists every field of [`Capabilities`]. A new capability therefore does not compile until each such device
 //! has a decision. Test: below, one table.
@@ -33,6 +33,8 @@ pub struct Capabilities<'a> {
     pub files: Option<&'a dyn LocalFiles>,
     /// Locks against other processes on this host.
     pub lockable: Option<&'a dyn Lockable>,
+    /// Locks that follow the use of the disk: other processes use it in turns with this one.
+    pub turns: Option<&'a dyn TurnDevice>,
     /// Image that may have a backing image.
     pub image: Option<&'a dyn ImageDevice>,
     /// Storage that may become unavailable and may change without a request.
@@ -49,6 +51,7 @@ impl Capabilities<'_> {
         medium: None,
         files: None,
         lockable: None,
+        turns: None,
         image: None,
         remote: None,
         shared_state: None,
@@ -111,7 +114,7 @@ pub enum Turn {
     Ending,
 }
 
-/// Callback of [`Lockable::on_turn`].
+/// Callback of [`TurnDevice::on_turn`].
 pub type OnTurn = Box<dyn Fn(Turn) + Send + Sync>;
 
 /// Device that is locked against other processes.
@@ -133,14 +136,14 @@ pub trait Lockable: Send + Sync {
     /// # Errors
     /// The system refuses, or another process has the lock.
     fn take_locks(&self) -> io::Result<()>;
+}
 
-    /// Returns true if the locks follow the use of the disk: other processes use it in turns with this one.
-    fn takes_turns(&self) -> bool;
-
-    /// Waits until locks that follow the use of the disk are released, if no use is left. Blocks while the lock service does not answer.
+/// Device that other processes use in turns with this one: its locks follow the use of the disk.
+pub trait TurnDevice: Send + Sync {
+    /// Waits until the locks are released, if no use is left. Blocks while the lock service does not answer.
     fn wait_for_release(&self);
 
-    /// Registers `on_turn`, called when such a turn has begun and before it ends. Must be quick.
+    /// Registers `on_turn`, called when a turn has begun and before it ends. Must be quick.
     fn on_turn(&self, on_turn: OnTurn);
 }
 
@@ -242,6 +245,7 @@ pub(crate) fn names(device: &dyn BlockDevice) -> String {
         medium,
         files,
         lockable,
+        turns,
         image,
         remote,
         shared_state,
@@ -251,6 +255,7 @@ pub(crate) fn names(device: &dyn BlockDevice) -> String {
         (medium.is_some(), "medium"),
         (files.is_some(), "files"),
         (lockable.is_some(), "lockable"),
+        (turns.is_some(), "turns"),
         (image.is_some(), "image"),
         (remote.is_some(), "remote"),
         (shared_state.is_some(), "shared_state"),

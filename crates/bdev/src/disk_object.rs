@@ -15,8 +15,8 @@ use crate::layer::visit_stack;
 use crate::on_error::ErrorPolicyCell;
 use crate::replacement::{self, BrokenPromise, DeviceCell};
 use crate::{
-    BlockDevice, Conditions, ErrorPolicy, LocalFiles, Lockable, OnError, OpenError, RangeLock,
-    RangeLocks, RateLimits, Recorder, ResizeError, StateCell, Throttle, Turn,
+    BlockDevice, Conditions, ErrorPolicy, LocalFiles, OnError, OpenError, RangeLock, RangeLocks,
+    RateLimits, Recorder, ResizeError, StateCell, Throttle, Turn,
 };
 
 /// Size in bytes of virtio-blk's `GET_ID` (virtio 1.3, 5.2.6).
@@ -121,8 +121,7 @@ struct Turns {
 
 impl Turns {
     fn new(device: &dyn BlockDevice) -> Turns {
-        let lockable = device.capabilities().lockable;
-        match lockable.is_some_and(Lockable::takes_turns) {
+        match device.capabilities().turns.is_some() {
             true => Turns {
                 size: SizeKnowledge::before_turns(),
                 ..Turns::default()
@@ -204,9 +203,9 @@ impl Disk {
         locks.set_unit(info.io_alignment);
         let recorder = Arc::new(Recorder::new(conditions.clone()));
         let turns = Arc::new(Turns::new(&*device));
-        if let Some(lockable) = device.capabilities().lockable {
+        if let Some(device) = device.capabilities().turns {
             let (recorder, turns) = (Arc::clone(&recorder), Arc::clone(&turns));
-            lockable.on_turn(Box::new(move |turn| {
+            device.on_turn(Box::new(move |turn| {
                 // No bitmap records the changes of another process.
                 recorder.mark(0, u64::MAX);
                 turns.changed(turn);
@@ -450,8 +449,8 @@ impl Disk {
     /// Waits until locks that end with the last use of the disk are released. Returns at once if the disk is in use, or is locked always.
     /// Blocks while the lock service of the file system does not answer.
     pub fn wait_for_release(&self) {
-        if let Some(lockable) = self.device().capabilities().lockable {
-            lockable.wait_for_release();
+        if let Some(device) = self.device().capabilities().turns {
+            device.wait_for_release();
         }
     }
 

@@ -19,7 +19,7 @@ mod syncs;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -29,16 +29,15 @@ use iscsi_initiator::KnownUnits;
 use rustix::fs::{OFlags, SeekFrom};
 
 use crate::blocking::BlockingCalls;
+use crate::turn_lock::{InUse, Users};
 use crate::{
     Attach, BlockDevice, Capabilities, IoChannel, LocalFiles, Lockable, OnTurn, OpenError,
-    Removable, Space,
+    Removable, Space, TurnDevice,
 };
 pub use container::Container;
 pub(crate) use durability::Durability;
 pub use format::ImageFormat;
 pub use lock::FileLock;
-use lock::Users;
-pub(crate) use lock::{InUse, LockWait};
 pub use open::{LockedUse, open_locked, sync_folder};
 use reopen::reopen;
 
@@ -127,10 +126,6 @@ pub(crate) struct SharedFile {
 }
 
 impl SharedFile {
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     fn claim(&self) -> MutexGuard<'_, Option<OwnedFd>> {
         self.claim.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -301,7 +296,7 @@ impl File {
     /// # Errors
     /// Another process has the lock, or the file system refuses it.
     pub(crate) fn begin_use(&self) -> io::Result<InUse> {
-        InUse::begin(&self.shared)
+        InUse::begin(self.shared.clone())
     }
 
     /// Returns an error if the disk cannot become a backing file, because another daemon may change it.
@@ -348,7 +343,7 @@ impl BlockDevice for File {
             return Err(io::Error::other("the disk is read-only"));
         }
         let before = shared.last_size.load(Ordering::Acquire);
-        let _in_use = InUse::begin(shared)?;
+        let _in_use = InUse::begin(shared.clone())?;
         let now = shared.last_size.load(Ordering::Acquire);
         if shared.users.decide() && before != now {
             return Err(io::Error::other(format!(
@@ -374,6 +369,7 @@ impl BlockDevice for File {
             medium: Some(&*self.shared),
             files: Some(self),
             lockable: Some(self),
+            turns: self.shared.users.decide().then_some(self as _),
             removable: Some(self),
             ..Capabilities::NONE
         }
@@ -381,7 +377,7 @@ impl BlockDevice for File {
 
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let shared = self.shared.clone();
-        let in_use = attach.begin_use(&shared)?;
+        let in_use = attach.begin_use(shared.clone())?;
         let flags = open_flags(shared.cache, shared.info.read_only);
         let fd = reopen(shared.control.as_fd(), flags).map_err(|e| {
             let path = shared.path.display();
@@ -434,11 +430,9 @@ impl Lockable for File {
     fn take_locks(&self) -> io::Result<()> {
         self.shared.take_locks()
     }
+}
 
-    fn takes_turns(&self) -> bool {
-        self.shared.users.decide()
-    }
-
+impl TurnDevice for File {
     fn wait_for_release(&self) {
         self.shared.users.wait_for_release();
     }

@@ -55,6 +55,7 @@ impl<L: Layer> BlockDevice for L {
             medium: inner.medium,
             files: inner.files,
             lockable: inner.lockable,
+            turns: inner.turns,
             // Jobs on the image below would bypass the layer.
             image: None,
             remote: inner.remote,

@@ -52,6 +52,7 @@ mod slots;
 mod state;
 mod sync;
 mod throttle;
+mod turn_lock;
 
 use std::io;
 use std::sync::Arc;
@@ -65,7 +66,7 @@ pub use attach::{Attach, LockWaits, Wake};
 pub use blocking_io::BlockingIo;
 pub use capabilities::{
     Capabilities, CopiedUp, ImageDevice, LocalFiles, Lockable, OnTurn, RemoteDevice, Removable,
-    Space, Turn,
+    Space, Turn, TurnDevice,
 };
 pub use conditions::{Condition, Conditions};
 pub use delay::{Delay, DelayTime};

@@ -314,7 +314,7 @@ fn locks_of_a_disk_in_use_by_turns_are_held_while_a_worker_uses_it() {
         File::open(options).unwrap()
     };
     // A thread of the device releases the locks after the last use.
-    let released = |file: &File| file.capabilities().lockable.unwrap().wait_for_release();
+    let released = |file: &File| file.capabilities().turns.unwrap().wait_for_release();
     let (first, second) = (open(), open());
     let workers = [Worker::new(&first), Worker::new(&first)];
     let in_use = |file: &File| {

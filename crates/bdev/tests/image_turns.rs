@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bdev::qcow2::{CreateOptions, DataFileOptions, Image, Repair};
 use bdev::{
     Attach, BlockDevice, CacheMode, Disk, FileLock, FileOptions, ImageOptions, LocalFiles,
-    LockWaits, Lockable, Turn,
+    LockWaits, Lockable, Turn, TurnDevice,
 };
 use block::IoRequest;
 use common::{Worker, make_image, open};
@@ -223,12 +223,12 @@ fn first_io_of_a_turn_reaches_the_new_end() {
     for (device, other) in images.iter().zip(&others) {
         let turns = Arc::new(Mutex::new(Vec::new()));
         let (seen, capacity) = (turns.clone(), device.capacity().clone());
-        let lockable = device.capabilities().lockable.unwrap();
-        lockable.on_turn(Box::new(move |turn| {
+        let of_turns = device.capabilities().turns.unwrap();
+        of_turns.on_turn(Box::new(move |turn| {
             seen.lock().unwrap().push((turn, capacity.bytes()));
         }));
         other.set_size(grown).unwrap();
-        let other = other.capabilities().lockable.unwrap();
+        let other = other.capabilities().turns.unwrap();
         other.wait_for_release();
         let mut here = worker(&**device);
         here.write(grown - 512, &[2; 512]).unwrap();

@@ -251,11 +251,13 @@ pub enum RbdLock {
     Cooperative,
     /// No other client: the daemon holds the exclusive lock from opening on.
     Exclusive,
+    /// No other client while a worker uses the disk. Another daemon may use the image before and after.
+    WhileActive,
     /// All clients at the same time: the image has no exclusive lock, and therefore neither object map nor journal.
     Shared,
 }
 
-words!(RbdLock: "cooperative" = Cooperative, "exclusive" = Exclusive, "shared" = Shared);
+words!(RbdLock: "cooperative" = Cooperative, "exclusive" = Exclusive, "while-active" = WhileActive, "shared" = Shared);
 
 /// Ceph cluster address and credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

@@ -479,9 +479,12 @@ impl BlockDeviceConfig {
         wanted == NamedFiles::None || wanted == most
     }
 
-    /// Returns true if other daemons use the file of the disk in turns with this one.
+    /// Returns true if other daemons use the file or image of the disk in turns with this one.
     pub fn takes_turns(&self) -> bool {
-        place!(self; [File Image] { lock }) == Some(&FileLock::WhileActive)
+        match self {
+            BlockDeviceConfig::Rbd(rbd) => rbd.lock == RbdLock::WhileActive,
+            _ => place!(self; [File Image] { lock }) == Some(&FileLock::WhileActive),
+        }
     }
 
     /// Returns true if the disk adopts a size that other programs change. `is_device`: the file is a block device of this machine,

@@ -4,7 +4,7 @@ use block::{CacheMode, DelayTime, DiscardMode, FileLock, NamedFiles, OnError, Rb
 use serde_json::{Value, json};
 
 use super::device_keys::{DiskKey, device_key};
-use super::devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, Persist, place};
+use super::devices::{BlockDeviceConfig, DEVICE_KINDS, DelayStorage, DeviceKind, Persist};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::key::{KeyValue, Kind, NONE, REQUIRED, RunTime, differing, key_values, words};
 use super::location::Located;
@@ -87,19 +87,12 @@ static LOCAL_KEYS: &[DiskKey] = &[
         "`none`: O_DIRECT. `writeback`: the page cache holds written data until a flush. `writethrough`: each write is durable when it completes";
         [File Image] { cache } always
     },
-    key! { "lock": FileLock::KIND; "`always`"; RunTime::ADD_AGAIN, of &["file", "image"];
+    device_key! { "lock": FileLock::KIND; "`always`";
         "duration of the lock against other writers. `while-active`: only while clients or jobs use the disk, so that another daemon \
             may open it for a [live migration](migration.md#two-daemons)";
-        read |key, reader, disk| {
-            key.set_in(reader, place!(&mut disk.backend; [File Image] { lock }));
-            if disk.backend.takes_turns() {
-                // Default of `on_error`, which is read later: requests wait while another process has the lock.
-                disk.errors.on_error = OnError::Stop;
-            }
-        };
-        get |disk| place!(&disk.backend; [File Image] { lock })?.value_unless(&FileLock::Always)
+        [File Image] { lock }
     },
-    key! { "lock_timeout": Kind::Number("seconds", 0..=DAY); "`0`"; RunTime::ADD_AGAIN, of &["file", "image"];
+    key! { "lock_timeout": Kind::Number("seconds", 0..=DAY); "`0`"; RunTime::ADD_AGAIN, of &["file", "image", "rbd"];
         "with `lock = \"while-active\"`: time after which requests fail if another process has the lock. 0: requests wait for the lock";
         set errors.lock_timeout; get |disk| disk.errors.lock_timeout.value_unless(&0)
     },
@@ -163,7 +156,15 @@ static COMMON_KEYS: &[DiskKey] = &[
     },
     key! { "on_error": OnError::KIND; "`report`; with `lock = \"while-active\"`: `stop`"; DISK_SET;
         "handling of failed I/Os. `report`: the client receives the error. `stop`: the I/O \
-            [waits](operations.md#when-a-disk-fails). `enospc`: it waits if the device is full"; both errors.on_error
+            [waits](operations.md#when-a-disk-fails). `enospc`: it waits if the device is full";
+        read |key, reader, disk| {
+            if disk.backend.takes_turns() {
+                // Requests wait while another process has the lock.
+                disk.errors.on_error = OnError::Stop;
+            }
+            key.set(reader, &mut disk.errors.on_error);
+        };
+        get |disk| disk.errors.on_error.value()
     },
     key! { "io_timeout": Kind::Number("seconds", 0..=DAY); "`0`"; DISK_SET;
         "time after which the device is asked to cancel an I/O. 0: never";

@@ -115,7 +115,7 @@ fn any_image(path: PathBuf, number: u64) -> RbdConfig {
             mon_host: is_set(5).then(text),
             options: options.into_iter().filter(|_| is_set(6)).collect(),
         },
-        lock: block::RbdLock::WORDS[(number >> 7) as usize % 3].1,
+        lock: block::RbdLock::WORDS[(number >> 7) as usize % 4].1,
         size: None,
     }
 }

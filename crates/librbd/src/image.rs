@@ -439,37 +439,52 @@ impl Image {
     /// # Errors
     /// Ceph's error (`EBUSY`, `EROFS`: held by another client), or a timeout.
     pub fn acquire_lock(self: &Arc<Image>, mode: LockMode) -> Result<(), Error> {
-        self.bounded("lock", move |image, failed| {
-            let mode = match mode {
-                LockMode::Exclusive => 0,
-                LockMode::Shared => 1,
-            };
-            // SAFETY: an open image.
-            let locked = unsafe { (image.library().rbd_lock_acquire)(image.handle, mode) };
-            check(locked, |errno| match errno {
-                libc::EBUSY | libc::EROFS => {
-                    let (operation, hint) = (
-                        format!("lock image {}, which another client holds", image.name),
-                        format!("see `rbd lock ls {}`", image.name),
-                    );
-                    Error::failed(operation, errno, hint)
-                }
-                _ => failed(errno),
-            })
-            .map(|_| ())
-        })
+        self.bounded("lock", move |image, _| image.wait_for_lock(mode))
     }
 
-    /// Releases the lock.
+    /// Acquires the lock like [`Image::acquire_lock`], without a timeout: after a timeout librbd could still acquire it.
     ///
     /// # Errors
-    /// Ceph's error, or a timeout.
-    pub fn release_lock(self: &Arc<Image>) -> Result<(), Error> {
-        self.bounded("unlock", |image, failed| {
-            // SAFETY: an open image.
-            let released = unsafe { (image.library().rbd_lock_release)(image.handle) };
-            check(released, failed).map(|_| ())
+    /// Ceph's error (`EBUSY`, `EROFS`: held by another client).
+    pub fn wait_for_lock(&self, mode: LockMode) -> Result<(), Error> {
+        let mode = match mode {
+            LockMode::Exclusive => 0,
+            LockMode::Shared => 1,
+        };
+        // SAFETY: an open image.
+        let locked = unsafe { (self.library().rbd_lock_acquire)(self.handle, mode) };
+        check(locked, |errno| match errno {
+            libc::EBUSY | libc::EROFS => {
+                let (operation, hint) = (
+                    format!("lock image {}, which another client holds", self.name),
+                    format!("see `rbd lock ls {}`", self.name),
+                );
+                Error::failed(operation, errno, hint)
+            }
+            _ => Error::failed(format!("lock image {}", self.name), errno, ""),
         })
+        .map(|_| ())
+    }
+
+    /// Flushes librbd's cache and releases the lock. Later writes fail until the lock is acquired again.
+    ///
+    /// # Errors
+    /// Ceph's error, `EINVAL` without the lock, or a timeout.
+    pub fn release_lock(self: &Arc<Image>) -> Result<(), Error> {
+        self.bounded("unlock", |image, _| image.wait_for_unlock())
+    }
+
+    /// Releases the lock like [`Image::release_lock`], without a timeout.
+    ///
+    /// # Errors
+    /// Ceph's error, or `EINVAL` without the lock.
+    pub fn wait_for_unlock(&self) -> Result<(), Error> {
+        // SAFETY: an open image.
+        let released = unsafe { (self.library().rbd_lock_release)(self.handle) };
+        check(released, |errno| {
+            Error::failed(format!("unlock image {}", self.name), errno, "")
+        })
+        .map(|_| ())
     }
 
     /// Returns the holders of the lock.

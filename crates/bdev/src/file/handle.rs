@@ -12,12 +12,12 @@ use uring::{Completion, Owner, Ring, RingFd};
 
 use super::bounce::{Bounce, BounceSlot, PIECE_BYTES};
 use super::errno::{classify, is_of_device, is_refusal};
-use super::lock::InUse;
 use super::syncs::Syncs;
 use super::{CacheMode, SharedFile, refuse};
 use crate::admit::Limits;
 use crate::blocking::StatusCalls;
 use crate::slots::Slots;
+use crate::turn_lock::InUse;
 use crate::{Finished, IoChannel, Submission, Tag};
 
 /// Maximum segments per read or write (Linux: `UIO_MAXIOV`).

@@ -16,7 +16,6 @@ use sys::file_lock::{self, Conflict};
 
 use super::durability::Durability;
 use super::format::ImageFormat;
-use super::lock::Users;
 use super::medium::names_at;
 use super::properties::{
     Queue, atomic_writes, can_punch, device_size, direct_alignment, keeps_space,
@@ -25,6 +24,7 @@ use super::{Alignment, CacheMode, FileLock, FileOptions, Refused, SharedFile, op
 use crate::OpenError;
 use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
+use crate::turn_lock::Users;
 
 pub(super) fn open(options: FileOptions) -> Result<SharedFile, OpenError> {
     let path = options.path.as_path();
@@ -323,7 +323,7 @@ fn examine(
         last_size: AtomicU64::new(found_size),
         control,
         claim: Mutex::new(claim),
-        users: Users::new(options.lock),
+        users: Users::new(options.lock == FileLock::WhileActive),
     })
 }
 

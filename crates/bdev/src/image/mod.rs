@@ -31,7 +31,7 @@ use qcow2::Map;
 
 use crate::{
     Attach, BlockDevice, CacheMode, Capabilities, CopiedUp, File, FileLock, ImageDevice, IoChannel,
-    LocalFiles, Lockable, OnTurn, OpenError, Space, Turn,
+    LocalFiles, Lockable, OnTurn, OpenError, Space, Turn, TurnDevice,
 };
 use backing_link::BackingLink;
 pub use commit::Committable;
@@ -102,7 +102,7 @@ struct SharedImage {
     is_corrupt: AtomicBool,
     /// The owner has not read the image since the locks were taken: the size may have changed. Only for images used in turns.
     is_unread: AtomicBool,
-    /// See [`crate::Lockable::on_turn`].
+    /// See [`crate::TurnDevice::on_turn`].
     on_turn: OnceLock<OnTurn>,
 }
 
@@ -355,6 +355,7 @@ impl BlockDevice for Image {
             medium: self.shared.data().capabilities().medium,
             files: Some(self),
             lockable: Some(self),
+            turns: self.shared.file.capabilities().turns.map(|_| self as _),
             image: Some(self),
             remote: None,
             shared_state: None,
@@ -415,15 +416,10 @@ impl Lockable for Image {
         }
         self.shared.files().try_for_each(File::take_locks)
     }
+}
 
-    fn takes_turns(&self) -> bool {
-        self.shared.file.takes_turns()
-    }
-
+impl TurnDevice for Image {
     fn wait_for_release(&self) {
-        if !self.takes_turns() {
-            return;
-        }
         // The owner ends the turn before it answers. An image without an owner has no locks.
         self.change(Change::AwaitRelease).ok();
         self.shared.files().for_each(File::wait_for_release);

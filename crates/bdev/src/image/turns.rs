@@ -11,7 +11,8 @@ use qcow2::{Error, Header, Image};
 
 use super::open::open_for_service;
 use super::owner::Owner;
-use crate::file::{Container, InUse};
+use crate::file::Container;
+use crate::turn_lock::InUse;
 use crate::{File, Turn};
 
 /// Use of an image in turns with other daemons.

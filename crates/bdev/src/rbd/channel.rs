@@ -18,6 +18,7 @@ use super::reopening::LossReason;
 use crate::admit::Limits;
 use crate::blocking::StatusCalls;
 use crate::slots::Slots;
+use crate::turn_lock::InUse;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
 
 struct RbdSlot {
@@ -47,6 +48,8 @@ pub(super) struct RbdChannel {
     /// Replacements of the shared state in progress, and ended ones.
     replacing: usize,
     replaced: Arc<Mutex<Vec<Replaced>>>,
+    /// Ends after the I/O of the channel.
+    _in_use: InUse,
 }
 
 /// Maximum bytes that one block status I/O examines: without an object map, librbd queries each object.
@@ -57,6 +60,7 @@ type Replaced = (u32, Result<u64, i32>);
 
 impl RbdChannel {
     pub(super) fn new(shared: Arc<SharedRbd>, attach: &mut Attach<'_>) -> io::Result<RbdChannel> {
+        let in_use = attach.begin_use(shared.clone())?;
         // Read first: if the image is replaced meanwhile, the channel replaces it again.
         let mut generation = shared.generation();
         if shared.is_closed() {
@@ -80,6 +84,7 @@ impl RbdChannel {
             status: StatusCalls::new(attach.owner()),
             replacing: 0,
             replaced: Arc::default(),
+            _in_use: in_use,
         })
     }
 

@@ -1,11 +1,17 @@
 //! Write access of other clients to a disk's image.
+//!
+//! With [`RbdLock::WhileActive`] the exclusive lock follows the use of the disk ([`crate::turn_lock`]). After the first
+//! `rbd_lock_acquire`, librbd neither hands the lock over nor acquires it for a write, so a write without the lock fails.
 
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, PoisonError};
 
 pub use block::RbdLock;
-use librbd::{Image, ImageShape, LockMode};
+use librbd::{Error, Image, ImageShape, LockMode};
 
-use crate::OpenError;
+use super::{Rbd, SharedRbd};
+use crate::turn_lock::{TurnLocks, Users};
+use crate::{OnTurn, OpenError, TurnDevice};
 
 /// Features that need a single writer, with the bits of `RBD_FEATURE_*`.
 const ONE_WRITER: [(u64, &str); 4] = [
@@ -16,12 +22,13 @@ const ONE_WRITER: [(u64, &str); 4] = [
 ];
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
 
-/// Takes the lock of a mode, or refuses an image that does not support it. May block.
+/// Takes the lock of a mode, or refuses an image that does not support it. `is_turn`: the disk is in use. May block.
 pub(super) fn take(
     image: &Arc<Image>,
     lock: RbdLock,
     shape: &ImageShape,
     write_cache: bool,
+    is_turn: bool,
 ) -> Result<(), OpenError> {
     let refused = |reason: String| {
         Err(OpenError::Image {
@@ -32,14 +39,15 @@ pub(super) fn take(
     let has_lock = shape.features & EXCLUSIVE_LOCK != 0;
     match lock {
         RbdLock::Cooperative => Ok(()),
-        RbdLock::Exclusive if image.is_read_only() => {
+        RbdLock::Exclusive | RbdLock::WhileActive if image.is_read_only() => {
             refused("a read-only disk takes no lock; hint: omit lock=".to_owned())
         }
-        RbdLock::Exclusive if !has_lock => refused(format!(
+        RbdLock::Exclusive | RbdLock::WhileActive if !has_lock => refused(format!(
             "the image has no exclusive lock; hint: rbd feature enable {} exclusive-lock",
             image.name()
         )),
-        RbdLock::Exclusive => Ok(image.acquire_lock(LockMode::Exclusive)?),
+        RbdLock::WhileActive if !is_turn => Ok(()),
+        RbdLock::Exclusive | RbdLock::WhileActive => Ok(image.acquire_lock(LockMode::Exclusive)?),
         RbdLock::Shared if has_lock => refused(one_writer(shape.features, image)),
         RbdLock::Shared if write_cache => refused(format!(
             "rbd_cache is on, and the caches of several clients are not coherent; hint: rbd config image set {} rbd_cache false",
@@ -57,4 +65,66 @@ fn one_writer(features: u64, image: &Image) -> String {
         image.name(),
         names.join(" ")
     )
+}
+
+impl TurnLocks for SharedRbd {
+    fn users(&self) -> &Users {
+        &self.users
+    }
+
+    fn object(&self) -> String {
+        format!("image {}", self.options.image)
+    }
+
+    fn lock_service(&self) -> &'static str {
+        "the cluster (`ceph -s`) and the client that has the lock (`rbd lock ls`)"
+    }
+
+    fn begin_turn(&self) -> io::Result<()> {
+        let mut is_turn = self.is_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let image = self.image();
+        image
+            .wait_for_lock(LockMode::Exclusive)
+            .map_err(|error| self.lock_error(error))?;
+        *is_turn = true;
+        self.size.changed(image.shape()?.size);
+        Ok(())
+    }
+
+    fn end_turn(&self) -> io::Result<()> {
+        let mut is_turn = self.is_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        *is_turn = false;
+        match self.is_closed() {
+            // Another client has broken the lock of a lost image.
+            true => Ok(()),
+            false => Ok(self.image().wait_for_unlock()?),
+        }
+    }
+}
+
+impl SharedRbd {
+    fn lock_error(&self, error: Error) -> io::Error {
+        match error.errno() {
+            libc::EBUSY | libc::EROFS => {
+                let image = &self.options.image;
+                io::Error::new(
+                    io::ErrorKind::ResourceBusy,
+                    format!(
+                        "image {image}: another client has the exclusive lock; hint: find the client with rbd lock ls {image}"
+                    ),
+                )
+            }
+            _ => error.into(),
+        }
+    }
+}
+
+impl TurnDevice for Rbd {
+    fn wait_for_release(&self) {
+        self.shared.users.wait_for_release();
+    }
+
+    fn on_turn(&self, on_turn: OnTurn) {
+        self.shared.users.on_turn(on_turn);
+    }
 }

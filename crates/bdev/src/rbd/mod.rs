@@ -28,6 +28,7 @@ pub use self::record::{Member, SharedRecord};
 use self::reopening::{Availability, LossReason};
 use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
+use crate::turn_lock::{InUse, Users};
 use crate::{
     Attach, BlockDevice, Capabilities, DiskState, IoChannel, OpenError, RemoteDevice, SharedState,
     StateMembership, StateObserver,
@@ -71,6 +72,9 @@ pub(super) struct SharedRbd {
     calls: BlockingCalls,
     /// State that daemons share, once an observer has joined.
     peers: Mutex<Option<Arc<Peers>>>,
+    users: Users,
+    /// This disk holds the lock of its image for a turn. Locked while the lock is taken or released, or the image is replaced.
+    is_turn: Mutex<bool>,
 }
 
 impl SharedRbd {
@@ -202,7 +206,7 @@ impl Rbd {
         let geometry = Geometry::new(block_size, shape.size);
         check_size(geometry.capacity_bytes(), block_size)?;
         let settings = Settings::of(&image)?;
-        lock::take(&image, options.lock, &shape, settings.write_cache)?;
+        lock::take(&image, options.lock, &shape, settings.write_cache, false)?;
         let granularity = image.option("rbd_discard_granularity_bytes")?;
         let granularity = match granularity.and_then(|(value, _)| value.parse().ok()) {
             Some(bytes) if settings.skips_discards => bytes,
@@ -245,6 +249,8 @@ impl Rbd {
             settings,
             calls: BlockingCalls::default(),
             peers: Mutex::default(),
+            users: Users::new(options.lock == RbdLock::WhileActive),
+            is_turn: Mutex::default(),
         });
         shared.start_reopening().map_err(|error| OpenError::Image {
             image: options.image.to_string(),
@@ -282,6 +288,8 @@ impl BlockDevice for Rbd {
         if self.shared.info.read_only {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         }
+        // Without a turn, librbd would acquire the lock and keep it.
+        let _in_use = InUse::begin(self.shared.clone())?;
         let image = self.shared.image();
         let is = image.shape()?.size;
         // Another client may have resized the image already.
@@ -300,6 +308,7 @@ impl BlockDevice for Rbd {
         let is_shared = info.shared && !info.read_only;
         Capabilities {
             medium: Some(self.shared.medium.medium()),
+            turns: self.shared.users.decide().then_some(self as _),
             remote: Some(self),
             shared_state: is_shared.then_some(self as &dyn SharedState),
             ..Capabilities::NONE

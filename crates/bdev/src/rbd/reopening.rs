@@ -11,16 +11,16 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use block::Backoff;
 use librbd::{Cluster, Image};
 
 use super::medium::ImageMedium;
-use super::{Settings, SharedRbd, lock};
-use crate::OpenError;
+use super::{RbdLock, Settings, SharedRbd, lock};
 use crate::remote_state::RemoteState;
+use crate::{OpenError, Turn};
 
 /// First pause between attempts; doubles up to the longest.
 const WAIT_FIRST: Duration = Duration::from_secs(1);
@@ -127,9 +127,21 @@ impl SharedRbd {
         }
         *fenced = false;
         let shape = image.shape()?;
-        lock::take(&image, self.options.lock, &shape, self.settings.write_cache)?;
-        self.follow(&image, self.generation() + 1)?;
-        self.replace_image(image);
+        {
+            let is_turn = self.is_turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let write_cache = self.settings.write_cache;
+            if matches!(self.options.lock, RbdLock::Exclusive | RbdLock::WhileActive) {
+                // If the old connection is usable again, its image may still have the lock, which it passes on to no client.
+                before.release_lock().ok();
+            }
+            lock::take(&image, self.options.lock, &shape, write_cache, *is_turn)?;
+            self.follow(&image, self.generation() + 1)?;
+            self.replace_image(image);
+            if *is_turn {
+                // Another client may have had the lock since the image was lost.
+                self.users.turn(Turn::Begun);
+            }
+        }
         if let Some(peers) = &peers {
             // Waiting I/O continues when the disk is ready; I/O aborted by others in the meantime must end before.
             peers.wait_until_current(JOIN_LIMIT);
