@@ -247,10 +247,9 @@ const NAMES: &[u64] = &[
     0x5356_4d41, // PR_SET_VMA
 ];
 
-/// A session also creates socket pairs and memory files, and resolves received descriptors through /proc.
+/// A session also creates memory files, and resolves received descriptors through /proc.
 pub const SESSION: &[Call] = &[
     (libc::SYS_accept4, Any),
-    (libc::SYS_socketpair, Any),
     (libc::SYS_memfd_create, Any),
     (libc::SYS_readlinkat, Any),
     #[cfg(target_arch = "x86_64")]

@@ -70,21 +70,16 @@ impl Channel {
     }
 
     /// Sends a message without a reply.
-    pub fn tell(&self, message: &Message<'_>) -> Result<()> {
+    pub fn tell(&self, message: Message<'_>) -> Result<()> {
         let (bytes, fds) = message.encode(0);
         self.send_bytes(&bytes, &fds)
     }
 
-    /// Sends a message without a reply and waits for its acknowledgement.
-    pub fn acknowledge(&self, message: &Message<'_>) -> Result<()> {
-        let (request, payload, fds) = message.parts();
-        self.acknowledged(request, &payload, &fds)
-    }
-
     /// Sends a message with a reply and waits for it.
-    pub fn ask(&self, message: &Message<'_>) -> Result<Reply> {
-        self.tell(message)?;
-        self.reply(message.parts().0)
+    pub fn ask(&self, message: Message<'_>) -> Result<Reply> {
+        let (request, payload, fds) = message.into_parts();
+        self.send(request, 0, &payload, &fds)?;
+        self.reply(request)
     }
 
     fn reply(&self, request: u32) -> Result<Reply> {

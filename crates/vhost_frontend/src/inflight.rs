@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use vhost_user_wire::{Inflight, Reply};
 
 use crate::session::unexpected;
-use crate::{FrontEnd, Message, Result};
+use crate::{FrontEnd, Message, Result, request};
 
 /// A region created by the back end, which the front end keeps across connections.
 pub struct InflightMemory {
@@ -22,15 +22,15 @@ impl FrontEnd {
             ..Inflight::default()
         };
         let get = Message::GetInflightFd(wanted);
-        match self.channel().ask(&get)? {
+        match self.channel().ask(get)? {
             Reply::Inflight(description, Some(file)) => Ok(InflightMemory { description, file }),
-            _ => Err(unexpected(&get)),
+            _ => Err(unexpected(request::GET_INFLIGHT_FD)),
         }
     }
 
     /// Passes a region to the back end (`SET_INFLIGHT_FD`), before rings start.
     pub fn give_inflight(&self, region: &InflightMemory) -> Result<()> {
         let (description, file) = (region.description, region.file.as_fd());
-        self.acknowledge(&Message::SetInflightFd(description, file))
+        self.acknowledge(Message::SetInflightFd(description, file))
     }
 }

@@ -28,9 +28,9 @@ pub use log::LogMemory;
 pub use memory::{Area, Memory, Region};
 pub use queue::{Queue, QueueOptions};
 pub use scsi::{ScsiDone, ScsiQueue, ScsiRequest, attribute};
-pub use session::{FrontEnd, Options, feature, protocol_feature};
+pub use session::{FrontEnd, Options, feature};
 pub use verify::Verifier;
-pub use vhost_user_wire::request;
+pub use vhost_user_wire::{protocol_feature, request};
 
 /// A message to the back end.
 pub type Message<'a> = vhost_user_wire::Message<std::os::fd::BorrowedFd<'a>>;

@@ -10,7 +10,7 @@ use vhost_user_wire::{Log, Reply, VringAddr};
 use virtqueue::driver::RingLayout;
 
 use crate::session::unexpected;
-use crate::{FrontEnd, Message, Result, feature};
+use crate::{FrontEnd, Message, Result, feature, request};
 
 /// Memory of a dirty log: one bit per page of 4096 bytes.
 pub struct LogMemory {
@@ -67,9 +67,9 @@ impl FrontEnd {
         };
         // The specification requires a reply and no payload. Back ends reply with the payload of the request.
         let set = Message::SetLogBase(log, file);
-        match self.channel().ask(&set)? {
+        match self.channel().ask(set)? {
             Reply::Log(used) if used == log => Ok(()),
-            _ => Err(unexpected(&set)),
+            _ => Err(unexpected(request::SET_LOG_BASE)),
         }
     }
 
@@ -79,7 +79,7 @@ impl FrontEnd {
         if is_logged {
             features |= feature::LOG_ALL;
         }
-        self.acknowledge(&Message::SetFeatures(features))
+        self.acknowledge(Message::SetFeatures(features))
     }
 
     /// Starts or ends the logging of the used ring (`VHOST_VRING_F_LOG`).
@@ -92,6 +92,6 @@ impl FrontEnd {
             available: self.user_address(layout.driver_area),
             log: layout.device_area,
         });
-        self.acknowledge(&message)
+        self.acknowledge(message)
     }
 }

@@ -7,12 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use guest_memory::{MemoryTable, RegionSpec};
-use vhost_user_wire::{Config, Reply, VringAddr, VringState};
+use vhost_user_wire::{Config, Reply, VringAddr, VringState, protocol_feature};
 use virtqueue::driver::RingLayout;
 
 use crate::memory::{Area, Memory};
 use crate::queue::{Queue, QueueOptions};
-use crate::{Channel, Error, Message, Result};
+use crate::{Channel, Error, Message, Result, request};
 
 /// Feature bits of the transport and the rings.
 pub mod feature {
@@ -23,19 +23,6 @@ pub mod feature {
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
     pub const VERSION_1: u64 = 1 << 32;
     pub const RING_PACKED: u64 = 1 << 34;
-}
-
-/// Feature bits of the vhost-user protocol.
-pub mod protocol_feature {
-    #![allow(missing_docs)]
-    pub const MQ: u64 = 1 << 0;
-    pub const LOG_SHMFD: u64 = 1 << 1;
-    pub const REPLY_ACK: u64 = 1 << 3;
-    pub const BACKEND_REQ: u64 = 1 << 5;
-    pub const CONFIG: u64 = 1 << 9;
-    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
-    pub const RESET_DEVICE: u64 = 1 << 13;
-    pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 }
 
 /// Options of a session.
@@ -103,8 +90,8 @@ impl FrontEnd {
     fn negotiate(&mut self, options: &Options) -> Result<()> {
         use feature::{EVENT_IDX, INDIRECT_DESC, PROTOCOL_FEATURES, RING_PACKED, VERSION_1};
         let channel = &self.channel;
-        channel.tell(&Message::SetOwner)?;
-        self.offered = number(channel, &Message::GetFeatures)?;
+        channel.tell(Message::SetOwner)?;
+        self.offered = number(channel, Message::GetFeatures)?;
         let mut wanted = VERSION_1 | PROTOCOL_FEATURES | INDIRECT_DESC | options.device_features;
         if options.event_idx {
             wanted |= EVENT_IDX;
@@ -114,15 +101,15 @@ impl FrontEnd {
         }
         self.features = self.offered & wanted;
         if self.offered & PROTOCOL_FEATURES != 0 {
-            let offered = number(channel, &Message::GetProtocolFeatures)?;
+            let offered = number(channel, Message::GetProtocolFeatures)?;
             self.protocol = offered & options.protocol_features;
-            channel.tell(&Message::SetProtocolFeatures(self.protocol))?;
+            channel.tell(Message::SetProtocolFeatures(self.protocol))?;
         }
         if self.has_protocol(protocol_feature::MQ) {
-            let count = number(channel, &Message::GetQueueNum)?;
+            let count = number(channel, Message::GetQueueNum)?;
             self.queue_count = u16::try_from(count).unwrap_or(u16::MAX);
         }
-        self.acknowledge(&Message::SetFeatures(self.features))
+        self.acknowledge(Message::SetFeatures(self.features))
     }
 
     /// Returns the message channel.
@@ -177,7 +164,7 @@ impl FrontEnd {
 
     /// Sends all regions (`SET_MEM_TABLE`).
     pub fn send_memory(&self) -> Result<()> {
-        self.acknowledge(&self.memory.message())
+        self.acknowledge(self.memory.message())
     }
 
     /// Adds a region during operation (`ADD_MEM_REG`).
@@ -185,7 +172,7 @@ impl FrontEnd {
         let region = self.memory.add(size)?;
         let (area, description) = (region.area(), region.description());
         let file = region.file.try_clone()?;
-        self.acknowledge(&Message::AddMemReg(description, file.as_fd()))?;
+        self.acknowledge(Message::AddMemReg(description, file.as_fd()))?;
         Ok(area)
     }
 
@@ -194,22 +181,22 @@ impl FrontEnd {
         let Some(region) = self.memory.take(guest_address) else {
             return Err(Error::Wrong(format!("no region at {guest_address:#x}")));
         };
-        self.acknowledge(&Message::RemMemReg(region.description()))
+        self.acknowledge(Message::RemMemReg(region.description()))
     }
 
     /// Reads the configuration space.
     pub fn config(&self, offset: u32, length: u32) -> Result<Vec<u8>> {
         let read = Message::GetConfig(config(offset, vec![0; length as usize]));
-        match self.channel.ask(&read)? {
+        match self.channel.ask(read)? {
             Reply::Config(config) if config.region.len() == length as usize => Ok(config.region),
-            _ => Err(unexpected(&read)),
+            _ => Err(unexpected(request::GET_CONFIG)),
         }
     }
 
     /// Writes to the configuration space.
     pub fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<()> {
         let write = Message::SetConfig(config(offset, bytes.to_vec()));
-        self.acknowledge(&write)
+        self.acknowledge(write)
     }
 
     /// Configures and starts a vring.
@@ -252,8 +239,8 @@ impl FrontEnd {
 
     fn describe_ring(&self, index: u16, layout: &RingLayout, base: u32) -> Result<()> {
         let size = Message::SetVringNum(state(index, u32::from(layout.size)));
-        self.acknowledge(&size)?;
-        self.acknowledge(&Message::SetVringBase(state(index, base)))?;
+        self.acknowledge(size)?;
+        self.acknowledge(Message::SetVringBase(state(index, base)))?;
         let addresses = [
             layout.descriptor_area,
             layout.device_area,
@@ -265,7 +252,7 @@ impl FrontEnd {
     /// Sends the user addresses of a ring: descriptors, used, available.
     pub fn set_addresses(&self, index: u16, addresses: [u64; 3]) -> Result<()> {
         let [descriptor, used, available] = addresses;
-        self.acknowledge(&Message::SetVringAddr(VringAddr {
+        self.acknowledge(Message::SetVringAddr(VringAddr {
             index: u32::from(index),
             flags: 0,
             descriptor,
@@ -292,36 +279,36 @@ impl FrontEnd {
     /// Stops a vring after its requests in flight. Returns its base.
     pub fn stop_queue(&self, index: u16) -> Result<u32> {
         let stop = Message::GetVringBase(state(index, 0));
-        match self.channel.ask(&stop)? {
+        match self.channel.ask(stop)? {
             Reply::VringState(state) => Ok(state.num),
-            _ => Err(unexpected(&stop)),
+            _ => Err(unexpected(request::GET_VRING_BASE)),
         }
     }
 
     /// Sets or removes the interrupt descriptor.
     pub fn set_call(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        self.acknowledge(&Message::SetVringCall(index as u8, fd))
+        self.acknowledge(Message::SetVringCall(index as u8, fd))
     }
 
     /// Sets or removes the kick descriptor. Without one, the back end polls the ring.
     pub fn set_kick(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        self.acknowledge(&Message::SetVringKick(index as u8, fd))
+        self.acknowledge(Message::SetVringKick(index as u8, fd))
     }
 
     /// Sets or removes the error descriptor.
     pub fn set_error(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        self.acknowledge(&Message::SetVringErr(index as u8, fd))
+        self.acknowledge(Message::SetVringErr(index as u8, fd))
     }
 
     /// Enables or disables a vring.
     pub fn enable(&self, index: u16, enabled: bool) -> Result<()> {
         let enable = Message::SetVringEnable(state(index, u32::from(enabled)));
-        self.acknowledge(&enable)
+        self.acknowledge(enable)
     }
 
     /// Resets the device; it must be configured again.
     pub fn reset_device(&self) -> Result<()> {
-        self.acknowledge(&Message::ResetDevice)
+        self.acknowledge(Message::ResetDevice)
     }
 
     /// Sends any request that only has an acknowledgement. Without `REPLY_ACK`, waits until the back end has processed it.
@@ -330,12 +317,12 @@ impl FrontEnd {
             return self.channel.acknowledged(request, payload, fds);
         }
         self.channel.send(request, 0, payload, fds)?;
-        number(&self.channel, &Message::GetFeatures).map(drop)
+        number(&self.channel, Message::GetFeatures).map(drop)
     }
 
     /// As [`FrontEnd::acknowledged`], for a valid message.
-    pub(crate) fn acknowledge(&self, message: &Message<'_>) -> Result<()> {
-        let (request, payload, fds) = message.parts();
+    pub(crate) fn acknowledge(&self, message: Message<'_>) -> Result<()> {
+        let (request, payload, fds) = message.into_parts();
         self.acknowledged(request, &payload, &fds)
     }
 }
@@ -356,17 +343,17 @@ fn config(offset: u32, region: Vec<u8>) -> Config {
     }
 }
 
-fn number(channel: &Channel, message: &Message<'_>) -> Result<u64> {
+fn number(channel: &Channel, message: Message<'_>) -> Result<u64> {
     match channel.ask(message)? {
         Reply::U64(number) => Ok(number),
-        _ => Err(unexpected(message)),
+        reply => Err(Error::Wrong(format!("{reply:?} in place of a number"))),
     }
 }
 
-/// Returns the error for a reply with another payload than the message requests.
-pub(crate) fn unexpected(message: &Message<'_>) -> Error {
+/// Returns the error for a reply with another payload than `request` asks for.
+pub(crate) fn unexpected(request: u32) -> Error {
     Error::Answer {
-        request: message.parts().0,
+        request,
         reason: "unexpected payload".into(),
     }
 }

@@ -1,6 +1,6 @@
 //! One connected front end: the thread that reads its messages, and a handle for other threads.
 //!
-//! The thread sleeps between messages. It passes each to the [`Session`] and ends with it.
+//! The thread sleeps between messages. It passes each to the [`Dispatcher`] and ends with its session.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,17 +12,15 @@ use std::time::{Duration, Instant};
 
 use reactor::{Pool, RateLimit};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::retry_on_intr;
 use rustix::net::SendFlags;
 use sys::Peer;
-use vhost::vhost_user::Error;
+use vhost_user_wire::{BACKEND_CONFIG_CHANGE_MSG, Message, encode};
 use virtio_device::{Breach, OnBroken, VirtioDevice};
 
+use crate::dispatch::{Dispatcher, Error};
 use crate::queue_times::QueueTimes;
 use crate::record::SessionHandover;
-use crate::relay::{Handled, Message, Relay};
-use crate::session::Session;
-use crate::whole_message;
+use crate::session::{Channel, Session};
 
 /// Time limit for the rest of a message.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -115,12 +113,6 @@ impl TakenOverSession {
     }
 }
 
-/// The front end's socket for back-end requests, once it has sent one.
-type Channel = Arc<Mutex<Option<UnixStream>>>;
-
-/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, without a payload.
-const CONFIG_CHANGE: [u8; 12] = [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
-
 impl SessionHandle {
     /// Ends the session: its thread reads the end of the stream. Only the receiving side is shut down. The front end must not see an end
     /// before all requests in flight were answered, or it would take them for lost.
@@ -146,11 +138,11 @@ impl SessionHandle {
     /// Notifies the front end of a changed configuration space. Returns false if it has no channel for this or does not read.
     pub fn config_changed(&self) -> bool {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = channel.as_ref().map(|channel| {
+        channel.as_ref().is_some_and(|channel| {
+            let message = encode(BACKEND_CONFIG_CHANGE_MSG, 0, &[]);
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            rustix::net::send(channel, &CONFIG_CHANGE, flags)
-        });
-        matches!(sent, Some(Ok(12)))
+            rustix::net::send(channel, &message, flags) == Ok(message.len())
+        })
     }
 
     /// Returns the process of the front end.
@@ -181,9 +173,7 @@ pub(crate) fn serve(
     times: Arc<QueueTimes>,
     taken_over: Option<TakenOverSession>,
 ) -> io::Result<()> {
-    stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
     stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
-    let watch = stream.try_clone()?;
     let has_sent = Arc::new(AtomicBool::new(false));
     let ended = Arc::new(AtomicBool::new(false));
     let (previous, channel_fd) = match taken_over {
@@ -212,12 +202,10 @@ pub(crate) fn serve(
         }
         breaker.shutdown(std::net::Shutdown::Read).ok();
     });
-    let session = Arc::new(Mutex::new(Session::new(device, pool, on_broken, times)));
+    let session = Session::new(device, pool, on_broken, times, channel.clone());
     let mut conversation = Conversation {
-        relay: Relay::new(stream, session.clone())?,
+        dispatcher: Dispatcher::new(stream, session),
         name,
-        watch,
-        session,
         channel,
         handover,
         has_sent,
@@ -225,24 +213,17 @@ pub(crate) fn serve(
     let Some(end) = conversation.run(previous) else {
         return Ok(());
     };
-    let Conversation { name, session, .. } = conversation;
-    let hung_up = matches!(end, Error::Disconnected) && !ended.load(Ordering::Relaxed);
-    let why = session.lock().map(|mut session| {
-        session.has_left = hung_up;
-        session.refusal.take()
-    });
-    let why = why.unwrap_or_default();
-    log_end(&name, &end, why);
+    let hung_up = matches!(end, Error::Closed) && !ended.load(Ordering::Relaxed);
+    conversation.dispatcher.session.has_left = hung_up;
+    log_end(&conversation.name, &end);
     Ok(())
 }
 
 /// State of a session's thread.
 struct Conversation {
-    relay: Relay,
+    dispatcher: Dispatcher,
     /// Export name.
     name: String,
-    watch: UnixStream,
-    session: Arc<Mutex<Session>>,
     channel: Channel,
     handover: Arc<Handover>,
     has_sent: Arc<AtomicBool>,
@@ -254,12 +235,9 @@ impl Conversation {
     fn run(&mut self, previous: Vec<Message>) -> Option<Error> {
         if !previous.is_empty() {
             self.has_sent.store(true, Ordering::Relaxed);
-            let session = self.session.lock();
-            session
-                .unwrap_or_else(PoisonError::into_inner)
-                .allow_earlier_queues();
+            self.dispatcher.session.allow_earlier_queues();
             for message in previous {
-                if let Err(error) = self.relay.replay(message) {
+                if let Err(error) = self.dispatcher.execute(message) {
                     return Some(error);
                 }
             }
@@ -274,19 +252,19 @@ impl Conversation {
         loop {
             // A message may begin at any time, but must end within a limit.
             let mut waits = [
-                PollFd::new(&self.watch, PollFlags::IN),
+                PollFd::new(&self.dispatcher.stream, PollFlags::IN),
                 PollFd::new(&self.handover.wake, PollFlags::IN),
             ];
             match poll(&mut waits, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Some(Error::SocketBroken(errno.into())),
+                Err(errno) => return Some(Error::Io(errno.into())),
             }
             let [is_readable, is_woken] = waits.map(|wait| !wait.revents().is_empty());
             if is_woken
                 && let Some(request) = self.handover.take()
                 && let Some(to) = self.pause(request)
             {
-                return self.hand_over(&to).err().map(Error::SocketError);
+                return self.hand_over(&to).err().map(Error::Io);
             }
             if is_readable && let Err(error) = self.handle_message() {
                 return Some(error);
@@ -297,16 +275,7 @@ impl Conversation {
     /// Handles a message that has begun.
     fn handle_message(&mut self) -> Result<(), Error> {
         self.has_sent.store(true, Ordering::Relaxed);
-        let channel_fd = whole_message::wait(&self.watch, MESSAGE_TIMEOUT);
-        if let Some(channel_fd) = channel_fd.map_err(Error::SocketError)? {
-            let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
-            let previous = channel.replace(UnixStream::from(channel_fd));
-            // Closing the old channel may take long; other threads need the lock.
-            drop(channel);
-            drop(previous);
-        }
-        wait_for_send_space(&self.watch).map_err(Error::SocketError)?;
-        if let Handled::Refused(why) = self.relay.handle()?
+        if let Some(why) = self.dispatcher.handle_next(MESSAGE_TIMEOUT)?
             && let Some(suppressed) = REFUSED_LOG.pass()
         {
             tracing::warn!(export = self.name, suppressed, "message rejected: {why}");
@@ -326,14 +295,13 @@ impl Conversation {
 
     /// Last operation of this process for a front end. Takes place between two messages, so that the other process reads the next one.
     fn hand_over(&mut self, to: &Sender<SessionHandover>) -> io::Result<()> {
-        let session = self.session.lock();
-        let bases = session.unwrap_or_else(PoisonError::into_inner).hand_over();
-        let messages = self.relay.take_record().messages(&bases);
+        let bases = self.dispatcher.session.hand_over();
+        let messages = self.dispatcher.take_record().messages(&bases);
         let channel = self.channel.lock();
         let channel = channel.unwrap_or_else(PoisonError::into_inner).take();
         let handover_state = SessionHandover::new(
             &self.name,
-            self.watch.try_clone()?.into(),
+            self.dispatcher.stream.try_clone()?.into(),
             channel.map(OwnedFd::from),
             messages,
         );
@@ -346,28 +314,12 @@ impl Conversation {
     }
 }
 
-/// Waits until an answer can be sent without blocking: a stream is writable when most of its buffer is free. Without this, the crate
-/// `vhost` would retry endlessly for a front end that does not read.
-fn wait_for_send_space(stream: &UnixStream) -> io::Result<()> {
-    let limit = Timespec::try_from(MESSAGE_TIMEOUT).map_err(io::Error::other)?;
-    let mut wait = [PollFd::new(stream, PollFlags::OUT)];
-    retry_on_intr(|| poll(&mut wait, Some(&limit)))?;
-    match wait[0].revents().contains(PollFlags::OUT) {
-        true => Ok(()),
-        false => Err(io::Error::new(
-            io::ErrorKind::TimedOut,
-            "the front end does not read replies",
-        )),
-    }
-}
-
-fn log_end(export: &str, end: &Error, why: Option<String>) {
-    if let (Error::Disconnected, None) = (end, &why) {
+fn log_end(export: &str, end: &Error) {
+    if matches!(end, Error::Closed) {
         if let Some(suppressed) = DISCONNECTED_LOG.pass() {
             tracing::info!(export, suppressed, "front end disconnected");
         }
     } else if let Some(suppressed) = ENDED_LOG.pass() {
-        let why = why.unwrap_or_else(|| end.to_string());
-        tracing::warn!(export, suppressed, "front end session ended: {why}");
+        tracing::warn!(export, suppressed, "front end session ended: {end}");
     }
 }

@@ -4,22 +4,20 @@
 //! nothing waits endlessly, and no queue is left at the end.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
-use std::net::Shutdown;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use guest_memory::Mapping;
 use reactor::Pool;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use vhost_user_wire::{encode, stream};
 use virtio_device::VirtioDevice;
 
-use crate::relay::Relay;
+use crate::dispatch::Dispatcher;
 use crate::session::Session;
-use crate::whole_message;
 
 /// Length of the front end's memory: room for rings and requests.
 const MEMORY: usize = 1 << 16;
@@ -60,10 +58,9 @@ pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
         pool.clone(),
         Arc::new(|_, _| {}),
         Arc::default(),
+        Arc::default(),
     );
-    let session = Arc::new(Mutex::new(session));
-    let watch = server_end.try_clone().expect("a descriptor");
-    let mut relay = Relay::new(server_end, session.clone()).expect("descriptors");
+    let mut dispatcher = Dispatcher::new(server_end, session);
     let mut choices = Choices(data);
     'messages: while !choices.0.is_empty() {
         let mut front_end = FrontEnd {
@@ -73,20 +70,13 @@ pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
             event: &event,
         };
         let (bytes, fds) = front_end.message();
-        if send(&client_end, &bytes, &fds).is_err() {
+        if stream::send(&client_end, &bytes, &fds).is_err() {
             break;
         }
         // Answers are discarded, so that the session never waits to send one.
-        while rustix::io::ioctl_fionread(&watch).is_ok_and(|available| available > 0) {
-            match whole_message::wait(&watch, Duration::ZERO) {
-                Ok(_) => {}
-                // The rest of this message will not be sent.
-                Err(error) if error.kind() == ErrorKind::TimedOut => {
-                    client_end.shutdown(Shutdown::Write).expect("a connection");
-                }
-                Err(_) => break 'messages,
-            }
-            if relay.handle().is_err() {
+        while rustix::io::ioctl_fionread(&dispatcher.stream).is_ok_and(|available| available > 0) {
+            // The rest of an incomplete message will not be sent.
+            if dispatcher.handle_next(Duration::ZERO).is_err() {
                 break 'messages;
             }
             while client_end.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}
@@ -96,10 +86,8 @@ pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
             .write_all(&1u64.to_ne_bytes())
             .ok();
     }
-    let mut session = session.lock().expect("no panic while it was held");
-    let ran = session.runs();
-    session.stop_vrings();
-    drop(session);
+    let ran = dispatcher.session.runs();
+    dispatcher.session.stop_vrings();
     if ran {
         let left = pool
             .workers()
@@ -181,7 +169,7 @@ impl<'a> FrontEnd<'a, '_> {
             }
         };
         let payload: Vec<u8> = payload.into_iter().flat_map(u64::to_ne_bytes).collect();
-        (message(request, flags, &payload), fds)
+        (encode(request, flags, &payload), fds)
     }
 
     fn features(&mut self) -> u64 {
@@ -198,7 +186,7 @@ impl<'a> FrontEnd<'a, '_> {
         let (offset, size) = (self.choices.word() as u32, u32::from(self.choices.byte()));
         let mut payload = [offset, size, 0].map(u32::to_ne_bytes).concat();
         payload.extend(self.choices.take(size as usize));
-        (message(request, 1, &payload), vec![])
+        (encode(request, 0, &payload), vec![])
     }
 
     /// Returns raw bytes with up to 40 descriptors.
@@ -210,28 +198,13 @@ impl<'a> FrontEnd<'a, '_> {
         );
         let size = usize::from(self.choices.byte());
         let payload = self.choices.take(size);
-        let mut bytes = message(request, flags, payload);
+        let mut bytes = encode(request, flags, payload);
+        // Any version.
+        bytes[4..8].copy_from_slice(&flags.to_ne_bytes());
         if flags & 0x40 != 0 {
             // Half a message, or an invalid size.
             bytes.truncate(size.max(1));
         }
         (bytes, fds)
     }
-}
-
-fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
-    let header = [request, flags, payload.len() as u32];
-    let mut bytes = header.map(u32::to_ne_bytes).concat();
-    bytes.extend(payload);
-    bytes
-}
-
-fn send(to: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
-    let mut space = [std::mem::MaybeUninit::uninit(); 256];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(fds));
-    }
-    let bytes = [std::io::IoSlice::new(bytes)];
-    sendmsg(to, &bytes, &mut control, SendFlags::NOSIGNAL)
 }

@@ -3,12 +3,11 @@
 //!
 //! The front end keeps the file. Each queue has a part of it ([`virtqueue::Inflight`], [`virtqueue::PackedInflight`]).
 
-use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use guest_memory::{MemoryTable, RegionSpec, RingMemory};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
-use vhost::vhost_user::message::VhostUserInflight;
+use vhost_user_wire::Inflight as Description;
 use virtqueue::{Inflight, PackedInflight};
 
 /// Identity of a region: device and inode of its file.
@@ -23,7 +22,7 @@ impl RegionId {
     ///
     /// # Errors
     /// Returns a description if the descriptor has no file.
-    pub fn of(file: &File) -> Result<RegionId, String> {
+    pub fn of(file: &OwnedFd) -> Result<RegionId, String> {
         let stat =
             fstat(file).map_err(|errno| format!("cannot use the in-flight region: {errno}"))?;
         Ok(RegionId {
@@ -55,25 +54,31 @@ impl InflightRegion {
     ///
     /// # Errors
     /// Returns a description if memory or descriptors are exhausted.
-    pub fn create(queues: u16, size: u16) -> Result<(VhostUserInflight, File), String> {
+    pub fn create(queues: u16, size: u16) -> Result<(Description, OwnedFd), String> {
         let bytes = (stride(size, true) * usize::from(queues)) as u64;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let created = memfd_create("lunette-in-flight", flags).and_then(|file| {
             ftruncate(&file, bytes)?;
             // The sealed size protects users from truncation.
             fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
-            Ok(File::from(file))
+            Ok(file)
         });
         let file =
             created.map_err(|errno| format!("cannot allocate the in-flight region: {errno}"))?;
-        Ok((VhostUserInflight::new(bytes, 0, queues, size), file))
+        let created = Description {
+            mmap_size: bytes,
+            num_queues: queues,
+            queue_size: size,
+            ..Description::default()
+        };
+        Ok((created, file))
     }
 
     /// Maps a region that a front end has kept.
     ///
     /// # Errors
     /// Returns a description if it cannot be mapped.
-    pub fn map(requested: &VhostUserInflight, file: &File) -> Result<InflightRegion, String> {
+    pub fn map(requested: &Description, file: &OwnedFd) -> Result<InflightRegion, String> {
         let (queues, size) = (requested.num_queues, requested.queue_size);
         let largest = stride(size, true).max(stride(size, false)) as u64 * u64::from(queues);
         let spec = RegionSpec {
@@ -209,8 +214,11 @@ mod tests {
         drop(file);
         let file = memfd_create("region", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 32 << 40).unwrap();
-        let requested = VhostUserInflight::new(32 << 40, 0, QUEUES, SIZE);
-        let region = InflightRegion::map(&requested, &File::from(file)).unwrap();
+        let requested = Description {
+            mmap_size: 32 << 40,
+            ..requested
+        };
+        let region = InflightRegion::map(&requested, &file).unwrap();
         assert!(region.part(QUEUES - 1, true).unwrap().is_some());
         assert!(region.memory.ring(0, used).is_ok());
         assert!(region.memory.ring(0, used + 4096).is_err());

@@ -1,28 +1,24 @@
-//! State of one connection. Messages from the crate `vhost` change it and its vrings.
+//! State of one connection. Messages change it and its vrings.
 //!
-//! Checks everything that the crate does not: indices, features, sizes, addresses. `relay` answers a refused message, or ends the session
-//! if the front end waits for no answer. At every end its vrings are drained first, so that no request is left half done.
+//! Checks everything that depends on the device or the session: indices, features, sizes, addresses. `dispatch` answers a refused message,
+//! or ends the session if the front end waits for no answer. At every end its vrings are drained first, so that no request is left half done.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use guest_memory::{DirtyLog, MemoryTable, RegionSpec};
 use reactor::{Pool, RateLimit, WorkerHandle};
-use vhost::vhost_user::message::{
-    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
-    VhostUserLog, VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg,
-    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
-};
-use vhost::vhost_user::{
-    Backend, Error, GpuBackend, VhostUserBackendReqHandlerMut,
-    VhostUserProtocolFeatures as Protocol,
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use vhost_user_wire::{
+    Config, Inflight, Log, MemoryRegion, Message, Reply, VringAddr, VringState, protocol_feature,
 };
 use virtio_device::{LogSetup, OnBroken, QueueChange, VirtioDevice};
 use virtqueue::PACKED_START;
 
+use crate::dispatch::Error;
 use crate::inflight::{InflightRegion, RegionId};
 use crate::queue_times::{QueueTime, QueueTimes};
 use crate::resume::ResumeCheck;
@@ -55,6 +51,9 @@ const CONFIG_SPACE: usize = 256;
 /// Rate limit of the log line, because front ends repeat their features at each reconnection.
 static LOST_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
+/// The front end's socket for back-end requests, once it has sent one.
+pub(crate) type Channel = Arc<Mutex<Option<UnixStream>>>;
+
 pub(crate) struct Session {
     device: Arc<dyn VirtioDevice>,
     pool: Arc<Pool>,
@@ -72,9 +71,8 @@ pub(crate) struct Session {
     log: Option<Arc<DirtyLog>>,
     /// Eventfd that is written after pages were marked.
     log_call: Option<OwnedFd>,
+    channel: Channel,
     resume: ResumeCheck,
-    /// Reason of a refusal, for the log.
-    pub(crate) refusal: Option<String>,
     has_run: bool,
     /// The front end has hung up.
     pub(crate) has_left: bool,
@@ -96,7 +94,16 @@ impl Change {
     }
 }
 
-type Reply<T> = Result<T, Error>;
+type Result<T> = std::result::Result<T, Error>;
+
+fn refuse<T>(why: impl Into<String>) -> Result<T> {
+    Err(Error::Refused(why.into()))
+}
+
+/// Converts an error of a vring to a refusal.
+fn checked(index: u32, result: std::result::Result<(), String>) -> Result<()> {
+    result.or_else(|why| refuse(format!("queue {index}: {why}")))
+}
 
 impl Session {
     pub(crate) fn new(
@@ -104,6 +111,7 @@ impl Session {
         pool: Arc<Pool>,
         on_broken: OnBroken,
         times: Arc<QueueTimes>,
+        channel: Channel,
     ) -> Session {
         device.reset();
         let mut vrings = Vec::new();
@@ -122,7 +130,7 @@ impl Session {
             created: None,
             log: None,
             log_call: None,
-            refusal: None,
+            channel,
             has_run: false,
             has_left: false,
         }
@@ -145,15 +153,10 @@ impl Session {
             | packed
     }
 
-    fn refuse<T>(&mut self, why: impl Into<String>) -> Reply<T> {
-        self.refusal = Some(why.into());
-        Err(Error::InvalidParam)
-    }
-
-    fn vring(&mut self, index: u32) -> Reply<&mut Vring> {
+    fn vring(&mut self, index: u32) -> Result<&mut Vring> {
         let count = self.vrings.len();
         if index as usize >= count {
-            return self.refuse(format!(
+            return refuse(format!(
                 "there is no queue {index}: the device has {count} queues"
             ));
         }
@@ -173,16 +176,11 @@ impl Session {
         self.allow_queues(MAX_QUEUES);
     }
 
-    /// Converts an error of a vring to a refusal of the session.
-    fn checked(&mut self, index: u32, result: Result<(), String>) -> Reply<()> {
-        result.or_else(|why| self.refuse(format!("queue {index}: {why}")))
-    }
-
     /// Checks an in-flight region for a device of `count` queues.
-    fn check_inflight(&mut self, requested: &VhostUserInflight, count: usize) -> Reply<()> {
+    fn check_inflight(requested: Inflight, count: usize) -> Result<()> {
         let (queues, size) = (requested.num_queues, requested.queue_size);
         if usize::from(queues) > count || u32::from(size) > MAX_QUEUE_SIZE {
-            return self.refuse(format!(
+            return refuse(format!(
                 "the in-flight region has {queues} queues of size {size}; the device has {count}, of at most {MAX_QUEUE_SIZE}"
             ));
         }
@@ -197,7 +195,7 @@ impl Session {
         }
     }
 
-    fn start(&mut self, index: u32, kick: Option<OwnedFd>) -> Reply<()> {
+    fn start(&mut self, index: u32, kick: Option<OwnedFd>) -> Result<()> {
         let number = index as u16;
         let worker = self.worker(number);
         // Without protocol features there is no message to enable a ring: it is always enabled.
@@ -206,11 +204,11 @@ impl Session {
         let region = self.inflight.as_ref();
         let inflight = match region.map_or(Ok(None), |region| region.part(number, packed)) {
             Ok(part) => part,
-            Err(why) => return self.refuse(why),
+            Err(why) => return refuse(why),
         };
         let log = match self.log_of(index) {
             Ok(log) => log,
-            Err(why) => return self.checked(index, Err(why)),
+            Err(why) => return checked(index, Err(why)),
         };
         let context = Context {
             inflight,
@@ -233,7 +231,7 @@ impl Session {
             None => vring.is_mid_ring(initial_base(packed)) || vring.is_used(&self.memory),
         };
         if let Err(why) = self.resume.start(number, &*self.device, resumes) {
-            return self.refuse(why);
+            return refuse(why);
         }
         vring.enabled |= always_enabled;
         let start = Instant::now();
@@ -242,11 +240,11 @@ impl Session {
             self.times.record(QueueTime::Start, start.elapsed());
         }
         self.has_run = true;
-        self.checked(index, started)
+        checked(index, started)
     }
 
     /// Returns the dirty log of queue `index`, if writes are logged now.
-    fn log_of(&self, index: u32) -> Result<Option<LogSetup>, String> {
+    fn log_of(&self, index: u32) -> std::result::Result<Option<LogSetup>, String> {
         let is_logged = self.features & F_LOG_ALL != 0;
         let Some(pages) = self.log.as_ref().filter(|_| is_logged) else {
             return Ok(None);
@@ -260,23 +258,22 @@ impl Session {
     }
 
     /// Applies the log to a queue that runs. Its writes are marked from then on.
-    fn apply_log(&mut self, index: u32) -> Reply<()> {
+    fn apply_log(&mut self, index: u32) -> Result<()> {
         let applied = self.log_of(index).and_then(|log| {
             let vring = self.vrings.get(index as usize);
             vring.map_or(Ok(()), |vring| vring.change(QueueChange::Log(log)))
         });
-        self.checked(index, applied)
+        checked(index, applied)
     }
 
     /// Applies the log to all queues that run.
-    fn apply_logs(&mut self) -> Reply<()> {
+    fn apply_logs(&mut self) -> Result<()> {
         (0..self.vrings.len() as u32).try_for_each(|index| self.apply_log(index))
     }
 
-    /// Sets the eventfd of the dirty log (`SET_LOG_FD`), which the crate `vhost` does not support.
-    pub(crate) fn set_log_call(&mut self, fd: OwnedFd) -> Reply<()> {
+    fn set_log_fd(&mut self, fd: OwnedFd) -> Result<()> {
         if let Err(why) = check_event("dirty log", Some(&fd)) {
-            return self.refuse(why);
+            return refuse(why);
         }
         self.log_call = Some(fd);
         self.apply_logs()
@@ -288,7 +285,7 @@ impl Session {
 
     /// Stops a ring that the front end sets up again without GET_VRING_BASE, for example after RESET_OWNER. Requests in flight are
     /// answered. The next SET_VRING_KICK starts the new ring.
-    fn stop_for_setup(&mut self, index: u32) -> Reply<()> {
+    fn stop_for_setup(&mut self, index: u32) -> Result<()> {
         let (device, times) = (self.device.clone(), self.times.clone());
         let vring = self.vring(index)?;
         if vring.stop(index as u16, &device, &times).is_some() {
@@ -304,18 +301,18 @@ impl Session {
         }
     }
 
-    fn replace_memory(&mut self, memory: MemoryTable, change: Change) -> Reply<()> {
+    fn replace_memory(&mut self, memory: MemoryTable, change: Change) -> Result<()> {
         self.replaced.retain(|(table, _)| table.strong_count() > 0);
         let same_kind = self.replaced.iter().filter(|(_, other)| *other == change);
         let (count, limit) = (same_kind.count(), change.states_max());
         if count == limit {
-            return self.refuse(format!(
+            return refuse(format!(
                 "cannot change the memory: requests in flight use {limit} earlier memory tables"
             ));
         }
         let mappings = self.old_mappings(&memory);
         if mappings > MAX_OLD_MAPPINGS {
-            return self.refuse(format!(
+            return refuse(format!(
                 "cannot change the memory: requests in flight use {mappings} replaced regions"
             ));
         }
@@ -325,8 +322,7 @@ impl Session {
         for index in 0..self.vrings.len() {
             let changed = self.vrings[index].change(QueueChange::Memory(self.memory.clone()));
             // Other queues already use the new memory, so the change cannot be undone.
-            self.checked(index as u32, changed)
-                .map_err(|_| Error::BackendInternalError)?;
+            checked(index as u32, changed).map_err(|error| Error::Failed(error.to_string()))?;
         }
         Ok(())
     }
@@ -413,40 +409,110 @@ fn initial_base(packed: bool) -> u32 {
     }
 }
 
-fn region(region: &VhostUserMemoryRegion) -> RegionSpec {
+fn region(region: &MemoryRegion) -> RegionSpec {
     RegionSpec {
-        guest_address: region.guest_phys_addr,
-        size: region.memory_size,
-        user_address: region.user_addr,
+        guest_address: region.guest_address,
+        size: region.size,
+        user_address: region.user_address,
         file_offset: region.mmap_offset,
     }
 }
 
-impl VhostUserBackendReqHandlerMut for Session {
-    fn set_owner(&mut self) -> Reply<()> {
-        Ok(())
+/// Duplicates a descriptor of a message: the message stays in the record.
+fn clone(fd: &OwnedFd) -> Result<OwnedFd> {
+    fd.try_clone()
+        .or_else(|error| refuse(format!("cannot duplicate a descriptor: {error}")))
+}
+
+/// Messages of the front end.
+impl Session {
+    /// Executes a message. Returns its reply, if it has one of its own.
+    ///
+    /// # Errors
+    /// Fails if the message is refused or the session has to end.
+    pub(crate) fn handle(&mut self, message: &Message) -> Result<Option<Reply>> {
+        Ok(Some(match message {
+            Message::GetFeatures => Reply::U64(self.offered()),
+            Message::GetProtocolFeatures => Reply::U64(self.offered_protocol_features()),
+            Message::GetQueueNum => Reply::U64(self.vrings.len() as u64),
+            Message::GetMaxMemSlots => Reply::U64(MAX_MEMORY_REGIONS),
+            Message::GetVringBase(state) => Reply::VringState(self.get_vring_base(state.index)?),
+            Message::GetConfig(config) => Reply::Config(self.get_config(config)?),
+            Message::GetInflightFd(inflight) => self.get_inflight_fd(*inflight)?,
+            Message::SetLogBase(log, fd) => {
+                self.set_log_base(log, fd)?;
+                Reply::Log(*log)
+            }
+            message => {
+                self.set(message)?;
+                return Ok(None);
+            }
+        }))
     }
 
-    /// "It is recommended that back-ends either ignore this message, or use it to disable all rings". Front ends expect one or the other;
-    /// dropping the connection's state would break both.
-    fn reset_owner(&mut self) -> Reply<()> {
-        Ok(())
+    /// Executes a message without a reply.
+    fn set(&mut self, message: &Message) -> Result<()> {
+        let fd = |fd: &Option<OwnedFd>| fd.as_ref().map(clone).transpose();
+        match message {
+            // "It is recommended that back-ends either ignore this message, or use it to disable all rings". Front ends expect one or the
+            // other; dropping the connection's state would break both.
+            Message::ResetOwner | Message::SetOwner => Ok(()),
+            Message::ResetDevice => {
+                self.reset();
+                Ok(())
+            }
+            Message::SetFeatures(features) => self.set_features(*features),
+            Message::SetProtocolFeatures(features) => {
+                match features & !self.offered_protocol_features() {
+                    0 => Ok(()),
+                    unknown => refuse(format!(
+                        "protocol feature bits {unknown:#x} were never offered"
+                    )),
+                }
+            }
+            Message::SetMemTable(regions) => self.set_mem_table(regions),
+            Message::AddMemReg(region, fd) => self.add_mem_reg(region, fd),
+            Message::RemMemReg(region) => self.rem_mem_reg(region),
+            Message::SetLogFd(fd) => self.set_log_fd(clone(fd)?),
+            Message::SetVringNum(state) => self.set_vring_num(state.index, state.num),
+            Message::SetVringAddr(addresses) => self.set_vring_addr(addresses),
+            Message::SetVringBase(state) => self.set_vring_base(state.index, state.num),
+            Message::SetVringKick(index, kick) => self.set_vring_kick(*index, fd(kick)?),
+            Message::SetVringCall(index, call) => {
+                let (index, call) = (u32::from(*index), fd(call)?);
+                checked(index, self.vring(index)?.set_call(call))
+            }
+            Message::SetVringErr(index, error) => {
+                let (index, error) = (u32::from(*index), fd(error)?);
+                checked(index, self.vring(index)?.set_error(error))
+            }
+            // The number is a truth value, and no feature is required.
+            Message::SetVringEnable(VringState { index, num }) => {
+                checked(*index, self.vring(*index)?.set_enabled(*num != 0))
+            }
+            Message::SetBackendReqFd(fd) => self.set_backend_req_fd(fd),
+            Message::SetConfig(config) => {
+                let written = self.device.write_config(config.offset, &config.region);
+                written.or_else(|error| refuse(error.to_string()))
+            }
+            Message::SetInflightFd(inflight, fd) => self.set_inflight_fd(*inflight, fd),
+            // Answered by `handle`.
+            Message::GetFeatures
+            | Message::GetProtocolFeatures
+            | Message::GetQueueNum
+            | Message::GetMaxMemSlots
+            | Message::GetVringBase(_)
+            | Message::GetConfig(_)
+            | Message::GetInflightFd(_)
+            | Message::SetLogBase(..) => Ok(()),
+        }
     }
 
-    fn reset_device(&mut self) -> Reply<()> {
-        self.reset();
-        Ok(())
-    }
-
-    fn get_features(&mut self) -> Reply<u64> {
-        Ok(self.offered())
-    }
-
-    fn set_features(&mut self, features: u64) -> Reply<()> {
+    fn set_features(&mut self, features: u64) -> Result<()> {
         let lost = features & !self.offered();
         let unknown = lost & !self.device.known_features();
         if unknown != 0 {
-            return self.refuse(format!("feature bits {unknown:#x} were never offered"));
+            return refuse(format!("feature bits {unknown:#x} were never offered"));
         }
         if lost != 0
             && let Some(suppressed) = LOST_LOG.pass()
@@ -470,26 +536,20 @@ impl VhostUserBackendReqHandlerMut for Session {
         }
     }
 
-    fn set_mem_table(
-        &mut self,
-        regions: &[VhostUserMemoryRegion],
-        files: Vec<File>,
-        _postcopy: Option<bool>,
-    ) -> Reply<Option<Vec<u64>>> {
+    fn set_mem_table(&mut self, regions: &[(MemoryRegion, OwnedFd)]) -> Result<()> {
         let mut table = MemoryTable::default();
-        for (spec, file) in regions.iter().map(region).zip(&files) {
-            table = match table.with_region(spec, file.as_fd()) {
+        for (spec, file) in regions {
+            table = match table.with_region(region(spec), file.as_fd()) {
                 Ok(table) => table,
-                Err(error) => return self.refuse(error.to_string()),
+                Err(error) => return refuse(error.to_string()),
             };
         }
-        self.replace_memory(table, Change::Table)?;
-        Ok(None)
+        self.replace_memory(table, Change::Table)
     }
 
-    fn set_vring_num(&mut self, index: u32, num: u32) -> Reply<()> {
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         if num == 0 || num > MAX_QUEUE_SIZE {
-            return self.refuse(format!(
+            return refuse(format!(
                 "queue {index}: size {num} is not from 1 to {MAX_QUEUE_SIZE}"
             ));
         }
@@ -497,25 +557,18 @@ impl VhostUserBackendReqHandlerMut for Session {
         Ok(())
     }
 
-    fn set_vring_addr(
-        &mut self,
-        index: u32,
-        flags: VhostUserVringAddrFlags,
-        descriptor: u64,
-        used: u64,
-        available: u64,
-        log: u64,
-    ) -> Reply<()> {
+    fn set_vring_addr(&mut self, message: &VringAddr) -> Result<()> {
+        let index = message.index;
         let addresses = UserAddresses {
-            descriptor,
-            available,
-            used,
+            descriptor: message.descriptor,
+            available: message.available,
+            used: message.used,
         };
         if self.vring(index)?.addresses != Some(addresses) {
             self.stop_for_setup(index)?;
         }
-        let is_logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
-        let log_address = is_logged.then_some(log);
+        let is_logged = message.flags & VringAddr::F_LOG != 0;
+        let log_address = is_logged.then_some(message.log);
         let vring = self.vring(index)?;
         vring.addresses = Some(addresses);
         match std::mem::replace(&mut vring.log_address, log_address) == log_address {
@@ -524,13 +577,13 @@ impl VhostUserBackendReqHandlerMut for Session {
         }
     }
 
-    fn set_vring_base(&mut self, index: u32, base: u32) -> Reply<()> {
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         self.stop_for_setup(index)?;
         self.vring(index)?.base = Some(base);
         Ok(())
     }
 
-    fn get_vring_base(&mut self, index: u32) -> Reply<VhostUserVringState> {
+    fn get_vring_base(&mut self, index: u32) -> Result<VringState> {
         let (device, times) = (self.device.clone(), self.times.clone());
         let start = initial_base(self.is_packed());
         let vring = self.vring(index)?;
@@ -545,126 +598,72 @@ impl VhostUserBackendReqHandlerMut for Session {
             && is_logged
         {
             // The front end would send its last pages without those that are not marked.
-            return self.refuse(format!("queue {index}: {fault}"));
+            return refuse(format!("queue {index}: {fault}"));
         }
-        Ok(VhostUserVringState::new(index, base))
+        Ok(VringState { index, num: base })
     }
 
-    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Reply<()> {
+    fn set_vring_kick(&mut self, index: u8, kick: Option<OwnedFd>) -> Result<()> {
         let index = u32::from(index);
-        let kick = fd.map(OwnedFd::from);
         if self.vring(index)?.is_running() {
             let set = self.vrings[index as usize].set_kick(kick);
-            return self.checked(index, set);
+            return checked(index, set);
         }
         self.start(index, kick)
     }
 
-    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Reply<()> {
-        let index = u32::from(index);
-        let set = self.vring(index)?.set_call(fd.map(OwnedFd::from));
-        self.checked(index, set)
-    }
-
-    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Reply<()> {
-        let index = u32::from(index);
-        let set = self.vring(index)?.set_error(fd.map(OwnedFd::from));
-        self.checked(index, set)
-    }
-
-    fn get_protocol_features(&mut self) -> Reply<Protocol> {
-        let mut offered = Protocol::MQ
-            | Protocol::LOG_SHMFD
-            | Protocol::REPLY_ACK
-            | Protocol::BACKEND_REQ
-            | Protocol::CONFIGURE_MEM_SLOTS
-            | Protocol::RESET_DEVICE
-            | Protocol::INFLIGHT_SHMFD;
+    fn offered_protocol_features(&self) -> u64 {
+        let mut offered = protocol_feature::MQ
+            | protocol_feature::LOG_SHMFD
+            | protocol_feature::REPLY_ACK
+            | protocol_feature::BACKEND_REQ
+            | protocol_feature::CONFIGURE_MEM_SLOTS
+            | protocol_feature::RESET_DEVICE
+            | protocol_feature::INFLIGHT_SHMFD;
         // A device without a configuration space leaves it to the front end.
         if !self.device.config().is_empty() {
-            offered |= Protocol::CONFIG;
+            offered |= protocol_feature::CONFIG;
         }
-        Ok(offered)
+        offered
     }
 
-    fn set_protocol_features(&mut self, features: u64) -> Reply<()> {
-        let offered = self.get_protocol_features()?.bits();
-        match features & !offered {
-            0 => Ok(()),
-            unknown => self.refuse(format!(
-                "protocol feature bits {unknown:#x} were never offered"
-            )),
-        }
-    }
-
-    fn get_queue_num(&mut self) -> Reply<u64> {
-        Ok(self.vrings.len() as u64)
-    }
-
-    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Reply<()> {
-        let set = self.vring(index)?.set_enabled(enable);
-        self.checked(index, set)
-    }
-
-    fn get_config(
-        &mut self,
-        offset: u32,
-        size: u32,
-        _flags: VhostUserConfigFlags,
-    ) -> Reply<Vec<u8>> {
+    /// Reads the configuration space. The reply to a range outside of it has no bytes; the session continues.
+    fn get_config(&self, config: &Config) -> Result<Config> {
         let mut space = self.device.config();
-        space.resize(CONFIG_SPACE.max(space.len()), 0);
-        let range = (offset as usize)
-            .checked_add(size as usize)
-            .and_then(|end| space.get(offset as usize..end));
-        match range {
-            Some(bytes) => Ok(bytes.to_vec()),
-            // The protocol reports this error by a reply without bytes. The session continues.
-            None => Err(Error::InvalidParam),
+        if space.is_empty() {
+            return refuse("the device has no configuration space");
         }
+        space.resize(CONFIG_SPACE.max(space.len()), 0);
+        let start = config.offset as usize;
+        let bytes = space.get(start..start.saturating_add(config.region.len()));
+        Ok(Config {
+            region: bytes.unwrap_or_default().to_vec(),
+            ..*config
+        })
     }
 
-    fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Reply<()> {
-        let device = self.device.clone();
-        device
-            .write_config(offset, buf)
-            .or_else(|error| self.refuse(error.to_string()))
+    /// Replaces the channel for requests of the back end.
+    fn set_backend_req_fd(&mut self, fd: &OwnedFd) -> Result<()> {
+        if sockopt::socket_domain(fd) != Ok(AddressFamily::UNIX)
+            || sockopt::socket_type(fd) != Ok(SocketType::STREAM)
+        {
+            return refuse("its channel is not a Unix stream socket");
+        }
+        let channel = UnixStream::from(clone(fd)?);
+        let mut current = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        let previous = current.replace(channel);
+        // Closing the old channel may take long; other threads need the lock.
+        drop(current);
+        drop(previous);
+        Ok(())
     }
 
-    /// The channel was taken from the message as a second descriptor: see `SessionHandle::config_changed`.
-    fn set_backend_req_fd(&mut self, _backend: Backend) {}
-
-    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Reply<File> {
-        self.refuse("shared objects are not offered")
-    }
-
-    fn set_gpu_socket(&mut self, _gpu: GpuBackend) -> Reply<()> {
-        self.refuse("display messages are not supported")
-    }
-
-    fn set_device_state_fd(
-        &mut self,
-        _direction: VhostTransferStateDirection,
-        _phase: VhostTransferStatePhase,
-        _fd: File,
-    ) -> Reply<Option<File>> {
-        self.refuse("device state transfer is not offered")
-    }
-
-    fn check_device_state(&mut self) -> Reply<()> {
-        self.refuse("device state transfer is not offered")
-    }
-
-    fn get_shmem_config(&mut self) -> Reply<VhostUserShMemConfig> {
-        self.refuse("shared memory regions are not offered")
-    }
-
-    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Reply<()> {
+    fn set_log_base(&mut self, log: &Log, file: &OwnedFd) -> Result<()> {
         let (offset, bytes) = (log.mmap_offset, log.mmap_size);
         let pages = match DirtyLog::map(file.as_fd(), offset, bytes) {
             Ok(pages) => Arc::new(pages),
             Err(error) => {
-                return self.refuse(format!(
+                return refuse(format!(
                     "cannot map the dirty log of {bytes} bytes at file offset {offset}: {error}"
                 ));
             }
@@ -674,63 +673,42 @@ impl VhostUserBackendReqHandlerMut for Session {
         self.apply_logs()
     }
 
-    fn get_inflight_fd(
-        &mut self,
-        requested: &VhostUserInflight,
-    ) -> Reply<(VhostUserInflight, File)> {
-        self.check_inflight(requested, self.vrings.len())?;
+    fn get_inflight_fd(&mut self, requested: Inflight) -> Result<Reply> {
+        Session::check_inflight(requested, self.vrings.len())?;
         let created = InflightRegion::create(requested.num_queues, requested.queue_size)
-            .and_then(|(requested, file)| Ok((requested, RegionId::of(&file)?, file)));
-        match created {
-            Ok((requested, id, file)) => {
-                self.created = Some(id);
-                Ok((requested, file))
-            }
-            Err(why) => self.refuse(why),
-        }
+            .and_then(|(created, file)| Ok((created, RegionId::of(&file)?, file)));
+        let (inflight, id, file) = created.or_else(refuse)?;
+        self.created = Some(id);
+        Ok(Reply::Inflight(inflight, Some(file)))
     }
 
-    fn set_inflight_fd(&mut self, requested: &VhostUserInflight, file: File) -> Reply<()> {
-        self.check_inflight(requested, usize::from(MAX_QUEUES))?;
+    fn set_inflight_fd(&mut self, requested: Inflight, file: &OwnedFd) -> Result<()> {
+        Session::check_inflight(requested, usize::from(MAX_QUEUES))?;
         if self.runs() {
-            return self.refuse("the in-flight region changed while queues run");
+            return refuse("the in-flight region changed while queues run");
         }
-        match InflightRegion::map(requested, &file) {
-            Ok(region) => self.inflight = Some(region),
-            Err(why) => return self.refuse(why),
-        }
+        let region = InflightRegion::map(&requested, file).or_else(refuse)?;
+        self.inflight = Some(region);
         // An earlier device created the region for all its queues.
         self.allow_queues(requested.num_queues);
         Ok(())
     }
 
-    fn get_max_mem_slots(&mut self) -> Reply<u64> {
-        Ok(MAX_MEMORY_REGIONS)
-    }
-
-    fn add_mem_region(
-        &mut self,
-        spec: &VhostUserSingleMemoryRegion,
-        fd: File,
-        _postcopy: Option<bool>,
-    ) -> Reply<Option<u64>> {
+    fn add_mem_reg(&mut self, spec: &MemoryRegion, file: &OwnedFd) -> Result<()> {
         if self.memory.region_count() as u64 >= MAX_MEMORY_REGIONS {
-            return self.refuse(format!("more than {MAX_MEMORY_REGIONS} memory regions"));
+            return refuse(format!("more than {MAX_MEMORY_REGIONS} memory regions"));
         }
-        match self.memory.with_region(region(spec), fd.as_fd()) {
-            Ok(table) => self.replace_memory(table, Change::Region)?,
-            Err(error) => return self.refuse(error.to_string()),
+        match self.memory.with_region(region(spec), file.as_fd()) {
+            Ok(table) => self.replace_memory(table, Change::Region),
+            Err(error) => refuse(error.to_string()),
         }
-        Ok(None)
     }
 
-    fn remove_mem_region(&mut self, spec: &VhostUserSingleMemoryRegion) -> Reply<()> {
-        match self
-            .memory
-            .without_region(spec.guest_phys_addr, spec.user_addr, spec.memory_size)
-        {
+    fn rem_mem_reg(&mut self, spec: &MemoryRegion) -> Result<()> {
+        let (guest, user) = (spec.guest_address, spec.user_address);
+        match self.memory.without_region(guest, user, spec.size) {
             Ok(table) => self.replace_memory(table, Change::Region),
-            Err(error) => self.refuse(error.to_string()),
+            Err(error) => refuse(error.to_string()),
         }
     }
 }

@@ -125,6 +125,19 @@ fn refused_message_is_answered_and_the_session_goes_on() {
     assert!(rig.is_connected("d"));
 }
 
+/// A virtio-scsi controller leaves its configuration space to the front end.
+#[test]
+fn device_without_a_configuration_space_refuses_to_read_it() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let socket = rig.serve_controller(Duration::ZERO);
+    let front_end = connect(&socket);
+    let config = [&[0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0][..], &[0; 8]].concat();
+    let answer = front_end.channel().call(24, &config, &[]).unwrap();
+    assert_eq!(answer, [0; 12]);
+    let written = front_end.acknowledged(25, &config, &[]);
+    assert!(matches!(written, Err(vhost_frontend::Error::Refused(25))));
+}
+
 /// Otherwise the front end would continue as if the message had been executed.
 #[test]
 fn refused_message_without_reply_ends_the_session_if_it_must() {

@@ -1,8 +1,12 @@
 //! Messages of the vhost-user protocol, for front ends and back ends. Names are those of the specification ("Message Specification").
 //!
 //! [`parse`] and [`Message::encode`] convert between bytes with descriptors and typed messages, without input or output. [`parse_reply`] and
-//! [`Reply::encode`] do the same for replies. [`stream`] transfers whole messages on a socket. Sizes, numbers of descriptors and fields
-//! whose range the specification gives are checked here. Checks that depend on a device or a session are made by the back end.
+//! [`Reply::encode`] do the same for replies. [`stream`] transfers whole messages on a socket. The parser checks sizes, numbers of
+//! descriptors and the ranges of fields. A back end checks indices, addresses and features.
+//!
+//! Rejected: the crate `vhost`. Its back end reads the socket itself, waits for the rest of a message without a time limit, requires
+//! negotiation before messages that QEMU sends without it, and leaves the rest of a refused message in the socket. Tests use it as the
+//! other end.
 //!
 //! A message consists of a header with request, flags and payload size, 32 bits each in native byte order, and the payload.
 
@@ -73,6 +77,19 @@ pub mod request {
     pub const SET_DEVICE_STATE_FD: u32 = 42;
     pub const CHECK_DEVICE_STATE: u32 = 43;
     pub const GET_SHMEM_CONFIG: u32 = 44;
+}
+
+/// Feature bits of the vhost-user protocol.
+pub mod protocol_feature {
+    #![allow(missing_docs)]
+    pub const MQ: u64 = 1 << 0;
+    pub const LOG_SHMFD: u64 = 1 << 1;
+    pub const REPLY_ACK: u64 = 1 << 3;
+    pub const BACKEND_REQ: u64 = 1 << 5;
+    pub const CONFIG: u64 = 1 << 9;
+    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
+    pub const RESET_DEVICE: u64 = 1 << 13;
+    pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 }
 
 /// Header of a message.

@@ -1,10 +1,12 @@
 //! Requests of the front end.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::payload::{Config, Inflight, Log, MemoryRegion, VringAddr, VringState, fixed};
+use crate::payload::{
+    Config, Inflight, Log, MemoryRegion, SingleRegion, VringAddr, VringState, fixed,
+};
 use crate::{DESCRIPTORS_MAX, WireError, request};
 
 /// Flag in a vring's number: no descriptor.
@@ -43,7 +45,7 @@ pub enum Message<F = OwnedFd> {
     RemMemReg(MemoryRegion),
 }
 
-/// Parses a message. Closes descriptors of a message without any, which some front ends send.
+/// Parses a message. Closes unexpected descriptors, because some front ends send them.
 ///
 /// # Errors
 /// Fails if the message has an invalid size, number of descriptors, flag or field, or an unknown request.
@@ -83,8 +85,10 @@ pub fn parse(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Message, WireError> {
         }
         request::RESET_DEVICE => empty(payload, Message::ResetDevice)?,
         request::GET_MAX_MEM_SLOTS => empty(payload, Message::GetMaxMemSlots)?,
-        request::ADD_MEM_REG => Message::AddMemReg(single_region(payload)?, one(fds)?),
-        request::REM_MEM_REG => Message::RemMemReg(single_region(payload)?),
+        request::ADD_MEM_REG => {
+            Message::AddMemReg(fixed::<SingleRegion>(payload)?.region, one(fds)?)
+        }
+        request::REM_MEM_REG => Message::RemMemReg(fixed::<SingleRegion>(payload)?.region),
         _ => return Err(WireError::Request),
     })
 }
@@ -99,14 +103,6 @@ fn empty(payload: &[u8], message: Message) -> Result<Message, WireError> {
 fn one(fds: Vec<OwnedFd>) -> Result<OwnedFd, WireError> {
     let [fd] = <[OwnedFd; 1]>::try_from(fds).map_err(|fds| WireError::Descriptors(fds.len()))?;
     Ok(fd)
-}
-
-/// Parses a single memory region description: padding of 64 bits and a region.
-fn single_region(payload: &[u8]) -> Result<MemoryRegion, WireError> {
-    let (_padding, region) = payload
-        .split_at_checked(8)
-        .ok_or(WireError::Size(payload.len()))?;
-    fixed(region)
 }
 
 /// Parses a memory regions description: number of regions, padding of 32 bits, and the regions. A table may be empty.
@@ -130,75 +126,68 @@ fn regions(payload: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<(MemoryRegion, Owned
         .collect()
 }
 
-impl<F: AsFd> Message<F> {
+impl<F> Message<F> {
     /// Returns the request number, the payload and the descriptors.
-    pub fn parts(&self) -> (u32, Vec<u8>, Vec<BorrowedFd<'_>>) {
-        let none = Vec::new;
+    pub fn into_parts(self) -> (u32, Vec<u8>, Vec<F>) {
+        let none = |request| (request, Vec::new(), Vec::new());
         match self {
-            Message::GetFeatures => (request::GET_FEATURES, none(), vec![]),
-            Message::SetFeatures(bits) => (request::SET_FEATURES, of(bits), vec![]),
-            Message::SetOwner => (request::SET_OWNER, none(), vec![]),
-            Message::ResetOwner => (request::RESET_OWNER, none(), vec![]),
+            Message::GetFeatures => none(request::GET_FEATURES),
+            Message::SetFeatures(bits) => plain(request::SET_FEATURES, bits),
+            Message::SetOwner => none(request::SET_OWNER),
+            Message::ResetOwner => none(request::RESET_OWNER),
             Message::SetMemTable(regions) => {
-                let mut payload = of(&[regions.len() as u32, 0]);
-                regions
-                    .iter()
-                    .for_each(|(region, _)| payload.extend(region.as_bytes()));
-                let fds = regions.iter().map(|(_, fd)| fd.as_fd()).collect();
+                let mut payload = [regions.len() as u32, 0].as_bytes().to_vec();
+                let fds = regions.into_iter().map(|(region, fd)| {
+                    payload.extend(region.as_bytes());
+                    fd
+                });
+                let fds = fds.collect();
                 (request::SET_MEM_TABLE, payload, fds)
             }
-            Message::SetLogBase(log, fd) => (request::SET_LOG_BASE, of(log), vec![fd.as_fd()]),
-            Message::SetLogFd(fd) => (request::SET_LOG_FD, none(), vec![fd.as_fd()]),
-            Message::SetVringNum(state) => (request::SET_VRING_NUM, of(state), vec![]),
-            Message::SetVringAddr(addresses) => (request::SET_VRING_ADDR, of(addresses), vec![]),
-            Message::SetVringBase(state) => (request::SET_VRING_BASE, of(state), vec![]),
-            Message::GetVringBase(state) => (request::GET_VRING_BASE, of(state), vec![]),
-            Message::SetVringKick(index, fd) => vring_fd(request::SET_VRING_KICK, *index, fd),
-            Message::SetVringCall(index, fd) => vring_fd(request::SET_VRING_CALL, *index, fd),
-            Message::SetVringErr(index, fd) => vring_fd(request::SET_VRING_ERR, *index, fd),
-            Message::GetProtocolFeatures => (request::GET_PROTOCOL_FEATURES, none(), vec![]),
-            Message::SetProtocolFeatures(bits) => {
-                (request::SET_PROTOCOL_FEATURES, of(bits), vec![])
-            }
-            Message::GetQueueNum => (request::GET_QUEUE_NUM, none(), vec![]),
-            Message::SetVringEnable(state) => (request::SET_VRING_ENABLE, of(state), vec![]),
-            Message::SetBackendReqFd(fd) => (request::SET_BACKEND_REQ_FD, none(), vec![fd.as_fd()]),
-            Message::GetConfig(config) => (request::GET_CONFIG, config.encode(), vec![]),
-            Message::SetConfig(config) => (request::SET_CONFIG, config.encode(), vec![]),
-            Message::GetInflightFd(inflight) => (request::GET_INFLIGHT_FD, of(inflight), vec![]),
-            Message::SetInflightFd(inflight, fd) => {
-                (request::SET_INFLIGHT_FD, of(inflight), vec![fd.as_fd()])
-            }
-            Message::ResetDevice => (request::RESET_DEVICE, none(), vec![]),
-            Message::GetMaxMemSlots => (request::GET_MAX_MEM_SLOTS, none(), vec![]),
+            Message::SetLogBase(log, fd) => with_fd(request::SET_LOG_BASE, log, fd),
+            Message::SetLogFd(fd) => with_fd(request::SET_LOG_FD, (), fd),
+            Message::SetVringNum(state) => plain(request::SET_VRING_NUM, state),
+            Message::SetVringAddr(addresses) => plain(request::SET_VRING_ADDR, addresses),
+            Message::SetVringBase(state) => plain(request::SET_VRING_BASE, state),
+            Message::GetVringBase(state) => plain(request::GET_VRING_BASE, state),
+            Message::SetVringKick(index, fd) => vring_fd(request::SET_VRING_KICK, index, fd),
+            Message::SetVringCall(index, fd) => vring_fd(request::SET_VRING_CALL, index, fd),
+            Message::SetVringErr(index, fd) => vring_fd(request::SET_VRING_ERR, index, fd),
+            Message::GetProtocolFeatures => none(request::GET_PROTOCOL_FEATURES),
+            Message::SetProtocolFeatures(bits) => plain(request::SET_PROTOCOL_FEATURES, bits),
+            Message::GetQueueNum => none(request::GET_QUEUE_NUM),
+            Message::SetVringEnable(state) => plain(request::SET_VRING_ENABLE, state),
+            Message::SetBackendReqFd(fd) => with_fd(request::SET_BACKEND_REQ_FD, (), fd),
+            Message::GetConfig(config) => (request::GET_CONFIG, config.encode(), Vec::new()),
+            Message::SetConfig(config) => (request::SET_CONFIG, config.encode(), Vec::new()),
+            Message::GetInflightFd(inflight) => plain(request::GET_INFLIGHT_FD, inflight),
+            Message::SetInflightFd(inflight, fd) => with_fd(request::SET_INFLIGHT_FD, inflight, fd),
+            Message::ResetDevice => none(request::RESET_DEVICE),
+            Message::GetMaxMemSlots => none(request::GET_MAX_MEM_SLOTS),
             Message::AddMemReg(region, fd) => {
-                let payload = [&[0; 8], region.as_bytes()].concat();
-                (request::ADD_MEM_REG, payload, vec![fd.as_fd()])
+                with_fd(request::ADD_MEM_REG, SingleRegion::from(region), fd)
             }
-            Message::RemMemReg(region) => {
-                let payload = [&[0; 8], region.as_bytes()].concat();
-                (request::REM_MEM_REG, payload, vec![])
-            }
+            Message::RemMemReg(region) => plain(request::REM_MEM_REG, SingleRegion::from(region)),
         }
     }
 
     /// Returns the bytes of the message with these flags, and its descriptors.
-    pub fn encode(&self, flags: u32) -> (Vec<u8>, Vec<BorrowedFd<'_>>) {
-        let (request, payload, fds) = self.parts();
+    pub fn encode(self, flags: u32) -> (Vec<u8>, Vec<F>) {
+        let (request, payload, fds) = self.into_parts();
         (crate::encode(request, flags, &payload), fds)
     }
 }
 
-fn of(payload: &(impl IntoBytes + zerocopy::Immutable)) -> Vec<u8> {
-    payload.as_bytes().to_vec()
+fn plain<F>(request: u32, payload: impl IntoBytes + Immutable) -> (u32, Vec<u8>, Vec<F>) {
+    (request, payload.as_bytes().to_vec(), Vec::new())
 }
 
-fn vring_fd<F: AsFd>(
-    request: u32,
-    index: u8,
-    fd: &Option<F>,
-) -> (u32, Vec<u8>, Vec<BorrowedFd<'_>>) {
+fn with_fd<F>(request: u32, payload: impl IntoBytes + Immutable, fd: F) -> (u32, Vec<u8>, Vec<F>) {
+    (request, payload.as_bytes().to_vec(), vec![fd])
+}
+
+fn vring_fd<F>(request: u32, index: u8, fd: Option<F>) -> (u32, Vec<u8>, Vec<F>) {
     let flag = if fd.is_some() { 0 } else { NO_FD };
-    let fds = fd.iter().map(AsFd::as_fd).collect();
-    (request, of(&(u64::from(index) | flag)), fds)
+    let payload = (u64::from(index) | flag).as_bytes().to_vec();
+    (request, payload, fd.into_iter().collect())
 }

@@ -66,6 +66,20 @@ pub struct MemoryRegion {
     pub mmap_offset: u64,
 }
 
+/// Single memory region description.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct SingleRegion {
+    padding: u64,
+    pub region: MemoryRegion,
+}
+
+impl From<MemoryRegion> for SingleRegion {
+    fn from(region: MemoryRegion) -> SingleRegion {
+        SingleRegion { padding: 0, region }
+    }
+}
+
 /// Log description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

@@ -1,6 +1,6 @@
 //! Replies of the back end.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use zerocopy::IntoBytes;
 
@@ -51,20 +51,16 @@ pub fn reply_payload(request: u32, bytes: &[u8]) -> Result<&[u8], WireError> {
     }
 }
 
-impl<F: AsFd> Reply<F> {
-    /// Returns the bytes of the reply to `request`, and its descriptors.
-    pub fn encode(&self, request: u32) -> (Vec<u8>, Vec<BorrowedFd<'_>>) {
-        let mut fds = Vec::new();
-        let payload = match self {
-            Reply::U64(value) => value.as_bytes().to_vec(),
-            Reply::VringState(state) => state.as_bytes().to_vec(),
-            Reply::Config(config) => config.encode(),
-            Reply::Inflight(inflight, fd) => {
-                fds.extend(fd.iter().map(AsFd::as_fd));
-                inflight.as_bytes().to_vec()
-            }
-            Reply::Log(log) => log.as_bytes().to_vec(),
+impl<F> Reply<F> {
+    /// Returns the bytes of the reply to `request`, and its descriptor.
+    pub fn encode(self, request: u32) -> (Vec<u8>, Option<F>) {
+        let (payload, fd) = match self {
+            Reply::U64(value) => (value.as_bytes().to_vec(), None),
+            Reply::VringState(state) => (state.as_bytes().to_vec(), None),
+            Reply::Config(config) => (config.encode(), None),
+            Reply::Inflight(inflight, fd) => (inflight.as_bytes().to_vec(), fd),
+            Reply::Log(log) => (log.as_bytes().to_vec(), None),
         };
-        (crate::encode(request, REPLY, &payload), fds)
+        (crate::encode(request, REPLY, &payload), fd)
     }
 }

@@ -72,10 +72,11 @@ fn receive_some(stream: &UnixStream, into: &mut [u8], fds: &mut Vec<OwnedFd>) ->
 ///
 /// # Errors
 /// `InvalidInput` for too many descriptors, `TimedOut` if the peer does not read within the socket's write timeout, or the error of the socket.
-pub fn send(stream: &UnixStream, mut bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub fn send(stream: &UnixStream, mut bytes: &[u8], fds: &[impl AsFd]) -> io::Result<()> {
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SENT_DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(ErrorKind::InvalidInput.into());
     }
     while !bytes.is_empty() {

@@ -14,8 +14,8 @@ use vhost::vhost_user::{
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
 use vhost_user_wire::stream::{receive, send};
 use vhost_user_wire::{
-    Config, Header, Inflight, Log, MemoryRegion, Message, Reply, VringAddr, VringState, parse,
-    parse_reply, request,
+    Config, Header, Inflight, Log, MemoryRegion, Message, Reply, VringAddr, VringState, encode,
+    parse, parse_reply, request,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -194,8 +194,8 @@ fn messages_of_vhost_are_parsed_to_their_fields() {
             assert_eq!(shown(&message), shown(&expected));
             if has_reply || header.needs_reply() {
                 let reply = reply_to(header.request, &file);
-                let (bytes, fds) = reply.encode(header.request);
-                send(&ours, &bytes, &fds).unwrap();
+                let (bytes, fd) = reply.encode(header.request);
+                send(&ours, &bytes, fd.as_slice()).unwrap();
             }
         }
         assert_eq!(
@@ -407,14 +407,15 @@ fn vhost_understands_encoded_messages() {
     let mut handler = BackendReqHandler::from_stream(theirs, recorder.clone());
     // The channel of SET_BACKEND_REQ_FD must be a socket.
     let messages = messages(socket.as_fd());
-    for (message, has_reply) in &messages {
-        let (bytes, fds) = message.encode(0);
-        let number = message.parts().0;
+    for (message, has_reply) in messages {
+        let sent = shown(&message);
+        let (number, payload, fds) = message.into_parts();
+        let bytes = encode(number, 0, &payload);
         send(&ours, &bytes, &fds).unwrap();
         handler.handle_request().unwrap();
         let recorded = recorder.lock().unwrap().0.pop();
-        assert_eq!(recorded, Some(shown(message)));
-        if *has_reply {
+        assert_eq!(recorded, Some(sent));
+        if has_reply {
             let (bytes, fds) = receive(&ours, LIMIT).unwrap();
             let reply = parse_reply(number, &bytes, fds).unwrap();
             assert_eq!(shown(&reply), shown(&reply_to(number, &file)));

@@ -192,7 +192,7 @@ fn invalid_messages_are_refused() {
 #[test]
 fn descriptors_of_a_message_without_any_are_closed() {
     let message = parse(&encode(request::SET_OWNER, 0, &[]), fds(2)).unwrap();
-    assert_eq!(message.parts().2.len(), 0);
+    assert_eq!(message.into_parts().2.len(), 0);
     let no_fd = 0x103u64.to_ne_bytes();
     let message = parse(&encode(request::SET_VRING_CALL, 0, &no_fd), fds(1)).unwrap();
     assert!(matches!(message, Message::SetVringCall(3, None)));

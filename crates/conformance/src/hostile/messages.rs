@@ -83,8 +83,7 @@ pub const CASES: &[Test] = &[
         "a memory table with a too large count of regions",
         |target| {
             let front_end = connect(target)?;
-            let message = front_end.memory().message();
-            let (request, mut payload, fds) = message.parts();
+            let (request, mut payload, fds) = front_end.memory().message().into_parts();
             payload[0] = 2;
             let sent = front_end.acknowledged(request, &payload, &fds);
             refused(target, &front_end, sent)
@@ -194,8 +193,7 @@ fn header(target: &Target, words: [u32; 3]) -> Verdict {
 
 fn memory_table(target: &Target, regions: usize, descriptors: usize) -> Verdict {
     let front_end = connect(target)?;
-    let message = front_end.memory().message();
-    let (request, first, fds) = message.parts();
+    let (request, first, fds) = front_end.memory().message().into_parts();
     let mut payload = (regions as u32).to_ne_bytes().to_vec();
     payload.extend([0; 4]);
     for _ in 0..regions {
