@@ -73,7 +73,7 @@ fn migrates(
     rigs: &mut [&mut Rig],
 ) -> Result<()> {
     let count = migrations();
-    let mut after_first_round = Vec::new();
+    let (mut after_first_round, mut downtimes) = (Vec::new(), Vec::new());
     for round in 0..count / ROUND {
         let loads = Loads::start(guest, &DISKS, round as u32 + 1, 8)?;
         for number in 0..ROUND {
@@ -86,6 +86,7 @@ fn migrates(
             let to = machine(&sides[(number + 1) % 2], properties);
             let migration = guest.migrate_with(&to, capabilities)?;
             println!("{properties}, {capabilities:?}: {migration:?}");
+            downtimes.push(migration.downtime);
         }
         if let Err(error) = loads.verify(guest) {
             for rig in rigs.iter_mut() {
@@ -100,6 +101,10 @@ fn migrates(
         }
     }
     kernel_is_content(guest)?;
+    downtimes.sort_unstable();
+    let quantile = |percent: usize| downtimes[(count - 1) * percent / 100];
+    let (p50, p99) = (quantile(50), quantile(99));
+    println!("{properties}: {count} migrations, downtime p50 {p50:?}, p99 {p99:?}");
     for (rig, before) in rigs.iter_mut().zip(after_first_round) {
         let (before, after) = (before?, resources(rig)?);
         println!("{properties}: descriptors and KiB: {before:?}, {after:?}");

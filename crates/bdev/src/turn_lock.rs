@@ -26,7 +26,7 @@ pub(crate) trait TurnLocks: Send + Sync {
     /// Returns the path or name, for messages.
     fn object(&self) -> String;
 
-    /// Returns what must answer a request for the locks, for messages.
+    /// Returns the services that answer a request for the locks, for messages.
     fn lock_service(&self) -> &'static str;
 
     /// Takes the locks and adopts the size that another process has set. May block.
