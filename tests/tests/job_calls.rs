@@ -118,7 +118,9 @@ fn status_names_failed_jobs_and_damaged_images() -> Result<()> {
             "d=image:{},cache=writeback",
             scratch.file("d.qcow2").display()
         );
-        Ok(daemon.disk(&read_only).disk(&image).vhost_blk("d"))
+        let daemon = daemon.disk(&read_only).disk(&image).vhost_blk("d");
+        let export = format!("d:{},name=nbd-d", scratch.file("nbd").display());
+        Ok(daemon.arguments(["--nbd", &export]))
     })?;
     let target = |name: &str| format!("file:{},cache=writeback", rig.scratch.file(name).display());
     let content = |name: &str| std::fs::read(rig.scratch.file(name));
@@ -129,6 +131,13 @@ fn status_names_failed_jobs_and_damaged_images() -> Result<()> {
     }
     let own = soon(&rig, &["disk", "backup", "r", &target("r.raw")])?;
     ensure!(own.contains("the target is the medium of disk r"), "{own}");
+    // The daemon's own export of the disk.
+    let export = format!(
+        "nbd+unix:///nbd-d?socket={}",
+        rig.scratch.file("nbd").display()
+    );
+    let own = soon(&rig, &["disk", "backup", "d", &export])?;
+    ensure!(own.contains("the target is the medium of disk d"), "{own}");
     rig.daemon.lunette(&[
         "disk",
         "mirror",

@@ -13,6 +13,7 @@ use bdev::{BlockDevice, DiscardMode, Disk};
 use super::copying::Copying;
 use super::exchange::failed;
 use super::incremental::{CheckpointNames, Incremental, image_over};
+use super::own_target::file_below;
 use super::{Context, Job, JobKind};
 use crate::objects::Refusal;
 use config::{BlockDeviceConfig, DiskConfig};
@@ -133,10 +134,10 @@ fn place(now: &DiskConfig, target: &DiskConfig, disk: &Disk) -> DiskConfig {
     }
 }
 
-/// Returns true if both paths lead to the same file or device. The lock of the disk would be reported as that of another process.
-fn is_same_file(one: Option<&Path>, other: Option<&Path>) -> bool {
+/// Returns true if both paths lead to the same file or device, also through a loop device. The lock of the disk would be reported as that of another process.
+pub(super) fn is_same_file(one: Option<&Path>, other: Option<&Path>) -> bool {
     let file = |path: &Path| {
-        let found = std::fs::metadata(path).ok()?;
+        let found = std::fs::metadata(file_below(path)).ok()?;
         let is_device = found.file_type().is_block_device();
         Some(match is_device {
             true => (0, 0, found.rdev()),
@@ -233,6 +234,7 @@ pub(super) fn begin(
     let target = open_target(&config, bytes, over.flatten().as_ref());
     let mut target = target.map_err(|error| failed(disk.name(), &error))?;
     context.check_medium(disk.name(), &*target)?;
+    context.check_own_target(disk.name(), &config.backend)?;
     let opened = Arc::clone(&target);
     let checked = match job.kind {
         // No client uses the target of a backup.

@@ -16,6 +16,7 @@ mod copy_range;
 mod copying;
 mod exchange;
 mod incremental;
+mod own_target;
 mod point_in_time;
 mod snapshot;
 mod stream;
@@ -32,7 +33,8 @@ use jobs::{Event, Orders};
 
 use crate::bitmaps::Bitmaps;
 use crate::objects::{EventBus, Fault, Manager, Refusal, Servers};
-use config::DiskConfig;
+use config::{BlockDeviceConfig, DiskConfig};
+use copy::is_same_file;
 
 pub use backup::{Destination, NewBackup, pull_address, start_backup};
 pub use commit::start_commit;
@@ -119,6 +121,22 @@ impl Context {
             None => Ok(()),
             Some(other) => Err(same_medium(disk, &other)),
         }
+    }
+
+    /// Refuses a target that leads to a disk of this daemon through a loop device or an export.
+    fn check_own_target(&self, disk: &str, target: &BlockDeviceConfig) -> Result<(), Refusal> {
+        let (exports, disks) = self.manager.call(|owner| {
+            let config = owner.configs.wanted();
+            let exports: Vec<_> = config.exports().cloned().collect();
+            Ok((exports, config.disks.clone()))
+        })?;
+        let is_below = |other: &&DiskConfig| is_same_file(other.backend.file(), target.file());
+        let other = match own_target::disk_behind(target, exports.iter()) {
+            // Another disk may be the target. Its own path leads to it.
+            Some(name) => (name == disk).then_some(name),
+            None => disks.iter().find(is_below).map(|other| other.name.as_str()),
+        };
+        other.map_or(Ok(()), |other| Err(same_medium(disk, other)))
     }
 }
 

@@ -47,6 +47,11 @@ impl Configs {
         Overlay::between(&self.base, &self.wanted)
     }
 
+    /// Returns the wanted configuration.
+    pub fn wanted(&self) -> &Config {
+        &self.wanted
+    }
+
     /// Returns the configuration that work leads to.
     pub fn next_of(&self, work: &Work, force: bool) -> Result<Config, Refusal> {
         match work {
