@@ -130,12 +130,6 @@ impl DaemonKey {
     }
 }
 
-/// Run time of keys that are read only when the daemon starts.
-const RESTART: RunTime = RunTime::RESTART;
-/// Run time of keys that name a file, which is read again when it changes.
-const REREAD: RunTime = RunTime::RESTART_REREAD;
-const CONTENT: RunTime = RunTime::ONLY_RELOAD_REREAD;
-
 fn read_exports(kind: &'static ExportKind, reader: &mut Reader<'_, '_>, draft: &mut ConfigDraft) {
     for fields in reader.objects(kind.table, kind.example) {
         draft.exports.push(kind.read(fields, reader.diagnostics));
@@ -160,79 +154,79 @@ macro_rules! sections {
 pub static DAEMON_KEYS: &[DaemonKey] = &[
     daemon_key! { flag("control", "PATH"),
         "control": SOCKET;
-        "`/run/lunette/lunette.sock` for root, else `$XDG_RUNTIME_DIR/lunette.sock`"; RESTART;
+        "`/run/lunette/lunette.sock` for root, else `$XDG_RUNTIME_DIR/lunette.sock`"; RunTime::RESTART;
         "control socket: commands, API, metrics"; both control
     },
-    daemon_key! { None, "control_group": Kind::Text("a group of `/etc/group`", GROUP_ALLOWED); NONE; RESTART;
+    daemon_key! { None, "control_group": Kind::Text("a group of `/etc/group`", GROUP_ALLOWED); NONE; RunTime::RESTART;
         "members may change all objects over the control socket, and name files in `allow_paths` only"; both access.control_group
     },
-    daemon_key! { None, "control_readers": Kind::Text("a group of `/etc/group`", GROUP_ALLOWED); NONE; RESTART;
+    daemon_key! { None, "control_readers": Kind::Text("a group of `/etc/group`", GROUP_ALLOWED); NONE; RunTime::RESTART;
         "members may read over the control socket"; both access.control_readers
     },
     daemon_key! { flag("state", "DIR"),
         "state": Kind::Text("path of a folder", FOLDER_ALLOWED);
-        "`$STATE_DIRECTORY`, `/var/lib/lunette` for root, else `~/.local/state/lunette`"; RESTART;
+        "`$STATE_DIRECTORY`, `/var/lib/lunette` for root, else `~/.local/state/lunette`"; RunTime::RESTART;
         "[persistent state](operations.md#state). Changes at run time survive a restart only if this key, `--state` or systemd \
             chose the folder"; both state
     },
     daemon_key! { flag("metrics-listen", "ADDRESS:PORT"),
-        "metrics_listen": ADDRESS; NONE; RESTART; "serves `/metrics` over TCP";
+        "metrics_listen": ADDRESS; NONE; RunTime::RESTART; "serves `/metrics` over TCP";
         both metrics_listen
     },
     daemon_key! { flag("sandbox", "MODE"),
-        "sandbox": sandbox::Mode::KIND; "`threads`"; RESTART;
+        "sandbox": sandbox::Mode::KIND; "`threads`"; RunTime::RESTART;
         "[confinement](security.md#the-sandbox) of the process and its threads to the necessary system calls and files";
         both sandbox
     },
     daemon_key! { flag("sandbox-path", "PATH"),
-        "sandbox_paths": Kind::List("list of paths", PATHS_ALLOWED, Item::Text); NONE; RESTART;
+        "sandbox_paths": Kind::List("list of paths", PATHS_ALLOWED, Item::Text); NONE; RunTime::RESTART;
         "folders and files that the sandbox allows in addition to those of disks, sockets and state";
         read |key, reader, draft| draft.sandbox_paths.extend(read_texts::<_, _, PathBuf>(key, reader));
         get |config| texts(config.sandbox_paths.iter().map(|path| path.to_string_lossy()))
     },
     daemon_key! { flag("api-listen", "ADDRESS:PORT"),
-        "api_listen": ADDRESS; NONE; RESTART;
+        "api_listen": ADDRESS; NONE; RunTime::RESTART;
         "serves the [API](api.md) over TCP to clients with a token; needs `token_file`";
         both access.api_listen
     },
     daemon_key! { flag("api-name", "NAME"),
-        "api_names": Kind::List("list of host names", NAMES_ALLOWED, Item::Text); NONE; RESTART;
+        "api_names": Kind::List("list of host names", NAMES_ALLOWED, Item::Text); NONE; RunTime::RESTART;
         "names that browsers may use for the [API](api.md#access), besides `localhost` and IP addresses";
         read |key, reader, draft| draft.access.api_names.extend(read_texts::<_, _, String>(key, reader));
         get |config| texts(&config.access.api_names)
     },
     daemon_key! { flag("allow-path", "PATH"),
         "allow_paths": Kind::List("list of paths", PATHS_ALLOWED, Item::Text);
-        "the folders of the disks and sockets in the configuration file"; RESTART;
+        "the folders of the disks and sockets in the configuration file"; RunTime::RESTART;
         "folders and devices that members of `control_group` and clients with the token may name in requests; root and the \
             daemon's user may name every file";
         read |key, reader, draft| draft.access.allow_paths.extend(read_texts::<_, _, PathBuf>(key, reader));
         get |config| texts(config.access.allow_paths.iter().map(|path| path.to_string_lossy()))
     },
     daemon_key! { flag("token-file", "FILE"),
-        "token_file": SECRET_FILE; NONE; REREAD;
+        "token_file": SECRET_FILE; NONE; RunTime::RESTART_REREAD;
         "token that allows changes, with files in `allow_paths` only"; both access.token_file
     },
     daemon_key! { flag("readers-token-file", "FILE"),
-        "readers_token_file": SECRET_FILE; NONE; REREAD; "token that allows reading";
+        "readers_token_file": SECRET_FILE; NONE; RunTime::RESTART_REREAD; "token that allows reading";
         both access.readers_token_file
     },
     daemon_key! { flag("tls-certificate", "FILE"),
-        "tls_certificate": PEM_FILE; NONE; CONTENT;
+        "tls_certificate": PEM_FILE; NONE; RunTime::ONLY_RELOAD_REREAD;
         "certificate of the daemon and those of intermediate authorities. The API and metrics over TCP are then served with \
             [TLS](security.md#tls); needs `tls_key`"; both tls.certificate
     },
     daemon_key! { flag("tls-key", "FILE"),
-        "tls_key": Kind::Text("path of a PEM file of mode 600 or 640", PEM_ALLOWED); NONE; CONTENT;
+        "tls_key": Kind::Text("path of a PEM file of mode 600 or 640", PEM_ALLOWED); NONE; RunTime::ONLY_RELOAD_REREAD;
         "private key of `tls_certificate`"; both tls.key
     },
     daemon_key! { flag("api-client-ca", "FILE"),
-        "api_client_ca": PEM_FILE; NONE; CONTENT;
+        "api_client_ca": PEM_FILE; NONE; RunTime::ONLY_RELOAD_REREAD;
         "certificate authorities: clients of the API and metrics over TCP need a certificate of one of them, in addition to the token; \
             needs `tls_certificate`"; both access.api_client_ca
     },
     daemon_key! { flag("nbd-client-ca", "FILE"),
-        "nbd_client_ca": PEM_FILE; NONE; CONTENT;
+        "nbd_client_ca": PEM_FILE; NONE; RunTime::ONLY_RELOAD_REREAD;
         "certificate authorities: clients of NBD exports with `tls` need a certificate of one of them; needs `tls_certificate`"; both tls.nbd_client_ca
     },
     daemon_key! { flag("discovery-auth", "FILE"),
@@ -240,14 +234,14 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
         "CHAP users of iSCSI discovery sessions"; both discovery_auth
     },
     daemon_key! { flag("workers", "N"),
-        "workers": Kind::Number("", 1..=WORKERS_MAX as u64); "half of the CPUs, at most 4"; RESTART; "number of threads for I/O";
+        "workers": Kind::Number("", 1..=WORKERS_MAX as u64); "half of the CPUs, at most 4"; RunTime::RESTART; "number of threads for I/O";
         set workers.count; get |config| match &config.workers.placement {
             Placement::Count(count) => count.value(),
             Placement::Cpus(_) => None,
         }
     },
     daemon_key! { flag("cpus", "N,N,..."),
-        "cpus": Kind::List("list of CPU numbers, at most 128", CPUS_ALLOWED, Item::Number); NONE; RESTART;
+        "cpus": Kind::List("list of CPU numbers, at most 128", CPUS_ALLOWED, Item::Number); NONE; RunTime::RESTART;
         "starts one worker for each CPU, pinned to it, instead of `workers`";
         read |key, reader, draft| draft.workers.cpus = read_cpus(reader, key.name);
         get |config| match &config.workers.placement {
@@ -256,22 +250,22 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
         }
     },
     daemon_key! { flag("poll", "off|auto|always"),
-        "poll": <PollMode as Choice>::KIND; "`auto`"; RESTART;
+        "poll": <PollMode as Choice>::KIND; "`auto`"; RunTime::RESTART;
         "[polling](performance.md#polling) of workers before they sleep. `auto`: while polling finds work, at most 50 µs for clients and 100 µs \
             for disks, and not while another thread wants the CPU. `off`: never. `always`: workers never sleep";
         set config.workers.poll; get |config| config.workers.poll.value()
     },
     daemon_key! { flag("poll-us", "N|always"),
-        "poll_us": Kind::Poll; NONE; RESTART;
+        "poll_us": Kind::Poll; NONE; RunTime::RESTART;
         "replaces `poll` for workers with guests: maximum polling time before a worker sleeps. The actual time adapts below it. 0: no polling";
         set config.workers.ring_poll; get |config| config.workers.ring_poll.value()
     },
     daemon_key! { flag("network-poll-us", "N|always"),
-        "network_poll_us": Kind::Poll; NONE; RESTART; "replaces `poll` for workers with iSCSI and NBD connections only: maximum polling time before a worker sleeps";
+        "network_poll_us": Kind::Poll; NONE; RunTime::RESTART; "replaces `poll` for workers with iSCSI and NBD connections only: maximum polling time before a worker sleeps";
         set config.workers.network_poll; get |config| config.workers.network_poll.value()
     },
     daemon_key! { flag("disk-poll-us", "N|always"),
-        "disk_poll_us": Kind::Poll; NONE; RESTART;
+        "disk_poll_us": Kind::Poll; NONE; RunTime::RESTART;
         "replaces `poll` for disks: maximum polling time of a worker that waits for a disk. It sleeps if it expects a longer wait";
         set config.workers.disk_poll; get |config| config.workers.disk_poll.value()
     },
@@ -296,7 +290,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
     },
     daemon_key! { flag("iscsi-limits", "KEY=VALUE,..."),
         "iscsi_limits": Kind::Sections("table, `[iscsi_limits]`", "a table with the header [iscsi_limits]");
-        "see its section"; RESTART; "[limits of iSCSI initiators](#limits-of-iscsi-initiators)";
+        "see its section"; RunTime::RESTART; "[limits of iSCSI initiators](#limits-of-iscsi-initiators)";
         read |key, reader, draft| {
             if let Some(fields) = reader.table(key.name, &key.kind.allowed()) {
                 draft.iscsi_limits = read_iscsi_limits(fields, reader.diagnostics);

@@ -397,6 +397,16 @@ mod tests {
     }
 
     #[test]
+    fn limit_of_zero_names_the_way_to_remove_it() {
+        let flags = Flags {
+            disk: vec!["d0=ram:1M,bandwidth=0".to_owned()],
+            ..Flags::default()
+        };
+        let found = parse(None, &flags, &Surroundings::of_this_process()).unwrap_err();
+        assert!(found.to_string().contains("remove the key"), "{found}");
+    }
+
+    #[test]
     fn wrong_value_is_reported_once() {
         for options in [
             "ram:1M,iops_burst=0",

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use iscsi::address::{SECRET_REFUSED, has_secret};
 use serde_json::{Value, json};
 
-use super::diagnostics::one_of;
+use super::diagnostics::{Mistake, MistakeKind, one_of};
 use super::location::Located;
 use super::model::POLL_MICROS_MAX;
 use super::size::{SIZE_ALLOWED, parse_size, render_size};
@@ -410,8 +410,12 @@ impl<D, T> Key<D, T> {
                 }
                 let message = format!("`{}`: found {} bytes", self.name, size.value);
                 let [least, most] = [range.start(), range.end()].map(|size| render_size(*size));
-                let allowed = format!("{least} to {most}");
-                reader.diagnostics.refuse(&size.location, message, allowed);
+                let mistake = Mistake::new(MistakeKind::Value, &size.location, message);
+                let mistake = mistake.allowed(format!("{least} to {most}"));
+                reader.diagnostics.push(match (size.value, self.default) {
+                    (0, NONE) => mistake.help("to remove the limit, remove the key"),
+                    _ => mistake,
+                });
                 None
             }
             _ => None,

@@ -7,7 +7,7 @@
 //! ```text
 //!   lib, json_source, render, help_page    whole configurations
 //!   check, flags_over_file                 relations between objects
-//!   disk, iscsi, vhost_blk, daemon_keys    keys of each object, and the drafts that they fill
+//!   disk, iscsi, vhost_blk, daemon_keys    keys of each object
 //!   setting                                types of values, and the macro that declares a key
 //!   key, value, readers, diagnostics       declarations of keys, and readers with locations
 //!   model, devices                         plain structs of a valid configuration
@@ -124,37 +124,25 @@ pub fn load(
         return parse(None, flags, surroundings);
     };
     let label = path.to_string_lossy();
-    match std::fs::read(path) {
-        Ok(bytes) => match String::from_utf8(bytes) {
-            Ok(text) => parse(Some((&label, &text)), flags, surroundings),
-            Err(error) => {
-                let at = error.utf8_error().valid_up_to();
-                let text = String::from_utf8_lossy(error.as_bytes());
-                let source = Source::file(&label, &text, 0);
-                let location = Location::new(&source, at..at + 1);
-                Err(only(
-                    &location,
-                    "this byte is not UTF-8".to_owned(),
-                    "TOML is UTF-8 text",
-                ))
-            }
-        },
+    let (location, message, allowed) = match std::fs::read(path).map(String::from_utf8) {
+        Ok(Ok(text)) => return parse(Some((&label, &text)), flags, surroundings),
+        Ok(Err(error)) => {
+            let at = error.utf8_error().valid_up_to();
+            let text = String::from_utf8_lossy(error.as_bytes());
+            let location = Location::new(&Source::file(&label, &text, 0), at..at + 1);
+            let message = "this byte is not UTF-8".to_owned();
+            (location, message, "TOML is UTF-8 text")
+        }
         Err(error) => {
             let location = Location::whole(&Source::flag("--config", &label, 0));
             let message = format!("cannot read {label}: {error}");
-            Err(only(
-                &location,
-                message,
-                "a TOML file that this user may read",
-            ))
+            (location, message, "a TOML file that this user may read")
         }
-    }
-}
-
-fn only(location: &Location, message: String, allowed: &str) -> Diagnostics {
+    };
     let mut diagnostics = Diagnostics::default();
-    diagnostics.push(Mistake::new(MistakeKind::Syntax, location, message).allowed(allowed));
-    diagnostics
+    let mistake = Mistake::new(MistakeKind::Syntax, &location, message);
+    diagnostics.push(mistake.allowed(allowed));
+    Err(diagnostics)
 }
 
 /// Parses the configuration from a file's text with its name, and from `flags`.

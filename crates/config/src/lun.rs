@@ -8,7 +8,7 @@ use super::location::Location;
 use super::model::{ExportConfig, LUNS_MAX, LunConfig, TARGETS_MAX};
 use super::readers;
 use super::setting::key;
-use super::value::{Draft, Fields, Raw, Reader};
+use super::value::{Draft, Fields, Reader};
 
 /// For keys that `lunette lun` changes.
 pub const LUN_COMMAND: RunTime = RunTime("`lunette lun`, reload");
@@ -78,18 +78,14 @@ pub fn located_luns<'a>(
     diagnostics: &Diagnostics,
 ) -> Vec<LocatedLun<'a>> {
     let disks = export.fields.items("disks").iter();
-    let disks = disks.filter(|item| matches!(item.value, Raw::Text(_) | Raw::Word(_)));
+    let disks = disks.filter(|item| item.value.text().is_some());
     let disks = disks.map(|item| [Some(&item.location); 2]);
     let tables = export.fields.items("lun").iter();
-    let tables = tables.filter_map(|item| match &item.value {
-        Raw::Table(fields) => Some(fields),
-        _ => None,
-    });
-    let tables = tables.map(|fields| {
+    let tables = tables.filter_map(|item| item.value.table()).map(|fields| {
         let address = [
+            Some(&fields.location),
             fields.at("target"),
             fields.at("lun"),
-            Some(&fields.location),
         ];
         let is_wrong = address.into_iter().flatten().any(|at| diagnostics.has(at));
         [fields.at("lun").filter(|_| !is_wrong), fields.at("disk")]

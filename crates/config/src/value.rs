@@ -260,26 +260,27 @@ impl<'f, 'd> Reader<'f, 'd> {
                 return None;
             }
         };
-        let mistake = match parse_size(&text) {
-            Ok(bytes) => return Some(Located::new(bytes, value.location.clone())),
+        let at = &value.location;
+        match parse_size(&text) {
+            Ok(bytes) => return Some(Located::new(bytes, at.clone())),
             Err(SizeError::Ambiguous) => {
-                let binary = text.trim_end_matches(['b', 'B']);
                 let message = format!("`{key}`: {text:?} may mean powers of 1000 or of 1024");
-                Mistake::new(MistakeKind::Value, &value.location, message)
-                    .help(format!("write {binary}iB for powers of 1024"))
+                let binary = text.trim_end_matches(['b', 'B']);
+                let help = format!("write {binary}iB for powers of 1024");
+                self.diagnostics
+                    .remedy(MistakeKind::Value, at, message, help);
             }
             Err(SizeError::TooLarge) => {
                 let message = format!("`{key}`: {text} is too large");
-                Mistake::new(MistakeKind::Value, &value.location, message)
-                    .allowed("less than 8E (2^63 bytes)")
+                let allowed = "less than 8E (2^63 bytes)";
+                self.diagnostics.refuse(at, message, allowed);
             }
-            Err(SizeError::Malformed) if bare => wrong(key, value).allowed(SIZE_ALLOWED),
+            Err(SizeError::Malformed) if bare => self.refuse(key, value, SIZE_ALLOWED),
             Err(SizeError::Malformed) => {
                 let message = format!("`{key}`: {text:?} is not a size");
-                Mistake::new(MistakeKind::Value, &value.location, message).allowed(SIZE_ALLOWED)
+                self.diagnostics.refuse(at, message, SIZE_ALLOWED);
             }
-        };
-        self.diagnostics.push(mistake);
+        }
         None
     }
 
