@@ -2,21 +2,25 @@
 //!
 //! An eventfd made by a peer shares its O_NONBLOCK flag with the peer. The peer can clear the flag between any check and
 //! the write, and no Linux call writes without waiting at the cost of a plain write. Each thread therefore marks such
-//! calls with two plain stores to a counter, and one guard thread per process polls these counters while they change. A
-//! call that lasts longer than the guard's poll interval is interrupted and returns EINTR, which only a blocked call
-//! does. The guard thread starts with the first guarded thread and lives as long as the process.
+//! calls with two stores to a counter, and one guard thread per process polls these counters while they change. A call
+//! that lasts longer than the guard's poll interval is interrupted and returns EINTR, which only a blocked call does.
+//!
+//! The guard thread starts with the first guarded thread and lives as long as the process. Without calls it sleeps
+//! without a timeout, so that an idle process never wakes up. The next call wakes it: a fence orders the caller's
+//! counter before its look at `asleep`, and another one orders `asleep` before the guard's last look at the counters.
 
 use std::cell::OnceCell;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 /// Poll interval of the guard while calls are made. A blocked call is interrupted after one to two intervals.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// Longest poll interval without calls, so that an idle process uses almost no CPU time.
-const IDLE_PAUSE: Duration = Duration::from_millis(250);
+/// Polls without calls before the guard sleeps: a system call of a caller wakes it, at most once in this time.
+const IDLE_POLLS: u32 = 8;
 
 /// Signal that interrupts a call. Its default action is to ignore it, so a late signal has no effect.
 const INTERRUPT: libc::c_int = libc::SIGURG;
@@ -32,7 +36,10 @@ struct Guarded {
 struct Guard {
     /// Each thread and the last value of its counter.
     threads: Mutex<Vec<(Arc<Guarded>, u64)>>,
-    arrived: Condvar,
+    /// The guard thread sleeps without a timeout, or is about to.
+    asleep: AtomicBool,
+    /// The guard thread, set before a thread is guarded.
+    running: OnceLock<Thread>,
 }
 
 static GUARD: OnceLock<Result<Arc<Guard>, i32>> = OnceLock::new();
@@ -64,7 +71,6 @@ pub fn guard_this_thread() -> io::Result<()> {
                 thread: unsafe { libc::pthread_self() } as usize,
             });
             guard.lock().push((guarded.clone(), 0));
-            guard.arrived.notify_one();
             Own {
                 guarded,
                 guard: guard.clone(),
@@ -84,6 +90,10 @@ pub fn brief<R>(call: impl FnOnce() -> R) -> R {
         let calls = &own.guarded.calls;
         let inside = calls.load(Ordering::Relaxed) + 1;
         calls.store(inside, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if own.guard.asleep.load(Ordering::Relaxed) {
+            own.guard.wake();
+        }
         let result = call();
         calls.store(inside + 1, Ordering::Relaxed);
         result
@@ -102,22 +112,42 @@ impl Guard {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[cold]
+    fn wake(&self) {
+        if self.asleep.swap(false, Ordering::Relaxed)
+            && let Some(running) = self.running.get()
+        {
+            running.unpark();
+        }
+    }
+
     fn run(&self) {
-        let mut threads = self.lock();
-        let mut pause = PAUSE;
+        let mut idle_polls = 0;
         loop {
-            threads = if threads.is_empty() {
-                let arrived = self.arrived.wait(threads);
-                arrived.unwrap_or_else(PoisonError::into_inner)
-            } else {
-                let waited = self.arrived.wait_timeout(threads, pause);
-                waited.unwrap_or_else(PoisonError::into_inner).0
+            idle_polls = match interrupt_blocked(&mut self.lock()) {
+                true => 0,
+                false => idle_polls + 1,
             };
-            pause = if interrupt_blocked(&mut threads) {
-                PAUSE
+            if idle_polls < IDLE_POLLS {
+                thread::park_timeout(PAUSE);
             } else {
-                (pause * 2).min(IDLE_PAUSE)
-            };
+                self.sleep();
+                idle_polls = 0;
+            }
+        }
+    }
+
+    /// Sleeps until the next call, unless one has begun.
+    fn sleep(&self) {
+        self.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if interrupt_blocked(&mut self.lock()) {
+            self.asleep.store(false, Ordering::Relaxed);
+            return;
+        }
+        // Other wake-ups of `park` are not excluded.
+        while self.asleep.load(Ordering::Relaxed) {
+            thread::park();
         }
     }
 }
@@ -149,10 +179,12 @@ fn start() -> io::Result<Arc<Guard>> {
     }
     let guard = Arc::new(Guard::default());
     let running = guard.clone();
-    std::thread::Builder::new()
+    let thread = thread::Builder::new()
         .name("guard".into())
         .stack_size(64 << 10)
         .spawn(move || running.run())?;
+    // Set once: this is the only caller.
+    guard.running.get_or_init(|| thread.thread().clone());
     Ok(guard)
 }
 
@@ -177,9 +209,24 @@ mod tests {
     }
 
     #[test]
+    fn call_that_blocks_wakes_the_sleeping_guard() {
+        guard_this_thread().unwrap();
+        let Some(Ok(guard)) = GUARD.get() else {
+            panic!("there is no guard")
+        };
+        let full = eventfd(0, EventfdFlags::empty()).unwrap();
+        write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        while !guard.asleep.load(Ordering::Relaxed) {
+            thread::sleep(PAUSE);
+        }
+        let held_up = brief(|| write(&full, &1u64.to_ne_bytes()));
+        assert_eq!(held_up, Err(Errno::INTR));
+    }
+
+    #[test]
     fn threads_that_have_ended_are_forgotten() {
         let threads: Vec<_> = (0..8)
-            .map(|_| std::thread::spawn(|| guard_this_thread().map(|()| brief(|| ()))))
+            .map(|_| thread::spawn(|| guard_this_thread().map(|()| brief(|| ()))))
             .collect();
         for thread in threads {
             thread.join().unwrap().unwrap();
