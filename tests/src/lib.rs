@@ -8,6 +8,7 @@ pub mod browser;
 pub mod ceph;
 pub mod client;
 mod daemon;
+pub mod dashboard;
 pub mod files;
 pub mod firmware;
 pub mod http;

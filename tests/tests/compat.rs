@@ -1,4 +1,5 @@
-//! Samples of releases in `tests/compat`: the present daemon reads their configuration and has their keys, options, API, metrics and events.
+//! Samples of releases in `tests/compat`: the present daemon reads their configuration and has their keys, options, API, metrics and events. The same daemon
+//! has results for each query of the dashboard.
 //! State of releases is tested in `saved_state`, handover frames and RBD records in their crates. Needs the built programs. Takes: 5 s.
 //!
 //! `LUNETTE_RECORD=1.0 cargo test --workspace --exclude lunette-fuzz --test compat` records the samples of a new release.
@@ -12,6 +13,7 @@ use std::process::Command;
 use control::objects::{Bitmap, Disk, Export, Job, Reservation, Session, Worker};
 use control::statistics::Statistics;
 use control::{Event, StateFile, Status, Version};
+use end_to_end::dashboard::ensure_queries_have_results;
 use end_to_end::http::{Answer, Events, ask};
 use end_to_end::packages::succeeds;
 use end_to_end::{Context, IscsiSession, Profile, Result, Rig, bail, ensure};
@@ -473,7 +475,10 @@ fn daemon_with_the_configuration_of_a_release_serves_its_interfaces() -> Result<
             add(&mut names, name, fields.map(String::as_str));
         }
         let document: Value = serde_json::from_str(&served.get("/v1/openapi.json")?.body)?;
-        let metrics = metrics(&served.get("/metrics")?.body);
+        let page = served.get("/metrics")?.body;
+        let metrics = metrics(&page);
+        let later = served.get("/metrics")?.body;
+        ensure_queries_have_results(&served.rig.scratch, [&page, &later])?;
         let shown = served.rig.daemon.lunette(&["config", "show"])?;
         let shown: String = shown
             .replace(&served.sockets, "@SOCKETS@")

@@ -357,7 +357,7 @@ fn names_in(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn dashboard_names_real_metrics_and_the_document_names_all() {
+fn dashboard_shows_all_alerts_and_the_document_names_all() {
     let (types, samples) = read(&render(&status(), &statistics()));
     let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
     let mut expressions = Vec::new();
@@ -373,6 +373,10 @@ fn dashboard_names_real_metrics_and_the_document_names_all() {
         );
     }
     for name in names_in(ALERTS) {
+        assert!(
+            named.contains(&name),
+            "contrib/grafana/lunette.json does not show {name} of an alert"
+        );
         let known = samples.iter().any(|sample| sample.0 == name);
         assert!(
             known,
