@@ -89,7 +89,8 @@ class Chart {
           stroke: () => style(colour),
           width: 1.5,
           points: { show: false },
-          value: (_: uPlot, value: number | null) => (value === null ? "-" : shown(value)),
+          // No value at a time that a restarted daemon does not have.
+          value: (_: uPlot, value: number | null | undefined) => (value === null || value === undefined ? "-" : shown(value)),
         })),
       ],
     };

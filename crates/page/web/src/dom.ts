@@ -65,9 +65,36 @@ function bodyRow(heads: Head[], cells: Cell[]): HTMLTableRowElement {
   return row;
 }
 
+/** A row that is built only if its values differ from those of the row at its place. */
+export interface LazyRow {
+  values: string;
+  cells: () => Cell[];
+}
+
+const shownValues = new WeakMap<Element, string>();
+
+/** Replaces the rows of a table whose values have changed. A long table is updated in time for the next moment. */
+export function longTable(id: string, heads: Head[], rows: LazyRow[], none: string): void {
+  const old = [...$(id).children];
+  const columns = heads.map((head) => `${head.name} ${head.isSorted ?? ""}`).join();
+  const body = rows.map(({ values, cells }, at) => {
+    const before = old[at + 1];
+    const all = `${columns}\n${values}`;
+    if (before && shownValues.get(before) === all) return before as HTMLTableRowElement;
+    const row = bodyRow(heads, cells());
+    shownValues.set(row, all);
+    return row;
+  });
+  fill(id, heads, body, none);
+}
+
 /** Fills a table, and replaces only rows that have changed. */
 export function table(id: string, heads: Head[], rows: Cell[][], none: string): void {
-  const wanted = [headRow(heads), ...rows.map((cells) => bodyRow(heads, cells))];
+  fill(id, heads, rows.map((cells) => bodyRow(heads, cells)), none);
+}
+
+function fill(id: string, heads: Head[], rows: HTMLTableRowElement[], none: string): void {
+  const wanted = [headRow(heads), ...rows];
   if (!rows.length) {
     const row = element("tr");
     const cell = element("td", none, "faint text");
@@ -81,7 +108,7 @@ export function table(id: string, heads: Head[], rows: Cell[][], none: string): 
   wanted.forEach((row, at) => {
     const before = old[at];
     if (!before) filled.append(row);
-    else if (!before.isEqualNode(row)) before.replaceWith(row);
+    else if (before !== row && !before.isEqualNode(row)) before.replaceWith(row);
   });
   for (const rest of old.slice(wanted.length)) rest.remove();
   if (focused && !filled.contains(document.activeElement)) keepFocus(filled, focused);

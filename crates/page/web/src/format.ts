@@ -14,7 +14,7 @@ export function short(value: number, base = 1000): string {
 }
 
 export function bytes(value: number): string {
-  return short(value, 1024).trim() + (value >= 1024 ? "iB" : " B");
+  return short(value, 1024).trim().toUpperCase() + (value >= 1024 ? "iB" : " B");
 }
 
 /** Time of day on this machine. */

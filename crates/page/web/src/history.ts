@@ -24,8 +24,9 @@ export class History {
     this.then = isSame ? before : null;
     this.now = moment;
     if (!isSame) this.disks.clear();
+    const names = new Set(moment.status.disks.map((disk) => disk.name));
     for (const name of this.disks.keys()) {
-      if (!moment.status.disks.some((disk) => disk.name === name)) this.disks.delete(name);
+      if (!names.has(name)) this.disks.delete(name);
     }
     for (const { name } of moment.status.disks) {
       const seconds = this.disks.get(name) ?? [];

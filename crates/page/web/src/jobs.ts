@@ -42,7 +42,7 @@ function progress(job: Job): HTMLElement {
 
 export function showJobs({ statistics }: Moment): void {
   const heads = [text("disk"), text("job"), text("state"), text("progress"), minor(number("done")), minor(number("of"))];
-  heads.push(minor(text("target")), text(""));
+  heads.push(minor(text("target")), text("actions"));
   const rows = (statistics.jobs ?? []).map((job): Cell[] => {
     const reason = job.reason ? `: ${job.reason}` : "";
     const state = element("span", job.state + reason, job.state === "failed" ? "bad" : "");

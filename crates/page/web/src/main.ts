@@ -11,6 +11,7 @@ import { showBitmaps, showEvent, showSessions } from "./others";
 import { offerRanges, showPast } from "./past";
 import { showProblems } from "./problems";
 import { byNeed, showDisks, showExports, showHead, showWorkers } from "./overview";
+import { followUpgrade, offerUpgrade } from "./upgrade";
 import type { Happened, Moment, Report } from "./types";
 
 /** Moments between two looks at what is requested now and then. */
@@ -66,6 +67,7 @@ function seen(moment: Moment): void {
   document.body.classList.remove("gone");
   lastAnswer = Date.now() / 1000;
   history.add(moment);
+  followUpgrade(moment.status);
   show();
   if (moments % SELDOM === 0) showSeldom();
   moments += 1;
@@ -134,6 +136,7 @@ $("login").onsubmit = (event) => {
 };
 offerChanges(() => chosen);
 offerDisks(choose);
+offerUpgrade(() => history.now);
 $("filter").oninput = show;
 offerRanges(() => chosen, show);
 if (report) {

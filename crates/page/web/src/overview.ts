@@ -1,10 +1,10 @@
 // The head of the page, and the tables of everything that is served.
 
 import { rate } from "./counters";
-import { $, type Cell, element, medium, minor, number, table, text } from "./dom";
+import { $, type Cell, type LazyRow, element, longTable, medium, minor, number, table, text } from "./dom";
 import { bytes, short, time } from "./format";
 import type { History } from "./history";
-import type { Disk, Moment } from "./types";
+import type { Disk, DiskCounters, Moment } from "./types";
 
 /** Number of disks from which the table has a filter. */
 const FILTERED_FROM = 8;
@@ -61,45 +61,34 @@ export function showHead({ status }: Moment): void {
 /** Column that sorts the table of disks; none: those that need attention first. */
 let sorted: string | null = null;
 
-interface Row {
+interface Row extends LazyRow {
   disk: Disk;
-  cells: Cell[];
   /** Values to sort by, per column; text ascending, numbers descending. */
   keys: (string | number)[];
 }
 
-function rowOf(disk: Disk, now: Moment, history: History, chosen: string | null, choose: (name: string) => void): Row {
-  const name = element("button", disk.name, "name");
-  name.type = "button";
-  name.onclick = () => choose(disk.name);
-  name.setAttribute("aria-pressed", String(disk.name === chosen));
-  const waiting = disk.waiting ? `, ${disk.waiting} waiting` : "";
-  const state = element("span", disk.state + waiting, isWell(disk) ? "good" : "bad");
+function rowOf(disk: Disk, counted: DiskCounters | undefined, history: History, chosen: string | null, choose: (name: string) => void): Row {
   const last = history.of(disk.name).at(-1);
   const took = (ns: number | null | undefined) => (ns ? time(ns) : "-");
-  const counted = now.statistics.disks.find((one) => one.name === disk.name);
+  const size = (value: number | undefined) => (value === undefined ? "" : bytes(value));
+  const state = disk.state + (disk.waiting ? `, ${disk.waiting} waiting` : "");
   const errors = Object.values(counted?.errors ?? {}).reduce((sum, count) => sum + count, 0);
-  const storage = element("span", disk.path ? `${disk.backend} ` : disk.backend);
-  if (disk.path) storage.append(element("span", disk.path, "path"));
-  const [reads, writes, rate] = [last?.reads ?? 0, last?.writes ?? 0, last?.bytes ?? 0];
-  const inFlight = counted?.in_flight ?? 0;
+  const [reads, writes, rate, inFlight] = [last?.reads ?? 0, last?.writes ?? 0, last?.bytes ?? 0, counted?.in_flight ?? 0];
+  const numbers = [short(reads), short(writes), bytes(rate), took(last?.p50), took(last?.p99), String(inFlight), String(errors)];
+  numbers.push(bytes(disk.size), size(disk.allocated), size(disk.free));
+  const [isChosen, isGood] = [disk.name === chosen, isWell(disk)];
   return {
     disk,
-    cells: [
-      name,
-      state,
-      short(reads),
-      short(writes),
-      bytes(rate),
-      took(last?.p50),
-      took(last?.p99),
-      String(inFlight),
-      String(errors),
-      bytes(disk.size),
-      disk.allocated === undefined ? "" : bytes(disk.allocated),
-      disk.free === undefined ? "" : bytes(disk.free),
-      storage,
-    ],
+    values: JSON.stringify([disk.name, isChosen, state, isGood, numbers, disk.backend, disk.path]),
+    cells: () => {
+      const name = element("button", disk.name, "name");
+      name.type = "button";
+      name.onclick = () => choose(disk.name);
+      name.setAttribute("aria-pressed", String(isChosen));
+      const storage = element("span", disk.path ? `${disk.backend} ` : disk.backend);
+      if (disk.path) storage.append(element("span", disk.path, "path"));
+      return [name, element("span", state, isGood ? "good" : "bad"), ...numbers, storage];
+    },
     keys: [
       disk.name,
       disk.state,
@@ -145,11 +134,12 @@ export function showDisks(
   $("filter").hidden = disks.length < FILTERED_FROM;
   const wanted = $<HTMLInputElement>("filter").value.trim().toLowerCase();
   const isWanted = (disk: Disk) => `${disk.name} ${disk.path ?? ""} ${disk.state}`.toLowerCase().includes(wanted);
+  const counters = new Map(now.statistics.disks.map((one) => [one.name, one]));
   const rows = byNeed(disks)
     .filter(isWanted)
-    .map((disk) => rowOf(disk, now, history, chosen, choose));
+    .map((disk) => rowOf(disk, counters.get(disk.name), history, chosen, choose));
   if (column >= 0) rows.sort((a, b) => compare(a.keys[column], b.keys[column]));
-  table("disks", heads, rows.map((row) => row.cells), disks.length ? "no disk has this text" : "no disk");
+  longTable("disks", heads, rows, disks.length ? "no disk has this text" : "no disk");
 }
 
 export function showExports({ status }: Moment): void {

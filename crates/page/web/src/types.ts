@@ -51,6 +51,7 @@ export interface Problem {
 export interface Status {
   version: string;
   host?: string;
+  pid: number;
   uptime_seconds: number;
   workers: number;
   may_change: boolean;

@@ -1,0 +1,62 @@
+// Upgrades: the checks of `lunette upgrade`, the command that starts it, and the daemon that follows. The daemon itself cannot start a
+// program.
+
+import { ask, send } from "./api";
+import { ask as question } from "./dialog";
+import { $ } from "./dom";
+import { clock } from "./format";
+import type { Job, Moment, Status } from "./types";
+
+interface DiskConfig {
+  name: string;
+  backend: string;
+  persist?: string;
+}
+
+const ENDED = ["done", "failed", "cancelled"];
+
+/** Returns what an upgrade would lose. */
+async function losses(): Promise<string[]> {
+  const disks = (await ask<DiskConfig[]>("/v1/disks")) ?? [];
+  const isLost = (one: DiskConfig) => one.backend === "delay" || (one.backend === "ram" && one.persist !== "memfd");
+  const lost = disks.filter(isLost).map((one) => one.name);
+  const jobs = ((await ask<Job[]>("/v1/jobs")) ?? []).filter((job) => !ENDED.includes(job.state));
+  const reasons: string[] = [];
+  if (lost.length) reasons.push(`RAM disks would lose their content: ${lost.join(", ")}; add them with persist=memfd, or use --lose-ram-disks`);
+  if (jobs.length) {
+    const running = jobs.map((job) => `${job.kind} of ${job.disk}`).join(", ");
+    reasons.push(`jobs would end and be rolled back: ${running}; wait for them, or use --end-jobs`);
+  }
+  return reasons;
+}
+
+async function check(host: string): Promise<void> {
+  const reasons = await losses();
+  await send("POST", "/v1/upgrade/check").catch((error: Error) => reasons.push(error.message));
+  if (reasons.length) throw new Error(reasons.join("\n"));
+  const where = host ? ` on ${host}` : "";
+  $("upgrade-state").textContent =
+    `All clients can stay. Start the new program${where} with: lunette upgrade, or systemctl restart lunette if the daemon is a service. ` +
+    "This page then shows the new daemon.";
+}
+
+export function offerUpgrade(now: () => Moment | null): void {
+  $("upgrade").onclick = () =>
+    question({
+      title: "Check an upgrade",
+      note: "Makes the checks of lunette upgrade: RAM disks, jobs, the configuration file, and storage or clients that would delay it. Changes nothing.",
+      action: "Check",
+      run: () => check(now()?.status.host ?? ""),
+    });
+}
+
+let before: Status | null = null;
+
+/** Shows that another process serves the page now. */
+export function followUpgrade(status: Status): void {
+  if (before && before.pid !== status.pid) {
+    const name = ({ version, pid }: Status) => `version ${version} (process ${pid})`;
+    $("upgrade-state").textContent = `${name(before)} was replaced by ${name(status)} at ${clock(Date.now() / 1000, true)}.`;
+  }
+  before = status;
+}
