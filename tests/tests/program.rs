@@ -64,6 +64,8 @@ fn a_configuration_with_mistakes_has_an_exit_code_of_its_own() -> Result<()> {
     let serve = ["serve", "--control", &control, "--disk"];
     let mistaken = lunette(&serve)?.arg("d0=ram:many").output()?;
     ensure!(mistaken.status.code() == Some(2), "{}", mistaken.status);
+    let checked = lunette(&["check", "--disk", "d0=ram:many"])?.output()?;
+    ensure!(checked.status.code() == Some(2), "{}", checked.status);
     // A start that may succeed later has another exit code, for which a service manager retries.
     let file = scratch.file("file");
     std::fs::write(&file, [])?;

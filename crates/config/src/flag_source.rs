@@ -9,7 +9,7 @@ use std::sync::Arc;
 use nbd::address::ExportAddress;
 
 use super::devices::{DEVICE_KINDS, DeviceKind};
-use super::diagnostics::Diagnostics;
+use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::export_keys::ExportKind;
 use super::location::{Located, Location, Source};
 use super::model::Transport;
@@ -173,6 +173,16 @@ pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<
         // An unknown back end is reported; its argument has no meaning.
         let kind = DeviceKind::named(&backend.value);
         entries.extend(kind.map(|kind| argument.field(kind.flag().0)));
+    } else if device.value.contains('/') {
+        let path = &device.value;
+        let mistake = Mistake::new(
+            MistakeKind::Value,
+            &device.location,
+            format!("{path:?} has no back end"),
+        );
+        let help = format!("did you mean file:{path} or image:{path}?");
+        diagnostics.push(mistake.allowed(disk_form()).help(help));
+        return None;
     } else {
         entries.push(device.field("backend"));
     }

@@ -34,8 +34,9 @@ const ANSWER_MAX: usize = 256 << 20;
 pub enum ClientError {
     /// The socket does not exist.
     #[error(
-        "no daemon at {}: no such socket; hint: start one with `lunette serve`, or name its control socket with --socket",
-        socket.display()
+        "no daemon at {}: no such socket; hint: {}",
+        socket.display(),
+        start_hint(socket)
     )]
     NoSocket {
         /// Path of the socket.
@@ -104,6 +105,26 @@ pub enum ClientError {
         /// Reason.
         reason: String,
     },
+}
+
+/// Configuration of the system service, which does not start without it.
+const SYSTEM_CONFIG: &str = "/etc/lunette/lunette.toml";
+
+fn start_hint(socket: &Path) -> String {
+    if socket != Path::new(crate::SYSTEM_SOCKET) {
+        return "start one with `lunette serve`, or name its control socket with --socket"
+            .to_owned();
+    }
+    match Path::new(SYSTEM_CONFIG).exists() {
+        true => {
+            "systemctl start lunette, or name the control socket of another daemon with --socket"
+                .to_owned()
+        }
+        false => format!(
+            "the service has no configuration yet and does not start without it: write {SYSTEM_CONFIG} (see lunette.toml(5)), then systemctl \
+             start lunette; or name the control socket of another daemon with --socket"
+        ),
+    }
 }
 
 /// Method of a request.

@@ -154,7 +154,8 @@ pub(crate) fn open_all<'a>(
     opening
 }
 
-/// Returns warnings about valid configurations: images of other formats served as raw bytes, missing files, and targets without initiators.
+/// Returns warnings about valid configurations: images of other formats served as raw bytes, missing files, targets without initiators, and RAM
+/// disks that are larger than the memory.
 pub fn warnings(config: &Config) -> Vec<String> {
     let disks = config.disks.iter();
     let warnings = disks.filter_map(|disk| {
@@ -175,7 +176,28 @@ pub fn warnings(config: &Config) -> Vec<String> {
         let warning = target.warning()?;
         Some(format!("iscsi {}: {warning}", target.name))
     });
-    warnings.chain(targets).collect()
+    let memory = memory_warning(config, rustix::system::sysinfo());
+    warnings.chain(targets).chain(memory).collect()
+}
+
+/// Returns a warning if the RAM disks are larger than the memory of the host.
+fn memory_warning(config: &Config, host: rustix::system::Sysinfo) -> Option<String> {
+    let sizes = config.disks.iter().map(|disk| match disk.backend {
+        BlockDeviceConfig::Ram { size, .. } => size,
+        _ => 0,
+    });
+    let wanted = sizes.fold(0, u64::saturating_add);
+    // `totalram` has the width of a machine word.
+    #[allow(clippy::useless_conversion)]
+    let memory = u64::from(host.totalram).saturating_mul(u64::from(host.mem_unit));
+    (wanted > memory).then(|| {
+        let gib = |bytes: u64| bytes.div_ceil(1 << 30);
+        let (wanted, memory) = (gib(wanted), gib(memory));
+        format!(
+            "RAM disks have {wanted} GiB, and this host {memory} GiB of memory: the kernel ends the daemon when clients have written more than \
+             that; hint: use smaller RAM disks, or files"
+        )
+    })
 }
 
 fn open(
@@ -269,6 +291,24 @@ mod tests {
                 assert_eq!(timeout, Some(std::time::Duration::from_secs(30)), "{flag}");
             }
         }
+    }
+
+    #[test]
+    fn ram_disks_larger_than_the_memory_are_warned_of() {
+        let memory_of = |size: &str| {
+            let flags = Flags {
+                disk: vec![format!("d=ram:{size}")],
+                ..Flags::default()
+            };
+            let config = parse(None, &flags, &Surroundings::of_this_process());
+            warnings(&config.unwrap_or_else(|mistakes| panic!("{mistakes}")))
+        };
+        assert_eq!(memory_of("1M"), [""; 0]);
+        let found = memory_of("1P");
+        assert!(
+            found[0].starts_with("RAM disks have 1048576 GiB"),
+            "{found:?}"
+        );
     }
 
     #[test]

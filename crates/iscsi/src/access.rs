@@ -40,7 +40,11 @@ impl FromStr for Portal {
             .parse::<SocketAddr>()
             .or_else(|_| plain.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, PORT)))
             .map_err(|_| {
-                format!("{address:?} is not an address such as 127.0.0.1:3260 or [::1]")
+                let hint = match address.trim_start_matches(':').parse::<u16>() {
+                    Ok(port) => format!("; hint: 0.0.0.0:{port} for all addresses of this host"),
+                    Err(_) => String::new(),
+                };
+                format!("{address:?} is not an address such as 127.0.0.1:3260 or [::1]{hint}")
             })?;
         Ok(Portal { address, group })
     }

@@ -7,7 +7,7 @@ use daemon::{Fault, StartChecks, warnings};
 use serde_json::{Value, json};
 
 use crate::cli::CheckArguments;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, mistaken};
 
 pub fn run(arguments: &CheckArguments) -> Outcome {
     let configuration = &arguments.configuration;
@@ -45,12 +45,9 @@ pub fn run(arguments: &CheckArguments) -> Outcome {
                 "{}",
                 json!({"valid": false, "mistakes": mistakes, "warnings": []})
             )?;
-            Err(Failure::Reported)
+            Err(Failure::Mistaken)
         }
-        Err(mistakes) => {
-            crate::failure::print_line(&mistakes);
-            Err(Failure::Reported)
-        }
+        Err(mistakes) => Err(mistaken(mistakes)),
     }
 }
 

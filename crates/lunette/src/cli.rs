@@ -315,7 +315,7 @@ Examples:
     lunette check --config lunette.toml
     lunette check --config lunette.toml --lun vm0/4:0=scratch --json
 
-Prints all mistakes at once. Exit code 0: no mistakes, possibly warnings. 1: mistakes.";
+Prints all mistakes at once. Exit code 0: no mistakes, possibly warnings. 2: mistakes in the configuration. 1: a start would fail for another reason. `lunette serve` has the same codes.";
 
 /// `lunette latency`
 #[derive(Debug, Args)]

@@ -100,7 +100,7 @@ impl std::error::Error for SocketError {}
 /// Explains "Permission denied": the sandbox or the permissions of the folder, each with its remedy.
 fn access_hint(path: &Path) -> String {
     sandbox::refusal(path, true).unwrap_or_else(|| {
-        let user = rustix::process::geteuid().as_raw();
+        let user = sandbox::this_user();
         format!(
             "user {user} may not create it in its folder; hint: give that user write access to the folder and access to every directory \
              above it (chmod, chown, setfacl), or choose another path for `socket`"

@@ -7,12 +7,16 @@
 
 #![forbid(unsafe_code)]
 
+mod accounts;
 mod calls;
 mod denial;
 mod filter;
 mod folders;
+mod service_unit;
 
+pub use accounts::{account, user_name};
 pub use denial::{refusal, unreadable};
+pub use service_unit::{hidden_by_unit, make_writable, this_user};
 
 use std::fmt;
 use std::path::PathBuf;

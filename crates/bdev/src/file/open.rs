@@ -104,7 +104,10 @@ fn open_existing(
         Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(path, read_only))),
         Err(Errno::ROFS) => Err(fail(
             path,
-            "cannot open it for writing: its file system is read-only; hint: set read_only, or remount it writable",
+            format!(
+                "cannot open it for writing: its file system is read-only; hint: set read_only, or {}",
+                sandbox::make_writable(path)
+            ),
         )),
         Err(Errno::ISDIR) => Err(fail(path, IS_DIRECTORY)),
         Err(error) => Err(fail(path, format!("cannot open it: {error}"))),
@@ -134,7 +137,6 @@ fn file_type(path: &Path, fd: &OwnedFd) -> Result<FileType, OpenError> {
 
 /// Explains "Permission denied" by the sandbox or by permissions, with the remedy.
 fn no_access(path: &Path, read_only: bool) -> String {
-    let user = rustix::process::geteuid().as_raw();
     let (access, hint) = if read_only {
         ("reading", "")
     } else {
@@ -143,6 +145,10 @@ fn no_access(path: &Path, read_only: bool) -> String {
     if let Some(refusal) = sandbox::refusal(path, !read_only) {
         return format!("cannot open it for {access}: {refusal}");
     }
+    if let Some(hidden) = sandbox::hidden_by_unit(path) {
+        return format!("cannot open it for {access}: {hidden}");
+    }
+    let user = sandbox::this_user();
     format!(
         "no permission to open it for {access} as user {user}; hint: give that user access to it and to every directory above it (chmod, chown, setfacl){hint}"
     )
@@ -150,6 +156,9 @@ fn no_access(path: &Path, read_only: bool) -> String {
 
 fn create(options: &FileOptions, flags: OFlags) -> Result<(OwnedFd, bool), OpenError> {
     let path = options.path.as_path();
+    if let Some(hidden) = sandbox::hidden_by_unit(path) {
+        return Err(fail(path, format!("does not exist: {hidden}")));
+    }
     if options.size.is_none() {
         return Err(fail(
             path,
@@ -183,6 +192,11 @@ fn create_new(path: &Path, flags: OFlags) -> Result<OwnedFd, OpenError> {
             Err(fail(path, format!("{reason}; hint: mkdir -p {parent}")))
         }
         Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(path, false))),
+        Err(Errno::ROFS) => {
+            let hint = sandbox::make_writable(path);
+            let reason = "cannot create it: its file system is read-only";
+            Err(fail(path, format!("{reason}; hint: {hint}")))
+        }
         Err(error) => Err(fail(path, format!("cannot create it: {error}"))),
     }
 }

@@ -83,8 +83,9 @@ pub(super) async fn resize(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
-    let found = api.overview()?.live().disks.get(&name).cloned();
-    let disk = found.ok_or_else(|| missing(&name))?;
+    let live = api.overview()?.live();
+    let found = live.disks.get(&name).cloned();
+    let disk = found.ok_or_else(|| missing(&name, &live))?;
     let block_size = disk.info().geometry.block_size();
     let size = size_json(&json(body)?, block_size).map_err(Refusal::from)?;
     match size {
@@ -198,8 +199,9 @@ pub(super) async fn remove(
     }
 }
 
-fn missing(name: &str) -> ErrorResponse {
-    ErrorResponse::not_found(format!("there is no disk `{name}`"))
+fn missing(name: &str, live: &Live) -> ErrorResponse {
+    let names = live.config.disks.iter().map(|disk| disk.name.as_str());
+    ErrorResponse::no_such("disk", name, names)
 }
 
 fn all(live: &Live) -> Vec<Disk> {
@@ -213,7 +215,8 @@ fn all(live: &Live) -> Vec<Disk> {
 
 pub(super) fn one(overview: &Overview, name: &str) -> Result<Disk, ErrorResponse> {
     let live = overview.live();
-    let config = live.config.disk(name).ok_or_else(|| missing(name))?;
+    let config = live.config.disk(name);
+    let config = config.ok_or_else(|| missing(name, &live))?;
     let used_by = crate::objects::users(&live.config, name);
     Ok(with_status(&live, config, used_by))
 }

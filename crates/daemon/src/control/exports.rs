@@ -16,7 +16,7 @@ use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use crate::objects::{Change, Refusal, bodies, served};
 use crate::overview::Overview;
-use config::{ExportConfig, access_state_json, export_json};
+use config::{Config, ExportConfig, access_state_json, export_json};
 
 /// List exports.
 #[utoipa::path(get, path = "/v1/exports", operation_id = "list_exports", responses(
@@ -179,11 +179,12 @@ pub(super) async fn set_access_state(
 fn one(overview: &Overview, name: &str) -> Result<Export, ErrorResponse> {
     let live = overview.live();
     let found: Option<&ExportConfig> = live.config.export(name);
-    let found = found.ok_or_else(|| missing(name))?;
+    let found = found.ok_or_else(|| missing(name, &live.config))?;
     let state = states(overview).remove(name).unwrap_or_default();
     Ok(bodies::export(found).with(state))
 }
 
-pub(super) fn missing(name: &str) -> ErrorResponse {
-    ErrorResponse::not_found(format!("there is no export `{name}`"))
+pub(super) fn missing(name: &str, config: &Config) -> ErrorResponse {
+    let names = config.exports().map(|export| export.name.as_str());
+    ErrorResponse::no_such("export", name, names)
 }

@@ -133,14 +133,14 @@ fn parse(address: &str) -> Result<(u8, u16), ErrorResponse> {
 fn luns_of(overview: &Overview, export: &str) -> Result<Vec<Lun>, ErrorResponse> {
     let live = overview.live();
     let found = live.config.export(export);
-    let found = found.ok_or_else(|| super::exports::missing(export))?;
+    let found = found.ok_or_else(|| super::exports::missing(export, &live.config))?;
     Ok(lun_bodies(found.luns().unwrap_or_default()))
 }
 
 fn one(overview: &Overview, export: &str, address: (u8, u16)) -> Result<Lun, ErrorResponse> {
     let live = overview.live();
     let found = live.config.export(export);
-    let found = found.ok_or_else(|| super::exports::missing(export))?;
+    let found = found.ok_or_else(|| super::exports::missing(export, &live.config))?;
     let is_here = |lun: &&LunConfig| (lun.target, lun.lun) == address;
     let lun = found.luns().unwrap_or_default().iter().find(is_here);
     let (target, number) = address;

@@ -5,12 +5,26 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::objects::{Fault, Refusal};
+use config::nearest;
 
 /// A problem as an HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorResponse(pub Problem);
 
 impl ErrorResponse {
+    /// Creates a problem with status 404 for an object of this kind and name. Suggests a similar one of `names`.
+    pub fn no_such<'a>(
+        kind: &str,
+        name: &str,
+        names: impl IntoIterator<Item = &'a str>,
+    ) -> ErrorResponse {
+        let hint = match nearest(name, names) {
+            Some(guess) => format!("; hint: did you mean `{guess}`?"),
+            None => format!("; hint: lunette {kind} list"),
+        };
+        ErrorResponse::not_found(format!("there is no {kind} `{name}`{hint}"))
+    }
+
     /// Creates a problem with status 404.
     pub fn not_found(detail: impl Into<String>) -> ErrorResponse {
         ErrorResponse::new(StatusCode::NOT_FOUND, detail)

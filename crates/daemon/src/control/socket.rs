@@ -51,7 +51,7 @@ fn reason(path: &Path, error: &io::Error) -> String {
         return error.to_string();
     }
     sandbox::refusal(path, true).unwrap_or_else(|| {
-        let user = rustix::process::geteuid().as_raw();
+        let user = sandbox::this_user();
         format!(
             "user {user} may not create it in its folder; hint: give that user write access to the folder and access to every directory \
              above it (chmod, chown, setfacl), or choose another path for `control`"

@@ -197,8 +197,27 @@ fn space_of(disk: &str, client: &Client) -> Vec<(&'static str, String)> {
     let spaces = found.map(|disk| [("allocated", disk.allocated), ("free", disk.free)]);
     let lines = spaces.into_iter().flatten();
     lines
-        .filter_map(|(property, bytes)| Some((property, size_text(bytes?))))
+        .filter_map(|(property, bytes)| Some((property, rounded(bytes?))))
         .collect()
+}
+
+/// Returns a number of bytes with one decimal, in the units of [`size_text`].
+fn rounded(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    let mut units = ["", "K", "M", "G", "T", "P"].into_iter();
+    let mut unit = units.next();
+    while value >= 1024.0
+        && let Some(larger) = units.next()
+    {
+        value /= 1024.0;
+        unit = Some(larger);
+    }
+    let value = format!("{value:.1}");
+    format!(
+        "{}{}",
+        value.trim_end_matches(".0"),
+        unit.unwrap_or_default()
+    )
 }
 
 /// Table of one disk with a line per property.

@@ -1,0 +1,96 @@
+//! Restrictions of a systemd unit, for hints: the unit hides or protects files that other programs of this host see.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::accounts;
+
+/// Folders that `ProtectHome=` hides.
+const HOMES: [&str; 3] = ["/home", "/root", "/run/user"];
+
+/// Returns true if systemd has started this process as a service.
+fn is_service() -> bool {
+    // Set for the process itself, not for its children (systemd.exec(5)).
+    let main = std::env::var("SYSTEMD_EXEC_PID");
+    main.is_ok_and(|pid| pid == std::process::id().to_string())
+}
+
+/// Returns the setting of the unit that hides `path`. `None` if this process is no service, or if no usual setting hides it.
+pub fn hidden_by_unit(path: &Path) -> Option<String> {
+    is_service().then(|| hidden(path)).flatten()
+}
+
+fn hidden(path: &Path) -> Option<String> {
+    let settings = if HOMES.iter().any(|home| path.starts_with(home)) {
+        "ProtectHome=no"
+    } else if path.starts_with("/tmp") || path.starts_with("/var/tmp") {
+        "PrivateTmp=no"
+    } else if path.starts_with("/dev") {
+        "PrivateDevices=no, DeviceAllow=block-* rw and SupplementaryGroups=disk"
+    } else {
+        return None;
+    };
+    let path = path.display();
+    Some(format!(
+        "the service may not see {path}; hint: systemctl edit lunette, add {settings} below [Service], and restart it"
+    ))
+}
+
+/// Returns the remedy for a read-only file system.
+pub fn make_writable(path: &Path) -> String {
+    remedy(path, is_service())
+}
+
+fn remedy(path: &Path, is_service: bool) -> String {
+    if !is_service {
+        return "remount it writable".to_owned();
+    }
+    let folder = path.parent().unwrap_or(path).display();
+    format!(
+        "the service sees it read-only (ProtectSystem=strict): systemctl edit lunette, add ReadWritePaths={folder} below [Service], and restart \
+         it"
+    )
+}
+
+/// Returns the name of this process's user, or its number.
+pub fn this_user() -> String {
+    // procfs gives the folder to the effective user of the process.
+    match std::fs::metadata("/proc/self") {
+        Ok(own) => accounts::user_name(own.uid()),
+        Err(_) => "of the daemon".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_hidden_path_has_its_setting() {
+        let (homes, root) = (HOMES[0], HOMES[1]);
+        for (path, setting) in [
+            (format!("{homes}/me/d.raw"), Some("ProtectHome=no")),
+            (format!("{root}/d.raw"), Some("ProtectHome=no")),
+            ("/var/tmp/d.raw".to_owned(), Some("PrivateTmp=no")),
+            ("/dev/sdb".to_owned(), Some("PrivateDevices=no")),
+            (format!("{homes}s/d.raw"), None),
+            ("/srv/d.raw".to_owned(), None),
+        ] {
+            let found = hidden(Path::new(&path));
+            let is_meant = match (&found, setting) {
+                (Some(found), Some(setting)) => found.contains(setting),
+                (found, setting) => found.is_none() && setting.is_none(),
+            };
+            assert!(is_meant, "{path}: {found:?}");
+        }
+        // A test is no service.
+        assert_eq!(hidden_by_unit(Path::new("/var/tmp/d.raw")), None);
+    }
+
+    #[test]
+    fn read_only_file_system_of_a_service_has_a_drop_in() {
+        let path = Path::new("/srv/vm/d.raw");
+        assert_eq!(remedy(path, false), "remount it writable");
+        assert!(remedy(path, true).contains("ReadWritePaths=/srv/vm "));
+    }
+}
