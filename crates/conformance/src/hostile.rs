@@ -9,7 +9,7 @@ mod descriptors;
 mod messages;
 mod setup;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vhost_frontend::{Channel, Error, FrontEnd, Options, Queue, QueueOptions, feature, request};
 
@@ -100,6 +100,19 @@ fn accept_refusal(
         Err(Error::Closed) => ends(target, front_end),
         Err(other) => Err(other.into()),
     }
+}
+
+/// Accepts the end of the session and an answered chain: a queue that handles one request at a time may have answered the first one, and a
+/// file system reports an error for lost memory.
+fn ended_or_served(target: &Target, front_end: &FrontEnd, queue: &mut Queue) -> Verdict {
+    let until = Instant::now() + target.patience();
+    while !queue.driver().has_used() && !front_end.channel().is_closed() {
+        if Instant::now() > until {
+            return target.tolerated("the chain is not answered, and the session is open");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// Returns the payload of a vring state description.

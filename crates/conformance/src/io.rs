@@ -39,6 +39,8 @@ pub(crate) struct ScsiUnit {
     lun: u16,
     /// Bytes per logical block.
     block: u32,
+    /// Session of the queue, if it has no other owner.
+    _session: Option<FrontEnd>,
 }
 
 impl Io {
@@ -85,12 +87,12 @@ impl Io {
 
     /// Runs a request without data: a flush or TEST UNIT READY. Any status is right.
     pub fn ping(&mut self) -> Verdict {
-        let slot = self.submit_ping()?;
-        self.reap_ping(slot)
+        self.submit_ping()?;
+        self.reap_ping()
     }
 
-    /// Submits a request without data. Returns its slot.
-    pub fn submit_ping(&mut self) -> Verdict<u16> {
+    /// Submits a request without data.
+    pub fn submit_ping(&mut self) -> Verdict {
         self.chains += 1;
         let submitted = match &mut self.device {
             IoDevice::Blk(queue) => queue.take().filter(|slot| {
@@ -104,26 +106,35 @@ impl Io {
                 is_added
             }),
         };
-        submitted.map_or_else(|| failed("the ring has no room"), Ok)
+        match submitted {
+            Some(_) => Ok(()),
+            None => failed("the ring has no room"),
+        }
     }
 
     /// Waits for the only request in flight.
-    pub fn reap_ping(&mut self, slot: u16) -> Verdict {
+    pub fn reap_ping(&mut self) -> Verdict {
         self.queue().wait(LIMIT)?;
-        let (done, is_written) = match &mut self.device {
-            IoDevice::Blk(queue) => queue.reap().map_or((None, false), |done| {
-                (Some(done.slot), done.status != status::NONE)
+        let is_completed = self.reap()?;
+        equal("a request completed", is_completed, true)
+    }
+
+    /// Takes a completed request. Returns false if there is none.
+    pub fn reap(&mut self) -> Verdict<bool> {
+        let is_written = match &mut self.device {
+            IoDevice::Blk(queue) => queue.reap().map(|done| {
+                queue.release(done.slot);
+                done.status != status::NONE
             }),
-            IoDevice::Scsi(unit) => unit.queue.reap().map_or((None, false), |done| {
-                (Some(done.slot), done.response != 0xff)
+            IoDevice::Scsi(unit) => unit.queue.reap().map(|done| {
+                unit.queue.release(done.slot);
+                done.response != 0xff
             }),
         };
-        equal("completed request", done, Some(slot))?;
-        match &mut self.device {
-            IoDevice::Blk(queue) => queue.release(slot),
-            IoDevice::Scsi(unit) => unit.queue.release(slot),
+        match is_written {
+            Some(false) => failed("the completed request has no status"),
+            completed => Ok(completed.is_some()),
         }
-        equal("the status is written", is_written, true)
     }
 
     /// Reads from a byte offset, in multiples of [`BLOCK`].
@@ -164,6 +175,15 @@ impl ScsiUnit {
             target,
             lun,
             block: 512,
+            _session: None,
+        }
+    }
+
+    /// Keeps the session open as long as the queue.
+    pub fn with_session(self, front_end: FrontEnd) -> ScsiUnit {
+        ScsiUnit {
+            _session: Some(front_end),
+            ..self
         }
     }
 
@@ -196,7 +216,7 @@ impl ScsiUnit {
     }
 
     /// Builds a READ(10) or WRITE(10).
-    fn cdb(&self, opcode: u8, offset: u64, length: usize) -> [u8; 10] {
+    pub fn cdb(&self, opcode: u8, offset: u64, length: usize) -> [u8; 10] {
         let block = u64::from(self.block);
         let [a, b, c, d] = ((offset / block) as u32).to_be_bytes();
         let [high, low] = ((length as u64 / block) as u16).to_be_bytes();

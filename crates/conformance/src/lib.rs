@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! runner ──▶ Test { name, clause, run } ──▶ Target: socket, device ──▶ vhost_frontend ──▶ back end
-//!    │                                        session, config, rings, requests, memory, scsi, control, hostile
+//!    │                                        session, config, rings, requests, memory,
+//!                                             inflight, dirty_log, scsi, control, hostile
 //!    └─────▶ Report: table, JSON, JUnit
 //! ```
 //!
@@ -13,12 +14,17 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod control;
+pub mod dirty_log;
 pub mod hostile;
+mod inflight;
 mod io;
+mod memory;
 mod report;
 mod requests;
 mod rings;
 mod runner;
+mod scsi;
 mod session;
 mod target;
 

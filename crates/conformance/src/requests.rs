@@ -138,7 +138,7 @@ pub(crate) const TESTS: &[Test] = &[
         OPERATION,
         |target| {
             let mut disk = Disk::open(target)?;
-            for kind in [9, 0x1234, u32::MAX] {
+            for kind in [2, 3, 5, 9, 14, 24, 0x1234, u32::MAX] {
                 let object = format!("a request of type {kind:#x}");
                 disk.expect(&object, kind, 0, &[], status::UNSUPP)?;
             }
@@ -161,7 +161,7 @@ pub(crate) const TESTS: &[Test] = &[
         segments,
     ),
     test(
-        "an empty read or write does not end the queue",
+        "a read of partial sectors does not end the queue",
         OPERATION,
         |target| {
             let mut disk = Disk::open(target)?;
@@ -280,6 +280,19 @@ pub(crate) const TESTS: &[Test] = &[
         },
     )
     .writing(),
+    test(
+        "requests in descriptors of any length",
+        "virtio 1.3, 2.7.4: message framing",
+        |target| {
+            for packed in [false, true] {
+                for indirect in [None, Some(128)] {
+                    divisions(target, packed, indirect)?;
+                }
+            }
+            Ok(())
+        },
+    )
+    .writing(),
 ];
 
 const DEPTH: u16 = 16;
@@ -353,6 +366,56 @@ fn range(sector: u64, sectors: u32, flags: u32) -> [u8; 16] {
     range.bytes()
 }
 
+/// Runs each request with many divisions into descriptors.
+fn divisions(target: &Target, packed: bool, indirect: Option<u16>) -> Verdict {
+    let mut front_end = target.connect(&Options {
+        packed,
+        ..Options::default()
+    })?;
+    needs(front_end.offered() & bit::RO == 0, "a writable disk")?;
+    let options = QueueOptions {
+        size: 128,
+        indirect,
+        polled: false,
+    };
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, BLOCK, Layout::Separate)?;
+    let lengths = [1, 3, 5, 8, 15, 16, 17, 100].map(Layout::MaxLength);
+    let layouts = [Layout::Merged, Layout::Separate]
+        .into_iter()
+        .chain(lengths);
+    for (round, layout) in layouts.enumerate() {
+        queue.set_layout(layout);
+        // The ring limits the number of descriptors.
+        let bytes = match layout {
+            Layout::MaxLength(1..8) => 0,
+            Layout::MaxLength(_) => 512,
+            Layout::Separate | Layout::Merged => BLOCK,
+        };
+        let case = |object: &str| format!("status of the {object} with {layout:?}");
+        let sector = round as u64 * 8;
+        let data: Vec<u8> = (0..bytes).map(|at| (at + round) as u8).collect();
+        let mut got = vec![0; bytes];
+        if bytes > 0 {
+            let done = run_blk(&mut queue, kind::OUT, sector, &data, &mut [])?;
+            equal(&case("write"), done.status, status::OK)?;
+            let done = run_blk(&mut queue, kind::IN, sector, &[], &mut got)?;
+            equal(&case("read"), done.status, status::OK)?;
+            equal(&format!("data with {layout:?}"), got == data, true)?;
+        }
+        let done = run_blk(&mut queue, kind::GET_ID, 0, &[], &mut [0; 20])?;
+        equal(&case("GET_ID"), done.status, status::OK)?;
+        if front_end.has(bit::WRITE_ZEROES) {
+            let zeroes = range(sector, 8, 0);
+            let done = run_blk(&mut queue, kind::WRITE_ZEROES, 0, &zeroes, &mut [])?;
+            equal(&case("write zeroes"), done.status, status::OK)?;
+            run_blk(&mut queue, kind::IN, sector, &[], &mut got)?;
+            let is_zero = got.iter().all(|byte| *byte == 0);
+            equal(&format!("zeroes with {layout:?}"), is_zero, true)?;
+        }
+    }
+    Ok(())
+}
+
 /// Sends ranges that end beyond the capacity.
 fn beyond(target: &Target, kind: u32, bit: u64) -> Verdict {
     let mut disk = Disk::open(target)?;
@@ -361,6 +424,10 @@ fn beyond(target: &Target, kind: u32, bit: u64) -> Verdict {
     for sector in [end, end - 4, u64::MAX / 512, u64::MAX - 7] {
         let object = format!("a range of 8 sectors at {sector}");
         disk.fails(&object, kind, 0, &range(sector, 8, 0))?;
+    }
+    for sector in [0, u64::MAX] {
+        let object = format!("a range of 2^32 - 1 sectors at {sector}");
+        disk.fails(&object, kind, 0, &range(sector, u32::MAX, 0))?;
     }
     Ok(())
 }

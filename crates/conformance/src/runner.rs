@@ -2,8 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
+
 use crate::target::{Device, Target};
-use crate::{Devices, Flaw, Test, config, hostile, requests, rings, session};
+use crate::{
+    Devices, Flaw, Test, config, control, dirty_log, hostile, inflight, memory, requests, rings,
+    scsi, session,
+};
 
 /// Time for a service manager to start a back end that has ended.
 const RESTART: Duration = Duration::from_secs(5);
@@ -88,7 +93,17 @@ impl Selection {
 
 /// Returns all tests for a device type.
 pub fn tests(device: Device) -> impl Iterator<Item = &'static Test> {
-    let groups = [session::TESTS, config::TESTS, rings::TESTS, requests::TESTS];
+    let groups = [
+        session::TESTS,
+        config::TESTS,
+        rings::TESTS,
+        requests::TESTS,
+        scsi::TESTS,
+        control::TESTS,
+        memory::TESTS,
+        inflight::TESTS,
+        dirty_log::TESTS,
+    ];
     let all = groups.into_iter().flatten().chain(hostile::cases());
     all.filter(move |test| match test.devices {
         Devices::Any => true,
@@ -104,12 +119,13 @@ pub fn run(
     mut progress: impl FnMut(&TestReport),
 ) -> Report {
     let mut report = Report::default();
+    let mut process = target.serves().ok();
     let mut died: Option<String> = None;
     for test in tests(target.device).filter(|test| selection.has(test)) {
         let begun = Instant::now();
         let outcome = match &died {
             Some(name) => Outcome::Skipped(format!("the back end died in {name}")),
-            None => run_one(test, target),
+            None => run_one(test, target, process),
         };
         let test_report = TestReport {
             test,
@@ -117,37 +133,44 @@ pub fn run(
             duration: begun.elapsed(),
         };
         progress(&test_report);
-        if matches!(test_report.outcome, Outcome::Died(_)) && !is_restarted(target) {
-            died = Some(test.name());
+        if matches!(test_report.outcome, Outcome::Died(_)) {
+            process = restarted(target);
+            died = process.is_none().then(|| test.name());
         }
         report.tests.push(test_report);
     }
     report
 }
 
-fn run_one(test: &Test, target: &Target) -> Outcome {
+fn run_one(test: &Test, target: &Target, process: Option<Pid>) -> Outcome {
     if test.writes && !target.is_destructive {
         return Outcome::Skipped("writes to the disk; needs --destructive".into());
     }
     let verdict = test.run(target);
-    match (verdict, target.serves()) {
-        (_, Err(Flaw::Failed(reason))) => {
-            Outcome::Died(format!("the next front end is not served: {reason}"))
+    match target.serves() {
+        Ok(now) if process.is_some_and(|before| before != now) => {
+            return Outcome::Died("the process ended, and another one serves".into());
         }
-        (Ok(()), _) => Outcome::Passed,
-        (Err(Flaw::Failed(reason)), _) => Outcome::Failed(reason),
-        (Err(Flaw::Skipped(reason)), _) => Outcome::Skipped(reason),
+        Err(Flaw::Failed(reason) | Flaw::Skipped(reason)) => {
+            return Outcome::Died(format!("the next front end is not served: {reason}"));
+        }
+        Ok(_) => {}
+    }
+    match verdict {
+        Ok(()) => Outcome::Passed,
+        Err(Flaw::Failed(reason)) => Outcome::Failed(reason),
+        Err(Flaw::Skipped(reason)) => Outcome::Skipped(reason),
     }
 }
 
-/// Waits for a restarted back end.
-fn is_restarted(target: &Target) -> bool {
+/// Waits for a restarted back end. Returns its process.
+fn restarted(target: &Target) -> Option<Pid> {
     let until = Instant::now() + RESTART;
     while Instant::now() < until {
-        if target.serves().is_ok() {
-            return true;
+        if let Ok(process) = target.serves() {
+            return Some(process);
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    false
+    None
 }

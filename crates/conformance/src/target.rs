@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::Pid;
 use vhost_frontend::{Channel, Error, FrontEnd, Layout, Options, QueueOptions, feature, request};
 
 use crate::io::Io;
@@ -92,16 +94,16 @@ impl Target {
     /// Returns the reason if the device cannot be tested.
     pub fn check(&self) -> Result<(), String> {
         match self.serves() {
-            Ok(()) => Ok(()),
+            Ok(_) => Ok(()),
             Err(Flaw::Failed(reason) | Flaw::Skipped(reason)) => Err(reason),
         }
     }
 
-    /// Checks that the back end serves a front end.
+    /// Checks that the back end serves a front end. Returns the process that listens.
     ///
     /// # Errors
     /// The back end does not serve.
-    pub fn serves(&self) -> Verdict {
+    pub fn serves(&self) -> Verdict<Pid> {
         let mut front_end = self.connect(&Options {
             memory: 4 << 20,
             ..Options::default()
@@ -109,6 +111,6 @@ impl Target {
         let options = QueueOptions::default();
         Io::start(self, &mut front_end, 0, &options, Layout::Separate)?.ping()?;
         front_end.channel().call(request::GET_FEATURES, &[], &[])?;
-        Ok(())
+        Ok(socket_peercred(front_end.channel().stream())?.pid)
     }
 }

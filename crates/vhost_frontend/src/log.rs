@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use guest_memory::Mapping;
 
-use vhost_user_wire::{Log, Reply, VringAddr};
+use vhost_user_wire::{Log, VringAddr};
 use virtqueue::driver::RingLayout;
 
 use crate::session::unexpected;
-use crate::{FrontEnd, Message, Result, feature, request};
+use crate::{FrontEnd, Message, Result, feature};
 
 /// Memory of a dirty log: one bit per page of 4096 bytes.
 pub struct LogMemory {
@@ -65,11 +65,13 @@ impl FrontEnd {
             mmap_size: bytes,
             mmap_offset: offset,
         };
-        // The specification requires a reply and no payload. Back ends reply with the payload of the request.
+        // The specification requires a reply and defines no payload. Back ends reply with none, or with the request's payload or its begin.
         let set = Message::SetLogBase(log, file);
-        match self.channel().ask(set)? {
-            Reply::Log(used) if used == log => Ok(()),
-            _ => Err(unexpected(request::SET_LOG_BASE)),
+        let (request, payload, fds) = set.into_parts();
+        let answer = self.channel().call(request, &payload, &fds)?;
+        match payload.starts_with(&answer) {
+            true => Ok(()),
+            false => Err(unexpected(request)),
         }
     }
 

@@ -68,74 +68,6 @@ fn data_comes_back_through_every_ring_queue_and_worker_count() {
 }
 
 #[test]
-fn header_data_and_status_may_be_cut_anywhere() {
-    let rig = Rig::new(1);
-    let socket = rig.serve_ram("d", 1);
-    // From the disk's identity, which is random.
-    let mut serial = None;
-    for packed in [false, true] {
-        for indirect in [None, Some(128)] {
-            let options = Options {
-                packed,
-                ..Options::default()
-            };
-            let mut front_end = FrontEnd::connect(&socket, &options).unwrap();
-            let queue_options = QueueOptions {
-                size: 128,
-                indirect,
-                ..QueueOptions::default()
-            };
-            let mut queue =
-                BlkQueue::start(&mut front_end, 0, &queue_options, 1, 4096, Layout::Separate)
-                    .unwrap();
-            let layout = [Layout::Merged, Layout::Separate]
-                .into_iter()
-                .chain([1, 3, 5, 8, 15, 16, 17, 100].map(Layout::MaxLength));
-            for (round, layout) in layout.enumerate() {
-                queue.set_layout(layout);
-                // One byte per descriptor: the ring limits the length.
-                let bytes = match layout {
-                    Layout::MaxLength(1..8) => 0,
-                    Layout::MaxLength(_) => 512,
-                    Layout::Separate | Layout::Merged => 4096,
-                };
-                let offset = round as u64 * 4096;
-                let data: Vec<u8> = (0..bytes).map(|i| (i + round) as u8).collect();
-                assert_eq!(
-                    queue.write(offset, &data).unwrap(),
-                    status::OK,
-                    "{layout:?}"
-                );
-                let mut got = vec![0; bytes];
-                assert_eq!(
-                    queue.read(offset, &mut got).unwrap(),
-                    status::OK,
-                    "{layout:?}"
-                );
-                assert!(got == data, "{layout:?}");
-                let (answer, id) = queue.get_id().unwrap();
-                assert_eq!(answer, status::OK, "{layout:?}");
-                assert!(id.iter().all(u8::is_ascii_hexdigit), "{layout:?}: {id:?}");
-                assert_eq!(*serial.get_or_insert(id), id, "{layout:?}");
-                assert_eq!(queue.flush().unwrap(), status::OK);
-                let range = Range {
-                    sector: offset / 512,
-                    sectors: 8,
-                    flags: 0,
-                };
-                assert_eq!(
-                    queue.write_zeroes(&[range]).unwrap(),
-                    status::OK,
-                    "{layout:?}"
-                );
-                assert_eq!(queue.read(offset, &mut got).unwrap(), status::OK);
-                assert!(got.iter().all(|byte| *byte == 0), "{layout:?}");
-            }
-        }
-    }
-}
-
-#[test]
 fn a_file_serves_what_was_written() {
     let rig = Rig::new(2);
     let mut options = FileOptions::new(rig.directory.path().join("disk.raw"));
@@ -176,52 +108,6 @@ fn a_null_disk_answers_every_kind() {
     assert_eq!(queue.write(0, &[1; 4096]).unwrap(), status::OK);
     assert_eq!(queue.read(0, &mut [0; 4096]).unwrap(), status::OK);
     assert_eq!(queue.flush().unwrap(), status::OK);
-}
-
-#[test]
-fn unknown_request_is_an_error_and_the_session_goes_on() {
-    let rig = Rig::new(1);
-    let socket = rig.serve_ram("d", 1);
-    let mut front_end = connect(&socket);
-    let mut queue = start_blk(&mut front_end, 0);
-    let end = 64 << 20;
-    for (offset, length) in [
-        (end, 512),
-        (end - 512, 1024),
-        (u64::MAX << 9, 512),
-        (0, 100),
-    ] {
-        let mut bytes = vec![0; length];
-        assert_eq!(queue.read(offset, &mut bytes).unwrap(), status::IOERR);
-        assert_eq!(queue.write(offset, &bytes).unwrap(), status::IOERR);
-    }
-    let range = |sector, sectors, flags| Range {
-        sector,
-        sectors,
-        flags,
-    };
-    for range in [
-        range(end / 512, 1, 0),
-        range(u64::MAX, 1, 0),
-        range(u64::MAX, u32::MAX, 0),
-        range(0, u32::MAX, 0),
-    ] {
-        assert_eq!(queue.write_zeroes(&[range]).unwrap(), status::IOERR);
-        assert_eq!(queue.discard(&[range]).unwrap(), status::IOERR);
-    }
-    assert_eq!(queue.discard(&[range(0, 8, 1)]).unwrap(), status::UNSUPP);
-    assert_eq!(
-        queue.write_zeroes(&[range(0, 8, 2)]).unwrap(),
-        status::UNSUPP
-    );
-    let slot = queue.take().unwrap();
-    for kind in [2, 3, 5, 9, 14, 24, u32::MAX] {
-        assert!(queue.submit(slot, kind, 0, 0, 512));
-        queue.publish();
-        assert_eq!(queue.wait().unwrap().status, status::UNSUPP, "kind {kind}");
-    }
-    queue.release(slot);
-    Verifier::new(0, 16, 1).round(&mut queue, 8).unwrap();
 }
 
 #[test]

@@ -54,30 +54,6 @@ fn driver_gets_the_interrupt_that_an_earlier_device_owed() {
     }
 }
 
-/// "This signals that polling should be used instead of waiting for the kick" (SET_VRING_KICK, bit 8).
-#[test]
-fn ring_without_a_kick_is_polled() {
-    let rig = Rig::polling(1, PollLimit::Micros(20));
-    let socket = rig.serve_ram("d", 1);
-    let mut front_end = connect(&socket);
-    let mut queue = place(&mut front_end);
-    front_end.describe_queue(queue.queue(), 0).unwrap();
-    let call = queue.queue().call().as_fd().try_clone_to_owned().unwrap();
-    front_end.set_call(0, Some(call.as_fd())).unwrap();
-    front_end.set_kick(0, None).unwrap();
-    front_end.enable(0, true).unwrap();
-    for _ in 0..3 {
-        std::thread::sleep(Duration::from_millis(50));
-        let slot = queue.take().unwrap();
-        assert!(queue.submit(slot, kind::FLUSH, 0, 0, 0));
-        queue.queue().driver().publish();
-        let done = queue.wait_for(SHORT).expect("it is not looked at");
-        assert_eq!(done.status, status::OK);
-        queue.release(slot);
-    }
-    front_end.stop_queue(0).unwrap();
-}
-
 /// Firmware without VIRTIO_BLK_F_FLUSH, then a kernel with it, in one session and without RESET_DEVICE.
 #[test]
 fn write_through_of_one_driver_ends_with_its_session() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use reactor::PollLimit;
 use rustix::event::{EventfdFlags, eventfd};
 use support::{Rig, Watched, connect, eventually, ram, start_blk};
-use vhost_frontend::{BlkQueue, Channel, Layout, Options, QueueOptions, kind, status};
+use vhost_frontend::{BlkQueue, Channel, Layout, QueueOptions, kind, status};
 
 const SHORT: Duration = Duration::from_secs(10);
 
@@ -199,23 +199,4 @@ fn ring_is_set_up_anew_without_get_vring_base() {
     assert_eq!(old.reap().unwrap().status, status::OK);
     assert_eq!(new.write(0, &[1; 512]).unwrap(), status::OK);
     assert_eq!(rig.queues_running(), 1);
-}
-
-/// Sends each message of a start twice, in the usual order.
-#[test]
-fn repeated_messages_change_nothing() {
-    let (_rig, socket) = rig();
-    let options = Options::default();
-    let mut front_end = vhost_frontend::FrontEnd::connect(&socket, &options).unwrap();
-    let mut queue = start_blk(&mut front_end, 0);
-    assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
-    let base = front_end.stop_queue(0).unwrap();
-    for _ in 0..2 {
-        front_end.channel().send(3, 0, &[], &[]).unwrap();
-        let features = front_end.features().to_ne_bytes();
-        front_end.acknowledged(2, &features, &[]).unwrap();
-        front_end.send_memory().unwrap();
-        front_end.begin_queue(queue.queue(), base).unwrap();
-    }
-    assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
 }

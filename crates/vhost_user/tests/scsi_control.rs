@@ -54,49 +54,6 @@ fn ask(queue: &mut Queue, at: &Area, request: &[u8], room: usize) -> Vec<u8> {
 }
 
 #[test]
-fn control_requests_of_every_kind_are_answered_as_5_6_6_2_says() {
-    let rig = Rig::new(1);
-    let socket = rig.serve_controller(Duration::ZERO);
-    let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
-    let options = QueueOptions::default();
-    let mut queue = front_end.start_queue(CONTROL, &options).unwrap();
-    let at = front_end.allocate(4096, 4096).unwrap();
-    for subtype in [0, 1, 3, 4, 5, 6, 7] {
-        assert_eq!(ask(&mut queue, &at, &function(subtype, 1), 1), [0]);
-    }
-    // VIRTIO_SCSI_S_FUNCTION_REJECTED: CLEAR ACA, an invalid function and an invalid type.
-    assert_eq!(ask(&mut queue, &at, &function(2, 1), 1), [11]);
-    assert_eq!(ask(&mut queue, &at, &function(8, 1), 1), [11]);
-    assert_eq!(ask(&mut queue, &at, &[0xff; 24], 1), [11]);
-    assert_eq!(ask(&mut queue, &at, &[3, 0, 0, 0], 64), [11]);
-    // VIRTIO_SCSI_S_BAD_TARGET, VIRTIO_SCSI_S_INCORRECT_LUN.
-    let mut elsewhere = function(5, 1);
-    elsewhere[9] = 77;
-    assert_eq!(ask(&mut queue, &at, &elsewhere, 1), [3]);
-    let mut elsewhere = function(0, 1);
-    elsewhere[11] = 77;
-    assert_eq!(ask(&mut queue, &at, &elsewhere, 1), [12]);
-    let mut no_lun = function(5, 1);
-    no_lun[8] = 9;
-    assert_eq!(ask(&mut queue, &at, &no_lun, 1), [12]);
-    // Unit 300, an invalid LUN format with the same last 14 bits, and the well-known logical unit.
-    for (lun, answer) in [([0x41, 0x2c], 0), ([1, 0x2c], 12), ([0xc1, 1], 0)] {
-        let mut query = function(6, 1);
-        query[9] = 5;
-        query[10..12].copy_from_slice(&lun);
-        assert_eq!(ask(&mut queue, &at, &query, 1), [answer], "{lun:x?}");
-    }
-    // VIRTIO_SCSI_T_AN_QUERY and _SUBSCRIBE: no event is offered.
-    for kind in [1, 2] {
-        let mut query = [0; 20];
-        query[0] = kind;
-        query[8..12].copy_from_slice(&[1, 0, 0x40, 0]);
-        query[16] = 0xff;
-        assert_eq!(ask(&mut queue, &at, &query, 5), [0; 5]);
-    }
-}
-
-#[test]
 fn functions_without_end_hold_nobody_up() {
     const ROUNDS: usize = 3000;
     // One worker, so that a queue that keeps it busy harms the other.

@@ -35,23 +35,6 @@ fn second_front_end_is_refused_and_the_first_goes_on() {
 }
 
 #[test]
-fn front_end_reconnects_without_limit() {
-    let rig = Rig::new(2);
-    let socket = rig.serve_ram("d", 2);
-    let mut verifier = Verifier::new(0, 64, 1);
-    for round in 0..100 {
-        let mut front_end = connect(&socket);
-        let mut queue = start_blk(&mut front_end, round % 2);
-        verifier.round(&mut queue, 8).unwrap();
-        if round % 3 == 0 {
-            // Some front ends stop their queue, some do not.
-            front_end.stop_queue(round % 2).unwrap();
-        }
-    }
-    drop(rig);
-}
-
-#[test]
 fn front_end_that_leaves_amid_its_requests_gives_way_to_the_next() {
     let rig = Rig::new(1);
     let device = Watched::new(ram(1 << 20), Duration::from_millis(20));

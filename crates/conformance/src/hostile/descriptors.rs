@@ -1,12 +1,10 @@
 //! Violations in a running ring.
 
-use std::time::{Duration, Instant};
-
 use vhost_frontend::{Area, Error, FrontEnd, Queue};
 use virtqueue::driver::RawRing;
 use virtqueue::layout::{AVAIL, INDIRECT, NEXT, WRITE};
 
-use super::started;
+use super::{ended_or_served, started};
 use crate::{Target, Test, Verdict};
 
 /// Size of the area that descriptors may point to.
@@ -214,18 +212,6 @@ fn served(target: &Target, front_end: &FrontEnd, queue: &mut Queue) -> Verdict {
         true => target.tolerated("the session has ended"),
         false => Ok(()),
     }
-}
-
-/// Accepts both results: a queue that handles one request at a time may have answered the first one already.
-fn ended_or_served(target: &Target, front_end: &FrontEnd, queue: &mut Queue) -> Verdict {
-    let until = Instant::now() + target.patience();
-    while !queue.driver().has_used() && !front_end.channel().is_closed() {
-        if Instant::now() > until {
-            return target.tolerated("the chain is not answered, and the session is open");
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
 }
 
 /// Overwrites a valid request with the violation and makes `available` requests available.

@@ -11,7 +11,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 
 use vhost_frontend::{BlkQueue, Error, FrontEnd, Layout, Queue, QueueOptions, kind, request};
 
-use super::{accept_refusal, connect, ends, refused, started, state};
+use super::{accept_refusal, connect, ended_or_served, ends, refused, started, state};
 use crate::{Target, Test, Verdict};
 
 const fn case(title: &'static str, run: fn(&Target) -> Verdict) -> Test {
@@ -293,7 +293,7 @@ fn truncated(target: &Target, file_of: fn(&FrontEnd, &File) -> std::io::Result<F
     queue.add(&readable, &[header.part(64, 1).element()], 0);
     queue.publish();
     queue.kick();
-    ends(target, &front_end)
+    ended_or_served(target, &front_end, &mut queue)
 }
 
 /// Starts a ring with an unusual kick descriptor. The back end may refuse it; otherwise its worker must tolerate it.

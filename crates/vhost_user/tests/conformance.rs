@@ -1,0 +1,72 @@
+//! The tests of the crate `conformance` against the server in this process. `hostile.rs` has those of hostile front ends.
+
+mod support;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdev::{File, FileOptions};
+use conformance::{Device, Outcome, Selection, Target};
+use support::{Rig, Watched, ram};
+
+const DELAY: Duration = Duration::from_micros(300);
+
+/// All groups but `hostile`.
+const GROUPS: [&str; 9] = [
+    "session",
+    "config",
+    "rings",
+    "requests",
+    "scsi",
+    "control",
+    "memory",
+    "inflight",
+    "dirty_log",
+];
+
+/// Runs the tests of these groups. Only tests of features that Lunette does not have may be skipped.
+fn expect_passed(socket: &Path, device: Device, groups: &[&str]) {
+    let selection = Selection {
+        names: groups.iter().map(|group| (*group).to_owned()).collect(),
+    };
+    let report = conformance::run(&Target::strict(socket, device), &selection, |_| {});
+    let failures: Vec<_> = report
+        .tests
+        .iter()
+        .filter(|one| matches!(one.outcome, Outcome::Failed(_) | Outcome::Died(_)))
+        .map(conformance::table)
+        .collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(report.count("skipped") <= 4 && report.count("passed") >= 4);
+}
+
+#[test]
+fn disk_passes() {
+    let rig = Rig::new(1);
+    expect_passed(&rig.serve_ram("d", 4), Device::Blk, &GROUPS);
+}
+
+#[test]
+fn disks_that_complete_later_pass() {
+    let rig = Rig::new(2);
+    let late = rig.serve("late", Watched::new(ram(1 << 20), DELAY), 1);
+    expect_passed(&late, Device::Blk, &GROUPS);
+    let mut file = FileOptions::new(rig.directory.path().join("disk.raw"));
+    file.size = Some(1 << 20);
+    let file = rig.serve("file", Arc::new(File::open(file).unwrap()), 1);
+    expect_passed(&file, Device::Blk, &["dirty_log"]);
+}
+
+#[test]
+fn units_of_a_controller_pass() {
+    let rig = Rig::new(2);
+    for (delay, unit) in [
+        (Duration::ZERO, Device::Scsi(0, 0)),
+        (DELAY, Device::Scsi(5, 300)),
+    ] {
+        let socket = rig.serve_controller(delay);
+        expect_passed(&socket, unit, &GROUPS);
+        rig.server.remove("c");
+    }
+}
