@@ -159,10 +159,10 @@ guests: tests-built ## Runs end-to-end tests in three lanes, and in the backgrou
 sim: ## Runs the data path on simulated clock, disks and network, with fresh seeds for MINUTES (10)
 	@$(CARGO) run --quiet --profile sim -p sim -- --minutes $(or $(MINUTES),10) --jobs $$(nproc)
 
-soak: ## Runs verifying clients through kills, upgrades, the OOM killer, full and failing file systems for MINUTES (10); prints the longest pauses
+soak: ## Runs verifying clients through kills, upgrades, the OOM killer, full and failing file systems for MINUTES (10), and through 1000 resizes and snapshots; prints the longest pauses
 	@scripts/setup test
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
-	$(sandboxed) SOAK_MINUTES=$(or $(MINUTES),10) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test soak -- --nocapture
+	$(sandboxed) SOAK_MINUTES=$(or $(MINUTES),10) SOAK_CHANGES=1000 LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test soak -- --nocapture
 
 fuzz: ## Runs each fuzz target for FUZZ_SECONDS (60), guided by coverage; make test runs them as long, without a nightly compiler
 	@scripts/setup fuzz

@@ -1,6 +1,7 @@
 //! Verifying clients while the daemon is killed, upgraded and out of memory, and while a file system is full or fails. Prints counts and the
-//! longest pauses. `SOAK_MINUTES` sets the time, which is two minutes by default; `make soak MINUTES=n` sets it too. Needs: qemu-img,
-//! util-linux; root for EIO (FUSE) and the OOM killer (cgroups).
+//! longest pauses. `SOAK_MINUTES` sets the time, which is two minutes by default; `make soak MINUTES=n` sets it too. A second test resizes and
+//! snapshots the disks of clients of each transport; `SOAK_CHANGES` sets the number of changes. Needs: qemu-img, util-linux; root for EIO
+//! (FUSE) and the OOM killer (cgroups).
 #![forbid(unsafe_code)]
 
 use end_to_end::hung_mount::{HungMount, kind};
@@ -16,7 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vhost_frontend::{
-    BlkDone, BlkQueue, Error, FrontEnd, InflightMemory, Layout, Options, QueueOptions, Verifier,
+    BlkDone, BlkQueue, Error, FrontEnd, InflightMemory, Layout, Options, QueueOptions, ScsiQueue,
+    ScsiRequest, Verifier,
 };
 use vm::wait_until;
 
@@ -176,37 +178,12 @@ impl Host<'_> {
             session: None,
             progress,
         };
-        let pattern = |block: usize, generation: u64| {
-            let word = (generation << 16 | block as u64).to_le_bytes();
-            word.repeat(BLOCK / word.len())
-        };
-        let mut generations = vec![0u64; BLOCKS];
-        for turn in 0u64.. {
-            if progress.stop.load(Ordering::Relaxed) {
-                break;
-            }
-            // 97 and the number of blocks are coprime.
-            let block = (turn as usize * 97) % BLOCKS;
-            if generations[block] > 0 {
-                let read = host.command(0x28, block, None)?;
-                ensure!(
-                    read == pattern(block, generations[block]),
-                    "block {block} is not as it was written"
-                );
-            }
-            generations[block] = turn + 1;
-            host.command(0x2a, block, Some(&pattern(block, turn + 1)))?;
-            progress.verified.fetch_add(2, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_micros(500));
-        }
-        Ok(())
+        verify(progress, |code, block, out| host.command(code, block, out))
     }
 
     /// READ (10) or WRITE (10) of a block of 4096 bytes.
     fn command(&mut self, code: u8, block: usize, out: Option<&[u8]>) -> Result<Vec<u8>> {
-        let [high, low] = u16::try_from(block * (BLOCK / 512))?.to_be_bytes();
-        let cdb = [code, 0, 0, 0, high, low, 0, 0, (BLOCK / 512) as u8, 0];
-        let into = if out.is_none() { BLOCK as u32 } else { 0 };
+        let (cdb, into) = block_command(code, block)?;
         let since = Instant::now();
         loop {
             ensure!(since.elapsed() < PATIENCE, "no answer");
@@ -230,6 +207,44 @@ impl Host<'_> {
             }
         }
     }
+}
+
+/// Writes and reads blocks with `command` until stopped. Its arguments are the operation code, a block of 4096 bytes, and the data to write.
+fn verify(
+    progress: &Progress,
+    mut command: impl FnMut(u8, usize, Option<&[u8]>) -> Result<Vec<u8>>,
+) -> Result<()> {
+    let pattern = |block: usize, generation: u64| {
+        let word = (generation << 16 | block as u64).to_le_bytes();
+        word.repeat(BLOCK / word.len())
+    };
+    let mut generations = vec![0u64; BLOCKS];
+    for turn in 0u64.. {
+        if progress.stop.load(Ordering::Relaxed) {
+            break;
+        }
+        // 97 and the number of blocks are coprime.
+        let block = (turn as usize * 97) % BLOCKS;
+        if generations[block] > 0 {
+            let read = command(0x28, block, None)?;
+            ensure!(
+                read == pattern(block, generations[block]),
+                "block {block} is not as it was written"
+            );
+        }
+        generations[block] = turn + 1;
+        command(0x2a, block, Some(&pattern(block, turn + 1)))?;
+        progress.verified.fetch_add(2, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    Ok(())
+}
+
+/// Returns READ (10) or WRITE (10) of a block of 4096 bytes, and the number of bytes to read.
+fn block_command(code: u8, block: usize) -> Result<([u8; 10], u32)> {
+    let [high, low] = u16::try_from(block * (BLOCK / 512))?.to_be_bytes();
+    let cdb = [code, 0, 0, 0, high, low, 0, 0, (BLOCK / 512) as u8, 0];
+    Ok((cdb, if code == 0x28 { BLOCK as u32 } else { 0 }))
 }
 
 /// The daemon under test. After an upgrade it is a process that the rig does not track.
@@ -597,5 +612,148 @@ fn clients_lose_nothing_through_kills_upgrades_and_failing_storage() -> Result<(
         kills > 0 && upgrades > 0 && has_all && (out_of_memory > 0 || group.is_none()),
         "too short a time for every kind of fault"
     );
+    Ok(())
+}
+
+/// Returns true for a unit attention after which an initiator repeats its command: parameters or capacity of the unit have changed.
+fn is_repeated(status: u8, sense: &[u8]) -> bool {
+    const CHECK_CONDITION: u8 = 2;
+    const UNIT_ATTENTION: u8 = 6;
+    const PARAMETERS_CHANGED: u8 = 0x2a;
+    const TARGET_CHANGED: u8 = 0x3f;
+    status == CHECK_CONDITION
+        && sense.get(2).is_some_and(|key| key & 0xf == UNIT_ATTENTION)
+        && matches!(sense.get(12), Some(&PARAMETERS_CHANGED | &TARGET_CHANGED))
+}
+
+/// Verifies blocks in one iSCSI session. An error or a lost session fails.
+fn one_session(portal: &str, progress: &Progress) -> Result<()> {
+    let mut session = IscsiSession::login(portal, TARGET, 1)?;
+    progress.connections.fetch_add(1, Ordering::Relaxed);
+    verify(progress, |code, block, out| {
+        let (cdb, into) = block_command(code, block)?;
+        let since = Instant::now();
+        loop {
+            let done = session.command(&cdb, out, into)?;
+            if !is_repeated(done.status, &done.sense) {
+                ensure!(done.status == 0, "{cdb:x?}: {done:?}");
+                progress.answered(since);
+                return Ok(done.data);
+            }
+        }
+    })
+}
+
+/// Verifies blocks through a virtio-scsi controller. An error fails.
+fn controller(socket: &Path, progress: &Progress) -> Result<()> {
+    fn request_of(cdb: &[u8]) -> ScsiRequest<'_> {
+        ScsiRequest {
+            target: 0,
+            lun: 0,
+            tag: 1,
+            cdb,
+        }
+    }
+
+    let mut front_end = FrontEnd::connect(socket, &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = ScsiQueue::start(&mut front_end, 2, &options, 1, BLOCK, Layout::Separate)?;
+    progress.connections.fetch_add(1, Ordering::Relaxed);
+    // TEST UNIT READY takes the unit attention of a new I_T nexus.
+    queue.run(&request_of(&[0; 6]), &[], &mut [])?;
+    verify(progress, |code, block, out| {
+        let (cdb, into) = block_command(code, block)?;
+        let request = request_of(&cdb);
+        let mut data = vec![0; into as usize];
+        let since = Instant::now();
+        loop {
+            let done = queue.run(&request, out.unwrap_or_default(), &mut data)?;
+            ensure!(done.response == 0, "{cdb:x?}: {done:?}");
+            if !is_repeated(done.status, &done.sense) {
+                ensure!(done.status == 0, "{cdb:x?}: {done:?}");
+                progress.answered(since);
+                return Ok(data);
+            }
+        }
+    })
+}
+
+/// Disks that are changed, one for each transport.
+const CHANGED: [&str; 4] = ["blk", "scsi", "unit", "nbd"];
+/// Number of changes unless `SOAK_CHANGES` is set.
+const CHANGES: usize = 16;
+/// Snapshots of a disk after which the chain of its images is streamed into one.
+const CHAIN: usize = 20;
+
+/// `SOAK_CHANGES=1000` takes ten minutes. Each change alternates between a resize and a snapshot, as the page requests them.
+#[test]
+fn resizes_and_snapshots_disturb_no_client() -> Result<()> {
+    let changes = match std::env::var("SOAK_CHANGES") {
+        Ok(text) => text.parse().context("SOAK_CHANGES")?,
+        Err(_) => CHANGES,
+    };
+    let portal = free_portal()?.to_string();
+    let rig = Rig::prepared(|scratch, daemon| {
+        let file = |name: &str| scratch.file(name).display().to_string();
+        let daemon = CHANGED.iter().fold(daemon, |daemon, name| {
+            let file = file(&format!("{name}.raw"));
+            daemon.disk(&format!("{name}=file:{file},size=64M,cache=writeback"))
+        });
+        let nbd = format!(
+            "nbd:{},export_name=nbd",
+            scratch.socket("nbd.sock").display()
+        );
+        Ok(daemon
+            .vhost_blk("blk")
+            .vhost_scsi("c")
+            .lun("c/0:0=scsi")
+            .arguments(["--workers", "2", "--nbd", &nbd])
+            .arguments(["--iscsi", &format!("{TARGET}=unit"), "--portal", &portal])
+            .arguments(["--demo-mode", "rw"]))
+    })?;
+    let socket = rig.scratch.socket("nbd.sock").display().to_string();
+    let remote = format!("remote=nbd+unix:///nbd?socket={socket}");
+    let client_rig = rig.beside(|daemon| daemon.disk(&remote).vhost_blk("remote"))?;
+    let (blk, scsi, remote) = (
+        rig.socket("blk"),
+        rig.socket("c"),
+        client_rig.socket("remote"),
+    );
+    let clients = [
+        Client::start("vhost-blk", move |progress| Machine::run(blk, 0, progress)),
+        Client::start("vhost-scsi", move |progress| controller(&scsi, progress)),
+        Client::start("iSCSI", move |progress| one_session(&portal, progress)),
+        Client::start("NBD", move |progress| Machine::run(remote, 0, progress)),
+    ];
+    let mut megabytes = 64;
+    for turn in 0..changes {
+        let disk = CHANGED[turn / 2 % CHANGED.len()];
+        let number = turn / (2 * CHANGED.len());
+        if turn % 2 == 0 {
+            megabytes += 1;
+            let size = format!("{megabytes}M");
+            rig.daemon.lunette(&["disk", "resize", disk, &size])?;
+            continue;
+        }
+        let image = rig.scratch.file(&format!("{disk}-{number}.qcow2"));
+        let image = image.display().to_string();
+        rig.daemon
+            .lunette(&["disk", "snapshot", disk, "--to", &image])?;
+        if number % CHAIN == CHAIN - 1 {
+            rig.daemon.lunette(&["disk", "stream", disk, "--wait"])?;
+        }
+        for client in &clients {
+            client.wait_for_progress()?;
+        }
+    }
+    for client in clients {
+        let connections = client.progress.connections.load(Ordering::Relaxed);
+        ensure!(
+            connections == 1,
+            "{}: {connections} connections",
+            client.name
+        );
+        println!("soak: {changes} changes: {}", client.finish()?);
+    }
     Ok(())
 }
