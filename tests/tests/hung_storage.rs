@@ -1,4 +1,4 @@
-//! Storage that stops answering delays only operations on its own disks. Needs: root, FUSE, mount(8); `make unit` runs them. Takes: 100 s.
+//! Storage that stops answering delays only operations on its own disks. Needs: root, FUSE, mount(8); `make unit` runs them. Takes: 110 s.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -14,6 +14,7 @@ use end_to_end::loop_device::Loop;
 use end_to_end::{Context, Result, Rig, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use vhost_frontend::kind as request;
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, status};
 
 const MIB: usize = 1 << 20;
@@ -662,6 +663,67 @@ fn upgrade_waits_for_a_disk_that_closes_slowly() -> Result<()> {
     ensure!(bed.state("t")? == "ready", "{}", bed.state("t")?);
     load.expect_progress(SOON)?;
     load.finish()?;
+    Ok(())
+}
+
+/// Writes a block of this number with this byte, without waiting for it.
+fn submit_write(queue: &mut BlkQueue, block: u64, byte: u8) -> Result<()> {
+    let slot = queue.take().context("all requests are in flight")?;
+    queue.data(slot).write(0, &[byte; 4096]);
+    ensure!(queue.submit(slot, request::OUT, 8 * block, 4096, 0));
+    queue.publish();
+    Ok(())
+}
+
+/// The session ends when its requests have ended, and its front end reconnects with its in-flight region.
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
+fn queue_that_drains_for_7_s_in_an_upgrade_loses_no_write() -> Result<()> {
+    let bed = Bed::with_client()?;
+    let mut front_end = FrontEnd::connect(&bed.rig.socket("h"), &Options::default())?;
+    let options = QueueOptions::default();
+    let region = front_end.new_inflight(1, options.size)?;
+    front_end.give_inflight(&region)?;
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Layout::Separate)?;
+    ensure!(queue.write(0, &[1; 4096])? == status::OK);
+    bed.mount.hang(&[kind::WRITE]);
+    submit_write(&mut queue, 0, 2)?;
+    submit_write(&mut queue, 1, 2)?;
+    waits_until(|| Ok(bed.mount.held() > 0))?;
+    let successor = std::thread::scope(|scope| {
+        let upgrading = scope.spawn(|| bed.upgrade(&["upgrade", "--lose-ram-disks", "--force"]));
+        std::thread::sleep(SLOW_CLOSE);
+        // Queues have stopped. The next process executes the request.
+        let submitted = submit_write(&mut queue, 2, 3);
+        bed.mount.release();
+        submitted?;
+        upgrading.join().ok().context("the thread panicked")?
+    });
+    let _successor = successor?;
+    let mut done = 0;
+    let begun = Instant::now();
+    while done < 3 {
+        if let Ok(one) = queue.wait_for(Duration::from_millis(20)) {
+            ensure!(one.status == status::OK, "{one:?}");
+            queue.release(one.slot);
+            done += 1;
+        }
+        ensure!(begun.elapsed() < 3 * SOON, "{done} of 3 writes completed");
+        // The export has no socket until its disk is open.
+        if front_end.channel().is_closed()
+            && let Ok(mut again) = FrontEnd::connect(&bed.rig.socket("h"), &Options::default())
+        {
+            std::mem::swap(again.memory_mut(), front_end.memory_mut());
+            front_end = again;
+            front_end.send_memory()?;
+            front_end.give_inflight(&region)?;
+            front_end.begin_queue(queue.queue(), 1 + done)?;
+        }
+    }
+    ensure!(queue.write(0, &[4; 4096])? == status::OK);
+    let content = bed.mount.content("h.raw").context("no file")?;
+    let expected = [4, 2, 3].map(|byte| [byte; 4096]).concat();
+    ensure!(content.starts_with(&expected), "a write is lost");
     Ok(())
 }
 
