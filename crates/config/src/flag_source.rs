@@ -246,7 +246,7 @@ pub fn export_flag(
     Some(object(source, entries, rest))
 }
 
-/// Returns true for a port, or a host with a port: nobody names a socket so.
+/// Returns true for a port, and for a host with a port, which are unlikely names of sockets.
 fn looks_like_an_address(text: &str) -> bool {
     let port = text.rsplit_once(':').map_or(text, |(_, port)| port);
     !text.contains('/') && !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
