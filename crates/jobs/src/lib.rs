@@ -22,15 +22,22 @@
 //!     End                                  └──▶ End
 //! ```
 //!
+//! The other jobs are lines of stages: `stream::Stream` copies backing data up, `push::Push` copies a point in time, `snapshot::Snapshot`
+//! flushes old devices and runs an `Exchange`, `commit::Begin` opens the backing image of a commit.
+//!
 //! A stage is a variant with the data of that stage. An event that does not answer the action in flight is a defect of the driver: `step`
 //! panics. Rejected: jobs as blocking functions over a trait. The simulator could drive them, but a property test could not stop them
 //! between two actions. Tests: `tests/copy.rs` checks random runs; `crates/sim/mutations` lists seeded defects.
 
 #![forbid(unsafe_code)]
 
+pub mod commit;
 pub mod copy;
 pub mod exchange;
+pub mod push;
 pub mod range;
+pub mod snapshot;
+pub mod stream;
 
 use std::time::Duration;
 
@@ -78,6 +85,13 @@ pub enum Event {
     Piece(Piece),
     /// All pieces of a range.
     Pieces(Vec<Piece>),
+    /// Data of the backing image were copied up.
+    CopiedUp {
+        /// End of the part without backing data.
+        end: u64,
+        /// Bytes copied.
+        bytes: u64,
+    },
 }
 
 /// Range of bytes.
@@ -158,7 +172,7 @@ impl Now {
         self.lost.clone().map(Early::Failed)
     }
 
-    /// Returns how a job ends whose action has failed: a cancellation makes I/O fail, and a lost target does, too.
+    /// Returns the reason to end after a failed action. A cancellation and a lost target make I/O fail.
     fn early_after(&self, reason: String) -> Early {
         self.early().unwrap_or(Early::Failed(reason))
     }

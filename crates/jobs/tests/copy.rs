@@ -78,7 +78,7 @@ impl Model {
         }
     }
 
-    /// Changes what the next event reports: orders, and errors of clients' writes on the target.
+    /// Changes orders, and makes clients' writes fail on the target.
     fn pass_time(&mut self, choices: &mut Choices) {
         self.orders.is_cancelled |= choices.one_in(150);
         self.orders.is_paused = choices.one_in(20);
@@ -286,7 +286,7 @@ impl Model {
 
     fn check_end(&self, outcome: &Outcome) {
         assert!(!self.is_held && self.part.is_none(), "no lock is left");
-        assert!(self.is_prepared.is_none(), "no worker is attached in vain");
+        assert!(self.is_prepared.is_none(), "no unused device has workers");
         let expected = match (outcome, self.plan.goal) {
             (Ok(()), Goal::Mirror | Goal::Commit) => Device::Target,
             (Ok(()), Goal::Backup) | (Err(_), _) => Device::Source,

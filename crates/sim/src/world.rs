@@ -9,6 +9,7 @@ macro_rules! log_step {
     };
 }
 
+mod backups;
 mod copying;
 mod disks;
 mod exchange;

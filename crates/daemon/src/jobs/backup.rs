@@ -7,20 +7,16 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
-use bdev::{Disk, FrozenBitmap};
+use bdev::Disk;
 use config::DiskConfig;
 use control::objects::{Backup as Body, JobState};
-use jobs::Early;
-use jobs::range::PART;
 use nbd_server::{Address, DirtyContext, ExportOptions, Server};
 use reactor::Rights;
 
 use super::copy::{begin, prepare_target, shown};
-use super::copy_range::{CANNOT_READ, RangeIo, hole_at};
 use super::copying::Copying;
-use super::exchange::{Flush, failed};
+use super::exchange::failed;
 use super::incremental::{CheckpointNames, Incremental};
 use super::point_in_time::{PointOfDisk, ScratchOptions, cut};
 use super::{Context, Job, JobKind, Jobs};
@@ -28,9 +24,6 @@ use crate::objects::{Fault, Refusal};
 
 /// Number of the next backup.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
-
-/// Most bytes without data that are passed over or zeroed per step.
-const STEP_MAX: u64 = 1 << 30;
 
 /// Destination of the point in time of one disk.
 #[derive(Clone, Debug)]
@@ -267,7 +260,7 @@ impl Prepared {
 
     fn work(self, context: &Context) {
         match self.work {
-            Work::Push(copying) => copying.back_up(self.point),
+            Work::Push(copying) => super::push::back_up(*copying, self.point),
             Work::Pull(_) => self.wait_for_clients(context),
         }
     }
@@ -356,7 +349,12 @@ impl Prepared {
 }
 
 /// Announces the end of a backup of one disk.
-fn finish(job: &Job, events: &crate::objects::EventBus, state: JobState, reason: Option<String>) {
+pub(super) fn finish(
+    job: &Job,
+    events: &crate::objects::EventBus,
+    state: JobState,
+    reason: Option<String>,
+) {
     let name = job.disk.clone();
     let event = match state {
         JobState::Done => "job.done",
@@ -369,96 +367,6 @@ fn finish(job: &Job, events: &crate::objects::EventBus, state: JobState, reason:
     }
     job.set_state(state, reason);
     events.publish(event, &name);
-}
-
-impl Copying {
-    /// Copies the point in time to the target, and ends the job.
-    fn back_up(mut self, point: PointOfDisk) {
-        let (job, events) = (Arc::clone(&self.job), self.context.event_bus.clone());
-        let (mut hung, mut flush) = (Vec::new(), None);
-        let copied = self.copy_point(&point, &mut hung);
-        let lost = point.point.error();
-        // Clients do not wait for the end of the target's I/O.
-        point.end();
-        let ended = copied.and_then(|()| self.complete_target(&mut flush));
-        let (state, reason) = match ended {
-            Ok(()) => (JobState::Done, None),
-            Err(_) if job.is_cancelled() => (JobState::Cancelled, None),
-            Err(Early::Cancelled) => (JobState::Cancelled, None),
-            Err(Early::Failed(reason)) => {
-                let reason = lost.map_or(reason, |error| error.to_string());
-                job.set_state(JobState::Finishing, Some(reason.clone()));
-                (JobState::Failed, Some(reason))
-            }
-        };
-        if state != JobState::Done {
-            // Later backups must not find a partial image.
-            self.remove_target();
-        }
-        // Waits for abandoned I/Os. The devices are free before the end of the job is announced.
-        drop((self, point, hung, flush));
-        finish(&job, &events, state, reason);
-    }
-
-    fn copy_point(&self, point: &PointOfDisk, hung: &mut Vec<RangeIo>) -> Result<(), Early> {
-        let source = self.open(&point.point.reader(), None);
-        let source = source.map_err(Early::Failed)?;
-        let target = self.open(&self.target, None).map_err(Early::Failed)?;
-        let mut io = RangeIo::new(source, target);
-        let copied = self.copy_pieces(point, &mut io);
-        hung.push(io);
-        copied
-    }
-
-    fn copy_pieces(&self, point: &PointOfDisk, io: &mut RangeIo) -> Result<(), Early> {
-        let total = self.job.total;
-        let changed: Option<&Arc<FrozenBitmap>> =
-            self.incremental.as_ref().and_then(Incremental::frozen);
-        let (mut at, mut part) = (0, None);
-        while at < total {
-            if !self.job.may_continue(part) {
-                return Err(Early::Cancelled);
-            }
-            // A later write would restore the length of a truncated file.
-            self.check_target().map_err(Early::Failed)?;
-            let began = Instant::now();
-            let most = total.min(at + STEP_MAX);
-            let (end, is_changed) = changed.map_or((most, true), |bits| bits.piece(at, most));
-            let (end, bytes) = match is_changed {
-                false => (end, 0),
-                true => {
-                    let hole = hole_at(io.source(), at, end);
-                    let end = hole.unwrap_or(end.min(at + PART));
-                    let copied = io.copy(&self.job, at, end).map_err(|error| {
-                        match error.starts_with(CANNOT_READ) {
-                            true => Early::Failed(error),
-                            false => Early::Failed(self.name_target(&error)),
-                        }
-                    })?;
-                    (end, copied)
-                }
-            };
-            at = end;
-            point.point.release(end);
-            self.job.advance(end, bytes);
-            part = (bytes > 0).then_some((began, bytes));
-        }
-        Ok(())
-    }
-
-    /// Makes the target durable and its checkpoint complete.
-    fn complete_target(&mut self, hung: &mut Option<Flush>) -> Result<(), Early> {
-        let refused = |refusal: Refusal| Early::Failed(refusal.to_string());
-        self.job.set_state(JobState::Finishing, None);
-        let patient = |io| self.patient(io, None);
-        let target = Arc::clone(&self.target);
-        let flush = Flush::prepare(self.disk.name(), target, patient);
-        let flush = hung.insert(flush.map_err(refused)?);
-        flush.run().map_err(refused)?;
-        self.check_target().map_err(Early::Failed)?;
-        let completed = self.incremental.as_mut().map(Incremental::complete);
-        completed.unwrap_or(Ok(())).map_err(refused)
-    }
 }
 
 impl Jobs {

@@ -1,18 +1,20 @@
 //! Commits an overlay image into its backing image and switches the disk to the backing image. Clusters allocated in the overlay are copied
 //! as a mirror copies a disk ([`super::copy`]). The overlay remains and holds no data that its backing image lacks.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdev::{BlockDevice, Committable, DiscardMode, Disk, Mirror};
+use bdev::{BlockDevice, Committable, DiscardMode, Disk, Mirror, RangeLock};
+use jobs::Event;
+use jobs::commit::{Action, Begin};
+use jobs::exchange::ExchangeAction;
 
 use super::backing_name::{backed_image, no_backing};
 use super::copy::{keep_discards, run_copying};
 use super::copying::Copying;
-use super::exchange::{exchange_held, failed};
+use super::exchange::{Change, failed, hold_one};
 use super::{Context, Job, JobKind};
-use crate::objects::Refusal;
+use crate::objects::{NewDevice, Refusal};
 use config::{BlockDeviceConfig, DiskConfig};
 
 /// Longest wait for a failed attempt to close the files that it opened.
@@ -96,35 +98,98 @@ fn begin(
     disk: &Arc<Disk>,
     before: &Arc<dyn BlockDevice>,
 ) -> Result<(Committable, Arc<Mirror>, DiscardMode), Refusal> {
-    let name = disk.name();
-    let opened = RefCell::new(None);
-    let make = || {
-        let reopened = backed_image(name, &**before)?.reopen_to_commit();
+    let mut driver = Driver {
+        change: None,
+        held: None,
+        context,
+        disk,
+        before,
+        opened: None,
+    };
+    let mut job = Begin::default();
+    let (mut event, mut refusal) = (Event::Done, None);
+    loop {
+        let done = match job.step(event) {
+            Action::End(_) => break,
+            action => driver.execute(&action),
+        };
+        event = match done {
+            Ok(()) => Event::Done,
+            Err(error) => {
+                let reason = error.to_string();
+                refusal = Some(error);
+                Event::Failed(reason)
+            }
+        };
+    }
+    match (refusal, driver.opened) {
+        (None, Some(opened)) => Ok(opened),
+        (refusal, _) => Err(refusal.unwrap_or(Refusal::Ending)),
+    }
+}
+
+/// Executes the actions of the start of a commit.
+struct Driver<'a> {
+    change: Option<Change>,
+    held: Option<RangeLock>,
+    context: &'a Context,
+    disk: &'a Arc<Disk>,
+    before: &'a Arc<dyn BlockDevice>,
+    opened: Option<(Committable, Arc<Mirror>, DiscardMode)>,
+}
+
+impl Driver<'_> {
+    fn execute(&mut self, action: &Action) -> Result<(), Refusal> {
+        match action {
+            Action::Hold => self.held = Some(hold_one(self.disk)?),
+            Action::Reopen => self.reopen()?,
+            Action::Prepare => self.prepare()?,
+            Action::Replace => {
+                if let Some(change) = &mut self.change {
+                    change.execute(self.context, ExchangeAction::Replace(()))?;
+                }
+            }
+            Action::Detach => self.change = None,
+            Action::Undo => {
+                if self.opened.take().is_some() {
+                    lock_again(self.disk.name(), &**self.before);
+                }
+            }
+            Action::Release => self.held = None,
+            Action::End(_) => {}
+        }
+        Ok(())
+    }
+
+    fn reopen(&mut self) -> Result<(), Refusal> {
+        let name = self.disk.name();
+        let reopened = backed_image(name, &**self.before)?.reopen_to_commit();
         let mut reopened = reopened.map_err(|error| failed(name, &error))?;
         let discard;
-        (reopened.base, discard) = keep_discards(disk, reopened.base, DiscardMode::Unmap);
+        (reopened.base, discard) = keep_discards(self.disk, reopened.base, DiscardMode::Unmap);
         let (overlay, base) = (&reopened.overlay, &reopened.base);
         let mirror = Arc::new(Mirror::new(Arc::clone(overlay), Arc::clone(base)));
-        let kept = disk.check_device(&**base);
-        *opened.borrow_mut() = Some((reopened, Arc::clone(&mirror), discard));
+        let kept = self.disk.check_device(&**base);
+        self.opened = Some((reopened, mirror, discard));
         kept.map_err(|broken| {
             failed(
                 name,
                 &format!("its backing image cannot replace it: {broken}"),
             )
-        })?;
-        Ok(mirror as Arc<dyn BlockDevice>)
-    };
-    // Closes the reopened image before the first client writes to the disk again.
-    let undo = || {
-        if opened.take().is_some() {
-            lock_again(name, &**before);
+        })
+    }
+
+    fn prepare(&mut self) -> Result<(), Refusal> {
+        if let Some((_, mirror, _)) = &self.opened {
+            let change = NewDevice {
+                disk: Arc::clone(self.disk),
+                device: Arc::clone(mirror) as Arc<dyn BlockDevice>,
+                config: None,
+            };
+            self.change = Some(Change::prepare(&self.context.servers.pool, &[change])?);
         }
-    };
-    exchange_held(&context.manager, &context.servers.pool, disk, make, undo)?;
-    opened
-        .into_inner()
-        .ok_or_else(|| failed(name, &"nothing was opened"))
+        Ok(())
+    }
 }
 
 /// Takes the locks of a device again. Retries while channels of the failed attempt are closing.

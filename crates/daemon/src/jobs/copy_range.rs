@@ -5,7 +5,7 @@ use std::io;
 
 use bdev::BlockingIo;
 use block::{Allocation, Extent, IoFlags, IoRequest};
-use jobs::range::{RangeAction, RangeCopy, RangeStep};
+use jobs::range::RangeAction;
 use jobs::{Event, Piece, Span};
 
 use super::Job;
@@ -97,18 +97,6 @@ impl RangeIo {
                     io::ErrorKind::TimedOut => Event::Abandoned(reason),
                     _ => Event::Failed(reason),
                 }
-            }
-        }
-    }
-
-    /// Copies a range that no client changes. Returns the bytes copied, 0 for a hole.
-    pub fn copy(&mut self, job: &Job, from: u64, end: u64) -> Result<u64, String> {
-        let (mut copy, mut action) = RangeCopy::whole(from, end);
-        loop {
-            match copy.step(self.execute(job, action)) {
-                RangeStep::Run(next) => action = next,
-                RangeStep::Copied(bytes) => return Ok(bytes),
-                RangeStep::Failed(error) => return Err(error),
             }
         }
     }

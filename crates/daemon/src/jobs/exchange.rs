@@ -201,38 +201,6 @@ pub(super) fn restore_device(context: &Context, disk: &Arc<Disk>, device: &Arc<d
     }
 }
 
-/// Like [`exchange`], for one disk and a device that can be created only while the disk is held. Clients wait for `make`. After a failure,
-/// `undo` runs while the disk is held and no worker has the new device.
-pub(super) fn exchange_held(
-    manager: &Manager,
-    pool: &Arc<Pool>,
-    disk: &Arc<Disk>,
-    make: impl FnOnce() -> Result<Arc<dyn BlockDevice>, Refusal>,
-    undo: impl FnOnce(),
-) -> Result<(), Refusal> {
-    let held = hold_one(disk)?;
-    let exchanged = make().and_then(|device| change_one(manager, pool, disk, device));
-    if exchanged.is_err() {
-        undo();
-    }
-    drop(held);
-    exchanged
-}
-
-fn change_one(
-    manager: &Manager,
-    pool: &Arc<Pool>,
-    disk: &Arc<Disk>,
-    device: Arc<dyn BlockDevice>,
-) -> Result<(), Refusal> {
-    let change = NewDevice {
-        disk: Arc::clone(disk),
-        device,
-        config: None,
-    };
-    Change::prepare(pool, &[change])?.replace(manager)
-}
-
 /// Holds disks in the order of their names, so that two changes do not deadlock.
 fn hold(changes: &[NewDevice]) -> Result<Vec<RangeLock>, Refusal> {
     let mut disks: Vec<&Arc<Disk>> = changes.iter().map(|change| &change.disk).collect();
@@ -240,7 +208,8 @@ fn hold(changes: &[NewDevice]) -> Result<Vec<RangeLock>, Refusal> {
     disks.into_iter().map(hold_one).collect()
 }
 
-fn hold_one(disk: &Arc<Disk>) -> Result<RangeLock, Refusal> {
+/// Holds all of a disk.
+pub(super) fn hold_one(disk: &Arc<Disk>) -> Result<RangeLock, Refusal> {
     disk.hold(0, u64::MAX).map_err(|_| {
         let detail = format!(
             "disk {}: its I/Os in flight did not complete in time",

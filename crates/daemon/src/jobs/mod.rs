@@ -18,6 +18,7 @@ mod exchange;
 mod incremental;
 mod own_target;
 mod point_in_time;
+mod push;
 mod snapshot;
 mod stream;
 
@@ -429,24 +430,6 @@ impl Job {
         self.changed.notify_all();
     }
 
-    /// Waits while paused and as the speed limit requires. Returns false if the job is cancelled.
-    fn may_continue(&self, part: Option<(Instant, u64)>) -> bool {
-        let mut control = self.control();
-        loop {
-            if control.orders.is_cancelled {
-                return false;
-            }
-            let rest = part.and_then(|(began, bytes)| rest(began, bytes, control.orders.speed));
-            let time = match (control.orders.is_paused, rest) {
-                (true, _) => PAUSE,
-                (false, Some(rest)) => rest,
-                (false, None) => return true,
-            };
-            let waited = self.changed.wait_timeout(control, time);
-            control = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
     /// Waits for the switch of a complete copy. Returns false if the job is cancelled or `is_well` fails.
     fn waits_for_switch(&self, is_well: impl Fn() -> bool) -> bool {
         // The check may block, so it runs without the lock.
@@ -499,16 +482,6 @@ const TARGET_DELAY: Duration = Duration::from_secs(2);
 const FAILED_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval at which a waiting job checks for a failed device.
 const PAUSE: Duration = Duration::from_millis(500);
-
-/// Returns the delay that the speed limit requires after a part.
-fn rest(began: Instant, bytes: u64, speed: u64) -> Option<Duration> {
-    if speed == 0 {
-        return None;
-    }
-    let due = Duration::from_secs_f64(bytes as f64 / speed as f64);
-    due.checked_sub(began.elapsed())
-        .filter(|rest| !rest.is_zero())
-}
 
 /// Removes a job from the list when dropped, without an announcement.
 struct Unannounced(Jobs, Arc<Job>);

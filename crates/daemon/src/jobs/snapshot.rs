@@ -8,9 +8,12 @@ use bdev::{
     BackingName, BlockDevice, CheckNamed, DiscardMode, Disk, FileLock, Image, ImageOptions,
     NamedFiles,
 };
+use jobs::exchange::ExchangeAction;
+use jobs::snapshot::{Action, Overlays, Snapshot};
+use jobs::{Event, Outcome};
 
 use super::backing_name::backing_name;
-use super::exchange::{Flush, check_files, exchange, failed};
+use super::exchange::{Change, Flush, check_files, failed};
 use super::{Context, Job, JobKind, Unannounced};
 use crate::objects::{Fault, NewDevice, Refusal};
 use config::{BlockDeviceConfig, CacheMode, DiskConfig};
@@ -35,53 +38,134 @@ struct CreatedOverlay {
 /// Nothing has changed then, and the new images are removed.
 pub fn snapshot(context: &Context, overlays: &[Overlay]) -> Result<(), Refusal> {
     let mut created: Vec<CreatedOverlay> = Vec::new();
-    let outcome = overlays
-        .iter()
-        .try_for_each(|overlay| {
-            created.push(create_overlay(context, overlay)?);
-            Ok(())
-        })
-        .and_then(|()| switch_devices(context, &created));
-    if let Err(refusal) = outcome {
-        for one in &created {
-            // The image was never written by clients.
-            std::fs::remove_file(&one.path).ok();
+    let prepared = overlays.iter().try_for_each(|overlay| {
+        created.push(create_overlay(context, overlay)?);
+        Ok(())
+    });
+    let mut driver = Driver::new(context, created);
+    let refusal = match prepared {
+        Ok(()) => match driver.run() {
+            Ok(()) => return Ok(()),
+            Err(_) => driver.refusal.take(),
+        },
+        Err(refusal) => {
+            driver.remove();
+            Some(refusal)
         }
-        return Err(refusal);
-    }
-    for one in created {
-        let name = one.change.disk.name();
-        if let Some(lockable) = one.before.capabilities().lockable
-            && let Err(error) = lockable.become_read_only()
-        {
-            tracing::warn!(
-                disk = name,
-                "cannot release the write lock of the backing image: {error}"
-            );
-        }
-        tracing::info!(disk = name, path = %one.path.display(), "snapshot taken, the disk continues in this image");
-        context.event_bus.publish("disk.snapshot", name);
-    }
-    Ok(())
+    };
+    Err(refusal.unwrap_or(Refusal::Ending))
 }
 
-/// Switches the disks. Client flushes reach only the new image, so earlier writes must be durable.
-fn switch_devices(context: &Context, created: &[CreatedOverlay]) -> Result<(), Refusal> {
-    let changes: Vec<NewDevice> = created.iter().map(|one| one.change.clone()).collect();
-    let flushes = created.iter().map(|one| {
-        let name = one.change.disk.name();
-        Flush::prepare(name, Arc::clone(&one.before), |io| io)
-    });
-    let mut flushes = flushes.collect::<Result<Vec<_>, _>>()?;
-    // Clients wait only for the second flush, while the disks are held.
-    flushes.iter_mut().try_for_each(Flush::run)?;
-    exchange(&context.manager, &context.servers, &changes, || {
-        for NewDevice { disk, device, .. } in &changes {
-            let checked = check_files(&**device);
-            checked.map_err(|error| failed(disk.name(), &error))?;
+/// Executes the actions of a snapshot.
+struct Driver<'a> {
+    change: Option<Change>,
+    context: &'a Context,
+    flushes: Vec<Flush>,
+    created: Vec<CreatedOverlay>,
+    /// Reason of the failure. It has a kind and hints, unlike that of the job.
+    refusal: Option<Refusal>,
+}
+
+impl Driver<'_> {
+    fn new(context: &Context, created: Vec<CreatedOverlay>) -> Driver<'_> {
+        Driver {
+            change: None,
+            context,
+            flushes: Vec::new(),
+            created,
+            refusal: None,
         }
-        flushes.iter_mut().try_for_each(Flush::run)
-    })
+    }
+
+    fn run(&mut self) -> Outcome {
+        let mut job = Snapshot::default();
+        let mut event = Event::Done;
+        loop {
+            let done = match job.step(event) {
+                Action::OpenFlush => self.open_flush(),
+                Action::Flush => self.flush(),
+                Action::Exchange(action) => self.exchange(action),
+                Action::Remove => {
+                    self.remove();
+                    Ok(())
+                }
+                Action::Unlock => {
+                    self.unlock();
+                    Ok(())
+                }
+                Action::End(outcome) => return outcome,
+            };
+            event = match done {
+                Ok(()) => Event::Done,
+                Err(refusal) => {
+                    let reason = refusal.to_string();
+                    self.refusal = Some(refusal);
+                    Event::Failed(reason)
+                }
+            };
+        }
+    }
+
+    fn open_flush(&mut self) -> Result<(), Refusal> {
+        let flushes = self.created.iter().map(|one| {
+            let name = one.change.disk.name();
+            Flush::prepare(name, Arc::clone(&one.before), |io| io)
+        });
+        self.flushes = flushes.collect::<Result<Vec<_>, _>>()?;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Refusal> {
+        self.flushes.iter_mut().try_for_each(Flush::run)
+    }
+
+    fn exchange(&mut self, action: ExchangeAction<Overlays>) -> Result<(), Refusal> {
+        match action {
+            ExchangeAction::Prepare(Overlays) => {
+                let changes: Vec<_> = self.created.iter().map(|one| one.change.clone()).collect();
+                let change = Change::prepare(&self.context.servers.pool, &changes)?;
+                self.change = Some(change);
+            }
+            ExchangeAction::Check => {
+                for CreatedOverlay { change, .. } in &self.created {
+                    let checked = check_files(&*change.device);
+                    checked.map_err(|error| failed(change.disk.name(), &error))?;
+                }
+            }
+            ExchangeAction::Flush => self.flush()?,
+            ExchangeAction::Detach => self.change = None,
+            action => {
+                if let Some(change) = &mut self.change {
+                    change.execute(self.context, action)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the new images, which no client has written.
+    fn remove(&self) {
+        for one in &self.created {
+            std::fs::remove_file(&one.path).ok();
+        }
+    }
+
+    fn unlock(&mut self) {
+        self.flushes.clear();
+        for one in &self.created {
+            let name = one.change.disk.name();
+            if let Some(lockable) = one.before.capabilities().lockable
+                && let Err(error) = lockable.become_read_only()
+            {
+                tracing::warn!(
+                    disk = name,
+                    "cannot release the write lock of the backing image: {error}"
+                );
+            }
+            tracing::info!(disk = name, path = %one.path.display(), "snapshot taken, the disk continues in this image");
+            self.context.event_bus.publish("disk.snapshot", name);
+        }
+    }
 }
 
 fn create_overlay(context: &Context, overlay: &Overlay) -> Result<CreatedOverlay, Refusal> {

@@ -1,23 +1,18 @@
-//! Copies the data of the backing image into the image, which then has no backing image. Clusters that clients write belong to the image
-//! already.
+//! Starts and drives [`jobs::stream`]: copies the data of the backing image into the image, which then has no backing image.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bdev::ImageDevice;
 use control::objects::JobState;
+use jobs::stream::{Action, Stream};
+use jobs::{Early, Event, Now, Outcome, Span};
 
 use super::backing_name::backed_image;
+use super::copy_range::result;
 use super::exchange::failed;
 use super::{Context, Job, JobKind};
 use crate::objects::Refusal;
-
-/// Most bytes of one step. Client allocations wait for a step of the image's owner.
-const PART_MAX: u64 = 1 << 20;
-/// Bytes of the first step.
-const PART_MIN: u64 = 64 << 10;
-/// Target duration of a step. Longer steps reduce the length, because a cancellation waits for one step.
-const STEP_TIME: Duration = Duration::from_millis(100);
 
 /// Interval at which a completed stream checks whether all workers have closed the backing image.
 const CLOSE_STEP: Duration = Duration::from_millis(5);
@@ -44,11 +39,11 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     let (running, events) = (Arc::clone(&job), context.event_bus.clone());
     let started = context.jobs.run(move || {
         let image = device.capabilities().image;
-        let streamed = image.map_or(Ok(false), |image| stream(image, &running));
+        let streamed = image.map_or(Err(Early::Cancelled), |image| stream(image, &running));
         let (state, event, reason) = match streamed {
-            Ok(true) => (JobState::Done, "job.done", None),
-            Ok(false) => (JobState::Cancelled, "job.cancelled", None),
-            Err(error) => (JobState::Failed, "job.failed", Some(error.to_string())),
+            Ok(()) => (JobState::Done, "job.done", None),
+            Err(Early::Cancelled) => (JobState::Cancelled, "job.cancelled", None),
+            Err(Early::Failed(reason)) => (JobState::Failed, "job.failed", Some(reason)),
         };
         if let Some(reason) = &reason {
             tracing::error!(disk = running.disk, "stream failed: {reason}");
@@ -62,29 +57,44 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     Ok(job)
 }
 
-/// Returns false if the job was cancelled. Copied data stays in the image.
-fn stream(image: &dyn ImageDevice, job: &Job) -> std::io::Result<bool> {
-    let mut part = None;
-    let (mut at, mut length) = (0, PART_MIN);
-    while at < job.total {
-        if !job.may_continue(part) {
-            return Ok(false);
-        }
-        let began = Instant::now();
-        let copied = image.copy_up(at, length)?;
-        at = copied.end.min(job.total);
-        job.advance(at, copied.bytes);
-        part = (copied.bytes > 0).then_some((began, copied.bytes));
-        length = match began.elapsed() > STEP_TIME {
-            true => PART_MIN,
-            false => (length * 2).min(PART_MAX),
+/// Drives the job. Copied data stays in the image after a cancellation.
+fn stream(image: &dyn ImageDevice, job: &Job) -> Outcome {
+    let mut machine = Stream::new(job.total);
+    let mut event = Event::Done;
+    loop {
+        let now = Now {
+            time: job.started.elapsed(),
+            orders: job.orders(),
+            lost: None,
+        };
+        event = match machine.step(&now, event) {
+            Action::Wait(time) => job.wait_for_orders(now.orders, time),
+            Action::CopyUp(Span { from, end }) => match image.copy_up(from, end - from) {
+                Ok(copied) => Event::CopiedUp {
+                    end: copied.end,
+                    bytes: copied.bytes,
+                },
+                Err(error) => Event::Failed(error.to_string()),
+            },
+            Action::Advance { end, bytes } => {
+                job.advance(end, bytes);
+                Event::Done
+            }
+            Action::Finish => {
+                job.set_state(JobState::Finishing, None);
+                Event::Done
+            }
+            Action::Detach => result(image.detach_backing()),
+            Action::Close => match image.close_backing() {
+                Ok(true) => Event::Done,
+                // Workers close their files of the backing image when their reads there have ended.
+                Ok(false) => {
+                    std::thread::sleep(CLOSE_STEP);
+                    Event::Busy
+                }
+                Err(error) => Event::Failed(error.to_string()),
+            },
+            Action::End(outcome) => return outcome,
         };
     }
-    job.set_state(JobState::Finishing, None);
-    image.detach_backing()?;
-    // Workers close their files of the backing image when their reads there have ended.
-    while !image.close_backing()? {
-        std::thread::sleep(CLOSE_STEP);
-    }
-    Ok(true)
 }

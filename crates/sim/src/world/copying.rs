@@ -1,8 +1,8 @@
 //! Drives [`jobs::copy`] by the seed: mirrors, commits and backups of disks in use. Clients do I/O between any two actions, users pause,
 //! resume, cancel and switch at any time, and the power may be cut near a switch.
 //!
-//! Checked at the end of a job: the disk has the right device, no lock is left, and a failure has a fault as its cause. The content of a
-//! backup is that of the disk at the moment of its end, also after a power cut.
+//! Checked at the end of a job: the disk has the right device, no lock is left, and a failure has a fault as its cause. `backups`
+//! checks the content of backups.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,9 +18,8 @@ use uring::simulated::Files;
 
 use super::World;
 use super::moves::DeviceChannel;
-use crate::files;
 use crate::life::{Lies, Lower};
-use crate::model::{BLOCK, Model, value_of};
+use crate::model::{BLOCK, Model};
 use crate::random::Random;
 use crate::schedule::Action as Step;
 
@@ -53,14 +52,14 @@ pub(super) struct Checkpoint {
 
 /// A copy job in progress.
 pub(super) struct Copying {
-    disk: usize,
-    of: Arc<Disk>,
+    pub disk: usize,
+    pub of: Arc<Disk>,
     pub mirror: Arc<Mirror>,
     source: Arc<dyn BlockDevice>,
     target: Arc<dyn BlockDevice>,
-    goal: SimGoal,
+    pub goal: SimGoal,
     channels: Option<(DeviceChannel, DeviceChannel)>,
-    orders: Orders,
+    pub orders: Orders,
     /// Number of actions before a user cancels the job.
     cancelled_after: Option<u64>,
     /// Lock of the part, and of the disk.
@@ -131,7 +130,7 @@ impl Copying {
     }
 
     /// Users change their orders.
-    fn order(&mut self, random: &mut Random) {
+    pub(super) fn order(&mut self, random: &mut Random) {
         self.orders.is_paused = random.one_in(match self.orders.is_paused {
             true => 2,
             false => 60,
@@ -175,14 +174,20 @@ impl World {
                 Action::End(outcome) => break outcome,
                 action => action,
             };
-            let near_switch = matches!(
-                action,
-                Action::Exchange(ExchangeAction::Replace(Device::Target))
-            );
+            let switches = match &action {
+                Action::Exchange(ExchangeAction::Prepare(Device::Target)) => Some(false),
+                Action::Exchange(ExchangeAction::Replace(Device::Target)) => Some(true),
+                _ => None,
+            };
             event = self.execute(copying, action, random);
-            if near_switch && self.cut.is_none() && random.one_in(4) {
-                self.cut = Some(Step::CutPower);
-                Files::cut_after(Some(random.below(30)));
+            match switches {
+                // The target is flushed again after these writes.
+                Some(false) => (0..6).for_each(|_| self.run_clients(random)),
+                Some(true) if self.cut.is_none() && random.one_in(3) => {
+                    self.cut = Some(Step::CutPower);
+                    Files::cut_after(Some(random.below(12)));
+                }
+                _ => {}
             }
             if random.one_in(3) {
                 self.run_clients(random);
@@ -241,12 +246,7 @@ impl World {
                 Event::Failed("I/Os in flight did not complete in time".to_owned())
             }
             Action::Exchange(action) => self.exchange(copying, action),
-            Action::Open => {
-                let from = self.channel_of(&copying.source);
-                let to = self.channel_of(&copying.target);
-                copying.channels = Some((from, to));
-                Event::Done
-            }
+            Action::Open => self.open_channels(copying),
             Action::Survey(span) => self.survey(copying, span, random),
             // A slow I/O of a client overlaps the range.
             Action::Hold(_) if random.one_in(20) => Event::Busy,
@@ -265,22 +265,14 @@ impl World {
             }
             Action::Announce(Announcement::Ready(Some(_))) => {
                 copying.orders.switches = false;
+                // A flush may fail repeatedly. A user cancels the job.
+                let patience = random.below(100);
+                copying.cancelled_after.get_or_insert(patience);
                 Event::Done
             }
             Action::Announce(_) | Action::Check | Action::OpenFlush => Event::Done,
             Action::Flush => self.flush_target(copying),
-            Action::Complete => {
-                if let SimGoal::Backup(backup) = &copying.goal {
-                    self.checkpoints.insert(
-                        copying.disk,
-                        Checkpoint {
-                            path: backup.path.clone(),
-                            changed: Arc::clone(&backup.next),
-                        },
-                    );
-                }
-                Event::Done
-            }
+            Action::Complete => self.complete(copying),
             Action::Abandon => {
                 Files::set_faults(self.corruption);
                 copying.mirror.progress().abandon();
@@ -301,6 +293,18 @@ impl World {
         }
     }
 
+    /// Completes the checkpoint of a backup.
+    pub(super) fn complete(&mut self, copying: &Copying) -> Event {
+        if let SimGoal::Backup(backup) = &copying.goal {
+            let checkpoint = Checkpoint {
+                path: backup.path.clone(),
+                changed: Arc::clone(&backup.next),
+            };
+            self.checkpoints.insert(copying.disk, checkpoint);
+        }
+        Event::Done
+    }
+
     fn exchange(&mut self, copying: &mut Copying, action: ExchangeAction<Device>) -> Event {
         let of = Arc::clone(&copying.of);
         match action {
@@ -317,9 +321,7 @@ impl World {
             ExchangeAction::Flush => return self.flush_target(copying),
             ExchangeAction::Record => {
                 if let SimGoal::Backup(backup) = &mut copying.goal {
-                    let changed = backup.changed.iter().chain([&backup.next]);
-                    of.recorder().record_in(changed.cloned().collect());
-                    backup.model = Some(self.models[copying.disk].clone());
+                    self.record(&of, backup, copying.disk);
                 }
             }
             ExchangeAction::Persist => copying.is_identified = true,
@@ -348,8 +350,9 @@ impl World {
             copying.is_identified,
             "d{disk} switches to a target without its identity"
         );
+        // A cancellation during the last steps comes too late.
         assert!(
-            copying.orders.switches && !copying.orders.is_cancelled,
+            copying.orders.switches,
             "d{disk} switches without a command"
         );
         let plan = &mut self.plans[disk];
@@ -393,7 +396,14 @@ impl World {
         Event::Done
     }
 
-    fn close_channels(&mut self, copying: &mut Copying) {
+    pub(super) fn open_channels(&mut self, copying: &mut Copying) -> Event {
+        let from = self.channel_of(&copying.source);
+        let to = self.channel_of(&copying.target);
+        copying.channels = Some((from, to));
+        Event::Done
+    }
+
+    pub(super) fn close_channels(&mut self, copying: &mut Copying) {
         let Some((from, to)) = copying.channels.take() else {
             return;
         };
@@ -406,7 +416,7 @@ impl World {
         }
     }
 
-    fn flush_target(&mut self, copying: &mut Copying) -> Event {
+    pub(super) fn flush_target(&mut self, copying: &mut Copying) -> Event {
         self.run_on(copying, Device::Target, &IoRequest::flush(), 0)
             .map_or(Event::Done, result)
     }
@@ -451,7 +461,7 @@ impl World {
         })
     }
 
-    fn copy_range(&mut self, copying: &mut Copying, action: RangeAction) -> Event {
+    pub(super) fn copy_range(&mut self, copying: &mut Copying, action: RangeAction) -> Event {
         let done = match action {
             RangeAction::Pieces(span) => return self.pieces(copying, span),
             RangeAction::Status(span) => return self.status(copying, span),
@@ -497,94 +507,5 @@ impl World {
             Ok(pieces) => Event::Pieces(pieces.into_iter().map(piece).collect()),
             Err(error) => Event::Failed(error.to_string()),
         }
-    }
-
-    /// Copies a disk to a raw file. The next backup of the disk continues this one.
-    pub(super) fn back_up(&mut self, detail: u64) {
-        let mut random = Random::new(detail);
-        let disk = 1 + random.below(self.plans.len() as u64 - 1) as usize;
-        Files::set_faults(self.corruption);
-        let of = self.life().disks[disk].clone();
-        let bytes = of.device().capacity().bytes();
-        let Some((target, backup)) = self.backup_target(disk, bytes) else {
-            return;
-        };
-        let kind = match backup.changed {
-            Some(_) => "incremental",
-            None => "full",
-        };
-        log_step!(self, "d{disk}: {kind} backup");
-        let source = of.device();
-        let goal = SimGoal::Backup(backup);
-        let mut copying = Copying::new((disk, &of), goal, source, target, &mut random);
-        let is_complete = self.copy(&mut copying, &mut random);
-        if self.is_over() {
-            return;
-        }
-        let SimGoal::Backup(Backup { path, model, .. }) = copying.goal else {
-            return;
-        };
-        let changed = self
-            .checkpoints
-            .get(&disk)
-            .map(|last| Arc::clone(&last.changed));
-        of.recorder().record_in(changed.into_iter().collect());
-        if is_complete {
-            let model = model.expect("a backup has a moment");
-            self.check_backup(disk, &path, &model);
-        }
-    }
-
-    fn backup_target(&mut self, disk: usize, bytes: u64) -> Option<(Arc<dyn BlockDevice>, Backup)> {
-        let number = self.tick();
-        // A disk that has grown needs a new target.
-        let last = self.checkpoints.get(&disk);
-        let last = last.filter(|last| {
-            files::open(&last.path)
-                .metadata()
-                .is_ok_and(|found| found.len() == bytes)
-        });
-        let changed = last.map(|last| Arc::clone(&last.changed));
-        let path = match last {
-            Some(last) => last.path.clone(),
-            None => {
-                let path = self.plans[disk]
-                    .path
-                    .with_file_name(format!("backup{number}"));
-                files::create_raw(&path, bytes / BLOCK as u64, 0);
-                Files::add_file(&files::open(&path)).expect("a file of the simulation");
-                path
-            }
-        };
-        let opened = bdev::File::open(bdev::FileOptions::new(&path));
-        self.check_faults();
-        // Workers may still close the target of the last backup.
-        let target = opened.ok().filter(|_| !self.is_over())?;
-        let bitmap = tempfile::tempfile_in(self.folder.path()).expect("a file");
-        bitmap
-            .set_len(DirtyBitmap::file_bytes(bytes))
-            .expect("space for a bitmap");
-        let next = DirtyBitmap::map(&bitmap, bytes).expect("memory for a bitmap");
-        let backup = Backup {
-            path,
-            changed,
-            next: Arc::new(next),
-            model: None,
-        };
-        Some((Arc::new(target), backup))
-    }
-
-    /// Checks that a backup is complete and durable.
-    fn check_backup(&mut self, disk: usize, path: &std::path::Path, model: &Model) {
-        Files::cut_power(&files::open(path)).expect("a file of the simulation");
-        let content = std::fs::read(path).expect("a file of the simulation");
-        for (lba, block) in content.chunks_exact(BLOCK).enumerate() {
-            let lba = lba as u64;
-            let found = value_of(block, lba).and_then(|value| model.check(lba, value, u64::MAX));
-            if let Err(reason) = found {
-                panic!("block {lba} of the backup of d{disk}: {reason}");
-            }
-        }
-        log_step!(self, "d{disk}: backup checked");
     }
 }

@@ -1,5 +1,5 @@
-//! Moves of disks in use: the start of `lunette disk mirror` and `disk commit`, which `copying` continues, and `disk stream`. The copier
-//! uses its own ring.
+//! Moves of disks in use: the start of `lunette disk mirror` and `disk commit`, which `copying` continues, and a driver of
+//! [`jobs::stream`]. The copier uses its own ring.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,10 +7,13 @@ use std::sync::Arc;
 use bdev::stepped::shape_new_images;
 use bdev::{
     Attach, BlockDevice, Disk, File, FileOptions, Finished, Image, ImageDevice, ImageOptions,
-    IoChannel, Submission, Tag,
+    IoChannel, RangeLock, Submission, Tag,
 };
 use block::{IoError, IoRequest};
 use guest_memory::IoBuffer;
+use jobs::commit::Begin;
+use jobs::stream::Stream;
+use jobs::{Early, Event, Now, Orders, Span};
 use uring::simulated::Files;
 use uring::{Owner, Ring, Wait};
 
@@ -24,7 +27,7 @@ use crate::random::Random;
 /// Maximum number of blocks of a copied part.
 const PART_MAX: u64 = 24;
 /// Maximum number of attempts to close a backing image, with I/O of clients in between.
-const CLOSE_STEPS_MAX: usize = 10_000;
+const CLOSE_STEPS_MAX: u32 = 10_000;
 
 /// A device with the copier's ring and channel.
 pub(super) struct DeviceChannel {
@@ -44,6 +47,15 @@ impl DeviceChannel {
         }
         finished
     }
+}
+
+/// The start of a commit.
+struct Begun {
+    disk: usize,
+    of: Arc<Disk>,
+    before: Option<Arc<dyn BlockDevice>>,
+    copying: Option<Copying>,
+    held: Option<RangeLock>,
 }
 
 impl World {
@@ -79,30 +91,79 @@ impl World {
         };
         Files::set_faults(self.corruption);
         log_step!(self, "d{disk}: commit");
-        let Some(held) = self.hold(&of, 0, u64::MAX) else {
-            return;
+        let mut begun = Begun {
+            disk,
+            of,
+            before: Some(Arc::clone(&before)),
+            copying: None,
+            held: None,
         };
-        let opened = image.reopen_to_commit();
-        self.check_faults();
-        let opened = match opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                let is_wanted = self.is_over() || self.is_troubled;
-                assert!(is_wanted, "d{disk} cannot be committed: {error}");
+        let mut job = Begin::default();
+        let mut event = Event::Done;
+        let outcome = loop {
+            event = match job.step(event) {
+                jobs::commit::Action::End(outcome) => break outcome,
+                action => self.begin_step(&mut begun, image, &action, &mut random),
+            };
+            if self.is_over() {
                 return;
             }
         };
-        if self.is_over() {
-            return;
+        assert!(begun.held.is_none(), "the commit leaves d{disk} locked");
+        drop((begun.before, before));
+        match (outcome, begun.copying) {
+            (Ok(()), Some(mut copying)) => {
+                self.copy(&mut copying, &mut random);
+            }
+            (outcome, _) => assert!(
+                self.is_troubled && outcome.is_err(),
+                "d{disk} cannot be committed: {outcome:?}"
+            ),
         }
-        let of_disk = (disk, &of);
-        let (overlay, base) = (opened.overlay, opened.base);
-        let mut copying = Copying::new(of_disk, SimGoal::Commit, overlay, base, &mut random);
-        let mirror: Arc<dyn BlockDevice> = copying.mirror.clone();
-        self.prepare(&of, &mirror);
-        self.replace(&of, &mirror);
-        drop((held, before));
-        self.copy(&mut copying, &mut random);
+    }
+
+    fn begin_step(
+        &mut self,
+        begun: &mut Begun,
+        image: &dyn ImageDevice,
+        action: &jobs::commit::Action,
+        random: &mut Random,
+    ) -> Event {
+        use jobs::commit::Action;
+        let of = Arc::clone(&begun.of);
+        match action {
+            Action::Hold => begun.held = self.hold(&of, 0, u64::MAX),
+            Action::Reopen => {
+                let opened = image.reopen_to_commit();
+                self.check_faults();
+                let opened = match opened {
+                    Ok(opened) => opened,
+                    Err(error) => return Event::Failed(error.to_string()),
+                };
+                let of_disk = (begun.disk, &of);
+                let (overlay, base) = (opened.overlay, opened.base);
+                let copying = Copying::new(of_disk, SimGoal::Commit, overlay, base, random);
+                begun.copying = Some(copying);
+            }
+            Action::Prepare | Action::Replace => {
+                let copying = begun.copying.as_ref();
+                let mirror = copying.expect("the image is reopened").mirror.clone();
+                let mirror: Arc<dyn BlockDevice> = mirror;
+                match action {
+                    Action::Prepare => self.prepare(&of, &mirror),
+                    _ => self.replace(&of, &mirror),
+                }
+            }
+            Action::Detach => {
+                for worker in &mut self.life().workers {
+                    worker.io().drop_prepared(&of);
+                }
+            }
+            Action::Undo => begun.copying = None,
+            Action::Release => begun.held = None,
+            Action::End(_) => {}
+        }
+        Event::Done
     }
 
     /// Streams the backing image into a disk's image.
@@ -122,65 +183,86 @@ impl World {
         let Some(image) = image.filter(|image| image.backing().is_some()) else {
             return;
         };
-        let total = device.capacity().bytes();
-        let mut at = 0;
-        while at < total {
-            let part = (1 + random.below(PART_MAX)) * BLOCK as u64;
-            let length = part.min(total - at);
-            let copied = image.copy_up(at, length);
-            self.check_faults();
-            if self.is_over() || copied.is_err() {
-                assert!(
-                    self.is_over() || self.is_troubled,
-                    "cannot copy up data at {at} of d{disk}: {copied:?}"
-                );
+        let mut job = Stream::new(device.capacity().bytes());
+        let mut orders = Orders::default();
+        let (mut event, mut closing) = (Event::Done, 0);
+        let outcome = loop {
+            orders.is_paused = random.one_in(20);
+            orders.is_cancelled |= random.one_in(60);
+            let now = Now {
+                time: self.clock.elapsed(),
+                orders,
+                lost: None,
+            };
+            event = match job.step(&now, event) {
+                jobs::stream::Action::End(outcome) => break outcome,
+                action => self.stream_step(disk, image, &action, &mut random),
+            };
+            if self.is_over() {
                 return;
             }
-            at = copied.map_or(total, |copied| copied.end);
+            closing += u32::from(event == Event::Busy);
+            assert!(
+                closing < CLOSE_STEPS_MAX || self.is_troubled,
+                "the backing image of d{disk} is not closed"
+            );
             self.run_clients(&mut random);
             if self.is_over() {
                 return;
             }
-        }
-        let left = image.detach_backing();
-        self.check_faults();
-        if left.is_ok() && !self.is_over() {
-            let plan = &mut self.plans[disk];
-            plan.lower.clear();
-            plan.below.clear();
-            log_step!(self, "d{disk}: streamed");
-        }
-        assert!(
-            left.is_ok() || self.is_over() || self.is_troubled,
-            "d{disk} still has a backing image: {left:?}"
-        );
-        if left.is_ok() {
-            self.close_backing(disk, image, &mut random);
+        };
+        match outcome {
+            Ok(()) => assert!(
+                image.backing().is_none(),
+                "d{disk} has a backing image after a stream"
+            ),
+            Err(Early::Cancelled) => assert!(orders.is_cancelled),
+            Err(Early::Failed(reason)) => {
+                assert!(self.is_troubled, "the stream of d{disk} fails: {reason}");
+            }
         }
     }
 
-    /// Closes the backing image that a disk's image has left, while clients continue.
-    fn close_backing(&mut self, disk: usize, image: &dyn ImageDevice, random: &mut Random) {
-        for _ in 0..CLOSE_STEPS_MAX {
-            if self.is_over() {
-                return;
+    fn stream_step(
+        &mut self,
+        disk: usize,
+        image: &dyn ImageDevice,
+        action: &jobs::stream::Action,
+        random: &mut Random,
+    ) -> Event {
+        use jobs::stream::Action;
+        let failed = |error: std::io::Error| Event::Failed(error.to_string());
+        let event = match action {
+            Action::CopyUp(Span { from, end }) => {
+                let part = (1 + random.below(PART_MAX)) * BLOCK as u64;
+                let copied = image.copy_up(*from, part.min(end - from));
+                copied.map_or_else(failed, |copied| Event::CopiedUp {
+                    end: copied.end,
+                    bytes: copied.bytes,
+                })
             }
-            let closed = image.close_backing();
-            self.check_faults();
-            match closed {
-                Ok(true) => return,
-                Ok(false) => self.run_clients(random),
-                Err(error) => {
-                    let is_expected = self.is_over() || self.is_troubled;
-                    assert!(is_expected, "the backing image of d{disk}: {error}");
-                    return;
+            Action::Detach => {
+                let left = image.detach_backing();
+                self.check_faults();
+                if left.is_ok() && !self.is_over() {
+                    let plan = &mut self.plans[disk];
+                    plan.lower.clear();
+                    plan.below.clear();
+                    log_step!(self, "d{disk}: streamed");
                 }
+                left.map_or_else(failed, |()| Event::Done)
             }
-        }
-        assert!(
-            self.is_over() || self.is_troubled,
-            "the backing image of d{disk} is not closed"
-        );
+            Action::Close => match image.close_backing() {
+                Ok(true) => Event::Done,
+                Ok(false) => Event::Busy,
+                Err(error) => failed(error),
+            },
+            Action::Wait(_) | Action::Advance { .. } | Action::Finish | Action::End(_) => {
+                Event::Done
+            }
+        };
+        self.check_faults();
+        event
     }
 
     /// Creates a file or image of the disk's size.

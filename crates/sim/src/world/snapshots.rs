@@ -1,9 +1,12 @@
-//! External snapshots of disks in use: the daemon's part of `lunette disk snapshot`.
+//! Drives [`jobs::snapshot`] by the seed: external snapshots of disks in use.
 
 use std::sync::Arc;
 
 use bdev::stepped::shape_new_images;
-use bdev::{BackingName, BlockDevice, Disk, Image, ImageOptions, Lockable};
+use bdev::{BackingName, BlockDevice, Disk, Image, ImageOptions, Lockable, RangeLock};
+use jobs::Event;
+use jobs::exchange::ExchangeAction;
+use jobs::snapshot::{Action, Overlays, Snapshot};
 use uring::simulated::Files;
 
 use super::{World, disks};
@@ -14,6 +17,17 @@ use crate::random::Random;
 
 /// Maximum length of the chain below a disk.
 const LOWER_MAX: usize = 2;
+
+/// A disk and its new image.
+struct NewOverlay {
+    disk: usize,
+    of: Arc<Disk>,
+    before: Arc<dyn BlockDevice>,
+    image: Arc<dyn BlockDevice>,
+    path: std::path::PathBuf,
+    held: Option<RangeLock>,
+    is_prepared: bool,
+}
 
 impl World {
     /// Switches a disk to a new image over its current one.
@@ -32,26 +46,115 @@ impl World {
         // The folder name differs between runs.
         let file = path.file_name().unwrap_or_default().display();
         log_step!(self, "d{disk}: snapshot to {file}");
-        let before = of.device();
-        if self.change_over(&of, &image, |world| world.flushes(disk)) {
-            let lockable = before.capabilities().lockable;
-            let closed = lockable.map_or(Ok(()), Lockable::become_read_only);
-            assert!(
-                closed.is_ok() || Files::is_cut() || self.is_troubled,
-                "d{disk} still writes to its backing image: {closed:?}"
-            );
-            let plan = &mut self.plans[disk];
-            let lower = Lower {
-                path: std::mem::replace(&mut plan.path, path),
-                data_file: plan.data_file.take(),
-                is_image: plan.lies == Lies::Image,
+        let mut overlay = NewOverlay {
+            disk,
+            before: of.device(),
+            of,
+            image,
+            path,
+            held: None,
+            is_prepared: false,
+        };
+        let mut job = Snapshot::default();
+        let mut event = Event::Done;
+        let outcome = loop {
+            event = match job.step(event) {
+                Action::End(outcome) => break outcome,
+                action => self.snapshot_step(&mut overlay, action, &mut random),
             };
-            plan.lies = Lies::Image;
-            plan.lower.push(lower);
-            log_step!(self, "d{disk}: snapshot taken");
-        } else if !self.is_over() {
-            log_step!(self, "snapshot failed");
+            if self.is_over() {
+                return;
+            }
+            if random.one_in(2) {
+                self.run_clients(&mut random);
+            }
+        };
+        if self.is_over() {
+            return;
         }
+        assert!(
+            overlay.held.is_none() && !overlay.is_prepared,
+            "a snapshot leaves d{disk} locked or its image attached"
+        );
+        let expected = match &outcome {
+            Ok(()) => &overlay.image,
+            Err(_) => &overlay.before,
+        };
+        assert!(
+            Arc::ptr_eq(&overlay.of.device(), expected),
+            "d{disk} has the wrong device after a snapshot"
+        );
+        log_step!(self, "d{disk}: the snapshot ends: {outcome:?}");
+    }
+
+    fn snapshot_step(
+        &mut self,
+        overlay: &mut NewOverlay,
+        action: Action,
+        random: &mut Random,
+    ) -> Event {
+        let disk = overlay.disk;
+        match action {
+            Action::Exchange(ExchangeAction::Hold) if random.one_in(20) => {
+                Event::Failed("I/Os in flight did not complete in time".to_owned())
+            }
+            Action::Exchange(action) => self.snapshot_exchange(overlay, action),
+            Action::Flush => self.flush_old(disk),
+            Action::Unlock => {
+                let lockable = overlay.before.capabilities().lockable;
+                let closed = lockable.map_or(Ok(()), Lockable::become_read_only);
+                assert!(
+                    closed.is_ok() || Files::is_cut() || self.is_troubled,
+                    "d{disk} still writes to its backing image: {closed:?}"
+                );
+                Event::Done
+            }
+            Action::OpenFlush | Action::Remove | Action::End(_) => Event::Done,
+        }
+    }
+
+    fn flush_old(&mut self, disk: usize) -> Event {
+        match self.flushes(disk) {
+            true => Event::Done,
+            false => Event::Failed("cannot flush".to_owned()),
+        }
+    }
+
+    fn snapshot_exchange(
+        &mut self,
+        overlay: &mut NewOverlay,
+        action: ExchangeAction<Overlays>,
+    ) -> Event {
+        let of = Arc::clone(&overlay.of);
+        match action {
+            ExchangeAction::Prepare(Overlays) => {
+                self.prepare(&of, &overlay.image);
+                overlay.is_prepared = true;
+            }
+            ExchangeAction::Hold => overlay.held = self.hold(&of, 0, u64::MAX),
+            ExchangeAction::Flush => return self.flush_old(overlay.disk),
+            ExchangeAction::Replace(Overlays) => {
+                let plan = &mut self.plans[overlay.disk];
+                let lower = Lower {
+                    path: std::mem::replace(&mut plan.path, overlay.path.clone()),
+                    data_file: plan.data_file.take(),
+                    is_image: plan.lies == Lies::Image,
+                };
+                plan.lies = Lies::Image;
+                plan.lower.push(lower);
+                self.replace(&of, &overlay.image);
+                overlay.is_prepared = false;
+            }
+            ExchangeAction::Release => overlay.held = None,
+            ExchangeAction::Detach => {
+                for worker in &mut self.life().workers {
+                    worker.io().drop_prepared(&of);
+                }
+                overlay.is_prepared = false;
+            }
+            ExchangeAction::Check | ExchangeAction::Record | ExchangeAction::Persist => {}
+        }
+        Event::Done
     }
 
     fn create_over(
