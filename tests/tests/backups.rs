@@ -370,6 +370,56 @@ fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
 }
 
 /// A full scratch file, a cancelled and a killed backup: the disks are unharmed, and no checkpoint is created.
+/// A backup of many disks is cancelled or ended at different moments of its beginning: each affects all disks or none.
+#[test]
+fn cancel_and_end_of_a_beginning_backup_concern_all_its_disks() -> Result<()> {
+    const MANY: usize = 24;
+    let rig = Rig::prepared(|_, daemon| {
+        let disks = (0..MANY).map(|disk| format!("r{disk}=ram:64K"));
+        let daemon = disks.fold(daemon, |daemon, disk| daemon.disk(&disk));
+        Ok(daemon.vhost_blk("r0"))
+    })?;
+    let socket = rig.scratch.file("pull.sock").display().to_string();
+    let names: Vec<String> = (0..MANY).map(|disk| format!("r{disk}")).collect();
+    let mut words = vec!["backup", "begin"];
+    words.extend(names.iter().map(String::as_str));
+    let pull = format!("unix:{socket}");
+    words.extend(["--pull", &pull, "--name", "b", "--checkpoint", "c"]);
+    for round in 0..6 {
+        let word = ["cancel", "end"][round % 2];
+        let begun = std::thread::scope(|scope| -> Result<bool> {
+            let begin = scope.spawn(|| rig.daemon.lunette(&words).is_ok());
+            let prepared =
+                || -> Result<usize> { Ok(backups(&rig)?.iter().map(|b| b.jobs.len()).sum()) };
+            while prepared()? < round * MANY / 8 && !begin.is_finished() {}
+            rig.daemon.lunette(&["backup", word, "b"]).ok();
+            Ok(begin.join().expect("no panic"))
+        })?;
+        let states = || -> Result<Vec<JobState>> {
+            let all = backups(&rig)?;
+            Ok(all
+                .iter()
+                .flat_map(|one| &one.jobs)
+                .map(|job| job.state)
+                .collect())
+        };
+        let found = states()?;
+        let all = |state| found.len() == MANY && found.iter().all(|one| *one == state);
+        // A backup that has not begun leaves the records of the one before.
+        let has_ended = all(JobState::Cancelled) || all(JobState::Done);
+        let is_whole = match begun {
+            false => has_ended || found.is_empty(),
+            true => has_ended || all(JobState::Ready),
+        };
+        ensure!(is_whole, "round {round}, begun {begun}: {found:?}");
+        if begun && all(JobState::Ready) {
+            rig.daemon.lunette(&["backup", "cancel", "b"])?;
+        }
+        ensure!(!Path::new(&socket).exists());
+    }
+    Ok(())
+}
+
 #[test]
 fn failed_backup_leaves_disks_and_checkpoints() -> Result<()> {
     let mut rig = two_disks()?;

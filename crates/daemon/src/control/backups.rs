@@ -126,10 +126,9 @@ pub(super) async fn end(
     Path(name): Path<String>,
 ) -> Result<Json<Backup>, ErrorResponse> {
     let jobs = api.context()?.jobs.clone();
-    for job in jobs.of_backup(&name)? {
-        job.end_pull()?;
-    }
-    Ok(Json(wait_for_end(jobs, name).await?))
+    jobs.end_backup(&name)?;
+    let now = body_of(&jobs, &name)?;
+    Ok(Json(wait_for_end(jobs, now).await?))
 }
 
 /// Cancel a backup. Its checkpoints are not created.
@@ -143,19 +142,19 @@ pub(super) async fn cancel(
     Path(name): Path<String>,
 ) -> Result<Json<Backup>, ErrorResponse> {
     let jobs = api.context()?.jobs.clone();
-    let all = jobs.of_backup(&name)?;
-    for job in all.iter().filter(|job| !job.has_ended()) {
-        job.cancel();
-    }
-    Ok(Json(wait_for_end(jobs, name).await?))
+    let now = body_of(&jobs, &name)?;
+    jobs.cancel_backup(&name)?;
+    Ok(Json(wait_for_end(jobs, now).await?))
 }
 
-async fn wait_for_end(jobs: Jobs, name: String) -> Result<Backup, Refusal> {
+/// Waits for the end of the jobs of a backup. A backup that is cancelled while it begins leaves no jobs: returns `before` then.
+async fn wait_for_end(jobs: Jobs, before: Backup) -> Result<Backup, Refusal> {
     elsewhere(move || {
-        for job in jobs.of_backup(&name)? {
+        let name = &before.name;
+        for job in jobs.of_backup(name).unwrap_or_default() {
             job.wait(END_PATIENCE);
         }
-        body_of(&jobs, &name)
+        Ok(body_of(&jobs, name).unwrap_or(before))
     })
     .await
 }

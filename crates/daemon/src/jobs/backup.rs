@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bdev::Disk;
 use config::DiskConfig;
@@ -54,6 +54,19 @@ pub(super) struct BackupOfJob {
     pub number: u64,
     pub checkpoints: CheckpointNames,
     pub address: Option<String>,
+    pub stage: Arc<Mutex<Stage>>,
+}
+
+/// Stage of a backup, which its jobs share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Its jobs are prepared one after the other.
+    Beginning,
+    /// A cancellation reaches each job.
+    Running,
+    /// A pull whose checkpoints become complete.
+    Ending,
+    Cancelled,
 }
 
 /// A disk of a backup before the cut.
@@ -94,16 +107,23 @@ impl Work {
 /// Nothing has changed then.
 pub fn start_backup(context: &Context, backup: &NewBackup) -> Result<String, Refusal> {
     let (name, number) = context.jobs.backup_name(backup.name.as_deref())?;
+    let of_jobs = BackupOfJob {
+        name,
+        number,
+        checkpoints: backup.checkpoints.clone(),
+        address: None,
+        stage: Arc::new(Mutex::new(Stage::Beginning)),
+    };
     let mut prepared: Vec<Prepared> = Vec::new();
     let started = backup
         .disks
         .iter()
         .try_for_each(|(disk, destination)| {
-            let id = (name.as_str(), number);
-            prepared.push(prepare(context, backup, id, disk, destination)?);
+            of_jobs.enter(Stage::Beginning)?;
+            prepared.push(prepare(context, backup, &of_jobs, disk, destination)?);
             Ok(())
         })
-        .and_then(|()| begin_point(context, &mut prepared));
+        .and_then(|()| begin_point(context, &of_jobs, &mut prepared));
     if let Err(refusal) = started {
         for one in prepared {
             one.abandon(context, &refusal);
@@ -114,11 +134,35 @@ pub fn start_backup(context: &Context, backup: &NewBackup) -> Result<String, Ref
     for one in prepared {
         one.run(context);
     }
-    Ok(name)
+    Ok(of_jobs.name)
+}
+
+impl BackupOfJob {
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters the next stage.
+    ///
+    /// # Errors
+    /// The backup was cancelled.
+    fn enter(&self, next: Stage) -> Result<(), Refusal> {
+        let mut stage = self.stage();
+        if *stage == Stage::Cancelled {
+            let detail = format!("the backup {} was cancelled", self.name);
+            return Err(Refusal::Conflict(vec![Fault::new(detail)]));
+        }
+        *stage = next;
+        Ok(())
+    }
 }
 
 /// Begins the point in time of all disks and serves those of a pull.
-fn begin_point(context: &Context, prepared: &mut [Prepared]) -> Result<(), Refusal> {
+fn begin_point(
+    context: &Context,
+    of_jobs: &BackupOfJob,
+    prepared: &mut [Prepared],
+) -> Result<(), Refusal> {
     let mut bitmaps = Vec::new();
     let mut points = Vec::new();
     for one in prepared.iter_mut() {
@@ -132,6 +176,7 @@ fn begin_point(context: &Context, prepared: &mut [Prepared]) -> Result<(), Refus
         Work::Push(_) => Ok(()),
         Work::Pull(pull) => one.serve(context, pull),
     });
+    let served = served.and_then(|()| of_jobs.enter(Stage::Running));
     if served.is_err() {
         for one in prepared.iter() {
             one.point.end();
@@ -143,7 +188,7 @@ fn begin_point(context: &Context, prepared: &mut [Prepared]) -> Result<(), Refus
 fn prepare(
     context: &Context,
     backup: &NewBackup,
-    (name, number): (&str, u64),
+    of_jobs: &BackupOfJob,
     disk: &str,
     destination: &Destination,
 ) -> Result<Prepared, Refusal> {
@@ -165,15 +210,13 @@ fn prepare(
     job.set(None, Some(backup.speed));
     job.incremental.clone_from(&backup.checkpoints.since);
     job.backup = Some(BackupOfJob {
-        name: name.to_owned(),
-        number,
-        checkpoints: backup.checkpoints.clone(),
         address: address.map(|address| shown_address(&address)),
+        ..of_jobs.clone()
     });
     let job = context.jobs.begin(job)?;
     let (of_thread, its_job) = (context.clone(), Arc::clone(&job));
     let (backup, destination) = (backup.clone(), destination.clone());
-    job.begin_while_wanted(&context.jobs, move || {
+    let prepare = move || {
         let context = of_thread;
         let names = Some(&backup.checkpoints).filter(|names| !names.is_empty());
         let work = match destination {
@@ -203,7 +246,9 @@ fn prepare(
             point,
             work,
         })
-    })
+    };
+    let undo = |prepared: &Prepared| prepared.work.remove_target();
+    job.begin_while_wanted(&context.jobs, prepare, undo)
 }
 
 impl Work {
@@ -433,6 +478,65 @@ impl Jobs {
     }
 }
 
+impl Jobs {
+    /// Ends a pull. Its checkpoints are complete.
+    ///
+    /// # Errors
+    /// The backup is not a pull, or a part of it does not wait for its end. Nothing has changed then.
+    pub fn end_backup(&self, name: &str) -> Result<(), Refusal> {
+        let jobs = self.of_backup(name)?;
+        let Some(backup) = jobs.iter().find_map(|job| job.backup.as_ref()) else {
+            return Ok(());
+        };
+        if backup.address.is_none() {
+            let detail = format!("the backup {name} is not served");
+            let help = "a backup to a target ends by itself; see lunette backup list";
+            return Err(Refusal::conflict(detail, help));
+        }
+        let mut stage = backup.stage();
+        let why = match *stage {
+            Stage::Beginning => Some("has not begun on all disks".to_owned()),
+            Stage::Cancelled => Some("was cancelled".to_owned()),
+            Stage::Running | Stage::Ending => {
+                let ended = jobs.iter().find(|job| job.has_ended());
+                ended.map(|job| format!("has ended on disk {}", job.disk))
+            }
+        };
+        if let Some(why) = why {
+            let help =
+                "see lunette backup list; lunette backup cancel ends it without its checkpoints";
+            return Err(Refusal::conflict(format!("the backup {name} {why}"), help));
+        }
+        *stage = Stage::Ending;
+        for job in &jobs {
+            job.end_pull();
+        }
+        Ok(())
+    }
+
+    /// Cancels a backup. Its checkpoints are not created.
+    ///
+    /// # Errors
+    /// If there is no backup of this name, or its checkpoints become complete.
+    pub fn cancel_backup(&self, name: &str) -> Result<(), Refusal> {
+        let jobs = self.of_backup(name)?;
+        if let Some(backup) = jobs.iter().find_map(|job| job.backup.as_ref()) {
+            let mut stage = backup.stage();
+            if *stage == Stage::Ending && jobs.iter().any(|job| !job.has_ended()) {
+                let detail = format!("the backup {name} is about to end");
+                return Err(Refusal::conflict(detail, "see lunette backup list"));
+            }
+            *stage = Stage::Cancelled;
+        }
+        // Jobs that began meanwhile are among these, or see the stage.
+        let jobs = self.of_backup(name).unwrap_or(jobs);
+        for job in jobs.iter().filter(|job| !job.has_ended()) {
+            job.cancel();
+        }
+        Ok(())
+    }
+}
+
 impl Job {
     fn is_of_backup(&self, name: &str) -> bool {
         let backup = self.backup.as_ref();
@@ -440,21 +544,9 @@ impl Job {
     }
 
     /// Ends a pull: its checkpoint is complete.
-    ///
-    /// # Errors
-    /// If the job is not a running pull.
-    pub fn end_pull(&self) -> Result<(), Refusal> {
-        let backup = self.backup.as_ref();
-        let is_pull = backup.is_some_and(|backup| backup.address.is_some());
-        let mut control = self.control();
-        if !is_pull || control.ended.is_some() {
-            let detail = format!("disk {} has no backup that waits for its end", self.disk);
-            let help = "a backup to a target ends by itself; see lunette backup list";
-            return Err(Refusal::conflict(detail, help));
-        }
-        control.orders.switches = true;
+    fn end_pull(&self) {
+        self.control().orders.switches = true;
         self.changed.notify_all();
-        Ok(())
     }
 }
 

@@ -54,10 +54,11 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
     let job = context.jobs.begin(job)?;
     let (of_thread, its_job) = (context.clone(), Arc::clone(&job));
     let names = copy.incremental.as_deref().map(CheckpointNames::latest);
-    let copying = job.begin_while_wanted(&context.jobs, move || {
+    let begin = move || {
         let config = target(&disk)?;
         begin(&of_thread, &its_job, &disk, config, names.as_ref())
-    })?;
+    };
+    let copying = job.begin_while_wanted(&context.jobs, begin, Copying::remove_target)?;
     run_copying(copying)?;
     Ok(job)
 }

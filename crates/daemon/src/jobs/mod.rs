@@ -301,11 +301,12 @@ impl Job {
     }
 
     /// Runs the start of the job, which may block, on a thread of its own. Returns early if the job is cancelled; the job then ends with
-    /// the thread.
+    /// the thread, which undoes the start.
     fn begin_while_wanted<T: Send + 'static>(
         self: &Arc<Job>,
         jobs: &Jobs,
         work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+        undo: fn(&T),
     ) -> Result<T, Refusal> {
         // With capacity 0, the caller receives the result or the thread keeps it.
         let (result, begun) = mpsc::sync_channel(0);
@@ -314,7 +315,10 @@ impl Job {
             .name("begin-job".to_owned())
             .stack_size(bdev::STACK_BYTES);
         let spawned = thread.spawn(move || {
-            if let Err(unwanted) = result.send(work()) {
+            if let Err(mpsc::SendError(unwanted)) = result.send(work()) {
+                if let Ok(begun) = &unwanted {
+                    undo(begun);
+                }
                 // The files of the target are closed before the job ends.
                 drop(unwanted);
                 job.set_state(JobState::Cancelled, None);
