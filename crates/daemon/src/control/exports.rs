@@ -66,7 +66,10 @@ pub(super) async fn put(
     let force = force(query)?;
     let export = export_json(&name, &json(body)?).map_err(Refusal::from)?;
     let export = caller.check_export(&api, export).await?;
-    let Some(made) = api.change(Change::PutExport(export), force).await? else {
+    let Some(made) = api
+        .change(Change::PutExport(Box::new(export)), force)
+        .await?
+    else {
         return api.accepted();
     };
     let status = match made.plan.add_exports.is_empty() {

@@ -22,7 +22,7 @@ pub enum Change {
     /// Removes a disk.
     RemoveDisk(String),
     /// Adds or replaces an export with its logical units.
-    PutExport(ExportConfig),
+    PutExport(Box<ExportConfig>),
     /// Removes an export.
     RemoveExport(String),
     /// Adds or replaces a logical unit of an export.
@@ -133,7 +133,7 @@ impl Change {
                 settings.apply(disk.ok_or_else(|| not_there("disk", &name))?);
             }
             Change::RemoveDisk(name) => remove_disk(&mut next, &name, force)?,
-            Change::PutExport(export) => next.put_export(export),
+            Change::PutExport(export) => next.put_export(*export),
             Change::RemoveExport(name) => {
                 if !next.remove_export(&name) {
                     return Err(not_there("export", &name));
