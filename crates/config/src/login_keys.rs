@@ -1,4 +1,4 @@
-//! Login parameters (RFC 7143, 13) that targets and disks on targets have: one table, from which the keys of both are made.
+//! Login parameters (RFC 7143, 13) of iSCSI targets and iSCSI disks: one table declares the keys of both.
 
 use iscsi::chap::Algorithm as ChapAlgorithm;
 use serde_json::{Value, json};

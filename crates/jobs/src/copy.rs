@@ -1,5 +1,5 @@
-//! Copies a disk to a target while clients write to both (`bdev::Mirror`). A mirror then switches the disk to the target. So
-//! does a commit. Its target is the backing image. A backup leaves the target with the content of the disk at the end of the job.
+//! Copies a disk to a target while clients write to both (`bdev::Mirror`). A mirror and a commit then switch the
+//! disk to the target. The target of a commit is the backing image. A backup leaves the target with the content of the disk at the end of the job.
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct ServerLimits {
     /// Maximum number of connections, including handshakes.
     pub connections: usize,
-    /// Number of these connections that are for Unix sockets: an administrator can connect, whatever TCP clients do.
+    /// Number of these connections that are reserved for Unix sockets: TCP clients cannot occupy them.
     pub unix_connections: usize,
     /// Maximum number of connections from one IP address.
     pub connections_per_address: usize,
@@ -26,7 +26,7 @@ pub struct ServerLimits {
     pub data_bytes: usize,
     /// Maximum bytes of request data of all connections. One request may exceed the limit.
     pub total_bytes: usize,
-    /// Bytes of request data that each connection may use, whatever the others use.
+    /// Bytes of request data that each connection may use even if the others use all shared memory.
     pub floor_bytes: usize,
     /// Bytes of queued output above which a connection neither receives nor parses input.
     pub output_bytes: u64,

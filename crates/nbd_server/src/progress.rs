@@ -128,7 +128,7 @@ impl Watched {
 mod tests {
     use super::*;
 
-    /// Returns the second in which a client is dropped that moves `rate` bytes per second, at most in an hour.
+    /// Moves `rate` bytes per second for up to an hour. Returns the second in which the client is dropped.
     fn dropped(rate: u64, is_short: bool) -> Option<(u64, Slow)> {
         let limits = ServerLimits::default();
         let step = Progress::interval(&limits);

@@ -15,7 +15,7 @@ use crate::connection::Connection;
 use crate::export::ALLOCATION_ID;
 use crate::slots::{Slot, Stage, Values};
 
-/// Whether a request can begin.
+/// Resources for the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Resources {
     Available,

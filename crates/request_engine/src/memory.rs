@@ -38,7 +38,7 @@ pub struct SharedMemory<C> {
 }
 
 impl<C: Addressed + 'static> SharedMemory<C> {
-    /// Creates a limit of `bytes` bytes for at most `connections` connections. Each of them may use `floor` bytes, whatever the others hold.
+    /// Creates a limit of `bytes` bytes for at most `connections` connections. Each of them may use `floor` bytes at any time.
     pub fn new(bytes: usize, connections: usize, floor: usize) -> Arc<SharedMemory<C>> {
         let leased = bytes.saturating_sub(floor.saturating_mul(connections));
         // A connection keeps up to two unused pieces. All together keep at most half of the memory.

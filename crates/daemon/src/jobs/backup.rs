@@ -64,7 +64,7 @@ pub(super) enum Stage {
     Beginning,
     /// A cancellation reaches each job.
     Running,
-    /// A pull whose checkpoints become complete.
+    /// A pull that completes its checkpoints.
     Ending,
     Cancelled,
 }
