@@ -243,6 +243,18 @@ impl Session {
         checked(index, started)
     }
 
+    /// Enables or disables a vring. Cloud Hypervisor disables vrings before it copies the last pages of a migration, and does not stop them:
+    /// while writes are logged, a vring is disabled when its requests have ended.
+    fn enable(&mut self, index: u32, is_enabled: bool) -> Result<()> {
+        let is_logged = self.features & F_LOG_ALL != 0;
+        let vring = self.vring(index)?;
+        checked(index, vring.set_enabled(is_enabled))?;
+        match is_logged && !is_enabled {
+            true => checked(index, vring.wait_for_requests()),
+            false => Ok(()),
+        }
+    }
+
     /// Returns the dirty log of queue `index`, if writes are logged now.
     fn log_of(&self, index: u32) -> std::result::Result<Option<LogSetup>, String> {
         let is_logged = self.features & F_LOG_ALL != 0;
@@ -487,9 +499,7 @@ impl Session {
                 checked(index, self.vring(index)?.set_error(error))
             }
             // The number is a truth value, and no feature is required.
-            Message::SetVringEnable(VringState { index, num }) => {
-                checked(*index, self.vring(*index)?.set_enabled(*num != 0))
-            }
+            Message::SetVringEnable(VringState { index, num }) => self.enable(*index, *num != 0),
             Message::SetBackendReqFd(fd) => self.set_backend_req_fd(fd),
             Message::SetConfig(config) => {
                 let written = self.device.write_config(config.offset, &config.region);

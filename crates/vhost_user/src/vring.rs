@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use guest_memory::{MemoryTable, RingMemory};
 use latency::Labels;
-use reactor::{Source, SourceId, WorkerHandle};
+use reactor::{Source, SourceId, Worker, WorkerHandle};
 use rustix::event::epoll;
 use virtio_device::{LogSetup, OnBroken, QueueChange, QueueControl, QueueSetup, VirtioDevice};
 use virtqueue::QueueConfig;
@@ -21,6 +21,10 @@ const F_RING_PACKED: u64 = 1 << 34;
 
 /// Length of a descriptor, split or packed. The first eight bytes are an address.
 const DESCRIPTOR_SIZE: u64 = 16;
+
+/// Time limit for the end of requests in flight in a queue that is disabled, and poll interval.
+const DISABLE_WAIT_MAX: Duration = Duration::from_secs(20);
+const DISABLE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 type Control = fn(&mut dyn Source) -> Option<&mut dyn QueueControl>;
 
@@ -286,6 +290,30 @@ impl Vring {
     pub fn set_enabled(&mut self, enabled: bool) -> Result<(), String> {
         self.enabled = enabled;
         self.change(QueueChange::Enabled(enabled))
+    }
+
+    /// Waits until a disabled queue has no request in flight.
+    ///
+    /// # Errors
+    /// A request does not end in time: its disk hangs, or holds failed requests.
+    pub fn wait_for_requests(&self) -> Result<(), String> {
+        let Some(Running { worker, source, .. }) = &self.running else {
+            return Ok(());
+        };
+        let source = *source;
+        let begin = Instant::now();
+        loop {
+            let count =
+                move |w: &mut Worker| w.source(source).map_or(0, |(queue, _)| queue.in_flight());
+            match worker.call(count) {
+                Ok(0) => return Ok(()),
+                Ok(count) if begin.elapsed() > DISABLE_WAIT_MAX => {
+                    return Err(format!("{count} requests of the disabled queue do not end"));
+                }
+                Ok(_) => std::thread::sleep(DISABLE_POLL_INTERVAL),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
     }
 }
 
