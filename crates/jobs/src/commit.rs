@@ -1,5 +1,5 @@
 //! Begins a commit: reopens the image of a disk over its writable backing image, and switches the disk to an empty mirror of both.
-//! [`crate::copy`] continues. The disk is held from before the image is reopened, because two open copies of an image must not both write.
+//! [`crate::copy`] continues. The disk is locked before the image is reopened: only one open copy of an image may write.
 
 use crate::{Early, Event, Outcome, unexpected};
 

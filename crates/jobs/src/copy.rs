@@ -71,7 +71,7 @@ pub enum Action {
     Wait(Duration),
     /// Checks that no other program has changed the target.
     Check,
-    /// Returns the first piece of a range: without data to copy, or with. Clients may write there until the range is held.
+    /// Returns the first piece of a range and whether it has data to copy. Clients may write to the range until it is held.
     Survey(Span),
     /// Locks a range against clients: [`Event::Done`] or [`Event::Busy`].
     Hold(Span),

@@ -17,7 +17,7 @@ pub enum Action {
     Wait(Duration),
     /// Checks that no other program has changed the target.
     Check,
-    /// Returns the first piece of a range: data that the target lacks, or not.
+    /// Returns the first piece of a range and whether the target lacks it.
     Changed(Span),
     /// I/O of the copier.
     Range(RangeAction),
@@ -188,7 +188,11 @@ fn complete(stage: Stage, now: &Now, event: Event) -> Next {
         (
             Stage::OpenFlush | Stage::Flush | Stage::CheckComplete | Stage::Complete,
             Event::Failed(reason) | Event::Abandoned(reason),
-        ) => remove(now.early_after(reason)),
+        ) => remove(match now.orders.is_cancelled {
+            true => Early::Cancelled,
+            // The job has ended the point in time, so `lost` does not apply.
+            false => Early::Failed(reason),
+        }),
         (Stage::Remove(early), Event::Done) => (Stage::Ended, Action::End(Err(early))),
         (stage, event) => unexpected(&stage, &event),
     }

@@ -10,7 +10,7 @@ pub const PART: u64 = 1 << 20;
 /// I/O of the copier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeAction {
-    /// Returns the pieces of a range; those with data are copied, the target has the others: [`Event::Pieces`].
+    /// Returns the pieces of a range ([`Event::Pieces`]). Pieces with data are copied. The target already has the others.
     Pieces(Span),
     /// Returns whether the source has data at `from`, and where that ends: [`Event::Piece`]. A failure counts as data.
     Status(Span),

@@ -1,10 +1,10 @@
-//! Random runs of streams, snapshots and backups, which check the order of their actions.
+//! Random runs of streams, snapshots, backups and starts of commits, which check the order of their actions.
 
 use jobs::exchange::ExchangeAction;
 use jobs::range::RangeAction;
 use jobs::snapshot::Snapshot;
 use jobs::stream::Stream;
-use jobs::{Early, Event, Now, Orders, Piece, Span, push, snapshot, stream};
+use jobs::{Early, Event, Now, Orders, Piece, Span, commit, push, snapshot, stream};
 use proptest::prelude::*;
 
 const TOTAL: u64 = 3 << 20;
@@ -151,7 +151,9 @@ fn run_push(choices: &mut Choices) {
     let (mut has_point, mut is_flushed, mut is_complete, mut is_removed) =
         (true, false, false, false);
     loop {
-        event = match job.step(&choices.now(), event) {
+        let mut now = choices.now();
+        now.lost = (!has_point).then(|| "the point in time has ended".to_owned());
+        event = match job.step(&now, event) {
             push::Action::Changed(Span { from, end }) => {
                 assert!(from == at && has_point);
                 let is_data = choices.one_in(2);
@@ -204,6 +206,58 @@ fn run_push(choices: &mut Choices) {
             push::Action::End(Ok(())) => return assert!(is_complete && !is_removed),
             push::Action::End(Err(early)) => {
                 assert!(is_removed && !is_complete && !has_point);
+                let of_the_end = Early::Failed("the point in time has ended".to_owned());
+                assert_ne!(early, of_the_end, "hides the reason");
+                return choices.check(&early);
+            }
+        };
+    }
+}
+
+fn run_start_of_commit(choices: &mut Choices) {
+    let (mut job, mut event) = (commit::Begin::default(), Event::Done);
+    let (mut is_held, mut is_open, mut is_prepared, mut is_new) = (false, false, false, false);
+    loop {
+        event = match job.step(event) {
+            commit::Action::Hold => {
+                let event = choices.done();
+                is_held = event == Event::Done;
+                event
+            }
+            commit::Action::Reopen => {
+                assert!(is_held);
+                is_open = true;
+                choices.done()
+            }
+            commit::Action::Prepare => {
+                assert!(is_open);
+                is_prepared = true;
+                choices.done()
+            }
+            commit::Action::Replace => {
+                assert!(is_held && is_prepared);
+                let event = choices.done();
+                is_new = event == Event::Done;
+                event
+            }
+            commit::Action::Detach => {
+                assert!(is_held && !is_new);
+                is_prepared = false;
+                Event::Done
+            }
+            commit::Action::Undo => {
+                assert!(is_held && !is_prepared && !is_new);
+                is_open = false;
+                Event::Done
+            }
+            commit::Action::Release => {
+                assert!(is_new || !is_open && !is_prepared);
+                is_held = false;
+                Event::Done
+            }
+            commit::Action::End(Ok(())) => return assert!(is_new && !is_held),
+            commit::Action::End(Err(early)) => {
+                assert!(!is_held && !is_open && !is_prepared);
                 return choices.check(&early);
             }
         };
@@ -214,11 +268,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn streams_snapshots_and_backups_keep_their_order(
+    fn other_jobs_keep_their_order(
         numbers in prop::collection::vec(any::<u16>(), 0..400),
     ) {
         run_stream(&mut Choices::new(numbers.clone()));
         run_snapshot(&mut Choices::new(numbers.clone()));
-        run_push(&mut Choices::new(numbers));
+        run_push(&mut Choices::new(numbers.clone()));
+        run_start_of_commit(&mut Choices::new(numbers));
     }
 }

@@ -45,7 +45,7 @@ pub enum Action {
     Mirror,
     /// A disk's image is committed into its backing image.
     Commit,
-    /// A disk is copied to a file, or the changes since the last backup are.
+    /// A disk is backed up to a file, in full or incrementally.
     BackUp,
     /// The backing image of a disk is streamed into it.
     Stream,

@@ -1,5 +1,6 @@
 //! `/v1/backups`: backups of several disks at one moment.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::control::objects::{Backup, NewBackup as Wanted};
@@ -16,7 +17,7 @@ use super::api::{Api, Path, read};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use super::jobs::elsewhere;
 use super::server::blocking;
-use crate::jobs::{CheckpointNames, Destination, Jobs, NewBackup, pull_address, start_backup};
+use crate::jobs::{CheckpointNames, Destination, Job, Jobs, NewBackup, pull_address, start_backup};
 use crate::objects::{Fault, Refusal};
 use config::disk_json;
 
@@ -126,9 +127,9 @@ pub(super) async fn end(
     Path(name): Path<String>,
 ) -> Result<Json<Backup>, ErrorResponse> {
     let jobs = api.context()?.jobs.clone();
-    jobs.end_backup(&name)?;
-    let now = body_of(&jobs, &name)?;
-    Ok(Json(wait_for_end(jobs, now).await?))
+    let body = body_of(&jobs, &name)?;
+    let ending = jobs.end_backup(&name)?;
+    Ok(Json(wait_for_end(ending, body).await?))
 }
 
 /// Cancel a backup. Its checkpoints are not created.
@@ -142,19 +143,19 @@ pub(super) async fn cancel(
     Path(name): Path<String>,
 ) -> Result<Json<Backup>, ErrorResponse> {
     let jobs = api.context()?.jobs.clone();
-    let now = body_of(&jobs, &name)?;
-    jobs.cancel_backup(&name)?;
-    Ok(Json(wait_for_end(jobs, now).await?))
+    let body = body_of(&jobs, &name)?;
+    let ending = jobs.cancel_backup(&name)?;
+    Ok(Json(wait_for_end(ending, body).await?))
 }
 
-/// Waits for the end of the jobs of a backup. A backup that is cancelled while it begins leaves no jobs: returns `before` then.
-async fn wait_for_end(jobs: Jobs, before: Backup) -> Result<Backup, Refusal> {
+/// Waits for the end of the jobs of a backup. Returns the backup with their present state.
+async fn wait_for_end(jobs: Vec<Arc<Job>>, mut body: Backup) -> Result<Backup, Refusal> {
     elsewhere(move || {
-        let name = &before.name;
-        for job in jobs.of_backup(name).unwrap_or_default() {
+        for job in &jobs {
             job.wait(END_PATIENCE);
         }
-        Ok(body_of(&jobs, name).unwrap_or(before))
+        body.jobs = jobs.iter().map(|job| job.body()).collect();
+        Ok(body)
     })
     .await
 }

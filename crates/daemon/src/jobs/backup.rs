@@ -62,7 +62,7 @@ pub(super) struct BackupOfJob {
 pub(super) enum Stage {
     /// Its jobs are prepared one after the other.
     Beginning,
-    /// A cancellation reaches each job.
+    /// All jobs run. Each job processes a cancellation itself.
     Running,
     /// A pull that completes its checkpoints.
     Ending,
@@ -483,10 +483,10 @@ impl Jobs {
     ///
     /// # Errors
     /// The backup is not a pull, or a part of it does not wait for its end. Nothing has changed then.
-    pub fn end_backup(&self, name: &str) -> Result<(), Refusal> {
-        let jobs = self.of_backup(name)?;
-        let Some(backup) = jobs.iter().find_map(|job| job.backup.as_ref()) else {
-            return Ok(());
+    pub fn end_backup(&self, name: &str) -> Result<Vec<Arc<Job>>, Refusal> {
+        let known = self.of_backup(name)?;
+        let Some(backup) = known.iter().find_map(|job| job.backup.as_ref()) else {
+            return Ok(known);
         };
         if backup.address.is_none() {
             let detail = format!("the backup {name} is not served");
@@ -494,11 +494,17 @@ impl Jobs {
             return Err(Refusal::conflict(detail, help));
         }
         let mut stage = backup.stage();
+        // Includes the jobs that have begun before the stage was locked.
+        let jobs = self.of_backup(name)?;
         let why = match *stage {
             Stage::Beginning => Some("has not begun on all disks".to_owned()),
             Stage::Cancelled => Some("was cancelled".to_owned()),
-            Stage::Running | Stage::Ending => {
-                let ended = jobs.iter().find(|job| job.has_ended());
+            // A repeated request waits for the same end.
+            Stage::Ending => return Ok(jobs),
+            Stage::Running => {
+                let ended = jobs
+                    .iter()
+                    .find(|job| job.has_ended() || job.is_cancelled());
                 ended.map(|job| format!("has ended on disk {}", job.disk))
             }
         };
@@ -511,14 +517,15 @@ impl Jobs {
         for job in &jobs {
             job.end_pull();
         }
-        Ok(())
+        drop(stage);
+        Ok(jobs)
     }
 
     /// Cancels a backup. Its checkpoints are not created.
     ///
     /// # Errors
     /// If there is no backup of this name, or its checkpoints become complete.
-    pub fn cancel_backup(&self, name: &str) -> Result<(), Refusal> {
+    pub fn cancel_backup(&self, name: &str) -> Result<Vec<Arc<Job>>, Refusal> {
         let jobs = self.of_backup(name)?;
         if let Some(backup) = jobs.iter().find_map(|job| job.backup.as_ref()) {
             let mut stage = backup.stage();
@@ -533,7 +540,7 @@ impl Jobs {
         for job in jobs.iter().filter(|job| !job.has_ended()) {
             job.cancel();
         }
-        Ok(())
+        Ok(jobs)
     }
 }
 

@@ -135,7 +135,8 @@ fn place(now: &DiskConfig, target: &DiskConfig, disk: &Disk) -> DiskConfig {
     }
 }
 
-/// Returns true if both paths lead to the same file or device, also through a loop device. The lock of the disk would be reported as that of another process.
+/// Returns true if both paths lead to the same file or device, also through a loop device. Without this check, opening the target would fail
+/// with a lock error that blames another process.
 pub(super) fn is_same_file(one: Option<&Path>, other: Option<&Path>) -> bool {
     let file = |path: &Path| {
         let found = std::fs::metadata(file_below(path)).ok()?;
@@ -234,9 +235,18 @@ pub(super) fn begin(
     let (incremental, over) = incremental.unzip();
     let target = open_target(&config, bytes, over.flatten().as_ref());
     let mut target = target.map_err(|error| failed(disk.name(), &error))?;
-    context.check_medium(disk.name(), &*target)?;
-    context.check_own_target(disk.name(), &config.backend)?;
     let opened = Arc::clone(&target);
+    // Removes the target if this job created it.
+    let remove = || {
+        opened.remove_if_created();
+        if let Some(path) = &new_image {
+            std::fs::remove_file(path).ok();
+        }
+    };
+    context
+        .check_medium(disk.name(), &*target)
+        .and_then(|()| context.check_own_target(disk.name(), &config.backend))
+        .inspect_err(|_| remove())?;
     let checked = match job.kind {
         // No client uses the target of a backup.
         JobKind::Backup => disk.check_copy(&*target),
@@ -246,11 +256,7 @@ pub(super) fn begin(
         }
     };
     if let Err(broken) = checked {
-        // Removes the target if this job created it.
-        opened.remove_if_created();
-        if let Some(path) = &new_image {
-            std::fs::remove_file(path).ok();
-        }
+        remove();
         return Err(failed(
             disk.name(),
             &format!("cannot use the target: {broken}"),

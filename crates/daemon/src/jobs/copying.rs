@@ -54,6 +54,8 @@ struct Driver {
     copying: Copying,
     mirror: Arc<Mirror>,
     flush: Option<Flush>,
+    /// Flushes of earlier attempts to switch, whose I/O may still be in flight.
+    hung: Vec<Flush>,
     range: Option<RangeIo>,
 }
 
@@ -73,6 +75,7 @@ impl Copying {
             is_over: false,
             mirror,
             flush: None,
+            hung: Vec::new(),
             range: None,
             copying: self,
         };
@@ -338,6 +341,7 @@ impl Driver {
     }
 
     fn open_flush(&mut self) -> Event {
+        self.hung.extend(self.flush.take());
         let target = Arc::clone(&self.copying.target);
         let patient = |io| self.copying.patient(io, None);
         let flush = Flush::prepare(&self.copying.job.disk, target, patient);
@@ -383,6 +387,7 @@ impl Driver {
     /// Waits until no I/O of the job or of clients uses the target. Its file must not be reused earlier.
     fn drain(&mut self) -> Event {
         (self.flush, self.range) = (None, None);
+        self.hung.clear();
         let jobs = &self.copying.context.jobs;
         while self.mirror.progress().detached() > 0 && !jobs.is_ending() {
             std::thread::sleep(DETACHED_STEP);

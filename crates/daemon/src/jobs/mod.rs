@@ -23,6 +23,7 @@ mod snapshot;
 mod stream;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -131,9 +132,16 @@ impl Context {
             let exports: Vec<_> = config.exports().cloned().collect();
             Ok((exports, config.disks.clone()))
         })?;
-        let is_below = |other: &&DiskConfig| is_same_file(other.backend.file(), target.file());
+        let file = target.file();
+        let is_loop = file.is_some_and(|path| own_target::file_below(path) != path);
+        // `check_medium` finds other files. Looking at them may block.
+        let may_lead = |path: &Path| is_loop || path.starts_with("/dev");
+        let is_below = |other: &&DiskConfig| {
+            let path = other.backend.file().filter(|path| may_lead(path));
+            file.is_some() && path.is_some() && is_same_file(path, file)
+        };
         let other = match own_target::disk_behind(target, exports.iter()) {
-            // Another disk may be the target. Its own path leads to it.
+            // An export of another disk is a valid target.
             Some(name) => (name == disk).then_some(name),
             None => disks.iter().find(is_below).map(|other| other.name.as_str()),
         };
@@ -296,7 +304,11 @@ impl Job {
 
     /// Marks a job that could not start as failed and removes it.
     fn give_up(&self, jobs: &Jobs, refusal: &Refusal) {
-        self.set_state(JobState::Failed, Some(refusal.to_string()));
+        let state = match self.is_cancelled() {
+            true => JobState::Cancelled,
+            false => JobState::Failed,
+        };
+        self.set_state(state, Some(refusal.to_string()));
         jobs.take_back(&self.disk);
     }
 
