@@ -87,8 +87,13 @@ impl Dispatcher {
         let (bytes, fds) = stream::receive(&self.stream, limit)?;
         let invalid = |error: vhost_user_wire::WireError| Error::Refused(error.to_string());
         let (header, payload) = Header::parse(&bytes).map_err(invalid)?;
-        let executed = parse(&bytes, fds).map_err(invalid);
-        match executed.and_then(|message| self.execute(message)) {
+        let executed = parse(&bytes, fds).map_err(invalid).and_then(|message| {
+            if header.needs_reply() {
+                self.session.drain_before(&message)?;
+            }
+            self.execute(message)
+        });
+        match executed {
             Ok(reply) => {
                 let success = || header.needs_reply().then_some(Reply::U64(0));
                 if let Some(reply) = reply.or_else(success) {

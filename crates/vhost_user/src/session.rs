@@ -26,12 +26,16 @@ use crate::vring::{Context, UserAddresses, Vring, check_event, clone_fd};
 
 /// Feature bits of the transport and the rings, equal for all devices.
 const F_LOG_ALL: u64 = 1 << 26;
+
 const F_ANY_LAYOUT: u64 = 1 << 27;
 const F_INDIRECT_DESC: u64 = 1 << 28;
 const F_EVENT_IDX: u64 = 1 << 29;
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 const F_VERSION_1: u64 = 1 << 32;
 const F_RING_PACKED: u64 = 1 << 34;
+
+/// Time limit for the requests of a ring that is disabled while writes are logged. Less than an upgrade waits for a session.
+const DISABLE_LIMIT: Duration = Duration::from_secs(4);
 
 /// Maximum queue size for front ends (virtio 1.3, 2.7: at most 32768; drivers use 128 to 1024).
 const MAX_QUEUE_SIZE: u32 = 1024;
@@ -243,15 +247,35 @@ impl Session {
         checked(index, started)
     }
 
-    /// Enables or disables a vring. Cloud Hypervisor disables vrings before it copies the last pages of a migration, and does not stop them:
-    /// while writes are logged, a vring is disabled when its requests have ended.
-    fn enable(&mut self, index: u32, is_enabled: bool) -> Result<()> {
-        let is_logged = self.features & F_LOG_ALL != 0;
-        let vring = self.vring(index)?;
-        checked(index, vring.set_enabled(is_enabled))?;
-        match is_logged && !is_enabled {
-            true => checked(index, vring.wait_for_requests()),
-            false => Ok(()),
+    /// Answers all requests of a ring before a message disables it, if writes are logged. Cloud Hypervisor then copies the last pages, and
+    /// its destination starts the ring at the available index. Call only if the front end waits for the reply: QEMU sends
+    /// `GET_VRING_BASE` next.
+    ///
+    /// # Errors
+    /// Refuses the message if requests do not end in time, for example while `on_error=stop` holds them: the ring stays enabled. Ends the
+    /// session if the log is incomplete.
+    pub(crate) fn drain_before(&self, message: &Message) -> Result<()> {
+        let Message::SetVringEnable(VringState { index, num: 0 }) = message else {
+            return Ok(());
+        };
+        if self.features & F_LOG_ALL == 0 {
+            return Ok(());
+        }
+        // An index that does not exist is refused later.
+        let Some(vring) = self.vrings.get(*index as usize) else {
+            return Ok(());
+        };
+        match vring.disable_when_idle(DISABLE_LIMIT) {
+            Ok(true) => match self.log.as_ref().and_then(|log| log.fault()) {
+                // The front end would send its last pages without those that are not marked.
+                Some(fault) => Err(Error::Failed(format!("queue {index}: {fault}"))),
+                None => Ok(()),
+            },
+            Ok(false) => refuse(format!(
+                "queue {index}: requests have not ended within {} s, the queue stays enabled",
+                DISABLE_LIMIT.as_secs()
+            )),
+            Err(why) => checked(*index, Err(why)),
         }
     }
 
@@ -499,7 +523,9 @@ impl Session {
                 checked(index, self.vring(index)?.set_error(error))
             }
             // The number is a truth value, and no feature is required.
-            Message::SetVringEnable(VringState { index, num }) => self.enable(*index, *num != 0),
+            Message::SetVringEnable(VringState { index, num }) => {
+                checked(*index, self.vring(*index)?.set_enabled(*num != 0))
+            }
             Message::SetBackendReqFd(fd) => self.set_backend_req_fd(fd),
             Message::SetConfig(config) => {
                 let written = self.device.write_config(config.offset, &config.region);

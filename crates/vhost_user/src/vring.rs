@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use guest_memory::{MemoryTable, RingMemory};
 use latency::Labels;
-use reactor::{Source, SourceId, Worker, WorkerHandle};
+use reactor::{Source, SourceId, WorkerHandle};
 use rustix::event::epoll;
 use virtio_device::{LogSetup, OnBroken, QueueChange, QueueControl, QueueSetup, VirtioDevice};
 use virtqueue::QueueConfig;
@@ -22,8 +22,7 @@ const F_RING_PACKED: u64 = 1 << 34;
 /// Length of a descriptor, split or packed. The first eight bytes are an address.
 const DESCRIPTOR_SIZE: u64 = 16;
 
-/// Time limit for the end of requests in flight in a queue that is disabled, and poll interval.
-const DISABLE_WAIT_MAX: Duration = Duration::from_secs(20);
+/// Poll interval of a queue that is disabled when its requests have ended.
 const DISABLE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 type Control = fn(&mut dyn Source) -> Option<&mut dyn QueueControl>;
@@ -292,27 +291,42 @@ impl Vring {
         self.change(QueueChange::Enabled(enabled))
     }
 
-    /// Waits until a disabled queue has no request in flight.
-    ///
-    /// # Errors
-    /// A request does not end in time: its disk hangs, or holds failed requests.
-    pub fn wait_for_requests(&self) -> Result<(), String> {
-        let Some(Running { worker, source, .. }) = &self.running else {
-            return Ok(());
+    /// Disables a running queue once all requests in its ring are answered. Returns false if some are not within `limit`: the queue is
+    /// then still enabled.
+    pub fn disable_when_idle(&self, limit: Duration) -> Result<bool, String> {
+        let Some(Running {
+            worker,
+            source,
+            control,
+        }) = &self.running
+        else {
+            return Ok(true);
         };
-        let source = *source;
-        let begin = Instant::now();
+        let (source, control) = (*source, *control);
+        let until = Instant::now() + limit;
         loop {
-            let count =
-                move |w: &mut Worker| w.source(source).map_or(0, |(queue, _)| queue.in_flight());
-            match worker.call(count) {
-                Ok(0) => return Ok(()),
-                Ok(count) if begin.elapsed() > DISABLE_WAIT_MAX => {
-                    return Err(format!("{count} requests of the disabled queue do not end"));
+            let disabled = worker.call(move |w| -> Result<bool, String> {
+                let Some((queue, _io)) = w.source(source) else {
+                    return Ok(true);
+                };
+                let Some(queue) = control(queue) else {
+                    return Ok(true);
+                };
+                if queue.is_idle() {
+                    let changed = queue.change(QueueChange::Enabled(false));
+                    return changed.map(|()| true).map_err(|error| error.to_string());
                 }
-                Ok(_) => std::thread::sleep(DISABLE_POLL_INTERVAL),
-                Err(error) => return Err(error.to_string()),
+                // The driver may not have kicked for its last requests.
+                w.wake(source);
+                Ok(false)
+            });
+            if disabled.map_err(|error| error.to_string())?? {
+                return Ok(true);
             }
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            std::thread::sleep(DISABLE_POLL_INTERVAL);
         }
     }
 }

@@ -10,8 +10,8 @@ use reactor::PollLimit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use support::{Rig, Watched, connect, eventually, ram, start_blk};
 use vhost_frontend::{
-    BlkQueue, Channel, Error, FrontEnd, Layout, Options, Queue, QueueOptions, Verifier, kind,
-    status,
+    BlkQueue, Channel, Error, FrontEnd, Layout, LogMemory, Options, Queue, QueueOptions, Verifier,
+    kind, status,
 };
 
 const SHORT: Duration = Duration::from_secs(10);
@@ -471,4 +471,23 @@ fn socket_of_another_at_the_same_path_is_not_removed() {
     let _other = std::os::unix::net::UnixListener::bind(&taken).unwrap();
     assert!(rig.server.remove("taken") && rig.server.remove("own"));
     assert!(taken.exists() && !own.exists());
+}
+
+/// Cloud Hypervisor disables rings before it copies the last pages of a migration. The destination starts behind all available requests.
+#[test]
+fn requests_without_a_kick_end_before_a_logged_ring_is_disabled() {
+    let rig = Rig::polling(1, PollLimit::Never);
+    let device = Watched::new(ram(1 << 20), Duration::from_millis(20));
+    let socket = rig.serve("d", device, 1);
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    let spec = front_end.memory().regions()[0].spec;
+    let log = LogMemory::below(spec.guest_address + spec.size).unwrap();
+    front_end.set_log(&log).unwrap();
+    front_end.log_data(true).unwrap();
+    let slot = queue.take().unwrap();
+    assert!(queue.submit(slot, kind::FLUSH, 0, 0, 0));
+    queue.queue().driver().publish();
+    front_end.enable(0, false).unwrap();
+    assert!(queue.reap().is_some(), "the request is still in the ring");
 }

@@ -112,6 +112,9 @@ pub trait QueueControl {
 
     /// Returns the position in the ring, in the format of `GET_VRING_BASE`.
     fn base(&self) -> u32;
+
+    /// Returns true if no request is unanswered and no chain waits to be popped.
+    fn is_idle(&self) -> bool;
 }
 
 /// A queue that was built on its worker.

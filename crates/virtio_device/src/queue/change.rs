@@ -47,4 +47,8 @@ impl<P: Protocol> QueueControl for Queue<P> {
     fn base(&self) -> u32 {
         self.ring.queue.base()
     }
+
+    fn is_idle(&self) -> bool {
+        self.slots.in_flight() == 0 && !(self.accepts() && self.ring.queue.available() > 0)
+    }
 }
