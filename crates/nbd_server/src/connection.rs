@@ -219,6 +219,7 @@ impl Connection {
                 }
             }
         }
+        self.buffers.give_up();
         // Also ends I/Os that wait to be retried after an error of the disk.
         io.cancel_waiting(self.handle.source, |_| true);
         self.peer.shared.ended(self.number());
@@ -275,7 +276,7 @@ impl Connection {
             self.peer.too_slow(slow);
             return self.end(io, slow.reason());
         }
-        if self.input.waits_for_memory() {
+        if self.buffers.is_waiting() {
             self.peer.shared.reclaim_memory();
         }
     }

@@ -65,11 +65,12 @@ impl Output {
         self.queue.unsent() + self.headers.len() as u64 + self.data_bytes
     }
 
-    /// Returns the progress of the client in reading, if it has to read. All messages are one transfer.
+    /// Returns the progress of the client in reading, if it has to read. Each message is a transfer. The kernel reports its end only.
     pub fn position(&self) -> Option<Position> {
         self.queue.is_sending().then_some(Position {
-            number: 0,
-            moved: self.queue.sent_bytes(),
+            number: self.queue.sent_bytes(),
+            moved: 0,
+            at_once: self.queue.unsent(),
         })
     }
 

@@ -13,6 +13,8 @@ const TICKS: u32 = 4;
 const RATE_MIN: u64 = 16 << 10;
 /// Minimum rate while others wait for the memory of the transfer.
 const RATE_MIN_SHORT: u64 = 1 << 20;
+/// Number of time limits after which a transfer that is fast enough is observed anew: a client that stops has no credit for earlier speed.
+const LIMITS_MAX: u32 = 4;
 
 /// A transfer that the client has to continue, as seen at ticks in a row.
 #[derive(Debug, Default)]
@@ -30,6 +32,8 @@ pub(crate) struct Position {
     pub number: u64,
     /// Bytes that have moved, from any fixed point.
     pub moved: u64,
+    /// Bytes that will be added to `moved` in one step, or end the transfer.
+    pub at_once: u64,
 }
 
 /// Reason for dropping a client.
@@ -37,7 +41,7 @@ pub(crate) struct Position {
 pub(crate) enum Slow {
     /// Too slow for any network.
     Always,
-    /// Too slow for memory that others wait for.
+    /// Below the minimum rate that applies while others wait for memory.
     Shortage,
 }
 
@@ -116,11 +120,20 @@ impl Watched {
         };
         self.ticks = self.ticks.saturating_add(1);
         let time = interval.saturating_mul(self.ticks);
-        let Some(beyond) = time.checked_sub(allowed) else {
+        // A silent client keeps its memory for twice the limit at most.
+        let step = Duration::from_millis(now.at_once.saturating_mul(1000) / rate).min(allowed);
+        let Some(beyond) = time.checked_sub(allowed.saturating_add(step)) else {
             return false;
         };
         let needed = u128::from(rate) * beyond.as_millis() / 1000;
-        u128::from(now.moved.saturating_sub(first.moved)) <= needed
+        let is_slow = u128::from(now.moved.saturating_sub(first.moved)) <= needed;
+        if !is_slow && time >= allowed.saturating_mul(LIMITS_MAX) {
+            *self = Watched {
+                first: Some(now),
+                ticks: 0,
+            };
+        }
+        is_slow
     }
 }
 
@@ -136,7 +149,11 @@ mod tests {
         for tick in 0..1440u32 {
             let time = step * tick;
             let moved = rate * time.as_millis() as u64 / 1000;
-            let position = Some(Position { number: 1, moved });
+            let position = Some(Position {
+                number: 1,
+                moved,
+                at_once: 0,
+            });
             if let Some(slow) = progress.tick(&limits, [position, None], is_short) {
                 return Some((time.as_secs(), slow));
             }
@@ -163,6 +180,7 @@ mod tests {
             let position = Position {
                 number: 1,
                 moved: step * 256_000,
+                at_once: 0,
             };
             progress.tick(&limits, [Some(position), None], is_short)
         };
@@ -172,11 +190,54 @@ mod tests {
     }
 
     #[test]
+    fn fast_client_that_stops_is_dropped_in_time() {
+        let limits = ServerLimits::default();
+        let step = Progress::interval(&limits);
+        let mut progress = Progress::default();
+        let dropped = (0..1440u32).find(|tick| {
+            let position = Position {
+                number: 1,
+                moved: u64::from(*tick > 0) << 40,
+                at_once: 0,
+            };
+            progress
+                .tick(&limits, [Some(position), None], false)
+                .is_some()
+        });
+        assert_eq!(dropped.map(|tick| (step * tick).as_secs()), Some(300));
+    }
+
+    #[test]
+    fn long_message_has_its_time_up_to_twice_the_limit() {
+        let limits = ServerLimits::default();
+        let step = Progress::interval(&limits);
+        for (is_short, seconds) in [(false, 60 + 60), (true, 10 + 1)] {
+            let mut progress = Progress::default();
+            let dropped = (0..1440u32).find(|_| {
+                let position = Position {
+                    number: 1,
+                    moved: 0,
+                    at_once: 1 << 20,
+                };
+                progress
+                    .tick(&limits, [None, Some(position)], is_short)
+                    .is_some()
+            });
+            let dropped = dropped.map(|tick| (step * tick).as_millis());
+            assert!(dropped.is_some_and(|dropped| dropped.abs_diff(seconds * 1000) <= 2500));
+        }
+    }
+
+    #[test]
     fn a_further_request_starts_the_time_again() {
         let limits = ServerLimits::default();
         let mut progress = Progress::default();
         for number in 1..1000 {
-            let position = Some(Position { number, moved: 0 });
+            let position = Some(Position {
+                number,
+                moved: 0,
+                at_once: 0,
+            });
             let slow = progress.tick(&limits, [position; 2], true);
             assert_eq!(slow, None);
         }

@@ -79,11 +79,13 @@ impl Input {
     /// Returns the progress of the client in sending a request, if one has arrived in part.
     pub fn position(&self) -> Option<Position> {
         self.is_within_request().then_some(Position {
-            number: self.headers,
+            // A header that has arrived in part belongs to the next request.
+            number: 2 * self.headers + u64::from(self.header_length > 0),
             moved: match self.payload {
                 Some(payload) => payload.received as u64,
                 None => self.skipped_so_far,
             },
+            at_once: 0,
         })
     }
 
@@ -202,6 +204,7 @@ impl Connection {
     /// Returns true if the next request can begin. Memory for a waiting request is then reserved.
     fn may_begin(&mut self) -> bool {
         if !self.has_output_room() {
+            self.buffers.give_up();
             return false;
         }
         let Some(request) = self.input.waiting.filter(|_| self.input.reserved.is_none()) else {

@@ -45,7 +45,7 @@ impl BufferPool {
         self.in_use + self.kept
     }
 
-    /// Returns the bytes of all buffers after `more` bytes were taken. Free buffers serve them, unless they are longer than any of these.
+    /// Returns the bytes held after `more` bytes are taken. Assumes that free buffers are reused, unless `more` exceeds the largest size class.
     #[inline]
     pub fn held_with(&self, more: usize) -> usize {
         match more <= self.kept && more <= CLASSES[CLASSES.len() - 1] {

@@ -38,9 +38,19 @@ impl<C: Addressed + 'static> Buffers<C> {
         self.lease.wait(handle);
     }
 
+    /// Returns true if the connection waits for memory.
+    pub fn is_waiting(&self) -> bool {
+        self.lease.is_waiting()
+    }
+
+    /// Ends the wait for memory. Wakes the next connections in place of this one.
+    pub fn give_up(&mut self) {
+        self.lease.give_up();
+    }
+
     /// Returns true if others wait for memory and this connection uses more than its guaranteed part.
     pub fn delays_others(&self) -> bool {
-        self.lease.memory().is_short() && self.lease.is_above_floor()
+        self.lease.delays_others()
     }
 
     /// Returns true if `length` more bytes are available. The caller must take or reserve them before other memory.
@@ -76,6 +86,10 @@ impl<C: Addressed + 'static> Buffers<C> {
     #[inline]
     pub fn take_anyway(&mut self, length: usize) -> IoBuffer {
         let buffer = self.pool.take(length);
+        if !self.lease.has(self.pool.held()) {
+            // Free buffers of other sizes were counted for this one.
+            self.pool.free_unused();
+        }
         self.lease.force(self.pool.held());
         buffer
     }

@@ -134,13 +134,35 @@ impl<C: Addressed + 'static> MemoryShare<C> {
         self.overdrawn > 0 || self.bytes > self.memory.floor
     }
 
+    /// Returns true if other connections wait for memory and this one uses more than its guaranteed part.
+    pub fn delays_others(&self) -> bool {
+        let own = usize::from(self.is_waiting());
+        self.memory.short.load(Ordering::Relaxed) > own && self.is_above_floor()
+    }
+
+    /// Returns true if the connection waits for memory.
+    pub fn is_waiting(&self) -> bool {
+        self.ticket.is_some()
+    }
+
+    /// Ends the wait for memory. Wakes the next connections in place of this one.
+    pub fn give_up(&mut self) {
+        if self.is_waiting() {
+            self.pass_on();
+        }
+    }
+
+    /// Returns true if `bytes` in total are reserved.
+    #[inline]
+    pub fn has(&self, bytes: usize) -> bool {
+        bytes <= self.bytes + self.overdrawn
+    }
+
     /// Reserves `bytes` in total and returns true if they are available. One request at a time may exceed the limit.
     #[inline]
     pub fn covers(&mut self, bytes: usize) -> bool {
-        if bytes <= self.bytes + self.overdrawn {
-            if self.ticket.is_some() {
-                self.pass_on();
-            }
+        if self.has(bytes) {
+            self.give_up();
             return true;
         }
         self.extend(bytes) || self.overdraw(bytes)
@@ -149,7 +171,7 @@ impl<C: Addressed + 'static> MemoryShare<C> {
     /// Reserves `bytes` in total, even above the limit.
     #[inline]
     pub fn force(&mut self, bytes: usize) {
-        if bytes > self.bytes + self.overdrawn && !self.extend(bytes) {
+        if !self.has(bytes) && !self.extend(bytes) {
             let short = bytes - self.bytes - self.overdrawn;
             self.memory.left.fetch_sub(short as i64, Ordering::SeqCst);
             self.bytes += short;

@@ -150,15 +150,12 @@ fn run(core: &Core, first: Connection, requests: &mpsc::Receiver<WantedConnectio
         if !is_needed {
             users.retain(|mailbox| mailbox.strong_count() > 0);
             match &spare {
-                Some(connection) if has_ended(&connection.socket) => {
-                    spare = None;
-                    next_try = Duration::ZERO;
-                    let reason = "the server has closed the connection".to_owned();
-                    core.state.set_unavailable(reason, Duration::ZERO);
-                    continue;
-                }
+                // The disk is unavailable if the server does not accept another one.
+                Some(connection) if has_ended(&connection.socket) => spare = None,
                 Some(_) => continue,
                 None if !users.is_empty() => continue,
+                // The server may serve one client at a time, and another daemon may need it.
+                None if !core.promises.has_multi_conn() => continue,
                 None => {}
             }
         }
