@@ -116,14 +116,13 @@ impl Location {
 /// Returns the disks in files of this host by the location of their storage.
 fn by_location(live: &Live) -> BTreeMap<String, BTreeMap<String, Weak<Disk>>> {
     let mut all = BTreeMap::<_, BTreeMap<_, _>>::new();
-    for (name, disk) in &*live.disks {
-        let config = live.config.disk(name);
-        let location = config.and_then(|disk| disk.backend.blocking_storage());
-        if let Some(location) = location
+    for config in &live.config.disks {
+        if let Some(location) = config.backend.blocking_storage()
+            && let Some(disk) = live.disks.get(&config.name)
             && disk.device().capabilities().files.is_some()
         {
             let disks = all.entry(location).or_default();
-            disks.insert(name.clone(), Arc::downgrade(disk));
+            disks.insert(config.name.clone(), Arc::downgrade(disk));
         }
     }
     all
