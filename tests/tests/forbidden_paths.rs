@@ -152,7 +152,7 @@ fn permissions_name_the_user_and_the_key() -> Result<()> {
         daemon.kill()?;
         let errors = daemon.wait_with_output()?.stderr;
         let errors = String::from_utf8_lossy(&errors);
-        for part in ["x.sock", "user 65534", key] {
+        for part in ["x.sock", "user nobody", key] {
             ensure!(errors.contains(part), "{key}: no {part:?} in {errors}");
         }
         ensure!(!errors.contains("sandbox_paths"), "{errors}");

@@ -13,7 +13,7 @@ use serde_json::json;
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct ConformanceArguments {
-    /// Device: vhost-user-blk:SOCKET or vhost-user-scsi:SOCKET[:TARGET:LUN]
+    /// Device: vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET or vhost-user-scsi:SOCKET:TARGET:LUN
     #[arg(value_name = "DEVICE")]
     device: String,
     /// List the tests for the device type, and run none
