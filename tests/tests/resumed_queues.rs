@@ -1,4 +1,4 @@
-//! Front ends that continue on a virtio-blk export whose disk was replaced meanwhile.
+//! Front ends that continue on a virtio-blk export after its disk was replaced.
 #![forbid(unsafe_code)]
 
 use control::{Client, Method};
@@ -237,7 +237,7 @@ fn driver_that_submits_before_its_queues_start_is_served() -> Result<()> {
     Ok(())
 }
 
-/// The destination of a live migration is a new front end, whose in-flight region is new. The export's record of the last driver is about
+/// The destination of a live migration is a new front end with a new in-flight region. The export's record of the last driver belongs to
 /// another virtual machine.
 #[test]
 fn migrated_driver_is_served_by_an_export_whose_disk_was_replaced() -> Result<()> {

@@ -13,7 +13,7 @@ const TICKS: u32 = 4;
 const RATE_MIN: u64 = 16 << 10;
 /// Minimum rate while others wait for the memory of the transfer.
 const RATE_MIN_SHORT: u64 = 1 << 20;
-/// Number of time limits after which a transfer that is fast enough is observed anew: a client that stops has no credit for earlier speed.
+/// Number of time limits after which the observation of a fast transfer restarts. A client that stops gets no credit for earlier speed.
 const LIMITS_MAX: u32 = 4;
 
 /// A transfer that the client has to continue, as seen at ticks in a row.
@@ -141,7 +141,7 @@ impl Watched {
 mod tests {
     use super::*;
 
-    /// Moves `rate` bytes per second for up to an hour. Returns the second in which the client is dropped.
+    /// Simulates a client that moves `rate` bytes per second for an hour. Returns the second and the reason of its end.
     fn dropped(rate: u64, is_short: bool) -> Option<(u64, Slow)> {
         let limits = ServerLimits::default();
         let step = Progress::interval(&limits);

@@ -54,7 +54,7 @@ struct Driver {
     copying: Copying,
     mirror: Arc<Mirror>,
     flush: Option<Flush>,
-    /// Flushes of earlier attempts to switch, whose I/O may still be in flight.
+    /// Flushes of earlier attempts to switch. Their I/O may still be in flight.
     hung: Vec<Flush>,
     range: Option<RangeIo>,
 }
