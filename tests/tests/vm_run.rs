@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::user_guests::kill_hard;
-use end_to_end::{Context, DaemonBuilder, Result, Scratch, UserGuests, ensure};
+use end_to_end::{Context, Daemon, DaemonBuilder, Result, Scratch, UserGuests, ensure};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -19,6 +19,19 @@ fn bytes(count: usize) -> Vec<u8> {
     bytes
 }
 
+/// Starts a daemon with three files that another one can serve in turns.
+fn shared_daemon(scratch: &Scratch, guests: &UserGuests) -> Result<Daemon> {
+    let mut daemon = DaemonBuilder::new(scratch).arguments([guests.sandbox_path().as_str()]);
+    for name in ["d0", "d1", "d2"] {
+        let file = guests.file(name);
+        if !file.exists() {
+            std::fs::write(&file, vec![0; 16 << 20])?;
+        }
+        daemon = daemon.disk(&format!("{name}=file:{},lock=while-active", file.display()));
+    }
+    daemon.start()
+}
+
 #[test]
 fn detached_guests_take_commands_and_files() -> Result<()> {
     let guests = UserGuests::new()?;
@@ -26,17 +39,29 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
         let words = [
             "run", "--detach", "--name", name, "--smp", "1", "--memory", "192M",
         ];
-        let disks = ["scsi:2x1", "blk:1,queues=1", "backing=ram:16M"];
-        guests.ok(&[&words[..], &disks, more].concat())
+        guests.ok(&[&words[..], more].concat())
     };
-    ensure!(run("one", &[])?.trim() == "one");
+    let disks = ["scsi:2x1", "blk:1,queues=1", "backing=ram:16M"];
+    ensure!(run("one", &disks)?.trim() == "one");
     let taken = guests.refused(&["run", "--name", "one", "blk:1"])?;
     ensure!(
         taken.contains("a guest named one is already running")
             && taken.contains("lunette vm stop one"),
         "{taken}"
     );
-    run("two", &["--net", "user", "--mac", "52:54:00:aa:bb:cc"])?;
+    let scratches = [Scratch::new()?, Scratch::new()?];
+    let first = shared_daemon(&scratches[0], &guests)?;
+    let second = shared_daemon(&scratches[1], &guests)?;
+    let socket = first.control().display().to_string();
+    let mut words = "--net user --mac 52:54:00:aa:bb:cc --control"
+        .split(' ')
+        .collect::<Vec<_>>();
+    words.push(&socket);
+    words.extend([
+        "scsi:2x1,backing=daemon:d0+d1",
+        "blk:1,queues=1,backing=daemon:d2",
+    ]);
+    run("two", &words)?;
     let list = guests.ok(&["list"])?;
     for name in ["one", "two"] {
         let line = list
@@ -44,7 +69,9 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
             .find(|line| line.starts_with(name))
             .context("not listed")?;
         ensure!(
-            line.contains("running") && line.contains("scsi:2x1 blk:1"),
+            ["running", "scsi:2x1", " blk:1"]
+                .iter()
+                .all(|word| line.contains(word)),
             "{list}"
         );
     }
@@ -73,13 +100,18 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
         stopped.contains("there is no guest one; running: two"),
         "{stopped}"
     );
-    migrations(&guests)?;
+    migrations(&guests, &first, &second)?;
     guests.ok(&["kill", "two"])?;
+    for daemon in [first, second] {
+        let exports = daemon.lunette(&["export", "list"])?;
+        ensure!(!exports.contains("vhost"), "{exports}");
+    }
     guests.nothing_is_left()
 }
 
-/// Moves a guest to a second QEMU and back under a verifying load, which is itself a command in the guest.
-fn migrations(guests: &UserGuests) -> Result<()> {
+/// Moves a guest to a second QEMU and back under a verifying load, which is itself a command in the guest. The second move is to another
+/// daemon, the third one back.
+fn migrations(guests: &UserGuests, first: &Daemon, second: &Daemon) -> Result<()> {
     guests.ok(&["plug", "two", "scsi", "plugged=ram:1M"])?;
     let refused = guests.refused(&["migrate", "two"])?;
     ensure!(
@@ -99,8 +131,11 @@ fn migrations(guests: &UserGuests) -> Result<()> {
         .command(&["exec", "two", load])
         .stdout(Stdio::piped())
         .spawn()?;
-    for suffix in ["", ".2"] {
-        let result: Value = serde_json::from_str(&guests.ok(&["migrate", "two", "--json"])?)?;
+    let [first, second] = [first, second].map(|daemon| daemon.control().display().to_string());
+    let moves: [(&str, &[&str]); 2] = [("", &[]), (".2", &["--to-daemon", &second])];
+    for (suffix, more) in moves {
+        let words = [&["migrate", "two", "--json"][..], more].concat();
+        let result: Value = serde_json::from_str(&guests.ok(&words)?)?;
         println!("{result}");
         ensure!(result["downtime_ms"].is_u64(), "{result}");
         let queues = result["queues"].as_array().context("queues")?;
@@ -113,13 +148,19 @@ fn migrations(guests: &UserGuests) -> Result<()> {
         }
         ensure!(guests.ok(&["exec", "two", "echo here"])?.trim() == "here");
     }
+    let control = guests.state("two").and_then(|state| state.control);
+    ensure!(
+        control.as_deref() == Some(Path::new(&second)),
+        "{control:?}"
+    );
     let load = load.wait_with_output()?;
     let report = String::from_utf8_lossy(&load.stdout);
     ensure!(
         load.status.success() && report.contains("\"mismatches\":0"),
         "{report}"
     );
-    let printed = guests.ok(&["migrate", "two", "--downtime-limit", "50"])?;
+    let back = ["--to-daemon", &first, "--downtime-limit", "50"];
+    let printed = guests.ok(&[&["migrate", "two"][..], &back].concat())?;
     ensure!(
         printed.contains("downtime: ") && printed.contains("queue stops of "),
         "{printed}"

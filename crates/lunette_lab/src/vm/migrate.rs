@@ -1,11 +1,12 @@
 //! `lunette vm migrate`.
 
 use std::io::Write;
+use std::path::PathBuf;
 
 use clap::Args;
 use cli_common::Outcome;
 use serde_json::json;
-use vm::running::{Migrated, MigrationLimits, MigrationProgress, Registry, migrate};
+use vm::running::{Migrated, MigrationOptions, MigrationProgress, Registry, migrate};
 
 use super::failed;
 
@@ -23,6 +24,9 @@ pub struct MigrateArguments {
     /// Time limit in seconds. The migration is then cancelled and the guest continues
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     within: u64,
+    /// Control socket of another daemon on this machine, which serves the same disks. It serves the guest afterwards
+    #[arg(long, value_name = "SOCKET")]
+    to_daemon: Option<PathBuf>,
     /// Print the result as JSON, and no progress
     #[arg(long)]
     json: bool,
@@ -37,21 +41,28 @@ The result has two kinds of times:
   downtime      time without a running guest, measured by QEMU
   queue stops   duration of the stop of each virtqueue by Lunette, with the wait for requests in flight
 
+With --to-daemon, the second exports are created in another daemon. It must have the disks of the guest with the same names, serial and wwn.
+Files and images need lock=while-active in both daemons. Jobs and other clients of these disks must have ended. A daemon that was started
+for the guest is ended after the migration.
+
 Disks of QEMU, plugged disks, --share and --net tap are not supported.
 
 Examples:
     lunette vm run --detach --name guest1 blk:1 scsi:1x1
     lunette vm migrate guest1
-    lunette vm migrate guest1 --downtime-limit 50 --json";
+    lunette vm migrate guest1 --downtime-limit 50 --json
+    lunette vm migrate guest1 --to-daemon /run/lunette-b/control.sock";
 
 /// Migrates a guest.
 ///
 /// # Errors
 /// When the guest cannot migrate. It continues.
 pub fn run(arguments: &MigrateArguments) -> Outcome {
-    let limits = MigrationLimits {
+    let to_daemon = arguments.to_daemon.as_ref();
+    let options = MigrationOptions {
         downtime_ms: arguments.downtime_limit,
         seconds: arguments.within,
+        to_daemon: to_daemon.map(std::path::absolute).transpose()?,
     };
     let registry = Registry::open().map_err(failed)?;
     let (folder, _) = registry.find(&arguments.name).map_err(failed)?;
@@ -68,7 +79,7 @@ pub fn run(arguments: &MigrateArguments) -> Outcome {
             printed = Some(line);
         }
     };
-    let migrated = migrate(&folder, limits, progress).map_err(failed)?;
+    let migrated = migrate(&folder, &options, progress).map_err(failed)?;
     let mut stdout = cli_common::stdout();
     match arguments.json {
         true => writeln!(stdout, "{}", json!(migrated))?,

@@ -1,9 +1,10 @@
 //! Live migration of a guest to a second QEMU of its supervisor: `lunette vm migrate`.
 //!
-//! The daemon gets a second export of each disk for the new QEMU. After the switch the supervisor kills the old QEMU and removes the old
-//! exports. If the migration fails, the new ones are removed and the guest continues.
+//! The daemon, or another one with the same disks, gets a second export of each disk for the new QEMU. After the switch the supervisor
+//! kills the old QEMU and removes the old exports. If the migration fails, the new ones are removed and the guest continues.
 
 use super::agent_port::accept;
+use super::other_daemon;
 use super::registry::RuntimeFolder;
 use super::supervisor::{
     AGENT_PORT, CONSOLE_PORT, MONITOR_SOCKET, Program, QMP_SOCKET, START_LIMIT, Supervisor,
@@ -23,7 +24,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Socket in a guest's folder. Each connection makes one migration: a line with [`MigrationLimits`], then lines with messages.
+/// Socket in a guest's folder. Each connection makes one migration: a line with [`MigrationOptions`], then lines with messages.
 const MIGRATE_SOCKET: &str = "migrate.sock";
 /// Sockets of the new QEMU until the switch.
 const NEXT_QMP: &str = "next-qmp.sock";
@@ -38,13 +39,15 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Bandwidth in bytes per second: no limit in practice.
 const BANDWIDTH: u64 = 4 << 30;
 
-/// Limits of a migration.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct MigrationLimits {
+/// Options of a migration.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MigrationOptions {
     /// Downtime in milliseconds that QEMU may plan.
     pub downtime_ms: u64,
     /// Time until the migration is cancelled, in seconds.
     pub seconds: u64,
+    /// Control socket of the daemon that serves the guest afterwards. `None`: the present daemon.
+    pub to_daemon: Option<PathBuf>,
 }
 
 /// Progress of a migration.
@@ -92,13 +95,13 @@ enum MigrationMessage {
 /// If the migration is refused or fails. The guest continues.
 pub fn migrate(
     folder: &RuntimeFolder,
-    limits: MigrationLimits,
+    options: &MigrationOptions,
     mut progress: impl FnMut(MigrationProgress),
 ) -> Result<Migrated> {
     let mut stream = UnixStream::connect(folder.file(MIGRATE_SOCKET)).context(
         "the guest accepts no migrations; hint: start it again with this version of lunette vm run",
     )?;
-    writeln!(stream, "{}", json!(limits))?;
+    writeln!(stream, "{}", json!(options))?;
     for line in BufReader::new(stream).lines() {
         match serde_json::from_str(&line?)? {
             MigrationMessage::Progress(now) => progress(now),
@@ -200,18 +203,30 @@ impl Supervisor {
         stream.set_write_timeout(Some(REQUEST_LIMIT))?;
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line)?;
-        let limits: MigrationLimits = serde_json::from_str(&line)?;
+        let options: MigrationOptions = serde_json::from_str(&line)?;
         let control = self.check_movable()?;
-        let exports = self.exports(&control)?;
+        let to_daemon = options.to_daemon.as_ref();
+        let to_daemon =
+            to_daemon.filter(|to| to.canonicalize().ok() != control.canonicalize().ok());
+        let to = to_daemon.unwrap_or(&control);
+        let exports = self.exports(&control, to)?;
+        if to_daemon.is_some() {
+            let names: Vec<&str> = exports.iter().map(|one| text(&one.from, "name")).collect();
+            other_daemon::check(&control, to, &names)?;
+        }
         let client = Client::new(&control);
         for (index, export) in exports.iter().enumerate() {
-            if let Err(error) = self.add_export(&control, &export.to) {
-                self.remove_exports(&control, exports[..index].iter().map(|one| &one.to))?;
+            if let Err(error) = self.add_export(to, &export.to) {
+                self.remove_exports(to, exports[..index].iter().map(|one| &one.to))?;
                 return Err(error);
             }
         }
         let before = queue_stops(&client)?;
-        let moved = self.move_guest(&exports, limits, stream);
+        let moved = self.move_guest(&exports, &options, stream);
+        if moved.is_ok() && to_daemon.is_some() {
+            self.state.control = Some(to.clone());
+            self.save()?;
+        }
         let migrated = moved.map(|status| {
             let stops = queue_stops(&client).unwrap_or_default();
             let queues = exports.iter().map(|export| {
@@ -229,11 +244,11 @@ impl Supervisor {
                 queues: queues.collect(),
             }
         });
-        let unused = exports.iter().map(|export| match &migrated {
-            Ok(_) => &export.from,
-            Err(_) => &export.to,
-        });
-        let removed = self.remove_exports(&control, unused);
+        let removed = match &migrated {
+            Ok(_) if to_daemon.is_some() && self.daemon.is_some() => self.end_daemon(),
+            Ok(_) => self.remove_exports(&control, exports.iter().map(|export| &export.from)),
+            Err(_) => self.remove_exports(to, exports.iter().map(|export| &export.to)),
+        };
         let migrated = migrated?;
         removed?;
         Ok(migrated)
@@ -267,8 +282,8 @@ impl Supervisor {
         })
     }
 
-    /// Returns the exports of the daemon that QEMU is connected to.
-    fn exports(&self, control: &Path) -> Result<Vec<MovedExport>> {
+    /// Returns the exports of the daemon at `control` that QEMU is connected to, and their copies for the daemon at `to`.
+    fn exports(&self, control: &Path, to: &Path) -> Result<Vec<MovedExport>> {
         let all: Vec<Value> = Client::new(control).get("/v1/exports")?;
         let words = self.recipe.qemu.arguments.iter();
         let fields: Vec<&str> = words.flat_map(|word| word.split(',')).collect();
@@ -281,9 +296,9 @@ impl Supervisor {
         let names: Vec<String> = exports.iter().map(|one| export_path(&one.to)).collect();
         for path in names {
             ensure!(
-                Client::new(control).get::<Value>(&path).is_err(),
+                Client::new(to).get::<Value>(&path).is_err(),
                 "the daemon at {} already has {path}; hint: remove it with lunette export remove",
-                control.display()
+                to.display()
             );
         }
         Ok(exports)
@@ -314,7 +329,7 @@ impl Supervisor {
     fn move_guest(
         &mut self,
         exports: &[MovedExport],
-        limits: MigrationLimits,
+        options: &MigrationOptions,
         stream: &UnixStream,
     ) -> Result<Value> {
         let folder = self.runtime_folder()?.clone();
@@ -333,8 +348,8 @@ impl Supervisor {
         ];
         let mut incoming = qemu.clone();
         incoming.arguments = with_sockets(&qemu.arguments, &monitors);
-        let options = ["-incoming", "defer"].map(str::to_owned);
-        incoming.arguments.extend(options);
+        let waits = ["-incoming", "defer"].map(str::to_owned);
+        incoming.arguments.extend(waits);
 
         let ports = [CONSOLE_PORT, AGENT_PORT].map(|name| {
             let path = folder.file(name);
@@ -353,13 +368,13 @@ impl Supervisor {
         destination.command("migrate-incoming", uri.clone())?;
         let mut source = connect(&folder.file(QMP_SOCKET))?;
         let parameters =
-            json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": limits.downtime_ms });
+            json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": options.downtime_ms });
         source.command("migrate-set-parameters", parameters)?;
         let port = self.agent.clone();
         if let Some(port) = &port {
             port.pause();
         }
-        let until = Instant::now() + Duration::from_secs(limits.seconds);
+        let until = Instant::now() + Duration::from_secs(options.seconds);
         let begun = source.command("migrate", uri);
         let ended = begun.and_then(|_| wait_for_switch(&mut source, until, stream));
         std::fs::remove_file(folder.file(STREAM_SOCKET)).unwrap_or(());

@@ -14,6 +14,7 @@ mod client;
 mod console;
 mod migration;
 mod network;
+mod other_daemon;
 mod outbox;
 mod registry;
 mod supervisor;
@@ -21,7 +22,7 @@ mod watcher;
 
 pub use client::{CommandEnd, ExecInput, exec};
 pub use console::{ConsoleEnd, attach};
-pub use migration::{ExportStops, Migrated, MigrationLimits, MigrationProgress, migrate};
+pub use migration::{ExportStops, Migrated, MigrationOptions, MigrationProgress, migrate};
 pub use network::{Tap, TapOptions};
 pub use registry::{Claim, Phase, Plugged, Registry, RuntimeFolder, State};
 pub use supervisor::{

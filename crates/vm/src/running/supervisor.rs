@@ -357,6 +357,15 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Ends the guest's own daemon, which the guest no longer uses.
+    pub(super) fn end_daemon(&mut self) -> Result<()> {
+        if let Some(daemon) = self.daemon.take() {
+            end_process(daemon, DAEMON_END_LIMIT);
+        }
+        self.state.daemon = None;
+        self.save()
+    }
+
     pub(super) fn spawn(&self, name: &str, program: &Program, log: &Path) -> Result<Process> {
         let mut command = Command::new(&program.path);
         command.args(&program.arguments);

@@ -1,0 +1,252 @@
+//! Checks before a guest moves to another daemon: the daemon serves the same disks and can use them after the switch.
+
+use anyhow::{Context, Result, bail, ensure};
+use control::objects::{Disk, Job};
+use control::{Client, DiskStatus, ExportStatus, Status};
+use std::path::Path;
+
+/// State of a daemon.
+struct Daemon<'a> {
+    control: &'a Path,
+    status: Status,
+    disks: Vec<Disk>,
+}
+
+impl<'a> Daemon<'a> {
+    fn ask(control: &'a Path) -> Result<Daemon<'a>> {
+        let client = Client::new(control);
+        let place = || format!("the daemon at {}", control.display());
+        Ok(Daemon {
+            control,
+            status: client.get("/v1/status").with_context(place)?,
+            disks: client.get("/v1/disks").with_context(place)?,
+        })
+    }
+
+    /// Returns a disk and its summary.
+    fn disk(&self, name: &str) -> Option<SharedDisk<'_>> {
+        Some(SharedDisk {
+            disk: self.disks.iter().find(|disk| disk.name == name)?,
+            summary: self.status.disks.iter().find(|disk| disk.name == name)?,
+        })
+    }
+}
+
+/// A disk of one of the two daemons.
+struct SharedDisk<'a> {
+    disk: &'a Disk,
+    summary: &'a DiskStatus,
+}
+
+impl SharedDisk<'_> {
+    fn lock(&self) -> &str {
+        let default = match self.disk.backend.as_str() {
+            "rbd" => "cooperative",
+            _ => "always",
+        };
+        self.disk.keys.text("lock").unwrap_or(default)
+    }
+
+    /// Returns true if the lock lets the other daemon use the disk after this one.
+    fn yields(&self) -> bool {
+        let is_read_only = self.summary.read_only;
+        match self.disk.backend.as_str() {
+            "file" | "image" => is_read_only || self.lock() == "while-active",
+            "rbd" => self.lock() != "exclusive",
+            _ => true,
+        }
+    }
+
+    /// Returns false if the storage of two disks of the same kind differs.
+    fn may_be(&self, other: &SharedDisk<'_>) -> bool {
+        let identity = |one: &SharedDisk<'_>| one.disk.status.as_ref().map(|s| s.identity.clone());
+        let is_same = identity(self).is_some_and(|identity| !identity.is_empty())
+            && identity(self) == identity(other);
+        let is_file = matches!(
+            self.disk.backend.as_str(),
+            "file" | "image" | "scsi_generic"
+        );
+        let path = self.summary.path.as_deref();
+        let is_same_path = path.is_some_and(|path| !is_file || Path::new(path).is_absolute())
+            && path == other.summary.path.as_deref();
+        self.disk.backend != other.disk.backend || is_same || is_same_path
+    }
+}
+
+/// Checks that the daemon at `to` can take over the exports `moved` of the daemon at `from`.
+///
+/// # Errors
+/// The guest would not find its disks, or would wait for their locks.
+pub(super) fn check(from: &Path, to: &Path, moved: &[&str]) -> Result<()> {
+    let jobs: Vec<Job> = Client::new(from).get("/v1/jobs")?;
+    let (from, to) = (Daemon::ask(from)?, Daemon::ask(to)?);
+    let is_moved = |export: &&ExportStatus| moved.contains(&export.name.as_str());
+    let place = to.control.display();
+    for lun in from
+        .status
+        .exports
+        .iter()
+        .filter(is_moved)
+        .flat_map(|export| &export.luns)
+    {
+        let name = &lun.disk;
+        let here = from.disk(name).with_context(|| format!("no disk {name}"))?;
+        let there = to.disk(name).with_context(|| {
+            format!(
+                "the daemon at {place} has no disk {name}; hint: lunette disk add --socket {place}"
+            )
+        })?;
+        check_disk(&here, &there)
+            .with_context(|| format!("disk {name} of the daemon at {place}"))?;
+        if let Some(job) = jobs
+            .iter()
+            .find(|job| job.disk == *name && !job.state.has_ended())
+        {
+            bail!(
+                "disk {name} has a {0} job, which cannot move; hint: wait for its end, or lunette job cancel {name}",
+                job.kind
+            );
+        }
+        let others = from
+            .status
+            .exports
+            .iter()
+            .filter(|export| !is_moved(export));
+        let mut users = others.filter(|export| export.luns.iter().any(|lun| lun.disk == *name));
+        if let Some(user) = users.find(|export| export.connected && here.lock() == "while-active") {
+            bail!(
+                "disk {name} has another client at export {0}, and the daemon keeps the lock for it; hint: end the client, or lunette export remove {0}",
+                user.name
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the disk `there` can replace `here` under a guest.
+fn check_disk(here: &SharedDisk<'_>, there: &SharedDisk<'_>) -> Result<()> {
+    const LOCK: &str = "set lock=while-active for the disk in both daemons";
+    ensure!(
+        !matches!(here.disk.backend.as_str(), "ram" | "null"),
+        "the disk is in the memory of one daemon; hint: use a file or an image that both daemons reach"
+    );
+    let summary = there.summary;
+    ensure!(
+        summary.state == "ready",
+        "the disk is {}: {}; hint: {LOCK}",
+        summary.state,
+        summary.reason.as_deref().unwrap_or("no reason given")
+    );
+    ensure!(
+        here.may_be(there),
+        "the storage is another one: {} instead of {}; hint: add the disk again with the path of the other daemon",
+        summary.path.as_deref().unwrap_or("none"),
+        here.summary.path.as_deref().unwrap_or("none"),
+    );
+    ensure!(
+        here.disk.backend != there.disk.backend || (here.yields() && there.yields()),
+        "lock={} and lock={} do not follow the guest; hint: {LOCK}",
+        here.lock(),
+        there.lock()
+    );
+    let shown = |one: &SharedDisk<'_>| {
+        let wwn = one.disk.status.as_ref().map_or("", |status| &status.wwn);
+        format!(
+            "serial={} wwn={wwn} block_size={} read_only={}",
+            one.summary.serial, one.summary.block_size, one.summary.read_only
+        )
+    };
+    let (ours, theirs) = (shown(here), shown(there));
+    ensure!(
+        ours == theirs,
+        "the guest would see another disk: {theirs} instead of {ours}; hint: set these keys in both daemons"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// Returns a disk as both API calls of a daemon describe it, with changes.
+    fn disk(changes: &[(&str, Value)]) -> (Disk, DiskStatus) {
+        let mut disk = json!({
+            "name": "d", "backend": "file", "lock": "while-active", "path": "/vm/d.raw",
+            "size": 1 << 20, "block_size": 512, "identity": "I", "serial": "S", "wwn": "5",
+            "read_only": false, "used_by": [], "stack": [], "state": "ready"
+        });
+        for (key, value) in changes {
+            disk[key] = value.clone();
+        }
+        let keys = ["backend", "lock"].map(|key| (key.to_owned(), disk[key].clone()));
+        let mut body = Disk::new("d", disk["backend"].as_str().unwrap(), keys.to_vec());
+        body.status = Some(serde_json::from_value(disk.clone()).unwrap());
+        (body, serde_json::from_value(disk).unwrap())
+    }
+
+    /// Returns the refusal of a disk of the second daemon, or an empty text.
+    fn refusal(here: &[(&str, Value)], there: &[(&str, Value)]) -> String {
+        let (here, there) = (disk(here), disk(there));
+        let shared = |(disk, summary)| SharedDisk { disk, summary };
+        let checked = check_disk(&shared((&here.0, &here.1)), &shared((&there.0, &there.1)));
+        checked
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default()
+    }
+
+    #[test]
+    fn only_the_same_disk_of_another_daemon_is_accepted() {
+        let other_path = [("identity", json!("")), ("path", json!("/vm/other.raw"))];
+        let relative = [("identity", json!("")), ("path", json!("d.raw"))];
+        for (here, there, reason) in [
+            (&[][..], &[][..], ""),
+            // An attribute of the file has the identity, also behind another path.
+            (&[], &other_path[1..], ""),
+            (&other_path[..1], &other_path[..1], ""),
+            (
+                &[],
+                &other_path,
+                "the storage is another one: /vm/other.raw instead of /vm/d.raw",
+            ),
+            (&relative, &relative, "the storage is another one"),
+            (&[], &[("serial", json!("T"))], "serial=T wwn=5"),
+            (&[], &[("block_size", json!(4096))], "block_size=4096"),
+            (
+                &[("backend", json!("ram"))],
+                &[],
+                "in the memory of one daemon",
+            ),
+            (
+                &[],
+                &[("state", json!("unavailable"))],
+                "hint: set lock=while-active",
+            ),
+            // The disk is copied to the other daemon's file over iSCSI.
+            (&[("backend", json!("iscsi"))], &other_path, ""),
+        ] {
+            let refused = refusal(here, there);
+            assert_eq!(refused.is_empty(), reason.is_empty(), "{refused}");
+            assert!(refused.contains(reason), "{refused}");
+        }
+    }
+
+    #[test]
+    fn locks_must_follow_the_guest() {
+        let lock = |backend: &str, lock: &str| [("backend", json!(backend)), ("lock", json!(lock))];
+        let always = lock("image", "always");
+        assert!(refusal(&always, &always).contains("lock=always"));
+        assert!(refusal(&lock("file", "while-active"), &lock("file", "always")).contains("hint"));
+        let read_only = [&always[..], &[("read_only", json!(true))]].concat();
+        assert_eq!(refusal(&read_only, &read_only), "");
+        for (word, is_refused) in [
+            ("cooperative", false),
+            ("shared", false),
+            ("exclusive", true),
+        ] {
+            let rbd = lock("rbd", word);
+            assert_eq!(!refusal(&rbd, &rbd).is_empty(), is_refused, "{word}");
+        }
+    }
+}
