@@ -473,10 +473,44 @@ fn failed_backup_leaves_disks_and_checkpoints() -> Result<()> {
     rig.daemon.kill()?;
     rig.daemon.start_again()?;
     nothing_is_left(&mut rig)?;
+    killed_copy_is_repeated(&mut rig)?;
     let content = std::fs::read(rig.scratch.file("d0.raw"))?;
     let byte = |block: u64| content[(block * BLOCK) as usize];
     ensure!((byte(0), byte(99), byte(100), byte(611), byte(612)) == (2, 2, 3, 3, 0));
     Ok(())
+}
+
+/// A killed copy leaves no image under its name, and the same command succeeds. A replaced image is no base of the next copy.
+fn killed_copy_is_repeated(rig: &mut Rig) -> Result<()> {
+    let target = folder(rig)?.display().to_string();
+    let begin = ["backup", "begin", "d0", "--to", &target];
+    let words = [&begin[..], &["--checkpoint", "mon"]].concat();
+    let slow = [&words[..], &["--speed", "1K"]].concat();
+    rig.daemon.lunette(&slow)?;
+    rig.daemon.kill()?;
+    let image = rig.scratch.file("backup/d0-mon.qcow2");
+    ensure!(!image.exists(), "an incomplete image has its final name");
+    rig.daemon.start_again()?;
+    nothing_is_left(rig)?;
+    rig.daemon.lunette(&[&words[..], &["--wait"]].concat())?;
+    for entry in std::fs::read_dir(&target)? {
+        let name = entry?.file_name();
+        ensure!(
+            !name.to_string_lossy().ends_with("partial"),
+            "{name:?} is left"
+        );
+    }
+    let path = image.display().to_string();
+    let size = SIZE.to_string();
+    std::fs::rename(&image, rig.scratch.file("backup/moved.qcow2"))?;
+    let create = ["qemu-img", "create", "-q", "-f", "qcow2", &path, &size];
+    run(rig.scratch.files(), &create)?;
+    let since = ["--since", "mon", "--checkpoint", "tue", "--wait"];
+    let words = [&begin[..], &since].concat();
+    refused(rig, &words, "another file has replaced it")?;
+    // A copy of the backup is the backup.
+    std::fs::copy(rig.scratch.file("backup/moved.qcow2"), &image)?;
+    rig.daemon.lunette(&words).map(drop)
 }
 
 /// State of the random sequence: the expected content of `d0`, and its checkpoints.

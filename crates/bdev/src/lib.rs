@@ -84,7 +84,7 @@ pub use image::stepped;
 pub use image::{
     BackingFormat, BackingImage, BackingName, CHAIN_MAX, CheckNamed, Committable, Image,
     ImageOptions, NamedFiles, STACK_BYTES, backing_named, backing_of, backing_path_of,
-    data_file_of, is_remote, open_remote, open_tables,
+    data_file_of, identity_of, is_remote, open_remote, open_tables,
 };
 pub use iscsi::IscsiOptions;
 pub use layer::Layer;

@@ -391,6 +391,17 @@ impl BlockDeviceConfig {
         path.map(PathBuf::as_path)
     }
 
+    /// Returns a copy with another path of its file.
+    #[must_use]
+    pub fn at_path(mut self, new: &Path) -> BlockDeviceConfig {
+        if let BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } =
+            &mut self
+        {
+            new.clone_into(path);
+        }
+        self
+    }
+
     /// Returns all local paths in its keys, with the names of the keys.
     pub fn paths(&self) -> Vec<(&'static str, &Path)> {
         let paths = match self {

@@ -92,6 +92,8 @@ pub enum Action {
     OpenFlush,
     /// Flushes the target while clients do I/O.
     Flush,
+    /// Gives a target that the backup has created its name. It had a temporary name, because it was incomplete.
+    Publish,
     /// Completes the checkpoint of an incremental backup.
     Complete,
     /// Clients stop writing to the target.
@@ -154,6 +156,7 @@ enum BackupStage {
     Exchange(Exchange<Device>),
     Flush,
     Check,
+    Publish,
     Complete,
 }
 
@@ -465,10 +468,15 @@ fn back_up(stage: BackupStage, now: &Now, event: Event) -> Next {
             ExchangeStep::Failed(reason) => return early(Early::Failed(reason)),
         },
         (BackupStage::Flush, Event::Done) => (BackupStage::Check, Action::Check),
-        (BackupStage::Check, Event::Done) => (BackupStage::Complete, Action::Complete),
+        (BackupStage::Check, Event::Done) => (BackupStage::Publish, Action::Publish),
+        (BackupStage::Publish, Event::Done) => (BackupStage::Complete, Action::Complete),
         (BackupStage::Complete, Event::Done) => return (Stage::Ended, Action::End(Ok(()))),
         (
-            BackupStage::Open | BackupStage::Flush | BackupStage::Check | BackupStage::Complete,
+            BackupStage::Open
+            | BackupStage::Flush
+            | BackupStage::Check
+            | BackupStage::Publish
+            | BackupStage::Complete,
             Event::Failed(reason) | Event::Abandoned(reason),
         ) => return early(now.early_after(reason)),
         (stage, event) => unexpected(&stage, &event),

@@ -36,6 +36,8 @@ pub enum Action {
     OpenFlush,
     /// Flushes the target.
     Flush,
+    /// Gives a target that the job has created its name. It had a temporary name, because it was incomplete.
+    Publish,
     /// Completes the checkpoint of the backup.
     Complete,
     /// Removes a target that the job has created: later backups must not find a partial image.
@@ -66,6 +68,7 @@ enum Stage {
     OpenFlush,
     Flush,
     CheckComplete,
+    Publish,
     Complete,
     Remove(Early),
     Ended,
@@ -183,10 +186,15 @@ fn complete(stage: Stage, now: &Now, event: Event) -> Next {
         (Stage::Finish, Event::Done) => (Stage::OpenFlush, Action::OpenFlush),
         (Stage::OpenFlush, Event::Done) => (Stage::Flush, Action::Flush),
         (Stage::Flush, Event::Done) => (Stage::CheckComplete, Action::Check),
-        (Stage::CheckComplete, Event::Done) => (Stage::Complete, Action::Complete),
+        (Stage::CheckComplete, Event::Done) => (Stage::Publish, Action::Publish),
+        (Stage::Publish, Event::Done) => (Stage::Complete, Action::Complete),
         (Stage::Complete, Event::Done) => (Stage::Ended, Action::End(Ok(()))),
         (
-            Stage::OpenFlush | Stage::Flush | Stage::CheckComplete | Stage::Complete,
+            Stage::OpenFlush
+            | Stage::Flush
+            | Stage::CheckComplete
+            | Stage::Publish
+            | Stage::Complete,
             Event::Failed(reason) | Event::Abandoned(reason),
         ) => remove(match now.orders.is_cancelled {
             true => Early::Cancelled,

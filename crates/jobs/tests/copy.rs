@@ -41,6 +41,7 @@ struct Model {
     is_abandoned: bool,
     is_drained: bool,
     is_locked: bool,
+    is_published: bool,
     is_complete: bool,
     orders: Orders,
     lost: Option<String>,
@@ -68,6 +69,7 @@ impl Model {
             is_abandoned: false,
             is_drained: false,
             is_locked: plan.goal == Goal::Commit,
+            is_published: false,
             is_complete: false,
             orders: Orders {
                 switches: plan.goal == Goal::Commit,
@@ -149,8 +151,13 @@ impl Model {
                 return self.fails(choices, Event::Done);
             }
             Action::Flush => return self.flush(choices),
-            Action::Complete => {
+            Action::Publish => {
                 assert!(!self.is_dirty && self.device == Device::Source);
+                self.is_published = true;
+                return self.fails(choices, Event::Done);
+            }
+            Action::Complete => {
+                assert!(self.is_published);
                 return match self.fails(choices, Event::Done) {
                     Event::Done => {
                         self.is_complete = true;

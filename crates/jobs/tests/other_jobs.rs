@@ -150,6 +150,7 @@ fn run_push(choices: &mut Choices) {
     let (mut event, mut at, mut written) = (Event::Done, 0, 0);
     let (mut has_point, mut is_flushed, mut is_complete, mut is_removed) =
         (true, false, false, false);
+    let mut is_published = false;
     loop {
         let mut now = choices.now();
         now.lost = (!has_point).then(|| "the point in time has ended".to_owned());
@@ -191,8 +192,14 @@ fn run_push(choices: &mut Choices) {
                 is_flushed = event == Event::Done;
                 event
             }
-            push::Action::Complete => {
+            push::Action::Publish => {
                 assert!(at == TOTAL && is_flushed && !has_point);
+                let event = choices.done();
+                is_published = event == Event::Done;
+                event
+            }
+            push::Action::Complete => {
+                assert!(is_published);
                 let event = choices.done();
                 is_complete = event == Event::Done;
                 event

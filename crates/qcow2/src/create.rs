@@ -3,7 +3,7 @@
 use crate::backing::extension;
 use crate::header::{
     BACKING_NAME_MAX, DATA_FILE, EXTENDED_CLUSTER_BITS_MIN, EXTENDED_L2, EXTENSION_BACKING_FORMAT,
-    EXTENSION_DATA_FILE, RAW_DATA_FILE,
+    EXTENSION_DATA_FILE, EXTENSION_IDENTITY, RAW_DATA_FILE,
 };
 use crate::refcounts::set;
 use crate::{Error, Result, Storage, io};
@@ -29,6 +29,8 @@ pub struct CreateOptions {
     pub backing: Option<(String, String)>,
     /// External data file.
     pub data_file: Option<DataFileOptions>,
+    /// Random number that distinguishes the image from one that replaces it.
+    pub identity: Option<u128>,
 }
 
 /// External data file of a new image.
@@ -50,6 +52,7 @@ impl CreateOptions {
             extended_l2: false,
             backing: None,
             data_file: None,
+            identity: None,
         }
     }
 }
@@ -163,6 +166,9 @@ fn header(
     head.extend(HEADER_BYTES.to_be_bytes());
     if let Some(data_file) = &options.data_file {
         extension(&mut head, EXTENSION_DATA_FILE, data_file.name.as_bytes());
+    }
+    if let Some(identity) = options.identity {
+        extension(&mut head, EXTENSION_IDENTITY, &identity.to_be_bytes());
     }
     if let Some((name, format)) = &options.backing {
         extension(&mut head, EXTENSION_BACKING_FORMAT, format.as_bytes());

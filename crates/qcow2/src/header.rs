@@ -32,6 +32,8 @@ pub(crate) const EXTENSION_END: u32 = 0;
 pub(crate) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
 pub(crate) const EXTENSION_DATA_FILE: u32 = 0x4441_5441;
 const EXTENSION_BITMAPS: u32 = 0x2385_2875;
+/// Extension of Lunette, which other programs keep and ignore: 16 random bytes ("Lune").
+pub(crate) const EXTENSION_IDENTITY: u32 = 0x4c75_6e65;
 
 /// Offsets of header fields that change.
 pub(crate) const REFCOUNT_TABLE_FIELD: u64 = 48;
@@ -89,6 +91,8 @@ pub struct Header {
     pub compression: Compression,
     /// Persistent bitmaps. `None` also if their autoclear bit is clear: their clusters are then leaks.
     pub bitmaps: Option<Bitmaps>,
+    /// Random identity that the image got when it was created.
+    pub identity: Option<u128>,
 }
 
 /// Returns true if a file begins with the qcow2 magic.
@@ -197,6 +201,7 @@ impl Header {
             data_file: None,
             compression,
             bitmaps: None,
+            identity: None,
         };
         header.extensions(head, header_bytes)?;
         Ok(header)
@@ -227,6 +232,9 @@ impl Header {
                 }
                 EXTENSION_BITMAPS if self.autoclear & VALID_BITMAPS != 0 => {
                     self.bitmaps = Some(Bitmaps::decode(bytes));
+                }
+                EXTENSION_IDENTITY => {
+                    self.identity = bytes.try_into().ok().map(u128::from_be_bytes);
                 }
                 _ => {}
             }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use block::Identity;
 use qcow2::Header;
 
 use super::names::{CheckNamed, folder_of, lies_below};
@@ -17,6 +18,12 @@ pub fn data_file_of(path: &Path) -> Option<PathBuf> {
 pub fn backing_path_of(path: &Path) -> Option<PathBuf> {
     let named = super::names::backing_of(path, &header_of(path)?).ok()??;
     Some(named.path)
+}
+
+/// Returns the random identity of an image: a copy has the same one, an image that replaces it another one or none.
+pub fn identity_of(path: &Path) -> Option<Identity> {
+    let identity = header_of(path)?.identity;
+    identity.map(Identity::from_random_bits)
 }
 
 fn header_of(path: &Path) -> Option<Header> {

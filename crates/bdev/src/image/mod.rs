@@ -35,7 +35,7 @@ use crate::{
 };
 use backing_link::BackingLink;
 pub use commit::Committable;
-pub use data_file::{backing_path_of, data_file_of};
+pub use data_file::{backing_path_of, data_file_of, identity_of};
 pub use names::{BackingFormat, BackingImage, CheckNamed, NamedFiles, backing_named, backing_of};
 pub use open::{CHAIN_MAX, STACK_BYTES, open_tables};
 pub use overlay::BackingName;

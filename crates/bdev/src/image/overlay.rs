@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use block::Allocation;
+use block::{Allocation, Identity};
 use qcow2::{Backing, CreateOptions, Mapping};
 
 use super::names::backing_named;
@@ -127,7 +127,10 @@ fn shape(size: u64) -> CreateOptions {
     if let Some(shape) = super::stepped::shape_of_new_images() {
         return CreateOptions { size, ..shape };
     }
-    CreateOptions::new(size)
+    CreateOptions {
+        identity: Some(Identity::random().bits()),
+        ..CreateOptions::new(size)
+    }
 }
 
 impl Owner {

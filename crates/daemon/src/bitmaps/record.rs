@@ -56,6 +56,9 @@ pub struct Last {
     pub shown: String,
     /// End of the backup, in seconds since 1970.
     pub at: u64,
+    /// Identity of the target's file. Another file at its path is not this backup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
 }
 
 /// State of a disk's file. A later write changes the time.

@@ -57,6 +57,7 @@ fn last(shown: &str) -> Last {
         target: serde_json::json!({ "backend": "file" }),
         shown: shown.to_owned(),
         at: 1,
+        identity: None,
     }
 }
 

@@ -87,6 +87,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
         begun: Some(mirror),
         incremental: None,
         new_image: None,
+        partial: None,
     };
     run_copying(copying)?;
     Ok(job)

@@ -14,6 +14,7 @@ use super::copying::Copying;
 use super::exchange::failed;
 use super::incremental::{CheckpointNames, Incremental, image_over};
 use super::own_target::file_below;
+use super::partial::PartialFile;
 use super::{Context, Job, JobKind};
 use crate::objects::Refusal;
 use config::{BlockDeviceConfig, DiskConfig};
@@ -225,15 +226,29 @@ pub(super) fn begin(
 ) -> Result<Copying, Refusal> {
     check_not_shared(disk)?;
     let bytes = disk.info().geometry.capacity_bytes();
-    let new_image = match &config.backend {
-        BlockDeviceConfig::Image { path, .. } if !path.exists() => Some(path.clone()),
+    let new_file = match &config.backend {
+        BlockDeviceConfig::File { path, .. }
+        | BlockDeviceConfig::Image {
+            path,
+            data_file: None,
+            ..
+        } => Some(path).filter(|path| !path.exists()),
         _ => None,
     };
+    let partial = new_file.filter(|_| job.kind == JobKind::Backup);
+    let partial = partial.map(|path| PartialFile::begin(path)).transpose();
+    let partial = partial.map_err(|error| failed(disk.name(), &error))?;
+    let is_image = matches!(config.backend, BlockDeviceConfig::Image { .. });
+    let new_image = new_file.filter(|_| is_image && partial.is_none()).cloned();
     let incremental = incremental
         .map(|names| Incremental::prepare(context, disk, names, Some(&config)))
         .transpose()?;
     let (incremental, over) = incremental.unzip();
-    let target = open_target(&config, bytes, over.flatten().as_ref());
+    let mut opened_as = config.clone();
+    if let Some(partial) = &partial {
+        opened_as.backend = opened_as.backend.at_path(partial.temporary());
+    }
+    let target = open_target(&opened_as, bytes, over.flatten().as_ref());
     let mut target = target.map_err(|error| failed(disk.name(), &error))?;
     let opened = Arc::clone(&target);
     // Removes the target if this job created it.
@@ -272,6 +287,7 @@ pub(super) fn begin(
         begun: None,
         incremental,
         new_image,
+        partial,
     };
     Ok(copying)
 }

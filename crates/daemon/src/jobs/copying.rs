@@ -17,6 +17,7 @@ use super::copy::shown;
 use super::copy_range::{CANNOT_WRITE, RangeIo, hole_at, on_target, result};
 use super::exchange::{Change, Flush, check_files};
 use super::incremental::Incremental;
+use super::partial::PartialFile;
 use super::{Context, Job, JobKind};
 use crate::objects::{NewDevice, Refusal};
 use config::DiskConfig;
@@ -41,8 +42,10 @@ pub(super) struct Copying {
     pub begun: Option<Arc<Mirror>>,
     /// Bitmap of an incremental backup.
     pub incremental: Option<Incremental>,
-    /// Image that the job has created.
+    /// Image that the job has created under its final name.
     pub new_image: Option<PathBuf>,
+    /// File that a backup has created under a temporary name. It is removed unless the backup is complete.
+    pub partial: Option<PartialFile>,
 }
 
 /// Resources of a running job. Fields are dropped in this order: I/O that was abandoned ends last.
@@ -105,10 +108,30 @@ impl Copying {
 
     /// Removes the target if the job has created it and does not start.
     pub(super) fn remove_target(&self) {
+        if let Some(partial) = &self.partial {
+            return partial.remove();
+        }
         self.target.remove_if_created();
         if let Some(path) = &self.new_image {
             std::fs::remove_file(path).ok();
         }
+    }
+
+    /// Gives the target of a complete backup its final name.
+    pub(super) fn publish(&mut self) -> Result<(), String> {
+        let Some(partial) = &mut self.partial else {
+            return Ok(());
+        };
+        let published = partial.publish();
+        published.map_err(|error| {
+            let target = shown(&self.config.backend);
+            format!("cannot give the target its name {target}: {error}")
+        })
+    }
+
+    /// Keeps the target: its backup is complete.
+    pub(super) fn keep_target(&mut self) {
+        self.partial.iter_mut().for_each(PartialFile::keep);
     }
 
     /// Makes an I/O channel stop waiting when the job is cancelled or the mirror has failed.
@@ -218,7 +241,12 @@ impl Driver {
         loop {
             let now = self.now();
             event = match job.step(&now, event) {
-                Action::End(outcome) => return outcome,
+                Action::End(outcome) => {
+                    if outcome.is_ok() {
+                        self.copying.keep_target();
+                    }
+                    return outcome;
+                }
                 Action::Wait(time) => self.copying.job.wait_for_orders(now.orders, time),
                 action => self.execute(action),
             };
@@ -259,6 +287,7 @@ impl Driver {
             Action::Announce(announcement) => self.announce(announcement),
             Action::OpenFlush => self.open_flush(),
             Action::Flush => self.flush(),
+            Action::Publish => result(self.copying.publish()),
             Action::Complete => self.complete(),
             Action::Abandon => {
                 self.mirror.progress().abandon();

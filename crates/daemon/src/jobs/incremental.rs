@@ -2,6 +2,8 @@
 //! backup of a name copies everything. A complete backup begins a new bitmap: see [`crate::bitmaps`]. A bitmap is a checkpoint: several
 //! may exist, and a backup may copy the changes since any of them.
 
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -53,6 +55,8 @@ pub(super) struct Incremental {
     /// Ranges to copy; `None` for everything.
     changed: Option<Arc<DirtyBitmap>>,
     begun: Option<StartedBackup>,
+    /// Target; `None` for a pull.
+    target: Option<BlockDeviceConfig>,
     last: Last,
 }
 
@@ -108,6 +112,7 @@ impl Incremental {
             shown: target.map_or(PULLED.to_owned(), |target| shown(&target.backend)),
             // Set when the backup is complete.
             at: 0,
+            identity: None,
         };
         let incremental = Incremental {
             bitmaps,
@@ -117,6 +122,7 @@ impl Incremental {
             frozen: None,
             changed,
             begun,
+            target: target.map(|target| target.backend.clone()),
             last,
         };
         if let Some(name) = required
@@ -169,6 +175,7 @@ impl Incremental {
         };
         let at = SystemTime::now().duration_since(UNIX_EPOCH);
         self.last.at = at.unwrap_or_default().as_secs();
+        self.last.identity = self.target.as_ref().and_then(file_identity);
         let name = self.names.checkpoint.as_deref().unwrap_or_default();
         let completed = self
             .bitmaps
@@ -265,7 +272,7 @@ fn base(
         ));
     }
     match (&target.backend, is_there) {
-        (_, true) if is_same => Ok((false, None)),
+        (backend, true) if is_same => check_identity(disk, known, backend).map(|()| (false, None)),
         // The last backup was removed.
         (_, false) if is_same => Ok((true, None)),
         (BlockDeviceConfig::Image { .. }, false) => {
@@ -279,7 +286,7 @@ fn base(
             }
             match last.backend.file().is_some_and(|path| !path.exists()) {
                 true => Err(last_bitmap_missing(disk, known)),
-                false => Ok((false, Some(last))),
+                false => check_identity(disk, known, &last.backend).map(|()| (false, Some(last))),
             }
         }
         _ => Err(Refusal::conflict(
@@ -290,6 +297,38 @@ fn base(
             "give that target again to update it, or a new image, image:PATH, to create an overlay of it",
         )),
     }
+}
+
+/// Refuses a file at the path of the last backup that is another one.
+fn check_identity(disk: &str, known: &Shown, backend: &BlockDeviceConfig) -> Result<(), Refusal> {
+    let recorded = known.last.identity.as_ref();
+    if recorded.is_none() || recorded == file_identity(backend).as_ref() {
+        return Ok(());
+    }
+    let (shown, name) = (&known.last.shown, &known.name);
+    Err(Refusal::conflict(
+        format!(
+            "disk {disk}: {shown} is not the backup of checkpoint {name}: another file has replaced it"
+        ),
+        &format!(
+            "restore that backup, or start with a full one after lunette disk bitmap remove {disk} {name}"
+        ),
+    ))
+}
+
+/// Returns the identity of a target's file: that in its header, which a copy shares, or that of its inode.
+fn file_identity(backend: &BlockDeviceConfig) -> Option<String> {
+    let path = backend.file()?;
+    if let BlockDeviceConfig::Image { .. } = backend
+        && let Some(identity) = bdev::identity_of(path)
+    {
+        return Some(format!("image {identity}"));
+    }
+    let found = std::fs::metadata(path).ok().filter(Metadata::is_file)?;
+    let created = found.created().ok();
+    let created = created.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    let created = created.unwrap_or_default().as_nanos();
+    Some(format!("inode {} created {created}", found.ino()))
 }
 
 fn last_bitmap_missing(disk: &str, known: &Shown) -> Refusal {

@@ -17,6 +17,7 @@ mod copying;
 mod exchange;
 mod incremental;
 mod own_target;
+mod partial;
 mod point_in_time;
 mod push;
 mod snapshot;

@@ -55,7 +55,12 @@ impl Driver {
             };
             event = match machine.step(&now, event) {
                 Action::Wait(time) => job.wait_for_orders(now.orders, time),
-                Action::End(outcome) => return outcome,
+                Action::End(outcome) => {
+                    if outcome.is_ok() {
+                        self.copying.keep_target();
+                    }
+                    return outcome;
+                }
                 action => self.execute(action),
             };
         }
@@ -79,6 +84,7 @@ impl Driver {
                 let flushed = self.flush.as_mut().map_or(Ok(()), Flush::run);
                 return result(flushed);
             }
+            Action::Publish => return result(self.copying.publish()),
             Action::Complete => {
                 let incremental = self.copying.incremental.as_mut();
                 return result(incremental.map_or(Ok(()), Incremental::complete));

@@ -227,6 +227,7 @@ impl World {
                 Event::Done
             }
             Action::Flush => self.flush_target(copying),
+            Action::Publish => self.publish(copying),
             Action::Complete => self.complete(copying),
             Action::Wait(_) => {
                 self.run_clients(random);

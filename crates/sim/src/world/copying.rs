@@ -68,6 +68,10 @@ pub(super) struct Copying {
     buffer: IoBuffer,
     /// The target has the identity of the disk.
     is_identified: bool,
+    /// The target was flushed after the last write.
+    is_flushed: bool,
+    /// The target of a backup has its name.
+    is_published: bool,
     /// Workers are attached to a device that the disk does not use.
     is_prepared: bool,
     /// The target is locked against other writers, and is unlocked after a failure.
@@ -108,6 +112,8 @@ impl Copying {
             disk_held: None,
             buffer: IoBuffer::default(),
             is_identified: false,
+            is_flushed: false,
+            is_published: false,
             is_prepared: false,
             is_locked,
         }
@@ -271,6 +277,7 @@ impl World {
                 Event::Done
             }
             Action::Announce(_) | Action::Check | Action::OpenFlush => Event::Done,
+            Action::Publish => self.publish(copying),
             Action::Flush => self.flush_target(copying),
             Action::Complete => self.complete(copying),
             Action::Abandon => {
@@ -293,9 +300,25 @@ impl World {
         }
     }
 
+    /// Gives the target of a backup its name. It must be durable.
+    pub(super) fn publish(&mut self, copying: &mut Copying) -> Event {
+        assert!(
+            copying.is_flushed,
+            "the target of a backup of d{} gets its name before it is durable",
+            copying.disk
+        );
+        copying.is_published = true;
+        Event::Done
+    }
+
     /// Completes the checkpoint of a backup.
     pub(super) fn complete(&mut self, copying: &Copying) -> Event {
         if let SimGoal::Backup(backup) = &copying.goal {
+            assert!(
+                copying.is_published,
+                "the checkpoint of d{} is complete before its target has a name",
+                copying.disk
+            );
             let checkpoint = Checkpoint {
                 path: backup.path.clone(),
                 changed: Arc::clone(&backup.next),
@@ -330,7 +353,8 @@ impl World {
                     self.moved(copying);
                 }
                 self.replace(&of, &copying.device(device));
-                copying.is_prepared = false;
+                // Clients may have written to the target up to now.
+                (copying.is_prepared, copying.is_flushed) = (false, false);
             }
             ExchangeAction::Release => copying.disk_held = None,
             ExchangeAction::Detach => {
@@ -417,8 +441,9 @@ impl World {
     }
 
     pub(super) fn flush_target(&mut self, copying: &mut Copying) -> Event {
-        self.run_on(copying, Device::Target, &IoRequest::flush(), 0)
-            .map_or(Event::Done, result)
+        let flushed = self.run_on(copying, Device::Target, &IoRequest::flush(), 0);
+        copying.is_flushed = flushed.as_ref().is_some_and(Result::is_ok);
+        flushed.map_or(Event::Done, result)
     }
 
     /// Runs one I/O of the copier. Returns `None` if the daemon has ended.
@@ -462,6 +487,7 @@ impl World {
     }
 
     pub(super) fn copy_range(&mut self, copying: &mut Copying, action: RangeAction) -> Event {
+        copying.is_flushed = false;
         let done = match action {
             RangeAction::Pieces(span) => return self.pieces(copying, span),
             RangeAction::Status(span) => return self.status(copying, span),
