@@ -332,8 +332,22 @@ impl Connection {
         if self.memory.buffers.has(length) {
             return true;
         }
+        self.wait_for_memory(length)
+    }
+
+    #[cold]
+    fn wait_for_memory(&mut self, length: usize) -> bool {
         self.memory.buffers.wait(&self.handle);
-        self.memory.buffers.has(length)
+        // Memory may have been returned just before.
+        if self.memory.buffers.has(length) {
+            return true;
+        }
+        if let Some(key) = self.login.key() {
+            let waits_for_budget = self.memory.buffers.waits_for_budget();
+            self.shared
+                .reclaim_memory(key.tsih, &self.memory.reclaims, waits_for_budget);
+        }
+        false
     }
 
     pub(crate) fn io_done(

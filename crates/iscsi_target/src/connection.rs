@@ -97,7 +97,7 @@ impl Connection {
         measurement.timeline.set_recording(false);
         let mut link = Link::new(io, handle.source, socket);
         link.moved = shared.seconds();
-        let memory = SessionMemory::new(&shared.limits);
+        let memory = SessionMemory::new(&shared.limits, Arc::default());
         Connection {
             iscsi: iscsi::target::Connection::new(shared.clone(), visitor, protocol),
             link,

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use request_engine::{Buffers, SharedMemory};
+use reactor::RateLimit;
+use request_engine::{Buffers, GroupMemory, SharedMemory};
 use scsi_exec::WorkMemory;
 
 use crate::connection::Connection;
 use crate::limits::ServerLimits;
+use crate::shared::RECLAIM_INTERVAL;
 
 #[derive(Clone)]
 pub(crate) struct SessionMemory {
@@ -14,14 +16,18 @@ pub(crate) struct SessionMemory {
     pub data: Arc<SharedMemory<Connection>>,
     /// Working memory of commands besides their data, with the same limit.
     pub work: Arc<WorkMemory>,
+    /// Limit of messages to the connections about memory.
+    reclaims: Arc<RateLimit>,
 }
 
 impl SessionMemory {
-    pub fn new(limits: &ServerLimits) -> SessionMemory {
+    /// Creates the limits of a session. `target`: memory of all sessions of its target.
+    pub fn new(limits: &ServerLimits, target: Arc<GroupMemory>) -> SessionMemory {
         let connections = limits.connections_per_session.into();
         SessionMemory {
-            data: SharedMemory::new(limits.data_bytes, connections, 0),
+            data: SharedMemory::new(target, limits.data_bytes, connections, limits.floor_bytes()),
             work: WorkMemory::new(limits.data_bytes),
+            reclaims: Arc::new(RateLimit::new(RECLAIM_INTERVAL)),
         }
     }
 }
@@ -32,6 +38,7 @@ pub(crate) struct ConnectionMemory {
     pub buffers: Buffers<Connection>,
     /// Working memory of commands besides their data.
     pub work: Arc<WorkMemory>,
+    pub reclaims: Arc<RateLimit>,
 }
 
 impl ConnectionMemory {
@@ -39,6 +46,7 @@ impl ConnectionMemory {
         ConnectionMemory {
             buffers: Buffers::new(limits.data),
             work: limits.work,
+            reclaims: limits.reclaims,
         }
     }
 
@@ -46,5 +54,6 @@ impl ConnectionMemory {
     pub fn count_in(&mut self, limits: SessionMemory) {
         self.buffers.count_in(limits.data);
         self.work = limits.work;
+        self.reclaims = limits.reclaims;
     }
 }

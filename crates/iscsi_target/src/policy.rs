@@ -300,7 +300,7 @@ impl TargetPolicy for SharedServer {
                 initiator: identity.initiator_name.clone(),
                 chap_user: visitor.chap_user.clone(),
                 contest,
-                memory: SessionMemory::new(&self.limits),
+                memory: SessionMemory::new(&self.limits, target.memory.clone()),
                 target,
             };
             self.session_changed(tsih, &nexus, true);
@@ -370,7 +370,7 @@ mod tests {
             ..TargetOptions::default()
         };
         let units = Units::new(Box::new(MemoryStore::default()));
-        let target = IscsiTarget::new(options, &portals, &units);
+        let target = IscsiTarget::new(options, &portals, &units, Arc::default());
         let (asker, local_address) = (asker.parse().unwrap(), local_address.parse().unwrap());
         target_addresses(&target, asker, local_address, &BTreeSet::new())
     }
@@ -501,7 +501,7 @@ mod tests {
             };
             options.bounds.chap_algorithms = allowed.and_then(Algorithm::parse_list);
             let units = Units::new(Box::new(MemoryStore::default()));
-            Arc::new(IscsiTarget::new(options, &[], &units))
+            Arc::new(IscsiTarget::new(options, &[], &units, Arc::default()))
         };
         let allowed = |targets: &[Option<&str>]| {
             let targets: Vec<_> = targets.iter().map(|list| target(*list)).collect();
@@ -529,7 +529,7 @@ mod tests {
             ..TargetOptions::default()
         };
         let units = Units::new(Box::new(scsi::MemoryStore::default()));
-        let target = IscsiTarget::new(options, &portals, &units);
+        let target = IscsiTarget::new(options, &portals, &units, Arc::default());
         let local_address = portals[0].address;
         let unreachable = BTreeSet::from([portals[1].address]);
         let addresses = target_addresses(

@@ -180,7 +180,7 @@ impl Server {
             return Err(ServerError::Exists(known.options.name.clone()));
         }
         let bound = self.listen(&options.portals)?;
-        let target = IscsiTarget::new(options, &bound, &shared.units);
+        let target = IscsiTarget::new(options, &bound, &shared.units, shared.target_memory());
         target
             .add_luns(&shared.units, luns)
             .map_err(ServerError::Lun)?;

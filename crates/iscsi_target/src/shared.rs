@@ -6,11 +6,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use iscsi::login::{ChapUser, LoggedIn};
 use iscsi::pdu::Digests;
 use iscsi::session::{ConnectionKey, SessionTable};
-use reactor::SourceHandle;
+use reactor::{RateLimit, SourceHandle};
+use request_engine::{GroupMemory, MemoryBudget};
 use scsi::{Nexus, TransportId};
 use scsi_exec::{Hold, Units};
 
@@ -131,6 +133,9 @@ struct ConnectionTable {
 #[repr(align(128))]
 struct Seconds(AtomicU64);
 
+/// Minimum interval of messages to connections about memory.
+pub(crate) const RECLAIM_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Maximum number of `doomed` entries: more than can exist between a login and its first step.
 const DOOMED_MAX: usize = 1024;
 
@@ -159,6 +164,10 @@ pub(crate) struct SharedServer {
     in_flight: Mutex<HashMap<Ports, Vec<Weak<InFlight>>>>,
     seconds: Seconds,
     numbers: AtomicU64,
+    /// Memory for the data of all sessions.
+    memory: Arc<MemoryBudget>,
+    /// Limit of messages to all connections about memory.
+    reclaims: RateLimit,
 }
 
 /// Start or end of a session.
@@ -194,6 +203,8 @@ impl SharedServer {
             refused_logins: RefusedLogins::default(),
             watcher: OnceLock::new(),
             numbers: AtomicU64::new(1),
+            memory: MemoryBudget::new(limits.leased_bytes()),
+            reclaims: RateLimit::new(RECLAIM_INTERVAL),
             limits,
         }
     }
@@ -215,6 +226,37 @@ impl SharedServer {
                 initiator: initiator.clone(),
                 opened,
             });
+        }
+    }
+
+    /// Returns the memory of a new target.
+    pub fn target_memory(&self) -> Arc<GroupMemory> {
+        GroupMemory::new(self.memory.clone())
+    }
+
+    /// Has connections free their unused memory because one of the session waits: all connections if it waits for memory of the server,
+    /// otherwise those of the session. While one waits, they keep none.
+    #[cold]
+    pub fn reclaim_memory(&self, tsih: u16, of_session: &RateLimit, waits_for_budget: bool) {
+        let limit = if waits_for_budget {
+            &self.reclaims
+        } else {
+            of_session
+        };
+        if limit.pass().is_none() {
+            return;
+        }
+        let handles: Vec<ConnectionHandle> = match waits_for_budget {
+            true => self.connections(),
+            false => {
+                let table = lock(&self.table);
+                let session = table.by_key.iter().filter(|(key, _)| key.tsih == tsih);
+                let handles = session.filter_map(|(_, one)| table.all.get(&one.number));
+                handles.cloned().collect()
+            }
+        };
+        for handle in handles {
+            handle.send(|connection, _| connection.memory.buffers.trim());
         }
     }
 

@@ -33,7 +33,7 @@ impl SimulatedServer {
         let shared = Arc::new(SharedServer::new(units, limits));
         let portals: Vec<Portal> = options.portals.clone();
         let name = options.name.clone();
-        let target = IscsiTarget::new(options, &portals, &shared.units);
+        let target = IscsiTarget::new(options, &portals, &shared.units, Arc::default());
         target
             .add_luns(&shared.units, luns)
             .map_err(ServerError::Lun)?;

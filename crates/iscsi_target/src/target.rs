@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use bdev::Disk;
 use iscsi::login::ChapUser;
 use iscsi::negotiation::LoginBounds;
+use request_engine::GroupMemory;
 use scsi::{AccessState, AccessStates, AttachError, StateSetters, Target, TargetPort, UnitId};
 use scsi_exec::Units;
 
@@ -104,6 +105,8 @@ pub(crate) struct IscsiTarget {
     /// Access states: those of the options, with later changes by the administrator.
     access_states: Mutex<AccessStates>,
     pub scsi: Arc<Target>,
+    /// Memory for the data of its sessions.
+    pub memory: Arc<GroupMemory>,
     pub groups: Mutex<Vec<Arc<Group>>>,
     /// Disk name, if there is one disk at LUN 0.
     pub label: Mutex<String>,
@@ -111,7 +114,13 @@ pub(crate) struct IscsiTarget {
 
 impl IscsiTarget {
     /// Creates a target. `bound`: the bound portals of the options.
-    pub fn new(mut options: TargetOptions, bound: &[Portal], units: &Units) -> IscsiTarget {
+    /// `memory`: memory of its sessions.
+    pub fn new(
+        mut options: TargetOptions,
+        bound: &[Portal],
+        units: &Units,
+        memory: Arc<GroupMemory>,
+    ) -> IscsiTarget {
         let chap_users = std::mem::take(&mut options.chap_users);
         let access_states = std::mem::take(&mut options.access_states);
         // Initiators compare this name with the name that they logged in to (SPC-4, 7.8.6.10).
@@ -143,6 +152,7 @@ impl IscsiTarget {
             scsi: Target::new(ports),
             groups: Mutex::new(groups.into_iter().map(Arc::new).collect()),
             options,
+            memory,
             chap_users: Mutex::new(Arc::new(chap_users)),
             access_states: Mutex::new(access_states),
             label: Mutex::new(String::new()),
@@ -275,7 +285,7 @@ mod tests {
             ..TargetOptions::default()
         };
         let portals: Vec<Portal> = portals.iter().map(|text| text.parse().unwrap()).collect();
-        let target = IscsiTarget::new(options, &portals, units);
+        let target = IscsiTarget::new(options, &portals, units, Arc::default());
         let groups = lock(&target.groups);
         let ports = groups.iter().map(|group| &group.port);
         ports.map(|port| (port.relative_id, port.group)).collect()
@@ -305,7 +315,7 @@ mod tests {
         };
         let portals = ["192.0.2.1:3260,1", "192.0.2.2:3260,2"];
         let portals: Vec<Portal> = portals.iter().map(|text| text.parse().unwrap()).collect();
-        let target = IscsiTarget::new(options, &portals, &units);
+        let target = IscsiTarget::new(options, &portals, &units, Arc::default());
         let (first, second) = (disk("d0"), disk("d1"));
         target.add_luns(&units, &[(0, first.clone())]).unwrap();
         let (active, standby) = (AccessState::ActiveOptimized, AccessState::Standby);
@@ -323,7 +333,7 @@ mod tests {
             name: "iqn.2026-11.org.example:t0".to_owned(),
             ..TargetOptions::default()
         };
-        let next = IscsiTarget::new(options, &portals, &units);
+        let next = IscsiTarget::new(options, &portals, &units, Arc::default());
         next.add_luns(&units, &[(0, first)]).unwrap();
         drop(target);
         assert_eq!(states(&next), [(1, active, 0), (2, active, 0)]);

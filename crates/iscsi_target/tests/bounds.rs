@@ -268,6 +268,65 @@ fn connections_share_the_memory_of_their_session() {
 }
 
 #[test]
+fn idle_connections_keep_no_memory_of_their_session() {
+    const DELAY: Duration = Duration::from_millis(300);
+    let limits = ServerLimits {
+        data_bytes: 4 << 20,
+        ..ServerLimits::default()
+    };
+    let delay = bdev::Delay::new(ram(64), DELAY);
+    let rig = Rig::open(std::sync::Arc::new(delay), target(), limits);
+    let mut client = client_of(&rig, Offer::default(), 2);
+    let mut reads_at_once = |connection| {
+        let length = 1u32 << 20;
+        let cdb = cdb10(0x28, 0, (length as usize / BLOCK) as u16);
+        let since = Instant::now();
+        for _ in 0..4 {
+            let request = Initiator::read(0, &cdb, length);
+            client.initiator.command(connection, request).unwrap();
+        }
+        assert!(answers(&mut client, 4).iter().all(|done| done.status == 0));
+        since.elapsed()
+    };
+    reads_at_once(0);
+    let elapsed = reads_at_once(1);
+    assert!(elapsed < 3 * DELAY, "one after the other: {elapsed:?}");
+}
+
+#[test]
+fn sessions_share_the_memory_of_the_server() {
+    let allowed = 4 << 20;
+    let limits = ServerLimits {
+        data_bytes: allowed,
+        total_bytes: allowed,
+        ..ServerLimits::default()
+    };
+    let delay = bdev::Delay::new(ram(64), Duration::ZERO);
+    let rig = Rig::open(std::sync::Arc::new(delay), target(), limits);
+    let login = |isid| Client::login(rig.portal, settings(isid, Offer::default()), 1);
+    let mut clients: Vec<Client> = (1..6).map(login).collect();
+    for client in &mut clients {
+        client.settle();
+        for lba in 0..40 {
+            client.initiator.command(0, read(lba * 512)).unwrap();
+        }
+        let pause = Instant::now();
+        push(client, || pause.elapsed() > Duration::from_millis(50));
+    }
+    let held = rig.server.memory_in_use();
+    let most = allowed as u64 + 6 * u64::from(LARGE);
+    assert!(held <= most, "{held} bytes held, {most} allowed");
+    std::thread::scope(|scope| {
+        for client in &mut clients {
+            scope.spawn(|| {
+                let done = answers(client, 40);
+                assert!(done.iter().all(|done| done.status == 0));
+            });
+        }
+    });
+}
+
+#[test]
 fn started_writes_stay_within_session_memory_and_end() {
     let allowed = 2 << 20;
     let (rig, mut client) = session_of_sixteen(allowed, Offer::default());

@@ -142,7 +142,7 @@ impl Connection {
             encryption: encryption.map(Encryption::from),
             input: Input::new(&input),
             output: Output::default(),
-            buffers: Buffers::new(shared.memory.clone()),
+            buffers: Buffers::new(export.memory.clone()),
             slots: Slots::default(),
             schedule: Schedule::default(),
             lifecycle: Lifecycle::default(),

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bdev::{Disk, FrozenBitmap};
 use nbd::wire::{BASE_ALLOCATION, DIRTY_BITMAP, PAYLOAD_MAX, transmission};
 use nbd::{BlockSizes, ExportInfo};
+use request_engine::SharedMemory;
 
+use crate::connection::Connection;
 use crate::listeners::Address;
 
 /// Preferred block size of disks that have no larger one: a page.
@@ -49,14 +51,21 @@ pub(crate) const ALLOCATION_ID: u32 = 0;
 pub(crate) struct Export {
     pub options: ExportOptions,
     pub disk: Arc<Disk>,
+    /// Memory for the data of its connections.
+    pub memory: Arc<SharedMemory<Connection>>,
     removed: AtomicBool,
 }
 
 impl Export {
-    pub fn new(options: ExportOptions, disk: Arc<Disk>) -> Export {
+    pub fn new(
+        options: ExportOptions,
+        disk: Arc<Disk>,
+        memory: Arc<SharedMemory<Connection>>,
+    ) -> Export {
         Export {
             options,
             disk,
+            memory,
             removed: AtomicBool::new(false),
         }
     }

@@ -24,12 +24,21 @@ pub struct ServerLimits {
     pub requests: usize,
     /// Maximum bytes of request data of one connection. Further requests wait for memory; one request may exceed the limit.
     pub data_bytes: usize,
-    /// Maximum bytes of request data of all connections. One request may exceed the limit.
+    /// Maximum bytes of request data of all connections. One request of each export may exceed the limit. An export uses at most three
+    /// quarters of the memory that the others leave.
     pub total_bytes: usize,
     /// Bytes of request data that each connection may use even if the others use all shared memory.
     pub floor_bytes: usize,
     /// Bytes of queued output above which a connection neither receives nor parses input.
     pub output_bytes: u64,
+}
+
+impl ServerLimits {
+    /// Returns the part of `total_bytes` that is not reserved for single connections.
+    pub(crate) fn leased_bytes(&self) -> usize {
+        let floors = self.floor_bytes.saturating_mul(self.connections);
+        self.total_bytes.saturating_sub(floors)
+    }
 }
 
 impl Default for ServerLimits {

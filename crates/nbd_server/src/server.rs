@@ -157,7 +157,8 @@ impl Server {
         }
         drop(listeners);
         let name = options.name.clone();
-        lock(&shared.exports).insert(name, Arc::new(Export::new(options, disk)));
+        let export = Arc::new(Export::new(options, disk, shared.export_memory()));
+        lock(&shared.exports).insert(name, export);
         self.state.accepting.wake();
         Ok(open)
     }

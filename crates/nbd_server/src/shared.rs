@@ -10,7 +10,7 @@ use latency::QueueRecord;
 use nbd::handshake::Exports;
 use nbd::{ExportInfo, Violation};
 use reactor::{PeerRateLimit, RateLimit, SourceHandle};
-use request_engine::SharedMemory;
+use request_engine::{GroupMemory, MemoryBudget, SharedMemory};
 use tls::ServerTls;
 
 use crate::connection::Connection;
@@ -89,7 +89,7 @@ struct Clients {
 pub(crate) struct SharedServer {
     pub limits: ServerLimits,
     /// Memory for the data of all connections.
-    pub memory: Arc<SharedMemory<Connection>>,
+    memory: Arc<MemoryBudget>,
     /// Limit of messages to all connections about memory.
     reclaims: RateLimit,
     /// Certificate for exports with TLS.
@@ -109,7 +109,7 @@ pub(crate) struct SharedServer {
 impl SharedServer {
     pub fn new(limits: ServerLimits, tls: ServerTls) -> SharedServer {
         SharedServer {
-            memory: SharedMemory::new(limits.total_bytes, limits.connections, limits.floor_bytes),
+            memory: MemoryBudget::new(limits.leased_bytes()),
             reclaims: RateLimit::new(RECLAIM_INTERVAL),
             limits,
             tls,
@@ -120,6 +120,14 @@ impl SharedServer {
             numbers: AtomicU64::new(1),
             violations: AtomicU64::new(0),
         }
+    }
+
+    /// Returns the memory of a new export.
+    pub fn export_memory(&self) -> Arc<SharedMemory<Connection>> {
+        let limits = &self.limits;
+        let group = GroupMemory::new(self.memory.clone());
+        let floor = limits.floor_bytes;
+        SharedMemory::new(group, limits.total_bytes, limits.connections, floor)
     }
 
     pub fn next_number(&self) -> u64 {

@@ -332,11 +332,11 @@ fn write_of(cookie: u64, length: u64) -> Request {
     }
 }
 
-/// 1 MiB for 16 connections, besides 64 KiB for each.
+/// 2 MiB for 16 connections, besides 64 KiB for each. One export gets 1.5 MiB of them.
 fn little_memory() -> ServerLimits {
     ServerLimits {
         connections: 16,
-        total_bytes: 2 << 20,
+        total_bytes: 3 << 20,
         floor_bytes: 64 << 10,
         ..ServerLimits::default()
     }
@@ -404,6 +404,30 @@ fn idle_clients_keep_no_memory_that_others_need() {
             assert!(done.is_ok());
         }
     }
+}
+
+/// A disk that does not answer keeps the memory of its requests. Clients that never send their data stand for it.
+#[test]
+fn a_hung_export_leaves_memory_to_others() {
+    let rig = Rig::new(16 << 20, little_memory());
+    rig.add("d1", false);
+    let mut hung: Vec<Client> = (0..6).map(|_| rig.open("d0", Style::Simple)).collect();
+    for client in &mut hung {
+        client.send(write_of(1, 1 << 20), &[]);
+        client.stream.write_all(&[2; 4096]).unwrap();
+    }
+    // The daemon has read as much as it has memory for.
+    let mut small = rig.open("d0", Style::Simple);
+    assert!(small.ask(command::READ, 0, (0, 512), &[]).is_ok());
+    let mut healthy: Vec<Client> = (0..4).map(|_| rig.open("d1", Style::Simple)).collect();
+    for round in 0..8 {
+        for client in &mut healthy {
+            let data = vec![round; 4 << 20];
+            let done = client.ask(command::WRITE, 0, (0, 4 << 20), &data);
+            assert!(done.is_ok());
+        }
+    }
+    assert_eq!(rig.server.sessions().len(), 11);
 }
 
 #[test]

@@ -43,6 +43,11 @@ impl<C: Addressed + 'static> Buffers<C> {
         self.lease.is_waiting()
     }
 
+    /// Returns true if the connection waits for memory of the budget, not for memory of connections that belong together.
+    pub fn waits_for_budget(&self) -> bool {
+        self.lease.waits_for_budget()
+    }
+
     /// Ends the wait for memory. Wakes the next connections in place of this one.
     pub fn give_up(&mut self) {
         self.lease.give_up();
@@ -159,10 +164,10 @@ impl<C: Addressed + 'static> SendMemory for Buffers<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::NoConnection;
+    use crate::testing::{NoConnection, alone};
 
     fn buffers(bytes: usize) -> Buffers<NoConnection> {
-        Buffers::new(SharedMemory::new(bytes, 16, 0))
+        Buffers::new(alone(bytes, 16, 0))
     }
 
     fn take(buffers: &mut Buffers<NoConnection>, length: usize) -> Option<IoBuffer> {
@@ -187,7 +192,7 @@ mod tests {
 
     #[test]
     fn free_buffers_are_counted_until_others_need_the_memory() {
-        let memory = SharedMemory::new(8 << 20, 16, 0);
+        let memory = alone(8 << 20, 16, 0);
         let [mut a, mut b]: [Buffers<NoConnection>; 2] =
             std::array::from_fn(|_| Buffers::new(memory.clone()));
         let held: Vec<_> = (0..8).map(|_| take(&mut a, 1 << 20).unwrap()).collect();

@@ -1,14 +1,16 @@
-//! Memory limit of a group of connections: those of an iSCSI session, or all of an NBD server.
+//! Memory limit of connections that belong together: those of an iSCSI session, or of an NBD export.
 //!
 //! The connections are on different workers, so each leases memory in pieces that last for many requests. Shared state is accessed only to
-//! lease or return a piece. One request at a time may exceed the limit. The group therefore makes progress for requests of any size, even
-//! if other connections hold all memory.
+//! lease or return a piece. One request at a time may exceed the limit. The connections therefore make progress for requests of any size,
+//! even if others hold all memory. All memory is also leased from the group (`memory_budget`).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use reactor::{Addressed, SourceHandle};
+
+use crate::memory_budget::{GroupMemory, Member};
 
 const PIECE_MIN: usize = 4 << 10;
 /// Maximum number of connections that one return of memory wakes.
@@ -21,12 +23,13 @@ struct Waiting<C> {
     next_ticket: u64,
 }
 
-/// Memory limit of a group of connections of type `C`.
+/// Memory limit of connections of type `C`.
 pub struct SharedMemory<C> {
+    group: Arc<GroupMemory>,
     piece: usize,
     /// Bytes that each connection may use without a lease.
     floor: usize,
-    /// Bytes not leased. Negative if unavoidable allocations exceeded the limit.
+    /// Bytes that are neither leased nor the floor of a connection. Negative if unavoidable allocations exceeded the limit.
     left: AtomicI64,
     /// A request exceeds the limit.
     overdrawn: AtomicBool,
@@ -34,22 +37,32 @@ pub struct SharedMemory<C> {
     short: AtomicUsize,
     /// There are connections to wake.
     anyone_waits: AtomicBool,
+    /// The group wakes these connections.
+    waits_in_group: AtomicBool,
     waiting: Mutex<Waiting<C>>,
 }
 
 impl<C: Addressed + 'static> SharedMemory<C> {
-    /// Creates a limit of `bytes` bytes for at most `connections` connections. Each of them may use `floor` bytes at any time.
-    pub fn new(bytes: usize, connections: usize, floor: usize) -> Arc<SharedMemory<C>> {
+    /// Creates a limit of `bytes` bytes for at most `connections` connections. Each of them may use `floor` bytes at any time, which the
+    /// group does not count.
+    pub fn new(
+        group: Arc<GroupMemory>,
+        bytes: usize,
+        connections: usize,
+        floor: usize,
+    ) -> Arc<SharedMemory<C>> {
         let leased = bytes.saturating_sub(floor.saturating_mul(connections));
         // A connection keeps up to two unused pieces. All together keep at most half of the memory.
         let pieces = connections.saturating_mul(4).max(1);
         Arc::new(SharedMemory {
+            group,
             piece: (leased / pieces).max(PIECE_MIN),
             floor,
-            left: AtomicI64::new(i64::try_from(leased).unwrap_or(i64::MAX)),
+            left: AtomicI64::new(i64::try_from(bytes).unwrap_or(i64::MAX)),
             overdrawn: AtomicBool::new(false),
             short: AtomicUsize::new(0),
             anyone_waits: AtomicBool::new(false),
+            waits_in_group: AtomicBool::new(false),
             waiting: Mutex::new(Waiting {
                 tickets: BTreeMap::new(),
                 next_ticket: 0,
@@ -57,27 +70,74 @@ impl<C: Addressed + 'static> SharedMemory<C> {
         })
     }
 
-    /// Returns true if a connection waits for memory.
+    /// Returns true if a connection waits for memory of these connections or of the budget.
     #[inline]
     pub fn is_short(&self) -> bool {
-        self.short.load(Ordering::Relaxed) > 0
+        self.waiting_connections() > 0
+    }
+
+    /// Returns the number of connections that wait for memory that these connections could return.
+    #[inline]
+    fn waiting_connections(&self) -> usize {
+        let own = self.short.load(Ordering::Relaxed);
+        own.max(self.group.short().load(Ordering::Relaxed))
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting<C>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn try_lease(&self, bytes: usize) -> bool {
+    /// Leases `bytes` bytes.
+    ///
+    /// # Errors
+    /// The limit that the lease would exceed.
+    fn try_lease(&self, bytes: usize) -> Result<(), Limit> {
         let take = |left: i64| (left >= bytes as i64).then(|| left - bytes as i64);
         let taken = self
             .left
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take);
-        taken.is_ok()
+        taken.map_err(|_| Limit::Own)?;
+        if !self.group.try_lease(bytes) {
+            self.left.fetch_add(bytes as i64, Ordering::SeqCst);
+            return Err(Limit::Budget);
+        }
+        Ok(())
     }
 
     fn release(&self, bytes: usize) {
         self.left.fetch_add(bytes as i64, Ordering::SeqCst);
+        self.group.release(bytes);
         self.wake();
+    }
+
+    /// Lets one request exceed the limit by `bytes` bytes. Returns `None` if another one does.
+    fn try_overdraw(&self, bytes: usize) -> Option<Excess> {
+        if self.overdrawn.swap(true, Ordering::SeqCst) {
+            return None;
+        }
+        let is_leased = self.group.try_lease(bytes);
+        if is_leased || self.group.try_overdraw() {
+            return Some(Excess { bytes, is_leased });
+        }
+        self.overdrawn.store(false, Ordering::SeqCst);
+        None
+    }
+
+    fn end_overdraft(&self, excess: &Excess) {
+        self.overdrawn.store(false, Ordering::SeqCst);
+        match excess.is_leased {
+            true => self.group.release(excess.bytes),
+            false => self.group.end_overdraft(),
+        }
+        self.wake();
+    }
+
+    /// Has the group wake these connections when it returns memory.
+    fn wait_in_group(self: &Arc<Self>) {
+        if !self.waits_in_group.swap(true, Ordering::SeqCst) {
+            let member: Weak<SharedMemory<C>> = Arc::downgrade(self);
+            self.group.wait(member);
+        }
     }
 
     /// Wakes the connections that have waited longest. A connection that still gets no memory waits again, with its ticket.
@@ -102,24 +162,59 @@ impl<C: Addressed + 'static> SharedMemory<C> {
     }
 }
 
+impl<C: Addressed + 'static> Member for SharedMemory<C> {
+    fn wake(&self) {
+        self.waits_in_group.store(false, Ordering::SeqCst);
+        SharedMemory::wake(self);
+    }
+}
+
+/// A limit that a lease would exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limit {
+    Own,
+    /// Limit of the group or of all groups.
+    Budget,
+}
+
+/// Memory of the one request that exceeds the limit.
+#[derive(Debug)]
+struct Excess {
+    bytes: usize,
+    /// The bytes are leased from the group.
+    is_leased: bool,
+}
+
+/// Place among the waiting connections.
+#[derive(Clone, Copy, Debug)]
+struct Ticket {
+    number: u64,
+    /// The connection is counted as waiting for memory of the budget.
+    waits_for_budget: bool,
+}
+
 /// One connection's share.
 pub struct MemoryShare<C: Addressed + 'static> {
     memory: Arc<SharedMemory<C>>,
     /// Bytes that the connection may use: its leases and the floor.
     bytes: usize,
-    /// Bytes beyond the limit for the one request that may exceed it.
-    overdrawn: usize,
+    /// Memory of the one request that may exceed the limit.
+    excess: Option<Excess>,
+    /// Limit that the last lease would have exceeded.
+    refused_by: Limit,
     /// Place among the waiting connections, until memory was available.
-    ticket: Option<u64>,
+    ticket: Option<Ticket>,
 }
 
 impl<C: Addressed + 'static> MemoryShare<C> {
     /// Creates the share of a further connection.
     pub fn new(memory: Arc<SharedMemory<C>>) -> MemoryShare<C> {
+        memory.left.fetch_sub(memory.floor as i64, Ordering::SeqCst);
         MemoryShare {
             bytes: memory.floor,
             memory,
-            overdrawn: 0,
+            excess: None,
+            refused_by: Limit::Own,
             ticket: None,
         }
     }
@@ -131,18 +226,23 @@ impl<C: Addressed + 'static> MemoryShare<C> {
 
     /// Returns true if the connection uses memory that others could use.
     pub fn is_above_floor(&self) -> bool {
-        self.overdrawn > 0 || self.bytes > self.memory.floor
+        self.excess.is_some() || self.bytes > self.memory.floor
     }
 
     /// Returns true if other connections wait for memory and this one uses more than its guaranteed part.
     pub fn delays_others(&self) -> bool {
         let own = usize::from(self.is_waiting());
-        self.memory.short.load(Ordering::Relaxed) > own && self.is_above_floor()
+        self.memory.waiting_connections() > own && self.is_above_floor()
     }
 
     /// Returns true if the connection waits for memory.
     pub fn is_waiting(&self) -> bool {
         self.ticket.is_some()
+    }
+
+    /// Returns true if the connection waits for memory of the budget, not for memory of connections that belong together.
+    pub fn waits_for_budget(&self) -> bool {
+        self.ticket.is_some_and(|ticket| ticket.waits_for_budget)
     }
 
     /// Ends the wait for memory. Wakes the next connections in place of this one.
@@ -155,7 +255,12 @@ impl<C: Addressed + 'static> MemoryShare<C> {
     /// Returns true if `bytes` in total are reserved.
     #[inline]
     pub fn has(&self, bytes: usize) -> bool {
-        bytes <= self.bytes + self.overdrawn
+        bytes <= self.bytes + self.overdrawn()
+    }
+
+    #[inline]
+    fn overdrawn(&self) -> usize {
+        self.excess.as_ref().map_or(0, |excess| excess.bytes)
     }
 
     /// Reserves `bytes` in total and returns true if they are available. One request at a time may exceed the limit.
@@ -172,59 +277,77 @@ impl<C: Addressed + 'static> MemoryShare<C> {
     #[inline]
     pub fn force(&mut self, bytes: usize) {
         if !self.has(bytes) && !self.extend(bytes) {
-            let short = bytes - self.bytes - self.overdrawn;
+            let short = bytes - self.bytes - self.overdrawn();
             self.memory.left.fetch_sub(short as i64, Ordering::SeqCst);
+            self.memory.group.force(short);
             self.bytes += short;
         }
     }
 
     #[cold]
     fn extend(&mut self, bytes: usize) -> bool {
-        let short = bytes - self.bytes - self.overdrawn;
+        let short = bytes - self.bytes - self.overdrawn();
         let pieces = short.next_multiple_of(self.memory.piece);
-        let taken = [pieces, short]
-            .into_iter()
-            .find(|bytes| self.memory.try_lease(*bytes));
-        self.bytes += taken.unwrap_or(0);
-        if taken.is_some() {
-            self.stop_waiting();
+        for bytes in [pieces, short] {
+            match self.memory.try_lease(bytes) {
+                Ok(()) => {
+                    self.bytes += bytes;
+                    self.stop_waiting();
+                    return true;
+                }
+                Err(limit) => self.refused_by = limit,
+            }
         }
-        taken.is_some()
+        false
     }
 
     #[cold]
     fn overdraw(&mut self, bytes: usize) -> bool {
-        if self.overdrawn > 0 || self.is_behind_others() {
+        if self.excess.is_some() || self.is_behind_others() {
             return false;
         }
         // The turn of a connection lasts until it has returned the excess.
-        let first = !self.memory.overdrawn.swap(true, Ordering::SeqCst);
-        if first {
-            self.overdrawn = bytes - self.bytes;
+        self.excess = self.memory.try_overdraw(bytes - self.bytes);
+        if self.excess.is_some() {
             self.stop_waiting();
         }
-        first
+        self.excess.is_some()
+    }
+
+    fn end_overdraft(&mut self) {
+        if let Some(excess) = self.excess.take() {
+            self.memory.end_overdraft(&excess);
+        }
     }
 
     /// Returns true if other connections have waited longer.
     fn is_behind_others(&self) -> bool {
         let waiting = self.memory.waiting();
         let first = waiting.tickets.first_key_value();
-        first.is_some_and(|(first, _)| self.ticket.is_none_or(|own| *first < own))
+        first.is_some_and(|(first, _)| self.ticket.is_none_or(|own| *first < own.number))
     }
 
     /// Wakes the connection when memory may be available. The caller must check again afterwards: memory may have been returned just
     /// before.
     #[cold]
     pub fn wait(&mut self, handle: &SourceHandle<C>) {
+        let waits_for_budget = self.refused_by == Limit::Budget;
         let mut waiting = self.memory.waiting();
         let ticket = *self.ticket.get_or_insert_with(|| {
             self.memory.short.fetch_add(1, Ordering::SeqCst);
+            if waits_for_budget {
+                self.memory.group.short().fetch_add(1, Ordering::SeqCst);
+            }
             waiting.next_ticket += 1;
-            waiting.next_ticket
+            Ticket {
+                number: waiting.next_ticket,
+                waits_for_budget,
+            }
         });
-        waiting.tickets.insert(ticket, handle.clone());
+        waiting.tickets.insert(ticket.number, handle.clone());
         self.memory.set_anyone_waits(&waiting);
+        drop(waiting);
+        self.memory.wait_in_group();
     }
 
     /// Wakes the next connections, because this one was woken and does not need the memory.
@@ -237,8 +360,11 @@ impl<C: Addressed + 'static> MemoryShare<C> {
     fn stop_waiting(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.memory.short.fetch_sub(1, Ordering::SeqCst);
+            if ticket.waits_for_budget {
+                self.memory.group.short().fetch_sub(1, Ordering::SeqCst);
+            }
             let mut waiting = self.memory.waiting();
-            waiting.tickets.remove(&ticket);
+            waiting.tickets.remove(&ticket.number);
             self.memory.set_anyone_waits(&waiting);
         }
     }
@@ -247,17 +373,15 @@ impl<C: Addressed + 'static> MemoryShare<C> {
     #[inline]
     pub fn shrink(&mut self, needed: usize) {
         let keep = needed + 2 * self.memory.piece;
-        if self.overdrawn > 0 || self.bytes > keep || self.memory.is_short() {
+        if self.excess.is_some() || self.bytes > keep || self.memory.is_short() {
             self.release(needed);
         }
     }
 
     #[cold]
     fn release(&mut self, needed: usize) {
-        if self.overdrawn > 0 && needed <= self.bytes {
-            self.overdrawn = 0;
-            self.memory.overdrawn.store(false, Ordering::SeqCst);
-            self.memory.wake();
+        if needed <= self.bytes {
+            self.end_overdraft();
         }
         let spare = match self.memory.is_short() {
             true => 0,
@@ -275,9 +399,10 @@ impl<C: Addressed + 'static> MemoryShare<C> {
 impl<C: Addressed + 'static> Drop for MemoryShare<C> {
     fn drop(&mut self) {
         self.stop_waiting();
-        if std::mem::take(&mut self.overdrawn) > 0 {
-            self.memory.overdrawn.store(false, Ordering::SeqCst);
-        }
+        self.end_overdraft();
+        self.memory
+            .left
+            .fetch_add(self.memory.floor as i64, Ordering::SeqCst);
         // Also wakes the next connection, if this one was woken and did not take the memory.
         self.memory.release(self.bytes - self.memory.floor);
     }
@@ -286,7 +411,8 @@ impl<C: Addressed + 'static> Drop for MemoryShare<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::NoConnection;
+    use crate::memory_budget::MemoryBudget;
+    use crate::testing::{NoConnection, alone};
 
     fn shares<const N: usize>(
         memory: &Arc<SharedMemory<NoConnection>>,
@@ -296,7 +422,7 @@ mod tests {
 
     #[test]
     fn memory_of_one_connection_is_unavailable_to_others() {
-        let memory = SharedMemory::new(1 << 20, 16, 0);
+        let memory = alone(1 << 20, 16, 0);
         let [mut a, mut b] = shares(&memory);
         assert!(a.covers(1 << 20));
         assert!(b.covers(4096), "one more than there is");
@@ -311,19 +437,48 @@ mod tests {
     }
 
     #[test]
+    fn connections_of_a_hung_disk_leave_memory_to_others() {
+        let budget = MemoryBudget::new(384 << 20);
+        let mut exports = [0; 2].map(|_| {
+            let group = GroupMemory::new(budget.clone());
+            shares::<12>(&SharedMemory::new(group, 384 << 20, 384, 0))
+        });
+        let [hung, healthy] = &mut exports;
+        let served = |shares: &mut [MemoryShare<NoConnection>], bytes| {
+            let served = shares.iter_mut().map(|share| share.covers(bytes));
+            served.filter(|served| *served).count()
+        };
+        // Three quarters of the limit, and one request beyond it.
+        assert_eq!(served(hung, 32 << 20), 10);
+        for _ in 0..100 {
+            assert_eq!(served(&mut healthy[..9], 8 << 20), 9);
+            assert_eq!(served(&mut healthy[9..], 32 << 20), 1);
+            healthy.iter_mut().for_each(|share| share.shrink(0));
+        }
+        drop(exports);
+        let [mut all] = shares(&SharedMemory::new(
+            GroupMemory::new(budget),
+            1 << 40,
+            512,
+            0,
+        ));
+        assert!(all.extend(288 << 20));
+    }
+
+    #[test]
     fn forced_allocation_becomes_a_debt() {
-        let memory = SharedMemory::new(64 << 10, 16, 0);
+        let memory = alone(64 << 10, 16, 0);
         let [mut a, mut b] = shares(&memory);
         a.force(1 << 20);
-        assert!(b.covers(1) && b.overdrawn > 0 && !b.covers(2));
+        assert!(b.covers(1) && b.overdrawn() > 0 && !b.covers(2));
         b.shrink(0);
         a.shrink(0);
-        assert!(b.covers(32 << 10) && b.overdrawn == 0);
+        assert!(b.covers(32 << 10) && b.overdrawn() == 0);
     }
 
     #[test]
     fn small_changes_touch_nothing_that_is_shared() {
-        let memory = SharedMemory::new(32 << 20, 16, 0);
+        let memory = alone(32 << 20, 16, 0);
         let [mut a] = shares(&memory);
         a.force(4096);
         let left = memory.left.load(Ordering::SeqCst);
@@ -336,14 +491,14 @@ mod tests {
 
     #[test]
     fn each_connection_has_its_floor_whatever_others_hold() {
-        let memory = SharedMemory::new(1 << 20, 4, 64 << 10);
-        let [mut a, mut b, mut c] = shares(&memory);
+        let memory = alone(1 << 20, 4, 64 << 10);
+        let [mut a, mut b, mut c, d] = shares(&memory);
         assert!(a.covers((1 << 20) - (3 << 16)) && b.covers(8 << 20));
         assert!(c.covers(64 << 10) && !c.is_above_floor());
         assert!(!c.covers((64 << 10) + 1));
         b.shrink(0);
         assert!(c.covers(8 << 20), "one request may exceed the limit");
-        drop((a, b, c));
-        assert_eq!(memory.left.load(Ordering::SeqCst), (1 << 20) - (4 << 16));
+        drop((a, b, c, d));
+        assert_eq!(memory.left.load(Ordering::SeqCst), 1 << 20);
     }
 }

@@ -7,6 +7,17 @@ use guest_memory::IoBuffer;
 use latency::{QueueRecord, Stamp};
 use reactor::{Addressed, Io, Source, SourceHandle};
 
+use crate::SharedMemory;
+
+/// Creates a limit without a limit of the group.
+pub(crate) fn alone(
+    bytes: usize,
+    connections: usize,
+    floor: usize,
+) -> Arc<SharedMemory<NoConnection>> {
+    SharedMemory::new(Arc::default(), bytes, connections, floor)
+}
+
 /// A connection that never exists.
 pub(crate) enum NoConnection {}
 

@@ -1,0 +1,163 @@
+//! Memory limit of a server, shared by groups of connections: the exports of an NBD server, or the targets of an iSCSI server.
+//!
+//! A disk that does not answer keeps the memory of its requests. A group therefore gets at most three quarters of the memory that the other
+//! groups leave, and one request of each group may exceed the limit. A group whose disks answer therefore makes progress, even if others
+//! hold all memory. Shared state is accessed only to lease or return memory, in pieces that last for many requests.
+//!
+//! Rejected: an equal share for each group. Most groups are idle, and one busy disk would get little memory.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Maximum ratio of the memory of a group to the memory that it leaves free.
+const GROUP_RATIO: i64 = 3;
+
+/// Memory limit of a server.
+#[derive(Debug)]
+pub struct MemoryBudget {
+    /// Bytes not leased. Negative if unavoidable allocations exceeded the limit.
+    left: AtomicI64,
+    /// Number of connections that wait because the limit is reached.
+    short: AtomicUsize,
+}
+
+impl MemoryBudget {
+    /// Creates a limit of `bytes` bytes.
+    pub fn new(bytes: usize) -> Arc<MemoryBudget> {
+        Arc::new(MemoryBudget {
+            left: AtomicI64::new(i64::try_from(bytes).unwrap_or(i64::MAX)),
+            short: AtomicUsize::new(0),
+        })
+    }
+}
+
+/// Connections of a group that share a limit and may wait for memory of the group.
+pub(crate) trait Member: Send + Sync {
+    /// Wakes connections that wait for memory.
+    fn wake(&self);
+}
+
+/// Memory of one group.
+pub struct GroupMemory {
+    budget: Arc<MemoryBudget>,
+    /// Bytes leased from the budget.
+    held: AtomicI64,
+    /// A request exceeds the budget.
+    overdrawn: AtomicBool,
+    /// `waiting` is not empty.
+    anyone_waits: AtomicBool,
+    waiting: Mutex<Vec<Weak<dyn Member>>>,
+}
+
+impl Default for GroupMemory {
+    /// Creates the only group of an unlimited budget.
+    fn default() -> Self {
+        GroupMemory {
+            budget: MemoryBudget::new(usize::MAX),
+            held: AtomicI64::new(0),
+            overdrawn: AtomicBool::new(false),
+            anyone_waits: AtomicBool::new(false),
+            waiting: Mutex::default(),
+        }
+    }
+}
+
+impl GroupMemory {
+    /// Creates a group without memory.
+    pub fn new(budget: Arc<MemoryBudget>) -> Arc<GroupMemory> {
+        Arc::new(GroupMemory {
+            budget,
+            ..GroupMemory::default()
+        })
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Vec<Weak<dyn Member>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the counter of connections that wait because the budget is used up.
+    pub(crate) fn short(&self) -> &AtomicUsize {
+        &self.budget.short
+    }
+
+    /// Leases `bytes` bytes if the group then holds at most its part of the budget.
+    pub(crate) fn try_lease(&self, bytes: usize) -> bool {
+        let bytes = bytes as i64;
+        let held = self.held.load(Ordering::SeqCst).saturating_add(bytes);
+        let take = |left: i64| {
+            let left = left.saturating_sub(bytes);
+            (left >= 0 && held / GROUP_RATIO <= left).then_some(left)
+        };
+        let taken = self
+            .budget
+            .left
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take);
+        if taken.is_ok() {
+            self.held.fetch_add(bytes, Ordering::SeqCst);
+        }
+        taken.is_ok()
+    }
+
+    /// Leases `bytes` bytes, even above the limit.
+    pub(crate) fn force(&self, bytes: usize) {
+        self.budget.left.fetch_sub(bytes as i64, Ordering::SeqCst);
+        self.held.fetch_add(bytes as i64, Ordering::SeqCst);
+    }
+
+    /// Returns a lease.
+    pub(crate) fn release(&self, bytes: usize) {
+        self.held.fetch_sub(bytes as i64, Ordering::SeqCst);
+        self.budget.left.fetch_add(bytes as i64, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Returns true if no other request of the group exceeds the budget. The caller may exceed it until [`GroupMemory::end_overdraft`].
+    pub(crate) fn try_overdraw(&self) -> bool {
+        !self.overdrawn.swap(true, Ordering::SeqCst)
+    }
+
+    pub(crate) fn end_overdraft(&self) {
+        self.overdrawn.store(false, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Wakes `member` when the group returns memory. The caller must check again afterwards.
+    pub(crate) fn wait(&self, member: Weak<dyn Member>) {
+        let mut waiting = self.waiting();
+        waiting.push(member);
+        self.anyone_waits.store(true, Ordering::SeqCst);
+    }
+
+    fn wake(&self) {
+        if !self.anyone_waits.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut waiting = self.waiting();
+        let members = std::mem::take(&mut *waiting);
+        self.anyone_waits.store(false, Ordering::SeqCst);
+        drop(waiting);
+        for member in members.iter().filter_map(Weak::upgrade) {
+            member.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_leaves_memory_to_the_others() {
+        let budget = MemoryBudget::new(64 << 20);
+        let groups: [Arc<GroupMemory>; 3] =
+            std::array::from_fn(|_| GroupMemory::new(budget.clone()));
+        let filled = groups.each_ref().map(|group| {
+            let count = (0..1000).take_while(|_| group.try_lease(1 << 20)).count();
+            assert!(group.try_overdraw() && !group.try_overdraw());
+            count
+        });
+        assert_eq!(filled, [48, 12, 3]);
+        groups[0].release(48 << 20);
+        assert!(groups[2].try_lease(20 << 20));
+    }
+}
