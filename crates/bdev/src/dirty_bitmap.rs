@@ -129,26 +129,26 @@ impl FrozenBitmap {
 
     /// Returns the end of the uniform piece at `offset`, at most `end`, and whether it is dirty. Bytes beyond the disk are dirty.
     pub fn piece(&self, offset: u64, end: u64) -> (u64, bool) {
-        let is_set = |bit: u64| {
-            let word = self.words.get((bit / 64) as usize);
-            word.is_none_or(|word| word & 1 << (bit % 64) != 0)
-        };
         let first = offset / DirtyBitmap::GRANULARITY;
-        let is_dirty = is_set(first);
-        let bits = self.words.len() as u64 * 64;
-        let mut bit = first + 1;
-        while bit < bits && is_set(bit) == is_dirty {
-            let word = self.words[(bit / 64) as usize];
-            let uniform = if is_dirty { u64::MAX } else { 0 };
-            bit = match bit % 64 {
-                0 if word == uniform => bit + 64,
-                _ => bit + 1,
-            };
+        let word = |at: usize| self.words.get(at).copied().unwrap_or(u64::MAX);
+        let mut at = usize::try_from(first / 64).unwrap_or(usize::MAX);
+        let is_dirty = word(at) >> (first % 64) & 1 != 0;
+        let uniform = if is_dirty { u64::MAX } else { 0 };
+        // Bits that differ from the first one.
+        let mut others = (word(at) ^ uniform) & u64::MAX << (first % 64);
+        let last = end.div_ceil(DirtyBitmap::GRANULARITY) / 64;
+        while others == 0 && at < self.words.len() && (at as u64) < last {
+            at += 1;
+            others = word(at) ^ uniform;
         }
-        let next = match bit >= bits {
-            true if is_dirty => u64::MAX,
-            true => self.disk_bytes.max(offset + 1),
-            false => bit.saturating_mul(DirtyBitmap::GRANULARITY),
+        let next = match others {
+            0 => u64::MAX,
+            _ => (at as u64 * 64 + u64::from(others.trailing_zeros()))
+                .saturating_mul(DirtyBitmap::GRANULARITY),
+        };
+        let next = match is_dirty {
+            true => next,
+            false => next.min(self.disk_bytes.max(offset + 1)),
         };
         (next.min(end), is_dirty)
     }

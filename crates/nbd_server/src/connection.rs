@@ -84,6 +84,10 @@ pub(crate) struct Schedule {
     pub batch: Vec<u32>,
     /// Slots with a finished request.
     pub done: Vec<u32>,
+    /// Slots with a block status that waits for a later iteration.
+    pub resting: Vec<u32>,
+    /// A block status was submitted in this iteration.
+    pub has_examined: bool,
 }
 
 pub(crate) struct Connection {
@@ -210,6 +214,7 @@ impl Connection {
         }
         self.schedule.batch.clear();
         self.schedule.done.clear();
+        self.schedule.resting.clear();
         for index in self.slots.used() {
             match self.slots.get(index).stage {
                 // Released when the I/O has ended.
@@ -333,6 +338,7 @@ impl Transport for Connection {
         if !self.lifecycle.is_ended() {
             self.answer_all();
         }
+        self.schedule.has_examined = !self.schedule.resting.is_empty();
         true
     }
 

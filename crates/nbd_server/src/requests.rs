@@ -157,7 +157,14 @@ impl BatchTransport for Connection {
     }
 
     fn submit_one(&mut self, io: &mut Io, index: u32, stamps: &Stamps) -> Option<Submitted> {
-        self.slots.get(index).stamps = *stamps;
+        let slot = self.slots.get(index);
+        slot.stamps = *stamps;
+        if matches!(slot.values.action, Action::BlockStatus { .. })
+            && std::mem::replace(&mut self.schedule.has_examined, true)
+        {
+            self.rest(index);
+            return None;
+        }
         self.advance(io, index);
         let slot = self.slots.get(index);
         let is_done = matches!(slot.stage, Stage::Done(_));
@@ -358,6 +365,19 @@ impl Connection {
             .send(move |connection, io| connection.resume(io, index));
     }
 
+    /// Defers a block status to a later iteration: the disk examines many extents for each of them.
+    fn rest(&mut self, index: u32) {
+        self.schedule.resting.push(index);
+        if self.schedule.resting.len() == 1 {
+            self.handle.send(|connection, io| {
+                let resting = std::mem::take(&mut connection.schedule.resting);
+                connection.schedule.batch.extend(resting);
+                connection.schedule.has_examined = false;
+                connection.submit_batch(io, None);
+            });
+        }
+    }
+
     /// Continues a request that has yielded to other work.
     fn resume(&mut self, io: &mut Io, index: u32) {
         self.advance(io, index);
@@ -507,10 +527,12 @@ impl Connection {
 
 /// Maximum number of extents of a dirty bitmap in one reply. Clients ask again for the rest.
 const DIRTY_EXTENTS_MAX: usize = 1024;
+/// Maximum range of a dirty bitmap in one reply, in bytes. Bounds the number of bits that a worker examines.
+const DIRTY_SPAN_MAX: u64 = 64 << 30;
 
 /// Returns the extents of a dirty bitmap.
 fn dirty_extents(offset: u64, length: u64, bits: &FrozenBitmap) -> Vec<Descriptor> {
-    let end = offset + length;
+    let end = offset + length.min(DIRTY_SPAN_MAX);
     let (mut at, mut descriptors) = (offset, Vec::new());
     while at < end && descriptors.len() < DIRTY_EXTENTS_MAX {
         let (until, is_dirty) = bits.piece(at, end);

@@ -102,6 +102,40 @@ fn pipelined_requests_are_all_answered() {
     sending.join().unwrap();
 }
 
+/// Each block status may examine many extents, so one of them is executed per iteration.
+#[test]
+fn many_block_statuses_yield_to_other_requests() {
+    const STATUSES: u64 = 100;
+    let rig = rig();
+    let mut client = rig.open("d0", Style::Structured);
+    let mut bytes = Vec::new();
+    for cookie in 0..=STATUSES {
+        let request = Request {
+            flags: 0,
+            command: match cookie {
+                STATUSES => command::FLUSH,
+                _ => command::BLOCK_STATUS,
+            },
+            cookie,
+            offset: 0,
+            length: if cookie == STATUSES { 0 } else { SIZE },
+        };
+        request.encode(Style::Structured, &mut bytes);
+    }
+    client.stream.write_all(&bytes).unwrap();
+    let mut order = Vec::new();
+    for _ in 0..=STATUSES {
+        let mut header = [0; 20];
+        client.stream.read_exact(&mut header).unwrap();
+        order.push(u64::from_be_bytes(header[8..16].try_into().unwrap()));
+        let length = u32::from_be_bytes(header[16..].try_into().unwrap());
+        let mut payload = vec![0; length as usize];
+        client.stream.read_exact(&mut payload).unwrap();
+    }
+    let flush = order.iter().position(|cookie| *cookie == STATUSES);
+    assert!(flush.is_some_and(|at| at < 50), "{order:?}");
+}
+
 #[test]
 fn requests_that_break_a_rule_fail_alone() {
     let rig = rig();
@@ -372,6 +406,30 @@ fn a_client_waits_for_memory_and_others_go_on() {
     sending.join().unwrap();
 }
 
+/// A disk that does not answer keeps the memory of its requests. Clients that never send their data stand for it.
+#[test]
+fn a_hung_export_leaves_memory_to_others() {
+    let rig = Rig::new(16 << 20, little_memory());
+    rig.add("d1", false);
+    let mut hung: Vec<Client> = (0..6).map(|_| rig.open("d0", Style::Simple)).collect();
+    for client in &mut hung {
+        client.send(write_of(1, 1 << 20), &[]);
+        client.stream.write_all(&[2; 4096]).unwrap();
+    }
+    // The daemon has read as much as it has memory for.
+    let mut small = rig.open("d0", Style::Simple);
+    assert!(small.ask(command::READ, 0, (0, 512), &[]).is_ok());
+    let mut healthy: Vec<Client> = (0..4).map(|_| rig.open("d1", Style::Simple)).collect();
+    for round in 0..8 {
+        for client in &mut healthy {
+            let data = vec![round; 4 << 20];
+            let done = client.ask(command::WRITE, 0, (0, 4 << 20), &data);
+            assert!(done.is_ok());
+        }
+    }
+    assert_eq!(rig.server.sessions().len(), 11);
+}
+
 #[test]
 fn clients_that_send_no_data_cannot_keep_memory_from_others() {
     let limits = ServerLimits {
@@ -404,30 +462,6 @@ fn idle_clients_keep_no_memory_that_others_need() {
             assert!(done.is_ok());
         }
     }
-}
-
-/// A disk that does not answer keeps the memory of its requests. Clients that never send their data stand for it.
-#[test]
-fn a_hung_export_leaves_memory_to_others() {
-    let rig = Rig::new(16 << 20, little_memory());
-    rig.add("d1", false);
-    let mut hung: Vec<Client> = (0..6).map(|_| rig.open("d0", Style::Simple)).collect();
-    for client in &mut hung {
-        client.send(write_of(1, 1 << 20), &[]);
-        client.stream.write_all(&[2; 4096]).unwrap();
-    }
-    // The daemon has read as much as it has memory for.
-    let mut small = rig.open("d0", Style::Simple);
-    assert!(small.ask(command::READ, 0, (0, 512), &[]).is_ok());
-    let mut healthy: Vec<Client> = (0..4).map(|_| rig.open("d1", Style::Simple)).collect();
-    for round in 0..8 {
-        for client in &mut healthy {
-            let data = vec![round; 4 << 20];
-            let done = client.ask(command::WRITE, 0, (0, 4 << 20), &data);
-            assert!(done.is_ok());
-        }
-    }
-    assert_eq!(rig.server.sessions().len(), 11);
 }
 
 #[test]

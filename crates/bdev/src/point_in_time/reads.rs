@@ -87,6 +87,9 @@ impl BlockDevice for PointInTimeReader {
     }
 }
 
+/// Maximum range of one block status, in bytes. Bounds the number of units that a worker examines.
+const STATUS_SPAN_MAX: u64 = 64 << 30;
+
 struct ReadSlot {
     tag: Tag,
     io: IoRequest,
@@ -132,13 +135,17 @@ impl ReadChannel {
             if slot.at >= slot.end() {
                 return Some(Ok(()));
             }
-            let located = self.shared.lock().locate(&(slot.at..slot.end()));
+            let is_status = slot.io.kind == IoKind::BlockStatus;
+            let until = match is_status {
+                true => slot.end().min(slot.at.saturating_add(STATUS_SPAN_MAX)),
+                false => slot.end(),
+            };
+            let located = self.shared.lock().locate(&(slot.at..until));
             let Ok((location, end)) = located else {
                 return Some(Err(IoErrorKind::ReadMedium.into()));
             };
             slot.piece = Piece { location, end };
             let length = end - slot.at;
-            let is_status = slot.io.kind == IoKind::BlockStatus;
             let (io, mut window) = match is_status {
                 // The scratch file does not record zeroes.
                 true if location == Location::Scratch => {
@@ -214,11 +221,13 @@ impl ReadChannel {
 fn clip_status(buffer: &IoBuffer, from: u64, end: u64) {
     let mut bytes = vec![0; buffer.len()];
     buffer.read_at(0, &mut bytes);
-    let known: Vec<Extent> = decode_extents(&bytes).collect();
-    let Some(last) = known.last() else { return };
+    let Some(last) = decode_extents(&bytes).last() else {
+        return;
+    };
+    let mut known = decode_extents(&bytes);
     let status = encode_extents(from..end.min(last.end), |at| {
-        let found = known.iter().find(|extent| at < extent.end);
-        found.copied().unwrap_or(Extent::UNKNOWN)
+        let found = known.find(|extent| at < extent.end);
+        found.unwrap_or(Extent::UNKNOWN)
     });
     buffer.write_at(0, &status);
 }
