@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-/// Poll interval of the guard while calls are made. A blocked call is interrupted after one to two intervals.
+/// Poll interval of the guard while calls are made. A blocked call is interrupted after one to two intervals, never earlier.
 const PAUSE: Duration = Duration::from_millis(25);
 
 /// Polls without calls before the guard sleeps: a system call of a caller wakes it, at most once in this time.
@@ -124,13 +124,13 @@ impl Guard {
     fn run(&self) {
         let mut idle_polls = 0;
         loop {
+            // A pause of fixed length precedes each interruption. `park_timeout` can return early, because a late `wake` leaves its token.
+            thread::sleep(PAUSE);
             idle_polls = match interrupt_blocked(&mut self.lock()) {
                 true => 0,
                 false => idle_polls + 1,
             };
-            if idle_polls < IDLE_POLLS {
-                thread::park_timeout(PAUSE);
-            } else {
+            if idle_polls == IDLE_POLLS {
                 self.sleep();
                 idle_polls = 0;
             }
@@ -190,7 +190,9 @@ fn start() -> io::Result<Arc<Guard>> {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{EventfdFlags, eventfd};
+    use std::time::Instant;
+
+    use rustix::event::{EventfdFlags, Timespec, eventfd, poll};
     use rustix::io::{Errno, write};
 
     use super::*;
@@ -224,17 +226,37 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_have_ended_are_forgotten() {
-        let threads: Vec<_> = (0..8)
-            .map(|_| thread::spawn(|| guard_this_thread().map(|()| brief(|| ()))))
-            .collect();
-        for thread in threads {
-            thread.join().unwrap().unwrap();
-        }
-        // Another entry can only be a concurrent test of this process.
+    fn call_shorter_than_the_poll_interval_is_not_interrupted() {
+        guard_this_thread().unwrap();
         let Some(Ok(guard)) = GUARD.get() else {
             panic!("there is no guard")
         };
-        assert!(guard.lock().len() <= 1);
+        let short = Timespec::try_from(PAUSE / 2).unwrap();
+        let waker = thread::spawn(|| {
+            for _ in 0..50 {
+                guard.running.get().unwrap().unpark();
+                thread::sleep(PAUSE / 25);
+            }
+        });
+        for _ in 0..4 {
+            // A busy machine can make a call longer than the interval.
+            let begun = Instant::now();
+            let waited = brief(|| poll(&mut [], Some(&short)));
+            assert!(waited == Ok(0) || begun.elapsed() >= PAUSE, "{waited:?}");
+        }
+        waker.join().unwrap();
+    }
+
+    #[test]
+    fn threads_that_have_ended_are_forgotten() {
+        let guarded = || {
+            guard_this_thread().unwrap();
+            brief(|| ());
+            OWN.with(|own| Arc::downgrade(&own.get().unwrap().guarded))
+        };
+        let threads: Vec<_> = (0..8).map(|_| thread::spawn(guarded)).collect();
+        for thread in threads {
+            assert_eq!(thread.join().unwrap().strong_count(), 0);
+        }
     }
 }
