@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use vhost_user_wire::{Header, Message, REPLY, Reply, encode, parse, request, stream};
+use vhost_user_wire::{Header, Log, Message, REPLY, Reply, encode, parse, request, stream};
 
 use crate::record::Record;
 use crate::session::Session;
@@ -124,7 +124,7 @@ fn failure(header: Header, payload: &[u8]) -> Option<Vec<u8>> {
     use request::{
         CHECK_DEVICE_STATE, GET_CONFIG, GET_FEATURES, GET_INFLIGHT_FD, GET_MAX_MEM_SLOTS,
         GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_SHARED_OBJECT, GET_SHMEM_CONFIG, GET_VRING_BASE,
-        SET_DEVICE_STATE_FD,
+        SET_DEVICE_STATE_FD, SET_LOG_BASE,
     };
     let number = |number: u64| number.to_ne_bytes().to_vec();
     match (header.request, payload.len()) {
@@ -132,6 +132,14 @@ fn failure(header: Header, payload: &[u8]) -> Option<Vec<u8>> {
         (GET_CONFIG, 12..) => Some([&payload[..4], &[0; 4], &payload[8..12]].concat()),
         // A region of 0 bytes: QEMU continues without one.
         (GET_INFLIGHT_FD, 24) => Some([&[0; 16], &payload[16..]].concat()),
+        // The crate `vhost` waits for a whole log in place of an acknowledgement. QEMU asks for no acknowledgement and accepts any reply.
+        (SET_LOG_BASE, 16) if header.needs_reply() => {
+            let Log {
+                mmap_size,
+                mmap_offset,
+            } = Log::REFUSED;
+            Some([mmap_size, mmap_offset].map(u64::to_ne_bytes).concat())
+        }
         // An error, and no descriptor.
         (SET_DEVICE_STATE_FD, _) => Some(number(0x101)),
         (CHECK_DEVICE_STATE, _) => Some(number(1)),
@@ -161,4 +169,24 @@ fn may_be_ignored(request: u32) -> bool {
             | request::SET_BACKEND_REQ_FD
             | request::SET_CONFIG
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use vhost_user_wire::NEED_REPLY;
+
+    use super::*;
+
+    #[test]
+    fn refused_log_is_answered_with_the_bytes_of_a_log() {
+        let failure_of = |flags: u32, payload: &[u8]| {
+            let bytes = encode(request::SET_LOG_BASE, flags, payload);
+            let (header, payload) = Header::parse(&bytes).unwrap();
+            failure(header, payload)
+        };
+        let refused = [1, 0, 0, 0, 0, 0, 0, 0].into_iter().chain([0xff; 8]);
+        assert_eq!(failure_of(NEED_REPLY, &[0; 16]), Some(refused.collect()));
+        assert_eq!(failure_of(NEED_REPLY, &[0; 8]).unwrap().len(), 8);
+        assert_eq!(failure_of(0, &[0; 16]), None);
+    }
 }

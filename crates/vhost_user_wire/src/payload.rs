@@ -91,6 +91,12 @@ pub struct Log {
 }
 
 impl Log {
+    /// Reply to a refused `SET_LOG_BASE`. Front ends that read a log find one that no memory can hold; others find a number that is not 0.
+    pub const REFUSED: Log = Log {
+        mmap_size: 1,
+        mmap_offset: u64::MAX,
+    };
+
     pub(crate) fn checked(self) -> Result<Log, WireError> {
         match self.mmap_offset.checked_add(self.mmap_size) {
             Some(_) if self.mmap_size != 0 => Ok(self),

@@ -205,6 +205,43 @@ fn messages_of_vhost_are_parsed_to_their_fields() {
     });
 }
 
+/// Its front end waits for a whole log and hangs after a shorter acknowledgement.
+#[test]
+fn refused_log_is_an_error_for_vhost() {
+    let file = File::open("/dev/null").unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut front_end = Frontend::from_stream(theirs, 8);
+            front_end.get_features().unwrap();
+            front_end.set_features(1 << 30 | 5).unwrap();
+            front_end.get_protocol_features().unwrap();
+            front_end.set_protocol_features(Protocol::all()).unwrap();
+            front_end.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+            let log = VhostUserDirtyLogRegion {
+                mmap_size: LOG.mmap_size,
+                mmap_offset: LOG.mmap_offset,
+                mmap_handle: file.as_raw_fd(),
+            };
+            assert!(front_end.set_log_base(0, Some(log)).is_err());
+        });
+        while let Ok((bytes, _)) = receive(&ours, LIMIT) {
+            let (header, _) = Header::parse(&bytes).unwrap();
+            let reply = match header.request {
+                request::SET_LOG_BASE => Reply::Log(Log::REFUSED),
+                request::SET_FEATURES | request::SET_PROTOCOL_FEATURES => continue,
+                request => reply_to(request, &file),
+            };
+            send(
+                &ours,
+                &reply.encode(header.request).0,
+                &[] as &[BorrowedFd<'_>],
+            )
+            .unwrap();
+        }
+    });
+}
+
 /// Records the calls of the crate's back end in the format of messages.
 struct Recorder(Vec<String>, File);
 
