@@ -140,11 +140,14 @@ pub trait Lockable: Send + Sync {
 
 /// Device that other processes use in turns with this one: its locks follow the use of the disk.
 pub trait TurnDevice: Send + Sync {
-    /// Waits until the locks are released, if no use is left. Blocks while the lock service does not answer.
+    /// Waits until the locks are released or the release has failed, if no use is left. Blocks while the lock service does not answer.
     fn wait_for_release(&self);
 
     /// Registers `on_turn`, called when a turn has begun and before it ends. Must be quick.
     fn on_turn(&self, on_turn: OnTurn);
+
+    /// Returns the error of the last release of the locks. The release is tried again until it succeeds or the disk is used again.
+    fn release_error(&self) -> Option<String>;
 }
 
 /// Progress of [`ImageDevice::copy_up`].

@@ -440,6 +440,10 @@ impl TurnDevice for File {
     fn on_turn(&self, on_turn: OnTurn) {
         self.shared.users.on_turn(on_turn);
     }
+
+    fn release_error(&self) -> Option<String> {
+        self.shared.users.release_error()
+    }
 }
 
 impl Removable for File {

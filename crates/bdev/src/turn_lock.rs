@@ -3,21 +3,34 @@
 //! A worker uses the device from its attachment to the close of its channel: while it has queues, connections or jobs on the disk. The
 //! first use takes the locks and the end of the last one releases them. The lock service of a network file system or a cluster may not
 //! answer, so a thread of the device makes these calls. A worker that waits for the locks attaches again when they are taken. A conflict
-//! fails the attachment with [`io::ErrorKind::ResourceBusy`], and the worker tries again.
+//! fails the attachment with [`io::ErrorKind::ResourceBusy`], and the worker tries again. A failed release, for example in a full pool, is
+//! tried again after a delay, because other daemons wait for the locks.
 //!
 //! ```text
 //!   Unlocked ──first use──▶ Locking ──taken──▶ Locked ──last use ends──▶ Unlocking ──▶ Unlocked
-//!       ▲                      │ ▲                                           │
-//!       └──────conflict────────┘ └──────────used again meanwhile─────────────┘
+//!       ▲                    │ ▲  ▲                                       │ │   ▲
+//!       └─────conflict───────┘ │  └────────used again meanwhile───────────┘ │   │ delay
+//!                              │                                   failed   ▼   │
+//!                              └────────────────used again───────────────── Kept
 //! ```
 
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use block::Backoff;
 
 use crate::attach::Wake;
 use crate::blocking::BlockingCalls;
 use crate::{OnTurn, Turn};
+
+/// Delay before a failed release is tried again; doubles up to the maximum.
+const RELEASE_DELAY: Duration = match cfg!(test) {
+    true => Duration::from_millis(10),
+    false => Duration::from_secs(1),
+};
+const RELEASE_DELAY_MAX: Duration = Duration::from_secs(30);
 
 /// Device with locks that follow its use.
 pub(crate) trait TurnLocks: Send + Sync {
@@ -52,6 +65,8 @@ enum LockState {
     Locked,
     /// The locks are being released.
     Unlocking,
+    /// The release has failed. A thread tries again after a delay, unless the disk is used before.
+    Kept,
 }
 
 #[derive(Default)]
@@ -62,6 +77,8 @@ struct Uses {
     /// Number of failed attempts to take the locks, and the error of the last one.
     failures: u64,
     error: Option<(io::ErrorKind, String)>,
+    /// Error of the last release, until one succeeds or the disk is used again.
+    release_error: Option<String>,
     /// Called after the present attempt.
     wakes: Vec<Wake>,
 }
@@ -96,20 +113,42 @@ impl TurnLock {
             .wait(uses)
             .unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Waits for the next attempt to release the locks. Returns false if it is not needed any more.
+    fn wait_to_release(&self, delay: Duration) -> bool {
+        let until = Instant::now() + delay;
+        let mut uses = self.uses();
+        loop {
+            let rest = until.saturating_duration_since(Instant::now());
+            match uses.state {
+                LockState::Kept if rest.is_zero() => {
+                    uses.state = LockState::Unlocking;
+                    return true;
+                }
+                LockState::Kept => {
+                    let waited = self.changed.wait_timeout(uses, rest);
+                    uses = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                _ => return false,
+            }
+        }
+    }
 }
 
 /// Users of a disk, if its locks depend on them.
 #[derive(Default)]
 pub(crate) struct Users {
-    lock: Option<TurnLock>,
+    lock: Option<Arc<TurnLock>>,
     on_turn: OnceLock<OnTurn>,
+    /// Turn in progress, as reported to the disk. Locked during the report, so that reports have an order.
+    has_turn: Mutex<bool>,
 }
 
 impl Users {
     pub fn new(takes_turns: bool) -> Users {
         Users {
-            lock: takes_turns.then(TurnLock::default),
-            on_turn: OnceLock::new(),
+            lock: takes_turns.then(Arc::default),
+            ..Users::default()
         }
     }
 
@@ -124,18 +163,41 @@ impl Users {
         self.on_turn.set(on_turn).ok();
     }
 
-    /// Reports a change of a turn to the disk.
-    pub fn turn(&self, turn: Turn) {
+    /// Reports a change of a turn to the disk. The end of a turn is reported once.
+    fn turn(&self, turn: Turn) {
+        let mut has_turn = self.has_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let had_turn = std::mem::replace(&mut *has_turn, turn == Turn::Begun);
+        if had_turn || turn == Turn::Begun {
+            self.report(turn);
+        }
+    }
+
+    /// Reports the begin of the turn once more, because another process may have had the locks since. Does nothing between turns, or if
+    /// the end of the turn is reported already.
+    pub fn renew_turn(&self) {
+        let has_turn = self.has_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if *has_turn {
+            self.report(Turn::Begun);
+        }
+    }
+
+    fn report(&self, turn: Turn) {
         if let Some(on_turn) = self.on_turn.get() {
             on_turn(turn);
         }
+    }
+
+    /// See [`crate::TurnDevice::release_error`].
+    pub fn release_error(&self) -> Option<String> {
+        self.lock.as_ref()?.uses().release_error.clone()
     }
 
     /// See [`crate::TurnDevice::wait_for_release`].
     pub fn wait_for_release(&self) {
         let Some(lock) = &self.lock else { return };
         let mut uses = lock.uses();
-        while uses.count == 0 && uses.state != LockState::Unlocked {
+        let is_over = |state| matches!(state, LockState::Unlocked | LockState::Kept);
+        while uses.count == 0 && !is_over(uses.state) {
             uses = lock.wait(uses);
         }
     }
@@ -162,7 +224,7 @@ impl InUse {
         };
         let (wait, must_lock) = LockWait::register(&device, lock, None);
         if must_lock {
-            change_locks(&*device);
+            change_locks(&device);
         }
         let mut uses = lock.uses();
         loop {
@@ -198,10 +260,10 @@ impl Drop for InUse {
         uses.state = LockState::Unlocking;
         drop(uses);
         let device = self.0.clone();
-        if let Err(error) = lock.calls.make(Box::new(move || change_locks(&*device))) {
+        if let Err(error) = lock.calls.make(Box::new(move || change_locks(&device))) {
             let object = self.0.object();
             tracing::warn!("{object}: cannot start a thread to release the locks: {error}");
-            change_locks(&*self.0);
+            change_locks(&self.0);
         }
     }
 }
@@ -220,9 +282,9 @@ impl LockWait {
         let (wait, must_lock) = LockWait::register(device, lock, Some(wake));
         if must_lock {
             let of_thread = device.clone();
-            let started = lock.calls.make(Box::new(move || change_locks(&*of_thread)));
+            let started = lock.calls.make(Box::new(move || change_locks(&of_thread)));
             if let Err(error) = started {
-                lock_failed(lock, &error);
+                lock_failed(lock, &error, None);
             }
         }
         Some(wait)
@@ -236,9 +298,11 @@ impl LockWait {
     ) -> (LockWait, bool) {
         let mut uses = lock.uses();
         uses.count += 1;
-        let must_lock = uses.state == LockState::Unlocked;
+        let must_lock = matches!(uses.state, LockState::Unlocked | LockState::Kept);
         if must_lock {
             uses.state = LockState::Locking;
+            uses.release_error = None;
+            lock.changed.notify_all();
         }
         if uses.state != LockState::Locked {
             uses.wakes.extend(wake.cloned());
@@ -267,11 +331,20 @@ impl LockWait {
     }
 }
 
-/// Takes or releases the locks until they suit the present uses. Only the thread that has changed the state from `Unlocked` or `Locked`
-/// calls this. May block.
-fn change_locks(device: &dyn TurnLocks) {
+/// Takes or releases the locks until they suit the present uses. Only the thread that has changed the state from `Unlocked`, `Locked` or
+/// `Kept` calls this. May block. If the release fails, a thread tries it again.
+fn change_locks(device: &Arc<dyn TurnLocks>) {
+    if change_locks_once(&**device) == LockState::Kept {
+        release_later(device);
+    }
+}
+
+/// Returns the state that suits the uses, or `Kept`.
+fn change_locks_once(device: &dyn TurnLocks) -> LockState {
     let users = device.users();
-    let Some(lock) = &users.lock else { return };
+    let Some(lock) = &users.lock else {
+        return LockState::Unlocked;
+    };
     let mut state = lock.uses().state;
     loop {
         // In the other states, uses on other threads may change the state and call this, too.
@@ -279,8 +352,7 @@ fn change_locks(device: &dyn TurnLocks) {
             LockState::Locking => {
                 if let Err(error) = device.begin_turn() {
                     // A part of the locks may be taken.
-                    device.end_turn().ok();
-                    return lock_failed(lock, &error);
+                    return lock_failed(lock, &error, device.end_turn().err());
                 }
                 users.turn(Turn::Begun);
                 let mut uses = lock.uses();
@@ -294,30 +366,75 @@ fn change_locks(device: &dyn TurnLocks) {
             }
             LockState::Unlocking => {
                 users.turn(Turn::Ending);
-                if let Err(error) = device.end_turn() {
-                    let object = device.object();
-                    tracing::warn!("{object}: cannot release its locks: {error}");
-                }
+                let error = device.end_turn().err().map(|error| error.to_string());
                 let mut uses = lock.uses();
-                let next = match uses.count {
-                    0 => LockState::Unlocked,
+                let next = match (uses.count, &error) {
+                    (0, None) => LockState::Unlocked,
+                    (0, Some(_)) => LockState::Kept,
                     _ => LockState::Locking,
                 };
                 uses.state = next;
+                let kept = error.clone().filter(|_| next == LockState::Kept);
+                let before = std::mem::replace(&mut uses.release_error, kept);
+                drop(uses);
                 lock.changed.notify_all();
+                log_release(&device.object(), before, error);
                 next
             }
-            LockState::Unlocked | LockState::Locked => return,
+            LockState::Unlocked | LockState::Locked | LockState::Kept => return state,
         }
     }
 }
 
-fn lock_failed(lock: &TurnLock, error: &io::Error) {
+/// Logs the first failure, another reason, and the end of the failures.
+fn log_release(object: &str, before: Option<String>, error: Option<String>) {
+    match (before, error) {
+        (before, Some(error)) if before.as_ref() != Some(&error) => tracing::warn!(
+            "{object}: cannot release its locks, other daemons wait for them, trying again: {error}"
+        ),
+        (Some(_), None) => tracing::info!("{object}: locks released"),
+        _ => {}
+    }
+}
+
+/// Starts a thread that releases the locks when the cause of the failure is gone. It ends when the disk is used again or removed.
+fn release_later(device: &Arc<dyn TurnLocks>) {
+    let Some(lock) = device.users().lock.clone() else {
+        return;
+    };
+    let weak = Arc::downgrade(device);
+    let release = move || {
+        let mut backoff = Backoff::new(RELEASE_DELAY, RELEASE_DELAY_MAX);
+        while lock.wait_to_release(backoff.pause()) {
+            // The drop of a removed disk closes its file or image, and with it the locks.
+            let Some(device) = weak.upgrade() else {
+                return;
+            };
+            if change_locks_once(&*device) != LockState::Kept {
+                return;
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("lock-release".to_owned());
+    if let Err(error) = thread.spawn(release) {
+        let object = device.object();
+        tracing::warn!("{object}: cannot start a thread to release the locks: {error}");
+    }
+}
+
+/// Ends an attempt to take the locks. `kept`: error of the release of those that were taken. Returns the new state.
+fn lock_failed(lock: &TurnLock, error: &io::Error, kept: Option<io::Error>) -> LockState {
     let mut uses = lock.uses();
-    uses.state = LockState::Unlocked;
+    let state = match kept {
+        Some(_) => LockState::Kept,
+        None => LockState::Unlocked,
+    };
+    uses.state = state;
+    uses.release_error = kept.map(|kept| kept.to_string());
     uses.failures += 1;
     uses.error = Some((error.kind(), error.to_string()));
     wake_all(lock, uses);
+    state
 }
 
 fn wake_all(lock: &TurnLock, mut uses: MutexGuard<'_, Uses>) {
@@ -326,5 +443,124 @@ fn wake_all(lock: &TurnLock, mut uses: MutexGuard<'_, Uses>) {
     lock.changed.notify_all();
     for wake in wakes {
         wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// Locks with a number of failed releases.
+    struct Locks {
+        users: Users,
+        failures: AtomicU32,
+        turns: Arc<Mutex<Vec<Turn>>>,
+    }
+
+    impl Locks {
+        fn new(failures: u32) -> Arc<Locks> {
+            let locks = Locks {
+                users: Users::new(true),
+                failures: AtomicU32::new(failures),
+                turns: Arc::default(),
+            };
+            let turns = locks.turns.clone();
+            let on_turn = move |turn| turns.lock().unwrap().push(turn);
+            locks.users.on_turn(Box::new(on_turn));
+            Arc::new(locks)
+        }
+
+        fn turns(&self) -> Vec<Turn> {
+            self.turns.lock().unwrap().clone()
+        }
+    }
+
+    impl TurnLocks for Locks {
+        fn users(&self) -> &Users {
+            &self.users
+        }
+
+        fn object(&self) -> String {
+            "image".to_owned()
+        }
+
+        fn lock_service(&self) -> &'static str {
+            "the test"
+        }
+
+        fn begin_turn(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn end_turn(&self) -> io::Result<()> {
+            let failures = &self.failures;
+            let next = |left: u32| left.checked_sub(1);
+            match failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+                Ok(_) => Err(io::ErrorKind::StorageFull.into()),
+                Err(_) => Ok(()),
+            }
+        }
+    }
+
+    fn wait_until(condition: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !condition() {
+            assert!(begun.elapsed() < LIMIT);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn failed_release_is_tried_again_until_it_succeeds() {
+        let locks = Locks::new(3);
+        drop(InUse::begin(locks.clone()).unwrap());
+        // The front end gets its answer while the locks are kept.
+        locks.users.wait_for_release();
+        let is_released = || {
+            let lock = locks.users.lock.as_ref().unwrap();
+            lock.uses().state == LockState::Unlocked
+        };
+        wait_until(is_released);
+        assert_eq!(locks.failures.load(Ordering::Relaxed), 0);
+        assert_eq!(locks.users.release_error(), None);
+        assert_eq!(locks.turns(), [Turn::Begun, Turn::Ending]);
+    }
+
+    #[test]
+    fn use_ends_the_attempts_to_release() {
+        let locks = Locks::new(u32::MAX);
+        drop(InUse::begin(locks.clone()).unwrap());
+        locks.users.wait_for_release();
+        wait_until(|| locks.users.release_error().is_some());
+        let in_use = InUse::begin(locks.clone()).unwrap();
+        assert_eq!(locks.users.release_error(), None);
+        let attempts = locks.failures.load(Ordering::Relaxed);
+        std::thread::sleep(3 * RELEASE_DELAY);
+        assert_eq!(locks.failures.load(Ordering::Relaxed), attempts);
+        assert_eq!(locks.turns(), [Turn::Begun, Turn::Ending, Turn::Begun]);
+        drop(in_use);
+        // The thread does not keep a disk that is removed.
+        let removed = Arc::downgrade(&locks);
+        drop(locks);
+        wait_until(|| removed.strong_count() == 0);
+    }
+
+    #[test]
+    fn turn_that_ends_is_not_begun_again() {
+        let locks = Locks::new(0);
+        let users = &locks.users;
+        users.renew_turn();
+        users.turn(Turn::Ending);
+        assert!(locks.turns().is_empty());
+        users.turn(Turn::Begun);
+        users.renew_turn();
+        users.turn(Turn::Ending);
+        users.renew_turn();
+        users.turn(Turn::Ending);
+        assert_eq!(locks.turns(), [Turn::Begun, Turn::Begun, Turn::Ending]);
     }
 }

@@ -43,6 +43,14 @@ pub(crate) struct Overview {
     pub(crate) log: Option<LogHandle>,
 }
 
+/// Returns the warning about locks that could not be released (`lock = "while-active"`).
+fn kept_lock(disk: &bdev::Disk) -> Option<String> {
+    let error = disk.device().capabilities().turns?.release_error()?;
+    Some(format!(
+        "not in use, but its lock is kept, because the release has failed: {error}; other daemons wait for it, and the release is tried again"
+    ))
+}
+
 impl View for Overview {
     fn snapshot(&self) -> Snapshot {
         Snapshot {
@@ -123,7 +131,11 @@ impl View for Overview {
                 waiting_reason: status.waiting_reason,
                 next_try_seconds: status.next_try_seconds,
                 reservations_unknown: status.reservations_unknown,
-                warning: self.servers.unrecorded.warning(&disk.name),
+                warning: self
+                    .servers
+                    .unrecorded
+                    .warning(&disk.name)
+                    .or_else(|| kept_lock(live.disks.get(&disk.name)?)),
                 damage: status.damage,
             }
         });

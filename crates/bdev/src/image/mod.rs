@@ -429,6 +429,10 @@ impl TurnDevice for Image {
         // Set only once, by the disk.
         self.shared.on_turn.set(on_turn).ok();
     }
+
+    fn release_error(&self) -> Option<String> {
+        self.shared.files().find_map(File::release_error)
+    }
 }
 
 impl ImageDevice for Image {

@@ -97,7 +97,11 @@ impl TurnLocks for SharedRbd {
         match self.is_closed() {
             // Another client has broken the lock of a lost image.
             true => Ok(()),
-            false => Ok(self.image().wait_for_unlock()?),
+            false => match self.image().wait_for_unlock() {
+                // Another client has broken the lock, or an earlier attempt has released it.
+                Err(error) if error.errno() == libc::EINVAL => Ok(()),
+                released => Ok(released?),
+            },
         }
     }
 }
@@ -126,5 +130,9 @@ impl TurnDevice for Rbd {
 
     fn on_turn(&self, on_turn: OnTurn) {
         self.shared.users.on_turn(on_turn);
+    }
+
+    fn release_error(&self) -> Option<String> {
+        self.shared.users.release_error()
     }
 }

@@ -19,8 +19,8 @@ use librbd::{Cluster, Image};
 
 use super::medium::ImageMedium;
 use super::{RbdLock, Settings, SharedRbd, lock};
+use crate::OpenError;
 use crate::remote_state::RemoteState;
-use crate::{OpenError, Turn};
 
 /// First pause between attempts; doubles up to the longest.
 const WAIT_FIRST: Duration = Duration::from_secs(1);
@@ -139,7 +139,7 @@ impl SharedRbd {
             self.replace_image(image);
             if *is_turn {
                 // Another client may have had the lock since the image was lost.
-                self.users.turn(Turn::Begun);
+                self.users.renew_turn();
             }
         }
         if let Some(peers) = &peers {
