@@ -31,8 +31,8 @@ fn job_files_of_the_studies_run_unchanged_in_a_guest() -> Result<()> {
         "1",
         "--memory",
         "256M",
-        "scsi:4x1,queues=1",
-        "blk:8,queues=1",
+        "scsi:9x1,queues=1",
+        "blk:1,queues=1",
         "backing=ram:16M",
     ])?;
     four_disks(&guests)?;
@@ -64,25 +64,22 @@ fn four_disks(guests: &UserGuests) -> Result<()> {
     guests.ok(&[&words[..], &more].concat())?;
     let text = std::fs::read_to_string(&output)?;
     let document: Value = serde_json::from_str(&text)?;
-    let mut ios = Vec::new();
-    for (job, direction) in [(0, "read"), (1, "write")] {
-        let at = |key: &str| number(&document, &format!("/jobs/{job}/{direction}/{key}"));
-        // Four disks share 4 MiB. A request of up to 64 KiB that does not fit at the end of a disk's share is omitted.
-        let bytes = at("io_bytes")?;
-        ensure!(
-            bytes <= 4 << 20 && bytes > (4 << 20) - 4 * (64 << 10),
-            "{bytes}"
-        );
-        ios.push(at("total_ios")? as usize);
-    }
-    for (clone, ios) in (1..).zip(&ios) {
-        let name = format!("{logs}/four-disks_bw.{clone}.log");
-        let log = std::fs::read_to_string(&name).with_context(|| name.clone())?;
-        ensure!(
-            log.lines().count() == *ios,
-            "{name} of {ios} requests: {log}"
-        );
-    }
+    let at = |key: &str| -> Result<u64> {
+        let of = |direction: &str| number(&document, &format!("/jobs/0/{direction}/{key}"));
+        Ok(of("read")? + of("write")?)
+    };
+    // Four disks share 4 MiB. A request of up to 64 KiB that does not fit at the end of a disk's share is omitted.
+    let bytes = at("io_bytes")?;
+    ensure!(
+        bytes <= 4 << 20 && bytes > (4 << 20) - 4 * (64 << 10),
+        "{bytes}"
+    );
+    let name = format!("{logs}/virtio-scsi_1.log_bw.1.log");
+    let log = std::fs::read_to_string(&name).with_context(|| name.clone())?;
+    ensure!(
+        log.lines().count() == at("total_ios")? as usize,
+        "{name}: {log}"
+    );
     for time in [
         "guest_cpu_ns/user",
         "guest_cpu_ns/irq",
@@ -126,12 +123,16 @@ fn eight_disks(guests: &UserGuests) -> Result<()> {
         &study,
         "--runtime",
         "1s",
+        "--size",
+        "8m",
         "--set",
-        "ramp_time=0",
+        "time_based=1",
+        "--set",
+        "rw=randrw",
     ];
     let table = guests.ok(&words)?;
-    for disk in 0..8 {
-        let name = format!("disk{disk} ");
+    let names = (1..9).map(|disk| format!("drive{disk} "));
+    for name in names.chain(["total ".to_owned()]) {
         let lines = table.lines().filter(|line| line.starts_with(&name));
         ensure!(lines.count() == 2, "{name} reads and writes: {table}");
     }

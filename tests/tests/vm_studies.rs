@@ -83,7 +83,13 @@ fn a_slow_disk_is_far_below_bare_metal_and_below_a_fast_one() -> Result<()> {
     }
     left.sort();
     ensure!(
-        left == ["compare.png", "compare.svg", "report.html", "runs.jsonl"],
+        left == [
+            "compare.png",
+            "compare.svg",
+            "report.html",
+            "result.json",
+            "runs.jsonl"
+        ],
         "{left:?}"
     );
     std::fs::remove_dir_all(&folder)?;

@@ -1,10 +1,15 @@
 //! `lunette vm mcs`: measures one session with several connections between two guests, a target and an initiator.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use bench::chart::{Chart, Point, Series};
+use bench::picture::Painter;
+use bench::run::spread;
+use bench::study::{Page, draw, write_file};
 use bench::table::{McsRow, mcs_rows};
 use clap::Args;
 use cli_common::{Outcome, print_line};
@@ -12,6 +17,8 @@ use serde_json::{Value, json};
 use vm::{Accelerator, Guest, GuestBuilder, use_lunette};
 
 use super::failed;
+use super::study::Effort;
+use super::study::report::{caution, write_json};
 use crate::bench::note;
 
 const TARGET: &str = "iqn.2026-11.org.example:guest";
@@ -48,6 +55,9 @@ pub struct McsArguments {
     /// Duration of each measurement in milliseconds, 10 to 600000
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..=600_000))]
     turn_ms: u64,
+    /// Write the result as JSON, a picture and a page to this folder
+    #[arg(long, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -66,6 +76,101 @@ Examples:
     lunette vm mcs
     lunette vm mcs --connections 8 --mtu 1500 --json";
 
+impl McsArguments {
+    /// Returns the work of the study.
+    pub fn effort(&self) -> Effort {
+        Effort {
+            boots: 2,
+            runs: CASES * u32::from(self.connections) * self.repetitions,
+            seconds: self.turn_ms as f64 / 1e3,
+            written: u64::from(self.size_mib) << 20,
+        }
+    }
+}
+
+/// Rows of the table, with the conditions of the measurement.
+struct Table {
+    rows: Vec<McsRow>,
+    /// Guests and load, then the host.
+    notes: [String; 2],
+    accelerator: Accelerator,
+    json: Value,
+}
+
+impl Table {
+    fn text(&self) -> String {
+        let [load, host] = &self.notes;
+        let caution = caution(self.accelerator.word());
+        let caution = caution.map_or_else(String::new, |caution| format!("{caution}\n\n"));
+        format!(
+            "{load}\n\n{host}\n\n{caution}MB/s and I/Os per second: median, half the spread; relative to one connection: ratio of medians \
+             with its 95 % interval; CPU seconds per million requests\n\n{}",
+            mcs_rows(&self.rows)
+        )
+    }
+
+    /// Returns bars of the bandwidth, grouped by case.
+    fn chart(&self) -> Chart {
+        let mut cases: Vec<&str> = Vec::new();
+        for row in &self.rows {
+            if !cases.contains(&row.case.as_str()) {
+                cases.push(&row.case);
+            }
+        }
+        let point = |case: &str, connections: u16| {
+            let mut rows = self.rows.iter();
+            let of = |connections, rows: &mut std::slice::Iter<'_, McsRow>| {
+                let row = rows.find(|row| row.case == case && row.connections == connections)?;
+                Some(spread(&row.bytes_per_second))
+            };
+            let one = of(1, &mut self.rows.iter());
+            let found = of(connections, &mut rows)?;
+            let ratio = one.filter(|one| connections > 1 && one.median > 0.0);
+            Some(Point {
+                value: found.median / 1e6,
+                low: found.min / 1e6,
+                high: found.max / 1e6,
+                ratio: ratio.map(|one| found.median / one.median),
+            })
+        };
+        let most = self.rows.iter().map(|row| row.connections).max();
+        let series = (1..=most.unwrap_or(0)).map(|connections| Series {
+            name: match connections {
+                1 => "1 connection".to_owned(),
+                n => format!("{n} connections"),
+            },
+            points: cases.iter().map(|case| point(case, connections)).collect(),
+        });
+        Chart {
+            title: "One session with several connections".to_owned(),
+            unit: "MB/s".to_owned(),
+            notes: self.notes.to_vec(),
+            groups: cases.iter().map(|case| (*case).to_owned()).collect(),
+            series: series.collect(),
+            stacked: false,
+            logarithmic: false,
+        }
+    }
+
+    fn write(&self, folder: &Path) -> Result<()> {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+        let chart = self.chart();
+        draw(&chart, folder, "mcs", &Painter::new())?;
+        let caution = caution(self.accelerator.word());
+        let mut page = Page {
+            title: chart.title.clone(),
+            about: self.notes.to_vec(),
+            cautions: caution.map(str::to_owned).into_iter().collect(),
+            texts: vec![mcs_rows(&self.rows)],
+            ..Page::default()
+        };
+        page.add_chart("mcs", &chart);
+        write_file(folder, "report.html", page.html().as_bytes())?;
+        write_json(folder, &self.json)
+    }
+}
+
 /// Two guests, and the parameters negotiated between them.
 struct Rig {
     target: Guest,
@@ -80,10 +185,13 @@ struct Rig {
 pub fn run(arguments: &McsArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     use_lunette(cli_common::find_sibling("lunette")?);
-    let made = measure(arguments).map_err(failed)?;
+    let measured = measure(arguments).map_err(failed)?;
+    if let Some(folder) = &arguments.folder {
+        measured.write(folder).map_err(failed)?;
+    }
     let text = match arguments.json {
-        true => format!("{}\n", made.0),
-        false => made.1,
+        true => format!("{}\n", measured.json),
+        false => measured.text(),
     };
     write!(cli_common::stdout(), "{text}")?;
     if let Some(folder) = &arguments.notes {
@@ -191,60 +299,111 @@ impl Rig {
     }
 }
 
-/// Measures and returns the result as JSON and as text.
-fn measure(arguments: &McsArguments) -> Result<(Value, String)> {
-    let mut rig = Rig::start(arguments)?;
-    let before = rig.target_cpu()?;
-    let rows = rig.rows(arguments)?;
-    let target_cpu = rig.target_cpu()? - before;
-    let kernel = rig.initiator.ok("uname -r")?.trim().to_owned();
-    let accelerator = Accelerator::detect()?;
-    let machine = bench::run::environment();
-    let labelled = match accelerator {
-        Accelerator::Kvm => String::new(),
-        Accelerator::Tcg => {
-            ": emulated, so compare numbers of connections and ignore absolute figures".to_owned()
-        }
-    };
-    let value = |key: &str| match &rig.agreed[key] {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
+/// Measures, and describes the conditions.
+fn measure(arguments: &McsArguments) -> Result<Table> {
     const NEGOTIATED_KEYS: [&str; 4] = [
         "MaxBurstLength",
         "FirstBurstLength",
         "ImmediateData",
         "InitialR2T",
     ];
-    let agreed = NEGOTIATED_KEYS
-        .map(|key| format!("{key}={}", value(key)))
-        .join(", ");
-    let text = format!(
-        "{}, {} CPUs {}; two guests with Linux {kernel}, {} CPUs each, by QEMU with {}{labelled}; {} turns of {} ms each; lunette {}\n\n\
-         A cable between the guests, packets of {} bytes; MaxRecvDataSegmentLength=131072 (declared), {agreed}\n\n\
-         One session, {} a request, {} in flight; MB/s and I/Os per second: median, half the spread; against one connection: ratio of medians \
-         with its 95 % interval; CPU seconds per million requests. The target used {target_cpu:.1} s of its guest's CPUs in all\n\n{}",
-        machine.kernel,
-        machine.cpus,
-        machine.cpu,
-        arguments.cpus,
+    let mut rig = Rig::start(arguments)?;
+    let before = rig.target_cpu()?;
+    let rows = rig.rows(arguments)?;
+    let target_cpu = rig.target_cpu()? - before;
+    let kernel = rig.initiator.ok("uname -r")?.trim().to_owned();
+    let accelerator = Accelerator::detect()?;
+    let value = |key: &str| match &rig.agreed[key] {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let agreed = NEGOTIATED_KEYS.map(|key| format!("{key}={}", value(key)));
+    let emulated = match accelerator {
+        Accelerator::Kvm => "",
+        Accelerator::Tcg => " (emulated)",
+    };
+    let load = format!(
+        "{}{emulated}, {}, guest Linux {kernel}; two guests of {} virtual CPUs, a cable with packets of {} bytes; one session with a RAM disk of {} MiB, \
+         written before the measurement; {} a request, {} in flight; {} turns of {} ms. MaxRecvDataSegmentLength=131072 (declared), {}. \
+         The target used {target_cpu:.1} s of its guest's CPUs in all. Bars are medians of the turns; lines extend from the minimum to the maximum.",
         accelerator.word(),
-        arguments.repetitions,
-        arguments.turn_ms,
-        machine.build(),
+        qemu_version(),
+        arguments.cpus,
         arguments.mtu,
+        arguments.size_mib,
         arguments.bs,
         arguments.iodepth,
-        mcs_rows(&rows),
+        arguments.repetitions,
+        arguments.turn_ms,
+        agreed.join(", "),
     );
+    let environment = bench::run::environment();
+    let notes = [load, format!("Host: {}.", environment.provenance())];
     let json = json!({
         "accelerator": accelerator.word(),
         "mtu": arguments.mtu,
         "agreed": rig.agreed,
         "target_cpu_seconds": target_cpu,
+        "conditions": notes,
+        "environment": environment,
         "rows": rows,
     });
     rig.initiator.kill()?;
     rig.target.kill()?;
-    Ok((json, text))
+    Ok(Table {
+        rows,
+        notes,
+        accelerator,
+        json,
+    })
+}
+
+/// Returns the name and version of the installed QEMU.
+fn qemu_version() -> String {
+    let output = Command::new(vm::topology::QEMU).arg("--version").output();
+    let text = output.map_or_else(
+        |_| String::new(),
+        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+    );
+    let mut words = text
+        .split_whitespace()
+        .skip_while(|word| *word != "version");
+    format!("QEMU {}", words.nth(1).unwrap_or("of unknown version"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_picture_has_bars_by_connections_relative_to_one() {
+        let row = |case: &str, connections, bytes: f64| McsRow {
+            case: case.to_owned(),
+            connections,
+            bytes_per_second: vec![bytes, bytes],
+            iops: vec![1.0, 1.0],
+            target_cpu_seconds_per_million: None,
+            driver_cpu_seconds_per_million: None,
+        };
+        let table = Table {
+            rows: vec![
+                row("read", 1, 1e6),
+                row("read", 2, 2e6),
+                row("write", 1, 3e6),
+            ],
+            notes: ["load".to_owned(), "host".to_owned()],
+            accelerator: Accelerator::Tcg,
+            json: json!({}),
+        };
+        let chart = table.chart();
+        assert_eq!(chart.groups, ["read", "write"]);
+        let points = |at: usize| {
+            let points = chart.series[at].points.iter();
+            let points = points.map(|point| point.as_ref().map(|one| (one.value, one.ratio)));
+            points.collect::<Vec<_>>()
+        };
+        assert_eq!(points(0), [Some((1.0, None)), Some((3.0, None))]);
+        assert_eq!(points(1), [Some((2.0, Some(2.0))), None]);
+        assert!(table.text().contains("emulated"), "{}", table.text());
+    }
 }

@@ -13,6 +13,7 @@ mod net;
 mod plan;
 mod plug;
 mod profile;
+mod replay;
 mod run;
 pub mod running_daemon;
 mod setup;
@@ -57,6 +58,8 @@ enum Action {
     Latency(Box<latency::LatencyArguments>),
     /// Profile the CPUs of a guest and of its host, with one queue and with several
     Profile(Box<profile::ProfileArguments>),
+    /// Replay a published study, and print its findings beside those of this machine
+    Study(replay::StudyArguments),
     /// Measure one iSCSI session with several connections (MC/S) between two guests
     Mcs(mcs::McsArguments),
     /// Move a running guest to a second QEMU (live migration), and print the downtime
@@ -107,6 +110,7 @@ pub fn run(command: VmCommand) -> Outcome {
         Action::Latency(arguments) => latency::run(&arguments),
         Action::Matrix(arguments) => study::matrix::run(&arguments),
         Action::Profile(arguments) => profile::run(&arguments),
+        Action::Study(arguments) => replay::run(&arguments),
         Action::Mcs(arguments) => mcs::run(&arguments),
         Action::Migrate(arguments) => migrate::run(&arguments),
         Action::Copy(arguments) => copy::run(&arguments),

@@ -36,6 +36,41 @@ pub fn devices(text: &str) -> Vec<String> {
     paths.collect()
 }
 
+/// Returns a job file with these disks in place of its devices, in the order of their first use, without the logs that it asks for.
+///
+/// # Errors
+/// For a different number of devices.
+pub fn for_disks(text: &str, disks: &[String]) -> Result<String, String> {
+    let mut known: Vec<String> = Vec::new();
+    for device in devices(text) {
+        if !known.contains(&device) {
+            known.push(device);
+        }
+    }
+    if known.len() != disks.len() {
+        return Err(format!(
+            "the job file uses {} devices, but there are {} disks; hint: --disks {}",
+            known.len(),
+            disks.len(),
+            known.len()
+        ));
+    }
+    let line = |line: &str| {
+        if line.trim().split('=').next().map(str::trim) != Some("filename") {
+            return line.to_owned();
+        }
+        let places = devices(line);
+        let places = places
+            .iter()
+            .filter_map(|device| known.iter().position(|other| other == device));
+        let places: Vec<String> = places.map(|at| disks[at].clone()).collect();
+        format!("filename={}", filename(&places))
+    };
+    let is_log = |line: &&str| line.trim().starts_with("write_") && line.contains("_log");
+    let lines = text.lines().filter(|line| !is_log(line)).map(line);
+    Ok(lines.map(|line| line + "\n").collect())
+}
+
 /// Removes each line that sets one of these options, and sets them for all jobs at the beginning.
 ///
 /// # Errors
@@ -93,6 +128,18 @@ mod tests {
     fn devices_are_paths_in_dev() {
         let text = "[a]\nfilename=/dev/sda:/dev/disk/pci-0\\:1\nfilename = /dev/vda\n[b]\nfilename=/dev/shm/x:y\n";
         assert_eq!(devices(text), ["/dev/sda", "/dev/disk/pci-0:1", "/dev/vda"]);
+    }
+
+    #[test]
+    fn devices_of_a_job_file_are_replaced_in_their_order() {
+        let text = "[a]\nwrite_bw_log=x\nfilename=/dev/sda:/dev/sdb\n[b]\nfilename = /dev/sdb\n";
+        let disks = ["/dev/vdc".to_owned(), "/dev/vda".to_owned()];
+        assert_eq!(
+            for_disks(text, &disks).unwrap(),
+            "[a]\nfilename=/dev/vdc:/dev/vda\n[b]\nfilename=/dev/vda\n"
+        );
+        let error = for_disks(text, &disks[..1]).unwrap_err();
+        assert!(error.ends_with("hint: --disks 2"), "{error}");
     }
 
     #[test]

@@ -24,7 +24,9 @@ use crate::idle_poll::IdlePoll;
 
 use super::copy::{copy_in, copy_out, run_script};
 use super::failed;
+pub use job_text::{for_disks, with_overrides};
 use result::{CpuTimes, Measured};
+pub use result::{add_bins, quantile};
 
 /// `lunette vm bench`
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
 //! Result of a job file in a guest: fio's JSON with CPU times, and a table of both.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -123,6 +124,47 @@ impl Measured {
         jobs.filter(|job| job["error"].as_u64() != Some(0)).count()
     }
 
+    /// Returns a line for each direction with the total over jobs, if there are several jobs. Rates are relative to the time of all groups of
+    /// concurrent jobs, one group after the other.
+    fn totals(&self) -> Vec<Vec<String>> {
+        if self.jobs().len() < 2 {
+            return Vec::new();
+        }
+        let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+        let total = |direction: &'static str| {
+            let mut times = BTreeMap::new();
+            let (mut ios, mut bytes, mut latencies_ns) = (0.0, 0.0, 0.0);
+            let mut bins = BTreeMap::new();
+            for job in self.jobs() {
+                let one = &job[direction];
+                let count = number(&one["total_ios"]);
+                let time = times.entry(job["groupid"].as_u64()).or_insert(0.0);
+                if count > 0.0 {
+                    *time = number(&one["runtime"]).max(*time);
+                }
+                ios += count;
+                bytes += number(&one["io_bytes"]);
+                latencies_ns += number(&one["lat_ns"]["mean"]) * count;
+                add_bins(&mut bins, one);
+            }
+            let seconds = times.values().sum::<f64>().max(1.0) / 1e3;
+            let quantile = |part| micros((!bins.is_empty()).then(|| quantile(&bins, part)));
+            (ios > 0.0).then(|| {
+                vec![
+                    "total".to_owned(),
+                    direction.to_owned(),
+                    format!("{ios:.0}"),
+                    format!("{:.0}", ios / seconds),
+                    format!("{:.2}", bytes / seconds / 1e6),
+                    micros(Some(latencies_ns / ios)),
+                    quantile(0.50),
+                    quantile(0.99),
+                ]
+            })
+        };
+        DIRECTIONS.into_iter().filter_map(total).collect()
+    }
+
     pub fn table(&self) -> String {
         let mut lines = vec![
             [
@@ -132,15 +174,11 @@ impl Measured {
             .to_vec(),
         ];
         for job in self.jobs() {
-            for direction in ["read", "write", "trim"] {
+            for direction in DIRECTIONS {
                 let one = &job[direction];
                 if one["total_ios"].as_u64().unwrap_or(0) == 0 {
                     continue;
                 }
-                let micros = |value: &Value| match value.as_f64() {
-                    Some(nanos) => format!("{:.1}", nanos / 1e3),
-                    None => "-".to_owned(),
-                };
                 let percentiles = &one["clat_ns"]["percentile"];
                 lines.push(vec![
                     job["jobname"].as_str().unwrap_or("-").to_owned(),
@@ -148,12 +186,13 @@ impl Measured {
                     one["total_ios"].to_string(),
                     format!("{:.0}", one["iops"].as_f64().unwrap_or(0.0)),
                     format!("{:.2}", one["bw_bytes"].as_f64().unwrap_or(0.0) / 1e6),
-                    micros(&one["lat_ns"]["mean"]),
-                    micros(&percentiles["50.000000"]),
-                    micros(&percentiles["99.000000"]),
+                    micros(one["lat_ns"]["mean"].as_f64()),
+                    micros(percentiles["50.000000"].as_f64()),
+                    micros(percentiles["99.000000"].as_f64()),
                 ]);
             }
         }
+        lines.extend(self.totals());
         let mut text = columns(&lines);
         if self.is_interrupted() {
             text.push_str("interrupted: partial results\n");
@@ -194,6 +233,33 @@ impl Measured {
     }
 }
 
+const DIRECTIONS: [&str; 3] = ["read", "write", "trim"];
+
+/// Formats nanoseconds as microseconds.
+fn micros(nanos: Option<f64>) -> String {
+    nanos.map_or_else(|| "-".to_owned(), |nanos| format!("{:.1}", nanos / 1e3))
+}
+
+/// Adds the histogram of one direction of a job.
+pub fn add_bins(bins: &mut BTreeMap<u64, u64>, side: &Value) {
+    for (nanos, count) in side["clat_ns"]["bins"].as_object().into_iter().flatten() {
+        let nanos: u64 = nanos.parse().unwrap_or(0);
+        *bins.entry(nanos).or_insert(0) += count.as_u64().unwrap_or(0);
+    }
+}
+
+/// Returns a quantile of a histogram; 0 if it is empty.
+pub fn quantile(bins: &BTreeMap<u64, u64>, part: f64) -> f64 {
+    let total: u64 = bins.values().sum();
+    let wanted = (part * total as f64).ceil() as u64;
+    let mut seen = 0;
+    let found = bins.iter().find(|(_, count)| {
+        seen += **count;
+        seen >= wanted
+    });
+    found.map_or(0.0, |(nanos, _)| *nanos as f64)
+}
+
 /// Aligns cells in columns, the first two to the left.
 fn columns(lines: &[Vec<String>]) -> String {
     let width = |at: usize| {
@@ -216,6 +282,24 @@ fn columns(lines: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn totals_are_of_all_jobs_in_the_time_of_all_groups() {
+        let job = |group: u64, ios: u64, runtime_ms: u64, mean_ns: u64| {
+            json!({"jobname": "j", "groupid": group, "write": {"total_ios": 0},
+                "read": {"total_ios": ios, "io_bytes": ios * 4096, "runtime": runtime_ms, "lat_ns": {"mean": mean_ns},
+                    "clat_ns": {"bins": {mean_ns.to_string(): ios}}}})
+        };
+        let measured = |jobs: &[Value]| Measured {
+            document: json!({ "jobs": jobs }),
+        };
+        let both = measured(&[job(0, 300, 1000, 1000), job(0, 100, 2000, 5000)]).totals();
+        let wanted = ["total", "read", "400", "200", "0.82", "2.0", "1.0", "5.0"];
+        assert_eq!(both, [wanted.map(str::to_owned)]);
+        let one_by_one = measured(&[job(0, 300, 1000, 1000), job(1, 100, 1000, 5000)]).totals();
+        assert_eq!(one_by_one, both);
+        assert!(measured(&[job(0, 300, 1000, 1000)]).totals().is_empty());
+    }
 
     #[test]
     fn times_are_those_between_two_moments() {

@@ -34,8 +34,8 @@ use super::failed;
 use super::study::content::Content;
 use super::study::engine::{job_on_host, on_host, remove_host_files, study_folder};
 use super::study::guest::{Planned, StudyGuest};
-use super::study::report::caution;
-use super::study::{Case, DiskRoute, Setup, quietly};
+use super::study::report::{caution, write_json};
+use super::study::{Case, DiskRoute, Effort, Setup, quietly};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 
@@ -140,6 +140,7 @@ fn case(pattern: &str) -> Case {
         depth: 1,
         block_size: "4k".to_owned(),
         files: None,
+        job_file: None,
     }
 }
 
@@ -162,6 +163,24 @@ fn ways(arguments: &LatencyArguments, transport: Transports, folder: &str) -> Ve
         Transports::Blk => vec![blk],
         Transports::Scsi => vec![scsi],
         Transports::Both => vec![blk, scsi],
+    }
+}
+
+impl LatencyArguments {
+    /// Returns the work of the study.
+    pub fn effort(&self) -> Result<Effort, Failure> {
+        /// Runs of a pattern: the application, each layer, all instruments, and the host.
+        const RUNS: usize = 8;
+        let is_both = self.polling == Polling::Both && self.device == Device::Lunette;
+        let guests = if is_both { 2 } else { 1 };
+        let ways = ways(self, self.transport, "/").len();
+        let size = parse_bytes(&self.size).map_err(Failure::mistake)?;
+        Ok(Effort {
+            boots: guests,
+            runs: guests * (ways * self.rw.len() * RUNS) as u32,
+            seconds: self.time,
+            written: u64::from(guests) * (ways + 1) as u64 * size,
+        })
     }
 }
 
@@ -209,15 +228,13 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         ..Page::default()
     };
     let at = write_file(&folder, "report.html", page.html().as_bytes()).map_err(failed)?;
+    let all: Vec<Value> = studies.iter().map(Study::json).collect();
+    let document = json!({"accelerator": accelerator, "guest": guests.description, "conditions": notes,
+        "environment": environment, "studies": all});
+    write_json(&folder, &document).map_err(failed)?;
     let mut stdout = cli_common::stdout();
     if arguments.json {
-        let all: Vec<Value> = studies.iter().map(Study::json).collect();
-        return Ok(writeln!(
-            stdout,
-            "{:#}",
-            json!({"accelerator": accelerator, "guest": guests.description, "conditions": notes,
-                "environment": environment, "studies": all})
-        )?);
+        return Ok(writeln!(stdout, "{document:#}")?);
     }
     for text in &page.texts {
         writeln!(stdout, "{text}\n")?;

@@ -11,13 +11,15 @@ use bench::study::{
 };
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome};
+use serde_json::Value;
 
 use super::content::Content;
 use super::engine::{Study, accelerator, study_folder, turn_time};
 use super::report::{
     Class, caution, disturbed, fill_page, interrupted, json, notes, text, too_few, turns,
+    write_json,
 };
-use super::{Case, DiskRoute, Files, Run, Setup};
+use super::{Case, DiskRoute, Effort, Files, Run, Setup};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 use crate::vm::failed;
@@ -178,6 +180,7 @@ fn cases(arguments: &CompareArguments) -> Vec<Case> {
             depth: arguments.iodepth,
             block_size: arguments.bs.clone(),
             files: None,
+            job_file: None,
         }];
     };
     let barriers: &[bool] = match arguments.barriers {
@@ -298,17 +301,10 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     fill_page(&mut page, &report, Some(HOST), &[("compare", chart)]);
     let page = write_file(&study.folder, "report.html", page.html().as_bytes()).map_err(failed)?;
     let mut stdout = cli_common::stdout();
+    let mut document = json(&report, &results.header, Some(HOST));
+    add_classes(&mut document, is_kvm);
+    write_json(&study.folder, &document).map_err(failed)?;
     if arguments.json {
-        let mut document = json(&report, &results.header, Some(HOST));
-        for cell in document["cells"].as_array_mut().into_iter().flatten() {
-            let part = |end: &str| cell["of_first"][end].as_f64();
-            let (Some(value), Some(low), Some(high)) = (part("value"), part("low"), part("high"))
-            else {
-                continue;
-            };
-            let class = Class::of(Interval { value, low, high }).filter(|_| is_kvm);
-            cell["class"] = class.map(Class::words).into();
-        }
         return Ok(writeln!(stdout, "{document:#}")?);
     }
     for case in &study.cases {
@@ -336,6 +332,33 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
         page.display(),
         picture.display()
     )?)
+}
+
+/// Adds the class of each variant to a document.
+fn add_classes(document: &mut Value, is_kvm: bool) {
+    for cell in document["cells"].as_array_mut().into_iter().flatten() {
+        let part = |end: &str| cell["of_first"][end].as_f64();
+        let (Some(value), Some(low), Some(high)) = (part("value"), part("low"), part("high"))
+        else {
+            continue;
+        };
+        let class = Class::of(Interval { value, low, high }).filter(|_| is_kvm);
+        cell["class"] = class.map(Class::words).into();
+    }
+}
+
+impl CompareArguments {
+    /// Returns the work of the study.
+    pub fn effort(&self) -> Result<Effort, Failure> {
+        let (ways, cases) = (ways(self, "/").len(), cases(self).len());
+        let size = parse_bytes(&self.size).map_err(Failure::mistake)?;
+        Ok(Effort {
+            boots: self.turns,
+            runs: (ways * cases) as u32 * self.turns,
+            seconds: self.turn_time,
+            written: size * ways as u64 * u64::from(self.turns),
+        })
+    }
 }
 
 /// Comparisons of each variant in a guest with the host, in each case.

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use bench::chart::Chart;
+use bench::job::{Job, JobContext, parse};
 use bench::matrix::{DEPTHS, MIXTURES, case_name};
 use bench::picture::Painter;
 use bench::study::{
@@ -15,11 +16,14 @@ use cli_common::{Failure, Outcome, print_line};
 
 use super::content::Content;
 use super::engine::{Study, accelerator, study_folder, turn_time};
-use super::report::{caution, disturbed, fill_page, interrupted, json, notes, text, too_few};
+use super::report::{
+    caution, disturbed, fill_page, interrupted, json, notes, text, too_few, write_json,
+};
 use super::series::setups;
-use super::{Case, Run};
+use super::{Case, Effort, Run};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
+use crate::vm::bench::{for_disks, with_overrides};
 use crate::vm::failed;
 
 /// `lunette vm matrix`
@@ -37,6 +41,14 @@ pub struct MatrixArguments {
         value_delimiter = ','
     )]
     pub(super) threads: Vec<u32>,
+    /// Attachments of the disks; each is a separate variant: blk, a virtio-blk device for each disk; scsi, a virtio-scsi controller with a
+    /// target for each disk; luns, a virtio-scsi controller with one target that has all disks as LUNs
+    #[arg(long, value_name = "NAME,NAME", default_value = "blk,scsi", value_delimiter = ',', value_parser = ["blk", "scsi", "luns"])]
+    pub(super) layouts: Vec<String>,
+    /// fio job file to measure instead of the fifteen cases, for --turn-time and with --size as `size`. Its devices are replaced by the
+    /// disks, in the order of their first use
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["depths", "quick"])]
+    job: Option<PathBuf>,
     /// Measure only variants with one of these words in their name
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     pub(super) series: Vec<String>,
@@ -105,10 +117,40 @@ Examples:
     lunette vm matrix --folder /srv/matrix --smp 4 --turns 6
     lunette vm matrix --disks 4 --smp 4 --queues 1,4 --threads 1,4
     lunette vm matrix --chained --threads 1 --series Lunette
+    lunette vm matrix --job contrib/jobs/four-disks.fio --disks 4 --layouts blk,scsi,luns --memory
     lunette vm matrix --threads 1 --poll off,auto --series Lunette
     lunette vm matrix --threads 1,2 --series Lunette --memory";
 
-fn cases(arguments: &MatrixArguments) -> Vec<Case> {
+/// Reads and checks the job file of `--job`.
+fn case_of_file(arguments: &MatrixArguments, path: &Path) -> Result<Case, Failure> {
+    let name = path.display().to_string();
+    let wrong = |why: String| Failure::mistake(format!("{name}: {why}"));
+    let text =
+        std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot read it: {error}")))?;
+    let size = [("size".to_owned(), arguments.size.clone())];
+    let text = with_overrides(&text, &size).map_err(wrong)?;
+    let disks: Vec<String> = (0..arguments.disks).map(|n| format!("/dev/d{n}")).collect();
+    for_disks(&text, &disks).map_err(wrong)?;
+    let case = Case {
+        name: path.file_stem().unwrap_or_default().display().to_string(),
+        job_file: Some(text),
+        ..Case::default()
+    };
+    let job = case.job(&disks, 1000, true);
+    let parsed = JobContext::here(|here| parse(&name, &job, &Job::default(), here));
+    match parsed {
+        Ok(_) => Ok(case),
+        Err(mistakes) => {
+            let reasons: Vec<String> = mistakes.0.iter().map(ToString::to_string).collect();
+            Err(Failure::mistake(reasons.join("; ")))
+        }
+    }
+}
+
+fn cases(arguments: &MatrixArguments) -> Result<Vec<Case>, Failure> {
+    if let Some(path) = &arguments.job {
+        return Ok(vec![case_of_file(arguments, path)?]);
+    }
     let depths: Vec<u32> = match (arguments.depths.as_slice(), arguments.quick) {
         ([], true) => vec![4],
         ([], false) => DEPTHS.iter().map(|depth| u32::from(*depth)).collect(),
@@ -125,17 +167,43 @@ fn cases(arguments: &MatrixArguments) -> Vec<Case> {
             depth: *depth,
             block_size: "4k".to_owned(),
             files: None,
+            job_file: None,
         })
     });
-    cases.collect()
+    Ok(cases.collect())
+}
+
+/// Numbers of workers or iothreads.
+fn threads(arguments: &MatrixArguments) -> Vec<u32> {
+    let threads = arguments.threads.iter().copied();
+    threads.filter(|n| !arguments.quick || *n <= 1).collect()
+}
+
+/// Duration of a measurement in seconds.
+fn turn_seconds(arguments: &MatrixArguments) -> f64 {
+    match arguments.quick {
+        true => arguments.turn_time.min(1.0),
+        false => arguments.turn_time,
+    }
+}
+
+impl MatrixArguments {
+    /// Returns the work of the study.
+    pub fn effort(&self) -> Result<Effort, Failure> {
+        let setups = setups(self, &threads(self), "/");
+        let ways: usize = setups.iter().map(|setup| setup.ways.len()).sum();
+        let size = parse_bytes(&self.size).map_err(Failure::mistake)?;
+        Ok(Effort {
+            boots: setups.len() as u32 * self.turns,
+            runs: (ways * cases(self)?.len()) as u32 * self.turns,
+            seconds: turn_seconds(self),
+            written: size * u64::from(self.disks) * ways as u64 * u64::from(self.turns),
+        })
+    }
 }
 
 fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
-    let seconds = match arguments.quick {
-        true => arguments.turn_time.min(1.0),
-        false => arguments.turn_time,
-    };
-    let turn = turn_time("--turn-time", seconds)?;
+    let turn = turn_time("--turn-time", turn_seconds(arguments))?;
     let count = arguments.block.len();
     if count > 0 && count != arguments.disks as usize {
         return Err(Failure::mistake(format!(
@@ -148,15 +216,7 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
     let folder = study_folder(&arguments.folder, elsewhere)?;
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
-    let threads: Vec<u32> = match arguments.quick {
-        true => arguments
-            .threads
-            .iter()
-            .copied()
-            .filter(|n| *n <= 1)
-            .collect(),
-        false => arguments.threads.clone(),
-    };
+    let threads = threads(arguments);
     let setups = setups(arguments, &threads, &folder.display().to_string());
     if setups.is_empty() {
         return Err(Failure::mistake(
@@ -171,7 +231,7 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
     }
     Ok(Study {
         setups,
-        cases: cases(arguments),
+        cases: cases(arguments)?,
         turns: arguments.turns,
         until_sure: arguments.until_sure,
         turn,
@@ -192,21 +252,18 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
 /// Name, title, unit and value of a picture.
 type Picture = (&'static str, &'static str, &'static str, fn(&Run) -> f64);
 
-/// Bytes per request.
-const BLOCK: f64 = 4096.0;
-
 const PICTURES: [Picture; 3] = [
     (
         "combined-read",
         "Combined read bandwidth in guests",
         "MB/s",
-        |run| run.read_iops * BLOCK / 1e6,
+        |run| run.read_bytes / 1e6,
     ),
     (
         "combined-write",
         "Combined write bandwidth in guests",
         "MB/s",
-        |run| run.write_iops * BLOCK / 1e6,
+        |run| run.write_bytes / 1e6,
     ),
     (
         "combined-iops",
@@ -240,8 +297,12 @@ fn load(arguments: &MatrixArguments) -> String {
         (true, true) => format!("disks of {} in memory", arguments.size),
         (true, false) => format!("disks of {} in files", arguments.size),
     };
+    let requests = match &arguments.job {
+        Some(file) => format!("the job file {}", file.display()),
+        None => "requests of 4 KiB".to_owned(),
+    };
     format!(
-        "{} {disks} at once, {}, requests of 4 KiB, {} virtual CPUs",
+        "{} {disks} at once, {}, {requests}, {} virtual CPUs",
         arguments.disks,
         arguments.content.describe(),
         arguments.smp
@@ -270,12 +331,16 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     let cautions = caution(accelerator).map(str::to_owned);
     let disturbed = disturbed(&report);
     let mut page = Page {
-        title: "The fifteen cases in guests".to_owned(),
+        title: match &arguments.job {
+            Some(file) => format!("{} in guests", file.display()),
+            None => "The fifteen cases in guests".to_owned(),
+        },
         about: report
             .notes
             .iter()
             .cloned()
-            .chain([CASES.to_owned(), format!("Conclusions: {METHOD}.")])
+            .chain(arguments.job.is_none().then(|| CASES.to_owned()))
+            .chain([format!("Conclusions: {METHOD}.")])
             .collect(),
         advice: advice.clone(),
         findings: findings.clone(),
@@ -289,10 +354,11 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     };
     fill_page(&mut page, &report, None, &charts);
     let page = write_file(&study.folder, "report.html", page.html().as_bytes()).map_err(failed)?;
+    let mut document = json(&report, &results.header, None);
+    document["advice"] = advice.clone().into();
+    write_json(&study.folder, &document).map_err(failed)?;
     let mut stdout = cli_common::stdout();
     if arguments.json {
-        let mut document = json(&report, &results.header, None);
-        document["advice"] = advice.into();
         return Ok(writeln!(stdout, "{document:#}")?);
     }
     for case in &study.cases {

@@ -19,6 +19,8 @@ use bench::study::Variant;
 use cli_common::print_line;
 use serde::{Deserialize, Serialize};
 
+use super::bench::{for_disks, with_overrides};
+
 /// A path from the jobs to the disks, such as the host, virtio-blk of Lunette, or a device of QEMU.
 #[derive(Clone, Debug)]
 pub struct DiskRoute {
@@ -54,6 +56,19 @@ pub fn quietly<T>(
     least_disturbed(&guest.processes(), retries, note, measure)
 }
 
+/// Work of a study.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Effort {
+    /// Starts of guests.
+    pub boots: u32,
+    /// Measurements.
+    pub runs: u32,
+    /// Duration of a measurement.
+    pub seconds: f64,
+    /// Bytes that are written before the measurements.
+    pub written: u64,
+}
+
 /// A guest and its routes.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -79,6 +94,8 @@ pub struct Case {
     pub block_size: String,
     /// Load on files of a file system, instead of the fields above.
     pub files: Option<Files>,
+    /// Text of a job file, instead of the fields above.
+    pub job_file: Option<String>,
 }
 
 /// Load on the files of a file system.
@@ -111,6 +128,17 @@ impl Files {
 impl Case {
     /// Text of a job file for these disks.
     pub fn job(&self, disks: &[String], milliseconds: u64, direct: bool) -> String {
+        if let Some(text) = &self.job_file {
+            // The number of disks and the syntax were checked before.
+            let text = for_disks(text, disks).unwrap_or_else(|_| text.clone());
+            let overrides = [
+                ("direct", u8::from(direct).to_string()),
+                ("time_based", "1".to_owned()),
+                ("runtime", format!("{milliseconds}ms")),
+            ];
+            let overrides = overrides.map(|(option, value)| (option.to_owned(), value));
+            return with_overrides(&text, &overrides).unwrap_or(text);
+        }
         let mut text = format!(
             "[global]\nioengine=io_uring\ndirect={}\nrw={}\nbs={}\niodepth={}\ntime_based=1\nruntime={milliseconds}ms\n",
             u8::from(direct),
@@ -136,6 +164,11 @@ pub struct Run {
     pub turn: u32,
     pub read_iops: f64,
     pub write_iops: f64,
+    /// Bytes per second.
+    #[serde(default)]
+    pub read_bytes: f64,
+    #[serde(default)]
+    pub write_bytes: f64,
     /// Latency of all requests, in nanoseconds.
     pub mean_ns: f64,
     pub p50_ns: f64,
@@ -194,6 +227,7 @@ mod tests {
             depth: 4,
             block_size: "4k".to_owned(),
             files: None,
+            job_file: None,
         };
         for (case, mix) in [(case("randread", 100), false), (case("randrw", 75), true)] {
             let text = case.job(&["/dev/vda".to_owned(), "/dev/vdb".to_owned()], 500, true);

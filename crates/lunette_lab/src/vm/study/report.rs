@@ -1,12 +1,14 @@
 //! Tables, pictures and JSON of a study's runs.
 
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Result;
 use bench::chart::Chart;
 use bench::report::columns;
 use bench::run::{Environment, Interval, spread};
-use bench::study::{Page, Report, Results, Run as _, Table, percent};
+use bench::study::{Page, Report, Results, Run as _, Table, percent, write_file};
 use cli_common::{Failure, Outcome, print_line};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -192,6 +194,15 @@ pub fn json(report: &Report<'_, Run>, header: &Value, base: Option<&str>) -> Val
     });
     json!({"accelerator": header["accelerator"], "guest": header["guest"], "environment": header["environment"],
         "conditions": report.notes, "cells": cells.collect::<Vec<_>>()})
+}
+
+/// Result of a study as JSON, in its folder.
+pub const RESULT: &str = "result.json";
+
+/// Writes [`RESULT`].
+pub fn write_json(folder: &Path, document: &Value) -> Result<()> {
+    write_file(folder, RESULT, format!("{document:#}\n").as_bytes())?;
+    Ok(())
 }
 
 /// Minimum turns for conclusions. With two or three values the width of a confidence interval is random.

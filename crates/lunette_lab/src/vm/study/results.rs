@@ -6,6 +6,7 @@ use bench::run::Disturbance;
 use serde_json::Value;
 
 use super::{Case, DiskRoute, Run};
+use crate::vm::bench::{add_bins, quantile};
 
 impl Run {
     /// Combines all jobs of a load generator's result.
@@ -17,13 +18,10 @@ impl Run {
         let per_io = |sum: f64| if ios > 0.0 { sum / ios } else { 0.0 };
         let total_ns =
             sides().map(|side| number(&side["lat_ns"]["mean"]) * number(&side["total_ios"]));
-        let iops = |side: &str| jobs.iter().map(|job| number(&job[side]["iops"])).sum();
+        let sum = |side: &str, key: &str| jobs.iter().map(|job| number(&job[side][key])).sum();
         let mut latencies = BTreeMap::new();
         for side in sides() {
-            for (nanos, count) in side["clat_ns"]["bins"].as_object().into_iter().flatten() {
-                let nanos: u64 = nanos.parse().unwrap_or(0);
-                *latencies.entry(nanos).or_insert(0) += count.as_u64().unwrap_or(0);
-            }
+            add_bins(&mut latencies, side);
         }
         let guest = &document["vm"]["guest_cpu_ns"];
         let guest = |words: &[&str]| per_io(words.iter().map(|word| number(&guest[*word])).sum());
@@ -31,8 +29,10 @@ impl Run {
             way: way.variant.name.clone(),
             case: case.name.clone(),
             turn,
-            read_iops: iops("read"),
-            write_iops: iops("write"),
+            read_iops: sum("read", "iops"),
+            write_iops: sum("write", "iops"),
+            read_bytes: sum("read", "bw_bytes"),
+            write_bytes: sum("write", "bw_bytes"),
             mean_ns: per_io(total_ns.sum()),
             p50_ns: quantile(&latencies, 0.50),
             p99_ns: quantile(&latencies, 0.99),
@@ -54,17 +54,6 @@ fn host_ns(host: &Value, way: &DiskRoute) -> Option<f64> {
     }
 }
 
-fn quantile(latencies: &BTreeMap<u64, u64>, part: f64) -> f64 {
-    let total: u64 = latencies.values().sum();
-    let wanted = (part * total as f64).ceil() as u64;
-    let mut seen = 0;
-    let found = latencies.iter().find(|(_, count)| {
-        seen += **count;
-        seen >= wanted
-    });
-    found.map_or(0.0, |(nanos, _)| *nanos as f64)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -83,6 +72,7 @@ mod tests {
             depth: 1,
             block_size: "4k".to_owned(),
             files: None,
+            job_file: None,
         }
     }
 

@@ -81,10 +81,12 @@ fn ways_of(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<
     };
     let [ours, theirs] = &backings;
     let disks = arguments.disks;
-    let transports = [
-        ("blk", format!("blk:{disks}")),
-        ("scsi", format!("scsi:{disks}x1")),
-    ];
+    let transport = |layout: &String| match layout.as_str() {
+        "blk" => ("blk", format!("blk:{disks}")),
+        "scsi" => ("scsi", format!("scsi:{disks}x1")),
+        _ => ("scsi LUNs", format!("scsi:1x{disks}")),
+    };
+    let transports: Vec<_> = arguments.layouts.iter().map(transport).collect();
     let mut ways = Vec::new();
     for shape in device_shapes(arguments) {
         for (transport, units) in &transports {
@@ -166,19 +168,20 @@ impl Guest<'_> {
         let is_first = polls
             .next()
             .is_none_or(|first| self.poll == Some(first.as_str()));
-        if !is_first || (transport == "scsi" && self.threads > 1) {
+        if !is_first || (transport != "blk" && self.threads > 1) {
             return None;
         }
         let (via, threads) = match (self.threads, transport) {
             (0, _) => ("via=qemu".to_owned(), "main loop".to_owned()),
-            (1, "scsi") => ("via=qemu-iothread".to_owned(), "1 iothread".to_owned()),
-            (n, _) => {
+            (n, "blk") => {
                 let plural = if n == 1 { "" } else { "s" };
                 (
                     format!("via=qemu-iothread,iothreads={n}"),
                     format!("{n} iothread{plural}"),
                 )
             }
+            // A controller has one thread.
+            _ => ("via=qemu-iothread".to_owned(), "1 iothread".to_owned()),
         };
         let name = format!("QEMU {transport}, {threads}{}", shape.name);
         let settings = self.settings("QEMU", transport, shape);

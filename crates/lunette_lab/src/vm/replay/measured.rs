@@ -1,0 +1,152 @@
+//! Results of a replay that correspond to published findings.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use bench::run::bootstrap_ratio;
+use bench::study::{Comparison, Report, Results};
+use bench::table::McsRow;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::published::Measure;
+use crate::vm::study::Run;
+use crate::vm::study::report::RESULT;
+
+impl Measure {
+    /// Describes the value from the results in the folder of a part. `Err`: the reason why there is none.
+    pub fn describe(&self, folder: &Path) -> Result<Result<String, String>> {
+        let read = || -> Result<Value> {
+            let path = folder.join(RESULT);
+            let text =
+                std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            Ok(serde_json::from_slice(&text)?)
+        };
+        match self {
+            Measure::Ratio { way, base, case } => {
+                let results = Results::<Run>::read(&folder.join("runs.jsonl"))?;
+                Ok(ratios(&results.runs, way, base, case))
+            }
+            Measure::Layer(name) => Ok(layer(&read()?, name)),
+            Measure::Connections(count) => {
+                let rows = Vec::<McsRow>::deserialize(&read()?["rows"])?;
+                Ok(connections(&rows, *count))
+            }
+        }
+    }
+}
+
+fn ratios(runs: &[Run], way: &str, base: &str, case: &str) -> Result<String, String> {
+    let report = Report {
+        runs,
+        variants: Vec::new(),
+        cases: Vec::new(),
+        notes: Vec::new(),
+    };
+    let mut cases: Vec<&str> = Vec::new();
+    for run in runs.iter().filter(|run| run.case.starts_with(case)) {
+        if !cases.contains(&run.case.as_str()) {
+            cases.push(&run.case);
+        }
+    }
+    let found = cases.iter().filter_map(|name| {
+        let comparison: Comparison = report.comparison(way, base, name)?;
+        Some(match cases.len() {
+            1 => comparison.range_text(),
+            _ => format!("{name}: {}", comparison.range_text()),
+        })
+    });
+    let found: Vec<String> = found.collect();
+    match found.is_empty() {
+        true => Err("not measured".to_owned()),
+        false => Ok(found.join("; ")),
+    }
+}
+
+fn layer(document: &Value, name: &str) -> Result<String, String> {
+    let layers = document["studies"][0]["layers"].as_array();
+    let layers = layers.map_or(&[][..], Vec::as_slice);
+    let of = |name: &str| {
+        let mut layers = layers.iter();
+        layers.find(|layer| {
+            layer["layer"]
+                .as_str()
+                .is_some_and(|one| one.starts_with(name))
+        })
+    };
+    let whole = of("Guest application").and_then(|layer| layer["mean_ns"].as_f64());
+    let found = of(name).ok_or("not measured")?;
+    match (found["mean_ns"].as_f64(), whole) {
+        (Some(mean), Some(whole)) if whole > 0.0 => Ok(format!(
+            "{:.1} of {:.1} us ({:.0} %)",
+            mean / 1e3,
+            whole / 1e3,
+            mean * 100.0 / whole
+        )),
+        _ => Err(found["why_not"]
+            .as_str()
+            .unwrap_or("not measured")
+            .to_owned()),
+    }
+}
+
+fn connections(rows: &[McsRow], count: u16) -> Result<String, String> {
+    let several = rows.iter().filter(|row| row.connections == count);
+    let found = several.filter_map(|row| {
+        let one = rows
+            .iter()
+            .find(|one| one.case == row.case && one.connections == 1)?;
+        let ratio = bootstrap_ratio(&row.bytes_per_second, &one.bytes_per_second)?;
+        let (value, low, high) = (ratio.value, ratio.low, ratio.high);
+        Some(format!("{}: {value:.2} ({low:.2} to {high:.2})", row.case))
+    });
+    let found: Vec<String> = found.collect();
+    match found.is_empty() {
+        true => Err("not measured".to_owned()),
+        false => Ok(found.join("; ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_layer_is_a_share_of_the_application() {
+        let document = json!({"studies": [{"layers": [
+            {"layer": "Guest application", "mean_ns": 200_000.0},
+            {"layer": "Host kvm", "why_not": "no KVM"},
+            {"layer": "Device (noticed to notified)", "mean_ns": 50_000.0}]}]});
+        let share = layer(&document, "Device");
+        assert_eq!(share, Ok("50.0 of 200.0 us (25 %)".to_owned()));
+        assert_eq!(layer(&document, "Host kvm"), Err("no KVM".to_owned()));
+        assert!(layer(&document, "Block device").is_err());
+    }
+
+    #[test]
+    fn ratios_are_those_of_each_case() {
+        let run = |way: &str, case: &str, turn, read_iops| Run {
+            way: way.to_owned(),
+            case: case.to_owned(),
+            turn,
+            read_iops,
+            ..Run::default()
+        };
+        let mut runs = Vec::new();
+        for turn in 0..4 {
+            runs.push(run("scsi", "read, depth 1", turn, 75.0));
+            runs.push(run("blk", "read, depth 1", turn, 100.0));
+            runs.push(run("scsi", "read, depth 8", turn, 100.0));
+            runs.push(run("blk", "read, depth 8", turn, 100.0));
+        }
+        assert_eq!(
+            ratios(&runs, "scsi", "blk", "read, depth 1").unwrap(),
+            "0.75 (0.75 to 0.75, 4 turns)"
+        );
+        let both = ratios(&runs, "scsi", "blk", "read").unwrap();
+        assert!(both.contains("; read, depth 8: 1.00 ("), "{both}");
+        assert!(ratios(&runs, "scsi", "ide", "read").is_err());
+    }
+}
