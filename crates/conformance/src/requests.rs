@@ -165,9 +165,32 @@ pub(crate) const TESTS: &[Test] = &[
         OPERATION,
         |target| {
             let mut disk = Disk::open(target)?;
-            // The standard requires whole sectors and names no status.
-            run_blk(&mut disk.queue, kind::IN, 0, &[], &mut [])?;
-            disk.expect("the flush", kind::FLUSH, 0, &[], disk.flush_status())
+            for length in [0, 1, 511, 513] {
+                let mut data = vec![0xee; length];
+                let done = run_blk(&mut disk.queue, kind::IN, 0, &[], &mut data)?;
+                let object = format!("status of a read of {length} bytes");
+                // The standard requires whole sectors and names no status.
+                equal(
+                    &format!("{object} is written"),
+                    done.status != status::NONE,
+                    true,
+                )?;
+                if target.is_strict && length > 0 {
+                    equal(&object, done.status, status::IOERR)?;
+                }
+                let is_read = done.status == status::OK;
+                let claimed = (done.written as usize).min(length + 2);
+                equal(
+                    &format!(
+                        "used length {} of a read of {length} bytes is right",
+                        done.written
+                    ),
+                    claimed <= length + 1 && (!is_read || claimed == length + 1),
+                    true,
+                )?;
+                disk.expect("the flush", kind::FLUSH, 0, &[], disk.flush_status())?;
+            }
+            Ok(())
         },
     ),
     test("write zeroes reads zeroes", ZEROES, |target| {
