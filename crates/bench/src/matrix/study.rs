@@ -13,7 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::rig::Rig;
 use super::{DEPTHS, MIXTURES, case_name, polling};
 use crate::run::{Environment, Progress, Repetition, environment, run_until_interrupted};
-use crate::study::{Position, Results, Run, Subject, Variant, run_missing};
+use crate::study::{
+    Position, Report, Results, Run, Subject, Variant, missing_turns, run_missing, run_until_sure,
+};
 
 /// Options of the study.
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ pub struct StudyOptions {
     pub queues: Vec<u16>,
     /// Turns of each run.
     pub repetitions: u32,
+    /// Largest number of turns, if further turns follow until all conclusions are certain.
+    pub until_sure: Option<u32>,
     /// Measured time of one run.
     pub turn: Duration,
     /// The driver polls.
@@ -395,6 +399,7 @@ pub fn run(
         let whole = planned + polling::planned(options);
         progress.print(&format!("continuing after {done} of {whole} runs"));
     }
+    let variants: Vec<Variant> = configurations.iter().map(Configuration::variant).collect();
     let groups = configurations.into_iter().map(|configuration| {
         vec![Variation {
             configuration,
@@ -410,7 +415,17 @@ pub fn run(
         cases,
     };
     let matrix = part(groups.collect(), cases);
-    run_missing(&matrix, 1..options.repetitions + 1, &mut results)?;
+    let missing = |runs: &[Line]| {
+        missing_turns(&Report {
+            runs,
+            variants: variants.iter().collect(),
+            cases: matrix.cases(),
+            notes: Vec::new(),
+        })
+    };
+    let turns = 1..options.repetitions + 1;
+    let limit = options.until_sure.map_or(turns.end, |most| most + 1);
+    run_until_sure(&matrix, turns, limit, &mut results, missing)?;
     let (groups, cases) = polling::part(options);
     let pairs = polling::pairs(options);
     if !matrix.is_interrupted() {
@@ -523,6 +538,7 @@ mod tests {
             workers: vec![0, 1, 2],
             queues: vec![1, 2],
             repetitions: 1,
+            until_sure: None,
             turn: Duration::from_millis(500),
             polling: false,
         }

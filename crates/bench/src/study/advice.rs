@@ -371,8 +371,13 @@ mod tests {
         }
     }
 
+    /// Number of simulated studies of each truth, instead of the small numbers that the test suite has time for.
+    const DRAWS: &str = "LUNETTE_ADVICE_DRAWS";
+
     #[test]
     fn advice_is_right_in_95_of_100_studies_of_known_truth() {
+        let more = std::env::var(DRAWS).ok();
+        let more: Option<usize> = more.map(|draws| draws.parse().unwrap());
         let two = [variant("blk", "1"), variant("scsi", "1")];
         let four = [
             variant("blk", "1"),
@@ -406,6 +411,7 @@ mod tests {
                 is_heavy,
                 turns,
             };
+            let draws = more.unwrap_or(draws);
             let (mut wrong, mut decided) = (0, 0);
             for _ in 0..draws {
                 let runs = truth.draw(variants, &mut random);
@@ -437,6 +443,10 @@ mod tests {
                 }
                 wrong += usize::from(is_false);
                 decided += usize::from(last.starts_with("take: "));
+            }
+            if more.is_some() {
+                let of = format!("noise {noise}, heavy {is_heavy}, {turns} turns");
+                println!("{factors:?}, {of}: {wrong} wrong, {decided} decided");
             }
             assert!(wrong <= draws / 20, "{factors:?} {noise}: {wrong} wrong");
             if is_decided {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use bench::link::LinkOptions;
+use bench::study::TURNS_UNTIL_SURE;
 use clap::{Args, Subcommand, ValueEnum};
 
 use cli_common::Failure;
@@ -415,6 +416,9 @@ pub struct MatrixArguments {
     /// Number of repetitions of each run
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=MANY))]
     pub repetitions: u32,
+    /// Measure further turns until every conclusion is certain, but at most N in all
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = TURNS_UNTIL_SURE, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub until_sure: Option<u32>,
     /// Duration of one run in milliseconds, 10 to 86400000
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(10..=LONGEST_MS))]
     pub turn_ms: u64,

@@ -38,6 +38,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         workers,
         queues: arguments.queues.clone(),
         repetitions: arguments.repetitions,
+        until_sure: arguments.until_sure,
         turn: Duration::from_millis(arguments.turn_ms),
         polling: arguments.polling,
     };

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::str::FromStr;
 
 use super::running_daemon;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use cli_common::Failure;
 use vm::topology::{
     GuestKernel, MachineType, Plan, PlanOptions, QEMU, QemuVersion, SystemDisk, Topology,
@@ -26,15 +27,20 @@ pub struct GuestArguments {
     /// Name of the guest. Serial numbers and file names of its disks derive from it
     #[arg(long, default_value = "lunette-guest", help_heading = "Guest")]
     pub name: String,
-    /// Number of virtual CPUs
-    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Guest")]
-    pub smp: u32,
+    /// Number of virtual CPUs, and their topology as for QEMU's -smp: N[,sockets=N][,cores=N][,threads=N]
+    #[arg(long, value_name = "N", default_value = "2", help_heading = "Guest")]
+    pub smp: Cpus,
     /// Size of the guest's memory, with M or G (powers of 1024)
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory, help_heading = "Guest")]
     pub memory: u32,
-    /// Chipset
-    #[arg(long, value_enum, default_value = "q35", help_heading = "Guest")]
-    pub machine: MachineWord,
+    /// Chipset: q35 or pc, or a version of QEMU's machine type, such as pc-q35-7.2 or pc-i440fx-7.2
+    #[arg(
+        long,
+        value_name = "TYPE",
+        default_value = "q35",
+        help_heading = "Guest"
+    )]
+    pub machine: Machine,
     /// CPU model, as for QEMU's -cpu
     #[arg(
         long,
@@ -89,12 +95,68 @@ pub struct GuestArguments {
     pub qemu_arg: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MachineWord {
-    /// PCI Express
-    Q35,
-    /// Conventional PCI
-    Pc,
+/// Virtual CPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cpus {
+    number: u32,
+    topology: Option<String>,
+}
+
+impl FromStr for Cpus {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Cpus, String> {
+        let (number, topology) = match text.split_once(',') {
+            Some((number, topology)) => (number, Some(topology)),
+            None => (text, None),
+        };
+        let is_known = |part: &str| {
+            let (key, value) = part.split_once('=').unwrap_or_default();
+            ["sockets", "dies", "cores", "threads"].contains(&key) && value.parse::<u32>().is_ok()
+        };
+        let number = number.parse().ok().filter(|number| *number > 0);
+        match (number, topology) {
+            (Some(number), topology) if topology.is_none_or(|all| all.split(',').all(is_known)) => {
+                Ok(Cpus {
+                    number,
+                    topology: topology.map(str::to_owned),
+                })
+            }
+            _ => Err("expected N[,sockets=N][,dies=N][,cores=N][,threads=N]; hint: --smp 4,sockets=4,cores=1,threads=1".to_owned()),
+        }
+    }
+}
+
+/// Machine type with its version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    chipset: MachineType,
+    version: Option<String>,
+}
+
+impl FromStr for Machine {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Machine, String> {
+        let version = |prefix| {
+            let version = text.strip_prefix(prefix)?;
+            let mut numbers = version.split('.');
+            numbers
+                .all(|number| number.parse::<u32>().is_ok())
+                .then(|| text.to_owned())
+        };
+        let known = match text {
+            "q35" => Some((MachineType::Q35, None)),
+            "pc" => Some((MachineType::Pc, None)),
+            _ => version("pc-q35-")
+                .map(|version| (MachineType::Q35, Some(version)))
+                .or_else(|| Some((MachineType::Pc, Some(version("pc-i440fx-")?)))),
+        };
+        let (chipset, version) = known.ok_or(
+            "allowed are q35, pc, pc-q35-N.N and pc-i440fx-N.N; hint: `qemu-system-x86_64 -machine help` lists the versions",
+        )?;
+        Ok(Machine { chipset, version })
+    }
 }
 
 /// Parses a size with M or G as MiB.
@@ -141,12 +203,11 @@ impl GuestArguments {
             name: self.name.clone(),
             uuid: self.uuid.clone(),
             seed: self.uuid.clone().unwrap_or_else(machine_id),
-            cpus: self.smp,
+            cpus: self.smp.number,
+            cpu_topology: self.smp.topology.clone(),
             memory_mib: self.memory,
-            machine: match self.machine {
-                MachineWord::Q35 => MachineType::Q35,
-                MachineWord::Pc => MachineType::Pc,
-            },
+            machine: self.machine.chipset,
+            machine_version: self.machine.version.clone(),
             cpu: self.cpu.clone(),
             accelerators,
             sockets: absolute(&self.sockets)?,
@@ -223,6 +284,28 @@ mod tests {
         assert_eq!(memory("2G"), Ok(2048));
         for wrong in ["", "G", "12", "1T", "99999999G", "-1G"] {
             assert!(memory(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn processors_and_machines_are_words_of_qemu() {
+        let cpus = |text: &str| text.parse::<Cpus>();
+        let four = cpus("4,sockets=4,cores=1,threads=1").unwrap();
+        assert_eq!((four.number, cpus("2").unwrap().topology), (4, None));
+        assert_eq!(
+            four.topology.as_deref(),
+            Some("sockets=4,cores=1,threads=1")
+        );
+        for wrong in ["", "0", "4,", "4,maxcpus=8", "4,cores", "four"] {
+            assert!(cpus(wrong).is_err(), "{wrong}");
+        }
+        let machine = |text: &str| text.parse::<Machine>();
+        let versioned = machine("pc-i440fx-7.2").unwrap();
+        assert_eq!(versioned.chipset, MachineType::Pc);
+        assert_eq!(versioned.version.as_deref(), Some("pc-i440fx-7.2"));
+        assert_eq!(machine("q35").unwrap().version, None);
+        for wrong in ["", "isapc", "pc-q35-", "pc-q35-x", "q35,acpi=off"] {
+            assert!(machine(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -11,6 +11,7 @@ mod mcs;
 mod migrate;
 mod net;
 mod plan;
+mod planned;
 mod plug;
 mod profile;
 mod replay;

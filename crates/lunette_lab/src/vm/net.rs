@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use sha2::{Digest, Sha256};
-use vm::running::{Tap, TapOptions};
+use vm::running::{Tap, TapOptions, card_properties};
 
 /// Maximum queue pairs that a guest uses; QEMU allows more.
 const QUEUES_MAX: u32 = 16;
@@ -104,9 +104,12 @@ impl Net {
         usual: &str,
         place: &str,
     ) -> Vec<String> {
-        let (netdev, queues) = match tap {
-            Some(tap) => (tap.netdev("net"), tap.card_properties()),
-            None => ("user,id=net".to_owned(), String::new()),
+        let (netdev, queues) = match (self, tap) {
+            (_, Some(tap)) => (tap.netdev("net"), tap.card_properties()),
+            (Net::Tap { options, .. }, None) => {
+                (named_tap(options), card_properties(options.queues as usize))
+            }
+            _ => ("user,id=net".to_owned(), String::new()),
         };
         let own = match self {
             Net::Tap { mac, .. } => Some(mac.as_deref().unwrap_or(usual)),
@@ -121,6 +124,18 @@ impl Net {
             format!("virtio-net-pci,id=net-card,netdev=net,romfile={mac}{queues}{place}"),
         ]
     }
+}
+
+/// Returns QEMU's `-netdev` for a tap that QEMU opens by its name. `lunette vm run` passes descriptors instead.
+fn named_tap(options: &TapOptions) -> String {
+    let mut text = "tap,id=net,ifname=tap0,script=no,downscript=no".to_owned();
+    if options.queues > 1 {
+        text.push_str(&format!(",queues={}", options.queues));
+    }
+    if options.vhost {
+        text.push_str(",vhost=on");
+    }
+    text
 }
 
 /// Returns a hardware address that is stable and unique for a guest: QEMU's prefix, and a number derived from both texts.

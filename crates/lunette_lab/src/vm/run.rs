@@ -10,23 +10,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, find_sibling, print_line};
-use vm::initramfs::user_command_line;
 use vm::running::{
     ConsoleEnd, GuestEnd, MONITOR_SOCKET, OwnDaemon, Phase, Program, Readiness, Recipe, Registry,
-    RuntimeFolder, State, Supervisor, Tap, attach, ports,
+    RuntimeFolder, State, Supervisor, attach,
 };
-use vm::topology::{GuestKernel, MachineType, Plan, Topology};
-use vm::{Accelerator, setup, tool};
+use vm::topology::Plan;
+use vm::{Accelerator, tool};
 
-use super::net::Net;
-use super::{GuestArguments, failed, mistake, net, running_daemon, share};
+use super::planned::{DeviceArguments, Ports, plan};
+use super::{GuestArguments, failed, running_daemon, share};
 
 /// `lunette vm run`
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
 pub struct RunArguments {
     #[command(flatten)]
-    guest: GuestArguments,
+    pub(super) guest: GuestArguments,
     /// Run the guest in the background. The command returns when the guest has booted
     #[arg(long, help_heading = "Run")]
     detach: bool,
@@ -36,26 +35,8 @@ pub struct RunArguments {
     /// Connect the terminal to QEMU's monitor instead of the guest's console
     #[arg(long, value_enum, help_heading = "Run")]
     monitor: Option<MonitorWord>,
-    /// Network of the guest: none; user, QEMU's user-mode network, which needs no privileges (the guest has the address 10.0.2.15 and
-    /// reaches this machine as 10.0.2.2); or tap, a network interface of this machine, with
-    /// ,bridge=NAME,vhost=on,queues=N,mac=ADDRESS,address=ADDRESS/LENGTH as needed
-    #[arg(
-        long,
-        value_name = "NETWORK",
-        default_value = "none",
-        help_heading = "Run"
-    )]
-    net: Net,
-    /// MAC address of the guest's network card
-    #[arg(long, value_name = "ADDRESS", value_parser = net::hardware_address, help_heading = "Run")]
-    mac: Option<String>,
-    /// Folder of this machine that the guest may read and write through virtiofs. The system of `lunette vm setup` mounts it at /share.
-    /// Other systems must mount the virtiofs tag `share`
-    #[arg(long, value_name = "FOLDER", value_parser = share::folder, help_heading = "Run")]
-    share: Option<PathBuf>,
-    /// Add a memory balloon, which the monitor's `balloon MIB` controls
-    #[arg(long, help_heading = "Run")]
-    balloon: bool,
+    #[command(flatten)]
+    pub(super) devices: DeviceArguments,
     /// Additional argument for the guest's own daemon, such as --workers=2; may be given several times
     #[arg(
         long,
@@ -65,9 +46,6 @@ pub struct RunArguments {
         help_heading = "Run"
     )]
     daemon_arg: Vec<String>,
-    /// Number of free root ports of the q35 machine for `lunette vm plug`, 0 to 16
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=16), help_heading = "Run")]
-    spare_ports: u32,
     /// Time limit for the boot of the guest, in seconds
     #[arg(
         long,
@@ -297,8 +275,14 @@ fn claim(arguments: &RunArguments) -> Result<ReservedName, Failure> {
     let registry = Registry::open().map_err(failed)?;
     let name = &arguments.guest.name;
     let place = registry.runtime_folder(name).map_err(failed)?;
-    let (tap, without) = arguments.net.tap().map_err(failed)?;
-    let (plan, accelerator) = plan(arguments, &place, tap.as_ref())?;
+    let (tap, without) = arguments.devices.net.tap().map_err(failed)?;
+    let accelerator = Accelerator::detect().map_err(failed)?;
+    let ports = Ports::Supervisor {
+        folder: &place,
+        tap: tap.as_ref(),
+        accelerator,
+    };
+    let plan = plan(&arguments.guest, &arguments.devices, ports)?;
     let mut recipe = recipe(arguments, &place, &plan, accelerator)?;
     recipe.tap = tap.map(Arc::new);
     let state = &recipe.state;
@@ -393,7 +377,7 @@ fn boot_loader(plan: &Plan, accelerator: Accelerator) -> Option<&'static str> {
 
 /// Programs that QEMU needs besides the daemon.
 fn helpers(arguments: &RunArguments, place: &RuntimeFolder) -> Result<Vec<OwnDaemon>> {
-    let share = arguments.share.as_deref();
+    let share = arguments.devices.share.as_deref();
     let share = share.map(|folder| share::daemon(folder, place));
     Ok(share.transpose()?.into_iter().collect())
 }
@@ -409,95 +393,6 @@ fn boot_hint(arguments: &RunArguments, accelerator: Accelerator) -> String {
         ),
         None => format!("{again}; save the whole console output with --serial FILE"),
     }
-}
-
-/// The kernel's command line in the small system.
-fn command_line(arguments: &RunArguments) -> String {
-    let share = arguments
-        .share
-        .as_ref()
-        .map(|_| share::KERNEL_WORD.to_owned());
-    let words = [
-        Some(user_command_line(&arguments.guest.name)),
-        arguments.net.kernel_word(),
-        share,
-    ];
-    words.into_iter().flatten().collect::<Vec<_>>().join(" ")
-}
-
-/// Plans the guest with its folder, ports and boot system.
-fn plan(
-    arguments: &RunArguments,
-    place: &RuntimeFolder,
-    tap: Option<&Tap>,
-) -> Result<(Plan, Accelerator), Failure> {
-    let guest = &arguments.guest;
-    let topology = Topology::parse(&guest.topology).map_err(mistake)?;
-    let accelerator = Accelerator::detect().map_err(failed)?;
-    let mut options = guest.options()?;
-    options.known = running_daemon::known(guest.control.as_deref(), &topology)?;
-    options.sockets = place.folder().to_owned();
-    if accelerator == Accelerator::Tcg && !options.qemu.is_at_least(9, 0) {
-        options.more_memory_kib = vm::MIGRATING_KIB;
-    }
-    if guest.accel.is_empty() {
-        options.accelerators = vec![accelerator.qemu_option().to_owned()];
-    }
-    if guest.system.is_none() && guest.initrd.is_none() {
-        let system = setup::user_system().map_err(failed)?;
-        options.kernel = Some(GuestKernel {
-            image: guest.kernel.clone().unwrap_or(system.kernel),
-            initrd: Some(system.initramfs),
-            append: command_line(arguments),
-        });
-    }
-    options.reserved = vec!["agent-bus".to_owned()];
-    if arguments.balloon {
-        options.reserved.push("balloon".to_owned());
-    }
-    if arguments.share.is_some() {
-        options.reserved.push("share".to_owned());
-        options.is_memory_shared = true;
-    }
-    if arguments.net != Net::None {
-        options.reserved.push("net".to_owned());
-    }
-    if options.machine == MachineType::Q35 {
-        let spare = (1..=arguments.spare_ports).map(|number| format!("spare{number}"));
-        options.reserved.extend(spare);
-    }
-    let mut plan = Plan::new(&topology, options).map_err(mistake)?;
-    let mut console = Vec::new();
-    for (name, address) in &plan.reserved {
-        let properties = address.properties();
-        let properties = properties
-            .iter()
-            .map(|(key, value)| format!(",{key}={value}"));
-        let properties: String = properties.collect();
-        match name.as_str() {
-            "agent-bus" => console.extend(ports(place, &properties)),
-            "share" => console.extend(share::device(place, &properties)),
-            "balloon" => {
-                console.push("-device".to_owned());
-                console.push(format!("virtio-balloon-pci,id=balloon{properties}"));
-            }
-            "net" => {
-                let usual = net::usual_address(&plan.options.seed, &plan.options.name);
-                let mac = arguments.mac.as_deref();
-                console.extend(arguments.net.card(tap, mac, &usual, &properties));
-            }
-            port => {
-                // Chassis numbers of ports in the plan start at 1.
-                let chassis = 100 + console.len();
-                console.push("-device".to_owned());
-                console.push(format!(
-                    "pcie-root-port,id={port},chassis={chassis}{properties}"
-                ));
-            }
-        }
-    }
-    plan.options.console = console;
-    Ok((plan, accelerator))
 }
 
 fn daemon(

@@ -87,7 +87,7 @@ pub fn daemon(folder: &Path, place: &RuntimeFolder) -> Result<OwnDaemon> {
         );
     };
     let help = Command::new(&path).arg("--help").output()?;
-    let socket = socket(place);
+    let socket = place.file(SOCKET);
     let arguments =
         Kind::of_help(&String::from_utf8_lossy(&help.stdout)).arguments(folder, &socket)?;
     Ok(OwnDaemon {
@@ -96,14 +96,13 @@ pub fn daemon(folder: &Path, place: &RuntimeFolder) -> Result<OwnDaemon> {
     })
 }
 
-fn socket(place: &RuntimeFolder) -> PathBuf {
-    place.file("share.sock")
-}
+/// Name of virtiofsd's socket in the folder of sockets.
+pub const SOCKET: &str = "share.sock";
 
 /// QEMU's arguments. `properties` contains the device's address.
-pub fn device(place: &RuntimeFolder, properties: &str) -> Vec<String> {
+pub fn device(socket: &Path, properties: &str) -> Vec<String> {
     // A comma in a value is written twice.
-    let path = socket(place).display().to_string().replace(',', ",,");
+    let path = socket.display().to_string().replace(',', ",,");
     vec![
         "-chardev".to_owned(),
         format!("socket,id=share-socket,path={path}"),

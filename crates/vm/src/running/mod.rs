@@ -23,7 +23,7 @@ mod watcher;
 pub use client::{CommandEnd, ExecInput, exec};
 pub use console::{ConsoleEnd, attach};
 pub use migration::{ExportStops, Migrated, MigrationOptions, MigrationProgress, migrate};
-pub use network::{Tap, TapOptions};
+pub use network::{Tap, TapOptions, card_properties};
 pub use registry::{Claim, Phase, Plugged, Registry, RuntimeFolder, State};
 pub use supervisor::{
     AGENT_SOCKET, CONSOLE_SOCKET, Daemon as OwnDaemon, GuestEnd, MONITOR_SOCKET, Program,

@@ -31,6 +31,15 @@ pub struct Tap {
     vhost: Vec<OwnedFd>,
 }
 
+/// Returns the properties of a network card with this number of queue pairs.
+pub fn card_properties(queues: usize) -> String {
+    match queues {
+        1 => String::new(),
+        // One vector per direction and queue, one for the control queue, one for configuration changes.
+        queues => format!(",mq=on,vectors={}", 2 * queues + 2),
+    }
+}
+
 impl Tap {
     /// Creates the device, adds it to its bridge and enables it. Returns a note if vhost-net is missing.
     ///
@@ -102,11 +111,7 @@ impl Tap {
 
     /// Returns the properties of the card: as many queues as the tap has.
     pub fn card_properties(&self) -> String {
-        match self.queues.len() {
-            1 => String::new(),
-            // One vector per direction and queue, one for the control queue, one for configuration changes.
-            queues => format!(",mq=on,vectors={}", 2 * queues + 2),
-        }
+        card_properties(self.queues.len())
     }
 
     /// Sets whether processes started from now on inherit the descriptors.

@@ -66,6 +66,7 @@ impl KnownExport {
             size: None,
             aio: None,
             ioeventfd: None,
+            scsi_commands: None,
             vq_mapping: None,
             iothreads: None,
         }

@@ -26,7 +26,7 @@ const SIZE: u64 = 256 << 20;
 /// Sizes are multiples of the largest sector size.
 const SIZE_UNIT: u64 = 4096;
 
-const GROUP_KEYS: &str = "queues, virtqueue_size, packed, indirect, via, backing, size, aio, ioeventfd, iothreads, iothread_vq_mapping, and for scsi removable and cmd_per_lun";
+const GROUP_KEYS: &str = "queues, virtqueue_size, packed, indirect, via, backing, size, aio, ioeventfd, scsi, iothreads, iothread_vq_mapping, and for scsi removable and cmd_per_lun";
 
 /// Options after a word's colon and commas.
 struct Options<'a> {
@@ -159,6 +159,7 @@ fn group(word: &str, defaults: &Defaults) -> Result<Group, TopologyError> {
         backing,
         aio: options.aio()?,
         ioeventfd: options.switch("ioeventfd")?,
+        scsi_commands: options.switch("scsi")?,
         vq_mapping: options.number("iothread_vq_mapping", 1, 64)?,
         iothreads: options.number("iothreads", 1, 64)?,
     };
@@ -423,6 +424,7 @@ fn check(group: &Group) -> Result<(), TopologyError> {
         let keys = [
             ("aio", group.aio.is_some()),
             ("ioeventfd", group.ioeventfd.is_some()),
+            ("scsi", group.scsi_commands.is_some()),
             ("iothreads", group.iothreads.is_some()),
             ("iothread_vq_mapping", group.vq_mapping.is_some()),
         ];
@@ -443,6 +445,12 @@ fn check(group: &Group) -> Result<(), TopologyError> {
         return wrong(
             "iothreads is for via=qemu-iothread without iothread_vq_mapping".to_owned(),
             "blk:4,via=qemu-iothread,iothreads=2",
+        );
+    }
+    if group.scsi_commands.is_some() && !matches!(group.shape, Shape::Blk { .. }) {
+        return wrong(
+            "scsi is a property of virtio-blk".to_owned(),
+            "blk:4,via=qemu,scsi=off",
         );
     }
     if group.via == Via::QemuIothread && group.ioeventfd == Some(false) {

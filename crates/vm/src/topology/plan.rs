@@ -366,6 +366,7 @@ impl Builder {
             size: None,
             aio: None,
             ioeventfd: None,
+            scsi_commands: None,
             vq_mapping: None,
             iothreads: None,
         };
@@ -546,7 +547,11 @@ impl Builder {
             is_mapped: group.vq_mapping.is_some(),
             socket: (group.via == Via::Lunette).then_some(socket),
             boots,
-            properties: Vec::new(),
+            properties: group
+                .scsi_commands
+                .map(|on| ("scsi".to_owned(), if on { "on" } else { "off" }.to_owned()))
+                .into_iter()
+                .collect(),
         });
         self.devices.len() - 1
     }

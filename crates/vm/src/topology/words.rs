@@ -139,6 +139,8 @@ pub struct Group {
     pub aio: Option<Aio>,
     /// Use an eventfd for kicks; `None`: QEMU's default.
     pub ioeventfd: Option<bool>,
+    /// Accept SCSI commands of virtio-blk (VIRTIO_BLK_F_SCSI); `None`: QEMU's default.
+    pub scsi_commands: Option<bool>,
     /// Number of I/O threads over which the queues of each device are distributed.
     pub vq_mapping: Option<u32>,
     /// Number of threads that the group's devices share.
