@@ -351,8 +351,33 @@ fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
         &["backup", "begin", "d2", "--pull", &pull],
         "because lock=while-active",
     )?;
-    begin(&rig, &["--pull", &pull, "--checkpoint", "mon"])?;
+    let pulled = ["backup", "begin", "d0", "--pull", &pull];
+    for (option, expected) in [
+        ("--name=-rf", "not a valid backup name"),
+        ("--checkpoint=..", "not a valid bitmap name"),
+    ] {
+        refused(&rig, &[&pulled[..], &[option]].concat(), expected)?;
+    }
+    let client = control::Client::new(&rig.daemon.control());
+    let body = serde_json::json!({ "disks": [{ "disk": "d0" }], "pull": pull, "scratch": "" });
+    let answer = client.change(control::Method::POST, "/v1/backups", Some(&body));
+    let error = answer.err().context("a scratch folder without a name")?;
+    ensure!(error.to_string().contains("has no name"), "{error}");
+    let missing = ["backup", "begin", "d0", "--to", "/missing/folder"];
+    refused(&rig, &missing, "the folder does not exist")?;
+    begin(
+        &rig,
+        &["--pull", &pull, "--checkpoint", "mon", "--name", "p"],
+    )?;
     ensure!(scratch_files(&mut rig)?.0 == 0, "a scratch file has a name");
+    let status = rig.daemon.ask(&["status"])?;
+    let status = String::from_utf8_lossy(&status.stdout).into_owned();
+    let line = "backup p of disk d0, disk d1: waits for lunette backup end p";
+    ensure!(status.contains(line), "{status}");
+    for words in [["job", "pause", "d0"], ["job", "cancel", "d0"]] {
+        refused(&rig, &words, "lunette backup cancel p")?;
+    }
+    refused(&rig, &["job", "speed", "d0", "1M"], "lunette backup end p")?;
     let overlay = rig.scratch.file("o.qcow2").display().to_string();
     let moved = format!("file:{}", rig.scratch.file("moved.raw").display());
     let conflicts: [&[&str]; 6] = [
@@ -365,6 +390,7 @@ fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
     ];
     for words in conflicts {
         refused(&rig, words, "has a running backup")?;
+        refused(&rig, words, "lunette backup end p")?;
     }
     refused(&rig, &["upgrade"], "jobs would end")
 }
@@ -448,6 +474,7 @@ fn failed_backup_leaves_disks_and_checkpoints() -> Result<()> {
     let reason = is_lost.context("the backup has not failed")?;
     ensure!(reason.contains("limit of 1048576 bytes"), "{reason}");
     ensure!(run(rig.scratch.files(), &["nbdinfo", &url]).is_err());
+    refused(&rig, &["backup", "end", "small"], "has failed on disk d0")?;
     // The other disk is still served.
     let other = format!("nbd+unix:///d1?socket={}", socket.display());
     run(rig.scratch.files(), &["nbdinfo", &other])?;

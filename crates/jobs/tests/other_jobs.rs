@@ -4,7 +4,7 @@ use jobs::exchange::ExchangeAction;
 use jobs::range::RangeAction;
 use jobs::snapshot::Snapshot;
 use jobs::stream::Stream;
-use jobs::{Early, Event, Now, Orders, Piece, Span, commit, push, snapshot, stream};
+use jobs::{Early, Event, Now, Orders, Piece, Span, commit, points, pull, push, snapshot, stream};
 use proptest::prelude::*;
 
 const TOTAL: u64 = 3 << 20;
@@ -221,6 +221,127 @@ fn run_push(choices: &mut Choices) {
     }
 }
 
+fn run_points(choices: &mut Choices) {
+    let (mut job, mut event) = (points::Begin::default(), Event::Done);
+    let (mut is_held, mut is_recorded, mut is_prepared, mut has_layers) =
+        (false, false, false, false);
+    let (mut is_exported, mut is_discarded) = (false, false);
+    loop {
+        event = match job.step(event) {
+            points::Action::Exchange(action) => {
+                let event = match action {
+                    ExchangeAction::Release | ExchangeAction::Detach => Event::Done,
+                    _ => choices.done(),
+                };
+                let is_done = event == Event::Done;
+                match action {
+                    ExchangeAction::Prepare(_) => is_prepared = true,
+                    ExchangeAction::Hold => is_held = is_done,
+                    ExchangeAction::Record => {
+                        assert!(is_held);
+                        is_recorded = is_done;
+                    }
+                    ExchangeAction::Replace(_) => {
+                        assert!(is_held && is_recorded);
+                        has_layers = is_done;
+                        is_prepared = !is_done;
+                    }
+                    ExchangeAction::Release => is_held = false,
+                    ExchangeAction::Detach => is_prepared = false,
+                    other => panic!("{other:?} does not belong to a point in time"),
+                }
+                event
+            }
+            points::Action::CheckLayers => {
+                assert!(has_layers && !is_held);
+                choices.done()
+            }
+            points::Action::Export => {
+                is_exported = true;
+                choices.done()
+            }
+            points::Action::Enter => choices.done(),
+            points::Action::Unexport => {
+                is_exported = false;
+                Event::Done
+            }
+            points::Action::EndPoints => {
+                assert!(!is_exported, "a client would read an ended point in time");
+                has_layers = false;
+                Event::Done
+            }
+            points::Action::Discard => {
+                assert!(!has_layers);
+                is_discarded = true;
+                Event::Done
+            }
+            points::Action::End(Ok(())) => return assert!(has_layers && !is_held && !is_discarded),
+            points::Action::End(Err(early)) => {
+                assert!(!has_layers && !is_held && !is_prepared && !is_exported && is_discarded);
+                return choices.check(&early);
+            }
+        };
+    }
+}
+
+fn run_pull(choices: &mut Choices) {
+    const DISKS: usize = 3;
+    let (mut job, mut event) = (pull::Pull::new(DISKS), Event::Done);
+    let mut lost: [Option<String>; DISKS] = Default::default();
+    let (mut ended, mut complete) = ([false; DISKS], [false; DISKS]);
+    let (mut is_exported, mut has_points, mut is_discarded) = (true, true, false);
+    loop {
+        let mut now = choices.now();
+        now.orders.switches = choices.one_in(10) || choices.numbers.len() == 0;
+        for one in lost.iter_mut().filter(|_| has_points) {
+            if choices.one_in(40) {
+                one.get_or_insert("lost".to_owned());
+                choices.has_failed = true;
+            }
+        }
+        event = match job.step(&now, &lost, event) {
+            pull::Action::Wait(_) | pull::Action::Finish => {
+                assert!(is_exported);
+                Event::Done
+            }
+            pull::Action::Lose(disk, _) => {
+                assert!(lost[disk].is_some() && !ended[disk]);
+                ended[disk] = true;
+                Event::Done
+            }
+            pull::Action::Unexport => {
+                is_exported = false;
+                Event::Done
+            }
+            pull::Action::EndPoints => {
+                assert!(!is_exported, "a client would read an ended point in time");
+                has_points = false;
+                Event::Done
+            }
+            pull::Action::Complete(disk) => {
+                assert!(!has_points && lost.iter().all(Option::is_none));
+                let event = choices.done();
+                complete[disk] = event == Event::Done;
+                event
+            }
+            pull::Action::Revoke(disk) => {
+                complete[disk] = false;
+                Event::Done
+            }
+            pull::Action::Discard => {
+                assert!(!has_points);
+                is_discarded = true;
+                Event::Done
+            }
+            pull::Action::End(Ok(())) => return assert!(complete == [true; DISKS]),
+            pull::Action::End(Err(early)) => {
+                assert!(complete == [false; DISKS] && is_discarded && !has_points);
+                return choices.check(&early);
+            }
+        };
+    }
+}
+
 fn run_start_of_commit(choices: &mut Choices) {
     let (mut job, mut event) = (commit::Begin::default(), Event::Done);
     let (mut is_held, mut is_open, mut is_prepared, mut is_new) = (false, false, false, false);
@@ -281,6 +402,8 @@ proptest! {
         run_stream(&mut Choices::new(numbers.clone()));
         run_snapshot(&mut Choices::new(numbers.clone()));
         run_push(&mut Choices::new(numbers.clone()));
+        run_points(&mut Choices::new(numbers.clone()));
+        run_pull(&mut Choices::new(numbers.clone()));
         run_start_of_commit(&mut Choices::new(numbers));
     }
 }

@@ -47,6 +47,8 @@ pub enum Action {
     Commit,
     /// A disk is backed up to a file, in full or incrementally.
     BackUp,
+    /// Disks are served as they are now.
+    Pull,
     /// The backing image of a disk is streamed into it.
     Stream,
     /// The daemon is stopped and started again, and images get a snapshot.
@@ -58,8 +60,8 @@ pub enum Action {
 }
 
 /// Frequency of each step, out of 1000.
-const SHARES: [(Action, u64); 22] = [
-    (Action::Submit, 306),
+const SHARES: [(Action, u64); 23] = [
+    (Action::Submit, 303),
     (Action::Iterate, 280),
     (Action::Own, 130),
     (Action::Poll, 110),
@@ -77,6 +79,7 @@ const SHARES: [(Action, u64); 22] = [
     (Action::Mirror, 2),
     (Action::Commit, 3),
     (Action::BackUp, 3),
+    (Action::Pull, 3),
     (Action::Stream, 2),
     (Action::Restart, 2),
     (Action::Kill, 3),

@@ -14,6 +14,7 @@ mod copying;
 mod disks;
 mod exchange;
 mod moves;
+mod pulls;
 mod requests;
 mod reserving;
 mod restarts;
@@ -515,6 +516,7 @@ impl World {
             Action::Mirror => self.mirror(detail),
             Action::Commit => self.commit(detail),
             Action::BackUp => self.back_up(detail),
+            Action::Pull => self.pull(detail),
             Action::Stream => self.stream(detail),
             Action::Restart => self.restart(),
             Action::Kill | Action::CutPower if self.cut.is_none() => {

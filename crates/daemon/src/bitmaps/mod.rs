@@ -36,10 +36,15 @@ pub const COUNT_MAX: usize = 16;
 /// Longest bitmap name in characters.
 const NAME_MAX: usize = 64;
 
-/// Returns true if `name` is a valid bitmap name.
+/// Names that [`is_name`] permits.
+pub const NAMES: &str =
+    "1 to 64 letters, digits, or - _ . :, without - at the start, and not . or ..";
+
+/// Returns true if `name` is a valid name of a bitmap or a backup. Names are parts of paths, and arguments of commands.
 pub fn is_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
-    !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(is_plain)
+    let is_special = matches!(name, "" | "." | "..") || name.starts_with('-');
+    !is_special && name.len() <= NAME_MAX && name.bytes().all(is_plain)
 }
 
 /// Snapshot of a bitmap.

@@ -61,6 +61,16 @@ fn last(shown: &str) -> Last {
     }
 }
 
+#[test]
+fn names_that_are_paths_or_options_are_refused() {
+    for name in ["mon", "2026-11-30", "a.b", "...", "_:-"] {
+        assert!(is_name(name), "{name}");
+    }
+    for name in ["", ".", "..", "-rf", "a/b", "a b", "ä"] {
+        assert!(!is_name(name), "{name}");
+    }
+}
+
 fn back_up(bitmaps: &Bitmaps, disk: &Arc<Disk>, name: &str) {
     let begun = bitmaps.begin(disk).unwrap();
     bitmaps.record_in("D 0", &begun);

@@ -131,6 +131,10 @@ impl Caller {
         folder: Option<String>,
         limit: Option<u64>,
     ) -> Result<ScratchOptions, ErrorResponse> {
+        if folder.as_deref() == Some("") {
+            let fault = Fault::at("/scratch", "the folder has no name");
+            return Err(Refusal::Invalid(vec![fault]).into());
+        }
         let options = ScratchOptions {
             folder: folder.map(PathBuf::from),
             limit,

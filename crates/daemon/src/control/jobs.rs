@@ -156,7 +156,7 @@ pub(super) async fn set(
 ) -> Result<Json<Job>, ErrorResponse> {
     let settings: JobSettings = read(body)?;
     let job = api.context()?.jobs.of(&name)?;
-    job.set(settings.paused, settings.speed);
+    job.change(settings.paused, settings.speed)?;
     Ok(Json(job.body()))
 }
 
@@ -191,7 +191,7 @@ pub(super) async fn cancel(
         jobs.forget(&name);
         return Ok(Json(job.body()));
     }
-    job.cancel();
+    job.cancel_alone()?;
     let ended = elsewhere(move || {
         job.wait(CANCEL_PATIENCE);
         Ok(job.body())

@@ -18,7 +18,7 @@ use super::copy::{begin, prepare_target, shown};
 use super::copying::Copying;
 use super::exchange::failed;
 use super::incremental::{CheckpointNames, Incremental};
-use super::point_in_time::{PointOfDisk, ScratchOptions, cut};
+use super::point_in_time::{PointOfDisk, ScratchOptions};
 use super::{Context, Job, JobKind, Jobs};
 use crate::objects::{Fault, Refusal};
 
@@ -54,6 +54,8 @@ pub(super) struct BackupOfJob {
     pub number: u64,
     pub checkpoints: CheckpointNames,
     pub address: Option<String>,
+    /// Number of disks.
+    pub disks: usize,
     pub stage: Arc<Mutex<Stage>>,
 }
 
@@ -70,19 +72,19 @@ pub(super) enum Stage {
 }
 
 /// A disk of a backup before the cut.
-struct Prepared {
-    job: Arc<Job>,
-    disk: Arc<Disk>,
-    point: PointOfDisk,
-    work: Work,
+pub(super) struct Prepared {
+    pub job: Arc<Job>,
+    pub disk: Arc<Disk>,
+    pub point: PointOfDisk,
+    pub work: Work,
 }
 
-enum Work {
+pub(super) enum Work {
     Push(Box<Copying>),
     Pull(Box<Pull>),
 }
 
-struct Pull {
+pub(super) struct Pull {
     address: Address,
     checkpoints: CheckpointNames,
     incremental: Option<Incremental>,
@@ -93,7 +95,7 @@ fn take<T>(cell: &Mutex<Option<T>>) -> Option<T> {
 }
 
 impl Work {
-    fn incremental(&mut self) -> Option<&mut Incremental> {
+    pub fn incremental(&mut self) -> Option<&mut Incremental> {
         match self {
             Work::Push(copying) => copying.incremental.as_mut(),
             Work::Pull(pull) => pull.incremental.as_mut(),
@@ -112,27 +114,30 @@ pub fn start_backup(context: &Context, backup: &NewBackup) -> Result<String, Ref
         number,
         checkpoints: backup.checkpoints.clone(),
         address: None,
+        disks: backup.disks.len(),
         stage: Arc::new(Mutex::new(Stage::Beginning)),
     };
     let mut prepared: Vec<Prepared> = Vec::new();
-    let started = backup
-        .disks
-        .iter()
-        .try_for_each(|(disk, destination)| {
-            of_jobs.enter(Stage::Beginning)?;
-            prepared.push(prepare(context, backup, &of_jobs, disk, destination)?);
-            Ok(())
-        })
-        .and_then(|()| begin_point(context, &of_jobs, &mut prepared));
-    if let Err(refusal) = started {
+    let is_prepared = backup.disks.iter().try_for_each(|(disk, destination)| {
+        of_jobs.enter(Stage::Beginning)?;
+        prepared.push(prepare(context, backup, &of_jobs, disk, destination)?);
+        Ok(())
+    });
+    if let Err(refusal) = is_prepared {
         for one in prepared {
             one.abandon(context, &refusal);
         }
         return Err(refusal);
     }
-    // A failure of one disk does not concern the others from here on.
-    for one in prepared {
-        one.run(context);
+    let prepared = super::points::begin(context, &of_jobs, prepared)?;
+    let is_pull = |one: &Prepared| matches!(one.work, Work::Pull(_));
+    let (pulls, pushes): (Vec<_>, Vec<_>) = prepared.into_iter().partition(is_pull);
+    // A failure of one copy does not concern the others from here on.
+    for push in pushes {
+        run(context, vec![push], super::push::back_up);
+    }
+    if !pulls.is_empty() {
+        run(context, pulls, super::pull::serve);
     }
     Ok(of_jobs.name)
 }
@@ -146,7 +151,7 @@ impl BackupOfJob {
     ///
     /// # Errors
     /// The backup was cancelled.
-    fn enter(&self, next: Stage) -> Result<(), Refusal> {
+    pub fn enter(&self, next: Stage) -> Result<(), Refusal> {
         let mut stage = self.stage();
         if *stage == Stage::Cancelled {
             let detail = format!("the backup {} was cancelled", self.name);
@@ -155,34 +160,6 @@ impl BackupOfJob {
         *stage = next;
         Ok(())
     }
-}
-
-/// Begins the point in time of all disks and serves those of a pull.
-fn begin_point(
-    context: &Context,
-    of_jobs: &BackupOfJob,
-    prepared: &mut [Prepared],
-) -> Result<(), Refusal> {
-    let mut bitmaps = Vec::new();
-    let mut points = Vec::new();
-    for one in prepared.iter_mut() {
-        points.push(&one.point);
-        bitmaps.extend(one.work.incremental());
-    }
-    cut(context, &points, || {
-        bitmaps.iter_mut().try_for_each(|one| one.freeze())
-    })?;
-    let served = prepared.iter().try_for_each(|one| match &one.work {
-        Work::Push(_) => Ok(()),
-        Work::Pull(pull) => one.serve(context, pull),
-    });
-    let served = served.and_then(|()| of_jobs.enter(Stage::Running));
-    if served.is_err() {
-        for one in prepared.iter() {
-            one.point.end();
-        }
-    }
-    served
 }
 
 fn prepare(
@@ -276,38 +253,9 @@ fn url(address: &Address, export: &str) -> String {
 
 impl Prepared {
     /// Ends the job of a backup that does not start.
-    fn abandon(self, context: &Context, refusal: &Refusal) {
-        self.unserve(context);
+    pub fn abandon(self, context: &Context, refusal: &Refusal) {
         self.work.remove_target();
         self.job.give_up(&context.jobs, refusal);
-    }
-
-    fn run(self, context: &Context) {
-        let (context, jobs) = (context.clone(), context.jobs.clone());
-        context.event_bus.publish("job.started", &self.job.disk);
-        let job = Arc::clone(&self.job);
-        // Stays here if the thread cannot start.
-        let prepared = Arc::new(Mutex::new(Some(self)));
-        let (of_thread, its_context) = (Arc::clone(&prepared), context.clone());
-        let started = jobs.run(move || {
-            if let Some(one) = take(&of_thread) {
-                one.work(&its_context);
-            }
-        });
-        if let Err(error) = started
-            && let Some(one) = take(&prepared)
-        {
-            one.point.end();
-            let refusal = failed(&job.disk, &format!("cannot start a thread: {error}"));
-            one.abandon(&context, &refusal);
-        }
-    }
-
-    fn work(self, context: &Context) {
-        match self.work {
-            Work::Push(copying) => super::push::back_up(*copying, self.point),
-            Work::Pull(_) => self.wait_for_clients(context),
-        }
     }
 
     /// Returns the name of the export in the daemon, which no configured export can have.
@@ -317,8 +265,11 @@ impl Prepared {
         format!("backup/{backup}/{}", self.disk.name())
     }
 
-    /// Exports the point in time.
-    fn serve(&self, context: &Context, pull: &Pull) -> Result<(), Refusal> {
+    /// Exports the point in time of a pull.
+    pub fn serve(&self, context: &Context) -> Result<(), Refusal> {
+        let Work::Pull(pull) = &self.work else {
+            return Ok(());
+        };
         let name = self.disk.name();
         let transports = context.servers.transports().ok_or(Refusal::Ending)?;
         let since = pull.checkpoints.since.as_ref();
@@ -344,14 +295,14 @@ impl Prepared {
         match open.map_err(|error| failed(name, &error))?.is_empty() {
             false => Ok(()),
             true => {
-                self.unserve(context);
                 let address = shown_address(&pull.address);
                 Err(failed(name, &format!("cannot listen on {address}")))
             }
         }
     }
 
-    fn unserve(&self, context: &Context) {
+    /// Removes the export of a pull, if there is one.
+    pub fn unserve(&self, context: &Context) {
         let nbd: Option<Arc<Server>> = context.servers.transports().map(|all| all.nbd);
         if let (Work::Pull(_), Some(nbd)) = (&self.work, nbd)
             && !nbd.remove_export(&self.export())
@@ -362,34 +313,29 @@ impl Prepared {
             );
         }
     }
+}
 
-    /// Serves the point in time until the backup is ended, cancelled or lost.
-    fn wait_for_clients(mut self, context: &Context) {
-        let name = self.disk.name().to_owned();
-        self.job.set_state(JobState::Ready, None);
-        context.event_bus.publish("job.ready", &name);
-        let point = &self.point.point;
-        let is_ended = self.job.waits_for_switch(|| point.error().is_none());
-        self.job.set_state(JobState::Finishing, None);
-        self.unserve(context);
-        // No client reads any more.
-        let error = self.point.point.error();
-        self.point.end();
-        let (mut state, mut reason) = match error {
-            Some(error) if !self.job.is_cancelled() => (JobState::Failed, Some(error.to_string())),
-            None if is_ended => (JobState::Done, None),
-            _ => (JobState::Cancelled, None),
-        };
-        if state == JobState::Done
-            && let Some(incremental) = self.work.incremental()
-            && let Err(refusal) = incremental.complete()
-        {
-            (state, reason) = (JobState::Failed, Some(refusal.to_string()));
+/// Runs the jobs of disks on one thread.
+fn run(context: &Context, prepared: Vec<Prepared>, work: fn(&Context, Vec<Prepared>)) {
+    let jobs: Vec<Arc<Job>> = prepared.iter().map(|one| Arc::clone(&one.job)).collect();
+    for job in &jobs {
+        context.event_bus.publish("job.started", &job.disk);
+    }
+    // Stays here if the thread cannot start.
+    let prepared = Arc::new(Mutex::new(Some(prepared)));
+    let (of_thread, its_context) = (Arc::clone(&prepared), context.clone());
+    let started = context.jobs.run(move || {
+        if let Some(prepared) = take(&of_thread) {
+            work(&its_context, prepared);
         }
-        let (job, events) = (Arc::clone(&self.job), context.event_bus.clone());
-        // The files are free before the end of the job is announced.
-        drop(self);
-        finish(&job, &events, state, reason);
+    });
+    if let Err(error) = started {
+        for one in take(&prepared).into_iter().flatten() {
+            one.unserve(context);
+            one.point.end();
+            let refusal = failed(&one.job.disk, &format!("cannot start a thread: {error}"));
+            one.abandon(context, &refusal);
+        }
     }
 }
 
@@ -426,7 +372,7 @@ impl Jobs {
         match wanted {
             Some(name) if !crate::bitmaps::is_name(name) => {
                 let fault = Fault::at("/name", format!("{name:?} is not a valid backup name"));
-                let help = "1 to 64 letters, digits, or - _ . :";
+                let help = crate::bitmaps::NAMES;
                 Err(Refusal::Invalid(vec![fault.help(help)]))
             }
             Some(name) if running(name) => Err(Refusal::conflict(
@@ -505,7 +451,10 @@ impl Jobs {
                 let ended = jobs
                     .iter()
                     .find(|job| job.has_ended() || job.is_cancelled());
-                ended.map(|job| format!("has ended on disk {}", job.disk))
+                ended.map(|job| match job.body().reason {
+                    Some(reason) => format!("has failed on disk {}: {reason}", job.disk),
+                    None => format!("has ended on disk {}", job.disk),
+                })
             }
         };
         if let Some(why) = why {

@@ -191,6 +191,21 @@ impl Incremental {
     }
 }
 
+impl Incremental {
+    /// Removes the checkpoint that [`Incremental::complete`] has created.
+    pub fn revoke(&self) {
+        if let Some(name) = &self.names.checkpoint
+            && let Err(error) = self.bitmaps.remove(&self.disk, name)
+        {
+            let disk = &self.disk;
+            tracing::warn!(
+                disk,
+                "cannot remove checkpoint {name} of a failed backup: {error}"
+            );
+        }
+    }
+}
+
 impl Drop for Incremental {
     fn drop(&mut self) {
         if let Some(begun) = &self.begun {
@@ -224,7 +239,7 @@ fn check_name(bitmaps: &Bitmaps, disk: &str, name: &str, known: &[Shown]) -> Res
             "/incremental",
             format!("{name:?} is not a valid bitmap name"),
         );
-        let help = "1 to 64 letters, digits, or - _ . :";
+        let help = crate::bitmaps::NAMES;
         return Err(Refusal::Invalid(vec![fault.help(help)]));
     }
     if !bitmaps.are_kept() {
@@ -346,10 +361,8 @@ fn last_bitmap_missing(disk: &str, known: &Shown) -> Refusal {
 /// # Errors
 /// If the disk has no bitmap of that name, or if a running job may need it.
 pub fn remove_bitmap(context: &Context, disk: &str, name: &str) -> Result<(), Refusal> {
-    if let Some(kind) = context.jobs.at_work(disk) {
-        let detail = format!("disk {disk} has a running {kind}");
-        let help = "wait for it (lunette job wait) or cancel it (lunette job cancel)";
-        return Err(Refusal::conflict(detail, help));
+    if let Some(conflict) = context.jobs.at_work(disk) {
+        return Err(Refusal::Conflict(vec![conflict]));
     }
     let removed = context.bitmaps.remove(disk, name);
     match removed.map_err(|error| failed(disk, &format!("cannot remove {name:?}: {error}")))? {

@@ -19,6 +19,8 @@ mod incremental;
 mod own_target;
 mod partial;
 mod point_in_time;
+mod points;
+mod pull;
 mod push;
 mod snapshot;
 mod stream;
@@ -38,6 +40,8 @@ use crate::bitmaps::Bitmaps;
 use crate::objects::{EventBus, Fault, Manager, Refusal, Servers};
 use config::{BlockDeviceConfig, DiskConfig};
 use copy::is_same_file;
+
+use backup::BackupOfJob;
 
 pub use backup::{Destination, NewBackup, pull_address, start_backup};
 pub use commit::start_commit;
@@ -185,7 +189,7 @@ pub struct Job {
     target: OnceLock<String>,
     incremental: Option<String>,
     /// Backup of several disks that the job belongs to.
-    backup: Option<backup::BackupOfJob>,
+    backup: Option<BackupOfJob>,
     total: u64,
     done: AtomicU64,
     copied: AtomicU64,
@@ -364,6 +368,63 @@ impl Job {
         }
     }
 
+    /// Returns the conflict of a change or another job with this running one.
+    fn in_the_way(&self) -> Fault {
+        let (disk, kind) = (&self.disk, self.kind.word());
+        let help = match &self.backup {
+            Some(backup) if backup.address.is_some() => {
+                let name = &backup.name;
+                format!("lunette backup end {name}, or lunette backup cancel {name}")
+            }
+            Some(backup) => {
+                let name = &backup.name;
+                format!("wait for it, or cancel it with lunette backup cancel {name}")
+            }
+            None => format!("wait for it, or cancel it with lunette job cancel {disk}"),
+        };
+        Fault::new(format!("disk {disk} has a running {kind}")).help(help)
+    }
+
+    /// Pauses or resumes the job and sets its speed limit, for a user.
+    ///
+    /// # Errors
+    /// The job copies nothing: its disk is served for a backup.
+    pub fn change(&self, paused: Option<bool>, speed: Option<u64>) -> Result<(), Refusal> {
+        let backup = self.backup.as_ref();
+        let pull = backup.filter(|backup| backup.address.is_some() && !self.has_ended());
+        if let Some(BackupOfJob { name, .. }) = pull {
+            return Err(Refusal::conflict(
+                format!(
+                    "disk {} is served for the backup {name}, which has no speed and no pause",
+                    self.disk
+                ),
+                &format!("lunette backup end {name}, or lunette backup cancel {name}"),
+            ));
+        }
+        self.set(paused, speed);
+        Ok(())
+    }
+
+    /// Cancels the job, for a user.
+    ///
+    /// # Errors
+    /// The job is one of several that end together.
+    pub fn cancel_alone(&self) -> Result<(), Refusal> {
+        let backup = self.backup.as_ref();
+        let pull = backup.filter(|backup| backup.address.is_some() && backup.disks > 1);
+        if let Some(BackupOfJob { name, .. }) = pull {
+            return Err(Refusal::conflict(
+                format!(
+                    "disk {} is served for the backup {name}, and all disks of a backup end together",
+                    self.disk
+                ),
+                &format!("lunette backup cancel {name}"),
+            ));
+        }
+        self.cancel();
+        Ok(())
+    }
+
     /// Pauses or resumes the job and sets its speed limit.
     pub fn set(&self, paused: Option<bool>, speed: Option<u64>) {
         let mut control = self.control();
@@ -447,23 +508,6 @@ impl Job {
         self.changed.notify_all();
     }
 
-    /// Waits for the switch of a complete copy. Returns false if the job is cancelled or `is_well` fails.
-    fn waits_for_switch(&self, is_well: impl Fn() -> bool) -> bool {
-        // The check may block, so it runs without the lock.
-        while is_well() {
-            let control = self.control();
-            if control.orders.is_cancelled {
-                return false;
-            }
-            if control.orders.switches {
-                return true;
-            }
-            let waited = self.changed.wait_timeout(control, PAUSE);
-            drop(waited.unwrap_or_else(PoisonError::into_inner));
-        }
-        false
-    }
-
     fn is_cancelled(&self) -> bool {
         self.orders().is_cancelled
     }
@@ -544,11 +588,11 @@ impl Jobs {
         self.lock().jobs.get(disk).cloned().ok_or_else(none)
     }
 
-    /// Returns the kind of the running job of a disk.
-    pub fn at_work(&self, disk: &str) -> Option<&'static str> {
+    /// Returns the conflict of a change with the running job of a disk.
+    pub fn at_work(&self, disk: &str) -> Option<Fault> {
         let all = self.lock();
         let job = all.jobs.get(disk).filter(|job| !job.has_ended());
-        job.map(|job| job.kind.word())
+        job.map(|job| job.in_the_way())
     }
 
     pub fn forget(&self, disk: &str) {
@@ -578,16 +622,14 @@ impl Jobs {
         }
         let known = all.jobs.get(&job.disk).filter(|known| !known.has_ended());
         if let Some(known) = known {
-            let (disk, kind) = (&job.disk, known.kind.word());
             if known.is_failing() {
+                let (disk, kind) = (&job.disk, known.kind.word());
                 let detail =
                     format!("disk {disk} has a failed {kind}, and its target has not responded");
                 let help = "restore the target, or try again later: lunette job list";
                 return Err(Refusal::conflict(detail, help));
             }
-            let detail = format!("disk {disk} has a running {kind}");
-            let help = "wait for it (lunette job wait) or cancel it (lunette job cancel)";
-            return Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]));
+            return Err(Refusal::Conflict(vec![known.in_the_way()]));
         }
         let job = Arc::new(job);
         match all.jobs.insert(job.disk.clone(), Arc::clone(&job)) {
@@ -682,7 +724,8 @@ mod tests {
             "{refused}"
         );
         assert!(!job.has_ended(), "its I/O may be in flight");
-        assert_eq!(jobs.at_work("d"), Some("mirror"));
+        let fault = jobs.at_work("d").unwrap();
+        assert_eq!(fault.detail, "disk d has a running mirror");
         job.cancel();
         assert_eq!(job.body().state, JobState::Failed);
 

@@ -1,5 +1,5 @@
 //! New files of backups. A file has the name `PATH.lunette-partial` until its backup is complete. An incomplete copy cannot be taken for
-//! a backup, also after a kill. The next backup to the folder removes what a killed daemon left there.
+//! a backup, also after a kill. The next backup to the folder removes the files of killed daemons.
 
 use std::collections::BTreeSet;
 use std::io;

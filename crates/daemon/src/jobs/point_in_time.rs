@@ -1,4 +1,4 @@
-//! Points in time of disks in use ([`bdev::PointInTime`]): the scratch file, the cut of several disks at one moment, and the end.
+//! Points in time of disks in use ([`bdev::PointInTime`]): the scratch file, the layer, and the end.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use bdev::{BlockDevice, CacheMode, Disk, File, FileOptions, Image, ImageOptions,
 use config::DiskConfig;
 
 use super::Context;
-use super::exchange::{exchange, failed, restore_device};
+use super::exchange::{failed, restore_device};
 use crate::objects::{NewDevice, Refusal};
 
 /// Numbers of scratch files, unique in the process.
@@ -33,7 +33,7 @@ pub(super) struct PointOfDisk {
 }
 
 impl PointOfDisk {
-    /// Creates the scratch file of one of `disks` disks. The point in time begins with [`cut`].
+    /// Creates the scratch file of one of `disks` disks. The point in time begins when the disk gets its layer.
     ///
     /// # Errors
     /// If the file cannot be created.
@@ -82,42 +82,32 @@ impl PointOfDisk {
         })
     }
 
+    /// Returns the switch of the disk to its layer.
+    pub fn change(&self) -> NewDevice {
+        NewDevice {
+            disk: Arc::clone(&self.disk),
+            device: Arc::clone(&self.layer),
+            config: None,
+        }
+    }
+
+    /// Checks that the disk uses its layer.
+    ///
+    /// # Errors
+    /// It was not replaced.
+    pub fn check_layer(&self) -> Result<(), Refusal> {
+        match Arc::ptr_eq(&self.disk.device(), &self.layer) {
+            true => Ok(()),
+            false => Err(failed(self.disk.name(), &"its device was not replaced")),
+        }
+    }
+
     /// Ends the point in time. Clients use the source alone afterwards.
     pub fn end(&self) {
         // First, so that no client waits for a copy while the disk is held.
         self.point.end();
         restore_device(&self.context, &self.disk, &self.source);
     }
-}
-
-/// Begins the points in time of several disks at one moment: after all acknowledged writes and before all later ones. `at_cut` runs at that
-/// moment, while clients wait.
-///
-/// # Errors
-/// All disks are unchanged.
-pub(super) fn cut(
-    context: &Context,
-    points: &[&PointOfDisk],
-    at_cut: impl FnOnce() -> Result<(), Refusal>,
-) -> Result<(), Refusal> {
-    let changes = points.iter().map(|one| NewDevice {
-        disk: Arc::clone(&one.disk),
-        device: Arc::clone(&one.layer),
-        config: None,
-    });
-    let changes: Vec<NewDevice> = changes.collect();
-    let cut = exchange(&context.manager, &context.servers, &changes, at_cut);
-    let cut = cut.and_then(|()| {
-        let is_cut = |one: &&&PointOfDisk| Arc::ptr_eq(&one.disk.device(), &one.layer);
-        match points.iter().find(|one| !is_cut(one)) {
-            None => Ok(()),
-            Some(one) => Err(failed(one.disk.name(), &"its device was not replaced")),
-        }
-    });
-    if cut.is_err() {
-        points.iter().for_each(|one| one.end());
-    }
-    cut
 }
 
 /// Returns folders of the scratch file in the order of preference.

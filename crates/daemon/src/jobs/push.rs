@@ -7,7 +7,8 @@ use jobs::push::{Action, Push};
 use jobs::range::RangeAction;
 use jobs::{Early, Event, Now, Outcome, Piece, Span};
 
-use super::backup::finish;
+use super::Context;
+use super::backup::{Prepared, Work, finish};
 use super::copy_range::{CANNOT_READ, RangeIo, result};
 use super::copying::Copying;
 use super::exchange::Flush;
@@ -22,8 +23,16 @@ struct Driver {
     flush: Option<Flush>,
 }
 
-/// Copies the point in time to the target, and ends the job.
-pub(super) fn back_up(copying: Copying, point: PointOfDisk) {
+/// Copies the points in time to their targets, and ends the jobs.
+pub(super) fn back_up(_context: &Context, prepared: Vec<Prepared>) {
+    for Prepared { point, work, .. } in prepared {
+        if let Work::Push(copying) = work {
+            back_up_one(*copying, point);
+        }
+    }
+}
+
+fn back_up_one(copying: Copying, point: PointOfDisk) {
     let job = Arc::clone(&copying.job);
     let event_bus = copying.context.event_bus.clone();
     let mut driver = Driver {

@@ -79,9 +79,9 @@ impl Owner {
             let help = "remove these first, because their clients would see another disk";
             return Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]));
         }
-        if let Some(kind) = self.jobs.at_work(name) {
-            let detail = format!("disk {name} has a running {kind}, which writes the identity too");
-            return Err(Refusal::conflict(detail, "wait until the job has ended"));
+        // A job may write the identity, too.
+        if let Some(conflict) = self.jobs.at_work(name) {
+            return Err(Refusal::Conflict(vec![conflict]));
         }
         if self.drains.is_busy(name) {
             let detail = format!("disk {name} is being removed, resized or given an identity");

@@ -429,14 +429,7 @@ impl Owner {
     fn at_work(&self, plan: &Plan) -> Vec<Fault> {
         let resized = plan.resize.iter().map(|resize| &resize.disk);
         let disks = plan.remove_disks.iter().chain(resized);
-        let faults = disks.filter_map(|disk| {
-            let kind = self.jobs.at_work(disk)?;
-            let fault = Fault::new(format!("disk {disk} has a running {kind}"));
-            Some(fault.help(format!(
-                "wait for it, or cancel it with lunette job cancel {disk}"
-            )))
-        });
-        faults.collect()
+        disks.filter_map(|disk| self.jobs.at_work(disk)).collect()
     }
 
     /// Returns a served disk.

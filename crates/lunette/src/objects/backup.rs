@@ -103,6 +103,9 @@ pub fn run(command: BackupCommand) -> Outcome {
             scratch,
             how,
         } => {
+            if let Some(to) = &to {
+                check_folder(to, disk.len() > 1)?;
+            }
             let disks = disk.iter().map(|disk| {
                 let target = to.as_deref();
                 let target = target.map(|to| target_of(to, disk, checkpoint.as_deref()));
@@ -114,14 +117,6 @@ pub fn run(command: BackupCommand) -> Outcome {
                 })
             });
             let disks = disks.collect::<Result<Vec<_>, Failure>>()?;
-            if let Some(to) = &to
-                && disk.len() > 1
-                && !Path::new(to).is_dir()
-            {
-                return Err(Failure::mistake(format!(
-                    "--to {to} is not a folder; hint: several disks need an existing folder"
-                )));
-            }
             let backup = NewBackup {
                 name,
                 disks,
@@ -151,6 +146,23 @@ pub fn run(command: BackupCommand) -> Outcome {
 
 fn path(name: &str) -> String {
     format!("/v1/backups/{}", escape(name))
+}
+
+/// Refuses a folder that does not exist, and the target of a single disk for several disks.
+fn check_folder(to: &str, has_several: bool) -> Result<(), Failure> {
+    let path = Path::new(to);
+    // The target of a single disk has the form KIND:PLACE.
+    let is_path = path.is_absolute() || to.contains('/') && !to.contains(':');
+    match (path.is_dir(), path.exists(), has_several) {
+        (true, ..) => Ok(()),
+        (_, false, _) if is_path => Err(Failure::mistake(format!(
+            "--to {to}: the folder does not exist; hint: create it, or name a target such as image:PATH"
+        ))),
+        (.., true) => Err(Failure::mistake(format!(
+            "--to {to} is not a folder; hint: several disks need an existing folder"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the target of a disk. An image in a folder is new: later images may depend on an existing one.
@@ -281,5 +293,27 @@ impl Scratch {
             })
         });
         parsed.transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_folder_and_target_of_several_disks_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let refused = |to: &str, has_several| {
+            let failure = check_folder(to, has_several).unwrap_err();
+            format!("{failure:?}")
+        };
+        assert!(check_folder(&at(""), true).is_ok());
+        let missing = at("missing/folder");
+        assert!(refused(&missing, false).contains("the folder does not exist"));
+        assert!(refused(&missing, true).contains("the folder does not exist"));
+        assert!(refused("file:/a", true).contains("several disks"));
+        assert!(check_folder("file:/a", false).is_ok());
+        assert!(check_folder("nbd://h/e", false).is_ok());
     }
 }

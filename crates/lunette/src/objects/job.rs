@@ -223,7 +223,7 @@ fn ended(ask: &Ask, job: &Job) -> Outcome {
     let Job { kind, disk, .. } = job;
     match (job.state, &job.reason) {
         // The table and the JSON contain these numbers already.
-        (JobState::Done, _) if job.incremental.is_some() && !ask.json => Ok(writeln!(
+        (JobState::Done, _) if kind == "backup" && !ask.json => Ok(writeln!(
             cli_common::stderr(),
             "backup of disk {disk} complete: copied {} of {} to {}",
             size_text(job.copied),

@@ -1,8 +1,9 @@
 //! `lunette status`: a summary of the daemon's health on one screen.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
-use control::objects::{Export, Reservation, Session};
+use control::objects::{Export, Job, JobState, Reservation, Session};
 use control::statistics::Statistics;
 use control::{Changes, Severity, Status, StatusProblem, counted, status_problems};
 
@@ -60,29 +61,15 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     line(sandbox_line(&status));
     line(String::new());
     for export in exports.iter().take(EXPORTS_SHOWN) {
-        let sessions = export.status.as_ref().map_or(0, |status| status.sessions);
-        let client = match sessions {
-            0 => "no client".to_owned(),
-            sessions => count(sessions, "client"),
-        };
-        let workers = serving(export).map(|words| format!(", served by {}", worker_words(&words)));
-        let groups = export.status.iter().flat_map(|status| &status.port_groups);
-        let groups = groups.filter_map(|group| {
-            let state = group.remarkable()?;
-            Some(format!(", portal group {}: {state}", group.group))
-        });
-        line(format!(
-            "  {:10}  {:40}  {client}{}{}",
-            export.kind.as_str(),
-            export.name.as_str(),
-            workers.unwrap_or_default(),
-            groups.collect::<String>()
-        ));
+        line(export_line(export));
     }
     if exports.len() > EXPORTS_SHOWN {
         let more = exports.len() - EXPORTS_SHOWN;
         line(format!("  and {more} more: see lunette export list"));
     }
+    backup_lines(&statistics.jobs)
+        .into_iter()
+        .for_each(&mut line);
     line(String::new());
     for problem in &problems {
         line(match problem.severity {
@@ -99,6 +86,57 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;
     verdict(&problems)
+}
+
+/// Returns the line of an export: its clients, workers and portal groups.
+fn export_line(export: &Export) -> String {
+    let sessions = export.status.as_ref().map_or(0, |status| status.sessions);
+    let client = match sessions {
+        0 => "no client".to_owned(),
+        sessions => count(sessions, "client"),
+    };
+    let workers = serving(export).map(|words| format!(", served by {}", worker_words(&words)));
+    let groups = export.status.iter().flat_map(|status| &status.port_groups);
+    let groups = groups.filter_map(|group| {
+        let state = group.remarkable()?;
+        Some(format!(", portal group {}: {state}", group.group))
+    });
+    format!(
+        "  {:10}  {:40}  {client}{}{}",
+        export.kind.as_str(),
+        export.name.as_str(),
+        workers.unwrap_or_default(),
+        groups.collect::<String>()
+    )
+}
+
+/// Returns a line for each running backup.
+fn backup_lines(jobs: &[Job]) -> Vec<String> {
+    let mut all: BTreeMap<&str, Vec<&Job>> = BTreeMap::new();
+    for job in jobs.iter().filter(|job| !job.state.has_ended()) {
+        if let Some(backup) = &job.backup {
+            all.entry(backup).or_default().push(job);
+        }
+    }
+    let line = |(backup, jobs): (&str, Vec<&Job>)| {
+        let disks: Vec<String> = jobs.iter().map(|job| one_disk(job)).collect();
+        let disks = disks.join(", ");
+        let waits = jobs.iter().any(|job| job.state == JobState::Ready);
+        match waits {
+            true => format!("  backup {backup} of {disks}: waits for lunette backup end {backup}"),
+            false => format!("  backup {backup} of {disks}"),
+        }
+    };
+    all.into_iter().map(line).collect()
+}
+
+fn one_disk(job: &Job) -> String {
+    let part = job.done as f64 / (job.total as f64).max(1.0);
+    match job.state {
+        JobState::Ready => format!("disk {}", job.disk),
+        JobState::Running => format!("disk {} ({:.0} %)", job.disk, part * 100.0),
+        state => format!("disk {} ({})", job.disk, state.word()),
+    }
 }
 
 /// Changes at run time, and whether they are persistent.
@@ -191,5 +229,31 @@ mod tests {
         }
         assert_eq!(duration(59), "59 s");
         assert_eq!(duration(90_061), "1 d 1 h");
+    }
+
+    #[test]
+    fn running_backups_have_a_line_each() {
+        let job = |disk: &str, backup: &str, state| Job {
+            disk: disk.to_owned(),
+            kind: "backup".to_owned(),
+            target: None,
+            incremental: None,
+            backup: Some(backup.to_owned()),
+            state,
+            done: 1 << 20,
+            copied: 0,
+            total: 4 << 20,
+            speed: None,
+            seconds: 3,
+            reason: None,
+        };
+        let lines = backup_lines(&[
+            job("a", "mon", JobState::Running),
+            job("b", "mon", JobState::Done),
+            job("c", "pull", JobState::Ready),
+            job("d", "pull", JobState::Ready),
+        ]);
+        let pull = "  backup pull of disk c, disk d: waits for lunette backup end pull";
+        assert_eq!(lines, ["  backup mon of disk a (25 %)", pull]);
     }
 }

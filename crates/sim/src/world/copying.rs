@@ -72,6 +72,8 @@ pub(super) struct Copying {
     is_flushed: bool,
     /// The target of a backup has its name.
     is_published: bool,
+    /// A failure was injected.
+    pub has_failed: bool,
     /// Workers are attached to a device that the disk does not use.
     is_prepared: bool,
     /// The target is locked against other writers, and is unlocked after a failure.
@@ -114,6 +116,7 @@ impl Copying {
             is_identified: false,
             is_flushed: false,
             is_published: false,
+            has_failed: false,
             is_prepared: false,
             is_locked,
         }
@@ -150,6 +153,12 @@ impl Copying {
             Some(left) => *left -= 1,
             None => {}
         }
+    }
+
+    /// Injects a failure of a step.
+    fn fail(&mut self, step: &str) -> Event {
+        self.has_failed = true;
+        Event::Failed(format!("injected: {step}"))
     }
 
     fn device(&self, device: Device) -> Arc<dyn BlockDevice> {
@@ -239,7 +248,7 @@ impl World {
                 "a job of d{disk} ends without a cancellation"
             ),
             Err(Early::Failed(reason)) => assert!(
-                self.is_troubled,
+                self.is_troubled || copying.has_failed,
                 "a job of d{disk} fails without an injected fault: {reason}"
             ),
         }
@@ -247,10 +256,13 @@ impl World {
 
     fn execute(&mut self, copying: &mut Copying, action: Action, random: &mut Random) -> Event {
         match action {
-            Action::Exchange(ExchangeAction::Hold) if random.one_in(20) => {
-                self.is_troubled = true;
-                Event::Failed("I/Os in flight did not complete in time".to_owned())
-            }
+            Action::Exchange(
+                ExchangeAction::Hold
+                | ExchangeAction::Check
+                | ExchangeAction::Persist
+                | ExchangeAction::Replace(_),
+            ) if random.one_in(20) => copying.fail("a step of the exchange"),
+            Action::Check if random.one_in(400) => copying.fail("the check of the target"),
             Action::Exchange(action) => self.exchange(copying, action),
             Action::Open => self.open_channels(copying),
             Action::Survey(span) => self.survey(copying, span, random),
@@ -262,6 +274,11 @@ impl World {
             }
             Action::Range(action) => self.copy_range(copying, action),
             Action::Advance { end, .. } => {
+                assert!(
+                    copying.held.is_some(),
+                    "a part of d{} is not held when it is mirrored",
+                    copying.disk
+                );
                 copying.mirror.progress().advance(end);
                 Event::Done
             }
@@ -349,6 +366,11 @@ impl World {
             }
             ExchangeAction::Persist => copying.is_identified = true,
             ExchangeAction::Replace(device) => {
+                assert!(
+                    copying.disk_held.is_some() || self.is_over(),
+                    "d{} is not held when its device is replaced",
+                    copying.disk
+                );
                 if device == Device::Target {
                     self.moved(copying);
                 }
@@ -373,6 +395,10 @@ impl World {
         assert!(
             copying.is_identified,
             "d{disk} switches to a target without its identity"
+        );
+        assert!(
+            copying.is_flushed,
+            "d{disk} switches to a target that is not durable"
         );
         // A cancellation during the last steps comes too late.
         assert!(

@@ -56,6 +56,8 @@ struct Begun {
     before: Option<Arc<dyn BlockDevice>>,
     copying: Option<Copying>,
     held: Option<RangeLock>,
+    /// A failure was injected.
+    has_failed: bool,
 }
 
 impl World {
@@ -97,6 +99,7 @@ impl World {
             before: Some(Arc::clone(&before)),
             copying: None,
             held: None,
+            has_failed: false,
         };
         let mut job = Begin::default();
         let mut event = Event::Done;
@@ -116,7 +119,7 @@ impl World {
                 self.copy(&mut copying, &mut random);
             }
             (outcome, _) => assert!(
-                self.is_troubled && outcome.is_err(),
+                (self.is_troubled || begun.has_failed) && outcome.is_err(),
                 "d{disk} cannot be committed: {outcome:?}"
             ),
         }
@@ -133,7 +136,13 @@ impl World {
         let of = Arc::clone(&begun.of);
         match action {
             Action::Hold => begun.held = self.hold(&of, 0, u64::MAX),
+            Action::Reopen if random.one_in(10) => {
+                begun.has_failed = true;
+                return Event::Failed("injected: the images cannot be reopened".to_owned());
+            }
             Action::Reopen => {
+                let is_held = begun.held.is_some() || self.is_over();
+                assert!(is_held, "the images of d{} are reopened in use", begun.disk);
                 let opened = image.reopen_to_commit();
                 self.check_faults();
                 let opened = match opened {

@@ -1,0 +1,122 @@
+//! Drives [`jobs::pull`]: serves points in time over NBD until the backup is ended, on one thread for all its disks.
+
+use std::sync::Arc;
+
+use control::objects::JobState;
+use jobs::pull::{Action, Pull};
+use jobs::{Early, Event, Now, Outcome};
+
+use super::backup::{Prepared, finish};
+use super::exchange::failed;
+use super::{Context, Job};
+
+struct Driver<'a> {
+    context: &'a Context,
+    jobs: Vec<Arc<Job>>,
+    /// `None`: the disk has lost its point in time, and its job has ended.
+    disks: Vec<Option<Prepared>>,
+    /// Reasons of the lost points in time.
+    lost: Vec<Option<String>>,
+}
+
+/// Serves the points in time, and ends the jobs.
+pub(super) fn serve(context: &Context, prepared: Vec<Prepared>) {
+    let jobs: Vec<Arc<Job>> = prepared.iter().map(|one| Arc::clone(&one.job)).collect();
+    for job in &jobs {
+        job.set_state(JobState::Ready, None);
+        context.event_bus.publish("job.ready", &job.disk);
+    }
+    let mut driver = Driver {
+        context,
+        lost: vec![None; jobs.len()],
+        jobs,
+        disks: prepared.into_iter().map(Some).collect(),
+    };
+    let (state, reason) = match driver.run() {
+        Ok(()) => (JobState::Done, None),
+        Err(Early::Cancelled) => (JobState::Cancelled, None),
+        Err(Early::Failed(reason)) => (JobState::Failed, Some(reason)),
+    };
+    // The files are free before the end of the jobs is announced.
+    driver.disks.clear();
+    for job in driver.jobs.iter().filter(|job| !job.has_ended()) {
+        finish(job, &context.event_bus, state, reason.clone());
+    }
+}
+
+impl Driver<'_> {
+    fn run(&mut self) -> Outcome {
+        let mut machine = Pull::new(self.jobs.len());
+        let mut event = Event::Done;
+        loop {
+            let Some(job) = self.jobs.iter().find(|job| !job.has_ended()).cloned() else {
+                let reason = self.lost.iter().flatten().next().cloned();
+                return Err(Early::Failed(reason.unwrap_or_default()));
+            };
+            let now = Now {
+                orders: job.orders(),
+                ..Now::default()
+            };
+            self.find_lost();
+            event = match machine.step(&now, &self.lost, event) {
+                Action::Wait(time) => job.wait_for_orders(now.orders, time),
+                Action::End(outcome) => return outcome,
+                action => self.execute(action),
+            };
+        }
+    }
+
+    fn find_lost(&mut self) {
+        for (one, lost) in self.disks.iter().zip(&mut self.lost) {
+            if let Some(one) = one
+                && lost.is_none()
+            {
+                let name = one.disk.name();
+                let error = one.point.point.error();
+                *lost = error.map(|error| format!("disk {name}: {error}"));
+            }
+        }
+    }
+
+    fn execute(&mut self, action: Action) -> Event {
+        let served = self.disks.iter_mut().flatten();
+        match action {
+            Action::Lose(disk, reason) => self.lose(disk, reason),
+            Action::Finish => served.for_each(|one| one.job.set_state(JobState::Finishing, None)),
+            Action::Unexport => served.for_each(|one| one.unserve(self.context)),
+            Action::EndPoints => served.for_each(|one| one.point.end()),
+            Action::Complete(disk) => return self.complete(disk),
+            Action::Revoke(disk) => {
+                let one = self.disks[disk].as_mut();
+                if let Some(incremental) = one.and_then(|one| one.work.incremental()) {
+                    incremental.revoke();
+                }
+            }
+            Action::Discard => self.disks.iter_mut().for_each(|one| *one = None),
+            Action::Wait(_) | Action::End(_) => {}
+        }
+        Event::Done
+    }
+
+    /// Ends the export and the job of a disk that has lost its point in time.
+    fn lose(&mut self, disk: usize, reason: String) {
+        if let Some(one) = self.disks[disk].take() {
+            one.unserve(self.context);
+            one.point.end();
+        }
+        let events = &self.context.event_bus;
+        finish(&self.jobs[disk], events, JobState::Failed, Some(reason));
+    }
+
+    fn complete(&mut self, disk: usize) -> Event {
+        let Some(one) = &mut self.disks[disk] else {
+            let refusal = failed(&self.jobs[disk].disk, &"its point in time is lost");
+            return Event::Failed(refusal.to_string());
+        };
+        let incremental = one.work.incremental();
+        match incremental.map_or(Ok(()), |incremental| incremental.complete()) {
+            Ok(()) => Event::Done,
+            Err(refusal) => Event::Failed(refusal.to_string()),
+        }
+    }
+}
