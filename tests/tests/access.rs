@@ -304,7 +304,7 @@ fn without_a_safe_token_nothing_is_served_over_tcp() -> Result<()> {
         Ok(scratch.file(name).display().to_string())
     };
     for (token, expected) in [
-        (None, "`token_file` is not set"),
+        (None, "`api_listen` needs `token_file`"),
         (Some(file("open", CONTROL, 0o644)?), "chmod 600"),
         (Some(file("short", "short", 0o600)?), "has no token"),
         (

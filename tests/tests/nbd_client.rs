@@ -363,7 +363,7 @@ fn disk_waits_for_a_server_and_wrong_addresses_are_refused() -> Result<()> {
             &format!("x={uri},size=1M"),
             "the server determines the size",
         ),
-        (&format!("x={uri}"), "belongs to the disk r"),
+        (&format!("x={uri}"), "is already used by disk r"),
     ] {
         let added = near.daemon.ask(&["disk", "add", wrong])?;
         let text = String::from_utf8_lossy(&added.stderr).into_owned();

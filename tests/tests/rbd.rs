@@ -474,7 +474,7 @@ fn guest_survives_a_kill_of_the_osd() -> Result<()> {
         .ask(&["disk", "add", &disk.replacen("a=", "b=", 1)])?;
     let error_text = String::from_utf8_lossy(&again.stderr).into_owned();
     ensure!(
-        !again.status.success() && error_text.contains("belongs to the disk a"),
+        !again.status.success() && error_text.contains("is already used by disk a"),
         "{error_text}"
     );
     // A disk that cannot be opened is refused with the reason. Other disks are not affected.

@@ -43,8 +43,6 @@ pub struct ConfigDraft {
     pub exports: Vec<Draft<ExportConfig>>,
     /// Logical units from flags, with their controller's name.
     pub luns: Vec<(Located<String>, Draft<LunConfig>)>,
-    /// Logical units from flags with an unknown controller; their disks are checked too.
-    pub astray: Vec<Draft<LunConfig>>,
     /// The other values.
     pub config: Config,
 }

@@ -10,6 +10,10 @@ use serde_json::{Value, json};
 
 use super::location::Location;
 
+/// Above this number, lists of names and guesses are omitted: they would be useless or slow.
+const NAMES_LISTED_MAX: usize = 16;
+const NAMES_GUESSED_MAX: usize = 1024;
+
 /// Kind of a mistake. A syntax error hides certain kinds on its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MistakeKind {
@@ -77,6 +81,18 @@ impl Mistake {
             Some(guess) => self.help(format!("did you mean `{guess}`?")),
             None => self,
         }
+    }
+
+    /// Adds the names of the objects of this kind, and a suggestion for the name that was found.
+    #[must_use]
+    pub(super) fn known(self, object: &str, found: &str, names: &[&str]) -> Mistake {
+        let guessed = names.iter().take(NAMES_GUESSED_MAX).copied();
+        self.did_you_mean(found, guessed)
+            .allowed(match names.len() {
+                0 => format!("none, because no {object} is configured"),
+                1..=NAMES_LISTED_MAX => one_of(names),
+                count => format!("one of the {count} configured names"),
+            })
     }
 
     fn to_json(&self) -> Value {
@@ -147,6 +163,11 @@ impl Diagnostics {
     /// Adds a mistake.
     pub fn push(&mut self, mistake: Mistake) {
         self.mistakes.push(mistake);
+    }
+
+    /// Adds all mistakes of another list.
+    pub fn append(&mut self, mut other: Diagnostics) {
+        self.mistakes.append(&mut other.mistakes);
     }
 
     /// Adds a value that is not allowed, with the allowed ones.

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   lib, json_source, render, help_page    whole configurations
-//!   check, flags_over_file                 relations between objects
+//!   check, relations, flags_over_file      relations between objects
 //!   disk, iscsi, vhost_blk, daemon_keys    keys of each object
 //!   setting                                types of values, and the macro that declares a key
 //!   key, value, readers, diagnostics       declarations of keys, and readers with locations
@@ -47,11 +47,12 @@ mod model;
 mod nbd;
 mod nbd_disk;
 mod passthrough;
-pub mod placement;
+mod placement;
 #[cfg(test)]
 mod property_tests;
 mod rbd;
 mod readers;
+mod relations;
 mod remote;
 mod render;
 mod setting;
@@ -103,6 +104,7 @@ pub use model::{
     TlsConfig, Transport, WORKERS_MAX, WorkersConfig,
 };
 pub use nbd::NBD_KEYS;
+pub use relations::conflicts;
 pub use render::render;
 pub use scsi::{AccessState, AccessStates};
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};

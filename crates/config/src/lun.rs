@@ -4,11 +4,10 @@ use serde_json::{Value, json};
 
 use super::diagnostics::Diagnostics;
 use super::key::{Key, Kind, REQUIRED, RunTime, read_all};
-use super::location::Location;
-use super::model::{ExportConfig, LUNS_MAX, LunConfig, TARGETS_MAX};
+use super::model::{LUNS_MAX, LunConfig, TARGETS_MAX};
 use super::readers;
 use super::setting::key;
-use super::value::{Draft, Fields, Reader};
+use super::value::{Fields, Reader};
 
 /// For keys that `lunette lun` changes.
 pub const LUN_COMMAND: RunTime = RunTime("`lunette lun`, reload");
@@ -61,42 +60,6 @@ pub fn read_luns(
     let luns = reader.objects(key, example).into_iter();
     luns.map(|fields| read_lun(keys, fields, reader.diagnostics))
         .collect()
-}
-
-/// A logical unit with the locations of its keys.
-pub struct LocatedLun<'a> {
-    pub config: &'a LunConfig,
-    /// Location of its number; `None` if its address is missing or wrong.
-    pub number: Option<&'a Location>,
-    /// Location of the name of its disk.
-    pub disk: Option<&'a Location>,
-}
-
-/// Returns the logical units of an export with the locations of their keys.
-pub fn located_luns<'a>(
-    export: &'a Draft<ExportConfig>,
-    diagnostics: &Diagnostics,
-) -> Vec<LocatedLun<'a>> {
-    let disks = export.fields.items("disks").iter();
-    let disks = disks.filter(|item| item.value.text().is_some());
-    let disks = disks.map(|item| [Some(&item.location); 2]);
-    let tables = export.fields.items("lun").iter();
-    let tables = tables.filter_map(|item| item.value.table()).map(|fields| {
-        let address = [
-            Some(&fields.location),
-            fields.at("target"),
-            fields.at("lun"),
-        ];
-        let is_wrong = address.into_iter().flatten().any(|at| diagnostics.has(at));
-        [fields.at("lun").filter(|_| !is_wrong), fields.at("disk")]
-    });
-    let luns = export.config.luns.iter().zip(disks.chain(tables));
-    luns.map(|(config, [number, disk])| LocatedLun {
-        config,
-        number,
-        disk,
-    })
-    .collect()
 }
 
 /// Returns logical units as the value of a key.

@@ -3,41 +3,35 @@
 use block::ExportPlacement;
 use serde_json::{Value, json};
 
-use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
+use super::diagnostics::MistakeKind;
 use super::key::Key;
+use super::location::Location;
 use super::model::WORKERS_MAX;
-use super::value::{Fields, Reader, items_of, number_of};
+use super::value::{Fields, Raw, Reader, items_of, number_of};
 
 const WORKERS_KEY: &str = "workers";
 pub(super) const WORKERS_ALLOWED: &str =
     "a list of numbers of workers from 0, such as [1, 3] (in a flag: workers=1+3)";
 
-/// Reports workers of an export that do not exist among `count`.
-pub(super) fn check(export: &Fields, count: usize, diagnostics: &mut Diagnostics) {
-    let items = export.get(WORKERS_KEY).and_then(items_of);
-    for item in items.unwrap_or_default() {
-        // A wrong number was reported when it was read.
-        let mut known = Diagnostics::default();
-        let missing = count as u64..=WORKERS_MAX as u64 - 1;
-        if let Some(worker) = number_of(WORKERS_KEY, &item, missing, &mut known) {
-            let message = no_worker(worker.value as u32);
-            let mistake = Mistake::new(MistakeKind::Relation, &item.location, message);
-            diagnostics.push(mistake.allowed(range(count)).help(WORKER_HELP));
-        }
-    }
+/// Returns the location of a worker in the list of an export.
+pub(super) fn location(export: &Fields, worker: u32) -> Option<&Location> {
+    let number = Raw::Integer(worker.into());
+    let mut items = export.items(WORKERS_KEY).iter();
+    let item = items.find(|item| item.value == number);
+    item.map_or_else(|| export.at(WORKERS_KEY), |item| Some(&item.location))
 }
 
 /// Remedy for a worker that does not exist.
-pub const WORKER_HELP: &str =
+pub(super) const WORKER_HELP: &str =
     "start the daemon with more `workers`, or start a worker for this export with `dedicated`";
 
 /// Returns the message that a worker does not exist.
-pub fn no_worker(worker: u32) -> String {
+pub(super) fn no_worker(worker: u32) -> String {
     format!("`{WORKERS_KEY}`: there is no worker {worker}")
 }
 
 /// Returns the existing workers for messages.
-pub fn range(count: usize) -> String {
+pub(super) fn range(count: usize) -> String {
     match count {
         0 | 1 => "0, the only worker".to_owned(),
         count => format!("workers 0 to {}", count - 1),
@@ -45,7 +39,7 @@ pub fn range(count: usize) -> String {
 }
 
 /// Returns the workers that a placement names, as the value of a key.
-pub fn workers_value(placement: &ExportPlacement) -> Option<Value> {
+pub(super) fn workers_value(placement: &ExportPlacement) -> Option<Value> {
     match placement {
         ExportPlacement::Workers(workers) => Some(json!(workers)),
         ExportPlacement::Shared | ExportPlacement::Dedicated => None,

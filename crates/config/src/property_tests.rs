@@ -133,7 +133,8 @@ fn config() -> impl Strategy<Value = Config> {
         (1..=POLL_MICROS_MAX).prop_map(PollLimit::Micros)
     ];
     let placement = prop_oneof![
-        (1..=WORKERS_MAX).prop_map(Placement::Count),
+        // The exports may have up to 4 dedicated workers.
+        (1..=WORKERS_MAX - 4).prop_map(Placement::Count),
         Just(Placement::Cpus(vec![3, 0, 1]))
     ];
     let luns = proptest::collection::btree_map((0..=255u8, 0..LUNS_MAX), 0..100usize, 0..5);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use config::Diagnostics;
+use config::{Diagnostics, Mistake};
 
 /// One reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +51,17 @@ impl fmt::Display for Fault {
             write!(f, "; {help}")?;
         }
         Ok(())
+    }
+}
+
+impl From<&Mistake> for Fault {
+    fn from(mistake: &Mistake) -> Fault {
+        Fault {
+            pointer: mistake.location.source.label.clone(),
+            detail: mistake.message.clone(),
+            allowed: mistake.allowed.clone(),
+            help: mistake.help.clone(),
+        }
     }
 }
 
@@ -106,13 +117,7 @@ impl Refusal {
 
 impl From<Diagnostics> for Refusal {
     fn from(mistakes: Diagnostics) -> Refusal {
-        let fault = |mistake: &config::Mistake| Fault {
-            pointer: mistake.location.source.label.clone(),
-            detail: mistake.message.clone(),
-            allowed: mistake.allowed.clone(),
-            help: mistake.help.clone(),
-        };
-        Refusal::Invalid(mistakes.iter().map(fault).collect())
+        Refusal::Invalid(mistakes.iter().map(Fault::from).collect())
     }
 }
 
