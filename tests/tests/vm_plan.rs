@@ -257,7 +257,7 @@ fn the_domain_is_valid_by_libvirts_own_schema() -> Result<()> {
         "no {SCHEMA}\nhint: scripts/setup test\n  or: apt-get install --no-install-recommends libvirt0"
     );
     let system = scratch.file("system.raw");
-    let cases: [(&[&str], Option<&Path>); 6] = [
+    let cases: [(&[&str], Option<&Path>); 7] = [
         (
             &["scsi:4x1,removable=2,cmd_per_lun=64,virtqueue_size=128"],
             None,
@@ -274,6 +274,7 @@ fn the_domain_is_valid_by_libvirts_own_schema() -> Result<()> {
         (&["blk:4"], Some(&system)),
         (&["blk:40,queues=2"], None),
         (&["blk:40,queues=2,via=qemu", "--machine=pc"], None),
+        (&["blk:2,via=ide", "blk:7,via=ahci"], None),
     ];
     for (case, system) in cases {
         let case = Case {

@@ -9,7 +9,7 @@ use crate::places::{
 };
 use crate::setup::{busybox, program_for_guests};
 use anyhow::{Context, Result, bail};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub enum Equipment {
     Usual,
     /// Additionally network and open-iscsi, which slow down the boot.
     Initiator,
-    /// Network and Linux's iSCSI target.
+    /// Network and Linux's iSCSI target; optional tools if the host has them.
     Target,
     /// Network and Lunette; optional tools if the host has them.
     Daemon,
@@ -57,6 +57,10 @@ const INITIATOR_MODULES: [&str; 3] = ["virtio_net", "iscsi_tcp", "libcrc32c"];
 const TARGET_MODULES: [&str; 3] = ["virtio_net", "libcrc32c", "iscsi_target_mod"];
 
 const USER_MODULES: [&str; 4] = ["virtio_console", "virtio_balloon", "virtio_net", "virtiofs"];
+
+/// Modules of ATA controllers, if the kernel has them. They are loaded only with [`ATA`] on the kernel command line, because they slow
+/// down the boot.
+const ATA_MODULES: [&str; 2] = ["ata_piix", "ahci"];
 
 const MULTIPATH_MODULES: [&str; 2] = ["dm-multipath", "dm-service-time"];
 
@@ -117,7 +121,7 @@ const MULTIPATH_PLUGINS: [&str; 2] = ["libchecktur.so", "libprioconst.so"];
 const ISCSID_CONF: &str = "node.startup = manual\n";
 const PASSWD: &str = "root:x:0:0:root:/:/bin/sh\n";
 /// Name of the initiator in a guest.
-const INITIATOR_NAME: &str = "iqn.2026-11.org.example:guest";
+pub const INITIATOR_NAME: &str = "iqn.2026-11.org.example:guest";
 
 /// The init script. By default the agent is process 1: when it ends, the kernel panics, which the host detects. With [`USER`] on the
 /// kernel command line, the shell is process 1 and reaps children; it restarts an agent for `lunette vm exec` and a shell on the console.
@@ -130,7 +134,9 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
 mount -t tmpfs tmpfs /tmp
-while read -r module; do insmod /modules/$module || echo \"init: insmod $module failed\"; done < /modules/order
+load() { while read -r module; do insmod /$1/$module || echo \"init: insmod $module failed\"; done < /$1/order; }
+load modules
+if grep -q lunette.ata /proc/cmdline; then load ata; fi
 root=$(sed -n 's/.*lunette.root=\\([^ ]*\\).*/\\1/p' /proc/cmdline)
 if [ -n \"$root\" ] && [ -e /modules/virtio_blk.ko ]; then
     mount -t ext4 $root /mnt && umount /tmp /sys /proc && exec switch_root /mnt /init
@@ -162,6 +168,9 @@ const AGENT: &str = "lunette.agent";
 
 /// Kernel parameter that starts a user's guest; its value is the guest's name.
 const USER: &str = "lunette.user";
+
+/// Kernel parameter that loads the modules of ATA controllers.
+pub const ATA: &str = "lunette.ata";
 
 /// Kernel parameter that names a root file system.
 pub const ROOT: &str = "lunette.root";
@@ -249,16 +258,20 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
         .into_iter()
         .map(|module| (format!("modules/{}", base_name(&module)), module))
         .collect();
+    if for_user {
+        files.extend(ata_modules(kernel)?);
+    }
     files.push(("bin/busybox".into(), busybox()?));
     files.push((
         "bin/guest-agent".into(),
         program_for_guests(GuestProgram::Agent)?,
     ));
     let mut tools = Vec::new();
+    let is_optional = for_user || matches!(equipment, Equipment::Daemon | Equipment::Target);
     for name in TOOLS {
         match tool(name) {
             Ok(path) => tools.push((name, path)),
-            Err(_) if for_user || equipment == Equipment::Daemon => {}
+            Err(_) if is_optional => {}
             Err(error) => return Err(error),
         }
     }
@@ -299,6 +312,15 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
     Ok(files)
 }
 
+/// Returns the modules of ATA controllers that the kernel has, in load order.
+fn ata_modules(kernel: &Kernel) -> Result<Vec<(String, PathBuf)>> {
+    let modules = ATA_MODULES.into_iter();
+    let modules: Vec<&str> = modules.filter(|name| kernel.has_module(name)).collect();
+    let modules = module_order(kernel, &modules)?.into_iter();
+    let inside = |module: PathBuf| (format!("ata/{}", base_name(&module)), module);
+    Ok(modules.map(inside).collect())
+}
+
 /// Returns a program without debug information, which is most of its size.
 fn stripped(program: &Path) -> Result<Vec<u8>> {
     let part = tempfile::NamedTempFile::new_in(guest_directory())?;
@@ -322,6 +344,7 @@ fn pack(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
         "lib/multipath",
         "lib64",
         "modules",
+        "ata",
         "proc",
         "sys",
         "dev",
@@ -336,7 +359,7 @@ fn pack(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
     ] {
         archive.directory(directory);
     }
-    let mut order = String::new();
+    let mut order = BTreeMap::from(["modules", "ata"].map(|folder| (folder, String::new())));
     for (inside, outside) in files {
         let content = match inside.starts_with("tools/lunette") {
             true => stripped(outside)?,
@@ -344,12 +367,16 @@ fn pack(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
                 .with_context(|| format!("cannot read {}", outside.display()))?,
         };
         archive.file(inside, &content);
-        if let Some(module) = inside.strip_prefix("modules/") {
+        if let Some((folder, module)) = inside.split_once('/')
+            && let Some(order) = order.get_mut(folder)
+        {
             order.push_str(module);
             order.push('\n');
         }
     }
-    archive.file("modules/order", order.as_bytes());
+    for (folder, order) in order {
+        archive.file(&format!("{folder}/order"), order.as_bytes());
+    }
     // mke2fs warns without it; e2fsck checks it for mounts.
     archive.symlink("etc/mtab", "/proc/mounts");
     archive.file("etc/iscsi/iscsid.conf", ISCSID_CONF.as_bytes());

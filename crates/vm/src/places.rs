@@ -68,6 +68,15 @@ pub struct Kernel {
     pub modules: PathBuf,
 }
 
+impl Kernel {
+    /// Returns true if the kernel has this module as a file.
+    pub fn has_module(&self, name: &str) -> bool {
+        let list = std::fs::read_to_string(self.modules.join("modules.dep"));
+        let file = format!("/{name}.ko:");
+        list.is_ok_and(|list| list.contains(&file))
+    }
+}
+
 /// Finds the guest's kernel, unpacked by `scripts/setup`.
 pub fn kernel() -> Result<Kernel> {
     let root = guest_directory().join("kernel");

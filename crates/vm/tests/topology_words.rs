@@ -95,12 +95,12 @@ fn mistakes_name_the_word_what_is_allowed_and_what_to_write() {
         ),
         (
             "blk:4 via=vhost",
-            "via=vhost: via is \"vhost\"; allowed are lunette, qemu, qemu-iothread; hint: via=lunette",
+            "via=vhost: via is \"vhost\"; allowed are lunette, qemu, qemu-iothread, ide, ahci; hint: via=lunette",
         ),
         (
             "blk:4,queus=2",
             "blk:4,queus=2: the key \"queus\" is unknown or given twice; allowed are queues, virtqueue_size, packed, indirect, via, \
-             backing, size, aio, ioeventfd, iothreads, iothread_vq_mapping, and for scsi removable and cmd_per_lun; \
+             backing, size, aio, ioeventfd, scsi, iothreads, iothread_vq_mapping, and for scsi removable and cmd_per_lun; \
              hint: scsi:4x1,queues=2,cmd_per_lun=64",
         ),
         (
@@ -138,6 +138,33 @@ fn mistakes_name_the_word_what_is_allowed_and_what_to_write() {
             "via=qemu",
             "TOPOLOGY: no word specifies disks; hint: scsi:4x1 is one controller with four targets, blk:4 four virtio-blk \
              devices",
+        ),
+    ];
+    for (words, wanted) in cases {
+        let error = words.parse::<Topology>().unwrap_err();
+        assert_eq!(error.to_string(), wanted, "{words}");
+    }
+}
+
+#[test]
+fn mistakes_about_ata_disks_name_what_they_have() {
+    let cases = [
+        (
+            "scsi:4x1,via=ahci",
+            "scsi:4x1,via=ahci: via=ahci is for blk: an ATA controller has no SCSI targets; hint: blk:4,via=ahci",
+        ),
+        (
+            "blk:5,via=ide",
+            "blk:5,via=ide: the IDE controller has at most 4 disks; hint: blk:4,via=ide, or via=ahci",
+        ),
+        (
+            "blk:1,via=ide,queues=2",
+            "blk:1,via=ide,queues=2: queues is for virtio devices, but via=ide has ATA disks; hint: omit queues",
+        ),
+        (
+            "blk:1,via=ahci,backing=daemon:d0",
+            "blk:1,via=ahci,backing=daemon:d0: backing=daemon needs a daemon, but via=ahci serves disks with QEMU; hint: via=lunette, or \
+             backing=file:FOLDER",
         ),
     ];
     for (words, wanted) in cases {
@@ -233,6 +260,71 @@ fn qemu_serves_the_same_disks_itself() {
         plan.qemu_text()
             .starts_with("[ -e /dev/shm/g-d0.raw ] || truncate -s 268435456 /dev/shm/g-d0.raw\n")
     );
+}
+
+#[test]
+fn ata_disks_sit_on_the_ports_of_their_controllers() {
+    let plan = plan("blk:3,via=ide blk:7,via=ahci scsi:1x1,via=qemu");
+    let serials = plan.disks.iter().map(|disk| disk.serial.clone().unwrap());
+    let serials: Vec<String> = serials.collect();
+    let lines = devices(&plan);
+    let lines: Vec<&String> = lines
+        .iter()
+        .filter(|line| line.starts_with("-device"))
+        .collect();
+    let ata = |disk: usize, bus: &str, unit: u32| {
+        let serial = &serials[disk];
+        format!(
+            "-device ide-hd,id=d{disk},bus={bus},unit={unit},drive=d{disk}-node,serial={serial}"
+        )
+    };
+    let wanted = [
+        "-device piix3-ide,id=ide0,bus=pcie.0,addr=0x1".to_owned(),
+        ata(0, "ide0.0", 0),
+        ata(1, "ide0.0", 1),
+        ata(2, "ide0.1", 0),
+        "-device ich9-ahci,id=ahci1,bus=pcie.0,addr=0x2".to_owned(),
+        ata(3, "ahci1.0", 0),
+        ata(4, "ahci1.1", 0),
+        ata(5, "ahci1.2", 0),
+        ata(6, "ahci1.3", 0),
+        ata(7, "ahci1.4", 0),
+        ata(8, "ahci1.5", 0),
+        "-device ich9-ahci,id=ahci2,bus=pcie.0,addr=0x3".to_owned(),
+        ata(9, "ahci2.0", 0),
+    ];
+    assert!(lines[..13].iter().copied().eq(&wanted), "{lines:#?}");
+    assert!(
+        lines[13].starts_with("-device virtio-scsi-pci,id=c0,num_queues=2,bus=pcie.0,addr=0x4")
+    );
+    let guest = &plan.disks[1].guest;
+    assert_eq!(guest.by_path, ["pci-0000:00:01.0-ata-1.1"]);
+    let find = format!(
+        "grep -l {} /sys/block/sd*/device/vpd_pg80 | cut -d / -f 4",
+        serials[1]
+    );
+    assert_eq!((guest.find.as_ref(), guest.queues), (Some(&find), 1));
+    let xml = plan.libvirt_xml();
+    assert!(
+        xml.contains("<qemu:arg value='ich9-ahci,id=ahci1,bus=pcie.0,addr=0x2'/>"),
+        "{xml}"
+    );
+    let pc = PlanOptions {
+        machine: MachineType::Pc,
+        ..options()
+    };
+    for (words, options) in [
+        ("blk:1,via=ide", pc),
+        ("blk:1,via=ide blk:2,via=ide", self::options()),
+    ] {
+        let error = Plan::new(&words.parse().unwrap(), options).unwrap_err();
+        assert!(
+            error
+                .problem
+                .contains("a guest has one, and the pc machine has its own"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use cli_common::Failure;
-use vm::initramfs::user_command_line;
+use vm::initramfs::{ATA, user_command_line};
 use vm::running::{RuntimeFolder, Tap, ports};
-use vm::topology::{GuestKernel, MachineType, Plan, Topology};
+use vm::topology::{GuestKernel, MachineType, Plan, Topology, Via};
 use vm::{Accelerator, setup};
 
 use super::net::Net;
@@ -56,14 +56,35 @@ pub enum Ports<'a> {
     },
 }
 
+/// Checks that the kernel of the small system has the modules for ATA disks. Returns true if the guest has such disks.
+fn has_ata(topology: &Topology) -> Result<bool, Failure> {
+    let mut has_ata = false;
+    for group in &topology.groups {
+        let module = match group.via {
+            Via::Ide => "ata_piix",
+            Via::Ahci => "ahci",
+            _ => continue,
+        };
+        has_ata = true;
+        if !vm::kernel().map_err(failed)?.has_module(module) {
+            return Err(Failure::because(format!(
+                "{}: the kernel of the small guest system has no module {module}; hint: via=ide, or --system FILE with another kernel",
+                group.word
+            )));
+        }
+    }
+    Ok(has_ata)
+}
+
 /// The kernel's command line in the small system.
-fn command_line(guest: &GuestArguments, devices: &DeviceArguments) -> String {
+fn command_line(guest: &GuestArguments, devices: &DeviceArguments, has_ata: bool) -> String {
     let share = devices.share.as_ref();
     let share = share.map(|_| share::KERNEL_WORD.to_owned());
     let words = [
         Some(user_command_line(&guest.name)),
         devices.net.kernel_word(),
         share,
+        has_ata.then(|| ATA.to_owned()),
     ];
     words.into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
@@ -100,7 +121,7 @@ pub fn plan(
             options.kernel = Some(GuestKernel {
                 image: guest.kernel.clone().unwrap_or(system.kernel),
                 initrd: Some(system.initramfs),
-                append: command_line(guest, devices),
+                append: command_line(guest, devices, has_ata(&topology)?),
             });
         }
         options.reserved.push("agent-bus".to_owned());

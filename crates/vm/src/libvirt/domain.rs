@@ -209,6 +209,7 @@ impl Parts<'_, '_> {
                 target,
                 lun,
             } => (device, target, lun),
+            DiskDevice::Ata { device, port, unit } => (device, port, unit),
         });
         Plan {
             options,

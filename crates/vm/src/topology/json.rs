@@ -34,7 +34,7 @@ impl Plan {
     fn disk(&self, disk: &PlannedDisk) -> Value {
         let device = self.device_of(disk);
         let address = match disk.location {
-            DiskDevice::Blk { .. } => Value::Null,
+            DiskDevice::Blk { .. } | DiskDevice::Ata { .. } => Value::Null,
             DiskDevice::Scsi { target, lun, .. } => json!({"target": target, "lun": lun}),
         };
         json!({
@@ -61,7 +61,11 @@ impl Plan {
 fn device(device: &PlannedDevice) -> Value {
     json!({
         "id": device.id,
-        "kind": if device.is_scsi { "virtio-scsi" } else { "virtio-blk" },
+        "kind": match (device.via, device.is_scsi) {
+            (Via::Ide | Via::Ahci, _) => device.via.word(),
+            (_, true) => "virtio-scsi",
+            (_, false) => "virtio-blk",
+        },
         "via": device.via.word(),
         "queues": device.queues,
         "pci": device.address.to_string(),

@@ -59,8 +59,8 @@ impl Plan {
             for disk in self.disks_of(index) {
                 match (device.via, device.is_scsi) {
                     (Via::Lunette, false) => vhost_user_disk(&mut xml, device, disk),
-                    // The controller is on QEMU's command line.
-                    (Via::Lunette, true) => {}
+                    // Controller and disks are on QEMU's command line.
+                    (Via::Lunette, true) | (Via::Ide | Via::Ahci, _) => {}
                     _ => self.qemu_disk(&mut xml, device, disk),
                 }
             }
@@ -190,7 +190,9 @@ impl Plan {
         }
         xml.line(3, &format!("<alias name='ua-{}'/>", escape(&disk.name)));
         match disk.location {
-            DiskDevice::Blk { .. } => xml.line(3, &pci_address(&device.address)),
+            DiskDevice::Blk { .. } | DiskDevice::Ata { .. } => {
+                xml.line(3, &pci_address(&device.address));
+            }
             DiskDevice::Scsi {
                 device: index,
                 target,
@@ -214,12 +216,10 @@ impl Plan {
         (disk_letters("sd", index.unwrap_or_default()), "scsi")
     }
 
-    /// Writes virtio-scsi over vhost-user, and the user's arguments.
+    /// Writes virtio-scsi over vhost-user, ATA controllers, and the user's arguments. libvirt has no IDE controller for q35.
     fn command_line(&self, xml: &mut Xml) {
         let devices = self.devices.iter().enumerate();
-        let mut devices = devices
-            .filter(|(_, device)| device.is_scsi && device.via == Via::Lunette)
-            .peekable();
+        let mut devices = devices.filter(|(_, device)| is_argument(device)).peekable();
         if devices.peek().is_none() && self.options.extra.is_empty() {
             return;
         }
@@ -245,9 +245,7 @@ impl Plan {
     fn overrides(&self, xml: &mut Xml) {
         let mut lines = Vec::new();
         for (index, device) in self.devices.iter().enumerate() {
-            // Lunette's controllers are on the command line with all their properties.
-            let is_element = !device.is_scsi || device.via.is_qemu();
-            if is_element && !device.indirect {
+            if !is_argument(device) && !device.indirect {
                 let alias = match device.is_scsi || !device.via.is_qemu() {
                     true => None,
                     false => self.disks_of(index).next().map(|disk| &disk.name),
@@ -278,6 +276,11 @@ impl Plan {
         }
         xml.line(1, "</qemu:override>");
     }
+}
+
+/// Returns true for devices on QEMU's command line, which has all their properties.
+fn is_argument(device: &PlannedDevice) -> bool {
+    (device.is_scsi && device.via == Via::Lunette) || device.via.ata_disks().is_some()
 }
 
 fn property(id: &str, name: &str, kind: &str, value: &str) -> String {

@@ -105,6 +105,21 @@ pub(crate) fn of_scsi_at(
     of_scsi(&location, wwn, queues)
 }
 
+/// Returns the names of the ATA disk at this port and unit. The number of its SCSI host depends on the other adapters of the guest, so
+/// the disk is found by the serial number in VPD page 80h.
+pub(super) fn of_ata((port, unit): (u32, u32), address: &PciAddress, serial: &str) -> GuestNames {
+    GuestNames {
+        device: None,
+        find: Some(format!(
+            "grep -l {serial} /sys/block/sd*/device/vpd_pg80 | cut -d / -f 4"
+        )),
+        by_id: vec![format!("ata-QEMU_HARDDISK_{}", link_text(serial))],
+        by_path: vec![format!("pci-{address}-ata-{}.{unit}", port + 1)],
+        scsi: None,
+        queues: 1,
+    }
+}
+
 /// Replaces characters that udev does not permit in link names.
 fn link_text(text: &str) -> String {
     let escaped = text.chars().map(|c| match c {

@@ -172,7 +172,7 @@ fn group(word: &str, defaults: &Defaults) -> Result<Group, TopologyError> {
 fn default_backing(configured: Option<(Backing, Option<u64>)>, via: Via) -> (Backing, Option<u64>) {
     configured.unwrap_or_else(|| match via {
         Via::Lunette => (Backing::Ram, None),
-        Via::Qemu | Via::QemuIothread => (Backing::Tmpfs(PathBuf::from("/dev/shm")), None),
+        _ => (Backing::Tmpfs(PathBuf::from("/dev/shm")), None),
     })
 }
 
@@ -420,6 +420,9 @@ fn check(group: &Group) -> Result<(), TopologyError> {
             "blk:4,packed",
         );
     }
+    if let Some(most) = group.via.ata_disks() {
+        check_ata(group, most)?;
+    }
     if !group.via.is_qemu() {
         let keys = [
             ("aio", group.aio.is_some()),
@@ -462,6 +465,40 @@ fn check(group: &Group) -> Result<(), TopologyError> {
     check_backing(group)
 }
 
+/// Rejects shapes and options of virtio devices.
+fn check_ata(group: &Group, most: u32) -> Result<(), TopologyError> {
+    let via = group.via.word();
+    let wrong = |problem: String, hint: String| Err(TopologyError::new(&group.word, problem, hint));
+    if matches!(group.shape, Shape::Scsi { .. }) {
+        return wrong(
+            format!("via={via} is for blk: an ATA controller has no SCSI targets"),
+            format!("blk:4,via={via}"),
+        );
+    }
+    // The ports of a PC's IDE controller have fixed addresses.
+    if group.via == Via::Ide && group.shape.disks() > most {
+        return wrong(
+            format!("the IDE controller has at most {most} disks"),
+            format!("blk:{most},via=ide, or via=ahci"),
+        );
+    }
+    let keys = [
+        ("queues", group.queues.is_some()),
+        ("virtqueue_size", group.queue_size.is_some()),
+        ("packed", group.packed),
+        ("indirect", !group.indirect),
+        ("ioeventfd", group.ioeventfd.is_some()),
+        ("scsi", group.scsi_commands.is_some()),
+    ];
+    match keys.iter().find(|(_, is_given)| *is_given) {
+        None => Ok(()),
+        Some((key, _)) => wrong(
+            format!("{key} is for virtio devices, but via={via} has ATA disks"),
+            format!("omit {key}"),
+        ),
+    }
+}
+
 fn check_backing(group: &Group) -> Result<(), TopologyError> {
     let wrong = |problem: String, hint: String| Err(TopologyError::new(&group.word, problem, hint));
     let named = match &group.backing {
@@ -473,7 +510,10 @@ fn check_backing(group: &Group) -> Result<(), TopologyError> {
         }
         Backing::Daemon(_) if group.via.is_qemu() => {
             return wrong(
-                "backing=daemon needs a daemon, but via=qemu serves disks with QEMU".to_owned(),
+                format!(
+                    "backing=daemon needs a daemon, but via={} serves disks with QEMU",
+                    group.via.word()
+                ),
                 "via=lunette, or backing=file:FOLDER".to_owned(),
             );
         }

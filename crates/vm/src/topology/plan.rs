@@ -3,7 +3,7 @@
 
 use super::names::{self, GuestNames, ScsiDiskLocation};
 use super::options::{PlanOptions, SystemDisk};
-use super::pci::{Budget, Layout, PciAddress, Port, assign_addresses};
+use super::pci::{Budget, Layout, MachineType, PciAddress, Port, assign_addresses};
 use super::words::{Aio, Backing, Group, Shape, Topology, TopologyError, Via};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -146,13 +146,24 @@ pub enum DiskDevice {
         /// Logical unit number.
         lun: u32,
     },
+    /// A disk of an ATA controller.
+    Ata {
+        /// Index of the controller in [`Plan::devices`].
+        device: usize,
+        /// IDE channel or AHCI port.
+        port: u32,
+        /// Position on the IDE channel: 0 is the master, 1 the slave.
+        unit: u32,
+    },
 }
 
 impl DiskDevice {
     /// Returns the index of the device.
     pub fn device(self) -> usize {
         match self {
-            DiskDevice::Blk { device } | DiskDevice::Scsi { device, .. } => device,
+            DiskDevice::Blk { device }
+            | DiskDevice::Scsi { device, .. }
+            | DiskDevice::Ata { device, .. } => device,
         }
     }
 }
@@ -180,7 +191,7 @@ pub struct PlannedDisk {
     pub guest: GuestNames,
 }
 
-/// One virtio device.
+/// One virtio device or ATA controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedDevice {
     /// ID in QEMU, and name of its export in the daemon.
@@ -224,7 +235,7 @@ pub struct Plan {
     pub options: PlanOptions,
     /// Disks, in the order of the words.
     pub disks: Vec<PlannedDisk>,
-    /// virtio devices, in the order in which the guest finds them.
+    /// Devices, in the order in which the guest finds them.
     pub devices: Vec<PlannedDevice>,
     /// Root ports or bridges.
     pub ports: Vec<Port>,
@@ -248,7 +259,7 @@ impl Plan {
             words.push(("--system".to_owned(), 1));
         }
         let groups = topology.groups.iter();
-        words.extend(groups.map(|group| (group.word.clone(), group.shape.devices())));
+        words.extend(groups.map(|group| (group.word.clone(), group.devices())));
         let layout = assign_addresses(options.machine, &words, options.reserved.len())?;
         let mut builder = Builder::new(options, &layout);
         builder.add_system();
@@ -322,6 +333,8 @@ pub(super) struct Builder {
     notes: BTreeSet<String>,
     blk: usize,
     hosts: usize,
+    /// Number of ATA controllers.
+    ata: usize,
     next_disk: usize,
     iothreads: usize,
     /// Group with devices that share threads: its word, its first thread, and its number of devices so far.
@@ -338,6 +351,7 @@ impl Builder {
             notes: BTreeSet::new(),
             blk: 0,
             hosts: 0,
+            ata: 0,
             next_disk: 0,
             iothreads: 0,
             shared: None,
@@ -384,6 +398,9 @@ impl Builder {
     fn add_group(&mut self, group: &Group) -> Result<(), TopologyError> {
         self.check_version(group)?;
         match group.shape {
+            Shape::Blk { count } if group.via.ata_disks().is_some() => {
+                self.add_ata(group, count)?;
+            }
             Shape::Blk { count } => {
                 for index in 0..count {
                     let (name, medium) = self.medium(group, index)?;
@@ -411,6 +428,34 @@ impl Builder {
                 "{}: a guest with {} CPUs uses {} of {queues} queues",
                 group.word, self.options.cpus, self.options.cpus
             ));
+        }
+        Ok(())
+    }
+
+    /// Adds ATA controllers with `count` disks.
+    fn add_ata(&mut self, group: &Group, count: u32) -> Result<(), TopologyError> {
+        let most = group.via.ata_disks().unwrap_or(1);
+        let is_ide = group.via == Via::Ide;
+        let has_ide = self.devices.iter().any(|device| device.via == Via::Ide);
+        if is_ide && (has_ide || self.options.machine != MachineType::Q35) {
+            return Err(TopologyError::new(
+                &group.word,
+                "the I/O ports of an IDE controller are fixed, so a guest has one, and the pc machine has its own",
+                "one group such as blk:4,via=ide with --machine q35, or via=ahci",
+            ));
+        }
+        let mut device = 0;
+        for index in 0..count {
+            let at = index % most;
+            if at == 0 {
+                let id = format!("{}{}", group.via.word(), self.ata);
+                device = self.device(id, group, false);
+                self.ata += 1;
+            }
+            let (name, medium) = self.medium(group, index)?;
+            let (port, unit) = if is_ide { (at / 2, at % 2) } else { (at, 0) };
+            let location = DiskDevice::Ata { device, port, unit };
+            self.disk(name, medium, group, location);
         }
         Ok(())
     }
@@ -450,6 +495,9 @@ impl Builder {
     }
 
     fn queues(&self, group: &Group) -> u32 {
+        if group.via.ata_disks().is_some() {
+            return 1;
+        }
         group.queues.unwrap_or(self.options.cpus)
     }
 
@@ -510,7 +558,7 @@ impl Builder {
         let queues = self.queues(group);
         let threads = match group.via {
             Via::QemuIothread => group.vq_mapping.unwrap_or(1).min(queues),
-            Via::Lunette | Via::Qemu => 0,
+            _ => 0,
         };
         let (first, end) = match group.iothreads {
             Some(shared) => self.shared_thread(group, shared),
@@ -531,7 +579,7 @@ impl Builder {
             }),
             is_scsi: matches!(group.shape, Shape::Scsi { .. }),
             via: group.via,
-            queues: Some(queues),
+            queues: group.via.ata_disks().is_none().then_some(queues),
             queue_size: group.queue_size,
             cmd_per_lun: group.cmd_per_lun,
             packed: group.packed,
@@ -593,6 +641,11 @@ impl Builder {
                 };
                 names::of_scsi(&location, known.wwn, queues)
             }
+            DiskDevice::Ata { port, unit, .. } => names::of_ata(
+                (port, unit),
+                &device.address,
+                known.serial.as_deref().unwrap_or_default(),
+            ),
         };
         self.disks.push(PlannedDisk {
             name,
@@ -603,7 +656,7 @@ impl Builder {
             medium,
             serial: known.serial,
             wwn: known.wwn,
-            removable: removable && !matches!(location, DiskDevice::Blk { .. }),
+            removable: removable && matches!(location, DiskDevice::Scsi { .. }),
             properties: Vec::new(),
             location,
             guest,
@@ -626,10 +679,11 @@ impl Builder {
                 ));
             }
         }
+        // ATA disks have names such as sda, too.
         let mut scsi = self
             .disks
             .iter_mut()
-            .filter(|disk| disk.guest.scsi.is_some());
+            .filter(|disk| disk.guest.find.is_some());
         if let (Some(disk), None) = (scsi.next(), scsi.next()) {
             disk.guest.device = Some("/dev/sda".to_owned());
         }
@@ -651,10 +705,10 @@ impl Builder {
         })
     }
 
-    /// Checks names: devices and disks of SCSI controllers share QEMU's ID space.
+    /// Checks names: devices and disks of controllers share QEMU's ID space.
     fn check_names(&self) -> Result<(), TopologyError> {
         let disks = self.disks.iter();
-        let disks = disks.filter(|disk| disk.guest.scsi.is_some());
+        let disks = disks.filter(|disk| disk.guest.find.is_some());
         let names = disks.map(|disk| &disk.name);
         let mut taken = BTreeSet::new();
         let devices = self.devices.iter().map(|device| &device.id);
@@ -669,9 +723,9 @@ impl Builder {
     }
 
     fn add_notes(&mut self) {
-        let scsi = self.disks.iter().filter(|disk| disk.guest.scsi.is_some());
+        let scsi = self.disks.iter().filter(|disk| disk.guest.find.is_some());
         if scsi.count() > 1 {
-            self.notes.insert("Linux probes SCSI disks concurrently, so names such as /dev/sda vary; use the address or /dev/disk/by-id".to_owned());
+            self.notes.insert("Linux probes SCSI and ATA disks concurrently, so names such as /dev/sda vary; use the address or /dev/disk/by-id".to_owned());
         }
         let lunette = self
             .devices

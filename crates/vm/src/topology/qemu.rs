@@ -86,11 +86,13 @@ impl Plan {
             arguments.push(("-blockdev", blockdev(planned, disk)));
         }
         arguments.push(("-device", controller(planned, disks.first().copied())));
-        if planned.is_scsi && planned.via.is_qemu() {
-            for disk in disks {
-                arguments.push(("-device", scsi_disk(planned, disk)));
-            }
-        }
+        let units = disks.iter().filter(|_| planned.via.is_qemu());
+        let units = units.filter_map(|disk| match disk.location {
+            DiskDevice::Blk { .. } => None,
+            DiskDevice::Scsi { target, lun, .. } => Some(scsi_disk(planned, disk, target, lun)),
+            DiskDevice::Ata { port, unit, .. } => Some(ata_disk(planned, disk, port, unit)),
+        });
+        arguments.extend(units.map(|unit| ("-device", unit)));
         arguments
     }
 
@@ -162,8 +164,17 @@ fn boot(options: &PlanOptions) -> Vec<String> {
     arguments
 }
 
-/// Returns the device that the guest sees: a virtio-blk disk or a virtio-scsi controller.
+/// Returns the device that the guest sees: a virtio-blk disk, a virtio-scsi controller or an ATA controller.
 fn controller(planned: &PlannedDevice, disk: Option<&PlannedDisk>) -> String {
+    if planned.via.ata_disks().is_some() {
+        let driver = match planned.via {
+            Via::Ide => "piix3-ide",
+            _ => "ich9-ahci",
+        };
+        let mut properties = vec![property("id", &planned.id)];
+        properties.extend(planned.address.properties());
+        return device(driver, properties);
+    }
     let is_lunette = planned.via == Via::Lunette;
     let driver = match (planned.is_scsi, is_lunette) {
         (false, true) => "vhost-user-blk-pci",
@@ -242,10 +253,20 @@ fn mapped(driver: &str, properties: Properties, threads: &[String]) -> String {
     Value::Object(object).to_string()
 }
 
-fn scsi_disk(planned: &PlannedDevice, disk: &PlannedDisk) -> String {
-    let DiskDevice::Scsi { target, lun, .. } = disk.location else {
-        return String::new();
-    };
+fn ata_disk(planned: &PlannedDevice, disk: &PlannedDisk, port: u32, unit: u32) -> String {
+    let mut properties = vec![
+        property("id", &disk.name),
+        property("bus", format!("{}.{port}", planned.id)),
+        property("unit", unit),
+        property("drive", format!("{}-node", disk.name)),
+    ];
+    if let Some(serial) = &disk.serial {
+        properties.push(property("serial", serial));
+    }
+    device("ide-hd", properties)
+}
+
+fn scsi_disk(planned: &PlannedDevice, disk: &PlannedDisk, target: u32, lun: u32) -> String {
     let mut properties = vec![
         property("id", &disk.name),
         property("bus", format!("{}.0", planned.id)),

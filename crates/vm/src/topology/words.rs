@@ -12,14 +12,20 @@ pub enum Via {
     Qemu,
     /// QEMU, in I/O threads.
     QemuIothread,
+    /// QEMU, as ATA disks of a PIIX3 IDE controller.
+    Ide,
+    /// QEMU, as ATA disks of AHCI controllers.
+    Ahci,
 }
 
 impl Via {
     /// All values with their words.
-    pub const WORDS: [(&str, Via); 3] = [
+    pub const WORDS: [(&str, Via); 5] = [
         ("lunette", Via::Lunette),
         ("qemu", Via::Qemu),
         ("qemu-iothread", Via::QemuIothread),
+        ("ide", Via::Ide),
+        ("ahci", Via::Ahci),
     ];
 
     /// Returns the word.
@@ -31,6 +37,16 @@ impl Via {
     /// Returns true for devices emulated by QEMU.
     pub fn is_qemu(self) -> bool {
         self != Via::Lunette
+    }
+
+    /// Returns the maximum number of disks of an ATA controller; `None` for virtio devices.
+    pub fn ata_disks(self) -> Option<u32> {
+        match self {
+            // Two channels with a master and a slave.
+            Via::Ide => Some(4),
+            Via::Ahci => Some(6),
+            Via::Lunette | Via::Qemu | Via::QemuIothread => None,
+        }
     }
 }
 
@@ -85,7 +101,7 @@ pub enum Shape {
         /// Number of logical units per target, numbered from 0.
         luns: u32,
     },
-    /// Separate virtio-blk devices.
+    /// Separate virtio-blk devices, or ATA disks.
     Blk {
         /// Number of devices.
         count: u32,
@@ -97,14 +113,6 @@ impl Shape {
     pub fn disks(self) -> u32 {
         match self {
             Shape::Scsi { targets, luns } => targets.saturating_mul(luns),
-            Shape::Blk { count } => count,
-        }
-    }
-
-    /// Returns the number of PCI devices of the group.
-    pub fn devices(self) -> u32 {
-        match self {
-            Shape::Scsi { .. } => 1,
             Shape::Blk { count } => count,
         }
     }
@@ -145,6 +153,17 @@ pub struct Group {
     pub vq_mapping: Option<u32>,
     /// Number of threads that the group's devices share.
     pub iothreads: Option<u32>,
+}
+
+impl Group {
+    /// Returns the number of PCI devices of the group: controllers, or virtio-blk devices.
+    pub fn devices(&self) -> u32 {
+        match (self.shape, self.via.ata_disks()) {
+            (Shape::Scsi { .. }, _) => 1,
+            (Shape::Blk { count }, Some(disks)) => count.div_ceil(disks),
+            (Shape::Blk { count }, None) => count,
+        }
+    }
 }
 
 /// All disks of a guest.
