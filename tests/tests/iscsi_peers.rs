@@ -65,7 +65,8 @@ const SET_UPS: [SetUp; 6] = [
         user: None,
     },
     SetUp {
-        // The test unmaps single blocks, so the physical block size must equal the logical one.
+        // With several logical blocks per physical block (lbppb) the test asks for LBA i + 1, but expects a descriptor that begins at
+        // LBA i + lbppb. The first descriptor begins at the LBA of the request (SBC-4, 5.6).
         tests: &["ALL.GetLBAStatus.UnmapSingle"],
         disk: "d0=ram:64M,physical_block_size=512",
         user: None,

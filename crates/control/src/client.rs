@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +52,15 @@ pub enum ClientError {
         /// Path of the socket.
         socket: PathBuf,
     },
+    /// The path is no socket.
+    #[error(
+        "no daemon at {}: the path is not a socket; hint: name the daemon's control socket with --socket",
+        socket.display()
+    )]
+    NoSocketFile {
+        /// The path.
+        socket: PathBuf,
+    },
     /// The socket may not be opened.
     #[error(
         "no permission to open {}; hint: run as the user of the daemon, or use control_group",
@@ -96,6 +106,26 @@ pub enum ClientError {
         socket: PathBuf,
         /// User of this process.
         uid: u32,
+    },
+    /// The daemon did not respond in time.
+    #[error(
+        "request to {endpoint} failed: no response within {seconds} s; hint: the daemon may be stuck, for example on hung storage: see its log, such as journalctl -u lunette"
+    )]
+    Late {
+        /// Path of the socket, or the address.
+        endpoint: String,
+        /// Time limit in seconds.
+        seconds: u64,
+    },
+    /// The peer closed the connection, or its response is no HTTP.
+    #[error(
+        "no response of a daemon at {endpoint}: the process that listens there is ending, or does not speak the control protocol ({reason}); hint: name the path of `lunette serve --control`, not the socket of an export"
+    )]
+    Foreign {
+        /// Path of the socket, or the address.
+        endpoint: String,
+        /// Reason.
+        reason: String,
     },
     /// The exchange failed.
     #[error("request to {endpoint} failed: {reason}")]
@@ -309,10 +339,10 @@ impl Client {
             let conversation = self.converse(method, (path, body));
             match tokio::time::timeout(patience, conversation).await {
                 Ok(answer) => answer,
-                Err(_) => {
-                    let seconds = patience.as_secs();
-                    Err(self.failed(format!("no response within {seconds} s")))
-                }
+                Err(_) => Err(ClientError::Late {
+                    endpoint: self.endpoint.to_string(),
+                    seconds: patience.as_secs(),
+                }),
             }
         };
         let (status, body) = runtime.block_on(asked)?;
@@ -397,6 +427,10 @@ impl Client {
                     uid: user.as_raw(),
                 }
             }
+            _ if error.is_parse() || is_closed_at_once(&error) => ClientError::Foreign {
+                endpoint: self.endpoint.to_string(),
+                reason: error.to_string(),
+            },
             _ => failed(&error),
         })?;
         let status = response.status();
@@ -419,12 +453,19 @@ fn is_closed_at_once(error: &hyper::Error) -> bool {
         || io.is_some_and(|error| kinds.contains(&error.kind()))
 }
 
+fn is_socket(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
+}
+
 /// Connects to a socket. Maps the usual errors to [`ClientError`].
 async fn connect(socket: &Path) -> Result<UnixStream, Result<ClientError, io::Error>> {
     UnixStream::connect(socket).await.map_err(|error| {
         let socket = socket.to_owned();
         match error.kind() {
             io::ErrorKind::NotFound => Ok(ClientError::NoSocket { socket }),
+            io::ErrorKind::ConnectionRefused if !is_socket(&socket) => {
+                Ok(ClientError::NoSocketFile { socket })
+            }
             io::ErrorKind::ConnectionRefused => Ok(ClientError::Stale { socket }),
             io::ErrorKind::PermissionDenied => Ok(ClientError::NotAllowed { socket }),
             _ => Err(error),
@@ -444,6 +485,31 @@ mod tests {
         let one = latency_path(Some("c0/1"), 5);
         assert_eq!(one, "/v1/latency?slowest=5&select=c0/1");
         assert!(latency_path(Some("a b&ü"), 0).ends_with("&select=a%20b%26%C3%BC"));
+    }
+
+    #[test]
+    fn a_path_without_a_daemon_is_described_by_its_kind() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("file"), "").unwrap();
+        drop(std::os::unix::net::UnixListener::bind(at("stale")).unwrap());
+        let foreign = std::os::unix::net::UnixListener::bind(at("foreign")).unwrap();
+        let served = std::thread::spawn(move || {
+            let (mut peer, _) = foreign.accept().unwrap();
+            assert!(io::Read::read(&mut peer, &mut [0; 4096]).unwrap() > 0);
+            io::Write::write_all(&mut peer, b"220 mail.example ESMTP\r\n").unwrap();
+        });
+        for (name, expected) in [
+            ("absent", "no such socket; hint: "),
+            ("file", "the path is not a socket; hint: "),
+            ("stale", "no process listens on this socket; hint: "),
+            ("foreign", "does not speak the control protocol"),
+        ] {
+            let client = Client::new(&at(name));
+            let error = client.text("/v1/status").unwrap_err().to_string();
+            assert!(error.contains(expected), "{name}: {error}");
+        }
+        served.join().unwrap();
     }
 
     #[test]

@@ -544,7 +544,7 @@ impl WaitingListener {
     }
 
     /// Returns the action that helps.
-    pub(crate) fn hint(&self) -> String {
+    pub fn hint(&self) -> String {
         let address = &self.address;
         let Ok(socket) = address.parse::<SocketAddr>() else {
             return format!(

@@ -11,7 +11,7 @@ use iscsi::initiator::{
 };
 use iscsi::login::{ChapProgress, Credentials, LoginError};
 use iscsi::negotiation::{Offer, SessionParameters};
-use iscsi::pdu::{LogoutReason, TaskFunction};
+use iscsi::pdu::{LoginStatus, LogoutReason, TaskFunction};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::chap_fallback::{ChapMemory, log_in_with};
@@ -83,11 +83,31 @@ pub fn random_isid() -> [u8; 6] {
     isid
 }
 
+fn connect_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            "; hint: check that the iSCSI target runs and listens there"
+        }
+        _ => "",
+    }
+}
+
+/// Returns a hint for a target name that the portal does not have.
+fn login_hint(portal: &Portal, error: &InitiatorError) -> String {
+    let not_found = LoginStatus::NotFound.wire();
+    match error {
+        InitiatorError::Login(LoginError::Refused { status, .. }) if *status == not_found => {
+            format!("; hint: lunette iscsi discover {portal}")
+        }
+        _ => String::new(),
+    }
+}
+
 /// Reason for a failed or ended session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// No address of the portal accepts a connection.
-    #[error("cannot connect to {portal}: {error}")]
+    #[error("cannot connect to {portal}: {error}{}", connect_hint(error))]
     Connect {
         /// The portal.
         portal: Portal,
@@ -95,7 +115,10 @@ pub enum SessionError {
         error: io::Error,
     },
     /// The login failed.
-    #[error("cannot log in to {target} at {portal}: {error}")]
+    #[error(
+        "cannot log in to {target} at {portal}: {error}{}",
+        login_hint(portal, error)
+    )]
     Login {
         /// The target; `discovery` for a discovery session.
         target: String,
@@ -646,5 +669,30 @@ impl Session {
             other => self.other.push_back(other),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_target_gets_the_command_that_lists_targets() {
+        let refused = |status| SessionError::Login {
+            target: "iqn.2026-11.org.example:t1".to_owned(),
+            portal: "192.0.2.1:3261".parse().unwrap(),
+            error: LoginError::Refused {
+                status,
+                address: None,
+            }
+            .into(),
+        };
+        // Target Not Found (RFC 7143, 11.13.5)
+        let text = refused(0x0203).to_string();
+        assert!(
+            text.ends_with("; hint: lunette iscsi discover 192.0.2.1:3261"),
+            "{text}"
+        );
+        assert!(!refused(0x0202).to_string().contains("hint"));
     }
 }

@@ -108,7 +108,8 @@ fn portal_without_a_listener_is_named() {
     drop(listener);
     let error = login(&portal).err().expect("no session").to_string();
     assert!(
-        error.contains(&format!("cannot connect to {portal}")),
+        error.contains(&format!("cannot connect to {portal}"))
+            && error.ends_with("hint: check that the iSCSI target runs and listens there"),
         "{error}"
     );
 }

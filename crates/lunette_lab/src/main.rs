@@ -39,6 +39,9 @@ fn main() -> ExitCode {
         Err(error) => {
             error.print().ok();
             let arguments: Vec<_> = std::env::args_os().collect();
+            if let Some(hint) = image::usage_hint(&arguments) {
+                cli_common::print_reason(hint);
+            }
             return match error.use_stderr() {
                 true => image::usage_exit_code(&arguments).into(),
                 false => ExitCode::SUCCESS,

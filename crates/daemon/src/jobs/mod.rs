@@ -584,7 +584,11 @@ impl Jobs {
     /// # Errors
     /// If the disk has no job.
     pub fn of(&self, disk: &str) -> Result<Arc<Job>, Refusal> {
-        let none = || Refusal::NotFound(Fault::new(format!("disk `{disk}` has no job")));
+        let none = || {
+            Refusal::NotFound(Fault::new(format!(
+                "disk `{disk}` has no job; hint: lunette job list"
+            )))
+        };
         self.lock().jobs.get(disk).cloned().ok_or_else(none)
     }
 

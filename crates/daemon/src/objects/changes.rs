@@ -69,7 +69,11 @@ impl From<Config> for Replacement {
 }
 
 fn not_there(noun: &str, name: &str) -> Refusal {
-    Refusal::NotFound(Fault::new(format!("there is no {noun} `{name}`")))
+    let hint = match noun {
+        "disk" | "export" => format!("; hint: lunette {noun} list"),
+        _ => String::new(),
+    };
+    Refusal::NotFound(Fault::new(format!("there is no {noun} `{name}`{hint}")))
 }
 
 /// Returns the exports and logical units that present a disk, for messages.

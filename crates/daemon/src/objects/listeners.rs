@@ -161,11 +161,13 @@ impl Listeners {
         for one in waiting.filter(is_new) {
             let (kind, export, address) = (&one.kind, one.export.as_deref(), &one.address);
             let reason = &one.reason;
+            let hint = (!reason.contains("hint: ")).then(|| one.hint());
             tracing::warn!(
                 kind,
                 export,
                 address,
                 reason,
+                hint,
                 "cannot open listener, retrying"
             );
             self.event_bus.publish_listener(one, false);

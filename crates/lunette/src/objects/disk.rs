@@ -143,7 +143,10 @@ fn add(ask: &Ask, flag: String) -> Outcome {
     for disk in read_flags(&flags, &[])?.disks {
         let path = path(&disk.name);
         if client.get::<Disk>(&path).is_ok() {
-            let reason = format!("disk {} already exists", disk.name);
+            let reason = format!(
+                "disk {} already exists; hint: lunette disk show {0}, or give another name",
+                disk.name
+            );
             return Err(Failure::because(reason));
         }
         let body = job::body(disk);

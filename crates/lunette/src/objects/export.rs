@@ -143,7 +143,10 @@ fn add(ask: &Ask, export: NewExport) -> Outcome {
     for export in config.exports() {
         let path = path(export.name());
         if client.get::<Export>(&path).is_ok() {
-            let reason = format!("export {} already exists", export.name());
+            let reason = format!(
+                "export {} already exists; hint: lunette export show {0}",
+                export.name()
+            );
             return Err(Failure::because(reason));
         }
         let export = absolute(export.to_owned());

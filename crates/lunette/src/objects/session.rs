@@ -19,7 +19,7 @@ pub fn run(command: SessionCommand) -> Outcome {
             sessions.retain(|found| found.id == session);
             if sessions.is_empty() {
                 return Err(Failure::because(format!(
-                    "session {session} does not exist"
+                    "session {session} does not exist; hint: lunette session list"
                 )));
             }
             ask.print(&sessions, details)

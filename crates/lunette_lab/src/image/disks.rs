@@ -47,9 +47,10 @@ const STATE_FORMAT: &str =
 /// Returns the format of the signature at the start or end of a disk.
 pub fn signature(path: &Path) -> Result<Option<ImageFormat>, Failure> {
     let Some(name) = remote(path) else {
-        let found = std::fs::metadata(path).map_err(|error| of(path)(&error))?;
+        let unopened = |error: std::io::Error| of(path)(&format!("cannot open it: {error}"));
+        let found = std::fs::metadata(path).map_err(unopened)?;
         if found.is_file() {
-            std::fs::File::open(path).map_err(|error| of(path)(&error))?;
+            std::fs::File::open(path).map_err(unopened)?;
         }
         return Ok(ImageFormat::of_path(path));
     };

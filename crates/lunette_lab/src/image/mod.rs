@@ -141,6 +141,20 @@ pub fn usage_exit_code(arguments: &[OsString]) -> u8 {
     if is_check { 1 } else { 2 }
 }
 
+/// Returns a hint for an option of commands about a running daemon.
+pub fn usage_hint(arguments: &[OsString]) -> Option<&'static str> {
+    let is_image = arguments.get(1).is_some_and(|word| word == "image");
+    let names_daemon = arguments.iter().any(|word| {
+        let word = word.to_string_lossy();
+        ["--socket", "--url", "--control"]
+            .iter()
+            .any(|option| word.split('=').next() == Some(option))
+    });
+    (is_image && names_daemon).then_some(
+        "the commands of lunette image open files themselves and need no daemon; hint: omit the option, or use lunette disk for disks of a running daemon",
+    )
+}
+
 fn cluster_bits(text: &str) -> Result<u32, Failure> {
     let bytes =
         parse_bytes(text).map_err(|why| Failure::mistake(format!("--cluster-size: {why}")))?;
@@ -275,4 +289,21 @@ fn resize(arguments: &ResizeArguments) -> Outcome {
         "{}: resized from {before} to {size} bytes",
         path.display()
     )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_a_daemon_get_a_hint() {
+        let hint = |words: &str| {
+            let words: Vec<OsString> = words.split(' ').map(OsString::from).collect();
+            usage_hint(&words).is_some()
+        };
+        assert!(hint("lunette image info --socket /run/l.sock a.qcow2"));
+        assert!(hint("lunette image check a.qcow2 --socket=/run/l.sock"));
+        assert!(!hint("lunette image info --sockets a.qcow2"));
+        assert!(!hint("lunette top --socket /run/l.sock"));
+    }
 }

@@ -37,15 +37,23 @@ pub fn targets(portal: &Portal, options: &SessionOptions, json: bool) -> Outcome
 }
 
 fn log_in(target: &str, login: &Login) -> Result<Session, Failure> {
-    let (user, portal, name) = UnitAddress::target(target).map_err(Failure::mistake)?;
+    let (user, portal, name) = parsed(target)?;
     let options = login.options(user.as_deref())?;
     Session::login(&portal, &name, &options).map_err(because)
+}
+
+/// Parses the address of a target.
+fn parsed(target: &str) -> Result<(Option<String>, Portal, String), Failure> {
+    UnitAddress::target(target).map_err(|why| {
+        let hint = "iscsi://HOST/TARGET; lunette iscsi discover HOST lists targets";
+        Failure::mistake(format!("{why}; hint: {hint}"))
+    })
 }
 
 /// Prints the logical units of a target, all queried in one session. A unit that ends the session causes another login.
 pub fn units(target: &str, login: &Login, json: bool) -> Outcome {
     let mut session = log_in(target, login)?;
-    let (_, _, name) = UnitAddress::target(target).map_err(Failure::mistake)?;
+    let (_, _, name) = parsed(target)?;
     let found = luns(&mut session).map_err(because)?;
     let mut live = Some(session);
     let mut infos = Vec::new();
