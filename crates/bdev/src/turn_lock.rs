@@ -11,13 +11,13 @@
 //!       ▲                    │ ▲  ▲                                       │ │   ▲
 //!       └─────conflict───────┘ │  └────────used again meanwhile───────────┘ │   │ delay
 //!                              │                                   failed   ▼   │
-//!                              └────────────────used again───────────────── Kept
+//!                              └────────────────used again────────── ReleaseFailed
 //! ```
 
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use block::Backoff;
 
@@ -66,7 +66,7 @@ enum LockState {
     /// The locks are being released.
     Unlocking,
     /// The release has failed. A thread tries again after a delay, unless the disk is used before.
-    Kept,
+    ReleaseFailed,
 }
 
 #[derive(Default)]
@@ -116,22 +116,16 @@ impl TurnLock {
 
     /// Waits for the next attempt to release the locks. Returns false if it is not needed any more.
     fn wait_to_release(&self, delay: Duration) -> bool {
-        let until = Instant::now() + delay;
-        let mut uses = self.uses();
-        loop {
-            let rest = until.saturating_duration_since(Instant::now());
-            match uses.state {
-                LockState::Kept if rest.is_zero() => {
-                    uses.state = LockState::Unlocking;
-                    return true;
-                }
-                LockState::Kept => {
-                    let waited = self.changed.wait_timeout(uses, rest);
-                    uses = waited.unwrap_or_else(PoisonError::into_inner).0;
-                }
-                _ => return false,
-            }
+        let has_failed = |uses: &mut Uses| uses.state == LockState::ReleaseFailed;
+        let waited = self
+            .changed
+            .wait_timeout_while(self.uses(), delay, has_failed);
+        let mut uses = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let is_needed = has_failed(&mut uses);
+        if is_needed {
+            uses.state = LockState::Unlocking;
         }
+        is_needed
     }
 }
 
@@ -196,7 +190,7 @@ impl Users {
     pub fn wait_for_release(&self) {
         let Some(lock) = &self.lock else { return };
         let mut uses = lock.uses();
-        let is_over = |state| matches!(state, LockState::Unlocked | LockState::Kept);
+        let is_over = |state| matches!(state, LockState::Unlocked | LockState::ReleaseFailed);
         while uses.count == 0 && !is_over(uses.state) {
             uses = lock.wait(uses);
         }
@@ -298,7 +292,7 @@ impl LockWait {
     ) -> (LockWait, bool) {
         let mut uses = lock.uses();
         uses.count += 1;
-        let must_lock = matches!(uses.state, LockState::Unlocked | LockState::Kept);
+        let must_lock = matches!(uses.state, LockState::Unlocked | LockState::ReleaseFailed);
         if must_lock {
             uses.state = LockState::Locking;
             uses.release_error = None;
@@ -332,14 +326,14 @@ impl LockWait {
 }
 
 /// Takes or releases the locks until they suit the present uses. Only the thread that has changed the state from `Unlocked`, `Locked` or
-/// `Kept` calls this. May block. If the release fails, a thread tries it again.
+/// `ReleaseFailed` calls this. May block. If the release fails, a thread tries it again.
 fn change_locks(device: &Arc<dyn TurnLocks>) {
-    if change_locks_once(&**device) == LockState::Kept {
+    if change_locks_once(&**device) == LockState::ReleaseFailed {
         release_later(device);
     }
 }
 
-/// Returns the state that suits the uses, or `Kept`.
+/// Returns the state that suits the uses, or `ReleaseFailed`.
 fn change_locks_once(device: &dyn TurnLocks) -> LockState {
     let users = device.users();
     let Some(lock) = &users.lock else {
@@ -370,18 +364,18 @@ fn change_locks_once(device: &dyn TurnLocks) -> LockState {
                 let mut uses = lock.uses();
                 let next = match (uses.count, &error) {
                     (0, None) => LockState::Unlocked,
-                    (0, Some(_)) => LockState::Kept,
+                    (0, Some(_)) => LockState::ReleaseFailed,
                     _ => LockState::Locking,
                 };
                 uses.state = next;
-                let kept = error.clone().filter(|_| next == LockState::Kept);
+                let kept = error.clone().filter(|_| next == LockState::ReleaseFailed);
                 let before = std::mem::replace(&mut uses.release_error, kept);
                 drop(uses);
                 lock.changed.notify_all();
                 log_release(&device.object(), before, error);
                 next
             }
-            LockState::Unlocked | LockState::Locked | LockState::Kept => return state,
+            LockState::Unlocked | LockState::Locked | LockState::ReleaseFailed => return state,
         }
     }
 }
@@ -410,7 +404,7 @@ fn release_later(device: &Arc<dyn TurnLocks>) {
             let Some(device) = weak.upgrade() else {
                 return;
             };
-            if change_locks_once(&*device) != LockState::Kept {
+            if change_locks_once(&*device) != LockState::ReleaseFailed {
                 return;
             }
         }
@@ -426,7 +420,7 @@ fn release_later(device: &Arc<dyn TurnLocks>) {
 fn lock_failed(lock: &TurnLock, error: &io::Error, kept: Option<io::Error>) -> LockState {
     let mut uses = lock.uses();
     let state = match kept {
-        Some(_) => LockState::Kept,
+        Some(_) => LockState::ReleaseFailed,
         None => LockState::Unlocked,
     };
     uses.state = state;
@@ -449,6 +443,7 @@ fn wake_all(lock: &TurnLock, mut uses: MutexGuard<'_, Uses>) {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Instant;
 
     use super::*;
 
