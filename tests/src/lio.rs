@@ -1,14 +1,11 @@
-//! Linux's iSCSI target (LIO) in a guest, over QEMU's user network, configured in configfs like targetcli does.
+//! Linux's iSCSI target (LIO) in a guest, over QEMU's user network: paths and access states.
 
 use vm::Guest;
+use vm::kernel_target::{DISK, ISCSI};
 
 use crate::Result;
 
-const DISK: &str = "/sys/kernel/config/target/core/rd_mcp_0/disk";
-const ISCSI: &str = "/sys/kernel/config/target/iscsi";
-
-/// Serves a RAM disk of `mib` MiB as LUN 0 to any initiator, with an error recovery level and other login parameters
-/// (`MaxConnections`). Requires [`GuestBuilder::target`](vm::GuestBuilder::target).
+/// Serves a RAM disk of `mib` MiB, see [`Guest::serve_kernel_target`]. Requires [`GuestBuilder::target`](vm::GuestBuilder::target).
 pub fn start_target(
     guest: &mut Guest,
     target: &str,
@@ -16,35 +13,8 @@ pub fn start_target(
     level: u8,
     parameters: &[(&str, &str)],
 ) -> Result<()> {
-    let pages = mib * 256;
-    let parameters: String = parameters
-        .iter()
-        .map(|(name, value)| format!("echo {value} >$tpg/param/{name}\n"))
-        .collect();
-    guest.ok(&format!(
-        "set -e
-        ip link set lo up
-        ip link set eth0 up
-        ip addr add 10.0.2.15/24 dev eth0
-        mount -t configfs configfs /sys/kernel/config
-        disk={DISK}
-        mkdir -p $disk
-        echo rd_pages={pages} >$disk/control
-        echo 1 >$disk/enable
-        echo 5b3a0001 >$disk/wwn/vpd_unit_serial
-        tpg={ISCSI}/{target}/tpgt_1
-        mkdir -p $tpg/lun/lun_0
-        ln -s $disk $tpg/lun/lun_0/disk
-        mkdir -p $tpg/np/0.0.0.0:3260
-        echo 0 >$tpg/attrib/authentication
-        echo 1 >$tpg/attrib/generate_node_acls
-        echo 1 >$tpg/attrib/cache_dynamic_acls
-        echo 0 >$tpg/attrib/demo_mode_write_protect
-        echo {level} >$tpg/attrib/default_erl
-        {parameters}
-        echo 1 >$tpg/enable"
-    ))?;
-    Ok(())
+    guest.join_network("10.0.2.15/24", 1500)?;
+    guest.serve_kernel_target(target, mib, level, parameters)
 }
 
 /// Adds a second target portal group at port 3261. Its port is in a separate ALUA group, so the unit has two paths. See

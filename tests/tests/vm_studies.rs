@@ -112,6 +112,7 @@ fn interrupted_matrix_continues_and_draws_its_plots() -> Result<()> {
         "2",
         "--threads",
         "0,1",
+        "--baseline=ide",
     ];
     let times = [
         "--turns",
@@ -156,9 +157,9 @@ fn interrupted_matrix_continues_and_draws_its_plots() -> Result<()> {
         let cell = format!("{} {} {}", run["way"], run["case"], run["turn"]);
         ensure!(cells.insert(cell), "measured twice: {line}");
     }
-    // Four ways for each number of threads, reads and writes.
+    // Four ways for each number of threads and one of IDE disks, reads and writes.
     ensure!(
-        cells.len() == 16 && before < 17,
+        cells.len() == 18 && before < 19,
         "{} cells, {before} before: {text}",
         cells.len()
     );

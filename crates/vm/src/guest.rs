@@ -174,8 +174,19 @@ impl GuestBuilder {
     /// Adds Lunette and a network cable to another guest. The end with `waits` listens, the other one connects. The cable is a socket
     /// between both QEMUs: it needs no root, and both QEMUs forward each packet. `last`: last byte of the hardware address.
     #[must_use]
-    pub fn lunette_on_cable(mut self, cable: &Path, waits: bool, mtu: u16, last: u8) -> Self {
-        self.equipment = Equipment::Daemon;
+    pub fn lunette_on_cable(self, cable: &Path, waits: bool, mtu: u16, last: u8) -> Self {
+        self.on_cable(cable, waits, mtu, last)
+            .equipment(Equipment::Daemon)
+    }
+
+    /// As [`GuestBuilder::lunette_on_cable`], with Linux's iSCSI target instead of Lunette.
+    #[must_use]
+    pub fn target_on_cable(self, cable: &Path, waits: bool, mtu: u16, last: u8) -> Self {
+        self.on_cable(cable, waits, mtu, last)
+            .equipment(Equipment::Target)
+    }
+
+    fn on_cable(self, cable: &Path, waits: bool, mtu: u16, last: u8) -> Self {
         let server = if waits { "on" } else { "off" };
         let netdev = format!(
             "stream,id=net,server={server},addr.type=unix,addr.path={}",

@@ -19,6 +19,7 @@ mod process;
 mod qmp;
 
 pub mod initramfs;
+pub mod kernel_target;
 pub mod libvirt;
 pub mod running;
 pub mod setup;

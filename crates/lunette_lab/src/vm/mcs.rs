@@ -11,9 +11,10 @@ use bench::picture::Painter;
 use bench::run::spread;
 use bench::study::{Page, draw, write_file};
 use bench::table::{McsRow, mcs_rows};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use cli_common::{Outcome, print_line};
 use serde_json::{Value, json};
+use vm::initramfs::INITIATOR_NAME;
 use vm::{Accelerator, Guest, GuestBuilder, use_lunette};
 
 use super::failed;
@@ -55,6 +56,9 @@ pub struct McsArguments {
     /// Duration of each measurement in milliseconds, 10 to 600000
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..=600_000))]
     turn_ms: u64,
+    /// Target in the first guest
+    #[arg(long, value_enum, default_value = "lunette")]
+    target: TargetWord,
     /// Write the result as JSON, a picture and a page to this folder
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
@@ -66,15 +70,34 @@ pub struct McsArguments {
     notes: Option<PathBuf>,
 }
 
+/// Targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TargetWord {
+    /// Lunette
+    Lunette,
+    /// Linux's target (LIO)
+    Lio,
+}
+
+impl TargetWord {
+    fn describe(self) -> &'static str {
+        match self {
+            TargetWord::Lunette => "Lunette's target",
+            TargetWord::Lio => "Linux's target (LIO)",
+        }
+    }
+}
+
 const AFTER: &str = "\
-Starts two guests with a network cable between them. One guest runs Lunette's target with a RAM disk, the other its initiator. The command measures
+Starts two guests with a network cable between them. One guest runs a target with a RAM disk, the other Lunette's initiator. The command measures
 reads, writes and both, with one to several connections in one session. The login requests the parameters of a well-known study of MC/S:
 MaxRecvDataSegmentLength=131072, MaxBurstLength=262144, FirstBurstLength=65536, ImmediateData=Yes, InitialR2T=Yes. The cable is a socket between
 the two QEMU processes. Without KVM the guests are emulated, and only ratios between the rows are meaningful.
 
 Examples:
     lunette vm mcs
-    lunette vm mcs --connections 8 --mtu 1500 --json";
+    lunette vm mcs --connections 8 --mtu 1500 --json
+    lunette vm mcs --target lio";
 
 impl McsArguments {
     /// Returns the work of the study.
@@ -206,6 +229,9 @@ const KEYS: &str =
 /// Login keys in the syntax of `lunette iscsi parameters`.
 const FLAGS: &str = "--max-recv-data-segment-length 131072 --max-burst-length 262144 --first-burst-length 65536 --immediate-data yes --initial-r2t yes";
 
+/// Parameters of LIO that differ from its defaults, as Lunette's target declares them.
+const LIO_PARAMETERS: [(&str, &str); 1] = [("MaxRecvDataSegmentLength", "262144")];
+
 impl Rig {
     fn start(arguments: &McsArguments) -> Result<Rig> {
         let cable = tempfile::Builder::new()
@@ -214,32 +240,50 @@ impl Rig {
         let cable = cable.path().join("cable");
         let guest = |name: &str, waits: bool, last: u8| {
             print_line(&format!("starting the guest of the {name}"));
-            GuestBuilder::new(name)
+            let guest = GuestBuilder::new(name)
                 .cpus(arguments.cpus)
-                .memory_mib(512 + 2 * arguments.size_mib)
-                .lunette_on_cable(&cable, waits, arguments.mtu, last)
-                .boot()
+                .memory_mib(512 + 2 * arguments.size_mib);
+            let guest = match (waits, arguments.target) {
+                (true, TargetWord::Lio) => {
+                    guest.target_on_cable(&cable, waits, arguments.mtu, last)
+                }
+                _ => guest.lunette_on_cable(&cable, waits, arguments.mtu, last),
+            };
+            guest.boot()
         };
         let size = arguments.size_mib;
         let mut target = guest("target", true, 1)?;
         let mut initiator = guest("initiator", false, 2)?;
         target.join_network(&format!("{TARGET_ADDRESS}/24"), arguments.mtu)?;
         initiator.join_network(&format!("{INITIATOR_ADDRESS}/24"), arguments.mtu)?;
-        target.serve_lunette(&format!(
-            "--disk d0=ram:{size}M --iscsi {TARGET}=d0 --portal {TARGET_ADDRESS}:3260 --demo-mode rw"
-        ))?;
+        match arguments.target {
+            TargetWord::Lunette => target.serve_lunette(&format!(
+                "--disk d0=ram:{size}M --iscsi {TARGET}=d0 --portal {TARGET_ADDRESS}:3260 --demo-mode rw"
+            ))?,
+            TargetWord::Lio => {
+                let connections = arguments.connections.to_string();
+                let mut parameters = LIO_PARAMETERS.to_vec();
+                parameters.push(("MaxConnections", &connections));
+                target.serve_kernel_target(TARGET, size, 0, &parameters)?;
+                target.allow_slow_initiator(TARGET, INITIATOR_NAME)?;
+            }
+        }
         let unit = format!("iscsi://{TARGET_ADDRESS}/{TARGET}");
         let agreed = initiator.ok(&format!(
             "lunette-lab iscsi parameters {unit} {FLAGS} --json"
         ))?;
         print_line(&"filling the disk");
-        initiator.ok(&format!(
+        let filled = initiator.ok(&format!(
             "set -e
             yes lunette | head -c {} >/tmp/content
             lunette-lab iscsi copy /tmp/content {unit}/0 --quiet >/dev/null
             rm /tmp/content",
             u64::from(size) << 20
-        ))?;
+        ));
+        if let Err(error) = filled {
+            let log = target.ok("dmesg | tail -n 10").unwrap_or_default();
+            return Err(error.context(format!("cannot fill the disk; the target's kernel:\n{log}")));
+        }
         Ok(Rig {
             target,
             initiator,
@@ -287,15 +331,16 @@ impl Rig {
         serde_json::from_str(&output.stdout).context("the guest's response is not JSON")
     }
 
-    /// CPU seconds of the target's daemon, as counted in its guest.
+    /// CPU seconds of the target's guest: user, nice, system, interrupts and soft interrupts. The network and Linux's target are in the
+    /// kernel.
     fn target_cpu(&mut self) -> Result<f64> {
-        let text = self
-            .target
-            .ok("cut -d ' ' -f 14,15 /proc/$(pidof lunette)/stat")?;
-        let ticks = text
+        let text = self.target.ok("head -n 1 /proc/stat")?;
+        let numbers: Vec<f64> = text
             .split_whitespace()
-            .filter_map(|word| word.parse::<f64>().ok());
-        Ok(ticks.sum::<f64>() / 100.0)
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        let busy = [0, 1, 2, 5, 6].map(|at| numbers.get(at).copied().unwrap_or(0.0));
+        Ok(busy.iter().sum::<f64>() / 100.0)
     }
 }
 
@@ -323,11 +368,12 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
         Accelerator::Tcg => " (emulated)",
     };
     let load = format!(
-        "{}{emulated}, {}, guest Linux {kernel}; two guests of {} virtual CPUs, a cable with packets of {} bytes; one session with a RAM disk of {} MiB, \
+        "{}{emulated}, {}, guest Linux {kernel}; {}; two guests of {} virtual CPUs, a cable with packets of {} bytes; one session with a RAM disk of {} MiB, \
          written before the measurement; {} a request, {} in flight; {} turns of {} ms. MaxRecvDataSegmentLength=131072 (declared), {}. \
-         The target used {target_cpu:.1} s of its guest's CPUs in all. Bars are medians of the turns; lines extend from the minimum to the maximum.",
+         The target's guest used {target_cpu:.1} s of its CPUs in all. Bars are medians of the turns; lines extend from the minimum to the maximum.",
         accelerator.word(),
         qemu_version(),
+        arguments.target.describe(),
         arguments.cpus,
         arguments.mtu,
         arguments.size_mib,
@@ -341,6 +387,7 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
     let notes = [load, format!("Host: {}.", environment.provenance())];
     let json = json!({
         "accelerator": accelerator.word(),
+        "target": arguments.target.describe(),
         "mtu": arguments.mtu,
         "agreed": rig.agreed,
         "target_cpu_seconds": target_cpu,

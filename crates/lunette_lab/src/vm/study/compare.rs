@@ -14,7 +14,7 @@ use cli_common::{Failure, Outcome};
 use serde_json::Value;
 
 use super::content::Content;
-use super::engine::{Study, accelerator, study_folder, turn_time};
+use super::engine::{Study, accelerator, on_file_system, study_folder, turn_time};
 use super::report::{
     Class, caution, disturbed, fill_page, interrupted, json, notes, text, too_few, turns,
     write_json,
@@ -95,6 +95,9 @@ pub struct CompareArguments {
     /// Measure only the host and variants with one of these words in their name
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     ways: Vec<String>,
+    /// Also measure disks without virtio, by QEMU: ide or ahci
+    #[arg(long, value_name = "DEVICE,DEVICE", value_delimiter = ',', value_parser = ["ide", "ahci"])]
+    baseline: Vec<String>,
     /// Content of the disks
     #[command(flatten)]
     content: Content,
@@ -157,6 +160,11 @@ fn ways(arguments: &CompareArguments, folder: &str) -> Vec<DiskRoute> {
         ("QEMU virtio-scsi, iothread", "scsi:1x1,via=qemu-iothread"),
     ];
     ways.extend(qemu.map(|(name, words)| way(name, Some(format!("{words},{backing}")))));
+    let baselines = arguments.baseline.iter();
+    ways.extend(baselines.map(|via| {
+        let words = format!("blk:1,via={via},{backing}");
+        way(&format!("QEMU {via}"), Some(words))
+    }));
     let is_wanted = |way: &DiskRoute| {
         let mut words = arguments.ways.iter();
         arguments.ways.is_empty()
@@ -248,8 +256,9 @@ fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
 fn load(arguments: &CompareArguments) -> String {
     let disk = match arguments.disk.as_slice() {
         [] => format!(
-            "a disk of {} in a file, {}",
+            "a disk of {} in a file{}, {}",
             arguments.size,
+            on_file_system(&arguments.folder),
             arguments.content.describe()
         ),
         disks => format!(

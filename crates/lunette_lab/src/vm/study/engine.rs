@@ -289,6 +289,28 @@ pub fn study_folder(folder: &Path, hint: Option<&str>) -> Result<PathBuf, Failur
     }
 }
 
+/// Returns the file system of a folder for a description, such as ` on nfs4`, or an empty string if it is unknown.
+pub fn on_file_system(folder: &Path) -> String {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let folder = std::fs::canonicalize(folder).ok();
+    let kind = folder.and_then(|folder| mounted_kind(&mounts, &folder).map(str::to_owned));
+    kind.map_or(String::new(), |kind| format!(" on {kind}"))
+}
+
+/// Returns the type of the file system that contains a path. A later mount hides an earlier one of the same folder.
+fn mounted_kind<'a>(mounts: &'a str, path: &Path) -> Option<&'a str> {
+    let mounts = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let (folder, kind) = (words.next()?, words.next()?);
+        // Blanks are escaped as octal numbers.
+        let folder = folder.replace("\\040", " ");
+        path.starts_with(&folder).then_some((folder.len(), kind))
+    });
+    mounts
+        .max_by_key(|(length, _)| *length)
+        .map(|(_, kind)| kind)
+}
+
 /// Converts seconds to the time of a turn.
 pub fn turn_time(option: &str, seconds: f64) -> Result<Duration, Failure> {
     match (0.05..=3600.0).contains(&seconds) {
@@ -310,4 +332,18 @@ fn has_direct_io(folder: &Path) -> bool {
         .open(&probe);
     std::fs::remove_file(&probe).ok();
     made.is_ok() && opened.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_and_last_mount_determines_the_file_system() {
+        let mounts = "/dev/vda / ext4 rw 0 0\nserver:/v /srv/vm nfs4 rw 0 0\nold:/b /srv/a\\040b nfs rw 0 0\nnew:/b /srv/a\\040b xfs rw 0 0\n";
+        let kind = |path: &str| mounted_kind(mounts, Path::new(path));
+        assert_eq!(kind("/srv/vm/matrix"), Some("nfs4"));
+        assert_eq!(kind("/srv/vmware"), Some("ext4"));
+        assert_eq!(kind("/srv/a b/c"), Some("xfs"));
+    }
 }

@@ -15,7 +15,7 @@ use clap::Args;
 use cli_common::{Failure, Outcome, print_line};
 
 use super::content::Content;
-use super::engine::{Study, accelerator, study_folder, turn_time};
+use super::engine::{Study, accelerator, on_file_system, study_folder, turn_time};
 use super::report::{
     caution, disturbed, fill_page, interrupted, json, notes, text, too_few, write_json,
 };
@@ -52,6 +52,9 @@ pub struct MatrixArguments {
     /// Measure only variants with one of these words in their name
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     pub(super) series: Vec<String>,
+    /// Also measure disks without virtio, by QEMU in its main loop: ide (at most 4 disks) or ahci. Needs 0 in --threads
+    #[arg(long, value_name = "DEVICE,DEVICE", value_delimiter = ',', value_parser = ["ide", "ahci"])]
+    pub(super) baseline: Vec<String>,
     /// Numbers of request queues of each device; each number is a separate variant [default: one per virtual CPU]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(super) queues: Vec<u32>,
@@ -116,6 +119,7 @@ Examples:
     lunette vm matrix --quick
     lunette vm matrix --folder /srv/matrix --smp 4 --turns 6
     lunette vm matrix --disks 4 --smp 4 --queues 1,4 --threads 1,4
+    lunette vm matrix --disks 4 --threads 0,1 --baseline ide
     lunette vm matrix --chained --threads 1 --series Lunette
     lunette vm matrix --job contrib/jobs/four-disks.fio --disks 4 --layouts blk,scsi,luns --memory
     lunette vm matrix --threads 1 --poll off,auto --series Lunette
@@ -173,6 +177,21 @@ fn cases(arguments: &MatrixArguments) -> Result<Vec<Case>, Failure> {
     Ok(cases.collect())
 }
 
+fn check_baselines(arguments: &MatrixArguments) -> Result<(), Failure> {
+    let (words, disks) = (&arguments.baseline, arguments.disks);
+    if !words.is_empty() && !arguments.threads.contains(&0) {
+        return Err(Failure::mistake(
+            "--baseline: QEMU runs ATA disks in its main loop; hint: --threads 0,1",
+        ));
+    }
+    match words.iter().any(|word| word == "ide") && disks > 4 {
+        true => Err(Failure::mistake(format!(
+            "--baseline ide: an IDE controller has at most 4 disks, not {disks}; hint: --disks 4"
+        ))),
+        false => Ok(()),
+    }
+}
+
 /// Numbers of workers or iothreads.
 fn threads(arguments: &MatrixArguments) -> Vec<u32> {
     let threads = arguments.threads.iter().copied();
@@ -211,6 +230,7 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
             arguments.disks
         )));
     }
+    check_baselines(arguments)?;
     let elsewhere = (!arguments.memory && count == 0)
         .then_some("choose a --folder on another file system, or --memory");
     let folder = study_folder(&arguments.folder, elsewhere)?;
@@ -295,7 +315,11 @@ fn load(arguments: &MatrixArguments) -> String {
     let disks = match (arguments.block.is_empty(), arguments.memory) {
         (false, _) => "block devices".to_owned(),
         (true, true) => format!("disks of {} in memory", arguments.size),
-        (true, false) => format!("disks of {} in files", arguments.size),
+        (true, false) => format!(
+            "disks of {} in files{}",
+            arguments.size,
+            on_file_system(&arguments.folder)
+        ),
     };
     let requests = match &arguments.job {
         Some(file) => format!("the job file {}", file.display()),

@@ -98,6 +98,10 @@ fn ways_of(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<
             ways.extend(guest.theirs(arguments, &shape, transport, &words, theirs));
         }
     }
+    if guest.threads == 0 && guest.is_first(arguments) {
+        let baselines = arguments.baseline.iter();
+        ways.extend(baselines.map(|via| guest.baseline(arguments, via, theirs)));
+    }
     let is_wanted = |way: &DiskRoute| {
         arguments.series.is_empty()
             || arguments
@@ -154,6 +158,29 @@ impl Guest<'_> {
         }
     }
 
+    /// Returns true in the guest with the first poll time.
+    fn is_first(&self, arguments: &MatrixArguments) -> bool {
+        let first = arguments.polls.first();
+        first.is_none_or(|first| self.poll == Some(first.as_str()))
+    }
+
+    /// Returns ATA disks, which have one queue.
+    fn baseline(&self, arguments: &MatrixArguments, via: &str, backing: &str) -> DiskRoute {
+        let shape = Shape {
+            name: String::new(),
+            words: String::new(),
+            settings: Vec::new(),
+        };
+        DiskRoute {
+            variant: Variant {
+                name: format!("QEMU {via}, main loop"),
+                settings: self.settings("QEMU", via, &shape),
+            },
+            words: Some(format!("blk:{},via={via},{backing}", arguments.disks)),
+            disks: arguments.disks,
+        }
+    }
+
     /// QEMU's devices do not poll as workers do, so they are only in the first guest. A SCSI controller has one
     /// thread.
     fn theirs(
@@ -164,11 +191,7 @@ impl Guest<'_> {
         words: &str,
         backing: &str,
     ) -> Option<DiskRoute> {
-        let mut polls = arguments.polls.iter();
-        let is_first = polls
-            .next()
-            .is_none_or(|first| self.poll == Some(first.as_str()));
-        if !is_first || (transport != "blk" && self.threads > 1) {
+        if !self.is_first(arguments) || (transport != "blk" && self.threads > 1) {
             return None;
         }
         let (via, threads) = match (self.threads, transport) {
