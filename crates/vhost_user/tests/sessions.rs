@@ -4,6 +4,7 @@ mod support;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use reactor::PollLimit;
@@ -257,7 +258,7 @@ fn interrupt_may_change_while_requests_are_in_flight() {
 fn regions_come_go_and_move_while_requests_are_in_flight() {
     let rig = Rig::new(2);
     let device = Watched::new(ram(16 << 20), Duration::from_millis(10));
-    let socket = rig.serve("d", device, 2);
+    let socket = rig.serve("d", Arc::clone(&device) as _, 2);
     let mut front_end = connect(&socket);
     let mut queues = [
         front_end.start_queue(0, &QueueOptions::default()).unwrap(),
@@ -265,6 +266,7 @@ fn regions_come_go_and_move_while_requests_are_in_flight() {
     ];
     let headers = front_end.allocate(4096, 4096).unwrap();
     for round in 0u8..20 {
+        device.forget();
         let region = front_end.add_region(1 << 20).unwrap();
         region.write(0, &vec![round + 1; 1 << 20]);
         for (index, queue) in queues.iter_mut().enumerate() {
@@ -275,6 +277,8 @@ fn regions_come_go_and_move_while_requests_are_in_flight() {
                 round,
             );
         }
+        // A request that a worker has not taken yet would refer to memory that is gone.
+        eventually("both writes have started", || device.seen().len() >= 2);
         match round % 3 {
             0 => {
                 // Removed during the writes, which end as if it were present.
