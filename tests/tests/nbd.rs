@@ -202,6 +202,23 @@ fn tools_copy_compare_and_map_disks() -> Result<()> {
             "qemu-img", "convert", "-f", "raw", "-O", "raw", &uri, "copy",
         ])?;
         same(&nbd.scratch.file("random"), &nbd.scratch.file("copy"))?;
+        // The driver of the benchmarks reads what it wrote, on two connections.
+        nbd.daemon.lunette(&[
+            "bench",
+            &uri,
+            "--rw",
+            "write",
+            "--bs",
+            "64k",
+            "--iodepth",
+            "8",
+            "--numjobs",
+            "2",
+            "--size",
+            "4m",
+            "--verify",
+            "crc32c",
+        ])?;
     }
     Ok(())
 }

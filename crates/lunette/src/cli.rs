@@ -88,7 +88,7 @@ pub enum Command {
     Top(LabArguments),
     /// Show or set the log filter of a running daemon
     Log(LogArguments),
-    /// Measure vhost-user devices, files and iSCSI logical units with a built-in driver (implemented in lunette-lab)
+    /// Measure vhost-user devices, files, iSCSI logical units and NBD exports with a built-in driver (implemented in lunette-lab)
     #[command(disable_help_flag = true, after_help = AFTER_BENCH)]
     Bench(LabArguments),
     /// Test any vhost-user back end against virtio 1.3 and the vhost-user specification

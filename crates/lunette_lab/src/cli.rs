@@ -41,7 +41,7 @@ Users run these commands through `lunette`: `lunette bench ...` runs `lunette-la
 /// Subcommands of `lunette-lab`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Measure vhost-user devices, files and iSCSI logical units with a built-in driver
+    /// Measure vhost-user devices, files, iSCSI logical units and NBD exports with a built-in driver
     Bench(Box<BenchArguments>),
     /// Test any vhost-user back end against virtio 1.3 and the vhost-user specification
     Conformance(ConformanceArguments),

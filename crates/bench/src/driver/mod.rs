@@ -6,6 +6,9 @@
 
 mod file;
 mod iscsi;
+mod nbd;
+mod outgoing;
+mod process;
 mod subject;
 mod vhost;
 
@@ -17,6 +20,7 @@ use scsi::{Cdb, opcode};
 
 pub use file::{block_size, prepare as prepare_file};
 pub use iscsi::{SessionKeys, UnitAddress};
+pub use nbd::parse_address;
 pub use subject::{FORMS, Kind, Subject};
 pub use vhost::Waker;
 
@@ -138,6 +142,8 @@ pub enum Session {
     File(file::FileSession),
     /// A logical unit of an iSCSI target.
     Iscsi(iscsi::IscsiSession),
+    /// An export of an NBD server.
+    Nbd(nbd::NbdSession),
 }
 
 impl Session {
@@ -150,29 +156,20 @@ impl Session {
         direct: Option<bool>,
     ) -> Result<Session> {
         match subject.kind {
-            Kind::VhostBlk | Kind::VhostScsi { .. } => {
-                if direct == Some(false) {
-                    bail!(
-                        "direct=0 is not possible: the driver of {} has no page cache",
-                        subject.name
-                    );
-                }
-                let session = vhost::VhostSession::open(subject, options, demand, queues)?;
-                Ok(Session::Vhost(Box::new(session)))
-            }
             Kind::File => {
                 let direct = direct.unwrap_or(subject.direct);
                 Ok(Session::File(file::FileSession::open(subject, direct)?))
             }
-            Kind::Iscsi => {
-                if direct == Some(false) {
-                    bail!(
-                        "direct=0 is not possible: the driver of {} has no page cache",
-                        subject.name
-                    );
-                }
-                iscsi::IscsiSession::open(subject).map(Session::Iscsi)
+            _ if direct == Some(false) => bail!(
+                "direct=0 is not possible: the driver of {} has no page cache",
+                subject.name
+            ),
+            Kind::VhostBlk | Kind::VhostScsi { .. } => {
+                let session = vhost::VhostSession::open(subject, options, demand, queues)?;
+                Ok(Session::Vhost(Box::new(session)))
             }
+            Kind::Iscsi => iscsi::IscsiSession::open(subject).map(Session::Iscsi),
+            Kind::Nbd => nbd::NbdSession::open(subject).map(Session::Nbd),
         }
     }
 
@@ -182,6 +179,7 @@ impl Session {
             Session::Vhost(session) => session.info(),
             Session::File(session) => session.info(),
             Session::Iscsi(session) => session.info(),
+            Session::Nbd(session) => session.info(),
         }
     }
 
@@ -190,15 +188,16 @@ impl Session {
         match self {
             Session::Vhost(session) => session.pid(),
             Session::Iscsi(session) => session.pid(),
+            Session::Nbd(session) => session.pid(),
             Session::File(_) => None,
         }
     }
 
-    /// Returns true if the device has disconnected. An iSCSI connection reports that by itself.
+    /// Returns true if the device has disconnected. An iSCSI or NBD connection reports that by itself.
     pub fn is_closed(&self) -> bool {
         match self {
             Session::Vhost(session) => session.is_closed(),
-            Session::File(_) | Session::Iscsi(_) => false,
+            Session::File(_) | Session::Iscsi(_) | Session::Nbd(_) => false,
         }
     }
 
@@ -211,6 +210,7 @@ impl Session {
                 Some(queue) => queue.map(PendingQueue::Multi),
                 None => session.queue(demand).map(PendingQueue::Iscsi),
             },
+            Session::Nbd(session) => session.queue(demand).map(PendingQueue::Nbd),
         }
     }
 }
@@ -225,6 +225,8 @@ pub enum PendingQueue {
     Iscsi(Box<iscsi::IscsiQueue>),
     /// A session with several connections.
     Multi(Box<iscsi::MultiQueue>),
+    /// A connection to an NBD server.
+    Nbd(Box<nbd::NbdQueue>),
 }
 
 impl PendingQueue {
@@ -235,6 +237,7 @@ impl PendingQueue {
             PendingQueue::File(seed) => Device::File(Box::new(seed.start()?)),
             PendingQueue::Iscsi(queue) => Device::Iscsi(queue),
             PendingQueue::Multi(queue) => Device::Multi(queue),
+            PendingQueue::Nbd(queue) => Device::Nbd(queue),
         })
     }
 
@@ -242,7 +245,10 @@ impl PendingQueue {
     pub fn waker(&self) -> Result<Option<Waker>> {
         match self {
             PendingQueue::Vhost(queue) => queue.waker().map(Some),
-            PendingQueue::File(_) | PendingQueue::Iscsi(_) | PendingQueue::Multi(_) => Ok(None),
+            PendingQueue::File(_)
+            | PendingQueue::Iscsi(_)
+            | PendingQueue::Multi(_)
+            | PendingQueue::Nbd(_) => Ok(None),
         }
     }
 }
@@ -257,6 +263,8 @@ pub enum Device {
     Iscsi(Box<iscsi::IscsiQueue>),
     /// A session with several connections.
     Multi(Box<iscsi::MultiQueue>),
+    /// A connection to an NBD server.
+    Nbd(Box<nbd::NbdQueue>),
 }
 
 macro_rules! each {
@@ -266,6 +274,7 @@ macro_rules! each {
             Device::File($queue) => $call,
             Device::Iscsi($queue) => $call,
             Device::Multi($queue) => $call,
+            Device::Nbd($queue) => $call,
         }
     };
 }
@@ -298,7 +307,7 @@ impl Device {
                 ok: queue.has_succeeded(done.slot),
                 ..done
             },
-            Device::File(_) | Device::Iscsi(_) | Device::Multi(_) => done,
+            Device::File(_) | Device::Iscsi(_) | Device::Multi(_) | Device::Nbd(_) => done,
         }
     }
 
@@ -321,7 +330,7 @@ impl Device {
     pub fn signals(&mut self) -> (u64, u64) {
         match self {
             Device::Vhost(queue) => queue.signals(),
-            Device::File(_) | Device::Iscsi(_) | Device::Multi(_) => (0, 0),
+            Device::File(_) | Device::Iscsi(_) | Device::Multi(_) | Device::Nbd(_) => (0, 0),
         }
     }
 }

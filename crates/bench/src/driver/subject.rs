@@ -1,11 +1,13 @@
 //! Subjects of a measurement and their syntax: `vhost-user-blk:SOCKET`, `vhost-user-scsi:SOCKET:TARGET:LUN`, `file:PATH`,
-//! `iscsi://HOST/TARGET/LUN`.
+//! `iscsi://HOST/TARGET/LUN`, `nbd://HOST/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 
-use super::{SessionKeys, UnitAddress};
+use nbd::address::ExportAddress;
+
+use super::{SessionKeys, UnitAddress, parse_address};
 
 /// Kinds of subjects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +25,8 @@ pub enum Kind {
     File,
     /// A logical unit of an iSCSI target.
     Iscsi,
+    /// An export of an NBD server.
+    Nbd,
 }
 
 impl Kind {
@@ -38,7 +42,7 @@ pub struct Subject {
     pub name: String,
     /// Kind of device.
     pub kind: Kind,
-    /// Socket or file; for iSCSI the part after `iscsi://`.
+    /// Socket or file; for iSCSI the part after `iscsi://`; for NBD the address.
     pub path: PathBuf,
     /// Process ID of the device; `None`: the process that listens on the socket or accepted the connection.
     pub pid: Option<u32>,
@@ -55,7 +59,7 @@ pub struct Subject {
 }
 
 /// Syntax of subjects.
-pub const FORMS: &str = "vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH or iscsi://HOST[:PORT]/TARGET/LUN, then ,pid=N ,control=SOCKET ,name=NAME ,direct=0|1 ,digests=0|1 ,dirty_log=0|1; for a session of several connections ,connections=N and with it ,max_burst=BYTES ,first_burst=BYTES ,max_segment=BYTES ,immediate_data=0|1 ,initial_r2t=0|1";
+pub const FORMS: &str = "vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH, iscsi://HOST[:PORT]/TARGET/LUN, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, then ,pid=N ,control=SOCKET ,name=NAME ,direct=0|1 ,digests=0|1 ,dirty_log=0|1; for a session of several connections ,connections=N and with it ,max_burst=BYTES ,first_burst=BYTES ,max_segment=BYTES ,immediate_data=0|1 ,initial_r2t=0|1";
 
 impl Subject {
     /// Returns true if `text` begins like a subject.
@@ -63,6 +67,7 @@ impl Subject {
         ["vhost-user-blk:", "vhost-user-scsi:", "file:", "iscsi:"]
             .iter()
             .any(|word| text.starts_with(word))
+            || ExportAddress::looks_like_one(text)
     }
 
     /// Parses a subject.
@@ -79,6 +84,10 @@ impl Subject {
                 };
                 UnitAddress::parse(place)?;
                 (Kind::Iscsi, place)
+            }
+            _ if ExportAddress::looks_like_one(place) => {
+                parse_address(place)?;
+                (Kind::Nbd, place)
             }
             _ => bail!("`{text}` is not a subject: {FORMS}"),
         };
@@ -169,6 +178,10 @@ mod tests {
         assert!(logged.dirty_log && !subject.dirty_log);
         let iscsi = Subject::parse("iscsi://h:3261/iqn.a:b/0,digests=1,pid=4").unwrap();
         assert!(iscsi.kind == Kind::Iscsi && iscsi.digests);
+        for address in ["nbd://h:10810/d0", "nbd+unix:///d0?socket=/s"] {
+            let nbd = Subject::parse(&format!("{address},name=n")).unwrap();
+            assert_eq!((nbd.kind, nbd.path), (Kind::Nbd, PathBuf::from(address)));
+        }
         let blk = Subject::parse("vhost-user-blk:/s").unwrap();
         assert_eq!(
             (blk.kind, blk.name.as_str()),
@@ -193,6 +206,8 @@ mod tests {
             "iscsi://h/iqn.a:b/0,connections=17",
             "iscsi://h/iqn.a:b/0,max_burst=65536",
             "file:/d,connections=2",
+            "nbd://h/d0,digests=1",
+            "nbds://h/d0",
         ] {
             let error = Subject::parse(text).unwrap_err().to_string();
             assert!(error.contains(text), "{error}");

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use control::ExportStatus;
 use latency::{Latencies, Snapshot};
+use nbd::address::ServerAddress;
 
-use crate::driver::{Kind, Subject, UnitAddress};
+use crate::driver::{Kind, Subject, UnitAddress, parse_address};
 
 /// Reads the latencies of the subject's Lunette daemon, if it is one.
 pub(super) fn read(subject: Option<&Subject>) -> Option<Snapshot> {
@@ -48,14 +50,20 @@ fn export_of(subject: &Subject, status: &control::Status) -> Option<String> {
             .find(|name| iscsi_name::is_same(name, &place.target))
             .cloned();
     }
-    let wanted = subject.path.canonicalize().ok()?;
-    let export = status.exports.iter().find(|export| {
-        let path = export
-            .socket
-            .as_ref()
-            .and_then(|path| path.canonicalize().ok());
-        path.as_ref() == Some(&wanted)
-    })?;
+    let socket = |export: &ExportStatus| export.socket.as_ref()?.canonicalize().ok();
+    let mut exports = status.exports.iter();
+    let export = if subject.kind == Kind::Nbd {
+        let address = parse_address(&subject.path.to_string_lossy()).ok()?;
+        let wanted = match &address.server {
+            ServerAddress::Unix(path) => path.canonicalize().ok(),
+            ServerAddress::Tcp { .. } => None,
+        };
+        let is_named = |name: &str| address.export.is_empty() || name == address.export;
+        exports.find(|one| one.kind == "nbd" && is_named(&one.name) && socket(one) == wanted)?
+    } else {
+        let wanted = subject.path.canonicalize().ok()?;
+        exports.find(|one| socket(one).as_ref() == Some(&wanted))?
+    };
     Some(export.name.clone())
 }
 

@@ -27,8 +27,9 @@ pub struct BenchArguments {
 }
 
 const AFTER: &str = "\
-A subject is a device: vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH or
-iscsi://HOST[:PORT]/TARGET/LUN. Options after it:
+A subject is a device: vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH,
+iscsi://HOST[:PORT]/TARGET/LUN, nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH.
+Options after it:
   ,name=NAME        name in the output
   ,pid=N            process that serves the device, for its CPU time
   ,control=SOCKET   control socket of the Lunette daemon that serves the device, for the latencies of its stages

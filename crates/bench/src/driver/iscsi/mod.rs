@@ -4,7 +4,6 @@
 //! libiscsi, so that targets behave as in production. No authentication.
 
 mod multi;
-mod process;
 mod queue;
 
 use std::io::{Read, Write};
@@ -18,7 +17,7 @@ use iscsi::pdu::{Decoder, Digests, LoginResponse, Progress, encode};
 use iscsi_initiator::random_isid;
 use scsi::cdb;
 
-use super::{Demand, DeviceInfo, Subject};
+use super::{Demand, DeviceInfo, Subject, process};
 pub use multi::{MultiQueue, SessionKeys};
 pub use queue::IscsiQueue;
 

@@ -4,7 +4,7 @@
 //! its slot. Nothing is allocated per request. Any protocol error of the target ends the run.
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::io::{ErrorKind, IoSliceMut, Read};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -20,14 +20,13 @@ use scsi::Cdb;
 use scsi::cdb::{self, UNMAP_LIST};
 
 use super::{LOOK_UP, PATIENCE, SEGMENT_BYTES};
+use crate::driver::outgoing::Outgoing;
 use crate::driver::{Demand, Done, IoKind, scsi_cdb, scsi_end};
 
 /// Size of the receive buffer for everything except direct data.
 const STAGE_BYTES: usize = 256 << 10;
 /// Minimum remaining length of a data segment for a direct receive.
 const DIRECT_BYTES_MIN: usize = 4096;
-/// Maximum number of segments per send.
-const PIECES_MAX: usize = 128;
 
 struct Slot {
     data: Box<[u8]>,
@@ -54,14 +53,6 @@ impl Slot {
     }
 }
 
-/// A segment to send.
-enum Piece {
-    /// Bytes of `headers` up to this offset.
-    Headers(usize),
-    /// Bytes of a slot's data.
-    Data { slot: u16, from: u32, to: u32 },
-}
-
 /// A session with one connection.
 pub struct IscsiQueue {
     stream: TcpStream,
@@ -78,9 +69,7 @@ pub struct IscsiQueue {
     slots: Vec<Slot>,
     /// Slots that wait for the target's command window.
     waiting: VecDeque<u16>,
-    headers: Vec<u8>,
-    headers_sent: usize,
-    pieces: VecDeque<Piece>,
+    outgoing: Outgoing,
     decoder: Decoder,
     stage: Box<[u8]>,
     from: usize,
@@ -145,9 +134,7 @@ impl IscsiQueue {
             exp_stat_sn: login.exp_stat_sn,
             slots: slots.collect(),
             waiting: VecDeque::with_capacity(demand.slots.into()),
-            headers: Vec::new(),
-            headers_sent: 0,
-            pieces: VecDeque::new(),
+            outgoing: Outgoing::default(),
             decoder,
             stage: vec![0; STAGE_BYTES].into(),
             from: 0,
@@ -272,96 +259,49 @@ impl IscsiQueue {
     }
 
     fn queue(&mut self, mut header: Bhs, data: Option<(u16, u32, u32)>) {
-        let data = data.filter(|(_, from, to)| from < to);
-        match data {
+        let digests = self.digests;
+        match data.filter(|(_, from, to)| from < to) {
             // All lengths are multiples of the block size, so there is no padding.
-            Some((slot, from, to)) if !self.digests.data => {
+            Some((slot, from, to)) if !digests.data => {
                 header.lengths.set_data((to - from) as usize);
-                self.headers.extend_from_slice(header.bytes());
-                if self.digests.header {
-                    let crc = iscsi::pdu::crc32c(header.bytes());
-                    self.headers.extend_from_slice(&crc.to_le_bytes());
-                }
-                self.pieces.push_back(Piece::Headers(self.headers.len()));
-                self.pieces.push_back(Piece::Data { slot, from, to });
-                return;
+                self.outgoing.headers(|bytes| {
+                    bytes.extend_from_slice(header.bytes());
+                    if digests.header {
+                        let crc = iscsi::pdu::crc32c(header.bytes());
+                        bytes.extend_from_slice(&crc.to_le_bytes());
+                    }
+                });
+                self.outgoing.data(slot, from, to);
             }
             Some((slot, from, to)) => {
                 let data = &self.slots[usize::from(slot)].data[from as usize..to as usize];
-                encode(&mut self.headers, header, &[], data, self.digests);
+                self.outgoing
+                    .headers(|bytes| encode(bytes, header, &[], data, digests));
             }
-            None => encode(&mut self.headers, header, &[], &[], self.digests),
-        }
-        match self.pieces.back_mut() {
-            Some(Piece::Headers(end)) => *end = self.headers.len(),
-            _ => self.pieces.push_back(Piece::Headers(self.headers.len())),
+            None => self
+                .outgoing
+                .headers(|bytes| encode(bytes, header, &[], &[], digests)),
         }
     }
 
     /// Sends queued segments until the socket blocks.
     #[inline]
     pub fn publish(&mut self) -> Result<()> {
-        while !self.pieces.is_empty() {
-            let mut slices = [IoSlice::new(&[]); PIECES_MAX];
-            let mut start = self.headers_sent;
-            for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
-                *slice = IoSlice::new(match *piece {
-                    Piece::Headers(end) => {
-                        let bytes = &self.headers[start..end];
-                        start = end;
-                        bytes
-                    }
-                    Piece::Data { slot, from, to } => {
-                        &self.slots[usize::from(slot)].data[from as usize..to as usize]
-                    }
-                });
-            }
-            let used = self.pieces.len().min(PIECES_MAX);
-            match (&self.stream).write_vectored(&slices[..used]) {
-                Ok(bytes) => self.sent(bytes),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error).context("the target accepts no more data"),
-            }
-        }
-        Ok(())
-    }
-
-    fn sent(&mut self, mut bytes: usize) {
-        while let Some(piece) = self.pieces.front_mut() {
-            let left = match piece {
-                Piece::Headers(end) => {
-                    let here = bytes.min(*end - self.headers_sent);
-                    self.headers_sent += here;
-                    bytes -= here;
-                    *end - self.headers_sent
-                }
-                Piece::Data { from, to, .. } => {
-                    let here = bytes.min((*to - *from) as usize);
-                    *from += here as u32;
-                    bytes -= here;
-                    (*to - *from) as usize
-                }
-            };
-            if left > 0 {
-                return;
-            }
-            self.pieces.pop_front();
-        }
-        self.headers.clear();
-        self.headers_sent = 0;
+        let slots = &self.slots;
+        self.outgoing
+            .send(&self.stream, |slot| &slots[usize::from(slot)].data)
     }
 
     /// Collects completions.
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
-        if !self.pieces.is_empty() {
+        if !self.outgoing.is_empty() {
             self.publish()?;
         }
         if self.receive()? {
             self.parse()?;
         }
-        if !self.pieces.is_empty() {
+        if !self.outgoing.is_empty() {
             self.publish()?;
         }
         done.append(&mut self.done);
@@ -546,7 +486,7 @@ impl IscsiQueue {
     /// Waits for the socket.
     pub fn wait(&mut self, limit: Duration) -> Result<()> {
         let mut wanted = PollFlags::IN;
-        if !self.pieces.is_empty() {
+        if !self.outgoing.is_empty() {
             wanted |= PollFlags::OUT;
         }
         let mut waits = [PollFd::new(&self.stream, wanted)];
