@@ -1,9 +1,11 @@
 //! Detects that another thread wants the worker's CPU, and suspends polling meanwhile.
 //!
 //! A worker that polls while another thread is ready on its CPU waits on the run queue itself: after its time slice, or
-//! after a wake-up. The worker reads its run delay at intervals while it polls. If the delay is more than a part of the
-//! interval, polling is suspended. Each further detection doubles the pause. A pause that was followed by an undisturbed
-//! time of the same length resets it.
+//! after a wake-up. The worker reads its run delay at intervals while it polls. Delays add up, and a part of the elapsed
+//! time is subtracted from their sum. If the sum exceeds a limit, polling is suspended. A thread that needs the CPU all
+//! the time suspends polling within about three of its time slices. Daemons that run for a few milliseconds now and then do
+//! not suspend it. Each further detection doubles the pause. A pause that was followed by an undisturbed time of the same
+//! length resets it.
 //!
 //! Waits for the CPU quota of a control group are part of the run delay.
 
@@ -14,8 +16,10 @@ use uring::RunDelay;
 
 /// Minimum interval between two readings.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// Divisor of the interval. Polling is suspended if the thread waited for the CPU for longer than the quotient.
+/// Divisor of the elapsed time. The thread may wait for the CPU for as long as the quotient.
 const PART: u64 = 16;
+/// Wait for the CPU beyond that part, which suspends polling. The kernel's time slice is 3 ms.
+const WAITED_MAX: Duration = Duration::from_millis(7);
 /// Run delay of one wake-up on a CPU that no other thread wants.
 const WAKE_UP: Duration = Duration::from_micros(5);
 const PAUSE_FIRST: Duration = Duration::from_millis(32);
@@ -32,6 +36,9 @@ enum State {
 pub(super) struct CpuDemand {
     interval: u64,
     wake_up: u64,
+    waited_max: u64,
+    /// Wait for the CPU beyond the permitted part of the time.
+    waited: u64,
     pause: u64,
     pause_first: u64,
     pause_max: u64,
@@ -46,6 +53,8 @@ impl CpuDemand {
         CpuDemand {
             interval: clock.ticks(INTERVAL),
             wake_up: clock.ticks(WAKE_UP),
+            waited_max: clock.ticks(WAITED_MAX),
+            waited: 0,
             pause: clock.ticks(PAUSE_FIRST),
             pause_first: clock.ticks(PAUSE_FIRST),
             pause_max: clock.ticks(PAUSE_MAX),
@@ -94,7 +103,9 @@ impl CpuDemand {
         let waited = self.clock.ticks(Duration::from_nanos(waited));
         let woken = delay.runs.saturating_sub(before.runs);
         let waited = waited.saturating_sub(woken.saturating_mul(self.wake_up));
-        if waited > now.since(at) / PART {
+        self.waited = (self.waited + waited).saturating_sub(now.since(at) / PART);
+        if self.waited > self.waited_max {
+            self.waited = 0;
             self.state = State::Suspended(Stamp(now.0.saturating_add(self.pause)));
             self.pause = (self.pause * 2).min(self.pause_max);
             return true;
@@ -128,10 +139,14 @@ mod tests {
             assert!(demand.permits(Stamp(now)) && demand.is_reading_due(Stamp(now)));
             assert!(!demand.read(Stamp(now), delay(waited, 0)), "first reading");
             assert!(!demand.is_reading_due(Stamp(now + 5 * MS - 1)));
-            now += 9 * MS;
-            waited += 4 * MS;
-            assert!(demand.is_reading_due(Stamp(now)));
-            assert!(demand.read(Stamp(now), delay(waited, 1)));
+            // The other thread runs for half of the time, in slices of 3 ms.
+            for is_suspended in [false, false, true] {
+                now += 6 * MS;
+                waited += 3 * MS;
+                assert!(demand.is_reading_due(Stamp(now)));
+                let suspends = demand.read(Stamp(now), delay(waited, 1));
+                assert_eq!(suspends, is_suspended);
+            }
             assert!(demand.is_suspended());
             now += pause * MS;
             assert!(!demand.permits(Stamp(now - 1)));
@@ -146,8 +161,8 @@ mod tests {
         let mut disturb = |demand: &mut CpuDemand, now: &mut u64| {
             assert!(demand.permits(Stamp(*now)));
             demand.read(Stamp(*now), delay(waited, 0));
-            *now += 5 * MS;
-            waited += MS;
+            *now += 20 * MS;
+            waited += 10 * MS;
             assert!(demand.read(Stamp(*now), delay(waited, 0)));
             waited
         };
@@ -163,6 +178,21 @@ mod tests {
         disturb(&mut demand, &mut now);
         assert!(!demand.permits(Stamp(now + 32 * MS - 1)));
         assert!(demand.permits(Stamp(now + 32 * MS)));
+    }
+
+    #[test]
+    fn slices_of_threads_that_mostly_sleep_are_not_demand() {
+        let mut demand = demand();
+        let mut waited = 0;
+        demand.read(Stamp(0), delay(0, 0));
+        // Two threads run for 3 ms ten times a second, one after the other.
+        for reading in 1..10_000 {
+            if reading % 20 < 2 {
+                waited += 3 * MS;
+            }
+            let now = Stamp(reading * 5 * MS);
+            assert!(!demand.read(now, delay(waited, 0)), "reading {reading}");
+        }
     }
 
     #[test]
