@@ -8,9 +8,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use end_to_end::{Context, Daemon, DaemonBuilder, Result, Scratch, ensure};
+use end_to_end::{Context, Daemon, DaemonBuilder, Profile, Result, Scratch, ensure};
 use serde_json::Value;
-use vm::wait_until;
+use vm::{lunette_program, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const SIZE: usize = 8 << 20;
@@ -203,22 +203,12 @@ fn tools_copy_compare_and_map_disks() -> Result<()> {
         ])?;
         same(&nbd.scratch.file("random"), &nbd.scratch.file("copy"))?;
         // The driver of the benchmarks reads what it wrote, on two connections.
-        nbd.daemon.lunette(&[
-            "bench",
-            &uri,
-            "--rw",
-            "write",
-            "--bs",
-            "64k",
-            "--iodepth",
-            "8",
-            "--numjobs",
-            "2",
-            "--size",
-            "4m",
-            "--verify",
-            "crc32c",
-        ])?;
+        let lunette = lunette_program(Profile::Dev)?;
+        let lunette = lunette.to_str().context("program")?;
+        let bench = format!(
+            "{lunette} bench {uri} --rw write --bs 64k --iodepth 8 --numjobs 2 --set offset_increment=4m --size 4m --verify crc32c"
+        );
+        nbd.ok(&bench.split(' ').collect::<Vec<_>>())?;
     }
     Ok(())
 }
