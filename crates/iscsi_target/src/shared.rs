@@ -120,6 +120,8 @@ impl ConnectionStatus {
 
 #[derive(Default)]
 struct ConnectionTable {
+    /// Number of the newest connection.
+    last_number: u64,
     all: HashMap<u64, ConnectionHandle>,
     by_key: HashMap<ConnectionKey, LoggedInConnection>,
     alarms: Deadlines,
@@ -163,9 +165,12 @@ pub(crate) struct SharedServer {
     /// All connections that have not drained.
     in_flight: Mutex<HashMap<Ports, Vec<Weak<InFlight>>>>,
     seconds: Seconds,
-    numbers: AtomicU64,
-    /// Memory for the data of all sessions.
-    memory: Arc<MemoryBudget>,
+    memory: ServerMemory,
+}
+
+/// Memory for the data of all sessions.
+struct ServerMemory {
+    budget: Arc<MemoryBudget>,
     /// Limit of messages to all connections about memory.
     reclaims: RateLimit,
 }
@@ -202,9 +207,10 @@ impl SharedServer {
             tallies: InitiatorCounters::default(),
             refused_logins: RefusedLogins::default(),
             watcher: OnceLock::new(),
-            numbers: AtomicU64::new(1),
-            memory: MemoryBudget::new(limits.leased_bytes()),
-            reclaims: RateLimit::new(RECLAIM_INTERVAL),
+            memory: ServerMemory {
+                budget: MemoryBudget::new(limits.leased_bytes()),
+                reclaims: RateLimit::new(RECLAIM_INTERVAL),
+            },
             limits,
         }
     }
@@ -231,7 +237,7 @@ impl SharedServer {
 
     /// Returns the memory of a new target.
     pub fn target_memory(&self) -> Arc<GroupMemory> {
-        GroupMemory::new(self.memory.clone())
+        GroupMemory::new(self.memory.budget.clone())
     }
 
     /// Has connections free their unused memory because one of the session waits: all connections if it waits for memory of the server,
@@ -239,7 +245,7 @@ impl SharedServer {
     #[cold]
     pub fn reclaim_memory(&self, tsih: u16, of_session: &RateLimit, waits_for_budget: bool) {
         let limit = if waits_for_budget {
-            &self.reclaims
+            &self.memory.reclaims
         } else {
             of_session
         };
@@ -261,7 +267,9 @@ impl SharedServer {
     }
 
     pub fn next_number(&self) -> u64 {
-        self.numbers.fetch_add(1, Ordering::Relaxed)
+        let mut table = lock(&self.table);
+        table.last_number += 1;
+        table.last_number
     }
 
     pub fn target(&self, name: &str) -> Option<Arc<IscsiTarget>> {
