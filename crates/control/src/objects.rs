@@ -772,4 +772,19 @@ pub struct Worker {
     pub sleeps: u64,
     /// Number of executed messages.
     pub messages: u64,
+    /// Time in iterations with work, in nanoseconds.
+    #[serde(default)]
+    pub work_ns: u64,
+    /// Time of polling that found work, in nanoseconds.
+    #[serde(default)]
+    pub poll_found_ns: u64,
+    /// Time of polling that found no work, in nanoseconds.
+    #[serde(default)]
+    pub poll_empty_ns: u64,
+    /// Time asleep, in nanoseconds.
+    #[serde(default)]
+    pub sleep_ns: u64,
+    /// Number of times that polling was suspended because another thread wanted the CPU.
+    #[serde(default)]
+    pub poll_suspensions: u64,
 }

@@ -15,6 +15,8 @@ pub enum Area {
     Memory,
     /// Network, for iSCSI.
     Network,
+    /// Workers of a daemon.
+    Workers,
 }
 
 impl Area {
@@ -26,6 +28,7 @@ impl Area {
             Area::Storage => "storage",
             Area::Memory => "memory",
             Area::Network => "network",
+            Area::Workers => "workers",
         }
     }
 }

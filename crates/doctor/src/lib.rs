@@ -15,11 +15,13 @@ mod network;
 mod profile;
 mod storage;
 mod virtualization;
+mod workers;
 
 pub use finding::{Area, Change, Finding};
 pub use host::{FILES, Host};
 pub use profile::{PROFILES, Parameter, Profile, Row};
 pub use storage::DiskOf;
+pub use workers::WorkerUse;
 
 /// Scope of an examination.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +30,8 @@ pub struct Question {
     pub disks: Vec<DiskOf>,
     /// The host is a guest under examination.
     pub is_guest: bool,
+    /// Workers of a daemon.
+    pub workers: Vec<WorkerUse>,
 }
 
 /// Returns all findings: first those worth fixing, then in the order of the areas.
@@ -38,6 +42,7 @@ pub fn examine(host: &Host, question: &Question) -> Vec<Finding> {
     storage::examine(host, question, &mut findings);
     memory::examine(host, question, &mut findings);
     network::examine(host, &mut findings);
+    workers::examine(question, &mut findings);
     findings.sort_by_key(|finding| !finding.is_worth_changing);
     findings
 }

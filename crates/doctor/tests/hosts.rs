@@ -18,7 +18,7 @@ fn disk(path: &str) -> DiskOf {
 fn found(name: &str, disks: Vec<DiskOf>) -> Vec<Finding> {
     let question = Question {
         disks,
-        is_guest: false,
+        ..Question::default()
     };
     examine(&host(name), &question)
 }
@@ -141,6 +141,7 @@ fn guest_gets_findings_on_queues_but_not_on_kvm() {
     let question = Question {
         disks: vec![],
         is_guest: true,
+        ..Question::default()
     };
     let findings = examine(&host("cloud"), &question);
     let (worth, known) = checks(&findings);
@@ -247,7 +248,7 @@ fn unparsable_files_are_skipped() {
                 .collect();
             let question = Question {
                 disks: vec![disk("/srv/x.raw"), disk("/dev/nvme0n1p1")],
-                is_guest: false,
+                ..Question::default()
             };
             examine(&Host::recorded(&spoilt).unwrap(), &question);
         }

@@ -41,6 +41,11 @@ pub(super) async fn workers(State(api): State<Api>) -> Result<Json<Vec<Worker>>,
         empty_iterations: counters.empty_iterations,
         sleeps: counters.sleeps,
         messages: counters.messages,
+        work_ns: counters.work_ns,
+        poll_found_ns: counters.poll_found_ns,
+        poll_empty_ns: counters.poll_empty_ns,
+        sleep_ns: counters.sleep_ns,
+        poll_suspensions: counters.poll_suspensions,
     });
     Ok(Json(workers.collect()))
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use control::objects::{Export, Job, JobState, Reservation, Session};
-use control::statistics::Statistics;
+use control::statistics::{Statistics, WorkerStatistics};
 use control::{Changes, Severity, Status, StatusProblem, counted, status_problems};
 
 use super::arguments::LookArguments;
@@ -14,6 +14,9 @@ use crate::failure::{Failure, Outcome};
 
 /// Maximum lines of exports; the rest of an 80x24 screen is for the summary.
 const EXPORTS_SHOWN: usize = 12;
+
+/// Maximum lines of workers.
+const WORKERS_SHOWN: usize = 4;
 
 /// Maximum lines of values of the file that are not in effect.
 const SHADOWED_SHOWN: usize = 4;
@@ -59,6 +62,9 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     ));
     line(changes_line(&changes));
     line(sandbox_line(&status));
+    worker_lines(&statistics.workers)
+        .into_iter()
+        .for_each(&mut line);
     line(String::new());
     for export in exports.iter().take(EXPORTS_SHOWN) {
         line(export_line(export));
@@ -189,6 +195,39 @@ fn sandbox_line(status: &Status) -> String {
     }
 }
 
+/// Returns the use of time of the busiest workers since the start of the daemon. An older daemon does not report it.
+fn worker_lines(workers: &[WorkerStatistics]) -> Vec<String> {
+    let share = |part: u64, all: u64| format!("{:.0} %", 100.0 * part as f64 / all as f64);
+    let total = |one: &WorkerStatistics| {
+        let parts = [
+            one.work_ns,
+            one.poll_found_ns,
+            one.poll_empty_ns,
+            one.sleep_ns,
+        ];
+        parts.into_iter().fold(0, u64::saturating_add)
+    };
+    let mut measured: Vec<&WorkerStatistics> =
+        workers.iter().filter(|one| total(one) > 0).collect();
+    measured.sort_by_key(|one| one.sleep_ns);
+    let mut shown: Vec<&WorkerStatistics> = measured.iter().take(WORKERS_SHOWN).copied().collect();
+    shown.sort_by_key(|one| one.worker);
+    let lines = shown.into_iter().map(|one| {
+        let of = |part| share(part, total(one));
+        format!(
+            "worker {} since the start: work {}, polling with a result {}, polling without {}, sleep {}",
+            one.worker,
+            of(one.work_ns),
+            of(one.poll_found_ns),
+            of(one.poll_empty_ns),
+            of(one.sleep_ns)
+        )
+    });
+    let more = measured.len().saturating_sub(WORKERS_SHOWN);
+    let more = (more > 0).then(|| format!("and {more} idler workers: see lunette top workers"));
+    lines.chain(more).collect()
+}
+
 fn verdict(problems: &[StatusProblem]) -> Outcome {
     let is_error = |problem: &StatusProblem| problem.severity == Severity::Error;
     match problems.iter().any(is_error) {
@@ -214,6 +253,26 @@ fn duration(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_busiest_workers_are_shown_with_their_time() {
+        let workers: Vec<WorkerStatistics> = (0..6)
+            .map(|worker| WorkerStatistics {
+                worker,
+                work_ns: 30 - u64::from(worker),
+                poll_found_ns: 5,
+                poll_empty_ns: 5,
+                sleep_ns: 60 + u64::from(worker),
+                ..WorkerStatistics::default()
+            })
+            .collect();
+        let lines = worker_lines(&workers);
+        let first = "worker 0 since the start: work 30 %, polling with a result 5 %, polling without 5 %, sleep 60 %";
+        assert_eq!(lines[0], first);
+        assert_eq!(lines.len(), 5);
+        assert_eq!(lines[4], "and 2 idler workers: see lunette top workers");
+        assert!(worker_lines(&[WorkerStatistics::default()]).is_empty());
+    }
 
     #[test]
     fn numbers_have_their_words() {

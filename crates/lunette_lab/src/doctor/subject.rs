@@ -2,19 +2,24 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use cli_common::Failure;
-use doctor::{DiskOf, FILES, Host, Question};
+use control::objects::Worker;
+use doctor::{DiskOf, FILES, Host, Question, WorkerUse};
 use serde_json::Value;
 use vm::running::{AGENT_SOCKET, CommandEnd, ExecInput, Registry, exec};
 
 use super::DoctorArguments;
 
-/// Returns the disks to check.
+/// Duration of the observation of a daemon's workers.
+const OBSERVED: Duration = Duration::from_secs(1);
+
+/// Returns the disks and workers to check.
 pub fn question(arguments: &DoctorArguments) -> Result<Question, Failure> {
     let mut question = Question {
-        disks: Vec::new(),
         is_guest: arguments.guest.is_some(),
+        ..Question::default()
     };
     for path in &arguments.paths {
         let whole = path.canonicalize().map_err(|error| {
@@ -37,8 +42,28 @@ pub fn question(arguments: &DoctorArguments) -> Result<Question, Failure> {
             let is_cached = one["cache"].as_str().is_some_and(|cache| cache != "none");
             question.disks.push(disk(name, &whole, is_cached));
         }
+        question.workers = workers(control)?;
     }
     Ok(question)
+}
+
+/// Observes the workers of a daemon for [`OBSERVED`].
+fn workers(control: &Path) -> Result<Vec<WorkerUse>, Failure> {
+    let look = || control::get::<Vec<Worker>>(control, "/v1/workers");
+    let before = look()?;
+    std::thread::sleep(OBSERVED);
+    let pairs = before.into_iter().zip(look()?);
+    let used = pairs.map(|(before, now)| WorkerUse {
+        worker: now.index,
+        work_ns: now.work_ns.saturating_sub(before.work_ns),
+        poll_found_ns: now.poll_found_ns.saturating_sub(before.poll_found_ns),
+        poll_empty_ns: now.poll_empty_ns.saturating_sub(before.poll_empty_ns),
+        sleep_ns: now.sleep_ns.saturating_sub(before.sleep_ns),
+        sleeps: now.sleeps.saturating_sub(before.sleeps),
+        // Suspensions are rare, so all since the start of the daemon count.
+        poll_suspensions: now.poll_suspensions,
+    });
+    Ok(used.collect())
 }
 
 fn disk(name: &str, path: &Path, is_cached: bool) -> DiskOf {
