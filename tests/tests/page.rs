@@ -1,5 +1,5 @@
 //! The web page: its view of a daemon under load in headless Chromium, from phone width on; its requests; no references to other hosts;
-//! changes by mouse and keyboard, and by role. Needs: chromium, chromium-driver. Takes: 40 s.
+//! changes by mouse and keyboard, and by role; accessibility by axe-core. Needs: chromium, chromium-driver, npm. Takes: 45 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::browser::Browser;
@@ -384,11 +384,102 @@ fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
     browser.until(closed)?;
     browser.until("return document.getElementById('jobs').innerText.includes('backup')")?;
     browser.until("return document.getElementById('jobs').innerText.includes('done')")?;
+    // A backup that is served appears with its name and its end.
+    let address = format!("unix:{}", shown.rig.scratch.socket("pull.sock").display());
+    let fields = [
+        ("how", "serve"),
+        ("place", address.as_str()),
+        ("name", "night"),
+    ];
+    answer(&browser, "#backup-several", &fields)?;
+    browser.until(closed)?;
+    let backups = "document.getElementById('backups').innerText";
+    browser.until(&format!(
+        "return {backups}.includes('night') && {backups}.includes('ready')"
+    ))?;
+    answer(&browser, "#backups button", &[])?;
+    browser.until(closed)?;
+    browser.until(&format!("return {backups}.includes('done')"))?;
     browser.script("document.querySelectorAll('#disks td button').forEach(one => { if (one.innerText === 'odd') one.click(); })")?;
     browser.until("return document.getElementById('one-name').innerText === 'odd'")?;
     answer(&browser, "#remove", &[])?;
     browser.until(&format!("return !({})", row("odd")))?;
     browser.until("return document.getElementById('state').innerText === 'all is well'")
+}
+
+/// Returns the program of axe-core, which checks pages for WCAG. The page's lock file pins its version.
+fn axe_program(scratch: &Scratch) -> Result<String> {
+    let folder = scratch.file("axe");
+    std::fs::create_dir(&folder)?;
+    for name in ["package.json", "package-lock.json"] {
+        let file = vm::workspace().join("crates/page/web").join(name);
+        std::fs::copy(file, folder.join(name))?;
+    }
+    let installed = Command::new("npm")
+        .args([
+            "ci",
+            "--ignore-scripts",
+            "--no-audit",
+            "--omit=optional",
+            "--silent",
+        ])
+        .current_dir(&folder)
+        .output()
+        .context("cannot run npm; hint: apt-get install npm")?;
+    ensure!(installed.status.success(), "{installed:?}");
+    Ok(std::fs::read_to_string(
+        folder.join("node_modules/axe-core/axe.min.js"),
+    )?)
+}
+
+/// Checks the elements below a selector with axe-core, which is loaded in the page.
+fn check_accessibility(browser: &Browser, below: &str) -> Result<()> {
+    browser.script(&format!(
+        "window.found = null;
+        axe.run('{below}', {{resultTypes: ['violations']}}).then(done => {{
+            const serious = done.violations.filter(one => ['serious', 'critical'].includes(one.impact));
+            window.found = serious.map(one => `${{one.id}}: ${{one.nodes.map(node => node.target.join(' ')).join(', ')}}`);
+        }}).catch(error => {{ window.found = [String(error)]; }})"
+    ))?;
+    browser.until("return window.found !== null")?;
+    let found = browser.script("return window.found")?;
+    ensure!(found == serde_json::json!([]), "{below}: {found}");
+    Ok(())
+}
+
+/// Buttons that open a dialog: those of the selected disk, of several disks, of the upgrade, of a running mirror and of a bitmap.
+const DIALOGS: [&str; 16] = [
+    "#resize",
+    "#limit",
+    "#snapshot",
+    "#backup",
+    "#mirror",
+    "#stream",
+    "#commit",
+    "#resume",
+    "#remove",
+    "#backup-several",
+    "#snapshot-several",
+    "#upgrade",
+    "#jobs button",
+    "#jobs button:nth-child(2)",
+    "#jobs button:nth-child(3)",
+    "#bitmaps button",
+];
+
+/// Opens each dialog. Buttons that do not apply to the selected disk are hidden, and open their dialog all the same.
+fn check_dialogs(browser: &Browser) -> Result<()> {
+    browser.until("return document.querySelectorAll('#jobs button').length === 3")?;
+    for button in DIALOGS {
+        browser.script(&format!("document.querySelector('{button}').click()"))?;
+        browser.until("return document.getElementById('ask').open")?;
+        let fits =
+            "const ask = document.getElementById('ask'); return ask.scrollWidth <= ask.clientWidth";
+        ensure!(browser.script(fits)? == true, "the dialog of {button}");
+        check_accessibility(browser, "#ask").context(button)?;
+        browser.click(&browser.find("#ask-cancel")?)?;
+    }
+    Ok(())
 }
 
 #[test]
@@ -408,7 +499,12 @@ fn each_view_of_the_page_fits_and_is_accessible() -> Result<()> {
         "--wait",
     ];
     shown.rig.daemon.lunette(&backup)?;
+    let mirrored = shown.rig.scratch.file("mirror.raw").display().to_string();
+    let target = format!("file:{mirrored},cache=writethrough");
+    let mirror = ["disk", "mirror", "d7", &target, "--speed", "100K"];
+    shown.rig.daemon.lunette(&mirror)?;
     let scratch = Scratch::new()?;
+    let axe = axe_program(&scratch)?;
     for (size, scheme) in [((1280, 900), "light"), ((360, 740), "dark")] {
         let browser = Browser::open(&scratch, size)?;
         let dark =
@@ -418,6 +514,8 @@ fn each_view_of_the_page_fits_and_is_accessible() -> Result<()> {
         browser.until("return !document.getElementById('login').hidden")?;
         let fits = "return document.documentElement.scrollWidth <= innerWidth";
         ensure!(browser.script(fits)? == true, "the login at {size:?}");
+        browser.script(&axe)?;
+        check_accessibility(&browser, "body")?;
         browser.picture(&scratch.file(&format!("login-{scheme}.png")))?;
         browser.go(&format!("http://{}/#token={TOKEN}", shown.address))?;
         browser.script("location.reload()")?;
@@ -440,6 +538,9 @@ fn each_view_of_the_page_fits_and_is_accessible() -> Result<()> {
                 "it has no name: {shown}"
             );
         }
+        browser.script(&axe)?;
+        check_accessibility(&browser, "body")?;
+        check_dialogs(&browser)?;
         let picture = scratch.file(&format!("page-{scheme}.png"));
         browser.picture(&picture)?;
         looks_like_a_picture(&picture)?;

@@ -685,7 +685,8 @@ const CHANGES: usize = 16;
 /// Snapshots of a disk after which the chain of its images is streamed into one.
 const CHAIN: usize = 20;
 
-/// `SOAK_CHANGES=1000` takes ten minutes. Each change alternates between a resize and a snapshot, as the page requests them.
+/// `SOAK_CHANGES=1000` takes ten minutes. Resizes and snapshots alternate. The commands send the same requests
+/// as the page: `PUT /v1/disks/DISK/size` with `size`, `POST /v1/snapshot` with `disks`, and `POST /v1/disks/DISK/job` with `kind`.
 #[test]
 fn resizes_and_snapshots_disturb_no_client() -> Result<()> {
     let changes = match std::env::var("SOAK_CHANGES") {

@@ -14,6 +14,7 @@ mod log;
 pub mod objects;
 mod plural;
 mod problem;
+mod service;
 pub mod statistics;
 mod status;
 mod status_problem;
@@ -30,6 +31,7 @@ pub use keys::Keys;
 pub use log::Log;
 pub use plural::counted;
 pub use problem::{FieldProblem, Problem};
+pub use service::restart_command;
 pub use status::{
     DISK_STATES, DamagedState, DiskStatus, ExportStatus, LunStatus, QueueStops, RefusedLogin,
     StateFile, Status,

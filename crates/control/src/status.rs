@@ -28,6 +28,9 @@ pub struct Status {
     /// Sandbox features that the kernel lacks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sandbox_missing: Vec<String>,
+    /// Command that replaces the program of this daemon, to be run on its machine; absent without a control socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgrade_command: Option<String>,
     /// The client may make changes.
     #[serde(default)]
     pub may_change: bool,

@@ -41,6 +41,7 @@ pub(crate) struct Overview {
     pub(crate) keeps: bool,
     pub(crate) damaged: DamagedFiles,
     pub(crate) log: Option<LogHandle>,
+    pub(crate) upgrade_command: Option<String>,
 }
 
 /// Returns the warning about locks that could not be released (`lock = "while-active"`).
@@ -150,6 +151,7 @@ impl View for Overview {
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
             workers: self.servers.pool.count(),
+            upgrade_command: self.upgrade_command.clone(),
             sandbox: live.config.sandbox.to_string(),
             sandbox_missing: sandbox::report()
                 .map_or_else(Vec::new, |report| report.missing.clone()),

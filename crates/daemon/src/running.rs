@@ -14,7 +14,7 @@ use latency::Snapshot;
 use reactor::{Pool, WorkerOptions};
 
 use crate::blocking_call::no_thread;
-use crate::control::{self, Api, Audience, BindError, Names, Tokens, View};
+use crate::control::{self, Api, Audience, BindError, Names, Tokens, View, upgrade_command};
 use crate::exports::{self, Endpoint, ReadyExport};
 use crate::handover::{Ending, Handover, Item};
 use crate::history::{History, Sampler};
@@ -160,6 +160,9 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         keeps,
         damaged,
         log: options.log,
+        upgrade_command: control
+            .as_ref()
+            .and_then(|bound| upgrade_command(bound.path())),
     });
     take_over_listeners(&overview.servers, &mut options.handover);
     let result = owner.begin(options.inherited, &inbox).map_err(|refusal| {

@@ -198,13 +198,13 @@ impl QueueSnapshot {
 
     /// Removes the distributions of single disks except for the total of each operation. Counts, sums and maxima stay.
     pub fn shorten_disks(&mut self) {
-        let latencies = self.disks.values_mut();
-        let operations = latencies.flat_map(|one| one.operations.values_mut());
-        for (span, histogram) in operations.flat_map(|one| &mut one.spans) {
-            if *span != Span::Total {
-                histogram.buckets.clear();
-            }
-        }
+        self.disks.values_mut().for_each(shorten);
+    }
+
+    /// Removes the distributions of the queue and its disks as [`QueueSnapshot::shorten_disks`] does.
+    pub fn shorten(&mut self) {
+        shorten(&mut self.latencies);
+        self.shorten_disks();
     }
 
     /// Adds `nanos` to the age of all slow requests and removes those that are too old.
@@ -214,6 +214,16 @@ impl QueueSnapshot {
         }
         let recent = |slow: &SlowRequestSnapshot| slow.age_ns <= SlowRequestSnapshot::AGE_NS_MAX;
         self.slow.retain(recent);
+    }
+}
+
+/// Removes the distributions except for the total of each operation.
+fn shorten(latencies: &mut Latencies) {
+    let operations = latencies.operations.values_mut();
+    for (span, histogram) in operations.flat_map(|one| &mut one.spans) {
+        if *span != Span::Total {
+            histogram.buckets.clear();
+        }
     }
 }
 

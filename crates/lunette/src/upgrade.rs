@@ -41,9 +41,9 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
     let client = arguments.daemon.client()?;
     let before: Version = client.get("/v1/version")?;
     let process = Process::of(before.pid)?;
-    if let Some(service) = process.service() {
+    if let Some(command) = process.restart_command() {
         return Err(Failure::because(format!(
-            "the daemon is a service of systemd; hint: run systemctl restart {service}, which also preserves front end sessions"
+            "the daemon is a service of systemd; hint: run {command}, which also preserves front end sessions"
         )));
     }
     let program = match &arguments.to {
@@ -222,15 +222,10 @@ impl Process {
         })
     }
 
-    /// Returns its systemd unit, if it is a service.
-    fn service(&self) -> Option<String> {
+    /// Returns the command that restarts it, if it is a service of systemd.
+    fn restart_command(&self) -> Option<String> {
         let has = |name: &str| self.environment.iter().any(|(known, _)| known == name);
-        if !has("NOTIFY_SOCKET") && !has("INVOCATION_ID") {
-            return None;
-        }
-        let group = std::fs::read_to_string(format!("/proc/{}/cgroup", self.pid)).ok()?;
-        let unit = group.trim().rsplit('/').next()?;
-        unit.ends_with(".service").then(|| unit.to_owned())
+        control::restart_command(self.pid, has)
     }
 
     /// Opens an output of the process for the new program; discards output if that fails.

@@ -5,17 +5,21 @@ use std::time::Duration;
 
 use ::control::statistics::Statistics;
 use ::control::{Event, Status};
-use axum::extract::{ConnectInfo, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{ConnectInfo, Query, State};
 use axum::response::sse::{self, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
-use serde::Serialize;
+use latency::QueueSnapshot;
+use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Interval, MissedTickBehavior, interval};
+use utoipa::IntoParams;
 
 use super::ErrorResponse;
 use super::access::Peer;
 use super::api::Api;
+use super::error_responses::{NameErrors, ReadErrors};
 use super::status::status_for;
 
 /// Interval of keep-alive comments. They detect a dead peer on both sides.
@@ -58,25 +62,40 @@ fn encode(event: &Event) -> sse::Event {
 /// Interval of status and counters. A slow subscriber receives them less often.
 const MOMENT_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Options of the stream.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct LiveOptions {
+    /// Leave out the distributions of single stages. Their counts, sums and maxima stay, and the distribution of the total.
+    #[serde(default)]
+    #[param(required = false)]
+    brief: bool,
+}
+
 /// Stream `moment` each second, with the responses of `/v1/status` and `/v1/statistics`, and in between the events of `/v1/events`.
-#[utoipa::path(get, path = "/v1/live", operation_id = "stream_statistics", responses(
+#[utoipa::path(get, path = "/v1/live", operation_id = "stream_statistics", params(LiveOptions), responses(
     (status = 200, description = "Unlimited stream of snapshots and events", body = Object, content_type = "text/event-stream"),
+    NameErrors, ReadErrors,
 ))]
 pub(super) async fn live(
     State(api): State<Api>,
     ConnectInfo(peer): ConnectInfo<Peer>,
-) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
+    options: Result<Query<LiveOptions>, QueryRejection>,
+) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, ErrorResponse> {
+    let options = options.map_err(|error| ErrorResponse::bad_request(error.body_text()))?;
+    let brief = options.brief;
     let mut moments = interval(MOMENT_INTERVAL);
     moments.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let listener = (api.events.subscribe(), moments, api, peer);
     let live = stream::unfold(
         listener,
-        |(mut events, mut moments, api, peer)| async move {
-            let event = next_of(&mut events, &mut moments, &api, &peer).await?;
+        move |(mut events, mut moments, api, peer)| async move {
+            let event = next_of(&mut events, &mut moments, &api, &peer, brief).await?;
             Some((Ok(event), (events, moments, api, peer)))
         },
     );
-    Sse::new(live)
+    Ok(Sse::new(live))
 }
 
 async fn next_of(
@@ -84,10 +103,11 @@ async fn next_of(
     moments: &mut Interval,
     api: &Api,
     peer: &Peer,
+    brief: bool,
 ) -> Option<sse::Event> {
     tokio::select! {
         event = next(events) => event,
-        _ = moments.tick() => moment(api, peer).await.ok(),
+        _ = moments.tick() => moment(api, peer, brief).await.ok(),
     }
 }
 
@@ -97,8 +117,12 @@ struct Moment {
     statistics: Statistics,
 }
 
-async fn moment(api: &Api, peer: &Peer) -> Result<sse::Event, ErrorResponse> {
-    let (status, statistics) = status_for(api, peer).await?;
+async fn moment(api: &Api, peer: &Peer, brief: bool) -> Result<sse::Event, ErrorResponse> {
+    let (status, mut statistics) = status_for(api, peer).await?;
+    if brief {
+        let queues = &mut statistics.latency.queues;
+        queues.iter_mut().for_each(QueueSnapshot::shorten);
+    }
     let data = serde_json::to_string(&Moment { status, statistics }).unwrap_or_default();
     Ok(sse::Event::default().event("moment").data(data))
 }

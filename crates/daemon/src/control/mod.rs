@@ -45,6 +45,7 @@ pub use server::Server;
 pub use socket::{Audience, BindError, Bound, ControlSocket, bind};
 pub use tcp::TcpServer;
 pub use token::Tokens;
+pub(crate) use upgrade::upgrade_command;
 
 /// Data that the control socket shows. Calls may block for one iteration of a worker.
 pub trait View: Send + Sync + 'static {

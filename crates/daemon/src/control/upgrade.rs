@@ -3,9 +3,9 @@
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use ::control::{HANDOVER_VERSION, Upgrade, Version};
+use ::control::{HANDOVER_VERSION, SYSTEM_SOCKET, Upgrade, Version, restart_command};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -81,8 +81,32 @@ pub(super) async fn check(State(api): State<Api>) -> Result<StatusCode, ErrorRes
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Returns the command that replaces the program of this daemon. The daemon itself cannot start a program: its sandbox has no `execve`, and
+/// a token of the API must not select the program that receives the memory of guests.
+pub fn upgrade_command(control: &Path) -> Option<String> {
+    let has = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if let Some(command) = restart_command(std::process::id(), has) {
+        return Some(command);
+    }
+    let control = std::path::absolute(control).ok()?;
+    let path = control.to_str()?;
+    Some(match path {
+        SYSTEM_SOCKET => "lunette upgrade".to_owned(),
+        _ => format!("lunette upgrade --socket {}", quoted(path)),
+    })
+}
+
+/// Quotes a word for a shell if necessary.
+fn quoted(word: &str) -> String {
+    let is_plain = |one: char| one.is_ascii_alphanumeric() || "/._-+@:".contains(one);
+    match word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
 /// Checks that the socket, which receives the memory of guests, belongs to root or the daemon's user.
-fn check_owner(socket: &std::path::Path) -> Result<(), Refusal> {
+fn check_owner(socket: &Path) -> Result<(), Refusal> {
     let refused = |reason: String| Refusal::Invalid(vec![Fault::at("/socket", reason)]);
     let shown = socket.display();
     let found = std::fs::symlink_metadata(socket)
@@ -96,4 +120,24 @@ fn check_owner(socket: &std::path::Path) -> Result<(), Refusal> {
     // Checks that a process listens before this daemon ends anything.
     let listens = UnixDatagram::unbound().and_then(|own| own.connect(socket));
     listens.map_err(|error| refused(format!("cannot connect to {shown}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upgrade_command_names_a_socket_that_is_not_the_default() {
+        let of = |path: &str| upgrade_command(Path::new(path));
+        // The test may run below a service.
+        if of(SYSTEM_SOCKET).is_some_and(|command| command.starts_with("systemctl")) {
+            return;
+        }
+        assert_eq!(of(SYSTEM_SOCKET).as_deref(), Some("lunette upgrade"));
+        let named = of("/run/a b/it's.sock");
+        assert_eq!(
+            named.as_deref(),
+            Some(r"lunette upgrade --socket '/run/a b/it'\''s.sock'")
+        );
+    }
 }

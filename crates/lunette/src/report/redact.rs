@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Fields that identify objects or users.
-const FIELDS: [&str; 20] = [
+const FIELDS: [&str; 21] = [
     "address",
     "client",
     "file",
@@ -25,6 +25,8 @@ const FIELDS: [&str; 20] = [
     "serial",
     "socket",
     "target",
+    // Contains the path of the control socket.
+    "upgrade_command",
     "user",
     "uuid",
 ];
@@ -133,6 +135,7 @@ mod tests {
             "samples": [{
                 "status": {
                     "version": "1.0",
+                    "upgrade_command": "lunette upgrade --socket /run/bank.sock",
                     "disks": [{ "name": "payroll", "backend": "file", "serial": "S-1234" }],
                     "exports": [{ "name": "accounts", "kind": "iscsi", "socket": "/run/accounts.sock",
                         "luns": [{ "target": 0, "lun": 0, "disk": "payroll" }] }],

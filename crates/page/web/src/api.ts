@@ -64,7 +64,7 @@ export async function send(method: string, path: string, body?: unknown): Promis
 export async function listen(
   path: string,
   stop: AbortController,
-  heard: (event: string, data: string) => void,
+  heard: (event: string, data: string) => Promise<void>,
 ): Promise<void> {
   const silence = () => setTimeout(() => stop.abort(new Error("it sends nothing")), SILENCE_MAX);
   let timer = silence();
@@ -72,15 +72,23 @@ export async function listen(
     const answer = await request(path, { signal: stop.signal });
     if (!answer.body) return;
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "";
+    let parts: string[] = [];
+    let last = "";
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
       clearTimeout(timer);
       timer = silence();
-      const blocks = (rest + value).split("\n\n");
-      rest = blocks.pop() ?? "";
-      for (const block of blocks) hear(block, heard);
+      // Only the part with the end of an event is searched: a moment arrives in many parts.
+      parts.push(value);
+      if (!(last + value).includes("\n\n")) {
+        last = value.at(-1) ?? last;
+        continue;
+      }
+      const blocks = parts.join("").split("\n\n");
+      parts = [blocks.pop() ?? ""];
+      last = parts[0]?.at(-1) ?? "";
+      for (const block of blocks) await hear(block, heard);
     }
   } finally {
     clearTimeout(timer);
@@ -88,10 +96,10 @@ export async function listen(
 }
 
 /** One event: lines of `field: value`. */
-function hear(block: string, heard: (event: string, data: string) => void): void {
+async function hear(block: string, heard: (event: string, data: string) => Promise<void>): Promise<void> {
   const lines = block.split("\n");
   const field = (name: string) =>
     lines.filter((line) => line.startsWith(name)).map((line) => line.slice(name.length).trimStart());
   const data = field("data:");
-  if (data.length) heard(field("event:")[0] ?? "message", data.join("\n"));
+  if (data.length) await heard(field("event:")[0] ?? "message", data.join("\n"));
 }

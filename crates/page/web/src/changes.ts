@@ -32,19 +32,23 @@ const TARGET: Field[] = [
   { name: "kind", label: "Kind of the target", choices: choices() },
   { name: "location", label: "Path or address on the daemon's machine", isRequired: true },
 ];
-const SPEED: Field = { name: "speed", label: "Bytes per second, at most", placeholder: "no limit, or 100M" };
+export const SPEED: Field = { name: "speed", label: "Bytes per second, at most", placeholder: "no limit, or 100M" };
 
-type Value = (name: string) => string;
+export type Value = (name: string) => string;
 
 function targetOf(value: Value): Record<string, string> {
   const kind = value("kind");
   return { backend: kind, [STORAGE[kind]?.key ?? "path"]: value("location") };
 }
 
+/** Returns the speed limit of a job, if there is one. */
+export function speedOf(value: Value): { speed?: number } {
+  return value("speed") ? { speed: sizeOf(value("speed")) } : {};
+}
+
 /** Starts a job, with the fields that have a value. */
 function start(disk: string, kind: string, value: Value, more: Record<string, unknown> = {}): Promise<void> {
-  const speed = value("speed") ? { speed: sizeOf(value("speed")) } : {};
-  return send("POST", `${pathOf(disk)}/job`, { kind, ...speed, ...more });
+  return send("POST", `${pathOf(disk)}/job`, { kind, ...speedOf(value), ...more });
 }
 
 function resize(disk: string): void {
@@ -87,11 +91,16 @@ function backup(disk: string): void {
   ask({
     title: `Back up ${disk}`,
     note: "With the name of a bitmap, the backup copies the changes since the last backup of this name. The first one copies everything.",
-    fields: [...TARGET, { name: "incremental", label: "Bitmap of an incremental backup", placeholder: "none, or daily" }, SPEED],
+    fields: [
+      ...TARGET,
+      { name: "incremental", label: "Bitmap of an incremental backup", placeholder: "none, or daily" },
+      { name: "at", label: "The copy has the content of the disk at", choices: [["start", "the start of the backup"], ["end", "the end of the backup"]] },
+      SPEED,
+    ],
     action: "Start backup",
     run: (value) => {
       const incremental = value("incremental") ? { incremental: value("incremental") } : {};
-      return start(disk, "backup", value, { target: targetOf(value), ...incremental });
+      return start(disk, "backup", value, { target: targetOf(value), at: value("at"), ...incremental });
     },
   });
 }

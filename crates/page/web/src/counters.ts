@@ -8,41 +8,57 @@ export const STAGES = ["popped", "parsed", "awaited", "received", "submitted", "
 interface Span {
   count: number;
   ns: number;
-  buckets: Map<number, number>;
 }
 
-type Spans = Record<string, Span>;
+/** Counters of a disk, over all queues and operations. */
+export interface Sums {
+  reads: number;
+  writes: number;
+  bytes: number;
+  spans: Map<string, Span>;
+  /** Requests by the upper bound of their latency. */
+  latencies: Map<number, number>;
+}
 
-const NOTHING: Span = { count: 0, ns: 0, buckets: new Map() };
+const nothing = (): Sums => ({ reads: 0, writes: 0, bytes: 0, spans: new Map(), latencies: new Map() });
 
-/** A disk's requests, over all queues and operations. */
-function spansOf(statistics: Statistics, disk: string): Spans {
-  const sums: Spans = {};
-  for (const queue of statistics.queues ?? []) {
-    const own: Latencies | undefined =
-      queue.disks?.[disk] ?? (queue.labels.disk === disk ? queue.latencies : undefined);
-    for (const operation of Object.values(own?.operations ?? {})) {
-      for (const [name, histogram] of Object.entries("spans" in operation ? operation.spans : operation)) {
-        if (histogram?.count === undefined) continue;
-        const sum = (sums[name] ??= { count: 0, ns: 0, buckets: new Map() });
-        sum.count += histogram.count;
-        sum.ns += histogram.sum_ns;
-        for (const [upTo, count] of histogram.buckets) {
-          sum.buckets.set(upTo, (sum.buckets.get(upTo) ?? 0) + count);
-        }
+function addLatencies(sums: Sums, { operations }: Latencies): void {
+  for (const operation of Object.values(operations)) {
+    for (const [name, histogram] of Object.entries("spans" in operation ? operation.spans : operation)) {
+      if (!histogram?.count) continue;
+      let span = sums.spans.get(name);
+      if (!span) sums.spans.set(name, (span = { count: 0, ns: 0 }));
+      span.count += histogram.count;
+      span.ns += histogram.sum_ns;
+      if (name !== "total") continue;
+      for (const [upTo, count] of histogram.buckets) {
+        sums.latencies.set(upTo, (sums.latencies.get(upTo) ?? 0) + count);
       }
     }
   }
-  return sums;
 }
 
-function difference(now: Span, then: Span): Span {
-  const buckets = new Map<number, number>();
-  for (const [upTo, count] of now.buckets) {
-    const more = count - (then.buckets.get(upTo) ?? 0);
-    if (more > 0) buckets.set(upTo, more);
+/** Returns the sums of all disks. Reads each queue once. */
+export function sumsOf(statistics: Statistics): Map<string, Sums> {
+  const all = new Map<string, Sums>();
+  for (const { name, operations } of statistics.disks) {
+    const sums = nothing();
+    for (const [kind, io] of Object.entries(operations)) {
+      if (kind === "read") sums.reads += io.requests;
+      else sums.writes += io.requests;
+      sums.bytes += io.bytes;
+    }
+    all.set(name, sums);
   }
-  return { count: now.count - then.count, ns: now.ns - then.ns, buckets };
+  for (const { labels, latencies, disks } of statistics.queues ?? []) {
+    for (const [name, own] of Object.entries(disks ?? {})) {
+      const sums = all.get(name);
+      if (sums) addLatencies(sums, own);
+    }
+    const sums = labels.disk === undefined || disks?.[labels.disk] ? undefined : all.get(labels.disk);
+    if (sums && latencies) addLatencies(sums, latencies);
+  }
+  return all;
 }
 
 function quantile(buckets: Map<number, number>, part: number): number {
@@ -56,24 +72,23 @@ function quantile(buckets: Map<number, number>, part: number): number {
   return 0;
 }
 
-interface Totals {
-  reads: number;
-  writes: number;
-  bytes: number;
-}
+/** Rows of the heat map: from 1 µs to 100 ms, ten for each power of ten. */
+export const ROWS = 50;
+const ROWS_PER_DECADE = 10;
+const LOWEST = Math.log10(1000);
 
-function totals(statistics: Statistics, disk: string): Totals {
-  const sums = { reads: 0, writes: 0, bytes: 0 };
-  const own = statistics.disks.find((one) => one.name === disk);
-  for (const [kind, io] of Object.entries(own?.operations ?? {})) {
-    if (kind === "read") sums.reads += io.requests;
-    else sums.writes += io.requests;
-    sums.bytes += io.bytes;
+/** Returns pairs of a row of the heat map and its number of requests, in one list that takes little memory. */
+function heatOf(latencies: Map<number, number>): number[] {
+  const counts = new Map<number, number>();
+  for (const [ns, count] of latencies) {
+    const row = Math.floor((Math.log10(Math.max(ns, 1)) - LOWEST) * ROWS_PER_DECADE);
+    const at = Math.min(Math.max(row, 0), ROWS - 1);
+    counts.set(at, (counts.get(at) ?? 0) + count);
   }
-  return sums;
+  return [...counts].flat();
 }
 
-/** What a disk did between two moments. */
+/** What a disk did between two moments. Hundreds of disks have hundreds of these each. */
 export interface DiskSecond {
   /** Of the later moment, in seconds since the daemon started. */
   at: number;
@@ -83,29 +98,47 @@ export interface DiskSecond {
   /** In nanoseconds; `null` without requests. */
   p50: number | null;
   p99: number | null;
-  /** Requests by their latency's upper bound. */
-  latencies: Map<number, number>;
-  /** Mean nanoseconds of each stage that requests went through. */
-  stages: [string, number][];
+  /** Pairs of a row of the heat map and its number of requests. */
+  heat: number[];
 }
 
-export function diskSecond(now: Moment, then: Moment, disk: string): DiskSecond {
-  const seconds = (now.statistics.at_ns - then.statistics.at_ns) / 1e9;
+/** Mean nanoseconds of a stage. */
+export type Stage = [string, number];
+
+const NO_HEAT: number[] = [];
+
+function difference(now: Map<number, number>, then: Map<number, number>): Map<number, number> {
+  const buckets = new Map<number, number>();
+  for (const [upTo, count] of now) {
+    const more = count - (then.get(upTo) ?? 0);
+    if (more > 0) buckets.set(upTo, more);
+  }
+  return buckets;
+}
+
+function grown(name: string, now: Sums, then: Sums): Span {
+  const [after, before] = [now.spans.get(name), then.spans.get(name)];
+  return { count: (after?.count ?? 0) - (before?.count ?? 0), ns: (after?.ns ?? 0) - (before?.ns ?? 0) };
+}
+
+/** Returns each stage that requests went through between two sums of a disk. */
+export function stagesOf(now: Sums = nothing(), then: Sums = nothing()): Stage[] {
+  const spans = STAGES.map((name) => [name, grown(name, now, then)] as const).filter(([, span]) => span.count > 0);
+  return spans.map(([name, span]) => [name, span.ns / span.count]);
+}
+
+/** Returns the difference of two sums of a disk, `seconds` apart. */
+export function diskSecond(at: number, seconds: number, now: Sums = nothing(), then: Sums = nothing()): DiskSecond {
   const per = (after: number, before: number) => (seconds > 0 ? Math.max(0, (after - before) / seconds) : 0);
-  const [after, before] = [totals(now.statistics, disk), totals(then.statistics, disk)];
-  const [spans, old] = [spansOf(now.statistics, disk), spansOf(then.statistics, disk)];
-  const change = (name: string) => difference(spans[name] ?? NOTHING, old[name] ?? NOTHING);
-  const total = change("total");
-  const stages = STAGES.map((name) => [name, change(name)] as const).filter(([, span]) => span.count > 0);
+  const latencies = grown("total", now, then).count > 0 ? difference(now.latencies, then.latencies) : null;
   return {
-    at: now.statistics.at_ns / 1e9,
-    reads: per(after.reads, before.reads),
-    writes: per(after.writes, before.writes),
-    bytes: per(after.bytes, before.bytes),
-    p50: total.count > 0 ? quantile(total.buckets, 0.5) : null,
-    p99: total.count > 0 ? quantile(total.buckets, 0.99) : null,
-    latencies: total.buckets,
-    stages: stages.map(([name, span]) => [name, span.ns / span.count]),
+    at,
+    reads: per(now.reads, then.reads),
+    writes: per(now.writes, then.writes),
+    bytes: per(now.bytes, then.bytes),
+    p50: latencies && quantile(latencies, 0.5),
+    p99: latencies && quantile(latencies, 0.99),
+    heat: latencies ? heatOf(latencies) : NO_HEAT,
   };
 }
 

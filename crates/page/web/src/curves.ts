@@ -97,7 +97,8 @@ class Chart {
     this.plot = new uPlot(options, [[], ...curves.map(() => [])] as uPlot.AlignedData, this.place);
     // Its place contains the description.
     this.plot.root.ariaHidden = "true";
-    addEventListener("resize", () => this.plot.setSize(this.size()));
+    // Reading the width at each update would force a layout of the changed tables.
+    new ResizeObserver(() => this.place.clientWidth && this.plot.setSize(this.size())).observe(this.place);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.plot.redraw(false, true));
   }
 
@@ -122,8 +123,6 @@ class Chart {
   }
 
   show(seconds: Point[], span: Span): void {
-    const { width } = this.size();
-    if (width !== this.plot.width) this.plot.setSize(this.size());
     this.span = span;
     this.plot.setData([
       seconds.map((second) => second.at),

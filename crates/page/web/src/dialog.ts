@@ -10,6 +10,8 @@ export interface Field {
   isRequired?: boolean;
   /** Values of a choice, with their texts. */
   choices?: [string, string][];
+  /** Several of the choices may be selected. Their values are joined by spaces. */
+  isMultiple?: boolean;
 }
 
 export interface Question {
@@ -22,10 +24,25 @@ export interface Question {
   run: (value: (name: string) => string) => Promise<void>;
 }
 
-function controlOf(field: Field): HTMLInputElement | HTMLSelectElement {
+/** Most lines of a field with several values. */
+const CHOICES_SHOWN = 6;
+
+type Control = HTMLInputElement | HTMLSelectElement;
+
+function valueOf(control: Control | undefined): string {
+  if (control instanceof HTMLSelectElement && control.multiple) {
+    return [...control.selectedOptions].map((option) => option.value).join(" ");
+  }
+  return control?.value.trim() ?? "";
+}
+
+function controlOf(field: Field): Control {
   if (field.choices) {
     const select = element("select");
-    select.append(...field.choices.map(([value, text]) => new Option(text, value)));
+    select.append(...field.choices.map(([value, text]) => new Option(text, value, false, value === field.value)));
+    select.multiple = field.isMultiple ?? false;
+    if (select.multiple) select.size = Math.min(CHOICES_SHOWN, Math.max(2, field.choices.length));
+    select.required = field.isRequired ?? false;
     return select;
   }
   const input = element("input");
@@ -47,7 +64,7 @@ export function ask(question: Question): void {
   $("ask-title").textContent = question.title;
   $("ask-note").textContent = question.note ?? "";
   $("ask-note").hidden = !question.note;
-  const controls = new Map<string, HTMLInputElement | HTMLSelectElement>();
+  const controls = new Map<string, Control>();
   const labels = (question.fields ?? []).map((field) => {
     const label = element("label", field.label);
     const control = controlOf(field);
@@ -67,7 +84,7 @@ export function ask(question: Question): void {
     button.disabled = true;
     showRefusal("ask-problem", "");
     try {
-      await question.run((name) => controls.get(name)?.value.trim() ?? "");
+      await question.run((name) => valueOf(controls.get(name)));
       dialog.close();
     } catch (error) {
       showRefusal("ask-problem", (error as Error).message);

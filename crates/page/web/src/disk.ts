@@ -1,7 +1,7 @@
 // The chosen disk: its stages, its last minutes, its slowest requests.
 
 import { ask } from "./api";
-import { STAGES } from "./counters";
+import { STAGES, type Stage } from "./counters";
 import { drawCurves } from "./curves";
 import { $, element, minor, number, table, text } from "./dom";
 import { bytes, clock, time } from "./format";
@@ -26,7 +26,7 @@ export function showDisk(disk: Disk, history: History): void {
   for (const id of ["stream", "commit"]) $(id).hidden = !isImage;
   $("resume").hidden = !disk.waiting;
   const seconds = history.of(disk.name);
-  showStages(seconds.at(-1)?.stages ?? []);
+  showStages(history.stages(disk.name));
   if (isLive()) drawCurves(seconds, { seconds: drawn(seconds), isClock: false });
   drawHeat(seconds);
 }
@@ -38,7 +38,7 @@ function spaceOf({ size, allocated, free }: Disk): string[] {
   return [`${bytes(allocated)}${percent} allocated`, `${bytes(free)} free in the file system`];
 }
 
-function showStages(stages: [string, number][]): void {
+function showStages(stages: Stage[]): void {
   const most = Math.max(1, ...stages.map(([, ns]) => ns));
   const bars = stages.flatMap(([name, ns]) => {
     const bar = element("div", undefined, "bar");

@@ -65,45 +65,60 @@ function bodyRow(heads: Head[], cells: Cell[]): HTMLTableRowElement {
   return row;
 }
 
-/** A row that is built only if its values differ from those of the row at its place. */
-export interface LazyRow {
-  values: string;
-  cells: () => Cell[];
+/** A cell of a long table: a text, or an element that is made when `value` has changed. */
+export type LazyCell = string | { value: string; make: () => HTMLElement };
+
+const valueOf = (cell: LazyCell): string => (typeof cell === "string" ? cell : cell.value);
+
+/** Columns and values of the rows of long tables, to update only cells that have changed. */
+const shownRows = new WeakMap<Element, { columns: string; values: string[] }>();
+
+function lazyRow(before: HTMLTableRowElement | undefined, heads: Head[], columns: string, cells: LazyCell[]): HTMLTableRowElement {
+  const values = cells.map(valueOf);
+  const shown = before && shownRows.get(before);
+  if (!before || shown?.columns !== columns) {
+    const row = bodyRow(heads, cells.map((cell) => (typeof cell === "string" ? cell : cell.make())));
+    shownRows.set(row, { columns, values });
+    return row;
+  }
+  cells.forEach((cell, at) => {
+    if (values[at] === shown.values[at]) return;
+    const place = before.cells[at];
+    if (typeof cell === "string") {
+      const text = place?.firstChild;
+      if (text instanceof Text) text.data = cell;
+      else if (place) place.textContent = cell;
+    } else {
+      place?.replaceChildren(cell.make());
+    }
+  });
+  shown.values = values;
+  return before;
 }
 
-const shownValues = new WeakMap<Element, string>();
-
-/** Replaces the rows of a table whose values have changed. A long table is updated in time for the next moment. */
-export function longTable(id: string, heads: Head[], rows: LazyRow[], none: string): void {
-  const old = [...$(id).children];
+/** Updates the cells of a table that have changed. A table of 500 rows is updated in time for the next moment. */
+export function longTable(id: string, heads: Head[], rows: LazyCell[][], none: string): void {
+  const old = [...$(id).children] as HTMLTableRowElement[];
   const columns = heads.map((head) => `${head.name} ${head.isSorted ?? ""}`).join();
-  const body = rows.map(({ values, cells }, at) => {
-    const before = old[at + 1];
-    const all = `${columns}\n${values}`;
-    if (before && shownValues.get(before) === all) return before as HTMLTableRowElement;
-    const row = bodyRow(heads, cells());
-    shownValues.set(row, all);
-    return row;
-  });
-  fill(id, heads, body, none);
+  fill(id, heads, () => rows.map((cells, at) => lazyRow(old[at + 1], heads, columns, cells)), none);
 }
 
 /** Fills a table, and replaces only rows that have changed. */
 export function table(id: string, heads: Head[], rows: Cell[][], none: string): void {
-  fill(id, heads, rows.map((cells) => bodyRow(heads, cells)), none);
+  fill(id, heads, () => rows.map((cells) => bodyRow(heads, cells)), none);
 }
 
-function fill(id: string, heads: Head[], rows: HTMLTableRowElement[], none: string): void {
-  const wanted = [headRow(heads), ...rows];
-  if (!rows.length) {
+function fill(id: string, heads: Head[], rows: () => HTMLTableRowElement[], none: string): void {
+  const filled = $(id);
+  const focused = filled.contains(document.activeElement) ? document.activeElement?.textContent : null;
+  const wanted = [headRow(heads), ...rows()];
+  if (wanted.length === 1) {
     const row = element("tr");
     const cell = element("td", none, "faint text");
     cell.colSpan = heads.length;
     row.append(cell);
     wanted.push(row);
   }
-  const filled = $(id);
-  const focused = filled.contains(document.activeElement) ? document.activeElement?.textContent : null;
   const old = [...filled.children] as HTMLElement[];
   wanted.forEach((row, at) => {
     const before = old[at];

@@ -1,22 +1,8 @@
 // The heat map: a column for each second, a row for each tenth of a decade.
 
-import type { DiskSecond } from "./counters";
+import { type DiskSecond, ROWS } from "./counters";
 import { $, style } from "./dom";
 import { drawn } from "./history";
-
-const ROWS = 50;
-const DECADES = 5;
-const LOWEST = Math.log10(1000);
-
-function column(latencies: Map<number, number>): number[] {
-  const counts = new Array<number>(ROWS).fill(0);
-  for (const [ns, count] of latencies) {
-    const row = Math.floor(((Math.log10(Math.max(ns, 1)) - LOWEST) / DECADES) * ROWS);
-    const at = Math.min(Math.max(row, 0), ROWS - 1);
-    counts[at] = (counts[at] ?? 0) + count;
-  }
-  return counts;
-}
 
 export function drawHeat(seconds: DiskSecond[]): void {
   const canvas = $<HTMLCanvasElement>("heat");
@@ -24,15 +10,15 @@ export function drawHeat(seconds: DiskSecond[]): void {
   if (!pen) return;
   // This clears it, too.
   canvas.width = drawn(seconds);
-  const columns = seconds.map((second) => column(second.latencies));
-  const most = Math.max(1, ...columns.map((counts) => Math.max(...counts)));
+  const counts = (heat: number[]) => heat.filter((_, at) => at % 2 === 1);
+  const most = Math.max(1, ...seconds.map(({ heat }) => Math.max(0, ...counts(heat))));
   pen.fillStyle = style("--accent");
-  columns.forEach((counts, x) => {
-    counts.forEach((count, y) => {
-      if (!count) return;
+  seconds.forEach(({ heat }, x) => {
+    for (let at = 0; at < heat.length; at += 2) {
+      const [row, count] = [heat[at] ?? 0, heat[at + 1] ?? 0];
       pen.globalAlpha = 0.15 + (0.85 * Math.log1p(count)) / Math.log1p(most);
-      pen.fillRect(canvas.width - columns.length + x, ROWS - 1 - y, 1, 1);
-    });
+      pen.fillRect(canvas.width - seconds.length + x, ROWS - 1 - row, 1, 1);
+    }
   });
   pen.globalAlpha = 1;
 }

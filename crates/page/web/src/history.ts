@@ -1,6 +1,6 @@
 // The last minutes, disk by disk.
 
-import { type DiskSecond, diskSecond } from "./counters";
+import { type DiskSecond, type Stage, type Sums, diskSecond, stagesOf, sumsOf } from "./counters";
 import type { Moment } from "./types";
 
 /** Seconds that are kept. */
@@ -16,6 +16,9 @@ export class History {
   now: Moment | null = null;
   then: Moment | null = null;
   private disks = new Map<string, DiskSecond[]>();
+  /** Sums of the last moment, and of the one before. */
+  private sums = new Map<string, Sums>();
+  private old = new Map<string, Sums>();
 
   add(moment: Moment): void {
     const before = this.now;
@@ -24,16 +27,25 @@ export class History {
     this.then = isSame ? before : null;
     this.now = moment;
     if (!isSame) this.disks.clear();
+    const [sums, old] = [sumsOf(moment.statistics), this.sums];
+    [this.sums, this.old] = [sums, isSame ? old : sums];
+    const at = moment.statistics.at_ns / 1e9;
+    const passed = isSame ? at - before.statistics.at_ns / 1e9 : 0;
     const names = new Set(moment.status.disks.map((disk) => disk.name));
     for (const name of this.disks.keys()) {
       if (!names.has(name)) this.disks.delete(name);
     }
     for (const { name } of moment.status.disks) {
       const seconds = this.disks.get(name) ?? [];
-      if (isSame) seconds.push(diskSecond(moment, before, name));
+      if (isSame) seconds.push(diskSecond(at, passed, sums.get(name), old.get(name)));
       if (seconds.length > KEPT) seconds.shift();
       this.disks.set(name, seconds);
     }
+  }
+
+  /** Stages of a disk in the last second. */
+  stages(disk: string): Stage[] {
+    return stagesOf(this.sums.get(disk), this.old.get(disk));
   }
 
   /** Oldest first. */

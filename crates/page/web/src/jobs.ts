@@ -1,7 +1,9 @@
 // Jobs of disks, and their actions.
 
 import { send } from "./api";
-import { ask } from "./dialog";
+import { isServed, pathOfBackup } from "./backups";
+import { SPEED, type Value, speedOf } from "./changes";
+import { type Field, ask } from "./dialog";
 import { type Cell, element, minor, number, table, text } from "./dom";
 import { bytes } from "./format";
 import type { Job, Moment } from "./types";
@@ -10,20 +12,30 @@ interface Action {
   name: string;
   note: string;
   method: string;
-  where?: string;
-  body?: unknown;
+  path: string;
+  fields?: Field[];
+  body?: (value: Value) => unknown;
 }
 
 function actionsOf(job: Job): Action[] {
-  const cancel = { name: "cancel", note: "The disk stays as it is, and the target is incomplete.", method: "DELETE" };
-  const set = (name: string, paused: boolean, note: string) => ({ name, note, method: "PUT", body: { paused } });
+  const path = `/v1/disks/${encodeURIComponent(job.disk)}/job`;
+  const note = "The disk stays as it is, and the target is incomplete.";
+  // A backup ends on all of its disks.
+  const cancel = { name: "cancel", note, method: "DELETE", path: job.backup ? pathOfBackup(job.backup) : path };
+  const set = (name: string, paused: boolean, note: string) => ({ name, note, method: "PUT", path, body: () => ({ paused }) });
+  const body = (value: Value) => ({ speed: speedOf(value).speed ?? 0 });
+  const present = job.speed ? String(job.speed) : "";
+  const speed = { name: "speed", note: "Applies at once.", method: "PUT", path, fields: [{ ...SPEED, value: present }], body };
+  if (isServed(job.backup)) return [];
   switch (job.state) {
     case "running":
-      return [set("pause", true, "The job continues when it is resumed."), cancel];
+      return [set("pause", true, "The job continues when it is resumed."), speed, cancel];
     case "paused":
-      return [set("resume", false, "The job copies again."), cancel];
+      return [set("resume", false, "The job copies again."), speed, cancel];
     case "ready":
-      return [{ name: "switch", note: `The disk continues on ${job.target}.`, method: "POST", where: "/switch" }, cancel];
+      return [{ name: "switch", note: `The disk continues on ${job.target}.`, method: "POST", path: `${path}/switch` }, cancel];
+    case "failed":
+      return [{ name: "forget", note: "Removes the failed job from the list and from the problems.", method: "DELETE", path }];
     default:
       return [];
   }
@@ -47,13 +59,12 @@ export function showJobs({ statistics }: Moment): void {
     const reason = job.reason ? `: ${job.reason}` : "";
     const state = element("span", job.state + reason, job.state === "failed" ? "bad" : "");
     const actions = element("span", undefined, "buttons");
-    for (const { name, note, method, where, body } of actionsOf(job)) {
+    for (const { name, note, method, path, fields, body } of actionsOf(job)) {
       const button = element("button", name);
       button.type = "button";
-      const path = `/v1/disks/${encodeURIComponent(job.disk)}/job${where ?? ""}`;
       const title = `${name} the ${job.kind} of ${job.disk}`;
-      const run = () => send(method, path, body);
-      button.onclick = () => ask({ title, note, action: name, run });
+      const run = (value: Value) => send(method, path, body?.(value));
+      button.onclick = () => ask({ title, note, fields, action: name, run });
       actions.append(button);
     }
     return [job.disk, job.kind, state, progress(job), bytes(job.done), bytes(job.total), job.target ?? "-", actions];

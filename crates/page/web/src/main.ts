@@ -1,6 +1,7 @@
 // The page: follows a daemon, or shows a report of one.
 
 import { ApiError, hasToken, listen, report, setToken, takeToken } from "./api";
+import { offerBackups, showBackups } from "./backups";
 import { hideProblem, offerChanges, offerDisks, showProblem } from "./changes";
 import { showDisk, showSlowest } from "./disk";
 import { $ } from "./dom";
@@ -9,7 +10,7 @@ import { History } from "./history";
 import { showJobs } from "./jobs";
 import { showBitmaps, showEvent, showSessions } from "./others";
 import { offerRanges, showPast } from "./past";
-import { showProblems } from "./problems";
+import { showProblems, slowDisks } from "./problems";
 import { byNeed, showDisks, showExports, showHead, showWorkers } from "./overview";
 import { followUpgrade, offerUpgrade } from "./upgrade";
 import type { Happened, Moment, Report } from "./types";
@@ -35,18 +36,33 @@ function choose(name: string): void {
 }
 
 function show(): void {
-  const { now, then } = history;
+  showOverview();
+  showChosen();
+  showOthers();
+}
+
+function showOverview(): void {
+  const { now } = history;
   if (!now) return;
   const disks = now.status.disks;
   chosen = disks.some((disk) => disk.name === wanted) ? wanted : (byNeed(disks)[0]?.name ?? null);
   document.body.classList.toggle("looks", report !== null || !now.status.may_change);
   $("main").hidden = false;
-  showHead(now);
-  showProblems(now, choose);
-  showDisks(now, history, chosen, choose);
-  const disk = disks.find((one) => one.name === chosen);
+  const slow = slowDisks(now, history);
+  showHead(now, slow.length);
+  showProblems(now, slow, choose);
+  showDisks(now, history, chosen, choose, show);
+}
+
+function showChosen(): void {
+  const disk = history.now?.status.disks.find((one) => one.name === chosen);
   $("one").hidden = !disk;
   if (disk) showDisk(disk, history);
+}
+
+function showOthers(): void {
+  const { now, then } = history;
+  if (!now) return;
   showExports(now);
   showJobs(now);
   showWorkers(now, then);
@@ -58,24 +74,32 @@ function showSeldom(): void {
     showPast(chosen);
   }
   showSessions();
-  if (!report) showBitmaps();
+  if (report) return;
+  showBitmaps();
+  showBackups();
 }
 
-function seen(moment: Moment): void {
+async function seen(moment: Moment): Promise<void> {
   $("login").hidden = true;
   hideProblem();
   document.body.classList.remove("gone");
   lastAnswer = Date.now() / 1000;
   history.add(moment);
   followUpgrade(moment.status);
+  // A task of its own, so that the page reacts in between. More tasks would cause more layouts.
+  await pause(0);
   show();
   if (moments % SELDOM === 0) showSeldom();
   moments += 1;
 }
 
-function heard(event: string, data: string): void {
-  if (event === "moment") seen(JSON.parse(data));
-  else if (event !== "missed") showEvent(JSON.parse(data) as Happened);
+async function heard(event: string, data: string): Promise<void> {
+  if (event === "moment") await seen(JSON.parse(data));
+  else if (event !== "missed") {
+    showEvent(JSON.parse(data) as Happened);
+    // Jobs create bitmaps and belong to backups.
+    if (event.startsWith("job.")) showBackups().then(showBitmaps);
+  }
 }
 
 function needsToken(): void {
@@ -102,7 +126,7 @@ async function follow(): Promise<void> {
     const hidden = () => document.hidden && stop.abort();
     document.addEventListener("visibilitychange", hidden);
     try {
-      await listen("/v1/live", stop, heard);
+      await listen("/v1/live?brief=true", stop, heard);
     } catch (error) {
       if (error instanceof ApiError && error.status === 401) return needsToken();
       if (!document.hidden) {
@@ -136,6 +160,7 @@ $("login").onsubmit = (event) => {
 };
 offerChanges(() => chosen);
 offerDisks(choose);
+offerBackups(() => history.now, () => chosen);
 offerUpgrade(() => history.now);
 $("filter").oninput = show;
 offerRanges(() => chosen, show);

@@ -2,7 +2,7 @@
 
 import { ask, send } from "./api";
 import { ask as question } from "./dialog";
-import { $, element, medium, minor, number, table, text } from "./dom";
+import { $, element, longTable, medium, minor, number, table, text } from "./dom";
 import { bytes, date } from "./format";
 import type { Bitmap, Happened, Session } from "./types";
 
@@ -33,7 +33,7 @@ export async function showSessions(): Promise<void> {
     count(one.requests),
     count(one.errors),
   ]);
-  table("sessions", heads, rows, "no session");
+  longTable("sessions", heads, rows, "no session");
 }
 
 function removal({ disk, name }: Bitmap): HTMLElement {
@@ -45,7 +45,7 @@ function removal({ disk, name }: Bitmap): HTMLElement {
       title: `Remove the bitmap ${name} of ${disk}`,
       note: "The next backup of this name copies everything.",
       action: "Remove",
-      run: () => send("DELETE", path),
+      run: () => send("DELETE", path).finally(showBitmaps),
     });
   return button;
 }
@@ -56,12 +56,12 @@ export async function showBitmaps(): Promise<void> {
   const heads = [text("disk"), text("bitmap"), number("changed since"), text("last backup"), text("to"), text("problem"), text("actions")];
   const rows = found.map((one) => [
     one.disk,
-    one.name,
+    one.name || "(unknown)",
     bytes(one.dirty),
     date(one.at),
     one.target,
     element("span", one.reason ? `the next backup copies everything: ${one.reason}` : "", "bad"),
-    removal(one),
+    one.name ? removal(one) : "",
   ]);
   table("bitmaps", heads, rows, "none");
 }

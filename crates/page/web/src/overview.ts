@@ -1,10 +1,10 @@
 // The head of the page, and the tables of everything that is served.
 
 import { rate } from "./counters";
-import { $, type Cell, type LazyRow, element, longTable, medium, minor, number, table, text } from "./dom";
+import { $, type LazyCell, element, longTable, medium, minor, number, table, text } from "./dom";
 import { bytes, short, time } from "./format";
 import type { History } from "./history";
-import type { Disk, DiskCounters, Moment } from "./types";
+import type { Disk, DiskCounters, Moment, Worker } from "./types";
 
 /** Number of disks from which the table has a filter. */
 const FILTERED_FROM = 8;
@@ -37,12 +37,13 @@ export function problemsOf(disk: Disk): string[] {
 /** Kinds of problems that the head counts by object. */
 const COUNTED = ["disk", "listener", "export"];
 
-export function showHead({ status }: Moment): void {
+export function showHead({ status }: Moment, slow: number): void {
   const wrong = status.disks.filter((disk) => !isWell(disk)).length;
   const waiting = status.waiting_listeners?.length ?? 0;
   const warned = status.exports.filter((one) => one.warning);
   const problems: string[] = [];
   if (wrong) problems.push(`${wrong} of ${status.disks.length} disks ${wrong === 1 ? "needs" : "need"} attention`);
+  if (slow) problems.push(slow === 1 ? "1 disk is slow" : `${slow} disks are slow`);
   if (waiting) problems.push(waiting === 1 ? "1 listener waits" : `${waiting} listeners wait`);
   const warnings = warned.length === 1 ? "1 export has a warning" : `${warned.length} exports have warnings`;
   if (warned.length) problems.push(warnings);
@@ -61,8 +62,8 @@ export function showHead({ status }: Moment): void {
 /** Column that sorts the table of disks; none: those that need attention first. */
 let sorted: string | null = null;
 
-interface Row extends LazyRow {
-  disk: Disk;
+interface Row {
+  cells: LazyCell[];
   /** Values to sort by, per column; text ascending, numbers descending. */
   keys: (string | number)[];
 }
@@ -77,18 +78,25 @@ function rowOf(disk: Disk, counted: DiskCounters | undefined, history: History, 
   const numbers = [short(reads), short(writes), bytes(rate), took(last?.p50), took(last?.p99), String(inFlight), String(errors)];
   numbers.push(bytes(disk.size), size(disk.allocated), size(disk.free));
   const [isChosen, isGood] = [disk.name === chosen, isWell(disk)];
+  const name = () => {
+    const button = element("button", disk.name, "name");
+    button.type = "button";
+    button.onclick = () => choose(disk.name);
+    button.setAttribute("aria-pressed", String(isChosen));
+    return button;
+  };
+  const storage = () => {
+    const cell = element("span", disk.path ? `${disk.backend} ` : disk.backend);
+    if (disk.path) cell.append(element("span", disk.path, "path"));
+    return cell;
+  };
   return {
-    disk,
-    values: JSON.stringify([disk.name, isChosen, state, isGood, numbers, disk.backend, disk.path]),
-    cells: () => {
-      const name = element("button", disk.name, "name");
-      name.type = "button";
-      name.onclick = () => choose(disk.name);
-      name.setAttribute("aria-pressed", String(isChosen));
-      const storage = element("span", disk.path ? `${disk.backend} ` : disk.backend);
-      if (disk.path) storage.append(element("span", disk.path, "path"));
-      return [name, element("span", state, isGood ? "good" : "bad"), ...numbers, storage];
-    },
+    cells: [
+      { value: `${disk.name} ${isChosen}`, make: name },
+      { value: `${state} ${isGood}`, make: () => element("span", state, isGood ? "good" : "bad") },
+      ...numbers,
+      { value: `${disk.backend} ${disk.path}`, make: storage },
+    ],
     keys: [
       disk.name,
       disk.state,
@@ -118,6 +126,7 @@ export function showDisks(
   history: History,
   chosen: string | null,
   choose: (name: string) => void,
+  again: () => void,
 ): void {
   const heads = [text("disk"), text("state"), medium(number("reads/s")), medium(number("writes/s"))];
   heads.push(minor(number("bytes/s")), minor(number("p50")), number("p99"), minor(number("in flight")), number("errors"));
@@ -127,7 +136,7 @@ export function showDisks(
     head.isSorted = head.name === sorted;
     head.sort = () => {
       sorted = sorted === head.name ? null : head.name;
-      showDisks(now, history, chosen, choose);
+      again();
     };
   }
   const disks = now.status.disks;
@@ -139,39 +148,40 @@ export function showDisks(
     .filter(isWanted)
     .map((disk) => rowOf(disk, counters.get(disk.name), history, chosen, choose));
   if (column >= 0) rows.sort((a, b) => compare(a.keys[column], b.keys[column]));
-  longTable("disks", heads, rows, disks.length ? "no disk has this text" : "no disk");
+  longTable("disks", heads, rows.map((row) => row.cells), disks.length ? "no disk has this text" : "no disk");
 }
 
 export function showExports({ status }: Moment): void {
   const heads = [text("export"), text("connected"), minor(text("kind")), medium(text("disks")), text("socket or listener")];
-  const rows = status.exports.map((one): Cell[] => {
+  const rows = status.exports.map((one): LazyCell[] => {
     const waiting = status.waiting_listeners?.filter((listener) => listener.export === one.name) ?? [];
     const wait = waiting.map(({ address, reason }) => `${address} waits: ${reason}`).join("; ");
+    const problem = wait || one.warning || "";
     return [
       one.name,
       one.connected ? "yes" : "no",
       one.kind,
       one.luns.map((lun) => lun.disk).join(", "),
-      wait || one.warning ? element("span", wait || one.warning, "bad") : (one.socket ?? "-"),
+      { value: `${problem}\n${one.socket}`, make: () => element("span", problem || (one.socket ?? "-"), problem ? "bad" : undefined) },
     ];
   });
-  table("exports", heads, rows, "no export");
+  longTable("exports", heads, rows, "no export");
 }
 
 export function showWorkers(now: Moment, then: Moment | null): void {
-  const heads = [text("worker"), number("work"), number("polling"), number("asleep"), medium(number("sleeps/s"))];
+  const heads = [text("worker"), number("work"), medium(number("polling with a result")), number("polling without"), number("sleep")];
+  heads.push(medium(number("sleeps/s")));
   const rows = now.statistics.workers.map((worker) => {
     const before = then?.statistics.workers.find((one) => one.worker === worker.worker);
-    const per = (after: number | undefined, earlier: number | undefined) =>
-      then && before ? rate(now, then, after ?? 0, earlier ?? 0) : 0;
-    const share = (nanos: number) => `${(nanos / 1e7).toFixed(1)} %`;
-    const polls = per(worker.poll_found_ns, before?.poll_found_ns) + per(worker.poll_empty_ns, before?.poll_empty_ns);
+    const per = (of: (one: Worker) => number | undefined) => (then && before ? rate(now, then, of(worker) ?? 0, of(before) ?? 0) : 0);
+    const share = (of: (one: Worker) => number | undefined) => `${(per(of) / 1e7).toFixed(1)} %`;
     return [
       String(worker.worker),
-      share(per(worker.work_ns, before?.work_ns)),
-      share(polls),
-      share(per(worker.sleep_ns, before?.sleep_ns)),
-      short(per(worker.sleeps, before?.sleeps)),
+      share((one) => one.work_ns),
+      share((one) => one.poll_found_ns),
+      share((one) => one.poll_empty_ns),
+      share((one) => one.sleep_ns),
+      short(per((one) => one.sleeps)),
     ];
   });
   table("workers", heads, rows, "no worker");

@@ -55,6 +55,8 @@ export interface Status {
   uptime_seconds: number;
   workers: number;
   may_change: boolean;
+  /** Absent if the daemon is older or has no control socket. */
+  upgrade_command?: string;
   disks: Disk[];
   exports: Export[];
   waiting_listeners?: WaitingListener[];
@@ -113,6 +115,19 @@ export interface Job {
   done: number;
   total: number;
   target?: string;
+  /** Backup of one or more disks that the job belongs to. */
+  backup?: string;
+  speed?: number;
+}
+
+/** A backup of one or more disks. */
+export interface Backup {
+  name: string;
+  /** Address at which the disks are served. */
+  pull?: string;
+  checkpoint?: string;
+  since?: string;
+  jobs: Job[];
 }
 
 export interface Statistics {

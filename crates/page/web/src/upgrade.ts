@@ -1,5 +1,5 @@
 // Upgrades: the checks of `lunette upgrade`, the command that starts it, and the daemon that follows. The daemon itself cannot start a
-// program.
+// program: its sandbox prevents it, and a token must not select the program that receives the memory of guests.
 
 import { ask, send } from "./api";
 import { ask as question } from "./dialog";
@@ -30,23 +30,31 @@ async function losses(): Promise<string[]> {
   return reasons;
 }
 
-async function check(host: string): Promise<void> {
+async function check(status: Status | undefined): Promise<void> {
   const reasons = await losses();
   await send("POST", "/v1/upgrade/check").catch((error: Error) => reasons.push(error.message));
   if (reasons.length) throw new Error(reasons.join("\n"));
-  const where = host ? ` on ${host}` : "";
+  const where = status?.host ? `on ${status.host}, ` : "";
   $("upgrade-state").textContent =
-    `All clients can stay. Start the new program${where} with: lunette upgrade, or systemctl restart lunette if the daemon is a service. ` +
-    "This page then shows the new daemon.";
+    `All clients can stay. Run this command ${where}as root or the daemon's user, with the new program. This page then shows the new daemon.`;
+  showCommand(status?.upgrade_command ?? "lunette upgrade");
+}
+
+/** Shows the command with a button that copies it. Without TLS, browsers permit copies only on localhost. */
+function showCommand(command: string): void {
+  $("upgrade-command").textContent = command;
+  $("upgrade-start").hidden = false;
+  $("upgrade-copy").hidden = !navigator.clipboard;
+  $("upgrade-copy").onclick = () => navigator.clipboard.writeText(command);
 }
 
 export function offerUpgrade(now: () => Moment | null): void {
   $("upgrade").onclick = () =>
     question({
       title: "Check an upgrade",
-      note: "Makes the checks of lunette upgrade: RAM disks, jobs, the configuration file, and storage or clients that would delay it. Changes nothing.",
+      note: "Makes the checks of lunette upgrade: RAM disks, jobs, the configuration file, and storage or clients that would delay it. Changes nothing. The daemon cannot start a program, so the page then shows the command that does.",
       action: "Check",
-      run: () => check(now()?.status.host ?? ""),
+      run: () => check(now()?.status),
     });
 }
 
@@ -55,6 +63,7 @@ let before: Status | null = null;
 /** Shows that another process serves the page now. */
 export function followUpgrade(status: Status): void {
   if (before && before.pid !== status.pid) {
+    $("upgrade-start").hidden = true;
     const name = ({ version, pid }: Status) => `version ${version} (process ${pid})`;
     $("upgrade-state").textContent = `${name(before)} was replaced by ${name(status)} at ${clock(Date.now() / 1000, true)}.`;
   }
