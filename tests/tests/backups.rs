@@ -340,6 +340,19 @@ fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
     )?;
     refused(
         &rig,
+        &["backup", "begin", "d0", "--pull", "tcp:127.0.0.1:0"],
+        "has port 0",
+    )?;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let taken = format!("tcp:{address}");
+    refused(
+        &rig,
+        &["backup", "begin", "d0", "--pull", &taken],
+        &format!("cannot listen on {address}: Address already in use"),
+    )?;
+    refused(
+        &rig,
         &["backup", "begin", "d0", "nodisk", "--pull", &pull],
         "nodisk",
     )?;

@@ -163,6 +163,11 @@ impl Server {
         Ok(open)
     }
 
+    /// Returns true if the exports of this address are served with TLS only.
+    pub fn requires_tls(&self, address: &Address) -> bool {
+        self.state.shared.requires_tls(address)
+    }
+
     /// Removes an export: ends its connections, closes listeners without exports, and waits for requests in flight. Returns false if
     /// requests are still in flight after some seconds.
     pub fn remove_export(&self, name: &str) -> bool {

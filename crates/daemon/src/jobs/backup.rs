@@ -181,7 +181,11 @@ fn prepare(
     }
     let (target, address) = match destination {
         Destination::Push(target) => (shown(&target.backend), None),
-        Destination::Pull(address) => (url(address, disk.name()), Some(address.clone())),
+        Destination::Pull(address) => {
+            let transports = context.servers.transports().ok_or(Refusal::Ending)?;
+            let tls = transports.nbd.requires_tls(address);
+            (url(address, disk.name(), tls), Some(address.clone()))
+        }
     };
     let mut job = Job::new(&disk, JobKind::Backup, Some(target));
     job.set(None, Some(backup.speed));
@@ -244,10 +248,12 @@ fn shown_address(address: &Address) -> String {
     }
 }
 
-fn url(address: &Address, export: &str) -> String {
+/// Returns the address of an export for clients. `tls`: the daemon serves it with TLS only.
+fn url(address: &Address, export: &str, tls: bool) -> String {
+    let scheme = if tls { "nbds" } else { "nbd" };
     match address {
-        Address::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
-        Address::Tcp(address) => format!("nbd://{address}/{export}"),
+        Address::Unix(path) => format!("{scheme}+unix:///{export}?socket={}", path.display()),
+        Address::Tcp(address) => format!("{scheme}://{address}/{export}"),
     }
 }
 
@@ -287,7 +293,8 @@ impl Prepared {
             read_only: true,
             addresses: vec![pull.address.clone()],
             dirty,
-            tls: false,
+            // As the other exports of the address.
+            tls: transports.nbd.requires_tls(&pull.address),
         };
         let open = transports
             .nbd
@@ -295,8 +302,15 @@ impl Prepared {
         match open.map_err(|error| failed(name, &error))?.is_empty() {
             false => Ok(()),
             true => {
+                let export = self.export();
+                let mut waiting = transports.nbd.waiting_listeners().into_iter();
+                let found = waiting.find(|(name, _)| *name == export);
                 let address = shown_address(&pull.address);
-                Err(failed(name, &format!("cannot listen on {address}")))
+                let reason = found.map_or_else(
+                    || format!("cannot listen on {address}"),
+                    |(_, one)| one.reason,
+                );
+                Err(failed(name, &reason))
             }
         }
     }
@@ -516,8 +530,35 @@ pub fn pull_address(text: &str) -> Result<Address, Fault> {
         Some(("tcp", address)) => address.parse().ok().map(Address::Tcp),
         _ => None,
     };
-    address.ok_or_else(|| {
+    let Some(address) = address else {
         let fault = Fault::at("/pull", format!("{text:?} is not an address"));
-        fault.help("unix:PATH, or tcp:IP:PORT")
-    })
+        return Err(fault.help("unix:PATH, or tcp:IP:PORT"));
+    };
+    if matches!(address, Address::Tcp(address) if address.port() == 0) {
+        let fault = Fault::at(
+            "/pull",
+            format!("{text:?} has port 0, so no client could find it"),
+        );
+        return Err(fault.help("name a free port, such as 10809"));
+    }
+    Ok(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_of_a_pull_has_a_port_and_states_tls() {
+        let address = pull_address("tcp:192.0.2.1:10809").unwrap();
+        assert_eq!(url(&address, "d0", false), "nbd://192.0.2.1:10809/d0");
+        assert_eq!(url(&address, "d0", true), "nbds://192.0.2.1:10809/d0");
+        let socket = pull_address("unix:/run/b.sock").unwrap();
+        assert_eq!(
+            url(&socket, "d0", true),
+            "nbds+unix:///d0?socket=/run/b.sock"
+        );
+        let fault = pull_address("tcp:127.0.0.1:0").unwrap_err();
+        assert!(fault.detail.contains("port 0"), "{}", fault.detail);
+    }
 }
