@@ -131,6 +131,15 @@ fn api_and_metrics_are_served_over_https_only() -> Result<()> {
             "{answer}"
         );
     }
+    let status = served.daemon.lunette(&["status", "--json"])?;
+    let file = served.scratch.file("host.pem").display().to_string();
+    ensure!(
+        status.contains("not_after") && status.contains(&file),
+        "{status}"
+    );
+    let page = text(&served.curl(&format!("https://{metrics}/metrics"), None)?);
+    let sample = format!("lunette_tls_certificate_expiry_timestamp_seconds{{file=\"{file}\"}} ");
+    ensure!(page.contains(&sample), "{page}");
     let ca = served.ca.certificate();
     let url = format!("https://{api}");
     let output = served.lunette(&url, &[Path::new("--ca"), &ca])?;
@@ -154,7 +163,7 @@ fn port(address: &str) -> &str {
 
 #[test]
 fn reload_replaces_the_certificate_and_demands_those_of_clients() -> Result<()> {
-    let served = Served::new()?;
+    let mut served = Served::new()?;
     let url = format!("https://{}/v1/disks", served.api);
     ensure!(served.daemon.lunette(&["reload"])?.contains("no changes"));
     let other = Authority::new(&served.scratch.file(""), "other")?;
@@ -201,7 +210,31 @@ fn reload_replaces_the_certificate_and_demands_those_of_clients() -> Result<()> 
     let api = format!("https://{}", served.api);
     let ca = served.ca.certificate();
     let output = served.lunette(&api, &[Path::new("--ca"), &ca])?;
-    ensure!(!output.status.success(), "{}", text(&output));
+    let said = text(&output);
+    ensure!(
+        !output.status.success() && said.contains("--client-certificate and --client-key"),
+        "{said}"
+    );
+    let with_stranger = [
+        Path::new("--ca"),
+        &ca,
+        Path::new("--client-certificate"),
+        &stranger.certificate,
+        Path::new("--client-key"),
+        &stranger.key,
+    ];
+    let said = text(&served.lunette(&api, &with_stranger)?);
+    ensure!(said.contains("does not accept the certificate"), "{said}");
+    let said = text(&served.lunette(&api, &[Path::new("--ca"), &other.certificate()])?);
+    ensure!(
+        said.contains("hint: name the authority of the daemon's certificate with --ca"),
+        "{said}"
+    );
+    let log = served.daemon.process().log();
+    ensure!(
+        log.contains("TLS handshake failed") && log.contains("service=api"),
+        "{log}"
+    );
     let with_own = [
         Path::new("--ca"),
         &ca,

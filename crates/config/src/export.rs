@@ -34,8 +34,14 @@ impl ExportConfig {
         self.transport == Transport::Nbd
     }
 
-    /// Returns a warning if no client can use the export as configured.
-    pub fn warning(&self) -> Option<String> {
+    /// Returns a warning if no client can use the export as configured, or if its clients over TCP need no certificate
+    /// although `nbd_client_ca` is set.
+    pub fn warning(&self, has_nbd_client_ca: bool) -> Option<String> {
+        if let (true, false, Some(listen)) = (has_nbd_client_ca, self.nbd.tls, self.nbd.listen) {
+            return Some(format!(
+                "clients at {listen} need no certificate: `nbd_client_ca` is set, but the export has no `tls`; hint: set `tls = true` in [[nbd]]"
+            ));
+        }
         let target = &self.iscsi;
         let is_closed = target.demo_mode == DemoMode::None
             && target.acl.is_empty()

@@ -1,5 +1,6 @@
 //! Client of a daemon, over its control socket or over TCP with a token. Used by the command line, so all calls block.
 
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -14,8 +15,8 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tls::ClientFiles;
-use tls::rustls::ClientConfig;
 use tls::rustls::pki_types::ServerName;
+use tls::rustls::{self, ClientConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -87,14 +88,14 @@ pub enum ClientError {
         reason: String,
     },
     /// The TLS handshake failed.
-    #[error(
-        "TLS with {address} failed: {reason}; hint: name the authority of the daemon's certificate with --ca, and use a host name or address that the certificate contains"
-    )]
+    #[error("TLS with {address} failed: {reason}; hint: {hint}")]
     Tls {
         /// Address of the daemon.
         address: String,
         /// Reason.
         reason: String,
+        /// Action that helps.
+        hint: &'static str,
     },
     /// The daemon closed the connection without a response.
     #[error(
@@ -319,6 +320,29 @@ impl Client {
         }
     }
 
+    /// Returns the error of a connection with TLS. A daemon that refuses the client's certificate sends its alert after the handshake.
+    fn tls_failed(&self, error: &(dyn Error + 'static), config: &ClientConfig) -> ClientError {
+        let sources = std::iter::successors(Some(error), |error| (*error).source());
+        let mut sources = sources.chain(io_source(error));
+        let of_tls = sources.find_map(|source| source.downcast_ref::<rustls::Error>());
+        let has_certificate = config.client_auth_cert_resolver.has_certs();
+        let hyper = error.downcast_ref::<hyper::Error>();
+        let (reason, hint) = match of_tls {
+            Some(error) => (error.to_string(), tls_hint(error)),
+            None if hyper.is_some_and(is_closed_at_once) && !has_certificate => (
+                "the daemon closed the connection after the handshake".to_owned(),
+                CERTIFICATE_HINT,
+            ),
+            None if hyper.is_some() => return self.failed(with_sources(error)),
+            None => (error.to_string(), SERVER_HINT),
+        };
+        ClientError::Tls {
+            address: self.endpoint.to_string(),
+            reason,
+            hint,
+        }
+    }
+
     fn understood<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, ClientError> {
         serde_json::from_slice(body)
             .map_err(|error| self.failed(format!("malformed response: {error}")))
@@ -379,10 +403,7 @@ impl Client {
                 };
                 let connector = TlsConnector::from(Arc::clone(config));
                 let stream = connector.connect(name.clone(), stream).await;
-                let stream = stream.map_err(|error| ClientError::Tls {
-                    address: self.endpoint.to_string(),
-                    reason: error.to_string(),
-                })?;
+                let stream = stream.map_err(|error| self.tls_failed(&error, config))?;
                 self.converse_over(stream, method, path_and_body).await
             }
         }
@@ -427,6 +448,7 @@ impl Client {
                     uid: user.as_raw(),
                 }
             }
+            Endpoint::Tcp(_, _, Some((config, _))) => self.tls_failed(&error, config),
             _ if error.is_parse() || is_closed_at_once(&error) => ClientError::Foreign {
                 endpoint: self.endpoint.to_string(),
                 reason: error.to_string(),
@@ -442,9 +464,62 @@ impl Client {
     }
 }
 
+const CERTIFICATE_HINT: &str = "the daemon may demand a certificate of its clients (api_client_ca): name one with --client-certificate and --client-key";
+const SERVER_HINT: &str = "name the authority of the daemon's certificate with --ca, and use a host name or address that the certificate contains";
+
+/// Returns the action that helps against a TLS error.
+fn tls_hint(error: &rustls::Error) -> &'static str {
+    use rustls::{AlertDescription as Alert, CertificateError as Certificate, Error};
+    match error {
+        Error::InvalidCertificate(Certificate::UnknownIssuer) => {
+            "name the authority of the daemon's certificate with --ca"
+        }
+        Error::InvalidCertificate(
+            Certificate::Expired
+            | Certificate::ExpiredContext { .. }
+            | Certificate::NotValidYet
+            | Certificate::NotValidYetContext { .. },
+        ) => {
+            "renew the daemon's certificate and run lunette reload on its host, or correct the clock"
+        }
+        Error::InvalidCertificate(
+            Certificate::NotValidForName | Certificate::NotValidForNameContext { .. },
+        ) => "use a host name or address that the daemon's certificate contains",
+        Error::AlertReceived(Alert::CertificateRequired) => CERTIFICATE_HINT,
+        Error::AlertReceived(
+            Alert::UnknownCA
+            | Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::AccessDenied
+            | Alert::DecryptError,
+        ) => {
+            "the daemon does not accept the certificate of --client-certificate: use a valid one of an authority in api_client_ca"
+        }
+        Error::InvalidMessage(_) => "the address may be without TLS: use http://",
+        _ => SERVER_HINT,
+    }
+}
+
+/// Returns the error in an I/O error, which is not its source.
+fn io_source<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    let mut sources = std::iter::successors(Some(error), |error| (*error).source());
+    let io = sources.find_map(|source| source.downcast_ref::<io::Error>())?;
+    let inner = io.get_ref()?;
+    Some(inner)
+}
+
+fn with_sources(error: &(dyn Error + 'static)) -> String {
+    let sources = std::iter::successors(Some(error), |error| (*error).source());
+    let sources: Vec<String> = sources.map(ToString::to_string).collect();
+    sources.join(": ")
+}
+
 /// Returns true if the peer closed the connection before a response. A write may have failed first.
 fn is_closed_at_once(error: &hyper::Error) -> bool {
-    let source = std::error::Error::source(error);
+    let source = error.source();
     let io = source.and_then(|source| source.downcast_ref::<io::Error>());
     let kinds = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
     error.is_canceled()

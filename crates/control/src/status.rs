@@ -47,9 +47,26 @@ pub struct Status {
     /// Logins of iSCSI initiators that were refused within the last hour, without a session since.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused_logins: Vec<RefusedLogin>,
+    /// Certificates of the TLS servers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub certificates: Vec<CertificateStatus>,
     /// Conditions that need attention, errors first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<StatusProblem>,
+}
+
+/// A certificate, with those of intermediate authorities in its file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CertificateStatus {
+    /// File.
+    pub file: String,
+    /// Start of its validity, in seconds since 1970.
+    pub not_before: i64,
+    /// End of its validity, in seconds since 1970.
+    pub not_after: i64,
+    /// Reason why clients refuse it at present.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// Refused logins of an iSCSI initiator at a target.

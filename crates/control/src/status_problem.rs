@@ -27,9 +27,10 @@ pub struct StatusProblem {
     /// Severity.
     pub severity: Severity,
     /// Kind of the object.
-    #[schema(pattern = "^(disk|export|listener|job|bitmap|state|queue|login)$")]
+    #[schema(pattern = "^(disk|export|listener|job|bitmap|state|queue|login|certificate)$")]
     pub object: String,
-    /// Name of the object: of the disk for jobs and bitmaps, of the export for queues and logins, of the file for state.
+    /// Name of the object: of the disk for jobs and bitmaps, of the export for queues and logins, of the file for state and
+    /// certificates.
     pub name: String,
     /// Object and reason, in one sentence.
     pub problem: String,
@@ -127,6 +128,16 @@ pub fn status_problems(status: &Status, statistics: &Statistics) -> Vec<StatusPr
         let problem = StatusProblem::new(Severity::Error, "state", file, problem);
         problem.or_hint(format!(
             "restore it and restart the daemon, or lunette state reset {file}"
+        ))
+    }));
+    problems.extend(status.certificates.iter().filter_map(|one| {
+        let (file, warning) = (&one.file, one.warning.as_ref()?);
+        let problem = format!("TLS: {file}: {warning}");
+        Some(StatusProblem::new(
+            Severity::Error,
+            "certificate",
+            file,
+            problem,
         ))
     }));
     problems.extend(of_queues(statistics));
@@ -270,7 +281,7 @@ fn of_login(login: &RefusedLogin) -> StatusProblem {
 mod tests {
     use super::*;
     use crate::objects::{Bitmap, Job};
-    use crate::status::{DamagedState, ExportStatus};
+    use crate::status::{CertificateStatus, DamagedState, ExportStatus};
 
     fn disk(name: &str, state: &str) -> DiskStatus {
         DiskStatus {
@@ -370,6 +381,12 @@ mod tests {
                 reason: "in use".to_owned(),
                 next_try_seconds: 3,
             }],
+            certificates: vec![CertificateStatus {
+                file: "tls.pem".to_owned(),
+                not_before: 0,
+                not_after: 1,
+                warning: Some("it expired; hint: renew it".to_owned()),
+            }],
             refused_logins: vec![RefusedLogin {
                 export: Some("t".to_owned()),
                 initiator: "iqn.i".to_owned(),
@@ -409,6 +426,7 @@ mod tests {
                 (error, "job", "d"),
                 (error, "job", "d"),
                 (error, "state", "a.saved"),
+                (error, "certificate", "tls.pem"),
                 (warning, "export", "t"),
                 (warning, "bitmap", "d"),
                 (warning, "login", "t"),

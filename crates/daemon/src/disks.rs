@@ -154,8 +154,8 @@ pub(crate) fn open_all<'a>(
     opening
 }
 
-/// Returns warnings about valid configurations: images of other formats served as raw bytes, missing files, targets without initiators, and RAM
-/// disks that are larger than the memory.
+/// Returns warnings about valid configurations: images of other formats served as raw bytes, missing files, targets without initiators, NBD
+/// exports without TLS, and RAM disks that are larger than the memory.
 pub fn warnings(config: &Config) -> Vec<String> {
     let disks = config.disks.iter();
     let warnings = disks.filter_map(|disk| {
@@ -172,12 +172,12 @@ pub fn warnings(config: &Config) -> Vec<String> {
         };
         Some(format!("disk {}: {}: {warning}", disk.name, path.display()))
     });
-    let targets = config.exports().filter_map(|target| {
-        let warning = target.warning()?;
-        Some(format!("iscsi {}: {warning}", target.name))
+    let exports = config.exports().filter_map(|export| {
+        let warning = export.warning(config.tls.nbd_client_ca.is_some())?;
+        Some(format!("{} {}: {warning}", export.kind(), export.name))
     });
     let memory = memory_warning(config, rustix::system::sysinfo());
-    warnings.chain(targets).chain(memory).collect()
+    warnings.chain(exports).chain(memory).collect()
 }
 
 /// Returns a warning if the RAM disks are larger than the memory of the host.

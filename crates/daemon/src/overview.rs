@@ -11,6 +11,7 @@ use config::{ExportConfig, LunConfig};
 use latency::Snapshot;
 
 use crate::bitmaps::Bitmaps;
+use crate::certificates;
 use crate::control::View;
 use crate::exports;
 use crate::history::History;
@@ -165,6 +166,7 @@ impl View for Overview {
             },
             waiting_listeners: self.servers.waiting_listeners(),
             refused_logins: self.refused_logins(),
+            certificates: certificates::status(&live.config, &self.servers),
             // Set by the API server, which also has the counters.
             problems: Vec::new(),
         }
@@ -242,7 +244,7 @@ impl Overview {
             kind: export.kind().to_owned(),
             socket: paths.get(export.name()).cloned().flatten(),
             queues: export.queues,
-            warning: export.warning(),
+            warning: export.warning(live.config.tls.nbd_client_ca.is_some()),
             connected: connected.contains(export.name()),
             served: served_by.remove(export.name()).unwrap_or_default(),
             waiting_portals: waiting.remove(export.name()).unwrap_or_default(),

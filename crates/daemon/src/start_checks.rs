@@ -36,7 +36,10 @@ impl StartChecks {
             checks.add_file(path, exports::discovery_users(config).map(drop));
         }
         if let Some(path) = &config.tls.key {
-            checks.add_file(path, certificates::read(config).map(drop));
+            let read = certificates::read(config);
+            let fault = read.as_ref().ok().and_then(|read| read.fault(config));
+            checks.warnings.extend(fault);
+            checks.add_file(path, read.map(drop));
         }
         for export in config.exports() {
             if let Some(path) = export.chap_users() {

@@ -242,6 +242,7 @@ where
             Ok((stream, address)) => {
                 let (guard, closed) = table.register(address.ip());
                 let stream = IncomingStream {
+                    service: name,
                     stream,
                     address,
                     tls: tls.get(),

@@ -1,12 +1,13 @@
 //! An accepted TCP connection: plain, or with TLS after a handshake of bounded time.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use reactor::{PeerRateLimit, RateLimit};
 use tls::rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -21,8 +22,17 @@ const HANDSHAKE: u8 = 22;
 const PLAIN_CLIENT: &str = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: application/problem+json\r\n\r\n\
     {\"title\":\"Bad Request\",\"status\":400,\"detail\":\"this address needs TLS; hint: use https:// instead of http://\"}\n";
 
+/// Limit of log lines: one every 10 s about each client, 5 per second about all.
+static HANDSHAKE_LOG: PeerRateLimit = PeerRateLimit::new(
+    Duration::from_secs(10),
+    1,
+    RateLimit::with_burst(Duration::from_millis(200), 5),
+);
+
 /// An accepted connection, before its handshake.
 pub(crate) struct IncomingStream {
+    /// Name of the service: `api` or `metrics`.
+    pub service: &'static str,
     pub stream: TcpStream,
     pub address: SocketAddr,
     /// Configuration of the handshake; `None`: no TLS.
@@ -38,16 +48,23 @@ pub(crate) enum HttpStream {
 impl IncomingStream {
     /// Performs the handshake. Returns `None` if it fails, which affects only this client.
     pub async fn ready(self) -> Option<HttpStream> {
+        let service = self.service;
         let Some(config) = self.tls else {
             return Some(HttpStream::Plain(self.stream));
         };
         let handshake = encrypted(self.stream, config);
         let result = match tokio::time::timeout(HANDSHAKE_TIME, handshake).await {
             Ok(result) => result,
-            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+            Err(_) => Err(ErrorKind::TimedOut.into()),
         };
-        let logged = |error: &io::Error| tracing::debug!(peer = %self.address, %error, "TLS handshake failed");
-        result.inspect_err(logged).ok()
+        let log = |error: &io::Error| {
+            // A client that only connects, such as a load balancer, is no fault.
+            let is_fault = matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::Other);
+            if is_fault && let Some(suppressed) = HANDSHAKE_LOG.pass(&self.address.to_string()) {
+                tracing::warn!(service, peer = %self.address, suppressed, "TLS handshake failed: {error}");
+            }
+        };
+        result.inspect_err(log).ok()
     }
 }
 

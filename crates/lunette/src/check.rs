@@ -114,6 +114,22 @@ mod tests {
     }
 
     #[test]
+    fn exports_that_need_no_client_certificate_are_warned_of() {
+        let text = "tls_certificate = \"c.pem\"\ntls_key = \"k.pem\"\nnbd_client_ca = \"ca.pem\"\n\
+                    [[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"1M\"\n\
+                    [[nbd]]\nname = \"a\"\ndisk = \"d\"\nlisten = \"127.0.0.1:10809\"\n\
+                    [[nbd]]\nname = \"b\"\ndisk = \"d\"\nlisten = \"127.0.0.1:10810\"\ntls = true\n\
+                    [[nbd]]\nname = \"c\"\ndisk = \"d\"\nsocket = \"c.sock\"\n";
+        let surroundings = Surroundings::of_this_process();
+        let flags = config::Flags::default();
+        let read = config::parse(Some(("a.toml", text)), &flags, &surroundings);
+        let found = warnings(&read.unwrap_or_else(|mistakes| panic!("{mistakes}")));
+        assert_eq!(found.len(), 1, "{found:?}");
+        let expected = "nbd a: clients at 127.0.0.1:10809 need no certificate";
+        assert!(found[0].starts_with(expected), "{found:?}");
+    }
+
+    #[test]
     fn units_of_controllers_and_of_targets_are_counted() {
         let text = "workers = 1\n[[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"1M\"\n\
                     [[vhost_scsi]]\nname = \"c\"\nsocket = \"c.sock\"\n\

@@ -11,11 +11,13 @@ mod session;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod validity;
 
 pub use client::{ClientFiles, server_name};
 pub use rustls;
 pub use server::{Identity, ServerFiles, ServerTls};
 pub use session::{Decrypted, RECORD_BYTES, Session};
+pub use validity::Validity;
 
 use std::sync::Arc;
 

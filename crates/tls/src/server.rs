@@ -9,6 +9,7 @@ use rustls::server::WebPkiClientVerifier;
 
 use crate::files::{certificates, private_key, store_of};
 use crate::provider;
+use crate::validity::Validity;
 
 /// Files of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +29,7 @@ impl ServerFiles {
     /// The reason why a file is unusable, without any of its content.
     pub fn read(&self) -> Result<Identity, String> {
         let chain = certificates(&self.certificate)?;
+        let validity = Validity::of_chain(&chain);
         let mut content = vec![chain.clone()];
         let key = private_key(&self.key)?;
         let builder = ServerConfig::builder_with_provider(provider())
@@ -54,7 +56,11 @@ impl ServerFiles {
             )
         })?;
         let config = Arc::new(config);
-        Ok(Identity { config, content })
+        Ok(Identity {
+            config,
+            content,
+            validity,
+        })
     }
 }
 
@@ -64,6 +70,14 @@ pub struct Identity {
     config: Arc<ServerConfig>,
     /// The certificates of each file. A new key has a new certificate.
     content: Vec<Vec<CertificateDer<'static>>>,
+    validity: Option<Validity>,
+}
+
+impl Identity {
+    /// Returns the validity of the server's certificates; `None` if it is unknown.
+    pub fn validity(&self) -> Option<Validity> {
+        self.validity
+    }
 }
 
 /// Present identity of a server, shared with its listeners. `None`: connections are not encrypted.
@@ -75,6 +89,18 @@ impl ServerTls {
     pub fn get(&self) -> Option<Arc<ServerConfig>> {
         let identity = self.0.read().unwrap_or_else(PoisonError::into_inner);
         identity.as_ref().map(|present| Arc::clone(&present.config))
+    }
+
+    /// Returns the validity of the certificates; `None` without TLS, or if it is unknown.
+    pub fn validity(&self) -> Option<Validity> {
+        let identity = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        identity.as_ref().and_then(Identity::validity)
+    }
+
+    /// Returns true if clients need a certificate.
+    pub fn checks_clients(&self) -> bool {
+        let identity = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        identity.as_ref().is_some_and(|it| it.content.len() > 1)
     }
 
     /// Replaces the identity for new connections. Returns false if its certificates are the present ones.

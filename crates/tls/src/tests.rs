@@ -148,3 +148,23 @@ fn a_new_configuration_is_for_new_connections() {
     assert!(!Arc::ptr_eq(&listener.get().unwrap(), &first));
     assert!(shared.set(None) && listener.get().is_none());
 }
+
+#[test]
+fn validity_is_that_of_the_certificate() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = Authority::new(folder.path(), "ca").unwrap();
+    let host = ca.issue("host", "DNS:localhost").unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.unwrap().as_secs() as i64;
+    let validity = ServerFiles {
+        certificate: host.certificate,
+        key: host.key,
+        client_ca: None,
+    };
+    let validity = validity.read().unwrap().validity().unwrap();
+    assert!((now - 60..=now).contains(&validity.not_before));
+    assert_eq!(validity.not_after - validity.not_before, 2 * 86400);
+    assert_eq!(validity.fault_at(now), None);
+    assert!(validity.fault_at(now + 3 * 86400).is_some());
+    assert!(validity.fault_at(now - 3600).is_some());
+}

@@ -18,9 +18,6 @@ pub(super) fn open(
     export: &ExportConfig,
     opening: Opening<'_>,
 ) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
-    if let Some(warning) = export.warning() {
-        tracing::warn!(export = export.name, "{warning}");
-    }
     let luns = by_number(&opening.luns(&export.luns)?);
     let chap_users = match opening.users {
         Some(users) => users.clone(),

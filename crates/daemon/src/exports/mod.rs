@@ -216,6 +216,9 @@ pub(crate) fn open(
         inherited,
         users,
     };
+    if let Some(warning) = export.warning(servers.nbd_tls.checks_clients()) {
+        tracing::warn!(export = export.name, "{warning}");
+    }
     let opened = open_device(export, opening);
     let (device, endpoint) = opened.inspect_err(|_| share(pool, &export.name))?;
     Ok(OpenExport {

@@ -60,6 +60,7 @@ pub fn render(status: &Status, statistics: &Statistics) -> String {
     write_disks(&mut page, status, statistics);
     write_listeners(&mut page, status);
     write_refused_logins(&mut page, status);
+    write_certificates(&mut page, status);
     write_jobs(&mut page, statistics);
     write_bitmaps(&mut page, statistics);
     write_exports(&mut page, status);
@@ -267,6 +268,15 @@ fn write_refused_logins(page: &mut Page, status: &Status) {
     }
     for (export, count) in counts {
         refused.sample(&[("export", export)], count);
+    }
+}
+
+fn write_certificates(page: &mut Page, status: &Status) {
+    let help = "End of the validity of a TLS certificate, in seconds since 1970.";
+    let name = "lunette_tls_certificate_expiry_timestamp_seconds";
+    let mut expiry = page.family(name, Kind::Gauge, help);
+    for certificate in &status.certificates {
+        expiry.sample(&[("file", &certificate.file)], certificate.not_after);
     }
 }
 

@@ -10,7 +10,7 @@ use control::statistics::{
     DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, QueueTimeStatistics,
     WorkerStatistics,
 };
-use control::{DiskStatus, ExportStatus, LunStatus, RefusedLogin};
+use control::{CertificateStatus, DiskStatus, ExportStatus, LunStatus, RefusedLogin};
 use latency::{Clock, Labels, QueueTimeline, Stamp, Stamps};
 
 use tls::ServerTls;
@@ -88,6 +88,12 @@ fn status() -> Status {
             address: "192.0.2.77:3260".to_owned(),
             reason: "Cannot assign requested address (os error 99)".to_owned(),
             next_try_seconds: 1,
+        }],
+        certificates: vec![CertificateStatus {
+            file: "/etc/lunette/tls.pem".to_owned(),
+            not_before: 1_700_000_000,
+            not_after: 1_800_000_000,
+            warning: None,
         }],
         refused_logins: ["e", "made-up"]
             .map(|export| RefusedLogin {

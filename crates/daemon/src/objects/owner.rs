@@ -201,6 +201,7 @@ impl Owner {
         // CHAP users must be set before a portal opens.
         let finders = exports::discovery_users(&self.configs.base).map_err(failed)?;
         let identities = certificates::read(&self.configs.base).map_err(failed)?;
+        identities.warn(&self.configs.base);
         self.servers.set_identities(identities);
         if let Some(transports) = self.servers.transports() {
             transports.iscsi.set_discovery_users(finders);
@@ -314,6 +315,7 @@ impl Owner {
         let users = chap_users(&next)?;
         let finders = exports::discovery_users(&next).map_err(|reason| refused(vec![reason]))?;
         let identities = certificates::read(&next).map_err(|reason| refused(vec![reason]))?;
+        identities.warn(&next);
         let before = std::mem::replace(&mut self.configs.base, base);
         let mut result = self.become_(next, options);
         match &mut result {
@@ -325,12 +327,25 @@ impl Owner {
                     .map(|d| d.iscsi.set_discovery_users(finders));
                 result.plan.discovery_users = changed == Some(true);
                 result.plan.certificates = self.servers.set_identities(identities);
+                if result.plan.certificates {
+                    self.warn_of_exports();
+                }
                 result.shadowed = self.configs.overlay().shadowing_lines(&self.configs.base);
             }
             Err(_) => self.configs.base = before,
         }
         self.publish();
         result
+    }
+
+    /// Logs the warnings of all exports after a change of certificates.
+    fn warn_of_exports(&self) {
+        let checks_clients = self.servers.nbd_tls.checks_clients();
+        for export in self.configs.wanted.exports() {
+            if let Some(warning) = export.warning(checks_clients) {
+                tracing::warn!(export = export.name(), "{warning}");
+            }
+        }
     }
 
     /// Checks whether a daemon with another configuration file could serve the present clients.
