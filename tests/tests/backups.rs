@@ -318,6 +318,22 @@ fn nothing_is_left(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
+fn refuses_addresses_without_a_free_port(rig: &Rig) -> Result<()> {
+    refused(
+        rig,
+        &["backup", "begin", "d0", "--pull", "tcp:127.0.0.1:0"],
+        "has port 0",
+    )?;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let taken = format!("tcp:{address}");
+    refused(
+        rig,
+        &["backup", "begin", "d0", "--pull", &taken],
+        &format!("cannot listen on {address}: Address already in use"),
+    )
+}
+
 #[test]
 fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
     let mut rig = two_disks()?;
@@ -338,19 +354,7 @@ fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
         &["backup", "begin", "d0", "--pull", "nonsense"],
         "unix:PATH, or tcp:IP:PORT",
     )?;
-    refused(
-        &rig,
-        &["backup", "begin", "d0", "--pull", "tcp:127.0.0.1:0"],
-        "has port 0",
-    )?;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-    let address = listener.local_addr()?;
-    let taken = format!("tcp:{address}");
-    refused(
-        &rig,
-        &["backup", "begin", "d0", "--pull", &taken],
-        &format!("cannot listen on {address}: Address already in use"),
-    )?;
+    refuses_addresses_without_a_free_port(&rig)?;
     refused(
         &rig,
         &["backup", "begin", "d0", "nodisk", "--pull", &pull],

@@ -130,14 +130,15 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
     let mut reasons = Vec::new();
     let access = config.access.clone();
     let tokens = Tokens::of(&access)?;
-    let can_be_asked = config.control.is_some()
-        || options.control.is_some()
-        || options.inherited_control.is_some()
-        || access.api_listen.is_some();
+    let can_be_asked = can_be_asked(&config, &options);
     let control = bind_control(&config, &mut options, &mut reasons);
     let handover = &mut options.handover;
-    let socket = handover.take(&Item::Api);
-    let api = open_entrance("api", access.api_listen, socket, &mut reasons);
+    let api = open_entrance(
+        "api",
+        access.api_listen,
+        handover.take(&Item::Api),
+        &mut reasons,
+    );
     let socket = handover.take(&Item::Metrics);
     let metrics = open_entrance("metrics", config.metrics_listen, socket, &mut reasons);
     all_well(&reasons)?;
@@ -160,20 +161,16 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         keeps,
         damaged,
         log: options.log,
-        upgrade_command: control
-            .as_ref()
-            .and_then(|bound| upgrade_command(bound.path())),
+        upgrade_command: control.as_ref().and_then(|one| upgrade_command(one.path())),
     });
     take_over_listeners(&overview.servers, &mut options.handover);
     let result = owner.begin(options.inherited, &inbox).map_err(|refusal| {
         overview.servers.end();
-        let reasons = refusal.faults().iter().map(ToString::to_string).collect();
-        StartError { reasons }
+        not_begun(&refusal)
     })?;
     log_shadowed(&result.shadowed);
     resume(options.handover, &overview);
-    let events = owner.events();
-    let event_bus = owner.event_bus.clone();
+    let (events, event_bus) = (owner.events(), owner.event_bus.clone());
     let manager = Manager::start(owner, inbox)
         .map_err(|error| no_thread("for changes of objects", &error))?;
     let asked = Api {
@@ -209,6 +206,19 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
     };
     running.check_reachable()?;
     Ok(running)
+}
+
+fn not_begun(refusal: &Refusal) -> StartError {
+    let reasons = refusal.faults().iter().map(ToString::to_string).collect();
+    StartError { reasons }
+}
+
+/// Returns true if clients can reach the API, so that objects may change.
+fn can_be_asked(config: &Config, options: &StartOptions) -> bool {
+    config.control.is_some()
+        || options.control.is_some()
+        || options.inherited_control.is_some()
+        || config.access.api_listen.is_some()
 }
 
 /// Gives the listening sockets of the previous daemon to the transports.

@@ -27,7 +27,7 @@ pub struct GuestArguments {
     /// Name of the guest. Serial numbers and file names of its disks derive from it
     #[arg(long, default_value = "lunette-guest", help_heading = "Guest")]
     pub name: String,
-    /// Number of virtual CPUs, and their topology as for QEMU's -smp: N[,sockets=N][,cores=N][,threads=N]
+    /// Number of virtual CPUs, and their topology as for QEMU's -smp: `N,sockets=N,cores=N,threads=N`; each part after the first is optional
     #[arg(long, value_name = "N", default_value = "2", help_heading = "Guest")]
     pub smp: Cpus,
     /// Size of the guest's memory, with M or G (powers of 1024)
