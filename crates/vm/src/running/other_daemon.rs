@@ -26,6 +26,7 @@ impl<'a> Daemon<'a> {
     /// Returns a disk and its summary.
     fn disk(&self, name: &str) -> Option<SharedDisk<'_>> {
         Some(SharedDisk {
+            control: self.control,
             disk: self.disks.iter().find(|disk| disk.name == name)?,
             summary: self.status.disks.iter().find(|disk| disk.name == name)?,
         })
@@ -34,6 +35,8 @@ impl<'a> Daemon<'a> {
 
 /// A disk of one of the two daemons.
 struct SharedDisk<'a> {
+    /// Control socket of its daemon.
+    control: &'a Path,
     disk: &'a Disk,
     summary: &'a DiskStatus,
 }
@@ -57,19 +60,42 @@ impl SharedDisk<'_> {
         }
     }
 
+    /// Returns the hint for a lock that keeps the other daemon from the disk.
+    fn lock_hint(&self) -> &'static str {
+        match self.disk.backend.as_str() {
+            "rbd" => "set lock=cooperative for the disk in both daemons",
+            _ => "set lock=while-active for the disk in both daemons",
+        }
+    }
+
+    fn is_in_memory(&self) -> bool {
+        matches!(self.disk.backend.as_str(), "ram" | "null")
+    }
+
+    /// Returns true if the disk is a file or an image in a file.
+    fn is_file(&self) -> bool {
+        matches!(self.disk.backend.as_str(), "file" | "image")
+    }
+
+    fn path(&self) -> &str {
+        self.summary.path.as_deref().unwrap_or("none")
+    }
+
     /// Returns false if the storage of two disks of the same kind differs.
     fn may_be(&self, other: &SharedDisk<'_>) -> bool {
         let identity = |one: &SharedDisk<'_>| one.disk.status.as_ref().map(|s| s.identity.clone());
         let is_same = identity(self).is_some_and(|identity| !identity.is_empty())
             && identity(self) == identity(other);
-        let is_file = matches!(
-            self.disk.backend.as_str(),
-            "file" | "image" | "scsi_generic"
-        );
+        // A relative path depends on the daemon, the name of an RBD image on the cluster.
+        let needs_root = self.is_file() || self.disk.backend == "scsi_generic";
+        let is_same_cluster = self.disk.backend != "rbd"
+            || ["conf", "mon_host"]
+                .iter()
+                .all(|key| self.disk.keys.text(key) == other.disk.keys.text(key));
         let path = self.summary.path.as_deref();
-        let is_same_path = path.is_some_and(|path| !is_file || Path::new(path).is_absolute())
+        let is_same_path = path.is_some_and(|path| !needs_root || Path::new(path).is_absolute())
             && path == other.summary.path.as_deref();
-        self.disk.backend != other.disk.backend || is_same || is_same_path
+        is_same || (is_same_path && is_same_cluster)
     }
 }
 
@@ -123,31 +149,64 @@ pub(super) fn check(from: &Path, to: &Path, moved: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// Compares the storage of two disks: the identity or path if they have the same back end, otherwise the size. With the same back end, the
+/// second daemon may show an old size.
+fn check_storage(here: &SharedDisk<'_>, there: &SharedDisk<'_>) -> Result<()> {
+    let hint = format!(
+        "add the disk again in the daemon at {} with backend {} and path {}",
+        there.control.display(),
+        here.disk.backend,
+        here.path()
+    );
+    if here.disk.backend == there.disk.backend {
+        ensure!(
+            here.may_be(there),
+            "the storage is another one: {} instead of {}; hint: {hint}",
+            there.path(),
+            here.path()
+        );
+        return Ok(());
+    }
+    ensure!(
+        !(here.is_file() && there.is_file()),
+        "the back end is {} instead of {}; hint: {hint}",
+        there.disk.backend,
+        here.disk.backend
+    );
+    let (ours, theirs) = (here.summary.size, there.summary.size);
+    ensure!(
+        ours == theirs,
+        "the disk has {theirs} bytes instead of {ours}; hint: set the same size in both daemons"
+    );
+    Ok(())
+}
+
 /// Checks that the disk `there` can replace `here` under a guest.
 fn check_disk(here: &SharedDisk<'_>, there: &SharedDisk<'_>) -> Result<()> {
-    const LOCK: &str = "set lock=while-active for the disk in both daemons";
     ensure!(
-        !matches!(here.disk.backend.as_str(), "ram" | "null"),
+        !here.is_in_memory() && !there.is_in_memory(),
         "the disk is in the memory of one daemon; hint: use a file or an image that both daemons reach"
     );
+    let yields = here.yields() && there.yields();
     let summary = there.summary;
+    if summary.state != "ready" {
+        let hint = match yields {
+            true => format!("lunette status --socket {}", there.control.display()),
+            false => here.lock_hint().to_owned(),
+        };
+        bail!(
+            "the disk is {}: {}; hint: {hint}",
+            summary.state,
+            summary.reason.as_deref().unwrap_or("no reason given")
+        );
+    }
+    check_storage(here, there)?;
     ensure!(
-        summary.state == "ready",
-        "the disk is {}: {}; hint: {LOCK}",
-        summary.state,
-        summary.reason.as_deref().unwrap_or("no reason given")
-    );
-    ensure!(
-        here.may_be(there),
-        "the storage is another one: {} instead of {}; hint: add the disk again with the path of the other daemon",
-        summary.path.as_deref().unwrap_or("none"),
-        here.summary.path.as_deref().unwrap_or("none"),
-    );
-    ensure!(
-        here.disk.backend != there.disk.backend || (here.yields() && there.yields()),
-        "lock={} and lock={} do not follow the guest; hint: {LOCK}",
+        here.disk.backend != there.disk.backend || yields,
+        "lock={} and lock={} do not follow the guest; hint: {}",
         here.lock(),
-        there.lock()
+        there.lock(),
+        here.lock_hint()
     );
     let shown = |one: &SharedDisk<'_>| {
         let wwn = one.disk.status.as_ref().map_or("", |status| &status.wwn);
@@ -179,7 +238,8 @@ mod tests {
         for (key, value) in changes {
             disk[key] = value.clone();
         }
-        let keys = ["backend", "lock"].map(|key| (key.to_owned(), disk[key].clone()));
+        let keys = ["backend", "lock", "conf", "mon_host"];
+        let keys = keys.map(|key| (key.to_owned(), disk[key].clone()));
         let mut body = Disk::new("d", disk["backend"].as_str().unwrap(), keys.to_vec());
         body.status = Some(serde_json::from_value(disk.clone()).unwrap());
         (body, serde_json::from_value(disk).unwrap())
@@ -188,8 +248,15 @@ mod tests {
     /// Returns the refusal of a disk of the second daemon, or an empty text.
     fn refusal(here: &[(&str, Value)], there: &[(&str, Value)]) -> String {
         let (here, there) = (disk(here), disk(there));
-        let shared = |(disk, summary)| SharedDisk { disk, summary };
-        let checked = check_disk(&shared((&here.0, &here.1)), &shared((&there.0, &there.1)));
+        let shared = |(disk, summary), control| SharedDisk {
+            control: Path::new(control),
+            disk,
+            summary,
+        };
+        let checked = check_disk(
+            &shared((&here.0, &here.1), "A"),
+            &shared((&there.0, &there.1), "B"),
+        );
         checked
             .err()
             .map(|error| error.to_string())
@@ -220,11 +287,34 @@ mod tests {
             ),
             (
                 &[],
+                &[("backend", json!("null"))],
+                "in the memory of one daemon",
+            ),
+            (
+                &[],
                 &[("state", json!("unavailable"))],
+                "hint: lunette status --socket B",
+            ),
+            (
+                &[],
+                &[("state", json!("unavailable")), ("lock", json!("always"))],
                 "hint: set lock=while-active",
             ),
-            // The disk is copied to the other daemon's file over iSCSI.
+            // One daemon reaches the other one's file over iSCSI.
             (&[("backend", json!("iscsi"))], &other_path, ""),
+            (
+                &[("backend", json!("iscsi"))],
+                &[("size", json!(1 << 19))],
+                "the disk has 524288 bytes instead of 1048576",
+            ),
+            // A daemon that does not use a disk shows the size of its last use.
+            (&[], &[("size", json!(1 << 19))], ""),
+            // The guest would write raw data over the image.
+            (
+                &[("backend", json!("image"))],
+                &[],
+                "hint: add the disk again in the daemon at B with backend image and path /vm/d.raw",
+            ),
         ] {
             let refused = refusal(here, there);
             assert_eq!(refused.is_empty(), reason.is_empty(), "{refused}");
@@ -248,5 +338,29 @@ mod tests {
             let rbd = lock("rbd", word);
             assert_eq!(!refusal(&rbd, &rbd).is_empty(), is_refused, "{word}");
         }
+    }
+
+    #[test]
+    fn rbd_images_of_different_clusters_are_different_disks() {
+        let image = |identity: &str, conf: &str, monitors: &str| {
+            [
+                ("backend", json!("rbd")),
+                ("lock", json!("cooperative")),
+                ("path", json!("rbd/d")),
+                ("identity", json!(identity)),
+                ("conf", json!(conf)),
+                ("mon_host", json!(monitors)),
+            ]
+        };
+        let here = image("", "/a.conf", "10.0.0.1");
+        assert_eq!(refusal(&here, &here), "");
+        for there in [
+            image("", "/b.conf", "10.0.0.1"),
+            image("", "/a.conf", "10.0.0.2"),
+        ] {
+            assert!(refusal(&here, &there).contains("the storage is another one"));
+        }
+        let known = image("I", "/a.conf", "10.0.0.1");
+        assert_eq!(refusal(&known, &image("I", "/b.conf", "10.0.0.1")), "");
     }
 }
