@@ -77,8 +77,10 @@ struct Uses {
     /// Number of failed attempts to take the locks, and the error of the last one.
     failures: u64,
     error: Option<(io::ErrorKind, String)>,
-    /// Error of the last release, until one succeeds or the disk is used again.
+    /// Error of the last release, until one succeeds or the locks are taken again.
     release_error: Option<String>,
+    /// A thread will try a failed release again.
+    has_retry: bool,
     /// Called after the present attempt.
     wakes: Vec<Wake>,
 }
@@ -114,7 +116,7 @@ impl TurnLock {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next attempt to release the locks. Returns false if it is not needed any more.
+    /// Waits for the next attempt to release the locks. Returns false if it is not needed any more; the thread that tries again ends.
     fn wait_to_release(&self, delay: Duration) -> bool {
         let has_failed = |uses: &mut Uses| uses.state == LockState::ReleaseFailed;
         let waited = self
@@ -122,8 +124,9 @@ impl TurnLock {
             .wait_timeout_while(self.uses(), delay, has_failed);
         let mut uses = waited.unwrap_or_else(PoisonError::into_inner).0;
         let is_needed = has_failed(&mut uses);
-        if is_needed {
-            uses.state = LockState::Unlocking;
+        match is_needed {
+            true => uses.state = LockState::Unlocking,
+            false => uses.has_retry = false,
         }
         is_needed
     }
@@ -278,7 +281,7 @@ impl LockWait {
             let of_thread = device.clone();
             let started = lock.calls.make(Box::new(move || change_locks(&of_thread)));
             if let Err(error) = started {
-                lock_failed(lock, &error, None);
+                start_failed(device, lock, &error);
             }
         }
         Some(wait)
@@ -295,7 +298,6 @@ impl LockWait {
         let must_lock = matches!(uses.state, LockState::Unlocked | LockState::ReleaseFailed);
         if must_lock {
             uses.state = LockState::Locking;
-            uses.release_error = None;
             lock.changed.notify_all();
         }
         if uses.state != LockState::Locked {
@@ -346,7 +348,8 @@ fn change_locks_once(device: &dyn TurnLocks) -> LockState {
             LockState::Locking => {
                 if let Err(error) = device.begin_turn() {
                     // A part of the locks may be taken.
-                    return lock_failed(lock, &error, device.end_turn().err());
+                    let kept = device.end_turn().err().map(|error| error.to_string());
+                    return lock_failed(lock, &error, kept);
                 }
                 users.turn(Turn::Begun);
                 let mut uses = lock.uses();
@@ -355,6 +358,7 @@ fn change_locks_once(device: &dyn TurnLocks) -> LockState {
                     _ => LockState::Locked,
                 };
                 uses.state = next;
+                uses.release_error = None;
                 wake_all(lock, uses);
                 next
             }
@@ -391,40 +395,52 @@ fn log_release(object: &str, before: Option<String>, error: Option<String>) {
     }
 }
 
-/// Starts a thread that releases the locks when the cause of the failure is gone. It ends when the disk is used again or removed.
+/// Starts a thread that releases the locks when the cause of the failure is gone, unless there is one. It ends when the disk is used again
+/// or removed.
 fn release_later(device: &Arc<dyn TurnLocks>) {
     let Some(lock) = device.users().lock.clone() else {
         return;
     };
+    if std::mem::replace(&mut lock.uses().has_retry, true) {
+        return;
+    }
+    let of_thread = lock.clone();
     let weak = Arc::downgrade(device);
     let release = move || {
         let mut backoff = Backoff::new(RELEASE_DELAY, RELEASE_DELAY_MAX);
-        while lock.wait_to_release(backoff.pause()) {
+        while of_thread.wait_to_release(backoff.pause()) {
             // The drop of a removed disk closes its file or image, and with it the locks.
             let Some(device) = weak.upgrade() else {
                 return;
             };
-            if change_locks_once(&*device) != LockState::ReleaseFailed {
-                return;
-            }
+            change_locks_once(&*device);
         }
     };
     let thread = std::thread::Builder::new().name("lock-release".to_owned());
     if let Err(error) = thread.spawn(release) {
+        lock.uses().has_retry = false;
         let object = device.object();
         tracing::warn!("{object}: cannot start a thread to release the locks: {error}");
     }
 }
 
-/// Ends an attempt to take the locks. `kept`: error of the release of those that were taken. Returns the new state.
-fn lock_failed(lock: &TurnLock, error: &io::Error, kept: Option<io::Error>) -> LockState {
+/// Ends an attempt to take the locks without a thread. Locks whose release has failed before are still held.
+fn start_failed(device: &Arc<dyn TurnLocks>, lock: &TurnLock, error: &io::Error) {
+    let kept = lock.uses().release_error.clone();
+    if lock_failed(lock, error, kept) == LockState::ReleaseFailed {
+        release_later(device);
+    }
+}
+
+/// Ends an attempt to take the locks. `kept`: error of the release of those that are held. Returns the new state.
+fn lock_failed(lock: &TurnLock, error: &io::Error, kept: Option<String>) -> LockState {
     let mut uses = lock.uses();
     let state = match kept {
         Some(_) => LockState::ReleaseFailed,
         None => LockState::Unlocked,
     };
     uses.state = state;
-    uses.release_error = kept.map(|kept| kept.to_string());
+    uses.release_error = kept;
     uses.failures += 1;
     uses.error = Some((error.kind(), error.to_string()));
     wake_all(lock, uses);
@@ -542,6 +558,30 @@ mod tests {
         let removed = Arc::downgrade(&locks);
         drop(locks);
         wait_until(|| removed.strong_count() == 0);
+    }
+
+    #[test]
+    fn locks_stay_held_if_no_thread_can_take_them_again() {
+        let locks = Locks::new(u32::MAX);
+        let device: Arc<dyn TurnLocks> = locks.clone();
+        let lock = locks.users.lock.clone().unwrap();
+        let is = |state| wait_until(|| lock.uses().state == state);
+        drop(InUse::begin(device.clone()).unwrap());
+        let wait = loop {
+            is(LockState::ReleaseFailed);
+            // The thread may be trying again at this moment.
+            if let (wait, true) = LockWait::register(&device, &lock, None) {
+                break wait;
+            }
+        };
+        start_failed(&device, &lock, &io::ErrorKind::OutOfMemory.into());
+        assert!(wait.result().is_err());
+        assert!(locks.users.release_error().is_some());
+        drop(wait);
+        locks.failures.store(0, Ordering::Relaxed);
+        is(LockState::Unlocked);
+        assert_eq!(locks.users.release_error(), None);
+        wait_until(|| !lock.uses().has_retry);
     }
 
     #[test]
