@@ -242,8 +242,13 @@ fn check_listeners(config: &Config, to: &mut Report<'_>) {
         let listeners = socket.into_iter().chain(address);
         // The export is compared with the first one of the listener, and with the first one of its name there.
         let keys = listeners.flat_map(|key| [(key, None), (key, Some(export.export_name()))]);
-        let others = keys.map(|key| *first.entry(key).or_insert(export));
-        let mut others = others.filter(|other| !std::ptr::eq(*other, export));
+        // Collected, because each key must be in the map, also after a conflict.
+        let others: Vec<&ExportConfig> = keys
+            .map(|key| *first.entry(key).or_insert(export))
+            .collect();
+        let mut others = others
+            .into_iter()
+            .filter(|other| !std::ptr::eq(*other, export));
         if let Some(reason) = others.find_map(|other: &ExportConfig| export.conflict(other)) {
             to.add(ValueId::Export(index, "export_name"), &reason, |mistake| {
                 mistake
@@ -388,6 +393,26 @@ mod tests {
         ];
         let expected = expected.map(|(at, message)| (at.to_owned(), message.to_owned()));
         assert_eq!(conflicts, expected);
+    }
+
+    #[test]
+    fn each_listener_of_an_export_is_compared_with_later_ones() {
+        let conflicts = conflicts_of(serde_json::json!({
+            "disks": [{"name": "d", "backend": "ram", "size": 512}],
+            "exports": [
+                {"kind": "nbd", "name": "a", "disk": "d", "socket": "/run/n", "export_name": "x"},
+                {"kind": "nbd", "name": "b", "disk": "d", "socket": "/run/n", "listen": "127.0.0.1:1", "export_name": "x"},
+                {"kind": "nbd", "name": "c", "disk": "d", "listen": "127.0.0.1:1", "export_name": "x"},
+            ],
+        }));
+        let messages: Vec<&str> = conflicts.iter().map(|(_, text)| text.as_str()).collect();
+        assert_eq!(
+            messages,
+            [
+                "nbd b: listener /run/n already has an export \"x\", of a",
+                "nbd c: listener 127.0.0.1:1 already has an export \"x\", of b",
+            ]
+        );
     }
 
     #[test]
