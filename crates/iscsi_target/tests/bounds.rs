@@ -288,9 +288,12 @@ fn idle_connections_keep_no_memory_of_their_session() {
         assert!(answers(&mut client, 4).iter().all(|done| done.status == 0));
         since.elapsed()
     };
-    reads_at_once(0);
+    let usual = reads_at_once(0);
     let elapsed = reads_at_once(1);
-    assert!(elapsed < 3 * DELAY, "one after the other: {elapsed:?}");
+    assert!(
+        elapsed < usual + 2 * DELAY,
+        "one after the other: {elapsed:?}"
+    );
 }
 
 #[test]

@@ -17,16 +17,20 @@ const GROUP_RATIO: i64 = 3;
 pub struct MemoryBudget {
     /// Bytes not leased. Negative if unavoidable allocations exceeded the limit.
     left: AtomicI64,
-    /// Number of connections that wait because the limit is reached.
-    short: AtomicUsize,
+    short: Short,
 }
+
+/// Number of connections that wait because the limit is reached. Each request of every connection reads it, so it has a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Short(AtomicUsize);
 
 impl MemoryBudget {
     /// Creates a limit of `bytes` bytes.
     pub fn new(bytes: usize) -> Arc<MemoryBudget> {
         Arc::new(MemoryBudget {
             left: AtomicI64::new(i64::try_from(bytes).unwrap_or(i64::MAX)),
-            short: AtomicUsize::new(0),
+            short: Short::default(),
         })
     }
 }
@@ -77,7 +81,7 @@ impl GroupMemory {
 
     /// Returns the counter of connections that wait because the budget is used up.
     pub(crate) fn short(&self) -> &AtomicUsize {
-        &self.budget.short
+        &self.budget.short.0
     }
 
     /// Leases `bytes` bytes if the group then holds at most its part of the budget.

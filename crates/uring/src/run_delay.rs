@@ -4,8 +4,8 @@
 
 use std::fs::File;
 
-/// Run delay that is assumed for each involuntary context switch if the kernel does not measure it, in nanoseconds.
-const DELAY_OF_SWITCH_NS: u64 = 1_000_000;
+/// Run delay that is assumed for each involuntary context switch if the kernel does not measure it, in nanoseconds: a time slice.
+const DELAY_OF_SWITCH_NS: u64 = 3_000_000;
 
 /// Counters since the thread started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

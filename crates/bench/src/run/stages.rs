@@ -58,8 +58,17 @@ fn export_of(subject: &Subject, status: &control::Status) -> Option<String> {
             ServerAddress::Unix(path) => path.canonicalize().ok(),
             ServerAddress::Tcp { .. } => None,
         };
-        let is_named = |name: &str| address.export.is_empty() || name == address.export;
-        exports.find(|one| one.kind == "nbd" && is_named(&one.name) && socket(one) == wanted)?
+        // Clients may see the export by another name than the daemon's.
+        let of_server: Vec<&ExportStatus> = exports
+            .filter(|one| one.kind == "nbd" && socket(one) == wanted)
+            .collect();
+        let find = |matches: &dyn Fn(&ExportStatus) -> bool| {
+            of_server.iter().copied().find(|one| matches(one))
+        };
+        let only = of_server.first().copied().filter(|_| of_server.len() == 1);
+        find(&|one| one.name == address.export)
+            .or_else(|| find(&|one| one.luns.iter().any(|lun| lun.disk == address.export)))
+            .or(only)?
     } else {
         let wanted = subject.path.canonicalize().ok()?;
         exports.find(|one| socket(one).as_ref() == Some(&wanted))?

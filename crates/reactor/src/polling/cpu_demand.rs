@@ -110,7 +110,7 @@ impl CpuDemand {
             self.pause = (self.pause * 2).min(self.pause_max);
             return true;
         }
-        if now.since(*since) >= self.pause {
+        if self.waited == 0 && now.since(*since) >= self.pause {
             self.pause = self.pause_first;
         }
         false
@@ -178,6 +178,25 @@ mod tests {
         disturb(&mut demand, &mut now);
         assert!(!demand.permits(Stamp(now + 32 * MS - 1)));
         assert!(demand.permits(Stamp(now + 32 * MS)));
+    }
+
+    #[test]
+    fn thread_that_needs_an_eighth_of_the_cpu_suspends_polling_for_longer_each_time() {
+        let mut demand = demand();
+        let (mut now, mut waited) = (0, 0);
+        for pause in [32, 64, 128] {
+            assert!(demand.permits(Stamp(now)));
+            demand.read(Stamp(now), delay(waited, 0));
+            // 3 ms of every 24 ms.
+            let suspended = (1..100).find(|reading| {
+                now += 6 * MS;
+                waited += if reading % 4 == 0 { 3 * MS } else { 0 };
+                demand.read(Stamp(now), delay(waited, 0))
+            });
+            assert!(suspended.is_some());
+            now += pause * MS;
+            assert!(!demand.permits(Stamp(now - 1)), "pause of {pause} ms");
+        }
     }
 
     #[test]
