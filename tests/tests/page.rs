@@ -408,28 +408,12 @@ fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
 }
 
 /// Returns the program of axe-core, which checks pages for WCAG. The page's lock file pins its version.
-fn axe_program(scratch: &Scratch) -> Result<String> {
-    let folder = scratch.file("axe");
-    std::fs::create_dir(&folder)?;
-    for name in ["package.json", "package-lock.json"] {
-        let file = vm::workspace().join("crates/page/web").join(name);
-        std::fs::copy(file, folder.join(name))?;
-    }
-    let installed = Command::new("npm")
-        .args([
-            "ci",
-            "--ignore-scripts",
-            "--no-audit",
-            "--omit=optional",
-            "--silent",
-        ])
-        .current_dir(&folder)
-        .output()
-        .context("cannot run npm; hint: apt-get install npm")?;
-    ensure!(installed.status.success(), "{installed:?}");
-    Ok(std::fs::read_to_string(
-        folder.join("node_modules/axe-core/axe.min.js"),
-    )?)
+fn axe_program() -> Result<String> {
+    let file = vm::workspace().join("crates/page/web/node_modules/axe-core/axe.min.js");
+    std::fs::read_to_string(&file).with_context(|| {
+        let file = file.display();
+        format!("cannot read {file}; hint: scripts/setup test, which installs it with npm")
+    })
 }
 
 /// Checks the elements below a selector with axe-core, which is loaded in the page.
@@ -504,7 +488,7 @@ fn each_view_of_the_page_fits_and_is_accessible() -> Result<()> {
     let mirror = ["disk", "mirror", "d7", &target, "--speed", "100K"];
     shown.rig.daemon.lunette(&mirror)?;
     let scratch = Scratch::new()?;
-    let axe = axe_program(&scratch)?;
+    let axe = axe_program()?;
     for (size, scheme) in [((1280, 900), "light"), ((360, 740), "dark")] {
         let browser = Browser::open(&scratch, size)?;
         let dark =

@@ -73,13 +73,15 @@ pub(crate) fn examine(question: &Question, findings: &mut Vec<Finding>) {
     findings.extend(suspensions(workers));
 }
 
-/// Returns the worker with the largest value among those that match.
+/// Returns the worker with the largest value among those that match. Daemons of earlier versions count sleeps, but no times.
 fn worst(
     workers: &[WorkerUse],
     matches: impl Fn(&WorkerUse) -> bool,
     value: impl Fn(&WorkerUse) -> f64,
 ) -> Option<&WorkerUse> {
-    let some = workers.iter().filter(|one| matches(one));
+    let some = workers
+        .iter()
+        .filter(|one| one.total() > 0.0 && matches(one));
     some.max_by(|a, b| value(a).total_cmp(&value(b)))
 }
 
@@ -204,6 +206,15 @@ mod tests {
             ..idle
         };
         assert_eq!(checks(disturbed), [("shared_cpu", false)]);
+    }
+
+    #[test]
+    fn workers_without_times_get_no_advice() {
+        let earlier = WorkerUse {
+            sleeps: 5,
+            ..WorkerUse::default()
+        };
+        assert_eq!(checks(earlier), []);
     }
 
     #[test]

@@ -56,6 +56,16 @@ pub enum Ports<'a> {
     },
 }
 
+/// Checks that the kernel of the small system has the module that a word of the user needs.
+pub fn check_module(word: &str, module: &str, hint: &str) -> Result<(), Failure> {
+    match vm::kernel().map_err(failed)?.has_module(module) {
+        true => Ok(()),
+        false => Err(Failure::because(format!(
+            "{word}: the kernel of the small guest system has no module {module}; hint: {hint}"
+        ))),
+    }
+}
+
 /// Checks that the kernel of the small system has the modules for ATA disks. Returns true if the guest has such disks.
 fn has_ata(topology: &Topology) -> Result<bool, Failure> {
     let mut has_ata = false;
@@ -66,12 +76,8 @@ fn has_ata(topology: &Topology) -> Result<bool, Failure> {
             _ => continue,
         };
         has_ata = true;
-        if !vm::kernel().map_err(failed)?.has_module(module) {
-            return Err(Failure::because(format!(
-                "{}: the kernel of the small guest system has no module {module}; hint: via=ide, or --system FILE with another kernel",
-                group.word
-            )));
-        }
+        let hint = "via=ide, or --system FILE with another kernel";
+        check_module(&group.word, module, hint)?;
     }
     Ok(has_ata)
 }

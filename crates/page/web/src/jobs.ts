@@ -26,7 +26,7 @@ function actionsOf(job: Job): Action[] {
   const body = (value: Value) => ({ speed: speedOf(value).speed ?? 0 });
   const present = job.speed ? String(job.speed) : "";
   const speed = { name: "speed", note: "Applies at once.", method: "PUT", path, fields: [{ ...SPEED, value: present }], body };
-  if (isServed(job.backup)) return [];
+  if (isServed(job.backup) && job.state !== "failed") return [];
   switch (job.state) {
     case "running":
       return [set("pause", true, "The job continues when it is resumed."), speed, cancel];

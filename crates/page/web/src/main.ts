@@ -18,12 +18,15 @@ import type { Happened, Moment, Report } from "./types";
 /** Moments between two looks at what is requested now and then. */
 const SELDOM = 5;
 const RETRY = 1000;
+/** Time in milliseconds in which events of jobs are collected. */
+const COLLECTED = 300;
 
 const history = new History();
 /** May be of a disk that comes only with the next moment. */
 let wanted: string | null = null;
 let chosen: string | null = null;
 let moments = 0;
+let collecting: ReturnType<typeof setTimeout> | undefined;
 /** Time of the last moment, in seconds since 1970. */
 let lastAnswer = 0;
 
@@ -93,12 +96,20 @@ async function seen(moment: Moment): Promise<void> {
   moments += 1;
 }
 
+/** Shows backups and bitmaps once for all events of a short time. */
+function showBackupsSoon(): void {
+  collecting ??= setTimeout(() => {
+    collecting = undefined;
+    showBackups().then(showBitmaps);
+  }, COLLECTED);
+}
+
 async function heard(event: string, data: string): Promise<void> {
   if (event === "moment") await seen(JSON.parse(data));
   else if (event !== "missed") {
     showEvent(JSON.parse(data) as Happened);
     // Jobs create bitmaps and belong to backups.
-    if (event.startsWith("job.")) showBackups().then(showBitmaps);
+    if (event.startsWith("job.")) showBackupsSoon();
   }
 }
 

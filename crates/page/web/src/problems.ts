@@ -31,6 +31,9 @@ function itemOf(problem: Problem, now: Moment, choose: (disk: string) => void): 
 const SLOW_NS = 5e8;
 const EXAMINED = 5;
 
+/** Rounds down to a power of two times the limit: a text that changes each second would replace the list and move the focus. */
+const rounded = (ns: number) => SLOW_NS * 2 ** Math.floor(Math.log2(ns / SLOW_NS));
+
 /** Returns a warning for each disk whose 99th percentile has been high for some seconds. The daemon does not judge latencies. */
 export function slowDisks(now: Moment, history: History): Problem[] {
   return now.status.disks.flatMap(({ name }): Problem[] => {
@@ -40,7 +43,7 @@ export function slowDisks(now: Moment, history: History): Problem[] {
     const [stage] = history.stages(name).sort((a, b) => b[1] - a[1]);
     const isStorage = stage?.[0] === "reaped" ? ", the time of the storage" : "";
     const where = stage ? `; most of the time passes in the stage ${stage[0]}${isStorage}` : "";
-    const problem = `disk ${name} is slow: 1 % of its requests take longer than ${time(least)}${where}`;
+    const problem = `disk ${name} is slow: 1 % of its requests take longer than ${time(rounded(least))}${where}`;
     return [{ severity: "warning", object: "slow disk", name, problem, hint: `lunette latency ${name} --slowest` }];
   });
 }

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::content::Content;
 use super::engine::{Study, accelerator, on_file_system, study_folder, turn_time};
+use super::matrix::check_drivers;
 use super::report::{
     Class, caution, disturbed, fill_page, interrupted, json, notes, text, too_few, turns,
     write_json,
@@ -217,6 +218,7 @@ fn cases(arguments: &CompareArguments) -> Vec<Case> {
 
 fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
     let turn = turn_time("--turn-time", arguments.turn_time)?;
+    check_drivers(&arguments.baseline)?;
     let folder = study_folder(
         &arguments.folder,
         Some("choose a --folder on another file system"),

@@ -25,6 +25,7 @@ use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 use crate::vm::bench::{for_disks, with_overrides};
 use crate::vm::failed;
+use crate::vm::planned::check_module;
 
 /// `lunette vm matrix`
 #[derive(Debug, Args)]
@@ -177,6 +178,14 @@ fn cases(arguments: &MatrixArguments) -> Result<Vec<Case>, Failure> {
     Ok(cases.collect())
 }
 
+/// Checks that the guests of a study have drivers for the disks of `--baseline`.
+pub(super) fn check_drivers(words: &[String]) -> Result<(), Failure> {
+    match words.iter().any(|word| word == "ahci") {
+        true => check_module("--baseline ahci", "ahci", "--baseline ide"),
+        false => Ok(()),
+    }
+}
+
 fn check_baselines(arguments: &MatrixArguments) -> Result<(), Failure> {
     let (words, disks) = (&arguments.baseline, arguments.disks);
     if !words.is_empty() && !arguments.threads.contains(&0) {
@@ -188,7 +197,7 @@ fn check_baselines(arguments: &MatrixArguments) -> Result<(), Failure> {
         true => Err(Failure::mistake(format!(
             "--baseline ide: an IDE controller has at most 4 disks, not {disks}; hint: --disks 4"
         ))),
-        false => Ok(()),
+        false => check_drivers(words),
     }
 }
 
