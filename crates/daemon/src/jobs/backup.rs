@@ -90,7 +90,7 @@ pub(super) struct Pull {
     incremental: Option<Incremental>,
 }
 
-fn take<T>(cell: &Mutex<Option<T>>) -> Option<T> {
+pub(super) fn take<T>(cell: &Mutex<Option<T>>) -> Option<T> {
     cell.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
@@ -462,11 +462,17 @@ impl Jobs {
             // A repeated request waits for the same end.
             Stage::Ending => return Ok(jobs),
             Stage::Running => {
+                // A job that ends because of a failure has a reason already.
+                let has_reason = |job: &Job| job.body().reason.is_some();
                 let ended = jobs
                     .iter()
-                    .find(|job| job.has_ended() || job.is_cancelled());
+                    .find(|job| job.has_ended() || job.is_cancelled() || has_reason(job));
                 ended.map(|job| match job.body().reason {
-                    Some(reason) => format!("has failed on disk {}: {reason}", job.disk),
+                    Some(reason) => {
+                        let named = format!("disk {}: ", job.disk);
+                        let reason = reason.strip_prefix(&named).unwrap_or(&reason);
+                        format!("has failed on disk {}: {reason}", job.disk)
+                    }
                     None => format!("has ended on disk {}", job.disk),
                 })
             }

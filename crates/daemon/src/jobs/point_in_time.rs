@@ -110,6 +110,29 @@ impl PointOfDisk {
     }
 }
 
+/// Ends points in time in parallel: a disk whose I/O hangs does not delay the others. Returns when all have ended.
+pub(super) fn end_all<'a>(points: impl Iterator<Item = &'a PointOfDisk>) {
+    let points: Vec<&PointOfDisk> = points.collect();
+    for one in &points {
+        one.point.end();
+    }
+    std::thread::scope(|scope| {
+        let mut points = points;
+        points.retain(|one| {
+            let thread = std::thread::Builder::new()
+                .name("job".to_owned())
+                .stack_size(bdev::STACK_BYTES);
+            let end = {
+                let one = *one;
+                move || one.end()
+            };
+            thread.spawn_scoped(scope, end).is_err()
+        });
+        // Their threads did not start.
+        points.into_iter().for_each(PointOfDisk::end);
+    });
+}
+
 /// Returns folders of the scratch file in the order of preference.
 fn default_folders(context: &Context, config: &DiskConfig) -> Vec<PathBuf> {
     let of_disk = config.backend.file().and_then(Path::parent);

@@ -7,6 +7,7 @@ use jobs::points::{Action, Begin, Layers};
 use super::Context;
 use super::backup::{BackupOfJob, Prepared, Stage};
 use super::exchange::Change;
+use super::point_in_time::end_all;
 use crate::objects::{NewDevice, Refusal};
 
 struct Driver<'a> {
@@ -70,7 +71,7 @@ impl Driver<'_> {
             }
             Action::Enter => return self.backup.enter(Stage::Running),
             Action::Unexport => self.disks.iter().for_each(|one| one.unserve(self.context)),
-            Action::EndPoints => self.disks.iter().for_each(|one| one.point.end()),
+            Action::EndPoints => end_all(self.disks.iter().map(|one| &one.point)),
             Action::Discard => {
                 let ending = Refusal::Ending;
                 let refusal = self.refusal.as_ref().unwrap_or(&ending);

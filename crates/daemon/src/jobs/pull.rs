@@ -1,20 +1,23 @@
 //! Drives [`jobs::pull`]: serves points in time over NBD until the backup is ended, on one thread for all its disks.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use control::objects::JobState;
 use jobs::pull::{Action, Pull};
 use jobs::{Early, Event, Now, Outcome};
 
-use super::backup::{Prepared, finish};
+use super::backup::{Prepared, finish, take};
 use super::exchange::failed;
+use super::point_in_time::end_all;
 use super::{Context, Job};
 
 struct Driver<'a> {
     context: &'a Context,
     jobs: Vec<Arc<Job>>,
-    /// `None`: the disk has lost its point in time, and its job has ended.
+    /// `None`: the disk has lost its point in time.
     disks: Vec<Option<Prepared>>,
+    /// Another thread ends the job of a disk that has lost its point in time.
+    are_leaving: Vec<bool>,
     /// Reasons of the lost points in time.
     lost: Vec<Option<String>>,
 }
@@ -29,6 +32,7 @@ pub(super) fn serve(context: &Context, prepared: Vec<Prepared>) {
     let mut driver = Driver {
         context,
         lost: vec![None; jobs.len()],
+        are_leaving: vec![false; jobs.len()],
         jobs,
         disks: prepared.into_iter().map(Some).collect(),
     };
@@ -39,17 +43,24 @@ pub(super) fn serve(context: &Context, prepared: Vec<Prepared>) {
     };
     // The files are free before the end of the jobs is announced.
     driver.disks.clear();
-    for job in driver.jobs.iter().filter(|job| !job.has_ended()) {
+    for job in driver.jobs() {
         finish(job, &context.event_bus, state, reason.clone());
     }
 }
 
 impl Driver<'_> {
+    /// Returns the jobs that this thread ends.
+    fn jobs(&self) -> impl Iterator<Item = &Arc<Job>> {
+        let all = self.jobs.iter().zip(&self.are_leaving);
+        all.filter(|(_, is_leaving)| !**is_leaving)
+            .map(|(job, _)| job)
+    }
+
     fn run(&mut self) -> Outcome {
         let mut machine = Pull::new(self.jobs.len());
         let mut event = Event::Done;
         loop {
-            let Some(job) = self.jobs.iter().find(|job| !job.has_ended()).cloned() else {
+            let Some(job) = self.jobs().next().cloned() else {
                 let reason = self.lost.iter().flatten().next().cloned();
                 return Err(Early::Failed(reason.unwrap_or_default()));
             };
@@ -84,7 +95,7 @@ impl Driver<'_> {
             Action::Lose(disk, reason) => self.lose(disk, reason),
             Action::Finish => served.for_each(|one| one.job.set_state(JobState::Finishing, None)),
             Action::Unexport => served.for_each(|one| one.unserve(self.context)),
-            Action::EndPoints => served.for_each(|one| one.point.end()),
+            Action::EndPoints => end_all(served.map(|one| &one.point)),
             Action::Complete(disk) => return self.complete(disk),
             Action::Revoke(disk) => {
                 let one = self.disks[disk].as_mut();
@@ -98,14 +109,28 @@ impl Driver<'_> {
         Event::Done
     }
 
-    /// Ends the export and the job of a disk that has lost its point in time.
+    /// Ends the export of a disk that has lost its point in time. Another thread ends its job, because the disk's I/O may hang.
     fn lose(&mut self, disk: usize, reason: String) {
-        if let Some(one) = self.disks[disk].take() {
-            one.unserve(self.context);
-            one.point.end();
+        let Some(one) = self.disks[disk].take() else {
+            return;
+        };
+        self.are_leaving[disk] = true;
+        one.job.set_state(JobState::Finishing, Some(reason.clone()));
+        one.unserve(self.context);
+        one.point.point.end();
+        // Stays here if the thread cannot start.
+        let one = Arc::new(Mutex::new(Some((one, reason))));
+        let (of_thread, context) = (Arc::clone(&one), self.context.clone());
+        let started = self.context.jobs.run(move || {
+            if let Some((one, reason)) = take(&of_thread) {
+                leave(&context, one, reason);
+            }
+        });
+        if started.is_err()
+            && let Some((one, reason)) = take(&one)
+        {
+            leave(self.context, one, reason);
         }
-        let events = &self.context.event_bus;
-        finish(&self.jobs[disk], events, JobState::Failed, Some(reason));
     }
 
     fn complete(&mut self, disk: usize) -> Event {
@@ -119,4 +144,13 @@ impl Driver<'_> {
             Err(refusal) => Event::Failed(refusal.to_string()),
         }
     }
+}
+
+/// Ends the job of a disk that has lost its point in time, when clients use the disk's source alone.
+fn leave(context: &Context, one: Prepared, reason: String) {
+    one.point.end();
+    let job = Arc::clone(&one.job);
+    // The files are free before the end of the job is announced.
+    drop(one);
+    finish(&job, &context.event_bus, JobState::Failed, Some(reason));
 }
