@@ -233,7 +233,9 @@ fn check_pull(rig: &Rig, writer: &Writer<'_>) -> Result<()> {
     ensure!(patched == pulled, "the dirty bitmap lacks changes");
     rig.daemon.lunette(&["backup", "end", "pull"])?;
     ensure!(!socket.exists(), "the socket was not removed");
-    Ok(())
+    let words = "backup begin d0 d1 --checkpoint thu --pull".split(' ');
+    let words: Vec<&str> = words.chain([pull.as_str()]).collect();
+    refused(rig, &words, "checkpoint thu exists")
 }
 
 /// A chain of copies and an export, under a load that overwrites the disks several times.
@@ -379,7 +381,7 @@ fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
     let body = serde_json::json!({ "disks": [{ "disk": "d0" }], "pull": pull, "scratch": "" });
     let answer = client.change(control::Method::POST, "/v1/backups", Some(&body));
     let error = answer.err().context("a scratch folder without a name")?;
-    ensure!(error.to_string().contains("has no name"), "{error}");
+    ensure!(error.to_string().contains("scratch is empty"), "{error}");
     let missing = ["backup", "begin", "d0", "--to", "/missing/folder"];
     refused(&rig, &missing, "the folder does not exist")?;
     begin(
@@ -426,8 +428,10 @@ fn cancel_and_end_of_a_beginning_backup_concern_all_its_disks() -> Result<()> {
     let mut words = vec!["backup", "begin"];
     words.extend(names.iter().map(String::as_str));
     let pull = format!("unix:{socket}");
-    words.extend(["--pull", &pull, "--name", "b", "--checkpoint", "c"]);
+    words.extend(["--pull", &pull, "--name", "b", "--checkpoint"]);
     for round in 0..6 {
+        let checkpoint = format!("c{round}");
+        let words = [&words[..], &[&checkpoint]].concat();
         let word = ["cancel", "end"][round % 2];
         let begun = std::thread::scope(|scope| -> Result<bool> {
             let begin = scope.spawn(|| rig.daemon.lunette(&words).is_ok());

@@ -132,7 +132,10 @@ impl Caller {
         limit: Option<u64>,
     ) -> Result<ScratchOptions, ErrorResponse> {
         if folder.as_deref() == Some("") {
-            let fault = Fault::at("/scratch", "the folder has no name");
+            let fault = Fault::at(
+                "/scratch",
+                "scratch is empty; omit it for the default folder",
+            );
             return Err(Refusal::Invalid(vec![fault]).into());
         }
         let options = ScratchOptions {

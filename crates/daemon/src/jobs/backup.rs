@@ -179,6 +179,13 @@ fn prepare(
             "copy it as of the end, lunette disk backup --at end, or add it again with lock=always",
         ));
     }
+    if let (Destination::Pull(_), Some(name), 2..) = (
+        destination,
+        &backup.checkpoints.checkpoint,
+        backup.disks.len(),
+    ) {
+        check_new(context, disk.name(), name)?;
+    }
     let (target, address) = match destination {
         Destination::Push(target) => (shown(&target.backend), None),
         Destination::Pull(address) => {
@@ -230,6 +237,23 @@ fn prepare(
     };
     let undo = |prepared: &Prepared| prepared.work.remove_target();
     job.begin_while_wanted(&context.jobs, prepare, undo)
+}
+
+/// Refuses a checkpoint that exists. A pull of several disks creates the checkpoints of all disks or of none. It could not restore a
+/// replaced one.
+fn check_new(context: &Context, disk: &str, name: &str) -> Result<(), Refusal> {
+    let known = context.bitmaps.of(disk);
+    match known.iter().any(|known| known.name == name) {
+        false => Ok(()),
+        true => Err(Refusal::conflict(
+            format!(
+                "disk {disk}: checkpoint {name} exists, and a pull of several disks replaces none"
+            ),
+            &format!(
+                "name another checkpoint, or remove this one with lunette disk bitmap remove {disk} {name}"
+            ),
+        )),
+    }
 }
 
 impl Work {

@@ -232,7 +232,10 @@ pub(super) fn begin(
             path,
             data_file: None,
             ..
-        } => Some(path).filter(|path| !path.exists()),
+        } => {
+            // A symbolic link is not new, also without its file.
+            Some(path).filter(|path| path.symlink_metadata().is_err())
+        }
         _ => None,
     };
     let partial = new_file.filter(|_| job.kind == JobKind::Backup);

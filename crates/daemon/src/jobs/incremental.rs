@@ -331,7 +331,8 @@ fn check_identity(disk: &str, known: &Shown, backend: &BlockDeviceConfig) -> Res
     ))
 }
 
-/// Returns the identity of a target's file: that in its header, which a copy shares, or that of its inode.
+/// Returns the identity of a target's file: that in its header, which a copy shares, or that of its inode. Inode numbers are reused, so
+/// a file without a time of creation has no identity.
 fn file_identity(backend: &BlockDeviceConfig) -> Option<String> {
     let path = backend.file()?;
     if let BlockDeviceConfig::Image { .. } = backend
@@ -340,9 +341,8 @@ fn file_identity(backend: &BlockDeviceConfig) -> Option<String> {
         return Some(format!("image {identity}"));
     }
     let found = std::fs::metadata(path).ok().filter(Metadata::is_file)?;
-    let created = found.created().ok();
-    let created = created.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-    let created = created.unwrap_or_default().as_nanos();
+    let created = found.created().ok()?;
+    let created = created.duration_since(UNIX_EPOCH).ok()?.as_nanos();
     Some(format!("inode {} created {created}", found.ino()))
 }
 

@@ -2,7 +2,9 @@
 //! a backup, also after a kill. The next backup to the folder removes the files of killed daemons.
 
 use std::collections::BTreeSet;
+use std::fs::Metadata;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -33,21 +35,24 @@ impl PartialFile {
     /// Reserves the temporary name of a file that does not exist. Removes files that killed backups left in its folder.
     ///
     /// # Errors
-    /// Another backup writes to this file.
+    /// Another backup writes to this file, or a file with its temporary name cannot be removed.
     pub fn begin(path: &Path) -> Result<PartialFile, String> {
         let mut temporary = path.to_owned().into_os_string();
         temporary.push(SUFFIX);
         let temporary = PathBuf::from(temporary);
-        let is_busy = || Err(format!("another backup writes to {}", path.display()));
-        let mut in_use = in_use();
-        if in_use.contains(&temporary) {
-            return is_busy();
+        // The names are not locked during the search: storage that hangs must not block other backups.
+        if !in_use().insert(temporary.clone()) {
+            return Err(format!("another backup writes to {}", path.display()));
         }
-        remove_left_files(path, &in_use);
-        if temporary.exists() {
-            return is_busy();
+        remove_left_files(path, &temporary);
+        if temporary.symlink_metadata().is_ok() {
+            in_use().remove(&temporary);
+            return Err(format!(
+                "{} exists: another program uses it, or it cannot be removed; hint: remove it when no backup writes to it",
+                temporary.display()
+            ));
         }
-        in_use.insert(temporary.clone());
+        // Only now, because dropping it removes the file.
         Ok(PartialFile {
             temporary,
             path: path.to_owned(),
@@ -74,7 +79,9 @@ impl PartialFile {
             RenameFlags::NOREPLACE,
         ) {
             // File systems such as NFS lack the flag.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) if !self.path.exists() => {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP)
+                if self.path.symlink_metadata().is_err() =>
+            {
                 std::fs::rename(&self.temporary, &self.path)?;
             }
             renamed => renamed?,
@@ -107,8 +114,8 @@ impl Drop for PartialFile {
     }
 }
 
-/// Removes incomplete files beside `path` that no process has locked.
-fn remove_left_files(path: &Path, in_use: &BTreeSet<PathBuf>) {
+/// Removes incomplete files beside `path` that no process has locked. `own`: reserved temporary name of the caller.
+fn remove_left_files(path: &Path, own: &Path) {
     let folder = path
         .parent()
         .and_then(|folder| std::fs::read_dir(folder).ok());
@@ -118,13 +125,24 @@ fn remove_left_files(path: &Path, in_use: &BTreeSet<PathBuf>) {
             .as_os_str()
             .as_encoded_bytes()
             .ends_with(SUFFIX.as_bytes());
-        let is_file = || entry.file_type().is_ok_and(|kind| kind.is_file());
-        if !is_partial || in_use.contains(&path) || !is_file() {
+        if !is_partial {
             continue;
         }
-        let Ok(_locked) = bdev::open_locked(&path, LockedUse::Write) else {
+        // Before the check of the names: a backup that begins after it creates another file.
+        let Some(found) = entry.metadata().ok().filter(Metadata::is_file) else {
             continue;
         };
+        if path != own && in_use().contains(&path) {
+            continue;
+        }
+        let Ok(locked) = bdev::open_locked(&path, LockedUse::Write) else {
+            continue;
+        };
+        let is_found =
+            |opened: Metadata| (opened.dev(), opened.ino()) == (found.dev(), found.ino());
+        if !locked.metadata().is_ok_and(is_found) {
+            continue;
+        }
         let path = path.display();
         match std::fs::remove_file(entry.path()) {
             Ok(()) => tracing::warn!(%path, "incomplete file of an interrupted backup removed"),
@@ -199,7 +217,8 @@ mod tests {
         let partial = PartialFile::begin(&file("a.qcow2")).unwrap();
         assert_eq!(names(folder.path()), ["b.qcow2.lunette-partial", "c.qcow2"]);
         drop(partial);
-        assert!(PartialFile::begin(&file("b.qcow2")).is_err());
+        let refused = PartialFile::begin(&file("b.qcow2")).unwrap_err();
+        assert!(refused.contains("lunette-partial exists"), "{refused}");
         drop(locked);
         PartialFile::begin(&file("b.qcow2")).unwrap();
         assert_eq!(names(folder.path()), ["c.qcow2"]);
