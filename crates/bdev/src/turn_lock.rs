@@ -424,7 +424,7 @@ fn release_later(device: &Arc<dyn TurnLocks>) {
     }
 }
 
-/// Ends an attempt to take the locks without a thread. Locks whose release has failed before are still held.
+/// Ends an attempt to take the locks without a thread. After a failed release the locks are still held.
 fn start_failed(device: &Arc<dyn TurnLocks>, lock: &TurnLock, error: &io::Error) {
     let kept = lock.uses().release_error.clone();
     if lock_failed(lock, error, kept) == LockState::ReleaseFailed {

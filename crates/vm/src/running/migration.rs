@@ -11,7 +11,7 @@ use super::supervisor::{
     qemu_value,
 };
 use crate::interrupt::interrupted;
-use crate::process::wait_until;
+use crate::process::{Process, wait_until};
 use crate::qmp::Qmp;
 use anyhow::{Context, Result, bail, ensure};
 use control::statistics::Statistics;
@@ -215,18 +215,24 @@ impl Supervisor {
             other_daemon::check(&control, to, &names)?;
         }
         let client = Client::new(&control);
+        let before = queue_stops(&client)?;
         for (index, export) in exports.iter().enumerate() {
             if let Err(error) = self.add_export(to, &export.to) {
                 self.remove_exports(to, exports[..index].iter().map(|one| &one.to))?;
                 return Err(error);
             }
         }
-        let before = queue_stops(&client)?;
+        let qemu = self.state.qemu;
         let moved = self.move_guest(&exports, &options, stream);
-        if moved.is_ok() && to_daemon.is_some() {
+        // An error after the switch does not bring the guest back.
+        let has_moved = self.state.qemu != qemu;
+        if has_moved && to_daemon.is_some() {
             self.state.control = Some(to.clone());
-            self.save()?;
         }
+        let saved = match has_moved {
+            true => self.save(),
+            false => Ok(()),
+        };
         let migrated = moved.map(|status| {
             let stops = queue_stops(&client).unwrap_or_default();
             let queues = exports.iter().map(|export| {
@@ -244,12 +250,13 @@ impl Supervisor {
                 queues: queues.collect(),
             }
         });
-        let removed = match &migrated {
-            Ok(_) if to_daemon.is_some() && self.daemon.is_some() => self.end_daemon(),
-            Ok(_) => self.remove_exports(&control, exports.iter().map(|export| &export.from)),
-            Err(_) => self.remove_exports(to, exports.iter().map(|export| &export.to)),
+        let removed = match has_moved {
+            true if to_daemon.is_some() && self.daemon.is_some() => self.end_daemon(),
+            true => self.remove_exports(&control, exports.iter().map(|export| &export.from)),
+            false => self.remove_exports(to, exports.iter().map(|export| &export.to)),
         };
         let migrated = migrated?;
+        saved?;
         removed?;
         Ok(migrated)
     }
@@ -393,22 +400,34 @@ impl Supervisor {
             }
         };
         // The destination runs the guest from here on.
-        if let Some(port) = &port {
-            port.move_to(agent)?;
-        }
-        self.console.connect(console)?;
         self.state.qemu = Some(to.id());
-        if let Some(mut old) = self.qemu.replace(to) {
-            // Killed, because at a normal end QEMU would remove sockets that the new one uses.
-            old.kill()?;
-        }
+        let old = self.qemu.replace(to);
         self.recipe.qemu = qemu;
-        for (new, name) in [(NEXT_QMP, QMP_SOCKET), (NEXT_MONITOR, MONITOR_SOCKET)] {
-            std::fs::rename(folder.file(new), folder.file(name))?;
-        }
-        self.save()?;
-        wait_until_running(&mut destination)?;
+        let moved = port.map_or(Ok(()), |port| port.move_to(agent));
+        let connected = self.console.connect(console);
+        self.end_switch(&folder, old)
+            .and(moved)
+            .and(connected)
+            .and_then(|()| wait_until_running(&mut destination))
+            .with_context(|| {
+                format!(
+                    "guest {} runs in the new QEMU, but the migration is incomplete",
+                    self.state.name
+                )
+            })?;
         Ok(status)
+    }
+
+    /// Ends the old QEMU and gives its sockets' paths to the new one.
+    fn end_switch(&mut self, folder: &RuntimeFolder, old: Option<Process>) -> Result<()> {
+        // Killed, because at a normal end QEMU would remove sockets that the new one uses.
+        let killed = old.map_or(Ok(()), |mut old| old.kill());
+        let paths = [(NEXT_QMP, QMP_SOCKET), (NEXT_MONITOR, MONITOR_SOCKET)];
+        let renamed = paths.map(|(new, name)| std::fs::rename(folder.file(new), folder.file(name)));
+        self.save()?;
+        killed?;
+        renamed.into_iter().collect::<Result<(), _>>()?;
+        Ok(())
     }
 }
 
