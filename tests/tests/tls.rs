@@ -210,10 +210,10 @@ fn reload_replaces_the_certificate_and_demands_those_of_clients() -> Result<()> 
     let api = format!("https://{}", served.api);
     let ca = served.ca.certificate();
     let output = served.lunette(&api, &[Path::new("--ca"), &ca])?;
-    let said = text(&output);
+    let message = text(&output);
     ensure!(
-        !output.status.success() && said.contains("--client-certificate and --client-key"),
-        "{said}"
+        !output.status.success() && message.contains("--client-certificate and --client-key"),
+        "{message}"
     );
     let with_stranger = [
         Path::new("--ca"),
@@ -223,12 +223,15 @@ fn reload_replaces_the_certificate_and_demands_those_of_clients() -> Result<()> 
         Path::new("--client-key"),
         &stranger.key,
     ];
-    let said = text(&served.lunette(&api, &with_stranger)?);
-    ensure!(said.contains("does not accept the certificate"), "{said}");
-    let said = text(&served.lunette(&api, &[Path::new("--ca"), &other.certificate()])?);
+    let message = text(&served.lunette(&api, &with_stranger)?);
     ensure!(
-        said.contains("hint: name the authority of the daemon's certificate with --ca"),
-        "{said}"
+        message.contains("does not accept the certificate"),
+        "{message}"
+    );
+    let message = text(&served.lunette(&api, &[Path::new("--ca"), &other.certificate()])?);
+    ensure!(
+        message.contains("hint: name the authority of the daemon's certificate with --ca"),
+        "{message}"
     );
     let log = served.daemon.process().log();
     ensure!(

@@ -8,7 +8,7 @@ const GENERALIZED_TIME: u8 = 0x18;
 /// Tag of the version, which version 1 omits.
 const VERSION: u8 = 0xa0;
 
-/// Period in which a chain of certificates is valid, in seconds since 1970.
+/// Period of validity of a chain of certificates, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
     /// First second.
@@ -18,7 +18,7 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// Returns the period in which all certificates are valid; `None` if one cannot be parsed.
+    /// Returns the common period of validity of all certificates; `None` if one cannot be parsed.
     pub(crate) fn of_chain(chain: &[CertificateDer<'_>]) -> Option<Validity> {
         let all = chain.iter().map(|one| Validity::of(one));
         all.reduce(|a, b| {

@@ -104,7 +104,7 @@ pub fn run(command: BackupCommand) -> Outcome {
             how,
         } => {
             if let Some(to) = &to {
-                check_folder(to, disk.len() > 1)?;
+                check_folder(to, disk.len() > 1).map_err(Failure::mistake)?;
             }
             let disks = disk.iter().map(|disk| {
                 let target = to.as_deref();
@@ -149,18 +149,18 @@ fn path(name: &str) -> String {
 }
 
 /// Refuses a folder that does not exist, and the target of a single disk for several disks.
-fn check_folder(to: &str, has_several: bool) -> Result<(), Failure> {
+fn check_folder(to: &str, has_several: bool) -> Result<(), String> {
     let path = Path::new(to);
     // The target of a single disk has the form KIND:PLACE.
     let is_path = path.is_absolute() || to.contains('/') && !to.contains(':');
     match (path.is_dir(), path.exists(), has_several) {
         (true, ..) => Ok(()),
-        (_, false, _) if is_path => Err(Failure::mistake(format!(
+        (_, false, _) if is_path => Err(format!(
             "--to {to}: the folder does not exist; hint: create it, or name a target such as image:PATH"
-        ))),
-        (.., true) => Err(Failure::mistake(format!(
+        )),
+        (.., true) => Err(format!(
             "--to {to} is not a folder; hint: several disks need an existing folder"
-        ))),
+        )),
         _ => Ok(()),
     }
 }
@@ -304,10 +304,7 @@ mod tests {
     fn missing_folder_and_target_of_several_disks_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name).display().to_string();
-        let refused = |to: &str, has_several| {
-            let failure = check_folder(to, has_several).unwrap_err();
-            format!("{failure:?}")
-        };
+        let refused = |to: &str, has_several| check_folder(to, has_several).unwrap_err();
         assert!(check_folder(&at(""), true).is_ok());
         let missing = at("missing/folder");
         assert!(refused(&missing, false).contains("the folder does not exist"));
