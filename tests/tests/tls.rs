@@ -161,6 +161,57 @@ fn port(address: &str) -> &str {
     address.rsplit(':').next().unwrap_or_default()
 }
 
+/// Checks the messages of the command line and of the log about connections without an accepted certificate.
+fn explains_refused_certificates(
+    served: &mut Served,
+    other: &Authority,
+    own: &Issued,
+    stranger: &Issued,
+) -> Result<()> {
+    let api = format!("https://{}", served.api);
+    let ca = served.ca.certificate();
+    let output = served.lunette(&api, &[Path::new("--ca"), &ca])?;
+    let message = text(&output);
+    ensure!(
+        !output.status.success() && message.contains("--client-certificate and --client-key"),
+        "{message}"
+    );
+    let with_stranger = [
+        Path::new("--ca"),
+        &ca,
+        Path::new("--client-certificate"),
+        &stranger.certificate,
+        Path::new("--client-key"),
+        &stranger.key,
+    ];
+    let message = text(&served.lunette(&api, &with_stranger)?);
+    ensure!(
+        message.contains("does not accept the certificate"),
+        "{message}"
+    );
+    let message = text(&served.lunette(&api, &[Path::new("--ca"), &other.certificate()])?);
+    ensure!(
+        message.contains("hint: name the authority of the daemon's certificate with --ca"),
+        "{message}"
+    );
+    let log = served.daemon.process().log();
+    ensure!(
+        log.contains("TLS handshake failed") && log.contains("service=\"api\""),
+        "{log}"
+    );
+    let with_own = [
+        Path::new("--ca"),
+        &ca,
+        Path::new("--client-certificate"),
+        &own.certificate,
+        Path::new("--client-key"),
+        &own.key,
+    ];
+    let output = served.lunette(&api, &with_own)?;
+    ensure!(output.status.success(), "{}", text(&output));
+    Ok(())
+}
+
 #[test]
 fn reload_replaces_the_certificate_and_demands_those_of_clients() -> Result<()> {
     let mut served = Served::new()?;
@@ -207,48 +258,7 @@ fn reload_replaces_the_certificate_and_demands_those_of_clients() -> Result<()> 
             ensure!(!served.curl(url, refused)?.status.success());
         }
     }
-    let api = format!("https://{}", served.api);
-    let ca = served.ca.certificate();
-    let output = served.lunette(&api, &[Path::new("--ca"), &ca])?;
-    let message = text(&output);
-    ensure!(
-        !output.status.success() && message.contains("--client-certificate and --client-key"),
-        "{message}"
-    );
-    let with_stranger = [
-        Path::new("--ca"),
-        &ca,
-        Path::new("--client-certificate"),
-        &stranger.certificate,
-        Path::new("--client-key"),
-        &stranger.key,
-    ];
-    let message = text(&served.lunette(&api, &with_stranger)?);
-    ensure!(
-        message.contains("does not accept the certificate"),
-        "{message}"
-    );
-    let message = text(&served.lunette(&api, &[Path::new("--ca"), &other.certificate()])?);
-    ensure!(
-        message.contains("hint: name the authority of the daemon's certificate with --ca"),
-        "{message}"
-    );
-    let log = served.daemon.process().log();
-    ensure!(
-        log.contains("TLS handshake failed") && log.contains("service=api"),
-        "{log}"
-    );
-    let with_own = [
-        Path::new("--ca"),
-        &ca,
-        Path::new("--client-certificate"),
-        &own.certificate,
-        Path::new("--client-key"),
-        &own.key,
-    ];
-    let output = served.lunette(&api, &with_own)?;
-    ensure!(output.status.success(), "{}", text(&output));
-    Ok(())
+    explains_refused_certificates(&mut served, &other, &own, &stranger)
 }
 
 #[test]

@@ -119,12 +119,6 @@ pub fn plan(
         if accelerator == Accelerator::Tcg && !options.qemu.is_at_least(9, 0) {
             options.more_memory_kib = vm::MIGRATING_KIB;
         }
-        if let Some(system) = &options.system {
-            std::fs::File::open(&system.path).map_err(|error| {
-                let path = system.path.display();
-                Failure::because(format!("--system {path}: cannot open it: {error}"))
-            })?;
-        }
         if guest.accel.is_empty() {
             options.accelerators = vec![accelerator.qemu_option().to_owned()];
         }

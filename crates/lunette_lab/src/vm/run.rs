@@ -297,6 +297,12 @@ fn claim(arguments: &RunArguments) -> Result<ReservedName, Failure> {
             None => print_line(&line),
         }
     }
+    if let Some(system) = &plan.options.system {
+        std::fs::File::open(&system.path).map_err(|error| {
+            let path = system.path.display();
+            Failure::because(format!("--system {path}: cannot open it: {error}"))
+        })?;
+    }
     let mut watch = Command::new(std::env::current_exe()?);
     watch.args(["vm", "watch", name]).env_remove(BACKGROUND);
     Ok(ReservedName {

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_that_needs_an_eighth_of_the_cpu_suspends_polling_for_longer_each_time() {
+    fn thread_with_an_eighth_of_the_cpu_suspends_polling_ever_longer() {
         let mut demand = demand();
         let (mut now, mut waited) = (0, 0);
         for pause in [32, 64, 128] {
