@@ -202,7 +202,7 @@ fn tools_copy_compare_and_map_disks() -> Result<()> {
             "qemu-img", "convert", "-f", "raw", "-O", "raw", &uri, "copy",
         ])?;
         same(&nbd.scratch.file("random"), &nbd.scratch.file("copy"))?;
-        // The driver of the benchmarks reads what it wrote, on two connections.
+        // The driver of the benchmarks verifies its own writes, on two connections.
         let lunette = lunette_program(Profile::Dev)?;
         let lunette = lunette.to_str().context("program")?;
         let bench = format!(

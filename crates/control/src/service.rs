@@ -1,6 +1,6 @@
 //! Services of systemd.
 
-/// Variables of which systemd sets at least one for a service.
+/// systemd sets at least one of these variables for a service.
 const VARIABLES: [&str; 2] = ["NOTIFY_SOCKET", "INVOCATION_ID"];
 
 /// Returns the command that restarts a process as a service of systemd, if it is one. `has_variable` looks up a variable in the

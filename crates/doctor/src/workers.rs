@@ -7,7 +7,7 @@ use crate::finding::{Area, Finding};
 const EMPTY_PART: f64 = 1.0 / 16.0;
 /// Tolerance for short examinations, as a part of the time.
 const TOLERANCE: f64 = 1.0 / 16.0;
-/// Number of sleeps per second from which sleeps limit the rate of requests.
+/// More sleeps per second than this limit the rate of requests.
 const SLEEPS_PER_SECOND: f64 = 2_000.0;
 /// Mean sleep in microseconds up to which polling can replace it. A longer sleep costs little in comparison.
 const SHORT_SLEEP_US: f64 = 200.0;

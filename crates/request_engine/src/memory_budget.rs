@@ -1,7 +1,7 @@
 //! Memory limit of a server, shared by groups of connections: the exports of an NBD server, or the targets of an iSCSI server.
 //!
 //! A disk that does not answer keeps the memory of its requests. A group therefore gets at most three quarters of the memory that the other
-//! groups leave, and one request of each group may exceed the limit. A group whose disks answer therefore makes progress, even if others
+//! groups leave, and one request of each group may exceed the limit. A group with healthy disks therefore makes progress, even if others
 //! hold all memory. Shared state is accessed only to lease or return memory, in pieces that last for many requests.
 //!
 //! Rejected: an equal share for each group. Most groups are idle, and one busy disk would get little memory.

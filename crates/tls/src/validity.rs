@@ -131,6 +131,8 @@ fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn element_of(tag: u8, content: &[u8]) -> Vec<u8> {
@@ -172,6 +174,26 @@ mod tests {
         let found = Validity::of(&whole).unwrap();
         assert_eq!(found.not_after - found.not_before, 365 * 86400);
         assert!((0..whole.len()).all(|length| Validity::of(&whole[..length]).is_none()));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), tag in any::<u8>()) {
+            Validity::of(&bytes);
+            // Well-formed elements around them reach the inner parts.
+            let inner = [element_of(2, &[1]), element_of(tag, &bytes), element_of(SEQUENCE, &bytes)].concat();
+            Validity::of(&element_of(SEQUENCE, &element_of(SEQUENCE, &inner)));
+            for tag in [UTC_TIME, GENERALIZED_TIME] {
+                time(&element_of(tag, &bytes));
+            }
+        }
+
+        #[test]
+        fn no_digits_panic(text in "[0-9]{12}([0-9]{2})?Z") {
+            for tag in [UTC_TIME, GENERALIZED_TIME] {
+                time(&element_of(tag, text.as_bytes()));
+            }
+        }
     }
 
     #[test]

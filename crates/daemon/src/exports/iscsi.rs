@@ -61,7 +61,7 @@ pub(crate) fn server_limits(limits: &IscsiLimits) -> iscsi_target::ServerLimits 
             .unwrap_or(u16::MAX),
         login_time: Duration::from_secs(limits.login_s),
         data_bytes: count(limits.memory),
-        // One target gets at most three quarters of what the guaranteed memory of connections leaves, which is at least half.
+        // At most half is guaranteed to connections, and one target gets at most three quarters of the rest: more than `memory`.
         total_bytes: usual.total_bytes.max(3 * count(limits.memory)),
         protocol: iscsi_target::ProtocolLimits {
             commands_per_session: limits.commands_per_session.try_into().unwrap_or(u32::MAX),

@@ -110,7 +110,7 @@ impl PointOfDisk {
     }
 }
 
-/// Ends points in time in parallel: a disk whose I/O hangs does not delay the others. Returns when all have ended.
+/// Ends points in time in parallel, so that a disk with I/O that hangs does not delay the others. Returns when all have ended.
 pub(super) fn end_all<'a>(points: impl Iterator<Item = &'a PointOfDisk>) {
     let points: Vec<&PointOfDisk> = points.collect();
     for one in &points {

@@ -215,7 +215,7 @@ fn worker_lines(workers: &[WorkerStatistics]) -> Vec<String> {
     let lines = shown.into_iter().map(|one| {
         let of = |part| share(part, total(one));
         format!(
-            "worker {} since the start: work {}, polling with a result {}, polling in vain {}, sleep {}",
+            "worker {} since the start: work {}, polling with a result {}, polling without a result {}, sleep {}",
             one.worker,
             of(one.work_ns),
             of(one.poll_found_ns),
@@ -267,7 +267,7 @@ mod tests {
             })
             .collect();
         let lines = worker_lines(&workers);
-        let first = "worker 0 since the start: work 30 %, polling with a result 5 %, polling in vain 5 %, sleep 60 %";
+        let first = "worker 0 since the start: work 30 %, polling with a result 5 %, polling without a result 5 %, sleep 60 %";
         assert_eq!(lines[0], first);
         assert_eq!(lines.len(), 5);
         assert_eq!(lines[4], "and 2 idler workers: see lunette top workers");

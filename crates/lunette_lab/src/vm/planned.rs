@@ -46,7 +46,7 @@ const SPARE_PORTS: u32 = 4;
 /// Connections of a guest's console and agent.
 #[derive(Clone, Copy)]
 pub enum Ports<'a> {
-    /// The console is the terminal of a user who starts QEMU. There is no agent.
+    /// The console is the terminal that starts QEMU. There is no agent.
     Terminal,
     /// Sockets of a supervisor in this folder. Without a system of its own, the guest boots that of `lunette vm setup`.
     Supervisor {

@@ -169,7 +169,7 @@ export function showExports({ status }: Moment): void {
 }
 
 export function showWorkers(now: Moment, then: Moment | null): void {
-  const heads = [text("worker"), number("work"), medium(number("polling with a result")), number("polling in vain"), number("sleep")];
+  const heads = [text("worker"), number("work"), medium(number("polling with a result")), number("polling without a result"), number("sleep")];
   heads.push(medium(number("sleeps/s")));
   const rows = now.statistics.workers.map((worker) => {
     const before = then?.statistics.workers.find((one) => one.worker === worker.worker);

@@ -128,8 +128,12 @@ pub(super) fn check(from: &Path, to: &Path, moved: &[&str]) -> Result<()> {
             .iter()
             .find(|job| job.disk == *name && !job.state.has_ended())
         {
+            let cancel = match &job.backup {
+                Some(backup) => format!("lunette backup cancel {backup}"),
+                None => format!("lunette job cancel {name}"),
+            };
             bail!(
-                "disk {name} has a {0} job, which cannot move; hint: wait for its end, or lunette job cancel {name}",
+                "disk {name} has a {0} job, which cannot move; hint: wait for its end, or {cancel}",
                 job.kind
             );
         }

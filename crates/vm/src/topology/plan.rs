@@ -235,7 +235,7 @@ pub struct Plan {
     pub options: PlanOptions,
     /// Disks, in the order of the words.
     pub disks: Vec<PlannedDisk>,
-    /// Devices, in the order in which the guest finds them.
+    /// Devices, ordered as the guest finds them.
     pub devices: Vec<PlannedDevice>,
     /// Root ports or bridges.
     pub ports: Vec<Port>,
