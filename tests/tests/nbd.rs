@@ -95,10 +95,10 @@ impl Nbd {
         .with_context(|| format!("not {count} sessions"))?
     }
 
-    /// Starts fio with 32 requests in flight for a minute, and waits until it is connected.
+    /// Starts fio with 32 requests in flight for a minute, and waits until its requests have reached the daemon. fio's
+    /// first connection only reads the size and ends.
     fn load(&self, export: &str) -> Result<Child> {
         let uri = format!("--uri={}", self.uri(export));
-        let before = self.sessions()?;
         let load = Command::new("fio")
             .args([
                 "--name=load",
@@ -113,7 +113,19 @@ impl Nbd {
             .stderr(Stdio::null())
             .spawn()
             .context("fio; hint: apt-get install fio")?;
-        self.wait_for_sessions(before + 1)?;
+        let is_busy = || -> Result<bool> {
+            let text = self.daemon.lunette(&["session", "list", "--json"])?;
+            let sessions: Value = serde_json::from_str(&text)?;
+            let mut sessions = sessions.as_array().into_iter().flatten();
+            Ok(sessions.any(|session| {
+                session["export"] == export && session["requests"].as_u64() > Some(32)
+            }))
+        };
+        wait_until(LIMIT, || match is_busy() {
+            Ok(false) => None,
+            other => Some(other.map(drop)),
+        })
+        .context("fio sends no requests")??;
         Ok(load)
     }
 }
