@@ -68,7 +68,7 @@ fn sample(seconds: u64) -> DaemonSample {
     DaemonSample {
         status: Status {
             may_change: true,
-            version: "0.1.0".to_owned(),
+            version: "0.9.0".to_owned(),
             pid: 4711,
             uptime_seconds: seconds,
             sandbox: "log".to_owned(),
@@ -136,7 +136,7 @@ fn frame(screen: &Screen, columns: u16, lines: u16) -> Vec<String> {
 #[test]
 fn exports_look_like_this() {
     let expected = "\
-lunette 0.1.0  pid 4711  up 0:00:02             1.50 k req/s  6.14 MB/s  0 err/s
+lunette 0.9.0  pid 4711  up 0:00:02             1.50 k req/s  6.14 MB/s  0 err/s
  1:exports  2:queues  3:disks  4:workers
 export                   req/s     B/s    mean     p99 depth err/s kick/s intr/s
 d0                      1.50 k  6.14 M 4.00 us 4.00 us     1     0      4      0
