@@ -41,7 +41,7 @@ musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check formatting lints msrv spelling advisories unit unit-tests privileged-tests tests-built guests sim soak fuzz fuzz-asan miri tsan deb static oci release release-check install uninstall clean
+.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one test-upgrade check formatting lints msrv spelling advisories unit unit-tests privileged-tests tests-built guests sim soak fuzz fuzz-asan miri tsan deb static oci release release-check install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,10 @@ test-one: ## Runs one file of end-to-end tests: make test-one T=durability; or o
 	@scripts/setup test
 	@$(MAKE) --no-print-directory tests-built
 	$(sandboxed) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test $(firstword $(T)) -- --test-threads=1 $(wordlist 2,99,$(T))
+
+test-upgrade: tests-built ## Replaces daemons with the last release, built from its tag or from TAG, and back, under load and below a guest
+	@scripts/setup test
+	@$(sandboxed) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette CARGO='$(CARGO)' TAG='$(TAG)' scripts/test-upgrade
 
 check: formatting lints ## Checks formatting, clippy and cargo doc (warnings denied), dependencies (unused, licences, sources), and the build of make static
 

@@ -32,6 +32,9 @@ fn pid(rig: &Rig) -> Result<i32> {
     Ok(i32::try_from(pid)?)
 }
 
+/// Environment variable with the program of a former release. Every other upgrade under load goes to it, and the next one back.
+const FORMER: &str = "LUNETTE_FORMER";
+
 /// Process ID of the current daemon, which no rig tracks. The daemon ends before its rig's folders are removed.
 struct Last(i32);
 
@@ -45,6 +48,14 @@ impl Last {
         // Waits for the rig's former process.
         rig.daemon.process().wait(SOON).ok();
         Ok(())
+    }
+
+    /// Upgrades the daemon for the `turn`th time, to the former release and back if the environment names one.
+    fn upgrade_or_back(&mut self, rig: &mut Rig, turn: usize) -> Result<()> {
+        match std::env::var(FORMER) {
+            Ok(former) if turn % 2 == 0 => self.upgrade(rig, &["--to", &former]),
+            _ => self.upgrade(rig, &[]),
+        }
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
@@ -109,9 +120,9 @@ fn guests_continue_through_upgrades() -> Result<()> {
     let soak =
         |disk| format!("guest-agent soak --file /dev/{disk} --seed 39 --depth 8 --runtime 8");
     let soaks = [guest.start(&soak("vda"))?, guest.start(&soak("sda"))?];
-    for _ in 0..12 {
+    for turn in 0..12 {
         std::thread::sleep(Duration::from_millis(400));
-        last.upgrade(&mut rig, &[])?;
+        last.upgrade_or_back(&mut rig, turn)?;
     }
     for soak in soaks {
         let report = guest
@@ -236,9 +247,9 @@ fn no_client_is_refused_during_an_upgrade() -> Result<()> {
         Callers::start(move || answer(api, "/v1/version").map(drop)),
         Callers::start(move || answer(metrics, "/metrics").map(drop)),
     ];
-    for _ in 0..10 {
+    for turn in 0..10 {
         std::thread::sleep(Duration::from_millis(100));
-        last.upgrade(&mut rig, &[])?;
+        last.upgrade_or_back(&mut rig, turn)?;
     }
     for callers in callers {
         ensure!(callers.finish()? > 0);
@@ -274,11 +285,11 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
         .try_for_each(|load| load.expect_progress(SOON))?;
     let first = descriptors(last.0)?;
     let mut pauses = [Vec::new(), Vec::new(), Vec::new()];
-    for _ in 0..upgrades {
+    for turn in 0..upgrades {
         for load in &loads {
             load.slowest_batch();
         }
-        last.upgrade(&mut rig, &[])?;
+        last.upgrade_or_back(&mut rig, turn)?;
         for (load, pauses) in loads.iter().zip(&mut pauses) {
             load.expect_progress(SOON)?;
             pauses.push(load.slowest_batch());
