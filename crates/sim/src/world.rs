@@ -23,6 +23,7 @@ mod snapshots;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use bdev::{CacheMode, RateLimits};
 use latency::{Clock, SimulatedTime};
@@ -105,7 +106,7 @@ pub struct World {
     /// A request, and whether it completed successfully.
     watched: Option<(u64, bool)>,
     reservations: Vec<Reserved>,
-    /// Last backups of disks in this life.
+    /// Last backups of disks since a power cut.
     checkpoints: BTreeMap<usize, copying::Checkpoint>,
     trace: Option<Vec<String>>,
     /// Digest of the events. Equal runs have equal digests.
@@ -182,10 +183,13 @@ impl World {
         self.has_ended = false;
         self.is_troubled = false;
         self.has_lost_pages = false;
-        self.checkpoints.clear();
         Files::reopen_all();
         let life = Life::begin(&self.plans, &self.clock, &mut self.random);
         log_step!(self, "the daemon starts");
+        for (disk, checkpoint) in &self.checkpoints {
+            let changed = vec![Arc::clone(&checkpoint.changed)];
+            life.disks[*disk].recorder().record_in(changed);
+        }
         let mut clients = std::mem::take(&mut self.clients);
         if clients.is_empty() {
             clients = self.new_clients(&life);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bdev::{BlockDevice, DirtyBitmap, Disk, FrozenBitmap, PointInTime, Ram, RamOptions};
 use jobs::push::{Action, Push};
-use jobs::{Early, Event, Now, Piece, Span};
+use jobs::{Early, Event, Now, Outcome, Piece, Span};
 use uring::simulated::Files;
 
 use super::World;
@@ -13,6 +13,7 @@ use super::copying::{Backup, Copying, SimGoal};
 use crate::files;
 use crate::model::{BLOCK, Model, value_of};
 use crate::random::Random;
+use crate::schedule::Action as Step;
 
 /// Content of a disk at the start of a backup, with the old device of the disk.
 struct Point {
@@ -22,43 +23,52 @@ struct Point {
     changed: Option<FrozenBitmap>,
 }
 
+/// A running copy of a point in time.
+struct RunningPush {
+    copying: Copying,
+    point: Point,
+    job: Push,
+    /// Result of the last action.
+    event: Event,
+}
+
 impl World {
-    /// Copies a disk to a raw file. The next backup of the disk continues this one.
+    /// Copies disks to raw files. The next backup of a disk continues this one, also after a kill.
     pub(super) fn back_up(&mut self, detail: u64) {
         let mut random = Random::new(detail);
         let disk = 1 + random.below(self.plans.len() as u64 - 1) as usize;
         Files::set_faults(self.corruption);
-        let of = self.life().disks[disk].clone();
-        let bytes = of.device().capacity().bytes();
-        let Some((target, backup)) = self.backup_target(disk, bytes) else {
-            return;
-        };
-        let kind = match backup.changed {
-            Some(_) => "incremental",
-            None => "full",
-        };
-        log_step!(self, "d{disk}: {kind} backup");
-        let source = of.device();
-        let goal = SimGoal::Backup(backup);
-        let (copying, is_complete) = match random.one_in(2) {
-            true => {
-                let of_disk = (disk, &of);
-                let mut copying = Copying::new(of_disk, goal, source, target, &mut random);
-                let is_complete = self.copy(&mut copying, &mut random);
-                (copying, is_complete)
-            }
-            false => self.push(&of, disk, goal, target, &mut random),
-        };
-        if self.is_over() {
+        if random.one_in(2) {
+            self.back_up_at_end(disk, &mut random);
             return;
         }
-        let SimGoal::Backup(Backup { path, model, .. }) = copying.goal else {
+        let mut disks: Vec<usize> = (1..self.plans.len()).collect();
+        disks.retain(|other| *other == disk || random.one_in(3));
+        self.push(&disks, &mut random);
+    }
+
+    /// Copies the content at the end of the copy.
+    fn back_up_at_end(&mut self, disk: usize, random: &mut Random) {
+        let Some((target, backup)) = self.backup_target(disk) else {
             return;
         };
-        let changed = self
-            .checkpoints
-            .get(&disk)
-            .map(|last| Arc::clone(&last.changed));
+        let of = self.life().disks[disk].clone();
+        let goal = SimGoal::Backup(backup);
+        let mut copying = Copying::new((disk, &of), goal, of.device(), target, random);
+        let is_complete = self.copy(&mut copying, random);
+        if !self.is_over() {
+            self.end_backup(copying, is_complete);
+        }
+    }
+
+    /// Checks a complete backup. Without one, the changes since the last backup are still recorded.
+    fn end_backup(&mut self, copying: Copying, is_complete: bool) {
+        let Copying { disk, of, goal, .. } = copying;
+        let SimGoal::Backup(Backup { path, model, .. }) = goal else {
+            return;
+        };
+        let last = self.checkpoints.get(&disk);
+        let changed = last.map(|last| Arc::clone(&last.changed));
         of.recorder().record_in(changed.into_iter().collect());
         if is_complete {
             let model = model.expect("a backup has a moment");
@@ -66,8 +76,9 @@ impl World {
         }
     }
 
-    fn backup_target(&mut self, disk: usize, bytes: u64) -> Option<(Arc<dyn BlockDevice>, Backup)> {
+    fn backup_target(&mut self, disk: usize) -> Option<(Arc<dyn BlockDevice>, Backup)> {
         let number = self.tick();
+        let bytes = self.life().disks[disk].device().capacity().bytes();
         // A disk that has grown needs a new target.
         let last = self.checkpoints.get(&disk);
         let last = last.filter(|last| {
@@ -76,6 +87,11 @@ impl World {
                 .is_ok_and(|found| found.len() == bytes)
         });
         let changed = last.map(|last| Arc::clone(&last.changed));
+        let kind = match changed {
+            Some(_) => "incremental",
+            None => "full",
+        };
+        log_step!(self, "d{disk}: {kind} backup");
         let path = match last {
             Some(last) => last.path.clone(),
             None => {
@@ -119,15 +135,41 @@ impl World {
         log_step!(self, "d{disk}: backup checked");
     }
 
-    /// Copies the content at this moment. Returns the job, and whether it is complete.
-    fn push(
-        &mut self,
-        of: &Arc<Disk>,
-        disk: usize,
-        goal: SimGoal,
-        target: Arc<dyn BlockDevice>,
-        random: &mut Random,
-    ) -> (Copying, bool) {
+    /// Copies disks as they are now. Each copy completes on its own. The daemon may be killed between two of them.
+    fn push(&mut self, disks: &[usize], random: &mut Random) {
+        let mut running = Vec::new();
+        for disk in disks {
+            running.extend(self.begin_push(*disk, random));
+            if self.is_over() {
+                return;
+            }
+        }
+        if self.cut.is_none() && random.one_in(8) {
+            self.cut = Some(Step::Kill);
+            Files::cut_after(Some(random.below(400)));
+        }
+        if random.one_in(4) {
+            self.set_faults(random.next());
+        }
+        while !running.is_empty() {
+            let index = random.below(running.len() as u64) as usize;
+            let outcome = self.run_push(&mut running[index], random);
+            if let Some(outcome) = outcome {
+                self.end_push(running.swap_remove(index), &outcome);
+            } else if random.one_in(3) {
+                self.run_clients(random);
+            }
+            if self.is_over() {
+                return;
+            }
+        }
+        Files::set_faults(self.corruption);
+    }
+
+    /// Begins the point in time of a disk. Returns `None` if there is no target, or if the daemon has ended.
+    fn begin_push(&mut self, disk: usize, random: &mut Random) -> Option<RunningPush> {
+        let (target, backup) = self.backup_target(disk)?;
+        let of = self.life().disks[disk].clone();
         let source = of.device();
         let bytes = source.capacity().bytes();
         let scratch = Ram::create(RamOptions {
@@ -141,47 +183,52 @@ impl World {
             changed: None,
         };
         let reader = point.point.reader();
-        let mut copying = Copying::new((disk, of), goal, reader, target, random);
-        let is_cut = self.change_over(of, &point.point.layer(), |world| {
+        let goal = SimGoal::Backup(backup);
+        let mut copying = Copying::new((disk, &of), goal, reader, target, random);
+        let is_cut = self.change_over(&of, &point.point.layer(), |world| {
             if let SimGoal::Backup(backup) = &mut copying.goal {
                 let changed = backup.changed.as_ref();
                 point.changed = changed.and_then(|bits| FrozenBitmap::copy(bits, bytes).ok());
-                world.record(of, backup, disk);
+                world.record(&of, backup, disk);
             }
             true
         });
-        let is_complete = is_cut && self.push_all(&mut copying, &mut point, random);
-        (copying, is_complete)
+        is_cut.then(|| RunningPush {
+            copying,
+            point,
+            job: Push::new(bytes),
+            event: Event::Done,
+        })
     }
 
-    fn push_all(&mut self, copying: &mut Copying, point: &mut Point, random: &mut Random) -> bool {
-        let mut job = Push::new(point.source.capacity().bytes());
-        if random.one_in(4) {
-            self.set_faults(random.next());
-        }
-        let mut event = Event::Done;
-        let outcome = loop {
-            copying.order(random);
-            let now = Now {
-                time: self.clock.elapsed(),
-                orders: copying.orders,
-                lost: point.point.error().map(|error| error.to_string()),
-            };
-            event = match job.step(&now, event) {
-                Action::End(outcome) => break outcome,
-                action => self.push_step(copying, point, action, random),
-            };
-            if random.one_in(3) {
-                self.run_clients(random);
-            }
-            if self.is_over() {
-                return false;
-            }
+    /// Executes the next action of a copy. Returns the result of a copy that has ended.
+    fn run_push(&mut self, push: &mut RunningPush, random: &mut Random) -> Option<Outcome> {
+        let RunningPush {
+            copying,
+            point,
+            job,
+            event,
+        } = push;
+        copying.order(random);
+        let now = Now {
+            time: self.clock.elapsed(),
+            orders: copying.orders,
+            lost: point.point.error().map(|error| error.to_string()),
         };
-        self.close_channels(copying);
-        Files::set_faults(self.corruption);
+        match job.step(&now, std::mem::replace(event, Event::Done)) {
+            Action::End(outcome) => return Some(outcome),
+            action => *event = self.push_step(copying, point, action, random),
+        }
+        None
+    }
+
+    fn end_push(&mut self, push: RunningPush, outcome: &Outcome) {
+        let RunningPush {
+            mut copying, point, ..
+        } = push;
+        self.close_channels(&mut copying);
         if self.is_over() {
-            return false;
+            return;
         }
         let disk = copying.disk;
         assert!(
@@ -189,7 +236,7 @@ impl World {
             "d{disk} has the wrong device after a backup"
         );
         log_step!(self, "d{disk}: the backup ends: {outcome:?}");
-        match &outcome {
+        match outcome {
             Ok(()) => {}
             Err(Early::Cancelled) => assert!(copying.orders.is_cancelled),
             Err(Early::Failed(reason)) => assert!(
@@ -197,7 +244,7 @@ impl World {
                 "a backup of d{disk} fails without an injected fault: {reason}"
             ),
         }
-        outcome.is_ok()
+        self.end_backup(copying, outcome.is_ok());
     }
 
     fn push_step(

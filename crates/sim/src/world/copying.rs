@@ -72,6 +72,8 @@ pub(super) struct Copying {
     is_flushed: bool,
     /// The target of a backup has its name.
     is_published: bool,
+    /// The target supports writing zeroes without data.
+    can_zero: bool,
     /// A failure was injected.
     pub has_failed: bool,
     /// Workers are attached to a device that the disk does not use.
@@ -116,6 +118,7 @@ impl Copying {
             is_identified: false,
             is_flushed: false,
             is_published: false,
+            can_zero: !random.one_in(4),
             has_failed: false,
             is_prepared: false,
             is_locked,
@@ -262,6 +265,10 @@ impl World {
                 | ExchangeAction::Persist
                 | ExchangeAction::Replace(_),
             ) if random.one_in(20) => copying.fail("a step of the exchange"),
+            Action::Exchange(ExchangeAction::Flush) if random.one_in(20) => {
+                copying.is_flushed = false;
+                copying.fail("the flush takes too long")
+            }
             Action::Check if random.one_in(400) => copying.fail("the check of the target"),
             Action::Exchange(action) => self.exchange(copying, action),
             Action::Open => self.open_channels(copying),
@@ -517,6 +524,9 @@ impl World {
         let done = match action {
             RangeAction::Pieces(span) => return self.pieces(copying, span),
             RangeAction::Status(span) => return self.status(copying, span),
+            RangeAction::Zero(_) if !copying.can_zero => {
+                return Event::Failed("injected: operation not supported".to_owned());
+            }
             RangeAction::Zero(Span { from, end }) => {
                 let zeroes = IoRequest::write_zeroes(from, end - from).flagged(IoFlags::UNMAP);
                 self.run_on(copying, Device::Target, &zeroes, 0)

@@ -189,6 +189,10 @@ impl World {
             model.crashed(now, power, &survive);
         }
         self.models[0].lose();
+        if power {
+            // The bits are in memory.
+            self.checkpoints.clear();
+        }
         for path in self.plans.iter().flat_map(DiskPlan::files) {
             let file = files::open(path);
             let done = match (power, self.has_lost_pages) {
