@@ -522,6 +522,7 @@ fn failed_backup_leaves_disks_and_checkpoints() -> Result<()> {
     rig.daemon.start_again()?;
     nothing_is_left(&mut rig)?;
     killed_copy_is_repeated(&mut rig)?;
+    killed_copies_of_several_disks_are_repeated(&mut rig)?;
     let content = std::fs::read(rig.scratch.file("d0.raw"))?;
     let byte = |block: u64| content[(block * BLOCK) as usize];
     ensure!((byte(0), byte(99), byte(100), byte(611), byte(612)) == (2, 2, 3, 3, 0));
@@ -559,6 +560,34 @@ fn killed_copy_is_repeated(rig: &mut Rig) -> Result<()> {
     // A copy of the backup is the backup.
     std::fs::copy(rig.scratch.file("backup/moved.qcow2"), &image)?;
     rig.daemon.lunette(&words).map(drop)
+}
+
+/// A kill between the ends of two copies leaves a checkpoint on one disk, which no backup of both disks can continue.
+fn killed_copies_of_several_disks_are_repeated(rig: &mut Rig) -> Result<()> {
+    let target = folder(rig)?.display().to_string();
+    let words = ["--to", &target, "--checkpoint", "both"];
+    begin(rig, &[&words[..], &["--speed", "1K"]].concat())?;
+    // This disk is empty.
+    rig.daemon.lunette(&["job", "wait", "d1"])?;
+    rig.daemon.kill()?;
+    rig.daemon.start_again()?;
+    let images = DISKS.map(|disk| rig.scratch.file(&format!("backup/{disk}-both.qcow2")));
+    let exist = images.each_ref().map(|image| image.exists());
+    ensure!(exist == [false, true], "{exist:?}");
+    let since = ["--to", &target, "--since", "both", "--checkpoint", "next"];
+    let since = [&["backup", "begin", "d0", "d1"], &since[..]].concat();
+    refused(rig, &since, "checkpoint both exists on d1, but not on d0")?;
+    refused(
+        rig,
+        &[&["backup", "begin", "d0", "d1"], &words[..]].concat(),
+        "exists already",
+    )?;
+    rig.daemon
+        .lunette(&["disk", "bitmap", "remove", "d1", "both"])?;
+    std::fs::remove_file(&images[1])?;
+    begin(rig, &[&words[..], &["--wait"]].concat())?;
+    rig.daemon.lunette(&[&since[..], &["--wait"]].concat())?;
+    Ok(())
 }
 
 /// State of the random sequence: the expected content of `d0`, and its checkpoints.

@@ -17,7 +17,7 @@ use reactor::Rights;
 use super::copy::{begin, prepare_target, shown};
 use super::copying::Copying;
 use super::exchange::failed;
-use super::incremental::{CheckpointNames, Incremental};
+use super::incremental::{CheckpointNames, Incremental, check_on_all};
 use super::point_in_time::{PointOfDisk, ScratchOptions};
 use super::{Context, Job, JobKind, Jobs};
 use crate::objects::{Fault, Refusal};
@@ -109,6 +109,12 @@ impl Work {
 /// Nothing has changed then.
 pub fn start_backup(context: &Context, backup: &NewBackup) -> Result<String, Refusal> {
     let (name, number) = context.jobs.backup_name(backup.name.as_deref())?;
+    if let Some(since) = &backup.checkpoints.since {
+        let names = backup.disks.iter().map(|(disk, _)| disk.as_str());
+        // `prepare` refuses the others.
+        let usable = names.filter(|disk| context.disk(disk, JobKind::Backup).is_ok());
+        check_on_all(&context.bitmaps, &usable.collect::<Vec<_>>(), since)?;
+    }
     let of_jobs = BackupOfJob {
         name,
         number,

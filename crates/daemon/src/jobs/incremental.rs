@@ -233,6 +233,19 @@ fn check_usable(disk: &str, name: &str, known: Option<&Shown>) -> Result<(), Ref
     }
 }
 
+/// Refuses a checkpoint that only some disks of a backup have.
+pub(super) fn check_on_all(bitmaps: &Bitmaps, disks: &[&str], name: &str) -> Result<(), Refusal> {
+    let has_it = |disk: &&str| bitmaps.of(disk).iter().any(|known| known.name == name);
+    let (with, without): (Vec<&str>, Vec<&str>) = disks.iter().partition(|disk| has_it(disk));
+    if with.is_empty() || without.is_empty() {
+        return Ok(());
+    }
+    let (with, without) = (with.join(", "), without.join(", "));
+    let detail = format!("checkpoint {name} exists on {with}, but not on {without}");
+    let help = "name a checkpoint of all these disks, or make a backup without --since; a backup to targets that was killed or has failed completes the checkpoints of some disks only";
+    Err(Refusal::NotFound(Fault::new(detail).help(help)))
+}
+
 fn check_name(bitmaps: &Bitmaps, disk: &str, name: &str, known: &[Shown]) -> Result<(), Refusal> {
     if !is_name(name) {
         let fault = Fault::at(
