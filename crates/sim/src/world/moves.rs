@@ -27,7 +27,7 @@ use crate::random::Random;
 /// Maximum number of blocks of a copied part.
 const PART_MAX: u64 = 24;
 /// Maximum number of attempts to close a backing image, with I/O of clients in between.
-const CLOSE_STEPS_MAX: u32 = 10_000;
+const CLOSE_STEPS_MAX: usize = 10_000;
 
 /// A device with the copier's ring and channel.
 pub(super) struct DeviceChannel {
@@ -210,7 +210,10 @@ impl World {
             if self.is_over() {
                 return;
             }
-            closing += u32::from(event == Event::Busy);
+            if event == Event::Busy {
+                closing += 1;
+                self.round_of_wait(closing);
+            }
             assert!(
                 closing < CLOSE_STEPS_MAX || self.is_troubled,
                 "the backing image of d{disk} is not closed"
