@@ -154,10 +154,10 @@ unit: unit-tests privileged-tests ## Runs unit and property tests; with sudo tho
 unit-tests:
 	$(tests_of) --exclude end_to_end
 
-privileged-tests:
-	$(as_root) $(tests_of) --test machine --test followed --test block_device_targets --test hung_storage -- --ignored
+privileged-tests: tests-built
+	LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(as_root) $(tests_of) --test machine --test followed --test block_device_targets --test hung_storage -- --ignored
 
-guests: tests-built ## Runs end-to-end tests in three lanes, and in the background the simulator and the fuzz targets
+guests: $(if $(TEST_PROGRAMS),,tests-built) ## Runs end-to-end tests in four lanes, and in the background the simulator and the fuzz targets
 	@$(sandboxed) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/guests
 
 sim: ## Runs the data path on simulated clock, disks and network, with fresh seeds for MINUTES (10)

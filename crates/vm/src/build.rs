@@ -97,8 +97,18 @@ pub fn guest_program(program: GuestProgram) -> Result<PathBuf> {
     })
 }
 
+/// Returns a command that builds `packages`. It has no variables that `cargo test` sets for a package: build scripts such as that of ring
+/// run again when these change, so the next build would compile most crates again.
 fn cargo(packages: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_"]
+            .iter()
+            .any(|start| name.as_encoded_bytes().starts_with(start.as_bytes()));
+        if of_package || name == "OUT_DIR" {
+            command.env_remove(name);
+        }
+    }
     command.current_dir(workspace()).args([
         "build",
         "--quiet",
