@@ -239,6 +239,16 @@ impl Disturbance {
     }
 }
 
+/// Environment variable with an upper limit for the repetitions of disturbed measurements. Tests that run beside others set it.
+const RETRIES_MAX: &str = "LUNETTE_BENCH_RETRIES";
+
+/// Returns the number of repetitions, limited by [`RETRIES_MAX`].
+pub fn allowed_retries(wanted: u32) -> u32 {
+    let limit = std::env::var(RETRIES_MAX).ok();
+    let limit = limit.and_then(|text| text.parse().ok());
+    limit.map_or(wanted, |limit| wanted.min(limit))
+}
+
 /// Measures with `measure`, and repeats a disturbed measurement up to `retries` times. Returns the least disturbed one. The CPU time of
 /// `devices`, of this process and of its ended children is no disturbance.
 ///
@@ -266,7 +276,7 @@ pub fn least_disturbed<T>(
             },
         ))
     };
-    quietest(retries, note, watched)
+    quietest(allowed_retries(retries), note, watched)
 }
 
 fn quietest<T>(

@@ -363,7 +363,7 @@ fn attempt(
 ) -> Result<Repetition> {
     let noise = |one: &Repetition| one.foreign_cpus + one.stolen_cpus;
     let mut best: Option<Repetition> = None;
-    for attempt in 1..=plan.retries + 1 {
+    for attempt in 1..=machine::allowed_retries(plan.retries) + 1 {
         let mut one = turn()?;
         one.disturbed = noise(&one) > plan.disturbance_max;
         one.attempts = attempt;
