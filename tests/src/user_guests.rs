@@ -194,7 +194,7 @@ impl UserGuests {
     }
 
     /// Returns the names in the folder that holds all guest folders.
-    fn folders(&self) -> Vec<String> {
+    pub fn folders(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.root())
             .into_iter()
             .flatten()

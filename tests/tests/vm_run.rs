@@ -36,10 +36,10 @@ fn shared_daemon(scratch: &Scratch, guests: &UserGuests) -> Result<Daemon> {
 fn detached_guests_take_commands_and_files() -> Result<()> {
     let guests = UserGuests::new()?;
     let run = |name: &str, more: &[&str]| {
-        let words = [
-            "run", "--detach", "--name", name, "--smp", "1", "--memory", "192M",
-        ];
-        guests.ok(&[&words[..], more].concat())
+        let size = ["--smp", "1", "--memory", "192M"];
+        let started = guests.ok(&[&["run", "--detach", "--name", name][..], &size, more].concat());
+        planned_as_run(&guests, name, &[&size, more].concat())?;
+        started
     };
     let disks = ["scsi:2x1", "blk:1,queues=1", "backing=ram:16M"];
     ensure!(run("one", &disks)?.trim() == "one");
@@ -202,11 +202,40 @@ fn commands(guests: &UserGuests) -> Result<()> {
         echoed.stdout.len()
     );
 
-    let mut sleeping = guests.start(&["exec", "one", "exec sleep 4242"])?;
     let sleeps = || guests.ok(&["exec", "one", "ps | grep '[s]leep 4242' | wc -l"]);
-    wait_for(|| Ok(sleeps()?.trim() == "1"))?;
-    kill_hard(&mut sleeping)?;
-    wait_for(|| Ok(sleeps()?.trim() == "0"))
+    let start = || -> Result<Child> {
+        let sleeping = guests.start(&["exec", "one", "exec sleep 4242"])?;
+        wait_for(|| Ok(sleeps()?.trim() == "1"))?;
+        Ok(sleeping)
+    };
+    kill_hard(&mut start()?)?;
+    wait_for(|| Ok(sleeps()?.trim() == "0"))?;
+    // The first Ctrl-C ends the command, which is a child of a background process of the guest's init.
+    let mut sleeping = start()?;
+    let pid = rustix::process::Pid::from_child(&sleeping);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
+    let ended = sleeping.wait()?;
+    ensure!(ended.code() == Some(130), "{ended}");
+    ensure!(sleeps()?.trim() == "0", "the command continues");
+    Ok(())
+}
+
+/// Compares the command line of `vm plan` with that of the QEMU that `vm run` started with the same words.
+fn planned_as_run(guests: &UserGuests, name: &str, words: &[&str]) -> Result<()> {
+    let plan = ["plan", "--as-run", "--format", "json", "--name", name];
+    let plan: Value = serde_json::from_str(&guests.ok(&[&plan[..], words].concat())?)?;
+    let planned = plan["qemu"].as_array().context("no command line")?;
+    let planned: Vec<&str> = planned.iter().filter_map(Value::as_str).collect();
+    let state = guests.state(name).context("no guest")?;
+    let id = state.qemu.context("no QEMU")?;
+    let running = std::fs::read(format!("/proc/{id}/cmdline"))?;
+    let running = String::from_utf8(running)?;
+    let running: Vec<&str> = running.trim_end_matches('\0').split('\0').collect();
+    ensure!(
+        running[0].ends_with(planned[0]) && running[1..] == planned[1..],
+        "planned {planned:?}, running {running:?}"
+    );
+    Ok(())
 }
 
 fn files(guests: &UserGuests) -> Result<()> {

@@ -142,6 +142,7 @@ fn interrupted_matrix_continues_and_draws_its_plots() -> Result<()> {
     rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
     let ended = first.wait()?;
     ensure!(ended.code() == Some(130), "{ended}");
+    guests.nothing_is_left()?;
     let before = runs().lines().count();
 
     let printed = guests.ok(&words)?;
@@ -179,5 +180,37 @@ fn interrupted_matrix_continues_and_draws_its_plots() -> Result<()> {
     let refused = String::from_utf8_lossy(&other.stderr).into_owned();
     ensure!(refused.contains("runs of another study"), "{refused}");
     std::fs::remove_dir_all(&folder)?;
+    guests.nothing_is_left()
+}
+
+/// SIGTERM of `vm study` ends the command that it runs, with its guest and daemon. The results so far are printed and saved.
+#[test]
+fn terminated_replay_ends_its_command_and_saves_its_findings() -> Result<()> {
+    let guests = UserGuests::new()?.with_bench()?;
+    let folder = guests.file("study");
+    let place = folder.display().to_string();
+    let words = ["study", "four-disks", "--quick", "--folder", &place];
+    let plan = guests.ok(&[&words[..], &["--plan"]].concat())?;
+    ensure!(plan.contains("estimated duration"), "{plan}");
+    ensure!(!folder.exists(), "--plan creates files");
+    let study = guests
+        .command(&words)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let has_guest = || (!guests.folders().is_empty()).then_some(());
+    let guest = wait_until(SOON, has_guest);
+    rustix::process::kill_process(
+        rustix::process::Pid::from_child(&study),
+        rustix::process::Signal::TERM,
+    )?;
+    let ended = study.wait_with_output()?;
+    guest.context("no guest was started")?;
+    ensure!(ended.status.code() == Some(143), "{ended:?}");
+    let printed = String::from_utf8_lossy(&ended.stdout);
+    ensure!(printed.contains("(not measured)"), "{printed}");
+    let saved = std::fs::read(folder.join("four-disks/quick/study.json"))?;
+    let saved: Value = serde_json::from_slice(&saved)?;
+    ensure!(saved["interrupted"] == true, "{saved}");
     guests.nothing_is_left()
 }

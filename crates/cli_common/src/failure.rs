@@ -21,6 +21,8 @@ pub enum Failure {
     Mistaken,
     /// The command was interrupted (Ctrl-C or similar); partial results have been printed.
     Interrupted,
+    /// This signal ended the command; partial results have been printed.
+    Signal(u8),
     /// The reader of the output has closed it, which is not an error.
     OutputClosed,
 }
@@ -28,8 +30,11 @@ pub enum Failure {
 /// Exit code for an invalid command line or configuration, as with clap. A service manager need not retry.
 const MISTAKEN: u8 = 2;
 
-/// Exit code after SIGINT, as in a shell.
-const INTERRUPTED: u8 = 128 + 2;
+/// Exit code after a signal, as in a shell, without the number of the signal.
+const SIGNALLED: u8 = 128;
+
+/// Number of SIGINT.
+const INTERRUPTED: u8 = 2;
 
 /// Result of a subcommand.
 pub type Outcome = Result<(), Failure>;
@@ -83,7 +88,8 @@ pub fn exit_code(outcome: Outcome) -> ExitCode {
         Err(Failure::Reported) => ExitCode::FAILURE,
         Err(Failure::Found(code)) => ExitCode::from(code),
         Err(Failure::Mistaken) => ExitCode::from(MISTAKEN),
-        Err(Failure::Interrupted) => ExitCode::from(INTERRUPTED),
+        Err(Failure::Interrupted) => ExitCode::from(SIGNALLED + INTERRUPTED),
+        Err(Failure::Signal(number)) => ExitCode::from(SIGNALLED | number),
         Err(Failure::Reasons(reasons)) => {
             for reason in reasons {
                 print_reason(&reason);

@@ -8,6 +8,7 @@ mod command;
 use crate::args::Args;
 use command::{Channel, run};
 use guest_channel::{Decoder, Frame, Hunter, SCRIPT_MAX, Stream, Violation, lead_in};
+use signal_hook::consts::{SIGINT, SIGQUIT};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -49,8 +50,18 @@ impl Agent {
     }
 }
 
+/// Gives commands the default action of the terminal's signals. A shell starts the agent in the background with these signals ignored,
+/// which children inherit. A signal with a handler has its default action after `exec`.
+fn reset_signals_of_commands() -> std::io::Result<()> {
+    for signal in [SIGINT, SIGQUIT] {
+        signal_hook::flag::register(signal, Arc::default())?;
+    }
+    Ok(())
+}
+
 /// Serves until the port fails.
 pub fn serve(_args: &Args) -> Result<bool, String> {
+    reset_signals_of_commands().map_err(|error| format!("cannot handle signals: {error}"))?;
     let path = find_port()?;
     let port = OpenOptions::new().read(true).write(true).open(&path);
     let mut port = port.map_err(|error| format!("cannot open {}: {error}", path.display()))?;

@@ -1,6 +1,7 @@
 //! The `lunette-lab` command: tools to measure and test daemons. `lunette bench ...` executes it.
 //!
-//! Exit codes: 0 success, 1 failure (with all reasons on stderr), 2 invalid command line, 130 interrupted.
+//! Exit codes: 0 success, 1 failure (with all reasons on stderr), 2 invalid command line, 130 interrupted, 128 + N after
+//! signal N.
 
 #![forbid(unsafe_code)]
 

@@ -2,40 +2,51 @@
 
 use anyhow::Result;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+/// Number of the last signal, or 0.
+static SIGNAL: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
+
+const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
 /// Installs handlers that record SIGINT, SIGTERM and SIGHUP instead of ending the process.
 pub fn watch() -> Result<()> {
-    let flag = INTERRUPTED.get_or_init(Arc::default);
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(flag))?;
+    let recorded = SIGNAL.get_or_init(Arc::default);
+    for signal in SIGNALS {
+        signal_hook::flag::register_usize(signal, Arc::clone(recorded), signal as usize)?;
     }
     Ok(())
 }
 
 /// Does the same as [`watch`], and ends the process at the second signal.
 pub fn watch_until_second() -> Result<()> {
-    let flag = INTERRUPTED.get_or_init(Arc::default);
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
+    let has_one = Arc::new(AtomicBool::new(false));
+    for signal in SIGNALS {
         // Registered before the flag is set, so that it takes effect from the second signal on.
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(flag))?;
+        signal_hook::flag::register_conditional_shutdown(
+            signal,
+            128 + signal,
+            Arc::clone(&has_one),
+        )?;
+        signal_hook::flag::register(signal, Arc::clone(&has_one))?;
     }
     watch()
 }
 
 /// Ends every wait, like a signal.
 pub fn interrupt() {
-    INTERRUPTED
-        .get_or_init(Arc::default)
-        .store(true, Ordering::Relaxed);
+    let recorded = SIGNAL.get_or_init(Arc::default);
+    recorded.store(SIGINT as usize, Ordering::Relaxed);
 }
 
 /// Returns true after an interruption.
 pub fn interrupted() -> bool {
-    INTERRUPTED
-        .get()
-        .is_some_and(|flag| flag.load(Ordering::Relaxed))
+    signal().is_some()
+}
+
+/// Returns the number of the signal that interrupted the process.
+pub fn signal() -> Option<i32> {
+    let number = SIGNAL.get()?.load(Ordering::Relaxed);
+    i32::try_from(number).ok().filter(|number| *number > 0)
 }

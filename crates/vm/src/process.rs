@@ -56,6 +56,8 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
+            // Ctrl-C in a terminal reaches the owner alone, which ends its children in order.
+            .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start {name}: {command:?}"))?;
         Ok(Process {

@@ -100,6 +100,14 @@ Examples:
 /// The failure of the subcommand.
 pub fn run(command: VmCommand) -> Outcome {
     vm::use_data_folder().map_err(failed)?;
+    act(command).map_err(|failure| match (failure, vm::signal()) {
+        // `vm::signal` has the number, such as 15 for exit code 143.
+        (Failure::Interrupted, Some(number)) => Failure::Signal(number as u8),
+        (failure, _) => failure,
+    })
+}
+
+fn act(command: VmCommand) -> Outcome {
     match command.action {
         Action::Plan(arguments) => plan::run(&arguments),
         Action::Setup(arguments) => setup::run(&arguments),

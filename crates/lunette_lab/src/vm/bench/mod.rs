@@ -280,8 +280,12 @@ pub(super) fn in_guest(
     run_script(&socket, put, &words, bytes, &mut std::io::sink())?;
     let command = match load.with {
         Generator::Lunette => {
-            let words = load.words.as_deref().unwrap_or("job.fio");
-            format!("{} {words} > result.json", generator(&socket)?)
+            let generator = generator(&socket)?;
+            match &load.words {
+                Some(words) => format!("{generator} {words} > result.json"),
+                // An early SIGINT is ignored until the generator has a handler.
+                None => format!("(trap '' INT; exec {generator} job.fio > result.json)"),
+            }
         }
         Generator::Fio => {
             ensure!(
@@ -292,7 +296,8 @@ pub(super) fn in_guest(
                 "the guest has no fio; hint: use --with lunette, copy a static fio with `lunette vm copy {} fio :/bin/fio`, or boot a system that has fio (--system)",
                 state.name
             );
-            "fio --output-format=json --output=result.json job.fio >&2".to_owned()
+            "(trap '' INT; exec fio --output-format=json --output=result.json job.fio >&2)"
+                .to_owned()
         }
     };
     let (elapsed, qemu, daemon) = watched(&folder, state, &command)?;

@@ -32,10 +32,10 @@ use self::slow::SlowDaemon;
 use self::trace::{Point, mean, parts, spans};
 use super::failed;
 use super::study::content::Content;
-use super::study::engine::{job_on_host, on_host, remove_host_files, study_folder};
+use super::study::engine::{DiskFiles, job_on_host, on_host, remove_host_files, study_folder};
 use super::study::guest::{Planned, StudyGuest};
-use super::study::report::{caution, write_json};
-use super::study::{Case, DiskRoute, Effort, Setup, quietly};
+use super::study::report::{caution, write_json, write_partial};
+use super::study::{Case, DiskRoute, Effort, Setup, quietly, study_failed};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 
@@ -208,7 +208,7 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
     )?;
     let (studies, guests) = all_studies(arguments, &folder, size)?;
     if vm::interrupted() {
-        return interrupted(&studies);
+        return interrupted(&studies, &folder);
     }
     let accelerator = guests.accelerator.as_str();
     let environment = environment();
@@ -272,7 +272,7 @@ fn all_studies(
         (transport, _) => vec![transport],
     };
     if let Some(device) = &arguments.block {
-        arguments.content.device(device).map_err(failed)?;
+        arguments.content.device(device).map_err(study_failed)?;
     }
     for polls in polls {
         for transport in &transports {
@@ -312,10 +312,14 @@ fn conditions(
     ]
 }
 
-/// Prints the complete studies of an interrupted run.
-fn interrupted(studies: &[Study]) -> Outcome {
+/// Prints and saves the layers that an interrupted run has measured.
+fn interrupted(studies: &[Study], folder: &std::path::Path) -> Outcome {
     for study in studies {
         writeln!(cli_common::stdout(), "{}\n", study.text())?;
+    }
+    if !studies.is_empty() {
+        let all: Vec<Value> = studies.iter().map(Study::json).collect();
+        write_partial(folder, &json!({"studies": all})).map_err(failed)?;
     }
     Err(Failure::Interrupted)
 }
@@ -364,10 +368,7 @@ fn studies(
         }
     }
     let planned = Planned::new(&setup, &name, &more)?;
-    let files = planned.files();
-    for (file, size) in &files {
-        arguments.content.file(file, *size)?;
-    }
+    let files = DiskFiles::create(&planned, arguments.content)?;
     let qemu = (arguments.device != Device::Lunette).then(|| QemuTrace::new(folder));
     setup
         .options
@@ -389,12 +390,13 @@ fn studies(
     if let Some(qemu) = &qemu {
         qemu.remove();
     }
-    for (file, _) in &files {
-        std::fs::remove_file(file).ok();
-    }
+    drop(files);
     remove_host_files(folder);
     let measured = measured?;
-    ended?;
+    // Partial results are better than an error of a guest that the same signal ended.
+    if !vm::interrupted() {
+        ended?;
+    }
     Ok((measured, guests))
 }
 
@@ -423,18 +425,24 @@ impl AllStudies<'_> {
                     served: format!("d{number}"),
                     case: case(pattern),
                 };
-                let mut study = match measuring.study(way) {
-                    Err(_) if vm::interrupted() => return Ok(studies),
-                    study => study?,
-                };
+                let mut study = measuring.empty_study(way);
                 if self.polls {
                     study.title.push_str(", workers poll");
                 }
+                let measured = measuring.measure(&mut study, way);
+                if vm::interrupted() {
+                    studies.extend(Some(study).filter(|study| !study.layers.is_empty()));
+                    return Ok(studies);
+                }
+                measured?;
                 let host = || host(self.arguments, pattern, self.folder, self.size);
-                let (mut host, load) = quietly("Host, no guest", guest, host)?;
-                host.load = load;
-                study.layers.push(host);
+                let host = quietly("Host, no guest", guest, host);
+                let host = host.map(|(layer, load)| study.layers.push(Layer { load, ..layer }));
                 studies.push(study);
+                if vm::interrupted() {
+                    return Ok(studies);
+                }
+                host?;
             }
         }
         Ok(studies)
@@ -521,7 +529,20 @@ impl Measuring<'_> {
         application(&document, &self.case.pattern).map_err(anyhow::Error::msg)
     }
 
-    fn study(&self, way: &DiskRoute) -> Result<Study> {
+    fn empty_study(&self, way: &DiskRoute) -> Study {
+        Study {
+            title: format!(
+                "{}, {}, 4 KiB, one in flight",
+                way.variant.name, self.case.pattern
+            ),
+            layers: Vec::new(),
+            matched: MatchedRequests::default(),
+        }
+    }
+
+    /// Measures all layers. After an error the study has those that were measured before.
+    fn measure(&self, study: &mut Study, way: &DiskRoute) -> Result<()> {
+        let layers = &mut study.layers;
         let is_scsi = way.variant.name == "virtio-scsi";
         // Warm-up.
         self.run()?;
@@ -532,13 +553,13 @@ impl Measuring<'_> {
             Ok((before, whole, ios, self.device()?))
         };
         let ((before, whole, ios, after), load) = quietly(name, self.guest, measure)?;
-        let mut layers = vec![Layer {
+        layers.push(Layer {
             name: name.to_owned(),
             found: Ok(all_seen(whole, ios)),
             control_ns: None,
             is_part: false,
             load,
-        }];
+        });
         let instruments: &[Instrument] = match is_scsi {
             true => &[BLOCK, DRIVER, SCSI, VIRTIO_PCI],
             false => &[BLOCK, DRIVER, VIRTIO_PCI],
@@ -561,14 +582,8 @@ impl Measuring<'_> {
         let measure = || self.matched(&instrument, &points);
         let (mut matched, load) = quietly("matched requests", self.guest, measure)?;
         matched.load = load;
-        Ok(Study {
-            title: format!(
-                "{}, {}, 4 KiB, one in flight",
-                way.variant.name, self.case.pattern
-            ),
-            layers,
-            matched,
-        })
+        study.matched = matched;
+        Ok(())
     }
 
     /// Measures between the exit for a notification and the injection of its interrupt.

@@ -23,7 +23,7 @@ use vm::setup::program_for_guests;
 use self::figures::{GuestCounters, Profile};
 use super::failed;
 use super::study::content::Content;
-use super::study::engine::{study_folder, turn_time};
+use super::study::engine::{DiskFiles, study_folder, turn_time};
 use super::study::guest::{Planned, StudyGuest};
 use super::study::report::caution;
 use super::study::{DiskRoute, Setup, quietly};
@@ -122,8 +122,7 @@ pub fn run(arguments: &ProfileArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let _awake = arguments.idle.hold()?;
     let time = turn_time("--time", arguments.time)?;
-    let size =
-        parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
+    parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
     let folder = study_folder(
         &arguments.folder,
         Some("choose a --folder on another file system"),
@@ -135,8 +134,15 @@ pub fn run(arguments: &ProfileArguments) -> Outcome {
     };
     let mut all = Vec::new();
     for count in queues {
-        let measured = measure(arguments, count, time, size, &folder);
+        let measured = measure(arguments, count, time, &folder);
         if vm::interrupted() {
+            if !all.is_empty() {
+                writeln!(
+                    cli_common::stdout(),
+                    "{}",
+                    report::table(&all, arguments.top)
+                )?;
+            }
             return Err(Failure::Interrupted);
         }
         all.push(measured.map_err(failed)?);
@@ -166,7 +172,6 @@ fn measure(
     arguments: &ProfileArguments,
     queues: u32,
     time: Duration,
-    size: u64,
     folder: &Path,
 ) -> Result<Measured> {
     let disks = arguments.disks;
@@ -188,19 +193,14 @@ fn measure(
     };
     let more = ["--smp".to_owned(), arguments.smp.to_string()];
     let planned = Planned::new(&setup, &name, &more)?;
-    let files = planned.files();
-    for (file, _) in &files {
-        arguments.content.file(file, size)?;
-    }
+    let files = DiskFiles::create(&planned, arguments.content)?;
     print_line(&format_args!("{}: booting the guest", counted(queues)));
     let log = folder.join("guest.log");
     let guest = planned.start(&setup, &name, &log)?;
     let measure = || in_guest(arguments, queues, time, &guest);
     let measured = quietly(&counted(queues), &guest, measure);
     let ended = guest.end();
-    for (file, _) in &files {
-        std::fs::remove_file(file).ok();
-    }
+    drop(files);
     std::fs::remove_file(log).ok();
     let (measured, load) = measured.with_context(|| counted(queues))?;
     ended.and(Ok(Measured { load, ..measured }))

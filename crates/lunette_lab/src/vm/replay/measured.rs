@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bench::run::bootstrap_ratio;
 use bench::study::{Comparison, Report, Results};
 use bench::table::McsRow;
@@ -11,26 +11,19 @@ use serde_json::Value;
 
 use super::published::Measure;
 use crate::vm::study::Run;
-use crate::vm::study::report::RESULT;
 
 impl Measure {
-    /// Describes the value from the results in the folder of a part. `Err`: the reason why there is none.
-    pub fn describe(&self, folder: &Path) -> Result<Result<String, String>> {
-        let read = || -> Result<Value> {
-            let path = folder.join(RESULT);
-            let text =
-                std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            Ok(serde_json::from_slice(&text)?)
-        };
+    /// Describes the value from the result of a part (null before its end) and its folder. `Err`: the reason why there is none.
+    pub fn describe(&self, folder: &Path, result: &Value) -> Result<Result<String, String>> {
         match self {
             Measure::Ratio { way, base, case } => {
                 let results = Results::<Run>::read(&folder.join("runs.jsonl"))?;
                 Ok(ratios(&results.runs, way, base, case))
             }
-            Measure::Layer(name) => Ok(layer(&read()?, name)),
+            Measure::Layer(name) => Ok(layer(result, name)),
             Measure::Connections(count) => {
-                let rows = Vec::<McsRow>::deserialize(&read()?["rows"])?;
-                Ok(connections(&rows, *count))
+                let rows = Option::<Vec<McsRow>>::deserialize(&result["rows"])?;
+                Ok(connections(&rows.unwrap_or_default(), *count))
             }
         }
     }

@@ -6,20 +6,22 @@
 mod measured;
 mod published;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bench::study::{Page, write_file};
 use clap::{Args, Parser};
 use cli_common::{Failure, Outcome, print_line};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vm::Accelerator;
 
 use self::published::{Finding, JOBS, Part, PublishedStudy, STUDIES};
-use super::study::Effort;
 use super::study::report::{RESULT, caution};
+use super::study::{Effort, study_failed};
 use super::{Action, VmCommand, failed};
 
 /// `lunette vm study`
@@ -45,8 +47,8 @@ pub struct StudyArguments {
 
 const AFTER: &str = "\
 Replays a published study: the same topology, preparation and workload. Prints the tables, and the published findings beside those of this
-machine. Begins with an estimate of the duration. After an interruption, the same command continues the study. Without KVM the guests are
-emulated, and the results are labelled so.
+machine. Begins with an estimate of the duration. An interruption prints and saves the results so far; the same command then continues the
+study. Without KVM the guests are emulated, and the results are labelled so.
 
 Examples:
     lunette vm study
@@ -90,6 +92,7 @@ struct Replay<'a> {
     quick: bool,
     /// Folder of the results.
     folder: PathBuf,
+    accelerator: Accelerator,
     parts: Vec<(&'a Part, Vec<String>)>,
     /// Estimated duration in seconds.
     estimate: f64,
@@ -118,12 +121,6 @@ impl<'a> Replay<'a> {
         let folder = folder
             .join(study.name)
             .join(if quick { "quick" } else { "full" });
-        let cannot =
-            |error| Failure::because(format!("cannot write to {}: {error}", folder.display()));
-        std::fs::create_dir_all(&folder).map_err(cannot)?;
-        for (name, text) in JOBS {
-            std::fs::write(folder.join(name), text).map_err(cannot)?;
-        }
         let mut parts = Vec::new();
         let mut estimate = 0.0;
         for part in study.parts {
@@ -138,9 +135,21 @@ impl<'a> Replay<'a> {
             study,
             quick,
             folder,
+            accelerator,
             parts,
             estimate,
         })
+    }
+
+    /// Creates the folder, with the job files of the commands.
+    fn write_jobs(&self) -> Result<()> {
+        let folder = &self.folder;
+        let write = || -> std::io::Result<()> {
+            std::fs::create_dir_all(folder)?;
+            JOBS.iter()
+                .try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
+        };
+        write().with_context(|| format!("cannot write to {}", folder.display()))
     }
 
     /// Describes the study, the commands and the estimated duration.
@@ -167,8 +176,9 @@ impl<'a> Replay<'a> {
         lines
     }
 
-    /// Runs the parts that have no results yet.
+    /// Runs the parts that have no results yet. Returns early after an interruption.
     fn measure(&self, has_output: bool) -> Result<()> {
+        self.write_jobs()?;
         for (part, words) in &self.parts {
             let folder = self.folder.join(part.folder);
             if folder.join(RESULT).exists() {
@@ -181,9 +191,9 @@ impl<'a> Replay<'a> {
             if !has_output {
                 command.stdout(Stdio::null());
             }
-            let status = command.status().context("cannot start the command")?;
-            if vm::interrupted() || status.code() == Some(130) {
-                bail!("interrupted");
+            let status = wait(command.spawn().context("cannot start the command")?)?;
+            if vm::interrupted() {
+                return Ok(());
             }
             if !status.success() {
                 bail!("lunette vm {}: {status}", words.join(" "));
@@ -192,11 +202,15 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
+    /// Returns the result of a part; null before its end.
     fn result(&self, part: &str) -> Result<Value> {
         let path = self.folder.join(part).join(RESULT);
-        let text =
-            std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        serde_json::from_slice(&text).with_context(|| format!("{} is no JSON", path.display()))
+        match std::fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Value::Null),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+            Ok(text) => serde_json::from_slice(&text)
+                .with_context(|| format!("{} is no JSON", path.display())),
+        }
     }
 
     /// Returns the findings with the values of this replay, as lines of a table.
@@ -209,7 +223,7 @@ impl<'a> Replay<'a> {
         } in self.study.findings
         {
             let found = match self.parts.iter().any(|(one, _)| one.folder == *part) {
-                true => measure.describe(&self.folder.join(part))?,
+                true => measure.describe(&self.folder.join(part), &self.result(part)?)?,
                 false => Err("not part of --quick".to_owned()),
             };
             let found = found.unwrap_or_else(|why| format!("- ({why})"));
@@ -227,14 +241,15 @@ impl<'a> Replay<'a> {
             );
         }
         let first = results.first().map_or(&Value::Null, |one| &one["result"]);
-        let accelerator = first["accelerator"].as_str().unwrap_or_default();
+        let accelerator = first["accelerator"].as_str();
+        let accelerator = accelerator.unwrap_or(self.accelerator.word());
         let caution = caution(accelerator);
         let label = caution.map_or("", |_| ", emulated");
         let findings = self.findings(label)?;
         let study = self.study;
         let rows = findings.iter().skip(1);
         let rows = rows.map(|row| json!({"published": row[0], "here": row[1]}));
-        let document = json!({"study": study.name, "title": study.title, "source": study.source, "quick": self.quick,
+        let document = json!({"study": study.name, "title": study.title, "source": study.source, "quick": self.quick, "interrupted": vm::interrupted(),
             "accelerator": accelerator, "emulated": caution.is_some(), "topology": study.topology, "preparation": study.preparation,
             "workload": study.workload, "differences": study.differences, "findings": rows.collect::<Vec<_>>(), "parts": results});
         write_file(
@@ -309,6 +324,9 @@ impl<'a> Replay<'a> {
     }
 }
 
+/// Polling interval of a command.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// Pictures of the commands.
 const PICTURES: [&str; 6] = [
     "latency.svg",
@@ -348,11 +366,28 @@ pub fn run(arguments: &StudyArguments) -> Outcome {
     for line in replay.plan() {
         print_line(&line);
     }
-    match replay.measure(!arguments.json) {
-        Err(_) if vm::interrupted() => return Err(Failure::Interrupted),
-        measured => measured.map_err(failed)?,
+    replay.measure(!arguments.json).map_err(study_failed)?;
+    replay.report(arguments.json).map_err(failed)?;
+    match vm::interrupted() {
+        true => Err(Failure::Interrupted),
+        false => Ok(()),
     }
-    replay.report(arguments.json).map_err(failed)
+}
+
+/// Waits for the end of a command. Forwards the signal of an interruption, after which the command saves its results and ends.
+fn wait(mut command: Child) -> Result<ExitStatus> {
+    let mut is_forwarded = false;
+    loop {
+        if let Some(status) = command.try_wait()? {
+            return Ok(status);
+        }
+        if let Some(signal) = vm::signal().filter(|_| !is_forwarded) {
+            is_forwarded = true;
+            let signal = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
+            kill_process(Pid::from_child(&command), signal)?;
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use super::report::{
     Class, caution, disturbed, fill_page, interrupted, json, notes, text, too_few, turns,
     write_json,
 };
-use super::{Case, DiskRoute, Effort, Files, Run, Setup};
+use super::{Case, DiskRoute, Effort, Files, Run, Setup, study_failed};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 use crate::vm::failed;
@@ -278,7 +278,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let _awake = arguments.idle.hold()?;
     let study = study(arguments)?;
-    let results = study.run(missing_turns).map_err(failed)?;
+    let results = study.run(missing_turns).map_err(study_failed)?;
     if vm::interrupted() {
         return interrupted(&study.report(&results.runs), Some(HOST));
     }

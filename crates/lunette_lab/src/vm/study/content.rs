@@ -26,6 +26,9 @@ fn write_all(file: &File, size: u64) -> std::io::Result<()> {
     let piece: Vec<u8> = (0..PIECE).map(|at| (at % 251) as u8).collect();
     let mut at = 0;
     while at < size {
+        if vm::interrupted() {
+            return Err(std::io::Error::other("interrupted"));
+        }
         let length = (size - at).min(PIECE as u64);
         file.write_all_at(&piece[..length as usize], at)?;
         at += length;

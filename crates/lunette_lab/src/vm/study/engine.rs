@@ -3,13 +3,15 @@
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bench::run::{children_ns, environment};
 use bench::study::{Position, Report, Results, Subject, run_until_sure};
 use cli_common::{Failure, print_line};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vm::GuestProgram;
 use vm::setup::program_for_guests;
@@ -89,10 +91,8 @@ impl Study {
         let missing = |runs: &[Run]| missing(&self.report(runs));
         let limit = self.until_sure.unwrap_or(self.turns);
         run_until_sure(self, 0..self.turns, limit, &mut results, missing)?;
-        if !vm::interrupted() {
-            remove_host_files(&self.folder);
-            std::fs::remove_file(self.folder.join(GUEST_LOG)).ok();
-        }
+        remove_host_files(&self.folder);
+        std::fs::remove_file(self.folder.join(GUEST_LOG)).ok();
         Ok(results)
     }
 
@@ -115,7 +115,31 @@ impl Study {
 /// A running guest and the files of its disks.
 pub struct GuestRig {
     guest: StudyGuest,
-    files: Vec<PathBuf>,
+    files: DiskFiles,
+}
+
+/// Files of disks, removed on drop.
+#[derive(Default)]
+pub struct DiskFiles(Vec<PathBuf>);
+
+impl DiskFiles {
+    /// Creates the files of a guest.
+    pub fn create(planned: &Planned, content: Content) -> Result<DiskFiles> {
+        let mut files = DiskFiles::default();
+        for (file, size) in planned.files() {
+            files.0.push(file.clone());
+            content.file(&file, size)?;
+        }
+        Ok(files)
+    }
+}
+
+impl Drop for DiskFiles {
+    fn drop(&mut self) {
+        for file in &self.0 {
+            std::fs::remove_file(file).ok();
+        }
+    }
 }
 
 impl Subject for Study {
@@ -136,11 +160,7 @@ impl Subject for Study {
         let setup = &self.setups[group];
         let name = format!("study-{}", std::process::id());
         let planned = Planned::new(setup, &name, &self.guest)?;
-        let mut files = Vec::new();
-        for (file, size) in planned.files() {
-            self.content.file(&file, size)?;
-            files.push(file);
-        }
+        let files = DiskFiles::create(&planned, self.content)?;
         let guest = planned.start(setup, &name, &self.folder.join(GUEST_LOG))?;
         // Results are comparable only on comparable hosts.
         results.begin(
@@ -195,9 +215,7 @@ impl Subject for Study {
 
     fn end(&self, rig: GuestRig) -> Result<()> {
         let ended = rig.guest.end();
-        for file in &rig.files {
-            std::fs::remove_file(file).ok();
-        }
+        drop(rig.files);
         ended
     }
 
@@ -249,7 +267,26 @@ pub fn job_on_host(
 /// Returns the generator's output and the CPU time of its process.
 fn generator_on_host(generator: &mut Command) -> Result<Value> {
     let before = children_ns();
-    let ran = generator.output().context("cannot run the generator")?;
+    let generator = generator.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let generator = generator.spawn().context("cannot run the generator")?;
+    let id = Pid::from_child(&generator);
+    let is_over = AtomicBool::new(false);
+    let ran = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(20));
+                if vm::interrupted() {
+                    // Fails after the end of the generator.
+                    kill_process(id, Signal::TERM).unwrap_or(());
+                }
+            }
+        });
+        let ran = generator.wait_with_output();
+        is_over.store(true, Ordering::Relaxed);
+        ran
+    })?;
+    // A partial measurement is no result of a study.
+    ensure!(!vm::interrupted(), "interrupted");
     let spent = children_ns()
         .zip(before)
         .map(|(after, before)| after - before);

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -15,6 +15,7 @@ use crate::vm::bench::{Load, generator, in_guest};
 use crate::vm::copy::run_script;
 
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
+const END_LIMIT: Duration = Duration::from_secs(20);
 
 /// Maximum output of a script in bytes: enough for a trace of all CPUs, and a limit for the host's
 /// memory.
@@ -242,8 +243,13 @@ impl StudyGuest {
     /// Ends the guest and its daemon.
     pub fn end(mut self) -> Result<()> {
         self.process.signal(rustix::process::Signal::TERM)?;
-        if self.process.wait(Duration::from_secs(20)).is_err() {
-            self.process.kill()?;
+        // Also waits after an interruption, so that the guest removes its files.
+        let limit = Instant::now() + END_LIMIT;
+        while self.process.ended()?.is_none() {
+            if Instant::now() > limit {
+                return self.process.kill();
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ use super::report::{
     caution, disturbed, fill_page, interrupted, json, notes, text, too_few, write_json,
 };
 use super::series::setups;
-use super::{Case, Effort, Run};
+use super::{Case, Effort, Run, study_failed};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 use crate::vm::bench::{for_disks, with_overrides};
@@ -221,9 +221,13 @@ impl MatrixArguments {
         let setups = setups(self, &threads(self), "/");
         let ways: usize = setups.iter().map(|setup| setup.ways.len()).sum();
         let size = parse_bytes(&self.size).map_err(Failure::mistake)?;
+        let cases = match self.job {
+            Some(_) => 1,
+            None => cases(self)?.len(),
+        };
         Ok(Effort {
             boots: setups.len() as u32 * self.turns,
-            runs: (ways * cases(self)?.len()) as u32 * self.turns,
+            runs: (ways * cases) as u32 * self.turns,
             seconds: turn_seconds(self),
             written: size * u64::from(self.disks) * ways as u64 * u64::from(self.turns),
         })
@@ -347,7 +351,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let _awake = arguments.idle.hold()?;
     let study = study(arguments)?;
-    let results = study.run(missing_turns).map_err(failed)?;
+    let results = study.run(missing_turns).map_err(study_failed)?;
     if vm::interrupted() {
         return interrupted(&study.report(&results.runs), None);
     }

@@ -16,10 +16,11 @@ use std::borrow::Cow;
 
 use bench::run::{Disturbance, least_disturbed};
 use bench::study::Variant;
-use cli_common::print_line;
+use cli_common::{Failure, print_line};
 use serde::{Deserialize, Serialize};
 
 use super::bench::{for_disks, with_overrides};
+use super::failed;
 
 /// A path from the jobs to the disks, such as the host, virtio-blk of Lunette, or a device of QEMU.
 #[derive(Clone, Debug)]
@@ -39,6 +40,14 @@ impl DiskRoute {
             words,
             disks,
         }
+    }
+}
+
+/// Converts an error of a study. After an interruption an error is a consequence of it.
+pub fn study_failed(error: anyhow::Error) -> Failure {
+    match vm::interrupted() {
+        true => Failure::Interrupted,
+        false => failed(error),
     }
 }
 

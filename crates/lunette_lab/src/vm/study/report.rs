@@ -199,9 +199,24 @@ pub fn json(report: &Report<'_, Run>, header: &Value, base: Option<&str>) -> Val
 /// Result of a study as JSON, in its folder.
 pub const RESULT: &str = "result.json";
 
+/// Result of an interrupted study as JSON.
+const PARTIAL: &str = "partial.json";
+
 /// Writes [`RESULT`].
 pub fn write_json(folder: &Path, document: &Value) -> Result<()> {
     write_file(folder, RESULT, format!("{document:#}\n").as_bytes())?;
+    std::fs::remove_file(folder.join(PARTIAL)).ok();
+    Ok(())
+}
+
+/// Writes the results of an interrupted study.
+pub fn write_partial(folder: &Path, document: &Value) -> Result<()> {
+    let text = format!("{document:#}\n");
+    let path = write_file(folder, PARTIAL, text.as_bytes())?;
+    print_line(&format_args!(
+        "interrupted: partial results, saved in {}",
+        path.display()
+    ));
     Ok(())
 }
 
