@@ -402,7 +402,7 @@ impl Disk {
     /// Holds a range against all reads and changes of clients, after those in flight have ended. Blocks.
     ///
     /// # Errors
-    /// They do not end in time.
+    /// I/Os in flight do not end in time.
     pub fn hold(&self, offset: u64, length: u64) -> Result<RangeLock, ResizeError> {
         self.hold_while(offset, length, || true)
     }
@@ -410,7 +410,7 @@ impl Disk {
     /// As [`Disk::hold`], but gives up soon after `is_wanted` returns false.
     ///
     /// # Errors
-    /// They do not end in time, or the range is no longer wanted.
+    /// I/Os in flight do not end in time, or the range is no longer wanted.
     pub fn hold_while(
         &self,
         offset: u64,

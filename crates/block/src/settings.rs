@@ -95,7 +95,7 @@ words!(NamedFiles: "any" = Any, "folder" = Folder, "none" = None);
 /// Service time of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DelayTime {
-    /// The same time for every I/O.
+    /// Constant time.
     Fixed(Duration),
     /// Uniformly distributed between these two times.
     Uniform(Duration, Duration),

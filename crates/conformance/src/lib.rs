@@ -71,7 +71,7 @@ pub enum Devices {
     Blk,
     /// virtio-scsi only.
     Scsi,
-    /// Both.
+    /// virtio-blk and virtio-scsi.
     Any,
 }
 

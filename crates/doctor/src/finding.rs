@@ -57,7 +57,7 @@ pub struct Finding {
     pub why: &'static str,
     /// Command that fixes it.
     pub command: Option<String>,
-    /// The same fix as file values, if it consists only of them.
+    /// Values of files that have the effect of `command`, if no other step is needed.
     pub change: Option<Change>,
 }
 

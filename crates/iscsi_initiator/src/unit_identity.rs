@@ -37,7 +37,7 @@ pub struct UnitIdentity {
 /// Result of comparing the names of two units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evidence {
-    /// Both belong to one unit.
+    /// The names belong to one unit.
     Same,
     /// The names belong to different units.
     Different,

@@ -21,7 +21,7 @@ pub enum Goal {
 /// Parts of the disk that the target lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lacking {
-    /// All of the disk.
+    /// The whole disk.
     All,
     /// Pieces that the driver lists.
     Pieces,
@@ -314,7 +314,7 @@ impl Copy {
         (Stage::Copy(cursor, stage), action)
     }
 
-    /// All of the disk is copied.
+    /// Returns the next action after the whole disk was copied.
     fn copied(&self) -> Next {
         match self.plan.goal {
             Goal::Mirror | Goal::Commit => (

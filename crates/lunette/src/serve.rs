@@ -21,7 +21,7 @@ use crate::take_over;
 /// Maximum time of the shutdown. Sessions drain within milliseconds, a thousand of them on a busy machine within seconds; a disk
 /// that does not respond must not block it.
 const END_LIMIT: Duration = Duration::from_secs(10);
-/// The same with a handover. If a disk is still open then, its clients lose their sessions.
+/// Maximum time of a shutdown with a handover. Clients of a disk that is still open afterwards lose their sessions.
 const HANDOVER_LIMIT: Duration = Duration::from_secs(20);
 /// Maximum number of waiting listeners in the status line for the service manager.
 const LISTENERS_NAMED: usize = 4;

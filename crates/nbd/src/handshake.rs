@@ -41,7 +41,7 @@ pub trait Exports {
 pub struct Session<E> {
     /// The chosen export.
     pub export: E,
-    /// Its properties as advertised.
+    /// Properties of the export as advertised.
     pub info: ExportInfo,
     /// Form of requests and replies.
     pub style: Style,

@@ -18,7 +18,7 @@ pub struct ServerLimits {
     /// Time for an incomplete request and for unsent output, besides the time of a transfer at the minimum rate of a slow network. A slower
     /// connection is dropped.
     pub silent_time: Duration,
-    /// The same time while another connection waits for memory, for a connection that uses more than `floor_bytes`.
+    /// `silent_time` of a connection that uses more than `floor_bytes` while another connection waits for memory.
     pub shortage_time: Duration,
     /// Maximum number of requests in flight of one connection. Further requests stay in the socket.
     pub requests: usize,

@@ -62,7 +62,7 @@ pub(crate) struct Progress {
     pub has_timer: bool,
     /// Input and output.
     transfers: [Watched; 2],
-    /// The same, while others wait for memory.
+    /// Input and output while other connections wait for memory.
     during_shortage: [Watched; 2],
 }
 

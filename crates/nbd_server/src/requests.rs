@@ -21,7 +21,7 @@ enum Resources {
     Available,
     /// The connection has reached its own limits.
     None,
-    /// Other connections use the memory.
+    /// The memory is in use by other connections.
     MemoryOfOthers,
 }
 

@@ -14,13 +14,13 @@ pub(crate) enum Stage {
     Free,
     /// The payload of a write is being received.
     Receiving,
-    /// Its next I/O can be submitted.
+    /// The next I/O of the request can be submitted.
     Ready,
     /// An I/O is in flight: of the command, or a part of its range.
     Submitted,
     /// The flush after a change with FUA is in flight.
     Flushing,
-    /// Ready for its reply.
+    /// The reply can be sent.
     Done(Result<(), ErrorCode>),
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Slot {
     pub covered: u64,
     /// Data: received, read, or in the memory of the disk.
     pub buffer: Option<IoBuffer>,
-    /// The request was pending: its stamps are its own.
+    /// The request was pending, so that `stamps` are not those of a batch.
     pub pended: bool,
     pub stamps: Stamps,
 }

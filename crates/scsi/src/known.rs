@@ -31,9 +31,9 @@ impl Appearance {
 /// Relation of a unit to the one that the initiator has seen under its LUN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Relation {
-    /// The same unit, or the first one.
+    /// The unit is the one seen before, or the first one under the LUN.
     Same,
-    /// The same unit with another capacity.
+    /// The unit is the one seen before, with another capacity.
     OtherCapacity,
     /// Another unit.
     Other,

@@ -148,11 +148,11 @@ impl Lifecycle {
 /// Handling of failed requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failures {
-    /// They are answered; no in-flight region records unanswered requests.
+    /// Failed requests are answered. No in-flight region records unanswered requests.
     Untracked,
-    /// They are answered; an in-flight region records unanswered requests.
+    /// Failed requests are answered. An in-flight region records unanswered requests.
     Tracked,
-    /// They stay unanswered in the in-flight region, for the next device.
+    /// Failed requests stay unanswered in the in-flight region, for the next device.
     Retained,
 }
 

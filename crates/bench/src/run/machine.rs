@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_is_what_neither_this_process_nor_the_device_used() {
+    fn foreign_time_excludes_this_process_and_the_device() {
         let before = CpuSnapshot {
             at: Instant::now(),
             all_ns: 10_000,
@@ -369,7 +369,7 @@ mod tests {
 
     /// Work of another process is foreign, unless that process is the device.
     #[test]
-    fn a_busy_process_is_seen() {
+    fn time_of_a_busy_process_is_foreign() {
         let mut child = std::process::Command::new("sh")
             .args(["-c", "while :; do :; done"])
             .spawn()

@@ -55,7 +55,7 @@ struct Line {
 pub struct McsTable {
     /// Table as text, for a terminal.
     pub text: String,
-    /// The same rows as JSON.
+    /// Rows of the table as JSON.
     pub json: Value,
 }
 

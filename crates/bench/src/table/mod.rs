@@ -61,7 +61,7 @@ enum Medium {
     Null,
     Ram,
     File,
-    /// The same file, with a worker that does not poll.
+    /// The file of `File`, with a worker that does not poll.
     FileSlept,
 }
 

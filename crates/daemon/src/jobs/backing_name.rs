@@ -8,7 +8,7 @@ use crate::objects::Refusal;
 /// Returns the device of a disk as an image with a backing image.
 ///
 /// # Errors
-/// It is not one.
+/// The disk is no image, or has no backing image.
 pub(super) fn backed_image<'a>(
     disk: &str,
     device: &'a dyn BlockDevice,

@@ -62,7 +62,7 @@ pub(super) struct BackupOfJob {
 /// Stage of a backup, which its jobs share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Its jobs are prepared one after the other.
+    /// The jobs of the backup are prepared one after the other.
     Beginning,
     /// All jobs run. Each job processes a cancellation itself.
     Running,

@@ -94,7 +94,7 @@ impl PointOfDisk {
     /// Checks that the disk uses its layer.
     ///
     /// # Errors
-    /// It was not replaced.
+    /// The disk still uses its device without the layer.
     pub fn check_layer(&self) -> Result<(), Refusal> {
         match Arc::ptr_eq(&self.disk.device(), &self.layer) {
             true => Ok(()),

@@ -57,7 +57,7 @@ pub enum Event {
     Done {
         /// Slot of the request.
         slot: u32,
-        /// Its result.
+        /// Result of the request.
         result: Result<(), ErrorCode>,
     },
 }

@@ -24,7 +24,7 @@ pub(super) const GET_LBA_STATUS: u8 = 0x12;
 /// Maximum number of bytes that are read for a list of any length.
 const SCAN_MAX: u64 = 4 << 30;
 
-/// The same for a list of one descriptor: the initiator asks about a block, not about the map.
+/// Maximum number of bytes that are read for a list of one descriptor: the initiator asks about a block, not about the map.
 const SCAN_MAX_SINGLE: u64 = 4 << 20;
 
 /// Maximum number of extent requests to the disk.

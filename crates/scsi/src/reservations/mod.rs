@@ -113,7 +113,7 @@ pub(crate) struct Reservation {
     pub holder: Option<Registrant>,
 }
 
-/// All of a unit's reservations.
+/// Registrations and reservation of a unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reservations {
     /// PRGENERATION.

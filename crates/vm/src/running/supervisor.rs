@@ -18,9 +18,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Timeout of their starts, which take milliseconds on an idle machine.
+/// Time limit for the start of QEMU or a daemon, which takes milliseconds on an idle machine.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
-/// Timeouts of their ends: QEMU ends immediately, a daemon after flushing its disks.
+/// Time limits for their ends. QEMU ends immediately, a daemon after flushing its disks.
 const QEMU_END_LIMIT: Duration = Duration::from_secs(5);
 const DAEMON_END_LIMIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

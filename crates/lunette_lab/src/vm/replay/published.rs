@@ -22,7 +22,7 @@ pub struct Part {
     pub folder: &'static str,
     /// Words after `lunette vm`, without the folder. `{jobs}` is the folder of the job files.
     pub words: &'static str,
-    /// The same for `--quick`.
+    /// Words for `--quick`.
     pub quick: &'static str,
 }
 
