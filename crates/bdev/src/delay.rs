@@ -12,6 +12,7 @@ use block::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring};
 
+use crate::slots::Slots;
 use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, Tag};
 
 /// Draws a service time.
@@ -60,8 +61,7 @@ impl Layer for Delay {
             time: self.time,
             random: u64::from(owner.0),
             owner,
-            waiting: Vec::new(),
-            free: Vec::new(),
+            waiting: Slots::default(),
             over: Vec::new(),
         }))
     }
@@ -73,24 +73,19 @@ struct DelayChannel {
     /// Random state, initially the owner's number: runs are reproducible.
     random: u64,
     owner: Owner,
-    waiting: Vec<Option<Finished>>,
-    free: Vec<usize>,
+    waiting: Slots<Option<Finished>>,
     over: Vec<Finished>,
 }
 
 impl DelayChannel {
     fn wait(&mut self, ring: &mut Ring, tag: Tag, buffer: IoBuffer, outcome: IoOutcome) {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.waiting.push(None);
-            self.waiting.len() - 1
-        });
-        self.waiting[index] = Some(Finished {
+        let index = self.waiting.occupy(Some(Finished {
             tag,
             buffer,
             outcome,
-        });
+        }));
         let time = draw(self.time, &mut self.random);
-        ring.timer(self.owner, index as u64, time);
+        ring.timer(self.owner, index.into(), time);
     }
 }
 
@@ -110,9 +105,9 @@ impl IoChannel for DelayChannel {
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
         if completion.owner == self.owner {
-            let index = completion.token as usize;
+            let index = completion.token as u32;
             finished.extend(self.waiting[index].take());
-            self.free.push(index);
+            self.waiting.release(index);
             return;
         }
         let mut over = std::mem::take(&mut self.over);
@@ -126,8 +121,8 @@ impl IoChannel for DelayChannel {
     /// I/O that waits for its time ends at once; other I/O is aborted below.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let waits = |one: &Option<Finished>| one.as_ref().is_some_and(|one| one.tag == tag);
-        match self.waiting.iter().position(waits) {
-            Some(index) => ring.cancel(self.owner, index as u64),
+        match self.waiting.find(waits) {
+            Some(index) => ring.cancel(self.owner, index.into()),
             None => self.inner.abort(ring, tag),
         }
     }
@@ -141,7 +136,7 @@ impl IoChannel for DelayChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.inner.in_flight() + self.waiting.len() - self.free.len()
+        self.inner.in_flight() + self.waiting.len()
     }
 }
 

@@ -17,6 +17,7 @@ use block::{DiskInfo, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoReques
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring};
 
+use crate::slots::Slots;
 use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, Tag};
 
 /// One fault: the affected I/Os and the effect.
@@ -149,8 +150,7 @@ impl Layer for Faulty {
             plan: self.plan.clone(),
             io_mask: u64::from(self.alignment) - 1,
             owner,
-            slots: Vec::new(),
-            free: Vec::new(),
+            slots: Slots::default(),
             shuffled: Vec::new(),
             random: self.plan.shuffle.unwrap_or(0) | 1,
             over: Vec::new(),
@@ -189,29 +189,15 @@ struct FaultyChannel {
     /// Offset and length bits that are zero in aligned I/O.
     io_mask: u64,
     owner: Owner,
-    slots: Vec<FaultySlot>,
-    free: Vec<usize>,
-    shuffled: Vec<usize>,
+    slots: Slots<FaultySlot>,
+    shuffled: Vec<u32>,
     random: u64,
     over: Vec<Finished>,
 }
 
 impl FaultyChannel {
-    fn occupy(&mut self, slot: FaultySlot) -> usize {
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index] = slot;
-                index
-            }
-            None => {
-                self.slots.push(slot);
-                self.slots.len() - 1
-            }
-        }
-    }
-
-    fn vacate(&mut self, index: usize) -> Finished {
-        self.free.push(index);
+    fn vacate(&mut self, index: u32) -> Finished {
+        self.slots.release(index);
         let slot = &mut self.slots[index];
         let (buffer, outcome) = slot.over.take().expect("an I/O completes after its end");
         Finished {
@@ -225,14 +211,14 @@ impl FaultyChannel {
     fn answer_fault(
         &mut self,
         ring: &mut Ring,
-        index: usize,
+        index: u32,
         buffer: IoBuffer,
         outcome: IoOutcome,
     ) -> Option<Finished> {
         let slot = &mut self.slots[index];
         let buffer = slot.whole.take().unwrap_or(buffer);
         slot.over = Some((buffer, slot.forced.map_or(outcome, Err)));
-        let token = index as u64;
+        let token = index.into();
         match slot.answer {
             Answer::Now => return Some(self.vacate(index)),
             Answer::Shuffled => {
@@ -259,7 +245,7 @@ impl FaultyChannel {
             let index = self.shuffled.swap_remove(at);
             return Some(self.vacate(index));
         }
-        let index = token as usize;
+        let index = token as u32;
         let held = matches!(self.slots[index].answer, Answer::Held);
         if held && !self.plan.released.load(Ordering::Acquire) {
             ring.timer(self.owner, token, HOLD_POLL);
@@ -311,11 +297,11 @@ impl IoChannel for FaultyChannel {
             Some(FaultAction::Torn(_, error)) => (slot.forced, skip) = (Some(error), true),
             Some(FaultAction::Delay(_) | FaultAction::Hold) | None => {}
         }
-        let index = self.occupy(slot);
+        let index = self.slots.occupy(slot);
         let submission = if skip {
             Submission::Done(Ok(()))
         } else {
-            let inner_tag = Tag(index as u64);
+            let inner_tag = Tag(index.into());
             self.inner.submit(ring, &io, &mut given, inner_tag)
         };
         let Submission::Done(outcome) = submission else {
@@ -338,7 +324,7 @@ impl IoChannel for FaultyChannel {
         let mut over = std::mem::take(&mut self.over);
         self.inner.complete(ring, completion, &mut over);
         for one in over.drain(..) {
-            let index = one.tag.0 as usize;
+            let index = one.tag.0 as u32;
             finished.extend(self.answer_fault(ring, index, one.buffer, one.outcome));
         }
         self.over = over;
@@ -346,14 +332,12 @@ impl IoChannel for FaultyChannel {
 
     /// Completes a delayed I/O at once. A held I/O stays held.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
-        let named = |index: &usize| self.slots[*index].tag == tag;
-        let mut used = (0..self.slots.len()).filter(|index| !self.free.contains(index));
-        let Some(index) = used.find(named) else {
+        let Some(index) = self.slots.find(|slot| slot.tag == tag) else {
             return;
         };
         match (&self.slots[index].over, self.slots[index].answer) {
-            (None, _) => self.inner.abort(ring, Tag(index as u64)),
-            (Some(_), Answer::After(_)) => ring.cancel(self.owner, index as u64),
+            (None, _) => self.inner.abort(ring, Tag(index.into())),
+            (Some(_), Answer::After(_)) => ring.cancel(self.owner, index.into()),
             (Some(_), Answer::Now | Answer::Shuffled | Answer::Held) => {}
         }
     }
@@ -367,6 +351,6 @@ impl IoChannel for FaultyChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len()
     }
 }

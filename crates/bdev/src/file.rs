@@ -4,6 +4,7 @@
 //! worker's handle (`handle`) has its own open file description: no shared reference count per I/O, and the kernel reports a failed
 //! write-back to each. `open` opens, `durability` is the sticky error, `bounce` aligns, `errno` classifies. Tests: `tests/file_*.rs`.
 
+mod allocation;
 mod bounce;
 mod container;
 mod durability;
@@ -24,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use block::CacheMode;
-use block::{Capacity, DiskInfo, Extent, Geometry};
+use block::{Capacity, DiskInfo, Extent};
 use iscsi_initiator::KnownUnits;
 use rustix::fs::{OFlags, SeekFrom};
 
@@ -34,6 +35,7 @@ use crate::{
     Attach, BlockDevice, Capabilities, IoChannel, LocalFiles, Lockable, OnTurn, OpenError,
     Removable, Space, TurnDevice,
 };
+use allocation::Refused;
 pub use container::Container;
 pub(crate) use durability::Durability;
 pub use format::ImageFormat;
@@ -82,16 +84,18 @@ struct Alignment {
     memory: u32,
 }
 
-/// Operations that the file system or device has refused; not tried again.
-#[derive(Debug, Default)]
-struct Refused {
-    discard_blocks: AtomicBool,
-    punch: AtomicBool,
-    zero_range: AtomicBool,
-}
-
-fn refuse(flag: &AtomicBool) {
-    flag.store(true, Ordering::Relaxed);
+/// Part of the file that the disk consists of.
+#[derive(Debug)]
+enum Coverage {
+    /// The whole file.
+    Whole,
+    /// The first part of a block device, of a configured size.
+    Part,
+    /// The whole file, which is an image of another format.
+    Container {
+        /// The last block is incomplete.
+        ends_within_block: AtomicBool,
+    },
 }
 
 /// State shared by the handles of all workers.
@@ -108,14 +112,7 @@ pub(crate) struct SharedFile {
     calls: BlockingCalls,
     /// Names of a block device with a path that the kernel assigns.
     known: Option<KnownUnits>,
-    /// Opening the file created it.
-    created: bool,
-    /// An image's last block is incomplete.
-    ends_within_block: AtomicBool,
-    /// The content is an image of another format.
-    is_container: bool,
-    /// The disk is the first part of a block device, of a configured size.
-    is_part: bool,
+    coverage: Coverage,
     /// Size of the file or block device in bytes when the last use began, or after the last change by this process.
     last_size: AtomicU64,
     /// Holds the locks and opens handles by its number. Not used for I/O.
@@ -158,13 +155,18 @@ impl SharedFile {
         }
         let (bytes, expected) = (open.st_size.unsigned_abs(), self.capacity.bytes());
         // The last block of an image may be incomplete.
-        let unit = self.info.geometry.block_size().max(self.info.io_alignment);
-        match bytes.next_multiple_of(u64::from(unit)) >= expected {
+        match bytes.next_multiple_of(self.unit()) >= expected {
             true => Ok(()),
             false => Err(changed(format!(
                 "the file has {bytes} bytes instead of {expected}"
             ))),
         }
+    }
+
+    /// Returns the smallest part that I/O accesses, in bytes.
+    fn unit(&self) -> u64 {
+        let block_size = self.info.geometry.block_size();
+        block_size.max(self.info.io_alignment).into()
     }
 
     /// Returns the present size in bytes. May block.
@@ -179,35 +181,32 @@ impl SharedFile {
     /// Adopts the size that another process has set since the last use.
     fn follow_size(&self) -> io::Result<()> {
         let found = self.found_size()?;
-        let unit = self.info.geometry.block_size().max(self.info.io_alignment);
-        let rest = found % u64::from(unit);
-        if !self.is_container && found == rest {
+        let rest = found % self.unit();
+        let is_container = matches!(self.coverage, Coverage::Container { .. });
+        if !is_container && found == rest {
             return Err(io::Error::other(format!(
                 "{}: another process has truncated the file to {found} bytes",
                 self.path.display()
             )));
         }
         let is_changed = self.last_size.swap(found, Ordering::AcqRel) != found;
-        if self.is_container {
-            self.ends_within_block.store(rest != 0, Ordering::Relaxed);
-            self.capacity.set(found.next_multiple_of(unit.into()));
-        } else if is_changed && (!self.is_part || found < self.capacity.bytes()) {
-            self.capacity.set(found - rest);
+        match &self.coverage {
+            Coverage::Container { ends_within_block } => {
+                ends_within_block.store(rest != 0, Ordering::Relaxed);
+                self.capacity.set(found.next_multiple_of(self.unit()));
+            }
+            Coverage::Part if found >= self.capacity.bytes() => {}
+            Coverage::Whole | Coverage::Part if is_changed => self.capacity.set(found - rest),
+            Coverage::Whole | Coverage::Part => {}
         }
         Ok(())
-    }
-
-    fn is(flag: &AtomicBool) -> bool {
-        // A hint: without it the kernel refuses, and the next operation is tried.
-        flag.load(Ordering::Relaxed)
     }
 
     /// Returns the extent at a block, from the file system: a block with any data is data. May block.
     fn extent(&self, offset: u64) -> Extent {
         // The position of the control handle has no other use. Block devices report only data.
         let seek = |from| rustix::fs::seek(&self.control, from);
-        let info = &self.info;
-        let block = u64::from(info.geometry.block_size().max(info.io_alignment));
+        let block = self.unit();
         match seek(SeekFrom::Data(offset)) {
             Ok(data) if data / block * block > offset => {
                 self.without_data(offset, data / block * block)
@@ -248,12 +247,14 @@ impl SharedFile {
 #[derive(Debug)]
 pub struct File {
     shared: Arc<SharedFile>,
+    /// Opening the file created it.
+    is_created: bool,
 }
 
 impl File {
     /// Returns true if opening it created the file.
     pub(crate) fn is_created(&self) -> bool {
-        self.shared.created
+        self.is_created
     }
 
     /// Opens a file or block device, or creates a file.
@@ -261,8 +262,10 @@ impl File {
     /// # Errors
     /// The file is missing, in use, of another size or type, or lacks an ability; with a hint.
     pub fn open(options: FileOptions) -> Result<File, OpenError> {
-        open::open(options).map(|shared| File {
+        let (shared, is_created) = open::open(&options)?;
+        Ok(File {
             shared: Arc::new(shared),
+            is_created,
         })
     }
 
@@ -313,11 +316,7 @@ const TAKES_TURNS: &str =
 
 impl BlockDevice for File {
     fn info(&self) -> DiskInfo {
-        let info = &self.shared.info;
-        DiskInfo {
-            geometry: Geometry::new(info.geometry.block_size(), self.shared.capacity.bytes()),
-            ..info.clone()
-        }
+        self.shared.info.resized(self.shared.capacity.bytes())
     }
 
     fn capacity(&self) -> &Arc<Capacity> {
@@ -449,7 +448,7 @@ impl TurnDevice for File {
 impl Removable for File {
     fn remove_if_created(&self) {
         let path = &self.shared.path;
-        if self.shared.created
+        if self.is_created
             && let Err(error) = std::fs::remove_file(path)
         {
             let path = path.display();

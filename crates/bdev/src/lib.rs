@@ -53,6 +53,7 @@ mod state;
 mod sync;
 mod throttle;
 mod turn_lock;
+mod watched_inbox;
 
 use std::io;
 use std::sync::Arc;

@@ -23,6 +23,7 @@ use block::{
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring};
 
+use crate::slots::Slots;
 use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, Tag};
 
 /// Maximum time that a client's write waits for the target.
@@ -149,8 +150,7 @@ impl Layer for Mirror {
             target_closes_later: false,
             progress: Arc::clone(&self.progress),
             discard_zeroes: self.discard_zeroes,
-            slots: Vec::new(),
-            free: Vec::new(),
+            slots: Slots::default(),
             over: Vec::new(),
         }))
     }
@@ -190,8 +190,7 @@ struct MirrorChannel {
     target_closes_later: bool,
     progress: Arc<MirrorProgress>,
     discard_zeroes: bool,
-    slots: Vec<MirrorSlot>,
-    free: Vec<u32>,
+    slots: Slots<MirrorSlot>,
     over: Vec<Finished>,
 }
 
@@ -204,16 +203,7 @@ impl MirrorChannel {
             missing: 0,
             target: OnTarget::None,
         };
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = slot;
-                index
-            }
-            None => {
-                self.slots.push(slot);
-                self.slots.len() as u32 - 1
-            }
-        }
+        self.slots.occupy(slot)
     }
 
     /// Returns the target's I/O for a change of the source. Durability is not needed before the end.
@@ -243,7 +233,7 @@ impl MirrorChannel {
         let submitted = self.target.submit(ring, io, &mut buffer, Tag(index.into()));
         match submitted {
             Submission::Pending => {
-                let slot = &mut self.slots[index as usize];
+                let slot = &mut self.slots[index];
                 slot.missing += 1;
                 slot.target = OnTarget::InFlight(0);
                 self.tick_later(ring);
@@ -255,13 +245,13 @@ impl MirrorChannel {
 
     /// Records one device's answer; returns the I/O if its client is answered now.
     fn answered(&mut self, index: u32) -> Option<Finished> {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         slot.missing -= 1;
         if slot.missing > 0 {
             return self.detach(index);
         }
-        self.free.push(index);
-        let slot = &mut self.slots[index as usize];
+        self.slots.release(index);
+        let slot = &mut self.slots[index];
         if slot.target == OnTarget::Detached {
             self.detached -= 1;
             self.progress.detached.fetch_sub(1, Ordering::Release);
@@ -276,7 +266,7 @@ impl MirrorChannel {
 
     /// Answers a client without the target if only that is missing and the mirror has failed.
     fn detach(&mut self, index: u32) -> Option<Finished> {
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         let is_in_flight = matches!(slot.target, OnTarget::InFlight(_));
         if !is_in_flight || slot.missing != 1 || !self.progress.has_failed() {
             return None;
@@ -303,7 +293,7 @@ impl MirrorChannel {
     fn tick(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
         self.is_ticking = false;
         let mut is_waiting = false;
-        for slot in &mut self.slots {
+        for slot in self.slots.all_mut() {
             let OnTarget::InFlight(ticks) = &mut slot.target else {
                 continue;
             };
@@ -315,7 +305,7 @@ impl MirrorChannel {
             }
         }
         if self.progress.has_failed() {
-            for index in 0..self.slots.len() as u32 {
+            for index in 0..self.slots.all().len() as u32 {
                 finished.extend(self.detach(index));
             }
         }
@@ -345,7 +335,7 @@ impl IoChannel for MirrorChannel {
             self.submit_target(ring, &mirrored, bytes, index);
         }
         let submitted = self.source.submit(ring, io, buffer, Tag(index.into()));
-        let slot = &mut self.slots[index as usize];
+        let slot = &mut self.slots[index];
         match submitted {
             Submission::Pending => {
                 slot.missing += 1;
@@ -358,7 +348,7 @@ impl IoChannel for MirrorChannel {
                 Submission::Pending
             }
             done @ Submission::Done(_) => {
-                self.free.push(index);
+                self.slots.release(index);
                 done
             }
         }
@@ -377,14 +367,14 @@ impl IoChannel for MirrorChannel {
         for one in over.drain(..) {
             let index = one.tag.0 as u32;
             if !is_source
-                && let slot = &mut self.slots[index as usize]
+                && let slot = &mut self.slots[index]
                 && slot.target != OnTarget::Detached
             {
                 slot.target = OnTarget::None;
             }
             match (is_source, one.outcome) {
                 (true, outcome) => {
-                    let slot = &mut self.slots[index as usize];
+                    let slot = &mut self.slots[index];
                     (slot.buffer, slot.outcome) = (one.buffer, outcome);
                 }
                 (false, Err(error)) => self.progress.fail(error),
@@ -403,9 +393,9 @@ impl IoChannel for MirrorChannel {
         let named = |slot: &MirrorSlot| {
             slot.tag == tag && slot.missing > 0 && slot.target != OnTarget::Detached
         };
-        if let Some(index) = self.slots.iter().position(named) {
-            self.source.abort(ring, Tag(index as u64));
-            self.target.abort(ring, Tag(index as u64));
+        if let Some(index) = self.slots.find(named) {
+            self.source.abort(ring, Tag(index.into()));
+            self.target.abort(ring, Tag(index.into()));
         }
     }
 
@@ -418,14 +408,14 @@ impl IoChannel for MirrorChannel {
             return self.target.close(ring);
         }
         self.target_closes_later = true;
-        let slots = self.slots.iter().zip(0u64..);
+        let slots = self.slots.all().iter().zip(0u64..);
         for (_, index) in slots.filter(|(slot, _)| slot.target == OnTarget::Detached) {
             self.target.abort(ring, Tag(index));
         }
     }
 
     fn is_closed(&self) -> bool {
-        self.slots.len() == self.free.len()
+        self.slots.len() == 0
             && !self.is_ticking
             && !self.target_closes_later
             && self.source.is_closed()
@@ -434,6 +424,6 @@ impl IoChannel for MirrorChannel {
 
     /// Clients do not wait for detached I/Os, and no end is reported for them: range locks must not wait for them either.
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len() - self.detached
+        self.slots.len() - self.detached
     }
 }

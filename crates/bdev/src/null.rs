@@ -82,10 +82,7 @@ impl Null {
 
 impl BlockDevice for Null {
     fn info(&self) -> DiskInfo {
-        DiskInfo {
-            geometry: Geometry::new(self.info.geometry.block_size(), self.capacity.bytes()),
-            ..self.info.clone()
-        }
+        self.info.resized(self.capacity.bytes())
     }
 
     fn capacity(&self) -> &Arc<Capacity> {

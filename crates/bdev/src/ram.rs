@@ -274,10 +274,7 @@ impl Ram {
 
 impl BlockDevice for Ram {
     fn info(&self) -> DiskInfo {
-        DiskInfo {
-            geometry: Geometry::new(self.info.geometry.block_size(), self.capacity.bytes()),
-            ..self.info.clone()
-        }
+        self.info.resized(self.capacity.bytes())
     }
 
     fn capacity(&self) -> &Arc<Capacity> {

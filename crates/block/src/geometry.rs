@@ -269,6 +269,15 @@ pub struct DiskInfo {
 }
 
 impl DiskInfo {
+    /// Returns the properties with another capacity, rounded down to whole blocks.
+    #[must_use]
+    pub fn resized(&self, capacity_bytes: u64) -> DiskInfo {
+        DiskInfo {
+            geometry: self.geometry.resized(capacity_bytes),
+            ..self.clone()
+        }
+    }
+
     /// Returns the vendor-specific part of a T10 vendor ID designator. It identifies the disk uniquely, like the NAA
     /// identifier. If the configuration sets an identifier, both use it, so that two daemons can export one disk.
     pub fn vendor_specific_identifier(&self) -> String {

@@ -1,4 +1,4 @@
-//! The eventfd that wakes a worker, and the other names of `uring` that the source files use.
+//! The eventfd that wakes a worker.
 
 use loom::sync::{Condvar, Mutex};
 
@@ -23,19 +23,5 @@ impl Event {
             rang = self.changed.wait(rang).unwrap();
         }
         *rang = false;
-    }
-}
-
-/// Not part of any model.
-pub struct Ring;
-/// Not part of any model.
-pub struct Owner;
-/// Not part of any model.
-pub struct WatchId;
-
-impl Ring {
-    /// Fails.
-    pub fn watch_event(&mut self, _: Owner, _: u64, _: &Event) -> std::io::Result<WatchId> {
-        Err(std::io::ErrorKind::Unsupported.into())
     }
 }

@@ -33,12 +33,12 @@ mod slot;
 #[path = "../../latency/src/word.rs"]
 mod word;
 
-// The source files find `uring::Event` and other names of `uring` in this crate.
+// The source files find `uring::Event` in this crate.
 extern crate self as uring;
 
 pub use buckets::bucket_is_charged_at_its_present_rate;
 pub use counters::counts_grow_and_are_exact_when_the_owner_has_ended;
-pub use event::{Event, Owner, Ring, WatchId};
+pub use event::Event;
 pub use mail::{
     callers_of_an_ending_worker_return, every_answer_wakes_the_worker,
     every_message_wakes_the_worker,

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use rustix::fs::{Advice, FallocateFlags};
 
+use super::allocation::Allocation;
 use super::errno::is_refusal;
 use super::properties::device_size;
-use super::{File, SharedFile, refuse};
+use super::{File, SharedFile};
 
 /// System calls of the container; replaced in a simulation.
 #[cfg(not(feature = "simulated"))]
@@ -56,7 +57,7 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 #[derive(Clone)]
 pub struct Container {
     shared: Arc<SharedFile>,
-    /// Its own open file description: position and errors are not shared.
+    /// Separate open file description: position and errors are not shared.
     file: Arc<std::fs::File>,
 }
 
@@ -174,17 +175,17 @@ impl qcow2::Storage for Container {
         }
         let refused = &self.shared.refused;
         let keep = FallocateFlags::KEEP_SIZE;
-        if !SharedFile::is(&refused.punch) {
-            if self.fallocate(FallocateFlags::PUNCH_HOLE | keep, offset, length)? {
+        for (operation, flags) in [
+            (Allocation::Punch, FallocateFlags::PUNCH_HOLE),
+            (Allocation::ZeroRange, FallocateFlags::ZERO_RANGE),
+        ] {
+            if refused.has(operation) {
+                continue;
+            }
+            if self.fallocate(flags | keep, offset, length)? {
                 return Ok(());
             }
-            refuse(&refused.punch);
-        }
-        if !SharedFile::is(&refused.zero_range) {
-            if self.fallocate(FallocateFlags::ZERO_RANGE | keep, offset, length)? {
-                return Ok(());
-            }
-            refuse(&refused.zero_range);
+            refused.add(operation);
         }
         self.write_zeroes(offset, length)
     }

@@ -5,15 +5,17 @@
 //! slots has reached the maximum of I/Os in flight. Never blocks.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use block::{IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest, encode_extents};
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring, RingFd};
 
+use super::allocation::Allocation;
 use super::bounce::{Bounce, BounceSlot, PIECE_BYTES};
 use super::errno::{classify, is_of_device, is_refusal};
 use super::syncs::Syncs;
-use super::{CacheMode, SharedFile, refuse};
+use super::{CacheMode, Coverage, SharedFile};
 use crate::admit::Limits;
 use crate::blocking::StatusCalls;
 use crate::slots::Slots;
@@ -42,10 +44,19 @@ enum FileStep {
     Bounced,
     /// Writes zeroes.
     Zeroes,
-    DiscardBlocks,
-    Punch,
-    ZeroRange,
+    /// Changes the allocation.
+    Allocation(Allocation),
     Sync,
+}
+
+/// Replacement for operations that were refused for the range of this I/O only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fallback {
+    None,
+    /// The device refused this discard; it is repeated as one of a file.
+    Punching,
+    /// The kernel refused this range, for example because cached pages are dirty: zeroes are written, and a discard does nothing.
+    Writing,
 }
 
 struct FileSlot {
@@ -61,10 +72,7 @@ struct FileSlot {
     sync: u64,
     /// The kernel refused the I/O's memory.
     bounce_all: bool,
-    /// The device refused this discard; it is repeated as one of a file.
-    by_punching: bool,
-    /// The kernel refused this range, for example because cached pages are dirty: zeroes are written, and a discard does nothing.
-    by_writing: bool,
+    fallback: Fallback,
     /// Bounce buffer, only during [`FileStep::Bounced`].
     bounce: Option<BounceSlot>,
     /// Buffer of the I/O, except during [`FileStep::Whole`].
@@ -131,8 +139,7 @@ impl FileChannel {
             retries: 0,
             sync: 0,
             bounce_all: false,
-            by_punching: false,
-            by_writing: false,
+            fallback: Fallback::None,
             bounce: None,
             buffer: IoBuffer::default(),
         });
@@ -140,7 +147,7 @@ impl FileChannel {
         // Field by field: the buffer is large and already empty.
         (slot.tag, slot.io, slot.durable, slot.step) = (tag, *io, durable, FileStep::Start);
         (slot.done, slot.retries) = (0, 0);
-        (slot.bounce_all, slot.by_punching, slot.by_writing) = (false, false, false);
+        (slot.bounce_all, slot.fallback) = (false, Fallback::None);
         index
     }
 
@@ -248,31 +255,29 @@ impl FileChannel {
     }
 
     fn discard(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
-        if self.slots[index].by_writing {
-            // Advice, as below.
-            return Some(Ok(()));
-        }
         let refused = &self.shared.refused;
-        let by_punching = self.slots[index].by_punching;
-        if self.shared.block_device && !by_punching && !SharedFile::is(&refused.discard_blocks) {
-            return self.allocation(ring, index, FileStep::DiscardBlocks);
-        }
-        if !SharedFile::is(&refused.punch) {
-            return self.allocation(ring, index, FileStep::Punch);
-        }
-        // A discard is advice (virtio 1.3, 5.2.6.2; SBC-4, 4.7.3.1): without support the data stays.
-        Some(Ok(()))
+        let may_discard_blocks =
+            self.shared.block_device && !refused.has(Allocation::DiscardBlocks);
+        let operation = match self.slots[index].fallback {
+            Fallback::None if may_discard_blocks => Allocation::DiscardBlocks,
+            Fallback::None | Fallback::Punching if !refused.has(Allocation::Punch) => {
+                Allocation::Punch
+            }
+            // A discard is advice (virtio 1.3, 5.2.6.2; SBC-4, 4.7.3.1): without support the data stays.
+            _ => return Some(Ok(())),
+        };
+        self.allocate(ring, index, operation)
     }
 
     fn zero(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
         let slot = &self.slots[index];
         let refused = &self.shared.refused;
-        if slot.done == 0 && !slot.by_writing {
-            if slot.io.flags.has(IoFlags::UNMAP) && !SharedFile::is(&refused.punch) {
-                return self.allocation(ring, index, FileStep::Punch);
+        if slot.done == 0 && slot.fallback != Fallback::Writing {
+            if slot.io.flags.has(IoFlags::UNMAP) && !refused.has(Allocation::Punch) {
+                return self.allocate(ring, index, Allocation::Punch);
             }
-            if !SharedFile::is(&refused.zero_range) {
-                return self.allocation(ring, index, FileStep::ZeroRange);
+            if !refused.has(Allocation::ZeroRange) {
+                return self.allocate(ring, index, Allocation::ZeroRange);
             }
         }
         let slot = &mut self.slots[index];
@@ -284,16 +289,25 @@ impl FileChannel {
         None
     }
 
-    fn allocation(&mut self, ring: &mut Ring, index: u32, step: FileStep) -> Option<IoOutcome> {
+    fn allocate(
+        &mut self,
+        ring: &mut Ring,
+        index: u32,
+        operation: Allocation,
+    ) -> Option<IoOutcome> {
         let slot = &mut self.slots[index];
-        slot.step = step;
+        slot.step = FileStep::Allocation(operation);
         let IoRequest { offset, length, .. } = slot.io;
         let (owner, token) = (self.owner, index.into());
-        match step {
-            FileStep::DiscardBlocks => ring.discard_blocks(owner, token, &self.fd, offset, length),
-            FileStep::Punch => ring.fallocate(owner, token, &self.fd, PUNCH, offset, length),
-            _ => ring.fallocate(owner, token, &self.fd, ZERO_RANGE, offset, length),
-        }
+        let flags = match operation {
+            Allocation::DiscardBlocks => {
+                ring.discard_blocks(owner, token, &self.fd, offset, length);
+                return None;
+            }
+            Allocation::Punch => PUNCH,
+            Allocation::ZeroRange => ZERO_RANGE,
+        };
+        ring.fallocate(owner, token, &self.fd, flags, offset, length);
         None
     }
 
@@ -385,27 +399,19 @@ impl FileChannel {
                 self.keep(index);
                 return stuck.then(|| Err(self.nothing_moved(index)));
             }
-            (FileStep::DiscardBlocks, Err(errno)) if is_refusal(errno) => {
-                refuse(&self.shared.refused.discard_blocks);
-            }
-            (FileStep::Punch, Err(errno)) if is_refusal(errno) => {
-                refuse(&self.shared.refused.punch)
-            }
-            (FileStep::ZeroRange, Err(errno)) if is_refusal(errno) => {
-                refuse(&self.shared.refused.zero_range);
+            (FileStep::Allocation(operation), Err(errno)) if is_refusal(errno) => {
+                self.shared.refused.add(operation);
             }
             // Possibly only this range, beyond the end of a shrunk device.
-            (FileStep::DiscardBlocks, Err(libc::EINVAL)) => slot.by_punching = true,
-            (FileStep::Punch | FileStep::ZeroRange, Err(libc::EINVAL)) => slot.by_writing = true,
+            (FileStep::Allocation(Allocation::DiscardBlocks), Err(libc::EINVAL)) => {
+                slot.fallback = Fallback::Punching;
+            }
+            (FileStep::Allocation(_), Err(libc::EINVAL)) => slot.fallback = Fallback::Writing,
             // Pages of the range are dirty or in write-back. The kernel does not wait for them, because the device is claimed.
-            (FileStep::DiscardBlocks | FileStep::Punch | FileStep::ZeroRange, Err(libc::EBUSY))
-                if self.shared.block_device =>
-            {
-                slot.by_writing = true;
+            (FileStep::Allocation(_), Err(libc::EBUSY)) if self.shared.block_device => {
+                slot.fallback = Fallback::Writing;
             }
-            (FileStep::DiscardBlocks | FileStep::Punch | FileStep::ZeroRange, Ok(_)) => {
-                slot.done = slot.io.length;
-            }
+            (FileStep::Allocation(_), Ok(_)) => slot.done = slot.io.length,
             (_, Ok(_)) => {}
             (_, Err(errno)) => {
                 self.keep(index);
@@ -500,11 +506,13 @@ impl FileSlot {
 impl SharedFile {
     /// Returns true if the rest of a read is missing in an image's incomplete last block and reads as zeroes.
     fn is_tail(&self, slot: &FileSlot) -> bool {
-        let unit = self.info.geometry.block_size().max(self.info.io_alignment);
-        SharedFile::is(&self.ends_within_block)
+        let Coverage::Container { ends_within_block } = &self.coverage else {
+            return false;
+        };
+        ends_within_block.load(Ordering::Relaxed)
             && slot.io.kind == IoKind::Read
             && slot.io.offset + slot.io.length == self.capacity.bytes()
-            && slot.io.length - slot.done <= unit.into()
+            && slot.io.length - slot.done <= self.unit()
     }
 }
 

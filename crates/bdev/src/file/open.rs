@@ -20,20 +20,23 @@ use super::medium::names_at;
 use super::properties::{
     Queue, atomic_writes, can_punch, device_size, direct_alignment, keeps_space,
 };
-use super::{Alignment, CacheMode, FileLock, FileOptions, Refused, SharedFile, open_flags, reopen};
+use super::{
+    Alignment, CacheMode, Coverage, FileLock, FileOptions, Refused, SharedFile, open_flags, reopen,
+};
 use crate::OpenError;
 use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
 use crate::turn_lock::Users;
 
-pub(super) fn open(options: FileOptions) -> Result<SharedFile, OpenError> {
+/// Opens or creates a file. The second value is true if this created it.
+pub(super) fn open(options: &FileOptions) -> Result<(SharedFile, bool), OpenError> {
     let path = options.path.as_path();
     if let (Some(size), Some(block_size)) = (options.size, options.block_size) {
         check_size(size, check_block_size(block_size)?)?;
     }
-    let (control, created) = open_or_create(&options)?;
+    let (control, created) = open_or_create(options)?;
     let mut locked = false;
-    let opened = examine(&options, control, &mut locked).and_then(|shared| {
+    let opened = examine(options, control, &mut locked).and_then(|shared| {
         if created {
             make_durable(path, shared.control.as_fd())?;
         }
@@ -45,7 +48,7 @@ pub(super) fn open(options: FileOptions) -> Result<SharedFile, OpenError> {
             tracing::warn!(path = %path.display(), "cannot remove the file just created: {error}");
         }
     }
-    opened.map(|shared| SharedFile { created, ..shared })
+    opened.map(|shared| (shared, created))
 }
 
 /// Makes size and name of a new file durable.
@@ -330,15 +333,24 @@ fn examine(
         refused: Refused::default(),
         calls: BlockingCalls::default(),
         known,
-        created: false,
-        ends_within_block: AtomicBool::new(ends_within_block),
-        is_container: options.is_container,
-        is_part: block_device && options.size.is_some(),
+        coverage: Coverage::of(options, block_device, ends_within_block),
         last_size: AtomicU64::new(found_size),
         control,
         claim: Mutex::new(claim),
         users: Users::new(options.lock == FileLock::WhileActive),
     })
+}
+
+impl Coverage {
+    fn of(options: &FileOptions, block_device: bool, ends_within_block: bool) -> Coverage {
+        match options.is_container {
+            true => Coverage::Container {
+                ends_within_block: AtomicBool::new(ends_within_block),
+            },
+            false if block_device && options.size.is_some() => Coverage::Part,
+            false => Coverage::Whole,
+        }
+    }
 }
 
 /// Returns the error for an incomplete block. Padding repairs a raw disk but damages an image of another format.

@@ -14,15 +14,15 @@ use block::{
 };
 use guest_memory::IoBuffer;
 use qcow2::{Map, Mapping, Segment};
-use uring::{Completion, Owner, Ring, WatchId};
+use uring::{Completion, Owner, Ring};
 
 use super::SharedImage;
 use super::backing_link::BackingUser;
 use super::owner::{Answer, Command, Request};
 use super::readers::Reader;
 use crate::admit::Limits;
-use crate::inbox::Inbox;
 use crate::slots::Slots;
+use crate::watched_inbox::WatchedInbox;
 use crate::{Finished, IoChannel, Submission, Tag};
 
 /// Maximum number of clusters that one command makes writable.
@@ -87,29 +87,54 @@ struct BackingChannel {
     _user: Arc<BackingUser>,
 }
 
+/// Channels of the files of an image.
+struct Files {
+    /// Channel of the file that stores the data.
+    data: Box<dyn IoChannel>,
+    data_owners: Vec<Owner>,
+    /// Channel of the table file, for flushes, if the data is in another file.
+    tables: Option<(Box<dyn IoChannel>, Vec<Owner>)>,
+}
+
+/// Commands to the owner of the image, and its answers.
+struct OwnerLink {
+    requests: Sender<Request>,
+    next_token: u64,
+    inbox: WatchedInbox<Answer>,
+    /// Owner of the watch on the inbox.
+    owner: Owner,
+}
+
+impl OwnerLink {
+    /// Sends a command. Returns the token of its answer.
+    fn send(&mut self, command: Command) -> Result<u64, IoError> {
+        self.next_token += 1;
+        let request = Request::Worker {
+            command,
+            token: self.next_token,
+            inbox: Arc::clone(self.inbox.inbox()),
+        };
+        match self.requests.send(request) {
+            Ok(()) => Ok(self.next_token),
+            // The owner thread has ended; that defect is already logged.
+            Err(_) => Err(IoErrorKind::Offline.into()),
+        }
+    }
+}
+
 pub(super) struct ImageChannel {
     shared: Arc<SharedImage>,
     map: Arc<Map>,
     map_number: u64,
     limits: Limits,
     reader: Reader,
-    /// Channel of the file that stores the data.
-    file: Box<dyn IoChannel>,
-    file_owners: Vec<Owner>,
-    /// Channel of the table file, for flushes, if the data is in another file.
-    tables: Option<(Box<dyn IoChannel>, Vec<Owner>)>,
+    files: Files,
     backing: Option<BackingChannel>,
     /// Bytes from the start that the backing image covers; 0 once the image has left it.
     covered: u64,
-    owner: Owner,
-    requests: Sender<Request>,
-    inbox: Arc<Inbox<Answer>>,
-    /// `None` once the channel closes.
-    watch: Option<WatchId>,
-    next_token: u64,
+    image_owner: OwnerLink,
     slots: Slots<ImageSlot>,
     finished_below: Vec<Finished>,
-    answers: Vec<(u64, Answer)>,
     /// Dropped last, when the channels of the files are closed.
     _closed: ClosedNotice,
 }
@@ -149,8 +174,8 @@ impl ImageChannel {
     }
 
     fn refresh_map(&mut self) {
-        if self.shared.map_number() != self.map_number {
-            (self.map_number, self.map) = self.shared.map();
+        if self.shared.map.number() != self.map_number {
+            (self.map_number, self.map) = self.shared.map.current();
         }
     }
 
@@ -295,7 +320,8 @@ impl ImageChannel {
         let slot = &mut self.slots[index];
         let (mut buffer, whole) = take_piece(slot, &io);
         let bytes = io.length;
-        match self.file.submit(ring, &io, &mut buffer, Tag(index.into())) {
+        let file = &mut self.files.data;
+        match file.submit(ring, &io, &mut buffer, Tag(index.into())) {
             Submission::Pending => Next::Waits(Waits::File { whole, bytes }),
             Submission::Done(outcome) => {
                 let slot = &mut self.slots[index];
@@ -391,7 +417,7 @@ impl ImageChannel {
 
     /// Makes completed I/O durable. One flush of each file suffices, because tables are written before the I/O that needs them completes.
     fn make_durable(&mut self, ring: &mut Ring, index: u32) -> Next {
-        let Some((tables, _)) = &mut self.tables else {
+        let Some((tables, _)) = &mut self.files.tables else {
             return self.flush_data(ring, index);
         };
         let mut none = IoBuffer::default();
@@ -406,7 +432,8 @@ impl ImageChannel {
     fn flush_data(&mut self, ring: &mut Ring, index: u32) -> Next {
         let mut none = IoBuffer::default();
         let flush = IoRequest::flush();
-        match self.file.submit(ring, &flush, &mut none, Tag(index.into())) {
+        let file = &mut self.files.data;
+        match file.submit(ring, &flush, &mut none, Tag(index.into())) {
             Submission::Pending => Next::Waits(Waits::Durable),
             Submission::Done(Ok(())) => Next::Done(0),
             Submission::Done(Err(error)) => Next::Failed(error),
@@ -415,31 +442,16 @@ impl ImageChannel {
 
     #[cold]
     fn send(&mut self, command: Command, bytes: u64) -> Next {
-        match self.send_to_owner(command) {
+        match self.image_owner.send(command) {
             Ok(token) => Next::Waits(Waits::Answer { token, bytes }),
             Err(error) => Next::Failed(error),
-        }
-    }
-
-    fn send_to_owner(&mut self, command: Command) -> Result<u64, IoError> {
-        self.next_token += 1;
-        let token = self.next_token;
-        let request = Request::Worker {
-            command,
-            token,
-            inbox: Arc::clone(&self.inbox),
-        };
-        match self.requests.send(request) {
-            Ok(()) => Ok(token),
-            // The owner thread has ended; that defect is already logged.
-            Err(_) => Err(IoErrorKind::Offline.into()),
         }
     }
 
     /// Starts an I/O beyond the known end of an image that another daemon may have enlarged. It waits until the owner has read the header.
     #[cold]
     fn ask_for_size(&mut self, io: &IoRequest, buffer: &mut IoBuffer, tag: Tag) -> Submission {
-        let token = match self.send_to_owner(Command::BeginTurn) {
+        let token = match self.image_owner.send(Command::BeginTurn) {
             Ok(token) => token,
             Err(error) => return Submission::Done(Err(error)),
         };
@@ -515,13 +527,9 @@ impl ImageChannel {
 
     #[cold]
     fn on_notification(&mut self, ring: &mut Ring, more: bool, finished: &mut Vec<Finished>) {
-        if !more {
-            self.inbox.watch_again(ring, self.owner, &mut self.watch);
-        }
+        let mut answers = self.image_owner.inbox.take(ring, more);
         self.refresh_map();
         self.detach_backing(ring);
-        let mut answers = std::mem::take(&mut self.answers);
-        self.inbox.take(&mut answers);
         for (number, answer) in answers.drain(..) {
             let waits = |slot: &ImageSlot| matches!(slot.waits, Waits::Answer { token, .. } | Waits::Size { token } if token == number);
             let Some(index) = self.slots.find(waits) else {
@@ -539,7 +547,7 @@ impl ImageChannel {
             };
             self.finish(index, outcome, finished);
         }
-        self.answers = answers;
+        self.image_owner.inbox.reuse(answers);
     }
 
     /// Follows an image that has left its backing image: unallocated clusters read as zeroes, and the channel to the backing image is
@@ -647,14 +655,19 @@ impl IoChannel for ImageChannel {
     }
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
-        if completion.owner == self.owner {
+        if completion.owner == self.image_owner.owner {
             return self.on_notification(ring, completion.more, finished);
         }
         let below = &mut self.finished_below;
         let is_of = |owners: &[Owner]| owners.contains(&completion.owner);
-        match (&mut self.tables, &mut self.backing) {
-            (None, None) => self.file.complete(ring, completion, below),
-            _ if is_of(&self.file_owners) => self.file.complete(ring, completion, below),
+        let Files {
+            data,
+            data_owners,
+            tables,
+        } = &mut self.files;
+        match (tables, &mut self.backing) {
+            (None, None) => data.complete(ring, completion, below),
+            _ if is_of(data_owners) => data.complete(ring, completion, below),
             (Some((tables, owners)), _) if is_of(owners) => {
                 tables.complete(ring, completion, below);
             }
@@ -677,9 +690,9 @@ impl IoChannel for ImageChannel {
         };
         let below = Tag(index.into());
         match self.slots[index].waits {
-            Waits::File { .. } | Waits::Durable => self.file.abort(ring, below),
+            Waits::File { .. } | Waits::Durable => self.files.data.abort(ring, below),
             Waits::Tables => {
-                if let Some((tables, _)) = &mut self.tables {
+                if let Some((tables, _)) = &mut self.files.tables {
                     tables.abort(ring, below);
                 }
             }
@@ -689,15 +702,16 @@ impl IoChannel for ImageChannel {
                 }
             }
             Waits::Answer { token, .. } | Waits::Size { token } => {
-                self.inbox.put(token, Err(IoErrorKind::Cancelled.into()));
+                let inbox = self.image_owner.inbox.inbox();
+                inbox.put(token, Err(IoErrorKind::Cancelled.into()));
             }
             Waits::Nothing => {}
         }
     }
 
     fn close(&mut self, ring: &mut Ring) {
-        self.file.close(ring);
-        if let Some((tables, _)) = &mut self.tables {
+        self.files.data.close(ring);
+        if let Some((tables, _)) = &mut self.files.tables {
             tables.close(ring);
         }
         if let Some(backing) = &mut self.backing
@@ -706,9 +720,7 @@ impl IoChannel for ImageChannel {
             backing.state = BackingState::Closing;
             backing.channel.close(ring);
         }
-        if let Some(watch) = self.watch.take() {
-            ring.unwatch(watch);
-        }
+        self.image_owner.inbox.close(ring);
     }
 
     fn is_closed(&self) -> bool {
@@ -716,11 +728,12 @@ impl IoChannel for ImageChannel {
             .backing
             .as_ref()
             .is_none_or(|backing| backing.channel.is_closed());
-        let are_tables_closed = self
+        let files = &self.files;
+        let are_tables_closed = files
             .tables
             .as_ref()
             .is_none_or(|(tables, _)| tables.is_closed());
-        self.in_flight() == 0 && self.file.is_closed() && are_tables_closed && is_backing_closed
+        self.in_flight() == 0 && files.data.is_closed() && are_tables_closed && is_backing_closed
     }
 
     fn in_flight(&self) -> usize {

@@ -81,6 +81,53 @@ impl ImageOptions {
     }
 }
 
+/// Tables that workers read. Each change of the owner that replaces them has a number.
+struct PublishedMap {
+    current: Mutex<Arc<Map>>,
+    number: AtomicU64,
+}
+
+impl PublishedMap {
+    fn new(map: Arc<Map>) -> PublishedMap {
+        PublishedMap {
+            current: Mutex::new(map),
+            number: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    fn number(&self) -> u64 {
+        self.number.load(Ordering::Acquire)
+    }
+
+    fn current(&self) -> (u64, Arc<Map>) {
+        let map = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.number(), Arc::clone(&map))
+    }
+
+    fn publish(&self, new: Arc<Map>) {
+        let mut map = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        *map = new;
+        self.number.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// Damage of an image that was found since it was opened, or before.
+struct Damage {
+    is_reported: AtomicBool,
+    /// The image is marked as corrupt: changes are refused.
+    is_corrupt: AtomicBool,
+}
+
+impl Damage {
+    fn new(is_corrupt: bool) -> Damage {
+        Damage {
+            is_reported: AtomicBool::new(false),
+            is_corrupt: AtomicBool::new(is_corrupt),
+        }
+    }
+}
+
 /// State shared by the owner and all workers.
 struct SharedImage {
     file: File,
@@ -94,12 +141,9 @@ struct SharedImage {
     backing: BackingLink,
     /// Clusters over the backing image can be zeroed in the tables.
     can_zero: bool,
-    map: Mutex<Arc<Map>>,
-    map_number: AtomicU64,
+    map: PublishedMap,
     readers: Readers,
-    is_corruption_reported: AtomicBool,
-    /// The image is marked as corrupt: changes are refused.
-    is_corrupt: AtomicBool,
+    damage: Damage,
     /// The owner has not read the image since the locks were taken: the size may have changed. Only for images used in turns.
     is_unread: AtomicBool,
     /// See [`crate::TurnDevice::on_turn`].
@@ -133,32 +177,16 @@ impl SharedImage {
         self.file.path().display()
     }
 
-    #[inline]
-    fn map_number(&self) -> u64 {
-        self.map_number.load(Ordering::Acquire)
-    }
-
-    fn map(&self) -> (u64, Arc<Map>) {
-        let map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
-        (self.map_number(), Arc::clone(&map))
-    }
-
-    fn publish(&self, new: Arc<Map>) {
-        let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
-        *map = new;
-        self.map_number.fetch_add(1, Ordering::AcqRel);
-    }
-
     fn is_durable(&self, io: &IoRequest) -> bool {
         io.modifies() && (io.flags.has(IoFlags::FUA) || self.cache == CacheMode::Writethrough)
     }
 
     #[cold]
     fn make_read_only(&self, why: &str, map: impl FnOnce() -> Arc<Map>) {
-        if self.is_corrupt.swap(true, Ordering::Relaxed) {
+        if self.damage.is_corrupt.swap(true, Ordering::Relaxed) {
             return;
         }
-        self.publish(map());
+        self.map.publish(map());
         let path = self.path();
         tracing::error!(
             %path,
@@ -168,7 +196,7 @@ impl SharedImage {
 
     #[cold]
     fn report_corruption(&self, reason: &str) {
-        if !self.is_corruption_reported.swap(true, Ordering::Relaxed) {
+        if !self.damage.is_reported.swap(true, Ordering::Relaxed) {
             let path = self.path();
             tracing::error!(
                 %path,
@@ -327,11 +355,7 @@ impl Drop for Image {
 
 impl BlockDevice for Image {
     fn info(&self) -> DiskInfo {
-        let info = &self.shared.info;
-        DiskInfo {
-            geometry: info.geometry.resized(self.shared.capacity.bytes()),
-            ..info.clone()
-        }
+        self.shared.info.resized(self.shared.capacity.bytes())
     }
 
     fn capacity(&self) -> &Arc<Capacity> {
@@ -441,10 +465,10 @@ impl ImageDevice for Image {
     }
 
     fn damage(&self) -> Option<String> {
-        let (path, shared) = (self.shared.path(), &self.shared);
-        let consequence = if shared.is_corrupt.load(Ordering::Relaxed) {
+        let (path, damage) = (self.shared.path(), &self.shared.damage);
+        let consequence = if damage.is_corrupt.load(Ordering::Relaxed) {
             "the image is marked as corrupt, and all writes fail"
-        } else if shared.is_corruption_reported.load(Ordering::Relaxed) {
+        } else if damage.is_reported.load(Ordering::Relaxed) {
             "the image is damaged, and I/O to the damaged part fails"
         } else {
             return None;

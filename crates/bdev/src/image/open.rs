@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity};
 use qcow2::{Header, OpenOptions};
@@ -16,7 +16,7 @@ use super::owner::Owner;
 use super::readers::Readers;
 use super::remote_backing::Remote;
 use super::turns::Turns;
-use super::{Image, ImageOptions, SharedImage, data_file};
+use super::{Damage, Image, ImageOptions, PublishedMap, SharedImage, data_file};
 use crate::error::check_size;
 use crate::file::Container;
 use crate::{BlockDevice, BlockingIo, CacheMode, File, FileLock, FileOptions, OpenError};
@@ -171,11 +171,9 @@ fn assemble(
         named_files: options.named_files,
         backing: BackingLink::new(backing),
         can_zero: image.can_zero(),
-        map: Mutex::new(image.map()),
-        map_number: AtomicU64::new(0),
+        map: PublishedMap::new(image.map()),
         readers: Readers::default(),
-        is_corruption_reported: AtomicBool::new(false),
-        is_corrupt: AtomicBool::new(image.corruption().is_some()),
+        damage: Damage::new(image.corruption().is_some()),
         is_unread: AtomicBool::new(turns.is_some()),
         on_turn: OnceLock::new(),
         file,

@@ -361,7 +361,7 @@ impl Owner {
             .as_mut()
             .map(|backing| backing as &mut dyn Backing);
         let resized = self.image.resize(size, backing);
-        self.shared.publish(self.image.map());
+        self.shared.map.publish(self.image.map());
         resized.map_err(system)
     }
 

@@ -78,7 +78,7 @@ impl Owner {
             self.shared.info.read_only,
         )?;
         turns.current = Some(used);
-        self.shared.publish(self.image.map());
+        self.shared.map.publish(self.image.map());
         self.follow_corruption();
         self.follow_header();
         self.shared.turn(Turn::Begun);
@@ -119,7 +119,7 @@ impl Owner {
         };
         let header = self.image.header().clone();
         self.image = Image::unread(turns.container.clone(), header);
-        self.shared.publish(self.image.map());
+        self.shared.map.publish(self.image.map());
         self.shared.turn(Turn::Ending);
         // Dropping it releases the locks.
         turns.current = None;

@@ -19,14 +19,14 @@ use nbd::ErrorCode;
 use nbd::client::Event;
 use nbd::request::Request;
 use nbd::wire::{command, command_flag, transmission};
-use uring::{Completion, Owner, Ring, WatchId};
+use uring::{Completion, Owner, Ring};
 
-use super::connector::{Connection, Mailbox};
+use super::connector::Connection;
 use super::link::{self, Link};
 use super::{Core, Export, extents};
 use crate::admit::Limits;
-use crate::inbox::Inbox;
 use crate::slots::Slots;
+use crate::watched_inbox::WatchedInbox;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
 
 /// Tokens of operations on the ring, after those of the link.
@@ -95,67 +95,90 @@ impl ServerProgress {
     }
 }
 
+/// Time without a server that answers.
+struct Outage {
+    /// Time of the first loss of the connection since the last answer to a request. A server that accepts connections and then hangs or
+    /// closes at each request is as unavailable as one that accepts none.
+    since: Option<Duration>,
+    /// I/O no longer waits for a connection.
+    is_expired: bool,
+    has_timer: bool,
+}
+
+impl Outage {
+    /// Creates the state before the first connection.
+    fn new() -> Outage {
+        Outage {
+            since: Some(Clock::shared().elapsed()),
+            is_expired: false,
+            has_timer: false,
+        }
+    }
+
+    /// Returns the time for which I/O still waits for a connection. `None`: no loss, or no limit.
+    fn time_left(&self, limit: Duration) -> Option<Duration> {
+        let end = self.since? + limit;
+        (!limit.is_zero()).then(|| end.saturating_sub(Clock::shared().elapsed()))
+    }
+}
+
+/// Numbers of changes that need a flush to be durable.
+#[derive(Default)]
+struct AcknowledgedChanges {
+    all: u64,
+    /// Those that a flush has covered.
+    flushed: u64,
+}
+
+impl AcknowledgedChanges {
+    /// Treats all changes as flushed. Returns true if some were not.
+    fn forget(&mut self) -> bool {
+        self.all > std::mem::replace(&mut self.flushed, self.all)
+    }
+}
+
 pub(super) struct NbdChannel {
     export: Arc<Export>,
     limits: Limits,
     owner: Owner,
-    mailbox: Arc<Mailbox>,
-    /// `None` once the channel closes.
-    watch: Option<WatchId>,
+    /// Connections from the connector. Closed once the channel closes.
+    mailbox: WatchedInbox<Connection>,
     link: Option<Box<Link>>,
     slots: Slots<NbdSlot>,
     /// Slots that wait to be sent, the next one first.
     waiting: VecDeque<u32>,
     next_order: u64,
-    /// A request has succeeded over the present connection.
-    is_fruitful: bool,
-    /// Time of the first loss of the connection since the last answer to a request. A server that accepts connections and then hangs or
-    /// closes at each request is as unavailable as one that accepts none.
-    down_since: Option<Duration>,
-    /// I/O no longer waits for a connection.
-    is_expired: bool,
-    has_expiry_timer: bool,
+    outage: Outage,
     /// Value of `progress` when the running response timer was started.
     response_timer: Option<ServerProgress>,
     progress: ServerProgress,
     /// Operations of the channel on the ring, besides those of the link.
     operations: usize,
-    /// Acknowledged changes that need a flush to be durable, and those that a flush has covered.
-    acknowledged: u64,
-    flushed: u64,
+    changes: AcknowledgedChanges,
     /// Slots that ended with the last receive.
     ended: Vec<(u32, Result<(), ErrorCode>)>,
-    connections: Vec<(u64, Connection)>,
 }
 
 impl NbdChannel {
     pub fn new(export: Arc<Export>, attach: &mut Attach<'_>) -> io::Result<NbdChannel> {
         let owner = attach.owner();
-        let event = attach.ring().event()?;
-        let watch = attach.ring().watch_event(owner, token::MAILBOX, &event)?;
-        let mailbox = Arc::new(Inbox::new(event));
-        export.connector.request(&mailbox, false);
+        let mailbox = WatchedInbox::new(attach.ring(), owner, token::MAILBOX)?;
+        export.connector.request(mailbox.inbox(), false);
         let mut channel = NbdChannel {
             limits: Limits::of(&export.core.info, &export.core.capacity),
             export,
             owner,
             mailbox,
-            watch: Some(watch),
             link: None,
             slots: Slots::default(),
             waiting: VecDeque::new(),
             next_order: 0,
-            is_fruitful: false,
-            down_since: Some(Clock::shared().elapsed()),
-            is_expired: false,
-            has_expiry_timer: false,
+            outage: Outage::new(),
             response_timer: None,
             progress: ServerProgress::default(),
             operations: 0,
-            acknowledged: 0,
-            flushed: 0,
+            changes: AcknowledgedChanges::default(),
             ended: Vec::new(),
-            connections: Vec::new(),
         };
         channel.start_expiry(attach.ring());
         Ok(channel)
@@ -211,7 +234,7 @@ impl NbdChannel {
             let (request, has_payload) = next_request(core, slot, link.payload_max);
             slot.stage = Stage::Sent;
             slot.step = request.length;
-            slot.covers = self.acknowledged;
+            slot.covers = self.changes.all;
             let payload = has_payload.then_some((&slot.buffer, slot.done));
             link.request(index, request, payload);
         }
@@ -295,7 +318,7 @@ impl NbdChannel {
         result: Result<(), ErrorCode>,
         finished: &mut Vec<Finished>,
     ) {
-        self.down_since = None;
+        self.outage.since = None;
         self.progress.replies += 1;
         let core = &self.export.core;
         let slot = &mut self.slots[index];
@@ -304,9 +327,11 @@ impl NbdChannel {
             let error = error_of(io.kind, code);
             return self.finish(index, Err(error), finished);
         }
-        self.is_fruitful = true;
+        if let Some(link) = self.link.as_deref_mut() {
+            link.is_fruitful = true;
+        }
         if slot.is_flushing || io.kind == IoKind::Flush {
-            self.flushed = self.flushed.max(slot.covers);
+            self.changes.flushed = self.changes.flushed.max(slot.covers);
             return self.finish(index, Ok(()), finished);
         }
         slot.done += slot.step;
@@ -321,31 +346,29 @@ impl NbdChannel {
             return self.waiting.push_front(index);
         }
         if io.modifies() && !is_durable(core, &io) {
-            self.acknowledged += 1;
+            self.changes.all += 1;
         }
         self.finish(index, Ok(()), finished);
     }
 
     /// Handles connections from the connector.
-    fn connected(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
-        let mut connections = std::mem::take(&mut self.connections);
-        self.mailbox.take(&mut connections);
+    fn connected(&mut self, ring: &mut Ring, more: bool, finished: &mut Vec<Finished>) {
+        let mut connections = self.mailbox.take(ring, more);
         for (_, connection) in connections.drain(..) {
-            if self.link.is_some() || self.watch.is_none() {
+            if self.link.is_some() || self.mailbox.is_closed() {
                 continue;
             }
             let early = connection.early.len();
             let alignment = self.core().info.io_alignment;
-            self.is_expired = false;
-            self.is_fruitful = false;
+            self.outage.is_expired = false;
             if self.waiting.is_empty() {
                 // No I/O will show whether the server answers, so that a later loss begins another outage.
-                self.down_since = None;
+                self.outage.since = None;
             }
             self.link = Some(Box::new(Link::new(ring, self.owner, connection, alignment)));
             self.take_in(ring, early, finished);
         }
-        self.connections = connections;
+        self.mailbox.reuse(connections);
     }
 
     /// Handles the end of the connection after its last operation: I/O waits for the next one.
@@ -364,7 +387,7 @@ impl NbdChannel {
             .filter(|index| self.slots[*index].stage == Stage::Sent)
             .collect();
         if sent.is_empty() && self.waiting.is_empty() {
-            self.down_since = None;
+            self.outage.since = None;
         }
         sent.sort_unstable_by_key(|index| std::cmp::Reverse(self.slots[*index].order));
         for index in sent {
@@ -379,7 +402,7 @@ impl NbdChannel {
                 self.waiting.push_front(index);
             }
         }
-        if self.watch.is_none() {
+        if self.mailbox.is_closed() {
             return;
         }
         self.lose_unflushed(finished);
@@ -387,18 +410,19 @@ impl NbdChannel {
             &self.export.core,
             link.closing.as_deref().unwrap_or_default(),
         );
-        self.down_since
+        self.outage
+            .since
             .get_or_insert_with(|| Clock::shared().elapsed());
-        let is_again = !self.is_fruitful;
-        self.export.connector.request(&self.mailbox, is_again);
+        let is_again = !link.is_fruitful;
+        let mailbox = self.mailbox.inbox();
+        self.export.connector.request(mailbox, is_again);
         self.start_expiry(ring);
     }
 
     /// Fails flushes if acknowledged writes of the lost connection may be lost.
     fn lose_unflushed(&mut self, finished: &mut Vec<Finished>) {
         let core = &self.export.core;
-        let has_unflushed =
-            self.acknowledged > std::mem::replace(&mut self.flushed, self.acknowledged);
+        let has_unflushed = self.changes.forget();
         if has_unflushed && !core.promises.has_multi_conn() && core.durability.lose(libc::EIO) {
             tracing::error!(
                 export = %core.options.address,
@@ -431,27 +455,25 @@ impl NbdChannel {
 
     fn start_expiry(&mut self, ring: &mut Ring) {
         let left = self.time_left();
-        if let Some(left) = left.filter(|_| !self.has_expiry_timer) {
+        if let Some(left) = left.filter(|_| !self.outage.has_timer) {
             self.set_expiry(ring, left);
         }
     }
 
-    /// Returns the time for which I/O still waits for a connection. `None`: no loss, or no limit.
     fn time_left(&self) -> Option<Duration> {
         let limit = self.core().options.replacement_timeout;
-        let end = self.down_since? + limit;
-        (!limit.is_zero()).then(|| end.saturating_sub(Clock::shared().elapsed()))
+        self.outage.time_left(limit)
     }
 
     fn set_expiry(&mut self, ring: &mut Ring, after: Duration) {
-        self.has_expiry_timer = true;
+        self.outage.has_timer = true;
         self.operations += 1;
         ring.timer(self.owner, token::EXPIRY_TIMER, after);
     }
 
     fn expire(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
-        self.has_expiry_timer = false;
-        if self.link.is_some() || self.watch.is_none() {
+        self.outage.has_timer = false;
+        if self.link.is_some() || self.mailbox.is_closed() {
             return;
         }
         match self.time_left() {
@@ -459,7 +481,7 @@ impl NbdChannel {
             Some(left) if !left.is_zero() => return self.set_expiry(ring, left),
             Some(_) => {}
         }
-        self.is_expired = true;
+        self.outage.is_expired = true;
         self.end_waiting(finished, |_| Some(IoErrorKind::Offline.into()));
     }
 
@@ -577,11 +599,11 @@ impl IoChannel for NbdChannel {
             }
             _ => {}
         }
-        if self.is_expired {
+        if self.outage.is_expired {
             // A new connection may have arrived in this iteration. Without requests in flight, no I/O ends with it.
-            self.connected(ring, &mut Vec::new());
+            self.connected(ring, true, &mut Vec::new());
         }
-        if self.is_expired {
+        if self.outage.is_expired {
             return Submission::Done(Err(IoErrorKind::Offline.into()));
         }
         let index = self.occupy(tag, io, buffer);
@@ -592,12 +614,7 @@ impl IoChannel for NbdChannel {
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
         match completion.token {
-            token::MAILBOX => {
-                if !completion.more {
-                    self.mailbox.watch_again(ring, self.owner, &mut self.watch);
-                }
-                self.connected(ring, finished);
-            }
+            token::MAILBOX => self.connected(ring, completion.more, finished),
             token::RESPONSE_TIMER => {
                 self.operations -= 1;
                 self.response_time_is_over(ring);
@@ -662,9 +679,7 @@ impl IoChannel for NbdChannel {
     }
 
     fn close(&mut self, ring: &mut Ring) {
-        if let Some(watch) = self.watch.take() {
-            ring.unwatch(watch);
-        }
+        self.mailbox.close(ring);
         if let Some(link) = self.link.as_deref_mut() {
             link.disconnect();
         }

@@ -43,6 +43,26 @@ enum Piece {
     Data,
 }
 
+/// Queued requests, and the message in flight.
+#[derive(Default)]
+struct Outgoing {
+    /// Headers of requests.
+    headers: Vec<u8>,
+    /// Bytes of `headers` that are in `pieces`.
+    listed: usize,
+    pieces: Vec<Piece>,
+    /// Payloads of writes, and their length in bytes.
+    data: Vec<IoBuffer>,
+    data_bytes: u64,
+    /// Reusable memory for headers, and reusable empty buffers.
+    header_memory: IoBuffer,
+    shells: Vec<IoBuffer>,
+    /// Reusable message.
+    message: Option<Box<Message>>,
+    /// The kernel has a message.
+    is_sending: bool,
+}
+
 pub(super) struct Link {
     socket: RingFd,
     owner: Owner,
@@ -51,78 +71,25 @@ pub(super) struct Link {
     pub transmission: Transmission,
     /// Maximum length of a read or write in bytes.
     pub payload_max: u32,
-    /// Headers of queued requests.
-    headers: Vec<u8>,
-    /// Bytes of `headers` that are in `pieces`.
-    listed: usize,
-    pieces: Vec<Piece>,
-    /// Payloads of queued writes, and their length in bytes.
-    data: Vec<IoBuffer>,
-    data_bytes: u64,
-    /// Reusable memory for headers, and reusable empty buffers.
-    header_memory: IoBuffer,
-    shells: Vec<IoBuffer>,
-    message: Option<Box<Message>>,
-    is_sending: bool,
+    outgoing: Outgoing,
     /// `None` while the kernel has it.
     pub input: Option<IoBuffer>,
     is_receiving: bool,
-    /// Number of operations on the ring.
-    pub operations: usize,
+    /// A request has succeeded over this connection.
+    pub is_fruitful: bool,
     /// Reason for the end of the connection. Nothing more is sent or received.
     pub closing: Option<String>,
 }
 
-impl Link {
-    /// Creates the link of an open export. `alignment`: that of requests.
-    pub fn new(ring: &mut Ring, owner: Owner, connection: Connection, alignment: u32) -> Link {
-        let Connection {
-            socket,
-            session,
-            early,
-            tls,
-        } = connection;
-        let input = IoBuffer::owned(RECEIVE_BYTES.max(early.len()));
-        input.write_whole(0, &early);
-        Link {
-            socket: ring.register(socket),
-            owner,
-            encryption: tls.map(|session| Encryption::new(session, RECEIVE_BYTES)),
-            transmission: Transmission::new(session.style, allocation_of(&session)),
-            payload_max: payload_max(&session, alignment),
-            headers: Vec::new(),
-            listed: 0,
-            pieces: Vec::new(),
-            data: Vec::new(),
-            data_bytes: 0,
-            header_memory: IoBuffer::default(),
-            shells: Vec::new(),
-            message: None,
-            is_sending: false,
-            input: Some(input),
-            is_receiving: false,
-            operations: 0,
-            closing: None,
-        }
-    }
-
-    /// Queues a request. `payload`: buffer of a write, and the position of the request's data in it.
-    pub fn request(&mut self, slot: u32, request: Request, payload: Option<(&IoBuffer, u64)>) {
-        let length = request.length as usize;
-        self.transmission.begin(slot, request, &mut self.headers);
-        if let Some((buffer, at)) = payload {
-            let mut shell = self.shells.pop().unwrap_or_default();
-            buffer.slice_into(at as usize, length, &mut shell);
-            self.list_headers();
-            self.pieces.push(Piece::Data);
-            self.data.push(shell);
-            self.data_bytes += length as u64;
-        }
-    }
-
-    /// Returns true if the next message can take another request.
-    pub fn has_room(&self) -> bool {
-        self.data_bytes < PIECE_BYTES_MAX
+impl Outgoing {
+    /// Adds the payload of the request whose header was added last.
+    fn add_payload(&mut self, buffer: &IoBuffer, at: usize, length: usize) {
+        let mut shell = self.shells.pop().unwrap_or_default();
+        buffer.slice_into(at, length, &mut shell);
+        self.list_headers();
+        self.pieces.push(Piece::Data);
+        self.data.push(shell);
+        self.data_bytes += length as u64;
     }
 
     fn list_headers(&mut self) {
@@ -133,8 +100,19 @@ impl Link {
         }
     }
 
-    /// Builds a message of TLS records with all queued requests.
-    fn next_records(&mut self, encryption: &mut Encryption) -> io::Result<Vec<u8>> {
+    /// Replaces headers and payloads by TLS records.
+    fn encrypt(&mut self, encryption: &mut Encryption) -> io::Result<()> {
+        let result = self.records(encryption);
+        let result = result.map(|records| self.headers = records);
+        self.pieces.clear();
+        self.pieces.push(Piece::Headers(self.headers.len()));
+        while let Some(payload) = self.data.pop() {
+            self.reuse(payload);
+        }
+        result
+    }
+
+    fn records(&self, encryption: &mut Encryption) -> io::Result<Vec<u8>> {
         let mut at = 0;
         let mut data = self.data.iter();
         for piece in &self.pieces {
@@ -152,23 +130,8 @@ impl Link {
         Ok(encryption.take_records())
     }
 
-    /// Builds a message of all queued requests.
-    fn next_message(&mut self) -> Box<Message> {
-        self.list_headers();
-        if let Some(mut encryption) = self.encryption.take() {
-            match self.next_records(&mut encryption) {
-                // The records replace headers and data.
-                Ok(records) => self.headers = records,
-                Err(error) => self.close(&format!("TLS failed: {error}")),
-            }
-            self.encryption = Some(encryption);
-            self.pieces.clear();
-            self.pieces.push(Piece::Headers(self.headers.len()));
-            for mut shell in self.data.drain(..) {
-                shell.clear();
-                self.shells.push(shell);
-            }
-        }
+    /// Returns the message of all queued requests.
+    fn take_message(&mut self) -> Box<Message> {
         let mut memory = std::mem::take(&mut self.header_memory);
         if memory.total_len() < self.headers.len() {
             let length = self.headers.len().next_power_of_two();
@@ -200,14 +163,81 @@ impl Link {
         message
     }
 
+    /// Keeps memory and buffers of a message that was sent, without references to the client's memory.
+    fn recycle(&mut self, mut message: Box<Message>) {
+        self.is_sending = false;
+        let mut buffers = message.take_buffers();
+        self.header_memory = buffers.next().unwrap_or_default();
+        for buffer in buffers {
+            self.reuse(buffer);
+        }
+        self.message = Some(message);
+    }
+
+    fn reuse(&mut self, mut buffer: IoBuffer) {
+        buffer.clear();
+        self.shells.push(buffer);
+    }
+}
+
+impl Link {
+    /// Creates the link of an open export. `alignment`: that of requests.
+    pub fn new(ring: &mut Ring, owner: Owner, connection: Connection, alignment: u32) -> Link {
+        let Connection {
+            socket,
+            session,
+            early,
+            tls,
+        } = connection;
+        let input = IoBuffer::owned(RECEIVE_BYTES.max(early.len()));
+        input.write_whole(0, &early);
+        Link {
+            socket: ring.register(socket),
+            owner,
+            encryption: tls.map(|session| Encryption::new(session, RECEIVE_BYTES)),
+            transmission: Transmission::new(session.style, allocation_of(&session)),
+            payload_max: payload_max(&session, alignment),
+            outgoing: Outgoing::default(),
+            input: Some(input),
+            is_receiving: false,
+            is_fruitful: false,
+            closing: None,
+        }
+    }
+
+    /// Queues a request. `payload`: buffer of a write, and the position of the request's data in it.
+    pub fn request(&mut self, slot: u32, request: Request, payload: Option<(&IoBuffer, u64)>) {
+        let length = request.length as usize;
+        let headers = &mut self.outgoing.headers;
+        self.transmission.begin(slot, request, headers);
+        if let Some((buffer, at)) = payload {
+            self.outgoing.add_payload(buffer, at as usize, length);
+        }
+    }
+
+    /// Returns true if the next message can take another request.
+    pub fn has_room(&self) -> bool {
+        self.outgoing.data_bytes < PIECE_BYTES_MAX
+    }
+
+    /// Builds a message of all queued requests.
+    fn next_message(&mut self) -> Box<Message> {
+        self.outgoing.list_headers();
+        if let Some(encryption) = &mut self.encryption
+            && let Err(error) = self.outgoing.encrypt(encryption)
+        {
+            self.close(&format!("TLS failed: {error}"));
+        }
+        self.outgoing.take_message()
+    }
+
     /// Sends queued requests, unless a message is in flight.
     pub fn send(&mut self, ring: &mut Ring) {
-        if self.is_sending || self.headers.is_empty() || self.closing.is_some() {
+        if self.outgoing.is_sending || self.outgoing.headers.is_empty() || self.closing.is_some() {
             return;
         }
         let message = self.next_message();
-        self.is_sending = true;
-        self.operations += 1;
+        self.outgoing.is_sending = true;
         match message.left() <= QUIET_BYTES_MAX {
             true => ring.send_quietly(self.owner, token::SEND, &self.socket, message),
             false => ring.send(self.owner, token::SEND, &self.socket, message),
@@ -216,7 +246,6 @@ impl Link {
 
     /// Handles the end of a send.
     pub fn sent(&mut self, ring: &mut Ring, mut message: Box<Message>, result: Result<u32, i32>) {
-        self.operations -= 1;
         match result {
             Ok(bytes) => message.sent(bytes),
             // Interrupted, or no room at the moment.
@@ -224,18 +253,9 @@ impl Link {
             Err(errno) => self.close(&std::io::Error::from_raw_os_error(errno).to_string()),
         }
         if message.left() > 0 && self.closing.is_none() {
-            self.operations += 1;
             return ring.send(self.owner, token::SEND, &self.socket, message);
         }
-        self.is_sending = false;
-        let mut buffers = message.take_buffers();
-        self.header_memory = buffers.next().unwrap_or_default();
-        for mut shell in buffers {
-            // Releases the client's memory.
-            shell.clear();
-            self.shells.push(shell);
-        }
-        self.message = Some(message);
+        self.outgoing.recycle(message);
     }
 
     /// Starts the next receive. `whole`: memory for data of a read that must arrive next, if it is one segment.
@@ -254,7 +274,6 @@ impl Link {
             let part = buffer.slice(at as usize, left.min(PIECE_BYTES_MAX) as usize);
             if part.segments().len() == 1 {
                 self.is_receiving = true;
-                self.operations += 1;
                 let (socket, how) = (&self.socket, Receive::Whole);
                 return ring.receive(self.owner, token::RECEIVE_DATA, socket, part, how);
             }
@@ -263,7 +282,6 @@ impl Link {
             return;
         };
         self.is_receiving = true;
-        self.operations += 1;
         let how = match self.transmission.in_flight() {
             0 | 1 => Receive::Later,
             _ => Receive::Some,
@@ -273,7 +291,6 @@ impl Link {
 
     /// Handles the end of a receive. Returns the number of bytes.
     pub fn received(&mut self, result: Result<u32, i32>) -> usize {
-        self.operations -= 1;
         self.is_receiving = false;
         match result {
             Ok(0) => self.close("the server has closed the connection"),
@@ -307,7 +324,8 @@ impl Link {
 
     /// Ends an idle connection as the protocol requires: with `NBD_CMD_DISC`.
     pub fn disconnect(&mut self) {
-        if self.closing.is_none() && !self.is_sending && self.transmission.in_flight() == 0 {
+        if self.closing.is_none() && !self.outgoing.is_sending && self.transmission.in_flight() == 0
+        {
             let request = Request {
                 flags: 0,
                 command: command::DISC,
@@ -315,7 +333,7 @@ impl Link {
                 offset: 0,
                 length: 0,
             };
-            request.encode(self.transmission.style(), &mut self.headers);
+            request.encode(self.transmission.style(), &mut self.outgoing.headers);
             let mut message = self.next_message();
             // A server that does not accept the request detects the end of the connection.
             self.socket.send_now(&mut message).ok();
@@ -325,6 +343,6 @@ impl Link {
 
     /// Returns true if the connection has ended and the kernel uses no memory for it.
     pub fn is_closed(&self) -> bool {
-        self.closing.is_some() && self.operations == 0
+        self.closing.is_some() && !self.outgoing.is_sending && !self.is_receiving
     }
 }

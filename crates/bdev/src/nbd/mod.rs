@@ -348,10 +348,7 @@ impl Core {
 impl BlockDevice for Nbd {
     fn info(&self) -> DiskInfo {
         let core = &self.export.core;
-        DiskInfo {
-            geometry: core.info.geometry.resized(core.capacity.bytes()),
-            ..core.info.clone()
-        }
+        core.info.resized(core.capacity.bytes())
     }
 
     fn capacity(&self) -> &Arc<Capacity> {

@@ -8,13 +8,14 @@ use std::sync::{Arc, mpsc};
 
 use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::{IoBuffer, Mapping};
-use uring::{Completion, Event, Owner, Ring, Wait, WatchId};
+use uring::{Completion, Event, Owner, Ring, Wait};
 
 use super::Export;
 use super::channel::NbdChannel;
 use crate::admit::Limits;
 use crate::inbox::Inbox;
 use crate::slots::Slots;
+use crate::watched_inbox::WatchedInbox;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
 
 const RING_ENTRIES: u32 = 64;
@@ -75,20 +76,15 @@ impl Relay {
 
     pub fn attach(self: &Arc<Relay>, attach: &mut Attach<'_>) -> io::Result<RelayChannel> {
         let owner = attach.owner();
-        let event = attach.ring().event()?;
-        let replies = Arc::new(Inbox::new(event));
-        let watch = replies.watch(attach.ring(), owner)?;
+        let replies = WatchedInbox::new(attach.ring(), owner, 0)?;
         let core = &self.export.core;
         Ok(RelayChannel {
             limits: Limits::of(&core.info, &core.capacity),
             relay: Arc::clone(self),
-            owner,
             replies,
-            watch: Some(watch),
             slots: Slots::default(),
             memory: Vec::new(),
             retained: 0,
-            ended: Vec::new(),
         })
     }
 }
@@ -103,15 +99,14 @@ struct Pending {
 struct Server {
     ring: Ring,
     channel: NbdChannel,
-    commands: Arc<Inbox<Command>>,
-    watch: Option<WatchId>,
+    commands: WatchedInbox<Command>,
     pending: Slots<Option<Pending>>,
 }
 
 impl Server {
     fn new(export: Arc<Export>, commands: Arc<Inbox<Command>>) -> io::Result<Server> {
         let mut ring = Ring::new(RING_ENTRIES)?;
-        let watch = commands.watch(&mut ring, COMMANDS)?;
+        let commands = WatchedInbox::of(commands, &mut ring, COMMANDS, 0)?;
         let mut next = COMMANDS.0;
         let mut next_owner = || {
             next += 1;
@@ -123,13 +118,12 @@ impl Server {
             ring,
             channel,
             commands,
-            watch: Some(watch),
             pending: Slots::default(),
         })
     }
 
     fn run(mut self) {
-        let (mut completions, mut finished, mut received) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut completions, mut finished) = (Vec::new(), Vec::new());
         let mut is_stopping = false;
         while !is_stopping || !self.channel.is_closed() {
             if let Err(error) = self.ring.enter(Wait::Until(None), &mut completions) {
@@ -141,14 +135,11 @@ impl Server {
                         .complete(&mut self.ring, completion, &mut finished);
                     continue;
                 }
-                if !completion.more {
-                    self.commands
-                        .watch_again(&mut self.ring, COMMANDS, &mut self.watch);
-                }
-                self.commands.take(&mut received);
+                let mut received = self.commands.take(&mut self.ring, completion.more);
                 for (token, command) in received.drain(..) {
                     is_stopping |= self.execute(token, command);
                 }
+                self.commands.reuse(received);
             }
             for one in finished.drain(..) {
                 self.reply(one.tag, one.outcome);
@@ -212,15 +203,11 @@ struct RelaySlot {
 pub(super) struct RelayChannel {
     relay: Arc<Relay>,
     limits: Limits,
-    owner: Owner,
-    replies: Arc<Replies>,
-    /// `None` once the channel closes.
-    watch: Option<WatchId>,
+    replies: WatchedInbox<IoOutcome>,
     slots: Slots<RelaySlot>,
     /// Reusable memory, and its length in bytes.
     memory: Vec<Arc<Mapping>>,
     retained: usize,
-    ended: Vec<(u64, IoOutcome)>,
 }
 
 impl RelayChannel {
@@ -278,7 +265,7 @@ impl IoChannel for RelayChannel {
             buffer: std::mem::take(buffer),
             memory: memory.clone(),
         });
-        let replies = Arc::clone(&self.replies);
+        let replies = Arc::clone(self.replies.inbox());
         let command = Command::Submit {
             io: *io,
             memory,
@@ -289,11 +276,7 @@ impl IoChannel for RelayChannel {
     }
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
-        if !completion.more {
-            self.replies.watch_again(ring, self.owner, &mut self.watch);
-        }
-        let mut ended = std::mem::take(&mut self.ended);
-        self.replies.take(&mut ended);
+        let mut ended = self.replies.take(ring, completion.more);
         for (token, outcome) in ended.drain(..) {
             let index = token as u32;
             let slot = &mut self.slots[index];
@@ -312,20 +295,18 @@ impl IoChannel for RelayChannel {
                 self.retain_memory(memory);
             }
         }
-        self.ended = ended;
+        self.replies.reuse(ended);
     }
 
     fn abort(&mut self, _ring: &mut Ring, tag: Tag) {
         if let Some(index) = self.slots.find(|slot| slot.tag == tag) {
-            let abort = Command::Abort(Arc::clone(&self.replies));
+            let abort = Command::Abort(Arc::clone(self.replies.inbox()));
             self.relay.commands.put(index.into(), abort);
         }
     }
 
     fn close(&mut self, ring: &mut Ring) {
-        if let Some(watch) = self.watch.take() {
-            ring.unwatch(watch);
-        }
+        self.replies.close(ring);
     }
 
     fn in_flight(&self) -> usize {

@@ -10,18 +10,19 @@ use std::time::Duration;
 
 use block::{IoErrorKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
-use uring::{Completion, Owner, Ring, WatchId};
+use uring::{Completion, Owner, Ring};
 
 use super::tracker::{Claim, PointInTimeError};
 use super::{SharedPoint, Waiter, wake};
-use crate::inbox::Inbox;
 use crate::slots::Slots;
+use crate::watched_inbox::WatchedInbox;
 use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, TARGET_PATIENCE, Tag};
 
 /// Interval at which a channel checks the duration of its copies.
 const TICK: Duration = Duration::from_millis(100);
 const TICKS_MAX: u32 = (TARGET_PATIENCE.as_millis() / TICK.as_millis()) as u32;
-/// Token of the timer. The inbox has token 0.
+/// Tokens of the inbox and of the timer.
+const WOKEN: u64 = 0;
 const TIMER: u64 = 1;
 /// Bytes that are compared with zeroes at a time.
 const COMPARED: usize = 4096;
@@ -51,8 +52,7 @@ impl Layer for CopyBeforeWrite {
         let (old, old_owners) = attach.below(|attach| shared.source.attach(attach))?;
         let scratch = shared.scratch.attach(attach)?;
         let owner = attach.owner();
-        let inbox = Arc::new(Inbox::new(attach.ring().event()?));
-        let watch = inbox.watch(attach.ring(), owner)?;
+        let inbox = WatchedInbox::new(attach.ring(), owner, WOKEN)?;
         Ok(Box::new(WriteChannel {
             shared: Arc::clone(shared),
             source,
@@ -62,13 +62,11 @@ impl Layer for CopyBeforeWrite {
             scratch,
             owner,
             inbox,
-            watch: Some(watch),
             is_ticking: false,
             detached: 0,
             closes_later: false,
             slots: Slots::default(),
             over: Vec::new(),
-            woken: Vec::new(),
         }))
     }
 }
@@ -108,8 +106,7 @@ struct WriteChannel {
     scratch: Box<dyn IoChannel>,
     /// Owner of the inbox and of the timer.
     owner: Owner,
-    inbox: Arc<Inbox<()>>,
-    watch: Option<WatchId>,
+    inbox: WatchedInbox<()>,
     is_ticking: bool,
     /// Number of slots with a copy in flight and without a waiting client.
     detached: usize,
@@ -117,7 +114,6 @@ struct WriteChannel {
     closes_later: bool,
     slots: Slots<WriteSlot>,
     over: Vec<Finished>,
-    woken: Vec<(u64, ())>,
 }
 
 fn is_zero(buffer: &IoBuffer) -> bool {
@@ -155,7 +151,7 @@ impl WriteChannel {
             }
             let range = write.io.offset..write.io.offset.saturating_add(write.io.length);
             let waiter = || Waiter {
-                inbox: Arc::clone(&self.inbox),
+                inbox: Arc::clone(self.inbox.inbox()),
                 slot: index.into(),
             };
             let claim = self.shared.lock().claim(&range, waiter);
@@ -320,13 +316,12 @@ impl WriteChannel {
     }
 
     /// Continues the writes that waited for copies of other writes.
-    fn resume(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
-        let mut woken = std::mem::take(&mut self.woken);
-        self.inbox.take(&mut woken);
+    fn resume(&mut self, ring: &mut Ring, more: bool, finished: &mut Vec<Finished>) {
+        let mut woken = self.inbox.take(ring, more);
         for (index, ()) in woken.drain(..) {
             finished.extend(self.advance(ring, index as u32));
         }
-        self.woken = woken;
+        self.inbox.reuse(woken);
     }
 }
 
@@ -372,10 +367,7 @@ impl IoChannel for WriteChannel {
             if completion.token == TIMER {
                 return self.tick(ring, finished);
             }
-            if !completion.more {
-                self.inbox.watch_again(ring, owner, &mut self.watch);
-            }
-            return self.resume(ring, finished);
+            return self.resume(ring, completion.more, finished);
         }
         if self.source_owners.contains(&owner) {
             return self.source.complete(ring, completion, finished);
@@ -410,15 +402,13 @@ impl IoChannel for WriteChannel {
             Some(index)
         });
         match found {
-            Some(index) => self.inbox.put(index, ()),
+            Some(index) => self.inbox.inbox().put(index, ()),
             None => self.source.abort(ring, tag),
         }
     }
 
     fn close(&mut self, ring: &mut Ring) {
-        if let Some(watch) = self.watch.take() {
-            ring.unwatch(watch);
-        }
+        self.inbox.close(ring);
         if self.is_ticking {
             ring.cancel(self.owner, TIMER);
         }

@@ -273,11 +273,8 @@ fn compare_and_write(block_size: u32) -> Option<CompareAndWrite> {
 
 impl BlockDevice for Rbd {
     fn info(&self) -> DiskInfo {
-        let geometry = self.shared.info.geometry;
-        DiskInfo {
-            geometry: geometry.resized(self.shared.size.capacity.bytes()),
-            ..self.shared.info.clone()
-        }
+        let size = self.shared.size.capacity.bytes();
+        self.shared.info.resized(size)
     }
 
     fn capacity(&self) -> &Arc<Capacity> {

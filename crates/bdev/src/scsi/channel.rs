@@ -9,13 +9,14 @@ use std::sync::Arc;
 use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use iscsi_initiator::{CommandSink, Ended};
-use uring::{Completion, Owner, Ring, WatchId};
+use uring::{Completion, Ring};
 
 use super::ServedUnit;
 use super::commands::{self, answer_command, is_unknown_command, outcome};
 use crate::admit::Limits;
 use crate::inbox::Inbox;
 use crate::slots::Slots;
+use crate::watched_inbox::WatchedInbox;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
 
 struct UnitSlot {
@@ -39,32 +40,24 @@ impl CommandSink for Inbox<Ended> {
 pub(super) struct ScsiChannel {
     shared: Arc<ServedUnit>,
     limits: Limits,
-    owner: Owner,
-    inbox: Arc<Inbox<Ended>>,
-    /// `None` once the channel closes.
-    watch: Option<WatchId>,
+    inbox: WatchedInbox<Ended>,
     slots: Slots<UnitSlot>,
-    ended: Vec<(u64, Ended)>,
 }
 
 impl ScsiChannel {
     pub fn new(shared: Arc<ServedUnit>, attach: &mut Attach<'_>) -> io::Result<ScsiChannel> {
         let owner = attach.owner();
-        let event = attach.ring().event()?;
-        let watch = attach.ring().watch_event(owner, 0, &event)?;
+        let inbox = WatchedInbox::new(attach.ring(), owner, 0)?;
         Ok(ScsiChannel {
             limits: Limits::of(&shared.info, &shared.capacity),
             shared,
-            owner,
-            inbox: Arc::new(Inbox::new(event)),
-            watch: Some(watch),
+            inbox,
             slots: Slots::default(),
-            ended: Vec::new(),
         })
     }
 
     fn sink(&self) -> Arc<dyn CommandSink> {
-        Arc::clone(&self.inbox) as Arc<dyn CommandSink>
+        Arc::clone(self.inbox.inbox()) as Arc<dyn CommandSink>
     }
 
     /// Submits the next step of an I/O to the unit.
@@ -196,11 +189,7 @@ impl IoChannel for ScsiChannel {
     }
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
-        if !completion.more {
-            self.inbox.watch_again(ring, self.owner, &mut self.watch);
-        }
-        let mut ended = std::mem::take(&mut self.ended);
-        self.inbox.take(&mut ended);
+        let mut ended = self.inbox.take(ring, completion.more);
         for (token, how) in ended.drain(..) {
             let index = token as u32;
             if let Some(outcome) = self.step_ended(index, how) {
@@ -213,7 +202,7 @@ impl IoChannel for ScsiChannel {
                 self.slots.release(index);
             }
         }
-        self.ended = ended;
+        self.inbox.reuse(ended);
     }
 
     fn abort(&mut self, _ring: &mut Ring, tag: Tag) {
@@ -223,9 +212,7 @@ impl IoChannel for ScsiChannel {
     }
 
     fn close(&mut self, ring: &mut Ring) {
-        if let Some(watch) = self.watch.take() {
-            ring.unwatch(watch);
-        }
+        self.inbox.close(ring);
     }
 
     fn in_flight(&self) -> usize {

@@ -245,11 +245,7 @@ fn disk_info(
 
 impl BlockDevice for ScsiDisk {
     fn info(&self) -> DiskInfo {
-        let info = &self.unit.info;
-        DiskInfo {
-            geometry: info.geometry.resized(self.unit.capacity.bytes()),
-            ..info.clone()
-        }
+        self.unit.info.resized(self.unit.capacity.bytes())
     }
 
     fn capacity(&self) -> &Arc<Capacity> {

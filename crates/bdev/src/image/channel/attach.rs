@@ -4,34 +4,26 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use uring::{Owner, WatchId};
-
-use super::{BackingChannel, BackingState, ClosedNotice, ImageChannel};
+use super::{BackingChannel, BackingState, ClosedNotice, Files, ImageChannel, OwnerLink};
 use crate::admit::Limits;
 use crate::image::SharedImage;
-use crate::image::owner::{Answer, Request};
+use crate::image::owner::Request;
 use crate::inbox::Inbox;
 use crate::slots::Slots;
+use crate::watched_inbox::WatchedInbox;
 use crate::{Attach, BlockDevice, IoChannel};
-
-/// Channels of the files of an image.
-struct Files {
-    data: Box<dyn IoChannel>,
-    owners: Vec<Owner>,
-    tables: Option<(Box<dyn IoChannel>, Vec<Owner>)>,
-}
 
 impl Files {
     #[inline(never)]
     fn attach(shared: &SharedImage, attach: &mut Attach<'_>) -> io::Result<Files> {
-        let (data, owners) = attach.below(|attach| shared.data().attach(attach))?;
+        let (data, data_owners) = attach.below(|attach| shared.data().attach(attach))?;
         let tables = match shared.data_file {
             Some(_) => Some(attach.below(|attach| shared.file.attach(attach))?),
             None => None,
         };
         Ok(Files {
             data,
-            owners,
+            data_owners,
             tables,
         })
     }
@@ -56,12 +48,18 @@ impl ImageChannel {
             }),
             None => None,
         };
-        let watch = inbox.watch(attach.ring(), owner)?;
-        let channel = ImageChannel::new(shared, requests, files, backing, inbox, (owner, watch));
+        let inbox = WatchedInbox::of(inbox, attach.ring(), owner, 0)?;
+        let image_owner = OwnerLink {
+            requests,
+            next_token: 0,
+            inbox,
+            owner,
+        };
+        let channel = ImageChannel::new(shared, files, backing, image_owner);
         // The owner ends a turn without channels.
         if channel.shared.is_unread() {
             // Fails only if the owner thread has ended; that defect is already logged.
-            channel.requests.send(Request::Opened).ok();
+            channel.image_owner.requests.send(Request::Opened).ok();
         }
         Ok(channel)
     }
@@ -69,36 +67,27 @@ impl ImageChannel {
     #[inline(never)]
     fn new(
         shared: &Arc<SharedImage>,
-        requests: Sender<Request>,
         files: Files,
         backing: Option<BackingChannel>,
-        inbox: Arc<Inbox<Answer>>,
-        (owner, watch): (Owner, WatchId),
+        image_owner: OwnerLink,
     ) -> Box<ImageChannel> {
-        let (map_number, map) = shared.map();
+        let (map_number, map) = shared.map.current();
         Box::new(ImageChannel {
             limits: Limits::of(&shared.info, &shared.capacity),
             reader: shared.readers.add(),
             shared: Arc::clone(shared),
             map,
             map_number,
-            file: files.data,
-            file_owners: files.owners,
-            tables: files.tables,
+            files,
             covered: match backing {
                 Some(_) => shared.backing.bytes(),
                 None => 0,
             },
             backing,
-            owner,
-            _closed: ClosedNotice(requests.clone()),
-            requests,
-            inbox,
-            watch: Some(watch),
-            next_token: 0,
+            _closed: ClosedNotice(image_owner.requests.clone()),
+            image_owner,
             slots: Slots::default(),
             finished_below: Vec::new(),
-            answers: Vec::new(),
         })
     }
 }
