@@ -86,7 +86,7 @@ impl FullFeature {
             Some(RejectReason::ProtocolError)
         } else if itt == NO_TAG {
             Some(RejectReason::InvalidPduField)
-        } else if self.tasks.find(itt).is_some() || self.functions.contains(&itt) {
+        } else if self.tasks.find(itt).is_some() || self.unanswered.functions.contains(&itt) {
             Some(RejectReason::TaskInProgress)
         } else if bhs.is_immediate() && self.immediate_commands >= self.limits.immediate_commands {
             Some(RejectReason::TooManyImmediateCommands)
@@ -167,7 +167,7 @@ impl FullFeature {
             .and_then(|id| self.tasks.get_mut(id).map(|task| (id, task)))
         else {
             // The data was sent before its task was aborted.
-            let late = self.aborted.contains(&itt);
+            let late = self.tasks.was_aborted(itt);
             return nowhere(if late {
                 Verdict::Ignore
             } else {
@@ -222,7 +222,7 @@ impl FullFeature {
         let task = self.tasks.get_mut(id).ok_or(NoSuchTask)?;
         task.data.set_wanted(wanted);
         if task.data.is_complete() {
-            task.reported_complete = true;
+            task.data.report_complete();
             return Ok(true);
         }
         self.progress(io, id);
@@ -252,8 +252,7 @@ impl FullFeature {
         let Some(task) = self.tasks.get_mut(id) else {
             return;
         };
-        if task.data.is_complete() && !task.reported_complete {
-            task.reported_complete = true;
+        if task.data.is_complete() && task.data.report_complete() {
             io.steps.push_back(Step::DataComplete(id));
         }
     }
@@ -263,10 +262,7 @@ impl FullFeature {
         let task = self.tasks.get(id).ok_or(NoSuchTask)?;
         let (itt, delivered) = (task.command.itt, task.delivered);
         if !task.data.is_drained() {
-            if self.aborted.len() == self.tasks.size() {
-                self.aborted.pop_front();
-            }
-            self.aborted.push_back(itt);
+            self.tasks.remember_aborted(itt);
         }
         let mut task = self.tasks.remove(id).ok_or(NoSuchTask)?;
         self.release_data(task.sent_data.take());

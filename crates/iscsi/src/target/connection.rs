@@ -195,7 +195,7 @@ impl Connection {
     pub fn visitor(&self) -> &Visitor {
         match &self.phase {
             Phase::Login(login) => login.visitor(),
-            Phase::Full(full) => &full.visitor,
+            Phase::Full(full) => &full.peer.visitor,
         }
     }
 
@@ -288,7 +288,8 @@ impl Connection {
 
     /// Returns true if the ping was answered, which means that the initiator received all earlier output.
     pub fn is_answered(&self, ping: u32) -> bool {
-        self.full().is_none_or(|full| !full.pings.contains(&ping))
+        self.full()
+            .is_none_or(|full| !full.unanswered.pings.contains(&ping))
     }
 
     /// Sends the current command window. Needed after commands ended without a response.
@@ -300,7 +301,7 @@ impl Connection {
 
     /// Returns the number of unanswered pings.
     pub fn pings_outstanding(&self) -> usize {
-        self.full().map_or(0, |full| full.pings.len())
+        self.full().map_or(0, |full| full.unanswered.pings.len())
     }
 
     /// Sends an Asynchronous Message; `data` is SCSI sense data with its length, or vendor data.

@@ -26,7 +26,7 @@ impl FullFeature {
 
     fn nop_out(&mut self, io: &mut Io, request: &NopOut, data: &[u8]) {
         let ttt = request.ttt.get();
-        self.pings.retain(|ping| *ping != ttt);
+        self.unanswered.pings.retain(|ping| *ping != ttt);
         if request.itt.get() == NO_TAG {
             return;
         }
@@ -52,18 +52,18 @@ impl FullFeature {
 
     /// Sends a NOP-In that requests an answer and returns its TTT.
     pub fn ping(&mut self, io: &mut Io) -> Option<u32> {
-        if self.pings.len() >= self.limits.outstanding_pings {
+        if self.unanswered.pings.len() >= self.limits.outstanding_pings {
             return None;
         }
         let ttt = self.take_ttt();
-        self.pings.push(ttt);
+        self.unanswered.pings.push(ttt);
         // StatSN is not advanced, because the ITT is the reserved value (11.19.1).
         self.send_nop_in(
             io,
             NopIn {
                 itt: U32::new(NO_TAG),
                 ttt: U32::new(ttt),
-                stat_sn: U32::new(self.stat_sn),
+                stat_sn: U32::new(self.numbers.stat_sn),
                 ..NopIn::blank()
             },
         );
@@ -76,7 +76,7 @@ impl FullFeature {
         let header = NopIn {
             itt: nobody,
             ttt: nobody,
-            stat_sn: U32::new(self.stat_sn),
+            stat_sn: U32::new(self.numbers.stat_sn),
             ..NopIn::blank()
         };
         self.send_nop_in(io, header);
@@ -88,16 +88,16 @@ impl FullFeature {
         if tag == NO_TAG {
             return self.reject(io, bhs, RejectReason::InvalidPduField);
         }
-        if self.functions.contains(&tag) || self.tasks.find(tag).is_some() {
+        if self.unanswered.functions.contains(&tag) || self.tasks.find(tag).is_some() {
             return self.reject(io, bhs, RejectReason::TaskInProgress);
         }
         if self.session.identity.kind == SessionKind::Discovery {
             return self.reject(io, bhs, RejectReason::ProtocolError);
         }
-        if self.functions.len() >= self.limits.task_management_functions {
+        if self.unanswered.functions.len() >= self.limits.task_management_functions {
             return self.reject(io, bhs, RejectReason::TooManyImmediateCommands);
         }
-        self.functions.push(tag);
+        self.unanswered.functions.push(tag);
         if TaskFunction::from_wire(request.flags & 0x7f) == Some(TaskFunction::TaskReassign) {
             return self.reassign(io, tag, &request);
         }
@@ -199,11 +199,12 @@ impl FullFeature {
         response: TaskFunctionResponse,
     ) -> Result<(), NoSuchTask> {
         let place = self
+            .unanswered
             .functions
             .iter()
             .position(|other| *other == tag)
             .ok_or(NoSuchTask)?;
-        self.functions.swap_remove(place);
+        self.unanswered.functions.swap_remove(place);
         let (exp_cmd_sn, max_cmd_sn) = self.window();
         let header = TaskManagementResponse {
             response: response.wire(),
@@ -234,15 +235,21 @@ impl FullFeature {
         };
         match scope {
             Err(code) => self.send_logout_response(io, tag, code),
-            Ok(_) if self.logouts.iter().any(|logout| logout.tag == tag) => {
+            Ok(_)
+                if self
+                    .unanswered
+                    .logouts
+                    .iter()
+                    .any(|logout| logout.tag == tag) =>
+            {
                 self.reject(io, bhs, RejectReason::TaskInProgress);
             }
-            Ok(_) if self.logouts.len() >= self.limits.task_management_functions => {
+            Ok(_) if self.unanswered.logouts.len() >= self.limits.task_management_functions => {
                 self.reject(io, bhs, RejectReason::TooManyImmediateCommands);
             }
             Ok(scope) => {
                 let logout = Logout { tag, scope };
-                self.logouts.push(logout);
+                self.unanswered.logouts.push(logout);
                 if scope.is_own() {
                     let wake = self.abandon_parked();
                     self.wake(io, wake);
@@ -274,14 +281,20 @@ impl FullFeature {
 
     /// Returns true if this connection was logged out by its own request. Later PDUs are then ignored (11.14).
     pub fn is_leaving(&self) -> bool {
-        self.logouts.iter().any(|logout| logout.scope.is_own())
+        self.unanswered
+            .logouts
+            .iter()
+            .any(|logout| logout.scope.is_own())
     }
 
     /// Answers a logout after its cleanup.
     pub fn logout_response(&mut self, io: &mut Io, tag: u32) -> Result<(), NoSuchTask> {
-        let mut logouts = self.logouts.iter();
+        let mut logouts = self.unanswered.logouts.iter();
         let place = logouts.position(|logout| logout.tag == tag);
-        let logout = self.logouts.swap_remove(place.ok_or(NoSuchTask)?);
+        let logout = self
+            .unanswered
+            .logouts
+            .swap_remove(place.ok_or(NoSuchTask)?);
         if logout.scope.is_own() {
             self.closing = Some(CloseReason::LoggedOut {
                 whole_session: logout.scope == LogoutScope::Session,

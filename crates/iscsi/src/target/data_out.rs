@@ -164,6 +164,8 @@ pub(crate) struct WriteData {
     fault: Option<Fault>,
     /// The data segment of a Data-Out PDU is being received.
     receiving: bool,
+    /// The completion of the data was reported to the caller.
+    is_reported: bool,
     /// Ranges to request again, and the number of such requests.
     again: Vec<(u32, u32)>,
     requested_again: u32,
@@ -184,6 +186,7 @@ impl WriteData {
             outstanding: SmallVec::new(),
             fault: None,
             receiving: false,
+            is_reported: false,
             again: Vec::new(),
             requested_again: 0,
         }
@@ -321,6 +324,11 @@ impl WriteData {
             true => self.again.push((from, from + length)),
             false => self.fail(Fault::Digest),
         }
+    }
+
+    /// Records that completion is reported to the caller. Returns false if it was reported before.
+    pub fn report_complete(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_reported, true)
     }
 
     /// Returns true if all wanted data has arrived.

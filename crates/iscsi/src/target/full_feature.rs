@@ -79,29 +79,52 @@ struct Parked {
 pub(super) struct FullFeature {
     pub session: Arc<Session>,
     pub key: ConnectionKey,
-    pub visitor: Visitor,
-    pub policy: Arc<dyn TargetPolicy>,
+    pub peer: Peer,
     pub responder: Responder,
     pub rules: Rules,
     pub tasks: TaskTable,
-    pub stat_sn: u32,
-    pub next_ttt: u32,
+    pub numbers: Numbers,
     pub text: TextExchange,
-    pub pings: Tags,
-    pub functions: Tags,
-    /// Unanswered logouts.
-    pub logouts: SmallVec<[Logout; 1]>,
-    /// ITTs of the most recently aborted tasks, bounded by the maximum number of tasks. Data for them may still arrive.
-    pub aborted: VecDeque<u32>,
+    pub unanswered: Unanswered,
     pub immediate_commands: u32,
     pub limits: Limits,
     pub closing: Option<CloseReason>,
     /// Retransmission store, at error recovery level 1 and above.
     pub retransmission: Option<Box<RetransmissionBuffer>>,
     current: Verdict,
+    parking: Parking,
+}
+
+/// The initiator, and the policy that decides about its requests.
+pub(super) struct Peer {
+    pub visitor: Visitor,
+    pub policy: Arc<dyn TargetPolicy>,
+}
+
+/// Numbers of the next response and the next transfer.
+pub(super) struct Numbers {
+    pub stat_sn: u32,
+    pub next_ttt: u32,
+}
+
+/// Requests other than commands without a response.
+#[derive(Default)]
+pub(super) struct Unanswered {
+    /// Pings of the target, without an answer of the initiator.
+    pub pings: Tags,
+    /// Task management functions.
+    pub functions: Tags,
+    pub logouts: SmallVec<[Logout; 1]>,
+}
+
+/// Requests that wait for their turn, by CmdSN.
+#[derive(Default)]
+struct Parking {
+    requests: VecDeque<Parked>,
+    /// Memory of the requests.
+    bytes: usize,
+    /// The connection executes the request whose turn it is.
     holds_turn: bool,
-    parked: VecDeque<Parked>,
-    parked_bytes: usize,
 }
 
 impl std::fmt::Debug for FullFeature {
@@ -109,7 +132,7 @@ impl std::fmt::Debug for FullFeature {
         f.debug_struct("FullFeature")
             .field("key", &self.key)
             .field("tasks", &self.tasks)
-            .field("parked", &self.parked.len())
+            .field("parked", &self.parking.requests.len())
             .finish_non_exhaustive()
     }
 }
@@ -141,26 +164,25 @@ impl FullFeature {
         FullFeature {
             session: logged_in.session.clone(),
             key: logged_in.connection,
-            visitor: logged_in.visitor.clone(),
-            policy,
+            peer: Peer {
+                visitor: logged_in.visitor.clone(),
+                policy,
+            },
             responder: logged_in.responder.clone(),
             rules,
             tasks: TaskTable::new(slots, random | 1),
-            stat_sn: logged_in.stat_sn,
-            next_ttt: random as u32 >> 8,
+            numbers: Numbers {
+                stat_sn: logged_in.stat_sn,
+                next_ttt: random as u32 >> 8,
+            },
             text: TextExchange::new(limits.text_bytes),
-            pings: Tags::new(),
-            functions: Tags::new(),
-            logouts: SmallVec::new(),
-            aborted: VecDeque::new(),
+            unanswered: Unanswered::default(),
             immediate_commands: 0,
             limits: limits.clone(),
             closing: None,
             retransmission: stores_responses.then(Box::default),
             current: Verdict::Ignore,
-            holds_turn: false,
-            parked: VecDeque::new(),
-            parked_bytes: 0,
+            parking: Parking::default(),
         }
     }
 
@@ -241,7 +263,7 @@ impl FullFeature {
             if !waits {
                 return self.control(io, bhs, data);
             }
-            let waiting = self.parked.iter();
+            let waiting = self.parking.requests.iter();
             let immediate = waiting.filter(|parked| parked.request.is_immediate());
             if immediate.count() >= self.limits.immediate_commands as usize {
                 return self.reject(io, bhs, RejectReason::TooManyImmediateCommands);
@@ -257,7 +279,7 @@ impl FullFeature {
         }
         match self.session.window.claim(cmd_sn) {
             Turn::Claimed => {
-                self.holds_turn = true;
+                self.parking.holds_turn = true;
                 self.session.window.finished();
                 self.control(io, bhs, data);
             }
@@ -277,7 +299,7 @@ impl FullFeature {
     pub fn take_turn(&mut self, io: &mut Io, task: TaskId, cmd_sn: u32) {
         match self.session.window.claim(cmd_sn) {
             Turn::Claimed => {
-                self.holds_turn = true;
+                self.parking.holds_turn = true;
                 self.deliver(io, task);
             }
             Turn::Early => self.park(io, cmd_sn, Request::Command(task)),
@@ -287,7 +309,7 @@ impl FullFeature {
 
     fn park(&mut self, io: &mut Io, cmd_sn: u32, request: Request) {
         let bytes = request.bytes();
-        if self.parked_bytes + bytes > self.limits.parked_bytes {
+        if self.parking.bytes + bytes > self.limits.parked_bytes {
             self.closing = Some(CloseReason::LimitExceeded(
                 "requests that wait for their CmdSN",
             ));
@@ -302,11 +324,14 @@ impl FullFeature {
             }
             return;
         }
-        self.parked_bytes += bytes;
+        self.parking.bytes += bytes;
         let place = self
-            .parked
+            .parking
+            .requests
             .partition_point(|other| before(other.cmd_sn, cmd_sn));
-        self.parked.insert(place, Parked { cmd_sn, request });
+        self.parking
+            .requests
+            .insert(place, Parked { cmd_sn, request });
         // The turn may have arrived between the check and the registration. `end_turn` checks again before any other
         // action.
     }
@@ -314,7 +339,7 @@ impl FullFeature {
     /// Releases the turn, and takes the next one if its request is parked here.
     pub fn end_turn(&mut self, io: &mut Io) {
         self.release(io);
-        while let Some(first) = self.parked.front() {
+        while let Some(first) = self.parking.requests.front() {
             let cmd_sn = first.cmd_sn;
             if first.request.is_immediate() {
                 if before(self.session.window.next_turn(), cmd_sn) {
@@ -324,13 +349,13 @@ impl FullFeature {
                 match self.session.window.claim(cmd_sn) {
                     Turn::Claimed => {
                         self.session.window.unpark(cmd_sn, self.key);
-                        self.holds_turn = true;
+                        self.parking.holds_turn = true;
                     }
                     Turn::Early => return,
                     Turn::Stale | Turn::Outside => self.session.window.unpark(cmd_sn, self.key),
                 }
             }
-            let Some(parked) = self.parked.pop_front() else {
+            let Some(parked) = self.parking.requests.pop_front() else {
                 return;
             };
             self.run(io, parked);
@@ -342,15 +367,15 @@ impl FullFeature {
     }
 
     fn run(&mut self, io: &mut Io, parked: Parked) {
-        self.parked_bytes -= parked.request.bytes();
+        self.parking.bytes -= parked.request.bytes();
         match parked.request {
-            Request::Command(task) if self.holds_turn => self.deliver(io, task),
+            Request::Command(task) if self.parking.holds_turn => self.deliver(io, task),
             Request::Command(task) => self.forget_task(io, task),
             Request::Control { bhs, data } => {
-                if self.holds_turn {
+                if self.parking.holds_turn {
                     self.session.window.finished();
                 }
-                if self.holds_turn || bhs.is_immediate() {
+                if self.parking.holds_turn || bhs.is_immediate() {
                     self.control(io, &bhs, &data);
                 }
             }
@@ -358,7 +383,7 @@ impl FullFeature {
     }
 
     fn release(&mut self, io: &mut Io) {
-        if std::mem::take(&mut self.holds_turn) {
+        if std::mem::take(&mut self.parking.holds_turn) {
             let wake = self.session.window.release();
             self.wake(io, wake);
         }
@@ -374,7 +399,7 @@ impl FullFeature {
     /// slots. Returns the connections that must check their parked requests.
     pub fn leave_session(&mut self) -> Wake {
         let mut wake = Wake::new();
-        if std::mem::take(&mut self.holds_turn) {
+        if std::mem::take(&mut self.parking.holds_turn) {
             wake.extend(self.session.window.release());
         }
         wake.extend(self.abandon_parked());
@@ -394,12 +419,12 @@ impl FullFeature {
     /// initiator sends undelivered commands again, so their numbers are not skipped.
     pub fn leave_session_for_recovery(&mut self) -> Wake {
         let mut wake = Wake::new();
-        if std::mem::take(&mut self.holds_turn) {
+        if std::mem::take(&mut self.parking.holds_turn) {
             wake.extend(self.session.window.release());
         }
         self.session.window.forget(self.key);
-        self.parked.clear();
-        self.parked_bytes = 0;
+        self.parking.requests.clear();
+        self.parking.bytes = 0;
         self.detach_all_tasks();
         wake
     }
@@ -408,9 +433,9 @@ impl FullFeature {
     pub fn abandon_parked(&mut self) -> Wake {
         let window = &self.session.window;
         window.forget(self.key);
-        self.parked_bytes = 0;
+        self.parking.bytes = 0;
         let mut wake = Wake::new();
-        for parked in self.parked.drain(..) {
+        for parked in self.parking.requests.drain(..) {
             if !parked.request.is_immediate() {
                 wake.extend(window.skip(parked.cmd_sn));
             }
@@ -434,10 +459,11 @@ impl FullFeature {
     /// Removes a parked command. Returns true if it was parked.
     pub fn unpark_task(&mut self, task: TaskId) -> bool {
         let place = self
-            .parked
+            .parking
+            .requests
             .iter()
             .position(|parked| matches!(parked.request, Request::Command(id) if id == task));
-        let Some(parked) = place.and_then(|place| self.parked.remove(place)) else {
+        let Some(parked) = place.and_then(|place| self.parking.requests.remove(place)) else {
             return false;
         };
         self.session.window.unpark(parked.cmd_sn, self.key);

@@ -48,15 +48,15 @@ impl FullFeature {
 
     /// Allocates the StatSN of the next response.
     pub fn take_stat_sn(&mut self) -> U32 {
-        let stat_sn = self.stat_sn;
-        self.stat_sn = stat_sn.wrapping_add(1);
+        let stat_sn = self.numbers.stat_sn;
+        self.numbers.stat_sn = stat_sn.wrapping_add(1);
         U32::new(stat_sn)
     }
 
     /// Allocates a Target Transfer Tag.
     pub fn take_ttt(&mut self) -> u32 {
-        let ttt = self.next_ttt;
-        self.next_ttt = match ttt.wrapping_add(1) {
+        let ttt = self.numbers.next_ttt;
+        self.numbers.next_ttt = match ttt.wrapping_add(1) {
             NO_TAG => 0,
             next => next,
         };
@@ -68,7 +68,7 @@ impl FullFeature {
         let (exp_cmd_sn, max_cmd_sn) = self.window();
         let digests = self.digests();
         loop {
-            let ttt = self.next_ttt;
+            let ttt = self.numbers.next_ttt;
             let Some(task) = self.tasks.get_mut(id) else {
                 return;
             };
@@ -80,7 +80,7 @@ impl FullFeature {
                 lun: task.command.lun,
                 itt: U32::new(task.command.itt),
                 ttt: U32::new(ttt),
-                stat_sn: U32::new(self.stat_sn),
+                stat_sn: U32::new(self.numbers.stat_sn),
                 exp_cmd_sn,
                 max_cmd_sn,
                 r2t_sn: U32::new(r2t_sn),

@@ -177,7 +177,7 @@ impl FullFeature {
             // ExpStatSN has the same offset in all requests.
             let exp_stat_sn = SnackRequest::from_bhs(bhs).exp_stat_sn.get();
             // Ignores an ExpStatSN beyond the last one sent.
-            if !before(self.stat_sn, exp_stat_sn) {
+            if !before(self.numbers.stat_sn, exp_stat_sn) {
                 buffer.acknowledge(exp_stat_sn);
             }
         }
@@ -213,7 +213,14 @@ impl FullFeature {
         if let Some(task) = task.filter(|task| task.command.write) {
             for (r2t_sn, ttt, offset, desired) in task.data.open_r2ts() {
                 if is_in_run(r2t_sn, begin, length) {
-                    let header = r2t(&task.command, ttt, self.stat_sn, r2t_sn, offset, desired);
+                    let header = r2t(
+                        &task.command,
+                        ttt,
+                        self.numbers.stat_sn,
+                        r2t_sn,
+                        offset,
+                        desired,
+                    );
                     let header = with_window(&header, window);
                     io.out.bytes(|out| encode(out, header, &[], &[], digests));
                 }

@@ -1,6 +1,6 @@
 //! Task table of one connection: a fixed number of slots, found by ITT or by [`TaskId`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher};
 
 use smallvec::SmallVec;
@@ -98,8 +98,6 @@ pub(crate) struct Task {
     pub seen: bool,
     /// The command was delivered; the caller must answer it.
     pub delivered: bool,
-    /// `Step::DataComplete` was reported.
-    pub reported_complete: bool,
     pub pending: Option<Box<Pending>>,
     /// Number of Data-In and R2T PDUs sent: DataSN and R2TSN share a counter (11.7.5, 11.8).
     pub data_sn: u32,
@@ -119,7 +117,6 @@ impl Task {
             data,
             seen: false,
             delivered: false,
-            reported_complete: false,
             pending: None,
             data_sn: 0,
             burst_left: max_burst,
@@ -167,6 +164,8 @@ pub(crate) struct TaskTable {
     slots: Vec<TaskSlot>,
     free: Vec<u16>,
     by_tag: HashMap<u32, u16, TagHash>,
+    /// ITTs of the most recently aborted tasks, at most one for each slot. Data for them may still arrive.
+    aborted: VecDeque<u32>,
 }
 
 impl std::fmt::Debug for TaskTable {
@@ -193,6 +192,7 @@ impl TaskTable {
                 .collect(),
             free: (0..size as u16).rev().collect(),
             by_tag: HashMap::with_capacity_and_hasher(size, TagHash(key)),
+            aborted: VecDeque::new(),
         }
     }
 
@@ -245,6 +245,19 @@ impl TaskTable {
         self.by_tag.remove(&task.command.itt);
         self.free.push(id.index() as u16);
         Some(task)
+    }
+
+    /// Records the ITT of an aborted task.
+    pub fn remember_aborted(&mut self, itt: u32) {
+        if self.aborted.len() == self.slots.len() {
+            self.aborted.pop_front();
+        }
+        self.aborted.push_back(itt);
+    }
+
+    /// Returns true if a task with this ITT was aborted recently.
+    pub fn was_aborted(&self, itt: u32) -> bool {
+        self.aborted.contains(&itt)
     }
 
     /// Removes all tasks.

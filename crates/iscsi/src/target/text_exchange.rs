@@ -140,7 +140,7 @@ impl FullFeature {
             (_, name) if is_iscsi_name(name) => SendTargets::Named(name),
             _ => return Err(Refused(RejectReason::ProtocolError)),
         };
-        for target in self.policy.targets(&self.visitor, which) {
+        for target in self.peer.policy.targets(&self.peer.visitor, which) {
             push_pair(out, "TargetName", &target.name);
             for address in &target.addresses {
                 push_pair(out, "TargetAddress", address);
