@@ -61,24 +61,75 @@ pub(super) struct Attendant {
     outage: Option<Instant>,
     /// Unit properties last reported to users.
     info: UnitInfo,
+    commands: Commands,
+    reports: Reports,
+    /// Time of the last completed command or readiness check.
+    active: Instant,
+    fruitless: FruitlessSessions,
+    loss_log: LossLog,
+    takeovers: Takeovers,
+}
+
+/// Commands of users that have not ended.
+#[derive(Default)]
+struct Commands {
     waiting: VecDeque<Task>,
     /// Commands in flight by ITT.
     running: HashMap<u32, Task>,
     /// ITTs of ABORT TASK, with the ITT of the aborted command.
     aborting: HashMap<u32, u32>,
-    /// The unit reported a change of its properties.
+}
+
+/// Reports of the unit in this round.
+#[derive(Default)]
+struct Reports {
+    /// The properties of the unit have changed.
     has_changed: bool,
-    /// The unit reported that it is accessible by another path only.
+    /// The unit is accessible by another path only.
     leads_nowhere: bool,
-    /// Time of the last completed command or readiness check.
-    active: Instant,
-    /// Number of consecutive sessions without a completed command.
-    fruitless: u32,
+}
+
+/// Counter of consecutive sessions without a completed command.
+#[derive(Default)]
+struct FruitlessSessions {
+    count: u32,
+    /// A command has completed in the present session.
     is_fruitful: bool,
+}
+
+impl FruitlessSessions {
+    /// Counts the end of a session. Returns the pause before the next login.
+    fn session_ended(&mut self) -> Duration {
+        self.count = match std::mem::take(&mut self.is_fruitful) {
+            true => 0,
+            false => self.count + 1,
+        };
+        match self.count {
+            0 => Duration::ZERO,
+            times => (FRUITLESS_PAUSE * (1 << times.min(9))).min(PAUSE_MAX),
+        }
+    }
+}
+
+/// Rate limit of log lines about losses, because a target may come and go.
+#[derive(Default)]
+struct LossLog {
     /// Time of the last logged loss, and number of suppressed log lines since.
-    warned: Option<Instant>,
-    suppressed: u32,
-    takeovers: Takeovers,
+    logged: Option<Instant>,
+    suppressed: u64,
+}
+
+impl LossLog {
+    /// Returns the number of suppressed lines if a line may be logged now.
+    fn pass(&mut self, now: Instant) -> Option<u64> {
+        let is_early = |at: Instant| now.duration_since(at) < WARNINGS_APART;
+        if self.logged.is_some_and(is_early) {
+            self.suppressed += 1;
+            return None;
+        }
+        self.logged = Some(now);
+        Some(std::mem::take(&mut self.suppressed))
+    }
 }
 
 impl Attendant {
@@ -98,16 +149,11 @@ impl Attendant {
             next_path: path,
             down: None,
             outage: None,
-            waiting: VecDeque::new(),
-            running: HashMap::new(),
-            aborting: HashMap::new(),
-            has_changed: false,
-            leads_nowhere: false,
+            commands: Commands::default(),
+            reports: Reports::default(),
             active: Instant::now(),
-            fruitless: 0,
-            is_fruitful: false,
-            warned: None,
-            suppressed: 0,
+            fruitless: FruitlessSessions::default(),
+            loss_log: LossLog::default(),
             takeovers: Takeovers::new(Instant::now()),
         }
     }
@@ -141,7 +187,7 @@ impl Attendant {
             Some(down) if down.is_expired => {
                 commands.into_iter().for_each(|task| task.end(Ended::Lost))
             }
-            _ => self.waiting.extend(commands),
+            _ => self.commands.waiting.extend(commands),
         }
         for (sink, token) in aborts {
             self.abort(&sink, token);
@@ -169,11 +215,11 @@ impl Attendant {
         self.take_answers();
         self.take_lost();
         attended?;
-        if std::mem::take(&mut self.leads_nowhere) {
+        if std::mem::take(&mut self.reports.leads_nowhere) {
             let reason = "the unit is not accessible through this path".to_owned();
             return Err(answer("asymmetric access", reason));
         }
-        if std::mem::take(&mut self.has_changed) {
+        if std::mem::take(&mut self.reports.has_changed) {
             self.refresh_unit_info()?;
         }
         Ok(())
@@ -190,21 +236,21 @@ impl Attendant {
         let Some(unit) = &mut self.unit else {
             return Ok(());
         };
-        let idle = self.running.is_empty() && self.waiting.is_empty();
+        let idle = self.commands.running.is_empty() && self.commands.waiting.is_empty();
         if idle && now.duration_since(self.active) >= PING_AFTER {
             // An idle unit can report a change only in response to a command.
             self.active = now;
-            self.waiting.push_back(test_unit_ready());
+            self.commands.waiting.push_back(test_unit_ready());
         }
-        for _ in 0..self.waiting.len() {
-            if self.running.len() >= self.settings.queue_depth {
+        for _ in 0..self.commands.waiting.len() {
+            if self.commands.running.len() >= self.settings.queue_depth {
                 break;
             }
-            let Some(mut task) = self.waiting.pop_front() else {
+            let Some(mut task) = self.commands.waiting.pop_front() else {
                 break;
             };
             if task.attempts.not_before.is_some_and(|at| at > now) {
-                self.waiting.push_back(task);
+                self.commands.waiting.push_back(task);
                 continue;
             }
             let out = std::mem::take(&mut task.command.out);
@@ -216,7 +262,7 @@ impl Attendant {
                 ..Request::default()
             };
             match unit.session().queue(request) {
-                Ok(itt) => drop(self.running.insert(itt, task)),
+                Ok(itt) => drop(self.commands.running.insert(itt, task)),
                 Err(error) => {
                     task.end(Ended::Lost);
                     return Err(error.into());
@@ -229,13 +275,14 @@ impl Attendant {
     /// Returns how long the thread may sleep without input.
     fn next_wake(&self, now: Instant) -> Duration {
         let due = self
+            .commands
             .waiting
             .iter()
             .filter_map(|task| task.attempts.not_before);
         let next = due
             .min()
             .map_or(PING_AFTER, |at| at.saturating_duration_since(now));
-        match self.running.len() < self.settings.queue_depth {
+        match self.commands.running.len() < self.settings.queue_depth {
             true => next.min(PING_AFTER),
             false => PING_AFTER,
         }
@@ -248,7 +295,7 @@ impl Attendant {
             .as_mut()
             .and_then(|unit| unit.session().take_done())
         {
-            if let Some(task) = self.running.remove(&done.itt) {
+            if let Some(task) = self.commands.running.remove(&done.itt) {
                 self.answered(task, done, now);
             }
         }
@@ -257,12 +304,12 @@ impl Attendant {
             .as_mut()
             .and_then(|unit| unit.session().take_managed())
         {
-            let Some(command) = self.aborting.remove(&itt) else {
+            let Some(command) = self.commands.aborting.remove(&itt) else {
                 continue;
             };
             // If the target does not have the task, the command's response has arrived or will arrive.
             if response == FUNCTION_COMPLETE
-                && let Some(task) = self.running.remove(&command)
+                && let Some(task) = self.commands.running.remove(&command)
             {
                 if let Some(unit) = &mut self.unit {
                     unit.session().forget(command);
@@ -278,7 +325,7 @@ impl Attendant {
         let session = unit.session();
         let (lost, losses) = (session.take_lost(), session.take_losses());
         for (itt, written) in lost {
-            let Some(mut task) = self.running.remove(&itt) else {
+            let Some(mut task) = self.commands.running.remove(&itt) else {
                 continue;
             };
             task.losses += 1;
@@ -286,7 +333,7 @@ impl Attendant {
                 task.end(Ended::Cancelled);
             } else if task.command.repeatable && task.losses < LOSSES_MAX {
                 task.command.out = written;
-                self.waiting.push_front(task);
+                self.commands.waiting.push_front(task);
             } else {
                 task.end(Ended::Lost);
             }
@@ -303,9 +350,9 @@ impl Attendant {
 
     fn answered(&mut self, mut task: Task, mut done: CommandDone, now: Instant) {
         self.active = now;
-        self.is_fruitful = true;
+        self.fruitless.is_fruitful = true;
         self.outage = None;
-        self.has_changed |= is_change(&done) || task.command.changes_unit();
+        self.reports.has_changed |= is_change(&done) || task.command.changes_unit();
         let limit = self.settings.replacement_timeout;
         let verdict = match task.command.as_is {
             true => Verdict::Over,
@@ -320,8 +367,8 @@ impl Attendant {
             task.end(Ended::Cancelled);
         } else {
             task.command.out = std::mem::take(&mut done.written);
-            self.waiting.push_back(task);
-            self.leads_nowhere |= leads_nowhere;
+            self.commands.waiting.push_back(task);
+            self.reports.leads_nowhere |= leads_nowhere;
         }
     }
 
@@ -329,26 +376,31 @@ impl Attendant {
         let is_it = |task: &Task| {
             task.token == token && task.sink.as_ref().is_some_and(|one| Arc::ptr_eq(one, sink))
         };
-        if let Some(at) = self.waiting.iter().position(is_it) {
+        if let Some(at) = self.commands.waiting.iter().position(is_it) {
             // A command of a lost session may still be executing until a new session exists.
             if let Some(task) = self
+                .commands
                 .waiting
                 .get_mut(at)
                 .filter(|task| task.losses > 0 && self.unit.is_none())
             {
                 task.is_aborted = true;
-            } else if let Some(task) = self.waiting.remove(at) {
+            } else if let Some(task) = self.commands.waiting.remove(at) {
                 task.end(Ended::Cancelled);
             }
             return;
         }
-        let running = self.running.iter_mut().find(|(_, task)| is_it(task));
+        let running = self
+            .commands
+            .running
+            .iter_mut()
+            .find(|(_, task)| is_it(task));
         if let (Some((itt, task)), Some(unit)) = (running, &mut self.unit) {
             task.is_aborted = true;
             let (itt, lun) = (*itt, unit.lun());
             // An ended session is detected by all its users; no error handling is needed here.
             if let Ok(abort) = unit.session().abort(itt, lun) {
-                self.aborting.insert(abort, itt);
+                self.commands.aborting.insert(abort, itt);
             }
         }
     }
@@ -396,27 +448,20 @@ impl Attendant {
             _ => 0,
         };
         self.unit = None;
-        self.aborting.clear();
-        for (itt, mut task) in self.running.drain() {
+        self.commands.aborting.clear();
+        for (itt, mut task) in self.commands.running.drain() {
             task.losses += 1;
             match unsent.remove(&itt) {
                 Some(out) if task.command.repeatable && task.losses < LOSSES_MAX => {
                     task.command.out = out;
-                    self.waiting.push_front(task);
+                    self.commands.waiting.push_front(task);
                 }
                 _ => task.end(Ended::Lost),
             }
         }
         self.warn(now, "session lost, logging in again", reason);
-        self.fruitless = match std::mem::take(&mut self.is_fruitful) {
-            true => 0,
-            false => self.fruitless + 1,
-        };
-        let next_try = match self.fruitless {
-            0 => Duration::ZERO,
-            times => (FRUITLESS_PAUSE * (1 << times.min(9))).min(PAUSE_MAX),
-        };
-        let next_try = next_try.max(Duration::from_secs(wait.into()));
+        let pause = self.fruitless.session_ended();
+        let next_try = pause.max(Duration::from_secs(wait.into()));
         self.next_path = (self.path + 1) % self.settings.path_count();
         self.shared.is_up.store(false, Ordering::Release);
         self.down = Some(Down {
@@ -429,15 +474,10 @@ impl Attendant {
         (self.observer)(UnitEvent::Down { reason, next_try });
     }
 
-    /// Logs a loss, rate-limited, because a target may come and go.
     fn warn(&mut self, now: Instant, message: &str, reason: &str) {
-        let is_early = |at: Instant| now.duration_since(at) < WARNINGS_APART;
-        if self.warned.is_some_and(is_early) {
-            self.suppressed += 1;
+        let Some(suppressed) = self.loss_log.pass(now) else {
             return;
-        }
-        self.warned = Some(now);
-        let suppressed = std::mem::take(&mut self.suppressed);
+        };
         let unit = self.settings.path_address(self.path);
         tracing::warn!(%unit, suppressed, "{message}: {reason}");
     }
@@ -465,7 +505,8 @@ impl Attendant {
         let limit = self.settings.replacement_timeout;
         if !limit.is_zero() && !down.is_expired && now.duration_since(down.waiting_since) >= limit {
             down.is_expired = true;
-            self.waiting
+            self.commands
+                .waiting
                 .drain(..)
                 .for_each(|task| task.end(Ended::Lost));
         }
@@ -504,7 +545,7 @@ impl Attendant {
             .down
             .take()
             .map_or(Duration::ZERO, |down| down.since.elapsed());
-        if self.suppressed == 0 {
+        if self.loss_log.suppressed == 0 {
             let unit = self.settings.path_address(self.path);
             tracing::info!(%unit, seconds = format_args!("{:.1}", waited.as_secs_f32()), "session recovered");
         }
@@ -514,11 +555,11 @@ impl Attendant {
         self.active = Instant::now();
         self.takeovers.since = self.active;
         // The target has ended the tasks of the previous session.
-        let waiting = std::mem::take(&mut self.waiting);
+        let waiting = std::mem::take(&mut self.commands.waiting);
         let (aborted, rest): (Vec<Task>, Vec<Task>) =
             waiting.into_iter().partition(|task| task.is_aborted);
-        self.waiting.extend(rest);
-        if self.waiting.is_empty() {
+        self.commands.waiting.extend(rest);
+        if self.commands.waiting.is_empty() {
             // No command will show whether the target answers, so that a later loss begins another outage.
             self.outage = None;
         }
@@ -565,9 +606,10 @@ impl Attendant {
 
     fn end(mut self) {
         let left = self
+            .commands
             .waiting
             .drain(..)
-            .chain(self.running.drain().map(|(_, task)| task));
+            .chain(self.commands.running.drain().map(|(_, task)| task));
         left.for_each(|task| task.end(Ended::Lost));
         if let Some(mut unit) = self.unit.take() {
             unit.session().timeout = super::LOGOUT_TIMEOUT;
