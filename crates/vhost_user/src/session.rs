@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use guest_memory::{DirtyLog, MemoryTable, RegionSpec};
+use guest_memory::{DirtyLog, LogFault, MemoryTable, RegionSpec};
 use reactor::{Pool, RateLimit, WorkerHandle};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use vhost_user_wire::{
@@ -45,7 +45,7 @@ const MAX_QUEUES: u16 = 256;
 const MAX_MEMORY_REGIONS: u64 = 512;
 /// Maximum number of completely replaced memory tables that requests in flight use. Each is fully mapped.
 const MAX_REPLACED_TABLES: usize = 32;
-/// The same for tables that differ by one region: enough for a front end that fills its slots.
+/// Maximum number of tables that differ from their successor by one region: enough for a front end that fills its slots.
 const MAX_CHANGED_TABLES: usize = MAX_MEMORY_REGIONS as usize;
 /// Maximum number of mappings that only old tables have. Mappings of all front ends together are limited, too.
 const MAX_OLD_MAPPINGS: usize = 1024;
@@ -71,15 +71,27 @@ pub(crate) struct Session {
     inflight: Option<InflightRegion>,
     /// Region that was created last for this front end.
     created: Option<RegionId>,
-    /// Dirty log of a live migration. Used while the features include [`F_LOG_ALL`].
-    log: Option<Arc<DirtyLog>>,
-    /// Eventfd that is written after pages were marked.
-    log_call: Option<OwnedFd>,
+    log: MigrationLog,
     channel: Channel,
     resume: ResumeCheck,
     has_run: bool,
     /// The front end has hung up.
     pub(crate) has_left: bool,
+}
+
+/// Dirty log of a live migration. Used while the features include [`F_LOG_ALL`].
+#[derive(Default)]
+struct MigrationLog {
+    pages: Option<Arc<DirtyLog>>,
+    /// Eventfd that is written after pages were marked.
+    call: Option<OwnedFd>,
+}
+
+impl MigrationLog {
+    /// Returns the reason why the log is incomplete, if it is.
+    fn fault(&self) -> Option<LogFault> {
+        self.pages.as_ref().and_then(|pages| pages.fault())
+    }
 }
 
 /// Difference between a memory table and its predecessor.
@@ -132,8 +144,7 @@ impl Session {
             vrings,
             inflight: None,
             created: None,
-            log: None,
-            log_call: None,
+            log: MigrationLog::default(),
             channel,
             has_run: false,
             has_left: false,
@@ -266,7 +277,7 @@ impl Session {
             return Ok(());
         };
         match vring.disable_when_idle(DISABLE_LIMIT) {
-            Ok(true) => match self.log.as_ref().and_then(|log| log.fault()) {
+            Ok(true) => match self.log.fault() {
                 // The front end would send its last pages without those that are not marked.
                 Some(fault) => Err(Error::Failed(format!("queue {index}: {fault}"))),
                 None => Ok(()),
@@ -282,14 +293,14 @@ impl Session {
     /// Returns the dirty log of queue `index`, if writes are logged now.
     fn log_of(&self, index: u32) -> std::result::Result<Option<LogSetup>, String> {
         let is_logged = self.features & F_LOG_ALL != 0;
-        let Some(pages) = self.log.as_ref().filter(|_| is_logged) else {
+        let Some(pages) = self.log.pages.as_ref().filter(|_| is_logged) else {
             return Ok(None);
         };
         let vring = self.vrings.get(index as usize);
         Ok(Some(LogSetup {
             pages: pages.clone(),
             ring: vring.and_then(|vring| vring.log_address),
-            call: clone_fd(self.log_call.as_ref())?,
+            call: clone_fd(self.log.call.as_ref())?,
         }))
     }
 
@@ -311,7 +322,7 @@ impl Session {
         if let Err(why) = check_event("dirty log", Some(&fd)) {
             return refuse(why);
         }
-        self.log_call = Some(fd);
+        self.log.call = Some(fd);
         self.apply_logs()
     }
 
@@ -630,7 +641,7 @@ impl Session {
             .unwrap_or(start);
         self.reset_unused(index as u16);
         let is_logged = self.features & F_LOG_ALL != 0;
-        if let Some(fault) = self.log.as_ref().and_then(|log| log.fault())
+        if let Some(fault) = self.log.fault()
             && is_logged
         {
             // The front end would send its last pages without those that are not marked.
@@ -705,7 +716,7 @@ impl Session {
             }
         };
         // Kept until no queue uses it: unmapping may take long and must not happen on a worker.
-        let _old = self.log.replace(pages);
+        let _old = self.log.pages.replace(pages);
         self.apply_logs()
     }
 

@@ -34,6 +34,31 @@ struct Running {
     control: Control,
 }
 
+impl Running {
+    /// Executes an operation of the queue on its worker, and waits for its result. `None`: the queue has ended.
+    ///
+    /// # Errors
+    /// The worker has ended.
+    fn call<T: Send + 'static>(
+        &self,
+        has_new_kick: bool,
+        operation: impl FnOnce(&mut dyn QueueControl) -> T + Send + 'static,
+    ) -> Result<Option<T>, String> {
+        let (source, control) = (self.source, self.control);
+        let result = self.worker.call(move |w| {
+            let (queue, _io) = w.source(source)?;
+            let result = operation(control(queue)?);
+            if has_new_kick {
+                w.rewatch(source);
+            }
+            // The driver may not kick again for requests that are already in the ring.
+            w.wake(source);
+            Some(result)
+        });
+        result.map_err(|error| error.to_string())
+    }
+}
+
 /// Addresses in the front end's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UserAddresses {
@@ -239,32 +264,15 @@ impl Vring {
 
     /// Applies a change to a running queue, and waits until it has taken effect.
     pub fn change(&self, change: QueueChange) -> Result<(), String> {
-        let Some(Running {
-            worker,
-            source,
-            control,
-        }) = &self.running
-        else {
+        let Some(running) = &self.running else {
             return Ok(());
         };
-        let (source, control) = (*source, *control);
-        let changed = worker.call(move |w| {
-            let kick = matches!(change, QueueChange::Kick(_));
-            let Some((queue, _io)) = w.source(source) else {
-                return Ok(());
-            };
-            let Some(queue) = control(queue) else {
-                return Ok(());
-            };
-            let changed = queue.change(change).map_err(|error| error.to_string());
-            if kick {
-                w.rewatch(source);
-            }
-            // The driver may not kick again for requests that are already in the ring.
-            w.wake(source);
-            changed
-        });
-        changed.map_err(|error| error.to_string())?
+        let has_new_kick = matches!(change, QueueChange::Kick(_));
+        let apply = |queue: &mut dyn QueueControl| queue.change(change);
+        match running.call(has_new_kick, apply)? {
+            Some(changed) => changed.map_err(|error| error.to_string()),
+            None => Ok(()),
+        }
     }
 
     pub fn set_kick(&mut self, kick: Option<OwnedFd>) -> Result<(), String> {
@@ -294,34 +302,21 @@ impl Vring {
     /// Disables a running queue once all requests in its ring are answered. Returns false if some are not within `limit`: the queue is
     /// then still enabled.
     pub fn disable_when_idle(&self, limit: Duration) -> Result<bool, String> {
-        let Some(Running {
-            worker,
-            source,
-            control,
-        }) = &self.running
-        else {
+        let Some(running) = &self.running else {
             return Ok(true);
         };
-        let (source, control) = (*source, *control);
         let until = Instant::now() + limit;
+        let disable = |queue: &mut dyn QueueControl| match queue.is_idle() {
+            true => Some(queue.change(QueueChange::Enabled(false))),
+            false => None,
+        };
         loop {
-            let disabled = worker.call(move |w| -> Result<bool, String> {
-                let Some((queue, _io)) = w.source(source) else {
-                    return Ok(true);
-                };
-                let Some(queue) = control(queue) else {
-                    return Ok(true);
-                };
-                if queue.is_idle() {
-                    let changed = queue.change(QueueChange::Enabled(false));
-                    return changed.map(|()| true).map_err(|error| error.to_string());
+            match running.call(false, disable)? {
+                Some(Some(disabled)) => {
+                    return disabled.map(|()| true).map_err(|error| error.to_string());
                 }
-                // The driver may not have kicked for its last requests.
-                w.wake(source);
-                Ok(false)
-            });
-            if disabled.map_err(|error| error.to_string())?? {
-                return Ok(true);
+                Some(None) => {}
+                None => return Ok(true),
             }
             if Instant::now() >= until {
                 return Ok(false);
