@@ -1,12 +1,11 @@
 //! Validity period of X.509 certificates (RFC 5280, 4.1.2.5). rustls checks the certificates of peers, but not the own one.
 
-use rustls::pki_types::CertificateDer;
+use std::time::Duration;
 
-const SEQUENCE: u8 = 0x30;
-const UTC_TIME: u8 = 0x17;
-const GENERALIZED_TIME: u8 = 0x18;
-/// Tag of the version, which version 1 omits.
-const VERSION: u8 = 0xa0;
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, Error, RootCertStore};
 
 /// Period of validity of a chain of certificates, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +19,7 @@ pub struct Validity {
 impl Validity {
     /// Returns the common period of validity of all certificates; `None` if one cannot be parsed.
     pub(crate) fn of_chain(chain: &[CertificateDer<'_>]) -> Option<Validity> {
-        let all = chain.iter().map(|one| Validity::of(one));
+        let all = chain.iter().map(Validity::of);
         all.reduce(|a, b| {
             let (a, b) = (a?, b?);
             Some(Validity {
@@ -30,22 +29,30 @@ impl Validity {
         })?
     }
 
-    fn of(certificate: &[u8]) -> Option<Validity> {
-        let (certificate, _) = element(certificate, SEQUENCE)?;
-        let (mut fields, _) = element(certificate, SEQUENCE)?;
-        if fields.first() == Some(&VERSION) {
-            fields = after_first(fields)?;
-        }
-        // Serial number, signature algorithm, issuer.
-        for _ in 0..3 {
-            fields = after_first(fields)?;
-        }
-        let (period, _) = element(fields, SEQUENCE)?;
-        let (not_before, rest) = time(period)?;
-        let (not_after, _) = time(rest)?;
+    /// Returns the period of one certificate. rustls has no function for it, but reports the end of the period that a time is outside of,
+    /// before it looks for an issuer.
+    fn of(certificate: &CertificateDer<'_>) -> Option<Validity> {
+        let certificate = ParsedCertificate::try_from(certificate).ok()?;
+        let fault_at = |seconds| {
+            let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+            let no_roots = RootCertStore::empty();
+            let checked =
+                verify_server_cert_signed_by_trust_anchor(&certificate, &no_roots, &[], now, &[]);
+            match checked {
+                Err(Error::InvalidCertificate(fault)) => Some(fault),
+                _ => None,
+            }
+        };
+        let not_before = match fault_at(0)? {
+            CertificateError::NotValidYetContext { not_before, .. } => not_before.as_secs(),
+            _ => 0,
+        };
+        let CertificateError::ExpiredContext { not_after, .. } = fault_at(u64::MAX)? else {
+            return None;
+        };
         Some(Validity {
-            not_before,
-            not_after,
+            not_before: i64::try_from(not_before).ok()?,
+            not_after: i64::try_from(not_after.as_secs()).ok()?,
         })
     }
 
@@ -67,132 +74,31 @@ impl Validity {
     }
 }
 
-/// Splits a DER element into its tag, its content, and the bytes that follow it.
-fn split(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
-    let (&tag, rest) = bytes.split_first()?;
-    let (&first, mut rest) = rest.split_first()?;
-    let mut length = usize::from(first);
-    if first >= 0x80 {
-        let (digits, after) = rest.split_at_checked(usize::from(first & 0x7f))?;
-        if digits.len() > 4 {
-            return None;
-        }
-        length = digits
-            .iter()
-            .fold(0, |length, digit| length << 8 | usize::from(*digit));
-        rest = after;
-    }
-    let (content, rest) = rest.split_at_checked(length)?;
-    Some((tag, content, rest))
-}
-
-/// Returns the content of an element with this tag, and the bytes that follow it.
-fn element(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
-    let (found, content, rest) = split(bytes)?;
-    (found == tag).then_some((content, rest))
-}
-
-/// Returns the bytes after the first element.
-fn after_first(bytes: &[u8]) -> Option<&[u8]> {
-    split(bytes).map(|(_, _, rest)| rest)
-}
-
-/// Parses a time. Returns it in seconds since 1970, and the bytes that follow it.
-fn time(bytes: &[u8]) -> Option<(i64, &[u8])> {
-    let (tag, content, rest) = split(bytes)?;
-    let text = std::str::from_utf8(content).ok()?.strip_suffix('Z')?;
-    let year_digits = match tag {
-        UTC_TIME => 2,
-        GENERALIZED_TIME => 4,
-        _ => return None,
-    };
-    if text.len() != year_digits + 10 || !text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    let (year, others) = text.split_at(year_digits);
-    let mut year: i64 = year.parse().ok()?;
-    if tag == UTC_TIME {
-        year += if year < 50 { 2000 } else { 1900 };
-    }
-    let pair = |at: usize| others.get(2 * at..2 * at + 2)?.parse::<i64>().ok();
-    let days = days_since_1970(year, pair(0)?, pair(1)?);
-    let seconds = pair(2)? * 3600 + pair(3)? * 60 + pair(4)?;
-    Some((days * 86400 + seconds, rest))
-}
-
-/// Returns the number of days from 1970-01-01 to a date of the Gregorian calendar.
-fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
-    // Years begin in March, so that the leap day is the last one.
-    let year = if month <= 2 { year - 1 } else { year };
-    let month = (month + 9) % 12;
-    let leap_days = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
-    365 * year + leap_days + (153 * month + 2) / 5 + day - 1 - 719_468
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
+    use rustls::pki_types::pem::PemObject;
 
     use super::*;
-
-    fn element_of(tag: u8, content: &[u8]) -> Vec<u8> {
-        let length = content.len() as u16;
-        let mut bytes = vec![tag, 0x82];
-        bytes.extend(length.to_be_bytes());
-        bytes.extend(content);
-        bytes
-    }
+    use crate::testing::Authority;
 
     #[test]
-    fn both_forms_of_time_are_read() {
-        for (tag, text, seconds) in [
-            (UTC_TIME, "700101000000Z", 0),
-            (UTC_TIME, "261130104500Z", 1_796_035_500),
-            (UTC_TIME, "491231235959Z", 2_524_607_999),
-            (UTC_TIME, "500101000000Z", -631_152_000),
-            (GENERALIZED_TIME, "20000301000000Z", 951_868_800),
-            (GENERALIZED_TIME, "99991231235959Z", 253_402_300_799),
-        ] {
-            let bytes = element_of(tag, text.as_bytes());
-            assert_eq!(time(&bytes), Some((seconds, &[][..])), "{text}");
-        }
-        for text in ["2611301045Z", "261130104500", "2611301045+0Z"] {
-            assert_eq!(time(&element_of(UTC_TIME, text.as_bytes())), None);
-        }
-    }
-
-    #[test]
-    fn malformed_certificates_have_no_validity() {
-        let period = [
-            element_of(UTC_TIME, b"260101000000Z"),
-            element_of(UTC_TIME, b"270101000000Z"),
-        ];
-        let period = element_of(SEQUENCE, &period.concat());
-        let others = [2, SEQUENCE, SEQUENCE].map(|tag| element_of(tag, &[1]));
-        let fields = [others.concat(), period].concat();
-        let whole = element_of(SEQUENCE, &element_of(SEQUENCE, &fields));
-        let found = Validity::of(&whole).unwrap();
-        assert_eq!(found.not_after - found.not_before, 365 * 86400);
-        assert!((0..whole.len()).all(|length| Validity::of(&whole[..length]).is_none()));
-    }
-
-    proptest! {
-        #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), tag in any::<u8>()) {
-            Validity::of(&bytes);
-            // Well-formed elements around them reach the inner parts.
-            let inner = [element_of(2, &[1]), element_of(tag, &bytes), element_of(SEQUENCE, &bytes)].concat();
-            Validity::of(&element_of(SEQUENCE, &element_of(SEQUENCE, &inner)));
-            for tag in [UTC_TIME, GENERALIZED_TIME] {
-                time(&element_of(tag, &bytes));
-            }
-        }
-
-        #[test]
-        fn no_digits_panic(text in "[0-9]{12}([0-9]{2})?Z") {
-            for tag in [UTC_TIME, GENERALIZED_TIME] {
-                time(&element_of(tag, text.as_bytes()));
-            }
+    fn changed_certificates_have_no_other_period() {
+        let folder = tempfile::tempdir().unwrap();
+        let ca = Authority::new(folder.path(), "ca").unwrap();
+        let whole = CertificateDer::from_pem_file(ca.certificate()).unwrap();
+        let found = Validity::of_chain(std::slice::from_ref(&whole)).unwrap();
+        assert_eq!(found.not_after - found.not_before, 2 * 86400);
+        let of = |bytes: &[u8]| Validity::of_chain(&[whole.clone(), CertificateDer::from(bytes)]);
+        assert_eq!(of(&whole), Some(found));
+        assert!((0..whole.len()).all(|length| of(&whole[..length]).is_none()));
+        for at in 0..whole.len() {
+            let mut changed = whole.to_vec();
+            changed[at] ^= 0xff;
+            // No digit remains one.
+            assert!(
+                of(&changed).is_none_or(|period| period == found),
+                "byte {at}"
+            );
         }
     }
 
