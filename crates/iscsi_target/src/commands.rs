@@ -14,6 +14,7 @@ use scsi_exec::{
 
 use crate::command_slot::CommandSlot;
 use crate::connection::Connection;
+use crate::memory::MEMORY_CHECK;
 use crate::slots::{Arrival, Client, SlotId, Stage};
 
 enum Progress {
@@ -337,6 +338,9 @@ impl Connection {
 
     #[cold]
     fn wait_for_memory(&mut self, length: usize) -> bool {
+        if !self.memory.buffers.is_waiting() {
+            self.shared.schedule_check(self.number(), MEMORY_CHECK);
+        }
         self.memory.buffers.wait(&self.handle);
         // Memory may have been returned just before.
         if self.memory.buffers.has(length) {

@@ -25,7 +25,7 @@ use uring::Completion;
 
 use crate::lifecycle::{Attached, Drain, Lifecycle, Login, LoginStage};
 use crate::management::{After, Management, hold, runner};
-use crate::memory::{ConnectionMemory, SessionMemory};
+use crate::memory::{ConnectionMemory, MEMORY_CHECK, SessionMemory};
 use crate::output::Output;
 use crate::receive::Input;
 use crate::shared::{ConnectionHandle, SharedServer};
@@ -387,6 +387,10 @@ impl Connection {
         }
         if let Lifecycle::LogoutRequested { until } = self.lifecycle {
             next = next.min(until.saturating_sub(now));
+        }
+        if self.memory.buffers.is_waiting() {
+            // Tries again after this message.
+            next = next.min(MEMORY_CHECK);
         }
         self.shared.schedule_check(self.number(), next);
     }

@@ -10,6 +10,9 @@ use crate::connection::Connection;
 use crate::limits::ServerLimits;
 use crate::shared::RECLAIM_INTERVAL;
 
+/// Interval in seconds at which a connection that waits for memory tries again: only connections of its own target wake it.
+pub(crate) const MEMORY_CHECK: u64 = 1;
+
 #[derive(Clone)]
 pub(crate) struct SessionMemory {
     /// Data of commands.

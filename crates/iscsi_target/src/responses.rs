@@ -70,6 +70,8 @@ impl Connection {
             self.buffer_for(id.index, length);
             self.schedule.batch.push(id);
         }
+        // The commands that waited may have been aborted.
+        self.memory.buffers.give_up();
     }
 
     pub(crate) fn answer(&mut self, id: SlotId) {

@@ -240,8 +240,8 @@ impl SharedServer {
         GroupMemory::new(self.memory.budget.clone())
     }
 
-    /// Has connections free their unused memory because one of the session waits: all connections if it waits for memory of the server,
-    /// otherwise those of the session. While one waits, they keep none.
+    /// Has connections free their unused memory because one of the session waits: all connections if it waits for memory of the target or
+    /// of the server, otherwise those of the session. See [`request_engine::Buffers::reclaim`].
     #[cold]
     pub fn reclaim_memory(&self, tsih: u16, of_session: &RateLimit, waits_for_budget: bool) {
         let limit = if waits_for_budget {
@@ -262,7 +262,7 @@ impl SharedServer {
             }
         };
         for handle in handles {
-            handle.send(|connection, _| connection.memory.buffers.trim());
+            handle.send(|connection, _| connection.memory.buffers.reclaim());
         }
     }
 

@@ -204,12 +204,12 @@ impl SharedServer {
         }
     }
 
-    /// Has all connections free their unused memory, because one waits for memory. While one waits, they keep none.
+    /// Has connections free their unused memory, because one waits for memory. See [`request_engine::Buffers::reclaim`].
     #[cold]
     pub fn reclaim_memory(&self) {
         if self.reclaims.pass().is_some() {
             for handle in self.handles(|_| true) {
-                handle.send(|connection, _| connection.buffers.trim());
+                handle.send(|connection, _| connection.buffers.reclaim());
             }
         }
     }

@@ -43,7 +43,7 @@ impl<C: Addressed + 'static> Buffers<C> {
         self.lease.is_waiting()
     }
 
-    /// Returns true if the connection waits for memory of the budget, not for memory of connections that belong together.
+    /// Returns true if the connection waits because of the limit of its group or of the budget, not of connections that belong together.
     pub fn waits_for_budget(&self) -> bool {
         self.lease.waits_for_budget()
     }
@@ -139,6 +139,14 @@ impl<C: Addressed + 'static> Buffers<C> {
     #[inline]
     pub fn in_use(&self) -> usize {
         self.pool.in_use() + self.reserved
+    }
+
+    /// Frees all unused buffers and shells if connections wait for memory that this one could return, or if no buffer is in use: memory of
+    /// an idle connection reduces the parts of other groups.
+    pub fn reclaim(&mut self) {
+        if self.in_use() == 0 || self.lease.memory().is_short() {
+            self.trim();
+        }
     }
 
     /// Frees all unused buffers and shells.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use reactor::{Addressed, SourceHandle};
 
-use crate::memory_budget::{GroupMemory, Member};
+use crate::memory_budget::{GroupMemory, Limit, Member};
 
 const PIECE_MIN: usize = 4 << 10;
 /// Maximum number of connections that one return of memory wakes.
@@ -33,7 +33,7 @@ pub struct SharedMemory<C> {
     left: AtomicI64,
     /// A request exceeds the limit.
     overdrawn: AtomicBool,
-    /// Number of connections that wait, including those that were woken and have not tried again.
+    /// Number of connections that wait because of this limit, including those that were woken and have not tried again.
     short: AtomicUsize,
     /// There are connections to wake.
     anyone_waits: AtomicBool,
@@ -70,7 +70,7 @@ impl<C: Addressed + 'static> SharedMemory<C> {
         })
     }
 
-    /// Returns true if a connection waits for memory of these connections or of the budget.
+    /// Returns true if a connection waits for memory of these connections, of their group or of the budget.
     #[inline]
     pub fn is_short(&self) -> bool {
         self.waiting_connections() > 0
@@ -79,8 +79,19 @@ impl<C: Addressed + 'static> SharedMemory<C> {
     /// Returns the number of connections that wait for memory that these connections could return.
     #[inline]
     fn waiting_connections(&self) -> usize {
-        let own = self.short.load(Ordering::Relaxed);
-        own.max(self.group.short().load(Ordering::Relaxed))
+        let limits = [Limit::Own, Limit::Group, Limit::Budget];
+        let waiting = limits.map(|limit| self.short(limit).load(Ordering::Relaxed));
+        waiting.iter().sum()
+    }
+
+    /// Returns the number of connections that wait because of a limit.
+    #[inline]
+    fn short(&self, limit: Limit) -> &AtomicUsize {
+        match limit {
+            Limit::Own => &self.short,
+            Limit::Group => self.group.short(),
+            Limit::Budget => self.group.short_of_budget(),
+        }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting<C>> {
@@ -97,11 +108,11 @@ impl<C: Addressed + 'static> SharedMemory<C> {
             .left
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take);
         taken.map_err(|_| Limit::Own)?;
-        if !self.group.try_lease(bytes) {
+        let leased = self.group.try_lease(bytes);
+        if leased.is_err() {
             self.left.fetch_add(bytes as i64, Ordering::SeqCst);
-            return Err(Limit::Budget);
         }
-        Ok(())
+        leased
     }
 
     fn release(&self, bytes: usize) {
@@ -115,7 +126,7 @@ impl<C: Addressed + 'static> SharedMemory<C> {
         if self.overdrawn.swap(true, Ordering::SeqCst) {
             return None;
         }
-        let is_leased = self.group.try_lease(bytes);
+        let is_leased = self.group.try_lease(bytes).is_ok();
         if is_leased || self.group.try_overdraw() {
             return Some(Excess { bytes, is_leased });
         }
@@ -169,28 +180,12 @@ impl<C: Addressed + 'static> Member for SharedMemory<C> {
     }
 }
 
-/// A limit that a lease would exceed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Limit {
-    Own,
-    /// Limit of the group or of all groups.
-    Budget,
-}
-
 /// Memory of the one request that exceeds the limit.
 #[derive(Debug)]
 struct Excess {
     bytes: usize,
     /// The bytes are leased from the group.
     is_leased: bool,
-}
-
-/// Place among the waiting connections.
-#[derive(Clone, Copy, Debug)]
-struct Ticket {
-    number: u64,
-    /// The connection is counted as waiting for memory of the budget.
-    waits_for_budget: bool,
 }
 
 /// One connection's share.
@@ -202,8 +197,10 @@ pub struct MemoryShare<C: Addressed + 'static> {
     excess: Option<Excess>,
     /// Limit that the last lease would have exceeded.
     refused_by: Limit,
-    /// Place among the waiting connections, until memory was available.
-    ticket: Option<Ticket>,
+    /// Limit that the connection is counted as waiting for, until memory was available.
+    waits_for: Option<Limit>,
+    /// Place among the waiting connections.
+    ticket: Option<u64>,
 }
 
 impl<C: Addressed + 'static> MemoryShare<C> {
@@ -215,6 +212,7 @@ impl<C: Addressed + 'static> MemoryShare<C> {
             memory,
             excess: None,
             refused_by: Limit::Own,
+            waits_for: None,
             ticket: None,
         }
     }
@@ -237,12 +235,12 @@ impl<C: Addressed + 'static> MemoryShare<C> {
 
     /// Returns true if the connection waits for memory.
     pub fn is_waiting(&self) -> bool {
-        self.ticket.is_some()
+        self.waits_for.is_some()
     }
 
-    /// Returns true if the connection waits for memory of the budget, not for memory of connections that belong together.
+    /// Returns true if the connection waits because of the limit of its group or of the budget, not of connections that belong together.
     pub fn waits_for_budget(&self) -> bool {
-        self.ticket.is_some_and(|ticket| ticket.waits_for_budget)
+        self.waits_for.is_some_and(|limit| limit != Limit::Own)
     }
 
     /// Ends the wait for memory. Wakes the next connections in place of this one.
@@ -324,30 +322,39 @@ impl<C: Addressed + 'static> MemoryShare<C> {
     fn is_behind_others(&self) -> bool {
         let waiting = self.memory.waiting();
         let first = waiting.tickets.first_key_value();
-        first.is_some_and(|(first, _)| self.ticket.is_none_or(|own| *first < own.number))
+        first.is_some_and(|(first, _)| self.ticket.is_none_or(|own| *first < own))
     }
 
     /// Wakes the connection when memory may be available. The caller must check again afterwards: memory may have been returned just
     /// before.
     #[cold]
     pub fn wait(&mut self, handle: &SourceHandle<C>) {
-        let waits_for_budget = self.refused_by == Limit::Budget;
+        self.count_wait();
         let mut waiting = self.memory.waiting();
         let ticket = *self.ticket.get_or_insert_with(|| {
-            self.memory.short.fetch_add(1, Ordering::SeqCst);
-            if waits_for_budget {
-                self.memory.group.short().fetch_add(1, Ordering::SeqCst);
-            }
             waiting.next_ticket += 1;
-            Ticket {
-                number: waiting.next_ticket,
-                waits_for_budget,
-            }
+            waiting.next_ticket
         });
-        waiting.tickets.insert(ticket.number, handle.clone());
+        waiting.tickets.insert(ticket, handle.clone());
         self.memory.set_anyone_waits(&waiting);
         drop(waiting);
         self.memory.wait_in_group();
+    }
+
+    /// Counts the connection as waiting for the limit that the last lease would have exceeded, and no longer for an earlier one.
+    fn count_wait(&mut self) {
+        let limit = self.refused_by;
+        let earlier = self.waits_for.replace(limit);
+        if earlier != Some(limit) {
+            self.memory.short(limit).fetch_add(1, Ordering::SeqCst);
+            self.uncount_wait(earlier);
+        }
+    }
+
+    fn uncount_wait(&self, limit: Option<Limit>) {
+        if let Some(limit) = limit {
+            self.memory.short(limit).fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
     /// Wakes the next connections, because this one was woken and does not need the memory.
@@ -358,13 +365,11 @@ impl<C: Addressed + 'static> MemoryShare<C> {
     }
 
     fn stop_waiting(&mut self) {
+        let limit = self.waits_for.take();
+        self.uncount_wait(limit);
         if let Some(ticket) = self.ticket.take() {
-            self.memory.short.fetch_sub(1, Ordering::SeqCst);
-            if ticket.waits_for_budget {
-                self.memory.group.short().fetch_sub(1, Ordering::SeqCst);
-            }
             let mut waiting = self.memory.waiting();
-            waiting.tickets.remove(&ticket.number);
+            waiting.tickets.remove(&ticket);
             self.memory.set_anyone_waits(&waiting);
         }
     }
@@ -463,6 +468,45 @@ mod tests {
             0,
         ));
         assert!(all.extend(288 << 20));
+    }
+
+    /// Creates two groups of one budget, each with one limit, and fills the first up to its part of the budget.
+    fn filled_and_idle_group(budget: usize) -> [Vec<MemoryShare<NoConnection>>; 2] {
+        let budget_of_both = MemoryBudget::new(budget);
+        let mut groups = [0; 2].map(|_| {
+            let group = GroupMemory::new(budget_of_both.clone());
+            Vec::from(shares::<4>(&SharedMemory::new(group, budget, 4, 0)))
+        });
+        assert!(groups[0][0].extend(budget / 4 * 3));
+        groups
+    }
+
+    #[test]
+    fn a_group_at_its_part_leaves_pools_of_other_groups_alone() {
+        let [mut hung, healthy] = filled_and_idle_group(64 << 20);
+        assert!(!hung[1].extend(1 << 20));
+        hung[1].count_wait();
+        assert!(hung[1].waits_for_budget());
+        assert!(hung[0].memory().is_short() && hung[0].delays_others());
+        assert!(!healthy[0].memory().is_short());
+        hung[1].give_up();
+        assert!(!hung[0].memory().is_short());
+    }
+
+    #[test]
+    fn a_wait_follows_the_limit_that_is_exceeded_now() {
+        let [mut others, mut waiting] = filled_and_idle_group(64 << 20);
+        let is_short =
+            |groups: [&MemoryShare<NoConnection>; 2]| groups.map(|share| share.memory().is_short());
+        assert!(!waiting[0].extend(17 << 20));
+        waiting[0].count_wait();
+        assert_eq!(is_short([&others[0], &waiting[0]]), [true, true]);
+        others[0].shrink(0);
+        assert!(!waiting[0].extend(60 << 20));
+        waiting[0].count_wait();
+        assert_eq!(is_short([&others[0], &waiting[0]]), [false, true]);
+        assert!(waiting[0].covers(17 << 20) && !waiting[0].is_waiting());
+        assert_eq!(is_short([&others[0], &waiting[0]]), [false, false]);
     }
 
     #[test]

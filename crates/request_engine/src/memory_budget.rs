@@ -20,7 +20,7 @@ pub struct MemoryBudget {
     short: Short,
 }
 
-/// Number of connections that wait because the limit is reached. Each request of every connection reads it, so it has a cache line of its own.
+/// Number of connections that wait because a limit is reached. Each request of every connection reads it, so it has a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Short(AtomicUsize);
@@ -35,6 +35,17 @@ impl MemoryBudget {
     }
 }
 
+/// A limit that a lease would exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// Limit of connections that belong together.
+    Own,
+    /// Part of the budget that a group may have. Memory of other groups would not help a group with a hung disk.
+    Group,
+    /// Limit of all groups.
+    Budget,
+}
+
 /// Connections of a group that share a limit and may wait for memory of the group.
 pub(crate) trait Member: Send + Sync {
     /// Wakes connections that wait for memory.
@@ -46,6 +57,7 @@ pub struct GroupMemory {
     budget: Arc<MemoryBudget>,
     /// Bytes leased from the budget.
     held: AtomicI64,
+    short: Short,
     /// A request exceeds the budget.
     overdrawn: AtomicBool,
     /// `waiting` is not empty.
@@ -59,6 +71,7 @@ impl Default for GroupMemory {
         GroupMemory {
             budget: MemoryBudget::new(usize::MAX),
             held: AtomicI64::new(0),
+            short: Short::default(),
             overdrawn: AtomicBool::new(false),
             anyone_waits: AtomicBool::new(false),
             waiting: Mutex::default(),
@@ -79,13 +92,23 @@ impl GroupMemory {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the counter of connections that wait because the budget is used up.
+    /// Returns the counter of connections that wait because the group has its part of the budget.
+    #[inline]
     pub(crate) fn short(&self) -> &AtomicUsize {
+        &self.short.0
+    }
+
+    /// Returns the counter of connections that wait because the budget is used up.
+    #[inline]
+    pub(crate) fn short_of_budget(&self) -> &AtomicUsize {
         &self.budget.short.0
     }
 
     /// Leases `bytes` bytes if the group then holds at most its part of the budget.
-    pub(crate) fn try_lease(&self, bytes: usize) -> bool {
+    ///
+    /// # Errors
+    /// The limit that the lease would exceed.
+    pub(crate) fn try_lease(&self, bytes: usize) -> Result<(), Limit> {
         let bytes = bytes as i64;
         let held = self.held.load(Ordering::SeqCst).saturating_add(bytes);
         let take = |left: i64| {
@@ -96,10 +119,12 @@ impl GroupMemory {
             .budget
             .left
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take);
-        if taken.is_ok() {
-            self.held.fetch_add(bytes, Ordering::SeqCst);
-        }
-        taken.is_ok()
+        taken.map_err(|left| match left < bytes {
+            true => Limit::Budget,
+            false => Limit::Group,
+        })?;
+        self.held.fetch_add(bytes, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Leases `bytes` bytes, even above the limit.
@@ -156,12 +181,14 @@ mod tests {
         let groups: [Arc<GroupMemory>; 3] =
             std::array::from_fn(|_| GroupMemory::new(budget.clone()));
         let filled = groups.each_ref().map(|group| {
-            let count = (0..1000).take_while(|_| group.try_lease(1 << 20)).count();
+            let count = (0..1000)
+                .take_while(|_| group.try_lease(1 << 20).is_ok())
+                .count();
             assert!(group.try_overdraw() && !group.try_overdraw());
             count
         });
         assert_eq!(filled, [48, 12, 3]);
         groups[0].release(48 << 20);
-        assert!(groups[2].try_lease(20 << 20));
+        assert!(groups[2].try_lease(20 << 20).is_ok());
     }
 }
