@@ -7,7 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use end_to_end::{Context, Result, Rig, Scratch, ensure};
+use rustix::process::Signal;
 use serde_json::Value;
+use vhost_frontend::kind;
 use vhost_frontend::{
     BlkQueue, FrontEnd, Layout, Options, QueueOptions, ScsiQueue, ScsiRequest, VerifiedLoad,
     Verifier, status,
@@ -428,4 +430,47 @@ fn jobs_and_image_tools_use_exports() -> Result<()> {
     tool(&["convert", &image, &other.uri(), "--to", "raw", "-n"])?;
     tool(&["compare", &other.uri(), &file])?;
     Ok(())
+}
+
+/// Other disks of the backup are available for the next one, and their checkpoints are complete.
+#[test]
+fn disk_that_hangs_delays_no_other_job_of_its_backup() -> Result<()> {
+    let server = Server::start(&["qemu-nbd", "--format=raw", "--socket={socket}", "{file}"])?;
+    let disk = format!("r={}", server.uri());
+    let near = Rig::new(|daemon| {
+        daemon
+            .disk(&disk)
+            .disk("m=file:m.raw,size=4M")
+            .vhost_blk("r")
+    })?;
+    let pull = format!("unix:{}", near.scratch.socket("b.sock").display());
+    let begin = "backup begin r m --name b --checkpoint mon --pull".split(' ');
+    let begin: Vec<&str> = begin.chain([pull.as_str()]).collect();
+    near.daemon.lunette(&begin)?;
+    let mut client_of_r = queue(&near)?;
+    let queue = &mut client_of_r.queue;
+    server.process.signal(Signal::STOP)?;
+    let slot = queue.take().context("all requests are in flight")?;
+    ensure!(queue.submit(slot, kind::OUT, 0, 4096, 0));
+    queue.publish();
+    let client = control::Client::new(&near.daemon.control());
+    let is_hung = || {
+        let metrics = client.text("/metrics").ok()?;
+        let number = metrics
+            .split_once("lunette_disk_io_in_flight{disk=\"r\"} ")?
+            .1;
+        (!number.starts_with('0')).then_some(())
+    };
+    wait_until(SOON, is_hung).context("the write does not reach the disk")?;
+    let state = |disk| client.get::<Value>(&format!("/v1/disks/{disk}/job"));
+    std::thread::scope(|scope| {
+        let ending = scope.spawn(|| near.daemon.lunette(&["backup", "end", "b"]));
+        let ended = wait_until(SOON, || (state("m").ok()?["state"] == "done").then_some(()));
+        let hung = state("r")?["state"].clone();
+        server.process.signal(Signal::CONT)?;
+        ending.join().ok().context("the thread panicked")??;
+        ensure!(ended.is_some() && hung == "finishing", "{hung}");
+        ensure!(state("r")?["state"] == "done", "{}", state("r")?);
+        Ok(())
+    })
 }

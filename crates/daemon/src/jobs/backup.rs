@@ -75,7 +75,7 @@ pub(super) enum Stage {
 pub(super) struct Prepared {
     pub job: Arc<Job>,
     pub disk: Arc<Disk>,
-    pub point: PointOfDisk,
+    pub point: Arc<PointOfDisk>,
     pub work: Work,
 }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver};
 
 use bdev::{BlockDevice, CacheMode, Disk, File, FileOptions, Image, ImageOptions, PointInTime};
 use config::DiskConfig;
@@ -43,7 +44,7 @@ impl PointOfDisk {
         config: &DiskConfig,
         options: &ScratchOptions,
         disks: u64,
-    ) -> Result<PointOfDisk, Refusal> {
+    ) -> Result<Arc<PointOfDisk>, Refusal> {
         let source = disk.device();
         let bytes = source.capacity().bytes();
         let folders = match &options.folder {
@@ -73,13 +74,13 @@ impl PointOfDisk {
             )
         })?;
         let point = PointInTime::new(Arc::clone(&source), scratch, limit);
-        Ok(PointOfDisk {
+        Ok(Arc::new(PointOfDisk {
             context: context.clone(),
             disk: Arc::clone(disk),
             source,
             layer: point.layer(),
             point,
-        })
+        }))
     }
 
     /// Returns the switch of the disk to its layer.
@@ -110,27 +111,32 @@ impl PointOfDisk {
     }
 }
 
-/// Ends points in time in parallel, so that a disk with I/O that hangs does not delay the others. Returns when all have ended.
-pub(super) fn end_all<'a>(points: impl Iterator<Item = &'a PointOfDisk>) {
-    let points: Vec<&PointOfDisk> = points.collect();
-    for one in &points {
+/// Ends points in time. A thread for each switches its disk back to the source, because the disk's I/O may hang. The receiver gets the
+/// number of each disk that uses its source alone again.
+pub(super) fn end_all(
+    context: &Context,
+    points: impl Iterator<Item = (usize, Arc<PointOfDisk>)>,
+) -> Receiver<usize> {
+    let mut points: Vec<(usize, Arc<PointOfDisk>)> = points.collect();
+    for (_, one) in &points {
         one.point.end();
     }
-    std::thread::scope(|scope| {
-        let mut points = points;
-        points.retain(|one| {
-            let thread = std::thread::Builder::new()
-                .name("job".to_owned())
-                .stack_size(bdev::STACK_BYTES);
-            let end = {
-                let one = *one;
-                move || one.end()
-            };
-            thread.spawn_scoped(scope, end).is_err()
-        });
-        // Their threads did not start.
-        points.into_iter().for_each(PointOfDisk::end);
+    let (sender, receiver) = mpsc::channel();
+    points.retain(|(disk, one)| {
+        let (disk, one, sender) = (*disk, Arc::clone(one), sender.clone());
+        let end = move || {
+            one.end();
+            drop(one);
+            sender.send(disk).ok();
+        };
+        context.jobs.run(end).is_err()
     });
+    // Their threads did not start.
+    for (disk, one) in points {
+        one.end();
+        sender.send(disk).ok();
+    }
+    receiver
 }
 
 /// Returns folders of the scratch file in the order of preference.

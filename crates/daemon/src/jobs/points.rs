@@ -1,5 +1,7 @@
 //! Drives [`jobs::points`]: begins the points in time of the disks of a backup, and exports those of a pull.
 
+use std::sync::Arc;
+
 use jobs::Event;
 use jobs::exchange::ExchangeAction;
 use jobs::points::{Action, Begin, Layers};
@@ -71,7 +73,11 @@ impl Driver<'_> {
             }
             Action::Enter => return self.backup.enter(Stage::Running),
             Action::Unexport => self.disks.iter().for_each(|one| one.unserve(self.context)),
-            Action::EndPoints => end_all(self.disks.iter().map(|one| &one.point)),
+            Action::EndPoints => {
+                let points = self.disks.iter().map(|one| Arc::clone(&one.point));
+                let ended = end_all(self.context, points.enumerate());
+                ended.into_iter().for_each(drop);
+            }
             Action::Discard => {
                 let ending = Refusal::Ending;
                 let refusal = self.refusal.as_ref().unwrap_or(&ending);

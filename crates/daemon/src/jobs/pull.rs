@@ -1,5 +1,7 @@
-//! Drives [`jobs::pull`]: serves points in time over NBD until the backup is ended, on one thread for all its disks.
+//! Drives [`jobs::pull`]: serves points in time over NBD until the backup is ended, on one thread for all its disks. Hung I/O of a disk
+//! delays only the end of its own job.
 
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 
 use control::objects::JobState;
@@ -20,6 +22,8 @@ struct Driver<'a> {
     are_leaving: Vec<bool>,
     /// Reasons of the lost points in time.
     lost: Vec<Option<String>>,
+    /// Receives the numbers of the disks that use their sources alone again, after the end of their points in time.
+    restored: Option<Receiver<usize>>,
 }
 
 /// Serves the points in time, and ends the jobs.
@@ -35,16 +39,22 @@ pub(super) fn serve(context: &Context, prepared: Vec<Prepared>) {
         are_leaving: vec![false; jobs.len()],
         jobs,
         disks: prepared.into_iter().map(Some).collect(),
+        restored: None,
     };
     let (state, reason) = match driver.run() {
         Ok(()) => (JobState::Done, None),
         Err(Early::Cancelled) => (JobState::Cancelled, None),
         Err(Early::Failed(reason)) => (JobState::Failed, Some(reason)),
     };
-    // The files are free before the end of the jobs is announced.
-    driver.disks.clear();
-    for job in driver.jobs() {
-        finish(job, &context.event_bus, state, reason.clone());
+    for disk in driver.restored.take().into_iter().flatten() {
+        // The files are free before the end of the job is announced.
+        driver.disks[disk] = None;
+        finish(
+            &driver.jobs[disk],
+            &context.event_bus,
+            state,
+            reason.clone(),
+        );
     }
 }
 
@@ -95,7 +105,12 @@ impl Driver<'_> {
             Action::Lose(disk, reason) => self.lose(disk, reason),
             Action::Finish => served.for_each(|one| one.job.set_state(JobState::Finishing, None)),
             Action::Unexport => served.for_each(|one| one.unserve(self.context)),
-            Action::EndPoints => end_all(served.map(|one| &one.point)),
+            Action::EndPoints => {
+                let points = self.disks.iter().enumerate();
+                let points =
+                    points.filter_map(|(disk, one)| Some((disk, Arc::clone(&one.as_ref()?.point))));
+                self.restored = Some(end_all(self.context, points));
+            }
             Action::Complete(disk) => return self.complete(disk),
             Action::Revoke(disk) => {
                 let one = self.disks[disk].as_mut();

@@ -18,7 +18,7 @@ use super::point_in_time::PointOfDisk;
 /// Resources of a running backup. Fields are dropped in this order: I/O that was abandoned ends last.
 struct Driver {
     copying: Copying,
-    point: PointOfDisk,
+    point: Arc<PointOfDisk>,
     range: Option<RangeIo>,
     flush: Option<Flush>,
 }
@@ -32,7 +32,7 @@ pub(super) fn back_up(_context: &Context, prepared: Vec<Prepared>) {
     }
 }
 
-fn back_up_one(copying: Copying, point: PointOfDisk) {
+fn back_up_one(copying: Copying, point: Arc<PointOfDisk>) {
     let job = Arc::clone(&copying.job);
     let event_bus = copying.context.event_bus.clone();
     let mut driver = Driver {
