@@ -336,11 +336,30 @@ fn refuses_addresses_without_a_free_port(rig: &Rig) -> Result<()> {
     )
 }
 
+/// Clients find the disk under its name, and its point in time under another one.
+fn pull_at_the_address_of_the_disk_itself(rig: &Rig, socket: &Path, pull: &str) -> Result<()> {
+    let export = format!("d0:{},name=live,export_name=d0", socket.display());
+    rig.daemon.lunette(&["export", "add", "nbd", &export])?;
+    begin(rig, &["--pull", pull, "--name", "b"])?;
+    for (name, is_read_only) in [("d0", "false"), ("d0@b", "true"), ("d1", "true")] {
+        let url = format!("nbd+unix:///{name}?socket={}", socket.display());
+        let found = run(rig.scratch.files(), &["nbdinfo", &url])?;
+        let expected = format!("is_read_only: {is_read_only}");
+        ensure!(found.contains(&expected), "{name}: {found}");
+    }
+    let jobs = backups(rig)?.pop().context("no backup")?.jobs;
+    let url = jobs[0].target.as_deref().unwrap_or_default();
+    ensure!(url.contains("///d0@b?"), "{url}");
+    rig.daemon.lunette(&["backup", "cancel", "b"])?;
+    rig.daemon.lunette(&["export", "remove", "live"]).map(drop)
+}
+
 #[test]
 fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
     let mut rig = two_disks()?;
     let socket = rig.scratch.socket("backup.sock");
     let pull = format!("unix:{}", socket.display());
+    pull_at_the_address_of_the_disk_itself(&rig, &socket, &pull)?;
     refused(
         &rig,
         &["backup", "begin", "d0", "--pull", &pull, "--since", "mon"],

@@ -133,14 +133,9 @@ impl Server {
         disk: Arc<Disk>,
     ) -> Result<Vec<Address>, ServerError> {
         let shared = &self.state.shared;
-        let taken = lock(&shared.exports).values().find_map(|export| {
-            let is_same = export.options.export_name == options.export_name;
-            let mut addresses = export.options.addresses.iter();
-            addresses
-                .find(|address| is_same && options.addresses.contains(address))
-                .cloned()
-        });
-        if let Some(address) = taken {
+        let mut addresses = options.addresses.iter();
+        if let Some(address) = addresses.find(|one| shared.has_export(one, &options.export_name)) {
+            let address = address.clone();
             return Err(ServerError::NameTaken(options.export_name, address));
         }
         let mut listeners = lock(&self.state.listeners);
@@ -166,6 +161,11 @@ impl Server {
     /// Returns true if the exports of this address are served with TLS only.
     pub fn requires_tls(&self, address: &Address) -> bool {
         self.state.shared.requires_tls(address)
+    }
+
+    /// Returns true if clients of this address find an export of this name.
+    pub fn has_export(&self, address: &Address, export_name: &str) -> bool {
+        self.state.shared.has_export(address, export_name)
     }
 
     /// Removes an export: ends its connections, closes listeners without exports, and waits for requests in flight. Returns false if

@@ -14,7 +14,7 @@ use request_engine::{GroupMemory, MemoryBudget, SharedMemory};
 use tls::ServerTls;
 
 use crate::connection::Connection;
-use crate::export::Export;
+use crate::export::{Export, ExportOptions};
 use crate::limits::ServerLimits;
 use crate::listeners::Address;
 
@@ -216,11 +216,18 @@ impl SharedServer {
 
     /// Returns true if a client of the listener with this address must use TLS before it sees an export.
     pub fn requires_tls(&self, address: &Address) -> bool {
+        self.any_export(address, |options| options.tls)
+    }
+
+    /// Returns true if the listener with this address has an export of this name.
+    pub fn has_export(&self, address: &Address, export_name: &str) -> bool {
+        self.any_export(address, |options| options.export_name == export_name)
+    }
+
+    fn any_export(&self, address: &Address, is_meant: impl Fn(&ExportOptions) -> bool) -> bool {
         let exports = lock(&self.exports);
-        let mut here = exports
-            .values()
-            .filter(|export| export.options.addresses.contains(address));
-        here.any(|export| export.options.tls)
+        let mut all = exports.values().map(|export| &export.options);
+        all.any(|options| options.addresses.contains(address) && is_meant(options))
     }
 
     /// Returns the handles of the connections to these exports.

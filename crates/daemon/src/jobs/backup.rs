@@ -86,6 +86,8 @@ pub(super) enum Work {
 
 pub(super) struct Pull {
     address: Address,
+    /// Name of the export for clients.
+    export_name: String,
     checkpoints: CheckpointNames,
     incremental: Option<Incremental>,
 }
@@ -192,12 +194,14 @@ fn prepare(
     ) {
         check_new(context, disk.name(), name)?;
     }
+    let mut export_name = String::new();
     let (target, address) = match destination {
         Destination::Push(target) => (shown(&target.backend), None),
         Destination::Pull(address) => {
-            let transports = context.servers.transports().ok_or(Refusal::Ending)?;
-            let tls = transports.nbd.requires_tls(address);
-            (url(address, disk.name(), tls), Some(address.clone()))
+            let nbd = context.servers.transports().ok_or(Refusal::Ending)?.nbd;
+            export_name = export_name_at(&nbd, address, disk.name(), &of_jobs.name);
+            let tls = nbd.requires_tls(address);
+            (url(address, &export_name, tls), Some(address.clone()))
         }
     };
     let mut job = Job::new(&disk, JobKind::Backup, Some(target));
@@ -226,6 +230,7 @@ fn prepare(
                 let incremental = incremental.transpose()?;
                 Work::Pull(Box::new(Pull {
                     address,
+                    export_name,
                     checkpoints: backup.checkpoints,
                     incremental: incremental.map(|(incremental, _)| incremental),
                 }))
@@ -268,6 +273,14 @@ impl Work {
         if let Work::Push(copying) = self {
             copying.remove_target();
         }
+    }
+}
+
+/// Returns the name of a pulled disk's export. The address may have an export of the disk's name already, such as that of the disk itself.
+fn export_name_at(nbd: &Server, address: &Address, disk: &str, backup: &str) -> String {
+    match nbd.has_export(address, disk) {
+        true => format!("{disk}@{backup}"),
+        false => disk.to_owned(),
     }
 }
 
@@ -318,7 +331,7 @@ impl Prepared {
         let served = served.map_err(|error| failed(name, &error))?;
         let options = ExportOptions {
             name: self.export(),
-            export_name: name.to_owned(),
+            export_name: pull.export_name.clone(),
             description: format!("point in time of disk {name}"),
             read_only: true,
             addresses: vec![pull.address.clone()],

@@ -56,7 +56,7 @@ pub enum BackupAction {
         )]
         to: Option<String>,
         /// Serve the disks read-only over NBD at this address until lunette backup end: unix:PATH or tcp:IP:PORT. Each disk is an export
-        /// of its name. TCP is not encrypted, and every client may read
+        /// of its name, or DISK@BACKUP if the address has an export of that name. TCP is not encrypted, and every client may read
         #[arg(long, value_name = "ADDRESS")]
         pull: Option<String>,
         /// Name of the backup [default: backup-NUMBER]
