@@ -1,5 +1,6 @@
 //! Drives Debian's Chromium through the WebDriver protocol (W3C WebDriver 2).
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -17,6 +18,8 @@ use crate::rig::free_portal;
 
 /// Time limit for changes of the page, far above the usual time.
 const SOON: Duration = Duration::from_secs(30);
+/// Trace categories with the tasks of threads.
+const TRACED: &str = "disabled-by-default-devtools.timeline";
 /// Key of an element reference (W3C WebDriver 2, section 12.1).
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
@@ -36,7 +39,24 @@ impl Browser {
     ///
     /// # Errors
     /// Fails if the browser is missing or does not start.
-    pub fn open(scratch: &Scratch, (width, height): (u32, u32)) -> Result<Browser> {
+    pub fn open(scratch: &Scratch, size: (u32, u32)) -> Result<Browser> {
+        Browser::open_with(scratch, size, json!({}))
+    }
+
+    /// Opens a window of this size and records the tasks of its threads for [`Browser::tasks`].
+    ///
+    /// # Errors
+    /// As [`Browser::open`].
+    pub fn traced(scratch: &Scratch, size: (u32, u32)) -> Result<Browser> {
+        let categories = json!({"traceCategories": TRACED});
+        Browser::open_with(scratch, size, json!({"perfLoggingPrefs": categories}))
+    }
+
+    fn open_with(
+        scratch: &Scratch,
+        (width, height): (u32, u32),
+        mut options: Value,
+    ) -> Result<Browser> {
         let portal = free_portal()?;
         let driver = Command::new("chromedriver")
             .arg(format!("--port={}", portal.port()))
@@ -60,8 +80,9 @@ impl Browser {
             format!("--window-size={width},{height}"),
             format!("--user-data-dir={}", profile.display()),
         ];
+        options["args"] = json!(arguments);
         let wanted = json!({"capabilities": {"alwaysMatch": {
-            "goog:chromeOptions": {"args": arguments}, "unhandledPromptBehavior": "ignore",
+            "goog:chromeOptions": options, "unhandledPromptBehavior": "ignore", "goog:loggingPrefs": {"performance": "ALL"},
         }}});
         let made = browser.ask("POST", "/session", &wanted)?;
         let session = made["sessionId"].as_str().context("no session")?;
@@ -232,6 +253,37 @@ impl Browser {
         let found = found.as_array().context("no list")?.iter();
         let names = found.filter_map(|one| one[ELEMENT].as_str());
         Ok(names.map(|name| Element(name.to_owned())).collect())
+    }
+
+    /// Returns the CPU times of the tasks of the page's main thread in the last `seconds`, longest first. Can be called once.
+    ///
+    /// # Errors
+    /// Fails if the window was not opened by [`Browser::traced`].
+    pub fn tasks(&self, seconds: u64) -> Result<Vec<Duration>> {
+        let entries = self.command("POST", "/se/log", &json!({"type": "performance"}))?;
+        let mut events: Vec<Value> = Vec::new();
+        for entry in entries.as_array().context("no log")? {
+            let text = entry["message"].as_str().unwrap_or_default();
+            let mut entry: Value = serde_json::from_str(text)?;
+            let message = &mut entry["message"];
+            if message["method"] == "Tracing.dataCollected" {
+                events.push(message["params"].take());
+            }
+        }
+        let is_main = |event: &&Value| {
+            event["name"] == "thread_name" && event["args"]["name"] == "CrRendererMain"
+        };
+        let thread = |event: &Value| (event["pid"].as_u64(), event["tid"].as_u64());
+        let threads: BTreeSet<_> = events.iter().filter(is_main).map(thread).collect();
+        events.retain(|event| event["name"] == "RunTask" && threads.contains(&thread(event)));
+        let starts = events.iter().filter_map(|event| event["ts"].as_u64());
+        let first = starts.max().context("no task was traced")?;
+        let first = first.saturating_sub(seconds * 1_000_000);
+        events.retain(|event| event["ts"].as_u64() >= Some(first));
+        let times = events.iter().filter_map(|event| event["tdur"].as_u64());
+        let mut times: Vec<Duration> = times.map(Duration::from_micros).collect();
+        times.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(times)
     }
 
     /// Writes a screenshot of the whole page to a file.

@@ -485,7 +485,8 @@ fn each_view_of_the_page_fits_and_is_accessible() -> Result<()> {
     shown.rig.daemon.lunette(&backup)?;
     let mirrored = shown.rig.scratch.file("mirror.raw").display().to_string();
     let target = format!("file:{mirrored},cache=writethrough");
-    let mirror = ["disk", "mirror", "d7", &target, "--speed", "100K"];
+    // The job runs until the end of the test, and keeps its three buttons.
+    let mirror = ["disk", "mirror", "d7", &target, "--speed", "8K"];
     shown.rig.daemon.lunette(&mirror)?;
     let scratch = Scratch::new()?;
     let axe = axe_program()?;
@@ -537,5 +538,47 @@ fn each_view_of_the_page_fits_and_is_accessible() -> Result<()> {
         ensure!(browser.script(offered)? == 0, "a reader is offered changes");
     }
     ensure!(load.finish()? > 0);
+    Ok(())
+}
+
+/// Disks of the measurement, and those under load.
+const MANY: usize = 500;
+const LOADED: usize = 50;
+/// Seconds of the measurement.
+const MEASURED: u64 = 20;
+
+/// Prints the longest tasks of the page's main thread while it shows many disks.
+#[test]
+#[ignore = "a measurement, which needs an otherwise idle machine"]
+fn longest_tasks_of_the_page_with_500_disks() -> Result<()> {
+    let address = free_portal()?.to_string();
+    let rig = Rig::prepared(|scratch, mut daemon| {
+        let token = scratch.file("token");
+        std::fs::write(&token, TOKEN)?;
+        std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+        for at in 0..MANY {
+            daemon = daemon
+                .disk(&format!("d{at}=ram:1M,iops=20"))
+                .vhost_blk(&format!("d{at}"));
+        }
+        let token = token.display().to_string();
+        Ok(daemon.arguments(["--api-listen", &address, "--token-file", &token]))
+    })?;
+    let start = |at: usize| VerifiedLoad::start(&rig.socket(&format!("d{}", at * MANY / LOADED)));
+    let loads = (0..LOADED).map(start).collect::<Result<Vec<_>, _>>()?;
+    let scratch = Scratch::new()?;
+    let browser = Browser::traced(&scratch, (1280, 900))?;
+    browser.go(&format!("http://{address}/#token={TOKEN}"))?;
+    browser.until("return document.querySelectorAll('#stages .bar').length > 5")?;
+    std::thread::sleep(Duration::from_secs(MEASURED));
+    let tasks = browser.tasks(MEASURED)?;
+    let longest = tasks.iter().take(10).collect::<Vec<_>>();
+    println!(
+        "CPU time of the longest of {} tasks in {MEASURED} s: {longest:?}",
+        tasks.len()
+    );
+    for load in loads {
+        load.finish()?;
+    }
     Ok(())
 }

@@ -3,6 +3,7 @@
 import { ask, send } from "./api";
 import { SPEED, type Value, speedOf } from "./changes";
 import { type Field, ask as question } from "./dialog";
+import { capital } from "./format";
 import { $, element, medium, minor, table, text } from "./dom";
 import type { Backup, Disk, Moment } from "./types";
 
@@ -18,7 +19,8 @@ export const pathOfBackup = (name: string): string => `/v1/backups/${encodeURICo
 function button(name: string, title: string, note: string, run: () => Promise<void>): HTMLElement {
   const made = element("button", name);
   made.type = "button";
-  made.onclick = () => question({ title, note, action: title, run: () => run().finally(showBackups) });
+  const action = `${capital(name)} backup`;
+  made.onclick = () => question({ title, note, action, run: () => run().finally(showBackups) });
   return made;
 }
 

@@ -79,7 +79,7 @@ class Chart {
         {
           ...axis,
           ...(isLogarithmic && { splits: (_, __, low, high) => powers(low, high), filter: (_, values) => values }),
-          values: (_, values) => values.map(shown),
+          values: (_, values) => values.map((value) => shown(value).replace(/\.0+ /, " ")),
         },
       ],
       series: [

@@ -17,6 +17,9 @@ export function bytes(value: number): string {
   return short(value, 1024).trim().toUpperCase() + (value >= 1024 ? "iB" : " B");
 }
 
+/** Returns the word with a capital letter, for titles and buttons. */
+export const capital = (word: string): string => word.charAt(0).toUpperCase() + word.slice(1);
+
 /** Time of day on this machine. */
 export function clock(seconds: number, hasSeconds: boolean): string {
   return new Date(seconds * 1000).toTimeString().slice(0, hasSeconds ? 8 : 5);

@@ -5,7 +5,7 @@ import { isServed, pathOfBackup } from "./backups";
 import { SPEED, type Value, speedOf } from "./changes";
 import { type Field, ask } from "./dialog";
 import { type Cell, element, minor, number, table, text } from "./dom";
-import { bytes } from "./format";
+import { bytes, capital } from "./format";
 import type { Job, Moment } from "./types";
 
 interface Action {
@@ -62,9 +62,9 @@ export function showJobs({ statistics }: Moment): void {
     for (const { name, note, method, path, fields, body } of actionsOf(job)) {
       const button = element("button", name);
       button.type = "button";
-      const title = `${name} the ${job.kind} of ${job.disk}`;
+      const title = `${capital(name)} the ${job.kind} of ${job.disk}`;
       const run = (value: Value) => send(method, path, body?.(value));
-      button.onclick = () => ask({ title, note, fields, action: name, run });
+      button.onclick = () => ask({ title, note, fields, action: capital(name), run });
       actions.append(button);
     }
     return [job.disk, job.kind, state, progress(job), bytes(job.done), bytes(job.total), job.target ?? "-", actions];

@@ -53,7 +53,8 @@ function removal({ disk, name }: Bitmap): HTMLElement {
 export async function showBitmaps(): Promise<void> {
   const found = (await ask<Bitmap[]>("/v1/bitmaps").catch(() => null)) ?? [];
   $("recorded").hidden = !found.length;
-  const heads = [text("disk"), text("bitmap"), number("changed since"), text("last backup"), text("to"), text("problem"), text("actions")];
+  const heads = [text("disk"), text("bitmap"), number("changed since"), medium(text("last backup"))];
+  heads.push(minor(text("to")), text("problem"), text("actions"));
   const rows = found.map((one) => [
     one.disk,
     one.name || "(unknown)",
