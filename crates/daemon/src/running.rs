@@ -34,6 +34,9 @@ use config::{AccessConfig, Config, Diagnostics, Placement, WorkersConfig};
 
 mod handover;
 
+/// Reason to refuse a reload.
+pub(crate) const NO_FILE: &str = "this daemon was started without a configuration file; hint: lunette disk add, export add and lun add change it";
+
 /// Reads the configuration file and flags again.
 pub type Reload = Arc<dyn Fn() -> Result<Config, Diagnostics> + Send + Sync>;
 
@@ -549,9 +552,7 @@ impl Reloader {
             refusal.faults().iter().map(ToString::to_string).collect()
         };
         let Some(reload) = &self.reload else {
-            return Err(vec![
-                "this daemon was started without a configuration file".to_owned(),
-            ]);
+            return Err(vec![NO_FILE.to_owned()]);
         };
         let config = reload().map_err(|mistakes| vec![mistakes.to_string()])?;
         let manager = self.manager.as_ref();

@@ -151,6 +151,12 @@ fn disk(path: &Path, common: &ProgramArguments) -> Result<DiskConfig, Failure> {
                 known.join(", ")
             ))
         })?;
+    if !path.try_exists().unwrap_or(true) {
+        let shown = path.display();
+        return Err(Failure::because(format!(
+            "--blk-file {shown}: does not exist; hint: correct the path, or create the file with truncate -s 10G {shown}"
+        )));
+    }
     // The name is the path: serial number and identifiers derive from it and differ between such programs.
     let name = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     Ok(DiskConfig {
@@ -265,8 +271,13 @@ mod tests {
             cache: "none".to_owned(),
             num_queues: None,
         };
-        let a = disk(Path::new("/a/vm.raw"), &common).unwrap();
-        let b = disk(Path::new("/b/vm.raw"), &common).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b] = ["a.raw", "b.raw"].map(|name| {
+            let path = folder.path().join(name);
+            assert!(disk(&path, &common).is_err());
+            std::fs::write(&path, []).unwrap();
+            disk(&path, &common).unwrap()
+        });
         assert_ne!(a.name, b.name);
         assert!(a.read_only);
     }

@@ -17,7 +17,9 @@ use super::api::{Api, Path, read};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use super::jobs::elsewhere;
 use super::server::blocking;
-use crate::jobs::{CheckpointNames, Destination, Job, Jobs, NewBackup, pull_address, start_backup};
+use crate::jobs::{
+    CheckpointNames, Destination, Job, Jobs, NewBackup, no_backup, pull_address, start_backup,
+};
 use crate::objects::{Fault, Refusal};
 use config::disk_json;
 
@@ -111,9 +113,9 @@ fn check_disks(wanted: &Wanted) -> Result<(), Refusal> {
 }
 
 fn body_of(jobs: &Jobs, name: &str) -> Result<Backup, Refusal> {
-    let missing = || Refusal::NotFound(Fault::new(format!("there is no backup `{name}`")));
     let mut all = jobs.backups().into_iter().rev();
-    all.find(|backup| backup.name == name).ok_or_else(missing)
+    let found = all.find(|backup| backup.name == name);
+    found.ok_or_else(|| no_backup(name))
 }
 
 /// End a backup that is served over NBD. Its checkpoints are complete: later backups can contain the changes since.

@@ -14,6 +14,7 @@ use super::api::{Api, Force, ForceQuery, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, ReadErrors};
 use super::server::blocking;
 use crate::objects::{Change, ChangeResult, Overlay, Plan, Refusal, Work, bodies};
+use crate::running::NO_FILE;
 use config::{objects_json, render};
 
 /// Returns the number of objects that a plan changed.
@@ -120,8 +121,10 @@ pub(super) async fn reload(
 ) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
     let Some(reload) = api.reload.clone() else {
-        let detail = "this daemon was started without a configuration file";
-        return Err(ErrorResponse::new(axum::http::StatusCode::CONFLICT, detail));
+        return Err(ErrorResponse::new(
+            axum::http::StatusCode::CONFLICT,
+            NO_FILE,
+        ));
     };
     let read = blocking(move || reload()).await?;
     let config = read.map_err(|mistakes| {

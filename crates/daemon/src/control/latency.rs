@@ -10,6 +10,7 @@ use ::control::Status;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
+use config::nearest;
 use latency::Snapshot;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -122,8 +123,14 @@ fn explain_nothing(status: &Status, selector: &str) -> Result<(), ErrorResponse>
     if known {
         return Ok(());
     }
+    let exports = status.exports.iter().map(|export| export.name.as_str());
+    let disks = status.disks.iter().map(|disk| disk.name.as_str());
+    let hint = match nearest(name, exports.chain(disks)) {
+        Some(guess) => format!("did you mean `{guess}`?"),
+        None => "lunette export list, lunette disk list".to_owned(),
+    };
     Err(ErrorResponse::not_found(format!(
-        "there is no export, disk or queue `{selector}`"
+        "there is no export, disk or queue `{selector}`; hint: {hint}"
     )))
 }
 

@@ -474,9 +474,7 @@ impl Jobs {
         jobs.retain(|job| Some(number(job)) == last);
         match jobs.is_empty() {
             false => Ok(jobs),
-            true => Err(Refusal::NotFound(Fault::new(format!(
-                "there is no backup `{name}`"
-            )))),
+            true => Err(no_backup(name)),
         }
     }
 }
@@ -591,6 +589,12 @@ pub fn pull_address(text: &str) -> Result<Address, Fault> {
         return Err(fault.help("name a free port, such as 10809"));
     }
     Ok(address)
+}
+
+/// Returns the refusal of a name that no backup has.
+pub(crate) fn no_backup(name: &str) -> Refusal {
+    let fault = Fault::new(format!("there is no backup `{name}`"));
+    Refusal::NotFound(fault.help("lunette backup list"))
 }
 
 #[cfg(test)]

@@ -43,6 +43,7 @@ use copy::is_same_file;
 
 use backup::BackupOfJob;
 
+pub(crate) use backup::no_backup;
 pub use backup::{Destination, NewBackup, pull_address, start_backup};
 pub use commit::start_commit;
 pub(crate) use copy::shown;

@@ -2,6 +2,7 @@
 
 mod redact;
 
+use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -26,6 +27,18 @@ pub fn run(arguments: &ReportArguments) -> Outcome {
         )));
     }
     let client = arguments.daemon.client()?;
+    let shown = arguments.out.display();
+    let not_written = |error: std::io::Error| {
+        Failure::because(format!(
+            "cannot write {shown}: {error}; hint: give another path with --out"
+        ))
+    };
+    // Fails before the measurement. An existing file keeps its content until the report is complete.
+    if arguments.out != Path::new("-") {
+        let mut options = OpenOptions::new();
+        options.append(true).create(true);
+        options.open(&arguments.out).map_err(not_written)?;
+    }
     let shows = std::io::stderr().is_terminal();
     let mut samples = vec![sample(&client)?];
     for left in (1..=arguments.seconds).rev() {
@@ -46,7 +59,7 @@ pub fn run(arguments: &ReportArguments) -> Outcome {
         Names::of(&moment).replace(&mut moment);
     }
     moment["answers"] = answers(&mut moment);
-    let html = shown(&moment)?;
+    let html = html_of(&moment)?;
     if arguments.out == Path::new("-") {
         // Standard output to a program must not be escaped.
         match std::io::stdout().is_terminal() {
@@ -55,19 +68,17 @@ pub fn run(arguments: &ReportArguments) -> Outcome {
         }
         return Ok(());
     }
-    let shown = arguments.out.display();
-    std::fs::write(&arguments.out, html)
-        .map_err(|error| Failure::because(format!("cannot write {shown}: {error}")))?;
+    std::fs::write(&arguments.out, html).map_err(not_written)?;
     Ok(writeln!(cli_common::stdout(), "{shown}")?)
 }
 
 #[cfg(feature = "page")]
-fn shown(moment: &Value) -> Result<String, Failure> {
+fn html_of(moment: &Value) -> Result<String, Failure> {
     Ok(page::of(moment))
 }
 
 #[cfg(not(feature = "page"))]
-fn shown(_: &Value) -> Result<String, Failure> {
+fn html_of(_: &Value) -> Result<String, Failure> {
     Err(Failure::because(
         "cannot write a report: this program was built without the web page (cargo feature `page`)",
     ))

@@ -297,7 +297,7 @@ fn jobs(quick: &JobFlags, files: &[&String]) -> Result<Vec<Job>, Failure> {
                 option: String::new(),
                 message: match file.contains(':') {
                     true => format!("neither a subject ({FORMS}) nor a job file: {error}"),
-                    false => format!("cannot read it: {error}"),
+                    false => format!("cannot read the job file: {error}; hint: lunette bench --help lists the commands"),
                 },
             }),
         }
