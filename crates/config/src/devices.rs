@@ -335,6 +335,16 @@ impl BlockDeviceConfig {
         matches!(self.kind(), Ram | Null | Delay)
     }
 
+    /// Returns true if it has data that are lost when the process ends.
+    pub fn is_lost_at_exit(&self) -> bool {
+        use BlockDeviceConfig::{Delay, Ram};
+        match self {
+            Ram { persist, .. } => *persist == Persist::None,
+            Delay { storage, .. } => *storage == DelayStorage::Ram,
+            _ => false,
+        }
+    }
+
     /// Returns true if opening it usually takes seconds: a reload does not wait for it, and the disk becomes available later. An image that
     /// was not closed cleanly is repaired first.
     pub fn takes_long(&self) -> bool {

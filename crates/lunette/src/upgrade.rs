@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use control::objects::{Disk, Job};
 use control::{Client, ClientError, HANDOVER_VERSION, Method, Version};
 
 use crate::cli::UpgradeArguments;
@@ -51,19 +50,7 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
         None => std::env::current_exe()?,
     };
     check(&program, &before)?;
-    let mut losses = Vec::new();
-    if !arguments.lose_ram_disks {
-        losses.extend(lost_ram_disks(&client)?);
-    }
-    if !arguments.end_jobs {
-        losses.extend(ended_jobs(&client)?);
-    }
-    if !losses.is_empty() {
-        return Err(Failure::Reasons(losses));
-    }
-    if !arguments.force {
-        check_configuration(&client)?;
-    }
+    check_clients(&client, arguments)?;
     let began = Instant::now();
     let mut child = process.start(&program, true)?;
     match wait(&client, &mut child, &process) {
@@ -138,51 +125,26 @@ fn check(program: &Path, running: &Version) -> Outcome {
     }
 }
 
-/// Returns the reason to refuse if RAM disks would lose their content.
-fn lost_ram_disks(client: &Client) -> Result<Option<String>, Failure> {
-    let disks: Vec<Disk> = client.get("/v1/disks")?;
-    let lost = disks.iter().filter(|disk| {
-        disk.backend == "ram" && disk.keys.text("persist") != Some("memfd")
-            || disk.backend == "delay"
-    });
-    let lost: Vec<&str> = lost.map(|disk| disk.name.as_str()).collect();
-    Ok((!lost.is_empty()).then(|| {
-        format!(
-            "RAM disks would lose their content: {}; hint: add them with persist=memfd, or --lose-ram-disks",
-            lost.join(", ")
-        )
-    }))
-}
-
-/// Returns the reason to refuse if jobs run.
-fn ended_jobs(client: &Client) -> Result<Option<String>, Failure> {
-    let jobs: Vec<Job> = client.get("/v1/jobs")?;
-    let at_work = jobs.iter().filter(|job| !job.state.has_ended());
-    let at_work: Vec<String> = at_work
-        .map(|job| {
-            let part = job.done.saturating_mul(100) / job.total.max(1);
-            format!(
-                "{} of {} ({}, {part} %)",
-                job.kind,
-                job.disk,
-                job.state.word()
-            )
-        })
-        .collect();
-    Ok((!at_work.is_empty()).then(|| {
-        format!(
-            "jobs would end and be rolled back: {}; hint: lunette job wait, or --end-jobs",
-            at_work.join(", ")
-        )
-    }))
-}
-
-/// Fails if a reload would refuse the configuration file, because clients would lose disks or sessions.
-fn check_configuration(client: &Client) -> Outcome {
-    match client.change(Method::POST, "/v1/upgrade/check", None) {
+/// Fails if the daemon reports that the upgrade would lose data, jobs or clients.
+fn check_clients(client: &Client, arguments: &UpgradeArguments) -> Outcome {
+    let (lose_ram_disks, end_jobs, force) = (
+        arguments.lose_ram_disks,
+        arguments.end_jobs,
+        arguments.force,
+    );
+    let path = format!(
+        "/v1/upgrade/check?lose_ram_disks={lose_ram_disks}&end_jobs={end_jobs}&force={force}"
+    );
+    match client.change(Method::GET, &path, None) {
         Ok(_) => Ok(()),
-        // Daemons of earlier versions do not have this check.
-        Err(ClientError::Problem { problem }) if problem.status == 404 => Ok(()),
+        Err(ClientError::Problem { problem }) if matches!(problem.status, 404 | 405) => {
+            if force {
+                return Ok(());
+            }
+            Err(Failure::because(
+                "the running daemon is too old to check whether RAM disks, jobs and clients survive; hint: restart it, or add --force",
+            ))
+        }
         Err(error) => Err(error.into()),
     }
 }

@@ -1,23 +1,27 @@
-//! `POST /v1/upgrade` ends this daemon and hands its clients to the next one. `POST /v1/upgrade/check` first checks the next configuration
-//! file, and that no disk or front end would delay the handover.
+//! `POST /v1/upgrade` ends this daemon and hands its clients to the next one. `GET /v1/upgrade/check` first makes all checks: content of RAM
+//! disks, running jobs, the next configuration file, and disks or front ends that would delay the handover.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use ::control::{HANDOVER_VERSION, SYSTEM_SOCKET, Upgrade, Version, restart_command};
+use ::control::{HANDOVER_VERSION, Problem, SYSTEM_SOCKET, Upgrade, Version, restart_command};
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 use super::ErrorResponse;
 use super::allowed_paths::Caller;
 use super::api::{Api, read};
-use super::error_responses::{BodyErrors, ChangeErrors};
+use super::error_responses::{BodyErrors, ChangeErrors, ReadErrors};
 use super::server::blocking;
 use crate::handover::delays;
+use crate::jobs::Job;
 use crate::objects::{Fault, Refusal};
 
 /// End, and hand over connected front ends to another daemon. It receives their descriptors at its socket before this daemon has ended.
@@ -53,19 +57,83 @@ pub(super) async fn begin(
     Ok(Json(Version::this()))
 }
 
-/// Check whether the next daemon could serve the clients of this one. Refuses a configuration file that a reload would refuse, except
-/// for keys that need a new process. Also refuses if a disk or a front end would delay the handover. Changes nothing.
-#[utoipa::path(post, path = "/v1/upgrade/check", operation_id = "check_upgrade", responses(
+/// Checks of an upgrade that the caller overrides.
+#[derive(Clone, Copy, Debug, Default, Deserialize, IntoParams)]
+#[serde(default, deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Overrides {
+    /// RAM disks without `persist=memfd` may lose their content.
+    #[param(required = false)]
+    lose_ram_disks: bool,
+    /// Running jobs may end.
+    #[param(required = false)]
+    end_jobs: bool,
+    /// Does not check the configuration file, and disks and front ends that would delay the handover.
+    #[param(required = false)]
+    force: bool,
+}
+
+/// Check whether the next daemon could serve the clients of this one. Refuses to lose the content of RAM disks and to end jobs. Refuses a
+/// configuration file that a reload would refuse, except for keys that need a new process. Also refuses if a disk or a front end would
+/// delay the handover. The response lists all reasons. Changes nothing.
+#[utoipa::path(get, path = "/v1/upgrade/check", operation_id = "check_upgrade", params(Overrides), responses(
     (status = 204, description = "Clients can stay"),
-    ChangeErrors,
+    (status = 400, description = "Malformed request", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The upgrade would lose data, jobs or clients", body = Problem, content_type = "application/problem+json"),
+    ReadErrors,
 ))]
-pub(super) async fn check(State(api): State<Api>) -> Result<StatusCode, ErrorResponse> {
+pub(super) async fn check(
+    State(api): State<Api>,
+    query: Result<Query<Overrides>, QueryRejection>,
+) -> Result<StatusCode, ErrorResponse> {
+    let Query(overrides) = query.map_err(|error| ErrorResponse::bad_request(error.body_text()))?;
+    let mut faults = Vec::new();
+    if !overrides.lose_ram_disks {
+        faults.extend(api.manager.ask(|owner| Ok(owner.lost_ram_disks())).await?);
+    }
+    if !overrides.end_jobs
+        && let Some(context) = &api.jobs
+    {
+        faults.extend(running_jobs(&context.jobs.all()));
+    }
+    if !overrides.force {
+        faults.extend(clients_at_risk(&api).await?);
+    }
+    match faults.is_empty() {
+        true => Ok(StatusCode::NO_CONTENT),
+        false => Err(Refusal::Conflict(faults).into()),
+    }
+}
+
+/// Returns the jobs that an upgrade would end.
+fn running_jobs(jobs: &[Arc<Job>]) -> Option<Fault> {
+    let running = jobs.iter().filter(|job| !job.has_ended());
+    let running: Vec<String> = running
+        .map(|job| {
+            let job = job.body();
+            let percent = job.done.saturating_mul(100) / job.total.max(1);
+            let (kind, disk, state) = (&job.kind, &job.disk, job.state.word());
+            format!("{kind} of {disk} ({state}, {percent} %)")
+        })
+        .collect();
+    let detail = format!("jobs would end and be rolled back: {}", running.join(", "));
+    let fault = Fault::new(detail).help("lunette job wait, or --end-jobs");
+    (!running.is_empty()).then_some(fault)
+}
+
+/// Returns the reasons to refuse: clients would lose disks or sessions, or wait for the handover.
+async fn clients_at_risk(api: &Api) -> Result<Vec<Fault>, ErrorResponse> {
+    let mut faults = Vec::new();
     if let Some(reload) = api.reload.clone()
         // A file that only the next program can read is checked by that program.
         && let Ok(config) = blocking(move || reload()).await?
     {
         let checked = api.manager.ask(move |owner| owner.check_upgrade(&config));
-        checked.await?;
+        match checked.await {
+            Err(Refusal::Ending) => return Err(Refusal::Ending.into()),
+            Err(refusal) => faults.extend(refusal.faults()),
+            Ok(()) => {}
+        }
     }
     if let Some(overview) = api.overview.clone() {
         let helpers = api.manager.ask(|owner| Ok(owner.helper_threads())).await?;
@@ -73,12 +141,9 @@ pub(super) async fn check(State(api): State<Api>) -> Result<StatusCode, ErrorRes
             let transports = overview.servers.transports()?;
             Some(delays::find(&overview.live(), &transports, &helpers))
         };
-        let delays = blocking(find).await?.ok_or(Refusal::Ending)?;
-        if !delays.is_empty() {
-            return Err(Refusal::Conflict(delays).into());
-        }
+        faults.extend(blocking(find).await?.ok_or(Refusal::Ending)?);
     }
-    Ok(StatusCode::NO_CONTENT)
+    Ok(faults)
 }
 
 /// Returns the command that replaces the program of this daemon. The daemon itself cannot start a program: its sandbox has no `execve`, and

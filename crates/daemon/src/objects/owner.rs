@@ -367,6 +367,16 @@ impl Owner {
         }
     }
 
+    /// Returns the reason to refuse an upgrade if RAM disks lose their content with this process.
+    pub(crate) fn lost_ram_disks(&self) -> Option<Fault> {
+        let disks = self.configs.present.disks.iter();
+        let lost = disks.filter(|disk| disk.backend.is_lost_at_exit());
+        let lost: Vec<&str> = lost.map(|disk| disk.name.as_str()).collect();
+        let detail = format!("RAM disks would lose their content: {}", lost.join(", "));
+        let fault = Fault::new(detail).help("add them with persist=memfd, or --lose-ram-disks");
+        (!lost.is_empty()).then_some(fault)
+    }
+
     /// Returns the threads of calls that may block.
     pub(crate) fn helper_threads(&self) -> HelperThreads {
         self.helpers.clone()

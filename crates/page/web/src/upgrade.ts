@@ -1,39 +1,14 @@
 // Upgrades: the checks of `lunette upgrade`, the command that starts it, and the daemon that follows. The daemon itself cannot start a
 // program: its sandbox prevents it, and a token must not select the program that receives the memory of guests.
 
-import { ask, send } from "./api";
+import { send } from "./api";
 import { ask as question } from "./dialog";
 import { $ } from "./dom";
 import { clock } from "./format";
-import type { Job, Moment, Status } from "./types";
-
-interface DiskConfig {
-  name: string;
-  backend: string;
-  persist?: string;
-}
-
-const ENDED = ["done", "failed", "cancelled"];
-
-/** Returns what an upgrade would lose. */
-async function losses(): Promise<string[]> {
-  const disks = (await ask<DiskConfig[]>("/v1/disks")) ?? [];
-  const isLost = (one: DiskConfig) => one.backend === "delay" || (one.backend === "ram" && one.persist !== "memfd");
-  const lost = disks.filter(isLost).map((one) => one.name);
-  const jobs = ((await ask<Job[]>("/v1/jobs")) ?? []).filter((job) => !ENDED.includes(job.state));
-  const reasons: string[] = [];
-  if (lost.length) reasons.push(`RAM disks would lose their content: ${lost.join(", ")}; add them with persist=memfd, or use --lose-ram-disks`);
-  if (jobs.length) {
-    const running = jobs.map((job) => `${job.kind} of ${job.disk}`).join(", ");
-    reasons.push(`jobs would end and be rolled back: ${running}; wait for them, or use --end-jobs`);
-  }
-  return reasons;
-}
+import type { Moment, Status } from "./types";
 
 async function check(status: Status | undefined): Promise<void> {
-  const reasons = await losses();
-  await send("POST", "/v1/upgrade/check").catch((error: Error) => reasons.push(error.message));
-  if (reasons.length) throw new Error(reasons.join("\n"));
+  await send("GET", "/v1/upgrade/check");
   const where = status?.host ? `on ${status.host}, ` : "";
   $("upgrade-state").textContent =
     `All clients can stay. Run this command ${where}as root or the daemon's user, with the new program. This page then shows the new daemon.`;
