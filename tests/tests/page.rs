@@ -1,15 +1,18 @@
 //! The web page: its view of a daemon under load in headless Chromium, from phone width on; its requests; no references to other hosts;
-//! changes by mouse and keyboard, and by role; accessibility by axe-core. Needs: chromium, chromium-driver, npm. Takes: 45 s.
+//! changes by mouse and keyboard, and by role; accessibility by axe-core. Needs: chromium, chromium-driver, npm. Takes: 55 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::browser::Browser;
+use end_to_end::dashboard::firing_alerts;
+use end_to_end::http::ask;
 use end_to_end::rig::free_portal;
-use end_to_end::{Context, Result, Rig, Scratch, ensure};
+use end_to_end::{Context, IscsiSession, Result, Rig, Scratch, SmallFileSystem, ensure};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use vhost_frontend::VerifiedLoad;
+use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, kind};
 
 const TOKEN: &str = "control-control-1";
 const READERS_TOKEN: &str = "readers-readers-1";
@@ -538,6 +541,107 @@ fn each_view_of_the_page_fits_and_is_accessible() -> Result<()> {
         ensure!(browser.script(offered)? == 0, "a reader is offered changes");
     }
     ensure!(load.finish()? > 0);
+    Ok(())
+}
+
+const TARGET: &str = "iqn.2026-11.org.example:t0";
+
+/// Starts a daemon with a missing file, a disk on a small file system, a slow disk, a target without initiators, and a portal at an address
+/// of no interface.
+fn serve_with_problems(small: &SmallFileSystem, folder: &Scratch, address: &str) -> Result<Rig> {
+    let wrapper = small.wrapper(folder);
+    let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
+    let full = SmallFileSystem::folder(folder).join("full");
+    Rig::prepared(|scratch, daemon| {
+        let token = scratch.file("token");
+        std::fs::write(&token, TOKEN)?;
+        std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+        let full = full.display();
+        let daemon = daemon.under(&wrapper);
+        let daemon = daemon.disk("gone=file:gone.raw").disk("t=ram:1M");
+        let daemon = daemon
+            .disk(&format!(
+                "full=file:{full},size=32M,cache=writeback,on_error=stop"
+            ))
+            .disk("slow=delay:600ms,size=1M,storage=ram");
+        let daemon = daemon.vhost_blk("full").vhost_blk("slow");
+        let iscsi = ["--iscsi", &format!("{TARGET}=t")];
+        let portals = ["--portal", "127.0.0.1:0", "--portal", "192.0.2.7:3260"];
+        let daemon = daemon.arguments(iscsi).arguments(portals);
+        let token = token.display().to_string();
+        Ok(daemon.arguments(["--api-listen", address, "--token-file", &token]))
+    })
+}
+
+/// Checks that an alert fires for each problem, over the metrics of the daemon under load.
+fn check_alerts(rig: &Rig, load: &VerifiedLoad, scratch: &Scratch) -> Result<()> {
+    let metrics = || -> Result<String> {
+        let stream = UnixStream::connect(rig.daemon.control())?;
+        Ok(ask(stream, "GET", "/metrics", &[], "")?.body)
+    };
+    let first = metrics()?;
+    // The times of a request are recorded soon after it, at the latest when the next one ends.
+    for _ in 0..2 {
+        load.expect_progress(Duration::from_secs(60))?;
+    }
+    let firing = firing_alerts(scratch, [&first, &metrics()?])?;
+    for (alert, label) in [
+        ("DiskUnavailable", r#"disk="gone""#),
+        ("IoWaiting", r#"disk="full""#),
+        ("DiskSlow", r#"disk="slow""#),
+        ("LoginRefused", r#"export="iqn.2026-11.org.example:t0""#),
+        ("ListenerWaiting", r#"kind="iscsi""#),
+    ] {
+        let name = format!("alertname=\"Lunette{alert}\"");
+        let mut alerts = firing.split("__name__");
+        let fires = alerts.any(|one| one.contains(&name) && one.contains(label));
+        ensure!(fires, "no {alert} in {firing}");
+    }
+    Ok(())
+}
+
+/// The page, `lunette status` and an alert name each problem.
+#[test]
+fn page_status_and_alerts_name_five_injected_problems() -> Result<()> {
+    let address = free_portal()?.to_string();
+    let scratch = Scratch::new()?;
+    let small = SmallFileSystem::mount(&scratch)?;
+    let mut rig = serve_with_problems(&small, &scratch, &address)?;
+    let load = VerifiedLoad::start(&rig.socket("slow"))?;
+    let portal = rig.iscsi_portal(TARGET)?;
+    let login = IscsiSession::login(&portal, TARGET, 1);
+    ensure!(login.is_err(), "the initiator is admitted");
+    let filler = small.folder_from_outside(&scratch).join("filler");
+    let filled = std::fs::write(&filler, vec![1; 32 << 20]);
+    ensure!(filled.is_err(), "the file system has space left");
+    let mut front_end = FrontEnd::connect(&rig.socket("full"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, 4096, Layout::Separate)?;
+    let slot = queue.take().context("the request is in flight")?;
+    ensure!(queue.submit(slot, kind::OUT, 0, 4096, 0));
+    queue.publish();
+
+    let browser = Browser::open(&scratch, (1280, 900))?;
+    browser.go(&format!("http://{address}/#token={TOKEN}"))?;
+    let problems = "document.getElementById('problems').innerText";
+    let named = [
+        "disk gone is unavailable: ",
+        "full): 1 failed I/O waits for a resume: ",
+        "disk slow is slow: 1 % of its requests take longer than 0.5 s",
+        " refused ",
+        "192.0.2.7:3260 is not open: ",
+    ];
+    for words in named {
+        let is_named = format!("return {problems}.includes({words:?})");
+        browser.until(&is_named).context(words)?;
+    }
+    let status = rig.daemon.ask(&["status"])?;
+    let status = String::from_utf8_lossy(&status.stdout).into_owned();
+    for words in named {
+        ensure!(status.contains(words), "no {words:?} in {status}");
+    }
+    check_alerts(&rig, &load, &scratch)?;
+    load.finish()?;
     Ok(())
 }
 

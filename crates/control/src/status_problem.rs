@@ -192,6 +192,16 @@ fn of_disk(disk: &DiskStatus) -> Vec<StatusProblem> {
     if let Some(warning) = &disk.warning {
         problems.push(new(Severity::Warning, format!("disk {name}: {warning}")));
     }
+    if let Some(ns) = disk.slow_ns {
+        let path = disk.path.as_ref().map(|path| format!(" ({path})"));
+        let path = path.unwrap_or_default();
+        let seconds = ns as f64 / 1e9;
+        let problem =
+            format!("disk {name}{path} is slow: 1 % of its requests take longer than {seconds} s");
+        let slowest =
+            format!("lunette latency {name} --slowest prints the stage that takes the time");
+        problems.push(new(Severity::Warning, problem).or_hint(slowest));
+    }
     problems
 }
 
@@ -301,6 +311,7 @@ mod tests {
             next_try_seconds: None,
             reservations_unknown: None,
             warning: None,
+            slow_ns: None,
             damage: None,
         }
     }
@@ -338,6 +349,7 @@ mod tests {
             waiting: 2,
             waiting_reason: Some("no space left".to_owned()),
             warning: Some("shared; hint: a".to_owned()),
+            slow_ns: Some(500_000_000),
             ..disk("full", "ready")
         };
         let status = Status {
@@ -350,6 +362,7 @@ mod tests {
                 "disk full (/vm/full.raw): 2 failed I/Os wait for a resume: no space left; hint: correct the cause, then lunette disk resume full",
                 "disk gone (/vm/gone.raw) is unavailable: no such file, next try in 7 s; hint: correct the path",
                 "disk full: shared; hint: a",
+                "disk full (/vm/full.raw) is slow: 1 % of its requests take longer than 0.5 s; hint: lunette latency full --slowest prints the stage that takes the time",
             ]
         );
     }

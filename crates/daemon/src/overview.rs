@@ -114,6 +114,7 @@ impl View for Overview {
     fn status(&self) -> Status {
         let live = self.live();
         let spaces = self.space.of_disks(&live);
+        let slow = self.history.slow_disks();
         let disks = live.config.disks.iter().map(|disk| {
             let space = spaces.get(&disk.name);
             let status = bodies::disk_status(&live, disk, Vec::new());
@@ -138,6 +139,7 @@ impl View for Overview {
                     .unrecorded
                     .warning(&disk.name)
                     .or_else(|| kept_lock(live.disks.get(&disk.name)?)),
+                slow_ns: slow.get(&disk.name).copied(),
                 damage: status.damage,
             }
         });

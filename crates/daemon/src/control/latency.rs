@@ -159,6 +159,7 @@ mod tests {
             next_try_seconds: None,
             reservations_unknown: None,
             warning: None,
+            slow_ns: None,
             damage: None,
         };
         let export = |name: &str, disks: &[&str]| ExportStatus {

@@ -22,6 +22,13 @@ use self::series::{BLOCK, Sample, Series};
 const SECOND_BLOCKS: u64 = 60;
 /// Day of minutes, in blocks.
 const MINUTE_BLOCKS: u64 = 24;
+/// Smallest 99th percentile of a slow disk, in nanoseconds.
+const SLOW_NS: u64 = 500_000_000;
+/// Number of the last seconds with requests that decide whether a disk is slow, and the age of the oldest of them.
+const SLOW_SECONDS: usize = 5;
+const SLOW_WINDOW: u64 = 30;
+/// Index of the 99th percentile in a sample.
+const P99: usize = 4;
 /// Seconds without I/O after which the thread waits for a worker.
 const IDLE_SECONDS: u32 = 2;
 
@@ -146,6 +153,24 @@ impl History {
 
     fn lock(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the slow disks, each with the least 99th percentile of its last seconds, rounded down to 500 ms times a power of two: a value
+    /// that changes each second would change the text of the problem.
+    pub(crate) fn slow_disks(&self) -> BTreeMap<String, u64> {
+        let first = self.started.elapsed().as_secs().saturating_sub(SLOW_WINDOW);
+        let store = self.lock();
+        let slow = store.disks.iter().filter_map(|(name, disk)| {
+            let samples = disk.seconds.since(first);
+            let times = samples.iter().rev().map(|(_, sample)| sample[P99]);
+            let last: Vec<u64> = times.filter(|ns| *ns > 0).take(SLOW_SECONDS).collect();
+            let least = *last.iter().min()?;
+            if last.len() < SLOW_SECONDS || least < SLOW_NS {
+                return None;
+            }
+            Some((name.clone(), SLOW_NS << (least / SLOW_NS).ilog2()))
+        });
+        slow.collect()
     }
 
     /// Returns the history of a disk, without idle intervals.
@@ -353,6 +378,29 @@ mod tests {
             "{minutes:?}"
         );
         assert!(history.of("other", HistoryInterval::Second).at.is_empty());
+    }
+
+    #[test]
+    fn disk_is_slow_after_five_seconds_with_slow_requests() {
+        let mut store = Store::default();
+        let mut total = SparseHistogram::default();
+        for second in 1..=5 {
+            total.merge(&SparseHistogram::from_nanos([1_300_000_000]));
+            store.add(3 * second, 1, counted(second, &total));
+            let history = history(std::mem::take(&mut store));
+            let slow = history.slow_disks();
+            let expected = (second == 5).then_some(1_000_000_000);
+            assert_eq!(slow.get("d").copied(), expected, "{second}");
+            store = history.store.into_inner().unwrap();
+        }
+        // One fast second ends it, and so does a pause.
+        store.second = 60;
+        let later = history(std::mem::take(&mut store));
+        assert!(later.slow_disks().is_empty());
+        store = later.store.into_inner().unwrap();
+        total.merge(&SparseHistogram::from_nanos([1_000_000]));
+        store.add(16, 1, counted(6, &total));
+        assert!(history(store).slow_disks().is_empty());
     }
 
     #[test]

@@ -93,13 +93,21 @@ impl Series {
 
     /// Returns all samples with activity and their intervals, oldest first.
     pub(super) fn samples(&self) -> Vec<(u64, Sample)> {
+        self.since(0)
+    }
+
+    /// Returns the samples with activity from an interval on, oldest first. Does not read older blocks.
+    pub(super) fn since(&self, first: u64) -> Vec<(u64, Sample)> {
+        let is_recent = |number: &u64| *number >= first / BLOCK as u64;
         let complete = self.complete.iter();
+        let complete = complete.filter(|(number, _)| is_recent(number));
         let complete = complete.map(|(number, bytes)| (*number, decompress(bytes)));
-        let open = self.open.iter().map(|open| (open.number, open.samples));
+        let open = self.open.iter().filter(|open| is_recent(&open.number));
+        let open = open.map(|open| (open.number, open.samples));
         let mut all = Vec::new();
         for (number, samples) in complete.chain(open) {
             for (at, levels) in (number * BLOCK as u64..).zip(samples) {
-                if levels != [0; COLUMNS] {
+                if levels != [0; COLUMNS] && at >= first {
                     all.push((at, levels.map(value_of)));
                 }
             }

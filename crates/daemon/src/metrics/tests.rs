@@ -63,6 +63,7 @@ fn status() -> Status {
             next_try_seconds: None,
             reservations_unknown: None,
             warning: None,
+            slow_ns: None,
             damage: None,
         }],
         exports: vec![ExportStatus {

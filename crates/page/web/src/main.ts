@@ -10,7 +10,7 @@ import { History } from "./history";
 import { showJobs } from "./jobs";
 import { showBitmaps, showEvent, showSessions } from "./others";
 import { offerRanges, showPast } from "./past";
-import { showProblems, slowDisks } from "./problems";
+import { showProblems } from "./problems";
 import { byNeed, showDisks, showExports, showHead, showWorkers } from "./overview";
 import { followUpgrade, offerUpgrade } from "./upgrade";
 import type { Happened, Moment, Report } from "./types";
@@ -51,9 +51,8 @@ function showOverview(): void {
   chosen = disks.some((disk) => disk.name === wanted) ? wanted : (byNeed(disks)[0]?.name ?? null);
   document.body.classList.toggle("looks", report !== null || !now.status.may_change);
   $("main").hidden = false;
-  const slow = slowDisks(now, history);
-  showHead(now, slow.length);
-  showProblems(now, slow, choose);
+  showHead(now);
+  showProblems(now, choose);
   showDisks(now, history, chosen, choose, show);
 }
 

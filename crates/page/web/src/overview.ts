@@ -9,7 +9,7 @@ import type { Disk, DiskCounters, Moment, Worker } from "./types";
 /** Number of disks from which the table has a filter. */
 const FILTERED_FROM = 8;
 
-const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting && !disk.reservations_unknown && !disk.warning && !disk.damage;
+const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting && !disk.reservations_unknown && !disk.warning && !disk.slow_ns && !disk.damage;
 
 /** The disks that need attention, then the others, each in the daemon's order. */
 export const byNeed = (disks: Disk[]): Disk[] => [...disks.filter((one) => !isWell(one)), ...disks.filter(isWell)];
@@ -31,19 +31,19 @@ export function problemsOf(disk: Disk): string[] {
   }
   if (disk.damage) problems.push(disk.damage);
   if (disk.warning) problems.push(disk.warning);
+  if (disk.slow_ns) problems.push(`slow: 1 % of its requests take longer than ${time(disk.slow_ns)}; see the stages and the slowest requests below`);
   return problems;
 }
 
 /** Kinds of problems that the head counts by object. */
 const COUNTED = ["disk", "listener", "export"];
 
-export function showHead({ status }: Moment, slow: number): void {
+export function showHead({ status }: Moment): void {
   const wrong = status.disks.filter((disk) => !isWell(disk)).length;
   const waiting = status.waiting_listeners?.length ?? 0;
   const warned = status.exports.filter((one) => one.warning);
   const problems: string[] = [];
   if (wrong) problems.push(`${wrong} of ${status.disks.length} disks ${wrong === 1 ? "needs" : "need"} attention`);
-  if (slow) problems.push(slow === 1 ? "1 disk is slow" : `${slow} disks are slow`);
   if (waiting) problems.push(waiting === 1 ? "1 listener waits" : `${waiting} listeners wait`);
   const warnings = warned.length === 1 ? "1 export has a warning" : `${warned.length} exports have warnings`;
   if (warned.length) problems.push(warnings);
@@ -174,7 +174,7 @@ export function showWorkers(now: Moment, then: Moment | null): void {
   const rows = now.statistics.workers.map((worker) => {
     const before = then?.statistics.workers.find((one) => one.worker === worker.worker);
     const per = (of: (one: Worker) => number | undefined) => (then && before ? rate(now, then, of(worker) ?? 0, of(before) ?? 0) : 0);
-    const share = (of: (one: Worker) => number | undefined) => `${(per(of) / 1e7).toFixed(1)} %`;
+    const share = (of: (one: Worker) => number | undefined) => `${Math.min(per(of) / 1e7, 100).toFixed(1)} %`;
     return [
       String(worker.worker),
       share((one) => one.work_ns),

@@ -17,6 +17,8 @@ export interface Disk {
   next_try_seconds?: number;
   reservations_unknown?: string;
   warning?: string;
+  /** Time that 1 % of the requests of a slow disk exceed, in nanoseconds. */
+  slow_ns?: number;
   damage?: string;
   read_only?: boolean;
 }
