@@ -69,7 +69,7 @@ export async function showSlowest(disk: string): Promise<void> {
     return (queue.slow ?? []).map((request) => ({ where, request }));
   });
   requests.sort((a, b) => b.request.total_ns - a.request.total_ns);
-  const heads = [text("ended at"), minor(text("queue")), text("operation"), number("took"), text("stages")];
+  const heads = [number("ended at"), minor(text("queue")), text("operation"), number("took"), text("stages")];
   const rows = requests
     .slice(0, SLOWEST)
     .map(({ where, request }) => [
