@@ -186,6 +186,20 @@ impl GuestBuilder {
             .equipment(Equipment::Target)
     }
 
+    /// As [`GuestBuilder::lunette_on_cable`], with Linux's iSCSI initiator and dm-multipath in addition. See [`Guest::two_paths`].
+    #[must_use]
+    pub fn paths_on_cable(self, cable: &Path, waits: bool, mtu: u16, last: u8) -> Self {
+        self.on_cable(cable, waits, mtu, last)
+            .equipment(Equipment::DaemonMultipath)
+    }
+
+    /// As [`GuestBuilder::lunette_on_cable`], with tgt instead of Lunette.
+    #[must_use]
+    pub fn tgt_on_cable(self, cable: &Path, waits: bool, mtu: u16, last: u8) -> Self {
+        self.on_cable(cable, waits, mtu, last)
+            .equipment(Equipment::Tgt)
+    }
+
     fn on_cable(self, cable: &Path, waits: bool, mtu: u16, last: u8) -> Self {
         let server = if waits { "on" } else { "off" };
         let netdev = format!(

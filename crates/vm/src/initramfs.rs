@@ -26,10 +26,14 @@ pub enum Equipment {
     Target,
     /// Network and Lunette; optional tools if the host has them.
     Daemon,
+    /// Network and tgt; optional tools if the host has them.
+    Tgt,
     /// dm-multipath and its tools.
     Multipath,
     /// open-iscsi and dm-multipath.
     InitiatorMultipath,
+    /// Lunette, open-iscsi and dm-multipath.
+    DaemonMultipath,
     /// For users' guests: more devices; optional tools if the host has them.
     User,
 }
@@ -42,10 +46,48 @@ impl Equipment {
             Equipment::Initiator => "initiator",
             Equipment::Target => "target",
             Equipment::Daemon => "daemon",
+            Equipment::Tgt => "tgt",
             Equipment::Multipath => "multipath",
             Equipment::InitiatorMultipath => "initiator-multipath",
+            Equipment::DaemonMultipath => "paths-daemon",
             Equipment::User => "user",
         }
+    }
+
+    fn has_initiator(self) -> bool {
+        matches!(
+            self,
+            Equipment::Initiator | Equipment::InitiatorMultipath | Equipment::DaemonMultipath
+        )
+    }
+
+    fn has_multipath(self) -> bool {
+        matches!(
+            self,
+            Equipment::Multipath | Equipment::InitiatorMultipath | Equipment::DaemonMultipath
+        )
+    }
+
+    fn has_daemon(self) -> bool {
+        matches!(self, Equipment::Daemon | Equipment::DaemonMultipath)
+    }
+
+    /// Returns the modules without their dependencies.
+    fn modules(self) -> Vec<&'static str> {
+        let mut modules = MODULES.to_vec();
+        if self.has_initiator() {
+            modules.extend(INITIATOR_MODULES);
+        }
+        match self {
+            Equipment::Target => modules.extend(TARGET_MODULES),
+            Equipment::Daemon | Equipment::Tgt => modules.push("virtio_net"),
+            Equipment::User => modules.extend(USER_MODULES),
+            _ => {}
+        }
+        if self.has_multipath() {
+            modules.extend(MULTIPATH_MODULES);
+        }
+        modules
     }
 }
 
@@ -97,6 +139,9 @@ const TOOLS: [&str; 27] = [
 ];
 /// Unpacked by `scripts/setup`, because an installation on the host would start services.
 const INITIATOR_TOOLS: [&str; 2] = ["iscsid", "iscsiadm"];
+
+/// tgt of the host.
+const TGT_TOOLS: [&str; 2] = ["tgtd", "tgtadm"];
 
 /// Without udev, `multipath` reads VPD page 83h from the kernel and prefers the same designators. Disks with a single path also have a
 /// map.
@@ -234,26 +279,10 @@ pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
 
 /// Returns paths in the guest and on the host; modules come first, in load order.
 fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, PathBuf)>> {
-    let both = equipment == Equipment::InitiatorMultipath;
-    let initiator = both || equipment == Equipment::Initiator;
-    let mut modules = MODULES.to_vec();
-    if initiator {
-        modules.extend(INITIATOR_MODULES);
-    }
-    if equipment == Equipment::Target {
-        modules.extend(TARGET_MODULES);
-    }
-    if equipment == Equipment::Daemon {
-        modules.push("virtio_net");
-    }
+    let (initiator, is_daemon) = (equipment.has_initiator(), equipment.has_daemon());
     let for_user = equipment == Equipment::User;
-    if for_user {
-        modules.extend(USER_MODULES);
-    }
-    let multipath = both || equipment == Equipment::Multipath;
-    if multipath {
-        modules.extend(MULTIPATH_MODULES);
-    }
+    let multipath = equipment.has_multipath();
+    let modules = equipment.modules();
     let mut files: Vec<_> = module_order(kernel, &modules)?
         .into_iter()
         .map(|module| (format!("modules/{}", base_name(&module)), module))
@@ -267,7 +296,8 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
         program_for_guests(GuestProgram::Agent)?,
     ));
     let mut tools = Vec::new();
-    let is_optional = for_user || matches!(equipment, Equipment::Daemon | Equipment::Target);
+    let is_optional =
+        for_user || is_daemon || matches!(equipment, Equipment::Target | Equipment::Tgt);
     for name in TOOLS {
         match tool(name) {
             Ok(path) => tools.push((name, path)),
@@ -280,7 +310,12 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
             tools.push((name, initiator_tool(name)?));
         }
     }
-    if equipment == Equipment::Daemon {
+    if equipment == Equipment::Tgt {
+        for name in TGT_TOOLS {
+            tools.push((name, tool(name)?));
+        }
+    }
+    if is_daemon {
         let daemon = lunette_program(Profile::Dev)?;
         tools.push(("lunette-lab", daemon.with_file_name("lunette-lab")));
         tools.push(("lunette", daemon));

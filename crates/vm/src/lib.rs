@@ -17,6 +17,8 @@ mod migration;
 mod places;
 mod process;
 mod qmp;
+mod tgt;
+mod two_paths;
 
 pub mod initramfs;
 pub mod kernel_target;
@@ -34,3 +36,4 @@ pub use migration::{DestinationDies, Migration};
 pub use places::{guest_directory, kernel, tool, use_data_folder, workspace};
 pub use process::{Process, wait_until};
 pub use qmp::Qmp;
+pub use two_paths::TwoPaths;

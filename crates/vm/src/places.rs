@@ -149,7 +149,7 @@ pub fn uefi() -> Result<&'static Path> {
 }
 
 /// Debian packages of the required tools.
-const PACKAGES: [(&str, &str); 24] = [
+const PACKAGES: [(&str, &str); 26] = [
     ("xmllint", "libxml2-utils"),
     ("depmod", "kmod"),
     ("dpkg-deb", "dpkg"),
@@ -174,6 +174,8 @@ const PACKAGES: [(&str, &str); 24] = [
     ("ceph-mon", "ceph-mon"),
     ("monmaptool", "ceph-base"),
     ("ceph-osd", "ceph-osd"),
+    ("tgtd", "tgt"),
+    ("tgtadm", "tgt"),
 ];
 
 /// Finds a program in the PATH. The error names the package to install.

@@ -39,7 +39,7 @@ table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid #d5d9e0;padding:.3em .7em;text-align:right;white-space:nowrap}th:first-child,td:first-child{text-align:left}\
 .caution{border-left:4px solid #c77700;padding:.2em .8em;background:#fff6e5}li{margin:.2em 0}summary{cursor:pointer}\
 @media(prefers-color-scheme:dark){body{color:#e4e7ec;background:#14161a}th,td{border-color:#3a3f48}.caution{background:#33270f}}\
-@media(max-width:600px){body{padding:.6em}h1{font-size:1.2em}}";
+@media(max-width:600px){body{padding:.6em}h1{font-size:1.2em}th:first-child,td:first-child{white-space:normal}}";
 
 impl Page {
     /// Adds the picture of a chart. `name` makes the chart's identifiers unique within the page.

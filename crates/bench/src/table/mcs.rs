@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -40,6 +41,36 @@ pub struct McsOptions {
     pub depth: u32,
     /// Line between driver and target; `None`: loopback. Only for a daemon of our own.
     pub link: Option<LinkOptions>,
+    /// Block devices that are measured in turns with the session.
+    pub devices: Vec<Beside>,
+}
+
+/// A block device beside the session; its content is lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Beside {
+    /// Name in the table.
+    pub name: String,
+    /// Path of the device.
+    pub device: String,
+}
+
+impl FromStr for Beside {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Beside, String> {
+        let is_name = |name: &str| !name.is_empty() && name.parse::<u16>().is_err();
+        match text.split_once('=') {
+            Some((name, device)) if is_name(name) && !device.is_empty() && !text.contains(',') => {
+                Ok(Beside {
+                    name: name.to_owned(),
+                    device: device.to_owned(),
+                })
+            }
+            _ => {
+                Err("expected NAME=DEVICE without commas, and a name that is no number".to_owned())
+            }
+        }
+    }
 }
 
 /// Name, and fio's pattern.
@@ -119,8 +150,13 @@ fn subjects(options: &McsOptions, own: Option<&Served>) -> Result<Vec<Subject>> 
         (None, Some(target)) => (target.clone(), String::new()),
         (None, None) => anyhow::bail!("no target"),
     };
-    (1..=options.connections)
-        .map(|count| Subject::parse(&format!("{place},name={count},connections={count}{pid}")))
+    let sessions = (1..=options.connections)
+        .map(|count| format!("{place},name={count},connections={count}{pid}"));
+    let devices = options.devices.iter();
+    let devices = devices.map(|beside| format!("file:{},name={}", beside.device, beside.name));
+    sessions
+        .chain(devices)
+        .map(|words| Subject::parse(&words))
         .collect()
 }
 
@@ -189,8 +225,11 @@ fn render(lines: &[Line], options: &McsOptions) -> String {
 pub struct McsRow {
     /// `read`, `write` or `both`.
     pub case: String,
-    /// Number of connections of the session.
+    /// Number of connections of the session; 0 for a device.
     pub connections: u16,
+    /// Name of the block device that was measured instead of a session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// Bytes per second of each turn.
     pub bytes_per_second: Vec<f64>,
     /// I/Os per second of each turn.
@@ -221,7 +260,10 @@ pub fn mcs_rows(rows: &[McsRow]) -> String {
         let cpu = |of: Option<f64>| of.map_or_else(|| "-".to_owned(), |s| format!("{s:.1} s"));
         cells.push(vec![
             row.case.clone(),
-            row.connections.to_string(),
+            match &row.device {
+                Some(name) => name.clone(),
+                None => row.connections.to_string(),
+            },
             format!(
                 "{:.0} +-{:.0} %",
                 bytes.median / 1e6,
@@ -241,17 +283,50 @@ pub fn mcs_rows(rows: &[McsRow]) -> String {
 fn rows_of(lines: &[Line]) -> Vec<McsRow> {
     let row = |line: &Line, subject: &SubjectResult| {
         let middle = subject.median_repetition();
-        Some(McsRow {
+        let connections = subject.name.parse().ok();
+        McsRow {
             case: line.case.to_owned(),
-            connections: subject.name.parse().ok()?,
+            connections: connections.unwrap_or(0),
+            device: connections.is_none().then(|| subject.name.clone()),
             bytes_per_second: subject.each(Repetition::bandwidth),
             iops: subject.each(Repetition::iops),
             target_cpu_seconds_per_million: middle.and_then(|one| one.device_cpu_per_million),
             driver_cpu_seconds_per_million: middle.map(|one| one.driver_cpu_per_million),
-        })
+        }
     };
     let rows = lines
         .iter()
-        .flat_map(|line| measured(line).filter_map(move |subject| row(line, subject)));
+        .flat_map(|line| measured(line).map(move |subject| row(line, subject)));
     rows.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_have_a_row_with_their_name() {
+        let beside: Beside = "2 sessions of Linux=/dev/dm-0".parse().unwrap();
+        assert_eq!(beside.device, "/dev/dm-0");
+        for text in ["/dev/dm-0", "2=/dev/dm-0", "a=", "a,b=/dev/dm-0"] {
+            assert!(text.parse::<Beside>().is_err(), "{text}");
+        }
+        let row = |connections, device: Option<&str>| McsRow {
+            case: "read".to_owned(),
+            connections,
+            device: device.map(str::to_owned),
+            bytes_per_second: vec![1e6; 4],
+            iops: vec![4.0; 4],
+            target_cpu_seconds_per_million: None,
+            driver_cpu_seconds_per_million: None,
+        };
+        let text = mcs_rows(&[row(1, None), row(2, None), row(0, Some("Linux"))]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(!lines[1].contains("x1.00"), "{text}");
+        assert!(lines[2].contains("x1.00"), "{text}");
+        assert!(
+            lines[3].contains("Linux") && lines[3].contains("x1.00"),
+            "{text}"
+        );
+    }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use bench::link::LinkOptions;
 use bench::study::TURNS_UNTIL_SURE;
+use bench::table::Beside;
 use clap::{Args, Subcommand, ValueEnum};
 
 use cli_common::Failure;
@@ -328,6 +329,10 @@ pub struct McsArguments {
         conflicts_with = "target"
     )]
     pub link: Option<LinkOptions>,
+    /// Block device to measure in turns with the session, overwritten by the test, such as the same unit through the kernel's initiator. May
+    /// be repeated
+    #[arg(long, value_name = "NAME=DEVICE")]
+    pub beside: Vec<Beside>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

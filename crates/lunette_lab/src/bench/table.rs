@@ -65,6 +65,7 @@ pub fn mcs(arguments: McsArguments) -> Outcome {
                 size: arguments.bs,
                 depth: arguments.iodepth,
                 link: arguments.link,
+                devices: arguments.beside,
             };
             let made = mcs_table(&options, interrupted, progress)?;
             Ok(match is_json {

@@ -8,23 +8,25 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use bench::chart::{Chart, Point, Series};
 use bench::picture::Painter;
-use bench::run::spread;
+use bench::run::{Disturbance, least_disturbed, spread};
 use bench::study::{Page, draw, write_file};
 use bench::table::{McsRow, mcs_rows};
 use clap::{Args, ValueEnum};
-use cli_common::{Outcome, print_line};
+use cli_common::{Failure, Outcome, print_line};
 use serde_json::{Value, json};
 use vm::initramfs::INITIATOR_NAME;
 use vm::{Accelerator, Guest, GuestBuilder, use_lunette};
 
 use super::failed;
-use super::study::Effort;
-use super::study::report::{caution, write_json};
+use super::study::report::{caution, write_json, write_partial};
+use super::study::{Effort, study_failed};
 use crate::bench::note;
 
 const TARGET: &str = "iqn.2026-11.org.example:guest";
 const TARGET_ADDRESS: &str = "10.9.0.1";
 const INITIATOR_ADDRESS: &str = "10.9.0.2";
+/// Time limit for the partial results of an interrupted measurement.
+const PARTIAL_LIMIT: Duration = Duration::from_secs(20);
 /// Cases of the table.
 const CASES: u32 = 3;
 
@@ -59,6 +61,9 @@ pub struct McsArguments {
     /// Target in the first guest
     #[arg(long, value_enum, default_value = "lunette")]
     target: TargetWord,
+    /// Also measure Linux's initiator: one session, and two sessions under dm-multipath. Needs Lunette's target
+    #[arg(long)]
+    multipath: bool,
     /// Write the result as JSON, a picture and a page to this folder
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
@@ -77,6 +82,8 @@ enum TargetWord {
     Lunette,
     /// Linux's target (LIO)
     Lio,
+    /// tgt of this machine, a target in user space
+    Tgt,
 }
 
 impl TargetWord {
@@ -84,6 +91,16 @@ impl TargetWord {
         match self {
             TargetWord::Lunette => "Lunette's target",
             TargetWord::Lio => "Linux's target (LIO)",
+            TargetWord::Tgt => "tgt",
+        }
+    }
+
+    /// Returns the LUN of the disk.
+    fn lun(self) -> u32 {
+        match self {
+            TargetWord::Lunette | TargetWord::Lio => 0,
+            // LUN 0 is tgt's controller.
+            TargetWord::Tgt => 1,
         }
     }
 }
@@ -97,14 +114,21 @@ the two QEMU processes. Without KVM the guests are emulated, and only ratios bet
 Examples:
     lunette vm mcs
     lunette vm mcs --connections 8 --mtu 1500 --json
-    lunette vm mcs --target lio";
+    lunette vm mcs --connections 2 --multipath
+    lunette vm mcs --target lio
+    lunette vm mcs --target tgt";
 
 impl McsArguments {
+    /// Number of measured sessions and devices.
+    fn ways(&self) -> u32 {
+        u32::from(self.connections) + if self.multipath { 2 } else { 0 }
+    }
+
     /// Returns the work of the study.
     pub fn effort(&self) -> Effort {
         Effort {
             boots: 2,
-            runs: CASES * u32::from(self.connections) * self.repetitions,
+            runs: CASES * self.ways() * self.repetitions,
             seconds: self.turn_ms as f64 / 1e3,
             written: u64::from(self.size_mib) << 20,
         }
@@ -117,16 +141,29 @@ struct Table {
     /// Guests and load, then the host.
     notes: [String; 2],
     accelerator: Accelerator,
+    /// Other load on the host.
+    disturbance: Disturbance,
     json: Value,
 }
 
 impl Table {
+    /// Reasons against the results.
+    fn cautions(&self) -> Vec<String> {
+        let load = self.disturbance;
+        let disturbed = load.is_disturbed().then(|| {
+            let load = load.describe();
+            format!("The measurement was {load}: differences are less reliable.")
+        });
+        let emulated = caution(self.accelerator.word()).map(str::to_owned);
+        disturbed.into_iter().chain(emulated).collect()
+    }
+
     fn text(&self) -> String {
         let [load, host] = &self.notes;
-        let caution = caution(self.accelerator.word());
-        let caution = caution.map_or_else(String::new, |caution| format!("{caution}\n\n"));
+        let cautions = self.cautions().into_iter();
+        let cautions: String = cautions.map(|line| format!("{line}\n\n")).collect();
         format!(
-            "{load}\n\n{host}\n\n{caution}MB/s and I/Os per second: median, half the spread; relative to one connection: ratio of medians \
+            "{load}\n\n{host}\n\n{cautions}MB/s and I/Os per second: median, half the spread; relative to one connection: ratio of medians \
              with its 95 % interval; CPU seconds per million requests\n\n{}",
             mcs_rows(&self.rows)
         )
@@ -134,57 +171,55 @@ impl Table {
 
     /// Returns bars of the bandwidth, grouped by case.
     fn chart(&self) -> Chart {
-        let mut cases: Vec<&str> = Vec::new();
+        let (mut cases, mut names) = (Vec::new(), Vec::new());
         for row in &self.rows {
-            if !cases.contains(&row.case.as_str()) {
-                cases.push(&row.case);
+            let name = series_name(row);
+            if !cases.contains(&row.case) {
+                cases.push(row.case.clone());
+            }
+            if !names.contains(&name) {
+                names.push(name);
             }
         }
-        let point = |case: &str, connections: u16| {
+        let found = |case: &str, wanted: &dyn Fn(&McsRow) -> bool| {
             let mut rows = self.rows.iter();
-            let of = |connections, rows: &mut std::slice::Iter<'_, McsRow>| {
-                let row = rows.find(|row| row.case == case && row.connections == connections)?;
-                Some(spread(&row.bytes_per_second))
-            };
-            let one = of(1, &mut self.rows.iter());
-            let found = of(connections, &mut rows)?;
-            let ratio = one.filter(|one| connections > 1 && one.median > 0.0);
+            rows.find(|row| row.case == case && wanted(row))
+                .map(|row| (spread(&row.bytes_per_second), row.connections))
+        };
+        let point = |case: &str, name: &str| {
+            let one = found(case, &|row| row.connections == 1);
+            let (found, connections) = found(case, &|row| series_name(row) == name)?;
+            let ratio = one.filter(|(one, _)| connections != 1 && one.median > 0.0);
             Some(Point {
                 value: found.median / 1e6,
                 low: found.min / 1e6,
                 high: found.max / 1e6,
-                ratio: ratio.map(|one| found.median / one.median),
+                ratio: ratio.map(|(one, _)| found.median / one.median),
             })
         };
-        let most = self.rows.iter().map(|row| row.connections).max();
-        let series = (1..=most.unwrap_or(0)).map(|connections| Series {
-            name: match connections {
-                1 => "1 connection".to_owned(),
-                n => format!("{n} connections"),
-            },
-            points: cases.iter().map(|case| point(case, connections)).collect(),
+        let series = names.iter().map(|name| Series {
+            name: name.clone(),
+            points: cases.iter().map(|case| point(case, name)).collect(),
         });
         Chart {
             title: "One session with several connections".to_owned(),
             unit: "MB/s".to_owned(),
             notes: self.notes.to_vec(),
-            groups: cases.iter().map(|case| (*case).to_owned()).collect(),
             series: series.collect(),
+            groups: cases.clone(),
             stacked: false,
             logarithmic: false,
         }
     }
 
     fn write(&self, folder: &Path) -> Result<()> {
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("cannot create {}", folder.display()))?;
+        create_folder(folder)?;
         let chart = self.chart();
         draw(&chart, folder, "mcs", &Painter::new())?;
-        let caution = caution(self.accelerator.word());
         let mut page = Page {
             title: chart.title.clone(),
             about: self.notes.to_vec(),
-            cautions: caution.map(str::to_owned).into_iter().collect(),
+            cautions: self.cautions(),
             texts: vec![mcs_rows(&self.rows)],
             ..Page::default()
         };
@@ -194,10 +229,21 @@ impl Table {
     }
 }
 
+/// Name of a row in the picture.
+fn series_name(row: &McsRow) -> String {
+    match (&row.device, row.connections) {
+        (Some(name), _) => name.clone(),
+        (None, 1) => "1 connection".to_owned(),
+        (None, n) => format!("{n} connections"),
+    }
+}
+
 /// Two guests, and the parameters negotiated between them.
 struct Rig {
     target: Guest,
     initiator: Guest,
+    /// Arguments for the devices of Linux's initiator.
+    devices: String,
     agreed: Value,
 }
 
@@ -206,9 +252,17 @@ struct Rig {
 /// # Errors
 /// A failure to start, or during the measurement.
 pub fn run(arguments: &McsArguments) -> Outcome {
+    if arguments.multipath && arguments.target != TargetWord::Lunette {
+        return Err(Failure::mistake(
+            "--multipath needs Lunette's target; hint: omit --target",
+        ));
+    }
     vm::watch().map_err(failed)?;
     use_lunette(cli_common::find_sibling("lunette")?);
-    let measured = measure(arguments).map_err(failed)?;
+    let measured = measure(arguments).map_err(study_failed)?;
+    if vm::interrupted() {
+        return interrupted(&measured, arguments);
+    }
     if let Some(folder) = &arguments.folder {
         measured.write(folder).map_err(failed)?;
     }
@@ -223,14 +277,55 @@ pub fn run(arguments: &McsArguments) -> Outcome {
     Ok(())
 }
 
+/// Prints and saves the rows that an interrupted run has measured.
+fn interrupted(measured: &Table, arguments: &McsArguments) -> Outcome {
+    if !measured.rows.is_empty() {
+        write!(cli_common::stdout(), "{}", measured.text())?;
+        if let Some(folder) = &arguments.folder {
+            create_folder(folder)
+                .and_then(|()| write_partial(folder, &measured.json))
+                .map_err(failed)?;
+        }
+    }
+    Err(Failure::Interrupted)
+}
+
+/// Creates the folder of the results.
+fn create_folder(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
+}
+
 /// Login keys in the syntax of a subject of `bench`.
 const KEYS: &str =
     ",max_segment=131072,max_burst=262144,first_burst=65536,immediate_data=1,initial_r2t=1";
 /// Login keys in the syntax of `lunette iscsi parameters`.
 const FLAGS: &str = "--max-recv-data-segment-length 131072 --max-burst-length 262144 --first-burst-length 65536 --immediate-data yes --initial-r2t yes";
 
-/// Parameters of LIO that differ from its defaults, as Lunette's target declares them.
-const LIO_PARAMETERS: [(&str, &str); 1] = [("MaxRecvDataSegmentLength", "262144")];
+/// Parameters of other targets that differ from their defaults, as Lunette's target declares them.
+const LARGE_SEGMENTS: [(&str, &str); 1] = [("MaxRecvDataSegmentLength", "262144")];
+
+/// Parameters of [`KEYS`] in the syntax of open-iscsi.
+const NODE_SETTINGS: [(&str, &str); 7] = [
+    ("node.conn[0].iscsi.MaxRecvDataSegmentLength", "131072"),
+    ("node.session.iscsi.MaxBurstLength", "262144"),
+    ("node.session.iscsi.FirstBurstLength", "65536"),
+    ("node.session.iscsi.ImmediateData", "Yes"),
+    ("node.session.iscsi.InitialR2T", "Yes"),
+    ("node.session.cmds_max", "256"),
+    ("node.session.queue_depth", "128"),
+];
+
+/// Connects Linux's initiator. Returns the arguments of `bench mcs` for its devices.
+fn devices(initiator: &mut Guest) -> Result<String> {
+    print_line(&"connecting Linux's initiator with two sessions");
+    let portals = [3260, 3261].map(|port| format!("{TARGET_ADDRESS}:{port}"));
+    let portals = [portals[0].as_str(), portals[1].as_str()];
+    let paths = initiator.two_paths(TARGET, portals, &NODE_SETTINGS)?;
+    Ok(format!(
+        "--beside '1 session of Linux={}' --beside '2 sessions of Linux={}'",
+        paths.first, paths.map
+    ))
+}
 
 impl Rig {
     fn start(arguments: &McsArguments) -> Result<Rig> {
@@ -243,11 +338,12 @@ impl Rig {
             let guest = GuestBuilder::new(name)
                 .cpus(arguments.cpus)
                 .memory_mib(512 + 2 * arguments.size_mib);
+            let mtu = arguments.mtu;
             let guest = match (waits, arguments.target) {
-                (true, TargetWord::Lio) => {
-                    guest.target_on_cable(&cable, waits, arguments.mtu, last)
-                }
-                _ => guest.lunette_on_cable(&cable, waits, arguments.mtu, last),
+                (true, TargetWord::Lio) => guest.target_on_cable(&cable, waits, mtu, last),
+                (true, TargetWord::Tgt) => guest.tgt_on_cable(&cable, waits, mtu, last),
+                (false, _) if arguments.multipath => guest.paths_on_cable(&cable, waits, mtu, last),
+                _ => guest.lunette_on_cable(&cable, waits, mtu, last),
             };
             guest.boot()
         };
@@ -258,14 +354,20 @@ impl Rig {
         initiator.join_network(&format!("{INITIATOR_ADDRESS}/24"), arguments.mtu)?;
         match arguments.target {
             TargetWord::Lunette => target.serve_lunette(&format!(
-                "--disk d0=ram:{size}M --iscsi {TARGET}=d0 --portal {TARGET_ADDRESS}:3260 --demo-mode rw"
+                "--disk d0=ram:{size}M --iscsi {TARGET}=d0 --portal {TARGET_ADDRESS}:3260 --portal {TARGET_ADDRESS}:3261 --demo-mode rw"
             ))?,
             TargetWord::Lio => {
                 let connections = arguments.connections.to_string();
-                let mut parameters = LIO_PARAMETERS.to_vec();
+                let mut parameters = LARGE_SEGMENTS.to_vec();
                 parameters.push(("MaxConnections", &connections));
                 target.serve_kernel_target(TARGET, size, 0, &parameters)?;
                 target.allow_slow_initiator(TARGET, INITIATOR_NAME)?;
+            }
+            TargetWord::Tgt => {
+                let connections = arguments.connections.to_string();
+                let mut parameters = LARGE_SEGMENTS.to_vec();
+                parameters.push(("MaxConnections", &connections));
+                target.serve_tgt(TARGET, size, &parameters)?;
             }
         }
         let unit = format!("iscsi://{TARGET_ADDRESS}/{TARGET}");
@@ -276,17 +378,23 @@ impl Rig {
         let filled = initiator.ok(&format!(
             "set -e
             yes lunette | head -c {} >/tmp/content
-            lunette-lab iscsi copy /tmp/content {unit}/0 --quiet >/dev/null
+            lunette-lab iscsi copy /tmp/content {unit}/{} --quiet >/dev/null
             rm /tmp/content",
-            u64::from(size) << 20
+            u64::from(size) << 20,
+            arguments.target.lun()
         ));
         if let Err(error) = filled {
             let log = target.ok("dmesg | tail -n 10").unwrap_or_default();
             return Err(error.context(format!("cannot fill the disk; the target's kernel:\n{log}")));
         }
+        let devices = match arguments.multipath {
+            true => devices(&mut initiator)?,
+            false => String::new(),
+        };
         Ok(Rig {
             target,
             initiator,
+            devices,
             agreed: serde_json::from_str(&agreed).context("the parameters are not JSON")?,
         })
     }
@@ -300,32 +408,37 @@ impl Rig {
             turn_ms,
             ..
         } = arguments;
-        let turns = u64::from(CASES * u32::from(*connections) * repetitions);
+        let turns = u64::from(CASES * arguments.ways() * repetitions);
         // Includes warm-up, logins, and repeated turns.
         let limit = Duration::from_secs(120) + Duration::from_millis(turns * (turn_ms + 1000) * 3);
         let script = format!(
-            "cd /tmp && lunette-lab bench mcs iscsi://{TARGET_ADDRESS}/{TARGET}/0{KEYS} --connections {connections} --bs {bs} \
-             --iodepth {iodepth} --repetitions {repetitions} --turn-ms {turn_ms} --place /tmp --json"
+            "cd /tmp && lunette-lab bench mcs iscsi://{TARGET_ADDRESS}/{TARGET}/{}{KEYS} --connections {connections} --bs {bs} \
+             --iodepth {iodepth} --repetitions {repetitions} --turn-ms {turn_ms} --place /tmp --json {}",
+            arguments.target.lun(),
+            self.devices
         );
         print_line(&format!(
             "measuring: {turns} turns of {:.1} s",
             *turn_ms as f64 / 1e3
         ));
         let running = self.initiator.start(&script)?;
-        let began = Instant::now();
+        let mut end = Instant::now() + limit;
+        let mut is_interrupted = false;
         let output = loop {
             if let Some(output) = self.initiator.poll(running)? {
                 break output;
             }
-            if vm::interrupted() {
-                bail!("interrupted");
+            if vm::interrupted() && !is_interrupted {
+                is_interrupted = true;
+                end = Instant::now() + PARTIAL_LIMIT;
+                self.initiator.start("killall -INT lunette-lab")?;
             }
-            if began.elapsed() > limit {
+            if Instant::now() > end {
                 bail!("nothing was measured within {} s", limit.as_secs());
             }
             std::thread::sleep(Duration::from_millis(200));
         };
-        if output.code != 0 {
+        if output.code != 0 && !is_interrupted {
             bail!("bench mcs in the guest: {}", output.stderr.trim());
         }
         serde_json::from_str(&output.stdout).context("the guest's response is not JSON")
@@ -353,10 +466,15 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
         "InitialR2T",
     ];
     let mut rig = Rig::start(arguments)?;
-    let before = rig.target_cpu()?;
-    let rows = rig.rows(arguments)?;
-    let target_cpu = rig.target_cpu()? - before;
     let kernel = rig.initiator.ok("uname -r")?.trim().to_owned();
+    let before = rig.target_cpu()?;
+    let processes = [rig.target.process().id(), rig.initiator.process().id()];
+    // A repetition would take as long as the whole study.
+    let (rows, disturbance) = least_disturbed(&processes, 0, |_| (), || rig.rows(arguments))?;
+    let target_cpu = match vm::interrupted() {
+        true => None,
+        false => Some(rig.target_cpu()? - before),
+    };
     let accelerator = Accelerator::detect()?;
     let value = |key: &str| match &rig.agreed[key] {
         Value::String(text) => text.clone(),
@@ -368,12 +486,16 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
         Accelerator::Tcg => " (emulated)",
     };
     let load = format!(
-        "{}{emulated}, {}, guest Linux {kernel}; {}; two guests of {} virtual CPUs, a cable with packets of {} bytes; one session with a RAM disk of {} MiB, \
+        "{}{emulated}, {}, guest Linux {kernel}; {}{}; two guests of {} virtual CPUs, a cable with packets of {} bytes; one session with a RAM disk of {} MiB, \
          written before the measurement; {} a request, {} in flight; {} turns of {} ms. MaxRecvDataSegmentLength=131072 (declared), {}. \
-         The target's guest used {target_cpu:.1} s of its CPUs in all. Bars are medians of the turns; lines extend from the minimum to the maximum.",
+         {}Bars are medians of the turns; lines extend from the minimum to the maximum.",
         accelerator.word(),
         qemu_version(),
         arguments.target.describe(),
+        match arguments.multipath {
+            true => ", beside Linux's initiator with one session and with two under dm-multipath",
+            false => "",
+        },
         arguments.cpus,
         arguments.mtu,
         arguments.size_mib,
@@ -382,6 +504,9 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
         arguments.repetitions,
         arguments.turn_ms,
         agreed.join(", "),
+        target_cpu.map_or_else(String::new, |seconds| format!(
+            "The target's guest used {seconds:.1} s of its CPUs in all. "
+        )),
     );
     let environment = bench::run::environment();
     let notes = [load, format!("Host: {}.", environment.provenance())];
@@ -393,6 +518,8 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
         "target_cpu_seconds": target_cpu,
         "conditions": notes,
         "environment": environment,
+        "load": disturbance,
+        "disturbed": disturbance.is_disturbed(),
         "rows": rows,
     });
     rig.initiator.kill()?;
@@ -401,6 +528,7 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
         rows,
         notes,
         accelerator,
+        disturbance,
         json,
     })
 }
@@ -427,6 +555,7 @@ mod tests {
         let row = |case: &str, connections, bytes: f64| McsRow {
             case: case.to_owned(),
             connections,
+            device: None,
             bytes_per_second: vec![bytes, bytes],
             iops: vec![1.0, 1.0],
             target_cpu_seconds_per_million: None,
@@ -440,6 +569,10 @@ mod tests {
             ],
             notes: ["load".to_owned(), "host".to_owned()],
             accelerator: Accelerator::Tcg,
+            disturbance: Disturbance {
+                foreign_cpus: 1.5,
+                stolen_cpus: 0.0,
+            },
             json: json!({}),
         };
         let chart = table.chart();
@@ -451,6 +584,11 @@ mod tests {
         };
         assert_eq!(points(0), [Some((1.0, None)), Some((3.0, None))]);
         assert_eq!(points(1), [Some((2.0, Some(2.0))), None]);
-        assert!(table.text().contains("emulated"), "{}", table.text());
+        let text = table.text();
+        let disturbed = "was disturbed: others used 1.50 CPUs";
+        assert!(
+            text.contains("emulated") && text.contains(disturbed),
+            "{text}"
+        );
     }
 }

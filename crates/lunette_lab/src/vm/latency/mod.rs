@@ -620,7 +620,7 @@ impl Measuring<'_> {
     /// Measures QEMU's device and the block device below it, by trace events.
     fn of_qemu(&self) -> Result<Vec<Layer>> {
         let names = [
-            "Device (QEMU: request there to notified)",
+            "Device (received to notified)",
             "Block device (I/O of QEMU)",
         ];
         let layer = |name: &str, found, control_ns| Layer {

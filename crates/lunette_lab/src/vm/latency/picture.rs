@@ -12,7 +12,7 @@ const RIGHT: f64 = 110.0;
 const ROW: f64 = 24.0;
 const NOTE_ROW: f64 = 15.0;
 /// Maximum characters of a line of notes.
-const NOTE_LENGTH: usize = 125;
+const NOTE_LENGTH: usize = 150;
 /// Distinguishable with colour vision deficiencies; parts are grey.
 const COLOUR: &str = "#0072B2";
 const PART: &str = "#999999";
@@ -24,7 +24,7 @@ pub fn svg(studies: &[Study], notes: &[String]) -> String {
         .flat_map(|note| broken(note, NOTE_LENGTH))
         .collect();
     let rows: usize = studies.iter().map(|study| study.layers.len() + 2).sum();
-    let height = rows as f64 * ROW + ROW + notes.len() as f64 * NOTE_ROW;
+    let height = rows as f64 * ROW + ROW + (notes.len() as f64 + 0.5) * NOTE_ROW;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
@@ -39,6 +39,7 @@ pub fn svg(studies: &[Study], notes: &[String]) -> String {
         text(&mut svg, 10.0, y, "start", &words);
         y += NOTE_ROW;
     }
+    y += NOTE_ROW / 2.0;
     for study in studies {
         text(
             &mut svg,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use bench::run::bootstrap_ratio;
-use bench::study::{Comparison, Report, Results};
+use bench::study::{Comparison, Report, Results, Run as _};
 use bench::table::McsRow;
 use serde::Deserialize;
 use serde_json::Value;
@@ -15,19 +15,38 @@ use crate::vm::study::Run;
 impl Measure {
     /// Describes the value from the result of a part (null before its end) and its folder. `Err`: the reason why there is none.
     pub fn describe(&self, folder: &Path, result: &Value) -> Result<Result<String, String>> {
-        match self {
+        let (found, caution) = match self {
             Measure::Ratio { way, base, case } => {
                 let results = Results::<Run>::read(&folder.join("runs.jsonl"))?;
-                Ok(ratios(&results.runs, way, base, case))
+                let mut runs = results.runs.iter();
+                let is_disturbed = runs.any(|run| {
+                    run.case.starts_with(case)
+                        && [*way, *base].contains(&run.way.as_str())
+                        && run.is_disturbed()
+                });
+                let found = ratios(&results.runs, way, base, case);
+                (found, is_disturbed.then_some(DISTURBED))
             }
-            Measure::Layer(name) => Ok(layer(result, name)),
+            Measure::Layer(name) => {
+                let is_apart = result["studies"][0]["comparable"] == false;
+                (layer(result, name), is_apart.then_some(APART))
+            }
             Measure::Connections(count) => {
                 let rows = Option::<Vec<McsRow>>::deserialize(&result["rows"])?;
-                Ok(connections(&rows.unwrap_or_default(), *count))
+                let found = connections(&rows.unwrap_or_default(), *count);
+                let is_disturbed = result["disturbed"] == true;
+                (found, is_disturbed.then_some(DISTURBED))
             }
-        }
+        };
+        Ok(found.map(|text| match caution {
+            Some(caution) => format!("{text}; {caution}"),
+            None => text,
+        }))
     }
 }
+
+const DISTURBED: &str = "unreliable: disturbed by other work";
+const APART: &str = "unreliable: the application's latency differs between the runs";
 
 fn ratios(runs: &[Run], way: &str, base: &str, case: &str) -> Result<String, String> {
     let report = Report {
@@ -116,6 +135,29 @@ mod tests {
         assert_eq!(share, Ok("50.0 of 200.0 us (25 %)".to_owned()));
         assert_eq!(layer(&document, "Host kvm"), Err("no KVM".to_owned()));
         assert!(layer(&document, "Block device").is_err());
+    }
+
+    #[test]
+    fn findings_from_different_or_disturbed_runs_have_a_caution() {
+        let folder = Path::new("/nonexistent");
+        let of = |measure: Measure, document: &Value| {
+            let found = measure.describe(folder, document).unwrap();
+            found.unwrap()
+        };
+        let mut latency = json!({"studies": [{"comparable": true, "layers": [
+            {"layer": "Guest application", "mean_ns": 200_000.0}, {"layer": "Device", "mean_ns": 50_000.0}]}]});
+        assert_eq!(
+            of(Measure::Layer("Device"), &latency),
+            "50.0 of 200.0 us (25 %)"
+        );
+        latency["studies"][0]["comparable"] = false.into();
+        assert!(of(Measure::Layer("Device"), &latency).ends_with(APART));
+        let row = |connections| {
+            json!({"case": "read", "connections": connections, "bytes_per_second": [1.0, 1.0],
+                "iops": [1.0, 1.0], "target_cpu_seconds_per_million": null, "driver_cpu_seconds_per_million": null})
+        };
+        let mcs = json!({"disturbed": true, "rows": [row(1), row(2)]});
+        assert!(of(Measure::Connections(2), &mcs).ends_with(DISTURBED));
     }
 
     #[test]
