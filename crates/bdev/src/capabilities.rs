@@ -140,7 +140,7 @@ pub trait Lockable: Send + Sync {
 
 /// Device that other processes use in turns with this one: its locks follow the use of the disk.
 pub trait TurnDevice: Send + Sync {
-    /// Waits until the locks are released or the release has failed, if no use is left. Blocks while the lock service does not answer.
+    /// Waits until the locks are released or the release has failed, if no use is left, but not longer than 10 s for the lock service.
     fn wait_for_release(&self);
 
     /// Registers `on_turn`, called when a turn has begun and before it ends. Must be quick.

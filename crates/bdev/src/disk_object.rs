@@ -447,7 +447,7 @@ impl Disk {
     }
 
     /// Waits until locks that end with the last use of the disk are released. Returns at once if the disk is in use, or is locked always.
-    /// Blocks while the lock service of the file system does not answer.
+    /// Blocks for up to 10 s while the lock service does not answer.
     pub fn wait_for_release(&self) {
         if let Some(device) = self.device().capabilities().turns {
             device.wait_for_release();

@@ -30,7 +30,7 @@ use iscsi_initiator::KnownUnits;
 use rustix::fs::{OFlags, SeekFrom};
 
 use crate::blocking::BlockingCalls;
-use crate::turn_lock::{InUse, Users};
+use crate::turn_lock::{self, InUse, Users};
 use crate::{
     Attach, BlockDevice, Capabilities, IoChannel, LocalFiles, Lockable, OnTurn, OpenError,
     Removable, Space, TurnDevice,
@@ -433,7 +433,7 @@ impl Lockable for File {
 
 impl TurnDevice for File {
     fn wait_for_release(&self) {
-        self.shared.users.wait_for_release();
+        turn_lock::wait_for_release(&*self.shared);
     }
 
     fn on_turn(&self, on_turn: OnTurn) {

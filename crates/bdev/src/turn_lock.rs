@@ -31,6 +31,12 @@ const RELEASE_DELAY: Duration = match cfg!(test) {
     false => Duration::from_secs(1),
 };
 const RELEASE_DELAY_MAX: Duration = Duration::from_secs(30);
+/// Longest wait of a queue's stop for the release. The front end blocks meanwhile, with its guest paused. Then the release continues on its
+/// thread, and other daemons wait for the locks.
+const RELEASE_WAIT: Duration = match cfg!(test) {
+    true => Duration::from_millis(100),
+    false => Duration::from_secs(10),
+};
 
 /// Device with locks that follow its use.
 pub(crate) trait TurnLocks: Send + Sync {
@@ -188,15 +194,27 @@ impl Users {
     pub fn release_error(&self) -> Option<String> {
         self.lock.as_ref()?.uses().release_error.clone()
     }
+}
 
-    /// See [`crate::TurnDevice::wait_for_release`].
-    pub fn wait_for_release(&self) {
-        let Some(lock) = &self.lock else { return };
-        let mut uses = lock.uses();
-        let is_over = |state| matches!(state, LockState::Unlocked | LockState::ReleaseFailed);
-        while uses.count == 0 && !is_over(uses.state) {
-            uses = lock.wait(uses);
-        }
+/// See [`crate::TurnDevice::wait_for_release`].
+pub(crate) fn wait_for_release(device: &dyn TurnLocks) {
+    let Some(lock) = &device.users().lock else {
+        return;
+    };
+    let is_pending = |uses: &mut Uses| {
+        let is_over = matches!(uses.state, LockState::Unlocked | LockState::ReleaseFailed);
+        uses.count == 0 && !is_over && uses.release_error.is_none()
+    };
+    let waited = lock
+        .changed
+        .wait_timeout_while(lock.uses(), RELEASE_WAIT, is_pending);
+    let (mut uses, result) = waited.unwrap_or_else(PoisonError::into_inner);
+    if result.timed_out() && uses.state == LockState::Unlocking {
+        let service = device.lock_service();
+        let error = format!("no answer within {RELEASE_WAIT:?}; hint: check {service}");
+        uses.release_error = Some(error.clone());
+        drop(uses);
+        log_release(&device.object(), None, Some(error));
     }
 }
 
@@ -470,6 +488,8 @@ mod tests {
         users: Users,
         failures: AtomicU32,
         turns: Arc<Mutex<Vec<Turn>>>,
+        /// The lock service does not answer while this is locked.
+        service: Mutex<()>,
     }
 
     impl Locks {
@@ -478,6 +498,7 @@ mod tests {
                 users: Users::new(true),
                 failures: AtomicU32::new(failures),
                 turns: Arc::default(),
+                service: Mutex::default(),
             };
             let turns = locks.turns.clone();
             let on_turn = move |turn| turns.lock().unwrap().push(turn);
@@ -508,6 +529,7 @@ mod tests {
         }
 
         fn end_turn(&self) -> io::Result<()> {
+            drop(self.service.lock().unwrap());
             let failures = &self.failures;
             let next = |left: u32| left.checked_sub(1);
             match failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
@@ -530,7 +552,7 @@ mod tests {
         let locks = Locks::new(3);
         drop(InUse::begin(locks.clone()).unwrap());
         // The front end gets its answer while the locks are kept.
-        locks.users.wait_for_release();
+        wait_for_release(&*locks);
         let is_released = || {
             let lock = locks.users.lock.as_ref().unwrap();
             lock.uses().state == LockState::Unlocked
@@ -541,11 +563,27 @@ mod tests {
         assert_eq!(locks.turns(), [Turn::Begun, Turn::Ending]);
     }
 
+    /// A front end blocks until its queue has stopped.
+    #[test]
+    fn queue_stops_while_the_lock_service_does_not_answer() {
+        let locks = Locks::new(0);
+        let hung = locks.service.lock().unwrap();
+        drop(InUse::begin(locks.clone()).unwrap());
+        wait_for_release(&*locks);
+        let error = locks.users.release_error().unwrap();
+        assert!(error.contains("no answer"), "{error}");
+        drop(hung);
+        wait_until(|| locks.users.release_error().is_none());
+        wait_for_release(&*locks);
+        let lock = locks.users.lock.as_ref().unwrap();
+        assert_eq!(lock.uses().state, LockState::Unlocked);
+    }
+
     #[test]
     fn use_ends_the_attempts_to_release() {
         let locks = Locks::new(u32::MAX);
         drop(InUse::begin(locks.clone()).unwrap());
-        locks.users.wait_for_release();
+        wait_for_release(&*locks);
         wait_until(|| locks.users.release_error().is_some());
         let in_use = InUse::begin(locks.clone()).unwrap();
         assert_eq!(locks.users.release_error(), None);

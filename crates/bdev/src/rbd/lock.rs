@@ -10,7 +10,7 @@ pub use block::RbdLock;
 use librbd::{Error, Image, ImageShape, LockMode};
 
 use super::{Rbd, SharedRbd};
-use crate::turn_lock::{TurnLocks, Users};
+use crate::turn_lock::{self, TurnLocks, Users};
 use crate::{OnTurn, OpenError, TurnDevice};
 
 /// Features that need a single writer, with the bits of `RBD_FEATURE_*`.
@@ -125,7 +125,7 @@ impl SharedRbd {
 
 impl TurnDevice for Rbd {
     fn wait_for_release(&self) {
-        self.shared.users.wait_for_release();
+        turn_lock::wait_for_release(&*self.shared);
     }
 
     fn on_turn(&self, on_turn: OnTurn) {
