@@ -32,7 +32,7 @@ pub use agent::{Output, Running};
 pub use build::{GuestProgram, Profile, guest_program, lunette_program, use_lunette};
 pub use guest::{Guest, GuestBuilder, MIGRATING_KIB};
 pub use interrupt::{interrupt, interrupted, signal, watch, watch_until_second};
-pub use migration::{DestinationDies, Migration};
+pub use migration::{DestinationDies, Migration, Moment};
 pub use places::{guest_directory, kernel, tool, use_data_folder, workspace};
 pub use process::{Process, wait_until};
 pub use qmp::Qmp;

@@ -36,6 +36,15 @@ pub enum DestinationDies {
     AtSwitch,
 }
 
+/// Moment of a migration before the guest moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Memory is copied and the guest runs.
+    Copy,
+    /// The source has stopped the guest and its disks.
+    Switch,
+}
+
 /// A migration in progress.
 struct Moving {
     /// Destination.
@@ -59,6 +68,26 @@ impl Guest {
     ) -> Result<Migration> {
         let mut moving = self.prepare_migration(builder, capabilities)?;
         moving.begin(FAST)?;
+        self.move_to(moving)
+    }
+
+    /// Like [`Guest::migrate`], and calls `during_copy` while memory is copied.
+    pub fn migrate_while(
+        &mut self,
+        builder: &GuestBuilder,
+        during_copy: impl FnOnce() -> Result<()>,
+    ) -> Result<Migration> {
+        let mut moving = self.prepare_migration(builder, &[])?;
+        moving.begin_until(Moment::Copy)?;
+        during_copy()?;
+        moving.set_bandwidth(FAST)?;
+        moving.wait_for(Moment::Switch.status())?;
+        moving.leave_pause()?;
+        self.move_to(moving)
+    }
+
+    /// Waits for the end of a migration and continues in the destination.
+    fn move_to(&mut self, mut moving: Moving) -> Result<Migration> {
         let ended = moving.end()?;
         let Moving { mut to, .. } = moving;
         if ended["status"] != "completed" {
@@ -77,23 +106,23 @@ impl Guest {
         Ok(migration)
     }
 
-    /// Begins a migration, calls `during` while memory is copied, and cancels the migration. The guest continues in its QEMU.
+    /// Begins a migration, calls `during` in this moment, and cancels the migration. The guest continues in its QEMU.
     pub fn cancel_migration(
         &mut self,
         builder: &GuestBuilder,
+        moment: Moment,
         during: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut moving = self.prepare_migration(builder, &[])?;
-        moving.begin(SLOW)?;
-        moving.wait_for("active")?;
+        moving.begin_until(moment)?;
         during()?;
         moving.qmp.command("migrate_cancel", json!({}))?;
-        moving.end_as(&["cancelled", "failed"])
+        moving.end_as(&["cancelled", "failed"])?;
+        set_capabilities(&mut moving.qmp, &[PAUSE], false)
     }
 
     /// Begins a migration, and kills its destination. The guest continues in its QEMU.
     pub fn fail_migration(&mut self, builder: &GuestBuilder, dies: DestinationDies) -> Result<()> {
-        const PAUSE: &str = "pause-before-switchover";
         let mut moving = self.prepare_migration(builder, &[])?;
         match dies {
             DestinationDies::BeforeConnect => {
@@ -105,21 +134,27 @@ impl Guest {
                 }
             }
             DestinationDies::DuringCopy => {
-                moving.begin(SLOW)?;
-                moving.wait_for("active")?;
+                moving.begin_until(Moment::Copy)?;
                 moving.to.process().kill()?;
             }
             DestinationDies::AtSwitch => {
-                set_capabilities(&mut moving.qmp, &[PAUSE], true)?;
-                moving.begin(FAST)?;
-                moving.wait_for("pre-switchover")?;
+                moving.begin_until(Moment::Switch)?;
                 moving.to.process().kill()?;
-                let state = json!({ "state": "pre-switchover" });
-                moving.qmp.command("migrate-continue", state)?;
+                moving.leave_pause()?;
             }
         }
         moving.end_as(&["failed"])?;
         set_capabilities(&mut moving.qmp, &[PAUSE], false)
+    }
+
+    /// Begins a migration and kills the source in this moment. The destination, which has a part of the guest, ends with an error.
+    pub fn die_in_migration(mut self, builder: &GuestBuilder, moment: Moment) -> Result<()> {
+        let mut moving = self.prepare_migration(builder, &[])?;
+        moving.begin_until(moment)?;
+        self.process().kill()?;
+        let ended = moving.to.process().wait(LIMIT)?;
+        ensure!(!ended.success(), "the destination has no error: {ended}");
+        Ok(())
     }
 
     /// Starts a destination. Returns it with the monitor of the source.
@@ -150,6 +185,19 @@ impl Guest {
 /// Capabilities that only some migrations have.
 const OPTIONAL: [&str; 2] = ["multifd", "auto-converge"];
 
+/// Capability of the source: it stops the guest and its disks, and waits before the switch.
+const PAUSE: &str = "pause-before-switchover";
+
+impl Moment {
+    /// Returns QEMU's name of the state.
+    fn status(self) -> &'static str {
+        match self {
+            Moment::Copy => "active",
+            Moment::Switch => "pre-switchover",
+        }
+    }
+}
+
 fn set_capabilities(qmp: &mut Qmp, names: &[&str], state: bool) -> Result<()> {
     let one = |name: &&str| json!({ "capability": name, "state": state });
     let all: Vec<Value> = names.iter().map(one).collect();
@@ -164,10 +212,32 @@ impl Moving {
     }
 
     fn begin(&mut self, bandwidth: u64) -> Result<()> {
-        let parameters = json!({ "max-bandwidth": bandwidth, "downtime-limit": DOWNTIME_LIMIT });
-        self.qmp.command("migrate-set-parameters", parameters)?;
+        self.set_bandwidth(bandwidth)?;
         let uri = self.uri();
         self.qmp.command("migrate", uri)?;
+        Ok(())
+    }
+
+    /// Begins a migration that waits before the switch. Returns in this moment.
+    fn begin_until(&mut self, moment: Moment) -> Result<()> {
+        set_capabilities(&mut self.qmp, &[PAUSE], true)?;
+        self.begin(match moment {
+            Moment::Copy => SLOW,
+            Moment::Switch => FAST,
+        })?;
+        self.wait_for(moment.status())
+    }
+
+    fn set_bandwidth(&mut self, bandwidth: u64) -> Result<()> {
+        let parameters = json!({ "max-bandwidth": bandwidth, "downtime-limit": DOWNTIME_LIMIT });
+        self.qmp.command("migrate-set-parameters", parameters)?;
+        Ok(())
+    }
+
+    /// Continues after [`Moment::Switch`].
+    fn leave_pause(&mut self) -> Result<()> {
+        let state = json!({ "state": Moment::Switch.status() });
+        self.qmp.command("migrate-continue", state)?;
         Ok(())
     }
 
