@@ -3,9 +3,11 @@
 
 use end_to_end::user_guests::kill_hard;
 use end_to_end::{Context, Daemon, DaemonBuilder, Result, Scratch, UserGuests, ensure};
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use vm::running::Phase;
 
 /// Larger than any window or buffer on the path.
@@ -19,15 +21,26 @@ fn bytes(count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Starts a daemon with three files that another one can serve in turns.
+fn create_image(path: &Path) -> Result<()> {
+    let program = vm::lunette_program(vm::Profile::Dev)?;
+    let mut create = Command::new(program);
+    create.args(["image", "create"]).arg(path).arg("16M");
+    ensure!(create.status()?.success(), "no image");
+    Ok(())
+}
+
+/// Starts a daemon with two files and a qcow2 image that another one can serve in turns.
 fn shared_daemon(scratch: &Scratch, guests: &UserGuests) -> Result<Daemon> {
     let mut daemon = DaemonBuilder::new(scratch).arguments([guests.sandbox_path().as_str()]);
-    for name in ["d0", "d1", "d2"] {
+    for (name, kind) in [("d0", "file"), ("d1", "image"), ("d2", "file")] {
         let file = guests.file(name);
-        if !file.exists() {
-            std::fs::write(&file, vec![0; 16 << 20])?;
+        match file.exists() {
+            true => {}
+            false if kind == "image" => create_image(&file)?,
+            false => std::fs::write(&file, vec![0; 16 << 20])?,
         }
-        daemon = daemon.disk(&format!("{name}=file:{},lock=while-active", file.display()));
+        let file = file.display();
+        daemon = daemon.disk(&format!("{name}={kind}:{file},lock=while-active"));
     }
     daemon.start()
 }
@@ -51,7 +64,7 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
     );
     let scratches = [Scratch::new()?, Scratch::new()?];
     let first = shared_daemon(&scratches[0], &guests)?;
-    let second = shared_daemon(&scratches[1], &guests)?;
+    let mut second = shared_daemon(&scratches[1], &guests)?;
     let socket = first.control().display().to_string();
     let mut words = "--net user --mac 52:54:00:aa:bb:cc --control"
         .split(' ')
@@ -100,7 +113,7 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
         stopped.contains("there is no guest one; running: two"),
         "{stopped}"
     );
-    migrations(&guests, &first, &second)?;
+    migrations(&guests, &first, &mut second)?;
     guests.ok(&["kill", "two"])?;
     for daemon in [first, second] {
         let exports = daemon.lunette(&["export", "list"])?;
@@ -111,7 +124,7 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
 
 /// Moves a guest to a second QEMU and back under a verifying load, which is itself a command in the guest. The second move is to another
 /// daemon, the third one back.
-fn migrations(guests: &UserGuests, first: &Daemon, second: &Daemon) -> Result<()> {
+fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Result<()> {
     guests.ok(&["plug", "two", "scsi", "plugged=ram:1M"])?;
     let refused = guests.refused(&["migrate", "two"])?;
     ensure!(
@@ -126,12 +139,24 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &Daemon) -> Result<()
             && cancelled.contains("hint: set a longer --within"),
         "{cancelled}"
     );
-    let load = "guest-agent soak --file /dev/vda --seed 7 --depth 4 --runtime 15";
+    let load = "guest-agent soak --file /dev/vda --seed 7 --depth 4 --runtime 18";
     let load = guests
         .command(&["exec", "two", load])
         .stdout(Stdio::piped())
         .spawn()?;
-    let [first, second] = [first, second].map(|daemon| daemon.control().display().to_string());
+    let ended = unfinished_migration(guests, second, |client, _| {
+        rustix::process::kill_process(Pid::from_child(client), Signal::INT)?;
+        Ok(())
+    })?;
+    ensure!(ended.is_empty(), "{ended}");
+    let ended = unfinished_migration(guests, second, |_, second| second.kill())?;
+    ensure!(
+        ended.contains("the destination's daemon does not respond")
+            && ended.contains("guest two continues"),
+        "{ended}"
+    );
+    second.start_again()?;
+    let [first, second] = [first, &*second].map(|daemon| daemon.control().display().to_string());
     let moves: [(&str, &[&str]); 2] = [("", &[]), (".2", &["--to-daemon", &second])];
     for (suffix, more) in moves {
         let words = [&["migrate", "two", "--json"][..], more].concat();
@@ -168,6 +193,44 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &Daemon) -> Result<()
     let state = guests.ok(&["monitor", "two", "info", "status"])?;
     ensure!(state.contains("running"), "{state}");
     Ok(())
+}
+
+/// Ends a migration to another daemon with `end` while memory is copied. The guest continues in its daemon. Returns the error.
+fn unfinished_migration(
+    guests: &UserGuests,
+    second: &mut Daemon,
+    end: impl FnOnce(&Child, &mut Daemon) -> Result<()>,
+) -> Result<String> {
+    let control = second.control().display().to_string();
+    // Without planned downtime, QEMU copies the memory of a busy guest again and again.
+    let words = ["migrate", "two", "--downtime-limit", "0", "--to-daemon"];
+    let mut client = guests
+        .command(&[&words[..], &[&control]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut stderr = BufReader::new(client.stderr.take().context("no pipe")?);
+    let mut line = String::new();
+    while !line.contains(" remaining") {
+        line.clear();
+        ensure!(stderr.read_line(&mut line)? > 0, "no progress");
+    }
+    end(&client, second)?;
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest)?;
+    ensure!(!client.wait()?.success(), "{rest}");
+    wait_for(|| {
+        Ok(guests
+            .ok(&["monitor", "two", "info", "migrate"])?
+            .contains("cancelled"))
+    })?;
+    wait_for(|| {
+        Ok(guests
+            .ok(&["monitor", "two", "info", "status"])?
+            .contains("running"))
+    })?;
+    let lines = rest.lines().filter(|line| !line.contains(" remaining"));
+    Ok(lines.collect::<Vec<_>>().join("\n"))
 }
 
 /// Checks exit codes, separate output streams, large data, and the clean-up of a command whose exec was killed.
@@ -244,7 +307,7 @@ fn files(guests: &UserGuests) -> Result<()> {
     let text = |path: &Path| path.display().to_string();
     guests.ok(&["copy", "two", &text(&first), ":/tmp/"])?;
     let sum = guests.ok(&["exec", "two", "sha256sum < /tmp/first; ls /tmp"])?;
-    let host = std::process::Command::new("sha256sum")
+    let host = Command::new("sha256sum")
         .stdin(std::fs::File::open(&first)?)
         .output()?;
     let host = String::from_utf8(host.stdout)?;

@@ -15,7 +15,7 @@ use crate::process::{Process, wait_until};
 use crate::qmp::Qmp;
 use anyhow::{Context, Result, bail, ensure};
 use control::statistics::Statistics;
-use control::{Client, Method, escape};
+use control::{Client, ClientError, Method, escape};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -125,6 +125,8 @@ pub(super) struct Migrations {
     pub has_tap: bool,
     /// Number of attempts.
     count: u32,
+    /// Exports of daemons that did not respond when they were to be removed: control socket and export.
+    left_over: Vec<(PathBuf, Value)>,
 }
 
 impl Migrations {
@@ -209,6 +211,7 @@ impl Supervisor {
         let to_daemon =
             to_daemon.filter(|to| to.canonicalize().ok() != control.canonicalize().ok());
         let to = to_daemon.unwrap_or(&control);
+        self.remove_left_over();
         let exports = self.exports(&control, to)?;
         if to_daemon.is_some() {
             let names: Vec<&str> = exports.iter().map(|one| text(&one.from, "name")).collect();
@@ -218,12 +221,20 @@ impl Supervisor {
         let before = queue_stops(&client)?;
         for (index, export) in exports.iter().enumerate() {
             if let Err(error) = self.add_export(to, &export.to) {
-                self.remove_exports(to, exports[..index].iter().map(|one| &one.to))?;
-                return Err(error);
+                let removed = self.remove_exports(to, exports[..index].iter().map(|one| &one.to));
+                return Err(match removed {
+                    Ok(()) => error,
+                    Err(kept) => error.context(kept),
+                });
             }
         }
         let qemu = self.state.qemu;
-        let moved = self.move_guest(&exports, &options, stream);
+        let other = to_daemon.map(|to| Client::new(to).patient(REQUEST_LIMIT));
+        let check = || match &other {
+            Some(other) => check_connected(other, &exports),
+            None => Ok(()),
+        };
+        let moved = self.move_guest(&exports, &options, stream, check);
         // An error after the switch does not bring the guest back.
         let has_moved = self.state.qemu != qemu;
         if has_moved && to_daemon.is_some() {
@@ -256,8 +267,10 @@ impl Supervisor {
             false => self.remove_exports(to, exports.iter().map(|export| &export.to)),
         };
         let migrated = migrated?;
-        saved?;
-        removed?;
+        saved.and(removed).with_context(|| {
+            let name = &self.state.name;
+            format!("guest {name} runs in the new QEMU, but its old exports remain")
+        })?;
         Ok(migrated)
     }
 
@@ -314,7 +327,12 @@ impl Supervisor {
     fn add_export(&mut self, control: &Path, export: &Value) -> Result<()> {
         let path = export_path(export);
         self.watcher()?.delete_at_end(control, &path)?;
-        Client::new(control).change(Method::PUT, &path, Some(export))?;
+        let added = Client::new(control).change(Method::PUT, &path, Some(export));
+        if let Err(ClientError::Problem { .. }) = added {
+            // Another export may get this name later.
+            self.watcher()?.forget(control, &path)?;
+        }
+        added?;
         Ok(())
     }
 
@@ -323,21 +341,39 @@ impl Supervisor {
         control: &Path,
         exports: impl Iterator<Item = &'a Value>,
     ) -> Result<()> {
+        let mut removed = Ok(());
         for export in exports {
             let path = export_path(export);
             let forced = format!("{path}?force=true");
-            Client::new(control).change(Method::DELETE, &forced, None)?;
-            self.watcher()?.forget(control, &path)?;
+            match Client::new(control).change(Method::DELETE, &forced, None) {
+                Ok(_) => self.watcher()?.forget(control, &path)?,
+                // Tried again before the next migration, and by the watcher at the end of the guest.
+                Err(error) => {
+                    let left_over = (control.to_owned(), export.clone());
+                    self.migrations.left_over.push(left_over);
+                    removed = Err(error.into());
+                }
+            }
         }
-        Ok(())
+        removed
     }
 
-    /// Moves the guest to a new QEMU. Returns QEMU's status of the migration.
+    /// Removes exports of earlier migrations. A daemon that was started again has them, and their sockets.
+    fn remove_left_over(&mut self) {
+        for (control, export) in std::mem::take(&mut self.migrations.left_over) {
+            // A daemon that still does not respond keeps its exports until the next migration.
+            self.remove_exports(&control, std::iter::once(&export))
+                .unwrap_or(());
+        }
+    }
+
+    /// Moves the guest to a new QEMU, while `check` succeeds. Returns QEMU's status of the migration.
     fn move_guest(
         &mut self,
         exports: &[MovedExport],
         options: &MigrationOptions,
         stream: &UnixStream,
+        check: impl Fn() -> Result<()>,
     ) -> Result<Value> {
         let folder = self.runtime_folder()?.clone();
         let file = |name: &str| qemu_value(&folder.file(name));
@@ -358,22 +394,12 @@ impl Supervisor {
         let waits = ["-incoming", "defer"].map(str::to_owned);
         incoming.arguments.extend(waits);
 
-        let ports = [CONSOLE_PORT, AGENT_PORT].map(|name| {
-            let path = folder.file(name);
-            // The old QEMU is connected and does not need the path.
-            std::fs::remove_file(&path).unwrap_or(());
-            UnixListener::bind(path)
-        });
-        let [console_port, agent_port] = ports;
-        self.migrations.count += 1;
-        let log = folder.file(&format!("qemu{}.log", self.migrations.count));
-        let mut to = self.spawn("the destination QEMU", &incoming, &log)?;
-        let console = accept(&console_port?, START_LIMIT, || to.check_running())?;
-        let agent = accept(&agent_port?, START_LIMIT, || to.check_running())?;
+        let (mut to, console, agent) = self.start_destination(&folder, &incoming)?;
         let uri = json!({ "uri": format!("unix:{}", folder.file(STREAM_SOCKET).display()) });
-        let mut destination = connect(&folder.file(NEXT_QMP))?;
+        let mut destination = connect(&folder.file(NEXT_QMP), &mut to)?;
         destination.command("migrate-incoming", uri.clone())?;
-        let mut source = connect(&folder.file(QMP_SOCKET))?;
+        let old = self.qemu.as_mut().context("the guest has no QEMU")?;
+        let mut source = connect(&folder.file(QMP_SOCKET), old)?;
         let parameters =
             json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": options.downtime_ms });
         source.command("migrate-set-parameters", parameters)?;
@@ -383,7 +409,7 @@ impl Supervisor {
         }
         let until = Instant::now() + Duration::from_secs(options.seconds);
         let begun = source.command("migrate", uri);
-        let ended = begun.and_then(|_| wait_for_switch(&mut source, until, stream));
+        let ended = begun.and_then(|_| wait_for_switch(&mut source, until, stream, &check));
         std::fs::remove_file(folder.file(STREAM_SOCKET)).unwrap_or(());
         let status = match ended {
             Ok(status) => status,
@@ -409,6 +435,7 @@ impl Supervisor {
             .and(moved)
             .and(connected)
             .and_then(|()| wait_until_running(&mut destination))
+            .and_then(|()| check())
             .with_context(|| {
                 format!(
                     "guest {} runs in the new QEMU, but the migration is incomplete",
@@ -416,6 +443,27 @@ impl Supervisor {
                 )
             })?;
         Ok(status)
+    }
+
+    /// Starts a QEMU that waits for the guest. Returns it with its connections for the console and the agent.
+    fn start_destination(
+        &mut self,
+        folder: &RuntimeFolder,
+        incoming: &Program,
+    ) -> Result<(Process, UnixStream, UnixStream)> {
+        let ports = [CONSOLE_PORT, AGENT_PORT].map(|name| {
+            let path = folder.file(name);
+            // The old QEMU is connected and does not need the path.
+            std::fs::remove_file(&path).unwrap_or(());
+            UnixListener::bind(path)
+        });
+        let [console_port, agent_port] = ports;
+        self.migrations.count += 1;
+        let log = folder.file(&format!("qemu{}.log", self.migrations.count));
+        let mut to = self.spawn("the destination QEMU", incoming, &log)?;
+        let console = accept(&console_port?, START_LIMIT, || to.check_running())?;
+        let agent = accept(&agent_port?, START_LIMIT, || to.check_running())?;
+        Ok((to, console, agent))
     }
 
     /// Ends the old QEMU and gives its sockets' paths to the new one.
@@ -432,23 +480,46 @@ impl Supervisor {
 }
 
 /// Connects to the monitor of a QEMU that may be starting.
-fn connect(socket: &Path) -> Result<Qmp> {
-    let connected = wait_until(START_LIMIT, || Qmp::connect(socket).ok());
-    connected.with_context(|| format!("no monitor at {}", socket.display()))
+fn connect(socket: &Path, qemu: &mut Process) -> Result<Qmp> {
+    let connected = wait_until(START_LIMIT, || match Qmp::connect(socket) {
+        Ok(qmp) => Some(Ok(qmp)),
+        Err(_) => qemu.check_running().err().map(Err),
+    });
+    connected.with_context(|| format!("no monitor at {}", socket.display()))?
 }
 
 fn wait_until_running(qmp: &mut Qmp) -> Result<()> {
     let runs = wait_until(START_LIMIT, || {
-        let state = qmp.command("query-status", json!({}));
-        state
-            .is_ok_and(|state| state["running"] == true)
-            .then_some(())
+        match qmp.command("query-status", json!({})) {
+            Ok(state) => (state["running"] == true).then_some(Ok(())),
+            Err(error) => Some(Err(error)),
+        }
     });
-    runs.context("the guest does not run")
+    runs.context("the guest does not run")?
 }
 
-/// Waits for the end of a migration and reports its progress. Cancels it at `until`, at an interrupt and at the end of the client.
-fn wait_for_switch(source: &mut Qmp, until: Instant, stream: &UnixStream) -> Result<Value> {
+/// Returns an error if the destination's daemon has ended. The guest would wait for its disks after the switch.
+fn check_connected(daemon: &Client, exports: &[MovedExport]) -> Result<()> {
+    for export in exports.iter().map(|export| &export.to) {
+        let state = daemon.get::<Value>(&export_path(export));
+        let state = state.context("the destination's daemon does not respond")?;
+        ensure!(
+            state["status"]["connected"] == true,
+            "the destination's daemon has lost the connection of export {0}",
+            text(export, "name")
+        );
+    }
+    Ok(())
+}
+
+/// Waits for the end of a migration and reports its progress. Cancels it at `until`, at an interrupt, at the end of the client and if
+/// `check` fails.
+fn wait_for_switch(
+    source: &mut Qmp,
+    until: Instant,
+    stream: &UnixStream,
+    check: impl Fn() -> Result<()>,
+) -> Result<Value> {
     let mut cancelled: Option<String> = None;
     loop {
         let status = source.command("query-migrate", json!({}))?;
@@ -472,7 +543,7 @@ fn wait_for_switch(source: &mut Qmp, until: Instant, stream: &UnixStream) -> Res
                 "the time limit is exceeded; hint: set a longer --within or a longer --downtime-limit"
                     .to_owned(),
             ),
-            Ok(()) => None,
+            Ok(()) => check().err().map(|error| format!("{error:#}")),
         };
         if let (Some(reason), None) = (reason, &cancelled) {
             source.command("migrate_cancel", json!({}))?;
@@ -543,6 +614,49 @@ mod tests {
                 "unix:/run/next,server=on,wait=off",
             ]
         );
+    }
+
+    /// Answers as the monitor of a source QEMU whose migration is active until it is cancelled.
+    fn active_migration(listener: &UnixListener) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let reader = BufReader::new(stream.try_clone().unwrap());
+        writeln!(stream, "{}", json!({ "QMP": {} })).unwrap();
+        let mut status = "active";
+        for line in reader.lines() {
+            let command: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            let answer = match command["execute"].as_str() {
+                Some("query-migrate") => json!({ "status": status }),
+                _ => json!({}),
+            };
+            if command["execute"] == "migrate_cancel" {
+                status = "cancelled";
+            }
+            writeln!(stream, "{}", json!({ "return": answer })).unwrap();
+        }
+    }
+
+    #[test]
+    fn migration_without_client_or_daemon_is_cancelled() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let lost = || bail!("the daemon is lost");
+        let cancelled = |has_client: bool, seconds: u64, check: &dyn Fn() -> Result<()>| {
+            let (ours, client) = UnixStream::pair().unwrap();
+            let _client = has_client.then_some(client);
+            let until = Instant::now() + Duration::from_secs(seconds);
+            std::thread::scope(|scope| {
+                scope.spawn(|| active_migration(&listener));
+                let mut source = Qmp::connect(&path).unwrap();
+                let ended = wait_for_switch(&mut source, until, &ours, check);
+                format!("{:#}", ended.unwrap_err())
+            })
+        };
+        let reason = cancelled(false, 100, &|| Ok(()));
+        assert!(reason.contains("has ended"), "{reason}");
+        let reason = cancelled(true, 0, &|| Ok(()));
+        assert!(reason.contains("time limit"), "{reason}");
+        assert_eq!(cancelled(true, 100, &lost), "the daemon is lost");
     }
 
     #[test]
