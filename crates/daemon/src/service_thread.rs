@@ -2,7 +2,8 @@
 
 use std::error::Error;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -15,17 +16,20 @@ use hyper_util::rt::TokioTimer;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::sync::oneshot;
 
-/// Longest wait for responses at the end. Event streams do not end and are cut off.
+/// Longest wait at the end for requests of new connections, and for the responses to all requests. Usually it takes milliseconds.
+const ANSWERS: Duration = Duration::from_secs(1);
+
+/// Longest wait for the end of all connections after that. Event streams do not end and are cut off.
 const DRAIN: Duration = Duration::from_millis(100);
 
-/// Interval of the check whether all connections have sent a request.
+/// Interval of the check whether all requests have a response.
 const PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Default)]
 pub(crate) struct Connections {
     graceful: GracefulShutdown,
-    /// Shared with each connection that has not sent a request yet.
-    new: Arc<()>,
+    /// Shared with each connection that has not sent a request yet, and with each request that has no response yet.
+    unanswered: Arc<()>,
 }
 
 impl Connections {
@@ -33,17 +37,21 @@ impl Connections {
     pub fn accepted(&self) -> Accepted {
         Accepted {
             watcher: self.graceful.watcher(),
-            new: Arc::clone(&self.new),
+            new: Arc::clone(&self.unanswered),
         }
     }
 
     /// Ends all connections after their responses.
     async fn end(self) {
         // hyper closes a connection without a request at once, although one may be on its way.
-        while Arc::strong_count(&self.new) > 1 {
-            tokio::time::sleep(PAUSE).await;
-        }
-        self.graceful.shutdown().await;
+        let answered = async {
+            while Arc::strong_count(&self.unanswered) > 1 {
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        // Clients without a request and slow responses are cut off.
+        let _late = tokio::time::timeout(ANSWERS, answered).await;
+        let _late = tokio::time::timeout(DRAIN, self.graceful.shutdown()).await;
     }
 }
 
@@ -69,33 +77,48 @@ impl Accepted {
     ) where
         Stream: Read + Write + Unpin + 'static,
         Answers: Service<Request<Incoming>, Response = Response<Content>> + 'static,
+        Answers::Future: Send + 'static,
         Answers::Error: Into<Box<dyn Error + Send + Sync>>,
         Content: Body + 'static,
         Content::Error: Into<Box<dyn Error + Send + Sync>>,
     {
-        let new = Mutex::new(Some(self.new));
-        let serving = http.serve_connection(stream, FirstRequestSignal { service, new });
+        let unanswered = Arc::downgrade(&self.new);
+        let tracked = TrackedRequests {
+            service,
+            new: Mutex::new(Some(self.new)),
+            unanswered,
+        };
+        let serving = http.serve_connection(stream, tracked);
         let _ended = self.watcher.watch(serving).await;
     }
 }
 
-/// Service that signals the first request.
-struct FirstRequestSignal<Answers> {
+/// Service that counts the requests without a response, for [`Connections`].
+struct TrackedRequests<Answers> {
     service: Answers,
+    /// Present until the first request.
     new: Mutex<Option<Arc<()>>>,
+    unanswered: Weak<()>,
 }
 
-impl<Answers: Service<Request<Incoming>>> Service<Request<Incoming>>
-    for FirstRequestSignal<Answers>
+impl<Answers: Service<Request<Incoming>>> Service<Request<Incoming>> for TrackedRequests<Answers>
+where
+    Answers::Future: Send + 'static,
 {
     type Response = Answers::Response;
     type Error = Answers::Error;
-    type Future = Answers::Future;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let mut new = self.new.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(new.take());
-        self.service.call(request)
+        let unanswered = new.take().or_else(|| self.unanswered.upgrade());
+        drop(new);
+        let response = self.service.call(request);
+        Box::pin(async move {
+            let response = response.await;
+            drop(unanswered);
+            response
+        })
     }
 }
 
@@ -131,8 +154,7 @@ impl ServiceThread {
                 }
                 _ = stopped => {}
             }
-            // Unanswered connections are cut off.
-            let _late = tokio::time::timeout(DRAIN, connections.end()).await;
+            connections.end().await;
         };
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
