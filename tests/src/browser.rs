@@ -60,6 +60,8 @@ impl Browser {
         let portal = free_portal()?;
         let driver = Command::new("chromedriver")
             .arg(format!("--port={}", portal.port()))
+            // The browser leaves folders there. The path is short, because they contain sockets.
+            .env("TMPDIR", scratch.sockets())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

@@ -6,12 +6,16 @@ use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::Value;
 use vm::{Process, Profile, guest_directory, lunette_program, wait_until};
 
 use crate::{Context, Result, Scratch, bail, loop_device};
 
 /// Timeout of a start, which takes milliseconds on an idle machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
+
+/// Time limit for requests of an emulated guest. Its front end may have to reconnect.
+const REQUESTS_LIMIT: Duration = Duration::from_secs(240);
 
 /// Options of a daemon.
 #[derive(Clone, Debug)]
@@ -251,6 +255,30 @@ impl Daemon {
             );
         }
         Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Waits until the log contains a text.
+    pub fn logs(&mut self, text: &str) -> Result<()> {
+        let is_logged = || self.process.log().contains(text).then_some(());
+        let logged = wait_until(READY_LIMIT, is_logged);
+        logged.with_context(|| format!("no {text:?} in the log:\n{}", self.process.log()))
+    }
+
+    /// Waits until the daemon has answered `count` more reads and writes of a disk.
+    pub fn wait_for_requests(&self, disk: &str, count: u64) -> Result<()> {
+        let answered = || -> Result<u64> {
+            let statistics: Value = control::get(&self.control(), "/v1/statistics")?;
+            let mut disks = statistics["disks"].as_array().into_iter().flatten();
+            let found = disks.find(|one| one["name"] == disk);
+            let operations = &found.context("no such disk")?["operations"];
+            let requests = |kind: &str| operations[kind]["requests"].as_u64().unwrap_or(0);
+            Ok(requests("read") + requests("write"))
+        };
+        let before = answered()?;
+        let done = wait_until(REQUESTS_LIMIT, || {
+            (answered().ok()? >= before + count).then_some(())
+        });
+        done.with_context(|| format!("disk {disk} answers no {count} requests"))
     }
 
     /// Waits for one line on stdout per export and start, and for the final line that reports readiness.

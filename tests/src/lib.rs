@@ -27,6 +27,8 @@ pub mod proxy;
 pub mod rig;
 mod scratch;
 pub mod small_file_system;
+mod soak;
+mod successor;
 pub mod systemd;
 pub mod user_guests;
 
@@ -36,6 +38,8 @@ pub use initiator::IscsiSession;
 pub use rig::Rig;
 pub use scratch::Scratch;
 pub use small_file_system::SmallFileSystem;
+pub use soak::Soak;
+pub use successor::Successor;
 pub use user_guests::UserGuests;
 
 pub use anyhow::{Context, Result, bail, ensure};

@@ -5,9 +5,13 @@ use anyhow::{Result, bail, ensure};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use vm::{Guest, wait_until};
+
+/// Ports for [`free_portal`].
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -83,10 +87,19 @@ impl Rig {
     }
 }
 
-/// Returns an unused portal, for a daemon that must restart on the same address.
+/// Returns an unused portal, for a daemon that must restart on the same address. Its port is below those that Linux assigns to sockets
+/// without one (`ip_local_port_range`), so no other socket gets it in between. Processes begin at different ports.
 pub fn free_portal() -> Result<SocketAddr> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    Ok(listener.local_addr()?)
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    for _ in 0..PORTS.len() {
+        let number = std::process::id() * 61 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = PORTS.start + u16::try_from(number % u32::from(PORTS.end - PORTS.start))?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        if TcpListener::bind(address).is_ok() {
+            return Ok(address);
+        }
+    }
+    bail!("no free port in {PORTS:?}")
 }
 
 /// Fails if the guest's kernel logged an I/O error, a hung task or a similar problem.

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, DaemonBuilder, Result, Scratch, ensure};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -148,13 +149,17 @@ fn permissions_name_the_user_and_the_key() -> Result<()> {
             .arg(format!("{own}/state"))
             .stderr(Stdio::piped())
             .spawn()?;
-        std::thread::sleep(Duration::from_millis(1500));
+        let mut stderr = BufReader::new(daemon.stderr.take().context("no pipe")?);
+        let mut errors = String::new();
+        let is_complete = |errors: &str| {
+            let mut parts = ["x.sock", "user nobody", key].into_iter();
+            parts.all(|part| errors.contains(part))
+        };
+        // The daemon has ended if there are no more lines.
+        while !is_complete(&errors) && stderr.read_line(&mut errors)? > 0 {}
         daemon.kill()?;
-        let errors = daemon.wait_with_output()?.stderr;
-        let errors = String::from_utf8_lossy(&errors);
-        for part in ["x.sock", "user nobody", key] {
-            ensure!(errors.contains(part), "{key}: no {part:?} in {errors}");
-        }
+        daemon.wait()?;
+        ensure!(is_complete(&errors), "{key}: {errors}");
         ensure!(!errors.contains("sandbox_paths"), "{errors}");
     }
     Ok(())

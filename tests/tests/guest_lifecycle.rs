@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::kernel_is_content;
-use end_to_end::{GuestBuilder, Profile, Result, Rig, ensure};
+use end_to_end::{GuestBuilder, Profile, Result, Rig, Soak, ensure};
 use std::fs::{Permissions, copy, set_permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -25,9 +25,7 @@ fn guest_reboot_and_kill_do_not_affect_another_guest() -> Result<()> {
         .vhost_user_blk(&rig.socket("other"), 1)
         .boot()?;
     other.wait_for_disks(&["vda"])?;
-    // Runs in rounds, so that each event falls into a round and later progress is visible.
-    let mut round =
-        other.start("guest-agent soak --file /dev/vda --seed 1 --depth 2 --runtime 30")?;
+    let soak = Soak::start(&mut other, "--file /dev/vda --depth 2 --pause 5")?;
 
     let subject = GuestBuilder::new("subject")
         .cpus(2)
@@ -57,9 +55,6 @@ fn guest_reboot_and_kill_do_not_affect_another_guest() -> Result<()> {
     }
     kernel_is_content(&mut guest)?;
 
-    other.wait_ok(round, Duration::from_secs(240))?;
-    round = other.start("guest-agent soak --file /dev/vda --seed 2 --depth 2 --runtime 15")?;
-
     for disk in ["vda", "sda"] {
         // The load writes above the 16 MiB that are verified.
         guest.start(&format!(
@@ -69,7 +64,9 @@ fn guest_reboot_and_kill_do_not_affect_another_guest() -> Result<()> {
             "guest-agent load --file /dev/{disk} --rw randread --depth 8 --runtime 60"
         ))?;
     }
-    std::thread::sleep(Duration::from_secs(2));
+    for disk in ["a", "b"] {
+        rig.daemon.wait_for_requests(disk, 200)?;
+    }
     guest.kill()?;
     rig.daemon.process().check_running()?;
 
@@ -83,8 +80,8 @@ fn guest_reboot_and_kill_do_not_affect_another_guest() -> Result<()> {
     }
     kernel_is_content(&mut guest)?;
 
-    let report = other.wait_ok(round, Duration::from_secs(240))?;
-    ensure!(report.contains("\"mismatches\":0"), "{report}");
+    rig.daemon.wait_for_requests("other", 100)?;
+    soak.finish(&mut other)?;
     kernel_is_content(&mut other)?;
     other.power_off()?;
     let status = rig.daemon.stop(Duration::from_secs(60))?;
@@ -116,7 +113,7 @@ fn memory_is_plugged_in_and_out_while_io_is_in_flight() -> Result<()> {
         .vhost_user_scsi(&rig.socket("c"), 2)
         .boot()?;
     guest.wait_for_disks(&["vda", "vdb", "sda"])?;
-    let mut soaks = vec![guest.start("guest-agent soak --file /dev/vda --runtime 12")?];
+    let mut soaks = vec![Soak::start(&mut guest, "--file /dev/vda")?];
     guest.plug_memory("dimm", 128)?;
     // The kernel allocates movable memory to programs first, so the next buffers are in it.
     guest.ok(
@@ -124,14 +121,19 @@ fn memory_is_plugged_in_and_out_while_io_is_in_flight() -> Result<()> {
          for state in $(cat /tmp/offline); do echo online_movable > $state || exit 1; done; grep -A9 Movable /proc/zoneinfo | grep -q 'managed *[1-9]'",
     )?;
     for disk in ["vdb", "sda"] {
-        soaks.push(guest.start(&format!(
-            "guest-agent soak --file /dev/{disk} --bs 64k --depth 8 --runtime 8"
-        ))?);
+        let options = format!("--file /dev/{disk} --bs 64k --depth 8");
+        soaks.push(Soak::start(&mut guest, &options)?);
     }
-    std::thread::sleep(Duration::from_secs(3));
+    let progress = || ["a", "b", "d"].map(|disk| rig.daemon.wait_for_requests(disk, 200));
+    for outcome in progress() {
+        outcome?;
+    }
     guest.unplug_memory("dimm")?;
+    for outcome in progress() {
+        outcome?;
+    }
     for soak in soaks {
-        guest.wait_ok(soak, Duration::from_secs(180))?;
+        soak.finish(&mut guest)?;
     }
     kernel_is_content(&mut guest)
 }

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 use control::{Client, ClientError, Method};
 use end_to_end::hung_mount::{HungMount, kind};
 use end_to_end::loop_device::Loop;
-use end_to_end::{Context, Result, Rig, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use end_to_end::{Context, Result, Rig, Successor, ensure};
 use serde_json::{Value, json};
 use vhost_frontend::kind as request;
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, status};
@@ -123,14 +122,7 @@ impl Bed {
 
     /// Runs this command. Returns the process that serves then.
     fn upgrade(&self, command: &[&str]) -> Result<Successor> {
-        let version = || self.client().get::<Value>("/v1/version");
-        let before = version()?["pid"].clone();
-        self.rig.daemon.lunette(command)?;
-        let after = version()?["pid"].clone();
-        ensure!(after != before, "it is the same process");
-        let pid = after.as_i64().and_then(|pid| i32::try_from(pid).ok());
-        let pid = pid.and_then(Pid::from_raw).context("no process ID")?;
-        Ok(Successor(pid))
+        Successor::of(&self.rig.daemon, command)
     }
 
     fn writes(&self, offset: u64) -> JoinHandle<Result<()>> {
@@ -605,15 +597,6 @@ fn hung_lock_service_delays_only_its_own_disk() -> Result<()> {
     Ok(())
 }
 
-/// A process that no rig tracks. It ends before the folders of its rig are removed.
-struct Successor(Pid);
-
-impl Drop for Successor {
-    fn drop(&mut self) {
-        kill_process(self.0, Signal::KILL).ok();
-    }
-}
-
 /// The old process cannot end while its write hangs. The new one serves all other disks.
 #[test]
 #[ignore = "needs root and FUSE; make unit runs it as root"]
@@ -649,16 +632,17 @@ fn upgrade_waits_for_a_disk_that_closes_slowly() -> Result<()> {
     let load = VerifiedLoad::start(&bed.rig.socket("h"))?;
     load.expect_progress(SOON)?;
     bed.mount.hang_file("t.raw", &[kind::FLUSH]);
-    std::thread::scope(|scope| {
+    let _successor = std::thread::scope(|scope| {
         let releasing = scope.spawn(|| {
             waits_until(|| Ok(bed.mount.held() > 0))?;
             std::thread::sleep(SLOW_CLOSE);
             bed.mount.release();
             anyhow::Ok(())
         });
-        bed.rig.daemon.lunette(&["upgrade", "--lose-ram-disks"])?;
+        let successor = bed.upgrade(&["upgrade", "--lose-ram-disks"]);
         let released = releasing.join();
-        released.ok().context("the thread panicked")?
+        released.ok().context("the thread panicked")??;
+        successor
     })?;
     ensure!(bed.state("t")? == "ready", "{}", bed.state("t")?);
     load.expect_progress(SOON)?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use control::objects::{Bitmap, Job};
-use end_to_end::{Context, Result, Rig, ensure};
+use end_to_end::{Context, Result, Rig, Successor, ensure};
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, Range, status};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -237,14 +237,14 @@ fn nothing_is_missed_while_clients_write() -> Result<()> {
                 "1M",
             ];
             rig.daemon.lunette(&words)?;
-            std::thread::sleep(Duration::from_millis(300));
+            rig.daemon.wait_for_requests("d0", 20)?;
             rig.daemon.lunette(&["job", "cancel", "d0"])?;
             Ok(())
         })();
-        std::thread::sleep(Duration::from_millis(300));
+        let more = rig.daemon.wait_for_requests("d0", 20);
         is_over.store(true, Ordering::Relaxed);
         ensure!(writer.join().expect("the writer does not panic")? > 0);
-        worked
+        worked.and(more)
     })?;
     rig.daemon.kill()?;
     rig.daemon.start_again()?;
@@ -280,15 +280,12 @@ fn bitmaps_continue_after_an_upgrade() -> Result<()> {
     write(&rig, &[1], 1)?;
     backup(&rig, &image(&rig, "full.qcow2"))?;
     write(&rig, &[2], 2)?;
-    rig.daemon.lunette(&["upgrade"])?;
+    let _successor = Successor::of(&rig.daemon, &["upgrade"])?;
     rig.daemon.process().wait(SOON).ok();
     is_dirty(&rig, 1)?;
     write(&rig, &[3], 3)?;
     is_dirty(&rig, 2)?;
     backup(&rig, &image(&rig, "next.qcow2"))?;
     same(&rig, "d0.raw", "next.qcow2")?;
-    let status: control::Status = control::get(&rig.daemon.control(), "/v1/status")?;
-    let pid = rustix::process::Pid::from_raw(i32::try_from(status.pid)?).context("no daemon")?;
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
     Ok(())
 }

@@ -4,7 +4,7 @@
 use end_to_end::files::{file_system_check, file_system_round_trip};
 use end_to_end::open_iscsi;
 use end_to_end::rig::{free_portal, kernel_is_content};
-use end_to_end::{Context, GuestBuilder, Result, Rig, ensure};
+use end_to_end::{Context, GuestBuilder, Result, Rig, Soak, ensure};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -75,11 +75,10 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills() -> Result<()> {
     ))?;
 
     // Two kills and two orderly stops during verified I/O. The file system stays mounted.
-    let soak = guest.start(
-        "truncate -s 32M /mnt/soak && guest-agent soak --file /mnt/soak --seed 62 --depth 4 --runtime 16",
-    )?;
+    guest.ok("truncate -s 32M /mnt/soak")?;
+    let soak = Soak::start(&mut guest, "--file /mnt/soak --seed 62")?;
     for round in 0..4 {
-        std::thread::sleep(Duration::from_secs(1));
+        rig.daemon.wait_for_requests("d", 200)?;
         if round % 2 == 0 {
             rig.daemon.kill()?;
         } else {
@@ -99,8 +98,8 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills() -> Result<()> {
             ))
             .with_context(|| rig.daemon.process().log_tail())?;
     }
-    guest
-        .wait_ok(soak, Duration::from_secs(300))
+    rig.daemon.wait_for_requests("d", 200)?;
+    soak.finish(&mut guest)
         .with_context(|| rig.daemon.process().log_tail())?;
     guest.io_ok(&format!(
         "check --file /dev/{e} --seed 61 --writes 1000 --size 16M"
@@ -132,9 +131,7 @@ fn linux_initiator_logs_out_on_request_and_comes_back() -> Result<()> {
     open_iscsi::start(&mut guest)?;
     let remote = open_iscsi::login(&mut guest, portal, TARGET, &[])?;
     let disk = guest.scsi_disk(0, 0, 0)?;
-    let soak = guest.start(&format!(
-        "guest-agent soak --file /dev/{disk} --seed 81 --depth 4 --runtime 20"
-    ))?;
+    let soak = Soak::start(&mut guest, &format!("--file /dev/{disk} --seed 81"))?;
     for logins in 1..=3 {
         let deadline = Instant::now() + SOON;
         let log = loop {
@@ -146,16 +143,15 @@ fn linux_initiator_logs_out_on_request_and_comes_back() -> Result<()> {
             std::thread::sleep(Duration::from_millis(100));
         };
         ensure!(!log.contains("did not log out as requested"), "{log}");
+        rig.daemon.wait_for_requests("d", 200)?;
         if logins < 3 {
-            std::thread::sleep(Duration::from_secs(1));
             let listed = rig.daemon.lunette(&["session", "list", "--json"])?;
             let listed: Vec<serde_json::Value> = serde_json::from_str(&listed)?;
             let id = listed[0]["id"].as_str().unwrap_or_default();
             rig.daemon.lunette(&["session", "remove", id])?;
         }
     }
-    guest
-        .wait_ok(soak, Duration::from_secs(300))
+    soak.finish(&mut guest)
         .with_context(|| rig.daemon.process().log_tail())?;
     kernel_is_content(&mut guest)?;
     open_iscsi::logout(&mut guest, &remote)?;
@@ -208,12 +204,13 @@ fn qemu_boots_a_guest_from_a_target() -> Result<()> {
     guest.reboot()?;
     guest.io_ok("check --file /kept --seed 71 --writes 500")?;
     // The daemon restarts while the guest writes to its root disk. QEMU logs in again.
-    let soak = guest
-        .start("truncate -s 16M /more && guest-agent soak --file /more --seed 72 --runtime 8")?;
-    std::thread::sleep(Duration::from_secs(1));
+    guest.ok("truncate -s 16M /more")?;
+    let soak = Soak::start(&mut guest, "--file /more --seed 72")?;
+    rig.daemon.wait_for_requests("d", 100)?;
     rig.daemon.kill()?;
     rig.daemon.start_again()?;
-    guest.wait_ok(soak, Duration::from_secs(240))?;
+    rig.daemon.wait_for_requests("d", 100)?;
+    soak.finish(&mut guest)?;
     guest.io_ok("check --file /kept --seed 71 --writes 500")?;
     kernel_is_content(&mut guest)?;
     guest.power_off()

@@ -95,7 +95,8 @@ fn path_through_a_portal_is_lost_under_load_without_an_error() -> Result<()> {
         "two portals are two paths to one disk: {maps:?}"
     );
     let map = maps.keys().next().cloned().unwrap_or_default();
-    let device = format!("/dev/$(/tools/dmsetup info -c --noheadings -o blkdevname {map})");
+    let name = format!("/tools/dmsetup info -c --noheadings -o blkdevname {map}");
+    let device = format!("/dev/{}", guest.ok(&name)?.trim());
     // Writes each of 60 places at least once, and continues until a path has failed.
     let load = guest.start(&format!(
         "dd if=/dev/urandom of=/tmp/data bs=64k count=16 2>/dev/null

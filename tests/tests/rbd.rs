@@ -4,7 +4,7 @@
 use end_to_end::ceph::{CEPH_USER, Ceph};
 use end_to_end::rig::{kernel_is_content, number};
 use end_to_end::{
-    Context, DaemonBuilder, GuestBuilder, IscsiSession, Result, Rig, Scratch, bail, ensure,
+    Context, DaemonBuilder, GuestBuilder, IscsiSession, Result, Rig, Scratch, Soak, bail, ensure,
 };
 use guest_memory::IoBuffer;
 use librbd::{Channel, Cluster, ClusterConfig, Finished, Image, ImageName, LockMode, Pool};
@@ -330,11 +330,8 @@ fn rbd_disk_waits_for_its_osd_and_follows_sizes() -> Result<()> {
     let load = VerifiedLoad::start(&rig.socket("a"))?;
     load.expect_progress(LIMIT)?;
     ceph.kill_osd();
-    // Lets completed requests be counted first.
-    std::thread::sleep(Duration::from_secs(1));
-    let waits = load
-        .expect_progress(Duration::from_secs(2))
-        .err()
+    // Completed requests are still counted.
+    let waits = wait_until(LIMIT, || load.expect_progress(Duration::from_secs(2)).err())
         .context("requests end without an OSD")?;
     ensure!(
         matches!(waits, vhost_frontend::Error::Timeout(_)),
@@ -449,13 +446,13 @@ fn guest_survives_a_kill_of_the_osd() -> Result<()> {
     let granularity = number(&mut guest, "sda", "queue/discard_granularity")?;
     ensure!(granularity == 4096, "discard granularity {granularity}");
     ensure!(number(&mut guest, "sda", "queue/optimal_io_size")? == 4 << 20);
-    let soak = guest.start("guest-agent soak --file /dev/sda --seed 5 --depth 4 --runtime 8")?;
-    std::thread::sleep(Duration::from_secs(2));
+    let soak = Soak::start(&mut guest, "--file /dev/sda --seed 5")?;
+    rig.daemon.wait_for_requests("a", 100)?;
     ceph.kill_osd();
     std::thread::sleep(Duration::from_secs(2));
     ceph.start_osd()?;
-    let report = guest.wait_ok(soak, Duration::from_secs(90))?;
-    ensure!(report.contains("\"mismatches\":0"), "{report}");
+    rig.daemon.wait_for_requests("a", 100)?;
+    soak.finish(&mut guest)?;
     kernel_is_content(&mut guest)?;
 
     // Another client resizes the image. The guest's kernel has the new size on both transports without a rescan.

@@ -137,11 +137,8 @@ fn queue_resumed_on_another_disk_is_refused_until_a_reset() -> Result<()> {
             first_block(&rig, "e.raw")? == [0; BLOCK],
             "written by the old driver"
         );
-        let log = rig.daemon.process().log();
-        ensure!(
-            log.contains("was replaced after its driver started; hint: "),
-            "{log}"
-        );
+        rig.daemon
+            .logs("was replaced after its driver started; hint: ")?;
 
         // After a guest reset the new driver is bound to the new disk, also through a daemon restart.
         drop(old);

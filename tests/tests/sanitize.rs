@@ -59,7 +59,7 @@ fn wait_for_its_end(session: &mut IscsiSession) -> Result<()> {
 #[test]
 fn sanitize_continues_after_a_kill() -> Result<()> {
     // The bandwidth limit makes the operation outlast a restart.
-    let (mut rig, portal) = rig("d0=file:d0.raw,size=64M,bandwidth=4M", false)?;
+    let (mut rig, portal) = rig("d0=file:d0.raw,size=64M,bandwidth=1M", false)?;
     let mut session = IscsiSession::login(&portal, TARGET, 1)?;
     begin_overwriting(&mut session, b"wipe")?;
     ensure!(ready(&mut session)? == UNDER_WAY);
@@ -69,6 +69,7 @@ fn sanitize_continues_after_a_kill() -> Result<()> {
     let portal = rig.iscsi_portal(TARGET)?;
     let mut session = IscsiSession::login_only(&portal, TARGET, 1)?;
     ensure!(ready(&mut session)? == UNDER_WAY, "it continues");
+    rig.daemon.lunette(&["disk", "limit", "d0", "none"])?;
     wait_for_its_end(&mut session)?;
     let bytes = std::fs::read(rig.scratch.file("d0.raw"))?;
     ensure!(bytes.len() == 64 << 20 && bytes.chunks(4).all(|word| word == b"wipe"));
@@ -77,7 +78,7 @@ fn sanitize_continues_after_a_kill() -> Result<()> {
 
 #[test]
 fn sanitize_pauses_while_its_disk_is_removed() -> Result<()> {
-    let (mut rig, portal) = rig("d0=file:d0.raw,size=64M,bandwidth=4M", false)?;
+    let (mut rig, portal) = rig("d0=file:d0.raw,size=64M,bandwidth=1M", false)?;
     let mut session = IscsiSession::login(&portal, TARGET, 1)?;
     begin_overwriting(&mut session, b"wipe")?;
     ensure!(ready(&mut session)? == UNDER_WAY);
@@ -140,10 +141,16 @@ fn sanitize_stops_virtio_blk_and_leaves_nothing_written() -> Result<()> {
         let is_taken = metrics.contains("lunette_disk_io_in_flight{disk=\"d0\"} 1");
         is_taken.then_some(())
     };
-    // Shorter than the disk's delay: afterwards the request has ended.
-    wait_until(Duration::from_millis(250), in_flight);
+    let mut ended = None;
+    let is_taken = wait_until(Duration::from_secs(60), || {
+        in_flight().or_else(|| {
+            ended = queue.wait_for(Duration::from_millis(1)).ok();
+            ended.as_ref().map(|_| ())
+        })
+    });
+    ensure!(is_taken.is_some(), "the request is not taken");
     begin_overwriting(&mut session, b"wipe")?;
-    let done = queue.wait()?;
+    let done = ended.map_or_else(|| queue.wait(), Ok)?;
     queue.release(done.slot);
     ensure!(done.status == status::OK, "status {}", done.status);
 

@@ -194,11 +194,8 @@ fn explains_refused_certificates(
         message.contains("hint: name the authority of the daemon's certificate with --ca"),
         "{message}"
     );
-    let log = served.daemon.process().log();
-    ensure!(
-        log.contains("TLS handshake failed") && log.contains("service=\"api\""),
-        "{log}"
-    );
+    served.daemon.logs("TLS handshake failed")?;
+    served.daemon.logs("service=\"api\"")?;
     let with_own = [
         Path::new("--ca"),
         &ca,

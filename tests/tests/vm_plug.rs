@@ -28,7 +28,7 @@ fn virtio_blk_device_comes_and_goes_20_times_under_io() -> Result<()> {
     let backing = format!("backing=file:{},size=32M", folder.display());
     guests.ok(&[&run[..], &machine, &[&backing]].concat())?;
     let exec = |script: &str| guests.ok(&["exec", "plug", script]);
-    let load = "n=1; until [ -e /tmp/stop ]; do guest-agent soak --file /dev/vda --seed $n --depth 2 --runtime 3 || exit 1; n=$((n+1)); done";
+    let load = "n=1; until [ -e /tmp/stop ]; do guest-agent soak --file /dev/vda --seed $n --depth 2 --pause 5 --runtime 3 || exit 1; n=$((n+1)); done";
     let mut soak = guests.command(&["exec", "plug", load]);
     let soak = soak.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
 

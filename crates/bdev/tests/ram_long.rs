@@ -71,8 +71,11 @@ fn exact_range_is_zeroed_across_added_memory() {
             let read = worker.read(0, SIZE as usize).unwrap();
             let (before, rest) = read.split_at(from as usize);
             let (zeroed, after) = rest.split_at((to - from) as usize);
-            assert!(zeroed.iter().all(|&byte| byte == 0), "{io:?}");
-            assert!(before.iter().chain(after).all(|&byte| byte == 7), "{io:?}");
+            // Comparisons of slices take a tenth of the time of loops without optimisation.
+            assert!(zeroed == vec![0; zeroed.len()], "{io:?}");
+            for rest in [before, after] {
+                assert!(rest == vec![7; rest.len()], "{io:?}");
+            }
         }
     }
 }

@@ -23,6 +23,8 @@ const USAGE: &str = "guest-agent SUBCOMMAND --file PATH [--OPTION VALUE]...
   fill   --seed 1 --writes 1000 --bs 4096 --depth 4 [--size BYTES] [--buffered]   random writes with checksummed content
   check  the same options as fill: reads everything back and compares
   soak   --seed 1 --runtime 5 --bs 4096 --depth 4 [--size BYTES]                  random writes, each verified later
+         [--pause 0]      milliseconds after each I/O of a thread
+         [--while FILE]   creates the file after the first I/O, ends when it is removed
   probe  --op read|write|flush --offset 0 --length 512 [--buffered]               one I/O; prints bytes or errno
   zeroes --offset 0 --length BYTES                                               checks that the range reads as zeroes
   agent  --file TTY                                                              runs commands of a test's host

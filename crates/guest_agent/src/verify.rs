@@ -10,6 +10,8 @@ use crate::random::Random;
 use serde::Serialize;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 #[derive(Default, Serialize)]
@@ -225,10 +227,33 @@ pub fn check(args: &Args) -> Result<bool, String> {
     }))
 }
 
-/// For `--runtime` seconds, writes random blocks and verifies random earlier ones; finally verifies all of them.
+/// File that a soak creates after its first I/O. The soak ends when the file is removed.
+struct Switch {
+    file: Option<PathBuf>,
+    created: Once,
+}
+
+impl Switch {
+    /// Creates the file at the first call. Returns false after the file was removed.
+    fn is_on(&self) -> bool {
+        let Some(file) = &self.file else { return true };
+        self.created
+            .call_once(|| File::create(file).map_or((), drop));
+        file.exists()
+    }
+}
+
+/// For `--runtime` seconds, writes random blocks and verifies random earlier ones; finally verifies all of them. With `--while FILE`, creates
+/// the file after the first I/O and ends when the file is removed.
 pub fn soak(args: &Args) -> Result<bool, String> {
     let plan = Plan::new(args, true)?;
-    let end = Instant::now() + Duration::from_secs(args.number("runtime", 5)?);
+    let switch = Switch {
+        file: args.text("while").ok().map(PathBuf::from),
+        created: Once::new(),
+    };
+    let runtime = if switch.file.is_some() { 3600 } else { 5 };
+    let end = Instant::now() + Duration::from_secs(args.number("runtime", runtime)?);
+    let pause = Duration::from_millis(args.number("pause", 0)?);
     Ok(plan.run(|mut lane| {
         let mut last = vec![0u64; plan.owned(lane.index) as usize];
         let mut sequence = 0;
@@ -246,6 +271,10 @@ pub fn soak(args: &Args) -> Result<bool, String> {
                     0
                 };
             }
+            if !switch.is_on() {
+                break;
+            }
+            std::thread::sleep(pause);
         }
         for (own, &sequence) in last
             .iter()

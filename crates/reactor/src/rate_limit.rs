@@ -43,11 +43,14 @@ impl RateLimit {
 
     /// Counts an event. Returns `Some(n)` if it is to be logged, where `n` is the number of suppressed events before it.
     pub fn pass(&self) -> Option<u64> {
+        self.pass_at(Clock::shared().elapsed())
+    }
+
+    fn pass_at(&self, now: Duration) -> Option<u64> {
         let mut state = self
             .state
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let now = Clock::shared().elapsed();
         let since = *state.since.get_or_insert(now);
         let passed = now.saturating_sub(since).as_nanos();
         let earned = passed.checked_div(self.interval.as_nanos()).unwrap_or(1);
@@ -80,11 +83,12 @@ mod tests {
 
     #[test]
     fn a_burst_passes_and_those_after_it_are_counted() {
-        let limit = RateLimit::with_burst(Duration::from_millis(200), 3);
-        let passed: Vec<_> = (0..5).map(|_| limit.pass()).collect();
+        let limit = RateLimit::with_burst(Duration::from_secs(2), 3);
+        let begin = Duration::from_secs(100);
+        let passed: Vec<_> = (0..5).map(|_| limit.pass_at(begin)).collect();
         assert_eq!(passed, [Some(0), Some(0), Some(0), None, None]);
-        std::thread::sleep(Duration::from_millis(250));
-        assert_eq!(limit.pass(), Some(2));
+        assert_eq!(limit.pass_at(begin + Duration::from_secs(1)), None);
+        assert_eq!(limit.pass_at(begin + Duration::from_secs(3)), Some(3));
     }
 
     #[test]

@@ -117,14 +117,14 @@ fn front_end_that_has_begun_to_set_up_goes_on_with_that() {
 fn session_that_does_not_stop_is_not_waited_for_for_ever() {
     let device = Watched::new(ram(1 << 20), Duration::from_secs(6));
     let rig = Rig::new(1);
-    let socket = rig.serve("d", device, 1);
+    let socket = rig.serve("d", device.clone(), 1);
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let options = QueueOptions::default();
     let mut queue =
         BlkQueue::start(&mut front_end, 0, &options, 16, 64 << 10, Layout::Separate).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| queue.write(0, &[1; 512]));
-        std::thread::sleep(Duration::from_millis(200));
+        eventually("the write", || !device.seen().is_empty());
         let began = Instant::now();
         assert!(rig.server.hand_over_sessions().is_empty());
         assert!(began.elapsed() < Duration::from_millis(5900));
