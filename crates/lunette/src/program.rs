@@ -77,6 +77,7 @@ pub fn run_blk(arguments: BlkProgram) -> Outcome {
 /// Serves files as a virtio-scsi controller.
 pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
     let common = &arguments.common;
+    let queues = queues(common)?;
     let mut disks = Vec::new();
     let mut luns = Vec::new();
     for (path, lun) in arguments.blk_file.iter().zip(0..LUNS_MAX) {
@@ -92,7 +93,7 @@ pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
         transport: Transport::VhostScsi,
         name: "vhost-user-scsi".to_owned(),
         socket: Some(common.socket_path.clone().unwrap_or_default()),
-        queues: queues(common)?,
+        queues,
         luns,
         ..ExportConfig::default()
     };
