@@ -102,29 +102,10 @@ fn interrupted_matrix_continues_and_draws_its_plots() -> Result<()> {
     let folder = vm::workspace().join("target/vm-studies-matrix");
     std::fs::remove_dir_all(&folder).ok();
     let place = folder.display().to_string();
-    let words = [
-        "matrix",
-        "--quick",
-        "--memory",
-        "--folder",
-        &place,
-        "--disks",
-        "2",
-        "--threads",
-        "0,1",
-        "--baseline=ide",
-    ];
-    let times = [
-        "--turns",
-        "1",
-        "--turn-time",
-        "0.2",
-        "--size",
-        "8M",
-        "--smp",
-        "1",
-    ];
-    let words = [&words[..], &times].concat();
+    let disks = "matrix --quick --memory --disks 2 --threads 0,1 --baseline=ide";
+    let times = "--turns 1 --turn-time 0.2 --size 8M --smp 1 --folder";
+    let words = disks.split(' ').chain(times.split(' ')).chain([&*place]);
+    let words: Vec<&str> = words.collect();
     let mut first = guests
         .command(&words)
         .stdout(Stdio::null())
