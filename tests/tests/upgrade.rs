@@ -53,7 +53,7 @@ impl Last {
     /// Upgrades the daemon for the `turn`th time, to the former release and back if the environment names one.
     fn upgrade_or_back(&mut self, rig: &mut Rig, turn: usize) -> Result<()> {
         match std::env::var(FORMER) {
-            Ok(former) if turn % 2 == 0 => self.upgrade(rig, &["--to", &former]),
+            Ok(former) if turn.is_multiple_of(2) => self.upgrade(rig, &["--to", &former]),
             _ => self.upgrade(rig, &[]),
         }
     }
