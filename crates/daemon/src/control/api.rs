@@ -11,7 +11,7 @@ use axum::extract::{DefaultBodyLimit, FromRequestParts, Query};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use axum::{Json, Router};
+use axum::{Json, Router, middleware};
 use config::{DISK_SET, DiskKey, EXPORT_KINDS, Key, disk_keys};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ use super::error_responses::problem;
 use super::{ErrorResponse, View, backups};
 use super::{
     clients, configuration, disks, events, exports, health, history, jobs, latency, log, luns,
-    metrics, page, saved_state, status, upgrade, version,
+    metrics, page, parameters, saved_state, status, upgrade, version,
 };
 use crate::handover::Ending;
 use crate::jobs::Context;
@@ -203,19 +203,27 @@ struct Document;
 fn guard(document: &mut utoipa::openapi::OpenApi) {
     let unknown = problem("Missing or wrong token, over TCP");
     let looks = problem("The client may only read");
-    for path in document.paths.paths.values_mut() {
-        let (get, changes) = (
-            [&mut path.get],
-            [&mut path.put, &mut path.post, &mut path.delete],
-        );
-        for operation in get.into_iter().flatten() {
-            let responses = &mut operation.responses.responses;
-            responses.insert("401".to_owned(), RefOr::T(unknown.clone()));
-        }
+    let parameter = problem("A query parameter");
+    for (name, path) in &mut document.paths.paths {
+        let changes = [&mut path.put, &mut path.post, &mut path.delete];
         for operation in changes.into_iter().flatten() {
             let responses = &mut operation.responses.responses;
-            responses.insert("401".to_owned(), RefOr::T(unknown.clone()));
             responses.insert("403".to_owned(), RefOr::T(looks.clone()));
+        }
+        let all = [
+            &mut path.get,
+            &mut path.put,
+            &mut path.post,
+            &mut path.delete,
+        ];
+        for operation in all.into_iter().flatten() {
+            let refuses = parameters::refuses_all(name, operation);
+            let responses = &mut operation.responses.responses;
+            responses.insert("401".to_owned(), RefOr::T(unknown.clone()));
+            if refuses {
+                let bad = responses.entry("400".to_owned());
+                bad.or_insert_with(|| RefOr::T(parameter.clone()));
+            }
         }
     }
     let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
@@ -360,8 +368,10 @@ async fn describe() -> impl IntoResponse {
 
 /// Returns the router of all described handlers.
 pub(super) fn router(api: Api) -> Router {
-    let (router, _) = described().split_for_parts();
+    let (router, document) = described().split_for_parts();
+    let plain = parameters::plain(&document);
     router
+        .route_layer(middleware::from_fn_with_state(plain, parameters::refuse))
         .fallback(unknown)
         .method_not_allowed_fallback(not_allowed)
         .layer(DefaultBodyLimit::max(BODY_MAX))
@@ -492,6 +502,27 @@ mod tests {
             assert!(
                 problem.status == code && problem.detail.contains(word),
                 "{problem:?}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn operations_without_query_parameters_refuse_them() {
+        let router = TowerToHyperService::new(router(api()));
+        for (path, is_refused) in [
+            ("/v1/status?nonsense=1", true),
+            ("/v1/disks/d0?force=true", true),
+            ("/v1/history?nonsense=1", true),
+            ("/v1/status?", false),
+            ("/v1/upgrade/check?force=true", false),
+            ("/healthz?x=1", false),
+        ] {
+            let request = Request::builder().uri(path).body(Body::empty()).unwrap();
+            let status = router.call(request).await.unwrap().status();
+            assert_eq!(
+                status == StatusCode::BAD_REQUEST,
+                is_refused,
+                "{path}: {status}"
             );
         }
     }

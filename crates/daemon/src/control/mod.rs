@@ -23,6 +23,7 @@ mod log;
 mod luns;
 mod metrics;
 mod page;
+mod parameters;
 mod problem;
 mod saved_state;
 mod server;
