@@ -108,8 +108,9 @@ test-one: ## Runs one file of end-to-end tests: make test-one T=durability; or o
 	@$(MAKE) --no-print-directory tests-built
 	$(sandboxed) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test $(firstword $(T)) -- --test-threads=1 $(wordlist 2,99,$(T))
 
-test-upgrade: tests-built ## Replaces daemons with the last release, built from its tag or from TAG, and back, under load and below a guest
+test-upgrade: ## Replaces daemons with the last release, built from its tag or from TAG, and back, under load and below a guest
 	@scripts/setup test
+	@$(MAKE) --no-print-directory tests-built
 	@$(sandboxed) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette CARGO='$(CARGO)' TAG='$(TAG)' scripts/test-upgrade
 
 check: formatting lints ## Checks formatting, clippy and cargo doc (warnings denied), dependencies (unused, licences, sources), and the build of make static

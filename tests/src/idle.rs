@@ -11,7 +11,7 @@ const SHARE_MAX: f64 = 0.01;
 /// Most measurements, if the host takes CPU time away from this machine during them.
 const TIMES: usize = 6;
 /// Most measurements otherwise: the daemon may still have work from before.
-const TIMES_ALONE: usize = 3;
+const TIMES_ALONE: usize = 2;
 
 /// Fails if the daemon, idle except for `label`, uses `SHARE_MAX` of a core or more. A virtual machine's kernel counts stolen time
 /// of a running thread as used, so stolen time is subtracted. The measurement is repeated, more often if the stolen time itself reaches the

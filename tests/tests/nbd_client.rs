@@ -466,9 +466,10 @@ fn disk_that_hangs_delays_no_other_job_of_its_backup() -> Result<()> {
     std::thread::scope(|scope| {
         let ending = scope.spawn(|| near.daemon.lunette(&["backup", "end", "b"]));
         let ended = wait_until(SOON, || (state("m").ok()?["state"] == "done").then_some(()));
-        let hung = state("r")?["state"].clone();
+        let hung = state("r");
         server.process.signal(Signal::CONT)?;
         ending.join().ok().context("the thread panicked")??;
+        let hung = hung?["state"].clone();
         ensure!(ended.is_some() && hung == "finishing", "{hung}");
         ensure!(state("r")?["state"] == "done", "{}", state("r")?);
         Ok(())

@@ -137,7 +137,7 @@ fn a_device_of_qemu_has_its_layers_too() -> Result<()> {
         };
         let (application, device, io) = (
             mean("Guest application"),
-            mean("Device (QEMU"),
+            mean("Device (received"),
             mean("Block device (I/O"),
         );
         ensure!(
@@ -147,7 +147,7 @@ fn a_device_of_qemu_has_its_layers_too() -> Result<()> {
     }
     let page = std::fs::read_to_string(folder.join("report.html"))?;
     ensure!(
-        page.contains("<svg") && page.contains("Device (QEMU"),
+        page.contains("<svg") && page.contains("Device (received"),
         "the page lacks the device"
     );
     let mut left: Vec<String> = Vec::new();

@@ -263,8 +263,10 @@ proptest! {
         }
     }
 
+    /// A lost connection repeats the writes of a batch from their start. Each connection lasts for at least one batch of five I/Os, each with
+    /// two parts and a flush.
     #[test]
-    fn nbd_export_agrees(batches in steps(), has_multi_conn in any::<bool>(), limit in 3..40_u32) {
+    fn nbd_export_agrees(batches in steps(), has_multi_conn in any::<bool>(), limit in 16..60_u32) {
         for (minimum, fault) in [(1, Fault::None), (4096, Fault::None), (512, Fault::EndAfter(limit))] {
             let peer = Peer::start(PeerOptions {
                 size: (BLOCKS * u64::from(minimum.max(512))) as usize,
