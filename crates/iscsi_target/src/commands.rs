@@ -347,9 +347,9 @@ impl Connection {
             return true;
         }
         if let Some(key) = self.login.key() {
-            let waits_for_budget = self.memory.buffers.waits_for_budget();
+            let waits_beyond_own_limit = self.memory.buffers.waits_beyond_own_limit();
             self.shared
-                .reclaim_memory(key.tsih, &self.memory.reclaims, waits_for_budget);
+                .reclaim_memory(key.tsih, &self.memory.reclaims, waits_beyond_own_limit);
         }
         false
     }

@@ -243,8 +243,8 @@ impl SharedServer {
     /// Has connections free their unused memory because one of the session waits: all connections if it waits for memory of the target or
     /// of the server, otherwise those of the session. See [`request_engine::Buffers::reclaim`].
     #[cold]
-    pub fn reclaim_memory(&self, tsih: u16, of_session: &RateLimit, waits_for_budget: bool) {
-        let limit = if waits_for_budget {
+    pub fn reclaim_memory(&self, tsih: u16, of_session: &RateLimit, waits_beyond_own_limit: bool) {
+        let limit = if waits_beyond_own_limit {
             &self.memory.reclaims
         } else {
             of_session
@@ -252,7 +252,7 @@ impl SharedServer {
         if limit.pass().is_none() {
             return;
         }
-        let handles: Vec<ConnectionHandle> = match waits_for_budget {
+        let handles: Vec<ConnectionHandle> = match waits_beyond_own_limit {
             true => self.connections(),
             false => {
                 let table = lock(&self.table);

@@ -44,8 +44,8 @@ impl<C: Addressed + 'static> Buffers<C> {
     }
 
     /// Returns true if the connection waits because of the limit of its group or of the budget, not of connections that belong together.
-    pub fn waits_for_budget(&self) -> bool {
-        self.lease.waits_for_budget()
+    pub fn waits_beyond_own_limit(&self) -> bool {
+        self.lease.waits_beyond_own_limit()
     }
 
     /// Ends the wait for memory. Wakes the next connections in place of this one.
@@ -141,11 +141,12 @@ impl<C: Addressed + 'static> Buffers<C> {
         self.pool.in_use() + self.reserved
     }
 
-    /// Frees all unused buffers and shells if connections wait for memory that this one could return, or if no buffer is in use: memory of
-    /// an idle connection reduces the parts of other groups.
+    /// Frees all unused buffers and shells, and returns all memory above the floor that is not in use, if connections wait for memory that
+    /// this one could return, or if no buffer is in use: memory of an idle connection reduces the parts of other groups.
     pub fn reclaim(&mut self) {
         if self.in_use() == 0 || self.lease.memory().is_short() {
-            self.trim();
+            self.pool.trim();
+            self.lease.give_back(self.pool.held() + self.reserved);
         }
     }
 
@@ -172,6 +173,7 @@ impl<C: Addressed + 'static> SendMemory for Buffers<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory_budget::{GroupMemory, MemoryBudget};
     use crate::testing::{NoConnection, alone};
 
     fn buffers(bytes: usize) -> Buffers<NoConnection> {
@@ -211,6 +213,27 @@ mod tests {
         a.trim();
         let many: Vec<_> = (0..7).filter_map(|_| take(&mut b, 1 << 20)).collect();
         assert_eq!(many.len(), 7);
+    }
+
+    #[test]
+    fn an_idle_connection_keeps_no_lease_if_others_need_memory() {
+        let budget = MemoryBudget::new(256 << 20);
+        let [mut idle, mut busy] = [0; 2].map(|_| {
+            let group = GroupMemory::new(budget.clone());
+            let memory = SharedMemory::new(group, 16 << 20, 4, 256 << 10);
+            Buffers::<NoConnection>::new(memory)
+        });
+        let buffer = take(&mut idle, 300 << 10).unwrap();
+        idle.give(buffer);
+        assert!(budget.left() < 256 << 20, "a spare piece");
+        idle.reclaim();
+        assert_eq!(budget.left(), 256 << 20);
+        let buffer = take(&mut busy, 1 << 20).unwrap();
+        busy.reclaim();
+        assert!(budget.left() < 256 << 20, "in use");
+        busy.give(buffer);
+        busy.reclaim();
+        assert_eq!(budget.left(), 256 << 20);
     }
 
     #[test]

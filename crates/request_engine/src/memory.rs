@@ -239,7 +239,7 @@ impl<C: Addressed + 'static> MemoryShare<C> {
     }
 
     /// Returns true if the connection waits because of the limit of its group or of the budget, not of connections that belong together.
-    pub fn waits_for_budget(&self) -> bool {
+    pub fn waits_beyond_own_limit(&self) -> bool {
         self.waits_for.is_some_and(|limit| limit != Limit::Own)
     }
 
@@ -379,19 +379,24 @@ impl<C: Addressed + 'static> MemoryShare<C> {
     pub fn shrink(&mut self, needed: usize) {
         let keep = needed + 2 * self.memory.piece;
         if self.excess.is_some() || self.bytes > keep || self.memory.is_short() {
-            self.release(needed);
+            let spare = match self.memory.is_short() {
+                true => 0,
+                false => self.memory.piece,
+            };
+            self.release(needed, spare);
         }
     }
 
+    /// Returns all memory beyond `needed` bytes.
+    pub fn give_back(&mut self, needed: usize) {
+        self.release(needed, 0);
+    }
+
     #[cold]
-    fn release(&mut self, needed: usize) {
+    fn release(&mut self, needed: usize, spare: usize) {
         if needed <= self.bytes {
             self.end_overdraft();
         }
-        let spare = match self.memory.is_short() {
-            true => 0,
-            false => self.memory.piece,
-        };
         let keep = (needed + spare).max(self.memory.floor);
         let surplus = self.bytes.saturating_sub(keep);
         if surplus > 0 {
@@ -486,7 +491,7 @@ mod tests {
         let [mut hung, healthy] = filled_and_idle_group(64 << 20);
         assert!(!hung[1].extend(1 << 20));
         hung[1].count_wait();
-        assert!(hung[1].waits_for_budget());
+        assert!(hung[1].waits_beyond_own_limit());
         assert!(hung[0].memory().is_short() && hung[0].delays_others());
         assert!(!healthy[0].memory().is_short());
         hung[1].give_up();

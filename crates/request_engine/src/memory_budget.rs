@@ -15,6 +15,7 @@ const GROUP_RATIO: i64 = 3;
 /// Memory limit of a server.
 #[derive(Debug)]
 pub struct MemoryBudget {
+    bytes: i64,
     /// Bytes not leased. Negative if unavoidable allocations exceeded the limit.
     left: AtomicI64,
     short: Short,
@@ -28,10 +29,17 @@ struct Short(AtomicUsize);
 impl MemoryBudget {
     /// Creates a limit of `bytes` bytes.
     pub fn new(bytes: usize) -> Arc<MemoryBudget> {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         Arc::new(MemoryBudget {
-            left: AtomicI64::new(i64::try_from(bytes).unwrap_or(i64::MAX)),
+            bytes,
+            left: AtomicI64::new(bytes),
             short: Short::default(),
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn left(&self) -> i64 {
+        self.left.load(Ordering::SeqCst)
     }
 }
 
@@ -40,9 +48,10 @@ impl MemoryBudget {
 pub(crate) enum Limit {
     /// Limit of connections that belong together.
     Own,
-    /// Part of the budget that a group may have. Memory of other groups would not help a group with a hung disk.
+    /// Part of the budget that a group may have, if the group holds at least as much as all others. Memory of other groups would not help
+    /// a group with a hung disk.
     Group,
-    /// Limit of all groups.
+    /// Limit of all groups: the budget is used up, or other groups hold more than this one.
     Budget,
 }
 
@@ -98,7 +107,7 @@ impl GroupMemory {
         &self.short.0
     }
 
-    /// Returns the counter of connections that wait because the budget is used up.
+    /// Returns the counter of connections that wait because of the limit of all groups.
     #[inline]
     pub(crate) fn short_of_budget(&self) -> &AtomicUsize {
         &self.budget.short.0
@@ -110,7 +119,8 @@ impl GroupMemory {
     /// The limit that the lease would exceed.
     pub(crate) fn try_lease(&self, bytes: usize) -> Result<(), Limit> {
         let bytes = bytes as i64;
-        let held = self.held.load(Ordering::SeqCst).saturating_add(bytes);
+        let own = self.held.load(Ordering::SeqCst);
+        let held = own.saturating_add(bytes);
         let take = |left: i64| {
             let left = left.saturating_sub(bytes);
             (left >= 0 && held / GROUP_RATIO <= left).then_some(left)
@@ -119,9 +129,12 @@ impl GroupMemory {
             .budget
             .left
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take);
-        taken.map_err(|left| match left < bytes {
-            true => Limit::Budget,
-            false => Limit::Group,
+        taken.map_err(|left| {
+            let others = self.budget.bytes - left - own;
+            match left < bytes || own < others {
+                true => Limit::Budget,
+                false => Limit::Group,
+            }
         })?;
         self.held.fetch_add(bytes, Ordering::SeqCst);
         Ok(())
@@ -190,5 +203,18 @@ mod tests {
         assert_eq!(filled, [48, 12, 3]);
         groups[0].release(48 << 20);
         assert!(groups[2].try_lease(20 << 20).is_ok());
+    }
+
+    #[test]
+    fn a_group_with_less_than_the_others_waits_for_their_memory() {
+        let budget = MemoryBudget::new(384 << 20);
+        let [large, small] = [0; 2].map(|_| GroupMemory::new(budget.clone()));
+        large.try_lease(288 << 20).unwrap();
+        small.try_lease(64 << 20).unwrap();
+        assert_eq!(small.try_lease(16 << 20), Err(Limit::Budget));
+        assert_eq!(large.try_lease(16 << 20), Err(Limit::Group));
+        // The large group has freed its pools.
+        large.release(256 << 20);
+        assert_eq!(small.try_lease(16 << 20), Ok(()));
     }
 }

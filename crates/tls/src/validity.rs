@@ -29,8 +29,8 @@ impl Validity {
         })?
     }
 
-    /// Returns the period of one certificate. rustls has no function for it, but reports the end of the period that a time is outside of,
-    /// before it looks for an issuer.
+    /// Returns the period of one certificate. rustls has no function for it, but reports the limit that a time exceeds, before it looks
+    /// for an issuer.
     fn of(certificate: &CertificateDer<'_>) -> Option<Validity> {
         let certificate = ParsedCertificate::try_from(certificate).ok()?;
         let fault_at = |seconds| {
