@@ -21,6 +21,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::{BlockDevice, Committable, DiskState, Medium, OpenError, SharedState};
 
@@ -138,15 +139,20 @@ pub trait Lockable: Send + Sync {
     fn take_locks(&self) -> io::Result<()>;
 }
 
+/// Longest wait of a queue's stop for the release of locks. The front end blocks meanwhile, with its guest paused. Then the release continues
+/// on its thread, and other daemons wait for the locks.
+pub const RELEASE_WAIT: Duration = Duration::from_secs(10);
+
 /// Device that other processes use in turns with this one: its locks follow the use of the disk.
 pub trait TurnDevice: Send + Sync {
-    /// Waits until the locks are released or the release has failed, if no use is left, but not longer than 10 s for the lock service.
-    fn wait_for_release(&self);
+    /// Waits until the locks are released or the release has failed, if no use is left, but not after `until`.
+    fn wait_for_release(&self, until: Instant);
 
     /// Registers `on_turn`, called when a turn has begun and before it ends. Must be quick.
     fn on_turn(&self, on_turn: OnTurn);
 
-    /// Returns the error of the last release of the locks. The release is tried again until it succeeds or the disk is used again.
+    /// Returns the error of the last release of the locks of a disk without uses, also if a wait for it has timed out. A failed release is
+    /// tried again until it succeeds or the disk is used again.
     fn release_error(&self) -> Option<String>;
 }
 

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::{DiskInfo, Geometry, Identity, SizeKnowledge};
 
@@ -446,11 +446,11 @@ impl Disk {
         self.turns.on_begin.set(Box::new(on_begin)).ok();
     }
 
-    /// Waits until locks that end with the last use of the disk are released. Returns at once if the disk is in use, or is locked always.
-    /// Blocks for up to 10 s while the lock service does not answer.
-    pub fn wait_for_release(&self) {
+    /// Waits until locks that end with the last use of the disk are released, but not after `until`: [`crate::RELEASE_WAIT`] after the stop
+    /// of a queue. Returns at once if the disk is in use, or is locked always.
+    pub fn wait_for_release(&self, until: Instant) {
         if let Some(device) = self.device().capabilities().turns {
-            device.wait_for_release();
+            device.wait_for_release(until);
         }
     }
 

@@ -23,6 +23,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 pub use block::CacheMode;
 use block::{Capacity, DiskInfo, Extent};
@@ -432,8 +433,8 @@ impl Lockable for File {
 }
 
 impl TurnDevice for File {
-    fn wait_for_release(&self) {
-        turn_lock::wait_for_release(&*self.shared);
+    fn wait_for_release(&self, until: Instant) {
+        turn_lock::wait_for_release(&*self.shared, until);
     }
 
     fn on_turn(&self, on_turn: OnTurn) {

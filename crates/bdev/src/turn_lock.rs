@@ -17,13 +17,13 @@
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::Backoff;
 
 use crate::attach::Wake;
 use crate::blocking::BlockingCalls;
-use crate::{OnTurn, Turn};
+use crate::{OnTurn, RELEASE_WAIT, Turn};
 
 /// Delay before a failed release is tried again; doubles up to the maximum.
 const RELEASE_DELAY: Duration = match cfg!(test) {
@@ -31,12 +31,6 @@ const RELEASE_DELAY: Duration = match cfg!(test) {
     false => Duration::from_secs(1),
 };
 const RELEASE_DELAY_MAX: Duration = Duration::from_secs(30);
-/// Longest wait of a queue's stop for the release. The front end blocks meanwhile, with its guest paused. Then the release continues on its
-/// thread, and other daemons wait for the locks.
-const RELEASE_WAIT: Duration = match cfg!(test) {
-    true => Duration::from_millis(100),
-    false => Duration::from_secs(10),
-};
 
 /// Device with locks that follow its use.
 pub(crate) trait TurnLocks: Send + Sync {
@@ -192,12 +186,14 @@ impl Users {
 
     /// See [`crate::TurnDevice::release_error`].
     pub fn release_error(&self) -> Option<String> {
-        self.lock.as_ref()?.uses().release_error.clone()
+        let uses = self.lock.as_ref()?.uses();
+        let error = uses.release_error.clone();
+        error.filter(|_| uses.count == 0)
     }
 }
 
 /// See [`crate::TurnDevice::wait_for_release`].
-pub(crate) fn wait_for_release(device: &dyn TurnLocks) {
+pub(crate) fn wait_for_release(device: &dyn TurnLocks, until: Instant) {
     let Some(lock) = &device.users().lock else {
         return;
     };
@@ -205,17 +201,23 @@ pub(crate) fn wait_for_release(device: &dyn TurnLocks) {
         let is_over = matches!(uses.state, LockState::Unlocked | LockState::ReleaseFailed);
         uses.count == 0 && !is_over && uses.release_error.is_none()
     };
+    let left = until.saturating_duration_since(Instant::now());
     let waited = lock
         .changed
-        .wait_timeout_while(lock.uses(), RELEASE_WAIT, is_pending);
+        .wait_timeout_while(lock.uses(), left, is_pending);
     let (mut uses, result) = waited.unwrap_or_else(PoisonError::into_inner);
     if result.timed_out() && uses.state == LockState::Unlocking {
         let service = device.lock_service();
         let error = format!("no answer within {RELEASE_WAIT:?}; hint: check {service}");
         uses.release_error = Some(error.clone());
         drop(uses);
-        log_release(&device.object(), None, Some(error));
+        log_late_release(&device.object(), &error);
     }
+}
+
+/// Logs that a release continues after the wait for it.
+pub(crate) fn log_late_release(object: &str, error: &str) {
+    tracing::warn!("{object}: its locks are not released yet: {error}");
 }
 
 impl fmt::Debug for Users {
@@ -476,10 +478,8 @@ fn wake_all(lock: &TurnLock, mut uses: MutexGuard<'_, Uses>) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::time::Instant;
-
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     const LIMIT: Duration = Duration::from_secs(30);
 
@@ -539,6 +539,10 @@ mod tests {
         }
     }
 
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(100)
+    }
+
     fn wait_until(condition: impl Fn() -> bool) {
         let begun = Instant::now();
         while !condition() {
@@ -552,7 +556,7 @@ mod tests {
         let locks = Locks::new(3);
         drop(InUse::begin(locks.clone()).unwrap());
         // The front end gets its answer while the locks are kept.
-        wait_for_release(&*locks);
+        wait_for_release(&*locks, soon());
         let is_released = || {
             let lock = locks.users.lock.as_ref().unwrap();
             lock.uses().state == LockState::Unlocked
@@ -569,21 +573,38 @@ mod tests {
         let locks = Locks::new(0);
         let hung = locks.service.lock().unwrap();
         drop(InUse::begin(locks.clone()).unwrap());
-        wait_for_release(&*locks);
+        wait_for_release(&*locks, soon());
         let error = locks.users.release_error().unwrap();
         assert!(error.contains("no answer"), "{error}");
+        // The disk is in use again: its locks are wanted.
+        let device: Arc<dyn TurnLocks> = locks.clone();
+        let again = LockWait::begin(&device, &(Arc::new(|| ()) as Wake)).unwrap();
+        assert_eq!(locks.users.release_error(), None);
+        drop(again);
+        assert!(locks.users.release_error().is_some());
         drop(hung);
         wait_until(|| locks.users.release_error().is_none());
-        wait_for_release(&*locks);
+        wait_for_release(&*locks, soon());
         let lock = locks.users.lock.as_ref().unwrap();
         assert_eq!(lock.uses().state, LockState::Unlocked);
+    }
+
+    /// The disks of a controller share one deadline.
+    #[test]
+    fn release_without_an_answer_is_reported_after_the_deadline() {
+        let locks = Locks::new(0);
+        let hung = locks.service.lock().unwrap();
+        drop(InUse::begin(locks.clone()).unwrap());
+        wait_for_release(&*locks, Instant::now());
+        assert!(locks.users.release_error().is_some());
+        drop(hung);
     }
 
     #[test]
     fn use_ends_the_attempts_to_release() {
         let locks = Locks::new(u32::MAX);
         drop(InUse::begin(locks.clone()).unwrap());
-        wait_for_release(&*locks);
+        wait_for_release(&*locks, soon());
         wait_until(|| locks.users.release_error().is_some());
         let in_use = InUse::begin(locks.clone()).unwrap();
         assert_eq!(locks.users.release_error(), None);
@@ -614,8 +635,8 @@ mod tests {
         };
         start_failed(&device, &lock, &io::ErrorKind::OutOfMemory.into());
         assert!(wait.result().is_err());
-        assert!(locks.users.release_error().is_some());
         drop(wait);
+        assert!(locks.users.release_error().is_some());
         locks.failures.store(0, Ordering::Relaxed);
         is(LockState::Unlocked);
         assert_eq!(locks.users.release_error(), None);

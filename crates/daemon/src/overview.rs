@@ -45,11 +45,11 @@ pub(crate) struct Overview {
     pub(crate) upgrade_command: Option<String>,
 }
 
-/// Returns the warning about locks that could not be released (`lock = "while-active"`).
+/// Returns the warning about locks that are not released (`lock = "while-active"`).
 fn kept_lock(disk: &bdev::Disk) -> Option<String> {
     let error = disk.device().capabilities().turns?.release_error()?;
     Some(format!(
-        "not in use, but its lock is kept, because the release has failed: {error}; other daemons wait for it, and the release is tried again"
+        "not in use, but its lock is not released: {error}; other daemons wait for it"
     ))
 }
 

@@ -4,8 +4,9 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use bdev::Disk;
+use bdev::{Disk, RELEASE_WAIT};
 use reactor::{SourceId, WorkerHandle};
 use virtio_device::{ConfigError, Queue, QueueMaker, QueueSetup, VirtioDevice};
 
@@ -276,7 +277,7 @@ impl VirtioDevice for BlkDevice {
 
     fn queue_stopped(&self, index: u16) {
         self.places().remove(&index);
-        self.disk.wait_for_release();
+        self.disk.wait_for_release(Instant::now() + RELEASE_WAIT);
     }
 
     fn queue_placed(&self, index: u16, worker: &WorkerHandle, source: SourceId) {

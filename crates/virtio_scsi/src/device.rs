@@ -4,8 +4,9 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use bdev::Disk;
+use bdev::{Disk, RELEASE_WAIT};
 use latency::UnitAddress;
 use reactor::{SourceId, WorkerHandle};
 use scsi::{AttachError, LogicalUnit, LunAddress, Nexus, Target, TargetPort, TransportId};
@@ -374,8 +375,10 @@ impl VirtioDevice for ScsiDevice {
         if let Some(handle) = lock(&self.shared.queues).get_mut(usize::from(index)) {
             *handle = None;
         }
+        // One deadline for all disks: their lock service may be the same.
+        let until = Instant::now() + RELEASE_WAIT;
         for disk in self.disks() {
-            disk.wait_for_release();
+            disk.wait_for_release(until);
         }
     }
 

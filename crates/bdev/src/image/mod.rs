@@ -22,16 +22,18 @@ use std::cell::RefCell;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use block::{Capacity, DiskInfo, IoFlags, IoRequest};
 use qcow2::Map;
 
+use crate::turn_lock::log_late_release;
 use crate::{
     Attach, BlockDevice, CacheMode, Capabilities, CopiedUp, File, FileLock, ImageDevice, IoChannel,
-    LocalFiles, Lockable, OnTurn, OpenError, Space, Turn, TurnDevice,
+    LocalFiles, Lockable, OnTurn, OpenError, RELEASE_WAIT, Space, Turn, TurnDevice,
 };
 use backing_link::BackingLink;
 pub use commit::Committable;
@@ -244,7 +246,11 @@ pub struct Image {
     shared: Arc<SharedImage>,
     requests: Option<Sender<Request>>,
     owner: Option<JoinHandle<()>>,
+    /// Answer to [`Change::AwaitRelease`] that has not come in time.
+    late: Mutex<Option<LateAnswer>>,
 }
+
+type LateAnswer = Receiver<io::Result<()>>;
 
 impl Image {
     /// Opens an image and its backing images.
@@ -272,6 +278,7 @@ impl Image {
                 shared,
                 requests: Some(requests),
                 owner: None,
+                late: Mutex::default(),
             });
         }
         let thread = std::thread::Builder::new()
@@ -308,6 +315,7 @@ impl Image {
             shared,
             requests: Some(requests),
             owner: Some(owner),
+            late: Mutex::default(),
         })
     }
 
@@ -329,6 +337,43 @@ impl Image {
         answer.recv().map_err(|_| gone())?
     }
 
+    /// Waits until the owner has ended a turn without users, but not after `until`: it writes to the storage before. An image without an
+    /// owner has no locks.
+    fn wait_for_close(&self, until: Instant) {
+        if self.late_close().is_some() || self.shared.readers.has_any() {
+            return;
+        }
+        let (reply, answer) = channel();
+        let wait = Request::Control(Change::AwaitRelease(reply));
+        if !self.requests().is_ok_and(|to| to.send(wait).is_ok()) {
+            return;
+        }
+        #[cfg(feature = "simulated")]
+        if uring::simulated::Files::are_simulated() {
+            stepped::step_image_owners();
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if let Err(RecvTimeoutError::Timeout) = answer.recv_timeout(left) {
+            *self.late() = Some(answer);
+            log_late_release(&self.shared.path().to_string(), &late_close_error());
+        }
+    }
+
+    fn late(&self) -> MutexGuard<'_, Option<LateAnswer>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the owner's missing answer after a wait that has timed out.
+    fn late_close(&self) -> MutexGuard<'_, Option<LateAnswer>> {
+        let mut late = self.late();
+        let is_missing =
+            |answer: &Receiver<_>| matches!(answer.try_recv(), Err(TryRecvError::Empty));
+        if !late.as_ref().is_some_and(is_missing) {
+            *late = None;
+        }
+        late
+    }
+
     fn change(&self, change: impl FnOnce(Sender<io::Result<()>>) -> Change) -> io::Result<()> {
         self.ask(change)
     }
@@ -337,6 +382,10 @@ impl Image {
     pub fn path(&self) -> &Path {
         self.shared.file.path()
     }
+}
+
+fn late_close_error() -> String {
+    format!("the image is not written and closed within {RELEASE_WAIT:?}; hint: check its storage")
 }
 
 impl Drop for Image {
@@ -443,10 +492,10 @@ impl Lockable for Image {
 }
 
 impl TurnDevice for Image {
-    fn wait_for_release(&self) {
-        // The owner ends the turn before it answers. An image without an owner has no locks.
-        self.change(Change::AwaitRelease).ok();
-        self.shared.files().for_each(File::wait_for_release);
+    fn wait_for_release(&self, until: Instant) {
+        self.wait_for_close(until);
+        let files = self.shared.files();
+        files.for_each(|file| file.wait_for_release(until));
     }
 
     fn on_turn(&self, on_turn: OnTurn) {
@@ -455,7 +504,9 @@ impl TurnDevice for Image {
     }
 
     fn release_error(&self) -> Option<String> {
-        self.shared.files().find_map(File::release_error)
+        let late = self.late_close().as_ref().map(|_| late_close_error());
+        let late = late.filter(|_| !self.shared.readers.has_any());
+        late.or_else(|| self.shared.files().find_map(File::release_error))
     }
 }
 

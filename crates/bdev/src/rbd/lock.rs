@@ -5,6 +5,7 @@
 
 use std::io;
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 pub use block::RbdLock;
 use librbd::{Error, Image, ImageShape, LockMode};
@@ -124,8 +125,8 @@ impl SharedRbd {
 }
 
 impl TurnDevice for Rbd {
-    fn wait_for_release(&self) {
-        turn_lock::wait_for_release(&*self.shared);
+    fn wait_for_release(&self, until: Instant) {
+        turn_lock::wait_for_release(&*self.shared, until);
     }
 
     fn on_turn(&self, on_turn: OnTurn) {
