@@ -6,7 +6,8 @@ use end_to_end::{Context, DaemonBuilder, Result, Scratch, ensure};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 use vm::wait_until;
 
 #[test]
@@ -149,14 +150,25 @@ fn permissions_name_the_user_and_the_key() -> Result<()> {
             .arg(format!("{own}/state"))
             .stderr(Stdio::piped())
             .spawn()?;
-        let mut stderr = BufReader::new(daemon.stderr.take().context("no pipe")?);
+        let stderr = BufReader::new(daemon.stderr.take().context("no pipe")?);
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            let mut lines = stderr.lines().map_while(std::result::Result::ok);
+            lines.try_for_each(|line| sender.send(line))
+        });
         let mut errors = String::new();
         let is_complete = |errors: &str| {
             let mut parts = ["x.sock", "user nobody", key].into_iter();
             parts.all(|part| errors.contains(part))
         };
         // The daemon has ended if there are no more lines.
-        while !is_complete(&errors) && stderr.read_line(&mut errors)? > 0 {}
+        let end = Instant::now() + Duration::from_secs(30);
+        let left = || end.saturating_duration_since(Instant::now());
+        while !is_complete(&errors)
+            && let Ok(line) = lines.recv_timeout(left())
+        {
+            errors += &line;
+        }
         daemon.kill()?;
         daemon.wait()?;
         ensure!(is_complete(&errors), "{key}: {errors}");
