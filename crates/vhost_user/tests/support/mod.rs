@@ -166,9 +166,12 @@ pub struct Watched {
     inner: Arc<dyn BlockDevice>,
     seen: Arc<Mutex<Vec<IoRequest>>>,
     io_events: Arc<Mutex<Vec<IoEvent>>>,
-    /// Microseconds; shared with the handles.
+    /// Microseconds, or [`HELD`]; shared with the handles.
     delay: Arc<AtomicU64>,
 }
+
+/// Delay of I/O that waits for another delay.
+const HELD: u64 = u64::MAX;
 
 /// Start or end of the I/O at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,6 +202,11 @@ impl Watched {
     pub fn forget(&self) {
         self.seen.lock().unwrap().clear();
         self.io_events.lock().unwrap().clear();
+    }
+
+    /// Delays all I/O until another delay is set.
+    pub fn hold(&self) {
+        self.delay.store(HELD, Ordering::Relaxed);
     }
 
     pub fn set_delay(&self, delay: Duration) {
@@ -245,6 +253,13 @@ struct WatchedChannel {
     waiting: Vec<Option<(IoRequest, IoBuffer, Tag)>>,
 }
 
+impl WatchedChannel {
+    fn start_timer(&self, ring: &mut Ring, token: u64, delay: u64) {
+        let micros = if delay == HELD { 10_000 } else { delay };
+        ring.timer(self.owner, token, Duration::from_micros(micros));
+    }
+}
+
 impl IoChannel for WatchedChannel {
     fn submit(
         &mut self,
@@ -268,11 +283,15 @@ impl IoChannel for WatchedChannel {
             self.waiting.push(None);
         }
         self.waiting[token] = Some((*io, std::mem::take(buffer), tag));
-        ring.timer(self.owner, token as u64, Duration::from_micros(delay));
+        self.start_timer(ring, token as u64, delay);
         Submission::Pending
     }
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        let delay = self.delay.load(Ordering::Relaxed);
+        if delay == HELD {
+            return self.start_timer(ring, completion.token, delay);
+        }
         let waiting = self.waiting.get_mut(completion.token as usize);
         let Some((io, mut buffer, tag)) = waiting.and_then(Option::take) else {
             // Without a delay, I/Os may be pending in the inner device.
