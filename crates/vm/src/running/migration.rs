@@ -229,7 +229,7 @@ impl Supervisor {
             }
         }
         let qemu = self.state.qemu;
-        let other = to_daemon.map(|to| Client::new(to).patient(REQUEST_LIMIT));
+        let other = to_daemon.map(|to| Client::new(to).patient(START_LIMIT));
         let check = || match &other {
             Some(other) => check_connected(other, &exports),
             None => Ok(()),
@@ -333,6 +333,11 @@ impl Supervisor {
             self.watcher()?.forget(control, &path)?;
         }
         added?;
+        // The new QEMU uses this export. An earlier one of this name is not left over any more.
+        let is_other = |(other, earlier): &(PathBuf, Value)| {
+            other != control || text(earlier, "name") != text(export, "name")
+        };
+        self.migrations.left_over.retain(is_other);
         Ok(())
     }
 
@@ -347,6 +352,10 @@ impl Supervisor {
             let forced = format!("{path}?force=true");
             match Client::new(control).change(Method::DELETE, &forced, None) {
                 Ok(_) => self.watcher()?.forget(control, &path)?,
+                // Removed by a user, by an earlier attempt or at the end of a daemon without state.
+                Err(ClientError::Problem { problem }) if problem.status == 404 => {
+                    self.watcher()?.forget(control, &path)?;
+                }
                 // Tried again before the next migration, and by the watcher at the end of the guest.
                 Err(error) => {
                     let left_over = (control.to_owned(), export.clone());
@@ -498,7 +507,7 @@ fn wait_until_running(qmp: &mut Qmp) -> Result<()> {
     runs.context("the guest does not run")?
 }
 
-/// Returns an error if the destination's daemon has ended. The guest would wait for its disks after the switch.
+/// Returns an error if the destination's daemon has ended; a busy one may answer late. The guest would wait for its disks after the switch.
 fn check_connected(daemon: &Client, exports: &[MovedExport]) -> Result<()> {
     for export in exports.iter().map(|export| &export.to) {
         let state = daemon.get::<Value>(&export_path(export));
