@@ -255,10 +255,7 @@ pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
     let bytes = pack(&files)?;
     for stale in std::fs::read_dir(&directory)?.flatten() {
         let name = stale.file_name();
-        let rest = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(kind)?.strip_suffix(".cpio"));
-        if rest.is_some_and(|rest| rest.starts_with('-')) {
+        if name.to_str().is_some_and(|name| is_archive(name, kind)) {
             std::fs::remove_file(stale.path()).or_else(|error| match error.kind() {
                 std::io::ErrorKind::NotFound => Ok(()),
                 _ => Err(error),
@@ -275,6 +272,14 @@ pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
     }
     std::os::unix::fs::symlink(path.file_name().unwrap_or_default(), &link)?;
     Ok(path)
+}
+
+/// Returns true for the name of an archive of this kind, with any digest.
+fn is_archive(name: &str, kind: &str) -> bool {
+    let parts = name
+        .strip_suffix(".cpio")
+        .and_then(|name| name.rsplit_once('-'));
+    parts.is_some_and(|(found, _)| found == kind)
 }
 
 /// Returns paths in the guest and on the host; modules come first, in load order.
@@ -478,4 +483,18 @@ fn base_name(path: &Path) -> String {
         .unwrap_or_default()
         .to_string_lossy()
         .into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_archive;
+
+    #[test]
+    fn only_archives_of_the_same_kind_are_outdated() {
+        let name = "initiator-multipath-0123456789abcdef.cpio";
+        assert!(is_archive(name, "initiator-multipath"));
+        assert!(!is_archive(name, "initiator"));
+        assert!(is_archive("initiator-0123456789abcdef.cpio", "initiator"));
+        assert!(!is_archive("initiator.cpio", "initiator"));
+    }
 }

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use vm::Accelerator;
 
 use self::published::{Finding, JOBS, Part, PublishedStudy, STUDIES};
-use super::study::report::{RESULT, caution};
+use super::study::report::{PARTIAL, RESULT, caution};
 use super::study::{Effort, study_failed};
 use super::{Action, VmCommand, failed};
 
@@ -202,15 +202,22 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Returns the result of a part; null before its end.
+    /// Returns the result of a part, or the partial result of an interrupted one; null if there is none.
     fn result(&self, part: &str) -> Result<Value> {
-        let path = self.folder.join(part).join(RESULT);
-        match std::fs::read(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Value::Null),
-            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
-            Ok(text) => serde_json::from_slice(&text)
-                .with_context(|| format!("{} is no JSON", path.display())),
+        for name in [RESULT, PARTIAL] {
+            let path = self.folder.join(part).join(name);
+            match std::fs::read(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("cannot read {}", path.display()));
+                }
+                Ok(text) => {
+                    return serde_json::from_slice(&text)
+                        .with_context(|| format!("{} is no JSON", path.display()));
+                }
+            }
         }
+        Ok(Value::Null)
     }
 
     /// Returns the findings with the values of this replay, as lines of a table.
@@ -414,6 +421,19 @@ mod tests {
                 "{}",
                 study.name
             );
+        }
+    }
+
+    #[test]
+    fn an_interrupted_part_has_the_result_so_far() {
+        let folder = tempfile::tempdir().unwrap();
+        let replay = Replay::new(&STUDIES[0], true, folder.path(), Accelerator::Tcg).unwrap();
+        assert_eq!(replay.result("part").unwrap(), Value::Null);
+        let part = replay.folder.join("part");
+        std::fs::create_dir_all(&part).unwrap();
+        for (name, result) in [(PARTIAL, "1"), (RESULT, "2")] {
+            write_file(&part, name, result.as_bytes()).unwrap();
+            assert_eq!(replay.result("part").unwrap().to_string(), result);
         }
     }
 

@@ -200,7 +200,7 @@ pub fn json(report: &Report<'_, Run>, header: &Value, base: Option<&str>) -> Val
 pub const RESULT: &str = "result.json";
 
 /// Result of an interrupted study as JSON.
-const PARTIAL: &str = "partial.json";
+pub const PARTIAL: &str = "partial.json";
 
 /// Writes [`RESULT`].
 pub fn write_json(folder: &Path, document: &Value) -> Result<()> {
