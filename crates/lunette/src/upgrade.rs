@@ -138,11 +138,11 @@ fn check_clients(client: &Client, arguments: &UpgradeArguments) -> Outcome {
     match client.change(Method::GET, &path, None) {
         Ok(_) => Ok(()),
         Err(ClientError::Problem { problem }) if matches!(problem.status, 404 | 405) => {
-            if force {
+            if force && lose_ram_disks && end_jobs {
                 return Ok(());
             }
             Err(Failure::because(
-                "the running daemon is too old to check whether RAM disks, jobs and clients survive; hint: restart it, or add --force",
+                "the running daemon is too old to check whether RAM disks, jobs and clients survive; hint: restart it, or add --force --lose-ram-disks --end-jobs",
             ))
         }
         Err(error) => Err(error.into()),

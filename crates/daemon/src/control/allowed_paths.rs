@@ -58,6 +58,17 @@ impl Caller {
         }
     }
 
+    /// Fails if the caller may only read.
+    pub fn must_change(self) -> Result<(), Refusal> {
+        match self.0 {
+            Right::Control | Right::Administrator => Ok(()),
+            Right::Read => {
+                let fault = Fault::new("this client may only read");
+                Err(Refusal::Forbidden(vec![fault]))
+            }
+        }
+    }
+
     /// Checks all paths of a disk and limits the files that an image may name. Returns the disk.
     pub async fn check_disk(
         self,
@@ -379,6 +390,16 @@ mod tests {
         let file = Some(("lunette.toml", text.as_str()));
         let parsed = config::parse(file, &Flags::default(), &Surroundings::of_this_process());
         Arc::new(parsed.unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    #[test]
+    fn only_readers_may_not_make_changes() {
+        assert!(matches!(
+            Caller(Right::Read).must_change(),
+            Err(Refusal::Forbidden(_))
+        ));
+        assert!(Caller(Right::Control).must_change().is_ok());
+        assert!(Caller(Right::Administrator).must_change().is_ok());
     }
 
     #[test]

@@ -84,8 +84,11 @@ pub(super) struct Overrides {
 ))]
 pub(super) async fn check(
     State(api): State<Api>,
+    caller: Caller,
     query: Result<Query<Overrides>, QueryRejection>,
 ) -> Result<StatusCode, ErrorResponse> {
+    // The check reads files again and can block a thread for seconds.
+    caller.must_change()?;
     let Query(overrides) = query.map_err(|error| ErrorResponse::bad_request(error.body_text()))?;
     let mut faults = Vec::new();
     if !overrides.lose_ram_disks {
