@@ -163,8 +163,8 @@ pub struct DiskStatus {
     /// Condition that an administrator should correct although the disk is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
-    /// Time in nanoseconds that 1 % of the requests exceed in each of the last five seconds with requests; only of a slow disk, from 500 ms
-    /// on. Rounded down to 500 ms times a power of two.
+    /// Only for a slow disk: the lowest 99th percentile of its requests in the last seconds with requests, in nanoseconds, rounded down to
+    /// 500 ms times a power of two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_ns: Option<u64>,
     /// Damage that was found in the image of the disk.

@@ -27,6 +27,8 @@ const SLOW_NS: u64 = 500_000_000;
 /// Number of the last seconds with requests that decide whether a disk is slow, and the age of the oldest of them.
 const SLOW_SECONDS: usize = 5;
 const SLOW_WINDOW: u64 = 30;
+/// Sum of the 99th percentiles of fewer seconds that suffice.
+const SLOW_SUM_NS: u64 = SLOW_SECONDS as u64 * 1_000_000_000;
 /// Index of the 99th percentile in a sample.
 const P99: usize = 4;
 /// Seconds without I/O after which the thread waits for a worker.
@@ -165,7 +167,9 @@ impl History {
             let times = samples.iter().rev().map(|(_, sample)| sample[P99]);
             let last: Vec<u64> = times.filter(|ns| *ns > 0).take(SLOW_SECONDS).collect();
             let least = *last.iter().min()?;
-            if last.len() < SLOW_SECONDS || least < SLOW_NS {
+            // I/Os that take several seconds complete in few seconds of the window.
+            let enough = last.len() == SLOW_SECONDS || last.iter().sum::<u64>() >= SLOW_SUM_NS;
+            if !enough || least < SLOW_NS {
                 return None;
             }
             Some((name.clone(), SLOW_NS << (least / SLOW_NS).ilog2()))
@@ -385,7 +389,7 @@ mod tests {
         let mut store = Store::default();
         let mut total = SparseHistogram::default();
         for second in 1..=5 {
-            total.merge(&SparseHistogram::from_nanos([1_300_000_000]));
+            total.merge(&SparseHistogram::from_nanos([1_100_000_000]));
             store.add(3 * second, 1, counted(second, &total));
             let history = history(std::mem::take(&mut store));
             let slow = history.slow_disks();
@@ -401,6 +405,22 @@ mod tests {
         total.merge(&SparseHistogram::from_nanos([1_000_000]));
         store.add(16, 1, counted(6, &total));
         assert!(history(store).slow_disks().is_empty());
+    }
+
+    #[test]
+    fn disk_is_slow_after_few_requests_that_take_five_seconds_in_sum() {
+        for (nanos, slow_at) in [(3_300_000_000, 2), (7_000_000_000, 1)] {
+            let mut store = Store::default();
+            let mut total = SparseHistogram::default();
+            for second in 1..=slow_at {
+                total.merge(&SparseHistogram::from_nanos([nanos]));
+                store.add(7 * second, 1, counted(second, &total));
+                let history = history(std::mem::take(&mut store));
+                let is_slow = history.slow_disks().contains_key("d");
+                assert_eq!(is_slow, second == slow_at, "{nanos} {second}");
+                store = history.store.into_inner().unwrap();
+            }
+        }
     }
 
     #[test]
