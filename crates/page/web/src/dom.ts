@@ -100,15 +100,19 @@ function lazyRow(before: HTMLTableRowElement | undefined, heads: Head[], columns
 const STEP = 100;
 const limits = new Map<string, number>();
 
+/** Renders a long table with its latest rows. Its button stays the same element while its text does. */
+const redraw = new Map<string, () => void>();
+
 /** Updates the cells of a table that have changed, in its first rows. */
 export function longTable(id: string, heads: Head[], rows: LazyCell[][], none: string): void {
   const old = [...$(id).children] as HTMLTableRowElement[];
   const columns = heads.map((head) => `${head.name} ${head.isSorted ?? ""}`).join();
   const limit = limits.get(id) ?? STEP;
   const shown = rows.slice(0, limit);
+  redraw.set(id, () => longTable(id, heads, rows, none));
   const more = () => {
-    limits.set(id, limit + STEP);
-    longTable(id, heads, rows, none);
+    limits.set(id, (limits.get(id) ?? STEP) + STEP);
+    redraw.get(id)?.();
   };
   const rest = rows.length > limit ? [moreRow(heads, rows.length - limit, more)] : [];
   fill(id, heads, () => [...shown.map((cells, at) => lazyRow(old[at + 1], heads, columns, cells)), ...rest], none);
