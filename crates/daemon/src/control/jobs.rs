@@ -2,6 +2,7 @@
 //! `backups`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::control::objects::{Bitmap, Disk, Job, JobSettings, NewJob, NewSnapshot};
@@ -19,7 +20,7 @@ use super::disks::one;
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use super::server::blocking;
 use crate::jobs::{
-    CheckpointNames, Context, Copy, Destination, JobKind, NewBackup, Overlay,
+    self, CheckpointNames, Context, Copy, Destination, JobKind, NewBackup, Overlay,
     remove_bitmap as remove, snapshot as take, start_backup, start_commit, start_copy,
     start_stream,
 };
@@ -39,6 +40,12 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Job>>, Error
     Ok(Json(jobs.iter().map(|job| job.body()).collect()))
 }
 
+/// Returns the job of a disk. The error differs for an unknown disk.
+fn job_of(api: &Api, name: &str) -> Result<Arc<jobs::Job>, ErrorResponse> {
+    let found = api.context()?.jobs.of(name);
+    found.or_else(|refusal| one(api.overview()?, name).and(Err(refusal.into())))
+}
+
 /// Show the job of a disk.
 #[utoipa::path(get, path = "/v1/disks/{disk}/job", operation_id = "get_job", params(("disk" = String, Path, description = "Name")), responses(
     (status = 200, description = "The job", body = Job),
@@ -48,7 +55,7 @@ pub(super) async fn show(
     State(api): State<Api>,
     Path(name): Path<String>,
 ) -> Result<Json<Job>, ErrorResponse> {
-    Ok(Json(api.context()?.jobs.of(&name)?.body()))
+    Ok(Json(job_of(&api, &name)?.body()))
 }
 
 /// Start a job of a disk: a mirror, a backup, a stream or a commit.
@@ -155,7 +162,7 @@ pub(super) async fn set(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Job>, ErrorResponse> {
     let settings: JobSettings = read(body)?;
-    let job = api.context()?.jobs.of(&name)?;
+    let job = job_of(&api, &name)?;
     job.change(settings.paused, settings.speed)?;
     Ok(Json(job.body()))
 }
@@ -170,7 +177,7 @@ pub(super) async fn switch(
     State(api): State<Api>,
     Path(name): Path<String>,
 ) -> Result<Json<Job>, ErrorResponse> {
-    let job = api.context()?.jobs.of(&name)?;
+    let job = job_of(&api, &name)?;
     job.switch()?;
     Ok(Json(job.body()))
 }
@@ -185,10 +192,9 @@ pub(super) async fn cancel(
     State(api): State<Api>,
     Path(name): Path<String>,
 ) -> Result<Json<Job>, ErrorResponse> {
-    let jobs = api.context()?.jobs.clone();
-    let job = jobs.of(&name)?;
+    let job = job_of(&api, &name)?;
     if job.has_ended() {
-        jobs.forget(&name);
+        api.context()?.jobs.forget(&name);
         return Ok(Json(job.body()));
     }
     job.cancel_alone()?;
