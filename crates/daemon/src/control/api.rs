@@ -583,7 +583,8 @@ mod tests {
             for (method, operation) in operations.as_object().unwrap() {
                 let responses = operation["responses"].as_object().unwrap();
                 assert!(responses.contains_key("401"), "{method} {path}");
-                let changes = method != "get";
+                // The check of an upgrade reads files again.
+                let changes = method != "get" || path == "/v1/upgrade/check";
                 assert_eq!(responses.contains_key("403"), changes, "{method} {path}");
                 for (status, response) in responses.iter().filter(|(s, _)| !s.starts_with('2')) {
                     let place = "/content/application~1problem+json/schema/$ref";

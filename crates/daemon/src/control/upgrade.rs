@@ -79,6 +79,7 @@ pub(super) struct Overrides {
 #[utoipa::path(get, path = "/v1/upgrade/check", operation_id = "check_upgrade", params(Overrides), responses(
     (status = 204, description = "Clients can stay"),
     (status = 400, description = "Malformed request", body = Problem, content_type = "application/problem+json"),
+    (status = 403, description = "The client may only read", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The upgrade would lose data, jobs or clients", body = Problem, content_type = "application/problem+json"),
     ReadErrors,
 ))]
