@@ -4,13 +4,13 @@
 use end_to_end::ceph::Ceph;
 use end_to_end::http::Events;
 use end_to_end::rig::{free_portal, kernel_is_content};
-use end_to_end::{Context, DaemonBuilder, Guest, GuestBuilder, Result, Rig, Scratch, ensure};
+use end_to_end::{Context, DaemonBuilder, Guest, GuestBuilder, Result, Rig, Scratch, Soak, ensure};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, LogMemory, Options, QueueOptions, kind, status};
-use vm::{DestinationDies, Moment, Running};
+use vm::{DestinationDies, Moment};
 
 #[path = "migration/deaths.rs"]
 mod deaths;
@@ -32,24 +32,19 @@ const DISKS: [&str; 2] = ["vda", "sda"];
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Verifying loads on disks of a guest.
-struct Loads(Vec<Running>);
+struct Loads(Vec<Soak>);
 
 impl Loads {
-    fn start(guest: &mut Guest, disks: &[&str], seed: u32, seconds: u32) -> Result<Loads> {
+    fn start(guest: &mut Guest, disks: &[&str], seed: u32) -> Result<Loads> {
         let start = |disk: &&str| {
-            guest.start(&format!(
-                "guest-agent soak --file /dev/{disk} --seed {seed} --depth 4 --runtime {seconds}"
-            ))
+            let options = format!("--file /dev/{disk} --seed {seed} --depth 4");
+            Soak::start(guest, &options)
         };
         Ok(Loads(disks.iter().map(start).collect::<Result<_>>()?))
     }
 
     fn verify(self, guest: &mut Guest) -> Result<()> {
-        for load in self.0 {
-            let report = guest.wait_ok(load, Duration::from_secs(120))?;
-            ensure!(report.contains("\"mismatches\":0"), "{report}");
-        }
-        Ok(())
+        self.0.into_iter().try_for_each(|load| load.finish(guest))
     }
 }
 
@@ -84,7 +79,7 @@ fn migrates(
     let count = migrations();
     let (mut after_first_round, mut downtimes) = (Vec::new(), Vec::new());
     for round in 0..count / ROUND {
-        let loads = Loads::start(guest, disks, round as u32 + 2, 8)?;
+        let loads = Loads::start(guest, disks, round as u32 + 2)?;
         for number in 0..ROUND {
             // Each variant once in a round.
             let capabilities: &[&str] = match number {
@@ -229,7 +224,7 @@ fn guest_migrates_between_two_daemons() -> Result<()> {
     let sides = [&first, &second].map(|rig| ["d", "e", "c"].map(|name| rig.socket(name)).to_vec());
     let mut guest = machine(&sides[0], &RINGS).boot()?;
     guest.wait_for_disks(&DISKS)?;
-    let loads = Loads::start(&mut guest, &DISKS, 1, 12)?;
+    let loads = Loads::start(&mut guest, &DISKS, 1)?;
     let destination = machine(&sides[1], &RINGS);
     fails_to_migrate(&mut guest, &destination, &first, &mut second)?;
     loads.verify(&mut guest)?;
@@ -296,8 +291,10 @@ fn fails_to_migrate(
     destination: &mut Rig,
 ) -> Result<()> {
     let serves_alone = |guest: &mut Guest, destination: &Rig| -> Result<()> {
-        let queues = (queues_served(source)?, queues_served(destination)?);
-        ensure!(queues.0 > 0 && queues.1 == 0, "{queues:?}");
+        let serves = || {
+            (queues_served(source).ok()? > 0 && queues_served(destination).ok()? == 0).then_some(())
+        };
+        vm::wait_until(LIMIT, serves).context("not only the source serves queues")?;
         guest.ok("dd if=/dev/vda of=/dev/null bs=4k count=1 iflag=direct && dd if=/dev/sda of=/dev/null bs=4k count=1 iflag=direct")?;
         Ok(())
     };
@@ -380,7 +377,7 @@ fn guest_and_its_disks_move_to_another_daemon() -> Result<()> {
     let (from, to) = (machine(&source), machine(&destination));
     let mut guest = from.boot()?;
     guest.wait_for_disks(&DISKS)?;
-    let loads = Loads::start(&mut guest, &DISKS, 1, 8)?;
+    let loads = Loads::start(&mut guest, &DISKS, 1)?;
     for (disk, copy) in [
         ("d", format!("iscsi://{portal}/{TARGET}/0")),
         ("n", format!("nbd://{nbd}/n")),

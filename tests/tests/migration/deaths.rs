@@ -113,7 +113,8 @@ fn offset(number: u8) -> u64 {
     u64::from(number) << 17
 }
 
-/// After each death the guest continues, or starts again, on one side, with all acknowledged writes. The other side serves nothing.
+/// After each death the guest continues, or starts again, on one side, with all acknowledged writes. The other side serves nothing. The
+/// destination's front end is not connected before the copy, and the source's not after the switch: they cannot die then.
 #[test]
 fn one_side_serves_all_data_after_each_death() -> Result<()> {
     use Progress::{Begun, Copied, Stopped, Switched};
@@ -127,6 +128,13 @@ fn one_side_serves_all_data_after_each_death() -> Result<()> {
             DestinationFrontEnd,
             DestinationDaemon,
         ] {
+            let is_absent = matches!(
+                (progress, victim),
+                (Begun, DestinationFrontEnd) | (Switched, SourceFrontEnd)
+            );
+            if is_absent {
+                continue;
+            }
             survives(&mut written, &mut first, &mut second, progress, victim)
                 .with_context(|| format!("{victim:?} dies, {progress:?}"))?;
         }
