@@ -122,8 +122,8 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
     guests.nothing_is_left()
 }
 
-/// Moves a guest to a second QEMU and back under a verifying load, which is itself a command in the guest. The second move is to another
-/// daemon, the third one back.
+/// Moves a guest under a verifying load, which is itself a command in the guest: to another daemon, to a second QEMU there, and back. A
+/// cancelled move has left exports in the other daemon, and a user has removed one of them.
 fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Result<()> {
     guests.ok(&["plug", "two", "scsi", "plugged=ram:1M"])?;
     let refused = guests.refused(&["migrate", "two"])?;
@@ -139,11 +139,15 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Resul
             && cancelled.contains("hint: set a longer --within"),
         "{cancelled}"
     );
-    let load = "guest-agent soak --file /dev/vda --seed 7 --depth 4 --runtime 18";
+    let load = "guest-agent soak --file /dev/vda --seed 7 --depth 4 --while /tmp/load";
     let load = guests
         .command(&["exec", "two", load])
         .stdout(Stdio::piped())
         .spawn()?;
+    wait_for(|| {
+        let begun = guests.vm(&["exec", "two", "test -e /tmp/load"])?;
+        Ok(begun.status.success())
+    })?;
     let ended = unfinished_migration(guests, second, |client, _| {
         rustix::process::kill_process(Pid::from_child(client), Signal::INT)?;
         Ok(())
@@ -156,8 +160,15 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Resul
         "{ended}"
     );
     second.start_again()?;
+    let status: Value = serde_json::from_str(&second.lunette(&["status", "--json"])?)?;
+    let left_over = status["exports"].as_array().into_iter().flatten();
+    let mut names = left_over.filter_map(|export| export["name"].as_str());
+    let name = names
+        .find(|name| name.ends_with(".2"))
+        .context("no export is left over")?;
+    second.lunette(&["export", "remove", name])?;
     let [first, second] = [first, &*second].map(|daemon| daemon.control().display().to_string());
-    let moves: [(&str, &[&str]); 2] = [("", &[]), (".2", &["--to-daemon", &second])];
+    let moves: [(&str, &[&str]); 2] = [("", &["--to-daemon", &second]), (".2", &[])];
     for (suffix, more) in moves {
         let words = [&["migrate", "two", "--json"][..], more].concat();
         let result: Value = serde_json::from_str(&guests.ok(&words)?)?;
@@ -178,6 +189,7 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Resul
         control.as_deref() == Some(Path::new(&second)),
         "{control:?}"
     );
+    guests.ok(&["exec", "two", "rm /tmp/load"])?;
     let load = load.wait_with_output()?;
     let report = String::from_utf8_lossy(&load.stdout);
     ensure!(
