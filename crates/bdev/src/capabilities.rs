@@ -21,7 +21,9 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use latency::Clock;
 
 use crate::{BlockDevice, Committable, DiskState, Medium, OpenError, SharedState};
 
@@ -141,12 +143,19 @@ pub trait Lockable: Send + Sync {
 
 /// Longest wait of a queue's stop for the release of locks. The front end blocks meanwhile, with its guest paused. Then the release continues
 /// on its thread, and other daemons wait for the locks.
-pub const RELEASE_WAIT: Duration = Duration::from_secs(10);
+pub(crate) const RELEASE_WAIT: Duration = Duration::from_secs(10);
+
+/// Returns the end of a wait for the release of locks that begins now, as a time of [`Clock::shared`].
+#[must_use]
+pub fn release_deadline() -> Duration {
+    Clock::shared().elapsed() + RELEASE_WAIT
+}
 
 /// Device that other processes use in turns with this one: its locks follow the use of the disk.
 pub trait TurnDevice: Send + Sync {
-    /// Waits until the locks are released or the release has failed, if no use is left, but not after `until`.
-    fn wait_for_release(&self, until: Instant);
+    /// Waits until the locks are released or the release has failed, if no use is left, but not after `until`, a time of
+    /// [`Clock::shared`].
+    fn wait_for_release(&self, until: Duration);
 
     /// Registers `on_turn`, called when a turn has begun and before it ends. Must be quick.
     fn on_turn(&self, on_turn: OnTurn);

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use block::{DiskInfo, Geometry, Identity, SizeKnowledge};
 
@@ -446,9 +446,9 @@ impl Disk {
         self.turns.on_begin.set(Box::new(on_begin)).ok();
     }
 
-    /// Waits until locks that end with the last use of the disk are released, but not after `until`: [`crate::RELEASE_WAIT`] after the stop
+    /// Waits until locks that end with the last use of the disk are released, but not after `until`: [`crate::release_deadline`] at the stop
     /// of a queue. Returns at once if the disk is in use, or is locked always.
-    pub fn wait_for_release(&self, until: Instant) {
+    pub fn wait_for_release(&self, until: Duration) {
         if let Some(device) = self.device().capabilities().turns {
             device.wait_for_release(until);
         }

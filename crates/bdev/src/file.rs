@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::Duration;
 
 pub use block::CacheMode;
 use block::{Capacity, DiskInfo, Extent};
@@ -433,7 +433,7 @@ impl Lockable for File {
 }
 
 impl TurnDevice for File {
-    fn wait_for_release(&self, until: Instant) {
+    fn wait_for_release(&self, until: Duration) {
         turn_lock::wait_for_release(&*self.shared, until);
     }
 

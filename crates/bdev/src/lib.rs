@@ -66,8 +66,8 @@ use uring::{Completion, Ring};
 pub use attach::{Attach, LockWaits, Wake};
 pub use blocking_io::BlockingIo;
 pub use capabilities::{
-    Capabilities, CopiedUp, ImageDevice, LocalFiles, Lockable, OnTurn, RELEASE_WAIT, RemoteDevice,
-    Removable, Space, Turn, TurnDevice,
+    Capabilities, CopiedUp, ImageDevice, LocalFiles, Lockable, OnTurn, RemoteDevice, Removable,
+    Space, Turn, TurnDevice, release_deadline,
 };
 pub use conditions::{Condition, Conditions};
 pub use delay::{Delay, DelayTime};

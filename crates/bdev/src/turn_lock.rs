@@ -17,13 +17,15 @@
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use block::Backoff;
+use latency::Clock;
 
 use crate::attach::Wake;
 use crate::blocking::BlockingCalls;
-use crate::{OnTurn, RELEASE_WAIT, Turn};
+use crate::capabilities::RELEASE_WAIT;
+use crate::{OnTurn, Turn};
 
 /// Delay before a failed release is tried again; doubles up to the maximum.
 const RELEASE_DELAY: Duration = match cfg!(test) {
@@ -193,7 +195,7 @@ impl Users {
 }
 
 /// See [`crate::TurnDevice::wait_for_release`].
-pub(crate) fn wait_for_release(device: &dyn TurnLocks, until: Instant) {
+pub(crate) fn wait_for_release(device: &dyn TurnLocks, until: Duration) {
     let Some(lock) = &device.users().lock else {
         return;
     };
@@ -201,7 +203,7 @@ pub(crate) fn wait_for_release(device: &dyn TurnLocks, until: Instant) {
         let is_over = matches!(uses.state, LockState::Unlocked | LockState::ReleaseFailed);
         uses.count == 0 && !is_over && uses.release_error.is_none()
     };
-    let left = until.saturating_duration_since(Instant::now());
+    let left = until.saturating_sub(Clock::shared().elapsed());
     let waited = lock
         .changed
         .wait_timeout_while(lock.uses(), left, is_pending);
@@ -539,12 +541,12 @@ mod tests {
         }
     }
 
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_millis(100)
+    fn soon() -> Duration {
+        Clock::shared().elapsed() + Duration::from_millis(100)
     }
 
     fn wait_until(condition: impl Fn() -> bool) {
-        let begun = Instant::now();
+        let begun = std::time::Instant::now();
         while !condition() {
             assert!(begun.elapsed() < LIMIT);
             std::thread::sleep(Duration::from_millis(1));
@@ -595,7 +597,7 @@ mod tests {
         let locks = Locks::new(0);
         let hung = locks.service.lock().unwrap();
         drop(InUse::begin(locks.clone()).unwrap());
-        wait_for_release(&*locks, Instant::now());
+        wait_for_release(&*locks, Clock::shared().elapsed());
         assert!(locks.users.release_error().is_some());
         drop(hung);
     }

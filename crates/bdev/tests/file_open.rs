@@ -5,11 +5,10 @@ mod common;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::time::Instant;
 
 use bdev::{
     BlockDevice, CacheMode, File, FileLock, FileOptions, ImageFormat, LocalFiles, Lockable,
-    RELEASE_WAIT,
+    release_deadline,
 };
 use common::{Worker, open, options};
 
@@ -318,7 +317,7 @@ fn locks_of_a_disk_in_use_by_turns_are_held_while_a_worker_uses_it() {
     // A thread of the device releases the locks after the last use.
     let released = |file: &File| {
         let turns = file.capabilities().turns.unwrap();
-        turns.wait_for_release(Instant::now() + RELEASE_WAIT);
+        turns.wait_for_release(release_deadline());
     };
     let (first, second) = (open(), open());
     let workers = [Worker::new(&first), Worker::new(&first)];

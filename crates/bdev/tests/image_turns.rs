@@ -14,6 +14,7 @@ use bdev::{
 };
 use block::IoRequest;
 use common::{Worker, make_image, open};
+use latency::Clock;
 use uring::{Owner, Ring};
 
 const CLUSTER: u64 = 4096;
@@ -229,7 +230,7 @@ fn first_io_of_a_turn_reaches_the_new_end() {
         }));
         other.set_size(grown).unwrap();
         let other = other.capabilities().turns.unwrap();
-        other.wait_for_release(Instant::now() + LIMIT);
+        other.wait_for_release(Clock::shared().elapsed() + LIMIT);
         let mut here = worker(&**device);
         here.write(grown - 512, &[2; 512]).unwrap();
         assert_eq!(here.read(grown - 512, 512).unwrap(), [2; 512]);
@@ -271,7 +272,7 @@ fn worker_that_does_not_wait_attaches_when_all_locks_are_taken() {
     let refused = try_attach(&other).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ResourceBusy);
     drop(channel);
-    image.wait_for_release(Instant::now() + LIMIT);
+    image.wait_for_release(Clock::shared().elapsed() + LIMIT);
     try_attach(&other).unwrap();
 }
 
@@ -288,18 +289,18 @@ fn queue_stops_while_the_image_cannot_be_closed() {
         }
     }));
     drop(worker(&image));
-    image.wait_for_release(Instant::now() + Duration::from_millis(50));
+    image.wait_for_release(Clock::shared().elapsed() + Duration::from_millis(50));
     let error = image.release_error().unwrap();
     assert!(error.contains("not written and closed"), "{error}");
     // Other queues do not wait again.
-    image.wait_for_release(Instant::now() + Duration::from_secs(3600));
+    image.wait_for_release(Clock::shared().elapsed() + Duration::from_secs(3600));
     drop(answer);
     let start = Instant::now();
     while image.release_error().is_some() {
         assert!(start.elapsed() < LIMIT);
         std::thread::sleep(Duration::from_millis(1));
     }
-    image.wait_for_release(Instant::now() + LIMIT);
+    image.wait_for_release(Clock::shared().elapsed() + LIMIT);
     assert_eq!(image.release_error(), None);
 }
 
@@ -320,11 +321,11 @@ fn resize_fails_if_another_daemon_has_changed_the_size() {
     };
     let (first, second) = (open(), open());
     second.set_size(4 * size).unwrap();
-    second.wait_for_release(Instant::now() + LIMIT);
+    second.wait_for_release(Clock::shared().elapsed() + LIMIT);
     let refused = first.set_size(2 * size).unwrap_err().to_string();
     assert!(refused.contains("changed the size"), "{refused}");
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 * size);
-    first.wait_for_release(Instant::now() + LIMIT);
+    first.wait_for_release(Clock::shared().elapsed() + LIMIT);
     first.set_size(8 * size).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 8 * size);
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bdev::{
     Attach, BlockDevice, CacheMode, Disk, DiskState, File, FileLock, FileOptions, IoChannel, Layer,
-    Null, NullOptions, RELEASE_WAIT, Submission,
+    Null, NullOptions, Submission, release_deadline,
 };
 use block::{IoErrorKind, IoOutcome, IoRequest};
 use common::Recorder;
@@ -184,7 +184,7 @@ fn io_waits_for_locks_and_fails_if_another_process_has_them() {
     assert_eq!(waiting.read(), offline);
     assert_ne!(other.state().get(), DiskState::Ready);
     bed.worker.io().close(bed.handle);
-    mine.wait_for_release(Instant::now() + RELEASE_WAIT);
+    mine.wait_for_release(release_deadline());
     let patience = Instant::now() + Duration::from_secs(60);
     while waiting.read() == offline {
         assert!(Instant::now() < patience, "the locks are free");
@@ -194,10 +194,10 @@ fn io_waits_for_locks_and_fails_if_another_process_has_them() {
 
     // A handle that closes while its locks are being taken does not keep them.
     waiting.worker.io().close(waiting.handle);
-    other.wait_for_release(Instant::now() + RELEASE_WAIT);
+    other.wait_for_release(release_deadline());
     let handle = bed.worker.io().open(&mine);
     bed.worker.io().close(handle);
-    mine.wait_for_release(Instant::now() + RELEASE_WAIT);
+    mine.wait_for_release(release_deadline());
     let (mut ring, mut owners) = (Ring::new(4).unwrap(), (0..).map(Owner));
     let mut owner = || owners.next().unwrap();
     let device = other.device();

@@ -4,9 +4,8 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
-use bdev::{Disk, RELEASE_WAIT};
+use bdev::{Disk, release_deadline};
 use reactor::{SourceId, WorkerHandle};
 use virtio_device::{ConfigError, Queue, QueueMaker, QueueSetup, VirtioDevice};
 
@@ -277,7 +276,7 @@ impl VirtioDevice for BlkDevice {
 
     fn queue_stopped(&self, index: u16) {
         self.places().remove(&index);
-        self.disk.wait_for_release(Instant::now() + RELEASE_WAIT);
+        self.disk.wait_for_release(release_deadline());
     }
 
     fn queue_placed(&self, index: u16, worker: &WorkerHandle, source: SourceId) {

@@ -4,9 +4,8 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
-use bdev::{Disk, RELEASE_WAIT};
+use bdev::{Disk, release_deadline};
 use latency::UnitAddress;
 use reactor::{SourceId, WorkerHandle};
 use scsi::{AttachError, LogicalUnit, LunAddress, Nexus, Target, TargetPort, TransportId};
@@ -376,7 +375,7 @@ impl VirtioDevice for ScsiDevice {
             *handle = None;
         }
         // One deadline for all disks: their lock service may be the same.
-        let until = Instant::now() + RELEASE_WAIT;
+        let until = release_deadline();
         for disk in self.disks() {
             disk.wait_for_release(until);
         }

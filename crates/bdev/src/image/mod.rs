@@ -25,15 +25,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::Duration;
 
 use block::{Capacity, DiskInfo, IoFlags, IoRequest};
+use latency::Clock;
 use qcow2::Map;
 
+use crate::capabilities::RELEASE_WAIT;
 use crate::turn_lock::log_late_release;
 use crate::{
     Attach, BlockDevice, CacheMode, Capabilities, CopiedUp, File, FileLock, ImageDevice, IoChannel,
-    LocalFiles, Lockable, OnTurn, OpenError, RELEASE_WAIT, Space, Turn, TurnDevice,
+    LocalFiles, Lockable, OnTurn, OpenError, Space, Turn, TurnDevice,
 };
 use backing_link::BackingLink;
 pub use commit::Committable;
@@ -339,7 +341,7 @@ impl Image {
 
     /// Waits until the owner has ended a turn without users, but not after `until`: it writes to the storage before. An image without an
     /// owner has no locks.
-    fn wait_for_close(&self, until: Instant) {
+    fn wait_for_close(&self, until: Duration) {
         if self.late_close().is_some() || self.shared.readers.has_any() {
             return;
         }
@@ -352,7 +354,7 @@ impl Image {
         if uring::simulated::Files::are_simulated() {
             stepped::step_image_owners();
         }
-        let left = until.saturating_duration_since(Instant::now());
+        let left = until.saturating_sub(Clock::shared().elapsed());
         if let Err(RecvTimeoutError::Timeout) = answer.recv_timeout(left) {
             *self.late() = Some(answer);
             log_late_release(&self.shared.path().to_string(), &late_close_error());
@@ -492,7 +494,7 @@ impl Lockable for Image {
 }
 
 impl TurnDevice for Image {
-    fn wait_for_release(&self, until: Instant) {
+    fn wait_for_release(&self, until: Duration) {
         self.wait_for_close(until);
         let files = self.shared.files();
         files.for_each(|file| file.wait_for_release(until));

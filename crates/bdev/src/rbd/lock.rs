@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::Duration;
 
 pub use block::RbdLock;
 use librbd::{Error, Image, ImageShape, LockMode};
@@ -125,7 +125,7 @@ impl SharedRbd {
 }
 
 impl TurnDevice for Rbd {
-    fn wait_for_release(&self, until: Instant) {
+    fn wait_for_release(&self, until: Duration) {
         turn_lock::wait_for_release(&*self.shared, until);
     }
 
