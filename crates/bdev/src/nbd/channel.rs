@@ -115,7 +115,7 @@ impl Outage {
         }
     }
 
-    /// Returns the time for which I/O still waits for a connection. `None`: no loss, or no limit.
+    /// Returns the time left until waiting I/O fails. `None` while the server answers, or without a limit.
     fn time_left(&self, limit: Duration) -> Option<Duration> {
         let end = self.since? + limit;
         (!limit.is_zero()).then(|| end.saturating_sub(Clock::shared().elapsed()))

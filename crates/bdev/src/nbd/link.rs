@@ -82,7 +82,7 @@ pub(super) struct Link {
 }
 
 impl Outgoing {
-    /// Adds the payload of the request whose header was added last.
+    /// Adds the payload of a request after its header.
     fn add_payload(&mut self, buffer: &IoBuffer, at: usize, length: usize) {
         let mut shell = self.shells.pop().unwrap_or_default();
         buffer.slice_into(at, length, &mut shell);

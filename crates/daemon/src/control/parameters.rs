@@ -24,6 +24,7 @@ pub(super) fn refuses_all(path: &str, operation: &Operation) -> bool {
     path.starts_with("/v1/") && !operation.parameters.iter().flatten().any(is_query)
 }
 
+/// Returns the operations of a document that refuse all query parameters.
 pub(super) fn plain(document: &OpenApi) -> Plain {
     let mut plain = HashSet::new();
     for (path, item) in &document.paths.paths {

@@ -123,7 +123,7 @@ struct Parking {
     requests: VecDeque<Parked>,
     /// Memory of the requests.
     bytes: usize,
-    /// The connection executes the request whose turn it is.
+    /// This connection executes the next request of the session in the order of CmdSN. The other connections wait.
     holds_turn: bool,
 }
 

@@ -625,7 +625,7 @@ mod tests {
         );
     }
 
-    /// Answers as the monitor of a source QEMU whose migration is active until it is cancelled.
+    /// Acts as the monitor of a source QEMU. The migration stays active until `migrate_cancel`.
     fn active_migration(listener: &UnixListener) {
         let (mut stream, _) = listener.accept().unwrap();
         let reader = BufReader::new(stream.try_clone().unwrap());
