@@ -152,6 +152,31 @@ fn keys_of_releases_have_their_type_words_and_default() -> Result<()> {
     compare("keys.txt", &keys()?)
 }
 
+/// Changes the present keys as a later version would that breaks its promise.
+#[test]
+fn renamed_key_and_changed_default_are_found() -> Result<()> {
+    if recorded().is_some() {
+        return Ok(());
+    }
+    for release in releases()? {
+        let then = parse(&fs::read_to_string(release.join("keys.txt"))?);
+        let mut now = keys()?;
+        let (key, limited) = ("virtio-blk exports, queues", "Disks, io_timeout");
+        let properties = now.remove(key).context(key)?;
+        now.insert(key.replace("queues", "queue_count"), properties);
+        let changed = now.get_mut(limited).context(limited)?;
+        ensure!(changed.remove("default=0"), "{changed:?}");
+        changed.insert("default=30".to_owned());
+        let expected = [format!("{limited}: default=0"), key.to_owned()];
+        ensure!(
+            missing(&then, &now) == expected,
+            "{:?}",
+            missing(&then, &now)
+        );
+    }
+    Ok(())
+}
+
 /// Returns the commands of a program with their options, subcommands and words, from its completion script.
 fn commands(program: &Path, names: &mut Names) -> Result<()> {
     let script = succeeds(Command::new(program).args(["completion", "bash"]))?;
@@ -303,14 +328,20 @@ fn lost(then: &Value, now: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
+/// Returns the fields of an answer that clients do not read.
+fn unread<T: DeserializeOwned + Serialize>(answer: &str) -> Result<Vec<String>> {
+    let then: Value = serde_json::from_str(answer)?;
+    let read: T = serde_json::from_str(answer)?;
+    let mut found = Vec::new();
+    lost(&then, &serde_json::to_value(read)?, "", &mut found);
+    Ok(found)
+}
+
 /// Checks that clients read all fields of an answer of a release.
 fn is_read<T: DeserializeOwned + Serialize>(release: &Path, file: &str) -> Result<()> {
     let path = release.join("answers").join(file);
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let then: Value = serde_json::from_str(&text)?;
-    let read: T = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    let mut found = Vec::new();
-    lost(&then, &serde_json::to_value(read)?, "", &mut found);
+    let found = unread::<T>(&text).with_context(|| path.display().to_string())?;
     ensure!(
         found.is_empty(),
         "{}: not read: {}",
@@ -338,6 +369,25 @@ fn answers_of_releases_are_read_with_all_fields() -> Result<()> {
         is_read::<Vec<Worker>>(&release, "workers.json")?;
         is_read::<Vec<StateFile>>(&release, "state.json")?;
         is_read::<Vec<Event>>(&release, "events.json")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn renamed_field_of_an_answer_is_found() -> Result<()> {
+    if recorded().is_some() {
+        return Ok(());
+    }
+    for release in releases()? {
+        let answer = fs::read_to_string(release.join("answers/disks.json"))?;
+        let renamed = |old, new| unread::<Vec<Disk>>(&answer.replace(old, new));
+        let found = renamed("\"waiting\"", "\"waiting_ios\"")?;
+        let first = found.first().map(String::as_str);
+        ensure!(first == Some("/0/status/waiting_ios"), "{found:?}");
+        // A mandatory field.
+        let error = renamed("\"serial\"", "\"number\"").err();
+        let error = error.context("the field was not missed")?;
+        ensure!(format!("{error:#}").contains("serial"), "{error:#}");
     }
     Ok(())
 }

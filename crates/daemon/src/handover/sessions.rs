@@ -212,6 +212,37 @@ mod tests {
         assert_eq!(text, sample.trim_end());
     }
 
+    /// Export, whether there is a channel, messages, number of the messages' descriptors.
+    type Shape = (String, bool, Vec<Vec<u8>>, usize);
+
+    /// Takes over the sessions of a frame with seven descriptors.
+    fn taken_over(frame: &[u8]) -> Result<Vec<Shape>, String> {
+        let memory = memfd_create("frame", MemfdFlags::CLOEXEC).unwrap();
+        let mut memory = std::fs::File::from(memory);
+        memory.write_all(frame).unwrap();
+        let mut handover = Handover::default();
+        handover.push(Item::Sessions, memory);
+        for number in 0..7 {
+            let fd = UnixStream::pair().unwrap().0;
+            handover.push(Item::SessionDescriptor(number), fd);
+        }
+        let sessions = handover.take_sessions()?.into_iter().map(|one| {
+            let descriptors = one.messages.iter().map(|(_, all)| all.len()).sum();
+            let bytes = one.messages.into_iter().map(|(bytes, _)| bytes).collect();
+            (one.export, one.channel.is_some(), bytes, descriptors)
+        });
+        Ok(sessions.collect())
+    }
+
+    /// The sessions of every recorded frame.
+    fn expected() -> Vec<Shape> {
+        let messages = vec![vec![1, 2, 3], vec![4]];
+        vec![
+            ("a".to_owned(), true, messages.clone(), 2),
+            ("b".to_owned(), false, messages, 2),
+        ]
+    }
+
     #[test]
     fn frame_of_each_release_is_taken_over() {
         let releases = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/compat");
@@ -221,36 +252,34 @@ mod tests {
         assert!(!folders.is_empty());
         for folder in folders {
             let frame = std::fs::read(folder.join("frame.json")).unwrap();
-            let memory = memfd_create("frame", MemfdFlags::CLOEXEC).unwrap();
-            let mut memory = std::fs::File::from(memory);
-            memory.write_all(&frame).unwrap();
-            let mut handover = Handover::default();
-            handover.push(Item::Sessions, memory);
-            for number in 0..7 {
-                let fd = UnixStream::pair().unwrap().0;
-                handover.push(Item::SessionDescriptor(number), fd);
-            }
-            let sessions = handover.take_sessions().unwrap();
-            let found = sessions.iter().map(|one| {
-                let bytes = one.messages.iter().map(|(bytes, _)| bytes.clone());
-                let descriptors = one.messages.iter().map(|(_, all)| all.len()).sum();
-                (
-                    one.export.as_str(),
-                    one.channel.is_some(),
-                    bytes.collect(),
-                    descriptors,
-                )
-            });
-            let messages = vec![vec![1, 2, 3], vec![4]];
-            let expected: [(&str, bool, Vec<Vec<u8>>, usize); 2] =
-                [("a", true, messages.clone(), 2), ("b", false, messages, 2)];
-            assert_eq!(found.collect::<Vec<_>>(), expected, "{}", folder.display());
+            assert_eq!(taken_over(&frame), Ok(expected()), "{}", folder.display());
             let items = std::fs::read_to_string(folder.join("items.txt")).unwrap();
             for name in items.lines() {
                 let item = Item::parse(name).unwrap();
                 assert!(!matches!(item, Item::Unknown(_)), "{name}");
                 assert_eq!(item.name(), name);
             }
+        }
+    }
+
+    /// A daemon with another name for a field of the recorded frame loses its content.
+    #[test]
+    fn each_renamed_field_of_a_frame_is_found() {
+        let frame = include_str!("../../../../tests/compat/0.9/handover/frame.json");
+        for field in [
+            "version",
+            "sessions",
+            "export",
+            "stream",
+            "channel",
+            "messages",
+            "bytes",
+            "descriptors",
+        ] {
+            let (old, new) = (format!("\"{field}\":"), format!("\"{field}_1\":"));
+            let renamed = frame.replace(&old, &new);
+            assert_ne!(renamed, frame, "{field}");
+            assert_ne!(taken_over(renamed.as_bytes()), Ok(expected()), "{field}");
         }
     }
 
