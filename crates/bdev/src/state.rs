@@ -79,19 +79,6 @@ pub enum DiskEvent {
     LockResumed,
 }
 
-impl DiskEvent {
-    /// Returns the name of the event.
-    pub const fn word(self) -> &'static str {
-        match self {
-            DiskEvent::Waiting => "disk.waiting",
-            DiskEvent::Resumed => "disk.resumed",
-            DiskEvent::LockWaiting => "disk.lock_waiting",
-            DiskEvent::LockTimeout => "disk.lock_timeout",
-            DiskEvent::LockResumed => "disk.lock_resumed",
-        }
-    }
-}
-
 /// Failed attempt to reach the device.
 #[derive(Debug)]
 struct Failure {
@@ -252,7 +239,7 @@ mod tests {
         use std::sync::Arc;
         let (state, changes) = (StateCell::default(), Arc::new(Mutex::new(Vec::new())));
         let seen = changes.clone();
-        state.on_event(move |event| seen.lock().unwrap().push(event.word()));
+        state.on_event(move |event| seen.lock().unwrap().push(event));
         let full = IoError::from(block::IoErrorKind::NoSpace);
         let offline = IoError::from(block::IoErrorKind::Offline);
         state.waits(0, 1, full);
@@ -262,11 +249,11 @@ mod tests {
         assert_eq!((waiting.count, waiting.error), (4, full));
         state.waits(0, 0, full);
         assert_eq!(state.waiting().map(|waiting| waiting.error), Some(offline));
-        assert_eq!(*changes.lock().unwrap(), ["disk.waiting"]);
+        assert_eq!(*changes.lock().unwrap(), [DiskEvent::Waiting]);
         state.waits(1, 0, offline);
         assert_eq!(
             (state.waiting(), &changes.lock().unwrap()[..]),
-            (None, &["disk.waiting", "disk.resumed"][..])
+            (None, &[DiskEvent::Waiting, DiskEvent::Resumed][..])
         );
     }
 

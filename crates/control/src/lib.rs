@@ -25,7 +25,7 @@ use std::path::PathBuf;
 
 pub use client::{Client, ClientError, Method, escape, get, latency_path};
 pub use configuration::{Accepted, Changes, Objects, Summary};
-pub use event::Event;
+pub use event::{Event, EventKind};
 pub use history::{DiskHistory, HistoryInterval};
 pub use keys::Keys;
 pub use log::Log;

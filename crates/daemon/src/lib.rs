@@ -28,6 +28,8 @@ mod objects;
 mod overview;
 mod report;
 mod running;
+#[cfg(test)]
+mod samples;
 mod service_thread;
 mod signals;
 mod start_checks;

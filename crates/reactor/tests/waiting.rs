@@ -333,7 +333,7 @@ fn wait_for_a_lock_ends_at_its_time_limit() {
         });
         let events = Arc::new(Mutex::new(Vec::new()));
         let seen = events.clone();
-        let on_event = move |event: DiskEvent| seen.lock().unwrap().push(event.word());
+        let on_event = move |event: DiskEvent| seen.lock().unwrap().push(event);
         rig.disk.state().on_event(on_event);
         rig.write(0);
         assert_eq!((rig.waiting(), rig.outcomes()), (1, Vec::new()));
@@ -349,7 +349,7 @@ fn wait_for_a_lock_ends_at_its_time_limit() {
         };
         assert_eq!((rig.waiting(), rig.outcomes()), (waiting, outcomes));
         assert_eq!(
-            events.lock().unwrap().contains(&"disk.lock_timeout"),
+            events.lock().unwrap().contains(&DiskEvent::LockTimeout),
             timed_out
         );
         if timed_out {
@@ -369,6 +369,6 @@ fn wait_for_a_lock_ends_at_its_time_limit() {
                 assert_eq!(rig.outcomes().last(), Some(&(2, None)));
             }
         }
-        assert!(events.lock().unwrap().contains(&"disk.lock_resumed"));
+        assert!(events.lock().unwrap().contains(&DiskEvent::LockResumed));
     }
 }

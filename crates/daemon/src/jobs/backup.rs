@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bdev::Disk;
 use config::DiskConfig;
+use control::EventKind;
 use control::objects::{Backup as Body, JobState};
 use nbd_server::{Address, DirtyContext, ExportOptions, Server};
 use reactor::Rights;
@@ -376,7 +377,7 @@ impl Prepared {
 fn run(context: &Context, prepared: Vec<Prepared>, work: fn(&Context, Vec<Prepared>)) {
     let jobs: Vec<Arc<Job>> = prepared.iter().map(|one| Arc::clone(&one.job)).collect();
     for job in &jobs {
-        context.event_bus.publish("job.started", &job.disk);
+        context.event_bus.publish(EventKind::JobStarted, &job.disk);
     }
     // Stays here if the thread cannot start.
     let prepared = Arc::new(Mutex::new(Some(prepared)));
@@ -405,13 +406,13 @@ pub(super) fn finish(
 ) {
     let name = job.disk.clone();
     let event = match state {
-        JobState::Done => "job.done",
-        JobState::Cancelled => "job.cancelled",
-        _ => "job.failed",
+        JobState::Done => EventKind::JobDone,
+        JobState::Cancelled => EventKind::JobCancelled,
+        _ => EventKind::JobFailed,
     };
     match &reason {
         Some(reason) => tracing::error!(disk = name, "backup failed: {reason}"),
-        None => tracing::info!(disk = name, "backup ended: {event}"),
+        None => tracing::info!(disk = name, "backup ended: {}", event.word()),
     }
     job.set_state(state, reason);
     events.publish(event, &name);

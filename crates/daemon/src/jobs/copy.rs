@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bdev::{BlockDevice, DiscardMode, Disk};
+use control::EventKind;
 
 use super::copying::Copying;
 use super::exchange::failed;
@@ -102,7 +103,7 @@ pub(super) fn prepare_target(
 
 pub(super) fn run_copying(copying: Copying) -> Result<(), Refusal> {
     let (context, job) = (copying.context.clone(), Arc::clone(&copying.job));
-    context.event_bus.publish("job.started", &job.disk);
+    context.event_bus.publish(EventKind::JobStarted, &job.disk);
     let started = context.jobs.run(move || copying.run());
     started.map_err(|error| {
         let refusal = failed(&job.disk, &format!("cannot start a thread: {error}"));

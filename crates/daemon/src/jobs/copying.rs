@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bdev::{BlockDevice, BlockingIo, DirtyBitmap, Disk, Mirror, RangeLock, TARGET_PATIENCE};
+use control::EventKind;
 use control::objects::JobState;
 use jobs::copy::{Action, Announcement, Device, Goal, Lacking, Plan};
 use jobs::exchange::ExchangeAction;
@@ -84,13 +85,18 @@ impl Copying {
         };
         let outcome = driver.run();
         let (state, event, reason) = match outcome {
-            Ok(()) => (JobState::Done, Some("job.done"), None),
-            Err(Early::Cancelled) => (JobState::Cancelled, Some("job.cancelled"), None),
+            Ok(()) => (JobState::Done, Some(EventKind::JobDone), None),
+            Err(Early::Cancelled) => (JobState::Cancelled, Some(EventKind::JobCancelled), None),
             // The failure is reported already.
             Err(Early::Failed(reason)) => (JobState::Failed, None, Some(reason)),
         };
         if let Some(event) = event {
-            tracing::info!(disk = job.disk, "{} ended: {event}", job.kind.word());
+            tracing::info!(
+                disk = job.disk,
+                "{} ended: {}",
+                job.kind.word(),
+                event.word()
+            );
         }
         // The devices are free before the end of the job is announced.
         drop(driver);
@@ -352,7 +358,7 @@ impl Driver {
             Announcement::Ready(None) => {
                 job.set_state(JobState::Ready, None);
                 if self.copying.goal() != Goal::Commit {
-                    context.event_bus.publish("job.ready", &job.disk);
+                    context.event_bus.publish(EventKind::JobReady, &job.disk);
                 }
             }
             Announcement::Ready(reason) => {
@@ -363,7 +369,7 @@ impl Driver {
             Announcement::Failed(reason) => {
                 tracing::error!(disk = job.disk, "{} failed: {reason}", job.kind.word());
                 job.fail(&reason);
-                context.event_bus.publish("job.failed", &job.disk);
+                context.event_bus.publish(EventKind::JobFailed, &job.disk);
             }
         }
         Event::Done

@@ -4,6 +4,7 @@
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 
+use control::EventKind;
 use control::objects::JobState;
 use jobs::pull::{Action, Pull};
 use jobs::{Early, Event, Now, Outcome};
@@ -31,7 +32,7 @@ pub(super) fn serve(context: &Context, prepared: Vec<Prepared>) {
     let jobs: Vec<Arc<Job>> = prepared.iter().map(|one| Arc::clone(&one.job)).collect();
     for job in &jobs {
         job.set_state(JobState::Ready, None);
-        context.event_bus.publish("job.ready", &job.disk);
+        context.event_bus.publish(EventKind::JobReady, &job.disk);
     }
     let mut driver = Driver {
         context,

@@ -8,6 +8,7 @@ use bdev::{
     BackingName, BlockDevice, CheckNamed, DiscardMode, Disk, FileLock, Image, ImageOptions,
     NamedFiles,
 };
+use control::EventKind;
 use jobs::exchange::ExchangeAction;
 use jobs::snapshot::{Action, Overlays, Snapshot};
 use jobs::{Event, Outcome};
@@ -163,7 +164,9 @@ impl Driver<'_> {
                 );
             }
             tracing::info!(disk = name, path = %one.path.display(), "snapshot taken, the disk continues in this image");
-            self.context.event_bus.publish("disk.snapshot", name);
+            self.context
+                .event_bus
+                .publish(EventKind::DiskSnapshot, name);
         }
     }
 }

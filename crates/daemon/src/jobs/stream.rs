@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bdev::ImageDevice;
+use control::EventKind;
 use control::objects::JobState;
 use jobs::stream::{Action, Stream};
 use jobs::{Early, Event, Now, Outcome, Span};
@@ -35,15 +36,15 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     let job = Job::new(&disk, JobKind::Stream, None);
     job.set(None, Some(speed));
     let job = context.jobs.begin(job)?;
-    context.event_bus.publish("job.started", &name);
+    context.event_bus.publish(EventKind::JobStarted, &name);
     let (running, events) = (Arc::clone(&job), context.event_bus.clone());
     let started = context.jobs.run(move || {
         let image = device.capabilities().image;
         let streamed = image.map_or(Err(Early::Cancelled), |image| stream(image, &running));
         let (state, event, reason) = match streamed {
-            Ok(()) => (JobState::Done, "job.done", None),
-            Err(Early::Cancelled) => (JobState::Cancelled, "job.cancelled", None),
-            Err(Early::Failed(reason)) => (JobState::Failed, "job.failed", Some(reason)),
+            Ok(()) => (JobState::Done, EventKind::JobDone, None),
+            Err(Early::Cancelled) => (JobState::Cancelled, EventKind::JobCancelled, None),
+            Err(Early::Failed(reason)) => (JobState::Failed, EventKind::JobFailed, Some(reason)),
         };
         if let Some(reason) = &reason {
             tracing::error!(disk = running.disk, "stream failed: {reason}");

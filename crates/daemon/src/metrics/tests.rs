@@ -17,6 +17,7 @@ use tls::ServerTls;
 
 use super::*;
 use crate::control::View;
+use crate::samples::{Names, check};
 use crate::tcp_service::{ListenAddress, TcpEntrance};
 
 const ALERTS: &str = include_str!("../../../../contrib/prometheus/lunette.rules.yml");
@@ -403,6 +404,22 @@ fn dashboard_shows_all_alerts_and_the_document_names_all() {
             "docs/operations.md: {name} is missing"
         );
     }
+}
+
+/// Metrics that need a certificate, a refused login or another rare state are in no page of `tests/tests/compat.rs`.
+#[test]
+fn metrics_of_releases_have_their_type_and_labels() {
+    let (types, samples) = read(&render(&status(), &statistics()));
+    let mut names = Names::new();
+    for (name, labels, _) in samples {
+        let family = ["_bucket", "_sum", "_count"]
+            .iter()
+            .find_map(|end| types.get(name.strip_suffix(end)?));
+        let kind = types.get(&name).or(family).unwrap().clone();
+        let properties = names.entry(name).or_default();
+        properties.extend(labels.into_keys().chain([kind]));
+    }
+    check("all-metrics.txt", &names);
 }
 
 fn collect(value: &serde_json::Value, key: &str, found: &mut Vec<String>) {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ::control::counted;
+use ::control::{EventKind, counted};
 use bdev::{Disk, ResizeError, Shrinking};
 use reactor::Pool;
 use scsi_exec::Holding;
@@ -666,17 +666,18 @@ impl Owner {
             one.is_announced = true;
             for name in &one.exports {
                 tracing::info!(export = name, "removal waits for requests in flight");
-                self.event_bus.publish("export.removing", name);
+                self.event_bus.publish(EventKind::ExportRemoving, name);
             }
             for (export, luns) in &one.luns {
                 tracing::info!(export, "removal of LUNs waits for requests in flight");
                 for lun in luns {
-                    self.event_bus.publish_lun("lun.removing", export, lun);
+                    self.event_bus
+                        .publish_lun(EventKind::LunRemoving, export, lun);
                 }
             }
             for disk in &one.shrinking {
                 tracing::info!(disk, "shrinking waits for requests in flight");
-                self.event_bus.publish("disk.shrinking", disk);
+                self.event_bus.publish(EventKind::DiskShrinking, disk);
             }
             for disk in &one.growing {
                 tracing::info!(disk, "growing waits for its storage");

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use bdev::Disk;
+use bdev::{Disk, DiskEvent};
+use control::EventKind;
 
 use super::events::EventBus;
 use super::refusal::{Fault, Refusal};
@@ -115,6 +116,14 @@ impl OpenDisks {
 /// Sends events when the first I/O of a disk waits (`on_error`) and when none waits any more, and likewise for the locks of the disk.
 pub(super) fn follow_waiting(disk: &Arc<Disk>, event_bus: &EventBus) {
     let (event_bus, name) = (event_bus.clone(), disk.name().to_owned());
-    disk.state()
-        .on_event(move |event| event_bus.publish(event.word(), &name));
+    disk.state().on_event(move |event| {
+        let kind = match event {
+            DiskEvent::Waiting => EventKind::DiskWaiting,
+            DiskEvent::Resumed => EventKind::DiskResumed,
+            DiskEvent::LockWaiting => EventKind::DiskLockWaiting,
+            DiskEvent::LockTimeout => EventKind::DiskLockTimeout,
+            DiskEvent::LockResumed => EventKind::DiskLockResumed,
+        };
+        event_bus.publish(kind, &name);
+    });
 }

@@ -4,7 +4,7 @@
 //! export, which is read when the export is opened. State in memory is saved again. The record of a disk's unit may also be reset while it
 //! is good, and is then not saved again.
 
-use control::StateFile;
+use control::{EventKind, StateFile};
 
 use super::owner::{Owner, refused};
 use super::refusal::{Fault, Refusal};
@@ -128,7 +128,7 @@ impl Owner {
             object = found.object,
             "state file reset"
         );
-        self.event_bus.publish("state.reset", file);
+        self.event_bus.publish(EventKind::StateReset, file);
         self.waiting.retry_now();
         Ok(())
     }
