@@ -23,8 +23,9 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 # Errors of end-to-end tests have enough context; a backtrace of the test runner adds nothing.
 export RUST_LIB_BACKTRACE := 0
 target_directory = $(or $(CARGO_TARGET_DIR),target)
-# Result files of `lunette bench` contain the commit.
-export LUNETTE_COMMIT := $(shell git describe --always --dirty 2>/dev/null)
+version := $(shell sed -n '/^version = /{s/.*"\(.*\)"/\1/p;q}' Cargo.toml)
+# Result files of `lunette bench` contain the commit. A source archive is that of a release.
+export LUNETTE_COMMIT := $(or $(shell git describe --always --dirty 2>/dev/null),v$(version))
 # Counts of `make profile`, if they are from the same compiler: other compilers name functions differently. With RUSTFLAGS no profile is
 # used.
 compiler := $(shell PATH='$(PATH)' rustc -vV 2>/dev/null | awk '/^release/ { r = $$2 } /^LLVM/ { l = $$3 } END { print "rustc-" r "-llvm-" l }')
@@ -35,7 +36,14 @@ programs = -p lunette -p lunette_lab
 # Programs that run in guests of `lunette vm`. They are linked statically, and therefore built in a separate folder.
 agent_directory = $(target_directory)/guest-agent
 guest_programs = $(agent_directory)/x86_64-unknown-linux-gnu/release
-release = $(CARGO) build --release $(if $(profile),--config 'build.rustflags=["-Cprofile-use=$(profile)"]')
+# Programs contain no folder of this machine: builds in other folders give the same bytes. RUSTFLAGS has precedence over these flags.
+cargo_home := $(or $(CARGO_HOME),$(HOME)/.cargo)
+comma := ,
+renamed_folders = "--remap-path-prefix=$(CURDIR)=/lunette","--remap-path-prefix=$(abspath $(target_directory))=/lunette/target","--remap-path-prefix=$(cargo_home)=/cargo"
+# ring contains C and assembly.
+renamed_folders_in_c = $(CFLAGS) -ffile-prefix-map=$(abspath $(target_directory))=/lunette/target -ffile-prefix-map=$(cargo_home)=/cargo
+release = CFLAGS='$(renamed_folders_in_c)' $(CARGO) build --release \
+	--config 'build.rustflags=[$(if $(profile),"-Cprofile-use=$(profile)"$(comma))$(renamed_folders)]'
 # Build of the daemon as one file that needs no library.
 musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
@@ -50,8 +58,8 @@ build: ## Builds the optimised programs, lunette and lunette-lab
 	@scripts/setup build
 	@$(if $(profile),:,echo "build: no profile for this compiler in profile/, or RUSTFLAGS is set: the programs are somewhat slower; hint: make profile")
 	$(release) $(programs)
-	RUSTFLAGS='-C target-feature=+crt-static -C strip=debuginfo' $(CARGO) build --release -p guest_agent -p guest_bench \
-		--target x86_64-unknown-linux-gnu --target-dir $(agent_directory)
+	env -u RUSTFLAGS $(CARGO) build --release -p guest_agent -p guest_bench --target x86_64-unknown-linux-gnu --target-dir $(agent_directory) \
+		--config 'build.rustflags=["-Ctarget-feature=+crt-static","-Cstrip=debuginfo",$(renamed_folders)]'
 
 page: ## Builds the page for browsers from its sources (crates/page/web), with npm
 	@scripts/setup page

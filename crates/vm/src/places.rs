@@ -4,10 +4,23 @@ use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Returns the root of the source tree.
+/// Returns the root of the source tree that contains `path`.
+fn source_tree(path: &Path) -> Option<&Path> {
+    let mut folders = path.ancestors();
+    folders.find(|folder| folder.join("crates/vm/Cargo.toml").is_file())
+}
+
+/// Returns the root of the source tree: that of this program, otherwise that of the current folder (the target folder may be elsewhere).
+/// It is not a constant of the build, so that a release built in another folder has the same bytes.
 pub fn workspace() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).unwrap_or(here).to_path_buf()
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    let folder = FOUND.get_or_init(|| {
+        let program = std::env::current_exe().unwrap_or_default();
+        let current = std::env::current_dir().unwrap_or_default();
+        let found = source_tree(&program).or_else(|| source_tree(&current));
+        found.map_or(current.clone(), Path::to_path_buf)
+    });
+    folder.clone()
 }
 
 static DATA_FOLDER: OnceLock<PathBuf> = OnceLock::new();
@@ -42,9 +55,9 @@ pub fn use_data_folder() -> Result<()> {
     Ok(())
 }
 
-/// Returns true if this program is in the source tree that it was built from.
+/// Returns true if this program is in a source tree, where cargo has built it.
 fn is_in_source_tree() -> bool {
-    std::env::current_exe().is_ok_and(|program| program.starts_with(workspace()))
+    std::env::current_exe().is_ok_and(|program| source_tree(&program).is_some())
 }
 
 /// Returns true for an installed program, after [`use_data_folder`].
@@ -199,5 +212,19 @@ pub fn tool(name: &str) -> Result<PathBuf> {
                 None => bail!("{name} is missing\nhint: scripts/setup test\n  or: {install}"),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_tree_is_found_from_any_path_in_it() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let root = root.canonicalize().unwrap();
+        assert_eq!(workspace(), root);
+        assert_eq!(source_tree(&root.join("target/a")), Some(&*root));
+        assert_eq!(source_tree(Path::new("/usr/bin/lunette")), None);
     }
 }
