@@ -1,12 +1,12 @@
 //! Files that a release and its contributors need: hosted workflows call existing make targets, the minimum Rust version is that of all
-//! dependencies, reviewers are assigned to existing paths, and each licence has its text. `scripts/release` checks a release. Needs only the
-//! source tree and git. Takes: 10 s.
+//! dependencies, reviewers are assigned to existing paths, each licence has its text, and samples of releases stay unchanged.
+//! `scripts/release` checks a release. Needs only the source tree and git. Takes: 10 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::packages::succeeds;
 use end_to_end::{Context, Result, Scratch, bail, ensure};
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use vm::workspace;
 
@@ -104,6 +104,59 @@ fn minimum_rust_version_suffices_for_all_dependencies() -> Result<()> {
             "{page} names another version of Rust than {ours}"
         );
     }
+    Ok(())
+}
+
+/// Returns true if all names and properties of `then` (`NAME: PROPERTY PROPERTY`) are in `now`.
+fn grows(then: &str, now: &str) -> bool {
+    let parse = |line| str::rsplit_once(line, ": ").unwrap_or((line, ""));
+    then.lines().map(parse).all(|(name, properties)| {
+        let mut now = now.lines().map(parse);
+        now.any(|(other, known)| {
+            let mut words = properties.split_whitespace();
+            name == other && words.all(|word| known.split_whitespace().any(|known| known == word))
+        })
+    })
+}
+
+/// Returns the samples of a release that were changed since its tag. Samples of `version`, which is in preparation, may grow.
+fn changed_samples(repository: &Path, tag: &str, version: &str) -> Result<Vec<String>> {
+    let git = |words: &[&str]| {
+        let mut git = Command::new("git");
+        succeeds(git.arg("-C").arg(repository).args(words))
+    };
+    let release = tag.trim_start_matches('v');
+    let minor = release.rsplit_once('.').context("no version")?.0;
+    let folder = format!("tests/compat/{minor}");
+    let no_additions = ["diff", "--name-status", "--no-renames", "--diff-filter=a"];
+    let changes = git(&[&no_additions[..], &[tag, "--", &folder]].concat())?;
+    let mut changed = Vec::new();
+    for line in changes.lines() {
+        let (status, file) = line.split_once('\t').context("git diff")?;
+        let may_grow = release == version && status == "M";
+        let has_grown = |file: &str| -> Result<bool> {
+            let now = std::fs::read_to_string(repository.join(file))?;
+            Ok(grows(&git(&["show", &format!("{tag}:{file}")])?, &now))
+        };
+        if !may_grow || file.ends_with(".txt") && !has_grown(file)? {
+            changed.push(file.to_owned());
+        }
+    }
+    Ok(changed)
+}
+
+#[test]
+fn samples_of_releases_are_those_of_their_tags() -> Result<()> {
+    let mut git = Command::new("git");
+    git.arg("-C").arg(workspace());
+    let tags = succeeds(git.args(["tag", "--merged", "HEAD", "--list", "v[0-9]*.0"]))?;
+    for tag in tags.lines() {
+        let changed = changed_samples(&workspace(), tag, VERSION)?;
+        ensure!(changed.is_empty(), "changed since {tag}: {changed:?}");
+    }
+    ensure!(grows("a: x y\nb\n", "b: v\na: x z y\n"));
+    ensure!(!grows("a: x y\n", "a: x z\n"), "a lost property");
+    ensure!(!grows("a: x\nb: y\n", "a: x\n"), "a lost name");
     Ok(())
 }
 
@@ -250,6 +303,11 @@ fn release_is_refused_until_changelog_samples_and_tag_fit() -> Result<()> {
     let (success, reported) = repository.release(&["check"])?;
     ensure!(success, "{reported}");
     sources_and_notes_are_reproducible(&repository)?;
+    let changed = |version| changed_samples(&repository.folder, tag, version);
+    let keys = format!("{samples}/keys.txt");
+    repository.write(&keys, "a: x\n")?;
+    ensure!(changed(VERSION)?.is_empty(), "{:?}", changed(VERSION)?);
+    ensure!(changed("99.0.0")? == [keys], "a released sample may change");
     repository.commit()?;
     repository.is_refused(&["is another commit than HEAD"])
 }
