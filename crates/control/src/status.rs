@@ -47,6 +47,9 @@ pub struct Status {
     /// Logins of iSCSI initiators that were refused within the last hour, without a session since.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused_logins: Vec<RefusedLogin>,
+    /// Failures at queues within the last hour.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<QueueFailures>,
     /// Certificates of the TLS servers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub certificates: Vec<CertificateStatus>,
@@ -67,6 +70,31 @@ pub struct CertificateStatus {
     /// Reason why clients refuse it at present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
+}
+
+/// Kind of failures at a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// Data requests that were answered with an error.
+    Request,
+    /// Violations of the protocol by the driver or the front end.
+    Protocol,
+}
+
+/// Failures of one kind at a queue within the last hour.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct QueueFailures {
+    /// Name of the export.
+    pub export: String,
+    /// Number of the queue or connection.
+    pub queue: u32,
+    /// Kind of the failures.
+    pub kind: FailureKind,
+    /// Number of failures.
+    pub count: u64,
+    /// Seconds since the last one.
+    pub seconds: u64,
 }
 
 /// Refused logins of an iSCSI initiator at a target.

@@ -2,14 +2,16 @@
 
 use std::fmt;
 
-use latency::Operation;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::objects::{Job, JobState, WaitingListener};
 use crate::plural::counted;
 use crate::statistics::Statistics;
-use crate::status::{DiskStatus, RefusedLogin, Status};
+use crate::status::{DiskStatus, FailureKind, QueueFailures, RefusedLogin, Status};
+
+/// Time after the last failure at a queue during which the failures are an error. Later they are a warning.
+const ONGOING_SECONDS: u64 = 300;
 
 /// Severity of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
@@ -140,7 +142,7 @@ pub fn status_problems(status: &Status, statistics: &Statistics) -> Vec<StatusPr
             problem,
         ))
     }));
-    problems.extend(of_queues(statistics));
+    problems.extend(status.failures.iter().map(of_failures));
     problems.extend(status.refused_logins.iter().map(of_login));
     problems.sort_by_key(|problem| problem.severity);
     problems
@@ -226,37 +228,36 @@ fn of_job(job: &Job) -> Option<StatusProblem> {
     Some(StatusProblem::new(Severity::Error, "job", disk, problem).or_hint(hint))
 }
 
-fn of_queues(statistics: &Statistics) -> Vec<StatusProblem> {
-    let mut problems = Vec::new();
-    for queue in &statistics.latency.queues {
-        let counters = &queue.latencies.counters;
-        let export = &queue.labels.export;
-        let name = format!("{export}/{}", queue.labels.queue);
-        let mut add = |problem: String, hint: &str| {
-            let problem = StatusProblem::new(Severity::Error, "queue", export, problem);
-            problems.push(problem.or_hint(hint.to_owned()));
-        };
-        if counters.malformed > 0 {
-            let broken = counted(counters.malformed, "time");
-            add(
-                format!("queue {name}: driver or front end violated the protocol {broken}"),
-                "the log of the daemon names each violation; update the driver or the front end",
-            );
-        }
-        // Other operations regularly end with an error, for example when a driver probes missing units.
-        let data = Operation::ALL
-            .iter()
-            .filter(|one| **one != Operation::Other);
-        let errors: u64 = data.map(|one| counters.of(*one).errors).sum();
-        if errors > 0 {
-            let failed = counted(errors, "request");
-            add(
-                format!("queue {name}: {failed} failed"),
-                "the log of the daemon has the errors",
-            );
-        }
+/// Returns a duration in seconds, or in whole minutes, which do not change the text each second.
+fn duration(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        _ => format!("{} min", seconds / 60),
     }
-    problems
+}
+
+fn of_failures(failures: &QueueFailures) -> StatusProblem {
+    let QueueFailures { export, queue, .. } = failures;
+    let (event, hint) = match failures.kind {
+        FailureKind::Request => (
+            format!("{} failed", counted(failures.count, "request")),
+            "the log of the daemon has the errors",
+        ),
+        FailureKind::Protocol => (
+            format!(
+                "driver or front end violated the protocol {}",
+                counted(failures.count, "time")
+            ),
+            "the log of the daemon names each violation; update the driver or the front end",
+        ),
+    };
+    let severity = match failures.seconds {
+        0..ONGOING_SECONDS => Severity::Error,
+        _ => Severity::Warning,
+    };
+    let last = duration(failures.seconds);
+    let problem = format!("queue {export}/{queue}: {event} in the last hour, last {last} ago");
+    StatusProblem::new(severity, "queue", export, problem).or_hint(hint.to_owned())
 }
 
 fn of_login(login: &RefusedLogin) -> StatusProblem {
@@ -279,9 +280,9 @@ fn of_login(login: &RefusedLogin) -> StatusProblem {
         ),
     };
     let times = counted(login.count, "time");
-    let seconds = login.seconds;
+    let last = duration(login.seconds);
     let problem = format!(
-        "{target}: login of {initiator} at {address} refused {times}, last {seconds} s ago: {reason}"
+        "{target}: login of {initiator} at {address} refused {times}, last {last} ago: {reason}"
     );
     let name = login.export.as_deref().unwrap_or("discovery");
     StatusProblem::new(Severity::Warning, "login", name, problem).or_hint(hint)
@@ -365,6 +366,54 @@ mod tests {
                 "disk full (/vm/full.raw) is slow: 1 % of its requests take longer than 0.5 s; hint: lunette latency full --slowest prints the stage that takes the time",
             ]
         );
+    }
+
+    #[test]
+    fn failures_become_a_warning_five_minutes_after_the_last_one() {
+        let failures = |kind, count, seconds| QueueFailures {
+            export: "d0".to_owned(),
+            queue: 1,
+            kind,
+            count,
+            seconds,
+        };
+        let status = Status {
+            failures: vec![
+                failures(FailureKind::Request, 1, 300),
+                failures(FailureKind::Protocol, 2, 59),
+            ],
+            ..Status::default()
+        };
+        let found = status_problems(&status, &Statistics::default());
+        let found: Vec<_> = found
+            .iter()
+            .map(|one| (one.severity, one.problem.as_str()))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (
+                    Severity::Error,
+                    "queue d0/1: driver or front end violated the protocol 2 times in the last hour, last 59 s ago"
+                ),
+                (
+                    Severity::Warning,
+                    "queue d0/1: 1 request failed in the last hour, last 5 min ago"
+                ),
+            ]
+        );
+    }
+
+    /// Counters since the start of the daemon do not show whether requests still fail.
+    #[test]
+    fn failures_before_the_last_hour_are_no_problem() {
+        let mut queue = latency::QueueSnapshot::default();
+        let counters = &mut queue.latencies.counters;
+        counters.of_mut(latency::Operation::Read).errors = 7;
+        counters.malformed = 1;
+        let mut statistics = Statistics::default();
+        statistics.latency.queues.push(queue);
+        assert!(status_problems(&Status::default(), &statistics).is_empty());
     }
 
     #[test]

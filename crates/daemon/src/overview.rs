@@ -168,6 +168,7 @@ impl View for Overview {
             },
             waiting_listeners: self.servers.waiting_listeners(),
             refused_logins: self.refused_logins(),
+            failures: self.history.failures(|| self.servers.pool.failures()),
             certificates: certificates::status(&live.config, &self.servers),
             // Set by the API server, which also has the counters.
             problems: Vec::new(),

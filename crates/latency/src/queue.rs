@@ -124,6 +124,13 @@ impl Counters {
             .fold(0, |sum: u64, one| sum.saturating_add(one.errors))
     }
 
+    /// Returns the errors of all operations but [`Operation::Other`], which regularly ends with an error, for example when a driver probes
+    /// missing units.
+    pub fn data_errors(&self) -> u64 {
+        self.errors()
+            .saturating_sub(self.of(Operation::Other).errors)
+    }
+
     /// Adds all counts of `other`.
     pub fn merge(&mut self, other: &Counters) {
         *self = self.combine(other, u64::saturating_add, u64::wrapping_add);

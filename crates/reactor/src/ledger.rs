@@ -185,6 +185,15 @@ impl DiskCounters {
     }
 }
 
+/// Failures of a queue since the start of the daemon.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FailureCounters {
+    /// Data requests that were answered with an error.
+    pub requests: u64,
+    /// Violations of the protocol by the driver or the front end.
+    pub violations: u64,
+}
+
 #[derive(Debug, Default)]
 struct Known {
     live: Vec<Arc<QueueRecord>>,
@@ -317,6 +326,26 @@ impl Ledger {
         }
     }
 
+    /// Adds the failures of each queue to `sums`, by export and queue, including removed queues. Leaves out queues without failures.
+    pub fn add_failures(&self, sums: &mut BTreeMap<(String, u32), FailureCounters>) {
+        let (live, retired) = {
+            let known = self.known();
+            (known.live.clone(), known.retired.clone())
+        };
+        let live = live.iter().map(|one| (one.labels(), one.counters()));
+        let retired = retired.values();
+        let retired = retired.map(|(sum, _)| (&sum.labels, sum.latencies.counters));
+        for (labels, counters) in live.chain(retired) {
+            let (requests, violations) = (counters.data_errors(), counters.malformed);
+            if requests > 0 || violations > 0 {
+                let sum = sums.entry((labels.export.clone(), labels.queue));
+                let sum = sum.or_default();
+                sum.requests += requests;
+                sum.violations += violations;
+            }
+        }
+    }
+
     /// Returns the worker's own counters.
     pub fn counters(&self) -> WorkerCounters {
         let time = self.iterations.time.sums(self.clock.now());
@@ -363,6 +392,34 @@ mod tests {
         assert_eq!(ledger.snapshots()[0].latencies.counters.errors(), 1);
         ledger.forget("d0");
         assert_eq!(ledger.snapshots(), []);
+    }
+
+    #[test]
+    fn failures_are_the_sum_of_a_queue_and_its_predecessors() {
+        let ledger = Ledger::new(Clock::simulated().0);
+        let failures = || {
+            let mut sums = BTreeMap::new();
+            ledger.add_failures(&mut sums);
+            sums
+        };
+        let good = QueueTimeline::new(labels(1), 1);
+        ledger.register(good.record().clone());
+        for _ in 0..2 {
+            let timeline = QueueTimeline::new(labels(0), 1);
+            ledger.register(timeline.record().clone());
+            timeline.counters().count(Operation::Write, 512, false);
+            timeline.counters().count(Operation::Other, 0, false);
+            timeline.counters().malformed.add(2);
+            ledger.retire(timeline.record());
+        }
+        let expected = FailureCounters {
+            requests: 2,
+            violations: 4,
+        };
+        let expected = BTreeMap::from([(("d0".to_owned(), 0), expected)]);
+        assert_eq!(failures(), expected);
+        ledger.forget("d0");
+        assert!(failures().is_empty());
     }
 
     /// A client may reconnect a thousand times a second, and each disconnect adds to the retained measurements.

@@ -35,7 +35,7 @@ mod worker;
 pub use accepting::Accepting;
 pub use activity::Activity;
 pub use disks::{DiskHandle, Io, Tag};
-pub use ledger::{DiskCounters, KindCounters};
+pub use ledger::{DiskCounters, FailureCounters, KindCounters};
 pub use mailbox::{WorkerGone, WorkerHandle};
 pub use peer_rate_limit::PeerRateLimit;
 pub use polling::{PollLimit, PollLimits, PollMode};

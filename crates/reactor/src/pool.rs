@@ -17,7 +17,9 @@ pub use block::ExportPlacement;
 
 use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};
-use crate::{Activity, DiskCounters, PollLimit, PollLimits, Worker, WorkerCounters};
+use crate::{
+    Activity, DiskCounters, FailureCounters, PollLimit, PollLimits, Worker, WorkerCounters,
+};
 
 /// Start options of the shared workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -331,6 +333,15 @@ impl Pool {
             ledger.add_totals(&mut totals);
         }
         totals
+    }
+
+    /// Returns the failures of each queue, by export and queue, including removed queues. Leaves out queues without failures.
+    pub fn failures(&self) -> BTreeMap<(String, u32), FailureCounters> {
+        let mut sums = BTreeMap::new();
+        for ledger in self.ledgers() {
+            ledger.add_failures(&mut sums);
+        }
+        sums
     }
 
     /// Returns the waiting place that all workers report to when they wake up for a client or a disk.

@@ -1,8 +1,9 @@
-//! History of all disks: the last hour by second and the last day by minute.
+//! History of all disks: the last hour by second and the last day by minute. Failures of queues in the last hour.
 //!
 //! A thread reads the counters once a second while there is I/O. After two seconds without I/O it waits until a worker wakes up, so an idle
 //! daemon has no timer. The data are lost when the daemon ends.
 
+mod failures;
 mod series;
 
 use std::collections::BTreeMap;
@@ -11,11 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use ::control::{DiskHistory, HistoryInterval};
+use ::control::{DiskHistory, HistoryInterval, QueueFailures};
 use block::IoKind;
 use latency::SparseHistogram;
 use reactor::{DiskCounters, Pool};
 
+use self::failures::{Failures, OfQueues};
 use self::series::{BLOCK, Sample, Series};
 
 /// Hour of seconds, in blocks.
@@ -143,6 +145,7 @@ impl Store {
 pub(crate) struct History {
     started: Instant,
     store: Mutex<Store>,
+    failures: Mutex<Failures>,
 }
 
 impl History {
@@ -150,11 +153,22 @@ impl History {
         Arc::new(History {
             started,
             store: Mutex::default(),
+            failures: Mutex::default(),
         })
     }
 
     fn lock(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts the failures of queues up to now, and returns those of the last hour.
+    pub(crate) fn failures(&self, counters: impl FnOnce() -> OfQueues) -> Vec<QueueFailures> {
+        let failures = self.failures.lock();
+        let mut failures = failures.unwrap_or_else(PoisonError::into_inner);
+        let second = self.started.elapsed().as_secs();
+        // Counters that are read under the lock never decrease from one caller to the next.
+        failures.add(second, &counters());
+        failures.recent(second)
     }
 
     /// Returns the slow disks, each with the least 99th percentile of its last seconds, rounded down to 500 ms times a power of two: a value
@@ -306,6 +320,7 @@ fn sample(history: &History, pool: &Pool, disks: &dyn Fn() -> Vec<String>, stopp
             false => second - last,
         };
         last = second;
+        history.failures(|| pool.failures());
         let counted = reader.read(disks(), pool.disks(), || pool.totals());
         idle_seconds = match history.lock().add(second, seconds, counted) || is_idle {
             true => 0,
@@ -345,6 +360,7 @@ mod tests {
         History {
             started: Instant::now() - Duration::from_secs(store.second),
             store: Mutex::new(store),
+            failures: Mutex::default(),
         }
     }
 
