@@ -52,11 +52,7 @@ impl Browser {
         Browser::open_with(scratch, size, json!({"perfLoggingPrefs": categories}))
     }
 
-    fn open_with(
-        scratch: &Scratch,
-        (width, height): (u32, u32),
-        mut options: Value,
-    ) -> Result<Browser> {
+    fn open_with(scratch: &Scratch, size: (u32, u32), mut options: Value) -> Result<Browser> {
         let portal = free_portal()?;
         let driver = Command::new("chromedriver")
             .arg(format!("--port={}", portal.port()))
@@ -79,21 +75,39 @@ impl Browser {
             "--no-sandbox".to_owned(),
             "--disable-gpu".to_owned(),
             "--hide-scrollbars".to_owned(),
-            format!("--window-size={width},{height}"),
+            format!("--window-size={},{}", size.0, size.1),
             format!("--user-data-dir={}", profile.display()),
         ];
         options["args"] = json!(arguments);
         let wanted = json!({"capabilities": {"alwaysMatch": {
-            "goog:chromeOptions": options, "unhandledPromptBehavior": "ignore", "goog:loggingPrefs": {"performance": "ALL"},
+            "goog:chromeOptions": options, "unhandledPromptBehavior": "ignore", "goog:loggingPrefs": {"performance": "ALL", "browser": "ALL"},
         }}});
         let made = browser.ask("POST", "/session", &wanted)?;
         let session = made["sessionId"].as_str().context("no session")?;
         browser.session = format!("/session/{session}");
-        // The smallest desktop window is wider than a phone, so the size is emulated.
+        browser.resize(size)?;
+        Ok(browser)
+    }
+
+    /// Changes the size of the page. The smallest desktop window is wider than a phone, so the size is emulated.
+    ///
+    /// # Errors
+    /// Fails if the browser refuses the size.
+    pub fn resize(&self, (width, height): (u32, u32)) -> Result<()> {
         let metrics =
             json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
-        browser.devtools("Emulation.setDeviceMetricsOverride", &metrics)?;
-        Ok(browser)
+        self.devtools("Emulation.setDeviceMetricsOverride", &metrics)?;
+        Ok(())
+    }
+
+    /// Selects the colour scheme, `light` or `dark`.
+    ///
+    /// # Errors
+    /// Fails if the browser refuses the scheme.
+    pub fn set_scheme(&self, scheme: &str) -> Result<()> {
+        let features = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
+        self.devtools("Emulation.setEmulatedMedia", &features)?;
+        Ok(())
     }
 
     fn ask(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
@@ -286,6 +300,21 @@ impl Browser {
         let mut times: Vec<Duration> = times.map(Duration::from_micros).collect();
         times.sort_unstable_by(|a, b| b.cmp(a));
         Ok(times)
+    }
+
+    /// Checks that the pages had no uncaught exception or rejection since the last call, and logged nothing to the console. The log of the
+    /// browser survives reloads.
+    ///
+    /// # Errors
+    /// Fails with the messages of the log.
+    pub fn expect_no_exceptions(&self) -> Result<()> {
+        let entries = self.command("POST", "/se/log", &json!({"type": "browser"}))?;
+        let entries = entries.as_array().context("no log")?.iter();
+        // Requests may fail: the tests refuse tokens and stop daemons.
+        let exceptions = entries.filter(|entry| entry["source"] != "network");
+        let messages: Vec<&Value> = exceptions.map(|entry| &entry["message"]).collect();
+        ensure!(messages.is_empty(), "uncaught in the page: {messages:?}");
+        Ok(())
     }
 
     /// Writes a screenshot of the whole page to a file.

@@ -92,6 +92,9 @@ fn every_change_is_reported_in_order() -> Result<()> {
     let listed: Vec<Value> = api(&rig.daemon).get("/v1/sessions")?;
     let id = opened["session"].clone();
     ensure!(listed.iter().any(|one| one["id"] == id), "{listed:?}");
+    let shown = rig.daemon.lunette(&["session", "list"])?;
+    let client = " iqn.2026-11.org.example:i7 at 127.0.0.1 ";
+    ensure!(shown.contains(client), "{shown}");
     drop(session);
     let closed = expect(&mut events, "session.closed", &initiator)?;
     ensure!(closed["session"] == id, "{closed}");

@@ -1,5 +1,7 @@
 //! `lunette session` and `lunette reservation`.
 
+use std::collections::BTreeSet;
+
 use control::objects::{Reservation, Session};
 use control::{Method, escape};
 
@@ -43,11 +45,21 @@ fn counted(number: Option<u64>) -> String {
     number.map_or_else(|| "-".to_owned(), |number| number.to_string())
 }
 
-/// Returns the initiator name of an iSCSI session, the address of an NBD client, or the process of a vhost-user front end.
+/// Returns the name of an iSCSI initiator with its IP addresses, the address of an NBD client, or the process of a vhost-user front end.
 fn client(session: &Session) -> Option<String> {
     let front_end = || session.front_end.as_ref().map(ToString::to_string);
-    let name = session.initiator.clone();
-    name.or_else(|| session.client.clone()).or_else(front_end)
+    let initiator = session.initiator.as_ref().map(|name| {
+        let connections = session.each_connection.iter();
+        let addresses = connections.filter_map(|one| Some(one.client.rsplit_once(':')?.0));
+        let addresses: BTreeSet<&str> = addresses.collect();
+        match addresses.is_empty() {
+            true => name.clone(),
+            false => format!("{name} at {}", Vec::from_iter(addresses).join(", ")),
+        }
+    });
+    initiator
+        .or_else(|| session.client.clone())
+        .or_else(front_end)
 }
 
 /// Adds the names of guests that the daemon could not read: it usually may not see processes of other users.

@@ -4,7 +4,7 @@ import { ask, send } from "./api";
 import { SPEED, type Value, speedOf } from "./changes";
 import { type Field, ask as question } from "./dialog";
 import { capital } from "./format";
-import { $, element, medium, minor, table, text } from "./dom";
+import { $, badFirst, element, medium, minor, table, text } from "./dom";
 import type { Backup, Disk, Moment } from "./types";
 
 const ENDED = ["done", "failed", "cancelled"];
@@ -36,12 +36,15 @@ function actionsOf({ name, pull, jobs }: Backup): HTMLElement {
   return actions;
 }
 
+const hasFailed = ({ jobs }: Backup): boolean => jobs.some((job) => job.state === "failed");
+
 /** State of all disks of a backup, or of each disk. */
-function stateOf({ jobs }: Backup): HTMLElement {
+function stateOf(backup: Backup): HTMLElement {
+  const { jobs } = backup;
   const of = (job: { state: string; reason?: string }) => (job.reason ? `${job.state}: ${job.reason}` : job.state);
   const isSame = new Set(jobs.map(of)).size === 1;
   const words = isSame && jobs[0] ? of(jobs[0]) : jobs.map((job) => `${job.disk} ${of(job)}`).join("; ");
-  return element("span", words, jobs.some((job) => job.state === "failed") ? "bad" : "");
+  return element("span", words, hasFailed(backup) ? "bad" : "");
 }
 
 export async function showBackups(): Promise<void> {
@@ -51,7 +54,7 @@ export async function showBackups(): Promise<void> {
   $("kept").hidden = !found.length;
   const heads = [text("backup"), text("disks"), text("state"), medium(text("checkpoint")), medium(text("since"))];
   heads.push(minor(text("served or copied to")), text("actions"));
-  const rows = found.map((one) => [
+  const rows = badFirst(found, hasFailed).map((one) => [
     one.name,
     one.jobs.map((job) => job.disk).join(", "),
     stateOf(one),

@@ -1,6 +1,6 @@
 // Differences of counters between two moments.
 
-import type { Latencies, Moment, Statistics } from "./types";
+import type { Histogram, Latencies, Moment, Statistics } from "./types";
 
 /** Stages in the order of a request's way. */
 export const STAGES = ["popped", "parsed", "awaited", "received", "submitted", "reaped", "answered", "notified"];
@@ -10,30 +10,38 @@ interface Span {
   ns: number;
 }
 
+/** Requests by the upper bound of their latency, in nanoseconds. */
+export type Buckets = Map<number, number>;
+
 /** Counters of a disk, over all queues and operations. */
 export interface Sums {
   reads: number;
   writes: number;
   bytes: number;
   spans: Map<string, Span>;
-  /** Requests by the upper bound of their latency. */
-  latencies: Map<number, number>;
+  latencies: Buckets;
 }
 
 const nothing = (): Sums => ({ reads: 0, writes: 0, bytes: 0, spans: new Map(), latencies: new Map() });
 
-function addLatencies(sums: Sums, { operations }: Latencies): void {
-  for (const operation of Object.values(operations)) {
-    for (const [name, histogram] of Object.entries("spans" in operation ? operation.spans : operation)) {
+type Spans = Partial<Record<string, Histogram>>;
+
+const spansOf = ({ operations }: Latencies): Spans[] =>
+  Object.values(operations).map((operation) => ("spans" in operation ? (operation.spans as Spans) : operation));
+
+function addBuckets(sums: Buckets, { buckets }: Histogram): void {
+  for (const [upTo, count] of buckets) sums.set(upTo, (sums.get(upTo) ?? 0) + count);
+}
+
+function addLatencies(sums: Sums, latencies: Latencies): void {
+  for (const spans of spansOf(latencies)) {
+    for (const [name, histogram] of Object.entries(spans)) {
       if (!histogram?.count) continue;
       let span = sums.spans.get(name);
       if (!span) sums.spans.set(name, (span = { count: 0, ns: 0 }));
       span.count += histogram.count;
       span.ns += histogram.sum_ns;
-      if (name !== "total") continue;
-      for (const [upTo, count] of histogram.buckets) {
-        sums.latencies.set(upTo, (sums.latencies.get(upTo) ?? 0) + count);
-      }
+      if (name === "total") addBuckets(sums.latencies, histogram);
     }
   }
 }
@@ -61,9 +69,22 @@ export function sumsOf(statistics: Statistics): Map<string, Sums> {
   return all;
 }
 
-function quantile(buckets: Map<number, number>, part: number): number {
+/** Returns the latencies of all exports, over all queues and operations. */
+export function latenciesOfExports({ queues }: Statistics): Map<string, Buckets> {
+  const all = new Map<string, Buckets>();
+  for (const { labels, latencies } of queues ?? []) {
+    let sums = all.get(labels.export);
+    if (!sums) all.set(labels.export, (sums = new Map()));
+    for (const { total } of latencies ? spansOf(latencies) : []) if (total) addBuckets(sums, total);
+  }
+  return all;
+}
+
+const requestsOf = (buckets: Buckets): number => [...buckets.values()].reduce((sum, count) => sum + count, 0);
+
+function quantile(buckets: Buckets, part: number): number {
   const all = [...buckets].sort((a, b) => a[0] - b[0]);
-  const wanted = part * all.reduce((sum, [, count]) => sum + count, 0);
+  const wanted = part * requestsOf(buckets);
   let seen = 0;
   for (const [upTo, count] of all) {
     seen += count;
@@ -78,7 +99,7 @@ const ROWS_PER_DECADE = 10;
 const LOWEST = Math.log10(1000);
 
 /** Returns pairs of a row of the heat map and its number of requests, in one list that takes little memory. */
-function heatOf(latencies: Map<number, number>): number[] {
+function heatOf(latencies: Buckets): number[] {
   const counts = new Map<number, number>();
   for (const [ns, count] of latencies) {
     const row = Math.floor((Math.log10(Math.max(ns, 1)) - LOWEST) * ROWS_PER_DECADE);
@@ -107,8 +128,8 @@ export type Stage = [string, number];
 
 const NO_HEAT: number[] = [];
 
-function difference(now: Map<number, number>, then: Map<number, number>): Map<number, number> {
-  const buckets = new Map<number, number>();
+function difference(now: Buckets, then: Buckets): Buckets {
+  const buckets: Buckets = new Map();
   for (const [upTo, count] of now) {
     const more = count - (then.get(upTo) ?? 0);
     if (more > 0) buckets.set(upTo, more);
@@ -140,6 +161,20 @@ export function diskSecond(at: number, seconds: number, now: Sums = nothing(), t
     p99: latencies && quantile(latencies, 0.99),
     heat: latencies ? heatOf(latencies) : NO_HEAT,
   };
+}
+
+/** Requests of an export per second, and their latencies in nanoseconds; `null` without requests. */
+export interface ExportSecond {
+  requests: number;
+  p50: number | null;
+  p99: number | null;
+}
+
+/** Returns the difference of the latencies of an export, `seconds` apart. */
+export function exportSecond(seconds: number, now: Buckets = new Map(), then: Buckets = new Map()): ExportSecond {
+  const latencies = difference(now, then);
+  if (!latencies.size || seconds <= 0) return { requests: 0, p50: null, p99: null };
+  return { requests: requestsOf(latencies) / seconds, p50: quantile(latencies, 0.5), p99: quantile(latencies, 0.99) };
 }
 
 /** How often something that is counted happened per second. */

@@ -138,7 +138,7 @@ export function table(id: string, heads: Head[], rows: Cell[][], none: string): 
 
 function fill(id: string, heads: Head[], rows: () => HTMLTableRowElement[], none: string): void {
   const filled = $(id);
-  const focused = filled.contains(document.activeElement) ? document.activeElement?.textContent : null;
+  const focused = focusedIn(filled);
   const wanted = [headRow(heads), ...rows()];
   if (wanted.length === 1) {
     const row = element("tr");
@@ -154,14 +154,29 @@ function fill(id: string, heads: Head[], rows: () => HTMLTableRowElement[], none
     else if (before !== row && !before.isEqualNode(row)) before.replaceWith(row);
   });
   for (const rest of old.slice(wanted.length)) rest.remove();
-  if (focused && !filled.contains(document.activeElement)) keepFocus(filled, focused);
+  keepFocus(filled, focused);
 }
 
-/** Moves the focus to the button that replaces the focused one. */
-function keepFocus(filled: HTMLElement, label: string): void {
+/** Replaces the content of an element. */
+export function replaceContent(filled: HTMLElement, content: HTMLElement[]): void {
+  const focused = focusedIn(filled);
+  filled.replaceChildren(...content);
+  keepFocus(filled, focused);
+}
+
+/** Returns the text of the focused element, if it lies in this one. */
+const focusedIn = (filled: HTMLElement): string | null =>
+  filled.contains(document.activeElement) ? (document.activeElement?.textContent ?? null) : null;
+
+/** Moves the focus to the button that has replaced the focused one. */
+function keepFocus(filled: HTMLElement, label: string | null): void {
+  if (!label || filled.contains(document.activeElement)) return;
   const same = [...filled.querySelectorAll("button")].find((button) => button.textContent === label);
   same?.focus({ preventScroll: true });
 }
+
+/** Objects with a problem, then the others, each in the daemon's order. */
+export const badFirst = <T>(all: T[], isBad: (one: T) => boolean): T[] => [...all.filter(isBad), ...all.filter((one) => !isBad(one))];
 
 export function style(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -1,6 +1,7 @@
 // The last minutes, disk by disk.
 
-import { type DiskSecond, type Stage, type Sums, diskSecond, stagesOf, sumsOf } from "./counters";
+import { type Buckets, type DiskSecond, type ExportSecond, type Stage, type Sums } from "./counters";
+import { diskSecond, exportSecond, latenciesOfExports, stagesOf, sumsOf } from "./counters";
 import type { Moment } from "./types";
 
 /** Seconds that are kept. */
@@ -19,6 +20,8 @@ export class History {
   /** Sums of the last moment, and of the one before. */
   private sums = new Map<string, Sums>();
   private old = new Map<string, Sums>();
+  private exports = new Map<string, ExportSecond>();
+  private latencies = new Map<string, Buckets>();
 
   add(moment: Moment): void {
     const before = this.now;
@@ -31,6 +34,7 @@ export class History {
     [this.sums, this.old] = [sums, isSame ? old : sums];
     const at = moment.statistics.at_ns / 1e9;
     const passed = isSame ? at - before.statistics.at_ns / 1e9 : 0;
+    this.addExports(moment, passed);
     const names = new Set(moment.status.disks.map((disk) => disk.name));
     for (const name of this.disks.keys()) {
       if (!names.has(name)) this.disks.delete(name);
@@ -41,6 +45,17 @@ export class History {
       if (seconds.length > KEPT) seconds.shift();
       this.disks.set(name, seconds);
     }
+  }
+
+  private addExports(moment: Moment, passed: number): void {
+    const [latencies, old] = [latenciesOfExports(moment.statistics), this.latencies];
+    this.latencies = latencies;
+    this.exports = new Map([...latencies].map(([name, now]) => [name, exportSecond(passed, now, old.get(name))]));
+  }
+
+  /** The last second of an export. */
+  ofExport(name: string): ExportSecond | undefined {
+    return this.exports.get(name);
   }
 
   /** Stages of a disk in the last second. */

@@ -4,7 +4,7 @@ import { send } from "./api";
 import { isServed, pathOfBackup } from "./backups";
 import { SPEED, type Value, speedOf } from "./changes";
 import { type Field, ask } from "./dialog";
-import { type Cell, element, minor, number, table, text } from "./dom";
+import { type Cell, badFirst, element, minor, number, table, text } from "./dom";
 import { bytes, capital } from "./format";
 import type { Job, Moment } from "./types";
 
@@ -55,9 +55,12 @@ function progress(job: Job): HTMLElement {
 export function showJobs({ statistics }: Moment): void {
   const heads = [text("disk"), text("job"), text("state"), text("progress"), minor(number("done")), minor(number("of"))];
   heads.push(minor(text("target")), text("actions"));
-  const rows = (statistics.jobs ?? []).map((job): Cell[] => {
+  // Also a switch that failed has a reason.
+  const jobs = badFirst(statistics.jobs ?? [], (job) => job.state === "failed" || job.reason !== undefined);
+  const rows = jobs.map((job): Cell[] => {
     const reason = job.reason ? `: ${job.reason}` : "";
-    const state = element("span", job.state + reason, job.state === "failed" ? "bad" : "");
+    const state = element("span", undefined, job.state === "failed" ? "bad" : "");
+    state.append(element("span", job.state, "word"), reason);
     const actions = element("span", undefined, "buttons");
     for (const { name, note, method, path, fields, body } of actionsOf(job)) {
       const button = element("button", name);
@@ -67,7 +70,7 @@ export function showJobs({ statistics }: Moment): void {
       button.onclick = () => ask({ title, note, fields, action: capital(name), run });
       actions.append(button);
     }
-    return [job.disk, job.kind, state, progress(job), bytes(job.done), bytes(job.total), job.target ?? "-", actions];
+    return [job.disk, element("span", job.kind, "word"), state, progress(job), bytes(job.done), bytes(job.total), job.target ?? "-", actions];
   });
   table("jobs", heads, rows, "no job");
 }

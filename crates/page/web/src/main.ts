@@ -11,7 +11,7 @@ import { showJobs } from "./jobs";
 import { showBitmaps, showEvent, showSessions } from "./others";
 import { offerRanges, showPast } from "./past";
 import { showProblems } from "./problems";
-import { byNeed, showDisks, showExports, showHead, showWorkers } from "./overview";
+import { byNeed, showDisks, showExports, showHead, showTotals, showWorkers } from "./overview";
 import { followUpgrade, offerUpgrade } from "./upgrade";
 import type { Happened, Moment, Report } from "./types";
 
@@ -53,6 +53,7 @@ function showOverview(): void {
   $("main").hidden = false;
   showHead(now);
   showProblems(now, choose);
+  showTotals(now, history);
   showDisks(now, history, chosen, choose, show);
 }
 
@@ -65,7 +66,7 @@ function showChosen(): void {
 function showOthers(): void {
   const { now, then } = history;
   if (!now) return;
-  showExports(now);
+  showExports(now, history);
   showJobs(now);
   showWorkers(now, then);
 }
@@ -104,8 +105,10 @@ function showBackupsSoon(): void {
 }
 
 async function heard(event: string, data: string): Promise<void> {
-  if (event === "moment") await seen(JSON.parse(data));
-  else if (event !== "missed") {
+  if (event === "moment") {
+    // A defect of the page is not a daemon that does not respond.
+    await seen(JSON.parse(data)).catch(reportError);
+  } else if (event !== "missed") {
     showEvent(JSON.parse(data) as Happened);
     // Jobs create bitmaps and belong to backups.
     if (event.startsWith("job.")) showBackupsSoon();
@@ -128,8 +131,19 @@ async function untilVisible(): Promise<void> {
   }
 }
 
-/** Until token required. */
+let isFollowing = false;
+
+/** Follows the daemon until it requires a token. */
 async function follow(): Promise<void> {
+  if (isFollowing) return;
+  isFollowing = true;
+  await untilRefused();
+  isFollowing = false;
+  needsToken();
+}
+
+/** Shows what the daemon sends, over one connection after the other, until it refuses the token. */
+async function untilRefused(): Promise<void> {
   for (;;) {
     await untilVisible();
     const stop = new AbortController();
@@ -138,13 +152,15 @@ async function follow(): Promise<void> {
     try {
       await listen("/v1/live?brief=true", stop, heard);
     } catch (error) {
-      if (error instanceof ApiError && error.status === 401) return needsToken();
+      if (error instanceof ApiError && error.status === 401) return;
       if (!document.hidden) {
         $("state").textContent = "no response from the daemon";
         $("state").className = "bad";
         document.body.classList.add("gone");
         const since = lastAnswer ? `; the page shows its state of ${clock(lastAnswer, true)}` : "";
-        showProblem(`${(error as Error).message}${since}`);
+        // The message of a TypeError is that of the browser.
+        const reason = error instanceof TypeError ? "The daemon cannot be reached" : (error as Error).message;
+        showProblem(`${reason}${since}`);
       }
     } finally {
       document.removeEventListener("visibilitychange", hidden);
@@ -165,6 +181,8 @@ function showReport({ seconds, samples }: Report): void {
 
 $("login").onsubmit = (event) => {
   event.preventDefault();
+  // The first token has no answer yet.
+  if (isFollowing) return;
   setToken($<HTMLInputElement>("token").value.trim());
   follow();
 };

@@ -2,7 +2,7 @@
 
 import { ask, send } from "./api";
 import { ask as question } from "./dialog";
-import { $, element, longTable, medium, minor, number, table, text } from "./dom";
+import { $, type LazyCell, badFirst, element, longTable, medium, minor, number, table, text } from "./dom";
 import { bytes, date } from "./format";
 import type { Bitmap, Happened, Session } from "./types";
 
@@ -15,7 +15,8 @@ function clientOf(one: Session): string {
     const process = [pid === undefined ? "" : `pid ${pid}`, `user ${user}`].filter(Boolean).join(", ");
     return guest === undefined ? process : `${guest} (${process})`;
   }
-  const addresses = [...new Set((one.each_connection ?? []).map(({ client }) => client))].join(", ");
+  // Without their ports.
+  const addresses = [...new Set((one.each_connection ?? []).map(({ client }) => client.replace(/:[0-9]+$/, "")))].join(", ");
   if (one.initiator && addresses) return `${one.initiator} at ${addresses}`;
   return one.initiator ?? one.client ?? "-";
 }
@@ -25,13 +26,13 @@ export async function showSessions(): Promise<void> {
   const heads = [text("export"), text("client"), minor(text("kind")), medium(number("connections"))];
   heads.push(medium(number("requests")), number("errors"));
   const count = (value: number | undefined) => (value === undefined ? "-" : String(value));
-  const rows = found.map((one) => [
+  const rows = badFirst(found, (one) => Boolean(one.errors)).map((one): LazyCell[] => [
     one.export,
     clientOf(one),
     one.kind,
     count(one.connections),
     count(one.requests),
-    count(one.errors),
+    { value: count(one.errors), make: () => element("span", count(one.errors), one.errors ? "bad" : undefined) },
   ]);
   longTable("sessions", heads, rows, "no session");
 }
@@ -55,7 +56,7 @@ export async function showBitmaps(): Promise<void> {
   $("recorded").hidden = !found.length;
   const heads = [text("disk"), text("bitmap"), number("changed since"), medium(text("last backup"))];
   heads.push(minor(text("to")), text("problem"), text("actions"));
-  const rows = found.map((one) => [
+  const rows = badFirst(found, (one) => one.reason !== undefined).map((one) => [
     one.disk,
     one.name || "(unknown)",
     bytes(one.dirty),

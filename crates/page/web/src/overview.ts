@@ -1,18 +1,18 @@
 // The head of the page, and the tables of everything that is served.
 
-import { rate } from "./counters";
-import { $, type LazyCell, element, longTable, medium, minor, number, table, text } from "./dom";
+import { type DiskSecond, rate } from "./counters";
+import { $, type LazyCell, badFirst, element, longTable, medium, minor, number, table, text } from "./dom";
 import { bytes, short, time } from "./format";
 import type { History } from "./history";
-import type { Disk, DiskCounters, Moment, Worker } from "./types";
+import type { Disk, DiskCounters, Export, Moment, Status, Worker } from "./types";
 
 /** Number of disks from which the table has a filter. */
 const FILTERED_FROM = 8;
 
 const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting && !disk.reservations_unknown && !disk.warning && !disk.slow_ns && !disk.damage;
 
-/** The disks that need attention, then the others, each in the daemon's order. */
-export const byNeed = (disks: Disk[]): Disk[] => [...disks.filter((one) => !isWell(one)), ...disks.filter(isWell)];
+/** The disks that need attention first. */
+export const byNeed = (disks: Disk[]): Disk[] => badFirst(disks, (one) => !isWell(one));
 
 /** Reason, next attempt and command for each problem of a disk. */
 export function problemsOf(disk: Disk): string[] {
@@ -59,6 +59,29 @@ export function showHead({ status }: Moment): void {
   document.title = status.host ? `${status.host} - Lunette` : "Lunette";
 }
 
+const took = (ns: number | null | undefined): string => (ns ? time(ns) : "-");
+
+/** The sums of all disks in the last second, and the slowest of them. */
+export function showTotals({ status }: Moment, history: History): void {
+  const seconds = status.disks.flatMap(({ name }) => history.of(name).at(-1) ?? []);
+  const sum = (of: (one: DiskSecond) => number) => seconds.reduce((all, one) => all + of(one), 0);
+  const slowest = Math.max(...seconds.map((one) => one.p99 ?? 0), 0);
+  const connected = status.exports.filter((one) => one.connected).length;
+  const figures = [
+    ["reads/s", short(sum((one) => one.reads))],
+    ["writes/s", short(sum((one) => one.writes))],
+    ["bytes/s", bytes(sum((one) => one.bytes))],
+    ["highest p99", took(slowest)],
+    ["connected exports", `${connected} of ${status.exports.length}`],
+  ];
+  const items = figures.map(([name, figure]) => {
+    const item = element("div");
+    item.append(element("dt", name), element("dd", figure));
+    return item;
+  });
+  $("totals").replaceChildren(...items);
+}
+
 /** Column that sorts the table of disks; none: those that need attention first. */
 let sorted: string | null = null;
 
@@ -70,7 +93,6 @@ interface Row {
 
 function rowOf(disk: Disk, counted: DiskCounters | undefined, history: History, chosen: string | null, choose: (name: string) => void): Row {
   const last = history.of(disk.name).at(-1);
-  const took = (ns: number | null | undefined) => (ns ? time(ns) : "-");
   const size = (value: number | undefined) => (value === undefined ? "" : bytes(value));
   const state = disk.state + (disk.waiting ? `, ${disk.waiting} waiting` : "");
   const errors = Object.values(counted?.errors ?? {}).reduce((sum, count) => sum + count, 0);
@@ -151,17 +173,26 @@ export function showDisks(
   longTable("disks", heads, rows.map((row) => row.cells), disks.length ? "no disk has this text" : "no disk");
 }
 
-export function showExports({ status }: Moment): void {
-  const heads = [text("export"), text("connected"), minor(text("kind")), medium(text("disks")), text("socket or listener")];
-  const rows = status.exports.map((one): LazyCell[] => {
-    const waiting = status.waiting_listeners?.filter((listener) => listener.export === one.name) ?? [];
-    const wait = waiting.map(({ address, reason }) => `${address} waits: ${reason}`).join("; ");
-    const problem = wait || one.warning || "";
+/** Closed listeners of an export, or its warning. */
+function problemOfExport(one: Export, status: Status): string {
+  const waiting = status.waiting_listeners?.filter((listener) => listener.export === one.name) ?? [];
+  return waiting.map(({ address, reason }) => `${address} waits: ${reason}`).join("; ") || (one.warning ?? "");
+}
+
+export function showExports({ status }: Moment, history: History): void {
+  const heads = [text("export"), text("connected"), minor(text("kind")), medium(text("disks"))];
+  heads.push(medium(number("requests/s")), minor(number("p50")), number("p99"), text("socket or listener"));
+  const all = status.exports.map((one) => ({ one, problem: problemOfExport(one, status) }));
+  const rows = badFirst(all, ({ problem }) => problem !== "").map(({ one, problem }): LazyCell[] => {
+    const last = history.ofExport(one.name);
     return [
       one.name,
       one.connected ? "yes" : "no",
       one.kind,
       one.luns.map((lun) => lun.disk).join(", "),
+      short(last?.requests ?? 0),
+      took(last?.p50),
+      took(last?.p99),
       { value: `${problem}\n${one.socket}`, make: () => element("span", problem || (one.socket ?? "-"), problem ? "bad" : undefined) },
     ];
   });

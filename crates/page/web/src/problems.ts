@@ -1,6 +1,6 @@
 // The list of problems: reason, next attempt, and the command that helps.
 
-import { $, element } from "./dom";
+import { $, element, replaceContent } from "./dom";
 import type { Moment, Problem } from "./types";
 
 /** Kinds of problems whose `name` is that of a disk. */
@@ -35,5 +35,5 @@ export function showProblems(now: Moment, choose: (disk: string) => void): void 
   const text = JSON.stringify(problems);
   if (text === listed) return;
   listed = text;
-  $("problems").replaceChildren(...problems.map((one) => itemOf(one, now, choose)));
+  replaceContent($("problems"), problems.map((one) => itemOf(one, now, choose)));
 }

@@ -19,8 +19,15 @@ async function check(status: Status | undefined): Promise<void> {
 function showCommand(command: string): void {
   $("upgrade-command").textContent = command;
   $("upgrade-start").hidden = false;
-  $("upgrade-copy").hidden = !navigator.clipboard;
-  $("upgrade-copy").onclick = () => navigator.clipboard.writeText(command);
+  const button = $("upgrade-copy");
+  button.hidden = !navigator.clipboard;
+  button.textContent = "Copy";
+  button.onclick = () =>
+    navigator.clipboard.writeText(command).then(
+      () => void (button.textContent = "Copied"),
+      // The browser or the user refuses: the selected command can be copied by keyboard.
+      () => getSelection()?.selectAllChildren($("upgrade-command")),
+    );
 }
 
 export function offerUpgrade(now: () => Moment | null): void {
