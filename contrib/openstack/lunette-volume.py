@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Prints a Lunette configuration and a libvirt disk for a Cinder volume.
 
-Reads the connection information of a volume attachment as JSON from standard input, as Cinder returns it, with `driver_volume_type` iscsi or
-rbd. docs/openstack.md describes the use.
+Reads the connection information of a volume attachment as JSON from standard input, as Cinder or `openstack volume attachment` returns it, with
+`driver_volume_type` iscsi or rbd. docs/openstack.md describes the use.
 """
 import argparse
 import json
@@ -68,7 +68,8 @@ def main():
     parser.add_argument("output", choices=["toml", "xml"])
     options = parser.parse_args()
     connection = json.load(sys.stdin)
-    connection = connection.get("connection_info", connection)
+    # Cinder's API has `connection_info`, the command `openstack` prints it as `Properties`, os-brick and Nova have its content alone.
+    connection = connection.get("connection_info") or connection.get("Properties") or connection
     kind = connection.get("driver_volume_type")
     if kind not in KINDS:
         fail(f"volumes of the type {kind} are not supported", "use a volume type with an iscsi or rbd back end")

@@ -14,6 +14,8 @@ use vm::{lunette_program, tool, wait_until, workspace};
 
 const SCHEMA: &str = "/usr/share/libvirt/schemas/domain.rng";
 const MANIFEST: &str = "contrib/kubernetes/lunette.yaml";
+/// Group of QEMU in pods of KubeVirt.
+const QEMU_GROUP: u32 = 107;
 
 /// Returns a program of the environment that `make test` prepares below `build`.
 fn validator(program: &str) -> Result<PathBuf> {
@@ -247,7 +249,11 @@ fn kubevirt_example_names_its_volume_and_the_socket_of_the_manifest() -> Result<
     };
     let hook = &parsed("hooks.kubevirt.io/hookSidecars")?[0]["configMap"];
     ensure!(hook["hookPath"] == "/usr/bin/onDefineDomain", "{hook}");
-    let manifest = std::fs::read_to_string(workspace().join(MANIFEST))?;
+    let daemons = documents(&workspace().join(MANIFEST))?;
+    let map = object(&daemons, "ConfigMap")?;
+    let configuration = map["data"]["lunette.toml"].as_str().context("no file")?;
+    let security = &object(&daemons, "DaemonSet")?["spec"]["template"]["spec"]["securityContext"];
+    let groups = security["supplementalGroups"].as_array().context("none")?;
     for (volume, socket) in parsed("lunette.storage/sockets")?
         .as_object()
         .context("no object")?
@@ -262,7 +268,17 @@ fn kubevirt_example_names_its_volume_and_the_socket_of_the_manifest() -> Result<
             .context("no folder")?;
         let socket = folder.join(socket.as_str().unwrap_or_default());
         let line = format!("socket = \"{}\"", socket.display());
-        ensure!(manifest.contains(&line), "{MANIFEST} has no {line}");
+        let mut exports = configuration
+            .split("\n[[")
+            .filter(|one| one.contains(&line));
+        let export = exports.next().with_context(|| format!("no {line}"))?;
+        // QEMU in the guest's pod may connect, and the daemon needs no capability to set the group.
+        let group = format!("socket_group = \"{QEMU_GROUP}\"");
+        ensure!(
+            export.contains(&group) && export.contains("socket_mode = \"0660\""),
+            "{export}"
+        );
+        ensure!(groups.contains(&json!(QEMU_GROUP)), "{groups:?}");
     }
     Ok(())
 }
@@ -284,7 +300,16 @@ fn cinder_volumes_become_disks_of_lunette_and_of_libvirt() -> Result<()> {
         "target_luns": [1, 1, 1], "auth_method": "CHAP", "auth_username": "user", "auth_password": "secret-secret-12"}}});
     let rbd = json!({"driver_volume_type": "rbd", "data": {"name": "volumes/volume-3f7c",
         "hosts": ["192.0.2.10", "192.0.2.11"], "ports": ["6789", "6789"], "auth_username": "cinder"}});
+    // The columns of `openstack volume attachment create -f json`
+    let printed = json!({"ID": "b44dbee6", "Volume ID": "aacf9944", "Instance ID": "5cc249db", "Status": "attaching",
+        "Attach Mode": "rw", "Attached At": "", "Detached At": "", "Properties": {"driver_volume_type": "iscsi",
+        "target_discovered": false, "target_portal": "192.0.2.9:3260", "target_iqn": "iqn.2010-10.org.openstack:volume-aacf", "target_lun": 0,
+        "access_mode": "rw", "encrypted": false, "qos_specs": null, "attachment_id": "b44dbee6"}});
     for (connection, expected) in [
+        (
+            &printed,
+            "unit = \"iscsi://192.0.2.9:3260/iqn.2010-10.org.openstack:volume-aacf/0\"",
+        ),
         (
             &iscsi,
             "unit = \"iscsi://user@192.0.2.1:3260/iqn.2010-10.org.openstack:volume-3f7c/1\"",
@@ -324,6 +349,10 @@ fn cinder_volumes_become_disks_of_lunette_and_of_libvirt() -> Result<()> {
         text(&refused.stderr).contains("hint: name a file"),
         "{refused:?}"
     );
+    let example = ["--name", "volume-3f7c", "--queues", "2", "xml"];
+    let disk = text(&cinder(&rbd, &example)?.stdout);
+    let page = std::fs::read_to_string(workspace().join("docs/openstack.md"))?;
+    ensure!(page.contains(&format!("```xml\n{disk}```")), "{disk}");
     let other = json!({"driver_volume_type": "nfs", "data": {}});
     let refused = cinder(&other, &["--name", "volume", "toml"])?;
     ensure!(text(&refused.stderr).contains("type nfs"), "{refused:?}");
