@@ -11,7 +11,7 @@ bindir = $(PREFIX)/bin
 libexecdir = $(PREFIX)/libexec
 # QEMU and libvirt look in /usr/share, that is PREFIX=/usr, and in /etc/qemu/vhost-user
 descriptordir = $(PREFIX)/share/qemu/vhost-user
-mandir = $(PREFIX)/share/man/man1
+mandir = $(PREFIX)/share/man
 bashdir = $(PREFIX)/share/bash-completion/completions
 zshdir = $(PREFIX)/share/zsh/site-functions
 fishdir = $(PREFIX)/share/fish/vendor_completions.d
@@ -229,7 +229,7 @@ install: ## Installs the built programs, their man pages, completions, systemd u
 	@test -x $(target_directory)/release/lunette-lab || { echo "install: lunette-lab is not built yet; hint: make build" >&2; exit 1; }
 	install -d $(DESTDIR)$(bindir)
 	install -m 755 $(target_directory)/release/lunette $(target_directory)/release/lunette-lab $(DESTDIR)$(bindir)
-	install -d $(DESTDIR)$(mandir) $(DESTDIR)$(bashdir) $(DESTDIR)$(zshdir) $(DESTDIR)$(fishdir) $(DESTDIR)$(systemddir)
+	install -d $(DESTDIR)$(bashdir) $(DESTDIR)$(zshdir) $(DESTDIR)$(fishdir) $(DESTDIR)$(systemddir)
 	@for program in lunette lunette-lab; do \
 		built=$(target_directory)/release/$$program; \
 		echo "install man pages and completions of $$program"; \
@@ -262,7 +262,7 @@ install: ## Installs the built programs, their man pages, completions, systemd u
 
 uninstall: ## Removes the files of make install
 	rm -f $(DESTDIR)$(bindir)/lunette{,-lab} $(DESTDIR)$(libexecdir)/{lunette-vhost-user-{blk,scsi},lunette/guest-{agent,bench}} \
-		$(DESTDIR)$(descriptordir)/50-lunette-{blk,scsi}.json $(DESTDIR)$(mandir)/lunette{,-*}.1 \
+		$(DESTDIR)$(descriptordir)/50-lunette-{blk,scsi}.json $(DESTDIR)$(mandir)/{man1/lunette{,-*}.1,man5/lunette.toml.5} \
 		$(DESTDIR)$(bashdir)/lunette{,-lab} $(DESTDIR)$(zshdir)/_lunette{,-lab} $(DESTDIR)$(fishdir)/lunette{,-lab}.fish \
 		$(DESTDIR)$(systemddir)/lunette.{service,socket} $(DESTDIR){$(sysusersdir),$(tmpfilesdir)}/lunette.conf
 

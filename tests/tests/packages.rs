@@ -111,8 +111,16 @@ fn installed(root: &Path) -> Result<()> {
         ("usr/share/qemu/vhost-user/50-lunette-blk.json", 0o644),
         ("usr/share/man/man1/lunette-serve.1.gz", 0o644),
         ("usr/share/man/man1/lunette-vm-run.1.gz", 0o644),
+        ("usr/share/man/man5/lunette.toml.5.gz", 0o644),
         ("usr/share/bash-completion/completions/lunette", 0o644),
         ("usr/share/doc/lunette/examples/lunette.toml", 0o644),
+        ("usr/share/doc/lunette/docs/operations.md", 0o644),
+        ("usr/share/doc/lunette/contrib/grafana/lunette.json", 0o644),
+        (
+            "usr/share/doc/lunette/contrib/prometheus/lunette.rules.yml",
+            0o644,
+        ),
+        ("etc/apparmor.d/lunette", 0o644),
         ("usr/share/doc/lunette-lab/copyright", 0o644),
     ] {
         let found =
@@ -131,8 +139,42 @@ fn installed(root: &Path) -> Result<()> {
     // `lunette` finds the program of the other package.
     let helped = succeeds(Command::new(root.join("usr/bin/lunette")).args(["image", "--help"]))?;
     ensure!(helped.contains("convert"), "{helped}");
+    apparmor_profile(root)?;
     bill_of_materials(root, "lunette")?;
     bill_of_materials(root, "lunette-lab")
+}
+
+/// Compiles the AppArmor profile without a kernel that has AppArmor. The profile denies everything by default: it permits no program, no
+/// capability, and no folder of other programs.
+fn apparmor_profile(root: &Path) -> Result<()> {
+    let installed = root.join("etc/apparmor.d/lunette");
+    let compile = |profile: &Path| {
+        let mut parser = Command::new("/sbin/apparmor_parser");
+        parser.args(["--skip-kernel-load", "--skip-cache"]);
+        let output = parser.arg(profile).output();
+        output.context("cannot run apparmor_parser; hint: apt-get install apparmor")
+    };
+    let compiled = compile(&installed)?;
+    ensure!(compiled.status.success(), "{}", text(&compiled.stderr));
+    let rules = std::fs::read_to_string(&installed)?;
+    let broken = root.join("tmp/broken");
+    std::fs::write(&broken, rules.replace("rwk,", "rwq,"))?;
+    ensure!(!compile(&broken)?.status.success(), "an unknown permission");
+    let lines = rules.lines().map(str::trim);
+    for rule in lines.filter(|line| line.ends_with(',')) {
+        let permissions = rule
+            .trim_end_matches(',')
+            .rsplit(' ')
+            .next()
+            .unwrap_or_default();
+        let is_program = rule.contains('/') && permissions.contains('x');
+        ensure!(!is_program && !rule.starts_with("capability"), "{rule}");
+        ensure!(
+            !rule.starts_with("/**") && !rule.starts_with("file"),
+            "{rule}"
+        );
+    }
+    Ok(())
 }
 
 /// Checks a CycloneDX 1.5 document: all linked crates with licences, checksums of registry crates, and complete dependency
@@ -211,9 +253,7 @@ fn blob(layout: &Path, descriptor: &serde_json::Value) -> Result<(PathBuf, serde
 #[test]
 fn image_layout_is_reproducible_and_has_the_program() -> Result<()> {
     let scratch = Scratch::new()?;
-    let program = scratch.file("lunette");
-    let built = lunette_program(Profile::Dev)?;
-    succeeds(Command::new("strip").arg("-o").arg(&program).arg(built))?;
+    let program = lunette_program(Profile::Dev)?;
     let layout = scratch.file("oci");
     let packed = image(&program, &layout)?;
     let again = image(&program, &scratch.file("again"))?;
@@ -227,6 +267,12 @@ fn image_layout_is_reproducible_and_has_the_program() -> Result<()> {
     };
     ensure!(read("oci-layout")?["imageLayoutVersion"] == "1.0.0");
     let index = read("index.json")?;
+    // `ctr images import` stores the image under this name, which the manifest of Kubernetes has.
+    let name = &index["manifests"][0]["annotations"]["io.containerd.image.name"];
+    let name = name.as_str().context("no name for containerd")?;
+    let manifest =
+        std::fs::read_to_string(vm::workspace().join("contrib/kubernetes/lunette.yaml"))?;
+    ensure!(manifest.contains(&format!("image: {name}\n")), "{name}");
     let (_, manifest) = blob(&layout, &index["manifests"][0])?;
     let (_, config) = blob(&layout, &manifest["config"])?;
     let (layer, _) = blob(&layout, &manifest["layers"][0])?;
@@ -242,8 +288,17 @@ fn image_layout_is_reproducible_and_has_the_program() -> Result<()> {
 
     let root = scratch.file("image-root");
     unpack(&layer, &root)?;
-    let version = succeeds(Command::new(root.join("usr/bin/lunette")).arg("--version"))?;
+    let installed = root.join("usr/bin/lunette");
+    let version = succeeds(Command::new(&installed).arg("--version"))?;
     ensure!(version.starts_with("lunette "), "{version}");
+    let has_lines = |program: &Path| -> Result<bool> {
+        let sections = succeeds(Command::new("readelf").args(["-SW"]).arg(program))?;
+        Ok(sections.contains(" .debug_line "))
+    };
+    ensure!(
+        has_lines(&program)? && !has_lines(&installed)?,
+        "debug information"
+    );
     ensure!(root.join("etc/lunette").is_dir() && root.join("run/lunette").is_dir());
     rootless(&scratch, &layer, &config["config"])
 }

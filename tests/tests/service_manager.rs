@@ -477,6 +477,7 @@ fn units_pages_and_completions_are_installed_and_removed_again() -> Result<()> {
         "share/man/man1/lunette.1",
         "share/man/man1/lunette-serve.1",
         "share/man/man1/lunette-lab.1",
+        "share/man/man5/lunette.toml.5",
         "bin/lunette-lab",
         "share/bash-completion/completions/lunette",
         "share/zsh/site-functions/_lunette",

@@ -34,6 +34,8 @@ pub struct Pages {
     pub typed: &'static str,
     /// Subcommands that the other program implements and documents.
     pub elsewhere: &'static [&'static str],
+    /// Pages that do not describe a command, with their file names.
+    pub others: Vec<(String, String)>,
 }
 
 impl Pages {
@@ -53,7 +55,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Writes man pages for the command and for all nested subcommands.
+    /// Writes man pages for the command, for all nested subcommands, and the others, below the folder: `man1/lunette.1`.
     ///
     /// # Errors
     /// A page cannot be written.
@@ -62,8 +64,10 @@ impl Pages {
         let failed = |path: &Path, error: std::io::Error| {
             Failure::because(format!("cannot write {}: {error}", path.display()))
         };
-        std::fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
         for (name, page) in self.all() {
+            let (_, section) = name.rsplit_once('.').unwrap_or_default();
+            let folder = folder.join(format!("man{section}"));
+            std::fs::create_dir_all(&folder).map_err(|error| failed(&folder, error))?;
             let path = folder.join(name);
             std::fs::write(&path, page).map_err(|error| failed(&path, error))?;
         }
@@ -82,6 +86,7 @@ impl Pages {
             .map(|name| format!("{}-{name}.1", self.typed))
             .collect();
         pages.retain(|(name, _)| !elsewhere.contains(name));
+        pages.extend(self.others);
         pages
     }
 }
@@ -178,6 +183,7 @@ mod tests {
             program: "lunette-lab",
             typed: "lunette",
             elsewhere: &["serve"],
+            others: Vec::new(),
         };
         let pages = pages.all();
         let names: Vec<&str> = pages.iter().map(|(name, _)| name.as_str()).collect();

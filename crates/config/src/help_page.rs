@@ -1,4 +1,4 @@
-//! Pages of `lunette help`: the keys of one kind of object, generated from their declarations.
+//! Pages of `lunette help`, the keys of one kind of object, and the man page lunette.toml(5), generated from the keys' declarations.
 
 use super::access_list::ACL_KEYS;
 use super::daemon_keys::{DAEMON_KEYS, DaemonKey};
@@ -198,6 +198,85 @@ impl HelpTopic {
     }
 }
 
+/// Topics of lunette.toml(5), in the order of a file. The pages of exports include those of logical units and access lists.
+const FILE_TOPICS: [&str; 7] = [
+    "daemon",
+    "iscsi-limits",
+    "disk",
+    "vhost-blk",
+    "vhost-scsi",
+    "iscsi",
+    "nbd",
+];
+
+/// Parts of lunette.toml(5) before and after the keys.
+const MAN_HEAD: &str = "\
+.SH NAME
+lunette.toml \\- configuration of the Lunette storage daemon
+.SH SYNOPSIS
+/etc/lunette/lunette.toml
+.SH DESCRIPTION
+The file in TOML lists disks and their exports. lunette.service reads /etc/lunette/lunette.toml, and each command with the option
+\\-\\-config reads the named file. Flags of lunette\\-serve(1) override single values.
+.PP
+Sizes are bytes, or text with K, M, G, T, P or E, which are powers of 1024. Names have 1 to 64 letters, digits, '.', '_' and '\\-'.
+Relative paths are relative to the folder in which the daemon is started.
+.PP
+lunette check \\-\\-config FILE reports all mistakes without starting anything. lunette\\-reload(1) applies a changed file.
+.SH EXAMPLE
+.nf
+[[disk]]
+name = \"d0\"
+backend = \"file\"
+path = \"/var/lib/lunette/d0.raw\"
+size = \"10G\"
+
+[[vhost_blk]]
+disk = \"d0\"
+socket = \"/run/lunette/d0.sock\"
+.fi
+";
+const MAN_TAIL: &str = "\
+.SH FILES
+/usr/share/doc/lunette/examples/lunette.toml: an example with every key
+.SH \"SEE ALSO\"
+lunette\\-serve(1), lunette\\-check(1), lunette\\-help(1)
+";
+
+/// Returns the man page lunette.toml(5): all keys of a configuration file.
+pub fn man_page() -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let mut page = format!(".TH lunette.toml 5 \"\" \"Lunette {version}\" \"Lunette\"\n{MAN_HEAD}");
+    for topic in FILE_TOPICS.iter().filter_map(|name| HelpTopic::find(name)) {
+        page.push_str(&format!(".SH \"{}\"\n", topic.title.to_uppercase()));
+        page.push_str(&format!("Place: {}\n", roff(&topic.file)));
+        for section in &topic.sections {
+            page.push_str(&format!(".SS \"{}\"\n", roff(&section.heading)));
+            for [key, value, default, meaning] in &section.lines {
+                let default = match default.as_str() {
+                    "required" => "required".to_owned(),
+                    default => format!("default: {default}"),
+                };
+                let [key, value, default, meaning] =
+                    [key, value, &default, meaning].map(|text| roff(text));
+                page.push_str(&format!(
+                    ".TP\n\\fB{key}\\fR: {value} ({default})\n{meaning}\n"
+                ));
+            }
+        }
+    }
+    page + MAN_TAIL
+}
+
+/// Returns a text without meaning to roff.
+fn roff(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-");
+    match text.starts_with(['.', '\'']) {
+        true => format!("\\&{text}"),
+        false => text,
+    }
+}
+
 /// Appends `first` and the words of a text in lines of at most `width` columns. Lines after the first one are indented.
 fn push_wrapped(page: &mut String, first: &str, text: &str, indent: usize, width: usize) {
     let mut line = first.to_owned();
@@ -282,6 +361,20 @@ mod tests {
             let name = format!("\n  {} ", key.key.name);
             assert_eq!(page.matches(&name).count(), 1, "{}", key.key.name);
         }
+    }
+
+    #[test]
+    fn man_page_has_every_key_of_a_file_once_per_object() {
+        let page = man_page();
+        for line in include_str!("../../../tests/compat/0.9/keys.txt").lines() {
+            // Lines have the form `OBJECTS, KEY: PROPERTY ...`.
+            let (_, key) = line.split_once(", ").expect("a key");
+            let (key, _) = key.split_once(':').expect("properties");
+            assert!(page.contains(&format!("\n\\fB{key}\\fR: ")), "{key}");
+        }
+        assert!(page.contains("\n.SH \"KEYS OF DISKS\"\nPlace: [[disk]]\n"));
+        assert!(page.contains(" (required)\n") && page.contains("(default: none)"));
+        assert_eq!(roff(".a \\ b-c"), "\\&.a \\e b\\-c");
     }
 
     #[test]

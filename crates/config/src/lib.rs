@@ -87,7 +87,7 @@ pub use export_keys::{ExportKey, ExportKind};
 pub use export_kinds::EXPORT_KINDS;
 pub use file_lookup::look_at_files;
 pub use flag_source::Flags;
-pub use help_page::HelpTopic;
+pub use help_page::{HelpTopic, man_page};
 pub use iscsi::ISCSI_KEYS;
 pub use iscsi_limits::ISCSI_LIMIT_KEYS;
 pub use json_source::{

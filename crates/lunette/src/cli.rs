@@ -436,7 +436,7 @@ Examples:
 
 const AFTER_MAN: &str = "\
 Example:
-    lunette man /usr/local/share/man/man1";
+    lunette man /usr/local/share/man";
 
 /// Common arguments of both back-end programs.
 #[derive(Clone, Debug, Args)]

@@ -1,5 +1,4 @@
-//! `lunette completion` and `lunette man`: shell completions and man pages, from the definitions of
-//! `--help`.
+//! `lunette completion` and `lunette man`: shell completions and man pages, from the definitions of `--help` and of the configuration's keys.
 
 use clap::CommandFactory;
 use cli_common::Pages;
@@ -13,6 +12,7 @@ pub fn pages() -> Pages {
         program: "lunette",
         typed: "lunette",
         elsewhere: &lab::COMMANDS,
+        others: vec![("lunette.toml.5".to_owned(), config::man_page())],
     }
 }
 
@@ -53,12 +53,14 @@ mod tests {
         assert!(text("lunette-disk.1").contains("lunette\\-disk\\-limit(1)"));
         assert!(text("lunette-disk-limit.1").contains("lunette\\-disk(1)"));
         assert!(text("lunette-export-add-iscsi.1").contains("demo"));
-        // Each leaf of the tree has a page, and there are no others.
+        assert!(text("lunette.toml.5").contains("\n\\fBsandbox\\fR: "));
+        // Each leaf of the tree has a page, and there are no others besides that of the configuration.
         fn count(command: &clap::Command) -> usize {
             let shown = command.get_subcommands().filter(|c| !c.is_hide_set());
             1 + shown.map(count).sum::<usize>()
         }
-        assert_eq!(pages.len(), count(&Cli::command()) - lab::COMMANDS.len());
+        let commands = count(&Cli::command()) - lab::COMMANDS.len();
+        assert_eq!(pages.len(), commands + 1);
         assert!(
             main.contains("lunette\\-bench(1)"),
             "that page belongs to the other program"

@@ -71,7 +71,7 @@ Example:
 
 const AFTER_MAN: &str = "\
 Example:
-    lunette-lab man /usr/local/share/man/man1";
+    lunette-lab man /usr/local/share/man";
 
 #[cfg(test)]
 mod tests {

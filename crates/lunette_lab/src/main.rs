@@ -79,5 +79,6 @@ fn pages() -> Pages {
         typed: "lunette",
         // lunette has its own page for this.
         elsewhere: &["completion"],
+        others: Vec::new(),
     }
 }
