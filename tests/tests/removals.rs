@@ -16,7 +16,7 @@ const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
 /// Returns a configuration with a disk whose I/Os take three seconds, and a target with or without that disk.
 fn configuration(portal: &str, has_lun: bool) -> String {
-    let disk = "[[disk]]\nname = \"slow\"\nbackend = \"delay\"\ntime = \"3s\"\nsize = \"1M\"\naround = \"ram\"\n";
+    let disk = "[[disk]]\nname = \"slow\"\nbackend = \"delay\"\ntime = \"3s\"\nsize = \"1M\"\nstorage = \"ram\"\n";
     let target =
         format!("[[iscsi]]\nname = \"{TARGET}\"\nportals = [\"{portal}\"]\ndemo_mode = \"rw\"\n");
     let lun = match has_lun {

@@ -99,7 +99,7 @@ static LOCAL_KEYS: &[DiskKey] = &[
     device_key! { "time": Kind::Text("`250us`, `50us-2ms` (any time between) or `exp:3ms` (exponentially distributed)", DelayTime::FORMS);
         REQUIRED; "duration of each I/O"; [Delay] { time }
     },
-    device_key! { "storage": DelayStorage::KIND; "`null`"; "storage of the data. Deprecated name: `around`"; [Delay] { storage } always },
+    device_key! { "storage": DelayStorage::KIND; "`null`"; "storage of the data"; [Delay] { storage } always },
     device_key! { "persist": Persist::KIND; "`none`";
         "`memfd`: the content survives the end of the daemon, also a kill, if the service manager stores descriptors: see \
             [RAM disks that stay](operations.md#ram-disks-that-stay)"; [Ram] { persist }
@@ -214,24 +214,9 @@ fn read_keys(reader: &mut Reader<'_, '_>, disk: &mut DiskConfig, which: fn(&Disk
     }
 }
 
-/// Deprecated names of keys that are still read, with the present names.
-const RENAMED: [(&str, &str); 1] = [("around", "storage")];
-
-/// Returns fields with the present names of their keys.
-fn with_present_names(mut fields: Fields) -> Fields {
-    for field in &mut fields.entries {
-        let renamed = RENAMED.iter().find(|(old, _)| *old == field.key.value);
-        if let Some((_, present)) = renamed {
-            field.key.value = (*present).to_owned();
-        }
-    }
-    fields
-}
-
 /// Reads a disk.
 pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft<DiskConfig> {
-    let fields = with_present_names(fields.clone());
-    let mut reader = Reader::new(&fields, "disk", diagnostics);
+    let mut reader = Reader::new(fields, "disk", diagnostics);
     let mut config = DiskConfig::default();
     read_keys(&mut reader, &mut config, |_| true);
     relate_limits(&mut reader);
@@ -246,7 +231,10 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft<DiskCo
             "disk: `{key}` belongs to the back end `{owner}`, and this disk has another"
         ))
     });
-    Draft { config, fields }
+    Draft {
+        config,
+        fields: fields.clone(),
+    }
 }
 
 /// Reads the limits only.
@@ -377,24 +365,7 @@ fn parse_wwn(text: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Flags, Surroundings, parse, render};
-
-    #[test]
-    fn deprecated_key_is_read_as_the_present_one() {
-        let read = |options: &str| {
-            let disk = vec![format!("d0=delay:1ms,size=1M{options}")];
-            let flags = Flags {
-                disk,
-                ..Flags::default()
-            };
-            parse(None, &flags, &Surroundings::of_this_process())
-        };
-        let config = read(",around=ram").unwrap();
-        assert_eq!(config, read(",storage=ram").unwrap());
-        assert!(render(&config).contains("storage = \"ram\""));
-        let mistakes = read(",around=ram,storage=null").unwrap_err().to_string();
-        assert!(mistakes.contains("`storage` is given twice"), "{mistakes}");
-    }
+    use crate::{Flags, Surroundings, parse};
 
     #[test]
     fn limit_of_zero_names_the_way_to_remove_it() {

@@ -27,10 +27,9 @@ impl SlowDaemon {
         );
         command.arg("serve").arg("--control").arg(&control);
         for disk in ["d0", "d1"] {
-            // Earlier versions of the daemon accept only `around`, the deprecated name of `storage`.
             command
                 .arg("--disk")
-                .arg(format!("{disk}=delay:{delay},size={size},around=ram"));
+                .arg(format!("{disk}=delay:{delay},size={size},storage=ram"));
         }
         if is_polling_off {
             command.args(["--poll-us=0", "--disk-poll-us=0"]);
