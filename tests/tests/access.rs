@@ -86,6 +86,11 @@ fn tcp_api_needs_a_token_that_is_never_shown() -> Result<()> {
             ensure!(problem["status"] == 401, "{problem}");
         }
     }
+    // Probes of orchestrators have no token.
+    for path in ["/healthz", "/readyz"] {
+        let answer = ask("GET", path, None, "")?;
+        ensure!(answer.status == 200 && answer.body == "ok\n", "{answer:?}");
+    }
     let body = "{\"backend\": \"ram\", \"size\": \"1M\"}";
     ensure!(ask("GET", "/v1/disks/d", Some(&readers), "")?.status == 200);
     ensure!(ask("GET", "/metrics", Some(&readers), "")?.status == 200);
@@ -258,6 +263,9 @@ fn commands_ask_over_tcp_with_a_token() -> Result<()> {
     ] {
         let output = lunette(words, "token")?;
         ensure!(output.status.success(), "{words:?}: {output:?}");
+        let shown = String::from_utf8_lossy(&output.stdout);
+        let has_frame = shown.starts_with("lunette ") && shown.contains("\nexport ");
+        ensure!(words[0] != "top" || has_frame, "{shown}");
     }
     let output = lunette(&["disk", "add", "e=ram:1M"], "readers")?;
     let error_text = String::from_utf8_lossy(&output.stderr);
@@ -387,7 +395,7 @@ fn socket_refuses_another_user() -> Result<()> {
             "{user}:{group}: {output:?}"
         );
         ensure!(
-            error_text.contains("no permission to open"),
+            error_text.contains("user nobody has no permission to open"),
             "{user}:{group}: {error_text}"
         );
         ensure!(output.stdout.is_empty(), "{user}:{group}: {output:?}");
@@ -407,7 +415,7 @@ fn group(name: &str) -> Result<u32> {
 
 #[test]
 fn groups_read_or_change_and_others_are_hung_up_on() -> Result<()> {
-    let rig = Rig::prepared(|scratch, daemon| {
+    let mut rig = Rig::prepared(|scratch, daemon| {
         let file = scratch.file("lunette.toml");
         write(
             &file,
@@ -444,6 +452,10 @@ fn groups_read_or_change_and_others_are_hung_up_on() -> Result<()> {
     let output = run(NOBODY, &["disk", "list"])?;
     ensure!(output.status.code() == Some(1), "others: {output:?}");
     ensure!(output.stdout.is_empty(), "others: {output:?}");
+    let error_text = String::from_utf8_lossy(&output.stderr);
+    let refused = "it does not admit user nobody, or it is ending; hint: ";
+    ensure!(error_text.contains(refused), "{error_text}");
+    rig.daemon.logs("user not admitted; hint: control_group and control_readers name the groups with access user=nobody ")?;
     let known = rig.daemon.lunette(&["disk", "list"])?;
     ensure!(known.contains('e') && known.contains('d'), "{known}");
     Ok(())

@@ -2,7 +2,7 @@
 //! Needs: Landlock; root for the part about permissions. Takes: 2 s.
 #![forbid(unsafe_code)]
 
-use end_to_end::{Context, DaemonBuilder, Result, Scratch, ensure};
+use end_to_end::{Context, DaemonBuilder, Result, Rig, Scratch, ensure};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
@@ -117,6 +117,40 @@ fn tests_leave_the_sandbox_on() -> Result<()> {
         }
     }
     ensure!(found.is_empty(), "modes other than enforce in {found:?}");
+    Ok(())
+}
+
+/// Runs `lunette serve` on a read-only file system, and on a file of another user, without the capability to read all files.
+#[test]
+fn files_that_cannot_be_written_name_the_reason_and_the_remedy() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return Ok(());
+    }
+    let script = "mkdir fixed && mount -t tmpfs none fixed && truncate -s 1M fixed/d.raw foreign.raw && chown 65534 foreign.raw &&
+        chmod 600 foreign.raw && mount -o remount,ro fixed &&
+        exec setpriv --bounding-set=-dac_override,-dac_read_search \"$@\"";
+    let mut rig = Rig::new(|daemon| {
+        let daemon = daemon.under(&["unshare", "--mount", "sh", "-c", script, "sh"]);
+        let daemon = daemon.disk("a=file:fixed/d.raw").disk("b=file:foreign.raw");
+        daemon.disk("c=file:fixed/new.raw,size=1M")
+    })?;
+    for (file, reason) in [
+        (
+            "fixed/d.raw",
+            "cannot open it for writing: its file system is read-only; hint: set read_only, or remount it writable",
+        ),
+        (
+            "foreign.raw",
+            "no permission to open it for reading and writing as user root; hint: give that user access",
+        ),
+        (
+            "fixed/new.raw",
+            "cannot create it: its file system is read-only; hint: remount it writable",
+        ),
+    ] {
+        rig.daemon.logs(&format!("{file}: {reason}"))?;
+    }
     Ok(())
 }
 

@@ -149,6 +149,40 @@ fn the_daemon_looks_for_the_file_of_a_disk_that_is_added() -> Result<()> {
     Ok(())
 }
 
+/// The log and `lunette status` name conditions that the configuration permits, and that leave clients without a disk.
+#[test]
+fn conditions_without_clients_are_reported_by_check_log_and_status() -> Result<()> {
+    let mut rig = Rig::new(|daemon| {
+        let daemon = daemon.disk("gone=file:gone.raw").disk("large=ram:1T");
+        daemon.arguments(["--vhost-blk", "gone:gone.sock"])
+    })?;
+    rig.daemon
+        .logs("the export waits for its disk; hint: lunette status")?;
+    rig.daemon.logs("RAM disks have 1024 GiB, and this host ")?;
+    rig.daemon.lunette(&["disk", "add", "more=ram:1T"])?;
+    rig.daemon.logs("RAM disks have 2048 GiB, and this host ")?;
+    ensure!(!rig.daemon.process().log().contains("no exports"));
+
+    let closed = "iqn.2026-11.org.example:closed=large";
+    let warning = "no initiator may log in; hint: add initiators with `acl`";
+    let add = ["export", "add", "iscsi", closed, "--portal", "127.0.0.1:0"];
+    rig.daemon.lunette(&add)?;
+    rig.daemon.logs(warning)?;
+    let status = rig.daemon.ask(&["status"])?;
+    let status = String::from_utf8_lossy(&status.stdout).into_owned();
+    ensure!(status.contains(warning), "{status}");
+    let check = ["check", "--disk", "large=ram:1M", "--iscsi", closed];
+    let check = lunette(&check)?
+        .args(["--portal", "127.0.0.1:0"])
+        .output()?;
+    let checked = String::from_utf8_lossy(&check.stdout).into_owned();
+    ensure!(
+        check.status.success() && checked.contains(warning),
+        "{checked}"
+    );
+    Ok(())
+}
+
 #[test]
 fn a_back_end_program_serves_its_socket_and_ends_at_once_on_sigterm() -> Result<()> {
     for kind in ["vhost-user-blk", "vhost-user-scsi"] {

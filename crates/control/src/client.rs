@@ -38,7 +38,7 @@ pub enum ClientError {
     #[error(
         "no daemon at {}: no such socket; hint: {}",
         socket.display(),
-        start_hint(socket)
+        start_hint(socket, Path::new(SYSTEM_CONFIG).exists())
     )]
     NoSocket {
         /// Path of the socket.
@@ -64,7 +64,8 @@ pub enum ClientError {
     },
     /// The socket may not be opened.
     #[error(
-        "no permission to open {}; hint: run as the user of the daemon, or use control_group",
+        "user {} has no permission to open {}; hint: run this command as the user of the daemon or as root, or use control_group",
+        sandbox::user_name(rustix::process::geteuid().as_raw()),
         socket.display()
     )]
     NotAllowed {
@@ -99,14 +100,14 @@ pub enum ClientError {
     },
     /// The daemon closed the connection without a response.
     #[error(
-        "the daemon at {} closed the connection without a response: it does not admit user {uid}, or it is ending; hint: become a member of the group of control_group or control_readers, or run this command as root or as the daemon's user",
+        "the daemon at {} closed the connection without a response: it does not admit user {user}, or it is ending; hint: become a member of the group of control_group or control_readers, or run this command as root or as the daemon's user",
         socket.display()
     )]
     Refused {
         /// Path of the socket.
         socket: PathBuf,
-        /// User of this process.
-        uid: u32,
+        /// Name of this process's user, or its number.
+        user: String,
     },
     /// The daemon did not respond in time.
     #[error(
@@ -141,12 +142,13 @@ pub enum ClientError {
 /// Configuration of the system service, which does not start without it.
 const SYSTEM_CONFIG: &str = "/etc/lunette/lunette.toml";
 
-fn start_hint(socket: &Path) -> String {
+/// Returns the way to start a daemon. The system service does not start without its configuration.
+fn start_hint(socket: &Path, has_config: bool) -> String {
     if socket != Path::new(crate::SYSTEM_SOCKET) {
         return "start one with `lunette serve`, or name its control socket with --socket"
             .to_owned();
     }
-    match Path::new(SYSTEM_CONFIG).exists() {
+    match has_config {
         true => {
             "systemctl start lunette, or name the control socket of another daemon with --socket"
                 .to_owned()
@@ -445,7 +447,7 @@ impl Client {
             Endpoint::Socket(path) if is_closed_at_once(&error) && !user.is_root() => {
                 ClientError::Refused {
                     socket: path.clone(),
-                    uid: user.as_raw(),
+                    user: sandbox::user_name(user.as_raw()),
                 }
             }
             Endpoint::Tcp(_, _, Some((config, _))) => self.tls_failed(&error, config),
@@ -560,6 +562,17 @@ mod tests {
         let one = latency_path(Some("c0/1"), 5);
         assert_eq!(one, "/v1/latency?slowest=5&select=c0/1");
         assert!(latency_path(Some("a b&ü"), 0).ends_with("&select=a%20b%26%C3%BC"));
+    }
+
+    #[test]
+    fn service_without_a_configuration_has_a_hint_of_its_own() {
+        let system = Path::new(crate::SYSTEM_SOCKET);
+        let first = start_hint(system, false);
+        let started = "no configuration yet and does not start without it: write /etc/lunette/lunette.toml (see lunette.toml(5)), then systemctl start";
+        assert!(first.contains(started), "{first}");
+        assert!(start_hint(system, true).starts_with("systemctl start lunette"));
+        let own = start_hint(Path::new("/run/own.sock"), false);
+        assert!(own.contains("`lunette serve`"), "{own}");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+use sandbox::user_name;
 use subtle::ConstantTimeEq;
 
 /// Permitted token lengths in characters. 16 characters of a random base-64 token have 96 bits.
@@ -45,8 +46,9 @@ impl Token {
         let own = rustix::process::geteuid().as_raw();
         if ![0, own].contains(&metadata.uid()) {
             return Err(format!(
-                "token file {shown} belongs to another user, {}; hint: chown {own} {shown}",
-                metadata.uid()
+                "token file {shown} belongs to another user, {}; hint: chown {} {shown}",
+                user_name(metadata.uid()),
+                user_name(own)
             ));
         }
         let mut text = String::new();

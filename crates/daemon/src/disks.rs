@@ -180,6 +180,16 @@ pub fn warnings(config: &Config) -> Vec<String> {
     warnings.chain(exports).chain(memory).collect()
 }
 
+/// Logs a warning if the RAM disks of a configuration are larger than the memory of the host, and some of them are new.
+pub(crate) fn warn_of_memory(config: &Config, added: &[DiskConfig]) {
+    let is_ram = |disk: &DiskConfig| matches!(disk.backend, BlockDeviceConfig::Ram { .. });
+    if added.iter().any(is_ram)
+        && let Some(warning) = memory_warning(config, rustix::system::sysinfo())
+    {
+        tracing::warn!("{warning}");
+    }
+}
+
 /// Returns a warning if the RAM disks are larger than the memory of the host.
 fn memory_warning(config: &Config, host: rustix::system::Sysinfo) -> Option<String> {
     let sizes = config.disks.iter().map(|disk| match disk.backend {

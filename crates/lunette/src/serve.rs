@@ -263,7 +263,13 @@ pub fn announce(running: &Running) {
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush());
     if running.ready().is_empty() {
-        tracing::warn!("no exports, clients cannot connect; hint: lunette serve --help");
+        match running.status().exports.len() {
+            0 => tracing::warn!("no exports, clients cannot connect; hint: lunette serve --help"),
+            1 => tracing::warn!("the export waits for its disk; hint: lunette status"),
+            exports => {
+                tracing::warn!("{exports} exports wait for their disks; hint: lunette status")
+            }
+        }
     }
     match running.control() {
         Some(path) => tracing::info!(control = %path.display(), "serving"),

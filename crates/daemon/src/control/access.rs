@@ -22,7 +22,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::ErrorResponse;
-use config::{AccessConfig, account};
+use config::{AccessConfig, account, user_name};
 
 /// Most connections. Further ones wait. Each may carry a body of some megabytes.
 const CONNECTIONS_MAX: usize = 512;
@@ -57,7 +57,7 @@ pub(super) enum Origin {
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Origin::User(uid) => write!(f, "user {uid}"),
+            Origin::User(uid) => write!(f, "user {}", user_name(*uid)),
             Origin::Address(Some(address)) => address.fmt(f),
             Origin::Address(None) => f.write_str("unknown address"),
         }
@@ -162,7 +162,7 @@ impl Guarded {
                             Ok(place) => Some(place),
                             Err(_) => {
                                 tracing::debug!(
-                                    uid,
+                                    user = %user_name(uid),
                                     "control socket: too many read-only connections"
                                 );
                                 continue;
@@ -180,7 +180,7 @@ impl Guarded {
                 Ok((_, uid, None)) => {
                     if let Some(suppressed) = REFUSED_LOG.pass() {
                         tracing::warn!(
-                            uid,
+                            user = %user_name(uid),
                             suppressed,
                             "control socket: user not admitted; hint: control_group and control_readers name the groups with access"
                         );

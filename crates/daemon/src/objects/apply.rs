@@ -97,6 +97,7 @@ impl Owner {
             return Err(refusal);
         }
         self.finish_parts(plan, &mut undo, &opened, all, first);
+        disks::warn_of_memory(next, &plan.add_disks);
         self.disks.keep_volatile_identities(next);
         if !first {
             self.publish_events(plan);

@@ -263,6 +263,13 @@ fn any_size_is_drawn_without_panic_and_one_frame_is_plain_text() {
             .all(|line| line.chars().count() <= 80)
     );
     assert!(!plain(&screen, 80, 24).contains("? help"));
+    let documented = include_str!("../../../../docs/operations.md");
+    let screen_text = plain(&screen, 80, 24);
+    let tabs = screen_text.lines().nth(1).expect("the line of views");
+    assert!(
+        tabs.starts_with(" 1:exports ") && documented.contains(tabs),
+        "{tabs}"
+    );
     screen.filter = "nothing like it".to_owned();
     assert!(plain(&screen, 80, 24).contains("no row contains this text"));
 }
