@@ -4,11 +4,12 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 use control::{Client, Status};
-use end_to_end::http::Events;
+use end_to_end::http::{self, Events};
 use end_to_end::{Context, IscsiSession, Result, Rig, Scratch, client, ensure};
 use serde_json::Value;
 
@@ -34,6 +35,22 @@ fn check_status(rig: &Rig, listeners: &[String]) -> Result<()> {
         let line = format!("{listener} is not open: ");
         ensure!(text.contains(&line), "no line {line:?} in {text}");
     }
+    Ok(())
+}
+
+/// Checks the answer of the readiness probe, which has no other data. The workers make progress.
+fn check_probes(rig: &Rig, is_ready: bool) -> Result<()> {
+    let probe = |path| {
+        let stream = UnixStream::connect(rig.daemon.control())?;
+        http::ask(stream, "GET", path, &[], "")
+    };
+    let readiness = probe("/readyz")?;
+    let expected = match is_ready {
+        true => readiness.status == 200 && readiness.body == "ok\n",
+        false => readiness.status == 503 && readiness.body.contains("\"not ok\""),
+    };
+    ensure!(expected, "{readiness:?}");
+    ensure!(probe("/healthz")?.status == 200);
     Ok(())
 }
 
@@ -135,6 +152,7 @@ fn listeners_of_every_kind_wait_at_the_start_and_open_later() -> Result<()> {
         ],
     )?;
     check_exports(&rig, &socket, portal_at)?;
+    check_probes(&rig, false)?;
 
     let mut events = Events::listen(&rig.daemon.control())?;
     refuse_new_socket(&rig)?;
@@ -152,6 +170,7 @@ fn listeners_of_every_kind_wait_at_the_start_and_open_later() -> Result<()> {
     )?;
     let status: Status = api_client.get("/v1/status")?;
     ensure!(status.waiting_listeners.is_empty(), "{status:?}");
+    check_probes(&rig, true)?;
     client::Client::connect(&socket)?.features()?;
     IscsiSession::login(&portal_at.to_string(), TARGET, 0)?;
     TcpStream::connect(api_at)?;

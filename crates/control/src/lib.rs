@@ -34,7 +34,7 @@ pub use problem::{FieldProblem, Problem};
 pub use service::restart_command;
 pub use status::{
     CertificateStatus, DISK_STATES, DamagedState, DiskStatus, ExportStatus, FailureKind, LunStatus,
-    QueueFailures, QueueStops, RefusedLogin, StateFile, Status,
+    OpenListener, QueueFailures, QueueStops, RefusedLogin, StateFile, Status,
 };
 pub use status_problem::{Severity, StatusProblem, status_problems};
 pub use token::Token;

@@ -41,6 +41,9 @@ pub struct Status {
     /// Unusable files of the state folder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub damaged_state: Vec<DamagedState>,
+    /// Open listeners. Sockets inherited from a parent process have no address and are not listed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub open_listeners: Vec<OpenListener>,
     /// Listeners that cannot be opened yet and are retried.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_listeners: Vec<WaitingListener>,
@@ -56,6 +59,18 @@ pub struct Status {
     /// Conditions that need attention, errors first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<StatusProblem>,
+}
+
+/// A listener that accepts clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OpenListener {
+    /// `vhost-user`, `iscsi`, `nbd`, `api` or `metrics`.
+    pub kind: String,
+    /// Export of the portal or of the socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<String>,
+    /// Address, or the path of the socket.
+    pub address: String,
 }
 
 /// A certificate, with those of intermediate authorities in its file.

@@ -166,6 +166,7 @@ impl View for Overview {
                     .map(|(file, reason)| DamagedState { file, reason })
                     .collect()
             },
+            open_listeners: self.servers.open_listeners(),
             waiting_listeners: self.servers.waiting_listeners(),
             refused_logins: self.refused_logins(),
             failures: self.history.failures(|| self.servers.pool.failures()),

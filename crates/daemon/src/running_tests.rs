@@ -78,9 +78,16 @@ fn a_socket_in_a_folder_that_is_made_later_waits_and_opens() {
     assert_eq!(waiting[0].address, socket.display().to_string());
     assert!(waiting[0].reason.contains("No such file"), "{waiting:?}");
     assert_eq!(running.ready()[1].endpoint, Endpoint::Waiting);
+    let open = || {
+        let open = running.status().open_listeners.into_iter();
+        open.map(|one| one.address).collect::<Vec<_>>()
+    };
+    let good = folder.path().join("good.sock").display().to_string();
+    assert_eq!(open(), [&*good]);
     std::fs::create_dir(folder.path().join("later")).unwrap();
     changes.recv_timeout(Duration::from_secs(60)).unwrap();
     assert!(running.status().waiting_listeners.is_empty());
+    assert_eq!(open(), [&*good, &*socket.display().to_string()]);
     UnixStream::connect(&socket).unwrap();
     drop(running);
     assert!(!socket.exists());

@@ -113,6 +113,14 @@ impl TcpEntrance {
         }
     }
 
+    /// Returns the bound address of an open listener.
+    pub fn open_address(&self) -> Option<SocketAddr> {
+        match &*self.lock() {
+            Listening::Open(listener) => listener.local_addr().ok(),
+            Listening::Waiting(_) | Listening::Closed => None,
+        }
+    }
+
     /// Retries a waiting entrance that is due. Returns true if it opened.
     pub fn retry(&self, now: Instant) -> bool {
         let mut listening = self.lock();

@@ -4,7 +4,7 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use ::control::{Accepted, Event, Problem};
+use ::control::{Accepted, Event, HistoryInterval, Problem};
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Query};
@@ -26,6 +26,7 @@ use utoipa_axum::routes;
 
 use super::body_time::{BODY_TIME, is_timeout};
 use super::error_responses::problem;
+use super::health::check_of;
 use super::{ErrorResponse, View, backups};
 use super::{
     clients, configuration, disks, events, exports, health, history, jobs, latency, log, luns,
@@ -195,7 +196,7 @@ pub(super) fn read<T: DeserializeOwned>(
         title = "Lunette",
         description = "Disks, exports and logical units of a running daemon. Keys have the names of the configuration file."
     ),
-    components(schemas(Problem, Accepted))
+    components(schemas(Problem, Accepted, HistoryInterval))
 )]
 struct Document;
 
@@ -219,6 +220,10 @@ fn guard(document: &mut utoipa::openapi::OpenApi) {
         for operation in all.into_iter().flatten() {
             let refuses = parameters::refuses_all(name, operation);
             let responses = &mut operation.responses.responses;
+            if check_of(name).is_some() {
+                responses.insert("503".to_owned(), RefOr::T(problem("Not ok")));
+                operation.security = Some(Vec::new());
+            }
             responses.insert("401".to_owned(), RefOr::T(unknown.clone()));
             if refuses {
                 let bad = responses.entry("400".to_owned());
@@ -506,6 +511,30 @@ mod tests {
         }
     }
 
+    #[test]
+    fn wrong_type_in_a_body_names_its_field() {
+        fn faults<T: DeserializeOwned>(body: &Value) -> Problem {
+            let read = read::<T>(Ok(Bytes::from(body.to_string())));
+            read.map(drop).expect_err("another type").0
+        }
+        use ::control::objects::{NewJob, NewSnapshot};
+        let speed = json!({"kind": "mirror", "speed": "fast"});
+        let switch = json!({"kind": "mirror", "switch": 1});
+        for (problem, pointer) in [
+            (faults::<NewJob>(&speed), "/speed"),
+            (faults::<NewJob>(&switch), "/switch"),
+            (faults::<NewSnapshot>(&json!([])), ""),
+            (faults::<NewSnapshot>(&json!({"disks": [7]})), "/disks/0"),
+        ] {
+            assert_eq!(
+                (problem.status, &*problem.errors[0].pointer),
+                (422, pointer),
+                "{problem:?}"
+            );
+            assert!(problem.errors[0].detail.contains("expected"), "{problem:?}");
+        }
+    }
+
     #[tokio::test]
     async fn operations_without_query_parameters_refuse_them() {
         let router = TowerToHyperService::new(router(api()));
@@ -575,6 +604,20 @@ mod tests {
     }
 
     #[test]
+    fn every_reference_has_its_schema() {
+        let document = serde_json::to_value(openapi()).unwrap();
+        let text = document.to_string();
+        let references = text.split("\"$ref\":\"#").skip(1);
+        let references: BTreeSet<&str> = references
+            .filter_map(|rest| rest.split('"').next())
+            .collect();
+        assert!(references.len() > 20, "{references:?}");
+        for reference in references {
+            assert!(document.pointer(reference).is_some(), "{reference}");
+        }
+    }
+
+    #[test]
     fn every_failure_response_is_a_problem() {
         let document = serde_json::to_value(openapi()).unwrap();
         let schema = document.pointer("/components/schemas/Problem/properties/detail");
@@ -583,6 +626,8 @@ mod tests {
             for (method, operation) in operations.as_object().unwrap() {
                 let responses = operation["responses"].as_object().unwrap();
                 assert!(responses.contains_key("401"), "{method} {path}");
+                let needs_no_token = operation["security"] == json!([]);
+                assert_eq!(needs_no_token, check_of(path).is_some(), "{path}");
                 // The check of an upgrade reads files again.
                 let changes = method != "get" || path == "/v1/upgrade/check";
                 assert_eq!(responses.contains_key("403"), changes, "{method} {path}");

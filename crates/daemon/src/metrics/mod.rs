@@ -253,6 +253,21 @@ fn write_listeners(page: &mut Page, status: &Status) {
         let count = listeners.filter(|one| one.kind == kind).count();
         waiting.sample(&[("kind", kind)], count);
     }
+    let open = status.open_listeners.iter();
+    let open = open.map(|one| (&one.kind, &one.export, &one.address, 1));
+    let closed = status.waiting_listeners.iter();
+    let closed = closed.map(|one| (&one.kind, &one.export, &one.address, 0));
+    let help = "1 if a listener accepts clients, 0 if it waits for its address or folder.";
+    let mut states = page.family("lunette_listener_open", Kind::Gauge, help);
+    for (kind, export, address, value) in open.chain(closed) {
+        let export = export.as_deref().unwrap_or_default();
+        let labels = [
+            ("kind", kind.as_str()),
+            ("export", export),
+            ("address", address),
+        ];
+        states.sample(&labels, value);
+    }
 }
 
 fn write_refused_logins(page: &mut Page, status: &Status) {

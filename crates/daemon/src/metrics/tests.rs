@@ -10,7 +10,7 @@ use control::statistics::{
     DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, QueueTimeStatistics,
     WorkerStatistics,
 };
-use control::{CertificateStatus, DiskStatus, ExportStatus, LunStatus, RefusedLogin};
+use control::{CertificateStatus, DiskStatus, ExportStatus, LunStatus, OpenListener, RefusedLogin};
 use latency::{Clock, Labels, QueueTimeline, Stamp, Stamps};
 
 use tls::ServerTls;
@@ -83,6 +83,11 @@ fn status() -> Status {
                 disk: "d\"0".to_owned(),
             }],
             warning: None,
+        }],
+        open_listeners: vec![OpenListener {
+            kind: "vhost-user".to_owned(),
+            export: Some("e".to_owned()),
+            address: "/run/lunette/e.sock".to_owned(),
         }],
         waiting_listeners: vec![WaitingListener {
             kind: "iscsi".to_owned(),
@@ -316,6 +321,10 @@ fn a_strict_reader_finds_every_counter() {
     let busy = [("worker", "0"), ("iteration", "busy")];
     assert_eq!(value("lunette_worker_iterations_total", &busy), 1.0);
     assert_eq!(value("lunette_export_connected", &[("export", "e")]), 1.0);
+    let socket = [("export", "e"), ("address", "/run/lunette/e.sock")];
+    assert_eq!(value("lunette_listener_open", &socket), 1.0);
+    let portal = [("kind", "iscsi"), ("address", "192.0.2.77:3260")];
+    assert_eq!(value("lunette_listener_open", &portal), 0.0);
 }
 
 #[test]
@@ -545,6 +554,18 @@ fn metrics_need_a_configured_token() {
             answer.contains(expected) && !answer.contains("lunette_"),
             "{answer}"
         );
+    }
+    // The probes need no token and show no data. A listener of `Fixed` waits.
+    for (path, status, body) in [("healthz", "200 OK", "ok"), ("readyz", "503 ", "not ok")] {
+        let answer = ask(
+            &listener,
+            &format!("GET /{path} HTTP/1.1\r\nHost: x\r\n\r\n"),
+        );
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{answer}"
+        );
+        assert!(answer.ends_with(&format!("\r\n\r\n{body}\n")), "{answer}");
     }
     let header = "Authorization: Bearer 0123456789abcdef\r\n";
     let answer = ask(

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use control::OpenListener;
 use control::objects::WaitingListener;
 
 use super::events::EventBus;
@@ -71,6 +72,50 @@ impl Servers {
             }
         }
         waiting
+    }
+
+    /// Returns all open listeners with an address or a path.
+    pub fn open_listeners(&self) -> Vec<OpenListener> {
+        let mut open = Vec::new();
+        let mut add = |kind: &str, export: Option<String>, address: String| {
+            open.push(OpenListener {
+                kind: kind.to_owned(),
+                export,
+                address,
+            });
+        };
+        if let Some(transports) = self.transports() {
+            for export in transports.vhost.status() {
+                if let Some(path) = export.path {
+                    add("vhost-user", Some(export.name), path.display().to_string());
+                }
+            }
+            for target in transports.iscsi.status() {
+                for portal in target.portals {
+                    add("iscsi", Some(target.name.clone()), portal.to_string());
+                }
+            }
+            for export in transports.nbd.status() {
+                for address in export.addresses {
+                    add("nbd", Some(export.name.clone()), address.to_string());
+                }
+            }
+        }
+        for entrance in self.lock_entrances().iter() {
+            if let Some(address) = entrance.open_address() {
+                add(entrance.name, None, address.to_string());
+            }
+        }
+        // The transports list waiting addresses, too.
+        let waiting = self.waiting_listeners();
+        open.retain(|one| {
+            let is_same = |other: &WaitingListener| {
+                (&other.kind, &other.export, &other.address)
+                    == (&one.kind, &one.export, &one.address)
+            };
+            !waiting.iter().any(is_same)
+        });
+        open
     }
 
     pub(super) fn next_listener_try(&self) -> Option<Instant> {
