@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use control::{Client, ClientError, Method};
+use end_to_end::packages::succeeds;
 use end_to_end::{Daemon, DaemonBuilder, Profile, Result, Rig, Scratch, bail, ensure};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -307,9 +308,9 @@ fn two_hundred_clients_at_once_disturb_neither_data_nor_each_other() -> Result<(
     Ok(())
 }
 
-/// Returns the program that scripts/setup installs.
-fn schemathesis() -> Result<std::path::PathBuf> {
-    let program = workspace().join("build/python/bin/schemathesis");
+/// Returns a Python program that scripts/setup installs.
+fn python_program(name: &str) -> Result<std::path::PathBuf> {
+    let program = workspace().join("build/python/bin").join(name);
     if !program.exists() {
         bail!(
             "there is no {}; hint: scripts/setup test",
@@ -322,7 +323,7 @@ fn schemathesis() -> Result<std::path::PathBuf> {
 #[test]
 fn api_answers_match_the_documented_schema() -> Result<()> {
     const TOKEN: &str = "schemathesis-0123456789";
-    let schemathesis = schemathesis()?;
+    let schemathesis = python_program("schemathesis")?;
     let own = rustix::process::geteuid().as_raw();
     let mut rig = Rig::prepared(|scratch, daemon| {
         use std::os::unix::fs::{PermissionsExt, chown};
@@ -380,6 +381,51 @@ fn api_answers_match_the_documented_schema() -> Result<()> {
     ensure!(status.success(), "{status}:\n{log}");
     let tested = log.lines().filter(|line| line.contains("Tested:"));
     println!("{}", tested.collect::<Vec<_>>().join("\n"));
+    Ok(())
+}
+
+/// Lists, adds and removes disks with a generated client, over the control socket `sys.argv[1]`.
+const GENERATED_CLIENT: &str = r#"
+import sys
+import httpx
+from lunette_client import Client
+from lunette_client.api.default import list_disks, put_disk, remove_disk
+from lunette_client.models import Disk, Problem
+
+client = Client("http://lunette", httpx_args={"transport": httpx.HTTPTransport(uds=sys.argv[1])})
+names = lambda: [disk.name for disk in list_disks.sync(client=client)]
+assert names() == ["d"], names()
+added = put_disk.sync("e", client=client, body=Disk.from_dict({"backend": "ram", "size": 1 << 20}))
+assert isinstance(added, Disk) and added.size == 1 << 20, added
+assert sorted(names()) == ["d", "e"], names()
+refused = put_disk.sync("f", client=client, body=Disk.from_dict({"backend": "ram", "size": 7}))
+assert isinstance(refused, Problem) and refused.errors[0].pointer == "/size", refused
+assert remove_disk.sync_detailed("e", client=client).status_code == 204
+assert names() == ["d"], names()
+"#;
+
+#[test]
+fn generated_client_of_the_description_uses_the_api() -> Result<()> {
+    let rig = Rig::new(|daemon| daemon.disk("d=ram:1M"))?;
+    let description: Value = client(&rig.daemon).get("/v1/openapi.json")?;
+    let (file, settings) = (
+        rig.scratch.file("openapi.json"),
+        rig.scratch.file("settings"),
+    );
+    std::fs::write(&file, description.to_string())?;
+    // The generated files are not formatted.
+    std::fs::write(&settings, "post_hooks: []\n")?;
+    let mut validate = std::process::Command::new(python_program("openapi-spec-validator")?);
+    succeeds(validate.arg(&file))?;
+    let mut generate = std::process::Command::new(python_program("openapi-python-client")?);
+    generate.args(["generate", "--fail-on-warning", "--meta", "none", "--path"]);
+    generate.arg(&file).arg("--config").arg(&settings);
+    let folder = rig.scratch.file("lunette_client");
+    succeeds(generate.arg("--output-path").arg(folder))?;
+    let mut uses = std::process::Command::new(python_program("python3")?);
+    uses.args(["-c", GENERATED_CLIENT])
+        .arg(rig.daemon.control());
+    succeeds(uses.current_dir(rig.scratch.files()))?;
     Ok(())
 }
 
