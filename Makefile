@@ -36,14 +36,15 @@ programs = -p lunette -p lunette_lab
 # Programs that run in guests of `lunette vm`. They are linked statically, and therefore built in a separate folder.
 agent_directory = $(target_directory)/guest-agent
 guest_programs = $(agent_directory)/x86_64-unknown-linux-gnu/release
-# Programs contain no folder of this machine: builds in other folders give the same bytes. RUSTFLAGS has precedence over these flags.
+# Programs contain no folder of this machine: builds in other folders give the same bytes. RUSTFLAGS has precedence over these flags. A build
+# ID would also cover names of symbols that packages do not contain, and in which LLVM numbers modules differently from build to build.
 cargo_home := $(or $(CARGO_HOME),$(HOME)/.cargo)
 comma := ,
-renamed_folders = "--remap-path-prefix=$(CURDIR)=/lunette","--remap-path-prefix=$(abspath $(target_directory))=/lunette/target","--remap-path-prefix=$(cargo_home)=/cargo"
+reproducible = "--remap-path-prefix=$(CURDIR)=/lunette","--remap-path-prefix=$(abspath $(target_directory))=/lunette/target","--remap-path-prefix=$(cargo_home)=/cargo","-Clink-arg=-Wl,--build-id=none"
 # ring contains C and assembly.
 renamed_folders_in_c = $(CFLAGS) -ffile-prefix-map=$(abspath $(target_directory))=/lunette/target -ffile-prefix-map=$(cargo_home)=/cargo
 release = CFLAGS='$(renamed_folders_in_c)' $(CARGO) build --release \
-	--config 'build.rustflags=[$(if $(profile),"-Cprofile-use=$(profile)"$(comma))$(renamed_folders)]'
+	--config 'build.rustflags=[$(if $(profile),"-Cprofile-use=$(profile)"$(comma))$(reproducible)]'
 # Build of the daemon as one file that needs no library.
 musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
@@ -59,7 +60,7 @@ build: ## Builds the optimised programs, lunette and lunette-lab
 	@$(if $(profile),:,echo "build: no profile for this compiler in profile/, or RUSTFLAGS is set: the programs are somewhat slower; hint: make profile")
 	$(release) $(programs)
 	env -u RUSTFLAGS $(CARGO) build --release -p guest_agent -p guest_bench --target x86_64-unknown-linux-gnu --target-dir $(agent_directory) \
-		--config 'build.rustflags=["-Ctarget-feature=+crt-static","-Cstrip=debuginfo",$(renamed_folders)]'
+		--config 'build.rustflags=["-Ctarget-feature=+crt-static","-Cstrip=debuginfo",$(reproducible)]'
 
 page: ## Builds the page for browsers from its sources (crates/page/web), with npm
 	@scripts/setup page
