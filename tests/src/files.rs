@@ -1,6 +1,15 @@
-//! Creates, fills, remounts and checks a file system in a guest.
+//! Creates, fills, remounts and checks a file system in a guest. Reads commands from documents.
 
-use crate::{Guest, Result, ensure};
+use crate::{Context, Guest, Result, ensure};
+
+/// Returns the first block of commands in a document that contains a text.
+pub fn recipe<'a>(document: &'a str, part: &str) -> Result<&'a str> {
+    let blocks = document.split("\n```").skip(1).step_by(2);
+    let mut found = blocks.filter(|block| block.contains(part));
+    let block = found.next().with_context(|| format!("no {part}"))?;
+    let (_language, text) = block.split_once('\n').context("an empty block")?;
+    Ok(text)
+}
 
 /// Creates a file system on `disk`, fills files in it, remounts and checks them.
 pub fn file_system_round_trip(guest: &mut Guest, disk: &str) -> Result<()> {

@@ -1,5 +1,5 @@
 //! NBD exports with the clients of libnbd, QEMU and fio: data, extents, changes at run time, killed and hostile clients. Needs: nbdinfo,
-//! nbdcopy, python3-libnbd, qemu-img, qemu-io, fio. Takes: 20 s.
+//! nbdcopy, nbdfuse, python3-libnbd, qemu-img, qemu-io, fio. Takes: 20 s.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -62,6 +62,16 @@ impl Nbd {
             self.log()
         );
         Ok(text)
+    }
+
+    /// Measures an export. The benchmark finds it in the daemon's status.
+    fn bench(&self, uri: &str, job: &str) -> Result<()> {
+        let lunette = lunette_program(Profile::Dev)?.display().to_string();
+        let control = self.scratch.socket("control.sock");
+        let subject = format!("{uri},control={}", control.display());
+        let words = [&lunette, "bench", &subject].into_iter();
+        self.ok(&words.chain(job.split(' ')).collect::<Vec<_>>())?;
+        Ok(())
     }
 
     fn log(&self) -> String {
@@ -215,26 +225,94 @@ fn tools_copy_compare_and_map_disks() -> Result<()> {
         ])?;
         same(&nbd.scratch.file("random"), &nbd.scratch.file("copy"))?;
         // The driver of the benchmarks verifies its own writes, on two connections.
-        let lunette = lunette_program(Profile::Dev)?;
-        let lunette = lunette.to_str().context("program")?;
-        let bench = format!(
-            "{lunette} bench {uri} --rw write --bs 64k --iodepth 8 --numjobs 2 --set offset_increment=4m --size 4m --verify crc32c"
-        );
-        nbd.ok(&bench.split(' ').collect::<Vec<_>>())?;
+        let write = "--rw write --bs 64k --iodepth 8 --numjobs 2 --set offset_increment=4m --size 4m --verify crc32c";
+        nbd.bench(&uri, write)?;
     }
+    let exports = nbd.daemon.lunette(&["export", "show", "t", "--json"])?;
+    let export: Value = serde_json::from_str(&exports)?;
+    let address = export[0]["status"]["addresses"][0].as_str();
+    let address = address.with_context(|| format!("no address: {export}"))?;
+    nbd.bench(&format!("nbd://{address}/t"), "--rw read --size 1m")
+}
+
+/// Mounts an export as a file, in a mount namespace of its own: `$1` is the URI.
+const NBDFUSE: &str = r#"
+set -e
+mkdir mounted
+nbdfuse -P nbdfuse.pid mounted "$1" &
+n=0
+until [ -s nbdfuse.pid ]; do
+    n=$((n + 1))
+    [ $n -lt 300 ]
+    sleep 0.1
+done
+dd if=random of=mounted/nbd bs=1M conv=notrunc,fsync
+cmp random mounted/nbd
+umount mounted
+wait
+"#;
+
+/// Writes a disk with nbdfuse, and a range of it with fio, which verifies its data.
+fn nbdfuse_and_fio_read_their_own_data(nbd: &Nbd) -> Result<()> {
+    let uri = nbd.uri("d");
+    let script = ["unshare", "--mount", "sh", "-c", NBDFUSE, "sh", &uri];
+    nbd.random_file("random")?;
+    nbd.ok(&script)?;
+    nbd.ok(&["nbdcopy", &uri, "copy"])?;
+    same(&nbd.scratch.file("random"), &nbd.scratch.file("copy"))?;
+    let uri = format!("--uri={uri}");
+    let fio = "fio --name=verify --thread --ioengine=nbd --rw=randwrite --bs=16k --iodepth=8 --offset=2M --size=4M --verify=crc32c --verify_fatal=1";
+    let words: Vec<&str> = fio.split(' ').chain([uri.as_str()]).collect();
+    nbd.ok(&words).map(drop)
+}
+
+/// The base of the image has data at 0, the image itself at 1 MiB.
+fn layers_have_numbers(nbd: &Nbd) -> Result<()> {
+    std::fs::write(nbd.scratch.file("base.raw"), [7; 65536])?;
+    let (base, image) = (nbd.scratch.file("base.raw"), nbd.scratch.file("over.qcow2"));
+    let (base, image) = (base.display().to_string(), image.display().to_string());
+    nbd.ok(&["truncate", "-s", "8M", &base])?;
+    let create = ["qemu-img", "create", "-q", "-f", "qcow2"];
+    nbd.ok(&[&create[..], &["-b", &base, "-F", "raw", &image]].concat())?;
+    nbd.daemon
+        .lunette(&["disk", "add", &format!("over=image:{image}")])?;
+    let socket = nbd.scratch.socket("nbd.sock").display().to_string();
+    let export = format!("over:{socket}");
+    nbd.daemon.lunette(&["export", "add", "nbd", &export])?;
+    let uri = nbd.uri("over");
+    nbd.ok(&["qemu-io", "-f", "raw", "-c", "write 1M 64k", &uri])?;
+    let map = nbd.ok(&["nbdinfo", "--map=qemu:allocation-depth", &uri])?;
+    let mut found = Vec::new();
+    for line in map.lines() {
+        let numbers = line.split_whitespace().take(3).map(str::parse);
+        found.push(numbers.collect::<Result<Vec<u64>, _>>()?);
+    }
+    let (piece, mib) = (65536, 1 << 20);
+    let expected = [
+        [0, piece, 2],
+        [piece, mib - piece, 0],
+        [mib, piece, 1],
+        [mib + piece, 7 * mib - piece, 0],
+    ];
+    ensure!(found == expected, "{map}");
     Ok(())
 }
 
 #[test]
 fn libnbd_reads_extents_and_errors() -> Result<()> {
     let nbd = Nbd::new(&["d=file:d.raw,size=8M"], &[])?;
+    layers_have_numbers(&nbd)?;
+    nbdfuse_and_fio_read_their_own_data(&nbd)?;
     let program = r"
 import nbd, sys
 h = nbd.NBD()
 h.add_meta_context('base:allocation')
 h.set_strict_mode(0)
 h.connect_uri(sys.argv[1])
+h.trim(8 << 20, 0)
 assert h.get_size() == 8 << 20 and h.can_multi_conn() and h.can_df() and h.can_fast_zero()
+assert h.can_cache()
+h.cache(4096, 0)
 h.pwrite(b'a' * 4096, 1 << 20, nbd.CMD_FLAG_FUA)
 found = []
 h.block_status(8 << 20, 0, lambda context, offset, entries, error: found.append((context, list(entries))))

@@ -18,6 +18,8 @@ pub enum Allocation {
 pub struct Extent {
     /// Allocation state.
     pub allocation: Allocation,
+    /// Number of the layer that has the bytes: 1 is the disk itself, 2 its backing image, and so on. 0: no layer has them.
+    pub depth: u8,
     /// End of the range (exclusive), beyond the offset. The next extent may have the same state.
     pub end: u64,
 }
@@ -30,6 +32,7 @@ impl Extent {
     pub const fn hole(end: u64) -> Extent {
         Extent {
             allocation: Allocation::Hole,
+            depth: 0,
             end,
         }
     }
@@ -38,6 +41,7 @@ impl Extent {
     pub const fn reserved(end: u64) -> Extent {
         Extent {
             allocation: Allocation::Reserved,
+            depth: 1,
             end,
         }
     }
@@ -46,7 +50,28 @@ impl Extent {
     pub const fn data(end: u64) -> Extent {
         Extent {
             allocation: Allocation::Data,
+            depth: 1,
             end,
+        }
+    }
+
+    /// Creates an extent of zeroes up to `end` that hides the backing image.
+    pub const fn zeroes(end: u64) -> Extent {
+        Extent {
+            depth: 1,
+            ..Extent::hole(end)
+        }
+    }
+
+    /// Returns the extent as seen through one more layer above it.
+    #[must_use]
+    pub const fn below(self) -> Extent {
+        Extent {
+            depth: match self.depth {
+                0 => 0,
+                depth => depth.saturating_add(1),
+            },
+            ..self
         }
     }
 }
@@ -54,8 +79,8 @@ impl Extent {
 /// Buffer size of a block status I/O in bytes.
 pub const STATUS_BYTES: usize = 4096;
 
-/// Bytes of an encoded extent: its end and the number of its state, little-endian.
-const EXTENT_BYTES: usize = 16;
+/// Bytes of an encoded extent: its end, the number of its state, and its depth, little-endian.
+pub const EXTENT_BYTES: usize = 16;
 
 /// Maximum number of extents in one block status I/O.
 pub const EXTENTS_MAX: usize = STATUS_BYTES / EXTENT_BYTES;
@@ -73,7 +98,7 @@ pub fn encode_extents(range: Range<u64>, mut extent_at: impl FnMut(u64) -> Exten
         let found = extent_at(at);
         let end = found.end.clamp(at + 1, range.end);
         match extents.last_mut() {
-            Some(last) if last.allocation == found.allocation => last.end = end,
+            Some(last) if is_same(last, &found) => last.end = end,
             _ => extents.push(Extent { end, ..found }),
         }
         at = end;
@@ -83,34 +108,52 @@ pub fn encode_extents(range: Range<u64>, mut extent_at: impl FnMut(u64) -> Exten
     bytes
 }
 
+fn is_same(one: &Extent, other: &Extent) -> bool {
+    (one.allocation, one.depth) == (other.allocation, other.depth)
+}
+
 /// Decodes the output of [`encode_extents`], up to the first invalid entry.
 pub fn decode_extents(bytes: &[u8]) -> impl Iterator<Item = Extent> {
     bytes.chunks_exact(EXTENT_BYTES).map_while(Extent::decode)
 }
 
+/// Applies [`Extent::below`] to the output of [`encode_extents`].
+pub fn move_extents_below(bytes: &mut [u8]) {
+    for one in bytes.chunks_exact_mut(EXTENT_BYTES) {
+        let Some(extent) = Extent::decode(one) else {
+            return;
+        };
+        one.copy_from_slice(&extent.below().encode());
+    }
+}
+
 impl Extent {
     fn encode(&self) -> [u8; EXTENT_BYTES] {
-        let number: u64 = match self.allocation {
+        let number: u8 = match self.allocation {
             Allocation::Hole => 1,
             Allocation::Reserved => 2,
             Allocation::Data => 3,
         };
         let mut bytes = [0; EXTENT_BYTES];
         bytes[..8].copy_from_slice(&self.end.to_le_bytes());
-        bytes[8..].copy_from_slice(&number.to_le_bytes());
+        bytes[8] = number;
+        bytes[9] = self.depth;
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<Extent> {
-        let (end, number) = bytes.split_first_chunk::<8>()?;
-        let allocation = match number.first()? {
+        let (end, state) = bytes.split_first_chunk::<8>()?;
+        let allocation = match state.first()? {
             1 => Allocation::Hole,
             2 => Allocation::Reserved,
             3 => Allocation::Data,
             _ => return None,
         };
-        let end = u64::from_le_bytes(*end);
-        Some(Extent { allocation, end })
+        Some(Extent {
+            allocation,
+            depth: *state.get(1)?,
+            end: u64::from_le_bytes(*end),
+        })
     }
 }
 
@@ -144,6 +187,22 @@ mod tests {
         assert_eq!(found, expected);
         assert_eq!(extents(15..16, &map), [Extent::data(16)]);
         assert_eq!(extents(15..15, &map), []);
+    }
+
+    #[test]
+    fn extents_of_different_layers_are_separate() {
+        let map = [
+            Extent::zeroes(10),
+            Extent::hole(20),
+            Extent::data(30),
+            Extent::data(40).below(),
+        ];
+        let at = |offset| *map.iter().find(|extent| offset < extent.end).unwrap();
+        let mut bytes = encode_extents(0..40, at);
+        assert_eq!(decode_extents(&bytes).collect::<Vec<_>>(), map);
+        move_extents_below(&mut bytes);
+        let depths: Vec<u8> = decode_extents(&bytes).map(|one| one.depth).collect();
+        assert_eq!(depths, [2, 0, 2, 3]);
     }
 
     #[test]

@@ -22,7 +22,10 @@ pub const SECTOR_BYTES: u32 = 512;
 pub use backoff::Backoff;
 pub use capacity::{Capacity, SizeKnowledge};
 pub use error::{DeviceSense, IoError, IoErrorKind, IoOutcome};
-pub use extent::{Allocation, EXTENTS_MAX, Extent, STATUS_BYTES, decode_extents, encode_extents};
+pub use extent::{
+    Allocation, EXTENT_BYTES, EXTENTS_MAX, Extent, STATUS_BYTES, decode_extents, encode_extents,
+    move_extents_below,
+};
 pub use geometry::{
     AtomicWrites, Blocks, CompareAndWrite, DiskInfo, Geometry, Lba, PassedReservations,
     Passthrough, RangeError,

@@ -112,49 +112,98 @@ pub fn data_header(output: &mut Vec<u8>, style: Style, to: ReplyTo, length: u32)
     }
 }
 
-/// Appends the chunk of one metadata context; `is_last`: the reply ends with it. Lengths above 32 bits are reduced to a multiple of `unit`
-/// in structured replies.
+/// Extents of one metadata context, consecutive from the offset of the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextStatus {
+    /// ID of the context.
+    pub context: u32,
+    /// The extents, at least one.
+    pub descriptors: Vec<Descriptor>,
+}
+
+/// Appends one chunk for each metadata context. All chunks describe the same range, up to the end of the shortest status: some clients
+/// advance by the length of one context. Lengths above 32 bits are reduced to a multiple of `unit` in structured replies.
 ///
 /// # Panics
-/// Without descriptors, and in the style of simple replies.
+/// If a context has no descriptor, and in the style of simple replies.
 pub fn block_status(
+    output: &mut Vec<u8>,
+    style: Style,
+    to: ReplyTo,
+    contexts: &[ContextStatus],
+    unit: u32,
+) {
+    assert!(
+        style > Style::Simple,
+        "the handshake refuses contexts without structured replies"
+    );
+    let longest = match style {
+        Style::Extended => u64::MAX,
+        Style::Simple | Style::Structured => u64::from(u32::MAX - u32::MAX % unit.max(1)),
+    };
+    let lengths = contexts
+        .iter()
+        .map(|one| described(&one.descriptors, longest));
+    let length = lengths.min().unwrap_or_default();
+    assert!(length > 0, "a status has a descriptor");
+    for (at, one) in contexts.iter().enumerate() {
+        let descriptors = cut(&one.descriptors, length);
+        let is_last = at + 1 == contexts.len();
+        context_status(output, style, to, one.context, &descriptors, is_last);
+    }
+}
+
+/// Returns the length of the range that a chunk can describe. Nothing may follow an extent that is longer than `longest`.
+fn described(descriptors: &[Descriptor], longest: u64) -> u64 {
+    let mut length: u64 = 0;
+    for one in descriptors {
+        length = length.saturating_add(one.length.min(longest));
+        if one.length > longest {
+            break;
+        }
+    }
+    length
+}
+
+/// Returns the extents of the first `length` bytes.
+fn cut(descriptors: &[Descriptor], length: u64) -> Vec<Descriptor> {
+    let mut left = length;
+    let kept = descriptors.iter().map_while(|one| {
+        let length = one.length.min(left);
+        left -= length;
+        (length > 0).then_some(Descriptor { length, ..*one })
+    });
+    kept.collect()
+}
+
+/// Appends the chunk of one context; `is_last`: the reply ends with it.
+fn context_status(
     output: &mut Vec<u8>,
     style: Style,
     to: ReplyTo,
     context: u32,
     descriptors: &[Descriptor],
-    unit: u32,
     is_last: bool,
 ) {
-    assert!(!descriptors.is_empty(), "a status has a descriptor");
-    assert!(
-        style > Style::Simple,
-        "the handshake refuses contexts without structured replies"
-    );
     let flags = if is_last { chunk::DONE } else { 0 };
+    let count = descriptors.len() as u32;
     if style == Style::Extended {
-        let length = 8 + 16 * descriptors.len() as u32;
-        chunk(output, style, to, chunk::BLOCK_STATUS_EXT, flags, length);
+        let kind = chunk::BLOCK_STATUS_EXT;
+        chunk(output, style, to, kind, flags, 8 + 16 * count);
         output.extend_from_slice(&context.to_be_bytes());
-        output.extend_from_slice(&(descriptors.len() as u32).to_be_bytes());
+        output.extend_from_slice(&count.to_be_bytes());
         for one in descriptors {
             output.extend_from_slice(&one.length.to_be_bytes());
             output.extend_from_slice(&u64::from(one.flags).to_be_bytes());
         }
         return;
     }
-    // The extents are consecutive: nothing may follow a reduced one.
-    let whole = descriptors
-        .iter()
-        .position(|one| one.length > u32::MAX.into());
-    let descriptors = &descriptors[..whole.map_or(descriptors.len(), |at| at + 1)];
-    let length = 4 + 8 * descriptors.len() as u32;
-    chunk(output, style, to, chunk::BLOCK_STATUS, flags, length);
+    let kind = chunk::BLOCK_STATUS;
+    chunk(output, style, to, kind, flags, 4 + 8 * count);
     output.extend_from_slice(&context.to_be_bytes());
-    let most = u32::MAX - u32::MAX % unit.max(1);
     for one in descriptors {
-        let length = u32::try_from(one.length).unwrap_or(most);
-        output.extend_from_slice(&length.to_be_bytes());
+        // Was cut to 32 bits.
+        output.extend_from_slice(&(one.length as u32).to_be_bytes());
         output.extend_from_slice(&one.flags.to_be_bytes());
     }
 }

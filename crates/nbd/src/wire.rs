@@ -144,6 +144,9 @@ pub mod allocation {
 /// Name of the context of the standard.
 pub const BASE_ALLOCATION: &str = "base:allocation";
 
+/// Name of QEMU's context for the layers of an image: 0 is not allocated, 1 is in the image, 2 in its backing image, and so on.
+pub const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
+
 /// Namespace and first part of the names of QEMU's contexts for dirty bitmaps.
 pub const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 

@@ -5,7 +5,7 @@ mod common;
 use common::{SIZE, serve, serve_with};
 use nbd::client::{Content, Reply, content, decode};
 use nbd::handshake::{Handshake, Step, Tls, greeting};
-use nbd::reply::{self, Descriptor, ReplyTo};
+use nbd::reply::{self, ContextStatus, Descriptor, ReplyTo};
 use nbd::request::{Action, Request, Rules};
 use nbd::wire::{allocation, transmission};
 use nbd::{ErrorCode, Style, Violation};
@@ -460,6 +460,13 @@ fn replies_have_the_form_of_their_style() {
     );
 }
 
+fn of(context: u32, descriptors: &[Descriptor]) -> ContextStatus {
+    ContextStatus {
+        context,
+        descriptors: descriptors.to_vec(),
+    }
+}
+
 #[test]
 fn block_status_has_32_or_64_bits() {
     let hole = Descriptor {
@@ -473,16 +480,16 @@ fn block_status_has_32_or_64_bits() {
     let structured = written(
         "668e33ef 0001 0005 0102030405060708 00000014 00000007 00001000 00000000 fffffe00 00000003",
         |output| {
-            let extents = [data, hole, data];
-            reply::block_status(output, Style::Structured, TO, 7, &extents, 512, true);
+            let status = [of(7, &[data, hole, data])];
+            reply::block_status(output, Style::Structured, TO, &status, 512);
         },
     );
     let extended = written(
-        "6e8a278c 0000 0006 0102030405060708 0000000000000200 0000000000000028
+        "6e8a278c 0001 0006 0102030405060708 0000000000000200 0000000000000028
          00000007 00000002 0000000000001000 0000000000000000 0000000200000000 0000000000000003",
         |output| {
-            let extents = [data, hole];
-            reply::block_status(output, Style::Extended, TO, 7, &extents, 512, false);
+            let status = [of(7, &[data, hole])];
+            reply::block_status(output, Style::Extended, TO, &status, 512);
         },
     );
     for (style, message, last) in [
@@ -503,6 +510,28 @@ fn block_status_has_32_or_64_bits() {
         };
         assert_eq!(descriptors[1].length, last);
     }
+}
+
+#[test]
+fn all_contexts_of_a_status_describe_the_same_range() {
+    let piece = |length, flags| Descriptor { length, flags };
+    let first = of(0, &[piece(4096, 0), piece(4096, 3)]);
+    let second = of(2, &[piece(2048, 1), piece(1 << 33, 0), piece(512, 1)]);
+    written(
+        "668e33ef 0000 0005 0102030405060708 00000014 00000000 00001000 00000000 00001000 00000003
+         668e33ef 0001 0005 0102030405060708 00000014 00000002 00000800 00000001 00001800 00000000",
+        |output| {
+            let contexts = [first.clone(), second.clone()];
+            reply::block_status(output, Style::Structured, TO, &contexts, 512);
+        },
+    );
+    // The reduction to 32 bits of one context shortens the others.
+    let long = of(0, &[piece(1 << 33, 3), piece(512, 0)]);
+    written(
+        "668e33ef 0000 0005 0102030405060708 0000000c 00000000 fffffe00 00000003
+         668e33ef 0001 0005 0102030405060708 00000014 00000002 00000800 00000001 fffff600 00000000",
+        |output| reply::block_status(output, Style::Structured, TO, &[long, second], 512),
+    );
 }
 
 #[test]

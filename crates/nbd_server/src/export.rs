@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bdev::{Disk, FrozenBitmap};
-use nbd::wire::{BASE_ALLOCATION, DIRTY_BITMAP, PAYLOAD_MAX, transmission};
+use nbd::wire::{ALLOCATION_DEPTH, BASE_ALLOCATION, DIRTY_BITMAP, PAYLOAD_MAX, transmission};
 use nbd::{BlockSizes, ExportInfo};
 use request_engine::SharedMemory;
 
@@ -31,7 +31,7 @@ pub struct ExportOptions {
     pub tls: bool,
     /// Addresses of its listeners.
     pub addresses: Vec<Address>,
-    /// Changed ranges, as a second metadata context.
+    /// Changed ranges, as a further metadata context.
     pub dirty: Option<DirtyContext>,
 }
 
@@ -44,8 +44,25 @@ pub struct DirtyContext {
     pub bits: Arc<FrozenBitmap>,
 }
 
-/// ID of `base:allocation`: its index in the contexts of an export. The context for a dirty bitmap follows.
-pub(crate) const ALLOCATION_ID: u32 = 0;
+/// A metadata context. Its ID is its index in [`Context::ALL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Context {
+    /// `base:allocation`.
+    Allocation,
+    /// `qemu:allocation-depth`.
+    Depth,
+    /// `qemu:dirty-bitmap:NAME`, of exports with a bitmap.
+    Dirty,
+}
+
+impl Context {
+    const ALL: [Context; 3] = [Context::Allocation, Context::Depth, Context::Dirty];
+
+    /// Returns the context with this ID, which was selected in the handshake.
+    pub fn of(id: u32) -> Context {
+        Context::ALL[id as usize]
+    }
+}
 
 /// An open export.
 pub(crate) struct Export {
@@ -86,6 +103,8 @@ impl Export {
         let mut flags = transmission::SEND_FLUSH | transmission::SEND_FUA;
         // All connections share the disk: a flush covers the writes of each.
         flags |= transmission::CAN_MULTI_CONN;
+        // Has no effect: the disk has no cache that could be filled.
+        flags |= transmission::SEND_CACHE;
         if info.rotational {
             flags |= transmission::ROTATIONAL;
         }
@@ -107,8 +126,16 @@ impl Export {
         let preferred = [info.physical_block_size, info.io_alignment, PREFERRED_MIN];
         let preferred = preferred.into_iter().filter(|size| size.is_power_of_two());
         let preferred = preferred.fold(minimum, u32::max).min(PAYLOAD_MAX);
-        let dirty = self.options.dirty.as_ref();
-        let dirty = dirty.map(|dirty| format!("{DIRTY_BITMAP}{}", dirty.name));
+        let contexts = Context::ALL
+            .into_iter()
+            .filter_map(|context| match context {
+                Context::Allocation => Some(BASE_ALLOCATION.to_owned()),
+                Context::Depth => Some(ALLOCATION_DEPTH.to_owned()),
+                Context::Dirty => {
+                    let dirty = self.options.dirty.as_ref()?;
+                    Some(format!("{DIRTY_BITMAP}{}", dirty.name))
+                }
+            });
         ExportInfo {
             name: self.options.export_name.clone(),
             description: self.options.description.clone(),
@@ -119,10 +146,7 @@ impl Export {
                 preferred,
                 maximum_payload: PAYLOAD_MAX,
             },
-            contexts: [BASE_ALLOCATION.to_owned()]
-                .into_iter()
-                .chain(dirty)
-                .collect(),
+            contexts: contexts.collect(),
         }
     }
 }

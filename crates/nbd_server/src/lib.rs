@@ -26,6 +26,7 @@ mod requests;
 mod server;
 mod shared;
 mod slots;
+mod status;
 
 pub use export::{DirtyContext, ExportOptions};
 pub use limits::ServerLimits;

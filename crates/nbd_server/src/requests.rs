@@ -1,19 +1,20 @@
 //! Begins requests, executes their I/Os on the disk, and queues their replies.
 
-use bdev::{FrozenBitmap, Submission};
-use block::{Allocation, IoErrorKind, IoFlags, IoOutcome, IoRequest, STATUS_BYTES, decode_extents};
+use bdev::Submission;
+use block::{Extent, IoErrorKind, IoFlags, IoOutcome, IoRequest, STATUS_BYTES};
 use guest_memory::IoBuffer;
 use latency::{Operation, Part, Stamps};
-use nbd::reply::{self, Descriptor, ReplyTo};
+use nbd::reply::{self, ContextStatus, ReplyTo};
 use nbd::request::{Action, Request};
-use nbd::wire::{DIRTY, PAYLOAD_MAX, allocation, command};
+use nbd::wire::{PAYLOAD_MAX, command, command_flag};
 use nbd::{ErrorCode, Violation};
 use reactor::{Io, Job, Tag};
 use request_engine::{BatchTransport, Pace, Submitted, buffer_size};
 
 use crate::connection::Connection;
-use crate::export::ALLOCATION_ID;
+use crate::export::Context;
 use crate::slots::{Slot, Stage, Values};
+use crate::status::{self, Range};
 
 /// Resources for the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +48,10 @@ pub(crate) fn memory_of(request: &Request) -> usize {
             .ok()
             .filter(|length| *length <= PAYLOAD_MAX as usize)
             .unwrap_or(0),
-        command::BLOCK_STATUS => STATUS_BYTES,
+        command::BLOCK_STATUS => {
+            let one = request.flags & command_flag::REQ_ONE != 0;
+            status::memory(request.length, one)
+        }
         _ => 0,
     }
 }
@@ -113,6 +117,11 @@ impl Slot {
         }
     }
 
+    /// Returns true if the next I/O of a block status can be submitted.
+    fn continues_status(&self) -> bool {
+        self.stage == Stage::Ready && matches!(self.values.action, Action::BlockStatus { .. })
+    }
+
     /// Returns true if a flush must follow the I/Os of the range.
     fn needs_flush(&self) -> bool {
         matches!(
@@ -121,18 +130,21 @@ impl Slot {
         )
     }
 
-    /// Continues after an I/O.
-    fn io_ended(&mut self, outcome: IoOutcome) {
+    /// Continues after an I/O. `block`: the minimum block size of the export.
+    fn io_ended(&mut self, outcome: IoOutcome, block: u32) {
         let action = self.values.action;
         self.stage = match outcome {
             Err(error) => Stage::Done(Err(code_of(error.kind, action))),
             Ok(()) if self.stage == Stage::Flushing => Stage::Done(Ok(())),
             Ok(()) => {
                 let left = self.values.length - self.covered;
-                self.covered += match action {
-                    Action::Trim { .. } | Action::WriteZeroes { .. } => left.min(PART_BYTES),
-                    _ => left,
-                };
+                match action {
+                    Action::BlockStatus { one } => return self.status_ended(one, block),
+                    Action::Trim { .. } | Action::WriteZeroes { .. } => {
+                        self.covered += left.min(PART_BYTES);
+                    }
+                    _ => self.covered += left,
+                }
                 match self.covered < self.values.length {
                     true => Stage::Ready,
                     false if self.needs_flush() => Stage::Flushing,
@@ -140,6 +152,27 @@ impl Slot {
                 }
             }
         };
+    }
+
+    /// Continues after an I/O of a block status. The next one begins at the end of the last extent, if there is memory for its extents.
+    fn status_ended(&mut self, one: bool, block: u32) {
+        self.stage = Stage::Done(Ok(()));
+        let Values { to, length, .. } = self.values;
+        let found = self.buffer.as_ref();
+        let found = found.and_then(|buffer| status::found(buffer, self.extents));
+        let Some((count, end)) = found else {
+            return;
+        };
+        self.extents += count;
+        let covered = end.saturating_sub(to.offset).min(length);
+        let has_memory = status::has_memory(self.extents, status::memory(length, one));
+        // An I/O begins at a whole block.
+        let is_whole = covered.is_multiple_of(block.max(1).into());
+        let can_continue = covered > self.covered && is_whole;
+        if can_continue && covered < length && !one && has_memory {
+            self.covered = covered;
+            self.stage = Stage::Ready;
+        }
     }
 }
 
@@ -279,7 +312,9 @@ impl Connection {
             _ => {
                 match action {
                     Action::Read { .. } => self.buffers.reserve(request.length as usize),
-                    Action::BlockStatus { .. } => self.buffers.reserve(STATUS_BYTES),
+                    Action::BlockStatus { one } => {
+                        self.buffers.reserve(status::memory(request.length, one));
+                    }
                     _ => {}
                 }
                 let index = self.slots.take(values, Stage::Ready);
@@ -344,6 +379,9 @@ impl Connection {
                     if !self.submit_next(io, index) {
                         return;
                     }
+                    if self.slots.get(index).continues_status() {
+                        break;
+                    }
                 }
                 Stage::Flushing => {
                     let mut none = self.buffers.take_shell();
@@ -352,7 +390,7 @@ impl Connection {
                         Submission::Pending => return,
                         Submission::Done(outcome) => {
                             self.buffers.give_shell(none);
-                            self.slots.get(index).io_ended(outcome);
+                            self.slots.get(index).io_ended(outcome, 1);
                         }
                     }
                 }
@@ -380,6 +418,13 @@ impl Connection {
 
     /// Continues a request that has yielded to other work.
     fn resume(&mut self, io: &mut Io, index: u32) {
+        if self.slots.get(index).continues_status()
+            && std::mem::replace(&mut self.schedule.has_examined, true)
+        {
+            return self
+                .handle
+                .send(move |connection, io| connection.resume(io, index));
+        }
         self.advance(io, index);
     }
 
@@ -392,6 +437,7 @@ impl Connection {
 
     /// Submits the next I/O of a request. Returns false if it is pending.
     fn submit_next(&mut self, io: &mut Io, index: u32) -> bool {
+        let block = self.peer.rules.minimum_block;
         let slot = self.slots.get(index);
         let request = slot.next_io();
         let mut part = self.buffers.take_shell();
@@ -400,16 +446,18 @@ impl Connection {
                 if io.borrow(self.disk.handle, &request, &mut part) {
                     self.buffers.give_reserved(request.length as usize);
                     slot.buffer = Some(part);
-                    slot.io_ended(Ok(()));
+                    slot.io_ended(Ok(()), block);
                     return true;
                 }
                 let buffer = self.buffers.take_reserved(request.length as usize);
                 buffer.slice_into(0, request.length as usize, &mut part);
                 slot.buffer = Some(buffer);
             }
-            Action::BlockStatus { .. } => {
-                let buffer = self.buffers.take_reserved(STATUS_BYTES);
-                buffer.slice_into(0, STATUS_BYTES, &mut part);
+            Action::BlockStatus { one } => {
+                let memory = status::memory(slot.values.length, one);
+                let reserved = slot.buffer.take();
+                let buffer = reserved.unwrap_or_else(|| self.buffers.take_reserved(memory));
+                buffer.slice_into(status::bytes(slot.extents), STATUS_BYTES, &mut part);
                 slot.buffer = Some(buffer);
             }
             Action::Write { .. } => {
@@ -425,7 +473,7 @@ impl Connection {
             Submission::Pending => false,
             Submission::Done(outcome) => {
                 self.buffers.give_shell(part);
-                self.slots.get(index).io_ended(outcome);
+                self.slots.get(index).io_ended(outcome, block);
                 true
             }
         }
@@ -442,8 +490,8 @@ impl Connection {
         let id = self.measurement.probe_id(index);
         probes::reaped(|| std::iter::once(id));
         self.buffers.give_shell(buffer);
-        let slot = self.slots.get(index);
-        slot.io_ended(outcome);
+        let block = self.peer.rules.minimum_block;
+        self.slots.get(index).io_ended(outcome, block);
         if self.lifecycle.is_ended() {
             return self.release(index);
         }
@@ -479,6 +527,7 @@ impl Connection {
         let Values {
             action, to, length, ..
         } = slot.values;
+        let extents = slot.extents;
         self.count(index, result.is_ok());
         let buffer = self.slots.free(index);
         match (result, action, buffer) {
@@ -491,7 +540,7 @@ impl Connection {
                 self.output.push_data(buffer, length as usize);
             }
             (Ok(()), Action::BlockStatus { one }, Some(buffer)) => {
-                self.answer_status(to, length, one, &buffer);
+                self.answer_status((to, length), one, &status::all(&buffer, extents));
                 self.buffers.give(buffer);
             }
             (Ok(()), _, buffer) => {
@@ -501,187 +550,30 @@ impl Connection {
         }
     }
 
-    fn answer_status(&mut self, to: ReplyTo, length: u64, one: bool, buffer: &IoBuffer) {
-        let mut bytes = [0; STATUS_BYTES];
-        buffer.read_whole(0, &mut bytes);
+    fn answer_status(&mut self, (to, length): (ReplyTo, u64), one: bool, extents: &[Extent]) {
         let dirty = self.peer.export.options.dirty.as_ref();
         let unit = self.peer.rules.minimum_block;
-        let contexts = self.peer.contexts.iter().enumerate();
-        for (at, context) in contexts {
-            let is_last = at + 1 == self.peer.contexts.len();
-            let output = self.output.headers();
-            let style = self.peer.rules.style;
-            let mut descriptors = match (*context, dirty) {
-                (ALLOCATION_ID, _) | (_, None) => {
-                    extents(to.offset, length, unit.max(1).into(), &bytes)
-                }
-                (_, Some(dirty)) => dirty_extents(to.offset, length, &dirty.bits),
+        let range = Range {
+            offset: to.offset,
+            length,
+            block: unit.max(1).into(),
+        };
+        let of_context = |context: &u32| {
+            let mut descriptors = match (Context::of(*context), dirty) {
+                (Context::Dirty, Some(dirty)) => status::dirty(&range, &dirty.bits, one),
+                (Context::Depth, _) => status::depth(&range, extents),
+                (Context::Allocation | Context::Dirty, _) => status::allocation(&range, extents),
             };
             if one {
                 descriptors.truncate(1);
             }
-            reply::block_status(output, style, to, *context, &descriptors, unit, is_last);
-        }
-    }
-}
-
-/// Maximum number of extents of a dirty bitmap in one reply. Clients ask again for the rest.
-const DIRTY_EXTENTS_MAX: usize = 1024;
-/// Maximum range of a dirty bitmap in one reply, in bytes. Bounds the number of bits that a worker examines.
-const DIRTY_SPAN_MAX: u64 = 64 << 30;
-
-/// Returns the extents of a dirty bitmap.
-fn dirty_extents(offset: u64, length: u64, bits: &FrozenBitmap) -> Vec<Descriptor> {
-    let end = offset + length.min(DIRTY_SPAN_MAX);
-    let (mut at, mut descriptors) = (offset, Vec::new());
-    while at < end && descriptors.len() < DIRTY_EXTENTS_MAX {
-        let (until, is_dirty) = bits.piece(at, end);
-        descriptors.push(Descriptor {
-            length: until - at,
-            flags: if is_dirty { DIRTY } else { 0 },
-        });
-        at = until;
-    }
-    descriptors
-}
-
-/// Converts the extents of a block status I/O to those of `base:allocation`, with whole blocks of `block` bytes. A block with pieces of
-/// several extents has the flags that all of them have: it is data if one of them is.
-fn extents(offset: u64, length: u64, block: u64, bytes: &[u8]) -> Vec<Descriptor> {
-    let end = offset + length;
-    let mut at = offset;
-    let mut whole = Descriptors {
-        at: offset,
-        list: Vec::new(),
-    };
-    // Flags of the pieces of the block that begins at `whole.at`, if it has some.
-    let mut pieces: Option<u32> = None;
-    for extent in decode_extents(bytes) {
-        let until = extent.end.min(end);
-        if until <= at {
-            break;
-        }
-        at = until;
-        let flags = match extent.allocation {
-            Allocation::Hole => allocation::HOLE | allocation::ZERO,
-            Allocation::Reserved => allocation::ZERO,
-            Allocation::Data => 0,
-        };
-        if let Some(of_pieces) = &mut pieces {
-            *of_pieces &= flags;
-            let block_end = whole.at.saturating_add(block).min(end);
-            if until < block_end {
-                continue;
+            ContextStatus {
+                context: *context,
+                descriptors,
             }
-            whole.push(block_end, *of_pieces);
-        }
-        let last = if until == end {
-            end
-        } else {
-            until - until % block
         };
-        whole.push(last, flags);
-        pieces = (until > whole.at).then_some(flags);
-    }
-    if whole.list.is_empty() {
-        // The standard allows the status "data" for every range.
-        whole.push(end, 0);
-    }
-    whole.list
-}
-
-/// Adjacent extents, up to `at`.
-struct Descriptors {
-    at: u64,
-    list: Vec<Descriptor>,
-}
-
-impl Descriptors {
-    /// Adds an extent, unless it is empty. Extents with equal flags are merged.
-    fn push(&mut self, end: u64, flags: u32) {
-        let length = end.saturating_sub(self.at);
-        if length == 0 {
-            return;
-        }
-        self.at = end;
-        match self.list.last_mut() {
-            Some(last) if last.flags == flags => last.length += length,
-            _ => self.list.push(Descriptor { length, flags }),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use block::{Extent, encode_extents};
-
-    #[test]
-    fn extents_are_clipped_and_merged() {
-        let of = |at: u64| match at {
-            0..4096 => Extent::hole(4096),
-            4096..8192 => Extent::data(8192),
-            _ => Extent::reserved(u64::MAX),
-        };
-        let bytes = encode_extents(1024..65536, of);
-        let found = extents(1024, 64512, 512, &bytes);
-        let expected = [(3072, 3), (4096, 0), (57344, 2)];
-        let expected = expected.map(|(length, flags)| Descriptor { length, flags });
-        assert_eq!(found, expected);
-        let unknown = extents(512, 1024, 512, &[0; STATUS_BYTES]);
-        assert_eq!(
-            unknown,
-            [Descriptor {
-                length: 1024,
-                flags: 0
-            }]
-        );
-    }
-
-    /// Returns the flags that all bytes of a block have.
-    fn flags_of_block(of: &impl Fn(u64) -> Extent, range: std::ops::Range<u64>) -> u32 {
-        range.fold(3, |flags, at| {
-            flags
-                & match of(at).allocation {
-                    Allocation::Hole => 3,
-                    Allocation::Reserved => 2,
-                    Allocation::Data => 0,
-                }
-        })
-    }
-
-    #[test]
-    fn blocks_with_pieces_of_several_extents_have_common_flags() {
-        const BLOCK: u64 = 512;
-        let mut random = fastrand::Rng::with_seed(7);
-        for _ in 0..2000 {
-            // Extents with byte-granular ends, as an NBD server may report them.
-            let mut ends = Vec::new();
-            let mut at = 0;
-            while at < 8192 {
-                at += random.u64(1..1500);
-                ends.push((at, random.u8(0..3)));
-            }
-            let of = |at: u64| {
-                let (end, kind) = ends[ends.partition_point(|(end, _)| *end <= at)];
-                match kind {
-                    0 => Extent::hole(end),
-                    1 => Extent::reserved(end),
-                    _ => Extent::data(end),
-                }
-            };
-            let bytes = encode_extents(1024..8192, of);
-            let found = extents(1024, 7168, BLOCK, &bytes);
-            let mut at = 1024;
-            for one in &found {
-                assert_eq!(one.length % BLOCK, 0);
-                for block in (at..at + one.length).step_by(BLOCK as usize) {
-                    let flags = flags_of_block(&of, block..block + BLOCK);
-                    assert_eq!(one.flags, flags, "{ends:?} {found:?}");
-                }
-                at += one.length;
-            }
-            assert!(at <= 8192);
-        }
+        let contexts: Vec<ContextStatus> = self.peer.contexts.iter().map(of_context).collect();
+        let style = self.peer.rules.style;
+        reply::block_status(self.output.headers(), style, to, &contexts, unit);
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Slot {
     pub values: Values,
     /// Bytes of the range that earlier I/Os have covered.
     pub covered: u64,
+    /// Extents in `buffer`, of a block status.
+    pub extents: usize,
     /// Data: received, read, or in the memory of the disk.
     pub buffer: Option<IoBuffer>,
     /// The request was pending, so that `stamps` are not those of a batch.
@@ -59,6 +61,7 @@ impl Slots {
             stage,
             values,
             covered: 0,
+            extents: 0,
             buffer: None,
             pended: false,
             stamps: Stamps::default(),

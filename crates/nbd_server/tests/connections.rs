@@ -3,14 +3,16 @@
 mod common;
 
 use std::io::{Read, Write};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bdev::{DirtyBitmap, FrozenBitmap};
 use common::{Client, Rig};
 use nbd::client::{Content, content};
 use nbd::request::Request;
-use nbd::wire::{PAYLOAD_MAX, command, command_flag};
+use nbd::wire::{ALLOCATION_DEPTH, BASE_ALLOCATION, PAYLOAD_MAX, command, command_flag};
 use nbd::{ErrorCode, Style};
-use nbd_server::ServerLimits;
+use nbd_server::{DirtyContext, ServerLimits};
 
 const SIZE: u64 = 1 << 20;
 const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
@@ -243,6 +245,59 @@ fn block_status_shows_holes() {
         assert_eq!(status(0, (0, SIZE)), all);
         let one = command_flag::REQ_ONE;
         assert_eq!(status(one, (0, 1024)), [(1024, 3)]);
+    }
+}
+
+/// Writes every second page of the first `pages`, in extents of one page.
+fn fragment(client: &mut Client, pages: u64) {
+    let flags = payload_flag(client.session.style);
+    for page in (0..pages).step_by(2) {
+        let range = (page * 4096, 4096);
+        let written = client.ask(command::WRITE, flags, range, &[1; 4096]);
+        assert!(written.is_ok());
+    }
+}
+
+/// One I/O on the disk finds 256 extents. Some clients expect the status of their whole range in one reply.
+#[test]
+fn a_status_continues_beyond_the_extents_of_one_io() {
+    let rig = Rig::new(64 << 20, ServerLimits::default());
+    for style in [Style::Structured, Style::Extended] {
+        let mut client = rig.open("d0", style);
+        fragment(&mut client, 600);
+        let found = &client.status(0, (0, 64 << 20))[0];
+        let lengths = found.iter().map(|(length, _)| length);
+        assert_eq!((found.len(), lengths.sum()), (600, 64u64 << 20));
+        assert_eq!(found[..2], [(4096, 0), (4096, 3)]);
+    }
+}
+
+/// Some clients advance by the length of the last context, and would miss data of the others.
+#[test]
+fn all_contexts_of_a_status_cover_the_same_range() {
+    const MIB: u64 = 1 << 20;
+    const BYTES: u64 = 2 * MIB;
+    let rig = Rig::new(BYTES, ServerLimits::default());
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(DirtyBitmap::file_bytes(BYTES)).unwrap();
+    let bitmap = DirtyBitmap::map(&file, BYTES).unwrap();
+    bitmap.mark(MIB, 1);
+    let bits = Arc::new(FrozenBitmap::copy(&bitmap, BYTES).unwrap());
+    let name = "mon".to_owned();
+    rig.add_dirty("dirty", DirtyContext { name, bits });
+    let contexts = [BASE_ALLOCATION, ALLOCATION_DEPTH, "qemu:dirty-bitmap:mon"];
+    for style in [Style::Structured, Style::Extended] {
+        let mut client = Client::open_with(rig.stream(), "dirty", style, &contexts).unwrap();
+        fragment(&mut client, BYTES / 4096);
+        let status = client.status(0, (0, BYTES));
+        let lengths = status.iter();
+        let lengths = lengths.map(|one| one.iter().map(|(length, _)| length).sum());
+        assert_eq!(lengths.collect::<Vec<u64>>(), [BYTES; 3]);
+        assert_eq!(status[1][..2], [(4096, 1), (4096, 0)]);
+        assert_eq!(status[2], [(MIB, 0), (65536, 1), (MIB - 65536, 0)]);
+        // The first extent of the bitmap is longer than the others.
+        let first = client.status(command_flag::REQ_ONE, (0, BYTES));
+        assert_eq!(first, [[(4096, 0)], [(4096, 1)], [(4096, 0)]]);
     }
 }
 

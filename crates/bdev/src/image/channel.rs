@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use block::{
-    EXTENTS_MAX, Extent, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest,
-    encode_extents,
+    EXTENTS_MAX, Extent, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest, STATUS_BYTES,
+    encode_extents, move_extents_below,
 };
 use guest_memory::IoBuffer;
 use qcow2::{Map, Mapping, Segment};
@@ -368,7 +368,8 @@ impl ImageChannel {
             let segment = map.segment(at, end - at);
             let end = at + segment.length;
             match segment.mapping {
-                Mapping::Zero | Mapping::Unallocated => Extent::hole(end),
+                Mapping::Zero => Extent::zeroes(end),
+                Mapping::Unallocated => Extent::hole(end),
                 Mapping::Bad | Mapping::NotLoaded => Extent::UNKNOWN,
                 Mapping::Data { .. } | Mapping::Compressed => Extent::data(end),
             }
@@ -618,10 +619,22 @@ fn piece_done(
     if whole {
         slot.buffer = buffer;
     }
+    if slot.io.kind == IoKind::BlockStatus && outcome.is_ok() {
+        move_status_below(&slot.buffer);
+    }
     match outcome {
         Ok(()) => Next::Done(bytes),
         Err(error) => Next::Failed(error),
     }
+}
+
+/// Converts the extents that a backing image has found.
+#[cold]
+fn move_status_below(buffer: &IoBuffer) {
+    let mut bytes = [0; STATUS_BYTES];
+    buffer.read_at(0, &mut bytes);
+    move_extents_below(&mut bytes);
+    buffer.write_at(0, &bytes);
 }
 
 impl IoChannel for ImageChannel {

@@ -42,7 +42,9 @@ pub(super) fn answer(io: &IoRequest, start: u64, descriptors: &[Descriptor]) -> 
         let at = runs.partition_point(|(end, _)| *end <= offset);
         match runs.get(at) {
             None => Extent::UNKNOWN,
-            Some(&(end, allocation)) => Extent { allocation, end },
+            Some(&(end, Allocation::Hole)) => Extent::hole(end),
+            Some(&(end, Allocation::Reserved)) => Extent::reserved(end),
+            Some(&(end, Allocation::Data)) => Extent::data(end),
         }
     })
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nbd::handshake::{Exports, Handshake, Step, Tls, greeting};
-use nbd::reply::{self, Descriptor, ReplyTo};
+use nbd::reply::{self, ContextStatus, Descriptor, ReplyTo};
 use nbd::request::{Action, Request, Rules};
 use nbd::wire::{PAYLOAD_MAX, allocation, transmission};
 use nbd::{BlockSizes, ErrorCode, ExportInfo};
@@ -303,7 +303,11 @@ fn execute(
                     },
                 })
                 .collect();
-            reply::block_status(output, rules.style, to, 0, &extents, 1, true);
+            let status = ContextStatus {
+                context: 0,
+                descriptors: extents,
+            };
+            reply::block_status(output, rules.style, to, &[status], 1);
             return false;
         }
         Action::Flush | Action::Cache => {}

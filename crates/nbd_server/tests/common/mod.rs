@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bdev::{BlockDevice, Disk, Ram, RamOptions};
-use nbd::client::{Handshake, Reply, Session, Step, Wanted, content, decode};
+use nbd::client::{Content, Handshake, Reply, Session, Step, Wanted, content, decode};
 use nbd::request::Request;
 use nbd::{ErrorCode, Style};
-use nbd_server::{Address, ExportOptions, Server, ServerLimits};
+use nbd_server::{Address, DirtyContext, ExportOptions, Server, ServerLimits};
 use reactor::{PollLimit, Pool, Rights, WorkerOptions};
 use tls::ServerTls;
 
@@ -59,29 +59,30 @@ impl Rig {
 
     pub fn add(&self, name: &str, read_only: bool) {
         let address = Address::Unix(self.socket.clone());
-        let added = self.add_at(name, read_only, address.clone());
+        let added = self.add_at(options(name, read_only, address.clone()));
         assert_eq!(added, [address]);
+    }
+
+    /// Adds an export with a dirty bitmap.
+    pub fn add_dirty(&self, name: &str, dirty: DirtyContext) {
+        let address = Address::Unix(self.socket.clone());
+        let dirty = Some(dirty);
+        self.add_at(ExportOptions {
+            dirty,
+            ..options(name, false, address)
+        });
     }
 
     /// Adds an export on a free TCP port. Returns its address.
     pub fn add_tcp(&self, name: &str) -> std::net::SocketAddr {
         let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
-        match self.add_at(name, false, any).as_slice() {
+        match self.add_at(options(name, false, any)).as_slice() {
             [Address::Tcp(address)] => *address,
             other => panic!("{other:?}"),
         }
     }
 
-    fn add_at(&self, name: &str, read_only: bool, address: Address) -> Vec<Address> {
-        let options = ExportOptions {
-            dirty: None,
-            name: name.to_owned(),
-            export_name: name.to_owned(),
-            description: String::new(),
-            read_only,
-            tls: false,
-            addresses: vec![address],
-        };
+    fn add_at(&self, options: ExportOptions) -> Vec<Address> {
         let added = self
             .server
             .add_export(options, Rights::default(), self.disk.clone());
@@ -99,6 +100,18 @@ impl Rig {
     }
 }
 
+fn options(name: &str, read_only: bool, address: Address) -> ExportOptions {
+    ExportOptions {
+        dirty: None,
+        name: name.to_owned(),
+        export_name: name.to_owned(),
+        description: String::new(),
+        read_only,
+        tls: false,
+        addresses: vec![address],
+    }
+}
+
 /// A client in the transmission phase.
 pub struct Client {
     pub stream: UnixStream,
@@ -106,11 +119,21 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn open(mut stream: UnixStream, export: &str, style: Style) -> Option<Client> {
+    pub fn open(stream: UnixStream, export: &str, style: Style) -> Option<Client> {
+        Client::open_with(stream, export, style, &[nbd::wire::BASE_ALLOCATION])
+    }
+
+    /// Opens an export with these metadata contexts.
+    pub fn open_with(
+        mut stream: UnixStream,
+        export: &str,
+        style: Style,
+        contexts: &[&str],
+    ) -> Option<Client> {
         let mut handshake = Handshake::new(Wanted {
             export: export.to_owned(),
             style,
-            contexts: vec![nbd::wire::BASE_ALLOCATION.to_owned()],
+            contexts: contexts.iter().map(|name| (*name).to_owned()).collect(),
         });
         let mut input = Vec::new();
         loop {
@@ -166,10 +189,39 @@ impl Client {
                 assert!(chunk.is_last && chunk.cookie == cookie, "{chunk:?}");
                 let payload = self.read(chunk.length as usize);
                 match content(chunk.kind, &payload).unwrap() {
-                    nbd::client::Content::Error { code, .. } => Err(code),
-                    nbd::client::Content::Data { data, .. } => Ok((chunk.kind, data.to_vec())),
+                    Content::Error { code, .. } => Err(code),
+                    Content::Data { data, .. } => Ok((chunk.kind, data.to_vec())),
                     _ => Ok((chunk.kind, payload)),
                 }
+            }
+        }
+    }
+
+    /// Returns the lengths and flags of the extents of a range, for each context.
+    pub fn status(&mut self, flags: u16, (offset, length): (u64, u64)) -> Vec<Vec<(u64, u32)>> {
+        let request = Request {
+            flags,
+            command: nbd::wire::command::BLOCK_STATUS,
+            cookie: 8,
+            offset,
+            length,
+        };
+        self.send(request, &[]);
+        let style = self.session.style;
+        let mut all = Vec::new();
+        loop {
+            let bytes = self.read(if style == Style::Extended { 32 } else { 20 });
+            let Some((Reply::Chunk(chunk), _)) = decode(&bytes, style).unwrap() else {
+                panic!("{bytes:x?}");
+            };
+            let payload = self.read(chunk.length as usize);
+            let Ok(Content::BlockStatus { descriptors, .. }) = content(chunk.kind, &payload) else {
+                panic!("{payload:x?}");
+            };
+            let pairs = descriptors.iter();
+            all.push(pairs.map(|one| (one.length, one.flags)).collect());
+            if chunk.is_last {
+                return all;
             }
         }
     }
