@@ -114,7 +114,11 @@ fn slowest_requests_are_complete_on_every_transport() -> Result<()> {
         let done = session.command(&write, Some(&[7; 4096]), 0)?;
         ensure!(done.status == 0);
     }
-    for selector in ["d0/0", "c0", TARGET] {
+    let socket = rig.scratch.socket("nbd.sock").display().to_string();
+    let export = format!("d0:{socket},name=n0");
+    rig.daemon.lunette(&["export", "add", "nbd", &export])?;
+    drive(&format!("nbd+unix:///n0?socket={socket}"))?;
+    for selector in ["d0/0", "c0", TARGET, "n0"] {
         let slow = slowest(&rig, selector)?;
         ensure!(slow.len() == 5, "{selector}: {slow:?}");
         let mut before = u64::MAX;
@@ -144,6 +148,15 @@ fn slowest_requests_are_complete_on_every_transport() -> Result<()> {
         text.contains(" tag ") && text.contains("reaped +"),
         "{text}"
     );
+    let metrics = control::Client::new(&rig.daemon.control()).text("/metrics")?;
+    for series in [
+        r#"lunette_request_duration_seconds_count{export="n0",operation="write"} 16"#,
+        r#"lunette_request_stage_duration_seconds_count{export="n0",operation="write",stage="reaped"} 16"#,
+        r#"lunette_export_connected{export="n0",kind="nbd"} "#,
+    ] {
+        let has_series = metrics.lines().any(|line| line.starts_with(series));
+        ensure!(has_series, "no {series}: {metrics}");
+    }
     Ok(())
 }
 

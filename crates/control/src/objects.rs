@@ -436,6 +436,9 @@ pub struct ExportState {
     /// Open portals of a target, with their bound addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub portals: Vec<String>,
+    /// TCP addresses of an NBD export, as bound.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<String>,
     /// Portals of a target that cannot be opened yet and are retried.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_portals: Vec<WaitingPortal>,

@@ -222,10 +222,13 @@ pub struct ExportStatus {
     pub name: String,
     /// `vhost-blk`, `vhost-scsi`, `iscsi` or `nbd`.
     pub kind: String,
-    /// Path of the socket; absent for an inherited socket and for iSCSI.
+    /// Path of the socket; absent for an inherited socket, for iSCSI, and for NBD over TCP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
+    /// TCP addresses of an NBD export, as bound.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<String>,
     /// Largest number of request queues.
     pub queues: u16,
     /// A client is connected.

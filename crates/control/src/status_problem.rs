@@ -423,6 +423,7 @@ mod tests {
                 name: "t".to_owned(),
                 kind: "iscsi".to_owned(),
                 socket: None,
+                addresses: Vec::new(),
                 queues: 0,
                 connected: false,
                 served: Vec::new(),

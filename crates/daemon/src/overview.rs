@@ -234,8 +234,15 @@ impl Overview {
         let served = served
             .map(|transports| transports.vhost.status())
             .unwrap_or_default();
-        let paths: HashMap<String, Option<PathBuf>> =
+        let nbd = transports.as_ref().map(|all| all.nbd.status());
+        let nbd = nbd.unwrap_or_default();
+        let mut tcp: HashMap<&str, Vec<String>> = HashMap::new();
+        let mut sockets: HashMap<String, Option<PathBuf>> =
             served.into_iter().map(|e| (e.name, e.path)).collect();
+        for export in &nbd {
+            tcp.insert(&export.name, exports::tcp_addresses(export));
+            sockets.insert(export.name.clone(), exports::unix_socket(export));
+        }
         let times = transports.as_ref().map(|all| all.vhost.queue_times());
         let times: HashMap<_, _> = times.unwrap_or_default().into_iter().collect();
         let lun = |lun: &LunConfig| LunStatus {
@@ -246,7 +253,8 @@ impl Overview {
         let mut status = |export: &ExportConfig| ExportStatus {
             name: export.name().to_owned(),
             kind: export.kind().to_owned(),
-            socket: paths.get(export.name()).cloned().flatten(),
+            socket: sockets.remove(export.name()).flatten(),
+            addresses: tcp.remove(export.name()).unwrap_or_default(),
             queues: export.queues,
             warning: export.warning(live.config.tls.nbd_client_ca.is_some()),
             connected: connected.contains(export.name()),

@@ -1,6 +1,7 @@
 //! Latencies of stages, from the Lunette daemon that serves a subject.
 
-use std::path::PathBuf;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use control::ExportStatus;
@@ -50,17 +51,12 @@ fn export_of(subject: &Subject, status: &control::Status) -> Option<String> {
             .find(|name| iscsi_name::is_same(name, &place.target))
             .cloned();
     }
-    let socket = |export: &ExportStatus| export.socket.as_ref()?.canonicalize().ok();
     let mut exports = status.exports.iter();
     let export = if subject.kind == Kind::Nbd {
         let address = parse_address(&subject.path.to_string_lossy()).ok()?;
-        let wanted = match &address.server {
-            ServerAddress::Unix(path) => path.canonicalize().ok(),
-            ServerAddress::Tcp { .. } => None,
-        };
         // Clients may see the export by another name than the daemon's.
         let of_server: Vec<&ExportStatus> = exports
-            .filter(|one| one.kind == "nbd" && socket(one) == wanted)
+            .filter(|one| one.kind == "nbd" && is_served_at(one, &address.server))
             .collect();
         let find = |matches: &dyn Fn(&ExportStatus) -> bool| {
             of_server.iter().copied().find(|one| matches(one))
@@ -70,10 +66,34 @@ fn export_of(subject: &Subject, status: &control::Status) -> Option<String> {
             .or_else(|| find(&|one| one.luns.iter().any(|lun| lun.disk == address.export)))
             .or(only)?
     } else {
-        let wanted = subject.path.canonicalize().ok()?;
-        exports.find(|one| socket(one).as_ref() == Some(&wanted))?
+        exports.find(|one| has_socket(one, &subject.path))?
     };
     Some(export.name.clone())
+}
+
+fn has_socket(export: &ExportStatus, path: &Path) -> bool {
+    let resolved = |path: &Path| path.canonicalize().ok();
+    let socket = export.socket.as_deref().and_then(resolved);
+    socket.is_some() && socket == resolved(path)
+}
+
+/// Returns true if an NBD export of a daemon on this host is served at an address.
+fn is_served_at(export: &ExportStatus, server: &ServerAddress) -> bool {
+    let (host, port) = match server {
+        ServerAddress::Unix(path) => return has_socket(export, path),
+        ServerAddress::Tcp { host, port } => (host.as_str(), *port),
+    };
+    let wanted: Vec<SocketAddr> = match (host, port).to_socket_addrs() {
+        Ok(addresses) => addresses.collect(),
+        Err(_) => return false,
+    };
+    let mut bound = export.addresses.iter().filter_map(|one| one.parse().ok());
+    bound.any(|bound: SocketAddr| {
+        let is_same = |one: &SocketAddr| bound.ip().is_unspecified() || bound.ip() == one.ip();
+        wanted
+            .iter()
+            .any(|one| one.port() == bound.port() && is_same(one))
+    })
 }
 
 /// Returns the latencies of the subject's export since `before`.
@@ -85,4 +105,61 @@ pub(super) fn since(subject: Option<&Subject>, before: Option<Snapshot>) -> Opti
     let export = export_of(subject, &status)?;
     let grown = after.since(&before.unwrap_or_default());
     Some(grown.merged_by(|labels| labels.export == export))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use control::{LunStatus, Status};
+
+    fn export(name: &str, disk: &str, socket: Option<&Path>, address: &str) -> ExportStatus {
+        let lun = LunStatus {
+            target: 0,
+            lun: 0,
+            disk: disk.to_owned(),
+        };
+        let addresses = Some(address.to_owned()).filter(|text| !text.is_empty());
+        ExportStatus {
+            name: name.to_owned(),
+            kind: "nbd".to_owned(),
+            socket: socket.map(Path::to_owned),
+            addresses: addresses.into_iter().collect(),
+            queues: 0,
+            connected: true,
+            served: Vec::new(),
+            waiting_portals: Vec::new(),
+            port_groups: Vec::new(),
+            luns: vec![lun],
+            queue_stops: None,
+            warning: None,
+        }
+    }
+
+    #[test]
+    fn nbd_exports_are_found_by_address_and_name() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let status = Status {
+            exports: vec![
+                export("a", "d0", Some(file.path()), ""),
+                export("b", "d1", Some(file.path()), "127.0.0.1:7001"),
+                export("c", "d0", None, "0.0.0.0:7002"),
+            ],
+            ..Status::default()
+        };
+        let found = |text: &str| export_of(&Subject::parse(text).unwrap(), &status);
+        let unix = |name| {
+            found(&format!(
+                "nbd+unix:///{name}?socket={}",
+                file.path().display()
+            ))
+        };
+        assert_eq!(unix("b").as_deref(), Some("b"));
+        assert_eq!(unix("d0").as_deref(), Some("a"));
+        assert_eq!(unix("x"), None);
+        // The only export of the address may have another name for clients.
+        assert_eq!(found("nbd://127.0.0.1:7001/x").as_deref(), Some("b"));
+        assert_eq!(found("nbd://127.0.0.1:7002/d0").as_deref(), Some("c"));
+        assert_eq!(found("nbd://127.0.0.1:7003/d0"), None);
+        assert_eq!(found("nbd+unix:///d0?socket=/nonexistent"), None);
+    }
 }

@@ -131,6 +131,7 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
             waiting_socket: listeners.iter().find(is_its).cloned(),
             connected: export.connections > 0,
             sessions: export.connections,
+            addresses: crate::exports::tcp_addresses(&export),
             ..ExportState::default()
         };
         (export.name, state)

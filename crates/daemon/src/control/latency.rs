@@ -167,6 +167,7 @@ mod tests {
             name: name.to_owned(),
             kind: String::new(),
             socket: None,
+            addresses: Vec::new(),
             queues: 1,
             connected: false,
             served: Vec::new(),

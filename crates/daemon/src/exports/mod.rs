@@ -264,6 +264,21 @@ pub(crate) fn connected(transports: &Transports) -> HashSet<String> {
     vhost.chain(iscsi).chain(nbd).collect()
 }
 
+/// Returns the TCP addresses of an NBD export, as bound.
+pub(crate) fn tcp_addresses(export: &nbd_server::ExportStatus) -> Vec<String> {
+    let addresses = export.addresses.iter();
+    let tcp = addresses.filter(|one| matches!(one, nbd_server::Address::Tcp(_)));
+    tcp.map(ToString::to_string).collect()
+}
+
+/// Returns the Unix socket of an NBD export.
+pub(crate) fn unix_socket(export: &nbd_server::ExportStatus) -> Option<PathBuf> {
+    export.addresses.iter().find_map(|one| match one {
+        nbd_server::Address::Unix(path) => Some(path.clone()),
+        nbd_server::Address::Tcp(_) => None,
+    })
+}
+
 /// Returns the portals of each target that are not open yet.
 pub(crate) fn waiting_portals(transports: &Transports) -> HashMap<String, Vec<WaitingPortal>> {
     let mut waiting: HashMap<String, Vec<WaitingPortal>> = HashMap::new();

@@ -72,6 +72,7 @@ fn status() -> Status {
             name: "e".to_owned(),
             kind: "vhost-blk".to_owned(),
             socket: None,
+            addresses: Vec::new(),
             queues: 2,
             connected: true,
             served: Vec::new(),

@@ -174,8 +174,11 @@ fn table(exports: &[Export]) -> Table {
     let head = Table::new(&["NAME", "KIND", "WHERE", "DISKS", "CLIENT", "WORKERS"]);
     let waiting: Vec<WaitingListener> = exports.iter().flat_map(waiting_listeners).collect();
     let table = exports.iter().fold(head, |table, export| {
-        let addresses = export.keys.text("listen").into_iter();
-        let places = export.socket().into_iter().chain(addresses);
+        let bound = export.status.as_ref();
+        let bound = bound.map_or(&[][..], |status| &status.addresses[..]);
+        let listen = export.keys.text("listen").filter(|_| bound.is_empty());
+        let places = export.socket().into_iter().chain(listen);
+        let places = places.chain(bound.iter().map(String::as_str));
         let place = places.chain(export.portals()).collect::<Vec<_>>().join(" ");
         let disks = match export.disk() {
             Some(disk) => disk.to_owned(),

@@ -19,6 +19,7 @@ fn export(name: &str, kind: &str, connected: bool) -> ExportStatus {
         name: name.to_owned(),
         kind: kind.to_owned(),
         socket: None,
+        addresses: Vec::new(),
         queues: 2,
         connected,
         served: Vec::new(),

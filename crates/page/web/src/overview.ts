@@ -185,6 +185,7 @@ export function showExports({ status }: Moment, history: History): void {
   const all = status.exports.map((one) => ({ one, problem: problemOfExport(one, status) }));
   const rows = badFirst(all, ({ problem }) => problem !== "").map(({ one, problem }): LazyCell[] => {
     const last = history.ofExport(one.name);
+    const place = [one.socket ?? [], one.addresses ?? []].flat().join(", ") || "-";
     return [
       one.name,
       one.connected ? "yes" : "no",
@@ -193,7 +194,7 @@ export function showExports({ status }: Moment, history: History): void {
       short(last?.requests ?? 0),
       took(last?.p50),
       took(last?.p99),
-      { value: `${problem}\n${one.socket}`, make: () => element("span", problem || (one.socket ?? "-"), problem ? "bad" : undefined) },
+      { value: `${problem}\n${place}`, make: () => element("span", problem || place, problem ? "bad" : undefined) },
     ];
   });
   longTable("exports", heads, rows, "no export");

@@ -29,6 +29,7 @@ export interface Export {
   connected: boolean;
   luns: { disk: string }[];
   socket?: string;
+  addresses?: string[];
   warning?: string;
 }
 
