@@ -333,6 +333,16 @@ fn killed_daemon_loses_no_write_over_tcp_in_the_sandbox() -> Result<()> {
     ensure!(load.finish()? > 0);
     let mut one = queue(&near)?;
     ensure!(one.queue.flush()? == status::OK);
+    // The protocol does not notify clients of a new size.
+    far.daemon.lunette(&["disk", "resize", "d", "40M"])?;
+    near.daemon.lunette(&["disk", "resize", "r"])?;
+    let disk: Value = control::get(&near.daemon.control(), "/v1/disks/r")?;
+    ensure!(disk["status"]["size"] == 40 * MIB, "{disk}");
+    ensure!(one.queue.write(39 * MIB, &[7; 4096])? == status::OK);
+    far.daemon.kill()?;
+    let resized = near.daemon.ask(&["disk", "resize", "r"])?;
+    let text = String::from_utf8_lossy(&resized.stderr);
+    ensure!(text.contains("cannot connect to"), "{text}");
     Ok(())
 }
 

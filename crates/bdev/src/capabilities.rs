@@ -224,6 +224,14 @@ pub trait RemoteDevice: Send + Sync {
     /// Registers `changed`, called after others have changed the size and [`BlockDevice::capacity`] was updated, and after an unavailable
     /// device is ready again. Not called on workers; must be quick.
     fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>);
+
+    /// Reads and adopts the present size, if the device does not notice changes by itself. May block.
+    ///
+    /// # Errors
+    /// The size cannot be read, or the device cannot adopt it.
+    fn read_size(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Device with resources that outlive it.

@@ -332,6 +332,9 @@ impl Disk {
     /// # Errors
     /// The size is invalid for a disk, or unknown.
     pub fn found_size(&self) -> Result<u64, ResizeError> {
+        if let Some(remote) = self.device().capabilities().remote {
+            remote.read_size().map_err(ResizeError::Unread)?;
+        }
         self.size_of_disk(size_of(&*self.device(), |files| files.found_size()))
     }
 

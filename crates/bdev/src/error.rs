@@ -123,6 +123,9 @@ pub enum ResizeError {
         /// Error of the system.
         source: io::Error,
     },
+    /// The present size of a remote device could not be read.
+    #[error("cannot read the size: {0}")]
+    Unread(#[source] io::Error),
     /// Changes in flight did not end in time.
     #[error("changes beyond the new end are still in flight after {seconds} s")]
     Busy {

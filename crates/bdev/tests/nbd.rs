@@ -95,6 +95,23 @@ fn each_request_is_sent_again_after_lost_connections() {
     });
 }
 
+/// No connection lasts until all parts of the write are acknowledged. There are more losses than a request without progress survives.
+#[test]
+fn long_write_continues_where_a_lost_connection_has_ended() {
+    let peer = Peer::start(PeerOptions {
+        payload_max: 4096,
+        ..PeerOptions::default()
+    });
+    let nbd = open(&peer);
+    let mut worker = Worker::new(&nbd);
+    peer.change(|options| options.fault = Fault::EndAfter(3));
+    peer.disconnect();
+    let data: Vec<u8> = (0..1 << 20).map(|at| (at / 777) as u8).collect();
+    assert_eq!(worker.write(0, &data), Ok(()));
+    assert!(worker.read(0, 1 << 20).unwrap() == data);
+    assert!(peer.accepted() > 128, "{} connections", peer.accepted());
+}
+
 #[test]
 fn flush_covers_writes_of_a_lost_connection_only_with_multi_conn() {
     both_ways(|peer, has_multi_conn| {

@@ -69,7 +69,7 @@ struct NbdSlot {
     is_flushing: bool,
     /// For a flush: writes acknowledged before it was sent.
     covers: u64,
-    /// Number of lost connections.
+    /// Number of lost connections without progress of the I/O.
     losses: u32,
     is_cancelled: bool,
 }
@@ -335,6 +335,9 @@ impl NbdChannel {
             return self.finish(index, Ok(()), finished);
         }
         slot.done += slot.step;
+        if keeps_steps(core, &io) {
+            slot.losses = 0;
+        }
         // One request describes as many extents as fit.
         if slot.done < io.length && io.kind != IoKind::BlockStatus {
             slot.stage = Stage::Waiting;
@@ -378,7 +381,7 @@ impl NbdChannel {
         };
         for slot in self.slots.all_mut() {
             // Steps that were acknowledged may be lost, and are repeated.
-            if slot.io.modifies() && !has_fua_flag(&self.export.core, &slot.io) {
+            if !keeps_steps(&self.export.core, &slot.io) {
                 slot.done = 0;
                 slot.is_flushing = false;
             }
@@ -555,6 +558,11 @@ fn next_request(core: &Core, slot: &NbdSlot, payload_max: u32) -> (Request, bool
         length,
     };
     (request, command == command::WRITE)
+}
+
+/// Returns true if acknowledged steps of an I/O survive the loss of the connection, or a later flush reports their loss.
+fn keeps_steps(core: &Core, io: &IoRequest) -> bool {
+    !io.modifies() || has_fua_flag(core, io) || core.promises.has_multi_conn()
 }
 
 /// Classifies an error of the server.

@@ -192,7 +192,7 @@ fn has_ended(socket: &OwnedFd) -> bool {
 }
 
 /// Connects and checks that the export is the same.
-fn reconnect(core: &Core) -> Result<Connection, String> {
+pub(super) fn reconnect(core: &Core) -> Result<Connection, String> {
     let connection = connect(&core.options.address)?;
     let size = core.capacity.bytes();
     core.promises.check(&connection.session, size)?;

@@ -27,7 +27,7 @@ use ::nbd::wire::{BASE_ALLOCATION, PAYLOAD_MAX, transmission};
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, SECTOR_BYTES};
 
 use self::channel::NbdChannel;
-use self::connector::{Connector, connect};
+use self::connector::{Connector, connect, reconnect};
 use self::relay::Relay;
 use crate::error::{SIZE_MAX, check_block_size, check_size};
 use crate::file::Durability;
@@ -389,5 +389,14 @@ impl RemoteDevice for Nbd {
 
     fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
         self.export.core.state.on_change(changed);
+    }
+
+    /// The protocol has no notification. A new connection has the present size.
+    fn read_size(&self) -> io::Result<()> {
+        let core = &self.export.core;
+        let connection = reconnect(core).map_err(io::Error::other)?;
+        core.adopt_size(connection.session.size);
+        core.state.notify_change();
+        Ok(())
     }
 }

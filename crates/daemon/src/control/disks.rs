@@ -13,7 +13,7 @@ use super::allowed_paths::Caller;
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use super::server::blocking;
-use crate::objects::{Change, Live, Refusal, bodies, users_of_all};
+use crate::objects::{Change, Fault, Live, Refusal, bodies, users_of_all};
 use crate::overview::Overview;
 use config::{DiskConfig, disk_json, disk_settings_json, limits_json, size_json};
 
@@ -70,7 +70,7 @@ pub(super) async fn put(
     Ok((status, Json(one(api.overview()?, &name)?)).into_response())
 }
 
-/// Resize a disk; without a size, to the present size of its file, block device or image.
+/// Resize a disk; without a size, to the present size of its file, block device, image or NBD export.
 #[utoipa::path(put, path = "/v1/disks/{disk}/size", operation_id = "resize_disk", params(("disk" = String, Path, description = "Name"), Force),
     request_body = Size, responses(
     (status = 200, description = "Disk resized", body = Disk),
@@ -97,10 +97,9 @@ pub(super) async fn resize(
         }
         None => {
             // The owner adopts the size that is read here. Storage that does not answer blocks only this request.
-            let probed = blocking(move || disk.found_size()).await?;
-            if let Err(error) = probed {
-                tracing::debug!(disk = name, "cannot read the size: {error}");
-            }
+            let found = blocking(move || disk.found_size()).await?;
+            let failed = |error| Fault::new(format!("disk {name}: {error}"));
+            found.map_err(|error| Refusal::Failed(vec![failed(error)]))?;
             let disk = name.clone();
             let followed = api.manager.ask(move |owner| owner.follow_disk(&disk));
             followed.await?;
