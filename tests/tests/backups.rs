@@ -303,13 +303,19 @@ fn scratch_files(rig: &mut Rig) -> Result<(usize, usize)> {
     for entry in std::fs::read_dir(rig.scratch.files())? {
         named += usize::from(entry?.file_name().to_string_lossy().ends_with(".scratch"));
     }
+    Ok((named, open_scratch_files(rig, "")?))
+}
+
+/// Returns the number of the daemon's open scratch files below a folder.
+fn open_scratch_files(rig: &mut Rig, folder: &str) -> Result<usize> {
     let mut open = 0;
     let pid = rig.daemon.process().id();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let link = std::fs::read_link(entry?.path()).unwrap_or_default();
-        open += usize::from(link.to_string_lossy().contains(".scratch"));
+        let link = link.to_string_lossy();
+        open += usize::from(link.starts_with(folder) && link.contains(".scratch"));
     }
-    Ok((named, open))
+    Ok(open)
 }
 
 /// Checks that no backup has left a scratch file or a checkpoint.
@@ -403,11 +409,13 @@ fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
     ensure!(error.to_string().contains("scratch is empty"), "{error}");
     let missing = ["backup", "begin", "d0", "--to", "/missing/folder"];
     refused(&rig, &missing, "the folder does not exist")?;
-    begin(
-        &rig,
-        &["--pull", &pull, "--checkpoint", "mon", "--name", "p"],
-    )?;
-    ensure!(scratch_files(&mut rig)?.0 == 0, "a scratch file has a name");
+    let elsewhere = rig.scratch.file("elsewhere").display().to_string();
+    std::fs::create_dir(&elsewhere)?;
+    let pulled = ["--pull", &pull, "--checkpoint", "mon", "--name", "p"];
+    begin(&rig, &[&pulled[..], &["--scratch", &elsewhere]].concat())?;
+    let (named, open) = scratch_files(&mut rig)?;
+    ensure!(named == 0, "a scratch file has a name");
+    ensure!(open >= 2 && open_scratch_files(&mut rig, &elsewhere)? == open);
     let status = rig.daemon.ask(&["status"])?;
     let status = String::from_utf8_lossy(&status.stdout).into_owned();
     let line = "backup p of disk d0, disk d1: waits for lunette backup end p";

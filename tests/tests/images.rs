@@ -335,20 +335,16 @@ fn goes_on_in_a_snapshot(near: &mut Rig, image: &Path) -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn disk_on_an_iscsi_unit_continues_in_its_snapshot() -> Result<()> {
-    const TARGET: &str = "iqn.2026-11.org.example:snapped";
-    let portal = free_portal()?.to_string();
+/// Serves a disk `d` with these options, and takes a snapshot of it in another daemon, where it has this name.
+fn continues_in_its_snapshot(serves: &[&str], name: &str) -> Result<()> {
     let far = Rig::prepared(|scratch, daemon| {
         let base = scratch.file("base.raw");
         std::fs::write(&base, vec![7; 16 * MIB])?;
         let disk = format!("d=file:{},cache=writeback", base.display());
-        let target = format!("{TARGET}=d");
-        let serves = ["--iscsi", &target, "--portal", &portal, "--demo-mode", "rw"];
-        Ok(daemon.disk(&disk).arguments(serves))
+        Ok(daemon.disk(&disk).arguments(serves.iter().copied()))
     })?;
     let folder = Scratch::new()?;
-    let disk = format!("d=iscsi://{portal}/{TARGET}/0");
+    let disk = format!("d={name}");
     let mut near = far.beside(|daemon| daemon.disk(&disk).vhost_blk("d"))?;
     let image = folder.file("over.qcow2");
     goes_on_in_a_snapshot(&mut near, &image)?;
@@ -359,11 +355,24 @@ fn disk_on_an_iscsi_unit_continues_in_its_snapshot() -> Result<()> {
         "its base was written"
     );
     let shown = lunette(folder.files(), &["info", &image.display().to_string()])?;
-    ensure!(
-        shown.contains(&format!("iscsi://{portal}/{TARGET}/0 (raw)")),
-        "{shown}"
-    );
+    ensure!(shown.contains(&format!("{name} (raw)")), "{shown}");
     has_leaks_at_most(folder.files(), "over.qcow2")
+}
+
+#[test]
+fn disk_on_an_iscsi_unit_continues_in_its_snapshot() -> Result<()> {
+    const TARGET: &str = "iqn.2026-11.org.example:snapped";
+    let portal = free_portal()?.to_string();
+    let target = format!("{TARGET}=d");
+    let serves = ["--iscsi", &target, "--portal", &portal, "--demo-mode", "rw"];
+    continues_in_its_snapshot(&serves, &format!("iscsi://{portal}/{TARGET}/0"))
+}
+
+#[test]
+fn disk_on_nbd_continues_in_its_snapshot() -> Result<()> {
+    let address = free_portal()?;
+    let serves = ["--nbd", &format!("d:{address}")];
+    continues_in_its_snapshot(&serves, &format!("nbd://{address}/d"))
 }
 
 #[test]
