@@ -50,7 +50,7 @@ musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one test-upgrade check formatting lints msrv spelling advisories unit unit-tests privileged-tests tests-built guests sim soak fuzz fuzz-asan miri tsan deb static oci release release-check install uninstall clean
+.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one test-upgrade toy check formatting lints msrv spelling advisories unit unit-tests privileged-tests tests-built guests sim soak fuzz fuzz-asan miri tsan deb static oci release release-check install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -177,6 +177,18 @@ soak: ## Runs verifying clients through kills, upgrades, the OOM killer, full an
 	@scripts/setup test
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
 	$(sandboxed) SOAK_MINUTES=$(or $(MINUTES),10) SOAK_CHANGES=1000 LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test soak -- --nocapture
+
+# Built in a folder of its own, so that the program with the toy replaces no other.
+toy = $(abspath $(target_directory))/toy
+
+toy: ## Adds a block device to a copy of this tree by the steps of docs/extending.md (tests/toy.patch), tests it and serves a disk of it
+	@rm -rf $(toy) && mkdir -p $(toy) && git archive HEAD | tar -x -C $(toy) && patch -s -p1 -d $(toy) < tests/toy.patch
+	@cd $(toy) && export CARGO_TARGET_DIR=$(toy)/target && \
+	LUNETTE_WRITE_DOCS=1 $(CARGO) test -q -p config --test configuration_page && $(CARGO) test -q -p config && \
+	$(CARGO) test -q -p bdev --lib capabilities && $(CARGO) build -q -p lunette && \
+	{ timeout -s INT 5 $$CARGO_TARGET_DIR/debug/lunette serve --disk d0=toy:1M --vhost-blk d0:$(toy)/d0.sock --control $(toy)/control.sock || true; } | \
+	grep "^ready vhost-blk d0 "
+	@rm -rf $(toy)
 
 fuzz: ## Runs each fuzz target for FUZZ_SECONDS (60), guided by coverage; make test runs them as long, without a nightly compiler
 	@scripts/setup fuzz
