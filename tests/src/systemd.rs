@@ -1,7 +1,6 @@
-//! A host with systemd: a service manager as process 1 of its own namespaces, on a temporary copy of this machine's root file system or
-//! of another Debian's. Needs root, a Debian system with systemd and util-linux. Another Debian also needs mmdebstrap.
+//! A host with systemd: a service manager as process 1 of its own namespaces, on a temporary Debian. Needs root, mmdebstrap and util-linux.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ const BOOT_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit of a command in seconds. A hanging command must fail the test, not block it.
 const COMMAND_LIMIT: &str = "90";
 
-/// Packages to install in another Debian, besides apt.
+/// Packages of a host, besides apt.
 const DEBIAN_PACKAGES: &str = "systemd,systemd-sysv,adduser";
 
 /// Boot script. Arguments: folder to use, cgroup name, root file system to copy. The script enters the cgroup before the cgroup namespace
@@ -115,23 +114,12 @@ pub fn debian(release: &str, scratch: &Scratch) -> Result<DebianRoot> {
 }
 
 impl SystemdHost {
-    /// Boots a copy of this machine's root file system and waits for the basic units.
+    /// Boots a Debian and waits for the basic units.
     ///
     /// # Errors
-    /// Fails without root, without systemd, or if the boot does not complete.
-    pub fn boot(scratch: &Scratch) -> Result<SystemdHost> {
-        SystemdHost::boot_copy(Path::new("/"), scratch)
-    }
-
-    /// Boots another Debian.
-    ///
-    /// # Errors
-    /// As [`SystemdHost::boot`].
-    pub fn boot_from(root: &DebianRoot, scratch: &Scratch) -> Result<SystemdHost> {
-        SystemdHost::boot_copy(&root.0, scratch)
-    }
-
-    fn boot_copy(root: &Path, scratch: &Scratch) -> Result<SystemdHost> {
+    /// Fails without root, or if the boot does not complete.
+    pub fn boot(root: &DebianRoot, scratch: &Scratch) -> Result<SystemdHost> {
+        let root = &root.0;
         ensure!(
             root.join("lib/systemd/systemd").exists(),
             "there is no systemd; hint: apt-get install systemd"

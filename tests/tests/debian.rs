@@ -1,11 +1,13 @@
-//! The Debian packages under systemd, on this machine's Debian and on Debian 13: installed with apt, started, reloaded, restarted and
-//! killed under load, upgraded, removed. Needs: root, systemd, dpkg-dev, mmdebstrap. Takes: 100 s.
+//! The Debian packages under systemd, on clean Debian 12 and 13: installed with apt, started, reloaded, restarted and killed under load,
+//! upgraded, removed. Needs: root, systemd, dpkg-dev, mmdebstrap. Takes: 100 s.
+//!
+//! `LUNETTE_PACKAGES=FOLDER` tests the packages in a folder, such as those of a release.
 #![forbid(unsafe_code)]
 
 use end_to_end::packages::{built, packages};
 use end_to_end::systemd::{SystemdHost, debian};
 use end_to_end::{Context, Result, Scratch, ensure};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, VerifiedLoad, status};
 use vm::wait_until;
@@ -38,21 +40,18 @@ disk = "file"
 socket = "/run/lunette/file.sock"
 "#;
 
-fn install(host: &SystemdHost, package: &Path) -> Result<()> {
-    let name = package.file_name().context("a file")?.to_string_lossy();
-    let there = format!("/srv/{name}");
-    std::fs::copy(package, host.path(&there))?;
-    let quiet = "DEBIAN_FRONTEND=noninteractive";
-    host.succeeds(&[
-        "env",
-        quiet,
-        "apt-get",
-        "install",
-        "-y",
-        "--no-install-recommends",
-        &there,
-    ])?;
-    Ok(())
+/// Installs packages, also over the same version.
+fn install(host: &SystemdHost, packages: &[PathBuf]) -> Result<()> {
+    let mut install = "env DEBIAN_FRONTEND=noninteractive apt-get install -y".to_owned();
+    install += " --no-install-recommends --reinstall";
+    for package in packages {
+        let name = package.file_name().context("a file")?.to_string_lossy();
+        let there = format!("/srv/{name}");
+        std::fs::copy(package, host.path(&there))?;
+        install += &format!(" {there}");
+    }
+    let words: Vec<&str> = install.split(' ').collect();
+    host.succeeds(&words).map(drop)
 }
 
 /// Waits until the service runs in a process other than `before` and returns its process ID.
@@ -97,24 +96,28 @@ fn ram_disk_survives(host: &SystemdHost, end: impl FnOnce() -> Result<()>) -> Re
 }
 
 #[test]
-fn packages_serve_under_systemd_from_installation_to_removal() -> Result<()> {
+fn packages_serve_on_debian_12_and_13_from_installation_to_removal() -> Result<()> {
     let scratch = Scratch::new()?;
-    serve(&SystemdHost::boot(&scratch)?, &scratch)
+    let target = built(&scratch)?;
+    let first = packages(&target, &scratch.file("one"), "1")?;
+    let second = packages(&target, &scratch.file("two"), "2")?;
+    for (release, number) in [("bookworm", "12."), ("trixie", "13.")] {
+        serve_on(release, number, &first, &second).with_context(|| format!("on {release}"))?;
+    }
+    Ok(())
 }
 
-#[test]
-fn packages_serve_on_debian_13() -> Result<()> {
+fn serve_on(release: &str, number: &str, first: &[PathBuf], second: &[PathBuf]) -> Result<()> {
     let scratch = Scratch::new()?;
-    let root = debian("trixie", &scratch)?;
-    let host = SystemdHost::boot_from(&root, &scratch)?;
+    let root = debian(release, &scratch)?;
+    let host = SystemdHost::boot(&root, &scratch)?;
     let version = host.succeeds(&["cat", "/etc/debian_version"])?;
-    ensure!(version.starts_with("13."), "{version}");
-    serve(&host, &scratch)
+    ensure!(version.starts_with(number), "{version}");
+    serve(&host, first, second)
 }
 
-fn serve(host: &SystemdHost, scratch: &Scratch) -> Result<()> {
-    let target = built(scratch)?;
-    install(host, &packages(&target, &scratch.file("one"), "1")?[0])?;
+fn serve(host: &SystemdHost, first: &[PathBuf], second: &[PathBuf]) -> Result<()> {
+    install(host, &first[..1])?;
     // Without a configuration the service is inactive, not failed.
     ensure!(host.property(UNIT, "ActiveState")? == "inactive");
     std::fs::write(host.path("/etc/lunette/lunette.toml"), CONFIGURATION)?;
@@ -130,7 +133,7 @@ fn serve(host: &SystemdHost, scratch: &Scratch) -> Result<()> {
     host.succeeds(&["systemctl", "restart", UNIT])?;
     process = other_process(host, &process)?;
     load.expect_progress(SOON)?;
-    install(host, &packages(&target, &scratch.file("two"), "2")?[0])?;
+    install(host, second)?;
     other_process(host, &process)?;
     load.expect_progress(SOON)?;
     ensure!(load.finish()? > 0);
@@ -181,14 +184,29 @@ fn reloads(host: &SystemdHost) -> Result<()> {
     Ok(())
 }
 
+/// Returns the files in the folder of the daemon's state.
+fn state_files(host: &SystemdHost) -> Result<Vec<String>> {
+    let listed = host.succeeds(&["find", "/var/lib/lunette", "-type", "f"])?;
+    Ok(listed.lines().map(str::to_owned).collect())
+}
+
 fn leaves_nothing(host: &SystemdHost) -> Result<()> {
+    let version = host.succeeds(&["lunette-lab", "--version"])?;
+    ensure!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
+    host.succeeds(&["apt-get", "purge", "-y", "lunette-lab"])?;
+    ensure!(!host.path("/usr/bin/lunette-lab").exists());
+    ensure!(!host.path("/usr/libexec/lunette/guest-bench").exists());
+    ensure!(host.property(UNIT, "ActiveState")? == "active");
     host.succeeds(&["apt-get", "remove", "-y", "lunette"])?;
     ensure!(host.property(UNIT, "ActiveState")? != "active");
     ensure!(!host.path("/usr/bin/lunette").exists());
     let disk = host.path("/var/lib/lunette/file.raw");
     ensure!(disk.exists(), "a disk was removed with the package");
+    let before = state_files(host)?;
+    ensure!(before.len() > 1, "{before:?}");
     host.succeeds(&["apt-get", "purge", "-y", "lunette"])?;
-    ensure!(disk.exists(), "a disk was removed with the package");
+    let left = state_files(host)?;
+    ensure!(left == ["/var/lib/lunette/file.raw"], "purge: {left:?}");
     ensure!(!host.path("/run/lunette").exists());
     let failed = host.succeeds(&["systemctl", "list-units", "--failed", "lunette*", "--plain"])?;
     ensure!(!failed.contains("lunette.service"), "{failed}");
