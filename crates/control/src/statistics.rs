@@ -87,6 +87,9 @@ pub struct QueueTimeStatistics {
     pub drain: SparseHistogram,
     /// Stops, with their drains.
     pub stop: SparseHistogram,
+    /// Stops without their drains.
+    #[serde(default)]
+    pub rest: SparseHistogram,
 }
 
 /// Requests of one operation.

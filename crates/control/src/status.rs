@@ -265,6 +265,9 @@ pub struct QueueStops {
     pub max_ns: u64,
     /// 99th percentile of the wait for requests in flight, in nanoseconds.
     pub drain_p99_ns: u64,
+    /// 99th percentile of the stops without this wait, in nanoseconds.
+    #[serde(default)]
+    pub rest_p99_ns: u64,
 }
 
 /// A logical unit.

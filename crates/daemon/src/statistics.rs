@@ -47,24 +47,33 @@ pub fn initiator(status: InitiatorStatus) -> InitiatorStatistics {
 
 /// Returns the durations of starts and stops of an export's virtqueues.
 pub fn queue_times(export: String, times: QueueTimeHistograms) -> QueueTimeStatistics {
-    let QueueTimeHistograms { start, drain, stop } = times;
+    let QueueTimeHistograms {
+        start,
+        drain,
+        stop,
+        rest,
+    } = times;
     QueueTimeStatistics {
         export,
         start,
         drain,
         stop,
+        rest,
     }
 }
 
 /// Returns a summary of the stops of an export's virtqueues; `None` before the first one.
 pub fn queue_stops(times: &QueueTimeHistograms) -> Option<QueueStops> {
-    let QueueTimeHistograms { drain, stop, .. } = times;
+    let QueueTimeHistograms {
+        drain, stop, rest, ..
+    } = times;
     (!stop.is_empty()).then(|| QueueStops {
         count: stop.count,
         p50_ns: stop.quantile_ns(0.5),
         p99_ns: stop.quantile_ns(0.99),
         max_ns: stop.max_ns,
         drain_p99_ns: drain.quantile_ns(0.99),
+        rest_p99_ns: rest.quantile_ns(0.99),
     })
 }
 

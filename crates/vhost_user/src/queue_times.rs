@@ -14,9 +14,11 @@ pub(crate) enum QueueTime {
     Drain,
     /// From `GET_VRING_BASE`, or the end of the session, until the position of the queue is known. Includes the drain.
     Stop,
+    /// A stop without its drain.
+    Rest,
 }
 
-const COUNT: usize = 3;
+const COUNT: usize = 4;
 
 /// Histograms of the durations of an export. Control plane only.
 #[derive(Default)]
@@ -34,6 +36,8 @@ pub struct QueueTimeHistograms {
     pub drain: SparseHistogram,
     /// Stops, with their drains.
     pub stop: SparseHistogram,
+    /// Stops without their drains.
+    pub rest: SparseHistogram,
 }
 
 impl QueueTimes {
@@ -56,6 +60,7 @@ impl QueueTimes {
             start: of(QueueTime::Start),
             drain: of(QueueTime::Drain),
             stop: of(QueueTime::Stop),
+            rest: of(QueueTime::Rest),
         }
     }
 

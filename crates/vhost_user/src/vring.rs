@@ -256,8 +256,10 @@ impl Vring {
         let stopped = answer.recv().ok().flatten();
         device.queue_stopped(index);
         let Stopped { base, drain } = stopped?;
+        let stop = start.elapsed();
         times.record(QueueTime::Drain, drain);
-        times.record(QueueTime::Stop, start.elapsed());
+        times.record(QueueTime::Stop, stop);
+        times.record(QueueTime::Rest, stop.saturating_sub(drain));
         self.base = Some(base);
         self.base
     }

@@ -28,10 +28,13 @@ fn stop_includes_the_requests_in_flight() {
         queue.publish();
         front_end.stop_queue(0).unwrap();
         let found = times();
-        let counts = [&found.start, &found.drain, &found.stop].map(|one| one.count);
-        assert_eq!(counts, [2 * session; 3]);
+        let counts = [&found.start, &found.drain, &found.stop, &found.rest].map(|one| one.count);
+        assert_eq!(counts, [2 * session; 4]);
         assert!(found.drain.quantile_ns(1.0) > 40_000_000, "{found:?}");
         assert!(found.stop.max_ns >= found.drain.max_ns, "{found:?}");
+        // The difference of each stop, not of the quantiles.
+        let difference = found.stop.sum_ns - found.drain.sum_ns - found.rest.sum_ns;
+        assert!(difference.abs() < 100.0, "{found:?}");
         assert!(found.stop.quantile_ns(0.0) < 40_000_000, "{found:?}");
     }
     assert_eq!(rig.server.queue_times().remove(0).0, "d");

@@ -368,7 +368,7 @@ fn write_exports(page: &mut Page, status: &Status) {
 
 fn write_queue_times(page: &mut Page, statistics: &Statistics) {
     type Times = fn(&QueueTimeStatistics) -> &SparseHistogram;
-    let families: [(&'static str, &str, Times); 3] = [
+    let families: [(&'static str, &str, Times); 4] = [
         (
             "lunette_queue_start_duration_seconds",
             "Time from the kick descriptor of a virtqueue until a worker polls the queue.",
@@ -383,6 +383,11 @@ fn write_queue_times(page: &mut Page, statistics: &Statistics) {
             "lunette_queue_drain_duration_seconds",
             "Part of the time to stop that requests in flight took.",
             |one| &one.drain,
+        ),
+        (
+            "lunette_queue_stop_rest_duration_seconds",
+            "Time that a virtqueue took to stop, without the part that requests in flight took.",
+            |one| &one.rest,
         ),
     ];
     for (name, help, times) in families {

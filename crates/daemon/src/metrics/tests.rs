@@ -186,6 +186,7 @@ fn statistics() -> Statistics {
             start: SparseHistogram::from_nanos([1000; 6]),
             drain: SparseHistogram::from_nanos([2000; 6]),
             stop: SparseHistogram::from_nanos([4000; 6]),
+            rest: SparseHistogram::from_nanos([2000; 6]),
         }],
         latency: Snapshot {
             queues: vec![queue("e", 0, 4), queue("e", 1, 2), queue("f", 0, 0)],
