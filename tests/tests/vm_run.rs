@@ -122,6 +122,17 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
     guests.nothing_is_left()
 }
 
+/// Clears the reservation of [`reserve`].
+const CLEAR: &str = "sg_persist -n -o -C -K 0x7 /dev/sda";
+const WRITE: &str = "dd if=/dev/zero of=/dev/sda bs=4k count=1 oflag=direct";
+
+/// Reserves a disk for the guest alone. The kernel has repeated the command after the unit attention of a migration.
+fn reserve(guests: &UserGuests) -> Result<()> {
+    let reserve = "sg_persist -n -o -G -S 0x7 /dev/sda && sg_persist -n -o -R -K 0x7 -T 3 /dev/sda";
+    guests.ok(&["exec", "two", &format!("{WRITE} && {reserve}")])?;
+    Ok(())
+}
+
 /// Moves a guest under a verifying load, which is itself a command in the guest: to another daemon, to a second QEMU there, and back. A
 /// cancelled move has left exports in the other daemon, and a user has removed one of them.
 fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Result<()> {
@@ -168,8 +179,16 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Resul
         .context("no export is left over")?;
     second.lunette(&["export", "remove", name])?;
     let [first, second] = [first, &*second].map(|daemon| daemon.control().display().to_string());
+    reserve(guests)?;
+    let refused = guests.refused(&["migrate", "two", "--to-daemon", &second])?;
+    ensure!(refused.contains("has persistent reservations"), "{refused}");
+    guests.ok(&["exec", "two", CLEAR])?;
     let moves: [(&str, &[&str]); 2] = [("", &["--to-daemon", &second]), (".2", &[])];
     for (suffix, more) in moves {
+        let is_same_daemon = more.is_empty();
+        if is_same_daemon {
+            reserve(guests)?;
+        }
         let words = [&["migrate", "two", "--json"][..], more].concat();
         let result: Value = serde_json::from_str(&guests.ok(&words)?)?;
         println!("{result}");
@@ -183,6 +202,10 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Resul
             ensure!(!stops.is_empty(), "{result}");
         }
         ensure!(guests.ok(&["exec", "two", "echo here"])?.trim() == "here");
+        if is_same_daemon {
+            guests.ok(&["exec", "two", WRITE])?;
+            guests.ok(&["exec", "two", CLEAR])?;
+        }
     }
     let control = guests.state("two").and_then(|state| state.control);
     ensure!(

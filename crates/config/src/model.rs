@@ -266,6 +266,8 @@ pub struct ExportConfig {
     pub rights: SocketRights,
     /// Maximum number of request queues of a client, besides control and event queue; 0: the transport has none.
     pub queues: u16,
+    /// I_T nexus of a vhost-scsi controller; `None`: the name of the export.
+    pub nexus: Option<String>,
     /// Workers that serve it.
     pub placement: ExportPlacement,
     /// Options of an iSCSI target.

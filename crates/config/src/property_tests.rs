@@ -215,6 +215,7 @@ fn config() -> impl Strategy<Value = Config> {
                     name: format!("scsi{i}"),
                     socket: Some(PathBuf::from(format!("/run/s{i}"))),
                     queues,
+                    nexus: (i % 2 == 1).then(|| "scsi0".to_owned()),
                     placement: ExportPlacement::Dedicated,
                     luns: luns
                         .into_iter()

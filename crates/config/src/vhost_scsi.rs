@@ -4,6 +4,7 @@ use super::export_keys::{DEDICATED, ExportKey, ExportKind, VHOST_SOCKET, WORKERS
 use super::key::{Item, Kind, NONE, REQUIRED, RunTime, schema_of};
 use super::lun::{LUN_COMMAND, LUN_KEYS, luns_value, read_luns};
 use super::model::{SCSI_QUEUES_MAX, Transport};
+use super::readers::NAME;
 use super::setting::key;
 use super::socket_rights::{SOCKET_GROUP, SOCKET_MODE, SOCKET_OWNER};
 
@@ -38,6 +39,10 @@ pub static VHOST_SCSI_KEYS: &[ExportKey] = &[
     SOCKET_GROUP,
     key! { "queues": Kind::Number("", 1..=SCSI_QUEUES_MAX as u64); "`254`"; RunTime::ENDS_SESSION;
         "maximum number of request queues, without the control and event queues"; both queues
+    },
+    key! { "nexus": NAME; "the export's name"; RunTime::ENDS_SESSION;
+        "I_T nexus, to which the registrations of persistent reservations belong. Exports with the same value are one nexus: use it for the two exports of a guest that [migrates](migration.md)";
+        both nexus
     },
     WORKERS,
     DEDICATED,

@@ -94,6 +94,10 @@ pub struct DiskStatus {
     /// the saved state is damaged. SCSI reads, writes and reservations are answered BUSY meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservations_unknown: Option<String>,
+    /// Kinds of state that SCSI initiators have set and that another daemon with the disk does not have: `reservations`, `mode-pages`,
+    /// `sanitize` for an unfinished SANITIZE or FORMAT UNIT, `ejected`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub initiator_state: Vec<String>,
     /// Damage that was found in the image of the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,

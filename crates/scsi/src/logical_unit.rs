@@ -14,7 +14,7 @@ use crate::plan::Run;
 use crate::reservations::ReservationStatus;
 use crate::sense::SenseCode;
 use crate::sync::lock;
-use crate::unit_state::{AccessState, Progress, StateReason, UnitState};
+use crate::unit_state::{AccessState, INITIATOR_STATE, Progress, StateReason, UnitState};
 
 /// Key for a disk and its backend, assigned by the caller and not interpreted here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -68,6 +68,8 @@ impl Word {
     pub const WRITE_THROUGH: u64 = 1 << 17;
     /// Sense data is in descriptor format.
     pub const DESCRIPTOR_SENSE: u64 = 1 << 18;
+    /// First bit of the kinds of state that initiators have set.
+    const INITIATOR_STATE_SHIFT: u32 = 19;
     const EPOCH_SHIFT: u32 = 32;
 
     #[inline]
@@ -274,6 +276,14 @@ impl LogicalUnit {
         ReservationStatus::of(&self.state().reservations)
     }
 
+    /// Returns the kinds of state that initiators have set, without the unit's mutex: `reservations`, `mode-pages` with other values than
+    /// the defaults, `sanitize` for an unfinished SANITIZE or FORMAT UNIT, and `ejected`.
+    pub fn initiator_state(&self) -> impl Iterator<Item = &'static str> + use<> {
+        let word = self.word().0;
+        let names = (Word::INITIATOR_STATE_SHIFT..).zip(INITIATOR_STATE);
+        names.filter_map(move |(bit, name)| (word >> bit & 1 != 0).then_some(name))
+    }
+
     #[inline]
     pub(crate) fn word(&self) -> Word {
         Word(self.word.load(Ordering::Acquire))
@@ -336,6 +346,9 @@ impl LogicalUnit {
         }
         if state.limits_ports() {
             word |= Word::PORTS_LIMITED;
+        }
+        for (bit, is_set) in (Word::INITIATOR_STATE_SHIFT..).zip(state.initiator_state()) {
+            word |= u64::from(is_set) << bit;
         }
         self.word.store(word, Ordering::Release);
     }
@@ -402,22 +415,23 @@ impl LogicalUnit {
         self.refresh_word(&state);
     }
 
-    /// Adds a port of a target that has the unit. A port with the same number belonged to an earlier target of that name
-    /// and is replaced.
+    /// Adds a port of a target that has the unit. Targets of the same name, such as the two controllers of a guest that migrates, have
+    /// ports with the same number. The latest of them is the first in the list.
     pub(crate) fn attach_port(&self, port: &Arc<TargetPort>) {
         let mut state = self.state();
         state
-            .ports
-            .retain(|known| known.relative_id != port.relative_id);
-        state.ports.push(Arc::clone(port));
-        state.ports.sort_by_key(|port| port.relative_id);
+            .attached_ports
+            .retain(|known| !Arc::ptr_eq(known, port));
+        let before = |known: &Arc<TargetPort>| known.relative_id < port.relative_id;
+        let at = state.attached_ports.partition_point(before);
+        state.attached_ports.insert(at, Arc::clone(port));
     }
 
     /// Removes the ports of a target that no longer has the unit, and the access state of each group that has no other port.
     pub(crate) fn detach_ports(&self, ports: &[Arc<TargetPort>]) {
         let mut state = self.state();
         let UnitState {
-            ports: known,
+            attached_ports: known,
             groups,
             ..
         } = &mut *state;

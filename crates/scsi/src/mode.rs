@@ -160,6 +160,12 @@ impl ModePages {
             .any(|(one, other)| one.current != other.current)
     }
 
+    /// Returns true if current or saved values differ from the defaults.
+    pub fn is_changed(&self) -> bool {
+        let mut pages = self.pages.iter();
+        pages.any(|page| page.current != page.default || page.saved != page.default)
+    }
+
     /// Makes the saved values current, as a reset does.
     pub fn reset(&mut self) {
         for page in &mut self.pages {

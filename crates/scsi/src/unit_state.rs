@@ -112,7 +112,8 @@ pub(crate) struct UnitState {
     pub info: DiskInfo,
     pub modes: ModePages,
     pub nexuses: Vec<Weak<Nexus>>,
-    pub ports: Vec<Arc<TargetPort>>,
+    /// Ports of all targets that have the unit, by number: [`UnitState::ports`].
+    pub attached_ports: Vec<Arc<TargetPort>>,
     pub reservations: Reservations,
     /// The medium is loaded. Only a removable one can be ejected.
     pub loaded: bool,
@@ -135,6 +136,10 @@ pub(crate) struct UnitState {
     /// Kinds of saved state that cannot be used, with the reason. Each has its default value here.
     pub unknown: Vec<(Saved, String)>,
 }
+
+/// Names of the kinds of state that initiators set: registrations and reservations, mode pages with other values than the defaults, an
+/// unfinished SANITIZE or FORMAT UNIT, an ejected medium.
+pub(crate) const INITIATOR_STATE: [&str; 4] = ["reservations", "mode-pages", "sanitize", "ejected"];
 
 /// Kinds of state that a unit saves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +184,7 @@ impl UnitState {
             reservations: Reservations::default(),
             info,
             nexuses: Vec::new(),
-            ports: Vec::new(),
+            attached_ports: Vec::new(),
             loaded: true,
             prevented_by: Vec::new(),
             medium_holds: 0,
@@ -300,6 +305,18 @@ impl UnitState {
             .map_err(|_| store_failed())
     }
 
+    /// Returns the kinds of state that initiators have set, in the order of [`INITIATOR_STATE`].
+    pub fn initiator_state(&self) -> [bool; INITIATOR_STATE.len()] {
+        let is_unknown = |kind| self.unknown.iter().any(|(unknown, _)| *unknown == kind);
+        let is_registered = !self.reservations.registrations.is_empty();
+        [
+            is_registered || self.reservations.held() || is_unknown(Saved::Reservations),
+            self.modes.is_changed() || is_unknown(Saved::ModePages),
+            self.progress != Progress::Idle || is_unknown(Saved::Operation),
+            !self.loaded,
+        ]
+    }
+
     /// Adds a unit attention for every nexus except one.
     pub fn attention_all(&self, unit: UnitId, code: SenseCode, but: Option<&Nexus>) {
         for nexus in self.nexuses.iter().filter_map(Weak::upgrade) {
@@ -307,6 +324,14 @@ impl UnitState {
                 nexus.push_attention(unit, code);
             }
         }
+    }
+
+    /// Returns the ports through which the unit is reached, ascending. Ports of several targets with the same number are one port.
+    pub fn ports(&self) -> impl Iterator<Item = &Arc<TargetPort>> {
+        let mut last = None;
+        let is_new =
+            move |port: &&Arc<TargetPort>| last.replace(port.relative_id) != Some(port.relative_id);
+        self.attached_ports.iter().filter(is_new)
     }
 
     pub fn nexuses_of(&self, who: &Registrant) -> impl Iterator<Item = Arc<Nexus>> {

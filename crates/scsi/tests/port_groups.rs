@@ -39,6 +39,64 @@ fn second_target(bed: &mut Bed, setters: StateSetters) -> (Arc<Target>, Arc<Nexu
     (target, nexus)
 }
 
+/// PERSISTENT RESERVE OUT with a type, and two keys.
+fn reserve_out(
+    bed: &mut Bed,
+    nexus: &Arc<Nexus>,
+    action: u8,
+    kind: u8,
+    [key, new_key]: [u8; 2],
+) -> Status {
+    let mut list = [0; 24];
+    (list[7], list[15]) = (key, new_key);
+    let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0];
+    bed.run_as(nexus, 0, &cdb, &list, 0).status
+}
+
+/// The controllers of a guest that migrates. Both are attached during the migration, then one is removed.
+#[test]
+fn targets_of_one_nexus_share_its_reservations_and_port() {
+    const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    let mut bed = Bed::new(512, 2048);
+    let (source, from) = second_target(&mut bed, StateSetters::Initiators);
+    // REGISTER, RESERVE: write exclusive.
+    assert_eq!(reserve_out(&mut bed, &from, 0, 0, [0, 7]), Status::Good);
+    assert_eq!(reserve_out(&mut bed, &from, 1, 1, [7, 0]), Status::Good);
+    let state: Vec<_> = bed.unit(0).initiator_state().collect();
+    assert_eq!(state, ["reservations"]);
+    bed.unit(0)
+        .set_access_state(2, AccessState::ActiveNonOptimized);
+    for nexus in [&from, &Arc::clone(&bed.nexus)] {
+        assert_eq!(bed.run_as(nexus, 0, &READY, &[], 0).code(), STATE_CHANGED);
+    }
+
+    let (destination, to) = second_target(&mut bed, StateSetters::Initiators);
+    let shows_the_port_once = |bed: &mut Bed| {
+        let ports = bed.run(0, &[0x12, 1, 0x88, 0, 255, 0], &[], 255).data;
+        let is_port_2 = |bytes: &&[u8]| **bytes == [0, 0, 0, 2, 0, 0, 0, 0, 0, 0];
+        assert_eq!(ports.windows(10).filter(is_port_2).count(), 1);
+        let groups = bed.run(0, &REPORT, &[], 256).data;
+        let expected = [0x01, 0x8f, 0, 2, 0, 0x02, 0, 1, 0, 0, 0, 2];
+        assert_eq!(groups[16..], expected);
+    };
+    shows_the_port_once(&mut bed);
+    let write =
+        |bed: &mut Bed, nexus: &Arc<Nexus>| bed.run_as(nexus, 0, &WRITE, &[1; 512], 0).status;
+    for nexus in [&from, &to] {
+        assert_eq!(write(&mut bed, nexus), Status::Good);
+    }
+    let stranger = Arc::clone(&bed.nexus);
+    assert_eq!(write(&mut bed, &stranger), Status::ReservationConflict);
+
+    source.detach_nexus(&from);
+    drop(source);
+    shows_the_port_once(&mut bed);
+    assert_eq!(write(&mut bed, &to), Status::Good);
+    assert_eq!(reserve_out(&mut bed, &to, 2, 1, [7, 0]), Status::Good);
+    drop(destination);
+    assert_eq!(bed.run(0, &REPORT, &[], 256).data.len(), 16);
+}
+
 /// SPC-4, 6.36: STATUS CODE 02h after an implicit change, 01h after SET TARGET PORT GROUPS. SPC-4, 5.15.2: every I_T nexus has a unit
 /// attention condition, except for the one that changed the state explicitly.
 #[test]

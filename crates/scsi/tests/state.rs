@@ -103,6 +103,21 @@ fn saved_pages_come_back_after_a_restart() {
 }
 
 #[test]
+fn changed_mode_pages_and_an_ejected_medium_are_initiator_state() {
+    let mut bed = Bed::with(info(512, 2048, 0), true);
+    let unit = bed.unit(0);
+    let state = || unit.initiator_state().collect::<Vec<_>>();
+    assert!(state().is_empty());
+    select(&mut bed, true, &control(0x04, 0));
+    select(&mut bed, false, &control(0x00, 0));
+    assert_eq!(state(), ["mode-pages"], "D_SENSE is saved");
+    select(&mut bed, true, &control(0x00, 0));
+    assert!(state().is_empty());
+    bed.run(0, &[0x1b, 0, 0, 0, 0x02, 0], &[], 0);
+    assert_eq!(state(), ["ejected"]);
+}
+
+#[test]
 fn mode_select_that_is_refused_changes_nothing() {
     let mut bed = Bed::new(512, 2048);
     let mut list = vec![0; 4];

@@ -32,7 +32,7 @@ const MEMORY: usize = 128 << 20;
 /// Configuration of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScsiOptions {
-    /// Export name, for logs and statistics. Part of the initiator name.
+    /// Export name, for logs and statistics.
     pub name: String,
     /// Number of request queues, 1 to 254, without the control and event queues.
     pub queues: u16,
@@ -75,6 +75,8 @@ pub(crate) type SeenTarget = (Arc<Target>, Arc<Nexus>);
 /// State shared by the controller and its queues.
 pub(crate) struct ControllerState {
     name: String,
+    /// Part of the names of the initiator and the target ports.
+    nexus: String,
     pub units: Arc<Units>,
     /// Incremented when a target or a nexus changes.
     pub generation: AtomicU64,
@@ -125,7 +127,7 @@ impl ControllerState {
 
     fn nexus(&self, target: &Arc<Target>, port: &Arc<TargetPort>) -> Arc<Nexus> {
         // The name is the same after every restart, because registrations belong to it.
-        let initiator = TransportId::iscsi_device(&initiator_name(&self.name));
+        let initiator = TransportId::iscsi_device(&initiator_name(&self.nexus));
         target.attach_nexus(initiator, port.clone())
     }
 
@@ -134,13 +136,13 @@ impl ControllerState {
     }
 }
 
-/// Returns the initiator name of a controller's guest. iSCSI names are case-insensitive, controller names are not: a bit mask of the
-/// capital letters distinguishes `Vm` and `vm`.
-fn initiator_name(controller: &str) -> String {
-    let capitals = controller.bytes().enumerate();
+/// Returns the initiator name of a controller's guest. iSCSI names are case-insensitive, nexus names are not: a bit mask of the capital
+/// letters distinguishes `Vm` and `vm`.
+fn initiator_name(nexus: &str) -> String {
+    let capitals = nexus.bytes().enumerate();
     let capitals = capitals.filter(|(_, byte)| byte.is_ascii_uppercase());
     let places = capitals.fold(0u64, |places, (at, _)| places | 1 << (at % 64));
-    let name = format!("iqn.2026-11.org.lunette:{controller}");
+    let name = format!("iqn.2026-11.org.lunette:{nexus}");
     match places {
         0 => name,
         places => format!("{name}:{places:x}"),
@@ -155,10 +157,17 @@ pub struct ScsiDevice {
 }
 
 impl ScsiDevice {
-    /// Creates a controller without units.
+    /// Creates a controller without units, with a nexus of its own.
     pub fn new(units: Arc<Units>, options: ScsiOptions) -> ScsiDevice {
+        let nexus = options.name.clone();
+        ScsiDevice::with_nexus(units, options, nexus)
+    }
+
+    /// Creates a controller without units. Its registrations and reservations are those of all controllers with this nexus.
+    pub fn with_nexus(units: Arc<Units>, options: ScsiOptions, nexus: String) -> ScsiDevice {
         let shared = ControllerState {
             name: options.name,
+            nexus,
             units,
             generation: AtomicU64::new(1),
             targets: Mutex::new(Vec::new()),
@@ -221,7 +230,7 @@ impl ScsiDevice {
             targets.resize_with(index + 1, || None);
         }
         let entry = targets[index].get_or_insert_with(|| {
-            let name = format!("vhost-scsi {} target {number}", self.shared.name);
+            let name = format!("vhost-scsi {} target {number}", self.shared.nexus);
             let relative_id = self.shared.units.port_id(&name);
             let port = Arc::new(TargetPort {
                 relative_id,

@@ -23,8 +23,7 @@ use config::{DiskConfig, disk_json, disk_settings_json, limits_json, size_json};
     ReadErrors,
 ))]
 pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Disk>>, ErrorResponse> {
-    let live = api.overview()?.live();
-    Ok(Json(all(&live)))
+    Ok(Json(all(api.overview()?)))
 }
 
 /// Show a disk.
@@ -203,11 +202,12 @@ fn missing(name: &str, live: &Live) -> ErrorResponse {
     ErrorResponse::no_such("disk", name, names)
 }
 
-fn all(live: &Live) -> Vec<Disk> {
+fn all(overview: &Overview) -> Vec<Disk> {
+    let live = overview.live();
     let mut users = users_of_all(&live.config);
     let disks = live.config.disks.iter().map(|config| {
         let used_by = users.remove(config.name.as_str()).unwrap_or_default();
-        with_status(live, config, used_by)
+        with_status(overview, &live, config, used_by)
     });
     disks.collect()
 }
@@ -217,12 +217,18 @@ pub(super) fn one(overview: &Overview, name: &str) -> Result<Disk, ErrorResponse
     let config = live.config.disk(name);
     let config = config.ok_or_else(|| missing(name, &live))?;
     let used_by = crate::objects::users(&live.config, name);
-    Ok(with_status(&live, config, used_by))
+    Ok(with_status(overview, &live, config, used_by))
 }
 
-fn with_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Disk {
+fn with_status(
+    overview: &Overview,
+    live: &Live,
+    config: &DiskConfig,
+    used_by: Vec<String>,
+) -> Disk {
+    let units = &overview.servers.units;
     Disk {
-        status: Some(bodies::disk_status(live, config, used_by)),
+        status: Some(bodies::disk_status(live, units, config, used_by)),
         ..bodies::disk(config)
     }
 }

@@ -25,7 +25,9 @@ pub(super) fn open(
         name: export.name.clone(),
         queues: export.queues,
     };
-    let device = Arc::new(ScsiDevice::new(Arc::clone(opening.units), options));
+    let nexus = export.nexus.as_ref().unwrap_or(&export.name);
+    let device = ScsiDevice::with_nexus(Arc::clone(opening.units), options, nexus.clone());
+    let device = Arc::new(device);
     let server = Arc::clone(&opening.transports.vhost);
     let open = OpenScsi {
         name: export.name.clone(),

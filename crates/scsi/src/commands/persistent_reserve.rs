@@ -299,7 +299,7 @@ fn change(
         ..request.list.clone()
     };
     let who = Registrant::of(nexus);
-    let ports: Vec<u16> = state.ports.iter().map(|port| port.relative_id).collect();
+    let ports: Vec<u16> = state.ports().map(|port| port.relative_id).collect();
     let mut reservations = state.reservations.clone();
     let (key, new_key) = (list.key, list.new_key);
     let effects = match service {

@@ -21,7 +21,7 @@ const SUPPORTED_STATES: u8 = 0x8f;
 
 fn groups(state: &UnitState) -> BTreeMap<u16, Vec<u16>> {
     let mut groups: BTreeMap<u16, Vec<u16>> = BTreeMap::new();
-    for port in &state.ports {
+    for port in state.ports() {
         groups.entry(port.group).or_default().push(port.relative_id);
     }
     groups
@@ -113,7 +113,7 @@ fn set_states(unit: &LogicalUnit, nexus: &Nexus, descriptors: &[u8]) -> Result<(
             _ => return Err(Sense::parameter_bit(at, 3)),
         };
         let group = u16::from_be_bytes([high, low]);
-        let mut ports = state.ports.iter().filter(|port| port.group == group);
+        let mut ports = state.ports().filter(|port| port.group == group);
         // Another target of the unit may reserve its states to the administrator.
         if !ports.next().is_some_and(|port| may_set(port)) {
             return Err(Sense::parameter_field(at + 2));

@@ -47,7 +47,7 @@ pub(super) fn page(c: &Context<'_>, peripheral: Peripheral, code: u8) -> Option<
             device_identification(&state.info, c.nexus.port())
         }
         EXTENDED_INQUIRY => extended_inquiry(),
-        SCSI_PORTS => scsi_ports(&c.unit.state().ports),
+        SCSI_PORTS => scsi_ports(c.unit.state().ports()),
         THIRD_PARTY_COPY => third_party_copy_page(),
         BLOCK_LIMITS => block_limits(&c.unit.state().info),
         BLOCK_DEVICE_CHARACTERISTICS => block_device_characteristics(&c.unit.state().info),
@@ -140,7 +140,7 @@ fn extended_inquiry() -> Vec<u8> {
 }
 
 /// Returns page 88h: all ports of the unit, with their names.
-fn scsi_ports(ports: &[Arc<TargetPort>]) -> Vec<u8> {
+fn scsi_ports<'a>(ports: impl Iterator<Item = &'a Arc<TargetPort>>) -> Vec<u8> {
     let mut body = Vec::new();
     for port in ports {
         let mut names = Vec::new();

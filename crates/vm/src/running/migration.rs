@@ -157,6 +157,10 @@ impl MovedExport {
         if let Some(keys) = to.as_object_mut() {
             keys.remove("status");
         }
+        // The guest keeps its reservations.
+        if from["kind"] == "vhost-scsi" && from["nexus"].is_null() {
+            to["nexus"] = from["name"].clone();
+        }
         Ok(MovedExport { from, to })
     }
 }
@@ -598,6 +602,21 @@ mod tests {
         assert_eq!(
             (&back.to["name"], &back.to["socket"]),
             (&first["name"], &first["socket"])
+        );
+    }
+
+    #[test]
+    fn nexus_of_a_controller_moves_with_the_guest() {
+        let first = json!({ "kind": "vhost-scsi", "name": "c0", "socket": "/run/c0.sock" });
+        let moved = MovedExport::new(first).unwrap();
+        assert_eq!(
+            (&moved.to["name"], &moved.to["nexus"]),
+            (&json!("c0.2"), &json!("c0"))
+        );
+        let back = MovedExport::new(moved.to).unwrap();
+        assert_eq!(
+            (&back.to["name"], &back.to["nexus"]),
+            (&json!("c0"), &json!("c0"))
         );
     }
 

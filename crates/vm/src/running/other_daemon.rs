@@ -60,6 +60,34 @@ impl SharedDisk<'_> {
         }
     }
 
+    /// Checks that no initiator has set state that is in this daemon only.
+    fn check_initiator_state(&self) -> Result<()> {
+        let status = self.disk.status.as_ref();
+        let Some(kind) = status.and_then(|status| status.initiator_state.first()) else {
+            return Ok(());
+        };
+        let (state, hint) = match kind.as_str() {
+            "reservations" => (
+                "persistent reservations",
+                "show them with lunette reservation show, and clear them in the guest: sg_persist --out --clear",
+            ),
+            "mode-pages" => (
+                "mode pages that differ from the defaults",
+                "restore them in the guest: sdparm --defaults --save",
+            ),
+            "sanitize" => (
+                "an unfinished SANITIZE or FORMAT UNIT",
+                "wait for its end, or repeat it if it has failed",
+            ),
+            "ejected" => ("an ejected medium", "load it in the guest: eject -t"),
+            other => (other, "reset it in the guest"),
+        };
+        bail!(
+            "the daemon at {} has {state} for it, which cannot move; hint: {hint}",
+            self.control.display()
+        );
+    }
+
     /// Returns the hint for a lock that keeps the other daemon from the disk.
     fn lock_hint(&self) -> &'static str {
         match self.disk.backend.as_str() {
@@ -212,6 +240,8 @@ fn check_disk(here: &SharedDisk<'_>, there: &SharedDisk<'_>) -> Result<()> {
         there.lock(),
         here.lock_hint()
     );
+    here.check_initiator_state()?;
+    there.check_initiator_state()?;
     let shown = |one: &SharedDisk<'_>| {
         let wwn = one.disk.status.as_ref().map_or("", |status| &status.wwn);
         format!(
@@ -341,6 +371,26 @@ mod tests {
         ] {
             let rbd = lock("rbd", word);
             assert_eq!(!refusal(&rbd, &rbd).is_empty(), is_refused, "{word}");
+        }
+    }
+
+    #[test]
+    fn state_that_initiators_have_set_does_not_move() {
+        let state = |kind: &str| [("initiator_state", json!([kind]))];
+        for (kind, reason) in [
+            ("reservations", "has persistent reservations"),
+            ("mode-pages", "has mode pages that differ"),
+            ("sanitize", "has an unfinished SANITIZE"),
+            ("ejected", "has an ejected medium"),
+            ("new", "has new for it"),
+        ] {
+            let here = refusal(&state(kind), &[]);
+            assert!(
+                here.contains(&format!("the daemon at A {reason}")),
+                "{here}"
+            );
+            let there = refusal(&[], &state(kind));
+            assert!(there.contains("the daemon at B"), "{there}");
         }
     }
 
